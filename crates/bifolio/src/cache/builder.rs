@@ -1,0 +1,124 @@
+//! Building a cache: settings, probes, reservations, the thread.
+
+use super::{Cache, Inner};
+use crate::config::{self, Config, HugePages};
+use crate::error::{ErrorKind, Result};
+use crate::file::{Gate, Registry};
+use crate::frames::Arena;
+use crate::lru::Memory;
+use crate::reclaim::{Background, Reclaim};
+use crate::sys::cpu;
+use crate::sys::fork::ForkGuard;
+use crate::sys::probe::{Feature, Features};
+use std::sync::Arc;
+
+/// Settings of a cache; every limit has its unit in its name.
+#[derive(Clone, Debug, Default)]
+pub struct CacheBuilder {
+    config: Config,
+    disabled: Vec<Feature>,
+}
+
+impl CacheBuilder {
+    pub(super) fn new() -> Self {
+        Self::default()
+    }
+
+    /// The bound on memory, bytes: frames, descriptors and tables together. 256 MiB by default,
+    /// 256 KiB at the least. Hard: what does not fit is not cached, and what cannot be evicted is
+    /// an error.
+    pub fn memory(mut self, bytes: u64) -> Self {
+        self.config.memory_bytes = bytes;
+        self
+    }
+
+    /// The most [`Cache::set_memory`] may ever be given, bytes: address space is reserved for it.
+    /// By default all of the machine's memory, or the bound, whichever is more.
+    pub fn memory_max(mut self, bytes: u64) -> Self {
+        self.config.memory_bytes_max = Some(bytes);
+        self
+    }
+
+    /// Whether frames are backed by 2 MiB pages.
+    pub fn huge_pages(mut self, huge_pages: HugePages) -> Self {
+        self.config.huge_pages = huge_pages;
+        self
+    }
+
+    /// How long, in milliseconds, a call waits for frames that others hold only for the moment
+    /// (I/O in flight), before it fails with [`ErrorKind::Full`]. 10,000 by default.
+    pub fn reclaim_wait_ms_max(mut self, milliseconds: u64) -> Self {
+        self.config.reclaim_wait_ms_max = milliseconds;
+        self
+    }
+
+    /// Does without a feature of the kernel, as if the probe had failed: to test its fallback.
+    pub fn disable(mut self, feature: Feature) -> Self {
+        self.disabled.push(feature);
+        self
+    }
+
+    /// How pins take their reference; for benchmarks only.
+    #[cfg(feature = "ablation")]
+    pub fn pin_mode(mut self, pin_mode: config::PinMode) -> Self {
+        self.config.pin_mode = pin_mode;
+        self
+    }
+
+    /// Checks all settings.
+    ///
+    /// # Errors
+    /// The first setting that cannot be, with what would be right.
+    pub fn validate(&self) -> Result<()> {
+        self.config.validate()
+    }
+
+    /// Builds the cache: probes the system, reserves address space, starts one thread.
+    ///
+    /// # Errors
+    /// A setting that cannot be; a system that refuses address space or a thread, or does not
+    /// allow what was required.
+    pub fn build(self) -> Result<Cache> {
+        self.validate()?;
+        let features = Features::probe(&self.disabled);
+        self.check_huge_pages(&features)?;
+        let memory_bytes_max = self.memory_bytes_max();
+        let arena = Arena::new(
+            self.config.memory_bytes,
+            memory_bytes_max,
+            self.config.huge_pages,
+            features.clone(),
+        )
+        .map_err(reservation_error)?;
+        let frames_max = Arena::frames_max(memory_bytes_max) as usize;
+        let memory = Memory::new(arena, frames_max, cpu::possible()).map_err(reservation_error)?;
+        let reclaim = Arc::new(Reclaim::new(Arc::new(memory), &self.config));
+        let background = Background::start(Arc::clone(&reclaim))?;
+        let gate = Gate::new(ForkGuard::new(&features).map_err(reservation_error)?);
+        let registry = Arc::new(Registry::new(Arc::clone(&reclaim), gate, &self.config));
+        let inner =
+            Inner { registry, reclaim, memory_bytes_max, features, _background: background };
+        Ok(Cache { inner: Arc::new(inner) })
+    }
+
+    fn check_huge_pages(&self, features: &Features) -> Result<()> {
+        let missing = !features.has(Feature::TransparentHugePages);
+        if self.config.huge_pages != HugePages::Require || !missing {
+            return Ok(());
+        }
+        let reports = features.reports().into_iter();
+        let mut reasons = reports.filter(|r| r.feature == Feature::TransparentHugePages);
+        let reason = reasons.next().map_or_else(String::new, |report| report.reason);
+        let problem = format!("2 MiB pages are required, but {reason}");
+        Err(ErrorKind::Config { name: "huge_pages", problem }.into())
+    }
+
+    fn memory_bytes_max(&self) -> u64 {
+        let chosen = self.config.memory_bytes_max.unwrap_or_else(cpu::memory_bytes);
+        chosen.clamp(self.config.memory_bytes, config::MEMORY_BYTES_MAX)
+    }
+}
+
+fn reservation_error(source: std::io::Error) -> crate::error::Error {
+    ErrorKind::Memory { purpose: "address space", source }.into()
+}

@@ -1,0 +1,145 @@
+//! The cache: what a caller builds, opens files in, watches, resizes and closes.
+//!
+//! Owns everything below: the memory, reclaim with its background thread, the registry of files.
+//! Files keep what they need alive by themselves; dropping the last `Cache` with files still open
+//! takes nothing from them.
+
+mod builder;
+
+pub use builder::CacheBuilder;
+
+use crate::config;
+use crate::error::Result;
+use crate::file::{File, OpenOptions, Registry};
+use crate::io::{Backing, DiskFile};
+use crate::mapping::PAGE_BYTES;
+use crate::reclaim::{Background, Reclaim};
+use crate::stats::Stats;
+use crate::sync::Ordering;
+use crate::sys::probe::{FeatureReport, Features};
+use std::path::Path;
+use std::sync::Arc;
+
+/// A page cache with a hard bound on memory. Cheap to clone; all clones are one cache.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use bifolio::Cache;
+/// let cache = Cache::builder().memory(64 << 20).build()?;
+/// assert!(cache.stats().used_bytes <= 64 << 20);
+/// cache.set_memory(32 << 20)?;
+/// cache.close()?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Cache {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    registry: Arc<Registry>,
+    reclaim: Arc<Reclaim>,
+    /// Address space was reserved for this much.
+    memory_bytes_max: u64,
+    features: Features,
+    /// Ends with the last `Cache`; files that live on reclaim by themselves.
+    _background: Background,
+}
+
+impl Cache {
+    /// Settings for a new cache.
+    pub fn builder() -> CacheBuilder {
+        CacheBuilder::new()
+    }
+
+    /// Opens the regular file at `path`.
+    ///
+    /// A file that is open in this cache already (by device and inode) is shared: one mapping, one
+    /// length, one copy of its pages. Blocks for the file system.
+    ///
+    /// # Errors
+    /// What the file system says; anything but a regular file; options that contradict each other,
+    /// or those of other handles: immutable and writable, another folio size.
+    pub fn open(&self, path: impl AsRef<Path>, options: &OpenOptions) -> Result<File> {
+        self.inner.registry.check()?;
+        options.validate()?;
+        let disk = DiskFile::open(path, &options.disk_options(), &self.inner.features)?;
+        self.open_backing(Arc::new(disk), options)
+    }
+
+    /// Opens a file over storage of your own.
+    ///
+    /// # Errors
+    /// As [`Cache::open`], and what the backing answers when asked for its length.
+    pub fn open_backing(&self, backing: Arc<dyn Backing>, options: &OpenOptions) -> Result<File> {
+        self.inner.registry.open(backing, options)
+    }
+
+    /// What the cache has done and what it holds: a snapshot, cheap enough to take every second.
+    pub fn stats(&self) -> Stats {
+        let memory = &self.inner.reclaim.memory;
+        let usage = memory.arena.usage();
+        let lists = memory.lru.sizes();
+        let dirty_pages = memory.dirty_pages.load(Ordering::Relaxed);
+        Stats {
+            bound_bytes: usage.bound_bytes,
+            used_bytes: usage.used_bytes,
+            frame_bytes: usage.frame_bytes,
+            free_bytes: usage.free_pages * PAGE_BYTES,
+            metadata_bytes: usage.used_bytes - usage.frame_bytes,
+            dirty_bytes: dirty_pages * PAGE_BYTES,
+            inactive_bytes: lists.inactive_pages * PAGE_BYTES,
+            active_bytes: lists.active_pages * PAGE_BYTES,
+            fallbacks: self.fallbacks(),
+            ..memory.counters.snapshot()
+        }
+    }
+
+    fn fallbacks(&self) -> Vec<String> {
+        let reports = self.inner.features.reports().into_iter();
+        let unused = reports.filter(|report| !report.in_use);
+        let general = unused.map(|report| format!("{}: {}", report.name, report.fallback));
+        general.chain(self.inner.registry.fallbacks()).collect()
+    }
+
+    /// What was probed for this cache when it was built, and what of it is in use.
+    pub fn features(&self) -> Vec<FeatureReport> {
+        self.inner.features.reports()
+    }
+
+    /// Changes the bound on memory. Shrinking evicts, writes out what is dirty, and gives memory
+    /// back to the system before it returns. Blocks for that.
+    ///
+    /// # Errors
+    /// A bound outside what was reserved for, or below the minimum; too much pinned or unwritable
+    /// memory: then the old bound stands.
+    pub fn set_memory(&self, bytes: u64) -> Result<()> {
+        self.inner.registry.check()?;
+        config::validate_memory(bytes)?;
+        if bytes > self.inner.memory_bytes_max {
+            let problem = format!(
+                "{bytes} bytes is more than the {} that address space was reserved for \
+                 (CacheBuilder::memory_max)",
+                self.inner.memory_bytes_max
+            );
+            return Err(crate::error::ErrorKind::Config { name: "memory", problem }.into());
+        }
+        self.inner.reclaim.set_bound(bytes)
+    }
+
+    /// Writes everything out, makes it durable, and closes the cache: every later call on it or
+    /// its files answers [`ErrorKind::Closed`](crate::ErrorKind::Closed). Pins and holds stay
+    /// readable. Blocks for the devices.
+    ///
+    /// Dropping a cache does the same for each file with its last handle, as well as it can, and
+    /// logs what it could not write.
+    ///
+    /// # Errors
+    /// The first file that cannot be written or flushed. Then the cache is still open, and nothing
+    /// that was in it is lost.
+    pub fn close(&self) -> Result<()> {
+        self.inner.registry.close()
+    }
+}

@@ -1,0 +1,112 @@
+//! Settings: every limit of a cache, with its unit in its name, checked in one place.
+//!
+//! A leaf open to all layers. `Config` is what a builder gathers; [`Config::validate`] says in one
+//! sentence what is wrong and what would be right.
+
+use crate::error::{ErrorKind, Result};
+
+/// The least memory a cache can work in, bytes.
+pub(crate) const MEMORY_BYTES_MIN: u64 = 256 << 10;
+/// The most memory a cache can be given: descriptors are numbered with 32 bits.
+pub(crate) const MEMORY_BYTES_MAX: u64 = 1 << 43;
+/// The smallest folio, bytes.
+pub(crate) const FOLIO_BYTES_MIN: u64 = 4 << 10;
+/// The largest folio, bytes.
+pub(crate) const FOLIO_BYTES_MAX: u64 = 2 << 20;
+
+/// Whether frames are backed by 2 MiB pages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum HugePages {
+    /// Where the system allows it (`madvise`): fewer misses of the TLB, faster filling.
+    #[default]
+    Auto,
+    /// Never: base pages only.
+    Never,
+    /// Building the cache fails where the system does not allow it.
+    Require,
+}
+
+/// How a pin takes its reference; for benchmarks only.
+#[cfg(feature = "ablation")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum PinMode {
+    /// One unconditional add and a frozen bit: how it is.
+    #[default]
+    FrozenBit,
+    /// A loop of compare-and-swap: how it was before the thread.
+    CompareExchange,
+}
+
+/// The settings of a cache.
+#[derive(Clone, Debug)]
+pub(crate) struct Config {
+    pub(crate) memory_bytes: u64,
+    pub(crate) memory_bytes_max: Option<u64>,
+    pub(crate) huge_pages: HugePages,
+    pub(crate) reclaim_wait_ms_max: u64,
+    #[cfg(feature = "ablation")]
+    pub(crate) pin_mode: PinMode,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            memory_bytes: 256 << 20,
+            memory_bytes_max: None,
+            huge_pages: HugePages::Auto,
+            reclaim_wait_ms_max: 10_000,
+            #[cfg(feature = "ablation")]
+            pin_mode: PinMode::FrozenBit,
+        }
+    }
+}
+
+impl Config {
+    /// Checks every setting.
+    pub(crate) fn validate(&self) -> Result<()> {
+        validate_memory(self.memory_bytes)?;
+        if self.reclaim_wait_ms_max > 3_600_000 {
+            let problem = format!("{} ms is more than an hour", self.reclaim_wait_ms_max);
+            return Err(ErrorKind::Config { name: "reclaim_wait_ms_max", problem }.into());
+        }
+        Ok(())
+    }
+}
+
+/// Checks a bound on memory.
+pub(crate) fn validate_memory(bytes: u64) -> Result<()> {
+    if (MEMORY_BYTES_MIN..=MEMORY_BYTES_MAX).contains(&bytes) {
+        return Ok(());
+    }
+    let problem = format!(
+        "{bytes} bytes is outside {MEMORY_BYTES_MIN} (256 KiB) to {MEMORY_BYTES_MAX} (8 TiB)"
+    );
+    Err(ErrorKind::Config { name: "memory", problem }.into())
+}
+
+/// Checks a folio size and gives log2 of its pages.
+pub(crate) fn folio_order(folio_bytes: u64) -> Result<u8> {
+    let allowed = FOLIO_BYTES_MIN..=FOLIO_BYTES_MAX;
+    if folio_bytes.is_power_of_two() && allowed.contains(&folio_bytes) {
+        return Ok((folio_bytes / FOLIO_BYTES_MIN).trailing_zeros() as u8);
+    }
+    let problem = format!("{folio_bytes} bytes is not a power of two from 4096 to 2097152");
+    Err(ErrorKind::Config { name: "folio_bytes", problem }.into())
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn folio_sizes_are_powers_of_two_within_bounds() {
+        assert_eq!(folio_order(4096).unwrap(), 0);
+        assert_eq!(folio_order(16384).unwrap(), 2);
+        assert_eq!(folio_order(2 << 20).unwrap(), 9);
+        for wrong in [0, 1, 2048, 4095, 4097, 12288, 4 << 20, u64::MAX] {
+            let message = folio_order(wrong).unwrap_err().to_string();
+            assert!(message.contains("folio_bytes") && message.contains(&wrong.to_string()));
+        }
+    }
+}

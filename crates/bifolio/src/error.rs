@@ -1,0 +1,239 @@
+//! Errors: what went wrong, with file, position, length and cause.
+//!
+//! A leaf open to all layers. [`Error`] is one word wide, so that a result of a read costs nothing
+//! to return; [`Error::kind`] tells the cases apart.
+
+use crate::io::{IoError, OpenDiskError};
+use std::fmt;
+use std::sync::Arc;
+
+/// The result of everything that can fail here.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Something that did not work. Displays as one line that says what, where and why.
+///
+/// ```
+/// # fn main() -> bifolio::Result<()> {
+/// use bifolio::{Cache, ErrorKind};
+/// let error = Cache::builder().memory(1).build().unwrap_err();
+/// assert!(matches!(error.kind(), ErrorKind::Config { .. }));
+/// assert!(error.to_string().contains("memory"));
+/// # Ok(())
+/// # }
+/// ```
+pub struct Error(Box<ErrorKind>);
+
+impl Error {
+    /// What kind of error it is.
+    pub fn kind(&self) -> &ErrorKind {
+        &self.0
+    }
+
+    /// Takes the kind out.
+    pub fn into_kind(self) -> ErrorKind {
+        *self.0
+    }
+}
+
+impl From<ErrorKind> for Error {
+    #[cold]
+    fn from(kind: ErrorKind) -> Self {
+        Self(Box::new(kind))
+    }
+}
+
+impl From<IoError> for Error {
+    #[cold]
+    fn from(error: IoError) -> Self {
+        ErrorKind::Io(error).into()
+    }
+}
+
+impl From<OpenDiskError> for Error {
+    #[cold]
+    fn from(error: OpenDiskError) -> Self {
+        ErrorKind::Open(error).into()
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.0.source()
+    }
+}
+
+/// The cases of [`Error`].
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// A setting of the cache or an option of a file cannot be.
+    #[error("{name}: {problem}")]
+    Config {
+        /// The setting.
+        name: &'static str,
+        /// What is wrong with its value, and what would be right.
+        problem: String,
+    },
+    /// The file cannot be opened.
+    #[error(transparent)]
+    Open(#[from] OpenDiskError),
+    /// The storage failed. Nothing that was in the cache is lost: what could not be written is
+    /// dirty as before.
+    #[error(transparent)]
+    Io(#[from] IoError),
+    /// An earlier write-out failed. Each handle that was open then learns of it once, from its
+    /// next sync. The pages are dirty as before and will be tried again.
+    #[error("an earlier write-back failed: {0}")]
+    Writeback(Arc<IoError>),
+    /// The storage is shorter than it was: somebody else cut it.
+    #[error(
+        "{file}: it was cut by somebody else: {expected_bytes} bytes expected at position \
+         {position_bytes}, {got_bytes} found"
+    )]
+    CutShort {
+        /// The file.
+        file: String,
+        /// Where the read began.
+        position_bytes: u64,
+        /// Bytes that should be there.
+        expected_bytes: u64,
+        /// Bytes that are there.
+        got_bytes: u64,
+    },
+    /// A range that ends beyond what a file can have: 2^63 - 1 bytes.
+    #[error("{file}: {length_bytes} bytes at position {position_bytes} lie beyond 2^63 - 1")]
+    OutOfRange {
+        /// The file.
+        file: String,
+        /// Where the range begins.
+        position_bytes: u64,
+        /// How long it is.
+        length_bytes: u64,
+    },
+    /// A range that ends behind the end of the file, where it must not.
+    #[error(
+        "{file}: {length_bytes} bytes at position {position_bytes} end behind the end of the \
+         file, which has {len_bytes} bytes"
+    )]
+    PastEnd {
+        /// The file.
+        file: String,
+        /// Where the range begins.
+        position_bytes: u64,
+        /// How long it is.
+        length_bytes: u64,
+        /// How long the file is.
+        len_bytes: u64,
+    },
+    /// The file would grow beyond the length its table was reserved for.
+    #[error(
+        "{file}: cannot grow to {wanted_bytes} bytes: it was opened for at most {len_max_bytes} \
+         (OpenOptions::len_max)"
+    )]
+    TooLong {
+        /// The file.
+        file: String,
+        /// The length that was asked for.
+        wanted_bytes: u64,
+        /// The most it may have.
+        len_max_bytes: u64,
+    },
+    /// A pin must lie in one folio.
+    #[error(
+        "{file}: {length_bytes} bytes at position {position_bytes} are not in one folio of \
+         {folio_bytes} bytes; `pins` walks several"
+    )]
+    PinSpansFolios {
+        /// The file.
+        file: String,
+        /// Where the pin was to begin.
+        position_bytes: u64,
+        /// How long it was to be.
+        length_bytes: u64,
+        /// Bytes of a folio of this file.
+        folio_bytes: u64,
+    },
+    /// The handle was not opened for this.
+    #[error("{file}: not opened for {operation}")]
+    NotOpenedFor {
+        /// The file.
+        file: String,
+        /// What was tried.
+        operation: &'static str,
+    },
+    /// An immutable and a writable handle of one file exclude each other.
+    #[error("{file}: cannot be opened {wanted}: it is open {open} in this cache")]
+    ImmutableConflict {
+        /// The file.
+        file: String,
+        /// What was asked for.
+        wanted: &'static str,
+        /// What other handles have.
+        open: &'static str,
+    },
+    /// The file is open with another folio size.
+    #[error("{file}: cannot be opened with folios of {wanted_bytes} bytes: it has {open_bytes}")]
+    FolioSizeConflict {
+        /// The file.
+        file: String,
+        /// The folio size that was asked for.
+        wanted_bytes: u64,
+        /// The folio size it has while it is open.
+        open_bytes: u64,
+    },
+    /// The bound is reached and nothing can be evicted.
+    #[error(
+        "the cache is full: of {bound_bytes} bytes, {pinned_bytes} are pinned, {unwritten_bytes} \
+         cannot be written out, and {busy_bytes} are in use by other calls; unpin, sync, or raise \
+         the bound (Cache::set_memory)"
+    )]
+    Full {
+        /// The bound.
+        bound_bytes: u64,
+        /// In folios that pins, holds or calls in progress refer to.
+        pinned_bytes: u64,
+        /// In folios whose write-out failed.
+        unwritten_bytes: u64,
+        /// In folios that were locked or under I/O, for as long as the call waited.
+        busy_bytes: u64,
+    },
+    /// A folio has as many references as one can have.
+    #[error("{file}: the page at position {position_bytes} is pinned {pins} times, the most allowed")]
+    TooManyPins {
+        /// The file.
+        file: String,
+        /// Where.
+        position_bytes: u64,
+        /// How often.
+        pins: u64,
+    },
+    /// The kernel refused memory or address space that the bound allows.
+    #[error("the system refused memory for {purpose}: {source}")]
+    Memory {
+        /// What it was for.
+        purpose: &'static str,
+        /// Its answer.
+        source: std::io::Error,
+    },
+    /// A thread could not be started.
+    #[error("the system refused a thread: {0}")]
+    Thread(std::io::Error),
+    /// The cache was closed.
+    #[error("the cache is closed")]
+    Closed,
+    /// The process was forked after the cache was built; the child cannot use it.
+    #[error("this cache belongs to the parent process: a forked child must build its own")]
+    Forked,
+}

@@ -1,0 +1,72 @@
+//! What all clones of a `File` share: rights, the inode, the error cursor.
+
+use super::registry::{Key, Registry};
+use crate::error::{Error, ErrorKind, Result};
+use crate::reclaim::Reclaim;
+use crate::writeback::{ErrorCursor, Inode};
+use std::sync::Arc;
+
+/// See the head of the file.
+#[derive(Debug)]
+pub(crate) struct Handle {
+    pub(super) key: Key,
+    pub(super) inode: Arc<Inode>,
+    pub(super) reclaim: Arc<Reclaim>,
+    pub(super) registry: Arc<Registry>,
+    pub(super) error_cursor: ErrorCursor,
+    pub(super) readable: bool,
+    pub(super) writable: bool,
+    pub(super) immutable: bool,
+    #[cfg(feature = "ablation")]
+    pub(super) pin_mode: crate::config::PinMode,
+}
+
+/// The last position a file can have is below this.
+const POSITION_BYTES_MAX: u64 = i64::MAX as u64;
+
+impl Handle {
+    /// Whether the cache can be used at all.
+    pub(super) fn check_usable(&self) -> Result<()> {
+        self.registry.gate.check()
+    }
+
+    pub(super) fn check_readable(&self) -> Result<()> {
+        self.check_usable()?;
+        if self.readable { Ok(()) } else { Err(self.not_opened_for("reading")) }
+    }
+
+    pub(super) fn check_writable(&self) -> Result<()> {
+        self.check_usable()?;
+        if self.writable { Ok(()) } else { Err(self.not_opened_for("writing")) }
+    }
+
+    #[cold]
+    fn not_opened_for(&self, operation: &'static str) -> Error {
+        ErrorKind::NotOpenedFor { file: self.inode.name(), operation }.into()
+    }
+
+    /// Where a range ends, if that is a position at all.
+    pub(super) fn range_end(&self, position_bytes: u64, length_bytes: u64) -> Result<u64> {
+        let end = position_bytes.checked_add(length_bytes);
+        end.filter(|end| *end <= POSITION_BYTES_MAX).ok_or_else(|| {
+            let file = self.inode.name();
+            ErrorKind::OutOfRange { file, position_bytes, length_bytes }.into()
+        })
+    }
+
+    /// Refuses a length the table was not reserved for.
+    pub(super) fn check_len(&self, wanted_bytes: u64) -> Result<()> {
+        let len_max_bytes = self.inode.len_max_bytes;
+        if wanted_bytes <= len_max_bytes {
+            return Ok(());
+        }
+        let file = self.inode.name();
+        Err(ErrorKind::TooLong { file, wanted_bytes, len_max_bytes }.into())
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.registry.release(self);
+    }
+}

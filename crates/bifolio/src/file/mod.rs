@@ -1,0 +1,124 @@
+//! Files: what a caller reads, writes, pins and syncs.
+//!
+//! The top of the data's way. A [`File`] turns byte ranges into pages and tries, in this order:
+//!
+//! ```text
+//!   read_at   optimistic copy, no reference      hit.rs     a READY page, no other test
+//!               | the page changed, is not READY, or the range has several pages
+//!               v
+//!             a batch of references              read.rs    up to 31 folios, no folio lock
+//!               | not resident, or a writer inside
+//!               v
+//!             the folio lock, and a fill         fill.rs    allocate, insert, read, uptodate
+//!   pin       one reference                      pin.rs
+//!   write_at  the folio lock, a write window     write.rs
+//!   set_len   lengths and what lies behind them  truncate.rs
+//! ```
+//!
+//! [`Handle`] is what clones of a `File` share (`handle.rs`); `registry.rs` knows which files are
+//! open, gives one inode to all handles of a file, and buries it after the last.
+//!
+//! Invariants:
+//! - FILE-1: the bytes of a folio behind the length of the file are zeros. So growing a file needs
+//!   to touch nothing.
+//! - FILE-2: the length grows under the resizing lock and the lock of the folio that grows it, after
+//!   the bytes are in place.
+
+mod fill;
+mod handle;
+mod hit;
+mod options;
+mod pin;
+mod read;
+mod registry;
+mod truncate;
+mod write;
+
+pub use options::OpenOptions;
+pub use pin::{Hold, Pin, PinMut, Pins};
+pub(crate) use registry::{Gate, Registry};
+
+use crate::error::Result;
+use handle::Handle;
+use hit::HitPath;
+use std::sync::Arc;
+
+/// A file in a cache.
+///
+/// Cheap to clone and safe to share: all methods take `&self`. Clones are one handle, like
+/// duplicated descriptors: they share access rights and are told of a write error once.
+///
+/// Positions and lengths are in bytes, below 2^63. Reads and writes that lie in one 4 KiB page are
+/// atomic with respect to each other: a read returns the page as it was before or after a write,
+/// never a mixture. The cache assumes that nobody else changes the file while it is open in it.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let directory = tempfile::tempdir()?;
+/// # let path = directory.path().join("data.db");
+/// use bifolio::{Cache, OpenOptions};
+///
+/// let cache = Cache::builder().memory(16 << 20).build()?;
+/// let file = cache.open(&path, &OpenOptions::new().read(true).write(true).create(true))?;
+/// file.write_at(b"two leaves, one sheet", 0)?;
+/// let mut word = [0; 6];
+/// file.read_exact_at(&mut word, 4)?;
+/// assert_eq!(&word, b"leaves");
+/// file.sync_data()?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct File {
+    hit_path: HitPath,
+    handle: Arc<Handle>,
+}
+
+impl File {
+    fn new(handle: Arc<Handle>) -> Self {
+        Self { hit_path: HitPath::new(&handle), handle }
+    }
+
+    /// Length of the file, bytes, with everything that was written, synced or not.
+    pub fn len(&self) -> u64 {
+        self.handle.inode.mapping.len_bytes()
+    }
+
+    /// Whether the file has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Bytes of a folio of this file: the unit of residency, pinning and I/O.
+    pub fn folio_bytes(&self) -> u64 {
+        self.handle.inode.mapping.folio_bytes()
+    }
+
+    /// Whether the file was opened immutable.
+    pub fn is_immutable(&self) -> bool {
+        self.handle.immutable
+    }
+
+    /// Makes every write that returned before this call durable: writes dirty pages out, then
+    /// flushes the device. Blocks for the device.
+    ///
+    /// # Errors
+    /// What failed now, or, once for each handle, what failed since its last sync
+    /// ([`ErrorKind::Writeback`](crate::ErrorKind::Writeback)). Pages that could not be written
+    /// are dirty as before: the next sync tries them again, and no sync succeeds until they are on
+    /// the device. A failed flush of the device stays failed for as long as the file is open, as
+    /// nobody can tell what reached the device then.
+    pub fn sync_data(&self) -> Result<()> {
+        self.handle.check_usable()?;
+        self.handle.inode.sync(&self.handle.error_cursor, false)
+    }
+
+    /// As [`File::sync_data`], and the file's metadata too.
+    ///
+    /// # Errors
+    /// As [`File::sync_data`].
+    pub fn sync_all(&self) -> Result<()> {
+        self.handle.check_usable()?;
+        self.handle.inode.sync(&self.handle.error_cursor, true)
+    }
+}

@@ -1,0 +1,146 @@
+//! How a file is opened.
+
+use crate::config;
+use crate::error::{ErrorKind, Result};
+use crate::io::{DirectIo, DiskOptions};
+
+/// Options of an open: access, folio size, limits.
+///
+/// ```
+/// use bifolio::OpenOptions;
+/// let engine_pages = OpenOptions::new().read(true).write(true).folio_bytes(16 << 10);
+/// let snapshot = OpenOptions::new().immutable(true);
+/// # let _ = (engine_pages, snapshot);
+/// ```
+#[derive(Clone, Debug)]
+pub struct OpenOptions {
+    pub(crate) read: bool,
+    pub(crate) write: bool,
+    create: bool,
+    pub(crate) truncate: bool,
+    pub(crate) immutable: bool,
+    pub(crate) folio_bytes: u64,
+    len_max_bytes: Option<u64>,
+    direct: DirectIo,
+}
+
+/// Reserved for a file that may grow, at the least: 1 TiB, whose table takes 2 GiB of addresses.
+const LEN_MAX_BYTES_DEFAULT: u64 = 1 << 40;
+/// The longest table address space can reasonably hold: 4 PiB of file.
+const LEN_MAX_BYTES_LIMIT: u64 = 1 << 52;
+
+impl Default for OpenOptions {
+    fn default() -> Self {
+        Self {
+            read: true,
+            write: false,
+            create: false,
+            truncate: false,
+            immutable: false,
+            folio_bytes: config::FOLIO_BYTES_MIN,
+            len_max_bytes: None,
+            direct: DirectIo::Auto,
+        }
+    }
+}
+
+impl OpenOptions {
+    /// Read access to an existing file, folios of 4 KiB.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Allows reading and pinning. On by default.
+    pub fn read(mut self, read: bool) -> Self {
+        self.read = read;
+        self
+    }
+
+    /// Allows writing, `pin_mut` and `set_len`. The file itself is opened for reading too: a write
+    /// of part of a page reads the rest.
+    pub fn write(mut self, write: bool) -> Self {
+        self.write = write;
+        self
+    }
+
+    /// Makes the file if it does not exist. Needs `write`.
+    pub fn create(mut self, create: bool) -> Self {
+        self.create = create;
+        self
+    }
+
+    /// Cuts the file to nothing, for all its handles in this cache. Needs `write`.
+    pub fn truncate(mut self, truncate: bool) -> Self {
+        self.truncate = truncate;
+        self
+    }
+
+    /// Promises that the bytes do not change while such a handle lives, which makes a pin's bytes
+    /// a plain `&[u8]`. In exchange no writable handle can be opened in this cache, and the other
+    /// way round. Excludes `write`.
+    pub fn immutable(mut self, immutable: bool) -> Self {
+        self.immutable = immutable;
+        self
+    }
+
+    /// Bytes of a folio: a power of two from 4 KiB (the default) to 2 MiB. All handles of a file
+    /// agree on it.
+    pub fn folio_bytes(mut self, bytes: u64) -> Self {
+        self.folio_bytes = bytes;
+        self
+    }
+
+    /// The most the file may grow to while it is open, bytes: address space for its table (one
+    /// 512th of this) is reserved at the first open. By default 1 TiB or four times the length,
+    /// whichever is more, for a writable file.
+    pub fn len_max(mut self, bytes: u64) -> Self {
+        self.len_max_bytes = Some(bytes);
+        self
+    }
+
+    /// Whether transfers go past the kernel's page cache. By default where the file system allows
+    /// it; what is in use is in the statistics.
+    pub fn direct(mut self, direct: DirectIo) -> Self {
+        self.direct = direct;
+        self
+    }
+
+    pub(crate) fn validate(&self) -> Result<()> {
+        config::folio_order(self.folio_bytes)?;
+        let problem = match self {
+            Self { read: false, write: false, immutable: false, .. } => "neither read nor write",
+            Self { immutable: true, write: true, .. } => "immutable excludes write",
+            Self { create: true, write: false, .. } => "create needs write",
+            Self { truncate: true, write: false, .. } => "truncate needs write",
+            _ => return Ok(()),
+        };
+        Err(ErrorKind::Config { name: "open options", problem: problem.into() }.into())
+    }
+
+    /// What the table of a file of `len_bytes` bytes is reserved for.
+    pub(crate) fn len_max_bytes(&self, len_bytes: u64) -> Result<u64> {
+        let chosen = self.len_max_bytes.unwrap_or_else(|| {
+            let growing = len_bytes.saturating_mul(4).max(LEN_MAX_BYTES_DEFAULT);
+            let wanted = if self.write { growing } else { len_bytes };
+            wanted.min(LEN_MAX_BYTES_LIMIT).max(len_bytes)
+        });
+        if chosen < len_bytes || chosen > LEN_MAX_BYTES_LIMIT {
+            let problem = format!(
+                "{chosen} bytes is not from the file's length ({len_bytes}) to {LEN_MAX_BYTES_LIMIT} (4 PiB)"
+            );
+            return Err(ErrorKind::Config { name: "len_max", problem }.into());
+        }
+        Ok(chosen)
+    }
+
+    pub(crate) fn disk_options(&self) -> DiskOptions {
+        DiskOptions {
+            read: true,
+            write: self.write,
+            create: self.create,
+            // Cutting goes through the inode: the file may be open.
+            truncate: false,
+            direct: self.direct,
+        }
+    }
+}

@@ -1,0 +1,397 @@
+//! Pins: bytes that stay where they are, without a copy.
+//!
+//! A [`Pin`] is one reference to a folio, taken with one unconditional add and checked against the
+//! table (L1-L4 of `mapping/mod.rs`); it borrows the file and stays on its thread, so that it can
+//! become cheaper still. A [`Hold`] is the same for keeps. A [`PinMut`] is the folio lock and a
+//! write window. A pin guarantees residency, not immutability: another handle may write the bytes
+//! meanwhile, unless the file is immutable.
+//!
+//! # Safety
+//! Hands out addresses in frames that a reference keeps from being given to others (FRAMES-3).
+#![allow(unsafe_code)]
+
+use super::File;
+use super::fill::{Intent, Locked};
+use super::handle::Handle;
+use crate::error::{Error, ErrorKind, Result};
+use crate::folio::{FolioId, FolioRef, LockedFolio, TryGet};
+use crate::lru::Memory;
+use crate::mapping::{Entry, PAGE_BYTES, PAGE_SHIFT, Window};
+use crate::stats::Counter;
+use crate::sync::Ordering;
+use crate::sys::copy;
+use std::marker::PhantomData;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Bytes of one folio, resident for as long as this lives. Not `Send`: see [`Pin::hold`].
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let directory = tempfile::tempdir()?;
+/// # let path = directory.path().join("file");
+/// # std::fs::write(&path, b"0123456789")?;
+/// # let cache = bifolio::Cache::builder().memory(4 << 20).build()?;
+/// let file = cache.open(&path, &bifolio::OpenOptions::new().immutable(true))?;
+/// let pin = file.pin(2..6)?;
+/// assert_eq!(pin.as_bytes(), Some(&b"2345"[..]));
+/// let hold = pin.hold();
+/// std::thread::spawn(move || assert_eq!(hold.len(), 4)).join().unwrap();
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct Pin<'a> {
+    file: &'a File,
+    folio: FolioRef<'a>,
+    start: *const u8,
+    length: usize,
+    /// Short pins belong to their thread.
+    not_send: PhantomData<*const ()>,
+}
+
+macro_rules! byte_accessors {
+    () => {
+        /// How many bytes are pinned.
+        #[inline]
+        pub fn len(&self) -> usize {
+            self.length
+        }
+
+        /// Whether no bytes are pinned.
+        pub fn is_empty(&self) -> bool {
+            self.length == 0
+        }
+
+        /// The first byte. The bytes may change while other handles write them; make no reference
+        /// of them unless you know that nobody does.
+        #[inline]
+        pub fn as_ptr(&self) -> *const u8 {
+            self.start
+        }
+
+        /// Copies the first `buffer.len()` bytes out. While somebody writes them, the copy may be
+        /// a mixture of old and new; [`File::read_at`] is atomic within a page.
+        ///
+        /// # Panics
+        /// If fewer bytes are pinned.
+        #[inline]
+        pub fn copy_to(&self, buffer: &mut [u8]) {
+            let fits = buffer.len() <= self.length;
+            assert!(fits, "{} bytes wanted, {} pinned", buffer.len(), self.length);
+            // SAFETY: the bytes are in a frame our reference keeps, long enough (checked), and
+            // changed by others only through `sys::copy`; `buffer` is not frame memory.
+            unsafe { copy::copy_out(self.start, buffer) }
+        }
+
+        /// The bytes, if the file is immutable; `None` on any other file, where another handle
+        /// could change them under the borrow.
+        #[inline]
+        pub fn as_bytes(&self) -> Option<&[u8]> {
+            if !self.is_immutable() {
+                return None;
+            }
+            // SAFETY: the file is immutable, and stays so while the handle lives, which this
+            // borrows or owns: nobody writes the bytes.
+            Some(unsafe { self.as_slice() })
+        }
+
+        /// The bytes as a slice.
+        ///
+        /// # Safety
+        /// Nobody may write these bytes (through any handle of the file, `write_at`, `pin_mut` or
+        /// `set_len`) while the slice lives: the caller's own latch must keep writers away.
+        #[inline]
+        pub unsafe fn as_slice(&self) -> &[u8] {
+            // SAFETY: a resident, initialised frame that our reference keeps; the caller vouches
+            // that nobody changes it.
+            unsafe { std::slice::from_raw_parts(self.start, self.length) }
+        }
+    };
+}
+
+impl<'a> Pin<'a> {
+    byte_accessors!();
+
+    fn is_immutable(&self) -> bool {
+        self.file.handle.immutable
+    }
+
+    /// A counted reference of its own, which can be kept, cloned and sent.
+    pub fn hold(&self) -> Hold {
+        // Our own reference keeps the folio alive, so this fails only at the limit of counts,
+        // which would take 2^38 holds: more than there is memory for.
+        let folio = self.folio.try_clone().expect("2^38 references to one folio");
+        Hold {
+            handle: Arc::clone(&self.file.handle),
+            memory: Arc::clone(&self.file.handle.inode.memory),
+            id: folio.into_id(),
+            start: self.start,
+            length: self.length,
+        }
+    }
+}
+
+/// A pin for keeps: `Send`, `Sync`, `Clone`, without a lifetime. Keeps its handle open.
+#[derive(Debug)]
+pub struct Hold {
+    handle: Arc<Handle>,
+    memory: Arc<Memory>,
+    id: FolioId,
+    start: *const u8,
+    length: usize,
+}
+
+// SAFETY: the address is of a frame our counted reference keeps; it may be read from any thread.
+unsafe impl Send for Hold {}
+// SAFETY: all methods only read what may be read from any thread.
+unsafe impl Sync for Hold {}
+
+impl Hold {
+    byte_accessors!();
+
+    fn is_immutable(&self) -> bool {
+        self.handle.immutable
+    }
+}
+
+impl Clone for Hold {
+    fn clone(&self) -> Self {
+        let folio = self.memory.folios.try_get(self.id).expect("2^38 references to one folio");
+        Self {
+            handle: Arc::clone(&self.handle),
+            memory: Arc::clone(&self.memory),
+            id: folio.into_id(),
+            start: self.start,
+            length: self.length,
+        }
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        drop(self.memory.folios.adopt(self.id));
+    }
+}
+
+/// Bytes of one folio, to be changed in place: nobody else reads or writes the folio through the
+/// cache's calls while this lives; pins taken before still point to it.
+///
+/// What was changed is dirty, whether it was changed or not. Holds the folio's lock: a call of the
+/// same thread on the same folio waits for itself.
+#[derive(Debug)]
+pub struct PinMut<'a> {
+    // In the order they must go: the window closes under the lock, the lock under the reference.
+    _window: Window<'a>,
+    _lock: LockedFolio<'a>,
+    _folio: FolioRef<'a>,
+    start: *mut u8,
+    length: usize,
+    not_send: PhantomData<*const ()>,
+}
+
+impl PinMut<'_> {
+    /// How many bytes are pinned.
+    pub fn len(&self) -> usize {
+        self.length
+    }
+
+    /// Whether no bytes are pinned.
+    pub fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
+    /// Copies the first `buffer.len()` bytes out.
+    ///
+    /// # Panics
+    /// If fewer bytes are pinned.
+    pub fn copy_to(&self, buffer: &mut [u8]) {
+        let fits = buffer.len() <= self.length;
+        assert!(fits, "{} bytes wanted, {} pinned", buffer.len(), self.length);
+        // SAFETY: the bytes are in a frame we hold the lock of; `buffer` is not frame memory.
+        unsafe { copy::copy_out(self.start, buffer) }
+    }
+
+    /// Replaces `bytes.len()` bytes from `offset` on.
+    ///
+    /// # Panics
+    /// If they do not fit.
+    pub fn copy_from(&mut self, offset: usize, bytes: &[u8]) {
+        let fits = offset.checked_add(bytes.len()).is_some_and(|end| end <= self.length);
+        assert!(fits, "{} bytes at {offset} of {}", bytes.len(), self.length);
+        // SAFETY: inside a frame we hold the lock and the write window of, checked above.
+        unsafe { copy::copy_in(self.start.wrapping_add(offset), bytes) }
+    }
+
+    /// The first byte. Others may be reading it: make no unique reference of it unless you know
+    /// that no pin of these bytes is being read.
+    pub fn as_mut_ptr(&mut self) -> *mut u8 {
+        self.start
+    }
+}
+
+/// Iterator over pins of consecutive folios; see [`File::pins`].
+#[derive(Debug)]
+pub struct Pins<'a> {
+    file: &'a File,
+    left: Range<u64>,
+}
+
+impl<'a> Iterator for Pins<'a> {
+    type Item = Result<Pin<'a>>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.left.is_empty() {
+            return None;
+        }
+        let folio_bytes = self.file.folio_bytes();
+        let folio_end = (self.left.start / folio_bytes + 1).saturating_mul(folio_bytes);
+        let end = folio_end.min(self.left.end);
+        let pin = self.file.pin(self.left.start..end);
+        // After an error there is nothing sensible to go on with.
+        self.left.start = if pin.is_ok() { end } else { self.left.end };
+        Some(pin)
+    }
+}
+
+impl File {
+    /// Pins the bytes of `range`, which must lie in one folio and in the file. Blocks for I/O if
+    /// they are not resident.
+    ///
+    /// # Errors
+    /// A range that leaves its folio ([`ErrorKind::PinSpansFolios`]) or the file
+    /// ([`ErrorKind::PastEnd`]), and all that a read can fail with.
+    #[inline]
+    pub fn pin(&self, range: Range<u64>) -> Result<Pin<'_>> {
+        if let Some(pin) = self.pin_resident(&range) {
+            self.handle.inode.memory.counters.add(Counter::Pin, 1);
+            return Ok(pin);
+        }
+        self.pin_miss(range)
+    }
+
+    /// Pins of all folios that `range` touches, one after the other, each with its part of it.
+    ///
+    /// Stops after the first error.
+    pub fn pins(&self, range: Range<u64>) -> Pins<'_> {
+        Pins { file: self, left: range }
+    }
+
+    /// Pins the bytes of `range` for changing them in place. Blocks for the folio's lock and I/O.
+    ///
+    /// # Errors
+    /// As [`File::pin`]; a handle not opened for writing.
+    pub fn pin_mut(&self, range: Range<u64>) -> Result<PinMut<'_>> {
+        self.handle.check_writable()?;
+        self.check_pin_range(&range)?;
+        let locked = self.handle.lock_folio(range.start >> PAGE_SHIFT, Intent::Read)?;
+        // The file may have been cut while we waited for the lock.
+        self.check_pin_range(&range)?;
+        let start = self.address_in(&locked, range.start).cast_mut();
+        let Locked { lock, folio, .. } = locked;
+        let inode = &self.handle.inode;
+        inode.mark_dirty(&folio, &lock);
+        let pages = range.start >> PAGE_SHIFT..((range.end - 1) >> PAGE_SHIFT) + 1;
+        let window = inode.mapping.open_window(&lock, pages);
+        let length = (range.end - range.start) as usize;
+        inode.memory.counters.add(Counter::WriteBytes, length as u64);
+        Ok(PinMut {
+            _window: window,
+            _lock: lock,
+            _folio: folio,
+            start,
+            length,
+            not_send: PhantomData,
+        })
+    }
+
+    /// The hit: the Entry is READY, the reference is got, the Entry still names the folio.
+    #[inline(always)]
+    fn pin_resident(&self, range: &Range<u64>) -> Option<Pin<'_>> {
+        let inode = &*self.handle.inode;
+        let mapping = &inode.mapping;
+        let last = range.end.wrapping_sub(1);
+        let in_one_folio = (range.start ^ last) < mapping.folio_bytes();
+        let in_file = range.start < range.end && range.end <= mapping.len_bytes();
+        if !(in_one_folio && in_file && self.handle.readable) {
+            return None;
+        }
+        let index = range.start >> PAGE_SHIFT;
+        // Acquire: pairs with the Release in `set_ready`: the folio is uptodate.
+        let seen = mapping.table().load(index, Ordering::Acquire);
+        if !seen.is_ready_and_referenced() {
+            return None;
+        }
+        let folio = self.try_get(index, seen).ok()?;
+        let in_page = (range.start & (PAGE_BYTES - 1)) as usize;
+        let offset = seen.frame_offset_bytes() + in_page;
+        let start = inode.memory.arena.base().wrapping_add(offset);
+        let length = (range.end - range.start) as usize;
+        Some(Pin { file: self, folio, start, length, not_send: PhantomData })
+    }
+
+    #[inline(always)]
+    fn try_get(&self, index: u64, seen: Entry) -> std::result::Result<FolioRef<'_>, TryGet> {
+        let inode = &*self.handle.inode;
+        #[cfg(feature = "ablation")]
+        if self.handle.pin_mode == crate::config::PinMode::CompareExchange {
+            let folio = inode.memory.folios.try_get_compare_exchange(seen.folio_id())?;
+            return inode.mapping.recheck(folio, index, seen);
+        }
+        inode.mapping.try_get_named(&inode.memory.folios, index, seen)
+    }
+
+    #[cold]
+    fn pin_miss(&self, range: Range<u64>) -> Result<Pin<'_>> {
+        self.handle.check_readable()?;
+        self.check_pin_range(&range)?;
+        let inode = &self.handle.inode;
+        let index = range.start >> PAGE_SHIFT;
+        let seen = inode.mapping.table().load(index, Ordering::Relaxed);
+        if seen.is_ready() {
+            inode.mapping.table().mark_referenced(index, seen);
+        }
+        let locked = self.handle.lock_folio(index, Intent::Read)?;
+        self.check_pin_range(&range)?;
+        let counter = if locked.was_resident { Counter::HitSlow } else { Counter::Pin };
+        inode.memory.counters.add(counter, 1);
+        if locked.was_resident {
+            inode.memory.counters.add(Counter::Pin, 1);
+        }
+        let start = self.address_in(&locked, range.start);
+        let length = (range.end - range.start) as usize;
+        Ok(Pin { file: self, folio: locked.folio, start, length, not_send: PhantomData })
+    }
+
+    fn address_in(&self, locked: &Locked<'_>, position: u64) -> *const u8 {
+        let in_folio = position - locked.lock.index() * PAGE_BYTES;
+        let start = self.handle.inode.memory.arena.address(locked.folio.id());
+        start.wrapping_add(in_folio as usize)
+    }
+
+    fn check_pin_range(&self, range: &Range<u64>) -> Result<()> {
+        let length_bytes = range.end.saturating_sub(range.start);
+        self.handle.range_end(range.start, length_bytes)?;
+        if range.is_empty() {
+            return Err(self.empty_pin());
+        }
+        if range.end > self.len() {
+            return Err(self.past_end(range.start, length_bytes));
+        }
+        let folio_bytes = self.folio_bytes();
+        if range.start / folio_bytes != (range.end - 1) / folio_bytes {
+            let file = self.handle.inode.name();
+            let position_bytes = range.start;
+            let kind =
+                ErrorKind::PinSpansFolios { file, position_bytes, length_bytes, folio_bytes };
+            return Err(kind.into());
+        }
+        Ok(())
+    }
+
+    #[cold]
+    fn empty_pin(&self) -> Error {
+        let problem = "a pin of no bytes".to_owned();
+        ErrorKind::Config { name: "range", problem }.into()
+    }
+}

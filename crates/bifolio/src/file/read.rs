@@ -1,0 +1,246 @@
+//! Reads: the hit first, then batches of references, then the folio lock.
+//!
+//! After the batched read of the thread S (`kernel-notes`: SGP_GET): up to 31 uptodate folios are
+//! referenced at once, no folio lock is taken, the length is read again before each copy, and the
+//! next folio is touched before this one is copied. A batch is walked by position and a folio
+//! leaves it only when the position has moved past it, so a copy that an old length cut short in
+//! the middle of a folio goes on in the same folio, not behind it.
+//!
+//! # Safety
+//! Copies out of frames that a reference, or the frame's permanence, keeps readable.
+#![allow(unsafe_code)]
+
+use super::File;
+use super::fill::Intent;
+use crate::error::{Error, ErrorKind, Result};
+use crate::folio::{BATCH_SLOTS, FolioRef};
+use crate::mapping::{Entry, PAGE_BYTES, PAGE_SHIFT, read_validated};
+use crate::stats::Counter;
+use crate::sync::{AtomicU64, Ordering};
+use crate::sys::copy;
+
+/// Optimistic attempts at a page before a reference, or the lock, decides.
+const ATTEMPTS_MAX: u32 = 4;
+/// Lines of the next folio that are touched ahead: more gain nothing.
+const LINES_AHEAD: usize = 8;
+const LINE_BYTES: usize = 64;
+
+/// References to consecutive folios, from the one that holds page `first` on.
+#[derive(Debug, Default)]
+struct ReadBatch<'a> {
+    folios: Vec<FolioRef<'a>>,
+    /// One page behind the last folio.
+    end: u64,
+}
+
+impl File {
+    /// Reads bytes at `position` into `buffer`. Returns how many: fewer than asked only at the end
+    /// of the file, or before a byte that cannot be read (the next call there says why).
+    ///
+    /// A resident page is copied without a lock, a reference or a shared write. Blocks for I/O on
+    /// a miss. Atomic with respect to `write_at` inside one 4 KiB page.
+    ///
+    /// # Errors
+    /// The storage's, with file, position and length; the cache full of pinned pages; a handle not
+    /// opened for reading; a range beyond 2^63.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("file");
+    /// # std::fs::write(&path, b"0123456789")?;
+    /// # let cache = bifolio::Cache::builder().memory(4 << 20).build()?;
+    /// let file = cache.open(&path, &bifolio::OpenOptions::new())?;
+    /// let mut buffer = [0; 8];
+    /// assert_eq!(file.read_at(&mut buffer, 6)?, 4);
+    /// assert_eq!(&buffer[..4], b"6789");
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[inline]
+    pub fn read_at(&self, buffer: &mut [u8], position: u64) -> Result<usize> {
+        if self.hit_path.read(buffer, position) {
+            return Ok(buffer.len());
+        }
+        self.read_at_miss(buffer, position)
+    }
+
+    /// Reads exactly `buffer.len()` bytes at `position`.
+    ///
+    /// # Errors
+    /// As [`File::read_at`], and [`ErrorKind::PastEnd`] if the file has fewer bytes; `buffer` may
+    /// have been filled in part then.
+    #[inline]
+    pub fn read_exact_at(&self, buffer: &mut [u8], position: u64) -> Result<()> {
+        if self.hit_path.read(buffer, position) {
+            return Ok(());
+        }
+        let mut done = 0;
+        while done < buffer.len() {
+            let count = self.read_at_miss(&mut buffer[done..], position + done as u64)?;
+            if count == 0 {
+                return Err(self.past_end(position, buffer.len() as u64));
+            }
+            done += count;
+        }
+        Ok(())
+    }
+
+    #[cold]
+    pub(super) fn past_end(&self, position_bytes: u64, length_bytes: u64) -> Error {
+        let (file, len_bytes) = (self.handle.inode.name(), self.len());
+        ErrorKind::PastEnd { file, position_bytes, length_bytes, len_bytes }.into()
+    }
+
+    #[inline(never)]
+    fn read_at_miss(&self, buffer: &mut [u8], position: u64) -> Result<usize> {
+        self.handle.check_readable()?;
+        self.handle.range_end(position, buffer.len() as u64)?;
+        let mut done = 0;
+        while done < buffer.len() {
+            let at = position + done as u64;
+            let copied = match self.read_resident(&mut buffer[done..], at) {
+                0 => self.read_page_locked(&mut buffer[done..], at),
+                copied => Ok(copied),
+            };
+            match copied {
+                Ok(0) => break,
+                Ok(copied) => done += copied,
+                Err(error) if done == 0 => return Err(error),
+                // What was read is good; the caller finds the error where it stands.
+                Err(_) => break,
+            }
+        }
+        Ok(done)
+    }
+
+    /// Copies from resident folios, a batch of references at a time. Returns 0 when the first page
+    /// is not resident and READY, or lies behind the end.
+    fn read_resident(&self, buffer: &mut [u8], position: u64) -> usize {
+        let mut done = 0;
+        while done < buffer.len() {
+            let wanted = (buffer.len() - done) as u64;
+            let batch = self.gather(position + done as u64, wanted);
+            let copied = self.copy_batch(&batch, &mut buffer[done..], position + done as u64);
+            if copied == 0 {
+                break;
+            }
+            done += copied;
+        }
+        done
+    }
+
+    /// References up to 31 READY folios in a row, from the one at `position` on.
+    fn gather(&self, position: u64, length: u64) -> ReadBatch<'_> {
+        let mapping = &self.handle.inode.mapping;
+        let folios = &self.handle.inode.memory.folios;
+        let visible = mapping.len_bytes().saturating_sub(position).min(length);
+        let mut batch = ReadBatch { folios: Vec::new(), end: position >> PAGE_SHIFT };
+        if visible == 0 {
+            return batch;
+        }
+        let last = (position + visible - 1) >> PAGE_SHIFT;
+        batch.folios.reserve_exact(BATCH_SLOTS.min((last - batch.end + 1) as usize));
+        while batch.end <= last && batch.folios.len() < BATCH_SLOTS {
+            // Acquire: pairs with the Release in `set_ready`: the folio is uptodate.
+            let seen = mapping.table().load(batch.end, Ordering::Acquire);
+            if !seen.is_ready() {
+                break;
+            }
+            let Ok(folio) = mapping.try_get_named(folios, batch.end, seen) else { break };
+            batch.folios.push(folio);
+            batch.end = mapping.head_index(batch.end) + (1 << mapping.order());
+        }
+        batch
+    }
+
+    /// Copies what the batch covers, page by page, each one validated. Stops before a page that
+    /// somebody is writing, and at the end of the file as it is at that moment.
+    fn copy_batch(&self, batch: &ReadBatch<'_>, buffer: &mut [u8], position: u64) -> usize {
+        let mapping = &self.handle.inode.mapping;
+        let mut done = 0;
+        while done < buffer.len() {
+            let at = position + done as u64;
+            let index = at >> PAGE_SHIFT;
+            // The length is read again for each copy, with the folio in hand.
+            let visible = mapping.len_bytes().saturating_sub(at);
+            if index >= batch.end || visible == 0 {
+                break;
+            }
+            let in_page = at & (PAGE_BYTES - 1);
+            let length = (PAGE_BYTES - in_page).min(visible).min((buffer.len() - done) as u64);
+            self.touch_ahead(index + 1, batch.end);
+            let target = &mut buffer[done..done + length as usize];
+            if !self.copy_page(index, in_page as usize, target) {
+                break;
+            }
+            done += length as usize;
+        }
+        let pages = (done as u64).div_ceil(PAGE_BYTES);
+        self.handle.inode.memory.counters.add(Counter::HitPinned, pages);
+        done
+    }
+
+    /// Touches the first lines of the page after this one, if the batch holds it.
+    fn touch_ahead(&self, index: u64, end: u64) {
+        if index < end {
+            let entry = self.handle.inode.mapping.table().load(index, Ordering::Relaxed);
+            let start = self.frame(entry);
+            for line in 0..LINES_AHEAD {
+                copy::prefetch(start.wrapping_add(line * LINE_BYTES));
+            }
+        }
+    }
+
+    /// Copies part of a page that a reference keeps resident; `false` if a writer is inside.
+    fn copy_page(&self, index: u64, in_page: usize, target: &mut [u8]) -> bool {
+        let mapping = &self.handle.inode.mapping;
+        for _ in 0..ATTEMPTS_MAX {
+            let word = mapping.table().word(index);
+            if self.copy_validated(word, in_page, target) {
+                let seen = mapping.table().load(index, Ordering::Relaxed);
+                if seen.is_ready() && !seen.is_referenced() {
+                    mapping.table().mark_referenced(index, seen);
+                }
+                return true;
+            }
+            self.handle.inode.memory.counters.add(Counter::OptimisticRetry, 1);
+        }
+        false
+    }
+
+    fn copy_validated(&self, word: &AtomicU64, in_page: usize, target: &mut [u8]) -> bool {
+        read_validated(word, Entry::is_ready, |entry| {
+            let source = self.frame(entry).wrapping_add(in_page);
+            // SAFETY: a READY Entry names a frame of the arena, which stays mapped (FRAMES-2), and
+            // in_page + target.len() stays inside it; `target` is the caller's memory.
+            unsafe { copy::copy_out(source, target) };
+        })
+        .is_some()
+    }
+
+    fn frame(&self, entry: Entry) -> *const u8 {
+        self.handle.inode.memory.arena.base().wrapping_add(entry.frame_offset_bytes())
+    }
+
+    /// Copies from one page under its folio's lock, filling it if it is not resident. Returns 0 at
+    /// the end of the file.
+    fn read_page_locked(&self, buffer: &mut [u8], position: u64) -> Result<usize> {
+        let mapping = &self.handle.inode.mapping;
+        if position >= mapping.len_bytes() {
+            return Ok(0);
+        }
+        let locked = self.handle.lock_folio(position >> PAGE_SHIFT, Intent::Read)?;
+        if locked.was_resident {
+            self.handle.inode.memory.counters.add(Counter::HitSlow, 1);
+        }
+        let in_page = position & (PAGE_BYTES - 1);
+        let visible = mapping.len_bytes().saturating_sub(position);
+        let length = (PAGE_BYTES - in_page).min(visible).min(buffer.len() as u64) as usize;
+        let in_folio = position - locked.lock.index() * PAGE_BYTES;
+        let start = self.handle.inode.memory.arena.address(locked.folio.id());
+        // SAFETY: inside a frame whose lock and reference we hold; nobody writes it now.
+        unsafe { copy::copy_out(start.wrapping_add(in_folio as usize), &mut buffer[..length]) };
+        Ok(length)
+    }
+}

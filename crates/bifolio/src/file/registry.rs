@@ -1,0 +1,290 @@
+//! Which files are open: one inode for each, shared by all handles; born at the first open, buried
+//! after the last.
+//!
+//! An inode that cannot be buried, because its dirty pages cannot be written, stays: nothing is
+//! lost, the next open of the file finds it, `Cache::close` tries again and reports.
+//!
+//! Invariant REGISTRY-1: an inode is dropped from here only when it has no handle (so nothing is
+//! inserted any more), its table is empty, and reclaim has been waited for: then nobody can find
+//! its address in a folio (`Inode::owner`).
+
+use super::handle::Handle;
+use super::{File, OpenOptions};
+use crate::config;
+use crate::error::{ErrorKind, Result};
+use crate::io::{Backing, DirectStatus, FileIdentity};
+use crate::reclaim::Reclaim;
+use crate::sync::{AtomicBool, Mutex, Ordering};
+use crate::sys::fork::ForkGuard;
+use crate::writeback::Inode;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// Whether the cache may be used: not closed, not in a forked child.
+#[derive(Debug)]
+pub(crate) struct Gate {
+    closed: AtomicBool,
+    fork_guard: ForkGuard,
+}
+
+impl Gate {
+    pub(crate) fn new(fork_guard: ForkGuard) -> Self {
+        Self { closed: AtomicBool::new(false), fork_guard }
+    }
+
+    pub(crate) fn check(&self) -> Result<()> {
+        if self.fork_guard.is_forked() {
+            return Err(ErrorKind::Forked.into());
+        }
+        // Acquire: pairs with the Release in `close`: what it flushed is flushed.
+        if self.closed.load(Ordering::Acquire) { Err(ErrorKind::Closed.into()) } else { Ok(()) }
+    }
+
+    pub(crate) fn is_forked(&self) -> bool {
+        self.fork_guard.is_forked()
+    }
+
+    fn close(&self) {
+        // Release: pairs with the Acquire in `check`.
+        self.closed.store(true, Ordering::Release);
+    }
+}
+
+/// A file and how many handles of which kind it has.
+#[derive(Debug)]
+struct Open {
+    inode: Arc<Inode>,
+    handles: u64,
+    writable: u64,
+    immutable: u64,
+}
+
+/// What the registry finds a file by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Key {
+    Identified(FileIdentity),
+    /// A backing that cannot be opened twice.
+    Single(u64),
+}
+
+#[derive(Debug, Default)]
+struct Files {
+    open: HashMap<Key, Open>,
+    next_single: u64,
+}
+
+/// See the head of the file.
+#[derive(Debug)]
+pub(crate) struct Registry {
+    reclaim: Arc<Reclaim>,
+    pub(super) gate: Gate,
+    files: Mutex<Files>,
+    #[cfg(feature = "ablation")]
+    pin_mode: config::PinMode,
+}
+
+impl Registry {
+    pub(crate) fn new(reclaim: Arc<Reclaim>, gate: Gate, config: &config::Config) -> Self {
+        let _ = config;
+        Self {
+            reclaim,
+            gate,
+            files: Mutex::default(),
+            #[cfg(feature = "ablation")]
+            pin_mode: config.pin_mode,
+        }
+    }
+
+    /// Whether the cache may be used.
+    pub(crate) fn check(&self) -> Result<()> {
+        self.gate.check()
+    }
+
+    /// Opens a handle of the file that `backing` is.
+    pub(crate) fn open(
+        self: &Arc<Self>,
+        backing: Arc<dyn Backing>,
+        options: &OpenOptions,
+    ) -> Result<File> {
+        self.check()?;
+        options.validate()?;
+        let mut files = self.files.lock();
+        let key = backing.identity().map_or(Key::Single(files.next_single), Key::Identified);
+        if let Key::Single(number) = key {
+            files.next_single = number + 1;
+        }
+        if !files.open.contains_key(&key) {
+            let inode = self.make_inode(&backing, options)?;
+            files.open.insert(key, Open { inode, handles: 0, writable: 0, immutable: 0 });
+        }
+        let Some(open) = files.open.get_mut(&key) else { unreachable!("just put there") };
+        if let Err(error) = open.admit(options) {
+            if open.handles == 0 && !open.inode.is_dirty() {
+                files.open.remove(&key);
+            }
+            return Err(error);
+        }
+        if options.write {
+            open.inode.allow_writes(backing);
+        }
+        let handle = self.make_handle(key, open, options);
+        drop(files);
+        let file = File::new(Arc::new(handle));
+        if options.truncate {
+            file.set_len(0)?;
+        }
+        Ok(file)
+    }
+
+    fn make_inode(
+        &self,
+        backing: &Arc<dyn Backing>,
+        options: &OpenOptions,
+    ) -> Result<Arc<Inode>> {
+        let order = config::folio_order(options.folio_bytes)?;
+        let len_bytes = crate::io::len_bytes(&**backing)?;
+        let len_max_bytes = options.len_max_bytes(len_bytes)?;
+        let memory = Arc::clone(&self.reclaim.memory);
+        let inode = Inode::new(memory, Arc::clone(backing), order, len_bytes, len_max_bytes);
+        let purpose = "a file's table (OpenOptions::len_max)";
+        Ok(Arc::new(inode.map_err(|source| ErrorKind::Memory { purpose, source })?))
+    }
+
+    fn make_handle(
+        self: &Arc<Self>,
+        key: Key,
+        open: &mut Open,
+        options: &OpenOptions,
+    ) -> Handle {
+        open.handles += 1;
+        open.writable += u64::from(options.write);
+        open.immutable += u64::from(options.immutable);
+        Handle {
+            key,
+            inode: Arc::clone(&open.inode),
+            reclaim: Arc::clone(&self.reclaim),
+            registry: Arc::clone(self),
+            error_cursor: open.inode.sample_errors(),
+            readable: options.read || options.immutable,
+            writable: options.write,
+            immutable: options.immutable,
+            #[cfg(feature = "ablation")]
+            pin_mode: self.pin_mode,
+        }
+    }
+
+    /// A handle is gone. After the last one the file is written out and buried.
+    pub(super) fn release(&self, handle: &Handle) {
+        if self.gate.is_forked() {
+            return;
+        }
+        let last = {
+            let mut files = self.files.lock();
+            let Some(open) = files.open.get_mut(&handle.key) else { return };
+            open.handles -= 1;
+            open.writable -= u64::from(handle.writable);
+            open.immutable -= u64::from(handle.immutable);
+            open.handles == 0
+        };
+        if last {
+            handle.inode.write_out_all();
+            self.bury(handle.key);
+        }
+    }
+
+    /// Forgets a file that has no handles, unless it has dirty pages or was opened again.
+    fn bury(&self, key: Key) {
+        let mut files = self.files.lock();
+        let Some(open) = files.open.get(&key) else { return };
+        if open.handles > 0 {
+            return;
+        }
+        if open.inode.is_dirty() {
+            let name = open.inode.name();
+            log::error!("{name}: closed, but dirty pages could not be written; they are kept");
+            return;
+        }
+        let inode = Arc::clone(&open.inode);
+        // Under the registry's lock: nobody opens the file meanwhile.
+        inode.remove_folios_from(0);
+        self.reclaim.wait_for_turn();
+        files.open.remove(&key);
+    }
+
+    /// The inodes of all files.
+    fn inodes(&self) -> Vec<(Key, Arc<Inode>)> {
+        let files = self.files.lock();
+        files.open.iter().map(|(key, open)| (*key, Arc::clone(&open.inode))).collect()
+    }
+
+    /// Writes everything out and makes it durable; then no call works any more. On an error
+    /// nothing is closed and nothing lost.
+    pub(crate) fn close(&self) -> Result<()> {
+        self.check()?;
+        for (_, inode) in self.inodes() {
+            inode.sync(&inode.sample_errors(), false)?;
+        }
+        self.gate.close();
+        // What was written between the sync and the closing of the gate.
+        for (key, inode) in self.inodes() {
+            inode.sync(&inode.sample_errors(), false)?;
+            if !inode.is_dirty() {
+                inode.remove_folios_from(0);
+            }
+            self.bury(key);
+        }
+        Ok(())
+    }
+
+    /// What is done instead of direct I/O, file by file.
+    pub(crate) fn fallbacks(&self) -> Vec<String> {
+        let inodes = self.inodes();
+        let reason = |inode: &Inode| match inode.reader().direct() {
+            DirectStatus::Buffered { reason } => {
+                Some(format!("direct-io of {}: buffered: {reason}", inode.name()))
+            }
+            _ => None,
+        };
+        inodes.iter().filter_map(|(_, inode)| reason(inode)).collect()
+    }
+}
+
+impl Open {
+    /// Whether another handle with `options` goes with those there are.
+    fn admit(&self, options: &OpenOptions) -> Result<()> {
+        let file = || self.inode.name();
+        let (wanted, open) = match options {
+            OpenOptions { immutable: true, .. } if self.writable > 0 => ("immutable", "writable"),
+            OpenOptions { write: true, .. } if self.immutable > 0 => ("writable", "immutable"),
+            _ => ("", ""),
+        };
+        if !wanted.is_empty() {
+            return Err(ErrorKind::ImmutableConflict { file: file(), wanted, open }.into());
+        }
+        let (wanted_bytes, open_bytes) = (options.folio_bytes, self.inode.mapping.folio_bytes());
+        if wanted_bytes != open_bytes {
+            let kind = ErrorKind::FolioSizeConflict { file: file(), wanted_bytes, open_bytes };
+            return Err(kind.into());
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Registry {
+    fn drop(&mut self) {
+        if self.gate.is_forked() {
+            // The memory is not ours; leave it, and the parent's files, alone.
+            std::mem::take(&mut self.files.lock().open).into_values().for_each(std::mem::forget);
+            return;
+        }
+        for (_, inode) in self.inodes() {
+            // No handle is left (each keeps the registry): what is here could not be written.
+            inode.write_out_all();
+            if inode.is_dirty() {
+                log::error!("{}: the cache ends with dirty pages that cannot be written", inode.name());
+            }
+            inode.remove_folios_from(0);
+        }
+        self.reclaim.wait_for_turn();
+    }
+}

@@ -1,0 +1,65 @@
+//! Changing the length.
+//!
+//! A cut, in this order (WRITEBACK-4): the length, so that no write-out that starts from now on
+//! reaches behind it; wait for those in flight; the backing; then the folios behind the new end,
+//! dirty or not; then zeros behind the end in the folio that holds it (FILE-1). If the backing
+//! refuses, the old length stands again and nothing is lost.
+
+use super::File;
+use crate::error::Result;
+use crate::folio::Flag;
+use crate::mapping::{Lookup, PAGE_BYTES, PAGE_SHIFT};
+
+impl File {
+    /// Makes the file `len_bytes` long: cuts what is behind, or grows it by zeros. The file on the
+    /// device has that length when the call returns; it is durable after a sync. Blocks for I/O.
+    ///
+    /// Bytes that were pinned and are cut off stay readable through the pin, with any content.
+    ///
+    /// # Errors
+    /// The storage's (then the length is as before); a handle not opened for writing; a length
+    /// beyond what the file was opened for.
+    pub fn set_len(&self, len_bytes: u64) -> Result<()> {
+        let handle = &self.handle;
+        handle.check_writable()?;
+        handle.range_end(len_bytes, 0)?;
+        handle.check_len(len_bytes)?;
+        let inode = &handle.inode;
+        let _resizing = inode.lock_resizing();
+        let before_bytes = inode.mapping.len_bytes();
+        if len_bytes >= before_bytes {
+            inode.set_len_on_backing(len_bytes)?;
+            inode.mapping.set_len_bytes(len_bytes);
+            return Ok(());
+        }
+        inode.mapping.set_len_bytes(len_bytes);
+        inode.wait_for_writeback();
+        if let Err(error) = inode.set_len_on_backing(len_bytes) {
+            inode.mapping.set_len_bytes(before_bytes);
+            return Err(error.into());
+        }
+        inode.remove_folios_from(len_bytes.div_ceil(self.folio_bytes()) * self.folio_bytes());
+        self.zero_tail(len_bytes);
+        Ok(())
+    }
+
+    /// Zeroes what lies behind the end in the folio that holds it, if that is resident.
+    fn zero_tail(&self, len_bytes: u64) {
+        let folio_bytes = self.folio_bytes();
+        let in_folio = len_bytes & (folio_bytes - 1);
+        if in_folio == 0 {
+            return;
+        }
+        let inode = &self.handle.inode;
+        let folios = &inode.memory.folios;
+        let found = inode.mapping.get_folio(folios, len_bytes >> PAGE_SHIFT, &mut 0);
+        let Lookup::Folio(folio) = found else { return };
+        let lock = folio.lock();
+        if lock.owner() != inode.address() || !lock.flags.get(Flag::Uptodate) {
+            return;
+        }
+        let first = lock.index() + (in_folio / PAGE_BYTES);
+        let _window = inode.mapping.open_window(&lock, first..lock.index() + lock.pages());
+        self.handle.zero_from(&folio, &lock, in_folio);
+    }
+}

@@ -1,0 +1,142 @@
+//! Writes: folio by folio, under the folio lock, through a write window.
+//!
+//! A write ends in memory; it is on the device after a sync. It never reads what it replaces
+//! whole. Writes that make the file longer hold the resizing lock from beginning to end.
+//!
+//! # Safety
+//! Writes into frames whose lock it holds, through `sys::copy`.
+#![allow(unsafe_code)]
+
+use super::File;
+use super::fill::{Intent, Locked};
+use crate::error::Result;
+use crate::mapping::{PAGE_BYTES, PAGE_SHIFT};
+use crate::stats::Counter;
+use crate::sync::MutexGuard;
+use crate::sys::copy;
+
+/// The resizing lock, once a write needs it.
+type Resizing<'a> = Option<MutexGuard<'a, ()>>;
+
+/// A write of one folio found that the file had been cut: take the resizing lock and try again.
+#[derive(Debug)]
+struct MustResize;
+
+impl File {
+    /// Writes `buffer` at `position`, growing the file if it ends behind its end; what lies
+    /// between reads as zeros. Returns how many bytes were written: all, unless an error came up
+    /// on the way (the next call there says which).
+    ///
+    /// Blocks for I/O when it replaces part of a folio that is not resident, and when frames must
+    /// be written out to make room. Atomic with respect to `read_at` inside one 4 KiB page.
+    ///
+    /// # Errors
+    /// The storage's, with file, position and length; the cache full of pinned pages; a handle not
+    /// opened for writing; a length beyond what the file was opened for.
+    pub fn write_at(&self, buffer: &[u8], position: u64) -> Result<usize> {
+        let handle = &self.handle;
+        handle.check_writable()?;
+        let end = handle.range_end(position, buffer.len() as u64)?;
+        if buffer.is_empty() {
+            return Ok(0);
+        }
+        handle.check_len(end)?;
+        let mut resizing: Resizing<'_> = None;
+        if end > self.len() {
+            resizing = Some(handle.inode.lock_resizing());
+        }
+        let mut done = 0;
+        while done < buffer.len() {
+            let at = position + done as u64;
+            let in_folio = at & (self.folio_bytes() - 1);
+            let length = (self.folio_bytes() - in_folio).min((buffer.len() - done) as u64);
+            let bytes = &buffer[done..done + length as usize];
+            match self.write_folio(bytes, at, resizing.is_some()) {
+                Ok(Ok(())) => done += bytes.len(),
+                Ok(Err(MustResize)) => resizing = Some(handle.inode.lock_resizing()),
+                Err(error) if done == 0 => return Err(error),
+                // What was written is written; the caller finds the error where it stands.
+                Err(_) => break,
+            }
+        }
+        handle.inode.memory.counters.add(Counter::WriteBytes, done as u64);
+        Ok(done)
+    }
+
+    /// Writes all of `buffer` at `position`.
+    ///
+    /// # Errors
+    /// As [`File::write_at`]; part of `buffer` may have been written then.
+    pub fn write_all_at(&self, buffer: &[u8], position: u64) -> Result<()> {
+        let mut done = 0;
+        while done < buffer.len() {
+            done += self.write_at(&buffer[done..], position + done as u64)?;
+        }
+        Ok(())
+    }
+
+    /// Writes bytes that lie in one folio.
+    fn write_folio(
+        &self,
+        bytes: &[u8],
+        position: u64,
+        may_grow: bool,
+    ) -> Result<std::result::Result<(), MustResize>> {
+        let inode = &self.handle.inode;
+        let mapping = &inode.mapping;
+        let end = position + bytes.len() as u64;
+        let intent = self.intent(position, end);
+        let locked = self.handle.lock_folio(position >> PAGE_SHIFT, intent)?;
+        // Looked at under the folio lock: a cut of the file takes the folio's lock, or its place.
+        if end > mapping.len_bytes() && !may_grow {
+            self.settle(&locked);
+            return Ok(Err(MustResize));
+        }
+        self.copy_into(&locked, bytes, position);
+        if end > mapping.len_bytes() {
+            mapping.set_len_bytes(end);
+        }
+        Ok(Ok(()))
+    }
+
+    /// Whether the write replaces all that the file has in its folio.
+    fn intent(&self, position: u64, end: u64) -> Intent {
+        let inode = &self.handle.inode;
+        let folio_bytes = self.folio_bytes();
+        let folio_start = position & !(folio_bytes - 1);
+        let folio_end = folio_start + folio_bytes;
+        let on_backing = folio_start + inode.bytes_on_backing(folio_start, folio_bytes);
+        let content_end = inode.mapping.len_bytes().min(folio_end).max(on_backing);
+        let replaces_all = position == folio_start && end >= content_end;
+        if replaces_all { Intent::Overwrite } else { Intent::Read }
+    }
+
+    fn copy_into(&self, locked: &Locked<'_>, bytes: &[u8], position: u64) {
+        let inode = &self.handle.inode;
+        let in_folio = position - locked.lock.index() * PAGE_BYTES;
+        let start = inode.memory.arena.address(locked.folio.id());
+        let target = start.wrapping_add(in_folio as usize);
+        inode.mark_dirty(&locked.folio, &locked.lock);
+        let end = position + bytes.len() as u64;
+        if locked.is_uptodate() {
+            let pages = position >> PAGE_SHIFT..((end - 1) >> PAGE_SHIFT) + 1;
+            let _window = inode.mapping.open_window(&locked.lock, pages);
+            // SAFETY: inside a frame whose lock and write window we hold; `bytes` is not in it.
+            unsafe { copy::copy_in(target, bytes) };
+        } else {
+            // SAFETY: inside a frame whose lock we hold and which no reader is let into yet.
+            unsafe { copy::copy_in(target, bytes) };
+            self.handle.zero_from(&locked.folio, &locked.lock, in_folio + bytes.len() as u64);
+            inode.mapping.mark_uptodate(&locked.lock);
+        }
+    }
+
+    /// A folio that was to be overwritten and is not: nobody may see what its frame held before.
+    fn settle(&self, locked: &Locked<'_>) {
+        if !locked.is_uptodate() {
+            let mapping = &self.handle.inode.mapping;
+            let folios = &self.handle.inode.memory.folios;
+            drop(mapping.remove(&locked.folio, &locked.lock, folios));
+        }
+    }
+}

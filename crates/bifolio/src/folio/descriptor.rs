@@ -1,0 +1,276 @@
+//! The descriptor of a folio, the array of all of them, and the guards that hold references.
+//!
+//! [`Folios`] is the array; [`FolioRef`] is one counted reference, [`Frozen`] the proof that there
+//! is no other one. Nothing outside this folder adds to or subtracts from a count by hand.
+//!
+//! The last reference to go frees the folio: it must come off the LRU and its frame must go back
+//! to the arena, both in layers above. That is the one call upwards, and it is the small trait
+//! [`Reaper`].
+
+use super::flags::Flags;
+use super::lock::{FolioLock, LockedFolio};
+use super::pin::{PinWord, Put, TryGet};
+use crate::sync::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
+use crate::sys::array::{ReservedArray, ZeroValid};
+use std::fmt;
+
+/// Names a folio: the number of its first frame, and of its descriptor.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct FolioId(pub(crate) u32);
+
+/// The end of a list of folios.
+pub(crate) const NO_FOLIO: u32 = u32::MAX;
+
+/// See rule numbers in `folio/mod.rs` for who may touch what.
+#[derive(Debug, Default)]
+#[repr(C, align(64))]
+pub(crate) struct Folio {
+    pub(super) pin: PinWord,
+    index: AtomicU64,
+    owner: AtomicU64,
+    pub(super) lock: FolioLock,
+    pub(crate) flags: Flags,
+    pub(crate) lru_next: AtomicU32,
+    pub(crate) lru_previous: AtomicU32,
+    pub(crate) dirty_next: AtomicU32,
+    pub(crate) dirty_previous: AtomicU32,
+    version: AtomicU32,
+    /// The CPU whose LRU batch holds the folio, plus one; 0 when none does.
+    pub(crate) batch: AtomicU16,
+    order: AtomicU8,
+}
+
+#[cfg(not(all(test, loom)))]
+const _: () = assert!(size_of::<Folio>() == 64);
+
+// SAFETY: all fields are atomics, for which zero is a valid value; nothing needs dropping.
+#[allow(unsafe_code)]
+unsafe impl ZeroValid for Folio {}
+
+impl Folio {
+    /// Page index of the folio's first page in its file (rule 2).
+    pub(crate) fn index(&self) -> u64 {
+        self.index.load(Ordering::Relaxed)
+    }
+
+    /// log2 of the folio's pages (rule 2).
+    pub(crate) fn order(&self) -> u8 {
+        self.order.load(Ordering::Relaxed)
+    }
+
+    /// How many base pages the folio has.
+    pub(crate) fn pages(&self) -> u64 {
+        1 << self.order()
+    }
+
+    /// Address of the owner, 0 once the folio has left its table (rule 2).
+    pub(crate) fn owner(&self) -> u64 {
+        self.owner.load(Ordering::Relaxed)
+    }
+
+    /// Sets up a folio nobody else can see yet (rule 2).
+    pub(crate) fn set_up(&self, owner: u64, index: u64, order: u8) {
+        self.owner.store(owner, Ordering::Relaxed);
+        self.index.store(index, Ordering::Relaxed);
+        self.order.store(order, Ordering::Relaxed);
+        self.flags.reset();
+    }
+
+    /// The folio has left its table; the proof is the lock (rule 2).
+    pub(crate) fn clear_owner(locked: &LockedFolio<'_>) {
+        locked.owner.store(0, Ordering::Relaxed);
+    }
+
+    /// The Entry version last used with this frame (rule 6).
+    pub(crate) fn version(&self) -> u32 {
+        self.version.load(Ordering::Relaxed)
+    }
+
+    /// Remembers the Entry version last used with this frame (rule 6).
+    pub(crate) fn set_version(&self, version: u32) {
+        self.version.store(version, Ordering::Relaxed);
+    }
+
+    /// References held now; a hint.
+    pub(crate) fn references(&self) -> u64 {
+        self.pin.state().count()
+    }
+}
+
+/// Takes back a folio whose last reference is gone.
+pub(crate) trait Reaper: Send + Sync {
+    /// Frees the folio that `frozen` proves to be nobody else's.
+    fn reap(&self, frozen: Frozen<'_>);
+}
+
+/// All descriptors of a cache.
+pub(crate) struct Folios {
+    array: ReservedArray<Folio>,
+    reaper: Box<dyn Reaper>,
+}
+
+impl fmt::Debug for Folios {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Folios").field("len", &self.array.len()).finish_non_exhaustive()
+    }
+}
+
+impl Folios {
+    /// Reserves `length` descriptors; `reaper` takes what dies.
+    pub(crate) fn new(length: usize, reaper: Box<dyn Reaper>) -> std::io::Result<Self> {
+        Ok(Self { array: ReservedArray::new(length)?, reaper })
+    }
+
+    /// The descriptor of `id`.
+    #[inline(always)]
+    pub(crate) fn get(&self, id: FolioId) -> &Folio {
+        self.array.get(id.0 as usize)
+    }
+
+    /// Makes the descriptors of fresh frames free ones, before their first use.
+    pub(crate) fn init_free(&self, first: FolioId, count: usize) {
+        for id in first.0..first.0 + count as u32 {
+            self.get(FolioId(id)).pin.init_free();
+        }
+    }
+
+    /// Starts the life of a free folio with one reference, which the caller gets.
+    ///
+    /// `FolioId` must come from the arena: then nobody else can start it.
+    pub(crate) fn start(&self, id: FolioId, owner: u64, index: u64, order: u8) -> FolioRef<'_> {
+        let folio = self.get(id);
+        folio.set_up(owner, index, order);
+        folio.pin.init(1);
+        FolioRef { folios: self, id }
+    }
+
+    /// Takes a reference, unless the folio is frozen or free. What it is now, only a second look
+    /// at the table tells.
+    #[inline(always)]
+    pub(crate) fn try_get(&self, id: FolioId) -> Result<FolioRef<'_>, TryGet> {
+        match self.get(id).pin.try_get(1) {
+            TryGet::Got => Ok(FolioRef { folios: self, id }),
+            other => Err(other),
+        }
+    }
+
+    /// [`Self::try_get`] with the loop of the kernel before the thread.
+    #[cfg(feature = "ablation")]
+    #[inline(always)]
+    pub(crate) fn try_get_compare_exchange(&self, id: FolioId) -> Result<FolioRef<'_>, TryGet> {
+        match self.get(id).pin.try_get_compare_exchange(1) {
+            TryGet::Got => Ok(FolioRef { folios: self, id }),
+            other => Err(other),
+        }
+    }
+
+    /// Takes over a reference that [`FolioRef::into_id`] put in a list or a batch.
+    pub(crate) fn adopt(&self, id: FolioId) -> FolioRef<'_> {
+        debug_assert!(self.get(id).references() > 0, "adopting {id:?} without a reference");
+        FolioRef { folios: self, id }
+    }
+}
+
+/// One counted reference: the folio's frame and descriptor stay what they are while it lives.
+#[derive(Debug)]
+pub(crate) struct FolioRef<'a> {
+    folios: &'a Folios,
+    id: FolioId,
+}
+
+impl<'a> FolioRef<'a> {
+    #[inline(always)]
+    pub(crate) fn id(&self) -> FolioId {
+        self.id
+    }
+
+    /// The descriptor, for as long as the array lives; its content is the folio's only while the
+    /// reference is held.
+    #[inline(always)]
+    pub(crate) fn folio(&self) -> &'a Folio {
+        self.folios.get(self.id)
+    }
+
+    /// Blocks until the folio lock is ours. The guard must not outlive the caller's reference
+    /// (or the freeze it turned into): the descriptor stays, but the folio could die locked.
+    pub(crate) fn lock(&self) -> LockedFolio<'a> {
+        LockedFolio::lock(self.folio())
+    }
+
+    /// Takes the folio lock if it is free.
+    pub(crate) fn try_lock(&self) -> Option<LockedFolio<'a>> {
+        LockedFolio::try_lock(self.folio())
+    }
+
+    /// Another reference to the same folio; `None` when the count is at its limit.
+    pub(crate) fn try_clone(&self) -> Option<FolioRef<'a>> {
+        self.folios.try_get(self.id).ok()
+    }
+
+    /// Gives the reference to a list or a batch; [`Folios::adopt`] takes it back.
+    pub(crate) fn into_id(self) -> FolioId {
+        let id = self.id;
+        std::mem::forget(self);
+        id
+    }
+
+    /// Freezes the folio if this reference and `others` more, which the caller answers for, are
+    /// all there are. On success all of them are gone: the caller owns the folio.
+    pub(crate) fn try_freeze(self, others: u64) -> Result<Frozen<'a>, FolioRef<'a>> {
+        if !self.folio().pin.try_freeze(others + 1) {
+            return Err(self);
+        }
+        let frozen = Frozen { folios: self.folios, id: self.id, references: others + 1 };
+        std::mem::forget(self);
+        Ok(frozen)
+    }
+}
+
+impl Drop for FolioRef<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        if self.folio().pin.put_and_test(1) == Put::Last {
+            let frozen = Frozen { folios: self.folios, id: self.id, references: 0 };
+            self.folios.reaper.reap(frozen);
+        }
+    }
+}
+
+/// Proof that nobody else holds a reference, or can get one.
+///
+/// Must be consumed: [`Frozen::unfreeze`] brings the references it was made of back to life,
+/// [`Frozen::free`] ends the folio's life. Whoever meets a frozen folio waits for one of the two.
+#[must_use]
+#[derive(Debug)]
+pub(crate) struct Frozen<'a> {
+    folios: &'a Folios,
+    id: FolioId,
+    /// References that went into the freeze; 0 when the last put made it.
+    references: u64,
+}
+
+impl<'a> Frozen<'a> {
+    pub(crate) fn id(&self) -> FolioId {
+        self.id
+    }
+
+    pub(crate) fn folio(&self) -> &'a Folio {
+        self.folios.get(self.id)
+    }
+
+    pub(crate) fn folios(&self) -> &'a Folios {
+        self.folios
+    }
+
+    /// Ends the freeze: all references that went in exist again, and the caller's is returned.
+    pub(crate) fn unfreeze(self) -> FolioRef<'a> {
+        debug_assert!(self.references > 0, "the last put cannot be taken back");
+        self.folio().pin.unfreeze(self.references);
+        FolioRef { folios: self.folios, id: self.id }
+    }
+
+    /// Ends the folio's life: hands it to the reaper.
+    pub(crate) fn free(self) {
+        self.folios.reaper.reap(self);
+    }
+}

@@ -1,0 +1,40 @@
+//! Folios: the cached units of a file, each with one 64-byte descriptor that is never unmapped.
+//!
+//! Below everything that finds, fills, lists or evicts folios. A descriptor belongs to a frame
+//! (`frames`): descriptor i describes the folio whose first page is frame i; a folio of several
+//! pages uses the descriptor of its first frame, the others only keep their frame's Entry version.
+//!
+//! Who may touch which field of a descriptor, and when (cited elsewhere as "rule N"):
+//!
+//! 1. `pin`: anybody, through [`FolioRef`] and [`Frozen`] only. The descriptor is type-stable:
+//!    touching the word of a folio that died is harmless, it fails or must be re-checked.
+//! 2. `owner`, `index`, `order`: written by whoever allocated the folio, before `init` publishes
+//!    it. `owner` is cleared under the folio lock, when the folio leaves its table, and never set
+//!    again in that life. Readers hold the folio lock, or a reference and accept that `owner` goes.
+//! 3. `lru_next`, `lru_previous`, and the flags ON_LRU and ACTIVE: under the LRU lock.
+//! 4. `dirty_next`, `dirty_previous`: under the dirty lock of the owner.
+//! 5. UPTODATE is set under the folio lock and never cleared while anybody holds a reference.
+//!    DIRTY is set and cleared under the folio lock. WRITEBACK is set under the folio lock and
+//!    cleared by whoever does the I/O.
+//! 6. `version`: per frame, not per folio. Written by whoever takes the frame's Entry out of a
+//!    table, read by whoever puts the next one in; between the two the frame changes hands through
+//!    the arena's lock.
+//! 7. `batch`: which CPU's LRU batch holds the folio; written under that batch's lock.
+//!
+//! References: 1 the table that names the folio, 1 each LRU batch slot, 1 each isolation, 1 each
+//! pin, 1 each I/O in flight, 1 each thread that looked it up. Being on an LRU list or a dirty list
+//! is not a reference: the last put takes the folio off.
+
+mod batch;
+mod descriptor;
+mod flags;
+mod lock;
+mod pin;
+
+pub(crate) use batch::{BATCH_SLOTS, FolioBatch};
+pub(crate) use descriptor::{Folio, FolioId, FolioRef, Folios, Frozen, NO_FOLIO, Reaper};
+pub(crate) use flags::Flag;
+pub(crate) use lock::LockedFolio;
+pub(crate) use pin::{COUNT_MAX, TryGet};
+#[cfg(all(test, loom))]
+pub(crate) use pin::{PinState, PinWord, Put};

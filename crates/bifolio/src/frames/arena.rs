@@ -1,0 +1,412 @@
+//! The arena: one reservation, cut into 2 MiB chunks; frame i belongs to descriptor i.
+//!
+//! Called by `reclaim` (allocate, free, evacuate) and by whoever charges metadata. A chunk is made
+//! resident when the first folio needs it and the budget allows, and keeps its memory while frames
+//! come and go in it: a hit, a miss and an eviction do no page-table work.
+//!
+//! Allocation prefers the slot after the neighbour's (`near`), then the lowest free slot of a chunk
+//! of the right order, then an empty chunk of another order, then a new chunk. What else there is,
+//! eviction must free. A chunk that is wanted for another order, or back by the kernel, is
+//! *evacuated*: nothing is allocated in it any more, its folios are evicted one by one (by
+//! `reclaim`), and when it is empty it changes its role.
+//!
+//! # Safety
+//! Hands out addresses inside the reservation; touches none.
+
+use super::budget::Budget;
+use super::chunk::{CHUNK_BYTES, CHUNK_PAGES, Chunk, Role};
+use super::ORDER_MAX;
+use crate::config::HugePages;
+use crate::folio::{FolioId, Folios};
+use crate::sync::{AtomicU64, Mutex, Ordering};
+use crate::sys::memory::Reservation;
+use crate::sys::probe::{Feature, Features};
+use std::io;
+
+const PAGE_BYTES: u64 = 4096;
+const DESCRIPTOR_BYTES: u64 = 64;
+const FRAME_BYTES: u64 = PAGE_BYTES + DESCRIPTOR_BYTES;
+
+/// What the arena is used for, a snapshot.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct ArenaUse {
+    /// The bound, bytes.
+    pub(crate) bound_bytes: u64,
+    /// Charged: frames, descriptors, tables.
+    pub(crate) used_bytes: u64,
+    /// Resident frames, bytes.
+    pub(crate) frame_bytes: u64,
+    /// Free pages in resident chunks.
+    pub(crate) free_pages: u64,
+}
+
+/// A chunk that is being emptied; finish or cancel it.
+#[derive(Debug)]
+#[must_use]
+pub(crate) struct Evacuation {
+    chunk: usize,
+    /// The folios in it when the evacuation began.
+    pub(crate) folios: Vec<FolioId>,
+}
+
+impl Evacuation {
+    /// The number of the chunk.
+    pub(crate) fn chunk(&self) -> usize {
+        self.chunk
+    }
+}
+
+#[derive(Debug)]
+struct State {
+    budget: Budget,
+    chunks: Vec<Chunk>,
+    /// For each order, chunks that have free slots of it.
+    available: [Vec<u32>; ORDER_MAX as usize + 1],
+    free_pages: u64,
+    frame_pages: u64,
+}
+
+/// See the head of the file.
+#[derive(Debug)]
+pub(crate) struct Arena {
+    memory: Reservation,
+    features: Features,
+    huge_pages: HugePages,
+    state: Mutex<State>,
+    /// Mirrors `free_pages` plus what the budget still allows, for the watermarks.
+    obtainable_pages: AtomicU64,
+}
+
+impl Arena {
+    /// Reserves address space for `bound_bytes_max` bytes of frames and allows `bound_bytes`.
+    pub(crate) fn new(
+        bound_bytes: u64,
+        bound_bytes_max: u64,
+        huge_pages: HugePages,
+        features: Features,
+    ) -> io::Result<Self> {
+        let chunks = bound_bytes_max.div_ceil(CHUNK_BYTES);
+        let too_large = || io::Error::from(io::ErrorKind::OutOfMemory);
+        let bytes = chunks.checked_mul(CHUNK_BYTES).ok_or_else(too_large)?;
+        let bytes = usize::try_from(bytes).map_err(|_| too_large())?;
+        let memory = Reservation::new(bytes, CHUNK_BYTES as usize)?;
+        memory.keep_from_fork();
+        if huge_pages == HugePages::Never {
+            memory.refuse_huge_pages();
+        }
+        let state = State {
+            budget: Budget::new(bound_bytes),
+            chunks: (0..chunks).map(|_| Chunk::vacant()).collect(),
+            available: Default::default(),
+            free_pages: 0,
+            frame_pages: 0,
+        };
+        let obtainable_pages = AtomicU64::new(state.obtainable_pages());
+        Ok(Self { memory, features, huge_pages, state: Mutex::new(state), obtainable_pages })
+    }
+
+    /// Frames there is address space for; as many descriptors are needed.
+    pub(crate) fn frames_max(bound_bytes_max: u64) -> u64 {
+        bound_bytes_max.div_ceil(CHUNK_BYTES) * u64::from(CHUNK_PAGES)
+    }
+
+    /// Address of frame 0; frame i follows at i * 4096 bytes.
+    #[inline(always)]
+    pub(crate) fn base(&self) -> *mut u8 {
+        self.memory.as_ptr()
+    }
+
+    /// Address of a folio's first byte.
+    #[inline(always)]
+    pub(crate) fn address(&self, id: FolioId) -> *mut u8 {
+        self.base().wrapping_add(id.0 as usize * PAGE_BYTES as usize)
+    }
+
+    /// Pages that are free, or that the budget still allows; a hint.
+    pub(crate) fn obtainable_pages(&self) -> u64 {
+        self.obtainable_pages.load(Ordering::Relaxed)
+    }
+
+    /// Whether [`Self::allocate`] would find something now.
+    pub(crate) fn can_allocate(&self, order: u8) -> bool {
+        let mut state = self.state.lock();
+        let room = state.any_slot(order).is_some() || state.empty_chunk(order).is_some();
+        room || state.affordable_pages(order) > 0
+    }
+
+    /// Finds a free frame run for a folio of `order`, after `near` if possible.
+    ///
+    /// `Ok(None)`: everything the bound allows is in use. An error is the kernel's refusal of
+    /// memory the bound would allow.
+    pub(crate) fn allocate(
+        &self,
+        order: u8,
+        near: Option<FolioId>,
+        folios: &Folios,
+    ) -> io::Result<Option<FolioId>> {
+        let mut state = self.state.lock();
+        let found = match near.and_then(|near| state.slot_after(near, order)) {
+            Some(found) => Some(found),
+            None => state.any_slot(order).or_else(|| state.convert_empty(order)),
+        };
+        let (chunk, slot) = match found {
+            Some(found) => found,
+            None => match self.add_chunk(&mut state, order, folios)? {
+                Some(chunk) => (chunk, 0),
+                None => return Ok(None),
+            },
+        };
+        state.take(chunk, slot);
+        self.publish(&state);
+        Ok(Some(FolioId(chunk as u32 * CHUNK_PAGES + (slot << order))))
+    }
+
+    /// Gives a folio's frames back. Its descriptor is frozen.
+    pub(crate) fn free(&self, id: FolioId) {
+        let mut state = self.state.lock();
+        state.put(id);
+        self.publish(&state);
+    }
+
+    /// Charges `bytes` of metadata about to be touched; `false` when the bound does not allow it.
+    #[must_use]
+    pub(crate) fn charge(&self, bytes: u64) -> bool {
+        let mut state = self.state.lock();
+        let charged = state.budget.try_take(bytes);
+        self.publish(&state);
+        charged
+    }
+
+    /// Gives back what [`Self::charge`] took.
+    pub(crate) fn uncharge(&self, bytes: u64) {
+        let mut state = self.state.lock();
+        state.budget.give_back(bytes);
+        self.publish(&state);
+    }
+
+    /// Sets the bound; what is over it must be evacuated by the caller.
+    pub(crate) fn set_bound(&self, bound_bytes: u64) {
+        let mut state = self.state.lock();
+        state.budget.bound_bytes = bound_bytes;
+        self.publish(&state);
+    }
+
+    /// Bytes resident beyond the bound.
+    pub(crate) fn excess_bytes(&self) -> u64 {
+        self.state.lock().budget.excess_bytes()
+    }
+
+    /// A snapshot of what is used.
+    pub(crate) fn usage(&self) -> ArenaUse {
+        let state = self.state.lock();
+        ArenaUse {
+            bound_bytes: state.budget.bound_bytes,
+            used_bytes: state.budget.used_bytes,
+            frame_bytes: state.frame_pages * PAGE_BYTES,
+            free_pages: state.free_pages,
+        }
+    }
+
+    /// Starts to empty the chunk with the fewest folios among those that `wanted` accepts by
+    /// order and that are not in `tried`.
+    pub(crate) fn begin_evacuation(
+        &self,
+        wanted: impl Fn(u8) -> bool,
+        tried: &[usize],
+    ) -> Option<Evacuation> {
+        let mut state = self.state.lock();
+        let candidates = state.chunks.iter().enumerate().filter(|(number, chunk)| {
+            let fits = chunk.role != Role::Vacant && wanted(chunk.order());
+            fits && !chunk.draining && !tried.contains(number)
+        });
+        let (number, _) = candidates.min_by_key(|(_, c)| c.used_slots() << c.order())?;
+        let chunk = &mut state.chunks[number];
+        chunk.draining = true;
+        let order = chunk.order();
+        let id_of = |slot: u32| FolioId(number as u32 * CHUNK_PAGES + (slot << order));
+        let folios = chunk.used().map(id_of).collect();
+        state.unlist(number);
+        self.publish(&state);
+        Some(Evacuation { chunk: number, folios })
+    }
+
+    /// Ends an evacuation. An empty chunk goes back to the kernel if `release`, else it is free
+    /// for any order; one that could not be emptied serves on. Tells whether it was emptied.
+    pub(crate) fn finish_evacuation(&self, evacuation: &Evacuation, release: bool) -> bool {
+        let number = evacuation.chunk;
+        let mut state = self.state.lock();
+        state.chunks[number].draining = false;
+        let empty = state.chunks[number].is_empty();
+        if empty && release {
+            self.release_chunk(&mut state, number);
+        } else {
+            state.list(number);
+        }
+        self.publish(&state);
+        empty
+    }
+
+    /// Makes a vacant chunk resident, if the budget allows one worth having.
+    fn add_chunk(
+        &self,
+        state: &mut State,
+        order: u8,
+        folios: &Folios,
+    ) -> io::Result<Option<usize>> {
+        let Some(number) = state.chunks.iter().position(|chunk| chunk.role == Role::Vacant) else {
+            return Ok(None);
+        };
+        let pages = state.affordable_pages(order);
+        if pages == 0 {
+            return Ok(None);
+        }
+        let first_page = number * CHUNK_PAGES as usize;
+        let known = state.chunks[number].descriptor_pages;
+        let new_descriptors = pages.saturating_sub(known);
+        let frame_bytes = u64::from(pages) * PAGE_BYTES;
+        let cost_bytes = frame_bytes + u64::from(new_descriptors) * DESCRIPTOR_BYTES;
+        if !state.budget.try_take(cost_bytes) {
+            return Ok(None);
+        }
+        let offset_bytes = first_page * PAGE_BYTES as usize;
+        let huge = self.may_use_huge_pages() && pages == CHUNK_PAGES;
+        let populated =
+            self.memory.populate(offset_bytes, frame_bytes as usize, huge, &self.features);
+        if let Err(error) = populated {
+            let _ = self.memory.release(offset_bytes, frame_bytes as usize);
+            state.budget.give_back(cost_bytes);
+            return Err(error);
+        }
+        if new_descriptors > 0 {
+            let first_new = FolioId(first_page as u32 + known);
+            folios.init_free(first_new, new_descriptors as usize);
+        }
+        let chunk = &mut state.chunks[number];
+        chunk.pages = pages;
+        chunk.descriptor_pages = known.max(pages);
+        chunk.cut(order);
+        state.frame_pages += u64::from(pages);
+        state.free_pages += u64::from(state.chunks[number].free_pages());
+        state.list(number);
+        Ok(Some(number))
+    }
+
+    /// Gives an empty chunk back to the kernel. Its descriptors stay, and stay charged.
+    fn release_chunk(&self, state: &mut State, number: usize) {
+        let chunk = &mut state.chunks[number];
+        let bytes = u64::from(chunk.pages) * PAGE_BYTES;
+        let free_pages = u64::from(chunk.free_pages());
+        let offset_bytes = number * CHUNK_BYTES as usize;
+        if self.memory.release(offset_bytes, bytes as usize).is_err() {
+            // The kernel keeps it, so it stays charged and in service.
+            state.list(number);
+            return;
+        }
+        state.frame_pages -= u64::from(chunk.pages);
+        chunk.role = Role::Vacant;
+        chunk.pages = 0;
+        state.free_pages -= free_pages;
+        state.budget.give_back(bytes);
+    }
+
+    fn may_use_huge_pages(&self) -> bool {
+        let allowed = self.huge_pages != HugePages::Never;
+        allowed && self.features.has(Feature::TransparentHugePages)
+    }
+
+    fn publish(&self, state: &State) {
+        self.obtainable_pages.store(state.obtainable_pages(), Ordering::Relaxed);
+    }
+}
+
+impl State {
+    fn obtainable_pages(&self) -> u64 {
+        self.free_pages + self.budget.left_bytes() / FRAME_BYTES
+    }
+
+    /// Pages a new chunk may have: all, or, where the bound ends, what is worth having. Some room
+    /// is left for the tables then, so that a small cache need not evacuate for each of them.
+    fn affordable_pages(&self, order: u8) -> u32 {
+        let left = self.budget.left_bytes() / FRAME_BYTES;
+        if left >= u64::from(CHUNK_PAGES) {
+            return CHUNK_PAGES;
+        }
+        let worthwhile = (self.budget.bound_bytes / PAGE_BYTES / 8).min(64);
+        let pages = ((left - left / 16) >> order) << order;
+        if pages >= worthwhile.max(1) { pages as u32 } else { 0 }
+    }
+
+    /// The slot that follows folio `near`, if it is free and of the same order.
+    fn slot_after(&self, near: FolioId, order: u8) -> Option<(usize, u32)> {
+        let frame = near.0 + (1 << order);
+        let (number, page) = ((frame / CHUNK_PAGES) as usize, frame % CHUNK_PAGES);
+        let chunk = self.chunks.get(number)?;
+        let usable = chunk.role == Role::Slots { order } && !chunk.draining;
+        let slot = page >> order;
+        (usable && chunk.is_free(slot)).then_some((number, slot))
+    }
+
+    fn any_slot(&mut self, order: u8) -> Option<(usize, u32)> {
+        let number = *self.available[order as usize].last()? as usize;
+        let slot = self.chunks[number].first_free();
+        slot.map(|slot| (number, slot))
+    }
+
+    /// A chunk that holds nothing, of another order.
+    fn empty_chunk(&self, order: u8) -> Option<usize> {
+        let others = (0..=ORDER_MAX).filter(|other| *other != order);
+        let mut listed = others.flat_map(|other| self.available[other as usize].iter());
+        let fits = |chunk: &Chunk| chunk.is_empty() && chunk.pages >= 1 << order;
+        listed.find(|number| fits(&self.chunks[**number as usize])).map(|number| *number as usize)
+    }
+
+    /// Cuts a chunk that holds nothing anew.
+    fn convert_empty(&mut self, order: u8) -> Option<(usize, u32)> {
+        let number = self.empty_chunk(order)?;
+        self.unlist(number);
+        self.free_pages -= u64::from(self.chunks[number].free_pages());
+        self.chunks[number].cut(order);
+        self.free_pages += u64::from(self.chunks[number].free_pages());
+        self.list(number);
+        Some((number, 0))
+    }
+
+    fn take(&mut self, number: usize, slot: u32) {
+        let chunk = &mut self.chunks[number];
+        chunk.take(slot);
+        self.free_pages -= 1 << chunk.order();
+        if chunk.free_slots() == 0 {
+            self.unlist(number);
+        }
+    }
+
+    fn put(&mut self, id: FolioId) {
+        let number = (id.0 / CHUNK_PAGES) as usize;
+        let chunk = &mut self.chunks[number];
+        chunk.put((id.0 % CHUNK_PAGES) >> chunk.order());
+        self.free_pages += 1 << chunk.order();
+        if !chunk.draining {
+            self.list(number);
+        }
+    }
+
+    fn list(&mut self, number: usize) {
+        let chunk = &mut self.chunks[number];
+        if !chunk.listed && chunk.free_slots() > 0 {
+            chunk.listed = true;
+            self.available[chunk.order() as usize].push(number as u32);
+        }
+    }
+
+    fn unlist(&mut self, number: usize) {
+        let chunk = &mut self.chunks[number];
+        if chunk.listed {
+            chunk.listed = false;
+            let list = &mut self.available[chunk.order() as usize];
+            // The chunk in use is at the end of the list: look there first.
+            if let Some(at) = list.iter().rposition(|listed| *listed as usize == number) {
+                list.remove(at);
+            }
+        }
+    }
+}

@@ -1,0 +1,388 @@
+//! A regular file of the kernel as a [`Backing`].
+//!
+//! Opened by `Cache::open`; its transfers are called from `transfer.rs`; calls `sys::file`.
+//!
+//! ```text
+//!                    aligned part            the rest, less than a block
+//!   write_at --+--> direct descriptor        buffered descriptor --> page cache --> device
+//!              '--> (O_DIRECT) --> device
+//! ```
+//!
+//! Each file has two descriptors. Whole blocks go by the direct one. What is left at the end of a
+//! file whose length is not a multiple of a block goes by the buffered one, byte for byte: nothing
+//! is ever padded and cut back afterwards, so at no instant is the file longer than it was asked
+//! to be, whoever looks and whenever the machine stops. One call makes one transfer: a write that
+//! has both parts returns short after the first, and `transfer.rs` comes back with the second.
+//!
+//! # Why mixing the two is coherent
+//! Linux keeps direct transfers and its page cache apart by rule: a direct read or write first
+//! writes out what is dirty in its range and waits for it, and a direct write drops the range from
+//! the page cache, before and after. So a direct read sees an earlier buffered write, a buffered
+//! read an earlier direct one, and a tail that grew into a whole block can be written directly over
+//! its buffered past. What the kernel does not promise is order between *overlapping* transfers in
+//! flight at the same time; the cache never has two of those for one folio, and one for another
+//! folio touches other pages.
+//!
+//! # Order of a sync
+//! Both descriptors name one inode, so one `fdatasync`, begun after the last write returned, is
+//! enough: it writes out the tail from the page cache, commits the length, and flushes the volatile
+//! cache of the device, into which the direct writes went. It runs on the buffered descriptor,
+//! where a failed write-out of the tail is reported.
+//!
+//! # Invariants
+//! - IO-2: whole blocks of aligned memory at aligned positions go directly, everything else goes
+//!   through the page cache.
+//! - IO-3: a file that was once refused a direct transfer never tries one again.
+//! - IO-4: after one failed sync no later one succeeds. The kernel may drop what it could not write
+//!   and then report success for having nothing left: durability could only be pretended.
+//!
+//! It does not retry, does not continue short transfers, and does not cache or read ahead.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use thiserror::Error;
+
+use super::align::{range_end, round_down};
+use super::direct::{Choice, Direct, choose, is_refusal};
+use super::{Alignment, Backing, DirectStatus, FileIdentity, IoSource, IoTarget};
+use crate::sys::file::{self, FileKind, OpenMode};
+use crate::sys::probe::Features;
+
+/// How often a file may be replaced under our hands before opening it fails.
+const OPEN_ATTEMPTS_MAX: u32 = 5;
+
+/// Whether transfers of a file go directly to the device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum DirectIo {
+    /// Directly where the file system offers it, otherwise through the kernel's page cache.
+    #[default]
+    Auto,
+    /// Always through the kernel's page cache.
+    Never,
+    /// Directly, or opening fails.
+    Require,
+}
+
+/// How a [`DiskFile`] is opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DiskOptions {
+    /// Allows reading.
+    pub read: bool,
+    /// Allows writing, cutting and growing.
+    pub write: bool,
+    /// Makes the file if there is none. Needs `write`.
+    pub create: bool,
+    /// Cuts the file to nothing. Needs `write`.
+    pub truncate: bool,
+    /// Which way transfers go.
+    pub direct: DirectIo,
+}
+
+/// Why a file could not be opened.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum OpenDiskError {
+    /// The options contradict each other.
+    #[error("{}: {problem}", path.display())]
+    Options {
+        /// The path as it was given.
+        path: PathBuf,
+        /// What is wrong with the options.
+        problem: &'static str,
+    },
+    /// Only regular files can be cached.
+    #[error("{}: it is {kind}, and only regular files can be cached", path.display())]
+    NotRegular {
+        /// The path as it was given.
+        path: PathBuf,
+        /// What it names.
+        kind: FileKind,
+    },
+    /// The system refused.
+    #[error("{}: cannot open: {source}", path.display())]
+    System {
+        /// The path as it was given.
+        path: PathBuf,
+        /// Its answer.
+        source: io::Error,
+    },
+    /// Direct I/O was required and cannot be had.
+    #[error("{}: direct I/O was required, but {reason}", path.display())]
+    DirectRefused {
+        /// The path as it was given.
+        path: PathBuf,
+        /// Why it cannot be had.
+        reason: String,
+    },
+    /// The path named another file each time it was looked at.
+    #[error("{}: the file kept being replaced while it was opened", path.display())]
+    Replaced {
+        /// The path as it was given.
+        path: PathBuf,
+    },
+}
+
+/// A regular file on a file system, with direct transfers where they can be had.
+#[derive(Debug)]
+pub struct DiskFile {
+    path: PathBuf,
+    identity: FileIdentity,
+    buffered: OwnedFd,
+    direct: Option<Direct>,
+    direct_required: bool,
+    /// Why transfers go through the page cache; while it is empty they go directly (IO-3).
+    buffered_reason: OnceLock<String>,
+    /// The errno of the sync that failed (IO-4).
+    sync_failed: OnceLock<Option<i32>>,
+}
+
+impl DiskFile {
+    /// Opens the file at `path`, using what is in `features`.
+    ///
+    /// Never waits, whatever `path` names, and changes nothing unless it names a regular file.
+    pub fn open(
+        path: impl AsRef<Path>,
+        options: &DiskOptions,
+        features: &Features,
+    ) -> Result<Self, OpenDiskError> {
+        let path = path.as_ref();
+        if let Some(problem) = contradiction(options) {
+            return Err(OpenDiskError::Options { path: path.to_owned(), problem });
+        }
+        for _ in 0..OPEN_ATTEMPTS_MAX {
+            if let Some(file) = Self::open_once(path, options, features)? {
+                return Ok(file);
+            }
+        }
+        Err(OpenDiskError::Replaced { path: path.to_owned() })
+    }
+
+    /// `None` if the path changed its meaning between our looks at it.
+    fn open_once(
+        path: &Path,
+        options: &DiskOptions,
+        features: &Features,
+    ) -> Result<Option<Self>, OpenDiskError> {
+        let system = |source| OpenDiskError::System { path: path.to_owned(), source };
+        let (buffered, identity) = open_buffered(path, options)?;
+        let choice = match choose(path, buffered.as_fd(), options, features) {
+            Ok(choice) => choice,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(system(error)),
+        };
+        let buffered_reason = OnceLock::new();
+        let direct = match choice {
+            Choice::Direct(direct) => {
+                if identity_of(direct.descriptor.as_fd()).map_err(system)? != identity {
+                    return Ok(None);
+                }
+                file::set_blocking(direct.descriptor.as_fd()).map_err(system)?;
+                Some(direct)
+            }
+            Choice::Buffered { reason } if options.direct == DirectIo::Require => {
+                return Err(OpenDiskError::DirectRefused { path: path.to_owned(), reason });
+            }
+            Choice::Buffered { reason } => {
+                buffered_reason.get_or_init(|| reason);
+                None
+            }
+        };
+        if options.truncate {
+            file::set_len(&buffered, 0).map_err(system)?;
+        }
+        Ok(Some(Self {
+            path: path.to_owned(),
+            identity,
+            buffered,
+            direct,
+            direct_required: options.direct == DirectIo::Require,
+            buffered_reason,
+            sync_failed: OnceLock::new(),
+        }))
+    }
+
+    /// The direct descriptor and how many bytes it can move at once of a transfer that starts
+    /// here, if that is any (IO-2, IO-3).
+    fn direct_part(
+        &self,
+        address: *const u8,
+        length: usize,
+        position_bytes: u64,
+    ) -> Option<(BorrowedFd<'_>, usize)> {
+        let direct = self.direct.as_ref().filter(|_| self.buffered_reason.get().is_none())?;
+        let part = round_down(length, direct.alignment.offset_bytes);
+        let fits = part > 0 && direct.alignment.fits_start(address.addr(), position_bytes);
+        fits.then(|| (direct.descriptor.as_fd(), part))
+    }
+
+    /// Whether a direct transfer that ended like this is to be repeated through the page cache,
+    /// as is every later one.
+    fn falls_back(&self, answer: &io::Result<usize>, transfer: &str) -> bool {
+        match answer {
+            Err(error) if is_refusal(error) && !self.direct_required => {
+                self.buffered_reason.get_or_init(|| {
+                    format!("the file system refused a direct {transfer} ({error})")
+                });
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Runs one sync, unless one has failed before (IO-4).
+    pub(super) fn sync_once(&self, sync: fn(&OwnedFd) -> io::Result<()>) -> io::Result<()> {
+        if let Some(errno) = self.sync_failed.get() {
+            return Err(earlier_failure(*errno));
+        }
+        let answer = sync(&self.buffered);
+        match &answer {
+            // An interrupted sync has lost nothing; it is simply not over.
+            Err(error) if error.kind() != io::ErrorKind::Interrupted => {
+                self.sync_failed.get_or_init(|| error.raw_os_error());
+            }
+            _ => {}
+        }
+        answer
+    }
+}
+
+impl Backing for DiskFile {
+    fn read_at(&self, target: &mut IoTarget<'_>, position_bytes: u64) -> io::Result<usize> {
+        range_end(position_bytes, target.len())?;
+        if let Some((file, part)) = self.direct_part(target.as_ptr(), target.len(), position_bytes)
+        {
+            let answer = target.prefix(part).read_from(file, position_bytes);
+            if !self.falls_back(&answer, "read") {
+                return answer;
+            }
+        }
+        target.read_from(self.buffered.as_fd(), position_bytes)
+    }
+
+    fn write_at(&self, source: &IoSource<'_>, position_bytes: u64) -> io::Result<usize> {
+        range_end(position_bytes, source.len())?;
+        if let Some((file, part)) = self.direct_part(source.as_ptr(), source.len(), position_bytes)
+        {
+            let answer = source.prefix(part).write_to(file, position_bytes);
+            if !self.falls_back(&answer, "write") {
+                return answer;
+            }
+        }
+        source.write_to(self.buffered.as_fd(), position_bytes)
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        self.sync_once(|file| file::sync_data(file))
+    }
+
+    fn sync_all(&self) -> io::Result<()> {
+        self.sync_once(|file| file::sync_all(file))
+    }
+
+    fn len_bytes(&self) -> io::Result<u64> {
+        Ok(file::status(self.buffered.as_fd())?.length_bytes)
+    }
+
+    fn set_len(&self, length_bytes: u64) -> io::Result<()> {
+        range_end(length_bytes, 0)?;
+        file::set_len(&self.buffered, length_bytes)
+    }
+
+    fn alignment(&self) -> Alignment {
+        self.direct.as_ref().map_or(Alignment::NONE, |direct| direct.alignment)
+    }
+
+    fn describe(&self) -> String {
+        self.path.display().to_string()
+    }
+
+    fn identity(&self) -> Option<FileIdentity> {
+        Some(self.identity)
+    }
+
+    fn direct(&self) -> DirectStatus {
+        match self.buffered_reason.get() {
+            Some(reason) => DirectStatus::Buffered { reason: reason.clone() },
+            None => DirectStatus::Direct,
+        }
+    }
+}
+
+fn contradiction(options: &DiskOptions) -> Option<&'static str> {
+    match *options {
+        DiskOptions { read: false, write: false, .. } => {
+            Some("a file must be opened for reading, for writing or for both")
+        }
+        DiskOptions { write: false, create: true, .. } => {
+            Some("creating a file needs write access")
+        }
+        DiskOptions { write: false, truncate: true, .. } => {
+            Some("truncating a file needs write access")
+        }
+        _ => None,
+    }
+}
+
+/// Opens `path` through the page cache, if it names a regular file.
+///
+/// It is looked at before it is opened, because opening alone makes some devices act, and again
+/// afterwards, because it may have been replaced in between.
+fn open_buffered(
+    path: &Path,
+    options: &DiskOptions,
+) -> Result<(OwnedFd, FileIdentity), OpenDiskError> {
+    let system = |source| OpenDiskError::System { path: path.to_owned(), source };
+    match file::kind_of(path) {
+        Ok(kind) => check_regular(path, kind)?,
+        Err(error) if error.kind() == io::ErrorKind::NotFound && options.create => {}
+        Err(error) => return Err(system(error)),
+    }
+    let DiskOptions { read, write, create, .. } = *options;
+    let descriptor =
+        file::open(path, OpenMode { read, write, create, direct: false }).map_err(system)?;
+    let status = file::status(descriptor.as_fd()).map_err(system)?;
+    check_regular(path, status.kind)?;
+    file::set_blocking(descriptor.as_fd()).map_err(system)?;
+    Ok((descriptor, FileIdentity { device: status.device, inode: status.inode }))
+}
+
+fn check_regular(path: &Path, kind: FileKind) -> Result<(), OpenDiskError> {
+    match kind {
+        FileKind::Regular => Ok(()),
+        _ => Err(OpenDiskError::NotRegular { path: path.to_owned(), kind }),
+    }
+}
+
+fn identity_of(descriptor: BorrowedFd<'_>) -> io::Result<FileIdentity> {
+    let status = file::status(descriptor)?;
+    Ok(FileIdentity { device: status.device, inode: status.inode })
+}
+
+fn earlier_failure(errno: Option<i32>) -> io::Error {
+    let first =
+        errno.map_or_else(|| io::Error::from(io::ErrorKind::Other), io::Error::from_raw_os_error);
+    let kind = first.kind();
+    let advice =
+        "what was written since the last good sync may be lost: write it again to another file";
+    io::Error::new(kind, format!("an earlier sync failed ({first}); {advice}"))
+}
+
+#[cfg(test)]
+impl DiskFile {
+    /// Pretends that the file system had asked for another alignment.
+    pub(super) fn assume_alignment(&mut self, alignment: Alignment) {
+        self.direct.as_mut().expect("a direct file").alignment = alignment;
+    }
+    /// Whether both descriptors are of one regular file.
+    pub(super) fn descriptors_agree(&self) -> bool {
+        let same = |descriptor: &OwnedFd| {
+            let status = file::status(descriptor.as_fd()).expect("an open file has a status");
+            let identity = FileIdentity { device: status.device, inode: status.inode };
+            status.kind == FileKind::Regular && identity == self.identity
+        };
+        same(&self.buffered) && self.direct.as_ref().is_none_or(|direct| same(&direct.descriptor))
+    }
+}

@@ -1,0 +1,128 @@
+//! Transfers between frames and storage: the [`Backing`] trait and what is built on it.
+//!
+//! Stands under `writeback`, `reclaim` and `file`, which move whole folios; calls `sys::file`.
+//!
+//! ```text
+//!   read_full / write_full / sync_data ...   continue short transfers, EINTR, EAGAIN   transfer.rs
+//!     |                                      what failed, where, how much was left     error.rs
+//!   trait Backing                            one attempt each
+//!     |-- DiskFile                           O_DIRECT, the unaligned tail, fallbacks   disk.rs
+//!     |                                      which of the two ways a file goes         direct.rs
+//!     '-- yours                              object stores, tests, faults
+//!   IoTarget / IoSource                      memory that others may touch meanwhile    window.rs
+//!   IoBuffer                                 memory to drive a backing by hand         buffer.rs
+//!   Alignment, rounding                      arithmetic                                align.rs
+//! ```
+//!
+//! Nothing here knows folios, dirty pages or retries of a failed write: an error goes up, whole.
+
+mod align;
+mod buffer;
+mod direct;
+mod disk;
+mod error;
+#[cfg(test)]
+mod tests;
+mod transfer;
+mod window;
+
+use std::fmt::Debug;
+use std::io;
+
+pub use align::{Alignment, PositionOutOfRange};
+pub use buffer::IoBuffer;
+pub use disk::{DirectIo, DiskFile, DiskOptions, OpenDiskError};
+pub use error::{IoError, Operation};
+pub(crate) use transfer::{len_bytes, read_full, set_len, sync_all, sync_data, write_full};
+pub use window::{IoSource, IoTarget};
+
+pub use crate::sys::file::FileKind;
+
+/// Storage a cache can stand on: numbered bytes that can be read, written, synced and cut.
+///
+/// [`DiskFile`] is the one that comes with the crate. Implement it for storage of your own and
+/// hand it to `Cache::open_backing`.
+///
+/// # What the cache promises
+/// - Memory and positions of a transfer are multiples of [`alignment`](Self::alignment). Lengths
+///   are too, but for the last write before the end of the file: it ends where the file ends.
+/// - Two writes of the same bytes never overlap in time; reads and writes of different bytes may,
+///   from several threads.
+/// - The bytes of an [`IoSource`] may change during a write. Then the write may store a mixture;
+///   the cache writes those bytes again before it counts on them.
+///
+/// # What a backing promises
+/// - One call is one attempt. It may transfer fewer bytes than asked: the cache continues. It may
+///   fail with [`Interrupted`](io::ErrorKind::Interrupted) or
+///   [`WouldBlock`](io::ErrorKind::WouldBlock): the cache tries again, the latter a bounded number
+///   of times. Every other error goes to the caller as it is.
+/// - The storage never gets longer than the end of the last byte written, or what
+///   [`set_len`](Self::set_len) said. Bytes between an old end and a later write are zeros.
+/// - A read sees every write that returned before it began.
+/// - It does not call back into the cache.
+pub trait Backing: Send + Sync + Debug {
+    /// Reads into `target` from `position_bytes` on. Returns how many bytes it filled, from the
+    /// first on; 0 only at or behind the end. Bytes of `target` after those may hold anything.
+    fn read_at(&self, target: &mut IoTarget<'_>, position_bytes: u64) -> io::Result<usize>;
+
+    /// Writes `source` at `position_bytes`. Returns how many bytes it took, from the first on.
+    fn write_at(&self, source: &IoSource<'_>, position_bytes: u64) -> io::Result<usize>;
+
+    /// Makes every write and [`set_len`](Self::set_len) that returned before durable.
+    ///
+    /// After an error it must not return `Ok` before that is true: not because a second try found
+    /// nothing left to write.
+    fn sync_data(&self) -> io::Result<()>;
+
+    /// As [`sync_data`](Self::sync_data), and what is known about the file (times, owner) too.
+    fn sync_all(&self) -> io::Result<()>;
+
+    /// How many bytes there are.
+    fn len_bytes(&self) -> io::Result<u64>;
+
+    /// Cuts the storage to `length_bytes`, or lets it grow to that by zeros.
+    fn set_len(&self, length_bytes: u64) -> io::Result<()>;
+
+    /// What memory, positions and lengths must be multiples of. Never changes.
+    fn alignment(&self) -> Alignment {
+        Alignment::NONE
+    }
+
+    /// A path or a name, for messages.
+    fn describe(&self) -> String;
+
+    /// What tells this file from others, so that a file opened twice has one cache: `None` if
+    /// every open is a file of its own.
+    fn identity(&self) -> Option<FileIdentity> {
+        None
+    }
+
+    /// Whether transfers reach the device directly, for the statistics. May change while open.
+    fn direct(&self) -> DirectStatus {
+        DirectStatus::Custom
+    }
+}
+
+/// Which file it is, for as long as it is open somewhere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct FileIdentity {
+    /// The file system: `st_dev`, or a number of your own.
+    pub device: u64,
+    /// The file in it: `st_ino`, or a number of your own.
+    pub inode: u64,
+}
+
+/// How the transfers of a file reach its storage.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum DirectStatus {
+    /// Between frames and device, past the kernel's page cache (`O_DIRECT`).
+    Direct,
+    /// Through the kernel's page cache.
+    Buffered {
+        /// Why not directly.
+        reason: String,
+    },
+    /// The storage is not a file of the kernel.
+    Custom,
+}

@@ -1,0 +1,244 @@
+//! Windows on frame memory for transfers: [`IoTarget`] is filled, [`IoSource`] is stored.
+//!
+//! Made above `io` (a folio about to be filled or written back) and by `buffer.rs`, taken by
+//! backings. They are an address and a length instead of a slice, because a frame is
+//! shared while it is transferred: an optimistic reader may still be looking at it (it will throw
+//! away what it saw), a writer may dirty it again during a write. A Rust reference to such memory
+//! would be a lie; the copies below go through `sys::copy`, the kernel takes the bare address.
+//!
+//! Invariant IO-1: for as long as a window lives, its bytes are mapped, lie in whole aligned words
+//! of memory made for frames, and nobody touches them but through `sys::copy` or the kernel; those
+//! of an `IoTarget` are written through this window only.
+//!
+//! # Safety
+//! Whoever makes a window answers for IO-1; everything that takes one counts on it.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::marker::PhantomData;
+use std::os::fd::BorrowedFd;
+use std::ptr::NonNull;
+
+use crate::sys::{copy, file};
+
+/// Memory that a read fills. Others may be reading it meanwhile.
+#[derive(Debug)]
+pub struct IoTarget<'a> {
+    start: NonNull<u8>,
+    length_bytes: usize,
+    frame: PhantomData<&'a mut [u8]>,
+}
+
+/// Memory that a write stores. Others may be changing it meanwhile.
+#[derive(Clone, Copy, Debug)]
+pub struct IoSource<'a> {
+    start: NonNull<u8>,
+    length_bytes: usize,
+    frame: PhantomData<&'a [u8]>,
+}
+
+// SAFETY: a window is an address that is good from every thread (IO-1); it has no state.
+unsafe impl Send for IoTarget<'_> {}
+// SAFETY: a shared `IoTarget` gives nothing but its address and length.
+unsafe impl Sync for IoTarget<'_> {}
+// SAFETY: a window is an address that is good from every thread (IO-1); it has no state.
+unsafe impl Send for IoSource<'_> {}
+// SAFETY: copying out of it is what IO-1 allows to everyone at any time.
+unsafe impl Sync for IoSource<'_> {}
+
+impl<'a> IoTarget<'a> {
+    /// A window on `length_bytes` bytes at `start`.
+    ///
+    /// # Safety
+    /// IO-1 holds for those bytes during `'a`, with this window as the only one who writes them.
+    pub(crate) unsafe fn new(start: NonNull<u8>, length_bytes: usize) -> Self {
+        Self { start, length_bytes, frame: PhantomData }
+    }
+
+    /// How many bytes the window has.
+    pub fn len(&self) -> usize {
+        self.length_bytes
+    }
+
+    /// Whether the window has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.length_bytes == 0
+    }
+
+    /// The first byte, to look at its alignment.
+    pub fn as_ptr(&self) -> *const u8 {
+        self.start.as_ptr()
+    }
+
+    /// The first byte, for a system call or another foreign function that fills the window.
+    ///
+    /// Do not make a reference of it: others may read the memory meanwhile.
+    pub fn as_mut_ptr(&mut self) -> *mut u8 {
+        self.start.as_ptr()
+    }
+
+    /// Fills part of the window, from its byte `offset` on, with `bytes`.
+    ///
+    /// # Panics
+    /// If `bytes` does not fit behind `offset`.
+    pub fn copy_from_slice(&mut self, offset: usize, bytes: &[u8]) {
+        check_range(self.length_bytes, offset, bytes.len());
+        let target = self.start.as_ptr().wrapping_add(offset);
+        // SAFETY: the bytes at `target` are in the window, which only we write (IO-1); `bytes`
+        // is a live shared slice, so it cannot be frame memory.
+        unsafe { copy::copy_in(target, bytes) }
+    }
+
+    /// Fills the window from `file`, with one system call.
+    pub(super) fn read_from(
+        &mut self,
+        file: BorrowedFd<'_>,
+        position_bytes: u64,
+    ) -> io::Result<usize> {
+        // SAFETY: the window's bytes are writable, and others look only through `sys::copy` (IO-1).
+        unsafe { file::read_at(file, self.start.as_ptr(), self.length_bytes, position_bytes) }
+    }
+
+    /// The first `length_bytes` bytes of the window, as a window.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    pub fn prefix(&mut self, length_bytes: usize) -> IoTarget<'_> {
+        check_range(self.length_bytes, 0, length_bytes);
+        IoTarget { start: self.start, length_bytes, frame: PhantomData }
+    }
+
+    /// The window without its first `skipped_bytes` bytes.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    pub fn suffix(&mut self, skipped_bytes: usize) -> IoTarget<'_> {
+        let start = advanced(self.start, self.length_bytes, skipped_bytes);
+        let length_bytes = self.length_bytes - skipped_bytes;
+        IoTarget { start, length_bytes, frame: PhantomData }
+    }
+}
+
+impl<'a> IoSource<'a> {
+    /// A window on `length_bytes` bytes at `start`.
+    ///
+    /// # Safety
+    /// IO-1 holds for those bytes during `'a`; others may write them.
+    pub(crate) unsafe fn new(start: NonNull<u8>, length_bytes: usize) -> Self {
+        Self { start, length_bytes, frame: PhantomData }
+    }
+
+    /// How many bytes the window has.
+    pub fn len(&self) -> usize {
+        self.length_bytes
+    }
+
+    /// Whether the window has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.length_bytes == 0
+    }
+
+    /// The first byte, for a system call or another foreign function that stores the window.
+    ///
+    /// Do not make a reference of it: others may write the memory meanwhile.
+    pub fn as_ptr(&self) -> *const u8 {
+        self.start.as_ptr()
+    }
+
+    /// Copies part of the window, from its byte `offset` on, to `bytes`.
+    ///
+    /// If somebody is writing the memory, the copy may be a mixture of old and new.
+    ///
+    /// # Panics
+    /// If the window has fewer than `bytes.len()` bytes behind `offset`.
+    pub fn copy_to_slice(&self, offset: usize, bytes: &mut [u8]) {
+        check_range(self.length_bytes, offset, bytes.len());
+        let source = self.start.as_ptr().wrapping_add(offset);
+        // SAFETY: the bytes at `source` are in the window, mapped and changed only by those who
+        // may (IO-1); `bytes` is a live unique slice, so it cannot be frame memory.
+        unsafe { copy::copy_out(source, bytes) }
+    }
+
+    /// Stores the window in `file`, with one system call.
+    pub(super) fn write_to(&self, file: BorrowedFd<'_>, position_bytes: u64) -> io::Result<usize> {
+        // SAFETY: the window's bytes are readable, and others write only through `sys::copy`
+        // (IO-1).
+        unsafe { file::write_at(file, self.start.as_ptr(), self.length_bytes, position_bytes) }
+    }
+
+    /// The first `length_bytes` bytes of the window, as a window.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    pub fn prefix(&self, length_bytes: usize) -> IoSource<'a> {
+        check_range(self.length_bytes, 0, length_bytes);
+        IoSource { length_bytes, ..*self }
+    }
+
+    /// The window without its first `skipped_bytes` bytes.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    pub fn suffix(&self, skipped_bytes: usize) -> IoSource<'a> {
+        let start = advanced(self.start, self.length_bytes, skipped_bytes);
+        IoSource { start, length_bytes: self.length_bytes - skipped_bytes, ..*self }
+    }
+}
+
+fn advanced(start: NonNull<u8>, length_bytes: usize, skipped_bytes: usize) -> NonNull<u8> {
+    check_range(length_bytes, skipped_bytes, 0);
+    // SAFETY: the result lies in the window or one past its end, in one frame (IO-1).
+    unsafe { start.add(skipped_bytes) }
+}
+
+#[track_caller]
+fn check_range(window_bytes: usize, offset: usize, length_bytes: usize) {
+    assert!(
+        offset <= window_bytes && length_bytes <= window_bytes - offset,
+        "{length_bytes} bytes at {offset} are not in a window of {window_bytes} bytes"
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::io::IoBuffer;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    #[test]
+    fn windows_copy_to_and_from_exactly_their_place() {
+        let mut buffer = IoBuffer::new(8192);
+        let mut target = buffer.target();
+        let mut part = target.suffix(4000);
+        let mut part = part.prefix(200);
+        part.copy_from_slice(100, &[7; 100]);
+        let source = buffer.source();
+        let mut seen = [1; 102];
+        source.suffix(4099).copy_to_slice(0, &mut seen);
+        assert_eq!(seen[0], 0);
+        assert_eq!(seen[1..101], [7; 100]);
+        assert_eq!(seen[101], 0);
+        assert_eq!(buffer.as_bytes().iter().filter(|byte| **byte == 7).count(), 100);
+    }
+
+    #[test]
+    fn a_window_can_be_emptied_but_not_left() {
+        let mut buffer = IoBuffer::new(100);
+        assert!(buffer.target().suffix(100).is_empty());
+        assert!(buffer.source().prefix(0).is_empty());
+        let leaves: [fn(&mut IoBuffer); 7] = [
+            |buffer| assert!(buffer.target().suffix(101).is_empty()),
+            |buffer| assert!(buffer.target().prefix(101).is_empty()),
+            |buffer| buffer.target().copy_from_slice(99, &[0; 2]),
+            |buffer| buffer.target().copy_from_slice(usize::MAX, &[0; 2]),
+            |buffer| buffer.source().copy_to_slice(1, &mut [0; 100]),
+            |buffer| assert!(buffer.source().suffix(101).is_empty()),
+            |buffer| assert!(buffer.source().prefix(101).is_empty()),
+        ];
+        for (i, leave) in leaves.into_iter().enumerate() {
+            let left = catch_unwind(AssertUnwindSafe(|| leave(&mut buffer)));
+            let message = left.unwrap_err();
+            let message = message.downcast_ref::<String>().unwrap();
+            assert!(message.contains("not in a window of 100 bytes"), "case {i}: {message}");
+        }
+    }
+}

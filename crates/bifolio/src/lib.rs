@@ -1,0 +1,89 @@
+//! A user-space page cache for storage engines and data systems.
+//!
+//! [`Cache`] holds pages of files under a hard bound on memory. [`File`] reads, writes, pins and
+//! syncs them: a hit is an optimistic copy without a lock, a reference or a shared write; a pin is
+//! one atomic add; a miss goes past the kernel's page cache to the device; errors are returned,
+//! with file, position, length and cause, and never lose data.
+//!
+//! ```
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let directory = tempfile::tempdir()?;
+//! # let path = directory.path().join("data.db");
+//! # std::fs::write(&path, vec![7; 100_000])?;
+//! use bifolio::{Cache, OpenOptions};
+//!
+//! let cache = Cache::builder().memory(64 << 20).build()?;
+//! let file = cache.open(&path, &OpenOptions::new().read(true).write(true))?;
+//!
+//! let mut record = [0; 64];
+//! file.read_exact_at(&mut record, 8192)?;
+//!
+//! let pin = file.pin(4096..8192)?;
+//! pin.copy_to(&mut record);
+//! drop(pin);
+//!
+//! file.write_at(b"hello", 99_995)?;
+//! file.sync_data()?;
+//! println!("{} hits", cache.stats().hits_optimistic);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # A tour, in the order of the data's way
+//!
+//! `cache` builds and owns; `file` turns bytes into pages; `mapping` finds a page's Entry;
+//! `folio` counts references and locks; `frames` is the memory; `lru` and `reclaim` choose what
+//! goes; `writeback` and `io` talk to the device; `sync` and `sys` are what all stand on. Each
+//! folder's `mod.rs` says its protocol and invariants; `ARCHITECTURE.md` tells one read and one
+//! eviction from end to end.
+#![cfg_attr(all(test, loom), allow(dead_code, unused_imports))]
+
+#[cfg(not(all(test, loom)))]
+mod cache;
+#[cfg(not(all(test, loom)))]
+mod config;
+#[cfg(not(all(test, loom)))]
+mod error;
+#[cfg(not(all(test, loom)))]
+mod file;
+mod folio;
+#[cfg(not(all(test, loom)))]
+mod frames;
+#[cfg(not(all(test, loom)))]
+mod io;
+mod lru;
+mod mapping;
+#[cfg(not(all(test, loom)))]
+mod reclaim;
+#[cfg(not(all(test, loom)))]
+mod stats;
+mod sync;
+mod sys;
+#[cfg(test)]
+mod tests;
+#[cfg(not(all(test, loom)))]
+mod writeback;
+
+#[cfg(not(all(test, loom)))]
+mod surface {
+    pub use crate::cache::{Cache, CacheBuilder};
+    pub use crate::config::HugePages;
+    #[cfg(feature = "ablation")]
+    pub use crate::config::PinMode;
+    pub use crate::error::{Error, ErrorKind, Result};
+    pub use crate::file::{File, Hold, OpenOptions, Pin, PinMut, Pins};
+    pub use crate::io::{
+        Alignment, Backing, DirectIo, DirectStatus, DiskFile, DiskOptions, FileIdentity, IoBuffer,
+        IoError, IoSource, IoTarget, OpenDiskError, Operation, PositionOutOfRange,
+    };
+    pub use crate::stats::Stats;
+    pub use crate::sys::probe::{Feature, FeatureReport, Features};
+
+    /// Probes the system's optional features, as a cache does when it is built: what is available,
+    /// what would be in use, and what stands in for the rest.
+    pub fn features() -> Vec<FeatureReport> {
+        Features::probe(&[]).reports()
+    }
+}
+#[cfg(not(all(test, loom)))]
+pub use surface::*;

@@ -1,0 +1,120 @@
+//! The two lists, linked through the descriptors. Always under the lists' lock (rule 3 of `folio`).
+
+use crate::folio::{Flag, FolioId, Folios, NO_FOLIO};
+use crate::sync::Ordering;
+
+/// Which list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ListKind {
+    /// Where reclaim takes from.
+    Inactive,
+    /// What was used more than once.
+    Active,
+}
+
+/// Pages on each list.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct ListSizes {
+    /// Pages on the inactive list.
+    pub(crate) inactive_pages: u64,
+    /// Pages on the active list.
+    pub(crate) active_pages: u64,
+}
+
+impl ListSizes {
+    /// Whether the inactive list is so short that the active one must give: more than the square
+    /// root of ten times its GiB to one, as the kernel balances its own.
+    pub(crate) fn is_inactive_low(&self) -> bool {
+        const PAGES_PER_GIB: u64 = 1 << 18;
+        let gib = (self.inactive_pages + self.active_pages) / PAGES_PER_GIB;
+        let ratio = (10 * gib).isqrt().max(1);
+        self.inactive_pages * ratio < self.active_pages
+    }
+}
+
+#[derive(Debug)]
+struct List {
+    head: u32,
+    tail: u32,
+    pages: u64,
+}
+
+impl Default for List {
+    fn default() -> Self {
+        Self { head: NO_FOLIO, tail: NO_FOLIO, pages: 0 }
+    }
+}
+
+/// See the head of the file.
+#[derive(Debug, Default)]
+pub(super) struct Lists {
+    inactive: List,
+    active: List,
+}
+
+impl Lists {
+    pub(super) fn sizes(&self) -> ListSizes {
+        let (inactive_pages, active_pages) = (self.inactive.pages, self.active.pages);
+        ListSizes { inactive_pages, active_pages }
+    }
+
+    /// The oldest folio of a list.
+    pub(super) fn tail(&self, kind: ListKind) -> Option<FolioId> {
+        let tail = match kind {
+            ListKind::Inactive => self.inactive.tail,
+            ListKind::Active => self.active.tail,
+        };
+        (tail != NO_FOLIO).then_some(FolioId(tail))
+    }
+
+    /// Links a folio at the head of a list.
+    pub(super) fn add(&mut self, folios: &Folios, id: FolioId, kind: ListKind) {
+        let folio = folios.get(id);
+        debug_assert!(!folio.flags.get(Flag::OnLru), "{id:?} is on a list already");
+        folio.flags.set(Flag::OnLru);
+        match kind {
+            ListKind::Active => folio.flags.set(Flag::Active),
+            ListKind::Inactive => folio.flags.clear(Flag::Active),
+        };
+        let list = self.list(kind);
+        let next = list.head;
+        list.head = id.0;
+        list.pages += folio.pages();
+        if next == NO_FOLIO {
+            list.tail = id.0;
+        } else {
+            folios.get(FolioId(next)).lru_previous.store(id.0, Ordering::Relaxed);
+        }
+        folio.lru_next.store(next, Ordering::Relaxed);
+        folio.lru_previous.store(NO_FOLIO, Ordering::Relaxed);
+    }
+
+    /// Unlinks a folio from the list it is on.
+    pub(super) fn remove(&mut self, folios: &Folios, id: FolioId) {
+        let folio = folios.get(id);
+        let was_linked = folio.flags.clear(Flag::OnLru);
+        debug_assert!(was_linked, "{id:?} is on no list");
+        let active = folio.flags.get(Flag::Active);
+        let list = self.list(if active { ListKind::Active } else { ListKind::Inactive });
+        list.pages -= folio.pages();
+        let next = folio.lru_next.load(Ordering::Relaxed);
+        let previous = folio.lru_previous.load(Ordering::Relaxed);
+        if previous == NO_FOLIO {
+            list.head = next;
+        } else {
+            folios.get(FolioId(previous)).lru_next.store(next, Ordering::Relaxed);
+        }
+        if next == NO_FOLIO {
+            list.tail = previous;
+        } else {
+            folios.get(FolioId(next)).lru_previous.store(previous, Ordering::Relaxed);
+        }
+    }
+
+    fn list(&mut self, kind: ListKind) -> &mut List {
+        match kind {
+            ListKind::Inactive => &mut self.inactive,
+            ListKind::Active => &mut self.active,
+        }
+    }
+}

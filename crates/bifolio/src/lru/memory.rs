@@ -1,0 +1,58 @@
+//! The memory of a cache as one thing: descriptors, frames, lists and counters, wired together.
+//!
+//! Everything above (`writeback`, `reclaim`, `file`) shares one [`Memory`]. It also closes the one
+//! loop of the layers: the last reference to a folio may be put anywhere, and what must happen
+//! then (off the lists, frame back to the arena) is the [`Reaper`] made here.
+
+use super::Lru;
+use crate::folio::{Folio, FolioId, Folios, Frozen, Reaper};
+use crate::frames::Arena;
+use crate::stats::Counters;
+use crate::sync::AtomicU64;
+use std::io;
+use std::sync::Arc;
+
+/// See the head of the file.
+#[derive(Debug)]
+pub(crate) struct Memory {
+    pub(crate) folios: Folios,
+    pub(crate) arena: Arc<Arena>,
+    pub(crate) lru: Arc<Lru>,
+    pub(crate) counters: Counters,
+    /// Pages that are dirty or being written out.
+    pub(crate) dirty_pages: AtomicU64,
+}
+
+impl Memory {
+    /// Descriptors for all frames of `arena`, and lists for `cpus` CPUs.
+    pub(crate) fn new(arena: Arena, frames_max: usize, cpus: usize) -> io::Result<Self> {
+        let arena = Arc::new(arena);
+        let lru = Arc::new(Lru::new(cpus));
+        let grave = Grave { arena: Arc::clone(&arena), lru: Arc::clone(&lru) };
+        Ok(Self {
+            folios: Folios::new(frames_max, Box::new(grave))?,
+            arena,
+            lru,
+            counters: Counters::new(),
+            dirty_pages: AtomicU64::new(0),
+        })
+    }
+
+    /// The descriptor of a folio.
+    pub(crate) fn folio(&self, id: FolioId) -> &Folio {
+        self.folios.get(id)
+    }
+}
+
+/// Where dead folios go.
+struct Grave {
+    arena: Arc<Arena>,
+    lru: Arc<Lru>,
+}
+
+impl Reaper for Grave {
+    fn reap(&self, frozen: Frozen<'_>) {
+        self.lru.forget(frozen.folios(), frozen.id());
+        self.arena.free(frozen.id());
+    }
+}

@@ -1,0 +1,120 @@
+//! The LRU: who was used lately, and in which order the others go.
+//!
+//! Called by `file` when a folio is filled, by `reclaim` when one is needed. Two lists and, before
+//! them, a batch for each CPU, so that adding a folio takes the lists' lock once in 31 times:
+//!
+//! ```text
+//!   fill --> batch of this CPU (31) --full, or drained--> INACTIVE head
+//!                                                          |      ^
+//!   refault that was near --> batch --> ACTIVE head        v      | rotated when referenced
+//!                                        |  ^           tail: isolate --> reclaim --> shadow
+//!                                        |  '--second chance: referenced--'
+//!                                        '--tail, not referenced--> INACTIVE head
+//! ```
+//!
+//! Readers never come here: they set REFERENCED in the Entry, and reclaim finds it.
+//!
+//! Invariants:
+//! - LRU-1: a folio is in at most one of: a batch, a list, an isolation. A batch slot and an
+//!   isolation hold a reference each; a list does not (the last put takes the folio off it).
+//! - LRU-2: ON_LRU is set exactly while the folio is linked in a list, both under the lists' lock.
+//! - LRU-3: when `drain` returns, every folio that was in the drained batch before the call is on
+//!   a list and the batch's reference to it is put: the whole of it happens under the batch's lock.
+//!
+//! Lock order: a batch's lock, then the lists' lock. References are put after the lists' lock is
+//! released, because the last put takes it.
+
+mod batches;
+mod lists;
+#[cfg(not(all(test, loom)))]
+mod memory;
+mod shadow;
+
+pub(crate) use lists::{ListKind, ListSizes};
+#[cfg(not(all(test, loom)))]
+pub(crate) use memory::Memory;
+pub(crate) use shadow::Shadow;
+
+use crate::folio::{Flag, FolioId, FolioRef, Folios};
+use crate::sync::{AtomicU64, Mutex};
+use lists::Lists;
+
+/// See the head of the file.
+#[derive(Debug)]
+pub(crate) struct Lru {
+    lists: Mutex<Lists>,
+    cpus: Box<[Mutex<batches::CpuBatch>]>,
+    /// Evictions and activations so far: the clock of refault distances.
+    clock: AtomicU64,
+}
+
+impl Lru {
+    /// Empty lists, with a batch for each of `cpus` CPUs.
+    pub(crate) fn new(cpus: usize) -> Self {
+        Self {
+            lists: Mutex::new(Lists::default()),
+            cpus: (0..cpus.max(1)).map(|_| Mutex::default()).collect(),
+            clock: AtomicU64::new(0),
+        }
+    }
+
+    /// Pages on the lists now.
+    pub(crate) fn sizes(&self) -> ListSizes {
+        self.lists.lock().sizes()
+    }
+
+    /// Takes up to `count` folios off the tail of a list, each with a reference.
+    ///
+    /// A folio that is frozen or going away is left to whoever has it, at the other end.
+    pub(crate) fn isolate<'a>(
+        &self,
+        folios: &'a Folios,
+        kind: ListKind,
+        count: usize,
+        isolated: &mut Vec<FolioRef<'a>>,
+    ) {
+        let mut lists = self.lists.lock();
+        for _ in 0..count {
+            let Some(id) = lists.tail(kind) else { break };
+            lists.remove(folios, id);
+            match folios.try_get(id) {
+                Ok(folio) => isolated.push(folio),
+                Err(_) => lists.add(folios, id, kind),
+            }
+        }
+    }
+
+    /// Puts isolated folios back at the head of a list and drops the isolation's references.
+    pub(crate) fn put_back(
+        &self,
+        folios: &Folios,
+        isolated: &mut Vec<FolioRef<'_>>,
+        kind: ListKind,
+    ) {
+        {
+            let mut lists = self.lists.lock();
+            for folio in isolated.iter() {
+                lists.add(folios, folio.id(), kind);
+            }
+        }
+        isolated.clear();
+    }
+
+    /// Takes one folio off its list, if it is on one. The caller has a reference.
+    pub(crate) fn isolate_one(&self, folios: &Folios, id: FolioId) -> bool {
+        let mut lists = self.lists.lock();
+        let listed = folios.get(id).flags.get(Flag::OnLru);
+        if listed {
+            lists.remove(folios, id);
+        }
+        listed
+    }
+
+    /// Takes a dead folio off whatever list it is on. The caller owns it, frozen.
+    pub(crate) fn forget(&self, folios: &Folios, id: FolioId) {
+        // LRU-2: nobody links it any more (that takes a reference), so a clear flag stays clear.
+        if folios.get(id).flags.get(Flag::OnLru) {
+            let _was_listed = self.isolate_one(folios, id);
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! Shadows: what an eviction leaves in the Entry, and what a refault makes of it.
+//!
+//! After the kernel's working-set detection (`mm/workingset.c`): a clock counts evictions; the
+//! difference between two readings of it is how many pages more the cache would have needed to keep
+//! the page (the refault distance). If that is no more than the active list holds, the page
+//! competes with active ones and becomes active at once.
+//!
+//! ```text
+//!   61        1     0
+//!  +-----------+------------+
+//!  |   clock   | WORKINGSET |
+//!  +-----------+------------+
+//! ```
+
+use super::{ListSizes, Lru};
+use crate::mapping::VALUE_MAX;
+use crate::sync::Ordering;
+
+const WORKINGSET: u64 = 1;
+const CLOCK_SHIFT: u32 = 1;
+
+/// See the head of the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Shadow(pub(crate) u64);
+
+impl Shadow {
+    fn new(clock: u64, workingset: bool) -> Self {
+        Self(((clock << CLOCK_SHIFT) & VALUE_MAX) | if workingset { WORKINGSET } else { 0 })
+    }
+
+    /// Whether the page was active when it was evicted.
+    pub(crate) fn is_workingset(self) -> bool {
+        self.0 & WORKINGSET != 0
+    }
+
+    /// Pages evicted between the shadow's making and `clock`; the clock wraps at 61 bits.
+    fn distance(self, clock: u64) -> u64 {
+        clock.wrapping_sub(self.0 >> CLOCK_SHIFT) & (VALUE_MAX >> CLOCK_SHIFT)
+    }
+}
+
+impl Lru {
+    /// A folio of `pages` pages is about to be evicted: its shadow.
+    pub(crate) fn make_shadow(&self, pages: u64, workingset: bool) -> Shadow {
+        Shadow::new(self.clock.fetch_add(pages, Ordering::Relaxed), workingset)
+    }
+
+    /// Whether a page that left `shadow` and is wanted again belongs on the active list.
+    pub(crate) fn is_near_refault(&self, shadow: Shadow, sizes: ListSizes) -> bool {
+        shadow.distance(self.clock.load(Ordering::Relaxed)) <= sizes.active_pages
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refault_is_near_when_the_active_list_is_at_least_as_long_as_its_distance() {
+        let lru = Lru::new(1);
+        let shadow = lru.make_shadow(1, true);
+        for _ in 0..9 {
+            let _ = lru.make_shadow(1, false);
+        }
+        assert!(shadow.is_workingset());
+        let sizes = |active_pages| ListSizes { inactive_pages: 0, active_pages };
+        assert!(lru.is_near_refault(shadow, sizes(10)));
+        assert!(!lru.is_near_refault(shadow, sizes(9)));
+    }
+
+    #[test]
+    fn the_distance_survives_the_wrap_of_the_clock() {
+        let wrap = VALUE_MAX >> CLOCK_SHIFT;
+        assert_eq!(Shadow::new(wrap, false).distance(wrap.wrapping_add(5)), 5);
+        assert_eq!(Shadow::new(0, true).distance(7), 7);
+    }
+}

@@ -1,0 +1,190 @@
+//! One Entry: the 64-bit word that says what a mapping knows about one 4 KiB page of a file.
+//!
+//! ```text
+//!   63            32 31          8 7     4      3        2     1  0
+//!  +----------------+-------------+-------+------------+-------+----+
+//!  |    frame id    |   version   | order | REFERENCED | READY | 01 |   folio
+//!  +----------------+-------------+-------+------------+-------+----+
+//!  |                     value (62 bits)                       | 10 |   value (a shadow)
+//!  +-----------------------------------------------------------+----+
+//!  |                            0                              | 00 |   hole
+//!  +-----------------------------------------------------------+----+
+//! ```
+//!
+//! The frame id is that of the page's own frame, so a reader finds the bytes without knowing the
+//! order; the folio (its first frame) is the id rounded down to the order, because frames of a
+//! folio are naturally aligned. Pure value type: who may store what, when, is in `mapping/mod.rs`.
+
+use crate::folio::FolioId;
+
+const KIND_MASK: u64 = 0b11;
+const KIND_FOLIO: u64 = 0b01;
+const KIND_VALUE: u64 = 0b10;
+const READY: u64 = 1 << 2;
+const REFERENCED: u64 = 1 << 3;
+const ORDER_SHIFT: u32 = 4;
+const ORDER_MASK: u64 = 0xF;
+const VERSION_SHIFT: u32 = 8;
+const VERSION_BITS: u32 = 24;
+const VERSION_MASK: u64 = (1 << VERSION_BITS) - 1;
+const FRAME_SHIFT: u32 = 32;
+const VALUE_SHIFT: u32 = 2;
+const _: () = assert!(VERSION_SHIFT + VERSION_BITS == FRAME_SHIFT);
+
+/// The most a value Entry can hold.
+pub(crate) const VALUE_MAX: u64 = u64::MAX >> VALUE_SHIFT;
+
+/// See the head of the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Entry(pub(super) u64);
+
+impl Entry {
+    /// Nothing is known about the page: its bytes, if any, are on the backing.
+    pub(crate) const HOLE: Entry = Entry(0);
+
+    /// The page is `frame`, part of a folio of `order`; not READY, not REFERENCED.
+    pub(crate) fn folio(frame: u32, version: u32, order: u8) -> Self {
+        let version = (u64::from(version) & VERSION_MASK) << VERSION_SHIFT;
+        let order = u64::from(order) << ORDER_SHIFT;
+        Self((u64::from(frame) << FRAME_SHIFT) | version | order | KIND_FOLIO)
+    }
+
+    /// A value: what an eviction left behind.
+    pub(crate) fn value(value: u64) -> Self {
+        debug_assert!(value <= VALUE_MAX, "value {value:#x}");
+        Self((value << VALUE_SHIFT) | KIND_VALUE)
+    }
+
+    pub(crate) fn is_folio(self) -> bool {
+        self.0 & KIND_MASK == KIND_FOLIO
+    }
+
+    /// The value, if this is one.
+    pub(crate) fn as_value(self) -> Option<u64> {
+        (self.0 & KIND_MASK == KIND_VALUE).then_some(self.0 >> VALUE_SHIFT)
+    }
+
+    /// Uptodate, no writer inside, not being evicted: an optimistic read may start.
+    #[inline(always)]
+    pub(crate) fn is_ready(self) -> bool {
+        self.0 & (KIND_MASK | READY) == KIND_FOLIO | READY
+    }
+
+    /// [`Self::is_ready`], and marked for the replacement policy: nothing left to store.
+    #[inline(always)]
+    pub(crate) fn is_ready_and_referenced(self) -> bool {
+        let wanted = KIND_FOLIO | READY | REFERENCED;
+        self.0 & (KIND_MASK | READY | REFERENCED) == wanted
+    }
+
+    pub(crate) fn is_referenced(self) -> bool {
+        self.0 & REFERENCED != 0
+    }
+
+    /// Byte offset of the page in the frames: frame id times the page size.
+    #[inline(always)]
+    pub(crate) fn frame_offset_bytes(self) -> usize {
+        const PAGE_SHIFT: u32 = 12;
+        let page_mask = !((1 << PAGE_SHIFT) - 1);
+        ((self.0 >> (FRAME_SHIFT - PAGE_SHIFT)) & page_mask) as usize
+    }
+
+    pub(crate) fn frame(self) -> u32 {
+        (self.0 >> FRAME_SHIFT) as u32
+    }
+
+    pub(crate) fn order(self) -> u8 {
+        ((self.0 >> ORDER_SHIFT) & ORDER_MASK) as u8
+    }
+
+    pub(crate) fn version(self) -> u32 {
+        ((self.0 >> VERSION_SHIFT) & VERSION_MASK) as u32
+    }
+
+    /// The folio the page belongs to: its frame rounded down to the order.
+    #[inline(always)]
+    pub(crate) fn folio_id(self) -> FolioId {
+        FolioId(self.frame() >> self.order() << self.order())
+    }
+
+    /// Whether both name the same frame, whatever the version and the marks.
+    #[inline(always)]
+    pub(crate) fn names_same_folio(self, other: Entry) -> bool {
+        let ignored = (VERSION_MASK << VERSION_SHIFT) | READY | REFERENCED;
+        (self.0 ^ other.0) & !ignored == 0
+    }
+
+    /// Equal but for the reader's mark: the bytes between two such looks are those of one version.
+    #[inline(always)]
+    pub(crate) fn is_same_version(self, other: Entry) -> bool {
+        (self.0 ^ other.0) & !REFERENCED == 0
+    }
+
+    pub(crate) fn with_ready(self) -> Self {
+        Self(self.0 | READY)
+    }
+
+    pub(crate) fn without_ready(self) -> Self {
+        Self(self.0 & !READY)
+    }
+
+    pub(crate) fn with_referenced(self) -> Self {
+        Self(self.0 | REFERENCED)
+    }
+
+    pub(crate) fn without_referenced(self) -> Self {
+        Self(self.0 & !REFERENCED)
+    }
+
+    /// The same page, one version on; wraps at 24 bits.
+    pub(crate) fn with_next_version(self) -> Self {
+        let version = u64::from(self.version().wrapping_add(1)) & VERSION_MASK;
+        Self((self.0 & !(VERSION_MASK << VERSION_SHIFT)) | (version << VERSION_SHIFT))
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_do_not_overlap() {
+        for frame in [0, 1, 511, 512, u32::MAX] {
+            for version in [0, 1, (1 << 24) - 1] {
+                for order in 0..=9 {
+                    let entry = Entry::folio(frame, version, order);
+                    assert!(entry.is_folio() && !entry.is_ready() && entry.as_value().is_none());
+                    let marked = entry.with_ready().with_referenced();
+                    for entry in [entry, marked, entry.with_next_version()] {
+                        assert_eq!((entry.frame(), entry.order()), (frame, order));
+                        assert_eq!(entry.frame_offset_bytes(), frame as usize * 4096);
+                        assert!(entry.names_same_folio(marked));
+                    }
+                    assert_eq!(marked.version(), version);
+                    assert_eq!(entry.with_next_version().version(), (version + 1) & 0xFF_FFFF);
+                    assert!(marked.is_same_version(entry.with_ready()));
+                    assert!(!marked.is_same_version(marked.with_next_version()));
+                    assert!(!marked.is_same_version(marked.without_ready()));
+                    assert_eq!(marked.without_ready().without_referenced(), entry);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_value_is_neither_a_folio_nor_a_hole() {
+        for value in [0, 1, VALUE_MAX] {
+            let entry = Entry::value(value);
+            assert_eq!(entry.as_value(), Some(value));
+            assert!(!entry.is_folio() && !entry.is_ready() && entry != Entry::HOLE);
+        }
+        assert!(!Entry::HOLE.is_folio() && Entry::HOLE.as_value().is_none());
+    }
+
+    #[test]
+    fn the_folio_of_a_page_is_its_first_frame() {
+        assert_eq!(Entry::folio(517, 3, 2).folio_id(), FolioId(516));
+        assert_eq!(Entry::folio(517, 3, 0).folio_id(), FolioId(517));
+        assert_eq!(Entry::folio(1023, 3, 9).folio_id(), FolioId(512));
+    }
+}

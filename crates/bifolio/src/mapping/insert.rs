@@ -1,0 +1,63 @@
+//! Putting a new folio into the table, and declaring it READY (I1-I3 of `mapping/mod.rs`).
+
+use super::{Entry, Mapping};
+use crate::folio::{Flag, FolioId, FolioRef, Folios, LockedFolio};
+use crate::sync::{Ordering, fence};
+
+/// Somebody else's folio stands at the index already: use that one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct InsertError;
+
+impl Mapping {
+    /// Puts `folio`, locked and not yet uptodate, at its index if `expected` still stands there.
+    ///
+    /// `table_reference` becomes the table's own reference. On failure nothing has changed and
+    /// that reference is put.
+    pub(crate) fn insert(
+        &self,
+        folios: &Folios,
+        folio: &LockedFolio<'_>,
+        table_reference: FolioRef<'_>,
+        expected: Entry,
+    ) -> Result<(), InsertError> {
+        debug_assert!(!expected.is_folio());
+        let first = table_reference.id();
+        let entry_of = |page: u64| {
+            let frame = first.0 + page as u32;
+            let version = folios.get(FolioId(frame)).version().wrapping_add(1);
+            Entry::folio(frame, version, folio.order())
+        };
+        let head = folio.index();
+        // Release: pairs with the Acquire in `get_folio`: who finds the folio sees it set up.
+        // Failure is Relaxed: the caller looks up again.
+        let exchange = (Ordering::Release, Ordering::Relaxed);
+        let word = self.table.word(head);
+        word.compare_exchange(expected.0, entry_of(0).0, exchange.0, exchange.1)
+            .map_err(|_| InsertError)?;
+        for page in 1..folio.pages() {
+            // Release: pairs with the Acquire in `try_get_named` and `recheck`, as for the head.
+            self.table.store(head + page, entry_of(page), Ordering::Release);
+        }
+        let _kept_by_the_table = table_reference.into_id();
+        self.resident.fetch_add(1, Ordering::Relaxed);
+        // Release: pairs with the Acquire fence in `read_validated` (O3): an optimistic reader of
+        // the frame's last life that sees a byte of the fill sees that its Entry is gone.
+        fence(Ordering::Release);
+        Ok(())
+    }
+
+    /// The folio is filled: readers may use it (I3).
+    pub(crate) fn mark_uptodate(&self, folio: &LockedFolio<'_>) {
+        folio.flags.set(Flag::Uptodate);
+        self.set_ready(folio);
+    }
+
+    /// Stores READY into every Entry of the folio, at the version they have.
+    pub(super) fn set_ready(&self, folio: &LockedFolio<'_>) {
+        for index in self.pages_of(folio) {
+            let entry = self.table.load(index, Ordering::Relaxed);
+            // Release: pairs with the Acquire in `read_validated` (O1).
+            self.table.store(index, entry.with_ready(), Ordering::Release);
+        }
+    }
+}

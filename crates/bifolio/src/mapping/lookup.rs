@@ -1,0 +1,79 @@
+//! The lookup: from page index to a counted reference (L1-L4 of `mapping/mod.rs`).
+//!
+//! The steps are those of the kernel's `filemap_get_entry`: load, try to get, reload, retry. What
+//! is found may be locked, under I/O or not uptodate: the reference only says that it stays.
+
+use super::{Entry, Mapping};
+use crate::folio::{FolioRef, Folios, TryGet};
+use crate::sync::{Backoff, Ordering};
+
+/// What stands at an index.
+#[derive(Debug)]
+pub(crate) enum Lookup<'a> {
+    /// A folio, held by the reference that comes with it.
+    Folio(FolioRef<'a>),
+    /// No folio: the Entry of the folio's first page, a hole or a value.
+    Absent(Entry),
+    /// A folio that has as many references as one can have.
+    Refused,
+}
+
+impl Mapping {
+    /// Finds the folio that holds page `index` and takes a reference to it.
+    ///
+    /// Waits while the folio is frozen, which is for a few instructions of another thread;
+    /// `frozen_waits` counts the rounds.
+    pub(crate) fn get_folio<'a>(
+        &self,
+        folios: &'a Folios,
+        index: u64,
+        frozen_waits: &mut u64,
+    ) -> Lookup<'a> {
+        let mut backoff = Backoff::default();
+        // MAPPING-2: the head Entry decides.
+        let head = self.head_index(index);
+        loop {
+            // Acquire: pairs with the Release in I1; we see the descriptor set up.
+            let seen = self.table.load(head, Ordering::Acquire);
+            if !seen.is_folio() {
+                return Lookup::Absent(seen);
+            }
+            match self.try_get_named(folios, head, seen) {
+                Ok(folio) => return Lookup::Folio(folio),
+                Err(TryGet::Refused) => return Lookup::Refused,
+                Err(_) => {
+                    *frozen_waits += 1;
+                    backoff.wait();
+                }
+            }
+        }
+    }
+
+    /// Takes a reference to the folio that `seen`, the Entry of page `index`, names (L2, L3).
+    ///
+    /// [`TryGet::Frozen`]: it is frozen, free, or no longer the one at this index.
+    #[inline(always)]
+    pub(crate) fn try_get_named<'a>(
+        &self,
+        folios: &'a Folios,
+        index: u64,
+        seen: Entry,
+    ) -> Result<FolioRef<'a>, TryGet> {
+        let folio = folios.try_get(seen.folio_id())?;
+        self.recheck(folio, index, seen)
+    }
+
+    /// L3: does the Entry still name the folio we hold now?
+    #[inline(always)]
+    pub(crate) fn recheck<'a>(
+        &self,
+        folio: FolioRef<'a>,
+        index: u64,
+        seen: Entry,
+    ) -> Result<FolioRef<'a>, TryGet> {
+        // Acquire: pairs with the Release in I1: if another life of the frame came here, we see
+        // its descriptor. The try_get before it orders this load after our reference.
+        let now = self.table.load(index, Ordering::Acquire);
+        if now.names_same_folio(seen) { Ok(folio) } else { Err(TryGet::Frozen) }
+    }
+}

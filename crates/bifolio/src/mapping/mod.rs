@@ -1,0 +1,182 @@
+//! A mapping: from page index to Entry, one word a page, read without locks.
+//!
+//! Stands between `file`, which turns bytes into page indices, and `folio`. It knows nothing of
+//! devices, lists or bounds: a miss is answered with what the Entry says, and filled above.
+//!
+//! PROTOCOL. Three readers against two changers. All of a page's state that readers decide by is in
+//! its Entry; changers hold the folio lock, readers hold nothing.
+//!
+//! ```text
+//!  OPTIMISTIC READ (optimistic.rs)            WRITE (window.rs), folio locked
+//!  O1 load Entry (Acquire); READY?            W1 store Entry without READY
+//!  O2 copy the bytes                          W2 fence (Release)
+//!  O3 fence (Acquire)                         W3 change the bytes
+//!  O4 load Entry; same version as O1?         W4 store Entry READY, version + 1 (Release)
+//!     yes: the bytes are of one version
+//!     no: retry, then take a reference        EVICT (evict.rs), folio locked
+//!                                             E1 store Entries without READY
+//!  LOOK UP (lookup.rs)                        E2 freeze(expected); else E1 back, give up
+//!  L1 load Entry; a folio?                    E3 dirty? then unfreeze, E1 back
+//!  L2 try_get its folio; frozen: wait, L1     E4 store Entries: shadow
+//!  L3 load Entry again (Acquire); the same    E5 unlock, free the frame
+//!     folio? no: put, L1
+//!  L4 the reference holds it there            INSERT (insert.rs), new folio locked
+//!                                             I1 CAS head Entry: hole or value -> folio, not
+//!                                                READY, version of the frame + 1
+//!                                             I2 store the other Entries
+//!                                             I3 fill, set UPTODATE, store Entries READY, unlock
+//! ```
+//!
+//! Race (why E1 comes first and why the version outlives the folio):
+//!
+//! ```text
+//!   reader: O1 load (frame 5, v7, READY)  |
+//!   reader: O2 copies half                |  E1..E5 evict it; frame 5 goes to page 900
+//!                                         |  I3 fills frame 5 with other bytes
+//!   reader: O2 copies the other half      |
+//!   reader: O4 sees hole, shadow or, if frame 5 came back to this page, v8 or later: retry
+//! ```
+//!
+//! O4 must see E1 if O2 saw a byte of the new fill: E1 happens before the frame is freed, that
+//! before it is allocated again (the arena's lock), and the filler issues a Release fence before
+//! it writes a byte ([`Mapping::insert`]); that fence pairs with O3.
+//!
+//! Invariants:
+//! - MAPPING-1: Entries of a folio change only under its lock (a hole or value only by I1). The one
+//!   exception is the REFERENCED mark, which readers set and reclaim clears by CAS on the exact
+//!   word: such a CAS can only hit a word that still stands.
+//! - MAPPING-2: the head Entry (first page of a folio's natural run) is the authority; those of
+//!   the other pages may lag behind it while a folio is inserted or evicted, but never name a
+//!   folio that the head did not name first, and are gone before the head is.
+//! - MAPPING-3: L2 got a reference before L3 saw the Entry name the folio, and a folio leaves its
+//!   table only frozen, or under its lock with the table's own reference: so after L3 the folio is
+//!   at this index. Comparing the frame is enough: for the frame to have gone and come back, the
+//!   reference of L2 would have had to be counted out by a freeze. The version need not match, so
+//!   a writer cannot starve a lookup.
+//! - MAPPING-4: READY implies UPTODATE, and implies that the page lies below the file's length
+//!   rounded up to the folio.
+//!
+//! The version has 24 bits. An optimistic reader is fooled only if it sleeps between O1 and O4
+//! while the very page is written (or its frame recycled) an exact multiple of 2^24 times, and
+//! wakes before the next one. At 50 ns a write that is a sleep of 0.84 s inside one short copy,
+//! hitting one word in sixteen million; no test or run has come near.
+
+mod entry;
+mod evict;
+mod insert;
+mod lookup;
+mod optimistic;
+mod table;
+mod window;
+
+pub(crate) use entry::{Entry, VALUE_MAX};
+pub(crate) use evict::EvictError;
+pub(crate) use lookup::Lookup;
+pub(crate) use optimistic::read_validated;
+pub(crate) use table::{TABLE_PAGE_BYTES, Table};
+pub(crate) use window::Window;
+
+use crate::folio::{Folio, Folios};
+use crate::sync::{AtomicU64, Ordering};
+use std::ops::Range;
+
+/// Base-2 logarithm of the page size.
+pub(crate) const PAGE_SHIFT: u32 = 12;
+/// Bytes of a page: what an Entry stands for, and the smallest folio.
+pub(crate) const PAGE_BYTES: u64 = 1 << PAGE_SHIFT;
+
+/// See the head of the file.
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    table: Table,
+    /// log2 of the pages of each folio of this file.
+    order: u8,
+    /// Length of the file, bytes, as its readers see it.
+    len_bytes: AtomicU64,
+    /// Folios in the table now.
+    resident: AtomicU64,
+}
+
+impl Mapping {
+    /// A mapping for a file of `len_bytes` bytes now and at most `len_bytes_max` ever.
+    pub(crate) fn new(order: u8, len_bytes: u64, len_bytes_max: u64) -> std::io::Result<Self> {
+        let folio_bytes = PAGE_BYTES << order;
+        let pages = len_bytes_max.div_ceil(folio_bytes).max(1) << order;
+        Ok(Self {
+            // One more than there can be pages: a read of no bytes at the very end looks there.
+            table: Table::new(pages + 1)?,
+            order,
+            len_bytes: AtomicU64::new(len_bytes),
+            resident: AtomicU64::new(0),
+        })
+    }
+
+    /// log2 of the pages of a folio.
+    #[inline(always)]
+    pub(crate) fn order(&self) -> u8 {
+        self.order
+    }
+
+    /// Bytes of a folio.
+    #[inline(always)]
+    pub(crate) fn folio_bytes(&self) -> u64 {
+        PAGE_BYTES << self.order
+    }
+
+    /// The word that holds the length, for the hit path.
+    #[cfg(not(all(test, loom)))]
+    pub(crate) fn len_word(&self) -> &AtomicU64 {
+        &self.len_bytes
+    }
+
+    /// Length of the file, bytes.
+    #[inline(always)]
+    pub(crate) fn len_bytes(&self) -> u64 {
+        // Acquire: pairs with the Release in `set_len_bytes`: who sees the file longer sees the
+        // bytes that made it longer.
+        self.len_bytes.load(Ordering::Acquire)
+    }
+
+    /// Sets the length; callers serialise among themselves.
+    pub(crate) fn set_len_bytes(&self, len_bytes: u64) {
+        // Release: pairs with the Acquire in `len_bytes`.
+        self.len_bytes.store(len_bytes, Ordering::Release);
+    }
+
+    /// Folios in the table now.
+    pub(crate) fn resident_folios(&self) -> u64 {
+        self.resident.load(Ordering::Relaxed)
+    }
+
+    /// The table, for reads that do their own validation.
+    #[inline(always)]
+    pub(crate) fn table(&self) -> &Table {
+        &self.table
+    }
+
+    /// First page index of the folio that holds page `index`.
+    #[inline(always)]
+    pub(crate) fn head_index(&self, index: u64) -> u64 {
+        index >> self.order << self.order
+    }
+
+    /// Clears the readers' marks of a folio and tells whether there was one.
+    pub(crate) fn test_and_clear_referenced(&self, folio: &Folio) -> bool {
+        let pages = self.pages_of(folio);
+        pages.fold(false, |found, index| self.table.test_and_clear_referenced(index) || found)
+    }
+
+    /// The pages of a folio of this file.
+    fn pages_of(&self, folio: &Folio) -> Range<u64> {
+        folio.index()..folio.index() + folio.pages()
+    }
+
+    /// Remembers, frame by frame, the versions its Entries had, so that no later life of a frame
+    /// repeats one (rule 6 of `folio`). The Entries must still name the folio.
+    fn save_versions(&self, folios: &Folios, pages: Range<u64>) {
+        for index in pages {
+            let entry = self.table.load(index, Ordering::Relaxed);
+            folios.get(crate::folio::FolioId(entry.frame())).set_version(entry.version());
+        }
+    }
+}

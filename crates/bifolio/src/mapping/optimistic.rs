@@ -1,0 +1,32 @@
+//! The optimistic read: copy first, check afterwards (O1-O4 of `mapping/mod.rs`).
+//!
+//! The same idea as a sequence lock, with the sequence in the Entry; after the versioned pages of
+//! vmcache (SIGMOD 2023) and the kernel's reference-free read (thread of October 2025 on the
+//! fast path of the page cache read). It writes no shared memory. Where to copy from is the
+//! caller's business, so that the protocol runs unchanged under the model checker.
+
+use super::entry::Entry;
+use crate::sync::{AtomicU64, Ordering, fence};
+
+/// Reads one page's bytes without a reference: `copy` gets the Entry that says where they are.
+///
+/// `None`: the page was not READY, or changed meanwhile; what `copy` produced means nothing then.
+/// `copy` must only touch memory that stays mapped whatever happens to the page.
+#[inline(always)]
+pub(crate) fn read_validated<R>(
+    word: &AtomicU64,
+    is_wanted: impl FnOnce(Entry) -> bool,
+    copy: impl FnOnce(Entry) -> R,
+) -> Option<R> {
+    // Acquire: pairs with the Release of W4 and I3: the bytes of this version are there.
+    let seen = Entry(word.load(Ordering::Acquire));
+    if !is_wanted(seen) {
+        return None;
+    }
+    let result = copy(seen);
+    // Acquire: pairs with the Release fences of W2 and of `insert`: if the copy saw a byte of a
+    // later version, the load below sees READY gone.
+    fence(Ordering::Acquire);
+    let now = Entry(word.load(Ordering::Relaxed));
+    now.is_same_version(seen).then_some(result)
+}

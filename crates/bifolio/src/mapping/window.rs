@@ -1,0 +1,47 @@
+//! A write window: some pages of a locked folio, closed to optimistic readers while their bytes
+//! change (W1-W4 of `mapping/mod.rs`).
+
+use super::Mapping;
+use crate::folio::LockedFolio;
+use crate::sync::{Ordering, fence};
+use std::ops::Range;
+
+/// Closes the pages while it lives; dropping it publishes them, one version on.
+///
+/// The holder may change the pages' bytes. It must be dropped before the folio's lock.
+#[derive(Debug)]
+pub(crate) struct Window<'a> {
+    mapping: &'a Mapping,
+    pages: Range<u64>,
+}
+
+impl Mapping {
+    /// Closes pages `pages` (file page indices) of an uptodate `folio` to optimistic readers.
+    pub(crate) fn open_window<'a>(
+        &'a self,
+        folio: &LockedFolio<'_>,
+        pages: Range<u64>,
+    ) -> Window<'a> {
+        let all = self.pages_of(folio);
+        debug_assert!(all.start <= pages.start && pages.end <= all.end, "{pages:?} of {all:?}");
+        for index in pages.clone() {
+            let entry = self.table.load(index, Ordering::Relaxed);
+            self.table.store(index, entry.without_ready(), Ordering::Relaxed);
+        }
+        // Release: pairs with the Acquire fence in `read_validated` (O3): a reader that sees one
+        // of the bytes written from here on sees that READY is gone.
+        fence(Ordering::Release);
+        Window { mapping: self, pages }
+    }
+}
+
+impl Drop for Window<'_> {
+    fn drop(&mut self) {
+        for index in self.pages.clone() {
+            let entry = self.mapping.table.load(index, Ordering::Relaxed);
+            let next = entry.with_next_version().with_ready();
+            // Release: pairs with the Acquire in `read_validated` (O1).
+            self.mapping.table.store(index, next, Ordering::Release);
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! The background thread: keeps some frames free, so that an allocation rarely has to reclaim.
+//!
+//! Woken when fewer than LOW pages are obtainable, works until there are HIGH (twice as many), in
+//! short turns, so that an allocation that must reclaim by itself gets its turn in between.
+
+use super::Reclaim;
+use crate::error::{ErrorKind, Result};
+use crate::stats::Counter;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+/// What the thread is asked to do.
+#[derive(Debug, Default)]
+pub(super) struct Signal {
+    work: bool,
+    end: bool,
+}
+
+/// The running thread; dropping it ends the thread and waits for it.
+#[derive(Debug)]
+pub(crate) struct Background {
+    reclaim: Arc<Reclaim>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Background {
+    /// Starts the thread.
+    pub(crate) fn start(reclaim: Arc<Reclaim>) -> Result<Self> {
+        let shared = Arc::clone(&reclaim);
+        let thread = std::thread::Builder::new()
+            .name("bifolio-reclaim".into())
+            .stack_size(256 << 10)
+            .spawn(move || shared.run())
+            .map_err(ErrorKind::Thread)?;
+        Ok(Self { reclaim, thread: Some(thread) })
+    }
+}
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        self.reclaim.signal.lock().end = true;
+        self.reclaim.signalled.notify_all();
+        if let Some(thread) = self.thread.take() {
+            // A panic there has been reported by the runtime already.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Reclaim {
+    /// Wakes the thread if fewer than LOW pages are obtainable.
+    pub(super) fn wake_if_low(&self) {
+        if self.arena().obtainable_pages() < self.low_pages() {
+            let mut signal = self.signal.lock();
+            if !signal.work {
+                signal.work = true;
+                self.signalled.notify_one();
+            }
+        }
+    }
+
+    fn run(&self) {
+        loop {
+            {
+                let mut signal = self.signal.lock();
+                while !signal.work && !signal.end {
+                    self.signalled.wait(&mut signal);
+                }
+                if signal.end {
+                    return;
+                }
+            }
+            self.memory.counters.add(Counter::BackgroundReclaim, 1);
+            self.refill();
+            self.signal.lock().work = false;
+        }
+    }
+
+    /// Reclaims until HIGH pages are obtainable or nothing comes of it.
+    fn refill(&self) {
+        let high_pages = 2 * self.low_pages();
+        while self.arena().obtainable_pages() < high_pages && !self.signal.lock().end {
+            let counts = {
+                let turn = self.take_turn();
+                self.shrink(&turn, super::ROUND_PAGES)
+            };
+            if counts.reclaimed_pages == 0 {
+                return;
+            }
+        }
+    }
+}

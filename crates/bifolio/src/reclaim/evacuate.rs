@@ -1,0 +1,73 @@
+//! Evacuating a chunk: its last folios are evicted wherever they stand in the lists, so that the
+//! chunk can serve another folio size, or go back to the kernel.
+
+use super::{Reclaim, Turn};
+use super::pageout::Verdict;
+use super::scan::ScanCounts;
+use crate::folio::{Flag, FolioId};
+use crate::lru::ListKind;
+use crate::stats::Counter;
+
+/// Chunks that are tried before one round gives up.
+const CHUNKS_TRIED_MAX: usize = 8;
+
+impl Reclaim {
+    /// Empties a chunk of another order than `order`, for a folio of that.
+    pub(super) fn evacuate_for(&self, turn: &Turn<'_>, order: u8) -> ScanCounts {
+        self.evacuate(turn, |other| other != order, false)
+    }
+
+    /// Empties any chunk and gives it back to the kernel.
+    pub(super) fn evacuate_to_release(&self, turn: &Turn<'_>) -> ScanCounts {
+        self.evacuate(turn, |_| true, true)
+    }
+
+    fn evacuate(
+        &self,
+        turn: &Turn<'_>,
+        wanted: impl Fn(u8) -> bool,
+        release: bool,
+    ) -> ScanCounts {
+        let memory = &self.memory;
+        let mut counts = ScanCounts::default();
+        let mut tried = Vec::new();
+        while tried.len() < CHUNKS_TRIED_MAX {
+            let Some(evacuation) = memory.arena.begin_evacuation(&wanted, &tried) else { break };
+            if tried.is_empty() {
+                memory.lru.drain_all(&memory.folios);
+            }
+            tried.push(evacuation.chunk());
+            for id in &evacuation.folios {
+                let (verdict, pages) = self.evict_from_chunk(turn, *id);
+                counts.note(verdict, pages);
+            }
+            if memory.arena.finish_evacuation(&evacuation, release) {
+                // An empty chunk is progress, even if it was empty before.
+                counts.reclaimed_pages = counts.reclaimed_pages.max(1);
+                break;
+            }
+        }
+        counts
+    }
+
+    /// Evicts one folio of a chunk that is being emptied.
+    fn evict_from_chunk(&self, turn: &Turn<'_>, id: FolioId) -> (Verdict, u64) {
+        let memory = &self.memory;
+        let pages = memory.folio(id).pages();
+        // Frozen or free: on its way out.
+        let Ok(folio) = memory.folios.try_get(id) else { return (Verdict::Busy, pages) };
+        let was_listed = memory.lru.isolate_one(&memory.folios, id);
+        let active = folio.folio().flags.get(Flag::Active);
+        let (verdict, kept) = self.evict_or_keep(turn, folio, false);
+        if verdict == Verdict::Evicted {
+            memory.counters.add(Counter::PgEvacuate, 1);
+        }
+        if let Some(folio) = kept
+            && was_listed
+        {
+            let kind = if active { ListKind::Active } else { ListKind::Inactive };
+            memory.lru.put_back(&memory.folios, &mut vec![folio], kind);
+        }
+        (verdict, pages)
+    }
+}

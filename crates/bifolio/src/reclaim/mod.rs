@@ -1,0 +1,240 @@
+//! Reclaim: who gets a frame, and which folio must go for it. The bound is hard.
+//!
+//! Called by `file` (a miss, a new table page) and `cache` (another bound); calls `lru`, `mapping`
+//! and `writeback`. Nothing above asks the arena for memory.
+//!
+//! ```text
+//!   allocate --> arena has a frame ------------------------------> done (below LOW: wake the
+//!      ^            | no                                                 background thread)
+//!      |            v
+//!      |     direct reclaim, one thread at a time:
+//!      |       shrink: scan the inactive tail, ever larger shares of it     scan.rs
+//!      |         folio by folio: busy? used? dirty -> write out, evict      pageout.rs
+//!      |       freed the wrong sizes? evacuate a chunk                      evacuate.rs
+//!      '--- yes -- freed anything?
+//!                   | no: drain the batches, sweep both lists; still nothing?
+//!                   |     others are in the middle of something: wait a moment, again
+//!                   v     everything is pinned or unwritable: Full
+//! ```
+//!
+//! Invariants:
+//! - RECLAIM-1: a sweep looks at each folio once and is bounded by the lists' lengths; there are at
+//!   most [`SWEEPS_MAX`] of them in a row without a success, and a time limit while folios are
+//!   busy. So an allocation ends: with a frame or with an error.
+//! - RECLAIM-2: whoever takes folios off their tables for lack of memory holds `turn`. A file is
+//!   freed only after its table is empty and `turn` was taken once more: nobody in here looks at it.
+//!
+//! # Safety
+//! [`Turn::owner`] follows a folio's owner; the turn keeps that alive.
+//!
+//! Lock order: `turn`, then folio locks (only ever tried), then what `lru` and `writeback` take.
+#![allow(unsafe_code)]
+
+mod background;
+mod evacuate;
+mod pageout;
+mod scan;
+
+pub(crate) use background::Background;
+
+use crate::config::Config;
+use crate::error::{ErrorKind, Result};
+use crate::folio::{FolioId, LockedFolio};
+use crate::frames::Arena;
+use crate::lru::Memory;
+use crate::mapping::{PAGE_BYTES, Table};
+use crate::stats::Counter;
+use crate::sync::{Condvar, Mutex, MutexGuard};
+use crate::writeback::Inode;
+use scan::ScanCounts;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Pages a round of reclaim tries to free, as the kernel's SWAP_CLUSTER_MAX.
+const ROUND_PAGES: u64 = 32;
+/// Sweeps without a success after which everything counts as pinned.
+const SWEEPS_MAX: u32 = 3;
+/// The pause between such sweeps: readers hold a batch for less.
+const SWEEP_PAUSE: Duration = Duration::from_millis(1);
+/// The most pages kept free ahead of need: 16 MiB.
+const LOW_PAGES_MAX: u64 = 4096;
+
+/// See the head of the file.
+#[derive(Debug)]
+pub(crate) struct Reclaim {
+    pub(crate) memory: Arc<Memory>,
+    wait_max: Duration,
+    /// RECLAIM-2.
+    turn: Mutex<()>,
+    /// Asks the background thread to work, or to end.
+    signal: Mutex<background::Signal>,
+    signalled: Condvar,
+}
+
+/// Proof that the caller is the one who reclaims (RECLAIM-2).
+#[derive(Debug)]
+struct Turn<'r> {
+    _guard: MutexGuard<'r, ()>,
+}
+
+impl Turn<'_> {
+    /// The inode a locked folio belongs to; `None` once it has left its table.
+    fn owner(&self, locked: &LockedFolio<'_>) -> Option<&Inode> {
+        // SAFETY: an inode is freed only after its table is empty and the turn was taken once more
+        // after that; we have had the turn since before the folio was locked (RECLAIM-2).
+        unsafe { Inode::owner(locked) }
+    }
+}
+
+impl Reclaim {
+    pub(crate) fn new(memory: Arc<Memory>, config: &Config) -> Self {
+        Self {
+            memory,
+            wait_max: Duration::from_millis(config.reclaim_wait_ms_max),
+            turn: Mutex::new(()),
+            signal: Mutex::default(),
+            signalled: Condvar::new(),
+        }
+    }
+
+    fn arena(&self) -> &Arena {
+        &self.memory.arena
+    }
+
+    /// Below this many obtainable pages the background thread is woken.
+    fn low_pages(&self) -> u64 {
+        let bound_pages = self.arena().usage().bound_bytes / PAGE_BYTES;
+        (bound_pages / 64).clamp(1, LOW_PAGES_MAX)
+    }
+
+    /// Finds frames for a folio of `order`, after those of `near` if possible; evicts if it must.
+    ///
+    /// Blocks while others' I/O has to end first. The folio is free: `Folios::start` it.
+    pub(crate) fn allocate(&self, order: u8, near: Option<FolioId>) -> Result<FolioId> {
+        let mut patience = Patience::new(self.wait_max);
+        loop {
+            let found = self.arena().allocate(order, near, &self.memory.folios);
+            let found = found
+                .map_err(|source| ErrorKind::Memory { purpose: "frames", source })?;
+            if let Some(id) = found {
+                self.wake_if_low();
+                return Ok(id);
+            }
+            self.reclaim_for(order, &mut patience)?;
+        }
+    }
+
+    /// Charges the table page of `index` before it is touched; evicts if it must.
+    pub(crate) fn charge_table(&self, table: &Table, index: u64) -> Result<()> {
+        let mut patience = Patience::new(self.wait_max);
+        while !table.is_charged(index) {
+            if self.arena().charge(crate::mapping::TABLE_PAGE_BYTES) {
+                if !table.set_charged(index) {
+                    // Somebody else was faster.
+                    self.arena().uncharge(crate::mapping::TABLE_PAGE_BYTES);
+                }
+                return Ok(());
+            }
+            let counts = self.release_a_chunk();
+            self.decide(counts, &mut patience)?;
+        }
+        Ok(())
+    }
+
+    /// Sets the bound, giving memory back first if it shrinks. On failure the old bound stands.
+    pub(crate) fn set_bound(&self, bound_bytes: u64) -> Result<()> {
+        let before_bytes = self.arena().usage().bound_bytes;
+        self.arena().set_bound(bound_bytes);
+        let mut patience = Patience::new(self.wait_max);
+        while self.arena().excess_bytes() > 0 {
+            let counts = self.release_a_chunk();
+            if let Err(error) = self.decide(counts, &mut patience) {
+                self.arena().set_bound(before_bytes);
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    fn take_turn(&self) -> Turn<'_> {
+        Turn { _guard: self.turn.lock() }
+    }
+
+    /// Waits until nobody is in the middle of reclaiming (RECLAIM-2).
+    pub(crate) fn wait_for_turn(&self) {
+        drop(self.take_turn());
+    }
+
+    /// One round for an allocation that found nothing: an error when there is no hope.
+    fn reclaim_for(&self, order: u8, patience: &mut Patience) -> Result<()> {
+        let counts = {
+            let turn = self.take_turn();
+            if patience.rounds == 0 && self.arena().can_allocate(order) {
+                // Somebody freed enough while we waited for our turn.
+                patience.rounds += 1;
+                return Ok(());
+            }
+            patience.rounds += 1;
+            self.memory.counters.add(Counter::DirectReclaim, 1);
+            let mut counts = self.shrink(&turn, ROUND_PAGES.max(1 << order));
+            if counts.reclaimed_pages > 0 && !self.arena().can_allocate(order) {
+                // What went was of other sizes: empty a chunk of those.
+                counts.add(&self.evacuate_for(&turn, order));
+            }
+            if counts.reclaimed_pages == 0 {
+                counts = self.sweep(&turn);
+                counts.add(&self.evacuate_for(&turn, order));
+            }
+            counts
+        };
+        self.decide(counts, patience)
+    }
+
+    fn release_a_chunk(&self) -> ScanCounts {
+        let turn = self.take_turn();
+        self.evacuate_to_release(&turn)
+    }
+
+    /// After a round: go on, wait a moment, or give up.
+    fn decide(&self, counts: ScanCounts, patience: &mut Patience) -> Result<()> {
+        if counts.reclaimed_pages > 0 {
+            patience.futile_sweeps = 0;
+            return Ok(());
+        }
+        patience.futile_sweeps += 1;
+        let hopeless = counts.busy_pages == 0 && patience.futile_sweeps >= SWEEPS_MAX;
+        if hopeless || patience.is_over() {
+            self.memory.counters.add(Counter::AllocationFailure, 1);
+            return Err(ErrorKind::Full {
+                bound_bytes: self.arena().usage().bound_bytes,
+                pinned_bytes: counts.pinned_pages * PAGE_BYTES,
+                unwritten_bytes: counts.unwritten_pages * PAGE_BYTES,
+                busy_bytes: counts.busy_pages * PAGE_BYTES,
+            }
+            .into());
+        }
+        self.memory.counters.add(Counter::AllocationWait, 1);
+        std::thread::sleep(SWEEP_PAUSE);
+        Ok(())
+    }
+}
+
+/// How long an allocation has tried in vain.
+#[derive(Debug)]
+struct Patience {
+    rounds: u32,
+    futile_sweeps: u32,
+    wait_max: Duration,
+    since: Option<Instant>,
+}
+
+impl Patience {
+    fn new(wait_max: Duration) -> Self {
+        Self { rounds: 0, futile_sweeps: 0, wait_max, since: None }
+    }
+
+    /// The clock starts with the first futile sweep.
+    fn is_over(&mut self) -> bool {
+        self.since.get_or_insert_with(Instant::now).elapsed() > self.wait_max
+    }
+}

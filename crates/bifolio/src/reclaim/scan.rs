@@ -1,0 +1,156 @@
+//! Scanning the lists: which folios are looked at, in which order, and how many.
+
+use super::{Reclaim, Turn};
+use super::pageout::Verdict;
+use crate::folio::{BATCH_SLOTS, Flag, FolioRef};
+use crate::lru::ListKind;
+use crate::stats::Counter;
+
+/// The first share of a list that is looked at: one 4096th; the last one is all of it.
+const PRIORITY_MAX: u32 = 12;
+
+/// What a scan came to, pages.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct ScanCounts {
+    pub(super) reclaimed_pages: u64,
+    /// Held by pins, holds, or calls in progress.
+    pub(super) pinned_pages: u64,
+    /// Dirty, and the device does not take them.
+    pub(super) unwritten_pages: u64,
+    /// Locked, or under I/O.
+    pub(super) busy_pages: u64,
+}
+
+impl ScanCounts {
+    pub(super) fn add(&mut self, other: &ScanCounts) {
+        self.reclaimed_pages += other.reclaimed_pages;
+        self.pinned_pages += other.pinned_pages;
+        self.unwritten_pages += other.unwritten_pages;
+        self.busy_pages += other.busy_pages;
+    }
+
+    pub(super) fn note(&mut self, verdict: Verdict, pages: u64) {
+        match verdict {
+            Verdict::Evicted => self.reclaimed_pages += pages,
+            Verdict::Pinned => self.pinned_pages += pages,
+            Verdict::Unwritten => self.unwritten_pages += pages,
+            Verdict::Busy => self.busy_pages += pages,
+            Verdict::Activate => {}
+        }
+    }
+}
+
+impl Reclaim {
+    /// Frees `wanted_pages` or so, looking at ever larger shares of the inactive list.
+    pub(super) fn shrink(&self, turn: &Turn<'_>, wanted_pages: u64) -> ScanCounts {
+        let mut total = ScanCounts::default();
+        for priority in (0..=PRIORITY_MAX).rev() {
+            let sizes = self.memory.lru.sizes();
+            let share = |pages: u64| (pages >> priority).max(super::ROUND_PAGES);
+            if sizes.is_inactive_low() || sizes.inactive_pages == 0 {
+                self.shrink_active(turn, share(sizes.active_pages));
+            }
+            let inactive_pages = self.memory.lru.sizes().inactive_pages;
+            let looked_at = share(inactive_pages).min(inactive_pages);
+            total.add(&self.shrink_inactive(turn, looked_at, wanted_pages - total.reclaimed_pages));
+            if total.reclaimed_pages >= wanted_pages {
+                break;
+            }
+        }
+        total
+    }
+
+    /// The last resort: drains every batch, then looks at every folio once, marks or not.
+    pub(super) fn sweep(&self, turn: &Turn<'_>) -> ScanCounts {
+        self.memory.counters.add(Counter::LruDrain, 1);
+        self.memory.lru.drain_all(&self.memory.folios);
+        // Twice round each list: the first may only clear the readers' marks.
+        let active_pages = self.memory.lru.sizes().active_pages;
+        self.shrink_active(turn, active_pages);
+        self.shrink_active(turn, self.memory.lru.sizes().active_pages);
+        let inactive_pages = self.memory.lru.sizes().inactive_pages;
+        let first = self.shrink_inactive(turn, inactive_pages, super::ROUND_PAGES);
+        if first.reclaimed_pages > 0 {
+            return first;
+        }
+        self.shrink_active(turn, self.memory.lru.sizes().active_pages);
+        self.shrink_inactive(turn, self.memory.lru.sizes().inactive_pages, super::ROUND_PAGES)
+    }
+
+    /// Looks at up to `scan_pages` of the inactive tail, until `wanted_pages` are free.
+    fn shrink_inactive(
+        &self,
+        turn: &Turn<'_>,
+        scan_pages: u64,
+        wanted_pages: u64,
+    ) -> ScanCounts {
+        let memory = &self.memory;
+        let mut counts = ScanCounts::default();
+        let mut scanned_pages = 0;
+        let mut batch = Vec::with_capacity(BATCH_SLOTS);
+        while scanned_pages < scan_pages && counts.reclaimed_pages < wanted_pages {
+            memory.lru.isolate(&memory.folios, ListKind::Inactive, BATCH_SLOTS, &mut batch);
+            if batch.is_empty() {
+                break;
+            }
+            memory.counters.add(Counter::PgScan, batch.len() as u64);
+            scanned_pages += batch.iter().map(|folio| folio.folio().pages()).sum::<u64>();
+            self.shrink_folio_list(turn, &mut batch, &mut counts);
+        }
+        counts
+    }
+
+    /// Judges each isolated folio; those that stay go back to a list.
+    fn shrink_folio_list(
+        &self,
+        turn: &Turn<'_>,
+        batch: &mut Vec<FolioRef<'_>>,
+        counts: &mut ScanCounts,
+    ) {
+        let (mut active, mut inactive) = (Vec::new(), Vec::new());
+        for folio in batch.drain(..) {
+            let pages = folio.folio().pages();
+            let (verdict, kept) = self.evict_or_keep(turn, folio, true);
+            counts.note(verdict, pages);
+            match kept {
+                Some(folio) if verdict == Verdict::Activate => active.push(folio),
+                Some(folio) => inactive.push(folio),
+                None => {}
+            }
+        }
+        let lru = &self.memory.lru;
+        self.memory.counters.add(Counter::PgActivate, active.len() as u64);
+        lru.put_back(&self.memory.folios, &mut active, ListKind::Active);
+        lru.put_back(&self.memory.folios, &mut inactive, ListKind::Inactive);
+    }
+
+    /// Moves what was not used lately from the active tail to the inactive head.
+    fn shrink_active(&self, turn: &Turn<'_>, scan_pages: u64) {
+        let memory = &self.memory;
+        let mut scanned_pages = 0;
+        let mut batch = Vec::with_capacity(BATCH_SLOTS);
+        while scanned_pages < scan_pages {
+            memory.lru.isolate(&memory.folios, ListKind::Active, BATCH_SLOTS, &mut batch);
+            if batch.is_empty() {
+                break;
+            }
+            scanned_pages += batch.iter().map(|folio| folio.folio().pages()).sum::<u64>();
+            let (mut used, mut unused): (Vec<_>, Vec<_>) =
+                batch.drain(..).partition(|folio| test_and_clear_referenced(turn, folio));
+            memory.counters.add(Counter::PgDeactivate, unused.len() as u64);
+            for folio in &unused {
+                folio.folio().flags.set(Flag::Workingset);
+            }
+            memory.lru.put_back(&memory.folios, &mut used, ListKind::Active);
+            memory.lru.put_back(&memory.folios, &mut unused, ListKind::Inactive);
+        }
+    }
+}
+
+/// Whether a reader marked any page of the folio since the last look. One that is locked is being
+/// used right now.
+fn test_and_clear_referenced(turn: &Turn<'_>, folio: &FolioRef<'_>) -> bool {
+    let Some(locked) = folio.try_lock() else { return true };
+    let Some(inode) = turn.owner(&locked) else { return false };
+    inode.mapping.test_and_clear_referenced(&locked)
+}

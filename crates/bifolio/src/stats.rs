@@ -1,0 +1,304 @@
+//! Counters: always on, one block a thread, added up when somebody asks.
+//!
+//! A leaf open to all layers. A counter is bumped by a load and a store in a block that only the
+//! calling thread writes, so a hit costs no locked instruction and no shared line. Blocks of
+//! threads that ended keep their counts and serve the next thread. All accesses are relaxed: a
+//! counter orders nothing, and a snapshot is exact only when the threads it counts stand still.
+//!
+//! Where to look for a thread's block is remembered per thread for the cache it used last; a
+//! thread that alternates between caches pays a short search at each change.
+
+use std::cell::{Cell, RefCell};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+macro_rules! counters {
+    ($($(#[doc = $doc:literal])+ $variant:ident $field:ident,)+) => {
+        /// What is counted.
+        #[derive(Clone, Copy, Debug)]
+        #[repr(usize)]
+        pub(crate) enum Counter { $($variant,)+ }
+
+        const COUNTERS: usize = [$(Counter::$variant,)+].len();
+
+        /// What a cache has done since it was built, and what it holds now: one snapshot.
+        ///
+        /// Counts only grow. Fields that end in `_bytes`, and `*_now`, are levels.
+        #[derive(Clone, Debug, Default, PartialEq, Eq)]
+        #[non_exhaustive]
+        pub struct Stats {
+            $($(#[doc = $doc])+ pub $field: u64,)+
+            /// The bound on memory, bytes.
+            pub bound_bytes: u64,
+            /// Charged against the bound: frames, descriptors and tables, bytes.
+            pub used_bytes: u64,
+            /// Of those, frames: memory that holds or may hold pages, bytes.
+            pub frame_bytes: u64,
+            /// Of those, frames that hold no page, bytes.
+            pub free_bytes: u64,
+            /// Of `used_bytes`, what is not frames: descriptors and tables, bytes.
+            pub metadata_bytes: u64,
+            /// Pages that are newer in memory than on their device, bytes.
+            pub dirty_bytes: u64,
+            /// Folios on the inactive list, bytes.
+            pub inactive_bytes: u64,
+            /// Folios on the active list, bytes.
+            pub active_bytes: u64,
+            /// What is done instead of a feature the system lacks, one name each.
+            pub fallbacks: Vec<String>,
+        }
+
+        impl Stats {
+            fn from_counts(counts: &[u64; COUNTERS]) -> Self {
+                Self { $($field: counts[Counter::$variant as usize],)+ ..Self::default() }
+            }
+
+            /// The counts by name, in the order of the documentation.
+            pub fn counts(&self) -> Vec<(&'static str, u64)> {
+                vec![$((stringify!($field), self.$field),)+]
+            }
+        }
+    };
+}
+
+counters! {
+    /// Pages read without a reference: copied, and found unchanged afterwards.
+    HitOptimistic hits_optimistic,
+    /// Pages read, or pinned, with a reference and without the folio lock.
+    HitPinned hits_pinned,
+    /// Pages that were resident but could only be read or pinned under the folio lock.
+    HitSlow hits_slow,
+    /// Optimistic reads that found their page changed meanwhile and tried again.
+    OptimisticRetry optimistic_retries,
+    /// Folios looked for and not found: filled from the device, or with zeros.
+    Miss misses,
+    /// Misses that needed no I/O: behind the end of what the device has, or overwritten whole.
+    MissWithoutRead misses_without_read,
+    /// Misses of pages that were evicted before and left a shadow.
+    Refault workingset_refault,
+    /// Refaults near enough to go to the active list at once.
+    RefaultActivate workingset_activate,
+    /// Bytes read from devices.
+    ReadBytes read_bytes,
+    /// Read requests made of devices.
+    ReadRequest read_requests,
+    /// Bytes written to devices.
+    WrittenBytes written_bytes,
+    /// Folios written out (write requests made of devices).
+    Writeback writeback,
+    /// Write-outs that failed; their folios stayed dirty.
+    WritebackError writeback_errors,
+    /// Bytes accepted by writes.
+    WriteBytes write_bytes,
+    /// Syncs that were asked of devices.
+    Sync syncs,
+    /// Folios looked at by reclaim on the inactive list.
+    PgScan pgscan,
+    /// Folios evicted by reclaim.
+    PgSteal pgsteal,
+    /// Folios moved from the inactive list to the active one.
+    PgActivate pgactivate,
+    /// Folios moved from the active list to the inactive one.
+    PgDeactivate pgdeactivate,
+    /// Folios reclaim found pinned or otherwise referenced.
+    PgPinned pgpinned,
+    /// Folios reclaim had to write out first.
+    PageOut pageout,
+    /// Folios evicted because their chunk was wanted for another folio size, or back.
+    PgEvacuate pgevacuate,
+    /// Allocations that had to reclaim by themselves.
+    DirectReclaim direct_reclaims,
+    /// Times the background thread was woken to reclaim.
+    BackgroundReclaim background_reclaims,
+    /// Allocations that waited for frames others hold for a moment (I/O, reads in progress).
+    AllocationWait allocation_waits,
+    /// Allocations that failed because everything was pinned, or could not be written.
+    AllocationFailure allocation_failures,
+    /// LRU batches moved to the lists because they were full.
+    LruBatch lru_batches,
+    /// Times all CPUs' LRU batches were drained to find folios to evict.
+    LruDrain lru_drains,
+    /// Rounds a lookup waited for a folio that was frozen or just replaced.
+    FrozenWait frozen_waits,
+    /// Pins taken.
+    Pin pins,
+}
+
+/// A thread's block: only that thread writes it.
+#[derive(Debug)]
+#[repr(align(128))]
+struct Block {
+    counts: [AtomicU64; COUNTERS],
+}
+
+impl Block {
+    fn new() -> Self {
+        Self { counts: std::array::from_fn(|_| AtomicU64::new(0)) }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Blocks {
+    all: Vec<Arc<Block>>,
+    /// Blocks whose thread has ended.
+    idle: Vec<Arc<Block>>,
+}
+
+/// The counters of one cache.
+#[derive(Debug)]
+pub(crate) struct Counters {
+    id: u64,
+    blocks: Arc<Mutex<Blocks>>,
+    /// For threads whose own storage is gone already; shared, so added to atomically.
+    late: Block,
+}
+
+/// The block the calling thread used last, and the id of its counters.
+#[derive(Clone, Copy)]
+struct Current {
+    id: u64,
+    block: *const Block,
+}
+
+/// A block lent to a thread; goes back when the thread ends.
+struct Lent {
+    id: u64,
+    block: Arc<Block>,
+    home: std::sync::Weak<Mutex<Blocks>>,
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        let _ = CURRENT.try_with(|current| current.set(Current::NONE));
+        if let Some(home) = self.home.upgrade() {
+            let mut blocks = home.lock().unwrap_or_else(PoisonError::into_inner);
+            blocks.idle.push(Arc::clone(&self.block));
+        }
+    }
+}
+
+impl Current {
+    const NONE: Self = Self { id: 0, block: std::ptr::null() };
+}
+
+thread_local! {
+    static CURRENT: Cell<Current> = const { Cell::new(Current::NONE) };
+    static LENT: RefCell<Vec<Lent>> = const { RefCell::new(Vec::new()) };
+}
+
+impl Counters {
+    /// Counters that stand at zero.
+    pub(crate) fn new() -> Self {
+        // Ids are never reused, so a remembered block is never taken for another cache's.
+        static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+        let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
+        Self { id, blocks: Arc::default(), late: Block::new() }
+    }
+
+    /// Adds `count` to a counter.
+    #[inline(always)]
+    pub(crate) fn add(&self, counter: Counter, count: u64) {
+        let current = CURRENT.get();
+        if current.id == self.id {
+            Self::bump(current.block, counter, count);
+        } else {
+            self.add_cold(counter, count);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn add_cold(&self, counter: Counter, count: u64) {
+        let block = LENT.try_with(|lent| {
+            let mut lent = lent.borrow_mut();
+            let known = lent.iter().position(|lent| lent.id == self.id);
+            let at = known.unwrap_or_else(|| {
+                // A good moment to drop what belongs to caches that are gone.
+                lent.retain(|lent| lent.home.strong_count() > 0);
+                lent.push(self.lend());
+                lent.len() - 1
+            });
+            Arc::as_ptr(&lent[at].block)
+        });
+        match block {
+            Ok(block) => {
+                let _ = CURRENT.try_with(|current| current.set(Current { id: self.id, block }));
+                Self::bump(block, counter, count);
+            }
+            Err(_) => {
+                self.late.counts[counter as usize].fetch_add(count, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Adds to a block of the calling thread.
+    #[inline(always)]
+    #[allow(unsafe_code)]
+    fn bump(block: *const Block, counter: Counter, count: u64) {
+        // SAFETY: `block` came from an `Arc` in this thread's `LENT`, which drops it only after
+        // clearing `CURRENT`, or after its counters are gone and their id with them.
+        let block = unsafe { &*block };
+        let word = &block.counts[counter as usize];
+        word.store(word.load(Ordering::Relaxed).wrapping_add(count), Ordering::Relaxed);
+    }
+
+    fn lend(&self) -> Lent {
+        let mut blocks = self.blocks.lock().unwrap_or_else(PoisonError::into_inner);
+        let block = blocks.idle.pop().unwrap_or_else(|| {
+            let block = Arc::new(Block::new());
+            blocks.all.push(Arc::clone(&block));
+            block
+        });
+        Lent { id: self.id, block, home: Arc::downgrade(&self.blocks) }
+    }
+
+    /// Adds up all blocks.
+    pub(crate) fn snapshot(&self) -> Stats {
+        let blocks = self.blocks.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut counts = [0_u64; COUNTERS];
+        for block in blocks.all.iter().map(Arc::as_ref).chain([&self.late]) {
+            for (sum, count) in counts.iter_mut().zip(&block.counts) {
+                *sum += count.load(Ordering::Relaxed);
+            }
+        }
+        Stats::from_counts(&counts)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_of_all_threads_add_up_also_after_they_ended() {
+        let counters = Counters::new();
+        let other = Counters::new();
+        for _ in 0..3 {
+            std::thread::scope(|scope| {
+                for _ in 0..4 {
+                    scope.spawn(|| {
+                        for _ in 0..1000 {
+                            counters.add(Counter::Miss, 1);
+                            other.add(Counter::Miss, 2);
+                            counters.add(Counter::ReadBytes, 4096);
+                        }
+                    });
+                }
+            });
+        }
+        let stats = counters.snapshot();
+        assert_eq!((stats.misses, stats.read_bytes), (12_000, 12_000 * 4096));
+        assert_eq!(other.snapshot().misses, 24_000);
+        assert!(counters.blocks.lock().unwrap().all.len() <= 4, "blocks are used again");
+    }
+
+    #[test]
+    fn a_thread_outlives_the_counters_it_used() {
+        for _ in 0..100 {
+            let counters = Counters::new();
+            counters.add(Counter::Pin, 1);
+            assert_eq!(counters.snapshot().pins, 1);
+        }
+        LENT.with(|lent| assert!(lent.borrow().len() <= 2));
+    }
+}

@@ -1,0 +1,130 @@
+//! The opaque copy: moving bytes out of and into frames that other threads may change meanwhile.
+//!
+//! An optimistic reader copies first and checks the Entry's version afterwards, so the bytes may
+//! change under the copy. A plain `memcpy` that races is undefined behaviour in Rust, whatever is
+//! done with the result; so frames are only ever touched by the functions of this folder: on
+//! x86-64 instructions the compiler cannot see into (`x86_64.rs`), elsewhere relaxed atomic words
+//! (`portable.rs`). Neither invents, drops, widens or reorders an access across the fences of the
+//! protocol (`mapping/optimistic.rs`). What is copied may be torn: the version check decides.
+//!
+//! Called by `file` (reads, writes, pins) and `io` (custom backings). It orders nothing by itself.
+//!
+//! # Safety
+//! The functions here are `unsafe` because they take raw frame addresses; each states what the
+//! address must be good for.
+#![allow(unsafe_code)]
+
+// The portable twin is compiled for tests everywhere, so that it is tested where we are.
+#[cfg(any(test, not(target_arch = "x86_64")))]
+mod portable;
+#[cfg(target_arch = "x86_64")]
+mod x86_64;
+
+#[cfg(not(target_arch = "x86_64"))]
+use portable as arch;
+#[cfg(target_arch = "x86_64")]
+use x86_64 as arch;
+
+/// Copies `target.len()` bytes from `source`, which others may be writing, into `target`.
+///
+/// # Safety
+/// `source` must be readable for `target.len()` bytes for the whole call (mapped memory of a
+/// frame), and must not overlap `target`. It may change during the call; it must only be changed
+/// by [`copy_in`], [`zero`] or the kernel.
+#[inline(always)]
+pub(crate) unsafe fn copy_out(source: *const u8, target: &mut [u8]) {
+    // SAFETY: the caller's contract is the same as the callee's; `target` is a unique borrow.
+    unsafe { arch::copy_out(source, target.as_mut_ptr(), target.len()) }
+}
+
+/// Copies `source` to `target`, which others may be reading through [`copy_out`].
+///
+/// # Safety
+/// `target` must be writable for `source.len()` bytes for the whole call and must not overlap
+/// `source`. Only one thread may write those bytes at a time (the folio lock sees to it).
+#[inline]
+pub(crate) unsafe fn copy_in(target: *mut u8, source: &[u8]) {
+    // SAFETY: the caller's contract is the same as the callee's; `source` is a shared borrow.
+    unsafe { arch::copy_in(target, source.as_ptr(), source.len()) }
+}
+
+/// Fills `length_bytes` bytes at `target` with zeros, while others may be reading them.
+///
+/// # Safety
+/// As for [`copy_in`].
+#[inline]
+pub(crate) unsafe fn zero(target: *mut u8, length_bytes: usize) {
+    // SAFETY: the caller's contract is the same as the callee's.
+    unsafe { arch::zero(target, length_bytes) }
+}
+
+/// Asks the processor to bring the line at `address` closer; never faults, never changes anything.
+#[inline(always)]
+pub(crate) fn prefetch(address: *const u8) {
+    arch::prefetch(address);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    type CopyOut = unsafe fn(*const u8, *mut u8, usize);
+    type CopyIn = unsafe fn(*mut u8, *const u8, usize);
+    type Zero = unsafe fn(*mut u8, usize);
+
+    const IMPLEMENTATIONS: [(CopyOut, CopyIn, Zero); 2] = [
+        (arch::copy_out, arch::copy_in, arch::zero),
+        (portable::copy_out, portable::copy_in, portable::zero),
+    ];
+
+    /// A frame is aligned to its page; keep a guard word on each side of what is copied.
+    #[repr(align(4096))]
+    struct Frame([u8; 8192]);
+
+    fn lengths() -> impl Iterator<Item = usize> {
+        (0..=300).chain([511, 512, 1000, 4095, 4096, 4097])
+    }
+
+    #[test]
+    fn copies_exactly_the_bytes_asked_for_at_every_length_and_offset() {
+        let mut frame = Frame([0; 8192]);
+        for (i, byte) in frame.0.iter_mut().enumerate() {
+            *byte = (i * 31 + i / 256) as u8;
+        }
+        for (copy_out, _, _) in IMPLEMENTATIONS {
+            for length in lengths() {
+                for offset in [0, 1, 7, 8, 13, 64, 100] {
+                    let mut target = vec![0xAA; length + 2];
+                    let inner = &mut target[1..=length];
+                    // SAFETY: offset + length < 8192 bytes of `frame`; `inner` is `length` long.
+                    unsafe { copy_out(frame.0[offset..].as_ptr(), inner.as_mut_ptr(), length) };
+                    assert_eq!(&target[1..=length], &frame.0[offset..offset + length]);
+                    assert_eq!((target[0], target[length + 1]), (0xAA, 0xAA), "length {length}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn writes_exactly_the_bytes_asked_for_at_every_length_and_offset() {
+        let source: Vec<u8> = (0..8192).map(|i| (i * 7 + i / 256) as u8).collect();
+        for (_, copy_in, zero) in IMPLEMENTATIONS {
+            for length in lengths() {
+                for offset in [0usize, 1, 7, 8, 13, 64, 100] {
+                    let mut frame = Frame([0xAA; 8192]);
+                    let at = frame.0[offset..].as_mut_ptr();
+                    // SAFETY: offset + length < 8192 bytes of `frame`; `source` is 8192 long.
+                    unsafe { copy_in(at, source.as_ptr(), length) };
+                    assert_eq!(&frame.0[offset..offset + length], &source[..length]);
+                    assert!(frame.0[..offset].iter().all(|byte| *byte == 0xAA));
+                    assert!(frame.0[offset + length..].iter().all(|byte| *byte == 0xAA));
+                    let at = frame.0[offset..].as_mut_ptr();
+                    // SAFETY: as above.
+                    unsafe { zero(at, length) };
+                    assert!(frame.0[offset..offset + length].iter().all(|byte| *byte == 0));
+                    assert!(frame.0[offset + length..].iter().all(|byte| *byte == 0xAA));
+                }
+            }
+        }
+    }
+}

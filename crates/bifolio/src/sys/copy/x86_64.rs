@@ -1,0 +1,196 @@
+//! The opaque copy on x86-64: loads and stores the compiler cannot see into.
+//!
+//! Small lengths: blocks of 16 bytes, the last one overlapping the one before, so that no length
+//! needs a loop of bytes; a length known at compile time leaves only its own block behind. From
+//! [`STRING_MIN`] bytes on: `rep movsb`, which every processor since 2013 runs at the width of its
+//! caches. The memory side of `copy_out` is only ever loaded, that of `copy_in` only ever stored.
+//!
+//! # Safety
+//! Every block is a single `asm!` that touches exactly the bytes named in its contract.
+#![allow(unsafe_code)]
+
+use std::arch::asm;
+use std::arch::x86_64::{
+    __m128i, _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm_storeu_si128,
+};
+
+/// From this length on, the string instruction beats blocks of 16 bytes.
+const STRING_MIN: usize = 512;
+
+/// # Safety
+/// `source` readable and `target` writable for `length` bytes; they do not overlap.
+#[inline(always)]
+pub(super) unsafe fn copy_out(source: *const u8, target: *mut u8, length: usize) {
+    if length >= STRING_MIN {
+        // SAFETY: the caller's contract.
+        unsafe { copy_string(target, source, length) };
+    } else if length >= 64 {
+        let mut done = 0;
+        while done + 64 <= length {
+            // SAFETY: done + 64 <= length, so both sides are good for 64 bytes.
+            unsafe { load_64(source.wrapping_add(done), target.wrapping_add(done)) };
+            done += 64;
+        }
+        if done < length {
+            let last = length - 64;
+            // SAFETY: last + 64 == length; the overlap only repeats bytes already copied.
+            unsafe { load_64(source.wrapping_add(last), target.wrapping_add(last)) };
+        }
+    } else {
+        // SAFETY: the caller's contract.
+        unsafe { copy_out_small(source, target, length) };
+    }
+}
+
+/// # Safety
+/// As [`copy_out`], with `length` below 64.
+#[inline(always)]
+unsafe fn copy_out_small(source: *const u8, target: *mut u8, length: usize) {
+    if length >= 16 {
+        let mut done = 0;
+        while done + 16 < length {
+            // SAFETY: done + 16 < length on both sides.
+            unsafe { load_16(source.wrapping_add(done), target.wrapping_add(done)) };
+            done += 16;
+        }
+        let last = length - 16;
+        // SAFETY: last + 16 == length.
+        unsafe { load_16(source.wrapping_add(last), target.wrapping_add(last)) };
+    } else if length >= 8 {
+        let last = length - 8;
+        // SAFETY: length >= 8 on both sides.
+        unsafe { load_8(source, target) };
+        // SAFETY: last + 8 == length.
+        unsafe { load_8(source.wrapping_add(last), target.wrapping_add(last)) };
+    } else {
+        for i in 0..length {
+            // SAFETY: i < length on both sides.
+            unsafe { load_1(source.wrapping_add(i), target.wrapping_add(i)) };
+        }
+    }
+}
+
+/// # Safety
+/// `target` writable and `source` readable for `length` bytes; they do not overlap.
+#[inline]
+pub(super) unsafe fn copy_in(target: *mut u8, source: *const u8, length: usize) {
+    if length >= STRING_MIN {
+        // SAFETY: the caller's contract.
+        unsafe { copy_string(target, source, length) };
+    } else if length >= 16 {
+        let mut done = 0;
+        while done + 16 < length {
+            // SAFETY: done + 16 < length on both sides.
+            unsafe { store_16(target.wrapping_add(done), source.wrapping_add(done)) };
+            done += 16;
+        }
+        let last = length - 16;
+        // SAFETY: last + 16 == length.
+        unsafe { store_16(target.wrapping_add(last), source.wrapping_add(last)) };
+    } else {
+        // SAFETY: the caller's contract; the string instruction takes any length.
+        unsafe { copy_string(target, source, length) };
+    }
+}
+
+/// # Safety
+/// `target` writable for `length` bytes.
+#[inline]
+pub(super) unsafe fn zero(target: *mut u8, length: usize) {
+    // SAFETY: stores `length` zero bytes from `target` on; the direction flag is clear by the ABI.
+    unsafe {
+        asm!("rep stosb", inout("rcx") length => _, inout("rdi") target => _, in("al") 0_u8,
+             options(nostack, preserves_flags));
+    }
+}
+
+#[inline(always)]
+pub(super) fn prefetch(address: *const u8) {
+    // SAFETY: a prefetch is a hint; it neither faults nor reads in the sense of the language.
+    unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
+}
+
+/// # Safety
+/// `source` readable and `target` writable for `length` bytes; they do not overlap.
+#[inline(always)]
+unsafe fn copy_string(target: *mut u8, source: *const u8, length: usize) {
+    // SAFETY: loads `length` bytes and stores as many; the direction flag is clear by the ABI.
+    unsafe {
+        asm!("rep movsb", inout("rcx") length => _, inout("rdi") target => _,
+             inout("rsi") source => _, options(nostack, preserves_flags));
+    }
+}
+
+/// # Safety
+/// `source` readable for 64 bytes (it may change meanwhile), `target` writable for 64.
+#[inline(always)]
+unsafe fn load_64(source: *const u8, target: *mut u8) {
+    let (a, b, c, d): (__m128i, __m128i, __m128i, __m128i);
+    // SAFETY: loads bytes 0..64 of `source`.
+    unsafe {
+        asm!("movups {a}, [{s}]", "movups {b}, [{s} + 16]",
+             "movups {c}, [{s} + 32]", "movups {d}, [{s} + 48]",
+             s = in(reg) source, a = out(xmm_reg) a, b = out(xmm_reg) b,
+             c = out(xmm_reg) c, d = out(xmm_reg) d,
+             options(nostack, preserves_flags, readonly));
+    }
+    for (i, block) in [a, b, c, d].into_iter().enumerate() {
+        // SAFETY: bytes 16 * i .. 16 * i + 16 of the 64 writable ones.
+        unsafe { _mm_storeu_si128(target.wrapping_add(16 * i).cast(), block) };
+    }
+}
+
+/// # Safety
+/// `source` readable for 16 bytes (it may change meanwhile), `target` writable for 16.
+#[inline(always)]
+unsafe fn load_16(source: *const u8, target: *mut u8) {
+    let block: __m128i;
+    // SAFETY: loads bytes 0..16 of `source`.
+    unsafe {
+        asm!("movups {b}, [{s}]", s = in(reg) source, b = out(xmm_reg) block,
+             options(nostack, preserves_flags, readonly));
+    }
+    // SAFETY: `target` is writable for 16 bytes.
+    unsafe { _mm_storeu_si128(target.cast(), block) };
+}
+
+/// # Safety
+/// `source` readable for 8 bytes (it may change meanwhile), `target` writable for 8.
+#[inline(always)]
+unsafe fn load_8(source: *const u8, target: *mut u8) {
+    let word: u64;
+    // SAFETY: loads bytes 0..8 of `source`.
+    unsafe {
+        asm!("mov {w}, [{s}]", s = in(reg) source, w = out(reg) word,
+             options(nostack, preserves_flags, readonly));
+    }
+    // SAFETY: `target` is writable for 8 bytes.
+    unsafe { target.cast::<u64>().write_unaligned(word) };
+}
+
+/// # Safety
+/// `source` readable for one byte (it may change meanwhile), `target` writable for one.
+#[inline(always)]
+unsafe fn load_1(source: *const u8, target: *mut u8) {
+    let byte: u8;
+    // SAFETY: loads one byte of `source`.
+    unsafe {
+        asm!("mov {b}, [{s}]", s = in(reg) source, b = out(reg_byte) byte,
+             options(nostack, preserves_flags, readonly));
+    }
+    // SAFETY: `target` is writable for one byte.
+    unsafe { target.write(byte) };
+}
+
+/// # Safety
+/// `target` writable for 16 bytes (others may read them meanwhile), `source` readable for 16.
+#[inline(always)]
+unsafe fn store_16(target: *mut u8, source: *const u8) {
+    // SAFETY: `source` is readable for 16 bytes.
+    let block = unsafe { _mm_loadu_si128(source.cast()) };
+    // SAFETY: stores bytes 0..16 of `target`.
+    unsafe {
+        asm!("movups [{t}], {b}", t = in(reg) target, b = in(xmm_reg) block,
+             options(nostack, preserves_flags));
+    }
+}

@@ -1,0 +1,253 @@
+//! Thin calls on files: open, look, transfer, sync; one system call each, and its error.
+//!
+//! Called by `io::disk`, which holds all policy: alignment, fallbacks, retries. Positions are the
+//! kernel's signed 64-bit ones; whoever calls has checked that a range ends below 2^63.
+//!
+//! Transfers take raw addresses and never make a slice: while the kernel fills or empties a frame,
+//! other threads may read it (optimistic readers) or write it (the page is dirtied again).
+//!
+//! This file does not retry, not even on EINTR.
+//!
+//! # Safety
+//! The two transfer functions hand an address to the kernel; each states what it must be good for.
+#![allow(unsafe_code)]
+
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags};
+
+/// The magic number of tmpfs in `statfs`.
+const TMPFS_MAGIC: u64 = 0x0102_1994;
+
+/// What kind of thing a path names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum FileKind {
+    /// A regular file: the only kind that can be cached.
+    Regular,
+    /// A directory.
+    Directory,
+    /// A named pipe.
+    Fifo,
+    /// A socket.
+    Socket,
+    /// A block device.
+    BlockDevice,
+    /// A character device.
+    CharacterDevice,
+    /// Something else.
+    Other,
+}
+
+impl From<FileType> for FileKind {
+    fn from(found: FileType) -> Self {
+        match found {
+            FileType::RegularFile => Self::Regular,
+            FileType::Directory => Self::Directory,
+            FileType::Fifo => Self::Fifo,
+            FileType::Socket => Self::Socket,
+            FileType::BlockDevice => Self::BlockDevice,
+            FileType::CharacterDevice => Self::CharacterDevice,
+            FileType::Symlink | FileType::Unknown => Self::Other,
+        }
+    }
+}
+
+impl fmt::Display for FileKind {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::Regular => "a regular file",
+            Self::Directory => "a directory",
+            Self::Fifo => "a named pipe",
+            Self::Socket => "a socket",
+            Self::BlockDevice => "a block device",
+            Self::CharacterDevice => "a character device",
+            Self::Other => "neither a file nor a directory",
+        })
+    }
+}
+
+/// What `fstat` tells about an open file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Status {
+    pub(crate) kind: FileKind,
+    pub(crate) device: u64,
+    pub(crate) inode: u64,
+    pub(crate) length_bytes: u64,
+}
+
+/// How a file is opened.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OpenMode {
+    pub(crate) read: bool,
+    pub(crate) write: bool,
+    pub(crate) create: bool,
+    pub(crate) direct: bool,
+}
+
+/// What `statx` says about direct transfers of one file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum DirectAlignment {
+    /// The kernel or the file system does not answer this question.
+    Unknown,
+    /// The file system says that this file has no direct transfers.
+    Unsupported,
+    /// Addresses must be multiples of the first, positions and lengths of the second.
+    Known { memory_bytes: u64, offset_bytes: u64 },
+}
+
+/// Opens `path`; never waits for the other end of a pipe, never becomes anyone's terminal.
+pub(crate) fn open(path: &Path, mode: OpenMode) -> io::Result<OwnedFd> {
+    let mut flags = match (mode.read, mode.write) {
+        (_, false) => OFlags::RDONLY,
+        (false, true) => OFlags::WRONLY,
+        (true, true) => OFlags::RDWR,
+    };
+    flags |= OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
+    flags.set(OFlags::CREATE, mode.create);
+    flags.set(OFlags::DIRECT, mode.direct);
+    Ok(rustix::fs::open(path, flags, Mode::from_raw_mode(0o666))?)
+}
+
+/// Makes transfers of a file opened by [`open`] wait again, as those of regular files should.
+pub(crate) fn set_blocking(file: BorrowedFd<'_>) -> io::Result<()> {
+    let flags = rustix::fs::fcntl_getfl(file)?;
+    Ok(rustix::fs::fcntl_setfl(file, flags.difference(OFlags::NONBLOCK))?)
+}
+
+/// The kind of thing `path` names now, without opening it.
+pub(crate) fn kind_of(path: &Path) -> io::Result<FileKind> {
+    Ok(FileType::from_raw_mode(rustix::fs::stat(path)?.st_mode).into())
+}
+
+/// Looks at an open file.
+pub(crate) fn status(file: BorrowedFd<'_>) -> io::Result<Status> {
+    let found = rustix::fs::fstat(file)?;
+    Ok(Status {
+        kind: FileType::from_raw_mode(found.st_mode).into(),
+        device: found.st_dev,
+        inode: found.st_ino,
+        length_bytes: u64::try_from(found.st_size).unwrap_or(0),
+    })
+}
+
+/// Asks how direct transfers of `file` must be aligned (`STATX_DIOALIGN`).
+pub(crate) fn direct_alignment(file: BorrowedFd<'_>) -> DirectAlignment {
+    match rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN) {
+        Ok(found) if found.stx_mask & StatxFlags::DIOALIGN.bits() != 0 => {
+            match (found.stx_dio_mem_align, found.stx_dio_offset_align) {
+                (0, _) | (_, 0) => DirectAlignment::Unsupported,
+                (memory, offset) => DirectAlignment::Known {
+                    memory_bytes: memory.into(),
+                    offset_bytes: offset.into(),
+                },
+            }
+        }
+        _ => DirectAlignment::Unknown,
+    }
+}
+
+/// Whether `file` lives in memory only, on a tmpfs.
+pub(crate) fn is_on_tmpfs(file: BorrowedFd<'_>) -> bool {
+    rustix::fs::fstatfs(file).is_ok_and(|found| found.f_type as u64 == TMPFS_MAGIC)
+}
+
+/// Reads once, up to `length_bytes` bytes at `position_bytes` of `file`, to `target`.
+///
+/// # Safety
+/// `target` must be writable for `length_bytes` bytes for the whole call. Other threads may read
+/// them meanwhile, but only through `sys::copy`.
+pub(crate) unsafe fn read_at(
+    file: BorrowedFd<'_>,
+    target: *mut u8,
+    length_bytes: usize,
+    position_bytes: u64,
+) -> io::Result<usize> {
+    let position = kernel_position(position_bytes)?;
+    // SAFETY: the kernel writes at most `length_bytes` bytes at `target`: the caller's contract.
+    let count = unsafe { libc::pread64(file.as_raw_fd(), target.cast(), length_bytes, position) };
+    usize::try_from(count).map_err(|_| io::Error::last_os_error())
+}
+
+/// Writes once, up to `length_bytes` bytes from `source`, at `position_bytes` of `file`.
+///
+/// # Safety
+/// `source` must be readable for `length_bytes` bytes for the whole call. Other threads may write
+/// them meanwhile, but only through `sys::copy`: what the file then holds may be a mixture.
+pub(crate) unsafe fn write_at(
+    file: BorrowedFd<'_>,
+    source: *const u8,
+    length_bytes: usize,
+    position_bytes: u64,
+) -> io::Result<usize> {
+    let position = kernel_position(position_bytes)?;
+    // SAFETY: the kernel reads at most `length_bytes` bytes at `source`: the caller's contract.
+    let count = unsafe { libc::pwrite64(file.as_raw_fd(), source.cast(), length_bytes, position) };
+    usize::try_from(count).map_err(|_| io::Error::last_os_error())
+}
+
+/// Makes the bytes of `file` durable, and what is needed to find them again.
+pub(crate) fn sync_data(file: impl AsFd) -> io::Result<()> {
+    Ok(rustix::fs::fdatasync(file)?)
+}
+
+/// Makes the bytes of `file` and all that is known about it durable.
+pub(crate) fn sync_all(file: impl AsFd) -> io::Result<()> {
+    Ok(rustix::fs::fsync(file)?)
+}
+
+/// Cuts `file`, or lets it grow by zeros.
+pub(crate) fn set_len(file: impl AsFd, length_bytes: u64) -> io::Result<()> {
+    kernel_position(length_bytes)?;
+    Ok(rustix::fs::ftruncate(file, length_bytes)?)
+}
+
+/// The kernel counts positions with a sign.
+fn kernel_position(position_bytes: u64) -> io::Result<i64> {
+    i64::try_from(position_bytes).map_err(|_| io::Error::from_raw_os_error(libc::EOVERFLOW))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    const READ: OpenMode = OpenMode { read: true, write: false, create: false, direct: false };
+
+    #[test]
+    fn a_position_of_two_to_the_63_is_refused_before_the_kernel_sees_a_negative_one() {
+        let file = tempfile::tempfile().unwrap();
+        let mut byte = [0_u8; 1];
+        // SAFETY: one byte of our own.
+        let read = unsafe { read_at(file.as_fd(), byte.as_mut_ptr(), 1, 1 << 63) };
+        assert_eq!(read.unwrap_err().raw_os_error(), Some(libc::EOVERFLOW));
+        // SAFETY: as above.
+        let written = unsafe { write_at(file.as_fd(), byte.as_ptr(), 1, u64::MAX) };
+        assert_eq!(written.unwrap_err().raw_os_error(), Some(libc::EOVERFLOW));
+        assert_eq!(set_len(&file, 1 << 63).unwrap_err().raw_os_error(), Some(libc::EOVERFLOW));
+    }
+
+    #[test]
+    fn an_opened_file_is_close_on_exec_and_blocking_once_set_so() {
+        let mut named = tempfile::NamedTempFile::new().unwrap();
+        named.write_all(b"abc").unwrap();
+        let file = open(named.path(), READ).unwrap();
+        assert!(rustix::io::fcntl_getfd(&file).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
+        set_blocking(file.as_fd()).unwrap();
+        assert!(!rustix::fs::fcntl_getfl(&file).unwrap().contains(OFlags::NONBLOCK));
+        let status = status(file.as_fd()).unwrap();
+        assert_eq!((status.kind, status.length_bytes), (FileKind::Regular, 3));
+    }
+
+    #[test]
+    fn a_failed_transfer_returns_the_errno() {
+        let named = tempfile::NamedTempFile::new().unwrap();
+        let file = open(named.path(), READ).unwrap();
+        // SAFETY: one byte of our own; the descriptor is read-only, so nothing is transferred.
+        let written = unsafe { write_at(file.as_fd(), [0_u8].as_ptr(), 1, 0) };
+        assert_eq!(written.unwrap_err().raw_os_error(), Some(libc::EBADF));
+    }
+}

@@ -1,0 +1,166 @@
+//! Reserved address space: mapped once, touched as needed, given back in pieces.
+//!
+//! Used by `sys::array` (tables, descriptors) and `frames::arena`. A reservation costs address
+//! space only (`MAP_NORESERVE`); what is touched counts. It is unmapped on drop and never before.
+//!
+//! # Safety
+//! The only place that maps, unmaps and advises memory; every address handed to the kernel lies
+//! inside a [`Reservation`].
+#![allow(unsafe_code)]
+
+use crate::sys::probe::{Feature, Features};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+use std::io;
+
+/// The base page size everything here is counted in, bytes.
+pub(crate) const PAGE_BYTES: usize = 4096;
+
+/// A private, anonymous, zero-filled run of memory.
+#[derive(Debug)]
+pub(crate) struct Reservation {
+    /// What was mapped, for unmapping: it may be longer than what was asked, for alignment.
+    mapped: *mut u8,
+    mapped_bytes: usize,
+    base: *mut u8,
+    length_bytes: usize,
+}
+
+// SAFETY: a reservation is an address range; it owns no thread-bound state.
+unsafe impl Send for Reservation {}
+// SAFETY: shared use hands out raw addresses only; the kernel serialises the calls made here.
+unsafe impl Sync for Reservation {}
+
+impl Reservation {
+    /// Reserves `length_bytes` bytes (at least one page), the first one aligned to `align_bytes`
+    /// (a power of two).
+    pub(crate) fn new(length_bytes: usize, align_bytes: usize) -> io::Result<Self> {
+        let length_bytes = length_bytes.max(1).checked_next_multiple_of(PAGE_BYTES);
+        let length_bytes = length_bytes.ok_or(io::ErrorKind::OutOfMemory)?;
+        let slack_bytes = if align_bytes > PAGE_BYTES { align_bytes } else { 0 };
+        let mapped_bytes = length_bytes.checked_add(slack_bytes);
+        let mapped_bytes = mapped_bytes.ok_or(io::ErrorKind::OutOfMemory)?;
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a null hint without MAP_FIXED replaces no existing mapping.
+        let mapped =
+            unsafe { mmap_anonymous(std::ptr::null_mut(), mapped_bytes, protection, flags) }?;
+        let mapped = mapped.cast::<u8>();
+        let base = mapped.wrapping_add(mapped.align_offset(align_bytes.max(1)));
+        Ok(Self { mapped, mapped_bytes, base, length_bytes })
+    }
+
+    /// The first byte.
+    #[inline(always)]
+    pub(crate) fn as_ptr(&self) -> *mut u8 {
+        self.base
+    }
+
+    /// Length in bytes, a multiple of the page size.
+    pub(crate) fn len(&self) -> usize {
+        self.length_bytes
+    }
+
+    /// Asks that a forked child sees zeros here. A kernel that refuses leaves the child a copy.
+    pub(crate) fn wipe_on_fork(&self) {
+        let _ = self.advise(0, self.length_bytes, Advice::LinuxWipeOnFork);
+    }
+
+    /// Asks that a forked child does not get this range at all.
+    pub(crate) fn keep_from_fork(&self) {
+        let _ = self.advise(0, self.length_bytes, Advice::LinuxDontFork);
+    }
+
+    /// Asks for base pages only, whatever the system prefers.
+    pub(crate) fn refuse_huge_pages(&self) {
+        // A kernel without huge pages refuses, and has none.
+        let _ = self.advise(0, self.length_bytes, Advice::LinuxNoHugepage);
+    }
+
+    /// Makes `length_bytes` from `offset_bytes` on resident, with huge pages if `huge`.
+    ///
+    /// Falls back to touching each page where the kernel has no `MADV_POPULATE_WRITE`.
+    pub(crate) fn populate(
+        &self,
+        offset_bytes: usize,
+        length_bytes: usize,
+        huge: bool,
+        features: &Features,
+    ) -> io::Result<()> {
+        if huge {
+            // A refusal only means base pages; the kernel's own counters tell which it was.
+            let _ = self.advise(offset_bytes, length_bytes, Advice::LinuxHugepage);
+        }
+        if features.has(Feature::PopulateWrite) {
+            return self.advise(offset_bytes, length_bytes, Advice::LinuxPopulateWrite);
+        }
+        for page in (offset_bytes..offset_bytes + length_bytes).step_by(PAGE_BYTES) {
+            let byte = self.at(page, 1);
+            // SAFETY: `at` checked that the byte is inside the mapped, writable range, and the
+            // caller owns this range: nobody else uses it before it is populated.
+            unsafe { byte.write_volatile(0) };
+        }
+        Ok(())
+    }
+
+    /// Gives the pages of the range back to the kernel; they read as zeros from now on.
+    pub(crate) fn release(&self, offset_bytes: usize, length_bytes: usize) -> io::Result<()> {
+        self.advise(offset_bytes, length_bytes, Advice::LinuxDontNeed)
+    }
+
+    fn advise(&self, offset_bytes: usize, length_bytes: usize, advice: Advice) -> io::Result<()> {
+        let start = self.at(offset_bytes, length_bytes);
+        loop {
+            // SAFETY: `at` checked that the range is ours; none of the advice used in this file
+            // unmaps it, and zeroing it is the documented effect of `release`.
+            match unsafe { madvise(start.cast(), length_bytes, advice) } {
+                Err(rustix::io::Errno::INTR | rustix::io::Errno::AGAIN) => {}
+                other => return other.map_err(io::Error::from),
+            }
+        }
+    }
+
+    fn at(&self, offset_bytes: usize, length_bytes: usize) -> *mut u8 {
+        let inside = offset_bytes.checked_add(length_bytes).is_some_and(|end| end <= self.len());
+        assert!(inside, "range {offset_bytes}+{length_bytes} of {}", self.len());
+        self.base.wrapping_add(offset_bytes)
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        // SAFETY: exactly what `new` mapped; whoever borrowed from it borrowed from `self`.
+        let result = unsafe { munmap(self.mapped.cast(), self.mapped_bytes) };
+        debug_assert!(result.is_ok(), "munmap: {result:?}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_released_range_reads_as_zeros_and_its_neighbours_do_not() {
+        for disabled in [&[][..], &[Feature::PopulateWrite]] {
+            let features = Features::probe(disabled);
+            let memory = Reservation::new(3 * PAGE_BYTES, 2 << 20).unwrap();
+            assert_eq!(memory.as_ptr().addr() % (2 << 20), 0);
+            memory.populate(0, 3 * PAGE_BYTES, true, &features).unwrap();
+            for page in 0..3 {
+                // SAFETY: inside the three pages.
+                unsafe { memory.as_ptr().add(page * PAGE_BYTES).write(7) };
+            }
+            memory.release(PAGE_BYTES, PAGE_BYTES).unwrap();
+            let bytes = [0, 1, 2].map(|page| {
+                // SAFETY: inside the three pages.
+                unsafe { memory.as_ptr().add(page * PAGE_BYTES).read() }
+            });
+            assert_eq!(bytes, [7, 0, 7]);
+        }
+    }
+
+    #[test]
+    fn an_absurd_length_is_an_error_not_a_panic() {
+        assert!(Reservation::new(usize::MAX, PAGE_BYTES).is_err());
+        assert!(Reservation::new(1 << 62, PAGE_BYTES).is_err());
+    }
+}

@@ -1,0 +1,17 @@
+//! The kernel and the processor: system calls, start-up probes, and the opaque copy.
+//!
+//! The lowest layer and the only one with raw descriptors, kernel pointers or instructions of one
+//! processor family. Everything here is thin: a call, its error, its contract. Policy lives above.
+
+pub(crate) mod array;
+pub(crate) mod copy;
+#[cfg(not(all(test, loom)))]
+pub(crate) mod cpu;
+#[cfg(not(all(test, loom)))]
+pub(crate) mod file;
+#[cfg(not(all(test, loom)))]
+pub(crate) mod fork;
+#[cfg(not(all(test, loom)))]
+pub(crate) mod memory;
+#[cfg(not(all(test, loom)))]
+pub(crate) mod probe;

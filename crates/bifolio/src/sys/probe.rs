@@ -1,0 +1,344 @@
+//! Start-up probes: which optional kernel features work here, and what stands in for the others.
+//!
+//! A cache probes once, when it is built, by trying the call itself on a scratch page: a version
+//! number does not tell what a container's filter or a distribution's patch set allows. Above us,
+//! `frames` asks for huge pages and early page faults, `io` for direct transfers. Each feature has
+//! a fallback with a name, and each can be masked, so that its fallback is tested on any machine.
+//!
+//! A feature is *available* when its probe worked, and *in use* when nobody disabled it either.
+//! What can only be known file by file (direct I/O) is reported as available, "decided per file".
+//!
+//! Nothing here remembers anything in globals, and nothing here fails: a probe that cannot run is
+//! a feature that is not available, with the reason.
+//!
+//! # Safety
+//! Scratch pages are mapped, advised and unmapped here; nobody else ever learns their address.
+#![allow(unsafe_code)]
+
+use std::fmt;
+use std::fs;
+use std::io;
+use std::path::Path;
+use std::ptr;
+
+use rustix::fs::{AtFlags, CWD, StatxFlags};
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+
+const HUGE_PAGE_BYTES: usize = 2 << 20;
+const SCRATCH_BYTES: usize = 2 * HUGE_PAGE_BYTES;
+const HUGE_PAGE_SETTINGS: &str = "/sys/kernel/mm/transparent_hugepage";
+
+/// An optional feature of the kernel, each with a fallback.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Feature {
+    /// 2 MiB pages under the frames (`madvise(MADV_HUGEPAGE)`).
+    TransparentHugePages,
+    /// Faulting memory in with one call that reports errors (`MADV_POPULATE_WRITE`, Linux 5.14).
+    PopulateWrite,
+    /// Memory that a forked child sees as zeros (`MADV_WIPEONFORK`, Linux 4.14).
+    WipeOnFork,
+    /// The kernel tells how direct I/O must be aligned (`STATX_DIOALIGN`, Linux 6.1).
+    StatxDirectAlignment,
+    /// Transfers between frames and the device that skip the kernel's page cache (`O_DIRECT`).
+    DirectIo,
+}
+
+impl Feature {
+    /// Every feature, in the order of the reports.
+    pub const ALL: [Self; 5] = [
+        Self::TransparentHugePages,
+        Self::PopulateWrite,
+        Self::WipeOnFork,
+        Self::StatxDirectAlignment,
+        Self::DirectIo,
+    ];
+
+    /// The name in reports, statistics and on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::TransparentHugePages => "transparent-huge-pages",
+            Self::PopulateWrite => "populate-write",
+            Self::WipeOnFork => "wipe-on-fork",
+            Self::StatxDirectAlignment => "statx-direct-alignment",
+            Self::DirectIo => "direct-io",
+        }
+    }
+
+    /// What is done instead where the feature is not in use.
+    pub fn fallback(self) -> &'static str {
+        match self {
+            Self::TransparentHugePages => "4 KiB pages",
+            Self::PopulateWrite => "pages are faulted in on first touch",
+            Self::WipeOnFork => "a forked child keeps its own copy; its process id gives it away",
+            Self::StatxDirectAlignment => "4096-byte alignment, tried by one read at open",
+            Self::DirectIo => "buffered transfers through the kernel's page cache",
+        }
+    }
+
+    fn bit(self) -> u8 {
+        1 << self as u8
+    }
+
+    fn probe(self) -> Finding {
+        match self {
+            Self::TransparentHugePages => probe_huge_pages(),
+            Self::PopulateWrite => probe_advice("MADV_POPULATE_WRITE", Advice::LinuxPopulateWrite),
+            Self::WipeOnFork => probe_advice("MADV_WIPEONFORK", Advice::LinuxWipeOnFork),
+            Self::StatxDirectAlignment => probe_statx(),
+            Self::DirectIo => Ok("decided per file".to_owned()),
+        }
+    }
+}
+
+impl fmt::Display for Feature {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(self.name())
+    }
+}
+
+/// What a probe found out about one feature.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct FeatureReport {
+    /// The feature.
+    pub feature: Feature,
+    /// Its name, as [`Feature::name`] gives it.
+    pub name: &'static str,
+    /// Whether the probe worked on this machine.
+    pub available: bool,
+    /// Whether it is used: available, and not disabled by the caller.
+    pub in_use: bool,
+    /// What is done instead where it is not in use.
+    pub fallback: &'static str,
+    /// Why it is available or not, or that it was disabled.
+    pub reason: String,
+}
+
+/// The features a cache may use: those that were probed with success and are not disabled.
+#[derive(Clone, Debug)]
+pub struct Features {
+    in_use: u8,
+    reports: Vec<FeatureReport>,
+}
+
+impl Features {
+    /// Tries every feature; those in `disabled` are reported, but not used.
+    pub fn probe(disabled: &[Feature]) -> Self {
+        let reports: Vec<_> = Feature::ALL
+            .into_iter()
+            .map(|feature| report(feature, feature.probe(), disabled.contains(&feature)))
+            .collect();
+        let used = reports.iter().filter(|report| report.in_use);
+        let in_use = used.fold(0, |bits, report| bits | report.feature.bit());
+        Self { in_use, reports }
+    }
+
+    /// Whether `feature` may be used.
+    pub fn has(&self, feature: Feature) -> bool {
+        self.in_use & feature.bit() != 0
+    }
+
+    /// What was found, feature by feature.
+    pub fn reports(&self) -> Vec<FeatureReport> {
+        self.reports.clone()
+    }
+}
+
+/// Why a feature is available, or why it is not.
+type Finding = Result<String, String>;
+
+fn report(feature: Feature, finding: Finding, disabled: bool) -> FeatureReport {
+    let available = finding.is_ok();
+    let found = finding.unwrap_or_else(|reason| reason);
+    FeatureReport {
+        feature,
+        name: feature.name(),
+        available,
+        in_use: available && !disabled,
+        fallback: feature.fallback(),
+        reason: if disabled { format!("disabled by the caller ({found})") } else { found },
+    }
+}
+
+fn probe_huge_pages() -> Finding {
+    if rustix::thread::transparent_huge_pages_are_disabled().unwrap_or(false) {
+        return Err("disabled for this process (PR_SET_THP_DISABLE)".to_owned());
+    }
+    probe_advice("MADV_HUGEPAGE", Advice::LinuxHugepage)?;
+    let setting = |name| fs::read_to_string(Path::new(HUGE_PAGE_SETTINGS).join(name)).ok();
+    huge_page_policy(
+        setting("enabled").as_deref(),
+        setting("hugepages-2048kB/enabled").as_deref(),
+        setting("hpage_pmd_size").as_deref(),
+    )
+}
+
+/// Judges the settings of `/sys/kernel/mm/transparent_hugepage`; `None` is a file not there.
+///
+/// `two_mib` (since Linux 6.8) overrules `enabled` unless it says `inherit`.
+fn huge_page_policy(
+    enabled: Option<&str>,
+    two_mib: Option<&str>,
+    huge_page_bytes: Option<&str>,
+) -> Finding {
+    if let Some(bytes) = huge_page_bytes.map(str::trim)
+        && bytes != HUGE_PAGE_BYTES.to_string()
+    {
+        return Err(format!("the huge page of this machine has {bytes} bytes, not 2 MiB"));
+    }
+    let general = enabled.and_then(chosen_setting);
+    let (name, chosen) = match two_mib.and_then(chosen_setting) {
+        Some(own) if own != "inherit" => ("hugepages-2048kB/enabled", Some(own)),
+        _ => ("enabled", general),
+    };
+    match chosen {
+        Some("never") => Err(format!("{HUGE_PAGE_SETTINGS}/{name} says never")),
+        Some(policy) => Ok(format!("{HUGE_PAGE_SETTINGS}/{name} says {policy}")),
+        None => Ok("madvise(MADV_HUGEPAGE) works; the system's policy cannot be read".to_owned()),
+    }
+}
+
+/// The word in brackets of a setting such as `always [madvise] never`.
+fn chosen_setting(text: &str) -> Option<&str> {
+    text.split_whitespace().find_map(|word| word.strip_prefix('[')?.strip_suffix(']'))
+}
+
+fn probe_advice(name: &str, advice: Advice) -> Finding {
+    match advise_scratch(advice) {
+        Ok(()) => Ok(format!("madvise({name}) works")),
+        Err(error) => Err(format!("madvise({name}): {error}")),
+    }
+}
+
+/// Gives `advice` on fresh anonymous memory that holds a whole aligned huge page.
+fn advise_scratch(advice: Advice) -> io::Result<()> {
+    let protection = ProtFlags::READ | ProtFlags::WRITE;
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+    // SAFETY: a new private mapping at an address of the kernel's choice replaces nothing.
+    let scratch =
+        unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), SCRATCH_BYTES, protection, flags) }?;
+    // One page is enough for every advice but the huge one, which must not be cut short.
+    let advised_bytes = if advice == Advice::LinuxHugepage { SCRATCH_BYTES } else { 4096 };
+    // SAFETY: the range is our own mapping; no advice of this file frees or moves memory in use.
+    let advised = unsafe { rustix::mm::madvise(scratch, advised_bytes, advice) };
+    // SAFETY: exactly the mapping made above, which nobody else knows.
+    unsafe { rustix::mm::munmap(scratch, SCRATCH_BYTES) }?;
+    Ok(advised?)
+}
+
+fn probe_statx() -> Finding {
+    let found = rustix::fs::statx(CWD, "/proc/self/exe", AtFlags::empty(), StatxFlags::DIOALIGN)
+        .or_else(|_| rustix::fs::statx(CWD, "/", AtFlags::empty(), StatxFlags::DIOALIGN));
+    let release = rustix::system::uname().release().to_string_lossy().into_owned();
+    match found {
+        Err(error) => Err(format!("statx: {error}")),
+        Ok(status) => statx_answer(status.stx_mask & StatxFlags::DIOALIGN.bits() != 0, &release),
+    }
+}
+
+/// A file system that does not answer says nothing about the kernel: then its version decides.
+fn statx_answer(answered: bool, release: &str) -> Finding {
+    if answered {
+        return Ok("statx(STATX_DIOALIGN) works".to_owned());
+    }
+    match release_number(release) {
+        Some(number) if number < (6, 1) => Err(format!("Linux {release} is older than 6.1")),
+        _ => Ok("statx works; each file system decides whether it answers".to_owned()),
+    }
+}
+
+/// The first two numbers of a release such as `6.18.44-generic`.
+fn release_number(release: &str) -> Option<(u32, u32)> {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse);
+    Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn masking_one_feature_takes_it_and_only_it_out_of_use() {
+        let all = Features::probe(&[]);
+        for masked in Feature::ALL {
+            let features = Features::probe(&[masked]);
+            assert!(!features.has(masked), "{masked}");
+            for other in Feature::ALL.into_iter().filter(|other| *other != masked) {
+                assert_eq!(features.has(other), all.has(other), "{other} while masking {masked}");
+            }
+            let reports = features.reports();
+            let report = reports.iter().find(|report| report.feature == masked).unwrap();
+            assert!(!report.in_use);
+            assert_eq!(report.available, all.has(masked), "masking must not change the finding");
+            assert!(report.reason.starts_with("disabled by the caller"), "{}", report.reason);
+        }
+    }
+
+    #[test]
+    fn every_feature_is_reported_once_under_its_own_name_with_a_fallback() {
+        let reports = Features::probe(&[]).reports();
+        let features: Vec<_> = reports.iter().map(|report| report.feature).collect();
+        assert_eq!(features, Feature::ALL);
+        for (i, report) in reports.iter().enumerate() {
+            assert!(!report.fallback.is_empty());
+            assert!(!report.reason.is_empty());
+            assert_eq!(report.in_use, report.available);
+            assert!(reports[..i].iter().all(|other| other.name != report.name));
+        }
+    }
+
+    #[test]
+    fn masking_everything_leaves_nothing() {
+        let features = Features::probe(&Feature::ALL);
+        assert!(Feature::ALL.into_iter().all(|feature| !features.has(feature)));
+    }
+
+    #[test]
+    fn features_older_than_our_oldest_kernel_are_found() {
+        let features = Features::probe(&[]);
+        assert!(features.has(Feature::WipeOnFork), "{:?}", features.reports());
+        assert!(features.has(Feature::DirectIo));
+    }
+
+    #[test]
+    fn a_failed_probe_is_not_in_use_and_keeps_its_reason() {
+        let report = report(Feature::PopulateWrite, Err("EINVAL".to_owned()), false);
+        assert!(!report.available);
+        assert!(!report.in_use);
+        assert_eq!(report.reason, "EINVAL");
+    }
+
+    #[test]
+    fn an_advice_the_kernel_refuses_is_an_error() {
+        // Guaranteed to be refused: anonymous memory has no device to be removed from.
+        assert!(probe_advice("MADV_REMOVE", Advice::LinuxRemove).is_err());
+    }
+
+    #[test]
+    fn huge_page_settings_are_judged_as_the_kernel_does() {
+        let judge = |enabled, two_mib, bytes| huge_page_policy(enabled, two_mib, bytes).is_ok();
+        let (always, madvise, never) =
+            ("[always] madvise never\n", "always [madvise] never\n", "always madvise [never]\n");
+        assert!(judge(Some(always), None, Some("2097152\n")));
+        assert!(judge(Some(madvise), None, None));
+        assert!(!judge(Some(never), None, Some("2097152\n")));
+        assert!(judge(Some(never), Some("always inherit [madvise] never"), None));
+        assert!(judge(Some(madvise), Some("always [inherit] madvise never"), None));
+        assert!(!judge(Some(never), Some("always [inherit] madvise never"), None));
+        assert!(!judge(Some(always), Some("always inherit madvise [never]"), None));
+        assert!(!judge(Some(always), None, Some("536870912\n")));
+        assert!(judge(None, None, None));
+    }
+
+    #[test]
+    fn a_silent_file_system_leaves_the_decision_to_the_kernel_version() {
+        assert!(statx_answer(true, "5.15.0").is_ok());
+        assert!(statx_answer(false, "5.15.0-91-generic").is_err());
+        assert!(statx_answer(false, "6.0.19").is_err());
+        assert!(statx_answer(false, "6.1.0").is_ok());
+        assert!(statx_answer(false, "10.0").is_ok());
+        assert_eq!(release_number("6.18.44-fc"), Some((6, 18)));
+        assert_eq!(release_number("unknown"), None);
+    }
+}

@@ -1,0 +1,1 @@
+//! Tests of protocols: model runs under loom, and exhaustive searches.

@@ -1,0 +1,78 @@
+//! Write errors of a file: recorded once, told once to every handle that was open.
+//!
+//! After the kernel's `errseq_t`: a number that grows with each error, and a cursor in each handle.
+//! A clone of a handle shares its cursor, as a duplicated descriptor does.
+
+use crate::io::IoError;
+use crate::sync::{AtomicU64, Mutex, Ordering};
+use std::sync::Arc;
+
+/// The errors of one file.
+#[derive(Debug, Default)]
+pub(crate) struct WriteErrors {
+    last: Mutex<Recorded>,
+}
+
+#[derive(Debug, Default)]
+struct Recorded {
+    count: u64,
+    error: Option<Arc<IoError>>,
+}
+
+/// What one handle has been told.
+#[derive(Debug)]
+pub(crate) struct ErrorCursor(AtomicU64);
+
+impl WriteErrors {
+    /// Notes an error for every handle open now.
+    pub(crate) fn record(&self, error: Arc<IoError>) {
+        let mut last = self.last.lock();
+        last.count += 1;
+        last.error = Some(error);
+    }
+
+    /// A cursor for a new handle: it is told of what comes, not of what was.
+    pub(crate) fn sample(&self) -> ErrorCursor {
+        ErrorCursor(AtomicU64::new(self.last.lock().count))
+    }
+
+    /// The last error the cursor has not been told of, once.
+    pub(crate) fn check(&self, cursor: &ErrorCursor) -> Option<Arc<IoError>> {
+        let last = self.last.lock();
+        // Relaxed: under the lock; clones of a handle race only for who is told.
+        let told = cursor.0.swap(last.count, Ordering::Relaxed);
+        if told == last.count { None } else { last.error.clone() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::io::Operation;
+
+    fn error() -> Arc<IoError> {
+        Arc::new(IoError {
+            file: "f".into(),
+            operation: Operation::Write,
+            position_bytes: 0,
+            length_bytes: 1,
+            source: std::io::ErrorKind::Other.into(),
+        })
+    }
+
+    #[test]
+    fn every_open_handle_is_told_once_and_a_later_one_not_at_all() {
+        let errors = WriteErrors::default();
+        let (a, b) = (errors.sample(), errors.sample());
+        assert!(errors.check(&a).is_none());
+        errors.record(error());
+        let late = errors.sample();
+        assert!(errors.check(&a).is_some());
+        assert!(errors.check(&a).is_none());
+        assert!(errors.check(&late).is_none());
+        errors.record(error());
+        assert!(errors.check(&b).is_some(), "two errors are told as one, the last");
+        assert!(errors.check(&b).is_none());
+        assert!(errors.check(&late).is_some());
+    }
+}

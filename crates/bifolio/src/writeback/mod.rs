@@ -1,0 +1,36 @@
+//! Write-back: which folios of a file are dirty, how they get to the device, and who learns of it
+//! when they do not.
+//!
+//! Stands between `mapping` and `io`: an [`Inode`] is one file of the cache (the kernel's noun for
+//! what handles share): its mapping, its backing, its dirty list and its write errors. Called by
+//! `file` (writes, syncs) and `reclaim` (a dirty folio in the way).
+//!
+//! The life of a dirty folio:
+//!
+//! ```text
+//!   clean --mark_dirty--> DIRTY, on the dirty list (oldest first)
+//!     ^                     | write_out: clear DIRTY, off the list, set WRITEBACK, unlock, submit
+//!     |                     v
+//!     '----- ok ------- WRITEBACK ----- failed: DIRTY again, on the list, error recorded
+//!                           '---------- written to meanwhile: DIRTY again, on the list
+//! ```
+//!
+//! Invariants:
+//! - WRITEBACK-1: DIRTY is set exactly while the folio is on its inode's dirty list; both change
+//!   under the list's lock. It is set by a holder of the folio lock, or by the end of a failed
+//!   write-out before WRITEBACK is cleared.
+//! - WRITEBACK-2: a folio under WRITEBACK has a reference of its own and is in its table: eviction
+//!   fails on either, truncation waits. So the end of a write-out needs no lock to find its inode.
+//! - WRITEBACK-3: DIRTY is cleared before the bytes are read for the device; a write that comes
+//!   later sets it again.
+//! - WRITEBACK-4: what is written ends at the length the file has while the folio is locked; a
+//!   truncation first sets the length, then waits for what is in flight, then cuts the backing.
+//!
+//! Lock order: folio lock, then the dirty list's lock. No lock is held during I/O but a sync's own.
+
+mod dirty;
+mod errors;
+mod inode;
+
+pub(crate) use errors::ErrorCursor;
+pub(crate) use inode::Inode;

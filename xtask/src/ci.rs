@@ -1,0 +1,76 @@
+//! `cargo x ci`: every check in one order, cheapest first, up to the first that fails.
+//!
+//! Where it stands: `.ci/run` calls it after the tests, people call it before a commit. It calls
+//! [`crate::step`] for each check and adds only the order and the summary.
+//!
+//! It does not go on after a failure: what a later check says of broken code is noise.
+
+use std::time::Duration;
+
+use anyhow::Result;
+
+use crate::step::Step;
+
+/// Runs the checks and prints how long each took.
+pub fn run(skip_tests: bool) -> Result<()> {
+    let mut durations = Vec::new();
+    for step in steps(skip_tests) {
+        let outcome = step.run();
+        if outcome.is_err() {
+            eprintln!("\ncargo x ci: stopped here; run this step alone with `{}`", step.alone());
+        }
+        durations.push((step.name(), outcome?));
+    }
+    eprintln!("\n{}", summary(&durations));
+    Ok(())
+}
+
+fn steps(skip_tests: bool) -> Vec<Step> {
+    let mut steps = vec![
+        Step::Fmt { check: true },
+        Step::Tidy,
+        Step::Clippy,
+        Step::Doc,
+        Step::Loom { name: None, arguments: Vec::new() },
+    ];
+    if !skip_tests {
+        steps.push(Step::Test { arguments: Vec::new() });
+    }
+    steps
+}
+
+fn summary(durations: &[(&str, Duration)]) -> String {
+    let total: Duration = durations.iter().map(|(_, duration)| duration).sum();
+    let each: Vec<String> = durations
+        .iter()
+        .map(|(name, duration)| format!("{name} {:.1} s", duration.as_secs_f64()))
+        .collect();
+    format!("cargo x ci: all passed in {:.1} s ({})", total.as_secs_f64(), each.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(skip_tests: bool) -> Vec<&'static str> {
+        steps(skip_tests).iter().map(Step::name).collect()
+    }
+
+    #[test]
+    fn cheap_checks_come_first_and_only_the_tests_can_be_left_out() {
+        assert_eq!(names(false), ["fmt", "tidy", "clippy", "doc", "loom", "test"]);
+        assert_eq!(names(true), ["fmt", "tidy", "clippy", "doc", "loom"]);
+    }
+
+    #[test]
+    fn formatting_is_checked_and_not_changed() {
+        assert!(matches!(steps(true)[0], Step::Fmt { check: true }));
+    }
+
+    #[test]
+    fn summary_adds_up() {
+        let durations =
+            [("fmt", Duration::from_millis(1500)), ("tidy", Duration::from_millis(500))];
+        assert_eq!(summary(&durations), "cargo x ci: all passed in 2.0 s (fmt 1.5 s, tidy 0.5 s)");
+    }
+}

@@ -1,0 +1,54 @@
+//! `cargo x`: the project's own tasks, each a command a person can also type by hand.
+//!
+//! Where it stands: outside the library; people and `.ci/run` call it through the alias in
+//! `.cargo/config.toml`. This file reads the command line, [`ci`] holds the order of the steps,
+//! [`step`] turns each step into a command, [`cargo`] runs it, [`tidy`] checks style.
+//!
+//! Exit status: 0 when all is well, 1 when a step failed, 2 for a wrong command line.
+//!
+//! It does not install anything and changes no file, except `cargo x fmt`, which formats.
+
+mod cargo;
+mod ci;
+mod loom;
+mod step;
+mod tidy;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// The tasks of the Bifolio workspace.
+#[derive(Debug, Parser)]
+#[command(name = "cargo x", bin_name = "cargo x")]
+struct Arguments {
+    #[command(subcommand)]
+    task: Task,
+}
+
+/// All checks together, or one step of them.
+#[derive(Debug, Subcommand)]
+enum Task {
+    /// Run every check, cheapest first; stop at the first that fails.
+    Ci {
+        /// Leave out `cargo x test`, for a caller that has run the tests already.
+        #[arg(long)]
+        skip_tests: bool,
+    },
+    #[command(flatten)]
+    Step(step::Step),
+}
+
+fn main() -> ExitCode {
+    let outcome = match Arguments::parse().task {
+        Task::Ci { skip_tests } => ci::run(skip_tests),
+        Task::Step(step) => step.run().map(|_| ()),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("cargo x: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

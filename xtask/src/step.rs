@@ -1,0 +1,144 @@
+//! The steps: what each runs, and the frame around it (name, exact command, duration).
+//!
+//! Where it stands: [`crate::ci`] runs them in order, `main` runs one alone. A step is a
+//! [`Cargo`] command, except `tidy`, which runs inside this program.
+//!
+//! The frame goes to standard error, where cargo's own progress goes, so the two stay in order.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use clap::Subcommand;
+
+use crate::cargo::Cargo;
+use crate::{loom, tidy};
+
+/// One check.
+#[derive(Debug, Subcommand)]
+pub enum Step {
+    /// Format the sources.
+    Fmt {
+        /// Only say what is not formatted; change nothing.
+        #[arg(long)]
+        check: bool,
+    },
+    /// Check the style that a program can check.
+    Tidy,
+    /// Run clippy on all targets and features, warnings denied.
+    Clippy,
+    /// Build the documentation with private items, warnings denied.
+    Doc,
+    /// Run the loom tests of the library whose names start with `loom_NAME`; all without a name.
+    Loom {
+        /// The test or group of tests, with or without `loom_` before it.
+        name: Option<String>,
+        /// Arguments for the test program, after `--`.
+        #[arg(last = true)]
+        arguments: Vec<String>,
+    },
+    /// Run the tests of the workspace with all features.
+    Test {
+        /// Arguments for the test programs, after `--`.
+        #[arg(last = true)]
+        arguments: Vec<String>,
+    },
+}
+
+impl Step {
+    /// The word that names the step on the command line.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Fmt { .. } => "fmt",
+            Self::Tidy => "tidy",
+            Self::Clippy => "clippy",
+            Self::Doc => "doc",
+            Self::Loom { .. } => "loom",
+            Self::Test { .. } => "test",
+        }
+    }
+
+    /// What to type to run the step alone, or to mend what it found.
+    pub fn alone(&self) -> String {
+        format!("cargo x {}", self.name())
+    }
+
+    /// Runs the step between two lines that name it, show its command and say how long it took.
+    pub fn run(&self) -> Result<Duration> {
+        let command = self.cargo();
+        let shown = command.as_ref().map_or_else(|| self.alone(), Cargo::to_string);
+        framed(self.name(), &shown, || match (self, &command) {
+            (Self::Loom { .. }, Some(cargo)) => loom::run(cargo),
+            (_, Some(cargo)) => cargo.run(),
+            (_, None) => tidy::run(),
+        })
+    }
+
+    fn cargo(&self) -> Option<Cargo> {
+        let cargo = match self {
+            Self::Tidy => return None,
+            Self::Fmt { check: false } => Cargo::new("fmt --all"),
+            Self::Fmt { check: true } => Cargo::new("fmt --all --check"),
+            Self::Clippy => {
+                Cargo::new("clippy --workspace --all-targets --all-features -- -D warnings")
+            }
+            Self::Doc => {
+                Cargo::new("doc --workspace --all-features --no-deps --document-private-items")
+                    .flags("RUSTDOCFLAGS", "-D warnings")
+            }
+            Self::Loom { name, arguments } => loom::cargo(name.as_deref(), arguments),
+            Self::Test { arguments } => {
+                Cargo::new("test --workspace --all-features").program_arguments(arguments)
+            }
+        };
+        Some(cargo)
+    }
+}
+
+fn framed(name: &str, shown: &str, work: impl FnOnce() -> Result<()>) -> Result<Duration> {
+    eprintln!("\n== {name}\n$ {shown}");
+    let start = Instant::now();
+    let outcome = work();
+    let duration = start.elapsed();
+    let verdict = if outcome.is_ok() { "ok" } else { "FAILED" };
+    eprintln!("-- {name}: {verdict} in {:.1} s", duration.as_secs_f64());
+    outcome.with_context(|| format!("{name} failed ({shown})"))?;
+    Ok(duration)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shown(step: &Step) -> String {
+        step.cargo().map_or_else(String::new, |cargo| cargo.to_string())
+    }
+
+    #[test]
+    fn warnings_are_denied_everywhere() {
+        assert!(shown(&Step::Clippy).ends_with("-- -D warnings"));
+        let doc = shown(&Step::Doc);
+        assert!(doc.starts_with("RUSTDOCFLAGS=") && doc.contains("-D warnings"), "{doc}");
+    }
+
+    #[test]
+    fn formatting_writes_only_when_asked_to() {
+        assert_eq!(shown(&Step::Fmt { check: true }), "cargo fmt --all --check");
+        assert_eq!(shown(&Step::Fmt { check: false }), "cargo fmt --all");
+    }
+
+    #[test]
+    fn test_hands_its_arguments_to_the_test_programs() {
+        let arguments = vec!["--ignored".to_owned()];
+        assert_eq!(
+            shown(&Step::Test { arguments }),
+            "cargo test --workspace --all-features -- --ignored"
+        );
+    }
+
+    #[test]
+    fn a_failed_step_names_itself_its_command_and_the_cause() {
+        let error = framed("clippy", "cargo clippy", || anyhow::bail!("exit status: 101"));
+        let text = format!("{:#}", error.unwrap_err());
+        assert_eq!(text, "clippy failed (cargo clippy): exit status: 101");
+    }
+}
