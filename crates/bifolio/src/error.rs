@@ -210,7 +210,9 @@ pub enum ErrorKind {
         busy_bytes: u64,
     },
     /// A folio has as many references as one can have.
-    #[error("{file}: the page at position {position_bytes} is pinned {pins} times, the most allowed")]
+    #[error(
+        "{file}: the page at position {position_bytes} is pinned {pins} times, the most allowed"
+    )]
     TooManyPins {
         /// The file.
         file: String,

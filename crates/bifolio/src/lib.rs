@@ -73,8 +73,8 @@ mod surface {
     pub use crate::error::{Error, ErrorKind, Result};
     pub use crate::file::{File, Hold, OpenOptions, Pin, PinMut, Pins};
     pub use crate::io::{
-        Alignment, Backing, DirectIo, DirectStatus, DiskFile, DiskOptions, FileIdentity, IoBuffer,
-        IoError, IoSource, IoTarget, OpenDiskError, Operation, PositionOutOfRange,
+        Alignment, Backing, DirectIo, DirectStatus, DiskFile, DiskOptions, FileIdentity, FileKind,
+        IoBuffer, IoError, IoSource, IoTarget, OpenDiskError, Operation, PositionOutOfRange,
     };
     pub use crate::stats::Stats;
     pub use crate::sys::probe::{Feature, FeatureReport, Features};

@@ -7,6 +7,10 @@
 //!
 //! Where to look for a thread's block is remembered per thread for the cache it used last; a
 //! thread that alternates between caches pays a short search at each change.
+//!
+//! # Safety
+//! Follows the remembered address of a block that the calling thread holds.
+#![allow(unsafe_code)]
 
 use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -64,7 +68,7 @@ macro_rules! counters {
 counters! {
     /// Pages read without a reference: copied, and found unchanged afterwards.
     HitOptimistic hits_optimistic,
-    /// Pages read, or pinned, with a reference and without the folio lock.
+    /// Pages read with a reference and without the folio lock.
     HitPinned hits_pinned,
     /// Pages that were resident but could only be read or pinned under the folio lock.
     HitSlow hits_slow,
@@ -233,7 +237,6 @@ impl Counters {
 
     /// Adds to a block of the calling thread.
     #[inline(always)]
-    #[allow(unsafe_code)]
     fn bump(block: *const Block, counter: Counter, count: u64) {
         // SAFETY: `block` came from an `Arc` in this thread's `LENT`, which drops it only after
         // clearing `CURRENT`, or after its counters are gone and their id with them.

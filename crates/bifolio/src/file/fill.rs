@@ -11,7 +11,7 @@ use crate::lru::Shadow;
 use crate::mapping::{Entry, Lookup, PAGE_BYTES};
 use crate::stats::Counter;
 use crate::sync::Ordering;
-use crate::sys::{copy, cpu};
+use crate::sys::cpu;
 
 /// What the caller will do with the folio.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -144,18 +144,9 @@ impl Handle {
                 return Err(self.cut_short(position, expected.min(visible), valid));
             }
         }
-        self.zero_from(&locked.folio, &locked.lock, valid);
+        self.inode.zero_folio_from(&locked.folio, &locked.lock, valid);
         self.inode.mapping.mark_uptodate(&locked.lock);
         Ok(())
-    }
-
-    /// Zeroes a locked folio's bytes from `offset` on (FILE-1).
-    #[allow(unsafe_code)]
-    pub(super) fn zero_from(&self, folio: &FolioRef<'_>, lock: &LockedFolio<'_>, offset: u64) {
-        let length = (lock.pages() * PAGE_BYTES).saturating_sub(offset) as usize;
-        let target = self.inode.memory.arena.address(folio.id()).wrapping_add(offset as usize);
-        // SAFETY: the rest of a frame we hold the lock of, so we are its only writer.
-        unsafe { copy::zero(target, length) };
     }
 
     #[cold]

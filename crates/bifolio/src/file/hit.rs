@@ -1,4 +1,4 @@
-//! The hit: an optimistic read of a resident page, in as few instructions as we know.
+//! The hit: an optimistic read, or a pin, of a resident page, in as few instructions as we know.
 //!
 //! Everything a hit needs stands in the `File` itself: the table, the frames, the length. One
 //! bounds check covers the file's end and the table's: the table has an Entry for every page below
@@ -10,10 +10,14 @@
 #![allow(unsafe_code)]
 
 use super::handle::Handle;
-use crate::mapping::{Entry, PAGE_BYTES, PAGE_SHIFT, read_validated};
-use crate::stats::{Counter, Counters};
+use crate::folio::{FolioId, FolioRef, Folios, TryGet};
+use crate::lru::Memory;
+use crate::mapping::{Entry, PAGE_BYTES, PAGE_SHIFT, read_validated, recheck};
+use crate::stats::Counter;
 use crate::sync::{AtomicU64, Ordering};
 use crate::sys::copy;
+use std::ops::Range;
+use std::ptr::NonNull;
 
 /// Addresses of what a hit reads; valid as long as the handle they were taken from.
 #[derive(Clone, Copy, Debug)]
@@ -21,7 +25,10 @@ pub(super) struct HitPath {
     entries: *const AtomicU64,
     frames: *const u8,
     len_bytes: *const AtomicU64,
-    counters: *const Counters,
+    folio_bytes: u64,
+    memory: *const Memory,
+    #[cfg(feature = "ablation")]
+    pub(super) pin_mode: crate::config::PinMode,
 }
 
 // SAFETY: the addresses are of shared, synchronised objects that live as long as the `Handle` in
@@ -40,7 +47,10 @@ impl HitPath {
             entries: mapping.table().as_ptr(),
             frames: handle.inode.memory.arena.base(),
             len_bytes,
-            counters: &handle.inode.memory.counters,
+            folio_bytes: mapping.folio_bytes(),
+            memory: &*handle.inode.memory,
+            #[cfg(feature = "ablation")]
+            pin_mode: handle.pin_mode,
         }
     }
 
@@ -51,17 +61,11 @@ impl HitPath {
     pub(super) fn read(&self, buffer: &mut [u8], position: u64) -> bool {
         let in_page = position & (PAGE_BYTES - 1);
         let length = buffer.len() as u64;
-        // SAFETY: the length lives in the inode, which the handle keeps, or is static.
-        let len_word = unsafe { &*self.len_bytes };
-        // Acquire: pairs with the Release in `set_len_bytes`: the bytes below it are there.
-        let len_bytes = len_word.load(Ordering::Acquire);
-        if in_page + length > PAGE_BYTES || position.saturating_add(length) > len_bytes {
+        if in_page + length > PAGE_BYTES || position.saturating_add(length) > self.len_bytes() {
             return false;
         }
-        let index = (position >> PAGE_SHIFT) as usize;
-        // SAFETY: position <= length of the file <= what the table was made for, and the table has
-        // one Entry more than pages: `index` is inside. It lives as long as the inode.
-        let word = unsafe { &*self.entries.wrapping_add(index) };
+        // The end of the range is in the file, so the Entry of its first byte is in the table.
+        let word = self.entry_word(position >> PAGE_SHIFT);
         let copied = read_validated(word, Entry::is_ready_and_referenced, |entry| {
             let offset = entry.frame_offset_bytes() + in_page as usize;
             let source = self.frames.wrapping_add(offset);
@@ -72,9 +76,62 @@ impl HitPath {
         if copied.is_none() {
             return false;
         }
-        // SAFETY: the counters live in the memory that the inode keeps.
-        let counters = unsafe { &*self.counters };
-        counters.add(Counter::HitOptimistic, 1);
+        self.memory().counters.add(Counter::HitOptimistic, 1);
         true
+    }
+
+    /// Takes a reference to the folio that `range` lies in, if that is resident and was marked as
+    /// used, and gives the address of the range's first byte.
+    #[inline(always)]
+    pub(super) fn pin<'a>(
+        &'a self,
+        range: &Range<u64>,
+        try_get: impl FnOnce(&'a Folios, FolioId) -> Result<FolioRef<'a>, TryGet>,
+    ) -> Option<(FolioRef<'a>, *const u8)> {
+        let in_one_folio = (range.start ^ range.end.wrapping_sub(1)) < self.folio_bytes;
+        if !in_one_folio || range.start >= range.end || range.end > self.len_bytes() {
+            return None;
+        }
+        let word = self.entry_word(range.start >> PAGE_SHIFT);
+        // Acquire: pairs with the Release in `set_ready`: the folio is uptodate.
+        let seen = Entry::from_word(word.load(Ordering::Acquire));
+        if !seen.is_ready_and_referenced() {
+            return None;
+        }
+        let folio = try_get(&self.memory().folios, seen.folio_id()).ok()?;
+        let folio = recheck(word, folio, seen).ok()?;
+        let in_page = (range.start & (PAGE_BYTES - 1)) as usize;
+        Some((folio, self.frames.wrapping_add(seen.frame_offset_bytes() + in_page)))
+    }
+
+    /// The guard of a reference whose folio holds the byte at `address`.
+    #[inline(always)]
+    pub(super) fn adopt(&self, address: NonNull<u8>) -> FolioRef<'_> {
+        let offset = (address.addr().get() - self.frames.addr()) as u64;
+        let head = offset & !(self.folio_bytes - 1);
+        self.memory().folios.adopt(FolioId((head >> PAGE_SHIFT) as u32))
+    }
+
+    #[inline(always)]
+    fn memory(&self) -> &Memory {
+        // SAFETY: the inode keeps the memory, the handle the inode.
+        unsafe { &*self.memory }
+    }
+
+    /// Length of the file, or 0 for a handle that may not read.
+    #[inline(always)]
+    fn len_bytes(&self) -> u64 {
+        // SAFETY: the length lives in the inode, which the handle keeps, or is static.
+        let word = unsafe { &*self.len_bytes };
+        // Acquire: pairs with the Release in `set_len_bytes`: the bytes below it are there.
+        word.load(Ordering::Acquire)
+    }
+
+    /// The Entry of a page that is at most the one behind the last.
+    #[inline(always)]
+    fn entry_word(&self, index: u64) -> &AtomicU64 {
+        // SAFETY: the table has an Entry for every page the file may have, and one more, and lives
+        // as long as the inode.
+        unsafe { &*self.entries.wrapping_add(index as usize) }
     }
 }

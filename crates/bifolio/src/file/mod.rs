@@ -21,8 +21,8 @@
 //! Invariants:
 //! - FILE-1: the bytes of a folio behind the length of the file are zeros. So growing a file needs
 //!   to touch nothing.
-//! - FILE-2: the length grows under the resizing lock and the lock of the folio that grows it, after
-//!   the bytes are in place.
+//! - FILE-2: the length grows under the resizing lock and the lock of the folio that grows it,
+//!   after the bytes are in place.
 
 mod fill;
 mod handle;

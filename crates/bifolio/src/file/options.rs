@@ -126,7 +126,8 @@ impl OpenOptions {
         });
         if chosen < len_bytes || chosen > LEN_MAX_BYTES_LIMIT {
             let problem = format!(
-                "{chosen} bytes is not from the file's length ({len_bytes}) to {LEN_MAX_BYTES_LIMIT} (4 PiB)"
+                "{chosen} bytes is not from the file's length ({len_bytes}) to \
+                 {LEN_MAX_BYTES_LIMIT} (4 PiB)"
             );
             return Err(ErrorKind::Config { name: "len_max", problem }.into());
         }

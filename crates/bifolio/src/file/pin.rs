@@ -14,14 +14,15 @@ use super::File;
 use super::fill::{Intent, Locked};
 use super::handle::Handle;
 use crate::error::{Error, ErrorKind, Result};
-use crate::folio::{FolioId, FolioRef, LockedFolio, TryGet};
+use crate::folio::{FolioId, FolioRef, Folios, LockedFolio, TryGet};
 use crate::lru::Memory;
-use crate::mapping::{Entry, PAGE_BYTES, PAGE_SHIFT, Window};
+use crate::mapping::{PAGE_BYTES, PAGE_SHIFT, Window};
 use crate::stats::Counter;
 use crate::sync::Ordering;
 use crate::sys::copy;
 use std::marker::PhantomData;
 use std::ops::Range;
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 /// Bytes of one folio, resident for as long as this lives. Not `Send`: see [`Pin::hold`].
@@ -77,8 +78,7 @@ macro_rules! byte_accessors {
         /// If fewer bytes are pinned.
         #[inline]
         pub fn copy_to(&self, buffer: &mut [u8]) {
-            let fits = buffer.len() <= self.length;
-            assert!(fits, "{} bytes wanted, {} pinned", buffer.len(), self.length);
+            check_fits(buffer.len(), self.length);
             // SAFETY: the bytes are in a frame our reference keeps, long enough (checked), and
             // changed by others only through `sys::copy`; `buffer` is not frame memory.
             unsafe { copy::copy_out(self.start, buffer) }
@@ -108,6 +108,20 @@ macro_rules! byte_accessors {
             unsafe { std::slice::from_raw_parts(self.start, self.length) }
         }
     };
+}
+
+#[inline(always)]
+#[track_caller]
+fn check_fits(wanted: usize, pinned: usize) {
+    if wanted > pinned {
+        does_not_fit(wanted, pinned);
+    }
+}
+
+#[cold]
+#[track_caller]
+fn does_not_fit(wanted: usize, pinned: usize) -> ! {
+    panic!("{wanted} bytes wanted, {pinned} pinned");
 }
 
 impl<'a> Pin<'a> {
@@ -206,8 +220,7 @@ impl PinMut<'_> {
     /// # Panics
     /// If fewer bytes are pinned.
     pub fn copy_to(&self, buffer: &mut [u8]) {
-        let fits = buffer.len() <= self.length;
-        assert!(fits, "{} bytes wanted, {} pinned", buffer.len(), self.length);
+        check_fits(buffer.len(), self.length);
         // SAFETY: the bytes are in a frame we hold the lock of; `buffer` is not frame memory.
         unsafe { copy::copy_out(self.start, buffer) }
     }
@@ -217,8 +230,7 @@ impl PinMut<'_> {
     /// # Panics
     /// If they do not fit.
     pub fn copy_from(&mut self, offset: usize, bytes: &[u8]) {
-        let fits = offset.checked_add(bytes.len()).is_some_and(|end| end <= self.length);
-        assert!(fits, "{} bytes at {offset} of {}", bytes.len(), self.length);
+        check_fits(offset.saturating_add(bytes.len()), self.length);
         // SAFETY: inside a frame we hold the lock and the write window of, checked above.
         unsafe { copy::copy_in(self.start.wrapping_add(offset), bytes) }
     }
@@ -261,13 +273,21 @@ impl File {
     /// # Errors
     /// A range that leaves its folio ([`ErrorKind::PinSpansFolios`]) or the file
     /// ([`ErrorKind::PastEnd`]), and all that a read can fail with.
-    #[inline]
+    #[inline(always)]
     pub fn pin(&self, range: Range<u64>) -> Result<Pin<'_>> {
-        if let Some(pin) = self.pin_resident(&range) {
-            self.handle.inode.memory.counters.add(Counter::Pin, 1);
-            return Ok(pin);
-        }
-        self.pin_miss(range)
+        let length = (range.end.wrapping_sub(range.start)) as usize;
+        let try_get = |folios, id| self.try_get(folios, id);
+        let (folio, start) = match self.hit_path.pin(&range, try_get) {
+            Some(pinned) => {
+                self.handle.inode.memory.counters.add(Counter::Pin, 1);
+                pinned
+            }
+            None => {
+                let start = self.pin_miss(range.start, range.end)?;
+                (self.hit_path.adopt(start), start.as_ptr().cast_const())
+            }
+        };
+        Ok(Pin { file: self, folio, start, length, not_send: PhantomData })
     }
 
     /// Pins of all folios that `range` touches, one after the other, each with its part of it.
@@ -305,62 +325,44 @@ impl File {
         })
     }
 
-    /// The hit: the Entry is READY, the reference is got, the Entry still names the folio.
     #[inline(always)]
-    fn pin_resident(&self, range: &Range<u64>) -> Option<Pin<'_>> {
-        let inode = &*self.handle.inode;
-        let mapping = &inode.mapping;
-        let last = range.end.wrapping_sub(1);
-        let in_one_folio = (range.start ^ last) < mapping.folio_bytes();
-        let in_file = range.start < range.end && range.end <= mapping.len_bytes();
-        if !(in_one_folio && in_file && self.handle.readable) {
-            return None;
-        }
-        let index = range.start >> PAGE_SHIFT;
-        // Acquire: pairs with the Release in `set_ready`: the folio is uptodate.
-        let seen = mapping.table().load(index, Ordering::Acquire);
-        if !seen.is_ready_and_referenced() {
-            return None;
-        }
-        let folio = self.try_get(index, seen).ok()?;
-        let in_page = (range.start & (PAGE_BYTES - 1)) as usize;
-        let offset = seen.frame_offset_bytes() + in_page;
-        let start = inode.memory.arena.base().wrapping_add(offset);
-        let length = (range.end - range.start) as usize;
-        Some(Pin { file: self, folio, start, length, not_send: PhantomData })
-    }
-
-    #[inline(always)]
-    fn try_get(&self, index: u64, seen: Entry) -> std::result::Result<FolioRef<'_>, TryGet> {
-        let inode = &*self.handle.inode;
+    fn try_get<'a>(
+        &self,
+        folios: &'a Folios,
+        id: FolioId,
+    ) -> std::result::Result<FolioRef<'a>, TryGet> {
         #[cfg(feature = "ablation")]
-        if self.handle.pin_mode == crate::config::PinMode::CompareExchange {
-            let folio = inode.memory.folios.try_get_compare_exchange(seen.folio_id())?;
-            return inode.mapping.recheck(folio, index, seen);
+        if self.hit_path.pin_mode == crate::config::PinMode::CompareExchange {
+            return folios.try_get_compare_exchange(id);
         }
-        inode.mapping.try_get_named(&inode.memory.folios, index, seen)
+        folios.try_get(id)
     }
 
+    /// Pins bytes that are not resident, or not marked as used. The reference comes with the
+    /// address: [`HitPath::adopt`](super::hit::HitPath::adopt) makes a guard of it. In this shape
+    /// the answer fits in registers, and the hit beside it is not forced through memory.
     #[cold]
-    fn pin_miss(&self, range: Range<u64>) -> Result<Pin<'_>> {
+    #[inline(never)]
+    fn pin_miss(&self, start: u64, end: u64) -> Result<NonNull<u8>> {
+        let range = start..end;
         self.handle.check_readable()?;
         self.check_pin_range(&range)?;
         let inode = &self.handle.inode;
         let index = range.start >> PAGE_SHIFT;
+        let locked = self.handle.lock_folio(index, Intent::Read)?;
+        // The file may have been cut while we waited for the lock.
+        self.check_pin_range(&range)?;
         let seen = inode.mapping.table().load(index, Ordering::Relaxed);
-        if seen.is_ready() {
+        if locked.was_resident {
+            inode.memory.counters.add(Counter::HitSlow, 1);
             inode.mapping.table().mark_referenced(index, seen);
         }
-        let locked = self.handle.lock_folio(index, Intent::Read)?;
-        self.check_pin_range(&range)?;
-        let counter = if locked.was_resident { Counter::HitSlow } else { Counter::Pin };
-        inode.memory.counters.add(counter, 1);
-        if locked.was_resident {
-            inode.memory.counters.add(Counter::Pin, 1);
-        }
-        let start = self.address_in(&locked, range.start);
-        let length = (range.end - range.start) as usize;
-        Ok(Pin { file: self, folio: locked.folio, start, length, not_send: PhantomData })
+        inode.memory.counters.add(Counter::Pin, 1);
+        let address = NonNull::new(self.address_in(&locked, range.start).cast_mut());
+        let Locked { lock, folio, .. } = locked;
+        drop(lock);
+        let _adopted_by_the_caller = folio.into_id();
+        Ok(address.expect("the arena is not at address 0"))
     }
 
     fn address_in(&self, locked: &Locked<'_>, position: u64) -> *const u8 {

@@ -17,7 +17,7 @@ use crate::reclaim::Reclaim;
 use crate::sync::{AtomicBool, Mutex, Ordering};
 use crate::sys::fork::ForkGuard;
 use crate::writeback::Inode;
-use std::collections::HashMap;
+use std::collections::{HashMap, hash_map};
 use std::sync::Arc;
 
 /// Whether the cache may be used: not closed, not in a forked child.
@@ -113,17 +113,14 @@ impl Registry {
         if let Key::Single(number) = key {
             files.next_single = number + 1;
         }
-        if !files.open.contains_key(&key) {
-            let inode = self.make_inode(&backing, options)?;
-            files.open.insert(key, Open { inode, handles: 0, writable: 0, immutable: 0 });
-        }
-        let Some(open) = files.open.get_mut(&key) else { unreachable!("just put there") };
-        if let Err(error) = open.admit(options) {
-            if open.handles == 0 && !open.inode.is_dirty() {
-                files.open.remove(&key);
+        let open = match files.open.entry(key) {
+            hash_map::Entry::Occupied(known) => known.into_mut(),
+            hash_map::Entry::Vacant(new) => {
+                let inode = self.make_inode(&backing, options)?;
+                new.insert(Open { inode, handles: 0, writable: 0, immutable: 0 })
             }
-            return Err(error);
-        }
+        };
+        open.admit(options)?;
         if options.write {
             open.inode.allow_writes(backing);
         }
@@ -136,11 +133,7 @@ impl Registry {
         Ok(file)
     }
 
-    fn make_inode(
-        &self,
-        backing: &Arc<dyn Backing>,
-        options: &OpenOptions,
-    ) -> Result<Arc<Inode>> {
+    fn make_inode(&self, backing: &Arc<dyn Backing>, options: &OpenOptions) -> Result<Arc<Inode>> {
         let order = config::folio_order(options.folio_bytes)?;
         let len_bytes = crate::io::len_bytes(&**backing)?;
         let len_max_bytes = options.len_max_bytes(len_bytes)?;
@@ -150,12 +143,7 @@ impl Registry {
         Ok(Arc::new(inode.map_err(|source| ErrorKind::Memory { purpose, source })?))
     }
 
-    fn make_handle(
-        self: &Arc<Self>,
-        key: Key,
-        open: &mut Open,
-        options: &OpenOptions,
-    ) -> Handle {
+    fn make_handle(self: &Arc<Self>, key: Key, open: &mut Open, options: &OpenOptions) -> Handle {
         open.handles += 1;
         open.writable += u64::from(options.write);
         open.immutable += u64::from(options.immutable);
@@ -281,7 +269,10 @@ impl Drop for Registry {
             // No handle is left (each keeps the registry): what is here could not be written.
             inode.write_out_all();
             if inode.is_dirty() {
-                log::error!("{}: the cache ends with dirty pages that cannot be written", inode.name());
+                log::error!(
+                    "{}: the cache ends with dirty pages that cannot be written",
+                    inode.name()
+                );
             }
             inode.remove_folios_from(0);
         }

@@ -60,6 +60,6 @@ impl File {
         }
         let first = lock.index() + (in_folio / PAGE_BYTES);
         let _window = inode.mapping.open_window(&lock, first..lock.index() + lock.pages());
-        self.handle.zero_from(&folio, &lock, in_folio);
+        inode.zero_folio_from(&folio, &lock, in_folio);
     }
 }

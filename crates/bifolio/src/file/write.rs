@@ -126,7 +126,8 @@ impl File {
         } else {
             // SAFETY: inside a frame whose lock we hold and which no reader is let into yet.
             unsafe { copy::copy_in(target, bytes) };
-            self.handle.zero_from(&locked.folio, &locked.lock, in_folio + bytes.len() as u64);
+            let end_in_folio = in_folio + bytes.len() as u64;
+            inode.zero_folio_from(&locked.folio, &locked.lock, end_in_folio);
             inode.mapping.mark_uptodate(&locked.lock);
         }
     }

@@ -6,6 +6,10 @@
 //! The last reference to go frees the folio: it must come off the LRU and its frame must go back
 //! to the arena, both in layers above. That is the one call upwards, and it is the small trait
 //! [`Reaper`].
+//!
+//! # Safety
+//! Vouches that its words are valid when zero, as reserved memory is.
+#![allow(unsafe_code)]
 
 use super::flags::Flags;
 use super::lock::{FolioLock, LockedFolio};
@@ -44,7 +48,6 @@ pub(crate) struct Folio {
 const _: () = assert!(size_of::<Folio>() == 64);
 
 // SAFETY: all fields are atomics, for which zero is a valid value; nothing needs dropping.
-#[allow(unsafe_code)]
 unsafe impl ZeroValid for Folio {}
 
 impl Folio {
@@ -141,15 +144,16 @@ impl Folios {
         let folio = self.get(id);
         folio.set_up(owner, index, order);
         folio.pin.init(1);
-        FolioRef { folios: self, id }
+        FolioRef { folios: self, folio }
     }
 
     /// Takes a reference, unless the folio is frozen or free. What it is now, only a second look
     /// at the table tells.
     #[inline(always)]
     pub(crate) fn try_get(&self, id: FolioId) -> Result<FolioRef<'_>, TryGet> {
-        match self.get(id).pin.try_get(1) {
-            TryGet::Got => Ok(FolioRef { folios: self, id }),
+        let folio = self.get(id);
+        match folio.pin.try_get(1) {
+            TryGet::Got => Ok(FolioRef { folios: self, folio }),
             other => Err(other),
         }
     }
@@ -158,16 +162,23 @@ impl Folios {
     #[cfg(feature = "ablation")]
     #[inline(always)]
     pub(crate) fn try_get_compare_exchange(&self, id: FolioId) -> Result<FolioRef<'_>, TryGet> {
-        match self.get(id).pin.try_get_compare_exchange(1) {
-            TryGet::Got => Ok(FolioRef { folios: self, id }),
+        let folio = self.get(id);
+        match folio.pin.try_get_compare_exchange(1) {
+            TryGet::Got => Ok(FolioRef { folios: self, folio }),
             other => Err(other),
         }
     }
 
     /// Takes over a reference that [`FolioRef::into_id`] put in a list or a batch.
     pub(crate) fn adopt(&self, id: FolioId) -> FolioRef<'_> {
-        debug_assert!(self.get(id).references() > 0, "adopting {id:?} without a reference");
-        FolioRef { folios: self, id }
+        let folio = self.get(id);
+        debug_assert!(folio.references() > 0, "adopting {id:?} without a reference");
+        FolioRef { folios: self, folio }
+    }
+
+    fn id_of(&self, folio: &Folio) -> FolioId {
+        let offset_bytes = std::ptr::from_ref(folio).addr() - self.array.as_ptr().addr();
+        FolioId((offset_bytes / size_of::<Folio>()) as u32)
     }
 }
 
@@ -175,20 +186,19 @@ impl Folios {
 #[derive(Debug)]
 pub(crate) struct FolioRef<'a> {
     folios: &'a Folios,
-    id: FolioId,
+    folio: &'a Folio,
 }
 
 impl<'a> FolioRef<'a> {
-    #[inline(always)]
     pub(crate) fn id(&self) -> FolioId {
-        self.id
+        self.folios.id_of(self.folio)
     }
 
     /// The descriptor, for as long as the array lives; its content is the folio's only while the
     /// reference is held.
     #[inline(always)]
     pub(crate) fn folio(&self) -> &'a Folio {
-        self.folios.get(self.id)
+        self.folio
     }
 
     /// Blocks until the folio lock is ours. The guard must not outlive the caller's reference
@@ -204,12 +214,12 @@ impl<'a> FolioRef<'a> {
 
     /// Another reference to the same folio; `None` when the count is at its limit.
     pub(crate) fn try_clone(&self) -> Option<FolioRef<'a>> {
-        self.folios.try_get(self.id).ok()
+        self.folios.try_get(self.id()).ok()
     }
 
     /// Gives the reference to a list or a batch; [`Folios::adopt`] takes it back.
     pub(crate) fn into_id(self) -> FolioId {
-        let id = self.id;
+        let id = self.id();
         std::mem::forget(self);
         id
     }
@@ -220,18 +230,23 @@ impl<'a> FolioRef<'a> {
         if !self.folio().pin.try_freeze(others + 1) {
             return Err(self);
         }
-        let frozen = Frozen { folios: self.folios, id: self.id, references: others + 1 };
+        let frozen = Frozen { folios: self.folios, id: self.id(), references: others + 1 };
         std::mem::forget(self);
         Ok(frozen)
     }
 }
 
+/// The last reference was put. By value: a pin must not be forced into memory for this.
+#[cold]
+fn reap_cold(folios: &Folios, folio: &Folio) {
+    folios.reaper.reap(Frozen { folios, id: folios.id_of(folio), references: 0 });
+}
+
 impl Drop for FolioRef<'_> {
     #[inline(always)]
     fn drop(&mut self) {
-        if self.folio().pin.put_and_test(1) == Put::Last {
-            let frozen = Frozen { folios: self.folios, id: self.id, references: 0 };
-            self.folios.reaper.reap(frozen);
+        if self.folio.pin.put_and_test(1) == Put::Last {
+            reap_cold(self.folios, self.folio);
         }
     }
 }
@@ -265,8 +280,9 @@ impl<'a> Frozen<'a> {
     /// Ends the freeze: all references that went in exist again, and the caller's is returned.
     pub(crate) fn unfreeze(self) -> FolioRef<'a> {
         debug_assert!(self.references > 0, "the last put cannot be taken back");
-        self.folio().pin.unfreeze(self.references);
-        FolioRef { folios: self.folios, id: self.id }
+        let folio = self.folio();
+        folio.pin.unfreeze(self.references);
+        FolioRef { folios: self.folios, folio }
     }
 
     /// Ends the folio's life: hands it to the reaper.

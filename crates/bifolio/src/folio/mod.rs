@@ -36,5 +36,5 @@ pub(crate) use descriptor::{Folio, FolioId, FolioRef, Folios, Frozen, NO_FOLIO, 
 pub(crate) use flags::Flag;
 pub(crate) use lock::LockedFolio;
 pub(crate) use pin::{COUNT_MAX, TryGet};
-#[cfg(all(test, loom))]
+#[cfg(test)]
 pub(crate) use pin::{PinState, PinWord, Put};

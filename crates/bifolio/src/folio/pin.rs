@@ -63,7 +63,7 @@ const NOT_GOT: u64 = FROZEN | (COUNT_MAX + 1);
 
 /// What a pin word said at one moment. Pure: the decisions of the protocol, without the atomics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct PinState(u64);
+pub(crate) struct PinState(pub(crate) u64);
 
 impl PinState {
     /// The live (or staged) word of `generation` with `count` references.
@@ -92,13 +92,13 @@ impl PinState {
 
     /// Whether an add that gave this word got its reference.
     #[inline(always)]
-    fn is_got(self) -> bool {
+    pub(crate) fn is_got(self) -> bool {
         self.0 & NOT_GOT == 0
     }
 
     /// What a failed get writes to wipe its add (A3), or `None` when there is nothing to wipe:
     /// the word was unfrozen, reused or wiped meanwhile.
-    fn wiped(self, generation: u64) -> Option<Self> {
+    pub(crate) fn wiped(self, generation: u64) -> Option<Self> {
         let clean = Self::frozen(generation);
         let excess = self.is_frozen() && self.generation() == generation && self != clean;
         excess.then_some(clean)
@@ -187,12 +187,8 @@ impl PinWord {
                 return TryGet::Refused;
             }
             // Acquire: pairs as in `try_get`.
-            match self.0.compare_exchange_weak(
-                current,
-                next,
-                Ordering::Acquire,
-                Ordering::Relaxed,
-            ) {
+            match self.0.compare_exchange_weak(current, next, Ordering::Acquire, Ordering::Relaxed)
+            {
                 Ok(_) => return TryGet::Got,
                 Err(now) => current = now,
             }
@@ -232,9 +228,7 @@ impl PinWord {
         let frozen = PinState::frozen(current.generation());
         // Acquire: pairs with the Release of the puts that brought the count down to ours: what
         // those holders did (dirtying the folio above all) is seen by the tests that follow.
-        self.0
-            .compare_exchange(wanted.0, frozen.0, Ordering::Acquire, Ordering::Relaxed)
-            .is_ok()
+        self.0.compare_exchange(wanted.0, frozen.0, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 
     /// Ends a freeze with `references` references, in the same generation (B3).

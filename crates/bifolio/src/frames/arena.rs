@@ -13,9 +13,9 @@
 //! # Safety
 //! Hands out addresses inside the reservation; touches none.
 
+use super::ORDER_MAX;
 use super::budget::Budget;
 use super::chunk::{CHUNK_BYTES, CHUNK_PAGES, Chunk, Role};
-use super::ORDER_MAX;
 use crate::config::HugePages;
 use crate::folio::{FolioId, Folios};
 use crate::sync::{AtomicU64, Mutex, Ordering};

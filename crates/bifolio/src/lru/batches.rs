@@ -6,7 +6,7 @@
 //!  ADD (on CPU c)                             DRAIN (by anybody)
 //!  A1 lock batch c                            D1 lock batch c
 //!  A2 push: the slot owns the reference       D2 lock the lists, link every folio, unlock
-//!  A3 full, or a large folio? D2, D3                            D3 put every slot's reference; empty the batch
+//!  A3 full, or large folio? D2, D3            D3 put every slot's reference; empty the batch
 //!  A4 unlock batch c                          D4 unlock batch c
 //! ```
 //!

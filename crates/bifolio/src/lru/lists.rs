@@ -76,6 +76,26 @@ impl Lists {
             ListKind::Active => folio.flags.set(Flag::Active),
             ListKind::Inactive => folio.flags.clear(Flag::Active),
         };
+        self.link(folios, id, kind);
+    }
+
+    /// Moves a folio from wherever it is on its list to the head. ON_LRU stays set all the time:
+    /// the folio may be dying, and nobody would take it off if the last put saw it clear (LRU-2).
+    pub(super) fn rotate(&mut self, folios: &Folios, id: FolioId, kind: ListKind) {
+        self.unlink(folios, id);
+        self.link(folios, id, kind);
+    }
+
+    /// Unlinks a folio from the list it is on.
+    pub(super) fn remove(&mut self, folios: &Folios, id: FolioId) {
+        let folio = folios.get(id);
+        let was_linked = folio.flags.clear(Flag::OnLru);
+        debug_assert!(was_linked, "{id:?} is on no list");
+        self.unlink(folios, id);
+    }
+
+    fn link(&mut self, folios: &Folios, id: FolioId, kind: ListKind) {
+        let folio = folios.get(id);
         let list = self.list(kind);
         let next = list.head;
         list.head = id.0;
@@ -89,11 +109,8 @@ impl Lists {
         folio.lru_previous.store(NO_FOLIO, Ordering::Relaxed);
     }
 
-    /// Unlinks a folio from the list it is on.
-    pub(super) fn remove(&mut self, folios: &Folios, id: FolioId) {
+    fn unlink(&mut self, folios: &Folios, id: FolioId) {
         let folio = folios.get(id);
-        let was_linked = folio.flags.clear(Flag::OnLru);
-        debug_assert!(was_linked, "{id:?} is on no list");
         let active = folio.flags.get(Flag::Active);
         let list = self.list(if active { ListKind::Active } else { ListKind::Inactive });
         list.pages -= folio.pages();

@@ -18,6 +18,7 @@
 //! - LRU-1: a folio is in at most one of: a batch, a list, an isolation. A batch slot and an
 //!   isolation hold a reference each; a list does not (the last put takes the folio off it).
 //! - LRU-2: ON_LRU is set exactly while the folio is linked in a list, both under the lists' lock.
+//!   Only who holds a reference changes it, or who frees: so the last put may look without the lock.
 //! - LRU-3: when `drain` returns, every folio that was in the drained batch before the call is on
 //!   a list and the batch's reference to it is put: the whole of it happens under the batch's lock.
 //!
@@ -76,10 +77,12 @@ impl Lru {
         let mut lists = self.lists.lock();
         for _ in 0..count {
             let Some(id) = lists.tail(kind) else { break };
-            lists.remove(folios, id);
             match folios.try_get(id) {
-                Ok(folio) => isolated.push(folio),
-                Err(_) => lists.add(folios, id, kind),
+                Ok(folio) => {
+                    lists.remove(folios, id);
+                    isolated.push(folio);
+                }
+                Err(_) => lists.rotate(folios, id, kind),
             }
         }
     }

@@ -42,6 +42,12 @@ impl Entry {
     /// Nothing is known about the page: its bytes, if any, are on the backing.
     pub(crate) const HOLE: Entry = Entry(0);
 
+    /// What a word of the table says.
+    #[inline(always)]
+    pub(crate) fn from_word(word: u64) -> Self {
+        Self(word)
+    }
+
     /// The page is `frame`, part of a folio of `order`; not READY, not REFERENCED.
     pub(crate) fn folio(frame: u32, version: u32, order: u8) -> Self {
         let version = (u64::from(version) & VERSION_MASK) << VERSION_SHIFT;

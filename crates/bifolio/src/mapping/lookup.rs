@@ -5,7 +5,7 @@
 
 use super::{Entry, Mapping};
 use crate::folio::{FolioRef, Folios, TryGet};
-use crate::sync::{Backoff, Ordering};
+use crate::sync::{AtomicU64, Backoff, Ordering};
 
 /// What stands at an index.
 #[derive(Debug)]
@@ -60,20 +60,19 @@ impl Mapping {
         seen: Entry,
     ) -> Result<FolioRef<'a>, TryGet> {
         let folio = folios.try_get(seen.folio_id())?;
-        self.recheck(folio, index, seen)
+        recheck(self.table.word(index), folio, seen)
     }
+}
 
-    /// L3: does the Entry still name the folio we hold now?
-    #[inline(always)]
-    pub(crate) fn recheck<'a>(
-        &self,
-        folio: FolioRef<'a>,
-        index: u64,
-        seen: Entry,
-    ) -> Result<FolioRef<'a>, TryGet> {
-        // Acquire: pairs with the Release in I1: if another life of the frame came here, we see
-        // its descriptor. The try_get before it orders this load after our reference.
-        let now = self.table.load(index, Ordering::Acquire);
-        if now.names_same_folio(seen) { Ok(folio) } else { Err(TryGet::Frozen) }
-    }
+/// L3: does the Entry still name the folio we hold now? [`TryGet::Frozen`] if it does not.
+#[inline(always)]
+pub(crate) fn recheck<'a>(
+    word: &AtomicU64,
+    folio: FolioRef<'a>,
+    seen: Entry,
+) -> Result<FolioRef<'a>, TryGet> {
+    // Acquire: pairs with the Release in I1: if another life of the frame came here, we see its
+    // descriptor. The try_get before it orders this load after our reference.
+    let now = Entry(word.load(Ordering::Acquire));
+    if now.names_same_folio(seen) { Ok(folio) } else { Err(TryGet::Frozen) }
 }

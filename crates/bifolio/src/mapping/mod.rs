@@ -71,7 +71,7 @@ mod window;
 
 pub(crate) use entry::{Entry, VALUE_MAX};
 pub(crate) use evict::EvictError;
-pub(crate) use lookup::Lookup;
+pub(crate) use lookup::{Lookup, recheck};
 pub(crate) use optimistic::read_validated;
 pub(crate) use table::{TABLE_PAGE_BYTES, Table};
 pub(crate) use window::Window;
@@ -162,8 +162,11 @@ impl Mapping {
 
     /// Clears the readers' marks of a folio and tells whether there was one.
     pub(crate) fn test_and_clear_referenced(&self, folio: &Folio) -> bool {
-        let pages = self.pages_of(folio);
-        pages.fold(false, |found, index| self.table.test_and_clear_referenced(index) || found)
+        let mut found = false;
+        for index in self.pages_of(folio) {
+            found |= self.table.test_and_clear_referenced(index);
+        }
+        found
     }
 
     /// The pages of a folio of this file.

@@ -3,6 +3,10 @@
 //! Loads are wait-free and never fail; the array never moves, because readers follow its address
 //! without a lock. What was touched is charged against the memory bound by whoever inserts
 //! ([`Table::is_charged`]), a table page (512 Entries, 2 MiB of file) at a time.
+//!
+//! # Safety
+//! Vouches that its words are valid when zero, as reserved memory is.
+#![allow(unsafe_code)]
 
 use super::entry::Entry;
 use crate::sync::{AtomicU64, Ordering, store_owned};
@@ -18,7 +22,6 @@ pub(crate) const TABLE_PAGE_BYTES: u64 = 4096;
 struct Word(AtomicU64);
 
 // SAFETY: an atomic word is valid when zero and needs no dropping.
-#[allow(unsafe_code)]
 unsafe impl ZeroValid for Word {}
 
 /// See the head of the file.

@@ -1,9 +1,9 @@
 //! Evacuating a chunk: its last folios are evicted wherever they stand in the lists, so that the
 //! chunk can serve another folio size, or go back to the kernel.
 
-use super::{Reclaim, Turn};
 use super::pageout::Verdict;
 use super::scan::ScanCounts;
+use super::{Reclaim, Turn};
 use crate::folio::{Flag, FolioId};
 use crate::lru::ListKind;
 use crate::stats::Counter;
@@ -22,12 +22,7 @@ impl Reclaim {
         self.evacuate(turn, |_| true, true)
     }
 
-    fn evacuate(
-        &self,
-        turn: &Turn<'_>,
-        wanted: impl Fn(u8) -> bool,
-        release: bool,
-    ) -> ScanCounts {
+    fn evacuate(&self, turn: &Turn<'_>, wanted: impl Fn(u8) -> bool, release: bool) -> ScanCounts {
         let memory = &self.memory;
         let mut counts = ScanCounts::default();
         let mut tried = Vec::new();

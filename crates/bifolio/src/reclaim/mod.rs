@@ -22,7 +22,8 @@
 //!   most [`SWEEPS_MAX`] of them in a row without a success, and a time limit while folios are
 //!   busy. So an allocation ends: with a frame or with an error.
 //! - RECLAIM-2: whoever takes folios off their tables for lack of memory holds `turn`. A file is
-//!   freed only after its table is empty and `turn` was taken once more: nobody in here looks at it.
+//!   freed only after its table is empty and `turn` was taken once more: nobody in here looks at
+//!   it.
 //!
 //! # Safety
 //! [`Turn::owner`] follows a folio's owner; the turn keeps that alive.
@@ -114,8 +115,7 @@ impl Reclaim {
         let mut patience = Patience::new(self.wait_max);
         loop {
             let found = self.arena().allocate(order, near, &self.memory.folios);
-            let found = found
-                .map_err(|source| ErrorKind::Memory { purpose: "frames", source })?;
+            let found = found.map_err(|source| ErrorKind::Memory { purpose: "frames", source })?;
             if let Some(id) = found {
                 self.wake_if_low();
                 return Ok(id);

@@ -1,7 +1,7 @@
 //! Scanning the lists: which folios are looked at, in which order, and how many.
 
-use super::{Reclaim, Turn};
 use super::pageout::Verdict;
+use super::{Reclaim, Turn};
 use crate::folio::{BATCH_SLOTS, Flag, FolioRef};
 use crate::lru::ListKind;
 use crate::stats::Counter;
@@ -78,12 +78,7 @@ impl Reclaim {
     }
 
     /// Looks at up to `scan_pages` of the inactive tail, until `wanted_pages` are free.
-    fn shrink_inactive(
-        &self,
-        turn: &Turn<'_>,
-        scan_pages: u64,
-        wanted_pages: u64,
-    ) -> ScanCounts {
+    fn shrink_inactive(&self, turn: &Turn<'_>, scan_pages: u64, wanted_pages: u64) -> ScanCounts {
         let memory = &self.memory;
         let mut counts = ScanCounts::default();
         let mut scanned_pages = 0;

@@ -1,8 +1,7 @@
 //! Waiting on a 32-bit word: sleep while it holds a value, wake those who sleep on it.
 //!
 //! Used by the folio lock and by waiters for write-back. A wait may return early (a signal, a
-//! changed word, nothing at all): callers look at the word again. In a model run waiting is
-//! yielding, so that the checker sees every wake-up that is needed.
+//! changed word, nothing at all): callers look at the word again.
 
 use crate::sync::AtomicU32;
 
@@ -23,12 +22,41 @@ pub(crate) fn wake(word: &AtomicU32, count: u32) {
     let _ = futex::wake(word, futex::Flags::PRIVATE, count);
 }
 
-/// In a model run: let others move.
+/// In a model run too: whoever nobody wakes is a deadlock, which the checker reports.
 #[cfg(all(test, loom))]
-pub(crate) fn wait(_word: &AtomicU32, _expected: u32) {
-    loom::thread::yield_now();
-}
+pub(crate) use model::{wait, wake};
+#[cfg(all(test, loom))]
+mod model {
+    use crate::sync::{AtomicU32, Ordering};
+    use loom::thread::Thread;
+    use std::cell::RefCell;
 
-/// In a model run nobody sleeps.
-#[cfg(all(test, loom))]
-pub(crate) fn wake(_word: &AtomicU32, _count: u32) {}
+    thread_local! {
+        // All threads of a model run on one thread of the system, one model after the other.
+        static SLEEPERS: RefCell<Vec<(usize, Thread)>> = const { RefCell::new(Vec::new()) };
+    }
+
+    pub(crate) fn wait(word: &AtomicU32, expected: u32) {
+        // Relaxed: a read-modify-write reads the word as it is; the kernel promises no more.
+        let same = (Ordering::Relaxed, Ordering::Relaxed);
+        if word.compare_exchange(expected, expected, same.0, same.1).is_ok() {
+            let sleeper = (std::ptr::from_ref(word).addr(), loom::thread::current());
+            SLEEPERS.with_borrow_mut(|sleepers| sleepers.push(sleeper));
+            loom::thread::park();
+        }
+    }
+
+    pub(crate) fn wake(word: &AtomicU32, count: u32) {
+        // Relaxed: changes nothing, but lets the checker move others between store and wake.
+        word.fetch_add(0, Ordering::Relaxed);
+        let address = std::ptr::from_ref(word).addr();
+        for _ in 0..count {
+            let woken = SLEEPERS.with_borrow_mut(|sleepers| {
+                let at = sleepers.iter().position(|sleeper| sleeper.0 == address)?;
+                Some(sleepers.remove(at).1)
+            });
+            let Some(woken) = woken else { break };
+            woken.unpark();
+        }
+    }
+}

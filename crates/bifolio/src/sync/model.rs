@@ -3,10 +3,8 @@
 //! Only what the protocols under test use is here; the code that makes system calls is not
 //! compiled in a model run.
 
-pub(crate) use loom::sync::atomic::{
-    AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, fence,
-};
 pub(crate) use loom::sync::MutexGuard;
+pub(crate) use loom::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
 pub(crate) use loom::thread::yield_now;
 
 /// Loom must be told that a spinning thread waits for another one.

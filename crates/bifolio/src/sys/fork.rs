@@ -2,6 +2,10 @@
 //!
 //! A page that the kernel wipes in children holds a mark: looking at it costs a load. Where the
 //! kernel cannot wipe, the process id is asked for instead, which is a system call.
+//!
+//! # Safety
+//! Vouches that its words are valid when zero, as reserved memory is.
+#![allow(unsafe_code)]
 
 use crate::sys::array::{ReservedArray, ZeroValid};
 use crate::sys::probe::{Feature, Features};
@@ -11,7 +15,6 @@ use std::sync::atomic::{AtomicU32, Ordering};
 struct Mark(AtomicU32);
 
 // SAFETY: an atomic word is valid when zero and needs no dropping.
-#[allow(unsafe_code)]
 unsafe impl ZeroValid for Mark {}
 
 /// See the head of the file.

@@ -15,6 +15,7 @@ use crate::lru::Memory;
 use crate::mapping::{Lookup, Mapping, PAGE_BYTES};
 use crate::stats::Counter;
 use crate::sync::{AtomicU64, Backoff, Mutex, MutexGuard, Ordering};
+use crate::sys::copy;
 use std::ptr::NonNull;
 use std::sync::{Arc, OnceLock};
 
@@ -135,6 +136,19 @@ impl Inode {
         self.memory.counters.add(Counter::ReadRequest, 1);
         self.memory.counters.add(Counter::ReadBytes, bytes);
         Ok(bytes)
+    }
+
+    /// Zeroes a locked folio's bytes from `offset` on, in memory.
+    pub(crate) fn zero_folio_from(
+        &self,
+        folio: &FolioRef<'_>,
+        locked: &LockedFolio<'_>,
+        offset: u64,
+    ) {
+        let length = (locked.pages() * PAGE_BYTES).saturating_sub(offset) as usize;
+        let target = self.memory.arena.address(folio.id()).wrapping_add(offset as usize);
+        // SAFETY: the rest of a frame whose lock the caller holds, so it is its only writer.
+        unsafe { copy::zero(target, length) };
     }
 
     /// Writes the folio out if it is dirty, and waits for it. Unlocks it for the I/O.

@@ -1,0 +1,118 @@
+//! What a benchmark is, the list of them, and the one way to run one.
+//!
+//! Called by the program; calls the benchmark's own module. The checks that come before every run
+//! (space, memory) live here, so that no benchmark can forget them.
+
+use serde_json::Value;
+
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::harness::memory;
+use crate::harness::workspace::Workspace;
+use crate::host::Host;
+use crate::progress::Progress;
+use crate::report::Report;
+use crate::{format_bytes, small_reads};
+
+/// Every benchmark, in the order in which `bifolio bench` runs them.
+pub fn all() -> &'static [&'static dyn Benchmark] {
+    &[&small_reads::SmallReads]
+}
+
+/// The benchmark called `name`.
+pub fn find(name: &str) -> Option<&'static dyn Benchmark> {
+    all().iter().copied().find(|benchmark| benchmark.name() == name)
+}
+
+/// What must be free before a benchmark starts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Needs {
+    /// Space in the workspace.
+    pub disk_bytes: u64,
+    /// Memory, with the kernel's page cache where a series depends on it.
+    pub memory_bytes: u64,
+}
+
+/// What a running benchmark may use.
+#[derive(Debug)]
+pub struct Context<'a> {
+    /// What the user asked for.
+    pub config: &'a Config,
+    /// Where files are made; emptied at the end whatever happens.
+    pub workspace: &'a Workspace,
+    /// The machine, as the report names it.
+    pub host: Host,
+}
+
+/// One benchmark.
+pub trait Benchmark: Sync {
+    /// The name on the command line and in the envelope.
+    fn name(&self) -> &'static str;
+
+    /// One line for `bifolio bench --list`.
+    fn description(&self) -> &'static str;
+
+    /// What must be free, for these parameters.
+    ///
+    /// # Errors
+    /// The parameters make no sense together.
+    fn needs(&self, config: &Config) -> Result<Needs>;
+
+    /// Makes the files, verifies, measures, reports.
+    ///
+    /// # Errors
+    /// Anything that makes the figures worthless: a failed call, wrong bytes. A series that this
+    /// machine cannot run is no error: the report names it under `skipped`.
+    fn run(&self, context: &Context<'_>, progress: &mut dyn Progress) -> Result<Report>;
+
+    /// Does what must have a process of its own: `run` asks, through a child, and gets the answer.
+    ///
+    /// # Errors
+    /// The task failed, or this benchmark has none.
+    fn run_in_child(&self, task: Value) -> Result<Value> {
+        Err(Error::Child(format!("{} has no task like {task}", self.name())))
+    }
+}
+
+/// Checks what `benchmark` needs, makes its workspace, runs it, and cleans up.
+///
+/// # Errors
+/// There is not enough space or memory (nothing has been made then), or the benchmark failed.
+pub fn run(
+    benchmark: &dyn Benchmark,
+    config: &Config,
+    progress: &mut dyn Progress,
+) -> Result<Report> {
+    let needs = benchmark.needs(config)?;
+    memory::require(needs.memory_bytes)?;
+    let workspace = Workspace::create(config.dir.as_deref(), needs.disk_bytes)?;
+    progress.say(&format!(
+        "{}: needs {} of disk in {} ({}) and {} of memory",
+        benchmark.name(),
+        format_bytes(needs.disk_bytes),
+        workspace.path().display(),
+        workspace.file_system(),
+        format_bytes(needs.memory_bytes),
+    ));
+    for remark in workspace.remarks() {
+        progress.say(remark);
+    }
+    let host = Host::read(workspace.file_system());
+    benchmark.run(&Context { config, workspace: &workspace, host }, progress)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_unique_and_findable() {
+        for benchmark in all() {
+            let same = all().iter().filter(|other| other.name() == benchmark.name()).count();
+            assert_eq!(same, 1, "{} stands twice in the list", benchmark.name());
+            assert!(find(benchmark.name()).is_some());
+            assert!(!benchmark.description().contains('\n'));
+        }
+        assert!(find("no-such-benchmark").is_none());
+    }
+}

@@ -1,0 +1,68 @@
+//! What the user may choose about a run.
+//!
+//! Filled in by the program, read by each benchmark, which turns it into parameters of its own:
+//! a set (smoke, quick, full) gives the defaults, every option here overrides one of them.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::error::{Error, Result};
+
+/// How thorough a run is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ParameterSet {
+    /// Seconds: proves that the benchmark works; its figures mean nothing.
+    Smoke,
+    /// About a minute: figures good enough to compare.
+    #[default]
+    Quick,
+    /// Minutes: for a record.
+    Full,
+}
+
+/// What the user asked for.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Where the parameters start from.
+    pub set: ParameterSet,
+    /// Time to spend in timed loops, over all series and repetitions.
+    pub timed: Option<Duration>,
+    /// Numbers of threads to measure with.
+    pub threads: Option<Vec<usize>>,
+    /// Memory bound of the cache where the file is larger than the cache.
+    pub memory_bytes: Option<u64>,
+    /// Size of the file where it fits into the cache.
+    pub size_bytes: Option<u64>,
+    /// Where to make files; a temporary directory on a disk when absent.
+    pub dir: Option<PathBuf>,
+    /// The program that [`run_child`](crate::run_child) can be reached through, and the arguments
+    /// that lead there: measurements of a whole process run in a child.
+    pub child_command: Vec<String>,
+}
+
+impl Config {
+    /// The defaults of `set`, with `child_command` as given.
+    pub fn new(set: ParameterSet, child_command: Vec<String>) -> Self {
+        Self {
+            set,
+            timed: None,
+            threads: None,
+            memory_bytes: None,
+            size_bytes: None,
+            dir: None,
+            child_command,
+        }
+    }
+
+    /// The numbers of threads, or 1 and 2.
+    ///
+    /// # Errors
+    /// None was given, or one of them is zero.
+    pub fn threads_or_default(&self) -> Result<Vec<usize>> {
+        let threads = self.threads.clone().unwrap_or_else(|| vec![1, 2]);
+        if threads.is_empty() || threads.contains(&0) {
+            return Err(Error::Refused("--threads: every number must be at least 1".into()));
+        }
+        Ok(threads)
+    }
+}

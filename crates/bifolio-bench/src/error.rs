@@ -1,0 +1,48 @@
+//! Why a benchmark gave no figures.
+//!
+//! Two kinds matter to the program: it could not run (nothing is known about the library), or it
+//! ran and the bytes were wrong ([`Error::WrongBytes`]: a bug, and no figure of that run counts).
+
+use std::io;
+
+/// What every fallible function of this crate answers.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why a benchmark gave no figures.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The run was refused before it started, or a parameter makes no sense.
+    #[error("{0}")]
+    Refused(String),
+    /// A call to the system failed.
+    #[error("{action}")]
+    System {
+        /// What was being done, with its object.
+        action: String,
+        /// Why it failed.
+        source: io::Error,
+    },
+    /// A call to the cache failed.
+    #[error("the cache failed")]
+    Cache(#[from] bifolio::Error),
+    /// Bytes that came through `series` are not those of the file.
+    #[error("{series} answered wrong bytes at position {pos_bytes}")]
+    WrongBytes {
+        /// The path that answered them.
+        series: String,
+        /// Where in the file.
+        pos_bytes: u64,
+    },
+    /// The child process that measures itself did not answer.
+    #[error("the measuring child process failed: {0}")]
+    Child(String),
+}
+
+impl Error {
+    /// An [`Error::System`] maker for `map_err`.
+    pub(crate) fn system<E: Into<io::Error>>(action: impl Into<String>) -> impl FnOnce(E) -> Self {
+        let action = action.into();
+        move |source| Self::System { action, source: source.into() }
+    }
+}

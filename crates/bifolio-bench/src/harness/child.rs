@@ -1,0 +1,88 @@
+//! Work in a process of its own: this program again, with a hidden subcommand.
+//!
+//! A resident size belongs to a process, and the benchmark's own buffers must not count as the
+//! library's. The parent [`ask`]s, the program's hidden subcommand calls [`run_child`], the answer
+//! comes back as one line of JSON. A child dies with its parent and owns nothing that must be
+//! removed.
+
+use std::process::{Command, Stdio};
+
+use rustix::process::{Signal, set_parent_process_death_signal};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::benchmark;
+use crate::error::{Error, Result};
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Request {
+    bench: String,
+    task: Value,
+}
+
+/// Has benchmark `bench` do `task` in a child of this process.
+pub(crate) fn ask<A: DeserializeOwned>(
+    child_command: &[String],
+    bench: &str,
+    task: &impl Serialize,
+) -> Result<A> {
+    let [program, arguments @ ..] = child_command else {
+        return Err(Error::Child("no command was given to start it".into()));
+    };
+    let request = Request { bench: bench.to_owned(), task: serde_json::to_value(task)? };
+    let output = Command::new(program)
+        .args(arguments)
+        .arg(serde_json::to_string(&request)?)
+        .stdin(Stdio::null())
+        .output()
+        .map_err(Error::system(format!("start {program}")))?;
+    if !output.status.success() {
+        let complaint = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+        return Err(Error::Child(format!("{}: {complaint}", output.status)));
+    }
+    Ok(serde_json::from_slice(&output.stdout)?)
+}
+
+/// The child's side: does what `request` asks, answers what to print.
+///
+/// # Errors
+/// The request is none, or the task failed.
+pub fn run_child(request: &str) -> Result<String> {
+    set_parent_process_death_signal(Some(Signal::KILL))
+        .map_err(Error::system("ask to die with the parent"))?;
+    let request: Request = serde_json::from_str(request)?;
+    let benchmark = benchmark::find(&request.bench)
+        .ok_or_else(|| Error::Child(format!("no benchmark is called {}", request.bench)))?;
+    Ok(serde_json::to_string(&benchmark.run_in_child(request.task)?)?)
+}
+
+impl From<serde_json::Error> for Error {
+    fn from(error: serde_json::Error) -> Self {
+        Self::Child(error.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str) -> Vec<String> {
+        ["sh", "-c", script].map(str::to_owned).to_vec()
+    }
+
+    #[test]
+    fn the_request_arrives_and_the_answer_comes_back() {
+        let answer: Value = ask(&shell("printf '%s' \"$0\""), "b", &[1, 2]).unwrap();
+        assert_eq!(answer, serde_json::json!({"bench": "b", "task": [1, 2]}));
+    }
+
+    #[test]
+    fn a_failing_child_is_quoted() {
+        let error = ask::<Value>(&shell("echo no room >&2; exit 3"), "b", &()).unwrap_err();
+        let message = error.to_string();
+        assert!(message.contains("no room") && message.contains('3'), "{message}");
+        assert!(ask::<Value>(&[], "b", &()).is_err());
+        assert!(ask::<Value>(&shell("echo not json"), "b", &()).is_err());
+    }
+}

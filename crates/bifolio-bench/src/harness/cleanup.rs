@@ -1,0 +1,132 @@
+//! What a run leaves on the machine, and the promise that it goes away.
+//!
+//! Whatever must not outlive the run is a [`Leftover`]: it is made and listed under one lock, and
+//! removed when its owner drops it, or when a signal ends the program, whichever comes first.
+//! Newest first, so that a mount goes before the directory it stands in. The kernel's own SIGKILL
+//! cannot be answered: then files stay.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use rustix::mount::{UnmountFlags, unmount};
+
+use crate::error::{Error, Result};
+
+/// What the names of directories begin with.
+const PREFIX: &str = "bifolio-bench-";
+
+/// The exit status of a program that a signal ended, as shells report SIGINT.
+const EXIT_INTERRUPTED: i32 = 130;
+
+/// How often a directory is tried again while other threads still make files in it.
+const REMOVALS_MAX: u32 = 50;
+
+static LEFTOVERS: Mutex<Vec<Leftover>> = Mutex::new(Vec::new());
+
+/// Something that must not outlive the run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Leftover {
+    /// A directory with all it contains.
+    Directory(PathBuf),
+    /// What is mounted there.
+    Mount(PathBuf),
+}
+
+impl Leftover {
+    fn path(&self) -> &Path {
+        match self {
+            Self::Directory(path) | Self::Mount(path) => path,
+        }
+    }
+
+    fn remove(&self) {
+        match self {
+            Self::Directory(path) => remove_directory(path),
+            // Detach: open files in it do not hold it back.
+            Self::Mount(path) => drop(unmount(path, UnmountFlags::DETACH)),
+        }
+    }
+}
+
+/// Removes its leftover when dropped.
+#[derive(Debug)]
+pub(crate) struct Removal(Leftover);
+
+impl Removal {
+    /// Makes something, with the promise that it goes away: no signal comes between the two.
+    pub(crate) fn of(make: impl FnOnce() -> Result<Leftover>) -> Result<Self> {
+        let mut leftovers = LEFTOVERS.lock();
+        let leftover = make()?;
+        leftovers.push(leftover.clone());
+        Ok(Self(leftover))
+    }
+
+    /// Makes a directory of the run's own in `parent`.
+    pub(crate) fn of_new_directory(parent: &Path) -> Result<Self> {
+        Self::of(|| {
+            let made = tempfile::Builder::new().prefix(PREFIX).tempdir_in(parent);
+            let made =
+                made.map_err(Error::system(format!("make a directory in {}", parent.display())))?;
+            Ok(Leftover::Directory(made.keep()))
+        })
+    }
+
+    /// Where it is.
+    pub(crate) fn path(&self) -> &Path {
+        self.0.path()
+    }
+}
+
+impl Drop for Removal {
+    fn drop(&mut self) {
+        let mut leftovers = LEFTOVERS.lock();
+        if let Some(index) = leftovers.iter().rposition(|listed| *listed == self.0) {
+            leftovers.remove(index).remove();
+        }
+    }
+}
+
+/// From now on SIGINT, SIGTERM and SIGHUP remove all leftovers and end the program.
+///
+/// # Errors
+/// The handlers cannot be installed, or are already.
+pub fn clean_on_signals() -> Result<()> {
+    let handler = || {
+        // The lock is kept: nothing new may be listed between this and the exit.
+        let leftovers = LEFTOVERS.lock();
+        leftovers.iter().rev().for_each(Leftover::remove);
+        std::process::exit(EXIT_INTERRUPTED);
+    };
+    ctrlc::set_handler(handler)
+        .map_err(|error| Error::Refused(format!("cannot watch for signals: {error}")))
+}
+
+fn remove_directory(path: &Path) {
+    for _ in 0..REMOVALS_MAX {
+        if fs::remove_dir_all(path).is_ok() || !path.exists() {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dropping_removes_the_directory_with_its_files_and_the_listing() {
+        let parent = tempfile::tempdir().unwrap();
+        let removal = Removal::of_new_directory(parent.path()).unwrap();
+        let path = removal.path().to_owned();
+        assert_eq!(path.parent(), Some(parent.path()));
+        fs::write(path.join("file"), "x").unwrap();
+        let listed = Leftover::Directory(path.clone());
+        assert!(LEFTOVERS.lock().contains(&listed));
+        drop(removal);
+        assert!(!path.exists());
+        assert!(!LEFTOVERS.lock().contains(&listed));
+    }
+}

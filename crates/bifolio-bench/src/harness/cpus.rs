@@ -1,0 +1,37 @@
+//! Which CPUs this process may use, and staying on one of them.
+
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+use crate::error::{Error, Result};
+
+/// The CPUs the calling thread may use; empty when the kernel does not tell.
+pub(crate) fn allowed() -> Vec<usize> {
+    let Ok(set) = sched_getaffinity(None) else {
+        return Vec::new();
+    };
+    (0..CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).collect()
+}
+
+/// Keeps the calling thread on `cpu`.
+pub(crate) fn pin_current_thread(cpu: usize) -> Result<()> {
+    let mut set = CpuSet::new();
+    set.set(cpu);
+    sched_setaffinity(None, &set).map_err(Error::system(format!("pin a thread to CPU {cpu}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pinned_thread_may_use_one_cpu_only() {
+        let cpus = allowed();
+        let last = *cpus.last().expect("at least one CPU");
+        let seen = std::thread::spawn(move || {
+            pin_current_thread(last).unwrap();
+            allowed()
+        });
+        assert_eq!(seen.join().unwrap(), [last]);
+        assert_eq!(allowed(), cpus, "the thread that spawned it is not pinned");
+    }
+}

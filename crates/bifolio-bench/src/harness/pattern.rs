@@ -1,0 +1,136 @@
+//! What the benchmarks' files hold: every 8-byte word tells where it stands.
+//!
+//! The word at position `pos` is `pos * MULTIPLIER + ADDEND` (wrapping), in the machine's byte
+//! order. The multiplier is odd, so no two words of a file are equal; the function is linear, so
+//! that [`Sums`] can check any number of reads with two additions each.
+
+use std::fs::File;
+use std::io::Write;
+use std::path::Path;
+
+use crate::error::{Error, Result};
+use crate::progress::Progress;
+
+const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
+const ADDEND: u64 = 0xd1b5_4a32_d192_ed03;
+const WORD_BYTES: usize = size_of::<u64>();
+
+fn word_at(pos_bytes: u64) -> u64 {
+    pos_bytes.wrapping_mul(MULTIPLIER).wrapping_add(ADDEND)
+}
+
+/// How much is written, read or compared at once.
+pub(crate) const CHUNK_BYTES: usize = 1 << 20;
+
+/// Fills `bytes` with what stands at `pos_bytes`, both whole words.
+pub(crate) fn fill(bytes: &mut [u8], pos_bytes: u64) {
+    assert_eq!(pos_bytes % WORD_BYTES as u64, 0);
+    assert_eq!(bytes.len() % WORD_BYTES, 0);
+    let positions = (pos_bytes..).step_by(WORD_BYTES);
+    for (word, pos_bytes) in bytes.chunks_exact_mut(WORD_BYTES).zip(positions) {
+        word.copy_from_slice(&word_at(pos_bytes).to_ne_bytes());
+    }
+}
+
+/// Whether `bytes` are what stands at `pos_bytes`.
+pub(crate) fn matches(bytes: &[u8], pos_bytes: u64) -> bool {
+    let positions = (pos_bytes..).step_by(WORD_BYTES);
+    pos_bytes.is_multiple_of(WORD_BYTES as u64)
+        && bytes.len().is_multiple_of(WORD_BYTES)
+        && bytes
+            .chunks_exact(WORD_BYTES)
+            .zip(positions)
+            .all(|(word, pos_bytes)| word == word_at(pos_bytes).to_ne_bytes())
+}
+
+/// Makes the file `path` of `size_bytes`, durable when this returns.
+pub(crate) fn make_file(path: &Path, size_bytes: u64, progress: &mut dyn Progress) -> Result<()> {
+    let write = || Error::system(format!("write {}", path.display()));
+    let mut file = File::create_new(path).map_err(write())?;
+    let mut chunk = vec![0; CHUNK_BYTES];
+    let mut pos_bytes = 0;
+    while pos_bytes < size_bytes {
+        let left = usize::try_from(size_bytes - pos_bytes).unwrap_or(usize::MAX);
+        let part = &mut chunk[..left.min(CHUNK_BYTES)];
+        fill(part, pos_bytes);
+        file.write_all(part).map_err(write())?;
+        pos_bytes += part.len() as u64;
+        progress.advance(part.len() as u64);
+    }
+    file.sync_all().map_err(write())
+}
+
+/// Checks the first words of blocks, all at once.
+#[derive(Debug, Default)]
+pub(crate) struct Sums {
+    words: u64,
+    positions: u64,
+    blocks: u64,
+}
+
+impl Sums {
+    /// Takes in one block.
+    #[inline(always)]
+    pub(crate) fn add<const BLOCK: usize>(&mut self, block: &[u8; BLOCK], pos_bytes: u64) {
+        const { assert!(BLOCK >= WORD_BYTES) };
+        let word = block.first_chunk().copied().unwrap_or_default();
+        self.words = self.words.wrapping_add(u64::from_ne_bytes(word));
+        self.positions = self.positions.wrapping_add(pos_bytes);
+        self.blocks += 1;
+    }
+
+    /// How many blocks were taken in.
+    pub(crate) fn blocks(&self) -> u64 {
+        self.blocks
+    }
+
+    /// Whether the words were those that stand at the positions.
+    /// Exact: all of it is arithmetic modulo 2^64.
+    pub(crate) fn agree(&self) -> bool {
+        let scaled = self.positions.wrapping_mul(MULTIPLIER);
+        self.words == scaled.wrapping_add(self.blocks.wrapping_mul(ADDEND))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::progress::Silent;
+
+    #[test]
+    fn a_word_out_of_place_does_not_match() {
+        let mut bytes = [0; 64];
+        fill(&mut bytes, 4096);
+        assert!(matches(&bytes, 4096));
+        assert!(!matches(&bytes, 4104));
+        bytes[63] ^= 1;
+        assert!(!matches(&bytes, 4096));
+    }
+
+    #[test]
+    fn a_file_holds_the_pattern_to_its_last_word() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        let size_bytes = CHUNK_BYTES as u64 + 4096;
+        make_file(&path, size_bytes, &mut Silent).unwrap();
+        let bytes = std::fs::read(&path).unwrap();
+        assert_eq!(bytes.len() as u64, size_bytes);
+        assert!(matches(&bytes, 0));
+        assert!(make_file(&path, 8, &mut Silent).is_err(), "never overwrites");
+    }
+
+    #[test]
+    fn sums_tell_a_block_of_another_position() {
+        let mut sums = Sums::default();
+        for pos_bytes in [0, 640, 64, 640, 1 << 40] {
+            let mut block = [0; 64];
+            fill(&mut block, pos_bytes);
+            sums.add(&block, pos_bytes);
+        }
+        assert!(sums.agree());
+        let mut block = [0; 64];
+        fill(&mut block, 128);
+        sums.add(&block, 192);
+        assert!(!sums.agree());
+    }
+}

@@ -1,0 +1,108 @@
+//! Plain anonymous memory with the page policy of the cache's arena: what no cache can beat.
+//!
+//! Filled once with the pattern, then only read, by any number of threads. Aligned to 2 MiB and
+//! advised to be huge pages, as the arena is.
+//!
+//! # Safety
+//! The mapping is made here, is private to this process, lives until `Drop`, and after `new` nobody
+//! writes to it. Every copy checks that it begins inside, with one comparison; the mapping goes on
+//! for at least 2 MiB behind, so that no block can leave it.
+
+#![allow(unsafe_code)]
+
+use std::ptr::{self, NonNull};
+
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+
+use super::pattern;
+use crate::error::{Error, Result};
+
+const HUGE_PAGE_BYTES: usize = 2 << 20;
+
+/// Read-only memory that holds the pattern.
+#[derive(Debug)]
+pub(crate) struct PlainMemory {
+    mapping: NonNull<u8>,
+    mapping_bytes: usize,
+    start: NonNull<u8>,
+    len_bytes: usize,
+}
+
+// SAFETY: the memory belongs to this value alone, and no thread is special to a mapping.
+unsafe impl Send for PlainMemory {}
+// SAFETY: through `&self` the memory is only read, and nobody writes after `new`.
+unsafe impl Sync for PlainMemory {}
+
+impl PlainMemory {
+    /// Maps and fills `len_bytes`, whole words.
+    pub(crate) fn new(len_bytes: usize) -> Result<Self> {
+        // Up to 2 MiB in front to align it, 2 MiB behind for blocks that begin at its end.
+        let mapping_bytes = len_bytes.next_multiple_of(HUGE_PAGE_BYTES) + 2 * HUGE_PAGE_BYTES;
+        // SAFETY: a new mapping at an address of the kernel's choice touches no memory in use.
+        let address = unsafe {
+            mmap_anonymous(
+                ptr::null_mut(),
+                mapping_bytes,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE,
+            )
+        };
+        let address = address.map_err(Error::system("map plain memory"))?.cast::<u8>();
+        let mapping = NonNull::new(address)
+            .ok_or_else(|| Error::Refused("the kernel mapped plain memory at zero".into()))?;
+        let lead_bytes = address.align_offset(HUGE_PAGE_BYTES);
+        // SAFETY: less than 2 MiB into a mapping that is larger by 4 MiB than what is asked for.
+        let start = unsafe { mapping.add(lead_bytes) };
+        let memory = Self { mapping, mapping_bytes, start, len_bytes };
+        memory.advise_huge_pages();
+        // SAFETY: `len_bytes` from `start` are inside the mapping, zeroed by the kernel, and nobody
+        // else knows of them yet.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), len_bytes) };
+        pattern::fill(bytes, 0);
+        Ok(memory)
+    }
+
+    /// Advice only: a kernel without huge pages gives small ones, to the arena as well.
+    fn advise_huge_pages(&self) {
+        let bytes = self.len_bytes.next_multiple_of(HUGE_PAGE_BYTES);
+        // SAFETY: the range is inside the mapping, and the advice changes no content.
+        let _ = unsafe { madvise(self.start.as_ptr().cast(), bytes, Advice::LinuxHugepage) };
+    }
+
+    /// Copies `BLOCK` bytes from `pos_bytes`.
+    #[inline(always)]
+    pub(crate) fn copy<const BLOCK: usize>(&self, block: &mut [u8; BLOCK], pos_bytes: usize) {
+        const { assert!(BLOCK <= HUGE_PAGE_BYTES) };
+        assert!(pos_bytes < self.len_bytes);
+        // SAFETY: `pos_bytes` is inside the mapping, by the check.
+        let source = unsafe { self.start.as_ptr().add(pos_bytes) };
+        // SAFETY: `BLOCK` bytes are readable there, by the same check and because the mapping goes
+        // on for 2 MiB; the block is exclusive memory of the caller, so the two cannot overlap.
+        unsafe { ptr::copy_nonoverlapping(source, block.as_mut_ptr(), BLOCK) };
+    }
+}
+
+impl Drop for PlainMemory {
+    fn drop(&mut self) {
+        // SAFETY: exactly what `new` mapped, and `&mut self` proves that no reader is left.
+        let unmapped = unsafe { munmap(self.mapping.as_ptr().cast(), self.mapping_bytes) };
+        debug_assert!(unmapped.is_ok());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn holds_the_pattern_from_end_to_end() {
+        let len_bytes = (2 << 20) + 4096;
+        let memory = PlainMemory::new(len_bytes).unwrap();
+        assert_eq!(memory.start.as_ptr() as usize % HUGE_PAGE_BYTES, 0);
+        let mut block = [0; 4096];
+        for pos_bytes in (0..len_bytes).step_by(4096) {
+            memory.copy(&mut block, pos_bytes);
+            assert!(pattern::matches(&block, pos_bytes as u64));
+        }
+    }
+}

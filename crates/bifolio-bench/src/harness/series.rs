@@ -1,0 +1,105 @@
+//! A named way to the bytes of a file, and one turn of it.
+//!
+//! [`ReadPath`] is generic, so that the loop around each way is compiled for it; [`Series`] hides
+//! the type once a whole turn is asked for, so that a benchmark is a list of them.
+
+use std::path::Path;
+use std::time::Duration;
+
+use super::interleave::Sample;
+use super::threads::run_pinned;
+use super::timed::{Positions, ReadPath, Window, read_blocks};
+use super::verify::verify;
+use crate::error::{Error, Result};
+
+/// Once while a cache fills, once when all is resident.
+const VERIFY_PASSES: usize = 2;
+
+/// What one turn reads.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Load<'a> {
+    /// How much is read at once: one of the sizes the loop is compiled for.
+    pub(crate) block_bytes: u64,
+    /// Positions are below this.
+    pub(crate) extent_bytes: u64,
+    /// One thread on each.
+    pub(crate) cpus: &'a [usize],
+    /// How long.
+    pub(crate) duration: Duration,
+}
+
+/// A named way to the bytes of a file.
+pub(crate) struct Series {
+    pub(crate) name: &'static str,
+    path: Box<dyn AnyPath>,
+}
+
+impl Series {
+    pub(crate) fn new(name: &'static str, path: impl ReadPath + 'static) -> Self {
+        Self { name, path: Box::new(path) }
+    }
+
+    /// Runs one turn.
+    pub(crate) fn run(&self, load: &Load<'_>) -> Result<Sample> {
+        match load.block_bytes {
+            64 => self.path.run_64(self.name, load),
+            4096 => self.path.run_4096(self.name, load),
+            other => Err(Error::Refused(format!("no loop for blocks of {other} bytes"))),
+        }
+    }
+
+    /// Compares every byte of `file` with what this series answers, page by page, and the first
+    /// page also in 64-byte blocks; twice, since the second time a cache answers otherwise than
+    /// when it fills, and only then is every page as a timed read finds it. Answers how many bytes
+    /// were compared.
+    pub(crate) fn verify(&self, file: &Path, threads: usize) -> Result<u64> {
+        self.path.verify(self.name, file, threads)
+    }
+}
+
+trait AnyPath {
+    fn run_64(&self, series: &str, load: &Load<'_>) -> Result<Sample>;
+    fn run_4096(&self, series: &str, load: &Load<'_>) -> Result<Sample>;
+    fn verify(&self, series: &str, file: &Path, threads: usize) -> Result<u64>;
+}
+
+impl<P: ReadPath> AnyPath for P {
+    fn run_64(&self, series: &str, load: &Load<'_>) -> Result<Sample> {
+        run::<64, P>(self, series, load)
+    }
+
+    fn run_4096(&self, series: &str, load: &Load<'_>) -> Result<Sample> {
+        run::<4096, P>(self, series, load)
+    }
+
+    fn verify(&self, series: &str, file: &Path, threads: usize) -> Result<u64> {
+        let mut compared_bytes = 0;
+        for _ in 0..VERIFY_PASSES {
+            compared_bytes += verify::<4096, P>(self, series, file, u64::MAX, threads)?;
+            compared_bytes += verify::<64, P>(self, series, file, 4096, 1)?;
+        }
+        Ok(compared_bytes)
+    }
+}
+
+fn run<const BLOCK: usize, P: ReadPath>(path: &P, series: &str, load: &Load<'_>) -> Result<Sample> {
+    let before = path.counters();
+    let windows = run_pinned(
+        load.cpus,
+        |index| Ok((path.reader()?, Positions::new(load.extent_bytes, BLOCK as u64, index as u64))),
+        |(mut reader, positions)| {
+            read_blocks::<BLOCK, _>(&mut reader, positions, load.duration, series)
+        },
+    )?;
+    let after = path.counters();
+    let operations = windows.iter().map(|window| window.operations).sum();
+    let mut counts: Vec<_> = after
+        .iter()
+        .zip(&before)
+        .map(|((name, after), (_, before))| (*name, after.saturating_sub(*before)))
+        .collect();
+    if let Some(syscalls) = P::SYSCALLS_PER_READ {
+        counts.push(("syscalls", operations * syscalls));
+    }
+    Ok(Sample { value: windows.iter().map(Window::rate).sum(), operations, counts })
+}

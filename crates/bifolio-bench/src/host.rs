@@ -1,0 +1,107 @@
+//! The machine, as the envelope names it.
+//!
+//! Read once at the start of a run from /proc, /sys and uname. A fact that the machine does not
+//! give is an empty text or a zero, never a guess.
+
+use std::fs;
+
+use serde::Serialize;
+
+/// The machine of a run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Host {
+    /// The processor's model, in its own words.
+    pub cpu: String,
+    /// How many CPUs this process may use.
+    pub cpus: usize,
+    /// The processor family.
+    pub arch: &'static str,
+    /// Name and release of the kernel.
+    pub kernel: String,
+    /// Memory of the machine.
+    pub memory_bytes: u64,
+    /// The file system under the benchmark's files.
+    pub file_system: String,
+    /// Whether there are signs of a virtual machine.
+    pub virtualised: bool,
+}
+
+impl Host {
+    /// Reads the facts; `file_system` is what the workspace stands on.
+    pub fn read(file_system: &str) -> Self {
+        let uname = rustix::system::uname();
+        let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+        Self {
+            cpu: cpu_model(&cpuinfo),
+            cpus: crate::harness::cpus::allowed().len(),
+            arch: std::env::consts::ARCH,
+            kernel: format!(
+                "{} {}",
+                uname.sysname().to_string_lossy(),
+                uname.release().to_string_lossy()
+            ),
+            memory_bytes: kibibytes_field(&meminfo, "MemTotal").unwrap_or(0),
+            file_system: file_system.to_owned(),
+            virtualised: virtualised(&cpuinfo),
+        }
+    }
+}
+
+/// The value of a `name: N kB` line, in bytes.
+pub(crate) fn kibibytes_field(text: &str, name: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+/// x86 and most others say `model name`; Arm only numbers its implementers and parts.
+fn cpu_model(cpuinfo: &str) -> String {
+    let field = |name: &str| {
+        let line = cpuinfo.lines().find(|line| line.split(':').next().unwrap_or("").trim() == name);
+        line.and_then(|line| line.split_once(':')).map(|(_, value)| value.trim().to_owned())
+    };
+    field("model name").or_else(|| field("cpu")).unwrap_or_else(|| {
+        let part = field("CPU part").unwrap_or_default();
+        let implementer = field("CPU implementer").unwrap_or_default();
+        format!("{implementer} {part}").trim().to_owned()
+    })
+}
+
+fn virtualised(cpuinfo: &str) -> bool {
+    let flagged = cpuinfo
+        .lines()
+        .any(|line| line.starts_with("flags") && line.split(' ').any(|flag| flag == "hypervisor"));
+    let vendor = fs::read_to_string("/sys/class/dmi/id/sys_vendor").unwrap_or_default();
+    let virtual_vendor =
+        ["QEMU", "VMware", "Xen", "innotek", "Amazon EC2", "Google", "Microsoft Corporation"]
+            .iter()
+            .any(|name| vendor.starts_with(name));
+    flagged || virtual_vendor || fs::exists("/sys/hypervisor/type").unwrap_or(false)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_the_field_that_is_meant() {
+        let meminfo = "MemTotal:       24684100 kB\nMemAvailable:   123 kB\nHugePages:  5\n";
+        assert_eq!(kibibytes_field(meminfo, "MemAvailable"), Some(123 * 1024));
+        assert_eq!(kibibytes_field(meminfo, "Mem"), None);
+        assert_eq!(kibibytes_field(meminfo, "HugePages"), None);
+    }
+
+    #[test]
+    fn names_processors_of_both_families() {
+        assert_eq!(cpu_model("processor : 0\nmodel\t: 2\nmodel name\t: AMD EPYC\n"), "AMD EPYC");
+        assert_eq!(cpu_model("CPU implementer\t: 0x41\nCPU part\t: 0xd0c\n"), "0x41 0xd0c");
+        assert_eq!(cpu_model(""), "");
+    }
+
+    #[test]
+    fn this_machine_has_cpus_and_memory() {
+        let host = Host::read("ext4");
+        assert!(host.cpus >= 1 && host.memory_bytes > 0);
+        assert!(host.kernel.starts_with("Linux "));
+    }
+}

@@ -1,0 +1,35 @@
+//! The benchmarks behind `bifolio bench`.
+//!
+//! The way of one run: the program parses a [`Config`], picks a [`Benchmark`] from [`all`], and
+//! calls [`run`], which checks what the benchmark [needs](Needs), makes a [`Workspace`] and hands
+//! both over as a [`Context`]. The benchmark answers a [`Report`]: the JSON envelope, and what the
+//! tables show.
+//!
+//! Adding a benchmark: a module with a type that is a [`Benchmark`], and a line in [`all`].
+//!
+//! Everything here measures in one run what it compares: repetitions of all series take turns, so a
+//! machine that changes its speed changes it for every series. Every benchmark verifies the bytes.
+
+mod benchmark;
+mod bytes;
+mod config;
+mod error;
+mod harness;
+mod host;
+mod progress;
+mod report;
+mod small_reads;
+mod statistics;
+mod table;
+
+pub use benchmark::{Benchmark, Context, Needs, all, find, run};
+pub use bytes::{format_bytes, parse_bytes};
+pub use config::{Config, ParameterSet};
+pub use error::{Error, Result};
+pub use harness::child::run_child;
+pub use harness::cleanup::clean_on_signals;
+pub use harness::workspace::Workspace;
+pub use host::Host;
+pub use progress::{Progress, Silent};
+pub use report::{Case, Counts, Figure, Ratio, Report, Row, Rss, Skipped};
+pub use table::render;

@@ -1,0 +1,233 @@
+//! The envelope: what `bifolio bench NAME --json -` prints, the same for every benchmark.
+//!
+//! Filled in by a benchmark, serialised by the program, drawn by `table.rs`. Fields that serde
+//! skips ([`Ratio`], [`Figure`]) can be worked out from the rows; they exist for the tables.
+
+use indexmap::IndexMap;
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::benchmark::Context;
+use crate::host::Host;
+
+/// The version of the envelope.
+const SCHEMA: u32 = 1;
+
+/// What tells one row from the others: `pattern`, `threads`, `block_bytes`, `folio_bytes` ...
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Case(IndexMap<&'static str, Value>);
+
+impl Case {
+    /// A case with no keys.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The same with one key more.
+    #[must_use]
+    pub fn with(mut self, key: &'static str, value: impl Into<Value>) -> Self {
+        self.0.insert(key, value.into());
+        self
+    }
+
+    /// The value of `key`, as text.
+    pub fn text(&self, key: &str) -> String {
+        match self.0.get(key) {
+            None => String::new(),
+            Some(Value::String(text)) => text.clone(),
+            Some(other) => other.to_string(),
+        }
+    }
+
+    /// The keys, in the order in which they were added.
+    pub fn keys(&self) -> impl Iterator<Item = &'static str> {
+        self.0.keys().copied()
+    }
+}
+
+/// What was counted while a series ran, by name.
+pub type Counts = IndexMap<String, f64>;
+
+/// One case, measured with every series that could run.
+#[derive(Clone, Debug, Serialize)]
+pub struct Row {
+    /// What tells this row from the others.
+    pub case: Case,
+    /// The unit of `series` and `spread`.
+    pub unit: &'static str,
+    /// The median of the repetitions, by series.
+    pub series: IndexMap<&'static str, f64>,
+    /// The smallest and the largest repetition, by series.
+    pub spread: IndexMap<&'static str, [f64; 2]>,
+    /// What was counted, by series.
+    pub counts: IndexMap<&'static str, Counts>,
+}
+
+impl Row {
+    /// A row with nothing measured yet.
+    pub fn new(case: Case, unit: &'static str) -> Self {
+        Self {
+            case,
+            unit,
+            series: IndexMap::new(),
+            spread: IndexMap::new(),
+            counts: IndexMap::new(),
+        }
+    }
+
+    /// One series against another, when both ran and the other is not zero.
+    pub fn ratio(&self, ratio: &Ratio) -> Option<f64> {
+        let over = *self.series.get(ratio.over)?;
+        let under = *self.series.get(ratio.under)?;
+        (under != 0.0).then(|| over / under)
+    }
+}
+
+/// A series that could not run, and why.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Skipped {
+    /// The series, or `*` for all of a case.
+    pub series: String,
+    /// What was missing.
+    pub reason: String,
+}
+
+/// The resident size of a process whose cache is bounded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Rss {
+    /// The bound of the cache.
+    pub bound_bytes: u64,
+    /// The largest resident size the kernel reports for the whole process.
+    pub peak_bytes: u64,
+}
+
+impl Rss {
+    /// How large the process may become: the bound, 2 % of it, and 8 MiB.
+    pub fn allowed_bytes(&self) -> u64 {
+        self.bound_bytes + self.bound_bytes / 50 + (8 << 20)
+    }
+}
+
+/// A column of the table: one series against another.
+#[derive(Clone, Copy, Debug)]
+pub struct Ratio {
+    /// The numerator.
+    pub over: &'static str,
+    /// The denominator.
+    pub under: &'static str,
+}
+
+/// A figure that is asked for, and what this run gave.
+#[derive(Clone, Debug)]
+pub struct Figure {
+    /// What it says.
+    pub name: String,
+    /// What this run gave.
+    pub value: f64,
+    /// What is asked for.
+    pub target: f64,
+    /// Whether `target` is the most rather than the least.
+    pub at_most: bool,
+}
+
+impl Figure {
+    /// Whether this run gave what is asked for.
+    pub fn met(&self) -> bool {
+        if self.at_most { self.value <= self.target } else { self.value >= self.target }
+    }
+}
+
+/// What one benchmark found.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// The version of this envelope.
+    pub schema: u32,
+    /// The benchmark.
+    pub bench: &'static str,
+    /// The machine.
+    pub host: Host,
+    /// The parameters of the run.
+    pub config: Value,
+    /// The measurements.
+    pub rows: Vec<Row>,
+    /// What could not run.
+    pub skipped: Vec<Skipped>,
+    /// The resident size, where the benchmark measures it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rss: Option<Rss>,
+    /// How many bytes were compared with what the file holds.
+    pub verified_bytes: u64,
+    /// Columns of the table.
+    #[serde(skip)]
+    pub ratios: Vec<Ratio>,
+    /// Lines below the table.
+    #[serde(skip)]
+    pub figures: Vec<Figure>,
+}
+
+impl Report {
+    /// A report with no rows yet.
+    pub fn new(bench: &'static str, context: &Context<'_>, config: Value) -> Self {
+        Self {
+            schema: SCHEMA,
+            bench,
+            host: context.host.clone(),
+            config,
+            rows: Vec::new(),
+            skipped: Vec::new(),
+            rss: None,
+            verified_bytes: 0,
+            ratios: Vec::new(),
+            figures: Vec::new(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn row() -> Row {
+        let mut row = Row::new(Case::new().with("pattern", "hot").with("threads", 2), "ops/s");
+        row.series.insert("z_first", 30.0);
+        row.series.insert("a_second", 12.0);
+        row.series.insert("stopped", 0.0);
+        row.spread.insert("z_first", [29.0, 31.0]);
+        row.counts.entry("z_first").or_default().insert("syscalls_per_op".into(), 1.0);
+        row
+    }
+
+    #[test]
+    fn row_has_the_shape_of_the_envelope_and_keeps_the_order_of_series() {
+        let value = serde_json::to_value(row()).unwrap();
+        assert_eq!(value["case"], json!({"pattern": "hot", "threads": 2}));
+        assert_eq!(value["unit"], "ops/s");
+        assert_eq!(value["spread"], json!({"z_first": [29.0, 31.0]}));
+        assert_eq!(value["counts"]["z_first"]["syscalls_per_op"], 1.0);
+        let text = serde_json::to_string(&row()).unwrap();
+        assert!(text.find("z_first").unwrap() < text.find("a_second").unwrap());
+    }
+
+    #[test]
+    fn ratio_needs_both_series_and_a_denominator() {
+        let ratio = |over, under| row().ratio(&Ratio { over, under });
+        assert_eq!(ratio("z_first", "a_second"), Some(2.5));
+        assert_eq!(ratio("z_first", "stopped"), None);
+        assert_eq!(ratio("z_first", "absent"), None);
+    }
+
+    #[test]
+    fn rss_allows_two_percent_and_eight_mebibytes() {
+        let rss = Rss { bound_bytes: 100 << 20, peak_bytes: 0 };
+        assert_eq!(rss.allowed_bytes(), 110 << 20);
+    }
+
+    #[test]
+    fn a_figure_knows_its_direction() {
+        let figure = |value, at_most| Figure { name: String::new(), value, target: 1.0, at_most };
+        assert!(figure(1.0, false).met() && figure(1.0, true).met());
+        assert!(!figure(0.9, false).met() && !figure(1.1, true).met());
+    }
+}

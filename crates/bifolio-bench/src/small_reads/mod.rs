@@ -1,0 +1,234 @@
+//! `small-reads`: reads of resident bytes, against the kernel and against plain memory.
+//!
+//! One file on a disk, filled with the pattern, served in six ways: `pread` of a tmpfs copy and of
+//! the file itself (page cache hot), pins with the compare-exchange loop and with the frozen bit,
+//! the optimistic `read_at`, and a plain copy from memory (`memcpy_limit`). `hot` reads 64 bytes of
+//! one page, `uniform` reads blocks of the whole file at random. All ways run the same loop
+//! (`timed`) in turns (`interleave`); before that each serves every byte of the file twice,
+//! compared with an independent `pread` (`verify`). At the end a child process reads a file eight
+//! times its cache (`resident`).
+//!
+//! Everything timed is resident: what reading costs when it is not is another benchmark's question.
+
+mod figures;
+mod parameters;
+mod paths;
+mod resident;
+
+use std::path::Path;
+
+use bifolio::{Cache, OpenOptions, PinMode};
+use serde_json::Value;
+
+use self::parameters::{PATTERNS, Parameters, Pattern};
+use self::paths::{Cached, Kernel, Optimistic, Pinned, Plain};
+use crate::benchmark::{Benchmark, Context, Needs};
+use crate::config::Config;
+use crate::error::Result;
+use crate::harness::interleave::{Turn, interleave};
+use crate::harness::plain_memory::PlainMemory;
+use crate::harness::series::{Load, Series};
+use crate::harness::tmpfs::Tmpfs;
+use crate::harness::{child, cpus, pattern};
+use crate::progress::Progress;
+use crate::report::{Case, Report, Row, Rss, Skipped};
+
+const NAME: &str = "small-reads";
+
+/// The benchmark; see the head of this module.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SmallReads;
+
+impl Benchmark for SmallReads {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn description(&self) -> &'static str {
+        "64-byte and 4096-byte reads of resident bytes, against pread and a plain copy"
+    }
+
+    fn needs(&self, config: &Config) -> Result<Needs> {
+        Ok(Parameters::from_config(config)?.needs())
+    }
+
+    fn run(&self, context: &Context<'_>, progress: &mut dyn Progress) -> Result<Report> {
+        let parameters = Parameters::from_config(context.config)?;
+        let mut report = Report::new(NAME, context, serde_json::to_value(&parameters)?);
+        report.ratios = figures::RATIOS.to_vec();
+        measure_reads(context, &parameters, &mut report, progress)?;
+        measure_resident_size(context, &parameters, &mut report, progress)?;
+        report.figures = figures::figures(&report);
+        Ok(report)
+    }
+
+    fn run_in_child(&self, task: Value) -> Result<Value> {
+        let answer = resident::read_at_random(&serde_json::from_value(task)?)?;
+        Ok(serde_json::to_value(answer)?)
+    }
+}
+
+fn measure_reads(
+    context: &Context<'_>,
+    parameters: &Parameters,
+    report: &mut Report,
+    progress: &mut dyn Progress,
+) -> Result<()> {
+    let file = context.workspace.path().join("file");
+    progress.start("make the file", parameters.size_bytes);
+    pattern::make_file(&file, parameters.size_bytes, progress)?;
+    let tmpfs = make_tmpfs(context, parameters, report, progress)?;
+    let series = make_series(&file, tmpfs.as_ref(), parameters)?;
+
+    progress.start("compare every byte by every way", series.len() as u64);
+    for series in &series {
+        report.verified_bytes += series.verify(&file, parameters.verify_threads)?;
+        progress.advance(1);
+    }
+    time_series(&series, parameters, report, progress)
+}
+
+/// A copy of the file in memory; without one a series is skipped.
+fn make_tmpfs(
+    context: &Context<'_>,
+    parameters: &Parameters,
+    report: &mut Report,
+    progress: &mut dyn Progress,
+) -> Result<Option<Tmpfs>> {
+    match Tmpfs::create(context.workspace, parameters.size_bytes) {
+        Ok(tmpfs) => {
+            progress.start("make its copy in memory", parameters.size_bytes);
+            pattern::make_file(&tmpfs.path().join("file"), parameters.size_bytes, progress)?;
+            Ok(Some(tmpfs))
+        }
+        Err(reason) => {
+            let series = "kernel_pread_tmpfs".to_owned();
+            report.skipped.push(Skipped { series, reason: reason.to_string() });
+            Ok(None)
+        }
+    }
+}
+
+/// All ways to the bytes, in the order of the tables.
+fn make_series(file: &Path, tmpfs: Option<&Tmpfs>, parameters: &Parameters) -> Result<Vec<Series>> {
+    let compare_exchange = open_cached(file, parameters, PinMode::CompareExchange)?;
+    let frozen_bit = open_cached(file, parameters, PinMode::FrozenBit)?;
+    let plain = PlainMemory::new(parameters.size_in_memory()?)?;
+    let mut series = Vec::new();
+    if let Some(tmpfs) = tmpfs {
+        series.push(Series::new("kernel_pread_tmpfs", Kernel::new(&tmpfs.path().join("file"))));
+    }
+    series.push(Series::new("kernel_pread_file", Kernel::new(file)));
+    series.push(Series::new("pin_cas", Pinned(compare_exchange)));
+    series.push(Series::new("pin_frozen_bit", Pinned(frozen_bit.clone())));
+    series.push(Series::new("optimistic", Optimistic(frozen_bit)));
+    series.push(Series::new("memcpy_limit", Plain::new(plain)));
+    Ok(series)
+}
+
+fn open_cached(file: &Path, parameters: &Parameters, pin_mode: PinMode) -> Result<Cached> {
+    let memory_bytes = parameters.resident_memory_bytes();
+    let cache = Cache::builder().memory(memory_bytes).pin_mode(pin_mode).build()?;
+    let file = cache.open(file, &OpenOptions::new())?;
+    Ok(Cached { cache, file })
+}
+
+fn time_series(
+    series: &[Series],
+    parameters: &Parameters,
+    report: &mut Report,
+    progress: &mut dyn Progress,
+) -> Result<()> {
+    let cpus = cpus::allowed();
+    let cases = runnable_cases(parameters, cpus.len(), &mut report.skipped);
+    let turn_count = cases.len() * series.len() * parameters.repetitions;
+    let duration = parameters.timed().div_f64(turn_count.max(1) as f64);
+    let mut turns = Vec::new();
+    for (row_index, (pattern, threads)) in cases.iter().enumerate() {
+        let case = Case::new()
+            .with("pattern", pattern.name)
+            .with("block_bytes", pattern.block_bytes)
+            .with("threads", *threads);
+        report.rows.push(Row::new(case, "ops/s"));
+        let load = Load {
+            block_bytes: pattern.block_bytes,
+            extent_bytes: pattern.extent_bytes.unwrap_or(parameters.size_bytes),
+            cpus: &cpus[..*threads],
+            duration,
+        };
+        turns.extend(series.iter().map(|series| Turn {
+            row_index,
+            series: series.name,
+            run: Box::new(move || series.run(&load)),
+        }));
+    }
+    progress.start("measure", turn_count as u64);
+    let operations = interleave(&turns, parameters.repetitions, &mut report.rows, progress)?;
+    // The loop checks the first word of every block it reads.
+    report.verified_bytes += operations * size_of::<u64>() as u64;
+    Ok(())
+}
+
+/// Patterns by numbers of threads; a number that this machine cannot pin is skipped.
+fn runnable_cases(
+    parameters: &Parameters,
+    cpu_count: usize,
+    skipped: &mut Vec<Skipped>,
+) -> Vec<(Pattern, usize)> {
+    let mut cases = Vec::new();
+    for &threads in &parameters.threads {
+        if threads > cpu_count {
+            let reason = format!("{threads} threads need as many CPUs, there are {cpu_count}");
+            skipped.push(Skipped { series: "*".to_owned(), reason });
+        }
+    }
+    for pattern in PATTERNS {
+        let possible = parameters.threads.iter().filter(|&&threads| threads <= cpu_count);
+        cases.extend(possible.map(|&threads| (pattern, threads)));
+    }
+    cases
+}
+
+fn measure_resident_size(
+    context: &Context<'_>,
+    parameters: &Parameters,
+    report: &mut Report,
+    progress: &mut dyn Progress,
+) -> Result<()> {
+    let file = context.workspace.path().join("file-larger-than-its-cache");
+    let size_bytes = parameters.large_file_bytes();
+    progress.start("make a file of eight times the bound", size_bytes);
+    pattern::make_file(&file, size_bytes, progress)?;
+    progress.start("read it at random in a child process", 1);
+    let task = resident::Task { file, size_bytes, bound_bytes: parameters.memory_bytes };
+    let answer: resident::Answer = child::ask(&context.config.child_command, NAME, &task)?;
+    progress.advance(1);
+    report.verified_bytes += answer.verified_bytes;
+    let case = Case::new().with("pattern", "larger_than_cache").with("folio_bytes", 4096);
+    let mut row = Row::new(case, "bytes");
+    let per_page = answer.metadata_bytes_per_resident_page(size_bytes);
+    row.series.insert(figures::METADATA, per_page);
+    row.spread.insert(figures::METADATA, [per_page; 2]);
+    report.rows.push(row);
+    report.rss = Some(Rss { bound_bytes: parameters.memory_bytes, peak_bytes: answer.peak_bytes });
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::ParameterSet;
+
+    #[test]
+    fn a_number_of_threads_beyond_the_cpus_is_skipped_with_its_reason() {
+        let mut config = Config::new(ParameterSet::Smoke, Vec::new());
+        config.threads = Some(vec![1, 64]);
+        let parameters = Parameters::from_config(&config).unwrap();
+        let mut skipped = Vec::new();
+        let cases = runnable_cases(&parameters, 2, &mut skipped);
+        assert_eq!(cases.len(), PATTERNS.len());
+        assert!(cases.iter().all(|(_, threads)| *threads == 1));
+        assert_eq!(skipped.len(), 1);
+        assert!(skipped[0].reason.contains("64 threads"));
+    }
+}

@@ -1,0 +1,167 @@
+//! The tables a person reads: series side by side, the ratios that matter, the figures asked for.
+//!
+//! Called by the program with a finished report. Numbers here are rounded; the envelope has them
+//! all.
+
+use std::fmt::Write as _;
+
+use comfy_table::{CellAlignment, Table, presets};
+
+use crate::format_bytes;
+use crate::report::{Figure, Ratio, Report, Row};
+
+/// Draws the whole report, with a line feed at its end.
+pub fn render(report: &Report) -> String {
+    let mut text = String::new();
+    let host = &report.host;
+    let kind = if host.virtualised { "virtual machine" } else { "no sign of a hypervisor" };
+    let _ = writeln!(
+        text,
+        "{}: {}, {} CPUs, {}, {} of memory, {}, {kind}",
+        report.bench,
+        host.cpu,
+        host.cpus,
+        host.kernel,
+        format_bytes(host.memory_bytes),
+        host.file_system,
+    );
+    for rows in report.rows.chunk_by(|left, right| left.unit == right.unit) {
+        let scale = scale_of(rows);
+        let unit = rows[0].unit;
+        let _ = writeln!(text, "{}{unit}, medians, +- half the spread", scale.prefix);
+        let _ = writeln!(text, "{}", rows_table(rows, &report.ratios, &scale));
+    }
+    for figure in &report.figures {
+        let _ = writeln!(text, "  {}", figure_line(figure));
+    }
+    if let Some(rss) = report.rss {
+        let _ = writeln!(
+            text,
+            "  resident size at its peak {}, bound {}, allowed {}",
+            format_bytes(rss.peak_bytes),
+            format_bytes(rss.bound_bytes),
+            format_bytes(rss.allowed_bytes()),
+        );
+    }
+    for skipped in &report.skipped {
+        let _ = writeln!(text, "  skipped {}: {}", skipped.series, skipped.reason);
+    }
+    let _ = writeln!(text, "  verified {} bytes", report.verified_bytes);
+    text
+}
+
+fn rows_table(rows: &[Row], ratios: &[Ratio], scale: &Scale) -> Table {
+    let series = series_names(rows);
+    let keys = case_keys(rows);
+    let possible = |ratio: &&Ratio| rows.iter().any(|row| row.ratio(ratio).is_some());
+    let ratios: Vec<&Ratio> = ratios.iter().filter(possible).collect();
+
+    let mut table = Table::new();
+    table.load_preset(presets::UTF8_BORDERS_ONLY);
+    let mut header: Vec<String> = keys.iter().map(|key| stacked(key)).collect();
+    header.extend(series.iter().map(|name| stacked(name)));
+    header.extend(ratios.iter().map(|ratio| stacked(&format!("{}_/ {}", ratio.over, ratio.under))));
+    table.set_header(header);
+    for row in rows {
+        let mut cells: Vec<String> = keys.iter().map(|key| row.case.text(key)).collect();
+        cells.extend(series.iter().map(|name| series_cell(row, name, scale)));
+        cells.extend(ratios.iter().map(|ratio| ratio_cell(row.ratio(ratio))));
+        table.add_row(cells);
+    }
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table
+}
+
+/// A name on several short lines, so that many columns fit beside each other.
+fn stacked(name: &str) -> String {
+    name.replace('_', "\n")
+}
+
+fn series_names(rows: &[Row]) -> Vec<&'static str> {
+    let mut names = Vec::new();
+    for name in rows.iter().flat_map(|row| row.series.keys()) {
+        if !names.contains(name) {
+            names.push(*name);
+        }
+    }
+    names
+}
+
+fn case_keys(rows: &[Row]) -> Vec<&'static str> {
+    let mut keys = Vec::new();
+    for key in rows.iter().flat_map(|row| row.case.keys()) {
+        if !keys.contains(&key) {
+            keys.push(key);
+        }
+    }
+    keys
+}
+
+/// One scale for a whole table, so that its numbers can be compared at a glance.
+struct Scale {
+    divisor: f64,
+    prefix: &'static str,
+}
+
+fn scale_of(rows: &[Row]) -> Scale {
+    let largest = rows.iter().flat_map(|row| row.series.values()).copied().fold(0.0, f64::max);
+    match largest {
+        large if large >= 1e6 => Scale { divisor: 1e6, prefix: "million " },
+        medium if medium >= 1e3 => Scale { divisor: 1e3, prefix: "thousand " },
+        _ => Scale { divisor: 1.0, prefix: "" },
+    }
+}
+
+fn series_cell(row: &Row, name: &str, scale: &Scale) -> String {
+    let Some(&value) = row.series.get(name) else {
+        return "-".to_owned();
+    };
+    let spread = row.spread.get(name).filter(|[low, high]| low < high && value > 0.0);
+    let Some([low, high]) = spread else {
+        return format!("{:.2}", value / scale.divisor);
+    };
+    let half_width_percent = (high - low) / 2.0 / value * 100.0;
+    format!("{:.2}\n+-{half_width_percent:.0}%", value / scale.divisor)
+}
+
+fn ratio_cell(ratio: Option<f64>) -> String {
+    ratio.map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.2}"))
+}
+
+fn figure_line(figure: &Figure) -> String {
+    let bound = if figure.at_most { "at most" } else { "at least" };
+    let verdict = if figure.met() { "met" } else { "NOT MET" };
+    format!("{}: {:.2} ({bound} {:.2}): {verdict}", figure.name, figure.value, figure.target)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::Case;
+
+    #[test]
+    fn a_series_that_is_missing_in_one_row_leaves_a_dash_and_no_ratio() {
+        let mut full = Row::new(Case::new().with("threads", 1), "ops/s");
+        full.series.insert("left", 4e6);
+        full.series.insert("right", 2e6);
+        full.spread.insert("left", [3e6, 5e6]);
+        let mut partial = Row::new(Case::new().with("threads", 2), "ops/s");
+        partial.series.insert("left", 8e6);
+        let rows = vec![full, partial];
+        assert_eq!(series_names(&rows), ["left", "right"]);
+        let scale = scale_of(&rows);
+        assert_eq!(series_cell(&rows[0], "left", &scale), "4.00\n+-25%");
+        assert_eq!(series_cell(&rows[1], "right", &scale), "-");
+        let ratio = Ratio { over: "left", under: "right" };
+        assert_eq!(ratio_cell(rows[0].ratio(&ratio)), "2.00");
+        assert_eq!(ratio_cell(rows[1].ratio(&ratio)), "-");
+    }
+
+    #[test]
+    fn a_figure_that_is_missed_says_so() {
+        let figure = Figure { name: "x".into(), value: 1.0, target: 1.1, at_most: false };
+        assert_eq!(figure_line(&figure), "x: 1.00 (at least 1.10): NOT MET");
+    }
+}

@@ -1,0 +1,156 @@
+//! What may be asked of the program. Parses and validates; does nothing.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use bifolio_bench::{ParameterSet, parse_bytes};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+/// A user-space page cache over real files: benchmarks, checks, features.
+#[derive(Debug, Parser)]
+#[command(name = "bifolio", version, propagate_version = true)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Measure the cache side by side with the kernel.
+    Bench(BenchOptions),
+    /// Read a file through the cache in every way and compare each byte.
+    ///
+    /// Exit status: 0 equal, 1 different, 2 could not run.
+    Check(CheckOptions),
+    /// Print which features of the kernel are available and in use, and why not.
+    Features,
+    #[command(hide = true)]
+    BenchChild {
+        /// What to do, as JSON.
+        request: String,
+    },
+}
+
+/// Sizes accept 4096, 64M, 512MiB, 1GiB.
+#[derive(Args, Debug)]
+pub(crate) struct BenchOptions {
+    /// The benchmark; all of them when absent.
+    pub(crate) name: Option<String>,
+    /// List the benchmarks.
+    #[arg(long)]
+    pub(crate) list: bool,
+    /// How thorough to be.
+    #[arg(long, value_enum, default_value = "quick")]
+    pub(crate) set: Set,
+    /// Write one JSON envelope a line to FILE; `-` is standard output, instead of tables.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+    /// Time in timed loops, over all series and repetitions.
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    pub(crate) seconds: Option<Duration>,
+    /// Numbers of threads, each pinned to a CPU.
+    #[arg(long, value_name = "N,N", value_delimiter = ',')]
+    pub(crate) threads: Option<Vec<usize>>,
+    /// Memory bound of the cache where the file is larger than the cache.
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
+    pub(crate) memory: Option<u64>,
+    /// Size of the file where it fits into the cache.
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
+    pub(crate) size: Option<u64>,
+    /// Where to make files; a temporary directory on a disk when absent.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) dir: Option<PathBuf>,
+}
+
+/// Sizes accept 4096, 64M, 512MiB, 1GiB.
+#[derive(Args, Debug)]
+pub(crate) struct CheckOptions {
+    /// The file to check; it is only read.
+    pub(crate) file: PathBuf,
+    /// Memory bound of the cache.
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
+    pub(crate) memory: u64,
+    /// Folio size: a power of two from 4096 to 2M.
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "4096")]
+    pub(crate) folio: u64,
+    /// Seed of the random order; the same seed reads the same way.
+    #[arg(long, value_name = "N", default_value = "1")]
+    pub(crate) seed: u64,
+}
+
+/// How thorough a benchmark is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Set {
+    /// Seconds: proves that it works.
+    Smoke,
+    /// About a minute.
+    Quick,
+    /// Minutes.
+    Full,
+}
+
+impl From<Set> for ParameterSet {
+    fn from(set: Set) -> Self {
+        match set {
+            Set::Smoke => Self::Smoke,
+            Set::Quick => Self::Quick,
+            Set::Full => Self::Full,
+        }
+    }
+}
+
+const SECONDS_MAX: f64 = 86_400.0;
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text.parse().map_err(|_| format!("`{text}` is no number of seconds"))?;
+    if seconds > 0.0 && seconds <= SECONDS_MAX {
+        Ok(Duration::from_secs_f64(seconds))
+    } else {
+        Err(format!("must be more than 0 and at most {SECONDS_MAX}"))
+    }
+}
+
+/// What clap says over many lines, without its usage and its hints, on one.
+pub(crate) fn one_line(message: &str) -> String {
+    let complaint = message.split("\n\nUsage:").next().unwrap_or(message);
+    let complaint = complaint.split("\n\nFor more information").next().unwrap_or(complaint);
+    let complaint = complaint.strip_prefix("error: ").unwrap_or(complaint);
+    let words = complaint.split_whitespace().collect::<Vec<_>>().join(" ");
+    format!("{words} (see bifolio --help)")
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_definition_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_missing_argument_is_one_line_that_names_it() {
+        let error = Cli::try_parse_from(["bifolio", "check", "x"]).unwrap_err().to_string();
+        let line = one_line(&error);
+        assert!(line.contains("--memory") && !line.contains('\n') && !line.contains("Usage"));
+        let error = Cli::try_parse_from(["bifolio", "check", "x", "--memory", "9Q"]).unwrap_err();
+        assert!(one_line(&error.to_string()).contains("`q` is no unit"));
+    }
+
+    #[test]
+    fn lists_and_units_are_understood() {
+        let arguments = ["bifolio", "bench", "--threads", "1,2", "--size", "64M", "--seconds", "2"];
+        let Command::Bench(options) = Cli::try_parse_from(arguments).unwrap().command else {
+            panic!("not bench");
+        };
+        assert_eq!(options.threads, Some(vec![1, 2]));
+        assert_eq!(options.size, Some(64 << 20));
+        assert_eq!(options.seconds, Some(Duration::from_secs(2)));
+        assert_eq!(options.set, Set::Quick);
+        for bad in ["0", "-1", "NaN", "inf", "x"] {
+            assert!(seconds(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! `bifolio bench`: every benchmark with smoke parameters, its envelope, and what it leaves behind.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Output};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use crate::support::{bifolio, error_line, left_in, process_naming, run};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+fn names() -> Vec<String> {
+    let list = String::from_utf8(run(&["bench", "--list"]).stdout).unwrap();
+    list.lines().map(|line| line.split(' ').next().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn every_benchmark_runs_and_prints_its_envelope() {
+    let names = names();
+    assert!(names.iter().any(|name| name == "small-reads"));
+    for name in &names {
+        let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let dir_text = dir.path().to_str().unwrap();
+        let output = run(&["bench", name, "--set", "smoke", "--json", "-", "--dir", dir_text]);
+        assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
+        let envelope: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(envelope["schema"], 1);
+        assert_eq!(envelope["bench"], **name);
+        assert!(envelope["verified_bytes"].as_u64().unwrap() > 0);
+        assert!(envelope["host"]["cpus"].as_u64().unwrap() > 0);
+        assert!(envelope["config"].is_object() && envelope["skipped"].is_array());
+        validate_rows(&envelope);
+        assert_eq!(left_in(dir.path()), Vec::<String>::new());
+    }
+}
+
+fn validate_rows(envelope: &Value) {
+    let rows = envelope["rows"].as_array().unwrap();
+    assert!(!rows.is_empty());
+    for row in rows {
+        assert!(row["case"].is_object() && row["unit"].is_string() && row["counts"].is_object());
+        let series = row["series"].as_object().unwrap();
+        assert!(!series.is_empty());
+        for (name, median) in series {
+            let median = median.as_f64().unwrap();
+            let spread: Vec<f64> = serde_json::from_value(row["spread"][name].clone()).unwrap();
+            assert!(median > 0.0 && spread[0] <= median && median <= spread[1], "{name}");
+        }
+    }
+}
+
+#[test]
+fn small_reads_measures_every_series_and_where_hits_come_from() {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let json = dir.path().join("envelope.json");
+    let output = bifolio(&["bench", "small-reads", "--set", "smoke", "--threads", "1", "--json"])
+        .arg(&json)
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(String::from_utf8(output.stdout).unwrap().contains("at least"));
+
+    let envelope: Value = serde_json::from_slice(&fs::read(&json).unwrap()).unwrap();
+    let skipped = envelope["skipped"].as_array().unwrap();
+    let rows = envelope["rows"].as_array().unwrap();
+    let (reads, others): (Vec<_>, Vec<_>) = rows.iter().partition(|row| row["unit"] == "ops/s");
+    assert_eq!(reads.len(), 3, "hot, uniform with 64 and with 4096 bytes");
+    assert!(others[0]["series"]["metadata_per_resident_page"].as_f64().unwrap() > 0.0);
+    for row in reads {
+        for series in ["kernel_pread_file", "pin_cas", "pin_frozen_bit", "optimistic"] {
+            assert!(row["series"][series].as_f64().unwrap() > 0.0, "{series}");
+        }
+        let tmpfs = row["series"]["kernel_pread_tmpfs"].is_f64();
+        assert!(tmpfs || skipped[0]["series"] == "kernel_pread_tmpfs");
+        assert_eq!(row["counts"]["kernel_pread_file"]["syscalls_per_op"], 1.0);
+        assert_eq!(row["counts"]["optimistic"]["misses_per_op"], 0.0);
+        assert!(row["counts"]["optimistic"]["hits_optimistic_per_op"].as_f64().unwrap() > 0.9);
+        assert!(row["counts"]["pin_cas"]["pins_per_op"].as_f64().unwrap() > 0.9);
+    }
+    assert!(envelope["rss"]["bound_bytes"].as_u64().unwrap() > 0);
+    assert!(envelope["rss"]["peak_bytes"].as_u64().unwrap() > 0);
+}
+
+#[test]
+fn a_run_with_not_enough_room_is_refused_before_it_makes_anything() {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let dir_text = dir.path().to_str().unwrap();
+    let output = run(&["bench", "small-reads", "--dir", dir_text, "--memory", "4T"]);
+    assert_eq!(output.status.code(), Some(2));
+    let line = error_line(&output);
+    assert!(line.contains("needs") && (line.contains("available") || line.contains("free")));
+    assert_eq!(left_in(dir.path()), Vec::<String>::new());
+}
+
+#[test]
+fn interrupted_while_making_files_it_leaves_nothing() {
+    interrupt(&["--size", "256M"], Signal::INT, |dir| !left_in(dir).is_empty());
+}
+
+#[test]
+fn terminated_while_measuring_it_leaves_no_mount() {
+    // The copy in memory is made just before measuring; without one, time has to do.
+    let begin = Instant::now();
+    interrupt(&["--seconds", "600"], Signal::TERM, |dir| {
+        left_in(dir).len() > 1 || begin.elapsed() > Duration::from_secs(5)
+    });
+}
+
+#[test]
+fn terminated_while_a_child_measures_it_leaves_no_process() {
+    interrupt(&["--seconds", "0.1", "--memory", "16M"], Signal::TERM, |dir| {
+        // Only the child's request names a file in the workspace. Stopped, it cannot end by itself.
+        let child = workspace_in(dir).and_then(|path| process_naming(&format!("{path}/file")));
+        child.is_some_and(|child| kill_process(child, Signal::STOP).is_ok())
+    });
+}
+
+fn workspace_in(dir: &Path) -> Option<String> {
+    let entry = fs::read_dir(dir).ok()?.next()?.ok()?;
+    Some(entry.path().display().to_string())
+}
+
+/// Starts a benchmark, signals it once `ready`, and sees that it ends and that nothing is left.
+fn interrupt(more: &[&str], signal: Signal, ready: impl Fn(&Path) -> bool) {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let dir_text = dir.path().to_str().unwrap();
+    let child = bifolio(&["bench", "small-reads", "--set", "smoke", "--dir", dir_text])
+        .args(more)
+        .spawn()
+        .unwrap();
+    let output = signal_when(child, signal, || ready(dir.path()));
+    assert_eq!(output.status.code(), Some(130), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(left_in(dir.path()), Vec::<String>::new());
+    let deadline = Instant::now() + PATIENCE;
+    while let Some(survivor) = process_naming(dir_text) {
+        if Instant::now() > deadline {
+            let _ = kill_process(survivor, Signal::KILL);
+            panic!("a process outlives the program");
+        }
+        sleep(Duration::from_millis(10));
+    }
+}
+
+fn signal_when(mut child: Child, signal: Signal, ready: impl Fn() -> bool) -> Output {
+    let deadline = Instant::now() + PATIENCE;
+    while !ready() {
+        let ended = child.try_wait().unwrap();
+        assert!(ended.is_none(), "it ended before it could be interrupted: {ended:?}");
+        assert!(Instant::now() < deadline, "it never came to the point to be interrupted at");
+        sleep(Duration::from_millis(2));
+    }
+    kill_process(Pid::from_child(&child), signal).unwrap();
+    child.wait_with_output().unwrap()
+}

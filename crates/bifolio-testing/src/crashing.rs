@@ -1,0 +1,217 @@
+//! Storage that forgets at a crash what was not made durable.
+//!
+//! Keeps what every reader sees (`live`), what the last sync made durable, and every change in
+//! between. A crash keeps the durable bytes and, of the changes since, whatever it likes: all,
+//! none, some, or some sectors of one: a machine that stops has no duty towards them. The length
+//! may follow a write whose bytes were lost, as file systems do; then zeros are found there. What
+//! is never found is a byte that nobody wrote, or a file longer than anybody had asked for.
+
+use std::io;
+use std::sync::{Mutex, MutexGuard};
+
+use bifolio::{Backing, IoSource, IoTarget};
+use fastrand::Rng;
+
+use crate::memory::{read_vector, write_vector};
+
+/// What a disk writes whole or not at all.
+const SECTOR: usize = 512;
+
+/// A file in memory that can crash.
+#[derive(Debug)]
+pub struct CrashingBacking {
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    live: Vec<u8>,
+    durable: Vec<u8>,
+    unsynced: Vec<Change>,
+}
+
+#[derive(Debug)]
+enum Change {
+    Write { position_bytes: u64, bytes: Vec<u8> },
+    SetLen { length: usize },
+}
+
+impl CrashingBacking {
+    /// A file that durably holds `bytes`.
+    pub fn new(bytes: Vec<u8>) -> Self {
+        let state = State { live: bytes.clone(), durable: bytes, unsynced: Vec::new() };
+        Self { state: Mutex::new(state) }
+    }
+
+    /// What a reader sees now.
+    pub fn live(&self) -> Vec<u8> {
+        self.state().live.clone()
+    }
+
+    /// What would be left if nothing since the last sync survived.
+    pub fn durable(&self) -> Vec<u8> {
+        self.state().durable.clone()
+    }
+
+    /// How many changes no sync has covered.
+    pub fn unsynced(&self) -> usize {
+        self.state().unsynced.len()
+    }
+
+    /// The file as it may be found after a crash now; `seed` chooses which way.
+    ///
+    /// This one lives on: a test may look at many crashes of one moment.
+    pub fn crash(&self, seed: u64) -> Self {
+        let mut random = Rng::with_seed(seed);
+        let state = self.state();
+        let mut found = state.durable.clone();
+        // Drawn per crash, so that all and nothing are common too.
+        let chance = random.choice([0.0, 0.1, 0.5, 0.9, 1.0]).expect("not empty");
+        for change in &state.unsynced {
+            survive(change, &mut found, chance, &mut random);
+        }
+        Self::new(found)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no panic under the lock")
+    }
+}
+
+/// Applies to `found` what is left of a change that nothing had made durable.
+fn survive(change: &Change, found: &mut Vec<u8>, chance: f64, random: &mut Rng) {
+    match change {
+        Change::SetLen { length } => {
+            if random.f64() < chance {
+                found.resize(*length, 0);
+            }
+        }
+        Change::Write { position_bytes, bytes } => {
+            let end = *position_bytes as usize + bytes.len();
+            if end > found.len() && random.f64() < chance {
+                found.resize(end, 0);
+            }
+            for (at, sector) in sectors(*position_bytes, bytes) {
+                if random.f64() < chance {
+                    write_vector(found, sector, at);
+                }
+            }
+        }
+    }
+}
+
+/// A write, cut where sectors begin.
+fn sectors(position_bytes: u64, bytes: &[u8]) -> impl Iterator<Item = (u64, &[u8])> {
+    let first = bytes.len().min(SECTOR - position_bytes as usize % SECTOR);
+    let (head, rest) = bytes.split_at(first);
+    let all = std::iter::once(head).chain(rest.chunks(SECTOR));
+    all.scan(position_bytes, |at, sector| {
+        let start = *at;
+        *at += sector.len() as u64;
+        Some((start, sector))
+    })
+}
+
+impl Backing for CrashingBacking {
+    fn read_at(&self, target: &mut IoTarget<'_>, position_bytes: u64) -> io::Result<usize> {
+        Ok(read_vector(&self.state().live, target, position_bytes))
+    }
+
+    fn write_at(&self, source: &IoSource<'_>, position_bytes: u64) -> io::Result<usize> {
+        let mut bytes = vec![0; source.len()];
+        source.copy_to_slice(0, &mut bytes);
+        let mut state = self.state();
+        write_vector(&mut state.live, &bytes, position_bytes);
+        state.unsynced.push(Change::Write { position_bytes, bytes });
+        Ok(source.len())
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        let mut state = self.state();
+        state.durable = state.live.clone();
+        state.unsynced.clear();
+        Ok(())
+    }
+
+    fn sync_all(&self) -> io::Result<()> {
+        self.sync_data()
+    }
+
+    fn len_bytes(&self) -> io::Result<u64> {
+        Ok(self.state().live.len() as u64)
+    }
+
+    fn set_len(&self, length_bytes: u64) -> io::Result<()> {
+        let length = length_bytes as usize;
+        let mut state = self.state();
+        state.live.resize(length, 0);
+        state.unsynced.push(Change::SetLen { length });
+        Ok(())
+    }
+
+    fn describe(&self) -> String {
+        "crashing memory".to_owned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bifolio::IoBuffer;
+    use std::collections::HashSet;
+
+    fn write(backing: &CrashingBacking, bytes: &[u8], position_bytes: u64) {
+        backing.write_at(&IoBuffer::from_bytes(bytes).source(), position_bytes).unwrap();
+    }
+
+    #[test]
+    fn what_was_synced_survives_every_crash() {
+        let backing = CrashingBacking::new(vec![1; 1000]);
+        write(&backing, &[2; 100], 950);
+        backing.set_len(1040).unwrap();
+        assert_eq!(backing.unsynced(), 2);
+        backing.sync_data().unwrap();
+        assert_eq!(backing.unsynced(), 0);
+        for seed in 0..50 {
+            assert_eq!(backing.crash(seed).live(), backing.live());
+        }
+        assert_eq!(backing.durable(), backing.live());
+    }
+
+    #[test]
+    fn what_was_not_synced_may_survive_whole_in_part_or_not_at_all() {
+        let backing = CrashingBacking::new(vec![1; 4096]);
+        write(&backing, &[2; 2000], 1000);
+        let mut found = HashSet::new();
+        for seed in 0..200 {
+            let bytes = backing.crash(seed).live();
+            assert_eq!(bytes.len(), 4096);
+            assert!(bytes[..1000].iter().chain(&bytes[3000..]).all(|byte| *byte == 1));
+            for sector in bytes[1024..2560].chunks(SECTOR) {
+                assert!(sector.iter().all(|byte| *byte == sector[0]), "a torn sector");
+            }
+            found.insert(bytes);
+        }
+        assert!(found.contains(&backing.live()), "never everything");
+        assert!(found.contains(&backing.durable()), "never nothing");
+        assert!(found.len() > 10, "hardly ever a part");
+        assert_eq!(backing.live()[1000..3000], [2; 2000], "the crash is a copy");
+    }
+
+    #[test]
+    fn a_crashed_file_is_never_longer_than_anybody_asked() {
+        let backing = CrashingBacking::new(vec![1; 10]);
+        write(&backing, &[2; 5], 1000);
+        backing.set_len(700).unwrap();
+        write(&backing, &[3; 100], 480);
+        let lengths: HashSet<_> = (0..300).map(|seed| backing.crash(seed).live().len()).collect();
+        assert_eq!(lengths, HashSet::from([10, 512, 580, 700, 1005]));
+    }
+
+    #[test]
+    fn one_seed_is_one_crash() {
+        let backing = CrashingBacking::new(vec![0; 10_000]);
+        write(&backing, &[1; 9000], 5);
+        assert_eq!(backing.crash(7).live(), backing.crash(7).live());
+    }
+}

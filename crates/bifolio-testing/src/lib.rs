@@ -1,0 +1,33 @@
+//! What the tests of bifolio share: storage that misbehaves, random operations, and a model.
+//!
+//! | piece | what it is for |
+//! |---|---|
+//! | [`MemoryBacking`] | storage in memory, strict about alignment when told to be |
+//! | [`FaultyBacking`], [`Fault`], [`Gate`] | the n-th call fails, is short, late, or held |
+//! | [`CrashingBacking`] | forgets at a crash what was not synced, or only some of it |
+//! | [`Op`], [`Workload`] | random operations on a file, with weights drawn anew for every run |
+//! | [`Model`], [`Runner`] | the same operations on a plain vector, and the comparison |
+//! | [`with_seeds`] | prints the seed of a failed run; `SEED=...` replays it |
+//!
+//! Uses nothing but bifolio's public API. It is for integration tests: inside bifolio's own unit
+//! tests the types would be those of another copy of the crate.
+
+mod crashing;
+mod faulty;
+mod gate;
+mod memory;
+mod model;
+mod op;
+mod run;
+mod seed;
+mod workload;
+
+pub use crashing::CrashingBacking;
+pub use faulty::{Call, Fault, FaultyBacking};
+pub use gate::Gate;
+pub use memory::MemoryBacking;
+pub use model::Model;
+pub use op::{Op, OpKind, fill_bytes};
+pub use run::{Failure, Runner};
+pub use seed::with_seeds;
+pub use workload::{Limits, Workload};

@@ -1,0 +1,160 @@
+//! Storage in memory: a vector behind a lock.
+//!
+//! The plainest backing there is, and the one the others are tested over. Told to need an
+//! alignment, it checks that the cache keeps its promises instead of being lenient as a disk file.
+
+use std::io;
+use std::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use bifolio::{Alignment, Backing, IoSource, IoTarget};
+
+/// A file that is a vector of bytes.
+#[derive(Debug)]
+pub struct MemoryBacking {
+    bytes: RwLock<Vec<u8>>,
+    alignment: Alignment,
+}
+
+impl MemoryBacking {
+    /// A file that holds `bytes`.
+    pub fn new(bytes: Vec<u8>) -> Self {
+        Self { bytes: RwLock::new(bytes), alignment: Alignment::NONE }
+    }
+
+    /// A file that holds `bytes` and refuses (EINVAL) every transfer that is not aligned as the
+    /// contract of [`Backing`] promises.
+    pub fn strict(bytes: Vec<u8>, alignment: Alignment) -> Self {
+        assert!(alignment.is_valid());
+        Self { bytes: RwLock::new(bytes), alignment }
+    }
+
+    /// What the file holds now.
+    pub fn bytes(&self) -> Vec<u8> {
+        self.read().clone()
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, Vec<u8>> {
+        self.bytes.read().expect("no panic while the lock was held")
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Vec<u8>> {
+        self.bytes.write().expect("no panic while the lock was held")
+    }
+
+    /// `may_end_here` is where a transfer may end without being a whole number of blocks.
+    fn check(
+        &self,
+        address: *const u8,
+        length: usize,
+        position_bytes: u64,
+        may_end_here: bool,
+    ) -> io::Result<()> {
+        let Alignment { memory_bytes, offset_bytes } = self.alignment;
+        let length_fits = (length as u64).is_multiple_of(offset_bytes) || may_end_here;
+        let start_fits = position_bytes.is_multiple_of(offset_bytes)
+            && (address.addr() as u64).is_multiple_of(memory_bytes);
+        if start_fits && length_fits {
+            return Ok(());
+        }
+        Err(io::Error::from_raw_os_error(libc::EINVAL))
+    }
+}
+
+impl Backing for MemoryBacking {
+    fn read_at(&self, target: &mut IoTarget<'_>, position_bytes: u64) -> io::Result<usize> {
+        self.check(target.as_ptr(), target.len(), position_bytes, false)?;
+        Ok(read_vector(&self.read(), target, position_bytes))
+    }
+
+    fn write_at(&self, source: &IoSource<'_>, position_bytes: u64) -> io::Result<usize> {
+        let mut bytes = self.write();
+        let end = position_bytes + source.len() as u64;
+        self.check(source.as_ptr(), source.len(), position_bytes, end >= bytes.len() as u64)?;
+        let mut copy = vec![0; source.len()];
+        source.copy_to_slice(0, &mut copy);
+        write_vector(&mut bytes, &copy, position_bytes);
+        Ok(copy.len())
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn sync_all(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn len_bytes(&self) -> io::Result<u64> {
+        Ok(self.read().len() as u64)
+    }
+
+    fn set_len(&self, length_bytes: u64) -> io::Result<()> {
+        self.write().resize(length_bytes as usize, 0);
+        Ok(())
+    }
+
+    fn alignment(&self) -> Alignment {
+        self.alignment
+    }
+
+    fn describe(&self) -> String {
+        "memory".to_owned()
+    }
+}
+
+/// Fills `target` with what `bytes` has from `position_bytes` on.
+pub(crate) fn read_vector(bytes: &[u8], target: &mut IoTarget<'_>, position_bytes: u64) -> usize {
+    let from = bytes.len().min(position_bytes as usize);
+    let to = bytes.len().min(from + target.len());
+    target.copy_from_slice(0, &bytes[from..to]);
+    to - from
+}
+
+/// Puts `new` at `position_bytes`, with zeros before it where there was nothing.
+pub(crate) fn write_vector(bytes: &mut Vec<u8>, new: &[u8], position_bytes: u64) {
+    let from = position_bytes as usize;
+    let to = from + new.len();
+    if to > bytes.len() {
+        bytes.resize(to, 0);
+    }
+    bytes[from..to].copy_from_slice(new);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bifolio::IoBuffer;
+
+    const SECTORS: Alignment = Alignment { memory_bytes: 4, offset_bytes: 512 };
+
+    #[test]
+    fn reads_end_at_the_end_and_writes_fill_the_gap_with_zeros() {
+        let backing = MemoryBacking::new(vec![1; 10]);
+        let mut buffer = IoBuffer::new(8);
+        assert_eq!(backing.read_at(&mut buffer.target(), 4).unwrap(), 6);
+        assert_eq!(backing.read_at(&mut buffer.target(), 10).unwrap(), 0);
+        assert_eq!(backing.read_at(&mut buffer.target(), 1 << 50).unwrap(), 0);
+        backing.write_at(&IoBuffer::from_bytes(&[2; 3]).source(), 12).unwrap();
+        assert_eq!(backing.bytes(), [&[1; 10][..], &[0; 2], &[2; 3]].concat());
+        backing.set_len(3).unwrap();
+        backing.set_len(5).unwrap();
+        assert_eq!(backing.bytes(), [1, 1, 1, 0, 0]);
+    }
+
+    #[test]
+    fn a_strict_file_refuses_what_breaks_the_contract_and_nothing_else() {
+        let backing = MemoryBacking::strict(vec![0; 1500], SECTORS);
+        let mut buffer = IoBuffer::new(2048);
+        assert_eq!(backing.read_at(&mut buffer.target(), 512).unwrap(), 988);
+        assert!(backing.read_at(&mut buffer.target(), 100).is_err());
+        assert!(backing.read_at(&mut buffer.target().prefix(100), 0).is_err());
+        assert!(backing.read_at(&mut buffer.target().suffix(2).prefix(512), 0).is_err());
+        let source = buffer.source();
+        assert!(backing.write_at(&source.prefix(100), 0).is_err(), "a hole in the middle");
+        assert!(backing.write_at(&source.prefix(475), 1024).is_err(), "one byte before the end");
+        assert_eq!(backing.write_at(&source.prefix(476), 1024).unwrap(), 476);
+        assert_eq!(backing.write_at(&source.prefix(512), 0).unwrap(), 512);
+        assert_eq!(backing.write_at(&source.prefix(1000), 1024).unwrap(), 1000);
+        assert_eq!(backing.bytes().len(), 2024);
+    }
+}

@@ -1,0 +1,215 @@
+//! Random operations, swarm style: each run draws its own weights.
+//!
+//! With fixed weights every run looks alike, and what needs a thousand writes without one sync, or
+//! nothing but truncations, never happens. So each kind of operation is off in some runs and
+//! dominant in others. Places and lengths are drawn with a liking for what breaks things: edges of
+//! pages and folios, one byte to either side, one hot spot, the end of the file.
+
+use std::ops::RangeInclusive;
+
+use fastrand::Rng;
+
+use crate::{Op, OpKind};
+
+const PAGE: u64 = 4096;
+
+/// What a workload may do.
+#[derive(Clone, Debug)]
+pub struct Limits {
+    /// No operation reaches behind this.
+    pub length_bytes_max: u64,
+    /// No transfer is longer.
+    pub transfer_bytes_max: usize,
+    /// The folio size of the file; its edges are visited more often.
+    pub folio_bytes: u64,
+    /// The range [`Op::SetMemory`] draws from.
+    pub memory_bytes: RangeInclusive<u64>,
+    /// The kinds of operations to draw from.
+    pub kinds: Vec<OpKind>,
+}
+
+/// An endless sequence of operations: one seed, one sequence.
+#[derive(Debug)]
+pub struct Workload {
+    limits: Limits,
+    weights: Vec<(OpKind, u32)>,
+    hot_position: u64,
+    random: Rng,
+}
+
+impl Workload {
+    /// The sequence that `seed` stands for.
+    ///
+    /// # Panics
+    /// If the limits allow nothing.
+    pub fn new(seed: u64, limits: Limits) -> Self {
+        assert!(limits.length_bytes_max > 0 && limits.transfer_bytes_max > 0);
+        assert!(!limits.kinds.is_empty());
+        let mut random = Rng::with_seed(seed);
+        let weights = draw_weights(&limits.kinds, &mut random);
+        let hot_position = random.u64(..limits.length_bytes_max);
+        Self { limits, weights, hot_position, random }
+    }
+
+    /// The weights this run has drawn.
+    pub fn weights(&self) -> &[(OpKind, u32)] {
+        &self.weights
+    }
+
+    fn kind(&mut self) -> OpKind {
+        let total: u32 = self.weights.iter().map(|(_, weight)| weight).sum();
+        let mut drawn = self.random.u32(..total);
+        for (kind, weight) in &self.weights {
+            match drawn.checked_sub(*weight) {
+                Some(rest) => drawn = rest,
+                None => return *kind,
+            }
+        }
+        unreachable!("a number below the sum of the weights belongs to one of them")
+    }
+
+    fn op(&mut self) -> Op {
+        let kind = self.kind();
+        let (position_bytes, length) = self.range();
+        let fill = self.random.u64(..);
+        match kind {
+            OpKind::Read => Op::Read { position_bytes, length },
+            OpKind::Write => Op::Write { position_bytes, length, fill },
+            OpKind::Pin => Op::Pin { position_bytes, length },
+            OpKind::Hold => Op::Hold { position_bytes, length },
+            OpKind::Pins => Op::Pins { position_bytes, length },
+            OpKind::PinMut => Op::PinMut { position_bytes, length, fill },
+            OpKind::SetLen => Op::SetLen { length_bytes: self.position() },
+            OpKind::SyncData => Op::SyncData,
+            OpKind::SyncAll => Op::SyncAll,
+            OpKind::SetMemory => {
+                Op::SetMemory { bytes: self.random.u64(self.limits.memory_bytes.clone()) }
+            }
+        }
+    }
+
+    /// Where and how much; ends within the limits.
+    fn range(&mut self) -> (u64, usize) {
+        let position = self.position().min(self.limits.length_bytes_max - 1);
+        let room = self.limits.length_bytes_max - position;
+        let most = room.min(self.limits.transfer_bytes_max as u64);
+        let length = match self.random.u32(..8) {
+            0 => 1,
+            1 | 2 => self.random.u64(1..=64),
+            3 | 4 => self.random.u64(1..=PAGE + 1),
+            5 => PAGE,
+            6 => self.random.u64(1..=4 * self.limits.folio_bytes),
+            _ => self.random.u64(1..=most),
+        };
+        (position, length.min(most) as usize)
+    }
+
+    fn position(&mut self) -> u64 {
+        let max = self.limits.length_bytes_max;
+        let anywhere = self.random.u64(..=max);
+        let edge = match self.random.u32(..8) {
+            0 | 1 => return anywhere,
+            2 | 3 => anywhere / PAGE * PAGE,
+            4 => anywhere / self.limits.folio_bytes * self.limits.folio_bytes,
+            5 | 6 => self.hot_position,
+            _ => max,
+        };
+        // At the edge, or a little to either side of it.
+        let side = *self.random.choice(&[0, 0, 1, 7, 64, 512]).expect("not empty");
+        let side = if self.random.bool() { edge + side } else { edge.saturating_sub(side) };
+        side.min(max)
+    }
+}
+
+impl Iterator for Workload {
+    type Item = Op;
+
+    /// The next operation; there always is one.
+    fn next(&mut self) -> Option<Op> {
+        Some(self.op())
+    }
+}
+
+/// Off, rare, usual or dominant, for each kind; at least one is on.
+fn draw_weights(kinds: &[OpKind], random: &mut Rng) -> Vec<(OpKind, u32)> {
+    let mut weights: Vec<_> = kinds
+        .iter()
+        .map(|kind| (*kind, *random.choice(&[0, 1, 4, 16]).expect("not empty")))
+        .collect();
+    if weights.iter().all(|(_, weight)| *weight == 0) {
+        let chosen = random.usize(..weights.len());
+        weights[chosen].1 = 1;
+    }
+    weights
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    fn limits() -> Limits {
+        Limits {
+            length_bytes_max: 200_000,
+            transfer_bytes_max: 50_000,
+            folio_bytes: 16384,
+            memory_bytes: 1 << 20..=2 << 20,
+            kinds: OpKind::ALL.to_vec(),
+        }
+    }
+
+    fn range_of(op: &Op) -> Option<(u64, usize)> {
+        match *op {
+            Op::Read { position_bytes, length }
+            | Op::Write { position_bytes, length, .. }
+            | Op::Pin { position_bytes, length }
+            | Op::Hold { position_bytes, length }
+            | Op::Pins { position_bytes, length }
+            | Op::PinMut { position_bytes, length, .. } => Some((position_bytes, length)),
+            Op::SetLen { length_bytes } => Some((length_bytes, 0)),
+            Op::SyncData | Op::SyncAll | Op::SetMemory { .. } => None,
+        }
+    }
+
+    #[test]
+    fn one_seed_is_one_sequence() {
+        let take = |seed| Workload::new(seed, limits()).take(100).collect::<Vec<_>>();
+        assert_eq!(take(5), take(5));
+        assert_ne!(take(5), take(6));
+    }
+
+    #[test]
+    fn operations_stay_within_the_limits_and_visit_the_edges() {
+        let mut seen = (false, false, false);
+        for op in (0..50).flat_map(|seed| Workload::new(seed, limits()).take(300)) {
+            if let Op::SetMemory { bytes } = op {
+                assert!((1 << 20..=2 << 20).contains(&bytes));
+            }
+            let Some((position, length)) = range_of(&op) else { continue };
+            assert!(position + length as u64 <= 200_000, "{op:?}");
+            assert!(length <= 50_000, "{op:?}");
+            assert!(length > 0 || matches!(op, Op::SetLen { .. }), "{op:?}");
+            let end = position + length as u64;
+            seen.0 |= end == 200_000;
+            seen.1 |= position > 0 && position.is_multiple_of(16384);
+            seen.2 |= position > 0 && (position + 1).is_multiple_of(PAGE);
+        }
+        assert_eq!(seen, (true, true, true));
+    }
+
+    #[test]
+    fn weights_differ_from_run_to_run_and_only_allowed_kinds_happen() {
+        let kinds = vec![OpKind::Read, OpKind::Write];
+        let mut drawn = HashSet::new();
+        for seed in 0..100 {
+            let limits = Limits { kinds: kinds.clone(), ..limits() };
+            let workload = Workload::new(seed, limits);
+            let weights: Vec<_> = workload.weights().iter().map(|(_, weight)| *weight).collect();
+            assert!(weights.iter().sum::<u32>() > 0);
+            drawn.insert(weights);
+            let allowed = |op: &Op| matches!(op, Op::Read { .. } | Op::Write { .. });
+            assert!(workload.take(50).all(|op| allowed(&op)));
+        }
+        assert!(drawn.len() > 8, "{drawn:?}");
+    }
+}

@@ -1,0 +1,69 @@
+//! The folio lock (`folio/lock.rs`) and waiting for write-back (`folio/flags.rs`).
+//!
+//! A sleeper of the model sleeps until it is woken (`sync/futex.rs`): a wake-up that is lost is a
+//! deadlock, which loom reports.
+
+use super::world::{World, join_all, model, model_bounded, spawn};
+use crate::folio::{Flag, FolioId};
+use std::sync::Arc;
+
+fn world_with_a_folio() -> (Arc<World>, FolioId) {
+    let world = World::new(1, 0, 1);
+    let id = world.allocate(0).into_id();
+    (world, id)
+}
+
+fn lock_and_change(world: &World, id: FolioId) {
+    let folio = world.folios.try_get(id).expect("alive");
+    let locked = folio.lock();
+    world.frame(id).content.change();
+    drop(locked);
+}
+
+/// Only one thread at a time holds the lock, and it sees what the last one did; nobody sleeps for
+/// ever. Dies with: Relaxed in `try_acquire`, in `acquire`, in `release`; no wake in `release`;
+/// sleepers that take the lock as LOCKED.
+#[test]
+fn loom_lock_excludes_and_publishes() {
+    // Two preemptions: three threads that also sleep take minutes with three.
+    // Two preemptions: three threads that also sleep take minutes with more.
+    model_bounded(2, || {
+        let (world, id) = world_with_a_folio();
+        let others = [(); 2].map(|()| spawn(&world, move |world| lock_and_change(world, id)));
+        lock_and_change(&world, id);
+        join_all(others);
+    });
+}
+
+/// A tried lock is a lock. Dies with: Relaxed in `try_acquire`, in `release`.
+#[test]
+fn loom_lock_try_lock_excludes_and_publishes() {
+    model(|| {
+        let (world, id) = world_with_a_folio();
+        let other = spawn(&world, move |world| lock_and_change(world, id));
+        let folio = world.folios.try_get(id).expect("alive");
+        if let Some(_locked) = folio.try_lock() {
+            world.frame(id).content.change();
+        }
+        other.join().unwrap();
+    });
+}
+
+/// Who waited for write-back sees the I/O done, and is woken.
+/// Dies with: Relaxed in `end_writeback`, in `wait_for_writeback`; no wake in `end_writeback`.
+#[test]
+fn loom_lock_writeback_waiters_see_its_end() {
+    model(|| {
+        let (world, id) = world_with_a_folio();
+        world.folios.get(id).flags.set(Flag::Writeback);
+        let wait = move |world: &World| {
+            world.folios.get(id).flags.wait_for_writeback();
+            world.frame(id).content.look();
+        };
+        let waiters = [spawn(&world, wait), spawn(&world, wait)];
+        world.frame(id).content.change();
+        world.folios.get(id).flags.end_writeback();
+        join_all(waiters);
+        assert!(!world.folios.get(id).flags.get(Flag::WritebackWaiters));
+    });
+}

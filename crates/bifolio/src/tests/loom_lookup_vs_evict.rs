@@ -1,0 +1,258 @@
+//! Lookups (`mapping/lookup.rs`) against eviction, removal and insertion.
+//!
+//! What must hold: a reference that a lookup returns is to a folio that stood at the index asked
+//! for while the reference was held, whatever its frame went through before.
+
+use super::world::{OWNER, World, model, spawn};
+use crate::folio::{Flag, FolioId, FolioRef};
+use crate::mapping::{Entry, EvictError, Lookup};
+use crate::sync::Ordering;
+use std::sync::Arc;
+
+/// A folio that a lookup returned is that of the index, and its content may be looked at.
+fn check_found(world: &World, folio: &FolioRef<'_>, index: u64) {
+    assert_eq!(world.mapping.head_index(index), folio.folio().index());
+    world.frame(folio.id()).content.look();
+}
+
+/// A world of `frames` frames with a folio at page 0.
+fn world_with_page_0(frames: u32) -> Arc<World> {
+    let world = World::new(frames, 0, 1);
+    assert!(world.fill(0, Entry::HOLE, 1));
+    world
+}
+
+/// A lookup finds the folio, which then stays, or misses it; it is freed once.
+/// Dies with: an eviction that does not freeze; Relaxed in the CAS of `try_freeze` or in
+/// `put_and_test` (the content is freed while a reader's look is unordered).
+#[test]
+fn loom_lookup_vs_evict_found_folios_stay() {
+    model(|| {
+        let world = world_with_page_0(1);
+        let reader = spawn(&world, |world| {
+            let Some(folio) = world.find(0) else { return };
+            check_found(world, &folio, 0);
+        });
+        let evicted = world.evict(0);
+        reader.join().unwrap();
+        assert_eq!(world.free_frames(), usize::from(evicted));
+        assert_eq!(world.entry(0).is_ready(), !evicted);
+        assert_eq!(world.mapping.resident_folios(), u64::from(!evicted));
+    });
+}
+
+/// Removal takes the place, not the memory: who holds the folio may look, the last put frees.
+/// Dies with: Relaxed in the CAS of `put_cold`, in `put_and_test`.
+#[test]
+fn loom_lookup_vs_remove_found_folios_stay() {
+    model(|| {
+        let world = world_with_page_0(1);
+        let reader = spawn(&world, |world| {
+            let Some(folio) = world.find(0) else { return };
+            check_found(world, &folio, 0);
+        });
+        world.remove(0);
+        reader.join().unwrap();
+        assert_eq!(world.free_frames(), 1);
+        assert_eq!(world.entry(0), Entry::HOLE);
+        assert_eq!(world.mapping.resident_folios(), 0);
+    });
+}
+
+/// R12: the frame is evicted and comes back as another page; a lookup never returns it as the old
+/// one. Dies with: L3 left out (`recheck`), Relaxed in `try_get` (A2), Relaxed in `init` (B5).
+#[test]
+fn loom_lookup_r12_never_a_folio_of_another_page() {
+    model(|| {
+        let world = world_with_page_0(1);
+        let reader = spawn(&world, |world| {
+            let Some(folio) = world.find(0) else { return };
+            check_found(world, &folio, 0);
+        });
+        if world.evict(0) {
+            assert!(world.fill(1, Entry::HOLE, 2));
+        }
+        reader.join().unwrap();
+    });
+}
+
+/// R12 with an old Entry in hand, as batched reads have it.
+/// Dies with: L3 left out, Relaxed in `try_get` (A2), Relaxed in `init` (B5).
+#[test]
+fn loom_lookup_r12_an_old_entry_gets_no_other_folio() {
+    model(|| {
+        let world = world_with_page_0(1);
+        let reader = spawn(&world, |world| {
+            let seen = world.entry(0);
+            if seen.is_folio()
+                && let Ok(folio) = world.mapping.try_get_named(&world.folios, 0, seen)
+            {
+                check_found(world, &folio, 0);
+            }
+        });
+        world.remove(0);
+        if world.free_frames() > 0 {
+            assert!(world.fill(1, Entry::HOLE, 2));
+        }
+        reader.join().unwrap();
+    });
+}
+
+/// Of two fillers of one page one wins; the other finds the winner's folio, set up and, once it has
+/// the lock, filled; its own frame is free again.
+/// Dies with: an insertion that stores instead of I1's CAS; Relaxed in `release` of the lock.
+#[test]
+fn loom_lookup_vs_insert_the_loser_finds_the_winners_folio() {
+    fn fill_or_find(world: &World, value: u64) -> bool {
+        let seen = match world.mapping.get_folio(&world.folios, 0, &mut 0) {
+            Lookup::Absent(seen) => seen,
+            found => panic!("nobody evicts: {found:?}"),
+        };
+        let won = world.fill(0, seen, value);
+        let folio = world.find(0).expect("there now");
+        let locked = folio.lock();
+        assert!(locked.flags.get(Flag::Uptodate));
+        check_found(world, &folio, 0);
+        won
+    }
+    model(|| {
+        let world = World::new(2, 0, 1);
+        let seen = Entry::HOLE;
+        let other = spawn(&world, move |world| {
+            let won = world.fill(0, seen, 2);
+            let folio = world.find(0).expect("there now");
+            let locked = folio.lock();
+            assert!(locked.flags.get(Flag::Uptodate));
+            check_found(world, &folio, 0);
+            won
+        });
+        let won = world.fill(0, seen, 1);
+        assert!(won != other.join().unwrap());
+        assert_eq!(world.free_frames(), 1);
+        assert_eq!(world.mapping.resident_folios(), 1);
+    });
+    model(|| {
+        let world = World::new(1, 0, 1);
+        assert!(fill_or_find(&world, 1));
+    });
+}
+
+/// An insertion comes after the removal of what stood at the index before, even if it looked
+/// before that was there: the place is its own.
+/// Dies with: Release instead of AcqRel in I1 (found so by this test).
+#[test]
+fn loom_lookup_vs_insert_follows_the_removal_it_replaces() {
+    fn insert_and_remove(world: &World) {
+        // A hole seen before anybody was here.
+        if world.fill(0, Entry::HOLE, 1) {
+            world.place.change();
+            world.remove(0);
+        }
+    }
+    model(|| {
+        let world = World::new(2, 0, 1);
+        let other = spawn(&world, insert_and_remove);
+        insert_and_remove(&world);
+        other.join().unwrap();
+        assert_eq!(world.free_frames(), 2);
+        assert_eq!(world.mapping.resident_folios(), 0);
+    });
+}
+
+/// Waiting on a frozen folio ends with the freeze: a dirty folio, whose eviction unfreezes it, is
+/// always found, after few rounds.
+/// Dies with: an eviction that keeps a dirty folio frozen (the model never ends).
+#[test]
+fn loom_lookup_vs_evict_waiting_is_bounded() {
+    model(|| {
+        let world = world_with_page_0(1);
+        world.find(0).expect("resident").folio().flags.set(Flag::Dirty);
+        let reader = spawn(&world, |world| {
+            let mut waits = 0;
+            let found = world.mapping.get_folio(&world.folios, 0, &mut waits);
+            assert!(matches!(found, Lookup::Folio(_)), "{found:?}");
+            assert!(waits <= 4, "{waits} rounds");
+        });
+        assert!(!world.evict(0));
+        reader.join().unwrap();
+        assert!(world.entry(0).is_ready());
+        assert_eq!(world.folios.get(FolioId(0)).references(), 1);
+    });
+}
+
+/// R13, whole: a holder dirties the folio and puts; eviction sees the mark or the reference.
+/// Dies with: the dirty test before the freeze, Relaxed in the CAS of `try_freeze` (B1).
+#[test]
+fn loom_lookup_vs_evict_r13_no_dirty_folio_is_evicted() {
+    model(|| {
+        let world = world_with_page_0(1);
+        let writer = spawn(&world, |world| {
+            let Some(folio) = world.find(0) else { return false };
+            // Without the folio lock: the pin word alone must carry it.
+            folio.folio().flags.set(Flag::Dirty);
+            true
+        });
+        let folio = world.find(0).expect("resident");
+        let locked = folio.lock();
+        let outcome = world.mapping.evict(folio, &locked, Entry::HOLE);
+        let was_dirty = matches!(outcome, Err(EvictError::Dirty(_)));
+        let evicted = match outcome {
+            Ok(frozen) => {
+                drop(locked);
+                frozen.free();
+                true
+            }
+            Err(_) => {
+                drop(locked);
+                false
+            }
+        };
+        let wrote = writer.join().unwrap();
+        assert!(!(evicted && wrote), "evicted a dirty folio");
+        assert!(!was_dirty || wrote);
+    });
+}
+
+/// A folio of two pages is found by its second page as by its first, and is gone from the second
+/// before it is gone from the first (MAPPING-2).
+/// Dies with: `unlink` that stores the head first, or Relaxed.
+#[test]
+fn loom_lookup_large_folio_the_head_goes_last() {
+    model(|| {
+        let world = World::new(2, 1, 1);
+        assert!(world.fill(0, Entry::HOLE, 1));
+        let reader = spawn(&world, |world| {
+            let head = world.entry(0);
+            let second = world.mapping.table().load(1, Ordering::Relaxed);
+            assert!(head.is_folio() || !second.is_folio(), "{second:?} outlives its head");
+            if let Some(folio) = world.find(1) {
+                assert_eq!(folio.id(), FolioId(0));
+                check_found(world, &folio, 1);
+            }
+        });
+        world.evict(1);
+        reader.join().unwrap();
+    });
+}
+
+/// A page of a folio under insertion names it only after the head does (MAPPING-2), and what it
+/// names is set up. Dies with: I2 before I1, Relaxed in I2 together with Relaxed in `init`.
+#[test]
+fn loom_lookup_large_folio_the_head_comes_first() {
+    model(|| {
+        let world = World::new(2, 1, 1);
+        let reader = spawn(&world, |world| {
+            let second = world.entry(1);
+            let head = world.mapping.table().load(0, Ordering::Relaxed);
+            if second.is_folio() {
+                assert!(head.is_folio(), "{second:?} came before its head");
+                let folio = world.mapping.try_get_named(&world.folios, 1, second);
+                let folio = folio.expect("nobody evicts");
+                assert_eq!((folio.id(), folio.folio().order()), (FolioId(0), 1));
+                assert_eq!((folio.folio().index(), folio.folio().owner()), (0, OWNER));
+            }
+        });
+        assert!(world.fill(0, Entry::HOLE, 1));
+        reader.join().unwrap();
+    });
+}

@@ -1,0 +1,173 @@
+//! The LRU (`lru/`): batches, drains, isolation, and the death of a listed folio.
+//!
+//! A batch has two slots in a model run.
+
+use super::world::{World, model, spawn};
+use crate::folio::{Flag, FolioId};
+use crate::lru::ListKind;
+use std::sync::Arc;
+
+fn is_listed(world: &World, id: FolioId) -> bool {
+    world.folios.get(id).flags.get(Flag::OnLru)
+}
+
+fn references(world: &World, id: FolioId) -> u64 {
+    world.folios.get(id).references()
+}
+
+fn inactive_pages(world: &World) -> u64 {
+    world.lru.sizes().inactive_pages
+}
+
+/// A new folio for the batch of `cpu`, which gets a reference of its own; ours stays with the id.
+fn add(world: &World, cpu: usize) -> FolioId {
+    let folio = world.allocate(0);
+    world.lru.add(&world.folios, folio.try_clone().expect("few references"), cpu);
+    folio.into_id()
+}
+
+/// A world with `folios` folios on the inactive list, each with one reference, the caller's.
+fn world_with_listed(folios: u32) -> Arc<World> {
+    let world = World::new(folios, 0, 1);
+    for _ in 0..folios {
+        add(&world, 0);
+    }
+    world.lru.drain_all(&world.folios);
+    world
+}
+
+/// LRU-3: after a drain returns, what was added before it is listed and the slot's reference put,
+/// also when another drain of the same batch is under way.
+/// Dies with: a drain that takes the batch's content out and lists it after unlocking.
+#[test]
+fn loom_lru_drains_return_when_all_is_done() {
+    model(|| {
+        let world = World::new(1, 0, 1);
+        let id = add(&world, 0);
+        let drain_and_check = move |world: &World| {
+            world.lru.drain_all(&world.folios);
+            assert!(is_listed(world, id));
+            assert_eq!(references(world, id), 1);
+        };
+        let other = spawn(&world, drain_and_check);
+        drain_and_check(&world);
+        other.join().unwrap();
+        assert_eq!(inactive_pages(&world), 1);
+    });
+}
+
+/// Adds, the second of which fills the batch, against a drain and a drain of all: nothing is lost
+/// or listed twice, and what the draining thread added itself is listed.
+/// Dies with: a full batch that is listed without its lock.
+#[test]
+fn loom_lru_add_vs_drain_vs_drain_all() {
+    model(|| {
+        let world = World::new(3, 0, 2);
+        let adder = spawn(&world, |world| [add(world, 0), add(world, 0)]);
+        let drainer = spawn(&world, |world| world.lru.drain(&world.folios, 0));
+        let own = add(&world, 1);
+        world.lru.drain_all(&world.folios);
+        assert!(is_listed(&world, own));
+        assert_eq!(references(&world, own), 1);
+        let added = adder.join().unwrap();
+        drainer.join().unwrap();
+        // The second add of a batch of two drained it, or a drain had taken the first.
+        world.lru.drain_all(&world.folios);
+        for id in added {
+            assert!(is_listed(&world, id));
+            assert_eq!(references(&world, id), 1);
+        }
+        assert_eq!(inactive_pages(&world), 3);
+    });
+}
+
+/// A drain puts the slot's reference, which may be the last: the folio dies off the list.
+/// Dies with: putting the slots' references under the lists' lock (a deadlock).
+#[test]
+fn loom_lru_add_vs_drain_vs_last_put() {
+    model(|| {
+        let world = World::new(1, 0, 1);
+        let id = add(&world, 0);
+        let drainer = spawn(&world, |world| world.lru.drain(&world.folios, 0));
+        drop(world.folios.adopt(id));
+        drainer.join().unwrap();
+        assert_eq!(world.free_frames(), 1);
+        assert_eq!(inactive_pages(&world), 0);
+    });
+}
+
+/// Isolation against the last put: the folio is isolated alive, or dies off all lists; it is never
+/// left on a list dead, where its frame's next life would be linked twice.
+/// Dies with: `isolate` unlinking before it has the reference (found so by this test).
+#[test]
+fn loom_lru_isolate_vs_last_put() {
+    model(|| {
+        let world = world_with_listed(1);
+        let isolator = spawn(&world, |world| {
+            let mut isolated = Vec::new();
+            world.lru.isolate(&world.folios, ListKind::Inactive, 1, &mut isolated);
+            for folio in &isolated {
+                world.frame(folio.id()).content.look();
+            }
+        });
+        drop(world.folios.adopt(FolioId(0)));
+        isolator.join().unwrap();
+        assert_eq!(world.free_frames(), 1);
+        assert_eq!(inactive_pages(&world), 0);
+    });
+}
+
+/// An add under way against isolation and the last put of the folio listed before.
+/// Dies with: `isolate` unlinking before it has the reference.
+#[test]
+fn loom_lru_add_vs_isolate_vs_last_put() {
+    model(|| {
+        let world = World::new(2, 0, 1);
+        let dying = add(&world, 0);
+        world.lru.drain_all(&world.folios);
+        let isolator = spawn(&world, |world| {
+            let mut isolated = Vec::new();
+            world.lru.isolate(&world.folios, ListKind::Inactive, 2, &mut isolated);
+            world.lru.put_back(&world.folios, &mut isolated, ListKind::Inactive);
+        });
+        let adder = spawn(&world, |world| {
+            let id = add(world, 0);
+            world.lru.drain(&world.folios, 0);
+            id
+        });
+        drop(world.folios.adopt(dying));
+        isolator.join().unwrap();
+        let added = adder.join().unwrap();
+        // The dying one's frame is free, or was and is the added one's now.
+        assert_eq!(world.free_frames(), 1);
+        assert_eq!(references(&world, added), 1);
+        assert!(is_listed(&world, added));
+        assert_eq!(inactive_pages(&world), 1);
+    });
+}
+
+/// LRU-1: a folio is in one isolation at a time, whatever is put back meanwhile, and is back on
+/// the list with the references it had.
+/// Dies with: `isolate` leaving the folio listed; the lists' lock left out.
+#[test]
+fn loom_lru_put_back_vs_isolate() {
+    fn isolate_and_put_back(world: &World) {
+        let mut isolated = Vec::new();
+        world.lru.isolate(&world.folios, ListKind::Inactive, 1, &mut isolated);
+        for folio in &isolated {
+            world.frame(folio.id()).content.change();
+        }
+        world.lru.put_back(&world.folios, &mut isolated, ListKind::Inactive);
+    }
+    model(|| {
+        let world = world_with_listed(2);
+        let other = spawn(&world, isolate_and_put_back);
+        isolate_and_put_back(&world);
+        other.join().unwrap();
+        assert_eq!(inactive_pages(&world), 2);
+        for id in [FolioId(0), FolioId(1)] {
+            assert!(is_listed(&world, id));
+            assert_eq!(references(&world, id), 1);
+        }
+    });
+}
