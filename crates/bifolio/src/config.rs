@@ -85,6 +85,19 @@ pub(crate) fn validate_memory(bytes: u64) -> Result<()> {
     Err(ErrorKind::Config { name: "memory", problem }.into())
 }
 
+/// Checks that a folio, its descriptors and a page of the table fit in the bound at all.
+pub(crate) fn validate_folio_fits(folio_bytes: u64, bound_bytes: u64) -> Result<()> {
+    let needed_bytes = folio_bytes + folio_bytes / 64 + FOLIO_BYTES_MIN;
+    if needed_bytes <= bound_bytes {
+        return Ok(());
+    }
+    let problem = format!(
+        "a folio of {folio_bytes} bytes needs a bound of {needed_bytes}, and the cache has \
+         {bound_bytes}"
+    );
+    Err(ErrorKind::Config { name: "folio_bytes", problem }.into())
+}
+
 /// Checks a folio size and gives log2 of its pages.
 pub(crate) fn folio_order(folio_bytes: u64) -> Result<u8> {
     let allowed = FOLIO_BYTES_MIN..=FOLIO_BYTES_MAX;

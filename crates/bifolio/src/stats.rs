@@ -164,6 +164,43 @@ struct Current {
     block: *const Block,
 }
 
+/// The block of the calling thread: asked for first, added to later, so that a hit can judge
+/// whether there is one together with everything else.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ThreadBlock {
+    block: *const Block,
+    is_known: bool,
+}
+
+impl ThreadBlock {
+    /// The calling thread's block of the counters with this id, if it used those last.
+    #[inline(always)]
+    pub(crate) fn of(id: u64) -> Self {
+        let current = CURRENT.get();
+        Self { block: current.block, is_known: current.id == id }
+    }
+
+    /// Whether the thread has a block; if not, [`Counters::add`] gives it one.
+    #[inline(always)]
+    pub(crate) fn is_known(self) -> bool {
+        self.is_known
+    }
+
+    /// Adds to a counter; nothing if there is no block.
+    #[inline(always)]
+    pub(crate) fn add(self, counter: Counter, count: u64) {
+        if !self.is_known {
+            return;
+        }
+        // SAFETY: `block` came from an `Arc` in this thread's `LENT` (it is not `Send`), which
+        // drops it only after clearing `CURRENT`, or after its counters are gone and their id with
+        // them.
+        let block = unsafe { &*self.block };
+        let word = &block.counts[counter as usize];
+        word.store(word.load(Ordering::Relaxed).wrapping_add(count), Ordering::Relaxed);
+    }
+}
+
 /// A block lent to a thread; goes back when the thread ends.
 struct Lent {
     id: u64,
@@ -202,12 +239,17 @@ impl Counters {
     /// Adds `count` to a counter.
     #[inline(always)]
     pub(crate) fn add(&self, counter: Counter, count: u64) {
-        let current = CURRENT.get();
-        if current.id == self.id {
-            Self::bump(current.block, counter, count);
+        let block = ThreadBlock::of(self.id);
+        if block.is_known() {
+            block.add(counter, count);
         } else {
             self.add_cold(counter, count);
         }
+    }
+
+    /// What [`ThreadBlock::of`] takes.
+    pub(crate) fn id(&self) -> u64 {
+        self.id
     }
 
     #[cold]
@@ -227,22 +269,12 @@ impl Counters {
         match block {
             Ok(block) => {
                 let _ = CURRENT.try_with(|current| current.set(Current { id: self.id, block }));
-                Self::bump(block, counter, count);
+                ThreadBlock { block, is_known: true }.add(counter, count);
             }
             Err(_) => {
                 self.late.counts[counter as usize].fetch_add(count, Ordering::Relaxed);
             }
         }
-    }
-
-    /// Adds to a block of the calling thread.
-    #[inline(always)]
-    fn bump(block: *const Block, counter: Counter, count: u64) {
-        // SAFETY: `block` came from an `Arc` in this thread's `LENT`, which drops it only after
-        // clearing `CURRENT`, or after its counters are gone and their id with them.
-        let block = unsafe { &*block };
-        let word = &block.counts[counter as usize];
-        word.store(word.load(Ordering::Relaxed).wrapping_add(count), Ordering::Relaxed);
     }
 
     fn lend(&self) -> Lent {

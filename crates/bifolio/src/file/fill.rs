@@ -6,7 +6,7 @@
 
 use super::handle::Handle;
 use crate::error::{Error, ErrorKind, Result};
-use crate::folio::{COUNT_MAX, Flag, FolioId, FolioRef, LockedFolio};
+use crate::folio::{COUNT_MAX, Flag, Folio, FolioId, FolioRef, LockedFolio};
 use crate::lru::Shadow;
 use crate::mapping::{Entry, Lookup, PAGE_BYTES};
 use crate::stats::Counter;
@@ -76,8 +76,11 @@ impl Handle {
         self.reclaim.charge_table(mapping.table(), index)?;
         let order = mapping.order();
         let id = self.reclaim.allocate(order, self.neighbour(index))?;
-        let folio = memory.folios.start(id, self.inode.address(), index, order);
+        // Without an owner until it is locked: reclaim may come by, on its way through the chunk,
+        // and must not take it for a folio that is in its table.
+        let folio = memory.folios.start(id, 0, index, order);
         let lock = folio.lock();
+        Folio::set_owner(&lock, self.inode.address());
         let references = (folio.try_clone(), folio.try_clone());
         let (Some(for_table), Some(for_lru)) = references else {
             unreachable!("a new folio has no other references");

@@ -13,7 +13,7 @@ use super::handle::Handle;
 use crate::folio::{FolioId, FolioRef, Folios, TryGet};
 use crate::lru::Memory;
 use crate::mapping::{Entry, PAGE_BYTES, PAGE_SHIFT, read_validated, recheck};
-use crate::stats::Counter;
+use crate::stats::{Counter, ThreadBlock};
 use crate::sync::{AtomicU64, Ordering};
 use crate::sys::copy;
 use std::ops::Range;
@@ -26,6 +26,7 @@ pub(super) struct HitPath {
     frames: *const u8,
     len_bytes: *const AtomicU64,
     folio_bytes: u64,
+    counters_id: u64,
     memory: *const Memory,
     #[cfg(feature = "ablation")]
     pub(super) pin_mode: crate::config::PinMode,
@@ -48,6 +49,7 @@ impl HitPath {
             frames: handle.inode.memory.arena.base(),
             len_bytes,
             folio_bytes: mapping.folio_bytes(),
+            counters_id: handle.inode.memory.counters.id(),
             memory: &*handle.inode.memory,
             #[cfg(feature = "ablation")]
             pin_mode: handle.pin_mode,
@@ -56,28 +58,32 @@ impl HitPath {
 
     /// Copies `buffer.len()` bytes at `position` if they lie in one resident page that nobody
     /// changes meanwhile; tells whether it did. A page that was not marked as used yet is not
-    /// served: the cold path marks it.
+    /// served: the cold path marks it. Nor is a thread's first read, which registers its counters.
     #[inline(always)]
     pub(super) fn read(&self, buffer: &mut [u8], position: u64) -> bool {
         let in_page = position & (PAGE_BYTES - 1);
         let length = buffer.len() as u64;
-        if in_page + length > PAGE_BYTES || position.saturating_add(length) > self.len_bytes() {
+        // Both at once, for one branch: see `read_validated`.
+        let in_file = position.saturating_add(length) <= self.len_bytes();
+        if !((in_page + length <= PAGE_BYTES) & in_file) {
             return false;
         }
         // The end of the range is in the file, so the Entry of its first byte is in the table.
         let word = self.entry_word(position >> PAGE_SHIFT);
-        let copied = read_validated(word, Entry::is_ready_and_referenced, |entry| {
+        let block = ThreadBlock::of(self.counters_id);
+        let is_wanted = |entry: Entry| entry.is_referenced() & block.is_known();
+        let copied = read_validated(word, is_wanted, |entry| {
             let offset = entry.frame_offset_bytes() + in_page as usize;
             let source = self.frames.wrapping_add(offset);
-            // SAFETY: a READY Entry names a frame of the arena, which stays mapped (FRAMES-2);
-            // the range ends inside the frame, checked above; `buffer` is not frame memory.
+            // SAFETY: every Entry leads to a frame of the arena (ENTRY-1), which stays mapped
+            // (FRAMES-2); the range ends inside the frame, checked above; `buffer` is not frame
+            // memory.
             unsafe { copy::copy_out(source, buffer) };
         });
-        if copied.is_none() {
-            return false;
+        if copied.is_some() {
+            block.add(Counter::HitOptimistic, 1);
         }
-        self.memory().counters.add(Counter::HitOptimistic, 1);
-        true
+        copied.is_some()
     }
 
     /// Takes a reference to the folio that `range` lies in, if that is resident and was marked as
@@ -95,7 +101,7 @@ impl HitPath {
         let word = self.entry_word(range.start >> PAGE_SHIFT);
         // Acquire: pairs with the Release in `set_ready`: the folio is uptodate.
         let seen = Entry::from_word(word.load(Ordering::Acquire));
-        if !seen.is_ready_and_referenced() {
+        if !seen.is_referenced() {
             return None;
         }
         let folio = try_get(&self.memory().folios, seen.folio_id()).ok()?;

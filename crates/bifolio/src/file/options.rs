@@ -92,7 +92,7 @@ impl OpenOptions {
 
     /// The most the file may grow to while it is open, bytes: address space for its table (one
     /// 512th of this) is reserved at the first open. By default 1 TiB or four times the length,
-    /// whichever is more, for a writable file.
+    /// whichever is more, unless the file is immutable.
     pub fn len_max(mut self, bytes: u64) -> Self {
         self.len_max_bytes = Some(bytes);
         self
@@ -121,7 +121,8 @@ impl OpenOptions {
     pub(crate) fn len_max_bytes(&self, len_bytes: u64) -> Result<u64> {
         let chosen = self.len_max_bytes.unwrap_or_else(|| {
             let growing = len_bytes.saturating_mul(4).max(LEN_MAX_BYTES_DEFAULT);
-            let wanted = if self.write { growing } else { len_bytes };
+            // Also for a reader: a writer may come later.
+            let wanted = if self.immutable { len_bytes } else { growing };
             wanted.min(LEN_MAX_BYTES_LIMIT).max(len_bytes)
         });
         if chosen < len_bytes || chosen > LEN_MAX_BYTES_LIMIT {

@@ -184,6 +184,10 @@ impl Clone for Hold {
 
 impl Drop for Hold {
     fn drop(&mut self) {
+        if self.handle.registry.gate.is_forked() {
+            // The reference is the parent's.
+            return;
+        }
         drop(self.memory.folios.adopt(self.id));
     }
 }
@@ -191,8 +195,8 @@ impl Drop for Hold {
 /// Bytes of one folio, to be changed in place: nobody else reads or writes the folio through the
 /// cache's calls while this lives; pins taken before still point to it.
 ///
-/// What was changed is dirty, whether it was changed or not. Holds the folio's lock: a call of the
-/// same thread on the same folio waits for itself.
+/// The folio is dirty, whether it was changed or not. Holds the folio's lock: a call of the same
+/// thread that needs the folio (a sync or a close among them) would wait for itself.
 #[derive(Debug)]
 pub struct PinMut<'a> {
     // In the order they must go: the window closes under the lock, the lock under the reference.

@@ -18,6 +18,7 @@ use crate::mapping::{Entry, PAGE_BYTES, PAGE_SHIFT, read_validated};
 use crate::stats::Counter;
 use crate::sync::{AtomicU64, Ordering};
 use crate::sys::copy;
+use arrayvec::ArrayVec;
 
 /// Optimistic attempts at a page before a reference, or the lock, decides.
 const ATTEMPTS_MAX: u32 = 4;
@@ -28,7 +29,7 @@ const LINE_BYTES: usize = 64;
 /// References to consecutive folios, from the one that holds page `first` on.
 #[derive(Debug, Default)]
 struct ReadBatch<'a> {
-    folios: Vec<FolioRef<'a>>,
+    folios: ArrayVec<FolioRef<'a>, BATCH_SLOTS>,
     /// One page behind the last folio.
     end: u64,
 }
@@ -135,13 +136,12 @@ impl File {
         let mapping = &self.handle.inode.mapping;
         let folios = &self.handle.inode.memory.folios;
         let visible = mapping.len_bytes().saturating_sub(position).min(length);
-        let mut batch = ReadBatch { folios: Vec::new(), end: position >> PAGE_SHIFT };
+        let mut batch = ReadBatch { folios: ArrayVec::new(), end: position >> PAGE_SHIFT };
         if visible == 0 {
             return batch;
         }
         let last = (position + visible - 1) >> PAGE_SHIFT;
-        batch.folios.reserve_exact(BATCH_SLOTS.min((last - batch.end + 1) as usize));
-        while batch.end <= last && batch.folios.len() < BATCH_SLOTS {
+        while batch.end <= last && !batch.folios.is_full() {
             // Acquire: pairs with the Release in `set_ready`: the folio is uptodate.
             let seen = mapping.table().load(batch.end, Ordering::Acquire);
             if !seen.is_ready() {
@@ -199,9 +199,7 @@ impl File {
             let word = mapping.table().word(index);
             if self.copy_validated(word, in_page, target) {
                 let seen = mapping.table().load(index, Ordering::Relaxed);
-                if seen.is_ready() && !seen.is_referenced() {
-                    mapping.table().mark_referenced(index, seen);
-                }
+                mapping.table().mark_referenced(index, seen);
                 return true;
             }
             self.handle.inode.memory.counters.add(Counter::OptimisticRetry, 1);

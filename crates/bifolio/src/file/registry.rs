@@ -135,6 +135,8 @@ impl Registry {
 
     fn make_inode(&self, backing: &Arc<dyn Backing>, options: &OpenOptions) -> Result<Arc<Inode>> {
         let order = config::folio_order(options.folio_bytes)?;
+        let bound_bytes = self.reclaim.memory.arena.usage().bound_bytes;
+        config::validate_folio_fits(options.folio_bytes, bound_bytes)?;
         let len_bytes = crate::io::len_bytes(&**backing)?;
         let len_max_bytes = options.len_max_bytes(len_bytes)?;
         let memory = Arc::clone(&self.reclaim.memory);

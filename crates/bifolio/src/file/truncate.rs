@@ -1,9 +1,8 @@
 //! Changing the length.
 //!
-//! A cut, in this order (WRITEBACK-4): the length, so that no write-out that starts from now on
-//! reaches behind it; wait for those in flight; the backing; then the folios behind the new end,
-//! dirty or not; then zeros behind the end in the folio that holds it (FILE-1). If the backing
-//! refuses, the old length stands again and nothing is lost.
+//! A cut, in this order: the length and the backing, between two write-outs (WRITEBACK-4); then
+//! the folios behind the new end, dirty or not; then zeros behind the end in the folio that holds
+//! it (FILE-1). If the backing refuses, the old length stands again and nothing is lost.
 
 use super::File;
 use crate::error::Result;
@@ -26,18 +25,10 @@ impl File {
         handle.check_len(len_bytes)?;
         let inode = &handle.inode;
         let _resizing = inode.lock_resizing();
-        let before_bytes = inode.mapping.len_bytes();
-        if len_bytes >= before_bytes {
-            inode.set_len_on_backing(len_bytes)?;
-            inode.mapping.set_len_bytes(len_bytes);
-            return Ok(());
+        if len_bytes >= inode.mapping.len_bytes() {
+            return Ok(inode.grow(len_bytes)?);
         }
-        inode.mapping.set_len_bytes(len_bytes);
-        inode.wait_for_writeback();
-        if let Err(error) = inode.set_len_on_backing(len_bytes) {
-            inode.mapping.set_len_bytes(before_bytes);
-            return Err(error.into());
-        }
+        inode.cut(len_bytes)?;
         inode.remove_folios_from(len_bytes.div_ceil(self.folio_bytes()) * self.folio_bytes());
         self.zero_tail(len_bytes);
         Ok(())

@@ -79,6 +79,11 @@ impl Folio {
         self.flags.reset();
     }
 
+    /// The folio is about to enter its owner's table; the proof is the lock (rule 2).
+    pub(crate) fn set_owner(locked: &LockedFolio<'_>, owner: u64) {
+        locked.owner.store(owner, Ordering::Relaxed);
+    }
+
     /// The folio has left its table; the proof is the lock (rule 2).
     pub(crate) fn clear_owner(locked: &LockedFolio<'_>) {
         locked.owner.store(0, Ordering::Relaxed);

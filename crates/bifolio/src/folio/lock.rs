@@ -64,7 +64,8 @@ impl<'a> LockedFolio<'a> {
 
     /// Takes the lock if it is free.
     pub(super) fn try_lock(folio: &'a Folio) -> Option<Self> {
-        folio.lock.try_acquire().then_some(Self { folio })
+        // Not `then_some`: a guard made in vain would unlock what somebody else has locked.
+        folio.lock.try_acquire().then(|| Self { folio })
     }
 }
 
@@ -79,5 +80,20 @@ impl std::ops::Deref for LockedFolio<'_> {
 impl Drop for LockedFolio<'_> {
     fn drop(&mut self) {
         self.folio.lock.release();
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_try_that_fails_leaves_the_lock_with_its_holder() {
+        let folio = Folio::default();
+        let held = LockedFolio::lock(&folio);
+        assert!(LockedFolio::try_lock(&folio).is_none());
+        assert!(LockedFolio::try_lock(&folio).is_none(), "the first try unlocked it");
+        drop(held);
+        assert!(LockedFolio::try_lock(&folio).is_some());
     }
 }

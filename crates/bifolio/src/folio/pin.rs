@@ -156,7 +156,8 @@ impl PinWord {
     #[cold]
     fn try_get_cold(&self, after: PinState, references: u64) -> TryGet {
         if !after.is_frozen() {
-            // Over the limit, but ours: give back. It cannot be the last: COUNT_MAX others remain.
+            // Over the limit, but ours: give back. It is the last only if all of the COUNT_MAX
+            // others put in this instant; then the folio leaks, frozen, and nothing worse.
             let put = self.put_and_test(references);
             debug_assert_eq!(put, Put::Done);
             return TryGet::Refused;

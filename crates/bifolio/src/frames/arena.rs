@@ -8,7 +8,9 @@
 //! of the right order, then an empty chunk of another order, then a new chunk. What else there is,
 //! eviction must free. A chunk that is wanted for another order, or back by the kernel, is
 //! *evacuated*: nothing is allocated in it any more, its folios are evicted one by one (by
-//! `reclaim`), and when it is empty it changes its role.
+//! `reclaim`), and when it is empty it changes its role. Where pins keep every chunk from being
+//! emptied, single slots can be *retired*: given back by themselves, at the price of a huge page,
+//! and revived when the budget allows.
 //!
 //! # Safety
 //! Hands out addresses inside the reservation; touches none.
@@ -64,6 +66,8 @@ struct State {
     available: [Vec<u32>; ORDER_MAX as usize + 1],
     free_pages: u64,
     frame_pages: u64,
+    /// In all chunks.
+    retired_slots: u64,
 }
 
 /// See the head of the file.
@@ -90,7 +94,7 @@ impl Arena {
         let bytes = chunks.checked_mul(CHUNK_BYTES).ok_or_else(too_large)?;
         let bytes = usize::try_from(bytes).map_err(|_| too_large())?;
         let memory = Reservation::new(bytes, CHUNK_BYTES as usize)?;
-        memory.keep_from_fork();
+        memory.wipe_on_fork();
         if huge_pages == HugePages::Never {
             memory.refuse_huge_pages();
         }
@@ -100,6 +104,7 @@ impl Arena {
             available: Default::default(),
             free_pages: 0,
             frame_pages: 0,
+            retired_slots: 0,
         };
         let obtainable_pages = AtomicU64::new(state.obtainable_pages());
         Ok(Self { memory, features, huge_pages, state: Mutex::new(state), obtainable_pages })
@@ -131,7 +136,7 @@ impl Arena {
     pub(crate) fn can_allocate(&self, order: u8) -> bool {
         let mut state = self.state.lock();
         let room = state.any_slot(order).is_some() || state.empty_chunk(order).is_some();
-        room || state.affordable_pages(order) > 0
+        room || state.affordable_pages(order) > 0 || state.revivable_slot(order).is_some()
     }
 
     /// Finds a free frame run for a folio of `order`, after `near` if possible.
@@ -153,7 +158,10 @@ impl Arena {
             Some(found) => found,
             None => match self.add_chunk(&mut state, order, folios)? {
                 Some(chunk) => (chunk, 0),
-                None => return Ok(None),
+                None => match self.revive_slot(&mut state, order)? {
+                    Some(found) => found,
+                    None => return Ok(None),
+                },
             },
         };
         state.take(chunk, slot);
@@ -208,15 +216,15 @@ impl Arena {
     }
 
     /// Starts to empty the chunk with the fewest folios among those that `wanted` accepts by
-    /// order and that are not in `tried`.
+    /// order and resident pages and that are not in `tried`.
     pub(crate) fn begin_evacuation(
         &self,
-        wanted: impl Fn(u8) -> bool,
+        wanted: impl Fn(u8, u32) -> bool,
         tried: &[usize],
     ) -> Option<Evacuation> {
         let mut state = self.state.lock();
         let candidates = state.chunks.iter().enumerate().filter(|(number, chunk)| {
-            let fits = chunk.role != Role::Vacant && wanted(chunk.order());
+            let fits = chunk.role != Role::Vacant && wanted(chunk.order(), chunk.pages);
             fits && !chunk.draining && !tried.contains(number)
         });
         let (number, _) = candidates.min_by_key(|(_, c)| c.used_slots() << c.order())?;
@@ -237,7 +245,7 @@ impl Arena {
         let mut state = self.state.lock();
         state.chunks[number].draining = false;
         let empty = state.chunks[number].is_empty();
-        if empty && release {
+        if empty && (release || state.chunks[number].retired_slots() > 0) {
             self.release_chunk(&mut state, number);
         } else {
             state.list(number);
@@ -294,19 +302,64 @@ impl Arena {
     /// Gives an empty chunk back to the kernel. Its descriptors stay, and stay charged.
     fn release_chunk(&self, state: &mut State, number: usize) {
         let chunk = &mut state.chunks[number];
-        let bytes = u64::from(chunk.pages) * PAGE_BYTES;
+        let whole_bytes = u64::from(chunk.pages) * PAGE_BYTES;
+        let resident_pages = u64::from(chunk.resident_pages());
+        let retired_slots = u64::from(chunk.retired_slots());
         let free_pages = u64::from(chunk.free_pages());
         let offset_bytes = number * CHUNK_BYTES as usize;
-        if self.memory.release(offset_bytes, bytes as usize).is_err() {
+        if self.memory.release(offset_bytes, whole_bytes as usize).is_err() {
             // The kernel keeps it, so it stays charged and in service.
             state.list(number);
             return;
         }
-        state.frame_pages -= u64::from(chunk.pages);
+        chunk.cut(0);
         chunk.role = Role::Vacant;
         chunk.pages = 0;
+        state.frame_pages -= resident_pages;
+        state.retired_slots -= retired_slots;
         state.free_pages -= free_pages;
+        state.budget.give_back(resident_pages * PAGE_BYTES);
+    }
+
+    /// Gives the frames of one free slot, of the smallest folio size there is, back to the kernel.
+    /// Tells whether there was one.
+    pub(crate) fn retire_slot(&self) -> bool {
+        let mut state = self.state.lock();
+        let Some((number, slot)) = (0..=ORDER_MAX).find_map(|order| state.any_slot(order)) else {
+            return false;
+        };
+        let order = state.chunks[number].order();
+        let bytes = PAGE_BYTES << order;
+        let offset_bytes = slot_offset_bytes(number, slot, order);
+        if self.memory.release(offset_bytes, bytes as usize).is_err() {
+            return false;
+        }
+        state.chunks[number].retire(slot);
+        if state.chunks[number].free_slots() == 0 {
+            state.unlist(number);
+        }
+        state.retired_slots += 1;
+        state.free_pages -= 1 << order;
+        state.frame_pages -= 1 << order;
         state.budget.give_back(bytes);
+        self.publish(&state);
+        true
+    }
+
+    /// Makes a retired slot of the right size resident again, if the budget allows it.
+    fn revive_slot(&self, state: &mut State, order: u8) -> io::Result<Option<(usize, u32)>> {
+        let Some((number, slot)) = state.revivable_slot(order) else { return Ok(None) };
+        let bytes = PAGE_BYTES << order;
+        let offset_bytes = slot_offset_bytes(number, slot, order);
+        self.memory.populate(offset_bytes, bytes as usize, false, &self.features)?;
+        let taken = state.budget.try_take(bytes);
+        debug_assert!(taken, "looked at just now");
+        state.chunks[number].revive(slot);
+        state.retired_slots -= 1;
+        state.free_pages += 1 << order;
+        state.frame_pages += 1 << order;
+        state.list(number);
+        Ok(Some((number, slot)))
     }
 
     fn may_use_huge_pages(&self) -> bool {
@@ -317,6 +370,10 @@ impl Arena {
     fn publish(&self, state: &State) {
         self.obtainable_pages.store(state.obtainable_pages(), Ordering::Relaxed);
     }
+}
+
+fn slot_offset_bytes(chunk: usize, slot: u32, order: u8) -> usize {
+    chunk * CHUNK_BYTES as usize + ((slot as usize) << order) * PAGE_BYTES as usize
 }
 
 impl State {
@@ -352,11 +409,23 @@ impl State {
         slot.map(|slot| (number, slot))
     }
 
+    /// A slot that could be made resident again.
+    fn revivable_slot(&self, order: u8) -> Option<(usize, u32)> {
+        if self.retired_slots == 0 || self.budget.left_bytes() < PAGE_BYTES << order {
+            return None;
+        }
+        let usable = |chunk: &Chunk| chunk.role == Role::Slots { order } && !chunk.draining;
+        let mut slots = self.chunks.iter().enumerate().filter(|(_, chunk)| usable(chunk));
+        slots.find_map(|(number, chunk)| Some((number, chunk.first_retired()?)))
+    }
+
     /// A chunk that holds nothing, of another order.
     fn empty_chunk(&self, order: u8) -> Option<usize> {
         let others = (0..=ORDER_MAX).filter(|other| *other != order);
         let mut listed = others.flat_map(|other| self.available[other as usize].iter());
-        let fits = |chunk: &Chunk| chunk.is_empty() && chunk.pages >= 1 << order;
+        let fits = |chunk: &Chunk| {
+            chunk.is_empty() && chunk.retired_slots() == 0 && chunk.pages >= 1 << order
+        };
         listed.find(|number| fits(&self.chunks[**number as usize])).map(|number| *number as usize)
     }
 

@@ -34,8 +34,11 @@ pub(super) struct Chunk {
     /// On the list of chunks of its order that have free slots.
     pub(super) listed: bool,
     free_slots: u32,
+    retired_slots: u32,
     /// Bit i: slot i is free.
     free: [u64; WORDS],
+    /// Bit i: slot i is not resident, though the chunk is.
+    retired: [u64; WORDS],
 }
 
 impl Chunk {
@@ -47,7 +50,9 @@ impl Chunk {
             draining: false,
             listed: false,
             free_slots: 0,
+            retired_slots: 0,
             free: [0; WORDS],
+            retired: [0; WORDS],
         }
     }
 
@@ -63,7 +68,16 @@ impl Chunk {
     }
 
     pub(super) fn used_slots(&self) -> u32 {
-        self.slots() - self.free_slots
+        self.slots() - self.free_slots - self.retired_slots
+    }
+
+    pub(super) fn retired_slots(&self) -> u32 {
+        self.retired_slots
+    }
+
+    /// Pages that are resident: all but those of retired slots.
+    pub(super) fn resident_pages(&self) -> u32 {
+        self.pages - (self.retired_slots << self.order())
     }
 
     pub(super) fn free_slots(&self) -> u32 {
@@ -82,7 +96,9 @@ impl Chunk {
     pub(super) fn cut(&mut self, order: u8) {
         self.role = Role::Slots { order };
         self.free_slots = self.slots();
+        self.retired_slots = 0;
         self.free = [0; WORDS];
+        self.retired = [0; WORDS];
         for slot in 0..self.free_slots {
             self.free[slot as usize / 64] |= 1 << (slot % 64);
         }
@@ -111,9 +127,34 @@ impl Chunk {
         self.free_slots += 1;
     }
 
+    /// Makes a free slot one that is not resident.
+    pub(super) fn retire(&mut self, slot: u32) {
+        self.take(slot);
+        self.retired[slot as usize / 64] |= 1 << (slot % 64);
+        self.retired_slots += 1;
+    }
+
+    /// Makes a retired slot a free one.
+    pub(super) fn revive(&mut self, slot: u32) {
+        debug_assert!(self.is_retired(slot), "slot {slot} is not retired");
+        self.retired[slot as usize / 64] &= !(1 << (slot % 64));
+        self.retired_slots -= 1;
+        self.put(slot);
+    }
+
+    /// The lowest retired slot.
+    pub(super) fn first_retired(&self) -> Option<u32> {
+        let word = self.retired.iter().position(|word| *word != 0)?;
+        Some(word as u32 * 64 + self.retired[word].trailing_zeros())
+    }
+
+    fn is_retired(&self, slot: u32) -> bool {
+        self.retired[slot as usize / 64] & (1 << (slot % 64)) != 0
+    }
+
     /// The slots in use.
     pub(super) fn used(&self) -> impl Iterator<Item = u32> + '_ {
-        (0..self.slots()).filter(|slot| !self.is_free(*slot))
+        (0..self.slots()).filter(|slot| !self.is_free(*slot) && !self.is_retired(*slot))
     }
 }
 
@@ -139,6 +180,25 @@ mod tests {
                 chunk.put(slot);
             }
             assert!(chunk.is_empty());
+        }
+    }
+
+    #[test]
+    fn a_retired_slot_is_neither_free_nor_used_nor_resident() {
+        for order in 0..ORDER_MAX {
+            let mut chunk = Chunk::vacant();
+            chunk.pages = CHUNK_PAGES;
+            chunk.cut(order);
+            let slots = chunk.slots();
+            chunk.take(0);
+            chunk.retire(1);
+            assert_eq!((chunk.free_slots(), chunk.used_slots()), (slots - 2, 1));
+            assert_eq!(chunk.resident_pages(), CHUNK_PAGES - (1 << order));
+            assert_eq!(chunk.used().collect::<Vec<_>>(), [0]);
+            assert!(!chunk.is_free(1) && chunk.first_retired() == Some(1));
+            chunk.revive(1);
+            assert_eq!((chunk.free_slots(), chunk.resident_pages()), (slots - 1, CHUNK_PAGES));
+            assert_eq!(chunk.first_retired(), None);
         }
     }
 }

@@ -18,7 +18,7 @@
 //! - LRU-1: a folio is in at most one of: a batch, a list, an isolation. A batch slot and an
 //!   isolation hold a reference each; a list does not (the last put takes the folio off it).
 //! - LRU-2: ON_LRU is set exactly while the folio is linked in a list, both under the lists' lock.
-//!   Only who holds a reference changes it, or who frees: so the last put may look without the lock.
+//!   Only who holds a reference, or frees, changes it: so the last put may look without the lock.
 //! - LRU-3: when `drain` returns, every folio that was in the drained batch before the call is on
 //!   a list and the batch's reference to it is put: the whole of it happens under the batch's lock.
 //!
@@ -36,7 +36,7 @@ pub(crate) use lists::{ListKind, ListSizes};
 pub(crate) use memory::Memory;
 pub(crate) use shadow::Shadow;
 
-use crate::folio::{Flag, FolioId, FolioRef, Folios};
+use crate::folio::{BATCH_SLOTS, Flag, FolioId, FolioRef, Folios};
 use crate::sync::{AtomicU64, Mutex};
 use lists::Lists;
 
@@ -64,19 +64,22 @@ impl Lru {
         self.lists.lock().sizes()
     }
 
-    /// Takes up to `count` folios off the tail of a list, each with a reference.
+    /// Takes folios off the tail of a list, each with a reference: a batch, or so many that they
+    /// have `pages_max` pages together, whichever is less.
     ///
     /// A folio that is frozen or going away is left to whoever has it, at the other end.
     pub(crate) fn isolate<'a>(
         &self,
         folios: &'a Folios,
         kind: ListKind,
-        count: usize,
+        pages_max: u64,
         isolated: &mut Vec<FolioRef<'a>>,
     ) {
         let mut lists = self.lists.lock();
-        for _ in 0..count {
-            let Some(id) = lists.tail(kind) else { break };
+        let mut pages = 0;
+        for _ in 0..BATCH_SLOTS {
+            let Some(id) = lists.tail(kind).filter(|_| pages < pages_max) else { break };
+            pages += folios.get(id).pages();
             match folios.try_get(id) {
                 Ok(folio) => {
                     lists.remove(folios, id);

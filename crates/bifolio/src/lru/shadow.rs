@@ -6,7 +6,7 @@
 //! competes with active ones and becomes active at once.
 //!
 //! ```text
-//!   61        1     0
+//!   27        1     0
 //!  +-----------+------------+
 //!  |   clock   | WORKINGSET |
 //!  +-----------+------------+
@@ -33,7 +33,8 @@ impl Shadow {
         self.0 & WORKINGSET != 0
     }
 
-    /// Pages evicted between the shadow's making and `clock`; the clock wraps at 61 bits.
+    /// Pages evicted between the shadow's making and `clock`. The clock of a shadow wraps at 27
+    /// bits, 512 GiB of evictions: a page that stayed away that long may pass for a near one.
     fn distance(self, clock: u64) -> u64 {
         clock.wrapping_sub(self.0 >> CLOCK_SHIFT) & (VALUE_MAX >> CLOCK_SHIFT)
     }

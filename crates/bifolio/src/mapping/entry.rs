@@ -5,15 +5,21 @@
 //!  +----------------+-------------+-------+------------+-------+----+
 //!  |    frame id    |   version   | order | REFERENCED | READY | 01 |   folio
 //!  +----------------+-------------+-------+------------+-------+----+
-//!  |                     value (62 bits)                       | 10 |   value (a shadow)
-//!  +-----------------------------------------------------------+----+
+//!  |       0        |   value (28 bits)   |     0      |   0   | 10 |   value (a shadow)
+//!  +----------------+---------------------+------------+-------+----+
 //!  |                            0                              | 00 |   hole
 //!  +-----------------------------------------------------------+----+
 //! ```
 //!
 //! The frame id is that of the page's own frame, so a reader finds the bytes without knowing the
 //! order; the folio (its first frame) is the id rounded down to the order, because frames of a
-//! folio are naturally aligned. Pure value type: who may store what, when, is in `mapping/mod.rs`.
+//! folio are naturally aligned.
+//!
+//! ENTRY-1: a hole and a value have frame id 0, so the frame of any Entry is in the arena: an
+//! optimistic read may look there before it knows what the Entry is.
+//! ENTRY-2: REFERENCED implies READY, and READY a folio: a hit tests one bit.
+//!
+//! Pure value type: who may store what, when, is in `mapping/mod.rs`.
 
 use crate::folio::FolioId;
 
@@ -28,11 +34,11 @@ const VERSION_SHIFT: u32 = 8;
 const VERSION_BITS: u32 = 24;
 const VERSION_MASK: u64 = (1 << VERSION_BITS) - 1;
 const FRAME_SHIFT: u32 = 32;
-const VALUE_SHIFT: u32 = 2;
+const VALUE_SHIFT: u32 = 4;
 const _: () = assert!(VERSION_SHIFT + VERSION_BITS == FRAME_SHIFT);
 
 /// The most a value Entry can hold.
-pub(crate) const VALUE_MAX: u64 = u64::MAX >> VALUE_SHIFT;
+pub(crate) const VALUE_MAX: u64 = (1 << (FRAME_SHIFT - VALUE_SHIFT)) - 1;
 
 /// See the head of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,13 +82,8 @@ impl Entry {
         self.0 & (KIND_MASK | READY) == KIND_FOLIO | READY
     }
 
-    /// [`Self::is_ready`], and marked for the replacement policy: nothing left to store.
+    /// READY, and marked for the replacement policy (ENTRY-2).
     #[inline(always)]
-    pub(crate) fn is_ready_and_referenced(self) -> bool {
-        let wanted = KIND_FOLIO | READY | REFERENCED;
-        self.0 & (KIND_MASK | READY | REFERENCED) == wanted
-    }
-
     pub(crate) fn is_referenced(self) -> bool {
         self.0 & REFERENCED != 0
     }
@@ -120,21 +121,18 @@ impl Entry {
         (self.0 ^ other.0) & !ignored == 0
     }
 
-    /// Equal but for the reader's mark: the bytes between two such looks are those of one version.
-    #[inline(always)]
-    pub(crate) fn is_same_version(self, other: Entry) -> bool {
-        (self.0 ^ other.0) & !REFERENCED == 0
-    }
-
     pub(crate) fn with_ready(self) -> Self {
+        debug_assert!(self.is_folio());
         Self(self.0 | READY)
     }
 
+    /// Neither READY nor REFERENCED (ENTRY-2).
     pub(crate) fn without_ready(self) -> Self {
-        Self(self.0 & !READY)
+        Self(self.0 & !(READY | REFERENCED))
     }
 
     pub(crate) fn with_referenced(self) -> Self {
+        debug_assert!(self.is_ready());
         Self(self.0 | REFERENCED)
     }
 
@@ -168,10 +166,9 @@ mod tests {
                     }
                     assert_eq!(marked.version(), version);
                     assert_eq!(entry.with_next_version().version(), (version + 1) & 0xFF_FFFF);
-                    assert!(marked.is_same_version(entry.with_ready()));
-                    assert!(!marked.is_same_version(marked.with_next_version()));
-                    assert!(!marked.is_same_version(marked.without_ready()));
-                    assert_eq!(marked.without_ready().without_referenced(), entry);
+                    assert!(marked.is_referenced() && marked.is_ready());
+                    assert_eq!(marked.without_referenced(), entry.with_ready());
+                    assert_eq!(marked.without_ready(), entry);
                 }
             }
         }
@@ -183,8 +180,11 @@ mod tests {
             let entry = Entry::value(value);
             assert_eq!(entry.as_value(), Some(value));
             assert!(!entry.is_folio() && !entry.is_ready() && entry != Entry::HOLE);
+            assert!(!entry.is_referenced(), "ENTRY-2");
+            assert_eq!(entry.frame_offset_bytes(), 0, "ENTRY-1");
         }
         assert!(!Entry::HOLE.is_folio() && Entry::HOLE.as_value().is_none());
+        assert_eq!(Entry::HOLE.frame_offset_bytes(), 0);
     }
 
     #[test]

@@ -28,9 +28,10 @@ impl Mapping {
             Entry::folio(frame, version, folio.order())
         };
         let head = folio.index();
-        // AcqRel: the Release pairs with the Acquire in `get_folio`: who finds the folio sees it set
-        // up. The Acquire pairs with the Release in `unlink`: our Entries follow those of a folio
-        // that came and went since the caller saw `expected`. On failure it looks up again.
+        // AcqRel: the Release pairs with the Acquire in `get_folio`: who finds the folio sees it
+        // set up. The Acquire pairs with the Release in `unlink`: our Entries follow those of a
+        // folio that came and went since the caller saw `expected`. On failure, Relaxed: the
+        // caller looks up again.
         let exchange = (Ordering::AcqRel, Ordering::Relaxed);
         let word = self.table.word(head);
         word.compare_exchange(expected.0, entry_of(0).0, exchange.0, exchange.1)

@@ -8,10 +8,11 @@
 //!
 //! ```text
 //!  OPTIMISTIC READ (optimistic.rs)            WRITE (window.rs), folio locked
-//!  O1 load Entry (Acquire); READY?            W1 store Entry without READY
-//!  O2 copy the bytes                          W2 fence (Release)
+//!  O1 load Entry (Acquire)                    W1 store Entry without READY
+//!  O2 copy the bytes of its frame             W2 fence (Release)
 //!  O3 fence (Acquire)                         W3 change the bytes
-//!  O4 load Entry; same version as O1?         W4 store Entry READY, version + 1 (Release)
+//!  O4 load Entry; was O1 READY, and is        W4 store Entry READY, version + 1 (Release)
+//!     this the same version?
 //!     yes: the bytes are of one version
 //!     no: retry, then take a reference        EVICT (evict.rs), folio locked
 //!                                             E1 store Entries without READY

@@ -10,8 +10,10 @@ use crate::sync::{AtomicU64, Ordering, fence};
 
 /// Reads one page's bytes without a reference: `copy` gets the Entry that says where they are.
 ///
-/// `None`: the page was not READY, or changed meanwhile; what `copy` produced means nothing then.
-/// `copy` must only touch memory that stays mapped whatever happens to the page.
+/// `None`: the Entry was not `wanted`, or changed meanwhile; what `copy` produced means nothing
+/// then. Everything is judged at once, after the copy: one branch instead of two lets the processor
+/// keep more reads in flight. So `copy` is called whatever the Entry says, and must only touch
+/// memory that stays mapped; ENTRY-1 sees to it that every Entry leads into the frames.
 #[inline(always)]
 pub(crate) fn read_validated<R>(
     word: &AtomicU64,
@@ -20,13 +22,11 @@ pub(crate) fn read_validated<R>(
 ) -> Option<R> {
     // Acquire: pairs with the Release of W4 and I3: the bytes of this version are there.
     let seen = Entry(word.load(Ordering::Acquire));
-    if !is_wanted(seen) {
-        return None;
-    }
     let result = copy(seen);
     // Acquire: pairs with the Release fences of W2 and of `insert`: if the copy saw a byte of a
     // later version, the load below sees READY gone.
     fence(Ordering::Acquire);
     let now = Entry(word.load(Ordering::Relaxed));
-    now.is_same_version(seen).then_some(result)
+    // Exactly the same word: a mark that came or went meanwhile costs a retry, nothing else.
+    (is_wanted(seen) & (now == seen)).then_some(result)
 }

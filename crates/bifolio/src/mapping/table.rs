@@ -71,15 +71,17 @@ impl Table {
         store_owned(self.word(index), entry.0, ordering);
     }
 
-    /// Marks the page for the replacement policy, if its Entry is still `seen`.
+    /// Marks the page for the replacement policy, if its Entry is READY and still `seen`.
     pub(crate) fn mark_referenced(&self, index: u64, seen: Entry) {
-        self.exchange_mark(index, seen, seen.with_referenced());
+        if seen.is_ready() && !seen.is_referenced() {
+            self.exchange_mark(index, seen, seen.with_referenced());
+        }
     }
 
     /// Clears the mark and tells whether it was set.
     pub(crate) fn test_and_clear_referenced(&self, index: u64) -> bool {
         let seen = self.load(index, Ordering::Relaxed);
-        let referenced = seen.is_folio() && seen.is_referenced();
+        let referenced = seen.is_referenced();
         if referenced {
             self.exchange_mark(index, seen, seen.without_referenced());
         }

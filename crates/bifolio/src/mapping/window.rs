@@ -39,7 +39,8 @@ impl Drop for Window<'_> {
     fn drop(&mut self) {
         for index in self.pages.clone() {
             let entry = self.mapping.table.load(index, Ordering::Relaxed);
-            let next = entry.with_next_version().with_ready();
+            // A write is a use: the page is marked as one.
+            let next = entry.with_next_version().with_ready().with_referenced();
             // Release: pairs with the Acquire in `read_validated` (O1).
             self.mapping.table.store(index, next, Ordering::Release);
         }

@@ -21,6 +21,8 @@ pub(super) struct Signal {
 pub(crate) struct Background {
     reclaim: Arc<Reclaim>,
     thread: Option<JoinHandle<()>>,
+    /// A forked child inherits this value, but not the thread.
+    process: u32,
 }
 
 impl Background {
@@ -32,12 +34,17 @@ impl Background {
             .stack_size(256 << 10)
             .spawn(move || shared.run())
             .map_err(ErrorKind::Thread)?;
-        Ok(Self { reclaim, thread: Some(thread) })
+        Ok(Self { reclaim, thread: Some(thread), process: std::process::id() })
     }
 }
 
 impl Drop for Background {
     fn drop(&mut self) {
+        if std::process::id() != self.process {
+            // There is nobody to wait for.
+            std::mem::forget(self.thread.take());
+            return;
+        }
         self.reclaim.signal.lock().end = true;
         self.reclaim.signalled.notify_all();
         if let Some(thread) = self.thread.take() {

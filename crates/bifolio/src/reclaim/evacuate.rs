@@ -12,17 +12,29 @@ use crate::stats::Counter;
 const CHUNKS_TRIED_MAX: usize = 8;
 
 impl Reclaim {
-    /// Empties a chunk of another order than `order`, for a folio of that.
+    /// Empties a chunk of another order than `order`, for a folio of that. Failing that, gives one
+    /// back that is too small for such a folio: a whole one may take its place.
     pub(super) fn evacuate_for(&self, turn: &Turn<'_>, order: u8) -> ScanCounts {
-        self.evacuate(turn, |other| other != order, false)
+        let wanted_pages = 1 << order;
+        let fits = |other, pages| other != order && pages >= wanted_pages;
+        let mut counts = self.evacuate(turn, fits, false);
+        if counts.reclaimed_pages == 0 {
+            counts.add(&self.evacuate(turn, |_, pages| pages < wanted_pages, true));
+        }
+        counts
     }
 
     /// Empties any chunk and gives it back to the kernel.
     pub(super) fn evacuate_to_release(&self, turn: &Turn<'_>) -> ScanCounts {
-        self.evacuate(turn, |_| true, true)
+        self.evacuate(turn, |_, _| true, true)
     }
 
-    fn evacuate(&self, turn: &Turn<'_>, wanted: impl Fn(u8) -> bool, release: bool) -> ScanCounts {
+    fn evacuate(
+        &self,
+        turn: &Turn<'_>,
+        wanted: impl Fn(u8, u32) -> bool,
+        release: bool,
+    ) -> ScanCounts {
         let memory = &self.memory;
         let mut counts = ScanCounts::default();
         let mut tried = Vec::new();

@@ -135,7 +135,7 @@ impl Reclaim {
                 }
                 return Ok(());
             }
-            let counts = self.release_a_chunk();
+            let counts = self.give_memory_back(1);
             self.decide(counts, &mut patience)?;
         }
         Ok(())
@@ -147,7 +147,8 @@ impl Reclaim {
         self.arena().set_bound(bound_bytes);
         let mut patience = Patience::new(self.wait_max);
         while self.arena().excess_bytes() > 0 {
-            let counts = self.release_a_chunk();
+            let excess_pages = self.arena().excess_bytes() / PAGE_BYTES;
+            let counts = self.give_memory_back(excess_pages + 1);
             if let Err(error) = self.decide(counts, &mut patience) {
                 self.arena().set_bound(before_bytes);
                 return Err(error);
@@ -169,12 +170,17 @@ impl Reclaim {
     fn reclaim_for(&self, order: u8, patience: &mut Patience) -> Result<()> {
         let counts = {
             let turn = self.take_turn();
-            if patience.rounds == 0 && self.arena().can_allocate(order) {
-                // Somebody freed enough while we waited for our turn.
-                patience.rounds += 1;
-                return Ok(());
-            }
             patience.rounds += 1;
+            if self.arena().can_allocate(order) {
+                // Somebody freed enough while we waited for our turn. When that happens again and
+                // again, others are faster, or empty a chunk each time we look: we wait for them.
+                if patience.rounds == 1 {
+                    return Ok(());
+                }
+                drop(turn);
+                let busy_pages = 1 << order;
+                return self.decide(ScanCounts { busy_pages, ..ScanCounts::default() }, patience);
+            }
             self.memory.counters.add(Counter::DirectReclaim, 1);
             let mut counts = self.shrink(&turn, ROUND_PAGES.max(1 << order));
             if counts.reclaimed_pages > 0 && !self.arena().can_allocate(order) {
@@ -183,16 +189,35 @@ impl Reclaim {
             }
             if counts.reclaimed_pages == 0 {
                 counts = self.sweep(&turn);
-                counts.add(&self.evacuate_for(&turn, order));
+                // What stays in the chunk has been counted by the sweep already, but for folios that
+                // somebody is just making: those are on no list yet.
+                let evacuated = self.evacuate_for(&turn, order);
+                counts.reclaimed_pages += evacuated.reclaimed_pages;
+                counts.busy_pages = counts.busy_pages.max(evacuated.busy_pages);
             }
             counts
         };
         self.decide(counts, patience)
     }
 
-    fn release_a_chunk(&self) -> ScanCounts {
+    /// Gives a chunk back to the kernel or, where pins keep each of them in use, single slots: as
+    /// many as `slots_max`, if that many can be emptied.
+    fn give_memory_back(&self, slots_max: u64) -> ScanCounts {
         let turn = self.take_turn();
-        self.evacuate_to_release(&turn)
+        let evacuated = self.evacuate_to_release(&turn);
+        if evacuated.reclaimed_pages > 0 {
+            return evacuated;
+        }
+        let mut counts = ScanCounts::default();
+        if self.arena().usage().free_pages == 0 {
+            counts = self.shrink(&turn, ROUND_PAGES);
+            if counts.reclaimed_pages == 0 {
+                counts = self.sweep(&turn);
+            }
+        }
+        let retired = (0..slots_max).take_while(|_| self.arena().retire_slot()).count();
+        counts.reclaimed_pages = retired as u64;
+        counts
     }
 
     /// After a round: go on, wait a moment, or give up.

@@ -52,7 +52,7 @@ impl Reclaim {
         };
         // The lock was dropped for the write-out: everything is looked at again.
         match turn.owner(&locked) {
-            Some(inode) => self.evict(inode, folio, &locked),
+            Some(inode) => self.evict(inode, folio, locked),
             None => (Verdict::Pinned, Some(folio)),
         }
     }
@@ -76,13 +76,15 @@ impl Reclaim {
         &self,
         inode: &Inode,
         folio: FolioRef<'a>,
-        locked: &LockedFolio<'_>,
+        locked: LockedFolio<'_>,
     ) -> (Verdict, Option<FolioRef<'a>>) {
         let workingset = locked.flags.get(Flag::Workingset) || locked.flags.get(Flag::Active);
         let shadow = self.memory.lru.make_shadow(locked.pages(), workingset);
-        match inode.mapping.evict(folio, locked, Entry::value(shadow.0)) {
+        match inode.mapping.evict(folio, &locked, Entry::value(shadow.0)) {
             Ok(frozen) => {
                 self.memory.counters.add(Counter::PgSteal, 1);
+                // E5: the next life of the frame must not find it locked.
+                drop(locked);
                 frozen.free();
                 (Verdict::Evicted, None)
             }

@@ -52,7 +52,8 @@ impl Reclaim {
             }
             let inactive_pages = self.memory.lru.sizes().inactive_pages;
             let looked_at = share(inactive_pages).min(inactive_pages);
-            total.add(&self.shrink_inactive(turn, looked_at, wanted_pages - total.reclaimed_pages));
+            let left_pages = wanted_pages - total.reclaimed_pages;
+            total.add(&self.shrink_inactive(turn, looked_at, left_pages, true));
             if total.reclaimed_pages >= wanted_pages {
                 break;
             }
@@ -69,28 +70,37 @@ impl Reclaim {
         self.shrink_active(turn, active_pages);
         self.shrink_active(turn, self.memory.lru.sizes().active_pages);
         let inactive_pages = self.memory.lru.sizes().inactive_pages;
-        let first = self.shrink_inactive(turn, inactive_pages, super::ROUND_PAGES);
+        let first = self.shrink_inactive(turn, inactive_pages, super::ROUND_PAGES, true);
         if first.reclaimed_pages > 0 {
             return first;
         }
         self.shrink_active(turn, self.memory.lru.sizes().active_pages);
-        self.shrink_inactive(turn, self.memory.lru.sizes().inactive_pages, super::ROUND_PAGES)
+        // Readers may mark folios as fast as we look: what is hot goes too, now.
+        let inactive_pages = self.memory.lru.sizes().inactive_pages;
+        self.shrink_inactive(turn, inactive_pages, super::ROUND_PAGES, false)
     }
 
     /// Looks at up to `scan_pages` of the inactive tail, until `wanted_pages` are free.
-    fn shrink_inactive(&self, turn: &Turn<'_>, scan_pages: u64, wanted_pages: u64) -> ScanCounts {
+    fn shrink_inactive(
+        &self,
+        turn: &Turn<'_>,
+        scan_pages: u64,
+        wanted_pages: u64,
+        second_chance: bool,
+    ) -> ScanCounts {
         let memory = &self.memory;
         let mut counts = ScanCounts::default();
         let mut scanned_pages = 0;
         let mut batch = Vec::with_capacity(BATCH_SLOTS);
         while scanned_pages < scan_pages && counts.reclaimed_pages < wanted_pages {
-            memory.lru.isolate(&memory.folios, ListKind::Inactive, BATCH_SLOTS, &mut batch);
+            let left_pages = scan_pages - scanned_pages;
+            memory.lru.isolate(&memory.folios, ListKind::Inactive, left_pages, &mut batch);
             if batch.is_empty() {
                 break;
             }
             memory.counters.add(Counter::PgScan, batch.len() as u64);
             scanned_pages += batch.iter().map(|folio| folio.folio().pages()).sum::<u64>();
-            self.shrink_folio_list(turn, &mut batch, &mut counts);
+            self.shrink_folio_list(turn, &mut batch, second_chance, &mut counts);
         }
         counts
     }
@@ -100,12 +110,13 @@ impl Reclaim {
         &self,
         turn: &Turn<'_>,
         batch: &mut Vec<FolioRef<'_>>,
+        second_chance: bool,
         counts: &mut ScanCounts,
     ) {
         let (mut active, mut inactive) = (Vec::new(), Vec::new());
         for folio in batch.drain(..) {
             let pages = folio.folio().pages();
-            let (verdict, kept) = self.evict_or_keep(turn, folio, true);
+            let (verdict, kept) = self.evict_or_keep(turn, folio, second_chance);
             counts.note(verdict, pages);
             match kept {
                 Some(folio) if verdict == Verdict::Activate => active.push(folio),
@@ -125,7 +136,8 @@ impl Reclaim {
         let mut scanned_pages = 0;
         let mut batch = Vec::with_capacity(BATCH_SLOTS);
         while scanned_pages < scan_pages {
-            memory.lru.isolate(&memory.folios, ListKind::Active, BATCH_SLOTS, &mut batch);
+            let left_pages = scan_pages - scanned_pages;
+            memory.lru.isolate(&memory.folios, ListKind::Active, left_pages, &mut batch);
             if batch.is_empty() {
                 break;
             }

@@ -35,7 +35,8 @@ impl<T> Mutex<T> {
 ///
 /// A swap: loom 0.7 lets a plain store that races with read-modify-writes produce values that no
 /// machine can (a lost store that later reads still order after), so the model uses the stronger
-/// operation. It adds no ordering that the `ordering` argument does not ask for.
+/// operation. It continues release sequences, which a plain store does not: what a test proves with
+/// it must not rest on an earlier Release to the same word.
 pub(crate) fn store_owned(word: &AtomicU64, value: u64, ordering: Ordering) {
     word.swap(value, ordering);
 }

@@ -65,11 +65,6 @@ impl Reservation {
         let _ = self.advise(0, self.length_bytes, Advice::LinuxWipeOnFork);
     }
 
-    /// Asks that a forked child does not get this range at all.
-    pub(crate) fn keep_from_fork(&self) {
-        let _ = self.advise(0, self.length_bytes, Advice::LinuxDontFork);
-    }
-
     /// Asks for base pages only, whatever the system prefers.
     pub(crate) fn refuse_huge_pages(&self) {
         // A kernel without huge pages refuses, and has none.

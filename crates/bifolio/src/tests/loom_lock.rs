@@ -25,7 +25,6 @@ fn lock_and_change(world: &World, id: FolioId) {
 /// sleepers that take the lock as LOCKED.
 #[test]
 fn loom_lock_excludes_and_publishes() {
-    // Two preemptions: three threads that also sleep take minutes with three.
     // Two preemptions: three threads that also sleep take minutes with more.
     model_bounded(2, || {
         let (world, id) = world_with_a_folio();
@@ -35,7 +34,7 @@ fn loom_lock_excludes_and_publishes() {
     });
 }
 
-/// A tried lock is a lock. Dies with: Relaxed in `try_acquire`, in `release`.
+/// A tried lock is a lock. Dies with: Relaxed anywhere in the lock; no wake in `release`.
 #[test]
 fn loom_lock_try_lock_excludes_and_publishes() {
     model(|| {
@@ -65,5 +64,22 @@ fn loom_lock_writeback_waiters_see_its_end() {
         world.folios.get(id).flags.end_writeback();
         join_all(waiters);
         assert!(!world.folios.get(id).flags.get(Flag::WritebackWaiters));
+    });
+}
+
+/// Who sees UPTODATE sees the bytes, without the lock.
+/// Dies with: Relaxed in `Flags::get`, in `Flags::set`.
+#[test]
+fn loom_lock_uptodate_vouches_for_the_bytes() {
+    model(|| {
+        let (world, id) = world_with_a_folio();
+        let reader = spawn(&world, move |world| {
+            if world.folios.get(id).flags.get(Flag::Uptodate) {
+                world.frame(id).content.look();
+            }
+        });
+        world.frame(id).content.change();
+        world.folios.get(id).flags.set(Flag::Uptodate);
+        reader.join().unwrap();
     });
 }

@@ -2,8 +2,11 @@
 //!
 //! What must hold: a reference that a lookup returns is to a folio that stood at the index asked
 //! for while the reference was held, whatever its frame went through before.
+//!
+//! Two orderings kill no test, because the pin word carries what they carry: the Release of I1 and
+//! the Acquire of L3. Whoever reads a descriptor got it first, and `init` (B5) published it.
 
-use super::world::{OWNER, World, model, spawn};
+use super::world::{OWNER, World, model, model_bounded, spawn};
 use crate::folio::{Flag, FolioId, FolioRef};
 use crate::mapping::{Entry, EvictError, Lookup};
 use crate::sync::Ordering;
@@ -23,8 +26,8 @@ fn world_with_page_0(frames: u32) -> Arc<World> {
 }
 
 /// A lookup finds the folio, which then stays, or misses it; it is freed once.
-/// Dies with: an eviction that does not freeze; Relaxed in the CAS of `try_freeze` or in
-/// `put_and_test` (the content is freed while a reader's look is unordered).
+/// Dies with: Relaxed in the CAS of `try_freeze` (B1) or in `put_and_test` (A4): the frame is freed
+/// while a reader's look is unordered; a failed eviction that does not bring READY back.
 #[test]
 fn loom_lookup_vs_evict_found_folios_stay() {
     model(|| {
@@ -42,7 +45,7 @@ fn loom_lookup_vs_evict_found_folios_stay() {
 }
 
 /// Removal takes the place, not the memory: who holds the folio may look, the last put frees.
-/// Dies with: Relaxed in the CAS of `put_cold`, in `put_and_test`.
+/// Dies with: Relaxed in the CAS of `put_cold` (A5), in `put_and_test` (A4).
 #[test]
 fn loom_lookup_vs_remove_found_folios_stay() {
     model(|| {
@@ -60,7 +63,7 @@ fn loom_lookup_vs_remove_found_folios_stay() {
 }
 
 /// R12: the frame is evicted and comes back as another page; a lookup never returns it as the old
-/// one. Dies with: L3 left out (`recheck`), Relaxed in `try_get` (A2), Relaxed in `init` (B5).
+/// one. Dies with: L3 left out (`recheck`); Relaxed in `try_get` (A2), `init` (B5), A4 or B1.
 #[test]
 fn loom_lookup_r12_never_a_folio_of_another_page() {
     model(|| {
@@ -77,7 +80,7 @@ fn loom_lookup_r12_never_a_folio_of_another_page() {
 }
 
 /// R12 with an old Entry in hand, as batched reads have it.
-/// Dies with: L3 left out, Relaxed in `try_get` (A2), Relaxed in `init` (B5).
+/// Dies with: L3 left out; Relaxed in `try_get` (A2), `put_and_test` (A4) or its CAS (A5).
 #[test]
 fn loom_lookup_r12_an_old_entry_gets_no_other_folio() {
     model(|| {
@@ -100,46 +103,31 @@ fn loom_lookup_r12_an_old_entry_gets_no_other_folio() {
 
 /// Of two fillers of one page one wins; the other finds the winner's folio, set up and, once it has
 /// the lock, filled; its own frame is free again.
-/// Dies with: an insertion that stores instead of I1's CAS; Relaxed in `release` of the lock.
+/// Dies with: an insertion that stores instead of I1's CAS; Relaxed anywhere in the folio lock.
 #[test]
 fn loom_lookup_vs_insert_the_loser_finds_the_winners_folio() {
-    fn fill_or_find(world: &World, value: u64) -> bool {
-        let seen = match world.mapping.get_folio(&world.folios, 0, &mut 0) {
-            Lookup::Absent(seen) => seen,
-            found => panic!("nobody evicts: {found:?}"),
-        };
-        let won = world.fill(0, seen, value);
+    fn fill_and_find(world: &World, value: u64) -> bool {
+        let won = world.fill(0, Entry::HOLE, value);
         let folio = world.find(0).expect("there now");
         let locked = folio.lock();
         assert!(locked.flags.get(Flag::Uptodate));
         check_found(world, &folio, 0);
         won
     }
-    model(|| {
+    // Three preemptions: all of it, two threads that also sleep, takes a minute.
+    model_bounded(3, || {
         let world = World::new(2, 0, 1);
-        let seen = Entry::HOLE;
-        let other = spawn(&world, move |world| {
-            let won = world.fill(0, seen, 2);
-            let folio = world.find(0).expect("there now");
-            let locked = folio.lock();
-            assert!(locked.flags.get(Flag::Uptodate));
-            check_found(world, &folio, 0);
-            won
-        });
-        let won = world.fill(0, seen, 1);
+        let other = spawn(&world, |world| fill_and_find(world, 2));
+        let won = fill_and_find(&world, 1);
         assert!(won != other.join().unwrap());
         assert_eq!(world.free_frames(), 1);
         assert_eq!(world.mapping.resident_folios(), 1);
-    });
-    model(|| {
-        let world = World::new(1, 0, 1);
-        assert!(fill_or_find(&world, 1));
     });
 }
 
 /// An insertion comes after the removal of what stood at the index before, even if it looked
 /// before that was there: the place is its own.
-/// Dies with: Release instead of AcqRel in I1 (found so by this test).
+/// Dies with: Release instead of AcqRel in I1 (found so by this test); Relaxed in E4.
 #[test]
 fn loom_lookup_vs_insert_follows_the_removal_it_replaces() {
     fn insert_and_remove(world: &World) {
@@ -161,7 +149,7 @@ fn loom_lookup_vs_insert_follows_the_removal_it_replaces() {
 
 /// Waiting on a frozen folio ends with the freeze: a dirty folio, whose eviction unfreezes it, is
 /// always found, after few rounds.
-/// Dies with: an eviction that keeps a dirty folio frozen (the model never ends).
+/// Dies with: a wipe (A3) that stores; a failed eviction that does not bring READY back.
 #[test]
 fn loom_lookup_vs_evict_waiting_is_bounded() {
     model(|| {
@@ -181,7 +169,7 @@ fn loom_lookup_vs_evict_waiting_is_bounded() {
 }
 
 /// R13, whole: a holder dirties the folio and puts; eviction sees the mark or the reference.
-/// Dies with: the dirty test before the freeze, Relaxed in the CAS of `try_freeze` (B1).
+/// Dies with: the dirty test before the freeze; Relaxed in `try_freeze` (B1), `put_and_test` (A4).
 #[test]
 fn loom_lookup_vs_evict_r13_no_dirty_folio_is_evicted() {
     model(|| {
@@ -213,21 +201,22 @@ fn loom_lookup_vs_evict_r13_no_dirty_folio_is_evicted() {
     });
 }
 
-/// A folio of two pages is found by its second page as by its first, and is gone from the second
-/// before it is gone from the first (MAPPING-2).
-/// Dies with: `unlink` that stores the head first, or Relaxed.
+/// A folio of two pages is found by its second page as by its first; who finds it gone, by its
+/// head, finds it gone from the second page as well (MAPPING-2).
+/// Dies with: `unlink` that stores the head first; Relaxed there (E4), or in `get_folio` (L1).
 #[test]
 fn loom_lookup_large_folio_the_head_goes_last() {
     model(|| {
         let world = World::new(2, 1, 1);
         assert!(world.fill(0, Entry::HOLE, 1));
-        let reader = spawn(&world, |world| {
-            let head = world.entry(0);
-            let second = world.mapping.table().load(1, Ordering::Relaxed);
-            assert!(head.is_folio() || !second.is_folio(), "{second:?} outlives its head");
-            if let Some(folio) = world.find(1) {
+        let reader = spawn(&world, |world| match world.find(1) {
+            Some(folio) => {
                 assert_eq!(folio.id(), FolioId(0));
                 check_found(world, &folio, 1);
+            }
+            None => {
+                let second = world.mapping.table().load(1, Ordering::Relaxed);
+                assert!(!second.is_folio(), "{second:?} outlives its head");
             }
         });
         world.evict(1);
@@ -236,7 +225,7 @@ fn loom_lookup_large_folio_the_head_goes_last() {
 }
 
 /// A page of a folio under insertion names it only after the head does (MAPPING-2), and what it
-/// names is set up. Dies with: I2 before I1, Relaxed in I2 together with Relaxed in `init`.
+/// names is set up. Dies with: I2 before I1, Relaxed in I2.
 #[test]
 fn loom_lookup_large_folio_the_head_comes_first() {
     model(|| {

@@ -58,7 +58,7 @@ fn loom_lru_drains_return_when_all_is_done() {
 
 /// Adds, the second of which fills the batch, against a drain and a drain of all: nothing is lost
 /// or listed twice, and what the draining thread added itself is listed.
-/// Dies with: a full batch that is listed without its lock.
+/// Dies with: a slot's reference that is not put.
 #[test]
 fn loom_lru_add_vs_drain_vs_drain_all() {
     model(|| {
@@ -98,7 +98,8 @@ fn loom_lru_add_vs_drain_vs_last_put() {
 
 /// Isolation against the last put: the folio is isolated alive, or dies off all lists; it is never
 /// left on a list dead, where its frame's next life would be linked twice.
-/// Dies with: `isolate` unlinking before it has the reference (found so by this test).
+/// Dies with: `isolate` clearing ON_LRU before it has the reference (found so by this test);
+/// `put_cold` freeing without its CAS, or Relaxed there (A5).
 #[test]
 fn loom_lru_isolate_vs_last_put() {
     model(|| {
@@ -118,7 +119,7 @@ fn loom_lru_isolate_vs_last_put() {
 }
 
 /// An add under way against isolation and the last put of the folio listed before.
-/// Dies with: `isolate` unlinking before it has the reference.
+/// Dies with: `isolate` clearing ON_LRU before it has the reference.
 #[test]
 fn loom_lru_add_vs_isolate_vs_last_put() {
     model(|| {
@@ -148,7 +149,7 @@ fn loom_lru_add_vs_isolate_vs_last_put() {
 
 /// LRU-1: a folio is in one isolation at a time, whatever is put back meanwhile, and is back on
 /// the list with the references it had.
-/// Dies with: `isolate` leaving the folio listed; the lists' lock left out.
+/// Dies with: `isolate` leaving the folio listed.
 #[test]
 fn loom_lru_put_back_vs_isolate() {
     fn isolate_and_put_back(world: &World) {

@@ -2,6 +2,9 @@
 //!
 //! A frame has two words; a change stores them one after the other, Relaxed, and a read loads them
 //! so. What a read returns must be one value, and one that the page had.
+//!
+//! E1 kills no test: the bytes change only after the frame was freed, so after E4, and E4 alone
+//! makes O4 differ. E1 keeps readers from starting what an eviction is about to void.
 
 use super::world::{World, model, spawn};
 use crate::folio::{Flag, FolioId};
@@ -27,8 +30,8 @@ fn read_page_0(world: &World) {
     }
 }
 
-/// Against a write. Dies with: the fence of `read_validated` or of `open_window` left out, Relaxed
-/// in O1 or in W4, W1 left out.
+/// Against a write. Dies with: the fence of `read_validated` (O3) or of `open_window` (W2) left
+/// out; Relaxed in O1 or in W4; W1 left out; a window that keeps the version.
 #[test]
 fn loom_optimistic_read_vs_write() {
     model(|| {
@@ -41,7 +44,7 @@ fn loom_optimistic_read_vs_write() {
 }
 
 /// Against two writes: a version that came and went is seen by its number.
-/// Dies with: a window that keeps the version.
+/// Dies with: what `..._vs_write` dies with.
 #[test]
 fn loom_optimistic_read_vs_two_writes() {
     model(|| {
@@ -54,7 +57,7 @@ fn loom_optimistic_read_vs_two_writes() {
 }
 
 /// Against eviction and the frame's return as another page.
-/// Dies with: the fence of `insert` or of `read_validated` left out, E1 left out.
+/// Dies with: the fence of `insert` or of `read_validated` (O3) left out.
 #[test]
 fn loom_optimistic_read_vs_refill_of_another_page() {
     model(|| {
@@ -67,8 +70,8 @@ fn loom_optimistic_read_vs_refill_of_another_page() {
     });
 }
 
-/// As before, when another thread does the refill: the frame's hand-over carries E1 to it.
-/// Dies with: the fence of `insert` left out.
+/// As before, when another thread does the refill: the frame's hand-over carries E4 to it.
+/// Dies with: the fence of `insert` or of `read_validated` (O3) left out.
 #[test]
 fn loom_optimistic_read_vs_refill_by_another_thread() {
     model(|| {
@@ -86,7 +89,8 @@ fn loom_optimistic_read_vs_refill_by_another_thread() {
 }
 
 /// Against eviction and the frame's return as the same page, with other bytes.
-/// Dies with: `save_versions` left out; a version that does not move on in `insert`.
+/// Dies with: `save_versions` left out; a version that does not move on in `insert`; either fence
+/// left out; Relaxed in O1 or in `set_ready` (I3).
 #[test]
 fn loom_optimistic_read_vs_refill_of_the_same_page() {
     model(|| {
@@ -100,7 +104,7 @@ fn loom_optimistic_read_vs_refill_of_the_same_page() {
 }
 
 /// Against removal, and the frame's return as another page by way of the last put.
-/// Dies with: the fence of `insert` left out, E1 left out of `remove`.
+/// Dies with: the fence of `insert` or of `read_validated` (O3) left out.
 #[test]
 fn loom_optimistic_read_vs_remove_and_refill() {
     model(|| {
@@ -114,7 +118,7 @@ fn loom_optimistic_read_vs_remove_and_refill() {
 
 /// Against a partial truncate of a folio of two pages, which zeroes behind the new end, from the
 /// middle of the first page on, through one window.
-/// Dies with: W1 or a fence left out, a cut that opens no window.
+/// Dies with: W1, W2 or O3 left out; Relaxed in O1 or in W4; a window that keeps the version.
 #[test]
 fn loom_optimistic_read_vs_partial_truncate() {
     model(|| {
@@ -133,7 +137,7 @@ fn loom_optimistic_read_vs_partial_truncate() {
 }
 
 /// Against an eviction that gives up: the page is READY again at the version it had, and reads in
-/// between are right or refused. Dies with: a READY that does not come back.
+/// between are right or refused. Dies with: a failed eviction that does not bring READY back.
 #[test]
 fn loom_optimistic_read_vs_failed_evict() {
     model(|| {
@@ -161,7 +165,7 @@ fn loom_optimistic_read_vs_first_fill() {
 }
 
 /// The reader's mark may come and go under a read and a write; it never brings back an Entry.
-/// Dies with: `mark_referenced` or `test_and_clear_referenced` storing instead of a CAS.
+/// Dies with: a mark that is stored instead of its CAS (`exchange_mark`).
 #[test]
 fn loom_optimistic_read_marks_revive_nothing() {
     model(|| {

@@ -33,7 +33,7 @@ fn is_got(outcome: TryGet) -> bool {
 }
 
 /// Litmus 1: of two puts of two references exactly one is the last.
-/// Dies with: the CAS of `put_cold` left out (any zero frees).
+/// Dies with: a put that loads and stores instead of one read-modify-write (A4).
 #[test]
 fn loom_pin_litmus_free_free() {
     model(|| {
@@ -154,7 +154,7 @@ fn loom_pin_r4_a_freeze_comes_after_the_others_put() {
 }
 
 /// R5: who gets after a freeze sees what was done while frozen.
-/// Dies with: Relaxed in `unfreeze` (B3), Relaxed in `try_get` (A2).
+/// Dies with: Relaxed in `unfreeze` (B3), `try_get` (A2), `put_and_test` (A4), `try_freeze` (B1).
 #[test]
 fn loom_pin_r5_unfreeze_publishes_to_getters() {
     model(|| {
@@ -263,7 +263,7 @@ fn loom_pin_r10_the_limit_refuses() {
 }
 
 /// R13: get, dirty, put against freeze, then the dirty test: no dirty mark is missed.
-/// Dies with: the test before the freeze, Relaxed in the CAS of `try_freeze` (B1).
+/// Dies with: Relaxed in the CAS of `try_freeze` (B1), in `put_and_test` (A4).
 #[test]
 fn loom_pin_r13_the_dirty_test_after_the_freeze_misses_nothing() {
     #[derive(Debug)]

@@ -67,8 +67,7 @@ impl Layout {
 
     fn wiped(self, word: u64, generation: u64) -> Option<u64> {
         let clean = self.frozen(generation);
-        let excess =
-            self.is_frozen(word) && self.generation(word) == generation && word != clean;
+        let excess = self.is_frozen(word) && self.generation(word) == generation && word != clean;
         excess.then_some(clean)
     }
 
@@ -100,13 +99,24 @@ enum Variant {
 enum Step {
     Idle,
     /// A3 is next: a failed get of `references`, which last saw `current`.
-    Wiping { current: u64, generation: u64, references: u64 },
+    Wiping {
+        current: u64,
+        generation: u64,
+        references: u64,
+    },
     /// A get over the limit, about to give back.
-    Refused { references: u64 },
+    Refused {
+        references: u64,
+    },
     /// A5 is next, in the life that the put was of.
-    Staged { generation: u64, life: u64 },
+    Staged {
+        generation: u64,
+        life: u64,
+    },
     /// B1 is next.
-    Freezing { wanted: u64 },
+    Freezing {
+        wanted: u64,
+    },
 }
 
 /// What only the thread that froze a folio knows.
@@ -207,8 +217,8 @@ impl Search {
             }
             (Step::Freezing { .. }, _) => push(word, idle, 0),
             (Step::Staged { generation, life }, _) => {
-                let wins = word == layout.live(generation, 0)
-                    || self.variant == Variant::FreesWithoutCas;
+                let wins =
+                    word == layout.live(generation, 0) || self.variant == Variant::FreesWithoutCas;
                 let owner = if life == state.lives { Owner::Freed } else { Owner::FreedLater };
                 if wins {
                     push(layout.frozen(generation), Thread { owner: Some(owner), ..IDLE }, 0);
@@ -244,12 +254,7 @@ impl Search {
     }
 
     /// A4.
-    fn put<const N: usize>(
-        &self,
-        state: &State<N>,
-        now: Thread,
-        references: u64,
-    ) -> (u64, Thread) {
+    fn put<const N: usize>(&self, state: &State<N>, now: Thread, references: u64) -> (u64, Thread) {
         let word = state.word;
         let generation = self.layout.generation(word);
         let last = self.layout.field(word) == references;
@@ -346,8 +351,7 @@ fn run_getters<const N: usize>(search: Search) -> Result<usize, String> {
 /// Three threads that get, put, freeze, unfreeze, free and begin lives as they like.
 fn run_free(variant: Variant, generation_bits: u32, lives_max: u64) -> Result<usize, String> {
     let layout = Layout { count_bits: 4, generation_bits };
-    let search =
-        Search { layout, variant, references_max: 2, held_max: 2, lives_max, passive: 0 };
+    let search = Search { layout, variant, references_max: 2, held_max: 2, lives_max, passive: 0 };
     let threads = [holding(1), holding(1), IDLE];
     search.run(State { word: layout.live(0, 2), threads, lives: 0 })
 }
@@ -520,7 +524,7 @@ fn search_mirrors_the_real_steps() {
                 word.unfreeze(references);
                 (State { word: word.state().0, threads: [holding(references)], ..state }, true)
             }
-            Some(Owner::Freed) => {
+            Some(Owner::Freed | Owner::FreedLater) => {
                 // A get of a free word fails, and leaves no trace.
                 let agrees = word.try_get(references) == TryGet::Frozen;
                 word.init(1);

@@ -36,12 +36,18 @@ impl WriteErrors {
         ErrorCursor(AtomicU64::new(self.last.lock().count))
     }
 
-    /// The last error the cursor has not been told of, once.
-    pub(crate) fn check(&self, cursor: &ErrorCursor) -> Option<Arc<IoError>> {
+    /// How many errors there have been.
+    pub(crate) fn count(&self) -> u64 {
+        self.last.lock().count
+    }
+
+    /// The last error the cursor has not been told of, once; or the last one since there were
+    /// `count`, whoever has been told of that: two syncs through one cursor may need the same page.
+    pub(crate) fn check_since(&self, cursor: &ErrorCursor, count: u64) -> Option<Arc<IoError>> {
         let last = self.last.lock();
         // Relaxed: under the lock; clones of a handle race only for who is told.
         let told = cursor.0.swap(last.count, Ordering::Relaxed);
-        if told == last.count { None } else { last.error.clone() }
+        if told.min(count) == last.count { None } else { last.error.clone() }
     }
 }
 
@@ -63,16 +69,28 @@ mod tests {
     #[test]
     fn every_open_handle_is_told_once_and_a_later_one_not_at_all() {
         let errors = WriteErrors::default();
+        let check = |cursor: &ErrorCursor| errors.check_since(cursor, errors.count());
         let (a, b) = (errors.sample(), errors.sample());
-        assert!(errors.check(&a).is_none());
+        assert!(check(&a).is_none());
         errors.record(error());
         let late = errors.sample();
-        assert!(errors.check(&a).is_some());
-        assert!(errors.check(&a).is_none());
-        assert!(errors.check(&late).is_none());
+        assert!(check(&a).is_some());
+        assert!(check(&a).is_none());
+        assert!(check(&late).is_none());
         errors.record(error());
-        assert!(errors.check(&b).is_some(), "two errors are told as one, the last");
-        assert!(errors.check(&b).is_none());
-        assert!(errors.check(&late).is_some());
+        assert!(check(&b).is_some(), "two errors are told as one, the last");
+        assert!(check(&b).is_none());
+        assert!(check(&late).is_some());
+    }
+
+    #[test]
+    fn two_syncs_through_one_cursor_are_both_told_of_what_failed_meanwhile() {
+        let errors = WriteErrors::default();
+        let cursor = errors.sample();
+        let begun = errors.count();
+        errors.record(error());
+        assert!(errors.check_since(&cursor, begun).is_some());
+        assert!(errors.check_since(&cursor, begun).is_some());
+        assert!(errors.check_since(&cursor, errors.count()).is_none());
     }
 }

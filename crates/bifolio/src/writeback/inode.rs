@@ -14,7 +14,7 @@ use crate::io::{self, Backing, IoError, IoSource, IoTarget};
 use crate::lru::Memory;
 use crate::mapping::{Lookup, Mapping, PAGE_BYTES};
 use crate::stats::Counter;
-use crate::sync::{AtomicU64, Backoff, Mutex, MutexGuard, Ordering};
+use crate::sync::{AtomicU64, Backoff, Mutex, MutexGuard, Ordering, RwLock};
 use crate::sys::copy;
 use std::ptr::NonNull;
 use std::sync::{Arc, OnceLock};
@@ -33,6 +33,8 @@ pub(crate) struct Inode {
     errors: WriteErrors,
     /// Held by whoever changes the length.
     resizing: Mutex<()>,
+    /// Shared by write-outs, held alone by a cut: see WRITEBACK-4.
+    cutting: RwLock<()>,
     /// The most the file may grow to, bytes.
     pub(crate) len_max_bytes: u64,
 }
@@ -55,6 +57,7 @@ impl Inode {
             dirty: DirtyList::default(),
             errors: WriteErrors::default(),
             resizing: Mutex::new(()),
+            cutting: RwLock::new(()),
             len_max_bytes,
         })
     }
@@ -161,10 +164,11 @@ impl Inode {
     ) -> std::result::Result<(), Arc<IoError>> {
         // One write-out of a folio at a time. Holding the lock keeps others from starting one.
         locked.flags.wait_for_writeback();
+        // WRITEBACK-4: the length stands until the bytes are written.
+        let _no_cut = self.cutting.read();
         let Some(in_flight) = self.dirty.begin(&self.memory, folio.id()) else { return Ok(()) };
         let position = locked.index() * PAGE_BYTES;
         let folio_bytes = locked.pages() * PAGE_BYTES;
-        // WRITEBACK-4: the length while the folio is locked.
         let length = self.mapping.len_bytes().saturating_sub(position).min(folio_bytes);
         drop(locked);
         let result = self.write_bytes(folio, position, length);
@@ -229,8 +233,9 @@ impl Inode {
     /// `cursor` is the handle's: it is told of errors of others once. Blocks for the device.
     pub(crate) fn sync(&self, cursor: &ErrorCursor, metadata: bool) -> Result<()> {
         let Some(writer) = self.writer.get() else { return Ok(()) };
+        let errors_before = self.errors.count();
         self.write_out_all();
-        if let Some(error) = self.errors.check(cursor) {
+        if let Some(error) = self.errors.check_since(cursor, errors_before) {
             return Err(crate::error::ErrorKind::Writeback(error).into());
         }
         self.memory.counters.add(Counter::Sync, 1);
@@ -238,9 +243,27 @@ impl Inode {
         synced.map_err(crate::error::Error::from)
     }
 
-    /// Cuts or grows the backing. The caller holds the resizing lock, has set the length before a
-    /// cut, and has waited for what was in flight then.
-    pub(crate) fn set_len_on_backing(&self, len_bytes: u64) -> std::result::Result<(), IoError> {
+    /// Cuts the file and its backing. If the backing refuses, the old length stands again, and
+    /// nothing was written out by the new one (WRITEBACK-4). The caller holds the resizing lock.
+    pub(crate) fn cut(&self, len_bytes: u64) -> std::result::Result<(), IoError> {
+        let before_bytes = self.mapping.len_bytes();
+        let _no_write_out = self.cutting.write();
+        self.mapping.set_len_bytes(len_bytes);
+        let result = self.set_len_on_backing(len_bytes);
+        if result.is_err() {
+            self.mapping.set_len_bytes(before_bytes);
+        }
+        result
+    }
+
+    /// Lets the file and its backing grow by zeros. The caller holds the resizing lock.
+    pub(crate) fn grow(&self, len_bytes: u64) -> std::result::Result<(), IoError> {
+        self.set_len_on_backing(len_bytes)?;
+        self.mapping.set_len_bytes(len_bytes);
+        Ok(())
+    }
+
+    fn set_len_on_backing(&self, len_bytes: u64) -> std::result::Result<(), IoError> {
         let writer = self.writer.get().unwrap_or(&self.reader);
         io::set_len(&**writer, len_bytes)?;
         self.len_on_backing_bytes.store(len_bytes, Ordering::Relaxed);
@@ -268,11 +291,6 @@ impl Inode {
             drop(locked);
             drop(table_reference);
         }
-    }
-
-    /// Blocks until every write-out that began before the call has ended.
-    pub(crate) fn wait_for_writeback(&self) {
-        self.dirty.wait_for_in_flight();
     }
 }
 

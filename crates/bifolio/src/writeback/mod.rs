@@ -23,10 +23,13 @@
 //!   fails on either, truncation waits. So the end of a write-out needs no lock to find its inode.
 //! - WRITEBACK-3: DIRTY is cleared before the bytes are read for the device; a write that comes
 //!   later sets it again.
-//! - WRITEBACK-4: what is written ends at the length the file has while the folio is locked; a
-//!   truncation first sets the length, then waits for what is in flight, then cuts the backing.
+//! - WRITEBACK-4: what is written ends at the length of the file, which no cut changes meanwhile:
+//!   a cut first waits for what is in flight, then sets the length, then asks the backing, and
+//!   nothing is written out before that has agreed, or the old length stands again. (Written out
+//!   by a length that does not come true, a folio would be clean, and its last bytes lost.)
 //!
-//! Lock order: folio lock, then the dirty list's lock. No lock is held during I/O but a sync's own.
+//! Lock order: folio lock, then the cut's, then the dirty list's lock. During I/O only the cut's
+//! lock is held, which write-outs share, and a sync's own.
 
 mod dirty;
 mod errors;

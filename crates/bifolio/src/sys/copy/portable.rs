@@ -56,6 +56,7 @@ pub(super) unsafe fn zero(target: *mut u8, length: usize) {
     });
 }
 
+#[cfg(not(target_arch = "x86_64"))]
 #[inline(always)]
 pub(super) fn prefetch(_address: *const u8) {}
 
