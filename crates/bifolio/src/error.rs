@@ -196,8 +196,8 @@ pub enum ErrorKind {
     /// The bound is reached and nothing can be evicted.
     #[error(
         "the cache is full: of {bound_bytes} bytes, {pinned_bytes} are pinned, {unwritten_bytes} \
-         cannot be written out, and {busy_bytes} are in use by other calls; unpin, sync, or raise \
-         the bound (Cache::set_memory)"
+         cannot be written out, {busy_bytes} are in use by other calls, and {metadata_bytes} are \
+         descriptors and tables; unpin, sync, or raise the bound (Cache::set_memory)"
     )]
     Full {
         /// The bound.
@@ -208,6 +208,8 @@ pub enum ErrorKind {
         unwritten_bytes: u64,
         /// In folios that were locked or under I/O, for as long as the call waited.
         busy_bytes: u64,
+        /// Descriptors and tables, which stay while the cache and its files are open.
+        metadata_bytes: u64,
     },
     /// A folio has as many references as one can have.
     #[error(
@@ -236,6 +238,6 @@ pub enum ErrorKind {
     #[error("the cache is closed")]
     Closed,
     /// The process was forked after the cache was built; the child cannot use it.
-    #[error("this cache belongs to the parent process: a forked child must build its own")]
+    #[error("this cache belongs to the parent process: a forked child cannot use it")]
     Forked,
 }

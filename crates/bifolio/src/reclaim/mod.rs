@@ -189,8 +189,8 @@ impl Reclaim {
             }
             if counts.reclaimed_pages == 0 {
                 counts = self.sweep(&turn);
-                // What stays in the chunk has been counted by the sweep already, but for folios that
-                // somebody is just making: those are on no list yet.
+                // What stays in the chunk has been counted by the sweep already, but for folios
+                // that somebody is just making: those are on no list yet.
                 let evacuated = self.evacuate_for(&turn, order);
                 counts.reclaimed_pages += evacuated.reclaimed_pages;
                 counts.busy_pages = counts.busy_pages.max(evacuated.busy_pages);
@@ -230,11 +230,13 @@ impl Reclaim {
         let hopeless = counts.busy_pages == 0 && patience.futile_sweeps >= SWEEPS_MAX;
         if hopeless || patience.is_over() {
             self.memory.counters.add(Counter::AllocationFailure, 1);
+            let usage = self.arena().usage();
             return Err(ErrorKind::Full {
-                bound_bytes: self.arena().usage().bound_bytes,
+                bound_bytes: usage.bound_bytes,
                 pinned_bytes: counts.pinned_pages * PAGE_BYTES,
                 unwritten_bytes: counts.unwritten_pages * PAGE_BYTES,
                 busy_bytes: counts.busy_pages * PAGE_BYTES,
+                metadata_bytes: usage.used_bytes - usage.frame_bytes,
             }
             .into());
         }

@@ -142,12 +142,12 @@ mod tests {
             memory.populate(0, 3 * PAGE_BYTES, true, &features).unwrap();
             for page in 0..3 {
                 // SAFETY: inside the three pages.
-                unsafe { memory.as_ptr().add(page * PAGE_BYTES).write(7) };
+                unsafe { memory.as_ptr().wrapping_add(page * PAGE_BYTES).write(7) };
             }
             memory.release(PAGE_BYTES, PAGE_BYTES).unwrap();
             let bytes = [0, 1, 2].map(|page| {
                 // SAFETY: inside the three pages.
-                unsafe { memory.as_ptr().add(page * PAGE_BYTES).read() }
+                unsafe { memory.as_ptr().wrapping_add(page * PAGE_BYTES).read() }
             });
             assert_eq!(bytes, [7, 0, 7]);
         }

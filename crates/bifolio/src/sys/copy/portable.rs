@@ -22,7 +22,9 @@ pub(super) unsafe fn copy_out(source: *const u8, target: *mut u8, length: usize)
         // SAFETY: the aligned word that holds a byte of the frame is in the frame.
         let bytes = unsafe { load(word) }.to_ne_bytes();
         // SAFETY: done + count <= length; `bytes` is ours and skip + count <= 8.
-        unsafe { target.add(done).copy_from_nonoverlapping(bytes[skip..].as_ptr(), count) };
+        unsafe {
+            target.wrapping_add(done).copy_from_nonoverlapping(bytes[skip..].as_ptr(), count)
+        };
     });
 }
 
@@ -36,7 +38,7 @@ pub(super) unsafe fn copy_in(target: *mut u8, source: *const u8, length: usize) 
         let mut bytes = unsafe { load(word) }.to_ne_bytes();
         let part = bytes[skip..skip + count].as_mut_ptr();
         // SAFETY: done + count <= length; `part` is `count` bytes of our own array.
-        unsafe { part.copy_from_nonoverlapping(source.add(done), count) };
+        unsafe { part.copy_from_nonoverlapping(source.wrapping_add(done), count) };
         // SAFETY: as for the load; only this thread writes these bytes (the caller's contract).
         unsafe { store(word, u64::from_ne_bytes(bytes)) };
     });
