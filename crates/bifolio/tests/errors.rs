@@ -40,7 +40,8 @@ fn pin_everything(memory_bytes: u64, folio_bytes: u64) -> u64 {
     let pinned = count * folio_bytes;
     let needles = [pinned.to_string(), memory_bytes.to_string()];
     let error = error_of(full, &needles.each_ref().map(String::as_str));
-    let ErrorKind::Full { bound_bytes, pinned_bytes, unwritten_bytes, busy_bytes } = *error.kind()
+    let ErrorKind::Full { bound_bytes, pinned_bytes, unwritten_bytes, busy_bytes, .. } =
+        *error.kind()
     else {
         panic!("{error}")
     };

@@ -1,12 +1,11 @@
 //! The opaque copy on x86-64: loads and stores the compiler cannot see into.
 //!
 //! Small lengths: blocks of 16 bytes, the last one overlapping the one before, so that no length
-//! needs a loop of bytes; a length known at compile time leaves only its own block behind. From
-//! [`LARGE_MIN`] bytes on: the widest registers there are. A loop, not `rep movsb`: the processor
-//! starts the next page's loads while this page's are under way, which a string instruction does
-//! not let it do. (For blocks of 64 bytes wide registers lose: a store that spans two lines costs
-//! more than it saves; measured, a third of the speed.) The memory side of `copy_out` is only ever
-//! loaded, that of `copy_in` only stored.
+//! needs a loop of bytes; a length known at compile time leaves only its own block behind. (Wide
+//! registers lose there: a store that spans two lines costs more than it saves.) From
+//! [`LARGE_MIN`] bytes on: the C library's `memcpy`, which knows the processor better than we do,
+//! called from assembly, so that the compiler cannot take it for the plain `memcpy` it knows. It
+//! may touch a byte twice; the version check does not mind.
 //!
 //! # Safety
 //! Every block is a single `asm!` that touches exactly the bytes named in its contract.
@@ -15,10 +14,8 @@
 use std::arch::asm;
 use std::arch::x86_64::{__m128i, _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm_storeu_si128};
 
-/// From this length on, wide registers beat blocks of 16 bytes.
+/// From this length on, the C library beats blocks of 16 bytes.
 const LARGE_MIN: usize = 512;
-/// Bytes that one round of a wide loop moves.
-const ROUND: usize = 256;
 
 /// # Safety
 /// `source` readable and `target` writable for `length` bytes; they do not overlap.
@@ -114,76 +111,15 @@ pub(super) fn prefetch(address: *const u8) {
 }
 
 /// # Safety
-/// As [`copy_string`], with `length` at least [`ROUND`].
-#[inline(never)]
-unsafe fn copy_large(target: *mut u8, source: *const u8, length: usize) {
-    let rounds = length - length % ROUND;
-    // SAFETY: the caller's contract, for the first whole rounds.
-    unsafe { copy_rounds(target, source, rounds) };
-    if rounds < length {
-        let last = length - ROUND;
-        let (target, source) = (target.wrapping_add(last), source.wrapping_add(last));
-        // SAFETY: last + ROUND == length; the overlap only repeats bytes already copied.
-        unsafe { copy_rounds(target, source, ROUND) };
-    }
-}
-
-/// # Safety
-/// As [`copy_string`], with `length` a multiple of [`ROUND`], not 0.
+/// `source` readable and `target` writable for `length` bytes; they do not overlap.
 #[inline(always)]
-unsafe fn copy_rounds(target: *mut u8, source: *const u8, length: usize) {
-    if is_x86_feature_detected!("avx512f") {
-        // SAFETY: the caller's contract; the processor has AVX-512.
-        unsafe { copy_rounds_512(target, source, length) };
-    } else if is_x86_feature_detected!("avx") {
-        // SAFETY: the caller's contract; the processor has AVX.
-        unsafe { copy_rounds_256(target, source, length) };
-    } else {
-        // SAFETY: the caller's contract.
-        unsafe { copy_string(target, source, length) };
-    }
-}
-
-/// # Safety
-/// As [`copy_string`], with `length` a multiple of [`ROUND`], not 0, and AVX-512.
-#[target_feature(enable = "avx512f")]
-unsafe fn copy_rounds_512(target: *mut u8, source: *const u8, length: usize) {
-    // SAFETY: loads and stores bytes 0..length; the registers are declared. From 16 on they have no
-    // upper half that code for SSE would have to fear.
+unsafe fn copy_large(target: *mut u8, source: *const u8, length: usize) {
+    let copy: unsafe extern "C" fn(_, _, _) -> _ = libc::memcpy;
+    // SAFETY: calls the C library's `memcpy` on the caller's ranges. What a C function may change
+    // is declared; the stack is aligned, as for every block that does not say `nostack`.
     unsafe {
-        asm!("2:",
-             "vmovdqu64 zmm16, [{s}]", "vmovdqu64 zmm17, [{s} + 64]",
-             "vmovdqu64 zmm18, [{s} + 128]", "vmovdqu64 zmm19, [{s} + 192]",
-             "vmovdqu64 [{t}], zmm16", "vmovdqu64 [{t} + 64], zmm17",
-             "vmovdqu64 [{t} + 128], zmm18", "vmovdqu64 [{t} + 192], zmm19",
-             "add {s}, 256", "add {t}, 256", "sub {n}, 256", "jnz 2b",
-             s = inout(reg) source => _, t = inout(reg) target => _, n = inout(reg) length => _,
-             out("zmm16") _, out("zmm17") _, out("zmm18") _, out("zmm19") _,
-             options(nostack));
-    }
-}
-
-/// # Safety
-/// As [`copy_string`], with `length` a multiple of [`ROUND`], not 0, and AVX.
-#[target_feature(enable = "avx")]
-unsafe fn copy_rounds_256(target: *mut u8, source: *const u8, length: usize) {
-    // SAFETY: loads and stores bytes 0..length; the registers are declared; their upper halves are
-    // cleared, as code for SSE expects.
-    unsafe {
-        asm!("2:",
-             "vmovdqu ymm0, [{s}]", "vmovdqu ymm1, [{s} + 32]",
-             "vmovdqu ymm2, [{s} + 64]", "vmovdqu ymm3, [{s} + 96]",
-             "vmovdqu [{t}], ymm0", "vmovdqu [{t} + 32], ymm1",
-             "vmovdqu [{t} + 64], ymm2", "vmovdqu [{t} + 96], ymm3",
-             "vmovdqu ymm0, [{s} + 128]", "vmovdqu ymm1, [{s} + 160]",
-             "vmovdqu ymm2, [{s} + 192]", "vmovdqu ymm3, [{s} + 224]",
-             "vmovdqu [{t} + 128], ymm0", "vmovdqu [{t} + 160], ymm1",
-             "vmovdqu [{t} + 192], ymm2", "vmovdqu [{t} + 224], ymm3",
-             "add {s}, 256", "add {t}, 256", "sub {n}, 256", "jnz 2b",
-             "vzeroupper",
-             s = inout(reg) source => _, t = inout(reg) target => _, n = inout(reg) length => _,
-             out("ymm0") _, out("ymm1") _, out("ymm2") _, out("ymm3") _,
-             options(nostack));
+        asm!("call {copy}", copy = in(reg) copy, inout("rdi") target => _,
+             inout("rsi") source => _, inout("rdx") length => _, clobber_abi("C"));
     }
 }
 
