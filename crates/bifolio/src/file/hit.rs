@@ -12,19 +12,24 @@
 use super::handle::Handle;
 use crate::folio::{FolioId, FolioRef, Folios, TryGet};
 use crate::lru::Memory;
-use crate::mapping::{Entry, PAGE_BYTES, PAGE_SHIFT, read_validated, recheck};
+use crate::mapping::{Entry, Hot, PAGE_BYTES, PAGE_SHIFT, read_validated, recheck};
 use crate::stats::{Counter, ThreadBlock};
 use crate::sync::{AtomicU64, Ordering};
 use crate::sys::copy;
 use std::ops::Range;
 use std::ptr::NonNull;
+use std::sync::LazyLock;
+
+/// From this length on a read is a long one.
+const LONG_BYTES: u64 = 512;
+const LINE_BYTES: usize = 64;
 
 /// Addresses of what a hit reads; valid as long as the handle they were taken from.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct HitPath {
     entries: *const AtomicU64,
     frames: *const u8,
-    len_bytes: *const AtomicU64,
+    hot: *const Hot,
     folio_bytes: u64,
     counters_id: u64,
     memory: *const Memory,
@@ -41,13 +46,13 @@ unsafe impl Sync for HitPath {}
 impl HitPath {
     pub(super) fn new(handle: &Handle) -> Self {
         // A handle that may not read sees an empty file here, and the error in the cold path.
-        static NOTHING: AtomicU64 = AtomicU64::new(0);
+        static NOTHING: LazyLock<Hot> = LazyLock::new(|| Hot::new(0));
         let mapping = &handle.inode.mapping;
-        let len_bytes = if handle.readable { mapping.len_word() } else { &NOTHING };
+        let hot = if handle.readable { mapping.hot() } else { &NOTHING };
         Self {
             entries: mapping.table().as_ptr(),
             frames: handle.inode.memory.arena.base(),
-            len_bytes,
+            hot,
             folio_bytes: mapping.folio_bytes(),
             counters_id: handle.inode.memory.counters.id(),
             memory: &*handle.inode.memory,
@@ -64,12 +69,13 @@ impl HitPath {
         let in_page = position & (PAGE_BYTES - 1);
         let length = buffer.len() as u64;
         // Both at once, for one branch: see `read_validated`.
-        let in_file = position.saturating_add(length) <= self.len_bytes();
+        let in_file = position.saturating_add(length) <= self.hot().len_bytes();
         if !((in_page + length <= PAGE_BYTES) & in_file) {
             return false;
         }
         // The end of the range is in the file, so the Entry of its first byte is in the table.
         let word = self.entry_word(position >> PAGE_SHIFT);
+        self.touch_predicted(position, length);
         let block = ThreadBlock::of(self.counters_id);
         let is_wanted = |entry: Entry| entry.is_referenced() & block.is_known();
         let copied = read_validated(word, is_wanted, |entry| {
@@ -95,7 +101,7 @@ impl HitPath {
         try_get: impl FnOnce(&'a Folios, FolioId) -> Result<FolioRef<'a>, TryGet>,
     ) -> Option<(FolioRef<'a>, *const u8)> {
         let in_one_folio = (range.start ^ range.end.wrapping_sub(1)) < self.folio_bytes;
-        if !in_one_folio || range.start >= range.end || range.end > self.len_bytes() {
+        if !in_one_folio || range.start >= range.end || range.end > self.hot().len_bytes() {
             return None;
         }
         let word = self.entry_word(range.start >> PAGE_SHIFT);
@@ -124,13 +130,25 @@ impl HitPath {
         unsafe { &*self.memory }
     }
 
-    /// Length of the file, or 0 for a handle that may not read.
+    /// The length and the prediction; of an empty file for a handle that may not read.
     #[inline(always)]
-    fn len_bytes(&self) -> u64 {
-        // SAFETY: the length lives in the inode, which the handle keeps, or is static.
-        let word = unsafe { &*self.len_bytes };
-        // Acquire: pairs with the Release in `set_len_bytes`: the bytes below it are there.
-        word.load(Ordering::Acquire)
+    fn hot(&self) -> &Hot {
+        // SAFETY: lives in the inode, which the handle keeps, or is static.
+        unsafe { &*self.hot }
+    }
+
+    /// Touches the bytes where they probably are, while the Entry that tells is on its way: the
+    /// first line of a short read, the first few of a long one, whose rest the processor foresees.
+    #[inline(always)]
+    fn touch_predicted(&self, position: u64, length: u64) {
+        let distance = self.hot().predicted_distance();
+        if distance != 0 {
+            let address = self.frames.wrapping_add(distance.wrapping_add(position) as usize);
+            let lines = if length >= LONG_BYTES { 4 } else { 1 };
+            for line in 0..lines {
+                copy::prefetch(address.wrapping_add(line * LINE_BYTES));
+            }
+        }
     }
 
     /// The Entry of a page that is at most the one behind the last.

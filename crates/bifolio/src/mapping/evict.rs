@@ -77,11 +77,14 @@ impl Mapping {
             self.table.store(index, Entry::HOLE, Ordering::Relaxed);
         }
         Folio::clear_owner(locked);
+        let frame = self.table.load(pages.start, Ordering::Relaxed).frame();
         // Release: pairs with the Acquire in `get_folio`: who sees the folio gone from its head
         // sees it gone from its other pages.
         self.table.store(pages.start, head, Ordering::Release);
         // Relaxed: the count is looked at by whoever emptied the table itself, under locks.
-        self.resident.fetch_sub(1, Ordering::Relaxed);
+        let resident = self.resident.fetch_sub(1, Ordering::Relaxed) - 1;
+        let published = &self.hot.predicted_distance;
+        self.prediction.note_removal(pages.start, frame, resident, published);
     }
 
     /// E1. No fence: the frame's next filler issues it (`insert`).

@@ -41,7 +41,9 @@ impl Mapping {
             self.table.store(head + page, entry_of(page), Ordering::Release);
         }
         let _kept_by_the_table = table_reference.into_id();
-        self.resident.fetch_add(1, Ordering::Relaxed);
+        let resident = self.resident.fetch_add(1, Ordering::Relaxed) + 1;
+        let published = &self.hot.predicted_distance;
+        self.prediction.note_insert(head, first.0, resident, published);
         // Release: pairs with the Acquire fence in `read_validated` (O3): an optimistic reader of
         // the frame's last life that sees a byte of the fill sees that its Entry is gone.
         fence(Ordering::Release);

@@ -67,6 +67,7 @@ mod evict;
 mod insert;
 mod lookup;
 mod optimistic;
+mod prediction;
 mod table;
 mod window;
 
@@ -79,7 +80,9 @@ pub(crate) use window::Window;
 
 use crate::folio::{Folio, Folios};
 use crate::sync::{AtomicU64, Ordering};
+use prediction::Prediction;
 use std::ops::Range;
+use std::sync::atomic::AtomicU64 as HintWord;
 
 /// Base-2 logarithm of the page size.
 pub(crate) const PAGE_SHIFT: u32 = 12;
@@ -92,10 +95,42 @@ pub(crate) struct Mapping {
     table: Table,
     /// log2 of the pages of each folio of this file.
     order: u8,
-    /// Length of the file, bytes, as its readers see it.
-    len_bytes: AtomicU64,
+    hot: Hot,
     /// Folios in the table now.
     resident: AtomicU64,
+    prediction: Prediction,
+}
+
+/// What every hit reads and few calls change, on a line of its own.
+#[derive(Debug)]
+#[repr(align(128))]
+pub(crate) struct Hot {
+    /// Length of the file, bytes, as its readers see it.
+    len_bytes: AtomicU64,
+    /// See [`prediction`]; 0 while there is none.
+    predicted_distance: HintWord,
+}
+
+impl Hot {
+    /// A file of `len_bytes` bytes.
+    pub(crate) fn new(len_bytes: u64) -> Self {
+        Self { len_bytes: AtomicU64::new(len_bytes), predicted_distance: HintWord::new(0) }
+    }
+
+    /// Length of the file, bytes.
+    #[inline(always)]
+    pub(crate) fn len_bytes(&self) -> u64 {
+        // Acquire: pairs with the Release in `set_len_bytes`: who sees the file longer sees the
+        // bytes that made it longer.
+        self.len_bytes.load(Ordering::Acquire)
+    }
+
+    /// What to add to a position and the address of the frames to get the predicted address of a
+    /// byte, one byte off; 0 while nothing is predicted.
+    #[inline(always)]
+    pub(crate) fn predicted_distance(&self) -> u64 {
+        self.predicted_distance.load(std::sync::atomic::Ordering::Relaxed)
+    }
 }
 
 impl Mapping {
@@ -107,8 +142,9 @@ impl Mapping {
             // One more than there can be pages: a read of no bytes at the very end looks there.
             table: Table::new(pages + 1)?,
             order,
-            len_bytes: AtomicU64::new(len_bytes),
+            hot: Hot::new(len_bytes),
             resident: AtomicU64::new(0),
+            prediction: Prediction::default(),
         })
     }
 
@@ -124,24 +160,21 @@ impl Mapping {
         PAGE_BYTES << self.order
     }
 
-    /// The word that holds the length, for the hit path.
-    #[cfg(not(all(test, loom)))]
-    pub(crate) fn len_word(&self) -> &AtomicU64 {
-        &self.len_bytes
+    /// What the hit path reads beside the table.
+    pub(crate) fn hot(&self) -> &Hot {
+        &self.hot
     }
 
     /// Length of the file, bytes.
     #[inline(always)]
     pub(crate) fn len_bytes(&self) -> u64 {
-        // Acquire: pairs with the Release in `set_len_bytes`: who sees the file longer sees the
-        // bytes that made it longer.
-        self.len_bytes.load(Ordering::Acquire)
+        self.hot.len_bytes()
     }
 
     /// Sets the length; callers serialise among themselves.
     pub(crate) fn set_len_bytes(&self, len_bytes: u64) {
         // Release: pairs with the Acquire in `len_bytes`.
-        self.len_bytes.store(len_bytes, Ordering::Release);
+        self.hot.len_bytes.store(len_bytes, Ordering::Release);
     }
 
     /// Folios in the table now.
