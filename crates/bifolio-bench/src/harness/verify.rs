@@ -1,7 +1,8 @@
 //! Every byte a series serves, against an independent read of the file.
 //!
 //! Run before anything is timed, by several threads: for a cache this is also what fills it, and
-//! the misses of many threads keep a disk busy.
+//! the misses of many threads keep a disk busy. They take one page after the other, so a cache is
+//! filled nearly in the order of the file, as a scan would fill it.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -9,9 +10,11 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
-use super::pattern::CHUNK_BYTES;
 use super::timed::{Block, ReadPath, Reader};
 use crate::error::{Error, Result};
+
+/// What a thread takes at a time.
+const WORK_BYTES: usize = 4096;
 
 /// Compares the first `limit_bytes` of `file`, block by block; answers how many bytes it compared.
 pub(crate) fn verify<const BLOCK: usize, P: ReadPath>(
@@ -24,19 +27,19 @@ pub(crate) fn verify<const BLOCK: usize, P: ReadPath>(
     let open = || File::open(file).map_err(Error::system(format!("open {}", file.display())));
     let metadata = open()?.metadata().map_err(Error::system("ask for the size of the file"))?;
     let end_bytes = metadata.len().min(limit_bytes) / BLOCK as u64 * BLOCK as u64;
-    let next_chunk = AtomicU64::new(0);
+    let next_work = AtomicU64::new(0);
     let work = || -> Result<()> {
         let file = open()?;
         let mut reader = path.reader()?;
-        let mut expected = vec![0; CHUNK_BYTES];
+        let mut expected = vec![0; WORK_BYTES];
         loop {
             // Relaxed: hands out numbers, publishes nothing.
-            let start = next_chunk.fetch_add(CHUNK_BYTES as u64, Ordering::Relaxed);
+            let start = next_work.fetch_add(WORK_BYTES as u64, Ordering::Relaxed);
             if start >= end_bytes {
                 return Ok(());
             }
-            let chunk_bytes = (end_bytes - start).min(CHUNK_BYTES as u64) as usize;
-            let expected = &mut expected[..chunk_bytes];
+            let work_bytes = (end_bytes - start).min(WORK_BYTES as u64) as usize;
+            let expected = &mut expected[..work_bytes];
             file.read_exact_at(expected, start).map_err(Error::system("read the file"))?;
             compare::<BLOCK, _>(&mut reader, series, expected, start)?;
         }
@@ -72,7 +75,7 @@ fn compare<const BLOCK: usize, R: Reader>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::harness::pattern;
+    use crate::harness::pattern::{self, CHUNK_BYTES};
     use crate::progress::Silent;
 
     /// Answers the pattern, except for one byte, and stops short of `end_bytes`.
