@@ -22,7 +22,6 @@ use std::sync::LazyLock;
 
 /// From this length on a read is a long one.
 const LONG_BYTES: u64 = 512;
-const LINE_BYTES: usize = 64;
 
 /// Addresses of what a hit reads; valid as long as the handle they were taken from.
 #[derive(Clone, Copy, Debug)]
@@ -145,9 +144,7 @@ impl HitPath {
         if distance != 0 {
             let address = self.frames.wrapping_add(distance.wrapping_add(position) as usize);
             let lines = if length >= LONG_BYTES { 4 } else { 1 };
-            for line in 0..lines {
-                copy::prefetch(address.wrapping_add(line * LINE_BYTES));
-            }
+            copy::prefetch_lines(address, lines);
         }
     }
 

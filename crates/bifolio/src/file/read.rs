@@ -24,7 +24,6 @@ use arrayvec::ArrayVec;
 const ATTEMPTS_MAX: u32 = 4;
 /// Lines of the next folio that are touched ahead: more gain nothing.
 const LINES_AHEAD: usize = 8;
-const LINE_BYTES: usize = 64;
 
 /// References to consecutive folios, from the one that holds page `first` on.
 #[derive(Debug, Default)]
@@ -186,9 +185,7 @@ impl File {
         if index < end {
             let entry = self.handle.inode.mapping.table().load(index, Ordering::Relaxed);
             let start = self.frame(entry);
-            for line in 0..LINES_AHEAD {
-                copy::prefetch(start.wrapping_add(line * LINE_BYTES));
-            }
+            copy::prefetch_lines(start, LINES_AHEAD);
         }
     }
 

@@ -58,10 +58,14 @@ pub(crate) unsafe fn zero(target: *mut u8, length_bytes: usize) {
     unsafe { arch::zero(target, length_bytes) }
 }
 
-/// Asks the processor to bring the line at `address` closer; never faults, never changes anything.
+/// Asks the processor to bring the `lines` cache lines from `address` on closer; never faults, never
+/// changes anything.
 #[inline(always)]
-pub(crate) fn prefetch(address: *const u8) {
-    arch::prefetch(address);
+pub(crate) fn prefetch_lines(address: *const u8, lines: usize) {
+    const LINE_BYTES: usize = 64;
+    for line in 0..lines {
+        arch::prefetch(address.wrapping_add(line * LINE_BYTES));
+    }
 }
 
 #[cfg(test)]
