@@ -58,7 +58,7 @@ pub(crate) unsafe fn zero(target: *mut u8, length_bytes: usize) {
     unsafe { arch::zero(target, length_bytes) }
 }
 
-/// Asks the processor to bring the `lines` cache lines from `address` on closer; never faults, never
+/// Asks the processor to bring `lines` cache lines from `address` on closer; never faults, never
 /// changes anything.
 #[inline(always)]
 pub(crate) fn prefetch_lines(address: *const u8, lines: usize) {
