@@ -12,11 +12,11 @@ use crate::harness::workspace::Workspace;
 use crate::host::Host;
 use crate::progress::Progress;
 use crate::report::Report;
-use crate::{format_bytes, small_reads};
+use crate::{format_bytes, random_reads, scan, small_reads, writes};
 
 /// Every benchmark, in the order in which `bifolio bench` runs them.
 pub fn all() -> &'static [&'static dyn Benchmark] {
-    &[&small_reads::SmallReads]
+    &[&small_reads::SmallReads, &random_reads::RandomReads, &scan::Scans, &writes::WriteAndSync]
 }
 
 /// The benchmark called `name`.

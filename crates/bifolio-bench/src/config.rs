@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 pub enum ParameterSet {
     /// Seconds: proves that the benchmark works; its figures mean nothing.
     Smoke,
-    /// About a minute: figures good enough to compare.
+    /// About a minute for all benchmarks: figures good enough to compare.
     #[default]
     Quick,
     /// Minutes: for a record.
@@ -29,9 +29,10 @@ pub struct Config {
     pub timed: Option<Duration>,
     /// Numbers of threads to measure with.
     pub threads: Option<Vec<usize>>,
-    /// Memory bound of the cache where the file is larger than the cache.
+    /// Memory bound of the cache where the file is larger than the cache; in the benchmarks of
+    /// misses an eighth of the file unless given.
     pub memory_bytes: Option<u64>,
-    /// Size of the file where it fits into the cache.
+    /// Size of the file; in the benchmarks of misses eight times the memory unless given.
     pub size_bytes: Option<u64>,
     /// Where to make files; a temporary directory on a disk when absent.
     pub dir: Option<PathBuf>,

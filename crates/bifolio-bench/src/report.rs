@@ -8,7 +8,9 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::benchmark::Context;
+use crate::error::Result;
 use crate::host::Host;
+use crate::statistics::median;
 
 /// The version of the envelope.
 const SCHEMA: u32 = 1;
@@ -61,6 +63,21 @@ pub struct Row {
     pub spread: IndexMap<&'static str, [f64; 2]>,
     /// What was counted, by series.
     pub counts: IndexMap<&'static str, Counts>,
+    /// Every repetition in its order, by series, where repetitions are compared pair by pair.
+    #[serde(skip_serializing_if = "IndexMap::is_empty")]
+    pub repetitions: IndexMap<&'static str, Vec<f64>>,
+    /// How fast it went in each stretch of time, by series.
+    #[serde(skip_serializing_if = "IndexMap::is_empty")]
+    pub samples: IndexMap<&'static str, Stretches>,
+}
+
+/// Rates of equal stretches of time, one after the other.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Stretches {
+    /// How long each is.
+    pub seconds: f64,
+    /// The rate in each, in the unit of the row; the repetitions follow each other.
+    pub rates: Vec<f64>,
 }
 
 impl Row {
@@ -72,14 +89,32 @@ impl Row {
             series: IndexMap::new(),
             spread: IndexMap::new(),
             counts: IndexMap::new(),
+            repetitions: IndexMap::new(),
+            samples: IndexMap::new(),
         }
     }
 
-    /// One series against another, when both ran and the other is not zero.
+    /// One series against another, when both ran and the other is not zero: the median of the
+    /// ratios of neighbouring repetitions where the row has them, else the ratio of the medians.
     pub fn ratio(&self, ratio: &Ratio) -> Option<f64> {
+        if let Some(pairs) = self.pair_ratios(ratio) {
+            return Some(median(&pairs));
+        }
         let over = *self.series.get(ratio.over)?;
         let under = *self.series.get(ratio.under)?;
         (under != 0.0).then(|| over / under)
+    }
+
+    fn pair_ratios(&self, ratio: &Ratio) -> Option<Vec<f64>> {
+        let over = self.repetitions.get(ratio.over)?;
+        let under = self.repetitions.get(ratio.under)?;
+        let pairs = over.len() == under.len() && !over.is_empty() && !under.contains(&0.0);
+        pairs.then(|| over.iter().zip(under).map(|(over, under)| over / under).collect())
+    }
+
+    /// What was counted under `name` while `series` ran.
+    pub fn count(&self, series: &str, name: &str) -> Option<f64> {
+        self.counts.get(series)?.get(name).copied()
     }
 }
 
@@ -160,9 +195,15 @@ pub struct Report {
     /// Columns of the table.
     #[serde(skip)]
     pub ratios: Vec<Ratio>,
+    /// Counts that the second table shows.
+    #[serde(skip)]
+    pub shown_counts: Vec<&'static str>,
     /// Lines below the table.
     #[serde(skip)]
     pub figures: Vec<Figure>,
+    /// What must be known to read the table.
+    #[serde(skip)]
+    pub notes: Vec<String>,
 }
 
 impl Report {
@@ -178,8 +219,25 @@ impl Report {
             rss: None,
             verified_bytes: 0,
             ratios: Vec::new(),
+            shown_counts: Vec::new(),
             figures: Vec::new(),
+            notes: Vec::new(),
         }
+    }
+
+    /// What `attempt` gave; if nothing, every one of `series` is skipped for its reason.
+    pub(crate) fn skip_on_error<T>(&mut self, series: &[&str], attempt: Result<T>) -> Option<T> {
+        let reason = match attempt {
+            Ok(given) => return Some(given),
+            Err(error) => error.with_causes(),
+        };
+        for series in series {
+            let skipped = Skipped { series: (*series).to_owned(), reason: reason.clone() };
+            if !self.skipped.contains(&skipped) {
+                self.skipped.push(skipped);
+            }
+        }
+        None
     }
 }
 
@@ -216,6 +274,17 @@ mod tests {
         assert_eq!(ratio("z_first", "a_second"), Some(2.5));
         assert_eq!(ratio("z_first", "stopped"), None);
         assert_eq!(ratio("z_first", "absent"), None);
+    }
+
+    #[test]
+    fn ratios_of_neighbouring_repetitions_stand_above_the_ratio_of_medians() {
+        let mut row = row();
+        row.repetitions.insert("z_first", vec![10.0, 30.0, 90.0]);
+        row.repetitions.insert("a_second", vec![5.0, 10.0, 90.0]);
+        let ratio = Ratio { over: "z_first", under: "a_second" };
+        assert_eq!(row.ratio(&ratio), Some(2.0), "of 2, 3, 1");
+        row.repetitions["a_second"].pop();
+        assert_eq!(row.ratio(&ratio), Some(2.5), "no pairs");
     }
 
     #[test]

@@ -31,6 +31,12 @@ pub fn render(report: &Report) -> String {
         let _ = writeln!(text, "{}{unit}, medians, +- half the spread", scale.prefix);
         let _ = writeln!(text, "{}", rows_table(rows, &report.ratios, &scale));
     }
+    if !report.shown_counts.is_empty() {
+        let _ = writeln!(text, "{}", counts_table(&report.rows, &report.shown_counts));
+    }
+    for note in &report.notes {
+        let _ = writeln!(text, "  note: {note}");
+    }
     for figure in &report.figures {
         let _ = writeln!(text, "  {}", figure_line(figure));
     }
@@ -72,6 +78,42 @@ fn rows_table(rows: &[Row], ratios: &[Ratio], scale: &Scale) -> Table {
         column.set_cell_alignment(CellAlignment::Right);
     }
     table
+}
+
+/// What was counted, one line for each series of each row.
+fn counts_table(rows: &[Row], names: &[&'static str]) -> Table {
+    let keys = case_keys(rows);
+    let present = |name: &&&str| {
+        rows.iter().any(|row| row.counts.values().any(|counts| counts.contains_key(**name)))
+    };
+    let names: Vec<&&str> = names.iter().filter(present).collect();
+    let mut table = Table::new();
+    table.load_preset(presets::UTF8_BORDERS_ONLY);
+    let mut header: Vec<String> = keys.iter().map(|key| stacked(key)).collect();
+    header.push("series".to_owned());
+    header.extend(names.iter().map(|name| stacked(name)));
+    table.set_header(header);
+    for row in rows {
+        for (series, counts) in &row.counts {
+            let mut cells: Vec<String> = keys.iter().map(|key| row.case.text(key)).collect();
+            cells.push((*series).to_owned());
+            cells.extend(names.iter().map(|name| count_cell(counts.get(**name).copied())));
+            table.add_row(cells);
+        }
+    }
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table
+}
+
+/// Whole and large counts without decimals, small ones with those that matter.
+fn count_cell(count: Option<f64>) -> String {
+    match count {
+        None => "-".to_owned(),
+        Some(large) if large >= 100.0 || large.fract() == 0.0 => format!("{large:.0}"),
+        Some(small) => format!("{small:.3}"),
+    }
 }
 
 /// A name on several short lines, so that many columns fit beside each other.
@@ -157,6 +199,16 @@ mod tests {
         let ratio = Ratio { over: "left", under: "right" };
         assert_eq!(ratio_cell(rows[0].ratio(&ratio)), "2.00");
         assert_eq!(ratio_cell(rows[1].ratio(&ratio)), "-");
+    }
+
+    #[test]
+    fn counts_that_no_row_has_get_no_column() {
+        let mut row = Row::new(Case::new().with("threads", 1), "ops/s");
+        let counts = [("p50_ns", 12345.4), ("misses", 0.5)];
+        row.counts.insert("left", counts.iter().map(|(n, v)| ((*n).to_owned(), *v)).collect());
+        let text = counts_table(&[row], &["p50_ns", "absent", "misses"]).to_string();
+        assert!(text.contains("12345 ") && text.contains("0.500"), "{text}");
+        assert!(!text.contains("absent"));
     }
 
     #[test]

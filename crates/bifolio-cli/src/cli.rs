@@ -51,10 +51,11 @@ pub(crate) struct BenchOptions {
     /// Numbers of threads, each pinned to a CPU.
     #[arg(long, value_name = "N,N", value_delimiter = ',')]
     pub(crate) threads: Option<Vec<usize>>,
-    /// Memory bound of the cache where the file is larger than the cache.
+    /// Memory bound of the cache where the file is larger than the cache; an eighth of the file
+    /// unless given.
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub(crate) memory: Option<u64>,
-    /// Size of the file where it fits into the cache.
+    /// Size of the file; for benchmarks of misses eight times the memory unless given.
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub(crate) size: Option<u64>,
     /// Where to make files; a temporary directory on a disk when absent.
@@ -83,7 +84,7 @@ pub(crate) struct CheckOptions {
 pub(crate) enum Set {
     /// Seconds: proves that it works.
     Smoke,
-    /// About a minute.
+    /// About a minute for all benchmarks.
     Quick,
     /// Minutes.
     Full,

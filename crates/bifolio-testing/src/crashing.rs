@@ -7,12 +7,13 @@
 //! is never found is a byte that nobody wrote, or a file longer than anybody had asked for.
 
 use std::io;
+use std::slice;
 use std::sync::{Mutex, MutexGuard};
 
 use bifolio::{Backing, IoSource, IoTarget};
 use fastrand::Rng;
 
-use crate::memory::{read_vector, write_vector};
+use crate::memory::{copies, read_vector, write_vector};
 
 /// What a disk writes whole or not at all.
 const SECTOR: usize = 512;
@@ -114,16 +115,32 @@ fn sectors(position_bytes: u64, bytes: &[u8]) -> impl Iterator<Item = (u64, &[u8
 
 impl Backing for CrashingBacking {
     fn read_at(&self, target: &mut IoTarget<'_>, position_bytes: u64) -> io::Result<usize> {
-        Ok(read_vector(&self.state().live, target, position_bytes))
+        self.read_vectored_at(slice::from_mut(target), position_bytes)
     }
 
     fn write_at(&self, source: &IoSource<'_>, position_bytes: u64) -> io::Result<usize> {
-        let mut bytes = vec![0; source.len()];
-        source.copy_to_slice(0, &mut bytes);
+        self.write_vectored_at(slice::from_ref(source), position_bytes)
+    }
+
+    fn read_vectored_at(
+        &self,
+        targets: &mut [IoTarget<'_>],
+        position_bytes: u64,
+    ) -> io::Result<usize> {
+        Ok(read_vector(&self.state().live, targets, position_bytes))
+    }
+
+    fn write_vectored_at(
+        &self,
+        sources: &[IoSource<'_>],
+        position_bytes: u64,
+    ) -> io::Result<usize> {
         let mut state = self.state();
-        write_vector(&mut state.live, &bytes, position_bytes);
-        state.unsynced.push(Change::Write { position_bytes, bytes });
-        Ok(source.len())
+        for (position_bytes, bytes) in copies(sources, position_bytes) {
+            write_vector(&mut state.live, &bytes, position_bytes);
+            state.unsynced.push(Change::Write { position_bytes, bytes });
+        }
+        Ok(sources.iter().map(IoSource::len).sum())
     }
 
     fn sync_data(&self) -> io::Result<()> {
@@ -213,5 +230,23 @@ mod tests {
         let backing = CrashingBacking::new(vec![0; 10_000]);
         write(&backing, &[1; 9000], 5);
         assert_eq!(backing.crash(7).live(), backing.crash(7).live());
+    }
+
+    #[test]
+    fn a_crash_may_keep_some_windows_of_a_write_and_lose_others() {
+        let backing = CrashingBacking::new(vec![0; 1536]);
+        let buffers = [1, 2, 3].map(|byte| IoBuffer::from_bytes(&[byte; SECTOR]));
+        let sources = buffers.each_ref().map(IoBuffer::source);
+        assert_eq!(backing.write_vectored_at(&sources, 0).unwrap(), 1536);
+        let whole = [[1; SECTOR], [2; SECTOR], [3; SECTOR]].concat();
+        assert_eq!((backing.live(), backing.unsynced()), (whole.clone(), 3));
+        let found: HashSet<_> = (0..300).map(|seed| backing.crash(seed).live()).collect();
+        assert_eq!(found.len(), 8, "each of the three is there or not");
+        backing.sync_data().unwrap();
+        assert!((0..50).all(|seed| backing.crash(seed).live() == whole));
+        let mut buffers = [IoBuffer::new(SECTOR), IoBuffer::new(SECTOR)];
+        let mut targets = buffers.each_mut().map(IoBuffer::target);
+        assert_eq!(backing.read_vectored_at(&mut targets, 512).unwrap(), 1024);
+        assert_eq!(buffers[1].as_bytes(), [3; SECTOR]);
     }
 }

@@ -3,134 +3,31 @@
 //! A test keeps an `Arc<FaultyBacking>`, hands a clone to the cache, and injects faults when the
 //! time has come. Calls are counted from the moment a fault is injected; a fault strikes a given
 //! number of times and is then spent. What no fault strikes goes through untouched.
+//!
+//! A transfer is made in one of two ways, and counts once in either:
+//!
+//! ```text
+//!   submission: counted; what strikes it is put by --> the kernel --> completed: it strikes
+//!        |                                                                |  (the kernel refused)
+//!        '-- None, if it is to be late ------------> read_at, write_at: it strikes
+//!   not asked: ------------------------------------> read_at, write_at: counted, it strikes
+//! ```
+//!
+//! So transfers are counted in the order in which they start, and not as they come back.
 
+use std::collections::HashMap;
 use std::io;
 use std::ops::Range;
+use std::slice;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
-use std::time::Duration;
 
-use bifolio::{Alignment, Backing, DirectStatus, FileIdentity, IoSource, IoTarget};
+use bifolio::{
+    Alignment, Backing, DirectStatus, FileIdentity, IoRequest, IoSource, IoTarget, Operation,
+    Submission,
+};
 
-use crate::Gate;
-
-/// A call of a backing that can go wrong.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Call {
-    /// `read_at`.
-    Read,
-    /// `write_at`.
-    Write,
-    /// `sync_data`.
-    SyncData,
-    /// `sync_all`.
-    SyncAll,
-    /// `len_bytes`.
-    Len,
-    /// `set_len`.
-    SetLen,
-}
-
-const CALLS: usize = 6;
-
-/// What goes wrong, when, and how often.
-///
-/// ```
-/// use bifolio_testing::{Call, Fault};
-/// let third_write_is_too_much = Fault::on(Call::Write).nth(3).fails(libc::ENOSPC);
-/// let bad_sector = Fault::on(Call::Read).at(8192..8704).forever().fails(libc::EIO);
-/// let interrupted_twice = Fault::on(Call::Read).times(2).fails(libc::EINTR);
-/// # drop((third_write_is_too_much, bad_sector, interrupted_twice));
-/// ```
-#[derive(Clone, Debug)]
-#[must_use]
-pub struct Fault {
-    call: Call,
-    bytes: Range<u64>,
-    skipped: u64,
-    times: u64,
-    effect: Effect,
-}
-
-#[derive(Clone, Debug)]
-enum Effect {
-    Fail(i32),
-    Short(usize),
-    Delay(Duration),
-    Hold(Gate),
-}
-
-impl Fault {
-    /// Strikes the next call of this kind, once, with EIO, unless told otherwise.
-    pub fn on(call: Call) -> Self {
-        let effect = Effect::Fail(libc::EIO);
-        Self { call, bytes: 0..u64::MAX, skipped: 0, times: 1, effect }
-    }
-
-    /// Only transfers that touch `bytes` count. Calls without bytes touch none.
-    pub fn at(self, bytes: Range<u64>) -> Self {
-        Self { bytes, ..self }
-    }
-
-    /// Begins with the `n`-th call that counts, 1 being the next.
-    pub fn nth(self, n: u64) -> Self {
-        assert!(n > 0, "the first call is number 1");
-        Self { skipped: n - 1, ..self }
-    }
-
-    /// Strikes so many calls in a row.
-    pub fn times(self, times: u64) -> Self {
-        Self { times, ..self }
-    }
-
-    /// Strikes every call from then on.
-    pub fn forever(self) -> Self {
-        self.times(u64::MAX)
-    }
-
-    /// The call does nothing and answers `errno`.
-    pub fn fails(self, errno: i32) -> Self {
-        Self { effect: Effect::Fail(errno), ..self }
-    }
-
-    /// The transfer is `bytes` bytes shorter than asked, but moves at least one byte; a write that
-    /// is to be whole blocks for the storage below moves whole blocks, at least one.
-    pub fn short_by(self, bytes: usize) -> Self {
-        Self { effect: Effect::Short(bytes), ..self }
-    }
-
-    /// The transfer succeeds with 0 bytes: for a read that means the end of the file.
-    pub fn moves_nothing(self) -> Self {
-        self.short_by(usize::MAX)
-    }
-
-    /// The call takes so much longer.
-    pub fn delayed(self, delay: Duration) -> Self {
-        Self { effect: Effect::Delay(delay), ..self }
-    }
-
-    /// The call waits at `gate` before it does anything.
-    pub fn held(self, gate: &Gate) -> Self {
-        Self { effect: Effect::Hold(gate.clone()), ..self }
-    }
-
-    /// Counts a call; whether the fault strikes it.
-    fn strikes(&mut self, call: Call, bytes: &Range<u64>) -> bool {
-        let everywhere = self.bytes == (0..u64::MAX);
-        let touches = bytes.start < self.bytes.end && self.bytes.start < bytes.end;
-        if call != self.call || !(everywhere || touches) || self.times == 0 {
-            return false;
-        }
-        if self.skipped > 0 {
-            self.skipped -= 1;
-            return false;
-        }
-        if self.times != u64::MAX {
-            self.times -= 1;
-        }
-        true
-    }
-}
+use crate::fault::{CALLS, Call, Effect, Fault};
 
 /// Storage that goes wrong on command.
 #[derive(Debug)]
@@ -144,6 +41,38 @@ struct State {
     faults: Vec<Fault>,
     calls: [u64; CALLS],
     struck: u64,
+    submitted: u64,
+    /// Transfers that are counted and have not been made yet, with what strikes them.
+    started: HashMap<Transfer, Vec<Effect>>,
+}
+
+/// One attempt; of two for the same bytes only one is made at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Transfer {
+    call: Call,
+    position_bytes: u64,
+    length_bytes: usize,
+}
+
+impl Transfer {
+    fn of(request: &IoRequest) -> Option<Self> {
+        let call = match request.operation {
+            Operation::Read => Call::Read,
+            Operation::Write => Call::Write,
+            _ => return None,
+        };
+        let IoRequest { position_bytes, length_bytes, .. } = *request;
+        Some(Self { call, position_bytes, length_bytes })
+    }
+
+    /// The calls that are no transfers.
+    fn none(call: Call) -> Self {
+        Self { call, position_bytes: 0, length_bytes: 0 }
+    }
+
+    fn bytes(&self) -> Range<u64> {
+        self.position_bytes..self.position_bytes.saturating_add(self.length_bytes as u64)
+    }
 }
 
 impl FaultyBacking {
@@ -162,7 +91,7 @@ impl FaultyBacking {
         self.state().faults.push(fault);
     }
 
-    /// Takes every fault back.
+    /// Takes every fault back. Those that have struck a transfer on its way still do.
     pub fn heal(&self) {
         self.state().faults.clear();
     }
@@ -177,15 +106,22 @@ impl FaultyBacking {
         self.state().struck
     }
 
+    /// How many transfers the cache has submitted itself, and seen completed.
+    pub fn submitted(&self) -> u64 {
+        self.state().submitted
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().expect("no panic under the lock")
     }
 
-    /// Makes a call wait or fail as the faults want; how many bytes shorter it is to be.
-    fn suffer(&self, call: Call, bytes: Range<u64>) -> io::Result<usize> {
+    /// Makes a call wait or fail as the faults want; how many bytes shorter it is to be. Nobody
+    /// waits under the lock.
+    fn suffer(&self, transfer: Transfer) -> io::Result<usize> {
         let mut failure = None;
         let mut short = 0;
-        for effect in self.effects(call, &bytes) {
+        let effects = self.state().take(transfer);
+        for effect in effects {
             match effect {
                 Effect::Fail(errno) => failure = failure.or(Some(errno)),
                 Effect::Short(bytes) => short = short.max(bytes),
@@ -196,52 +132,125 @@ impl FaultyBacking {
         failure.map_or(Ok(short), |errno| Err(io::Error::from_raw_os_error(errno)))
     }
 
-    /// Counts the call; what strikes it. Nobody waits under the lock.
-    fn effects(&self, call: Call, bytes: &Range<u64>) -> Vec<Effect> {
+    /// A transfer is about to be made; whether the cache may submit it itself.
+    fn may_submit(&self, transfer: Transfer) -> bool {
         let mut state = self.state();
-        state.calls[call as usize] += 1;
-        let struck = state.faults.iter_mut().filter_map(|fault| {
-            let strikes = fault.strikes(call, bytes);
+        // Asked again: it was counted.
+        let effects = state.started.remove(&transfer).unwrap_or_else(|| state.count(transfer));
+        let is_late = effects.iter().any(Effect::is_late);
+        state.started.insert(transfer, effects);
+        !is_late
+    }
+
+    /// The kernel has made a transfer and `answer` is what the storage below makes of that.
+    fn judge(&self, transfer: Transfer, answer: io::Result<usize>) -> io::Result<usize> {
+        self.state().submitted += 1;
+        if matches!(&answer, Err(error) if error.kind() == io::ErrorKind::Interrupted) {
+            // It is made again, by `*_at`, where it meets what strikes it.
+            return answer;
+        }
+        let short = self.suffer(transfer)?;
+        let block = self.block_bytes(transfer.call);
+        Ok(answer?.min(shortened(transfer.length_bytes, short, block)))
+    }
+
+    /// What a short transfer is a multiple of.
+    fn block_bytes(&self, call: Call) -> usize {
+        match call {
+            Call::Write => self.inner.alignment().offset_bytes as usize,
+            _ => 1,
+        }
+    }
+}
+
+impl State {
+    /// What strikes a call that is made now; counts it, if that is still to be done.
+    fn take(&mut self, transfer: Transfer) -> Vec<Effect> {
+        self.started.remove(&transfer).unwrap_or_else(|| self.count(transfer))
+    }
+
+    fn count(&mut self, transfer: Transfer) -> Vec<Effect> {
+        self.calls[transfer.call as usize] += 1;
+        let struck = self.faults.iter_mut().filter_map(|fault| {
+            let strikes = fault.strikes(transfer.call, &transfer.bytes());
             strikes.then(|| fault.effect.clone())
         });
         let effects: Vec<_> = struck.collect();
-        state.struck += effects.len() as u64;
+        self.struck += effects.len() as u64;
         effects
     }
 }
 
 impl Backing for FaultyBacking {
     fn read_at(&self, target: &mut IoTarget<'_>, position_bytes: u64) -> io::Result<usize> {
-        let length = target.len();
-        let short = self.suffer(Call::Read, range(position_bytes, length))?;
-        let count = self.inner.read_at(target, position_bytes)?;
-        Ok(count.min(shortened(length, short, 1)))
+        self.read_vectored_at(slice::from_mut(target), position_bytes)
     }
 
     fn write_at(&self, source: &IoSource<'_>, position_bytes: u64) -> io::Result<usize> {
-        let short = self.suffer(Call::Write, range(position_bytes, source.len()))?;
-        let block = self.inner.alignment().offset_bytes as usize;
-        let length = shortened(source.len(), short, block);
-        self.inner.write_at(&source.prefix(length), position_bytes)
+        self.write_vectored_at(slice::from_ref(source), position_bytes)
+    }
+
+    fn read_vectored_at(
+        &self,
+        targets: &mut [IoTarget<'_>],
+        position_bytes: u64,
+    ) -> io::Result<usize> {
+        let length_bytes = targets.iter().map(IoTarget::len).sum();
+        let transfer = Transfer { call: Call::Read, position_bytes, length_bytes };
+        let short = self.suffer(transfer)?;
+        let count = match targets {
+            [only] => self.inner.read_at(only, position_bytes)?,
+            several => self.inner.read_vectored_at(several, position_bytes)?,
+        };
+        Ok(count.min(shortened(length_bytes, short, self.block_bytes(Call::Read))))
+    }
+
+    fn write_vectored_at(
+        &self,
+        sources: &[IoSource<'_>],
+        position_bytes: u64,
+    ) -> io::Result<usize> {
+        let length_bytes = sources.iter().map(IoSource::len).sum();
+        let transfer = Transfer { call: Call::Write, position_bytes, length_bytes };
+        let short = self.suffer(transfer)?;
+        let length = shortened(length_bytes, short, self.block_bytes(Call::Write));
+        match &prefix(sources, length)[..] {
+            [only] => self.inner.write_at(only, position_bytes),
+            several => self.inner.write_vectored_at(several, position_bytes),
+        }
+    }
+
+    fn submission(&self, request: &IoRequest) -> Option<Submission<'_>> {
+        let transfer = Transfer::of(request)?;
+        let submission = self.inner.submission(request)?;
+        self.may_submit(transfer).then_some(submission)
+    }
+
+    fn completed(&self, request: &IoRequest, answer: io::Result<usize>) -> io::Result<usize> {
+        let answer = self.inner.completed(request, answer);
+        match Transfer::of(request) {
+            Some(transfer) => self.judge(transfer, answer),
+            None => answer,
+        }
     }
 
     fn sync_data(&self) -> io::Result<()> {
-        self.suffer(Call::SyncData, 0..0)?;
+        self.suffer(Transfer::none(Call::SyncData))?;
         self.inner.sync_data()
     }
 
     fn sync_all(&self) -> io::Result<()> {
-        self.suffer(Call::SyncAll, 0..0)?;
+        self.suffer(Transfer::none(Call::SyncAll))?;
         self.inner.sync_all()
     }
 
     fn len_bytes(&self) -> io::Result<u64> {
-        self.suffer(Call::Len, 0..0)?;
+        self.suffer(Transfer::none(Call::Len))?;
         self.inner.len_bytes()
     }
 
     fn set_len(&self, length_bytes: u64) -> io::Result<()> {
-        self.suffer(Call::SetLen, 0..0)?;
+        self.suffer(Transfer::none(Call::SetLen))?;
         self.inner.set_len(length_bytes)
     }
 
@@ -262,6 +271,20 @@ impl Backing for FaultyBacking {
     }
 }
 
+/// The first `length` bytes of a row of windows; at least one window, which may be empty.
+fn prefix<'a>(sources: &[IoSource<'a>], length: usize) -> Vec<IoSource<'a>> {
+    let mut left = length;
+    let mut parts = Vec::new();
+    for source in sources {
+        let part = source.prefix(source.len().min(left));
+        left -= part.len();
+        if parts.is_empty() || !part.is_empty() {
+            parts.push(part);
+        }
+    }
+    parts
+}
+
 /// How much is left of a transfer: whole blocks, at least one of them, or all of a part of one.
 fn shortened(length: usize, short: usize, block: usize) -> usize {
     match short {
@@ -271,19 +294,19 @@ fn shortened(length: usize, short: usize, block: usize) -> usize {
     }
 }
 
-fn range(position_bytes: u64, length: usize) -> Range<u64> {
-    position_bytes..position_bytes.saturating_add(length as u64)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::MemoryBacking;
+    use crate::{Gate, MemoryBacking};
     use bifolio::IoBuffer;
-    use std::time::Instant;
+    use std::time::{Duration, Instant};
 
     fn faulty() -> FaultyBacking {
         FaultyBacking::new(MemoryBacking::new((0..100).collect()))
+    }
+
+    fn libc_error(errno: i32) -> io::Error {
+        io::Error::from_raw_os_error(errno)
     }
 
     fn read(backing: &FaultyBacking, position_bytes: u64) -> Result<usize, i32> {
@@ -357,6 +380,111 @@ mod tests {
         backing.inject(Fault::on(Call::Write).short_by(600));
         let buffer = IoBuffer::from_bytes(&[1; 2048]);
         assert_eq!(backing.write_at(&buffer.source(), 0).unwrap(), 1024);
+    }
+
+    #[test]
+    fn a_transfer_of_several_windows_is_one_call() {
+        let backing = faulty();
+        let mut buffers = [IoBuffer::new(10), IoBuffer::new(10)];
+        let mut read = || {
+            let mut targets = buffers.each_mut().map(IoBuffer::target);
+            let count = backing.read_vectored_at(&mut targets, 60).map_err(|error| error.kind());
+            (count, buffers[1].as_bytes().to_vec())
+        };
+        assert_eq!(read(), (Ok(20), (70..80).collect()));
+        backing.inject(Fault::on(Call::Read).nth(2).at(79..80).fails(libc::EINTR));
+        backing.inject(Fault::on(Call::Read).short_by(3));
+        assert_eq!(read().0, Ok(17));
+        assert_eq!(read().0, Err(io::ErrorKind::Interrupted));
+        assert_eq!((backing.calls(Call::Read), backing.struck()), (3, 2));
+    }
+
+    #[test]
+    fn a_short_write_of_several_windows_ends_anywhere_in_them() {
+        let filled = [1, 2, 3].map(|byte| IoBuffer::from_bytes(&[byte; 10]));
+        let sources = filled.each_ref().map(IoBuffer::source);
+        for (short, expected) in [(0, 30), (1, 29), (10, 20), (15, 15), (29, 1), (usize::MAX, 0)] {
+            let memory = Arc::new(MemoryBacking::new(Vec::new()));
+            let backing = FaultyBacking::over(memory.clone());
+            backing.inject(Fault::on(Call::Write).short_by(short));
+            assert_eq!(backing.write_vectored_at(&sources, 5).unwrap(), expected);
+            let all = [&[0; 5], &[1; 10][..], &[2; 10], &[3; 10]].concat();
+            let end = if expected == 0 { 0 } else { 5 + expected };
+            assert_eq!(memory.bytes(), all[..end], "short by {short}");
+        }
+    }
+
+    fn transfer(call: Call, position_bytes: u64) -> Transfer {
+        Transfer { call, position_bytes, length_bytes: 10 }
+    }
+
+    #[test]
+    fn submitted_transfers_are_counted_once_and_in_the_order_in_which_they_start() {
+        let backing = faulty();
+        backing.inject(Fault::on(Call::Read).nth(2).fails(libc::EIO));
+        backing.inject(Fault::on(Call::Read).nth(3).short_by(4));
+        let transfers = [0, 10, 20, 30].map(|at| transfer(Call::Read, at));
+        for transfer in transfers {
+            assert!(backing.may_submit(transfer) && backing.may_submit(transfer));
+        }
+        assert_eq!((backing.calls(Call::Read), backing.submitted()), (4, 0));
+        let mut judge = |at: usize| backing.judge(transfers[at], Ok(10)).map_err(|e| e.kind());
+        assert_eq!([3, 2].map(&mut judge), [Ok(10), Ok(6)]);
+        assert_eq!([1, 0].map(&mut judge).map(|answer| answer.is_ok()), [false, true]);
+        let counts = (backing.calls(Call::Read), backing.struck(), backing.submitted());
+        assert_eq!(counts, (4, 2, 4));
+        assert!(backing.state().started.is_empty());
+    }
+
+    #[test]
+    fn a_transfer_that_the_kernel_sent_back_meets_its_fault_when_it_is_made_again() {
+        let backing = faulty();
+        backing.inject(Fault::on(Call::Write).fails(libc::ENXIO));
+        assert!(backing.may_submit(transfer(Call::Write, 30)));
+        let sent_back = backing.judge(transfer(Call::Write, 30), Err(libc_error(libc::EINTR)));
+        assert_eq!(sent_back.unwrap_err().kind(), io::ErrorKind::Interrupted);
+        assert_eq!(write(&backing, 30), Err(libc::ENXIO));
+        assert_eq!((backing.calls(Call::Write), write(&backing, 30)), (1, Ok(10)));
+        // An error of the storage itself goes through; if there is a fault too, that comes first.
+        backing.inject(Fault::on(Call::Write).nth(2).fails(libc::ENXIO));
+        for errno in [libc::EDOM, libc::ENXIO] {
+            assert!(backing.may_submit(transfer(Call::Write, 30)));
+            let failed = backing.judge(transfer(Call::Write, 30), Err(libc_error(libc::EDOM)));
+            assert_eq!(failed.unwrap_err().raw_os_error(), Some(errno));
+        }
+    }
+
+    #[test]
+    fn a_submitted_write_claims_whole_blocks() {
+        let alignment = Alignment { memory_bytes: 1, offset_bytes: 512 };
+        let backing = FaultyBacking::new(MemoryBacking::strict(Vec::new(), alignment));
+        let transfer = Transfer { call: Call::Write, position_bytes: 0, length_bytes: 2048 };
+        backing.inject(Fault::on(Call::Write).short_by(600));
+        assert!(backing.may_submit(transfer));
+        assert_eq!(backing.judge(transfer, Ok(2048)).unwrap(), 1024);
+        // The cache submits whole blocks, and less than it was going to transfer.
+        backing.inject(Fault::on(Call::Write).short_by(1));
+        assert!(backing.may_submit(transfer));
+        assert_eq!(backing.judge(transfer, Ok(512)).unwrap(), 512);
+    }
+
+    #[test]
+    fn a_transfer_that_is_to_be_late_is_not_submitted() {
+        let backing = faulty();
+        let gate = Gate::new();
+        backing.inject(Fault::on(Call::Read).nth(2).held(&gate));
+        let may_submit = [0, 10, 20].map(|at| backing.may_submit(transfer(Call::Read, at)));
+        assert_eq!(may_submit, [true, false, true]);
+        thread::scope(|scope| {
+            let late = scope.spawn(|| read(&backing, 10));
+            gate.wait_for_arrivals(1);
+            assert_eq!(backing.judge(transfer(Call::Read, 20), Ok(10)).unwrap(), 10);
+            backing.heal();
+            assert!(!late.is_finished());
+            gate.open();
+            assert_eq!(late.join().unwrap(), Ok(10));
+        });
+        assert_eq!(backing.calls(Call::Read), 3);
     }
 
     #[test]

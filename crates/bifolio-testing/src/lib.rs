@@ -13,6 +13,7 @@
 //! tests the types would be those of another copy of the crate.
 
 mod crashing;
+mod fault;
 mod faulty;
 mod gate;
 mod memory;
@@ -23,7 +24,8 @@ mod seed;
 mod workload;
 
 pub use crashing::CrashingBacking;
-pub use faulty::{Call, Fault, FaultyBacking};
+pub use fault::{Call, Fault};
+pub use faulty::FaultyBacking;
 pub use gate::Gate;
 pub use memory::MemoryBacking;
 pub use model::Model;

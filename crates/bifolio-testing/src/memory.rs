@@ -4,6 +4,7 @@
 //! alignment, it checks that the cache keeps its promises instead of being lenient as a disk file.
 
 use std::io;
+use std::slice;
 use std::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use bifolio::{Alignment, Backing, IoSource, IoTarget};
@@ -41,7 +42,8 @@ impl MemoryBacking {
         self.bytes.write().expect("no panic while the lock was held")
     }
 
-    /// `may_end_here` is where a transfer may end without being a whole number of blocks.
+    /// Whether a transfer may start in memory and file here, and is `length` long if it goes on
+    /// behind that, or ends where it need not be whole.
     fn check(
         &self,
         address: *const u8,
@@ -62,18 +64,44 @@ impl MemoryBacking {
 
 impl Backing for MemoryBacking {
     fn read_at(&self, target: &mut IoTarget<'_>, position_bytes: u64) -> io::Result<usize> {
-        self.check(target.as_ptr(), target.len(), position_bytes, false)?;
-        Ok(read_vector(&self.read(), target, position_bytes))
+        self.read_vectored_at(slice::from_mut(target), position_bytes)
     }
 
     fn write_at(&self, source: &IoSource<'_>, position_bytes: u64) -> io::Result<usize> {
+        self.write_vectored_at(slice::from_ref(source), position_bytes)
+    }
+
+    fn read_vectored_at(
+        &self,
+        targets: &mut [IoTarget<'_>],
+        position_bytes: u64,
+    ) -> io::Result<usize> {
+        let mut position = position_bytes;
+        for target in targets.iter() {
+            self.check(target.as_ptr(), target.len(), position, false)?;
+            position += target.len() as u64;
+        }
+        Ok(read_vector(&self.read(), targets, position_bytes))
+    }
+
+    fn write_vectored_at(
+        &self,
+        sources: &[IoSource<'_>],
+        position_bytes: u64,
+    ) -> io::Result<usize> {
         let mut bytes = self.write();
-        let end = position_bytes + source.len() as u64;
-        self.check(source.as_ptr(), source.len(), position_bytes, end >= bytes.len() as u64)?;
-        let mut copy = vec![0; source.len()];
-        source.copy_to_slice(0, &mut copy);
-        write_vector(&mut bytes, &copy, position_bytes);
-        Ok(copy.len())
+        let mut position = position_bytes;
+        for (number, source) in sources.iter().enumerate() {
+            let start = position;
+            position += source.len() as u64;
+            let is_last = number + 1 == sources.len();
+            let may_end_here = is_last && position >= bytes.len() as u64;
+            self.check(source.as_ptr(), source.len(), start, may_end_here)?;
+        }
+        for (position_bytes, copy) in copies(sources, position_bytes) {
+            write_vector(&mut bytes, &copy, position_bytes);
+        }
+        Ok((position - position_bytes) as usize)
     }
 
     fn sync_data(&self) -> io::Result<()> {
@@ -102,12 +130,36 @@ impl Backing for MemoryBacking {
     }
 }
 
-/// Fills `target` with what `bytes` has from `position_bytes` on.
-pub(crate) fn read_vector(bytes: &[u8], target: &mut IoTarget<'_>, position_bytes: u64) -> usize {
-    let from = bytes.len().min(position_bytes as usize);
-    let to = bytes.len().min(from + target.len());
-    target.copy_from_slice(0, &bytes[from..to]);
-    to - from
+/// Fills `targets`, one behind the other, with what `bytes` has from `position_bytes` on.
+pub(crate) fn read_vector(
+    bytes: &[u8],
+    targets: &mut [IoTarget<'_>],
+    position_bytes: u64,
+) -> usize {
+    let start = bytes.len().min(position_bytes as usize);
+    let mut left = &bytes[start..];
+    for target in targets {
+        let (here, behind) = left.split_at(left.len().min(target.len()));
+        target.copy_from_slice(0, here);
+        left = behind;
+    }
+    bytes.len() - start - left.len()
+}
+
+/// What `sources` hold, one behind the other, and where it belongs. Those that hold nothing belong
+/// nowhere: writing nothing behind the end does not move the end.
+pub(crate) fn copies(
+    sources: &[IoSource<'_>],
+    position_bytes: u64,
+) -> impl Iterator<Item = (u64, Vec<u8>)> {
+    let filled = sources.iter().filter(|source| !source.is_empty());
+    filled.scan(position_bytes, |position, source| {
+        let mut copy = vec![0; source.len()];
+        source.copy_to_slice(0, &mut copy);
+        let start = *position;
+        *position += copy.len() as u64;
+        Some((start, copy))
+    })
 }
 
 /// Puts `new` at `position_bytes`, with zeros before it where there was nothing.
@@ -156,5 +208,42 @@ mod tests {
         assert_eq!(backing.write_at(&source.prefix(512), 0).unwrap(), 512);
         assert_eq!(backing.write_at(&source.prefix(1000), 1024).unwrap(), 1000);
         assert_eq!(backing.bytes().len(), 2024);
+    }
+
+    #[test]
+    fn several_windows_are_one_transfer() {
+        let backing = MemoryBacking::new((0..25).collect());
+        let mut buffers = [IoBuffer::new(10), IoBuffer::new(0), IoBuffer::new(10)];
+        let mut targets = buffers.each_mut().map(IoBuffer::target);
+        assert_eq!(backing.read_vectored_at(&mut targets, 3).unwrap(), 20);
+        assert_eq!(backing.read_vectored_at(&mut targets, 12).unwrap(), 13);
+        assert_eq!(buffers[0].as_bytes(), (12..22).collect::<Vec<_>>());
+        assert_eq!(buffers[2].as_bytes()[..4], [22, 23, 24, 16]);
+        let sources = buffers.each_ref().map(IoBuffer::source);
+        assert_eq!(backing.write_vectored_at(&sources, 20).unwrap(), 20);
+        assert_eq!(
+            backing.bytes()[18..33],
+            [&[18, 19][..], &(12..25).collect::<Vec<_>>()].concat()
+        );
+        assert_eq!(backing.bytes().len(), 40);
+    }
+
+    #[test]
+    fn a_strict_file_looks_at_every_window_before_it_moves_a_byte() {
+        let backing = MemoryBacking::strict(vec![1; 4096], SECTORS);
+        let buffers = [IoBuffer::new(512), IoBuffer::new(512)];
+        let [first, second] = buffers.each_ref().map(IoBuffer::source);
+        let write = |sources: &[IoSource<'_>], at| backing.write_vectored_at(sources, at).is_ok();
+        assert!(!write(&[first, second.prefix(100)], 0), "a part of a block inside the file");
+        assert!(!write(&[first.prefix(100), second], 3584), "a part of a block, not the last");
+        assert!(!write(&[first, second.suffix(2).prefix(0)], 0), "an address");
+        assert_eq!(backing.bytes(), [1; 4096]);
+        assert!(write(&[first, second.prefix(100)], 3584));
+        assert_eq!(backing.bytes().len(), 4196);
+        assert!(write(&[first, second], 0));
+        let mut buffers = [IoBuffer::new(512), IoBuffer::new(100)];
+        let mut targets = buffers.each_mut().map(IoBuffer::target);
+        assert!(backing.read_vectored_at(&mut targets, 0).is_err());
+        assert_eq!(backing.read_vectored_at(&mut targets[..1], 4096).unwrap(), 100);
     }
 }

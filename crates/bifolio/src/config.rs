@@ -14,6 +14,11 @@ pub(crate) const FOLIO_BYTES_MIN: u64 = 4 << 10;
 /// The largest folio, bytes.
 pub(crate) const FOLIO_BYTES_MAX: u64 = 2 << 20;
 
+/// The most transfers one call keeps in flight.
+pub(crate) const IO_DEPTH_MAX: usize = 1024;
+/// The largest window of readahead, bytes.
+pub(crate) const READAHEAD_BYTES_MAX: u64 = 1 << 30;
+
 /// Whether frames are backed by 2 MiB pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -45,6 +50,11 @@ pub(crate) struct Config {
     pub(crate) memory_bytes_max: Option<u64>,
     pub(crate) huge_pages: HugePages,
     pub(crate) reclaim_wait_ms_max: u64,
+    pub(crate) io_depth: usize,
+    pub(crate) readahead_bytes_max: u64,
+    pub(crate) dirty_bytes_background: Option<u64>,
+    pub(crate) dirty_bytes_max: Option<u64>,
+    pub(crate) dirty_age_ms_max: u64,
     #[cfg(feature = "ablation")]
     pub(crate) pin_mode: PinMode,
 }
@@ -56,6 +66,11 @@ impl Default for Config {
             memory_bytes_max: None,
             huge_pages: HugePages::Auto,
             reclaim_wait_ms_max: 10_000,
+            io_depth: 64,
+            readahead_bytes_max: 4 << 20,
+            dirty_bytes_background: None,
+            dirty_bytes_max: None,
+            dirty_age_ms_max: 5_000,
             #[cfg(feature = "ablation")]
             pin_mode: PinMode::FrozenBit,
         }
@@ -69,6 +84,44 @@ impl Config {
         if self.reclaim_wait_ms_max > 3_600_000 {
             let problem = format!("{} ms is more than an hour", self.reclaim_wait_ms_max);
             return Err(ErrorKind::Config { name: "reclaim_wait_ms_max", problem }.into());
+        }
+        if !(1..=IO_DEPTH_MAX).contains(&self.io_depth) {
+            let problem = format!("{} is not from 1 to {IO_DEPTH_MAX}", self.io_depth);
+            return Err(ErrorKind::Config { name: "io_depth", problem }.into());
+        }
+        if self.readahead_bytes_max > READAHEAD_BYTES_MAX {
+            let asked = self.readahead_bytes_max;
+            let problem = format!("{asked} bytes is more than {READAHEAD_BYTES_MAX} (1 GiB)");
+            return Err(ErrorKind::Config { name: "readahead_bytes_max", problem }.into());
+        }
+        self.validate_dirty()
+    }
+}
+
+impl Config {
+    fn validate_dirty(&self) -> Result<()> {
+        let dirty = [
+            ("dirty_bytes_background", self.dirty_bytes_background),
+            ("dirty_bytes_max", self.dirty_bytes_max),
+        ];
+        for (name, bytes) in dirty {
+            let Some(bytes) = bytes.filter(|bytes| *bytes > self.memory_bytes / 2) else {
+                continue;
+            };
+            let half = self.memory_bytes / 2;
+            let problem = format!("{bytes} bytes is more than half of the bound ({half})");
+            return Err(ErrorKind::Config { name, problem }.into());
+        }
+        let (background, max) = (self.dirty_bytes_background, self.dirty_bytes_max);
+        if let (Some(background), Some(max)) = (background, max)
+            && background > max
+        {
+            let problem = format!("{background} bytes is more than dirty_bytes_max ({max})");
+            return Err(ErrorKind::Config { name: "dirty_bytes_background", problem }.into());
+        }
+        if !(1..=3_600_000).contains(&self.dirty_age_ms_max) {
+            let problem = format!("{} ms is not from 1 ms to an hour", self.dirty_age_ms_max);
+            return Err(ErrorKind::Config { name: "dirty_age_ms_max", problem }.into());
         }
         Ok(())
     }

@@ -63,6 +63,11 @@ mod sys;
 mod tests;
 #[cfg(not(all(test, loom)))]
 mod writeback;
+/// The protocols of `writeback` that a model run can follow.
+#[cfg(all(test, loom))]
+mod writeback {
+    pub(crate) mod throttle;
+}
 
 #[cfg(not(all(test, loom)))]
 mod surface {
@@ -71,10 +76,11 @@ mod surface {
     #[cfg(feature = "ablation")]
     pub use crate::config::PinMode;
     pub use crate::error::{Error, ErrorKind, Result};
-    pub use crate::file::{File, Hold, OpenOptions, Pin, PinMut, Pins};
+    pub use crate::file::{Advice, File, Hold, OpenOptions, Pin, PinMut, Pins, ReadRequest};
     pub use crate::io::{
         Alignment, Backing, DirectIo, DirectStatus, DiskFile, DiskOptions, FileIdentity, FileKind,
-        IoBuffer, IoError, IoSource, IoTarget, OpenDiskError, Operation, PositionOutOfRange,
+        IoBuffer, IoError, IoRequest, IoSource, IoTarget, OpenDiskError, Operation,
+        PositionOutOfRange, Submission,
     };
     pub use crate::stats::Stats;
     pub use crate::sys::probe::{Feature, FeatureReport, Features};

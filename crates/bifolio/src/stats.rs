@@ -42,12 +42,20 @@ macro_rules! counters {
             pub free_bytes: u64,
             /// Of `used_bytes`, what is not frames: descriptors and tables, bytes.
             pub metadata_bytes: u64,
-            /// Pages that are newer in memory than on their device, bytes.
+            /// Pages that are newer in memory than on their device, or on their way there, bytes.
             pub dirty_bytes: u64,
             /// Folios on the inactive list, bytes.
             pub inactive_bytes: u64,
             /// Folios on the active list, bytes.
             pub active_bytes: u64,
+            /// Calls of `io_uring_enter`: each submits and collects several transfers.
+            pub ring_enters: u64,
+            /// Transfers made through io_uring.
+            pub ring_transfers: u64,
+            /// Transfers made with plain calls: alone, or where there is no io_uring.
+            pub plain_transfers: u64,
+            /// The longest a write was held because too much was dirty, nanoseconds.
+            pub throttle_ns_max: u64,
             /// What is done instead of a feature the system lacks, one name each.
             pub fallbacks: Vec<String>,
         }
@@ -88,8 +96,10 @@ counters! {
     ReadRequest read_requests,
     /// Bytes written to devices.
     WrittenBytes written_bytes,
-    /// Folios written out (write requests made of devices).
+    /// Folios written out.
     Writeback writeback,
+    /// Write requests made of devices: neighbours leave in one.
+    WriteRequest write_requests,
     /// Write-outs that failed; their folios stayed dirty.
     WritebackError writeback_errors,
     /// Bytes accepted by writes.
@@ -106,7 +116,7 @@ counters! {
     PgDeactivate pgdeactivate,
     /// Folios reclaim found pinned or otherwise referenced.
     PgPinned pgpinned,
-    /// Folios reclaim had to write out first.
+    /// Folios an allocation had to write out itself, and wait for.
     PageOut pageout,
     /// Folios evicted because their chunk was wanted for another folio size, or back.
     PgEvacuate pgevacuate,
@@ -126,6 +136,18 @@ counters! {
     FrozenWait frozen_waits,
     /// Pins taken.
     Pin pins,
+    /// Folios read ahead of need.
+    Readahead readahead_folios,
+    /// Of those, how many were evicted before anybody used them.
+    ReadaheadUnused readahead_unused,
+    /// Rounds in which the flusher wrote something.
+    FlusherRound flusher_rounds,
+    /// Folios the flusher wrote.
+    FlusherFolio flusher_folios,
+    /// Writes that were held because too much was dirty.
+    ThrottleWait throttle_waits,
+    /// How long they were held, all together, nanoseconds.
+    ThrottleNs throttle_ns,
 }
 
 /// A thread's block: only that thread writes it.

@@ -5,7 +5,7 @@ mod support;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bifolio::{Cache, ErrorKind, OpenDiskError, OpenOptions};
+use bifolio::{Advice, Cache, ErrorKind, OpenDiskError, OpenOptions};
 use bifolio_testing::{Call, Fault, FaultyBacking, MemoryBacking};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use support::{
@@ -134,6 +134,8 @@ fn a_file_cut_by_somebody_else_says_so_where_it_was_cut() {
     let (path, bytes) = random_file(&directory, "cut", 40_000);
     let cache = cache_of(4 << 20);
     let file = open(&cache, &path);
+    // What was read ahead would be served, and rightly so.
+    file.advise(0..0, Advice::Random).unwrap();
     assert_same(&read(&file, 0, 100), &bytes[..100]);
     std::fs::File::options().write(true).open(&path).unwrap().set_len(10_000).unwrap();
     let name = path.display().to_string();

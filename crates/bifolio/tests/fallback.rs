@@ -62,6 +62,23 @@ fn all_features_can_be_missing_at_once() {
 }
 
 #[test]
+fn a_masked_ring_is_never_entered_and_batches_go_by_plain_calls() {
+    let is_available = |report: &bifolio::FeatureReport| {
+        report.feature == Feature::IoUring && report.available
+    };
+    for masked in [false, true] {
+        let ring = if masked { builder().disable(Feature::IoUring) } else { builder() };
+        let cache = ring.build().unwrap();
+        exercise(&cache, &writable(), &directory());
+        let stats = cache.stats();
+        let expects_ring = !masked && bifolio::features().iter().any(is_available);
+        assert_eq!(stats.ring_enters > 0, expects_ring, "masked: {masked}");
+        assert_eq!(stats.ring_transfers > 0, expects_ring, "masked: {masked}");
+        assert!(expects_ring || stats.plain_transfers > 0);
+    }
+}
+
+#[test]
 fn nothing_that_is_in_use_is_called_a_fallback() {
     let cache = builder().build().unwrap();
     let fallbacks = exercise(&cache, &writable(), &directory());

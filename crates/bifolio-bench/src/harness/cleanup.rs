@@ -5,13 +5,15 @@
 //! Newest first, so that a mount goes before the directory it stands in. The kernel's own SIGKILL
 //! cannot be answered: then files stay.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use std::{fs, io};
 
 use parking_lot::Mutex;
 use rustix::mount::{UnmountFlags, unmount};
+use rustix::process::{Pid, Signal, kill_process};
 
+use super::memory_group::MEMBERS;
 use crate::error::{Error, Result};
 
 /// What the names of directories begin with.
@@ -20,7 +22,8 @@ const PREFIX: &str = "bifolio-bench-";
 /// The exit status of a program that a signal ended, as shells report SIGINT.
 const EXIT_INTERRUPTED: i32 = 130;
 
-/// How often a directory is tried again while other threads still make files in it.
+/// How often a directory is tried again while other threads still make files in it, and a group
+/// while its processes end.
 const REMOVALS_MAX: u32 = 50;
 
 static LEFTOVERS: Mutex<Vec<Leftover>> = Mutex::new(Vec::new());
@@ -32,12 +35,14 @@ pub(crate) enum Leftover {
     Directory(PathBuf),
     /// What is mounted there.
     Mount(PathBuf),
+    /// A control group, with the processes in it: children of this one.
+    Group(PathBuf),
 }
 
 impl Leftover {
     fn path(&self) -> &Path {
         match self {
-            Self::Directory(path) | Self::Mount(path) => path,
+            Self::Directory(path) | Self::Mount(path) | Self::Group(path) => path,
         }
     }
 
@@ -46,6 +51,7 @@ impl Leftover {
             Self::Directory(path) => remove_directory(path),
             // Detach: open files in it do not hold it back.
             Self::Mount(path) => drop(unmount(path, UnmountFlags::DETACH)),
+            Self::Group(path) => remove_group(path),
         }
     }
 }
@@ -104,8 +110,24 @@ pub fn clean_on_signals() -> Result<()> {
 }
 
 fn remove_directory(path: &Path) {
+    until_gone(path, || fs::remove_dir_all(path));
+}
+
+/// A group can go once its last process has ended; its files go with it.
+fn remove_group(path: &Path) {
+    until_gone(path, || {
+        let members = fs::read_to_string(path.join(MEMBERS)).unwrap_or_default();
+        let members = members.lines().filter_map(|line| Pid::from_raw(line.parse().ok()?));
+        members.for_each(|member| {
+            let _ = kill_process(member, Signal::KILL);
+        });
+        fs::remove_dir(path)
+    });
+}
+
+fn until_gone(path: &Path, remove: impl Fn() -> io::Result<()>) {
     for _ in 0..REMOVALS_MAX {
-        if fs::remove_dir_all(path).is_ok() || !path.exists() {
+        if remove().is_ok() || !path.exists() {
             return;
         }
         std::thread::sleep(Duration::from_millis(10));

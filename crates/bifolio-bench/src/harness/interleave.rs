@@ -2,6 +2,10 @@
 //!
 //! All series of all cases run once, then all of them again: a machine that slows down or a
 //! neighbour that wakes up then touches every series, and a ratio of two medians stays a ratio.
+//! What a turn gives is the benchmark's own; [`interleave`] is for those whose turns give one rate
+//! and counts for each operation.
+
+use std::time::{Duration, Instant};
 
 use indexmap::IndexMap;
 
@@ -22,26 +26,62 @@ pub(crate) struct Sample {
 }
 
 /// One series of one case: where its median goes, and how to run it once.
-pub(crate) struct Turn<'a> {
+pub(crate) struct Turn<'a, T> {
     pub(crate) row_index: usize,
     pub(crate) series: &'static str,
-    pub(crate) run: Box<dyn Fn() -> Result<Sample> + 'a>,
+    pub(crate) run: Box<dyn Fn() -> Result<T> + 'a>,
 }
 
-/// Runs all `turns` `repetitions` times, round-robin, and fills in `rows`. Answers all operations.
+/// How often all turns are taken.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rounds {
+    pub(crate) at_least: usize,
+    pub(crate) at_most: usize,
+    /// No round starts that would end later, judged by the mean of those before.
+    pub(crate) time: Duration,
+}
+
+impl Rounds {
+    /// Exactly so many.
+    pub(crate) fn exactly(rounds: usize) -> Self {
+        Self { at_least: rounds, at_most: rounds, time: Duration::ZERO }
+    }
+
+    fn one_more(&self, done: usize, elapsed: Duration) -> bool {
+        let next_end = elapsed + elapsed.div_f64(done.max(1) as f64);
+        done < self.at_least || (done < self.at_most && next_end <= self.time)
+    }
+}
+
+/// Runs all `turns`, round after round, every second round backwards: neighbours stay neighbours,
+/// and a steady drift favours none of them. Answers what each turn gave, by round.
+pub(crate) fn take_turns<T>(
+    turns: &[Turn<'_, T>],
+    rounds: Rounds,
+    progress: &mut dyn Progress,
+) -> Result<Vec<Vec<T>>> {
+    let mut given: Vec<Vec<T>> = turns.iter().map(|_| Vec::new()).collect();
+    let start = Instant::now();
+    let mut done = 0;
+    while rounds.one_more(done, start.elapsed()) {
+        for place in 0..turns.len() {
+            let index = if done % 2 == 0 { place } else { turns.len() - 1 - place };
+            given[index].push((turns[index].run)()?);
+            progress.advance(1);
+        }
+        done += 1;
+    }
+    Ok(given)
+}
+
+/// Takes `turns` `repetitions` times and fills in `rows`. Answers all operations.
 pub(crate) fn interleave(
-    turns: &[Turn<'_>],
+    turns: &[Turn<'_, Sample>],
     repetitions: usize,
     rows: &mut [Row],
     progress: &mut dyn Progress,
 ) -> Result<u64> {
-    let mut samples: Vec<Vec<Sample>> = turns.iter().map(|_| Vec::new()).collect();
-    for _ in 0..repetitions {
-        for (turn, samples) in turns.iter().zip(&mut samples) {
-            samples.push((turn.run)()?);
-            progress.advance(1);
-        }
-    }
+    let samples = take_turns(turns, Rounds::exactly(repetitions), progress)?;
     for (turn, samples) in turns.iter().zip(&samples) {
         let values: Vec<f64> = samples.iter().map(|sample| sample.value).collect();
         let row = &mut rows[turn.row_index];
@@ -87,10 +127,22 @@ mod tests {
         let operations = interleave(&turns, 3, &mut rows, &mut Silent).unwrap();
 
         assert_eq!(operations, 90);
-        assert_eq!(order.borrow()[..4], [(0, "a"), (0, "b"), (1, "a"), (0, "a")]);
-        assert_eq!(rows[0].series["b"], 5.0, "of 2, 5, 8");
+        assert_eq!(order.borrow()[..5], [(0, "a"), (0, "b"), (1, "a"), (1, "a"), (0, "b")]);
+        assert_eq!(rows[0].series["a"], 6.0, "of 1, 6, 7");
         assert_eq!(rows[1].spread["a"], [3.0, 9.0]);
         assert_eq!(rows[0].counts["a"]["syscalls_per_op"], 0.5);
         assert!(!rows[1].series.contains_key("b"));
+    }
+
+    #[test]
+    fn rounds_go_on_while_one_more_fits_into_the_time() {
+        let seconds = Duration::from_secs;
+        let rounds = Rounds { at_least: 2, at_most: 5, time: seconds(10) };
+        assert!(rounds.one_more(0, seconds(0)));
+        assert!(rounds.one_more(1, seconds(60)), "fewer than at least");
+        assert!(!rounds.one_more(2, seconds(7)), "the third would end after 10.5 seconds");
+        assert!(rounds.one_more(2, seconds(6)));
+        assert!(!rounds.one_more(5, seconds(1)), "enough");
+        assert!(!Rounds::exactly(3).one_more(3, seconds(0)));
     }
 }

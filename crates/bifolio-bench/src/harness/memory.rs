@@ -1,8 +1,9 @@
 //! How much memory a run may use: what the kernel calls available, within the control group's
 //! limit.
 //!
-//! Called before a benchmark starts. Both generations of control groups are asked, at the group
-//! itself and at each of its parents; a limit that cannot be read counts as none.
+//! Called before a benchmark starts; `memory_group` asks where groups can be made. Both generations
+//! of control groups are asked, at the group itself and at each of its parents; a limit that cannot
+//! be read counts as none.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -27,15 +28,21 @@ pub(crate) fn require(bytes: u64) -> Result<()> {
 fn available_bytes() -> u64 {
     let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let machine = kibibytes_field(&meminfo, "MemAvailable").unwrap_or(u64::MAX);
-    let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    group_directories(&groups).iter().filter_map(|group| group.left_bytes()).fold(machine, u64::min)
+    let groups = groups_of_this_process();
+    groups.iter().filter_map(Group::left_bytes).fold(machine, u64::min)
+}
+
+/// The groups with a memory controller that this process is in, each before its parent.
+pub(super) fn groups_of_this_process() -> Vec<Group> {
+    group_directories(&fs::read_to_string("/proc/self/cgroup").unwrap_or_default())
 }
 
 /// A control group with a memory controller.
 #[derive(Debug, PartialEq, Eq)]
-struct Group {
-    directory: PathBuf,
-    unified: bool,
+pub(super) struct Group {
+    pub(super) directory: PathBuf,
+    /// Of the second generation.
+    pub(super) unified: bool,
 }
 
 /// The groups that `/proc/self/cgroup` names, with their parents.

@@ -2,24 +2,47 @@
 //!
 //! A run, in order: `memory` and `filesystem` say whether there is room, `workspace` makes a
 //! directory (`tmpfs` mounts one in it), `cleanup` promises that all of it goes away again,
-//! `pattern` fills files so that every read can be checked, `series` names the ways to read it,
-//! `verify` compares each with the file, `interleave` lets them take turns, `threads` runs one turn
-//! on pinned CPUs (`cpus`), `timed` is the loop inside. `child` runs what must have a process of
-//! its own, `resident` reads its size. `plain_memory` is what the cache is compared with when
-//! nothing else can be faster.
+//! `pattern` fills files so that every read can be checked, `interleave` lets series take turns,
+//! `threads` runs one turn on several threads (`cpus`). `child` runs what must have a process of
+//! its own, `resident` reads its size.
+//!
+//! Reads of resident bytes: `series` names the ways to read, `verify` compares each with the file,
+//! `timed` is the loop inside, `plain_memory` is what the cache is compared with when nothing else
+//! can be faster.
+//!
+//! Transfers of a device: `sizes` says how large a file and how small a cache, `access` which page
+//! comes next (`permutation`, `zipf`), `checker` looks at what was read, `meter` at what a turn
+//! cost (`latency`, `stretches`, `cpu_time`, `syscalls`); `direct` and `raw_ring` go past the page
+//! cache, `raw_stream` moves a whole file so, `cached` is a file in a cache, `memory_group` bounds
+//! the kernel's.
 
+pub(crate) mod access;
+pub(crate) mod cached;
+pub(crate) mod checker;
 pub(crate) mod child;
 pub(crate) mod cleanup;
+pub(crate) mod cpu_time;
 pub(crate) mod cpus;
+pub(crate) mod direct;
 pub(crate) mod filesystem;
 pub(crate) mod interleave;
+pub(crate) mod latency;
 pub(crate) mod memory;
+pub(crate) mod memory_group;
+pub(crate) mod meter;
 pub(crate) mod pattern;
+pub(crate) mod permutation;
 pub(crate) mod plain_memory;
+pub(crate) mod raw_ring;
+pub(crate) mod raw_stream;
 pub(crate) mod resident;
 pub(crate) mod series;
+pub(crate) mod sizes;
+pub(crate) mod stretches;
+pub(crate) mod syscalls;
 pub(crate) mod threads;
 pub(crate) mod timed;
 pub(crate) mod tmpfs;
 pub(crate) mod verify;
 pub(crate) mod workspace;
+pub(crate) mod zipf;

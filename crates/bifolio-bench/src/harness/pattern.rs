@@ -2,7 +2,8 @@
 //!
 //! The word at position `pos` is `pos * MULTIPLIER + ADDEND` (wrapping), in the machine's byte
 //! order. The multiplier is odd, so no two words of a file are equal; the function is linear, so
-//! that [`Sums`] can check any number of reads with two additions each.
+//! that [`Sums`] can check any number of reads with two additions each. Benchmarks that write put
+//! later versions of the same words; a new file holds version 0.
 
 use std::fs::File;
 use std::io::Write;
@@ -15,8 +16,9 @@ const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
 const ADDEND: u64 = 0xd1b5_4a32_d192_ed03;
 const WORD_BYTES: usize = size_of::<u64>();
 
-fn word_at(pos_bytes: u64) -> u64 {
-    pos_bytes.wrapping_mul(MULTIPLIER).wrapping_add(ADDEND)
+fn word_at(pos_bytes: u64, version: u32) -> u64 {
+    let addend = ADDEND.wrapping_add(u64::from(version) << 32);
+    pos_bytes.wrapping_mul(MULTIPLIER).wrapping_add(addend)
 }
 
 /// How much is written, read or compared at once.
@@ -24,23 +26,33 @@ pub(crate) const CHUNK_BYTES: usize = 1 << 20;
 
 /// Fills `bytes` with what stands at `pos_bytes`, both whole words.
 pub(crate) fn fill(bytes: &mut [u8], pos_bytes: u64) {
+    fill_version(bytes, pos_bytes, 0);
+}
+
+/// Fills `bytes` with a later version of what stands at `pos_bytes`.
+pub(crate) fn fill_version(bytes: &mut [u8], pos_bytes: u64, version: u32) {
     assert_eq!(pos_bytes % WORD_BYTES as u64, 0);
     assert_eq!(bytes.len() % WORD_BYTES, 0);
     let positions = (pos_bytes..).step_by(WORD_BYTES);
     for (word, pos_bytes) in bytes.chunks_exact_mut(WORD_BYTES).zip(positions) {
-        word.copy_from_slice(&word_at(pos_bytes).to_ne_bytes());
+        word.copy_from_slice(&word_at(pos_bytes, version).to_ne_bytes());
     }
 }
 
 /// Whether `bytes` are what stands at `pos_bytes`.
 pub(crate) fn matches(bytes: &[u8], pos_bytes: u64) -> bool {
+    matches_version(bytes, pos_bytes, 0)
+}
+
+/// Whether `bytes` are that version of what stands at `pos_bytes`.
+pub(crate) fn matches_version(bytes: &[u8], pos_bytes: u64, version: u32) -> bool {
     let positions = (pos_bytes..).step_by(WORD_BYTES);
     pos_bytes.is_multiple_of(WORD_BYTES as u64)
         && bytes.len().is_multiple_of(WORD_BYTES)
         && bytes
             .chunks_exact(WORD_BYTES)
             .zip(positions)
-            .all(|(word, pos_bytes)| word == word_at(pos_bytes).to_ne_bytes())
+            .all(|(word, pos_bytes)| word == word_at(pos_bytes, version).to_ne_bytes())
 }
 
 /// Makes the file `path` of `size_bytes`, durable when this returns.
@@ -105,6 +117,9 @@ mod tests {
         assert!(!matches(&bytes, 4104));
         bytes[63] ^= 1;
         assert!(!matches(&bytes, 4096));
+        fill_version(&mut bytes, 4096, 3);
+        assert!(matches_version(&bytes, 4096, 3));
+        assert!(!matches_version(&bytes, 4096, 2) && !matches(&bytes, 4096));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Threads that stay on their CPUs and start together.
+//! Threads that start together, on their own CPUs or on any.
 //!
 //! Called once for each timed window. What a thread needs (a descriptor, a handle) it makes before
 //! the barrier; a thread that fails there still comes to the barrier, so the others never wait for
@@ -16,19 +16,27 @@ pub(crate) fn run_pinned<S, T: Send>(
     prepare: impl Fn(usize) -> Result<S> + Sync,
     body: impl Fn(S) -> Result<T> + Sync,
 ) -> Result<Vec<T>> {
-    let barrier = Barrier::new(cpus.len());
-    let run_one = |index: usize, cpu: usize| {
-        let prepared = cpus::pin_current_thread(cpu).and_then(|()| prepare(index));
+    let prepare =
+        |index: usize| cpus::pin_current_thread(cpus[index]).and_then(|()| prepare(index));
+    run_together(cpus.len(), prepare, body)
+}
+
+/// The same in `count` threads on any CPU: a thread that is started while these run, by what they
+/// call, must not stay on the CPU of its parent.
+pub(crate) fn run_together<S, T: Send>(
+    count: usize,
+    prepare: impl Fn(usize) -> Result<S> + Sync,
+    body: impl Fn(S) -> Result<T> + Sync,
+) -> Result<Vec<T>> {
+    let barrier = Barrier::new(count);
+    let run_one = |index: usize| {
+        let prepared = prepare(index);
         barrier.wait();
         body(prepared?)
     };
     thread::scope(|scope| {
         let run_one = &run_one;
-        let handles: Vec<_> = cpus
-            .iter()
-            .enumerate()
-            .map(|(index, &cpu)| scope.spawn(move || run_one(index, cpu)))
-            .collect();
+        let handles: Vec<_> = (0..count).map(|index| scope.spawn(move || run_one(index))).collect();
         handles.into_iter().map(|handle| handle.join().expect("a worker panicked")).collect()
     })
 }

@@ -50,7 +50,7 @@ impl Parameters {
     pub(crate) fn from_config(config: &Config) -> Result<Self> {
         let (size_bytes, memory_bytes, timed_seconds, repetitions) = match config.set {
             ParameterSet::Smoke => (8 << 20, 8 << 20, 0.4, 2),
-            ParameterSet::Quick => (1 << 30, 64 << 20, 30.0, 9),
+            ParameterSet::Quick => (1 << 30, 64 << 20, 8.0, 7),
             ParameterSet::Full => (1 << 30, 256 << 20, 240.0, 11),
         };
         let parameters = Self {

@@ -20,7 +20,9 @@ fn names() -> Vec<String> {
 #[test]
 fn every_benchmark_runs_and_prints_its_envelope() {
     let names = names();
-    assert!(names.iter().any(|name| name == "small-reads"));
+    for name in ["small-reads", "random-reads", "scan", "writes"] {
+        assert!(names.iter().any(|listed| listed == name), "{name}");
+    }
     for name in &names {
         let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         let dir_text = dir.path().to_str().unwrap();
@@ -82,6 +84,84 @@ fn small_reads_measures_every_series_and_where_hits_come_from() {
     }
     assert!(envelope["rss"]["bound_bytes"].as_u64().unwrap() > 0);
     assert!(envelope["rss"]["peak_bytes"].as_u64().unwrap() > 0);
+}
+
+/// The envelope of a benchmark with smoke parameters and `more`.
+fn envelope_of(name: &str, more: &[&str]) -> Value {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let dir_text = dir.path().to_str().unwrap();
+    let output = bifolio(&["bench", name, "--set", "smoke", "--json", "-", "--dir", dir_text])
+        .args(more)
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// Sees that `series` is in the row with all of `counts`, or skipped with a reason.
+fn assert_measured(envelope: &Value, row: &Value, series: &str, counts: &[&str]) {
+    if !row["series"][series].is_f64() {
+        let skipped = envelope["skipped"].as_array().unwrap();
+        let reason = skipped.iter().find(|skipped| skipped["series"] == series);
+        let reason = reason.unwrap_or_else(|| panic!("{series} is neither measured nor skipped"));
+        assert!(!reason["reason"].as_str().unwrap().is_empty());
+        return;
+    }
+    for count in counts {
+        assert!(row["counts"][series][count].is_f64(), "{series}: {count}");
+    }
+}
+
+#[test]
+fn random_reads_compares_one_and_many_at_a_time_with_the_device_and_the_kernel() {
+    let envelope = envelope_of("random-reads", &["--threads", "1"]);
+    let rows = envelope["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 2 * 3, "two patterns; depth 1, and depth 32 with two sizes of calls");
+    let counts =
+        ["p50_ns", "p99_ns", "p999_ns", "cpu_s_per_gib", "syscalls_per_miss", "cpu_ns_per_miss"];
+    for row in rows {
+        let series: &[&str] = match row["case"]["depth"].as_u64().unwrap() {
+            1 => &["raw_direct", "read_at", "kernel_pread", "kernel_mmap"],
+            _ => &["raw_direct", "read_many"],
+        };
+        series.iter().for_each(|series| assert_measured(&envelope, row, series, &counts));
+        if row["case"]["pattern"] == "uniform" {
+            for (series, counts) in row["counts"].as_object().unwrap() {
+                let misses = counts["misses_per_op"].as_f64().unwrap();
+                assert!(misses > 0.98, "{series} hit: {misses}");
+            }
+        }
+    }
+    assert!(envelope["rss"]["peak_bytes"].as_u64().unwrap() > 0);
+    assert!(envelope["config"]["syscalls"].is_string());
+}
+
+#[test]
+fn scan_reads_with_both_sizes_of_calls() {
+    let envelope = envelope_of("scan", &[]);
+    let rows = envelope["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 2);
+    for row in rows {
+        for series in ["raw_direct", "read_at", "kernel_pread"] {
+            assert_measured(&envelope, row, series, &["cpu_s_per_gib", "p50_ns"]);
+        }
+    }
+}
+
+#[test]
+fn writes_compares_every_page_it_wrote_and_every_page_it_left_alone() {
+    let envelope = envelope_of("writes", &["--size", "4M", "--memory", "1M"]);
+    let rows = envelope["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 2);
+    let mut turns = 0;
+    for row in rows {
+        for series in ["raw_direct", "write_at", "kernel_write"] {
+            assert_measured(&envelope, row, series, &["cpu_s_per_gib", "max_ns"]);
+        }
+        let repetitions = row["repetitions"].as_object().unwrap().values();
+        turns += repetitions.map(|values| values.as_array().unwrap().len()).sum::<usize>();
+    }
+    assert_eq!(envelope["verified_bytes"].as_u64().unwrap(), turns as u64 * (4 << 20));
 }
 
 #[test]

@@ -5,12 +5,15 @@ use crate::config::{self, Config, HugePages};
 use crate::error::{ErrorKind, Result};
 use crate::file::{Gate, Registry};
 use crate::frames::Arena;
+use crate::io::Engine;
 use crate::lru::Memory;
 use crate::reclaim::{Background, Reclaim};
 use crate::sys::cpu;
 use crate::sys::fork::ForkGuard;
 use crate::sys::probe::{Feature, Features};
+use crate::writeback::{Flusher, FlusherSettings, FlusherThread, Services};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Settings of a cache; every limit has its unit in its name.
 #[derive(Clone, Debug, Default)]
@@ -49,6 +52,41 @@ impl CacheBuilder {
     /// (I/O in flight), before it fails with [`ErrorKind::Full`]. 10,000 by default.
     pub fn reclaim_wait_ms_max(mut self, milliseconds: u64) -> Self {
         self.config.reclaim_wait_ms_max = milliseconds;
+        self
+    }
+
+    /// The most transfers one call has in flight, 1 to 1024; 64 by default. Misses of
+    /// [`File::read_many`](crate::File::read_many) and write-outs leave together up to this many.
+    pub fn io_depth(mut self, transfers: usize) -> Self {
+        self.config.io_depth = transfers;
+        self
+    }
+
+    /// The largest window of readahead, bytes; 4 MiB by default, 0 for none. Two windows may be
+    /// ahead of a reader. In a small cache a 32nd of the bound is the most.
+    pub fn readahead_bytes_max(mut self, bytes: u64) -> Self {
+        self.config.readahead_bytes_max = bytes;
+        self
+    }
+
+    /// How much may be dirty before the flusher writes it out in the background, bytes: by default
+    /// an eighth of the bound, at the most half of it.
+    pub fn dirty_bytes_background(mut self, bytes: u64) -> Self {
+        self.config.dirty_bytes_background = Some(bytes);
+        self
+    }
+
+    /// How much may be dirty before writers are held until the device has taken some, bytes: by
+    /// default three eighths of the bound, at the most half of it.
+    pub fn dirty_bytes_max(mut self, bytes: u64) -> Self {
+        self.config.dirty_bytes_max = Some(bytes);
+        self
+    }
+
+    /// After how many milliseconds the flusher writes a dirty page out, however little is dirty.
+    /// 5,000 by default.
+    pub fn dirty_age_ms_max(mut self, milliseconds: u64) -> Self {
+        self.config.dirty_age_ms_max = milliseconds;
         self
     }
 
@@ -92,12 +130,27 @@ impl CacheBuilder {
         .map_err(reservation_error)?;
         let frames_max = Arena::frames_max(memory_bytes_max) as usize;
         let memory = Memory::new(arena, frames_max, cpu::possible()).map_err(reservation_error)?;
-        let reclaim = Arc::new(Reclaim::new(Arc::new(memory), &self.config));
+        let memory = Arc::new(memory);
+        let engine = Engine::new(&features, self.config.io_depth, &memory.arena);
+        let flusher = Flusher::new(self.flusher_settings(), self.config.memory_bytes);
+        let services = Services { memory, engine, flusher: Arc::new(flusher) };
+        let reclaim = Arc::new(Reclaim::new(&services, &self.config));
         let background = Background::start(Arc::clone(&reclaim))?;
+        let (engine, flusher) = (Arc::clone(&services.engine), Arc::clone(&services.flusher));
+        let flusher_thread =
+            FlusherThread::start(Arc::clone(&flusher), Arc::clone(&services.memory))?;
         let gate = Gate::new(ForkGuard::new(&features).map_err(reservation_error)?);
-        let registry = Arc::new(Registry::new(Arc::clone(&reclaim), gate, &self.config));
-        let inner =
-            Inner { registry, reclaim, memory_bytes_max, features, _background: background };
+        let registry = Registry::new(Arc::clone(&reclaim), services, gate, &self.config);
+        let inner = Inner {
+            registry: Arc::new(registry),
+            reclaim,
+            memory_bytes_max,
+            features,
+            engine,
+            flusher,
+            _background: background,
+            _flusher_thread: flusher_thread,
+        };
         Ok(Cache { inner: Arc::new(inner) })
     }
 
@@ -111,6 +164,14 @@ impl CacheBuilder {
         let reason = reasons.next().map_or_else(String::new, |report| report.reason);
         let problem = format!("2 MiB pages are required, but {reason}");
         Err(ErrorKind::Config { name: "huge_pages", problem }.into())
+    }
+
+    fn flusher_settings(&self) -> FlusherSettings {
+        FlusherSettings {
+            background_bytes: self.config.dirty_bytes_background,
+            max_bytes: self.config.dirty_bytes_max,
+            age_max: Duration::from_millis(self.config.dirty_age_ms_max),
+        }
     }
 
     fn memory_bytes_max(&self) -> u64 {

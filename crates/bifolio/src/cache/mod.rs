@@ -10,13 +10,15 @@ pub use builder::CacheBuilder;
 
 use crate::config;
 use crate::error::Result;
-use crate::file::{File, OpenOptions, Registry};
-use crate::io::{Backing, DiskFile};
+use crate::file::{File, OpenOptions, ReadRequest, Registry};
+use crate::io::{Backing, DiskFile, Engine};
 use crate::mapping::PAGE_BYTES;
 use crate::reclaim::{Background, Reclaim};
 use crate::stats::Stats;
 use crate::sync::Ordering;
 use crate::sys::probe::{FeatureReport, Features};
+use crate::writeback::{Flusher, FlusherThread};
+use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -32,7 +34,7 @@ use std::sync::Arc;
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Cache {
     inner: Arc<Inner>,
 }
@@ -44,8 +46,20 @@ struct Inner {
     /// Address space was reserved for this much.
     memory_bytes_max: u64,
     features: Features,
-    /// Ends with the last `Cache`; files that live on reclaim by themselves.
+    engine: Arc<Engine>,
+    flusher: Arc<Flusher>,
+    /// End with the last `Cache`; files that live on reclaim and write out by themselves.
     _background: Background,
+    _flusher_thread: FlusherThread,
+}
+
+impl fmt::Debug for Cache {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let usage = self.inner.reclaim.memory.arena.usage();
+        let mut fields = formatter.debug_struct("Cache");
+        fields.field("bound_bytes", &usage.bound_bytes).field("used_bytes", &usage.used_bytes);
+        fields.finish_non_exhaustive()
+    }
 }
 
 impl Cache {
@@ -77,12 +91,23 @@ impl Cache {
         self.inner.registry.open(backing, options)
     }
 
+    /// [`File::read_many`] for requests of several files of this cache, together.
+    ///
+    /// # Errors
+    /// A file that was not opened for reading or belongs to another cache; the cache is closed:
+    /// then no request was begun.
+    pub fn read_many(&self, requests: &mut [(&File, ReadRequest<'_>)]) -> Result<()> {
+        self.inner.registry.check()?;
+        File::read_many_of(&self.inner.registry, requests)
+    }
+
     /// What the cache has done and what it holds: a snapshot, cheap enough to take every second.
     pub fn stats(&self) -> Stats {
         let memory = &self.inner.reclaim.memory;
         let usage = memory.arena.usage();
         let lists = memory.lru.sizes();
         let dirty_pages = memory.dirty_pages.load(Ordering::Relaxed);
+        let transfers = self.inner.engine.counts();
         Stats {
             bound_bytes: usage.bound_bytes,
             used_bytes: usage.used_bytes,
@@ -92,6 +117,10 @@ impl Cache {
             dirty_bytes: dirty_pages * PAGE_BYTES,
             inactive_bytes: lists.inactive_pages * PAGE_BYTES,
             active_bytes: lists.active_pages * PAGE_BYTES,
+            ring_enters: transfers.ring_enters,
+            ring_transfers: transfers.ring_transfers,
+            plain_transfers: transfers.plain_transfers,
+            throttle_ns_max: self.inner.flusher.stall_ns_max(),
             fallbacks: self.fallbacks(),
             ..memory.counters.snapshot()
         }

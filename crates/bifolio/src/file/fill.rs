@@ -2,16 +2,20 @@
 //!
 //! Everything that needs a folio under its lock comes through [`Handle::lock_folio`]: it finds the
 //! resident one, or fills a new one; losers of a race to fill wait for the winner's lock and take
-//! its folio. A fill that fails takes the folio out again, so that the next one tries anew.
+//! its folio. A fill has three parts: *claim* a frame and the place in the table (here), *read*
+//! (`run.rs`, alone or as one of a batch), and *finish* (`run.rs`). A fill that fails takes the
+//! folio out again, so that the next one tries anew.
 
 use super::handle::Handle;
+use super::run::{RUN_PAGES_MAX, Run};
 use crate::error::{Error, ErrorKind, Result};
-use crate::folio::{COUNT_MAX, Flag, Folio, FolioId, FolioRef, LockedFolio};
+use crate::folio::{COUNT_MAX, Flag, Folio, FolioId, FolioRef, Folios, LockedFolio};
 use crate::lru::Shadow;
 use crate::mapping::{Entry, Lookup, PAGE_BYTES};
 use crate::stats::Counter;
 use crate::sync::Ordering;
 use crate::sys::cpu;
+use std::ops::Range;
 
 /// What the caller will do with the folio.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,6 +27,34 @@ pub(super) enum Intent {
     Overwrite,
 }
 
+/// What a claim does when no frame is free.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Wait {
+    /// Reclaims, and waits for others' I/O if it must.
+    ForFrames,
+    /// Gives up: the caller has transfers in flight (IO-5), or can do without.
+    Never,
+}
+
+/// What came of an attempt to put a new folio into the table.
+#[derive(Debug)]
+enum Claim<'a> {
+    New(Locked<'a>),
+    /// Somebody else's folio stands there.
+    Taken,
+    NoFrame,
+}
+
+/// What came of an attempt to claim several.
+#[derive(Debug)]
+pub(super) enum RunClaim {
+    /// At least one folio.
+    New(Run),
+    /// Somebody else's folio stands at the first place.
+    Taken,
+    NoFrame,
+}
+
 /// A folio with its lock. The lock goes before the reference.
 #[derive(Debug)]
 pub(super) struct Locked<'a> {
@@ -32,9 +64,21 @@ pub(super) struct Locked<'a> {
     pub(super) was_resident: bool,
 }
 
-impl Locked<'_> {
+impl<'a> Locked<'a> {
     pub(super) fn is_uptodate(&self) -> bool {
         self.lock.flags.get(Flag::Uptodate)
+    }
+
+    /// Leaves the folio locked and referenced, for [`Locked::adopt`] on whatever thread.
+    pub(super) fn leave(self) -> FolioId {
+        self.lock.leave_locked();
+        self.folio.into_id()
+    }
+
+    /// Takes over what [`Locked::leave`] left.
+    pub(super) fn adopt(folios: &'a Folios, id: FolioId) -> Self {
+        let folio = folios.adopt(id);
+        Self { lock: folio.adopt_lock(), folio, was_resident: false }
     }
 }
 
@@ -58,24 +102,57 @@ impl Handle {
                     }
                 }
                 Lookup::Absent(seen) => {
-                    if let Some(locked) = self.fill(mapping.head_index(index), seen, intent)? {
+                    let head = mapping.head_index(index);
+                    let Claim::New(locked) = self.claim(head, seen, Wait::ForFrames)? else {
+                        continue;
+                    };
+                    if intent == Intent::Overwrite {
+                        memory.counters.add(Counter::MissWithoutRead, 1);
                         return Ok(locked);
                     }
+                    let mut run = Run::new(&self.inode, head);
+                    run.push(locked);
+                    return run.read_first(&self.inode);
                 }
                 Lookup::Refused => return Err(self.too_many_pins(index)),
             }
         }
     }
 
-    /// Fills the folio whose first page is `index`, where `seen` stands now. `None` if somebody
-    /// else was faster.
-    fn fill(&self, index: u64, seen: Entry, intent: Intent) -> Result<Option<Locked<'_>>> {
+    /// Claims the absent folios that hold `pages`, from the first on: as many in a row as there
+    /// are, and as make a transfer of at most 1 MiB. Never waits once it has claimed one.
+    pub(super) fn claim_run(&self, pages: Range<u64>, wait: Wait) -> Result<RunClaim> {
+        let mapping = &self.inode.mapping;
+        let folio_pages = 1 << mapping.order();
+        let first = mapping.head_index(pages.start);
+        let mut run = Run::new(&self.inode, first);
+        let mut index = first;
+        while index < pages.end && (run.is_empty() || run.pages() + folio_pages <= RUN_PAGES_MAX) {
+            // Acquire: pairs with the Release in `unlink`, as in `get_folio`.
+            let seen = mapping.table().load(index, Ordering::Acquire);
+            if seen.is_folio() {
+                break;
+            }
+            let wait = if run.is_empty() { wait } else { Wait::Never };
+            match self.claim(index, seen, wait) {
+                Ok(Claim::New(locked)) => run.push(locked),
+                Ok(Claim::NoFrame) if run.is_empty() => return Ok(RunClaim::NoFrame),
+                Err(error) if run.is_empty() => return Err(error),
+                Ok(Claim::NoFrame | Claim::Taken) | Err(_) => break,
+            }
+            index += folio_pages;
+        }
+        Ok(if run.is_empty() { RunClaim::Taken } else { RunClaim::New(run) })
+    }
+
+    /// Puts a new folio, locked and not uptodate, into the table, where its first page is `index`
+    /// and `seen` stands now.
+    fn claim(&self, index: u64, seen: Entry, wait: Wait) -> Result<Claim<'_>> {
         self.check_usable()?;
         let mapping = &self.inode.mapping;
         let memory = &*self.inode.memory;
-        self.reclaim.charge_table(mapping.table(), index)?;
         let order = mapping.order();
-        let id = self.reclaim.allocate(order, self.neighbour(index))?;
+        let Some(id) = self.frames_for(index, wait)? else { return Ok(Claim::NoFrame) };
         // Without an owner until it is locked: reclaim may come by, on its way through the chunk,
         // and must not take it for a folio that is in its table.
         let folio = memory.folios.start(id, 0, index, order);
@@ -86,20 +163,29 @@ impl Handle {
             unreachable!("a new folio has no other references");
         };
         if mapping.insert(&memory.folios, &lock, for_table, seen).is_err() {
-            return Ok(None);
+            return Ok(Claim::Taken);
         }
         memory.counters.add(Counter::Miss, 1);
         self.note_refault(&lock, seen);
         if memory.lru.add(&memory.folios, for_lru, cpu::current()) {
             memory.counters.add(Counter::LruBatch, 1);
         }
-        let locked = Locked { lock, folio, was_resident: false };
-        match self.fill_bytes(&locked, intent) {
-            Ok(()) => Ok(Some(locked)),
-            Err(error) => {
-                drop(mapping.remove(&locked.folio, &locked.lock, &memory.folios));
-                Err(error)
+        Ok(Claim::New(Locked { lock, folio, was_resident: false }))
+    }
+
+    /// Frames for the folio whose first page is `index`, with the table page of its Entry charged.
+    fn frames_for(&self, index: u64, wait: Wait) -> Result<Option<FolioId>> {
+        let mapping = &self.inode.mapping;
+        let (order, near) = (mapping.order(), self.neighbour(index));
+        match wait {
+            Wait::ForFrames => {
+                self.reclaim.charge_table(mapping.table(), index)?;
+                self.reclaim.allocate(order, near).map(Some)
             }
+            Wait::Never if self.reclaim.try_charge_table(mapping.table(), index) => {
+                self.reclaim.try_allocate(order, near)
+            }
+            Wait::Never => Ok(None),
         }
     }
 
@@ -123,39 +209,6 @@ impl Handle {
             memory.counters.add(Counter::RefaultActivate, 1);
             lock.flags.set(Flag::Active);
         }
-    }
-
-    /// Gets the bytes of a new folio: from the backing, or zeros where it has none.
-    fn fill_bytes(&self, locked: &Locked<'_>, intent: Intent) -> Result<()> {
-        let counters = &self.inode.memory.counters;
-        if intent == Intent::Overwrite {
-            counters.add(Counter::MissWithoutRead, 1);
-            return Ok(());
-        }
-        let position = locked.lock.index() * PAGE_BYTES;
-        let folio_bytes = locked.lock.pages() * PAGE_BYTES;
-        let expected = self.inode.bytes_on_backing(position, folio_bytes);
-        let mut valid = 0;
-        if expected == 0 {
-            counters.add(Counter::MissWithoutRead, 1);
-        } else {
-            valid = self.inode.read_folio(&locked.folio, &locked.lock)?.min(expected);
-            // Fewer bytes than there were are an error, unless we cut the file ourselves just now:
-            // a cut sets the length first.
-            let visible = self.inode.mapping.len_bytes().saturating_sub(position);
-            if valid < expected.min(visible) {
-                return Err(self.cut_short(position, expected.min(visible), valid));
-            }
-        }
-        self.inode.zero_folio_from(&locked.folio, &locked.lock, valid);
-        self.inode.mapping.mark_uptodate(&locked.lock);
-        Ok(())
-    }
-
-    #[cold]
-    fn cut_short(&self, position_bytes: u64, expected_bytes: u64, got_bytes: u64) -> Error {
-        let file = self.inode.name();
-        ErrorKind::CutShort { file, position_bytes, expected_bytes, got_bytes }.into()
     }
 
     #[cold]

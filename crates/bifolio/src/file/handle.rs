@@ -1,5 +1,6 @@
 //! What all clones of a `File` share: rights, the inode, the error cursor.
 
+use super::readahead::Readahead;
 use super::registry::{Key, Registry};
 use crate::error::{Error, ErrorKind, Result};
 use crate::reclaim::Reclaim;
@@ -14,6 +15,7 @@ pub(crate) struct Handle {
     pub(super) reclaim: Arc<Reclaim>,
     pub(super) registry: Arc<Registry>,
     pub(super) error_cursor: ErrorCursor,
+    pub(super) readahead: Readahead,
     pub(super) readable: bool,
     pub(super) writable: bool,
     pub(super) immutable: bool,

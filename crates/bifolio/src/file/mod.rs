@@ -24,23 +24,33 @@
 //! - FILE-2: the length grows under the resizing lock and the lock of the folio that grows it,
 //!   after the bytes are in place.
 
+mod advice;
+mod batch;
 mod fill;
 mod handle;
 mod hit;
 mod options;
 mod pin;
+mod pin_many;
 mod read;
+mod read_many;
+mod readahead;
 mod registry;
+mod run;
 mod truncate;
 mod write;
 
+pub use advice::Advice;
 pub use options::OpenOptions;
 pub use pin::{Hold, Pin, PinMut, Pins};
+pub use read_many::ReadRequest;
 pub(crate) use registry::{Gate, Registry};
 
 use crate::error::Result;
 use handle::Handle;
 use hit::HitPath;
+use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// A file in a cache.
@@ -68,10 +78,18 @@ use std::sync::Arc;
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct File {
     hit_path: HitPath,
     handle: Arc<Handle>,
+}
+
+impl fmt::Debug for File {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut fields = formatter.debug_struct("File");
+        fields.field("name", &self.handle.inode.name()).field("len", &self.len());
+        fields.field("folio_bytes", &self.folio_bytes()).finish_non_exhaustive()
+    }
 }
 
 impl File {
@@ -110,7 +128,7 @@ impl File {
     /// nobody can tell what reached the device then.
     pub fn sync_data(&self) -> Result<()> {
         self.handle.check_usable()?;
-        self.handle.inode.sync(&self.handle.error_cursor, false)
+        self.handle.inode.sync(&self.handle.error_cursor, None, false)
     }
 
     /// As [`File::sync_data`], and the file's metadata too.
@@ -119,6 +137,17 @@ impl File {
     /// As [`File::sync_data`].
     pub fn sync_all(&self) -> Result<()> {
         self.handle.check_usable()?;
-        self.handle.inode.sync(&self.handle.error_cursor, true)
+        self.handle.inode.sync(&self.handle.error_cursor, None, true)
+    }
+
+    /// As [`File::sync_data`], for the bytes of `range` only: other dirty pages stay in memory.
+    ///
+    /// # Errors
+    /// As [`File::sync_data`]; a range beyond 2^63.
+    pub fn sync_range(&self, range: Range<u64>) -> Result<()> {
+        self.handle.check_usable()?;
+        let length_bytes = range.end.saturating_sub(range.start);
+        self.handle.range_end(range.start, length_bytes)?;
+        self.handle.inode.sync(&self.handle.error_cursor, Some(range), false)
     }
 }

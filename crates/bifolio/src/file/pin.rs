@@ -18,7 +18,6 @@ use crate::folio::{FolioId, FolioRef, Folios, LockedFolio, TryGet};
 use crate::lru::Memory;
 use crate::mapping::{PAGE_BYTES, PAGE_SHIFT, Window};
 use crate::stats::Counter;
-use crate::sync::Ordering;
 use crate::sys::copy;
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -279,19 +278,43 @@ impl File {
     /// ([`ErrorKind::PastEnd`]), and all that a read can fail with.
     #[inline(always)]
     pub fn pin(&self, range: Range<u64>) -> Result<Pin<'_>> {
-        let length = (range.end.wrapping_sub(range.start)) as usize;
-        let try_get = |folios, id| self.try_get(folios, id);
-        let (folio, start) = match self.hit_path.pin(&range, try_get) {
-            Some(pinned) => {
-                self.handle.inode.memory.counters.add(Counter::Pin, 1);
-                pinned
-            }
+        match self.pin_hit(&range) {
+            Some(pin) => Ok(pin),
             None => {
                 let start = self.pin_miss(range.start, range.end)?;
-                (self.hit_path.adopt(start), start.as_ptr().cast_const())
+                Ok(self.pin_at(&range, self.hit_path.adopt(start), start.as_ptr()))
             }
-        };
-        Ok(Pin { file: self, folio, start, length, not_send: PhantomData })
+        }
+    }
+
+    /// The pin of a range whose folio is resident and marked as used.
+    #[inline(always)]
+    pub(super) fn pin_hit(&self, range: &Range<u64>) -> Option<Pin<'_>> {
+        let try_get = |folios, id| self.try_get(folios, id);
+        let (folio, start) = self.hit_path.pin(range, try_get)?;
+        self.handle.inode.memory.counters.add(Counter::Pin, 1);
+        Some(self.pin_at(range, folio, start))
+    }
+
+    /// The pin of a range whose folio a reference was left for.
+    pub(super) fn pin_of(&self, range: &Range<u64>, id: FolioId) -> Pin<'_> {
+        let memory = &self.handle.inode.memory;
+        memory.counters.add(Counter::Pin, 1);
+        let in_folio = (range.start & (self.folio_bytes() - 1)) as usize;
+        let start = memory.arena.address(id).wrapping_add(in_folio);
+        self.pin_at(range, memory.folios.adopt(id), start)
+    }
+
+    #[inline(always)]
+    fn pin_at<'a>(&'a self, range: &Range<u64>, folio: FolioRef<'a>, start: *const u8) -> Pin<'a> {
+        let length = (range.end.wrapping_sub(range.start)) as usize;
+        Pin { file: self, folio, start, length, not_send: PhantomData }
+    }
+
+    /// Whether the range can be pinned at all.
+    pub(super) fn check_pin(&self, range: &Range<u64>) -> Result<()> {
+        self.handle.check_readable()?;
+        self.check_pin_range(range)
     }
 
     /// Pins of all folios that `range` touches, one after the other, each with its part of it.
@@ -308,6 +331,7 @@ impl File {
     pub fn pin_mut(&self, range: Range<u64>) -> Result<PinMut<'_>> {
         self.handle.check_writable()?;
         self.check_pin_range(&range)?;
+        self.handle.inode.hold_writer();
         let locked = self.handle.lock_folio(range.start >> PAGE_SHIFT, Intent::Read)?;
         // The file may have been cut while we waited for the lock.
         self.check_pin_range(&range)?;
@@ -349,17 +373,15 @@ impl File {
     #[inline(never)]
     fn pin_miss(&self, start: u64, end: u64) -> Result<NonNull<u8>> {
         let range = start..end;
-        self.handle.check_readable()?;
-        self.check_pin_range(&range)?;
+        self.check_pin(&range)?;
         let inode = &self.handle.inode;
         let index = range.start >> PAGE_SHIFT;
         let locked = self.handle.lock_folio(index, Intent::Read)?;
         // The file may have been cut while we waited for the lock.
         self.check_pin_range(&range)?;
-        let seen = inode.mapping.table().load(index, Ordering::Relaxed);
         if locked.was_resident {
             inode.memory.counters.add(Counter::HitSlow, 1);
-            inode.mapping.table().mark_referenced(index, seen);
+            self.note_use(index, false);
         }
         inode.memory.counters.add(Counter::Pin, 1);
         let address = NonNull::new(self.address_in(&locked, range.start).cast_mut());

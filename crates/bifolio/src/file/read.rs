@@ -10,10 +10,11 @@
 //! Copies out of frames that a reference, or the frame's permanence, keeps readable.
 #![allow(unsafe_code)]
 
-use super::File;
-use super::fill::Intent;
+use super::batch::{Batch, Delivery};
+use super::fill::{Intent, RunClaim, Wait};
+use super::{File, ReadRequest};
 use crate::error::{Error, ErrorKind, Result};
-use crate::folio::{BATCH_SLOTS, FolioRef};
+use crate::folio::{BATCH_SLOTS, Flag, FolioRef};
 use crate::mapping::{Entry, PAGE_BYTES, PAGE_SHIFT, read_validated};
 use crate::stats::Counter;
 use crate::sync::{AtomicU64, Ordering};
@@ -96,11 +97,21 @@ impl File {
     fn read_at_miss(&self, buffer: &mut [u8], position: u64) -> Result<usize> {
         self.handle.check_readable()?;
         self.handle.range_end(position, buffer.len() as u64)?;
+        self.read_pages(buffer, position, true)
+    }
+
+    /// Reads without looking for a pattern, and without acting on one.
+    pub(super) fn read_plainly(&self, buffer: &mut [u8], position: u64) -> Result<usize> {
+        self.read_pages(buffer, position, false)
+    }
+
+    fn read_pages(&self, buffer: &mut [u8], position: u64, ahead: bool) -> Result<usize> {
         let mut done = 0;
         while done < buffer.len() {
             let at = position + done as u64;
-            let copied = match self.read_resident(&mut buffer[done..], at) {
-                0 => self.read_page_locked(&mut buffer[done..], at),
+            let left = &mut buffer[done..];
+            let copied = match self.read_resident(left, at) {
+                0 => self.read_absent(left, at, ahead),
                 copied => Ok(copied),
             };
             match copied {
@@ -110,18 +121,56 @@ impl File {
                 // What was read is good; the caller finds the error where it stands.
                 Err(_) => break,
             }
+            if ahead {
+                self.handle.note_read(at..position + done as u64);
+            }
         }
         Ok(done)
     }
 
+    /// Copies from pages that are not resident, or that somebody is filling or writing: at least
+    /// the first of them. Returns 0 at the end of the file.
+    fn read_absent(&self, buffer: &mut [u8], position: u64, ahead: bool) -> Result<usize> {
+        let inode = &*self.handle.inode;
+        let length = inode.mapping.len_bytes().saturating_sub(position).min(buffer.len() as u64);
+        if length == 0 {
+            return Ok(0);
+        }
+        let pages = position >> PAGE_SHIFT..(position + length).div_ceil(PAGE_BYTES);
+        let claim = self.handle.claim_run(pages.clone(), Wait::ForFrames)?;
+        let RunClaim::New(run) = claim else { return self.read_page_locked(buffer, position) };
+        if ahead {
+            self.handle.read_ahead_of_miss(pages);
+        }
+        let mut request = ReadRequest::new(position, buffer);
+        let mut failed = None;
+        let mut deliver = |_, delivery| match delivery {
+            Delivery::Folio(locked) => request.take(inode, &locked),
+            Delivery::Failed { error, folios } => failed = Some((error, folios)),
+        };
+        let mut batch = Batch::new(inode);
+        batch.start(run, 0, &mut deliver);
+        batch.finish(&mut deliver);
+        match (request.done(), failed) {
+            (0, Some((error, 1))) => Err(error),
+            // One bad byte fails a whole run: by itself the first folio may be good.
+            (0, _) => self.read_page_locked(buffer, position),
+            (copied, _) => Ok(copied),
+        }
+    }
+
     /// Copies from resident folios, a batch of references at a time. Returns 0 when the first page
     /// is not resident and READY, or lies behind the end.
-    fn read_resident(&self, buffer: &mut [u8], position: u64) -> usize {
+    pub(super) fn read_resident(&self, buffer: &mut [u8], position: u64) -> usize {
+        // Bytes that follow the last ones read do not make their page one that was used again.
+        let continues = self.handle.readahead.continues(position);
         let mut done = 0;
         while done < buffer.len() {
             let wanted = (buffer.len() - done) as u64;
             let batch = self.gather(position + done as u64, wanted);
-            let copied = self.copy_batch(&batch, &mut buffer[done..], position + done as u64);
+            let in_order = continues || done > 0;
+            let left = &mut buffer[done..];
+            let copied = self.copy_batch(&batch, left, position + done as u64, in_order);
             if copied == 0 {
                 break;
             }
@@ -155,7 +204,13 @@ impl File {
 
     /// Copies what the batch covers, page by page, each one validated. Stops before a page that
     /// somebody is writing, and at the end of the file as it is at that moment.
-    fn copy_batch(&self, batch: &ReadBatch<'_>, buffer: &mut [u8], position: u64) -> usize {
+    fn copy_batch(
+        &self,
+        batch: &ReadBatch<'_>,
+        buffer: &mut [u8],
+        position: u64,
+        in_order: bool,
+    ) -> usize {
         let mapping = &self.handle.inode.mapping;
         let mut done = 0;
         while done < buffer.len() {
@@ -172,6 +227,10 @@ impl File {
             let target = &mut buffer[done..done + length as usize];
             if !self.copy_page(index, in_page as usize, target) {
                 break;
+            }
+            let goes_on_in_page = in_order && in_page > 0;
+            if !goes_on_in_page {
+                self.note_use(index, in_order || done > 0);
             }
             done += length as usize;
         }
@@ -195,13 +254,28 @@ impl File {
         for _ in 0..ATTEMPTS_MAX {
             let word = mapping.table().word(index);
             if self.copy_validated(word, in_page, target) {
-                let seen = mapping.table().load(index, Ordering::Relaxed);
-                mapping.table().mark_referenced(index, seen);
                 return true;
             }
             self.handle.inode.memory.counters.add(Counter::OptimisticRetry, 1);
         }
         false
+    }
+
+    /// Marks a page as used, for the replacement policy. The first use of a folio that was read
+    /// ahead is what it was read for, and counts as its fill does: it ends with the last page, or
+    /// where the reader leaves the order.
+    pub(super) fn note_use(&self, index: u64, in_order: bool) {
+        let mapping = &self.handle.inode.mapping;
+        let seen = mapping.table().load(index, Ordering::Relaxed);
+        if !seen.is_folio() {
+            return;
+        }
+        let flags = &self.handle.inode.memory.folio(seen.folio_id()).flags;
+        if !flags.get(Flag::Readahead) {
+            mapping.table().mark_referenced(index, seen);
+        } else if !in_order || index + 1 == self.handle.end_of_folio(index) {
+            flags.clear(Flag::Readahead);
+        }
     }
 
     fn copy_validated(&self, word: &AtomicU64, in_page: usize, target: &mut [u8]) -> bool {
@@ -228,6 +302,11 @@ impl File {
         let locked = self.handle.lock_folio(position >> PAGE_SHIFT, Intent::Read)?;
         if locked.was_resident {
             self.handle.inode.memory.counters.add(Counter::HitSlow, 1);
+            let goes_on_in_page =
+                self.handle.readahead.continues(position) && position & (PAGE_BYTES - 1) > 0;
+            if !goes_on_in_page {
+                self.note_use(position >> PAGE_SHIFT, true);
+            }
         }
         let in_page = position & (PAGE_BYTES - 1);
         let visible = mapping.len_bytes().saturating_sub(position);

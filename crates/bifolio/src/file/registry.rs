@@ -9,6 +9,7 @@
 //! its address in a folio (`Inode::owner`).
 
 use super::handle::Handle;
+use super::readahead::Readahead;
 use super::{File, OpenOptions};
 use crate::config;
 use crate::error::{ErrorKind, Result};
@@ -16,7 +17,7 @@ use crate::io::{Backing, DirectStatus, FileIdentity};
 use crate::reclaim::Reclaim;
 use crate::sync::{AtomicBool, Mutex, Ordering};
 use crate::sys::fork::ForkGuard;
-use crate::writeback::Inode;
+use crate::writeback::{Inode, Services};
 use std::collections::{HashMap, hash_map};
 use std::sync::Arc;
 
@@ -77,6 +78,8 @@ struct Files {
 #[derive(Debug)]
 pub(crate) struct Registry {
     reclaim: Arc<Reclaim>,
+    services: Services,
+    readahead_bytes_max: u64,
     pub(super) gate: Gate,
     files: Mutex<Files>,
     #[cfg(feature = "ablation")]
@@ -84,10 +87,16 @@ pub(crate) struct Registry {
 }
 
 impl Registry {
-    pub(crate) fn new(reclaim: Arc<Reclaim>, gate: Gate, config: &config::Config) -> Self {
-        let _ = config;
+    pub(crate) fn new(
+        reclaim: Arc<Reclaim>,
+        services: Services,
+        gate: Gate,
+        config: &config::Config,
+    ) -> Self {
         Self {
             reclaim,
+            services,
+            readahead_bytes_max: config.readahead_bytes_max,
             gate,
             files: Mutex::default(),
             #[cfg(feature = "ablation")]
@@ -122,7 +131,7 @@ impl Registry {
         };
         open.admit(options)?;
         if options.write {
-            open.inode.allow_writes(backing);
+            open.inode.allow_writes(&backing);
         }
         let handle = self.make_handle(key, open, options);
         drop(files);
@@ -139,10 +148,11 @@ impl Registry {
         config::validate_folio_fits(options.folio_bytes, bound_bytes)?;
         let len_bytes = crate::io::len_bytes(&**backing)?;
         let len_max_bytes = options.len_max_bytes(len_bytes)?;
-        let memory = Arc::clone(&self.reclaim.memory);
-        let inode = Inode::new(memory, Arc::clone(backing), order, len_bytes, len_max_bytes);
+        let inode = Inode::new(&self.services, backing, order, len_bytes, len_max_bytes);
         let purpose = "a file's table (OpenOptions::len_max)";
-        Ok(Arc::new(inode.map_err(|source| ErrorKind::Memory { purpose, source })?))
+        let inode = Arc::new(inode.map_err(|source| ErrorKind::Memory { purpose, source })?);
+        self.services.flusher.enlist(&inode);
+        Ok(inode)
     }
 
     fn make_handle(self: &Arc<Self>, key: Key, open: &mut Open, options: &OpenOptions) -> Handle {
@@ -155,6 +165,7 @@ impl Registry {
             reclaim: Arc::clone(&self.reclaim),
             registry: Arc::clone(self),
             error_cursor: open.inode.sample_errors(),
+            readahead: Readahead::new(self.readahead_bytes_max),
             readable: options.read || options.immutable,
             writable: options.write,
             immutable: options.immutable,
@@ -212,12 +223,12 @@ impl Registry {
     pub(crate) fn close(&self) -> Result<()> {
         self.check()?;
         for (_, inode) in self.inodes() {
-            inode.sync(&inode.sample_errors(), false)?;
+            inode.sync(&inode.sample_errors(), None, false)?;
         }
         self.gate.close();
         // What was written between the sync and the closing of the gate.
         for (key, inode) in self.inodes() {
-            inode.sync(&inode.sample_errors(), false)?;
+            inode.sync(&inode.sample_errors(), None, false)?;
             if !inode.is_dirty() {
                 inode.remove_folios_from(0);
             }

@@ -27,8 +27,9 @@ impl File {
     /// between reads as zeros. Returns how many bytes were written: all, unless an error came up
     /// on the way (the next call there says which).
     ///
-    /// Blocks for I/O when it replaces part of a folio that is not resident, and when frames must
-    /// be written out to make room. Atomic with respect to `read_at` inside one 4 KiB page.
+    /// Blocks for I/O when it replaces part of a folio that is not resident, and while too much is
+    /// dirty ([`dirty_bytes_max`](crate::CacheBuilder::dirty_bytes_max)). Atomic with respect to
+    /// `read_at` inside one 4 KiB page.
     ///
     /// # Errors
     /// The storage's, with file, position and length; the cache full of pinned pages; a handle not
@@ -47,6 +48,7 @@ impl File {
         }
         let mut done = 0;
         while done < buffer.len() {
+            handle.inode.hold_writer();
             let at = position + done as u64;
             let in_folio = at & (self.folio_bytes() - 1);
             let length = (self.folio_bytes() - in_folio).min((buffer.len() - done) as u64);

@@ -38,6 +38,8 @@ pub(crate) struct Folio {
     pub(crate) lru_previous: AtomicU32,
     pub(crate) dirty_next: AtomicU32,
     pub(crate) dirty_previous: AtomicU32,
+    /// Its number among all markings of its owner's dirty list: how old its dirt is.
+    pub(crate) dirtied: AtomicU64,
     version: AtomicU32,
     /// The CPU whose LRU batch holds the folio, plus one; 0 when none does.
     pub(crate) batch: AtomicU16,
@@ -215,6 +217,11 @@ impl<'a> FolioRef<'a> {
     /// Takes the folio lock if it is free.
     pub(crate) fn try_lock(&self) -> Option<LockedFolio<'a>> {
         LockedFolio::try_lock(self.folio())
+    }
+
+    /// Takes over the folio lock that [`LockedFolio::leave_locked`] left.
+    pub(crate) fn adopt_lock(&self) -> LockedFolio<'a> {
+        LockedFolio::adopt(self.folio())
     }
 
     /// Another reference to the same folio; `None` when the count is at its limit.

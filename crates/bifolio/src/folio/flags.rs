@@ -24,6 +24,8 @@ pub(crate) enum Flag {
     Active = 1 << 5,
     /// Was active when it was last evicted, or is now.
     Workingset = 1 << 6,
+    /// Read ahead of need, and not used since.
+    Readahead = 1 << 7,
 }
 
 /// See the head of the file.

@@ -41,6 +41,10 @@ impl FolioLock {
         }
     }
 
+    fn is_held(&self) -> bool {
+        self.0.load(Ordering::Relaxed) != UNLOCKED
+    }
+
     fn release(&self) {
         // Release: pairs with the Acquire in `try_acquire` and `acquire`.
         if self.0.swap(UNLOCKED, Ordering::Release) == CONTENDED {
@@ -66,6 +70,17 @@ impl<'a> LockedFolio<'a> {
     pub(super) fn try_lock(folio: &'a Folio) -> Option<Self> {
         // Not `then_some`: a guard made in vain would unlock what somebody else has locked.
         folio.lock.try_acquire().then(|| Self { folio })
+    }
+
+    /// Takes over a lock that [`Self::leave_locked`] left, on whatever thread.
+    pub(super) fn adopt(folio: &'a Folio) -> Self {
+        debug_assert!(folio.lock.is_held(), "adopting a lock that nobody left");
+        Self { folio }
+    }
+
+    /// Leaves the folio locked, for an I/O that ends on another thread.
+    pub(crate) fn leave_locked(self) {
+        std::mem::forget(self);
     }
 }
 

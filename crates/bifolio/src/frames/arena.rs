@@ -10,7 +10,8 @@
 //! *evacuated*: nothing is allocated in it any more, its folios are evicted one by one (by
 //! `reclaim`), and when it is empty it changes its role. Where pins keep every chunk from being
 //! emptied, single slots can be *retired*: given back by themselves, at the price of a huge page,
-//! and revived when the budget allows.
+//! and revived when the budget allows. Whoever holds on to memory of chunks (the engine of `io`)
+//! watches them: see `watcher.rs`.
 //!
 //! # Safety
 //! Hands out addresses inside the reservation; touches none.
@@ -18,12 +19,14 @@
 use super::ORDER_MAX;
 use super::budget::Budget;
 use super::chunk::{CHUNK_BYTES, CHUNK_PAGES, Chunk, Role};
+use super::watcher::ChunkWatcher;
 use crate::config::HugePages;
 use crate::folio::{FolioId, Folios};
 use crate::sync::{AtomicU64, Mutex, Ordering};
 use crate::sys::memory::Reservation;
 use crate::sys::probe::{Feature, Features};
 use std::io;
+use std::sync::{Arc, OnceLock};
 
 const PAGE_BYTES: u64 = 4096;
 const DESCRIPTOR_BYTES: u64 = 64;
@@ -79,6 +82,7 @@ pub(crate) struct Arena {
     state: Mutex<State>,
     /// Mirrors `free_pages` plus what the budget still allows, for the watermarks.
     obtainable_pages: AtomicU64,
+    watcher: OnceLock<Arc<dyn ChunkWatcher>>,
 }
 
 impl Arena {
@@ -107,7 +111,25 @@ impl Arena {
             retired_slots: 0,
         };
         let obtainable_pages = AtomicU64::new(state.obtainable_pages());
-        Ok(Self { memory, features, huge_pages, state: Mutex::new(state), obtainable_pages })
+        Ok(Self {
+            memory,
+            features,
+            huge_pages,
+            state: Mutex::new(state),
+            obtainable_pages,
+            watcher: OnceLock::new(),
+        })
+    }
+
+    /// Tells `watcher` of every chunk from now on. Called once, before the first allocation.
+    pub(crate) fn watch(&self, watcher: Arc<dyn ChunkWatcher>) {
+        let is_first = self.watcher.set(watcher).is_ok();
+        debug_assert!(is_first, "one watcher for the life of the arena");
+    }
+
+    /// How many chunks there is address space for.
+    pub(crate) fn chunks(&self) -> usize {
+        self.memory.len() / CHUNK_BYTES as usize
     }
 
     /// Frames there is address space for; as many descriptors are needed.
@@ -293,6 +315,7 @@ impl Arena {
         chunk.pages = pages;
         chunk.descriptor_pages = known.max(pages);
         chunk.cut(order);
+        self.tell_if_whole(chunk, number);
         state.frame_pages += u64::from(pages);
         state.free_pages += u64::from(state.chunks[number].free_pages());
         state.list(number);
@@ -307,6 +330,7 @@ impl Arena {
         let retired_slots = u64::from(chunk.retired_slots());
         let free_pages = u64::from(chunk.free_pages());
         let offset_bytes = number * CHUNK_BYTES as usize;
+        self.tell_before_release(number);
         if self.memory.release(offset_bytes, whole_bytes as usize).is_err() {
             // The kernel keeps it, so it stays charged and in service.
             state.list(number);
@@ -331,6 +355,7 @@ impl Arena {
         let order = state.chunks[number].order();
         let bytes = PAGE_BYTES << order;
         let offset_bytes = slot_offset_bytes(number, slot, order);
+        self.tell_before_release(number);
         if self.memory.release(offset_bytes, bytes as usize).is_err() {
             return false;
         }
@@ -355,6 +380,7 @@ impl Arena {
         let taken = state.budget.try_take(bytes);
         debug_assert!(taken, "looked at just now");
         state.chunks[number].revive(slot);
+        self.tell_if_whole(&state.chunks[number], number);
         state.retired_slots -= 1;
         state.free_pages += 1 << order;
         state.frame_pages += 1 << order;
@@ -365,6 +391,20 @@ impl Arena {
     fn may_use_huge_pages(&self) -> bool {
         let allowed = self.huge_pages != HugePages::Never;
         allowed && self.features.has(Feature::TransparentHugePages)
+    }
+
+    fn tell_if_whole(&self, chunk: &Chunk, number: usize) {
+        if chunk.resident_pages() == CHUNK_PAGES
+            && let Some(watcher) = self.watcher.get()
+        {
+            watcher.chunk_is_whole(number);
+        }
+    }
+
+    fn tell_before_release(&self, number: usize) {
+        if let Some(watcher) = self.watcher.get() {
+            watcher.before_release(number);
+        }
     }
 
     fn publish(&self, state: &State) {

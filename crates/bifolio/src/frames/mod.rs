@@ -15,8 +15,11 @@
 mod arena;
 mod budget;
 mod chunk;
+mod watcher;
 
 pub(crate) use arena::Arena;
+pub(crate) use chunk::CHUNK_BYTES;
+pub(crate) use watcher::ChunkWatcher;
 
 /// log2 of the pages in the largest folio: a whole chunk.
 pub(crate) const ORDER_MAX: u8 = 9;

@@ -10,9 +10,9 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
-use super::align::ALIGNMENT_BYTES_MAX;
+use super::align::{ALIGNMENT_BYTES_MAX, round_down};
 use super::disk::DiskOptions;
-use super::{Alignment, DirectIo, IoBuffer};
+use super::{Alignment, DirectIo, IoBuffer, IoRequest};
 use crate::sys::file::{self, DirectAlignment, OpenMode};
 use crate::sys::probe::{Feature, Features};
 
@@ -25,6 +25,18 @@ const ALIGNMENT_GUESSED: Alignment =
 pub(super) struct Direct {
     pub(super) descriptor: OwnedFd,
     pub(super) alignment: Alignment,
+}
+
+impl Direct {
+    /// Whether the transfer, or at least whole blocks at its start, can go directly.
+    pub(super) fn takes(&self, request: &IoRequest) -> bool {
+        request.fits(self.alignment) && self.part(request) > 0
+    }
+
+    /// How many bytes of the transfer are whole blocks.
+    pub(super) fn part(&self, request: &IoRequest) -> usize {
+        round_down(request.length_bytes, self.alignment.offset_bytes)
+    }
 }
 
 /// The way chosen for a file.

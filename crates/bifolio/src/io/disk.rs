@@ -41,13 +41,17 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::slice;
 use std::sync::OnceLock;
 
 use thiserror::Error;
 
-use super::align::{range_end, round_down};
+use super::align::range_end;
 use super::direct::{Choice, Direct, choose, is_refusal};
-use super::{Alignment, Backing, DirectStatus, FileIdentity, IoSource, IoTarget};
+use super::{
+    Alignment, Backing, DirectStatus, FileIdentity, IoRequest, IoSource, IoTarget, Operation,
+    Submission,
+};
 use crate::sys::file::{self, FileKind, OpenMode};
 use crate::sys::probe::Features;
 
@@ -204,32 +208,46 @@ impl DiskFile {
         }))
     }
 
-    /// The direct descriptor and how many bytes it can move at once of a transfer that starts
-    /// here, if that is any (IO-2, IO-3).
-    fn direct_part(
-        &self,
-        address: *const u8,
-        length: usize,
-        position_bytes: u64,
-    ) -> Option<(BorrowedFd<'_>, usize)> {
-        let direct = self.direct.as_ref().filter(|_| self.buffered_reason.get().is_none())?;
-        let part = round_down(length, direct.alignment.offset_bytes);
-        let fits = part > 0 && direct.alignment.fits_start(address.addr(), position_bytes);
-        fits.then(|| (direct.descriptor.as_fd(), part))
+    /// Where a transfer goes, and how much of it at once (IO-2, IO-3).
+    fn route(&self, request: &IoRequest) -> Submission<'_> {
+        let usable = self.buffered_reason.get().is_none();
+        match self.direct.as_ref().filter(|direct| usable && direct.takes(request)) {
+            Some(direct) => Submission::new(direct.descriptor.as_fd(), direct.part(request)),
+            None => Submission::new(self.buffered.as_fd(), request.length_bytes),
+        }
     }
 
-    /// Whether a direct transfer that ended like this is to be repeated through the page cache,
-    /// as is every later one.
-    fn falls_back(&self, answer: &io::Result<usize>, transfer: &str) -> bool {
+    /// Whether a transfer that was answered like this is to be repeated through the page cache, as
+    /// is every later one.
+    fn falls_back(&self, request: &IoRequest, answer: &io::Result<usize>) -> bool {
         match answer {
             Err(error) if is_refusal(error) && !self.direct_required => {
-                self.buffered_reason.get_or_init(|| {
-                    format!("the file system refused a direct {transfer} ({error})")
-                });
-                true
+                let is_direct = self.direct.as_ref().is_some_and(|direct| direct.takes(request));
+                if is_direct {
+                    self.buffered_reason.get_or_init(|| {
+                        let operation = request.operation;
+                        format!("the file system refused a direct {operation} ({error})")
+                    });
+                }
+                is_direct
             }
             _ => false,
         }
+    }
+
+    /// One attempt at a transfer: `transfer` moves the first bytes of it, as many as it is told.
+    fn attempt(
+        &self,
+        request: &IoRequest,
+        mut transfer: impl FnMut(BorrowedFd<'_>, usize) -> io::Result<usize>,
+    ) -> io::Result<usize> {
+        range_end(request.position_bytes, request.length_bytes)?;
+        let route = self.route(request);
+        let answer = transfer(route.file, route.length_bytes);
+        if self.falls_back(request, &answer) {
+            return transfer(self.buffered.as_fd(), request.length_bytes);
+        }
+        answer
     }
 
     /// Runs one sync, unless one has failed before (IO-4).
@@ -251,27 +269,58 @@ impl DiskFile {
 
 impl Backing for DiskFile {
     fn read_at(&self, target: &mut IoTarget<'_>, position_bytes: u64) -> io::Result<usize> {
-        range_end(position_bytes, target.len())?;
-        if let Some((file, part)) = self.direct_part(target.as_ptr(), target.len(), position_bytes)
-        {
-            let answer = target.prefix(part).read_from(file, position_bytes);
-            if !self.falls_back(&answer, "read") {
-                return answer;
-            }
-        }
-        target.read_from(self.buffered.as_fd(), position_bytes)
+        self.read_vectored_at(slice::from_mut(target), position_bytes)
     }
 
     fn write_at(&self, source: &IoSource<'_>, position_bytes: u64) -> io::Result<usize> {
-        range_end(position_bytes, source.len())?;
-        if let Some((file, part)) = self.direct_part(source.as_ptr(), source.len(), position_bytes)
-        {
-            let answer = source.prefix(part).write_to(file, position_bytes);
-            if !self.falls_back(&answer, "write") {
-                return answer;
+        self.write_vectored_at(slice::from_ref(source), position_bytes)
+    }
+
+    fn read_vectored_at(
+        &self,
+        targets: &mut [IoTarget<'_>],
+        position_bytes: u64,
+    ) -> io::Result<usize> {
+        let request = IoRequest::new(Operation::Read, position_bytes, IoTarget::spans(targets));
+        self.attempt(&request, |file, length| match targets {
+            [only] => only.prefix(length).read_from(file, position_bytes),
+            _ if length == request.length_bytes => {
+                IoTarget::read_row_from(targets, file, position_bytes)
             }
+            _ => {
+                let mut part = IoTarget::part(targets, 0..length);
+                IoTarget::read_row_from(&mut part, file, position_bytes)
+            }
+        })
+    }
+
+    fn write_vectored_at(
+        &self,
+        sources: &[IoSource<'_>],
+        position_bytes: u64,
+    ) -> io::Result<usize> {
+        let request = IoRequest::new(Operation::Write, position_bytes, IoSource::spans(sources));
+        self.attempt(&request, |file, length| match sources {
+            [only] => only.prefix(length).write_to(file, position_bytes),
+            _ if length == request.length_bytes => {
+                IoSource::write_row_to(sources, file, position_bytes)
+            }
+            _ => {
+                let part = IoSource::part(sources, 0..length);
+                IoSource::write_row_to(&part, file, position_bytes)
+            }
+        })
+    }
+
+    fn submission(&self, request: &IoRequest) -> Option<Submission<'_>> {
+        Some(self.route(request))
+    }
+
+    fn completed(&self, request: &IoRequest, answer: io::Result<usize>) -> io::Result<usize> {
+        if self.falls_back(request, &answer) {
+            return Err(io::ErrorKind::Interrupted.into());
         }
-        source.write_to(self.buffered.as_fd(), position_bytes)
+        answer
     }
 
     fn sync_data(&self) -> io::Result<()> {

@@ -20,7 +20,10 @@ mod align;
 mod buffer;
 mod direct;
 mod disk;
+mod engine;
 mod error;
+mod request;
+mod span;
 #[cfg(test)]
 mod tests;
 mod transfer;
@@ -32,8 +35,13 @@ use std::io;
 pub use align::{Alignment, PositionOutOfRange};
 pub use buffer::IoBuffer;
 pub use disk::{DirectIo, DiskFile, DiskOptions, OpenDiskError};
+#[allow(unused_imports)]
+pub(crate) use engine::{Engine, PIECES_MAX, Pieces, Queue, Transfer};
 pub use error::{IoError, Operation};
-pub(crate) use transfer::{len_bytes, read_full, set_len, sync_all, sync_data, write_full};
+pub use request::{IoRequest, Submission};
+pub(crate) use transfer::{len_bytes, set_len, sync_all, sync_data};
+#[cfg(test)]
+use transfer::{read_full, write_full};
 pub use window::{IoSource, IoTarget};
 
 pub use crate::sys::file::FileKind;
@@ -67,6 +75,51 @@ pub trait Backing: Send + Sync + Debug {
 
     /// Writes `source` at `position_bytes`. Returns how many bytes it took, from the first on.
     fn write_at(&self, source: &IoSource<'_>, position_bytes: u64) -> io::Result<usize>;
+
+    /// As [`read_at`](Self::read_at), into several windows, one behind the other. Only the last of
+    /// them may be shorter than a multiple of [`alignment`](Self::alignment). A backing that does
+    /// not implement it fills the first one.
+    fn read_vectored_at(
+        &self,
+        targets: &mut [IoTarget<'_>],
+        position_bytes: u64,
+    ) -> io::Result<usize> {
+        match targets.iter_mut().find(|target| !target.is_empty()) {
+            Some(first) => self.read_at(first, position_bytes),
+            None => Ok(0),
+        }
+    }
+
+    /// As [`write_at`](Self::write_at), from several windows, one behind the other. Only the last
+    /// of them may be shorter than a multiple of [`alignment`](Self::alignment). A backing that
+    /// does not implement it stores the first one.
+    fn write_vectored_at(
+        &self,
+        sources: &[IoSource<'_>],
+        position_bytes: u64,
+    ) -> io::Result<usize> {
+        match sources.iter().find(|source| !source.is_empty()) {
+            Some(first) => self.write_at(first, position_bytes),
+            None => Ok(0),
+        }
+    }
+
+    /// Where the cache may make such a transfer by itself, without calling the backing: it hands
+    /// the kernel many at a time (io_uring). `None`: it calls `*_at` from a thread, one a transfer.
+    ///
+    /// The cache may still make any transfer with `*_at` instead, whatever this says.
+    fn submission(&self, request: &IoRequest) -> Option<Submission<'_>> {
+        let _ = request;
+        None
+    }
+
+    /// Sees what the kernel answered to a transfer made by [`submission`](Self::submission), and
+    /// says what the cache is to take it for. Called once a transfer, by the thread that waits for
+    /// it. [`Interrupted`](io::ErrorKind::Interrupted): the cache tries again with `*_at`.
+    fn completed(&self, request: &IoRequest, answer: io::Result<usize>) -> io::Result<usize> {
+        let _ = request;
+        answer
+    }
 
     /// Makes every write and [`set_len`](Self::set_len) that returned before durable.
     ///

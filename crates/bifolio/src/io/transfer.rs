@@ -1,7 +1,9 @@
 //! Whole transfers, made of a backing's single attempts.
 //!
-//! Called by `file` (a miss), `writeback` and `reclaim`; calls a [`Backing`]. Each function ends
-//! with everything done, or with one [`IoError`] that says what was left:
+//! Called by the engine (`engine/life.rs`), by `writeback` for syncs and lengths; calls a
+//! [`Backing`]. Each function ends with everything done, or with one [`IoError`] that says what was
+//! left. The first attempt may have been made elsewhere, by a ring: its answer is taken as if it
+//! had been made here. This is the one place that continues transfers:
 //!
 //! - a short transfer is continued from the last place where the backing can be taken up again,
 //!   its alignment rounded down: bytes in between are transferred twice, which is harmless;
@@ -29,13 +31,16 @@ pub(super) const STALLS_MAX: u32 = 10;
 /// The sleep after the first refusal; it doubles with each, to 51 ms: 102 ms altogether.
 const REFUSAL_SLEEP_MIN: Duration = Duration::from_micros(100);
 
-/// Fills `target` from `position_bytes` on. Returns how many bytes there were before the end.
+/// Fills a row of windows, one behind the other, from `position_bytes` on. `first` is the answer
+/// to the first attempt, if it has been made already. Returns how many bytes there were before the
+/// end.
 pub(crate) fn read_full(
     backing: &dyn Backing,
-    target: &mut IoTarget<'_>,
+    targets: &mut [IoTarget<'_>],
     position_bytes: u64,
+    mut first: Option<io::Result<usize>>,
 ) -> Result<usize, IoError> {
-    let length = target.len();
+    let length = targets.iter().map(IoTarget::len).sum();
     let granule = backing.alignment().granule_bytes();
     let whole = Range { position_bytes, length };
     let fail = |done, source| whole.error(backing, Operation::Read, done, source);
@@ -43,8 +48,8 @@ pub(crate) fn read_full(
     let (mut done, mut stalls) = (0, 0);
     while done < length {
         let restart = round_down(done, granule);
-        let mut rest = target.suffix(restart);
-        let count = persist(|| backing.read_at(&mut rest, position_bytes + restart as u64))
+        let attempt = || read_once(backing, targets, restart, position_bytes);
+        let count = persist(first.take(), attempt)
             .and_then(|count| check_count(count, length - restart))
             .map_err(|error| fail(done, error))?;
         let reached = restart + count;
@@ -62,13 +67,15 @@ pub(crate) fn read_full(
     Ok(done)
 }
 
-/// Writes all of `source` at `position_bytes`.
+/// Writes a row of windows, one behind the other, at `position_bytes`. `first` is the answer to the
+/// first attempt, if it has been made already. Returns how many bytes the row has.
 pub(crate) fn write_full(
     backing: &dyn Backing,
-    source: &IoSource<'_>,
+    sources: &[IoSource<'_>],
     position_bytes: u64,
-) -> Result<(), IoError> {
-    let length = source.len();
+    mut first: Option<io::Result<usize>>,
+) -> Result<usize, IoError> {
+    let length = sources.iter().map(IoSource::len).sum();
     let granule = backing.alignment().granule_bytes();
     let whole = Range { position_bytes, length };
     let fail = |done, source| whole.error(backing, Operation::Write, done, source);
@@ -76,8 +83,8 @@ pub(crate) fn write_full(
     let mut done = 0;
     while done < length {
         let restart = round_down(done, granule);
-        let rest = source.suffix(restart);
-        let count = persist(|| backing.write_at(&rest, position_bytes + restart as u64))
+        let attempt = || write_once(backing, sources, restart, position_bytes);
+        let count = persist(first.take(), attempt)
             .and_then(|count| check_count(count, length - restart))
             .map_err(|error| fail(done, error))?;
         if restart + count <= done {
@@ -85,18 +92,54 @@ pub(crate) fn write_full(
         }
         done = restart + count;
     }
-    Ok(())
+    Ok(done)
+}
+
+/// One attempt at all of the row but the first `skipped` bytes.
+fn read_once(
+    backing: &dyn Backing,
+    targets: &mut [IoTarget<'_>],
+    skipped: usize,
+    position_bytes: u64,
+) -> io::Result<usize> {
+    let position_bytes = position_bytes + skipped as u64;
+    match targets {
+        [only] => backing.read_at(&mut only.suffix(skipped), position_bytes),
+        _ if skipped == 0 => backing.read_vectored_at(targets, position_bytes),
+        _ => {
+            let length = targets.iter().map(IoTarget::len).sum();
+            backing.read_vectored_at(&mut IoTarget::part(targets, skipped..length), position_bytes)
+        }
+    }
+}
+
+/// One attempt at all of the row but the first `skipped` bytes.
+fn write_once(
+    backing: &dyn Backing,
+    sources: &[IoSource<'_>],
+    skipped: usize,
+    position_bytes: u64,
+) -> io::Result<usize> {
+    let position_bytes = position_bytes + skipped as u64;
+    match sources {
+        [only] => backing.write_at(&only.suffix(skipped), position_bytes),
+        _ if skipped == 0 => backing.write_vectored_at(sources, position_bytes),
+        _ => {
+            let length = sources.iter().map(IoSource::len).sum();
+            backing.write_vectored_at(&IoSource::part(sources, skipped..length), position_bytes)
+        }
+    }
 }
 
 /// Makes everything written before durable.
 pub(crate) fn sync_data(backing: &dyn Backing) -> Result<(), IoError> {
-    persist(|| backing.sync_data())
+    persist(None, || backing.sync_data())
         .map_err(|error| plain_error(backing, Operation::SyncData, 0, error))
 }
 
 /// Makes everything written before durable, and the file's metadata.
 pub(crate) fn sync_all(backing: &dyn Backing) -> Result<(), IoError> {
-    persist(|| backing.sync_all())
+    persist(None, || backing.sync_all())
         .map_err(|error| plain_error(backing, Operation::SyncAll, 0, error))
 }
 
@@ -104,19 +147,24 @@ pub(crate) fn sync_all(backing: &dyn Backing) -> Result<(), IoError> {
 pub(crate) fn set_len(backing: &dyn Backing, length_bytes: u64) -> Result<(), IoError> {
     let fail = |error| plain_error(backing, Operation::SetLen, length_bytes, error);
     range_end(length_bytes, 0).map_err(|error| fail(error.into()))?;
-    persist(|| backing.set_len(length_bytes)).map_err(fail)
+    persist(None, || backing.set_len(length_bytes)).map_err(fail)
 }
 
 /// Asks how long the file is.
 pub(crate) fn len_bytes(backing: &dyn Backing) -> Result<u64, IoError> {
-    persist(|| backing.len_bytes()).map_err(|error| plain_error(backing, Operation::Len, 0, error))
+    persist(None, || backing.len_bytes())
+        .map_err(|error| plain_error(backing, Operation::Len, 0, error))
 }
 
-/// Calls until the answer is neither EINTR nor EAGAIN, or has been so too often.
-fn persist<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+/// Calls until the answer is neither EINTR nor EAGAIN, or has been so too often; `first` is the
+/// answer to the first call, if it has been made.
+fn persist<T>(
+    mut first: Option<io::Result<T>>,
+    mut call: impl FnMut() -> io::Result<T>,
+) -> io::Result<T> {
     let (mut interruptions, mut refusals) = (0, 0);
     loop {
-        let answer = call();
+        let answer = first.take().unwrap_or_else(&mut call);
         match answer.as_ref().map_err(io::Error::kind).err() {
             Some(io::ErrorKind::Interrupted) if interruptions < INTERRUPTIONS_MAX => {
                 interruptions += 1;

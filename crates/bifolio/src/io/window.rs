@@ -16,35 +16,31 @@
 
 use std::io;
 use std::marker::PhantomData;
+use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
+use std::slice;
 
+use smallvec::SmallVec;
+
+use super::span::Span;
 use crate::sys::{copy, file};
 
 /// Memory that a read fills. Others may be reading it meanwhile.
 #[derive(Debug)]
+#[repr(transparent)]
 pub struct IoTarget<'a> {
-    start: NonNull<u8>,
-    length_bytes: usize,
+    span: Span,
     frame: PhantomData<&'a mut [u8]>,
 }
 
 /// Memory that a write stores. Others may be changing it meanwhile.
 #[derive(Clone, Copy, Debug)]
+#[repr(transparent)]
 pub struct IoSource<'a> {
-    start: NonNull<u8>,
-    length_bytes: usize,
+    span: Span,
     frame: PhantomData<&'a [u8]>,
 }
-
-// SAFETY: a window is an address that is good from every thread (IO-1); it has no state.
-unsafe impl Send for IoTarget<'_> {}
-// SAFETY: a shared `IoTarget` gives nothing but its address and length.
-unsafe impl Sync for IoTarget<'_> {}
-// SAFETY: a window is an address that is good from every thread (IO-1); it has no state.
-unsafe impl Send for IoSource<'_> {}
-// SAFETY: copying out of it is what IO-1 allows to everyone at any time.
-unsafe impl Sync for IoSource<'_> {}
 
 impl<'a> IoTarget<'a> {
     /// A window on `length_bytes` bytes at `start`.
@@ -52,29 +48,29 @@ impl<'a> IoTarget<'a> {
     /// # Safety
     /// IO-1 holds for those bytes during `'a`, with this window as the only one who writes them.
     pub(crate) unsafe fn new(start: NonNull<u8>, length_bytes: usize) -> Self {
-        Self { start, length_bytes, frame: PhantomData }
+        Self { span: Span::new(start, length_bytes), frame: PhantomData }
     }
 
     /// How many bytes the window has.
     pub fn len(&self) -> usize {
-        self.length_bytes
+        self.span.len()
     }
 
     /// Whether the window has no bytes.
     pub fn is_empty(&self) -> bool {
-        self.length_bytes == 0
+        self.span.len() == 0
     }
 
     /// The first byte, to look at its alignment.
     pub fn as_ptr(&self) -> *const u8 {
-        self.start.as_ptr()
+        self.span.start()
     }
 
     /// The first byte, for a system call or another foreign function that fills the window.
     ///
     /// Do not make a reference of it: others may read the memory meanwhile.
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
-        self.start.as_ptr()
+        self.span.start()
     }
 
     /// Fills part of the window, from its byte `offset` on, with `bytes`.
@@ -82,11 +78,42 @@ impl<'a> IoTarget<'a> {
     /// # Panics
     /// If `bytes` does not fit behind `offset`.
     pub fn copy_from_slice(&mut self, offset: usize, bytes: &[u8]) {
-        check_range(self.length_bytes, offset, bytes.len());
-        let target = self.start.as_ptr().wrapping_add(offset);
+        self.span.check_range(offset, bytes.len());
+        let target = self.span.start().wrapping_add(offset);
         // SAFETY: the bytes at `target` are in the window, which only we write (IO-1); `bytes`
         // is a live shared slice, so it cannot be frame memory.
         unsafe { copy::copy_in(target, bytes) }
+    }
+
+    /// What makes up `bytes` of a row of windows, one behind the other.
+    pub(super) fn part<'w>(
+        row: &'w mut [IoTarget<'_>],
+        bytes: Range<usize>,
+    ) -> SmallVec<[IoTarget<'w>; 4]> {
+        let mut start = 0;
+        let part = row.iter_mut().filter_map(|window| {
+            let span = window.span.overlap(&mut start, &bytes)?;
+            Some(IoTarget { span, frame: PhantomData })
+        });
+        part.collect()
+    }
+
+    /// Fills a row of windows from `file`, with one system call.
+    pub(super) fn read_row_from(
+        row: &mut [IoTarget<'_>],
+        file: BorrowedFd<'_>,
+        position_bytes: u64,
+    ) -> io::Result<usize> {
+        let (entries, count) = Span::kernel_row(Self::spans(row));
+        // SAFETY: the entries are those of `row`; each window's bytes are writable, and others look
+        // only through `sys::copy` (IO-1).
+        unsafe { file::read_vectored_at(file, entries, count, position_bytes) }
+    }
+
+    /// The addresses and lengths of a row of windows.
+    pub(super) fn spans<'s>(row: &'s [IoTarget<'_>]) -> &'s [Span] {
+        // SAFETY: a window is a transparent span, and the result borrows the row.
+        unsafe { slice::from_raw_parts(row.as_ptr().cast(), row.len()) }
     }
 
     /// Fills the window from `file`, with one system call.
@@ -96,7 +123,7 @@ impl<'a> IoTarget<'a> {
         position_bytes: u64,
     ) -> io::Result<usize> {
         // SAFETY: the window's bytes are writable, and others look only through `sys::copy` (IO-1).
-        unsafe { file::read_at(file, self.start.as_ptr(), self.length_bytes, position_bytes) }
+        unsafe { file::read_at(file, self.span.start(), self.span.len(), position_bytes) }
     }
 
     /// The first `length_bytes` bytes of the window, as a window.
@@ -104,8 +131,7 @@ impl<'a> IoTarget<'a> {
     /// # Panics
     /// If there are fewer.
     pub fn prefix(&mut self, length_bytes: usize) -> IoTarget<'_> {
-        check_range(self.length_bytes, 0, length_bytes);
-        IoTarget { start: self.start, length_bytes, frame: PhantomData }
+        IoTarget { span: self.span.part(0, length_bytes), frame: PhantomData }
     }
 
     /// The window without its first `skipped_bytes` bytes.
@@ -113,9 +139,7 @@ impl<'a> IoTarget<'a> {
     /// # Panics
     /// If there are fewer.
     pub fn suffix(&mut self, skipped_bytes: usize) -> IoTarget<'_> {
-        let start = advanced(self.start, self.length_bytes, skipped_bytes);
-        let length_bytes = self.length_bytes - skipped_bytes;
-        IoTarget { start, length_bytes, frame: PhantomData }
+        IoTarget { span: self.span.suffix(skipped_bytes), frame: PhantomData }
     }
 }
 
@@ -125,24 +149,24 @@ impl<'a> IoSource<'a> {
     /// # Safety
     /// IO-1 holds for those bytes during `'a`; others may write them.
     pub(crate) unsafe fn new(start: NonNull<u8>, length_bytes: usize) -> Self {
-        Self { start, length_bytes, frame: PhantomData }
+        Self { span: Span::new(start, length_bytes), frame: PhantomData }
     }
 
     /// How many bytes the window has.
     pub fn len(&self) -> usize {
-        self.length_bytes
+        self.span.len()
     }
 
     /// Whether the window has no bytes.
     pub fn is_empty(&self) -> bool {
-        self.length_bytes == 0
+        self.span.len() == 0
     }
 
     /// The first byte, for a system call or another foreign function that stores the window.
     ///
     /// Do not make a reference of it: others may write the memory meanwhile.
     pub fn as_ptr(&self) -> *const u8 {
-        self.start.as_ptr()
+        self.span.start()
     }
 
     /// Copies part of the window, from its byte `offset` on, to `bytes`.
@@ -152,18 +176,46 @@ impl<'a> IoSource<'a> {
     /// # Panics
     /// If the window has fewer than `bytes.len()` bytes behind `offset`.
     pub fn copy_to_slice(&self, offset: usize, bytes: &mut [u8]) {
-        check_range(self.length_bytes, offset, bytes.len());
-        let source = self.start.as_ptr().wrapping_add(offset);
+        self.span.check_range(offset, bytes.len());
+        let source = self.span.start().wrapping_add(offset);
         // SAFETY: the bytes at `source` are in the window, mapped and changed only by those who
         // may (IO-1); `bytes` is a live unique slice, so it cannot be frame memory.
         unsafe { copy::copy_out(source, bytes) }
+    }
+
+    /// What makes up `bytes` of a row of windows, one behind the other.
+    pub(super) fn part(row: &[IoSource<'a>], bytes: Range<usize>) -> SmallVec<[IoSource<'a>; 4]> {
+        let mut start = 0;
+        let part = row.iter().filter_map(|window| {
+            let span = window.span.overlap(&mut start, &bytes)?;
+            Some(IoSource { span, frame: PhantomData })
+        });
+        part.collect()
+    }
+
+    /// Stores a row of windows in `file`, with one system call.
+    pub(super) fn write_row_to(
+        row: &[IoSource<'_>],
+        file: BorrowedFd<'_>,
+        position_bytes: u64,
+    ) -> io::Result<usize> {
+        let (entries, count) = Span::kernel_row(Self::spans(row));
+        // SAFETY: the entries are those of `row`; each window's bytes are readable, and others
+        // write only through `sys::copy` (IO-1).
+        unsafe { file::write_vectored_at(file, entries, count, position_bytes) }
+    }
+
+    /// The addresses and lengths of a row of windows.
+    pub(super) fn spans<'s>(row: &'s [IoSource<'_>]) -> &'s [Span] {
+        // SAFETY: a window is a transparent span, and the result borrows the row.
+        unsafe { slice::from_raw_parts(row.as_ptr().cast(), row.len()) }
     }
 
     /// Stores the window in `file`, with one system call.
     pub(super) fn write_to(&self, file: BorrowedFd<'_>, position_bytes: u64) -> io::Result<usize> {
         // SAFETY: the window's bytes are readable, and others write only through `sys::copy`
         // (IO-1).
-        unsafe { file::write_at(file, self.start.as_ptr(), self.length_bytes, position_bytes) }
+        unsafe { file::write_at(file, self.span.start(), self.span.len(), position_bytes) }
     }
 
     /// The first `length_bytes` bytes of the window, as a window.
@@ -171,8 +223,7 @@ impl<'a> IoSource<'a> {
     /// # Panics
     /// If there are fewer.
     pub fn prefix(&self, length_bytes: usize) -> IoSource<'a> {
-        check_range(self.length_bytes, 0, length_bytes);
-        IoSource { length_bytes, ..*self }
+        IoSource { span: self.span.part(0, length_bytes), frame: PhantomData }
     }
 
     /// The window without its first `skipped_bytes` bytes.
@@ -180,23 +231,8 @@ impl<'a> IoSource<'a> {
     /// # Panics
     /// If there are fewer.
     pub fn suffix(&self, skipped_bytes: usize) -> IoSource<'a> {
-        let start = advanced(self.start, self.length_bytes, skipped_bytes);
-        IoSource { start, length_bytes: self.length_bytes - skipped_bytes, ..*self }
+        IoSource { span: self.span.suffix(skipped_bytes), frame: PhantomData }
     }
-}
-
-fn advanced(start: NonNull<u8>, length_bytes: usize, skipped_bytes: usize) -> NonNull<u8> {
-    check_range(length_bytes, skipped_bytes, 0);
-    // SAFETY: the result lies in the window or one past its end, in one frame (IO-1).
-    unsafe { start.add(skipped_bytes) }
-}
-
-#[track_caller]
-fn check_range(window_bytes: usize, offset: usize, length_bytes: usize) {
-    assert!(
-        offset <= window_bytes && length_bytes <= window_bytes - offset,
-        "{length_bytes} bytes at {offset} are not in a window of {window_bytes} bytes"
-    );
 }
 
 #[cfg(test)]

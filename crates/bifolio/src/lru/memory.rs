@@ -19,7 +19,7 @@ pub(crate) struct Memory {
     pub(crate) arena: Arc<Arena>,
     pub(crate) lru: Arc<Lru>,
     pub(crate) counters: Counters,
-    /// Pages that are dirty or being written out.
+    /// Pages that are dirty, and pages being written out: one that is both counts twice.
     pub(crate) dirty_pages: AtomicU64,
 }
 

@@ -1,13 +1,15 @@
 //! The background thread: keeps some frames free, so that an allocation rarely has to reclaim.
 //!
 //! Woken when fewer than LOW pages are obtainable, works until there are HIGH (twice as many), in
-//! short turns, so that an allocation that must reclaim by itself gets its turn in between.
+//! short turns, so that an allocation that must reclaim by itself gets its turn in between. It
+//! never writes: dirty folios in its way are the flusher's, which it tells.
 
 use super::Reclaim;
+use super::pageout::WriteOut;
 use crate::error::{ErrorKind, Result};
 use crate::stats::Counter;
+use crate::sys::thread::OwnedThread;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 
 /// What the thread is asked to do.
 #[derive(Debug, Default)]
@@ -20,36 +22,23 @@ pub(super) struct Signal {
 #[derive(Debug)]
 pub(crate) struct Background {
     reclaim: Arc<Reclaim>,
-    thread: Option<JoinHandle<()>>,
-    /// A forked child inherits this value, but not the thread.
-    process: u32,
+    thread: OwnedThread,
 }
 
 impl Background {
     /// Starts the thread.
     pub(crate) fn start(reclaim: Arc<Reclaim>) -> Result<Self> {
         let shared = Arc::clone(&reclaim);
-        let thread = std::thread::Builder::new()
-            .name("bifolio-reclaim".into())
-            .stack_size(256 << 10)
-            .spawn(move || shared.run())
-            .map_err(ErrorKind::Thread)?;
-        Ok(Self { reclaim, thread: Some(thread), process: std::process::id() })
+        let thread = OwnedThread::start("bifolio-reclaim", move || shared.run());
+        Ok(Self { reclaim, thread: thread.map_err(ErrorKind::Thread)? })
     }
 }
 
 impl Drop for Background {
     fn drop(&mut self) {
-        if std::process::id() != self.process {
-            // There is nobody to wait for.
-            std::mem::forget(self.thread.take());
-            return;
-        }
-        self.reclaim.signal.lock().end = true;
-        self.reclaim.signalled.notify_all();
-        if let Some(thread) = self.thread.take() {
-            // A panic there has been reported by the runtime already.
-            let _ = thread.join();
+        if !self.thread.is_left_behind() {
+            self.reclaim.signal.lock().end = true;
+            self.reclaim.signalled.notify_all();
         }
     }
 }
@@ -89,7 +78,7 @@ impl Reclaim {
         while self.arena().obtainable_pages() < high_pages && !self.signal.lock().end {
             let counts = {
                 let turn = self.take_turn();
-                self.shrink(&turn, super::ROUND_PAGES)
+                self.shrink(&turn, super::ROUND_PAGES, WriteOut::ByFlusher)
             };
             if counts.reclaimed_pages == 0 {
                 return;

@@ -65,7 +65,7 @@ impl Reclaim {
         let Ok(folio) = memory.folios.try_get(id) else { return (Verdict::Busy, pages) };
         let was_listed = memory.lru.isolate_one(&memory.folios, id);
         let active = folio.folio().flags.get(Flag::Active);
-        let (verdict, kept) = self.evict_or_keep(turn, folio, false);
+        let (verdict, kept) = self.pageout_one(turn, folio);
         if verdict == Verdict::Evicted {
             memory.counters.add(Counter::PgEvacuate, 1);
         }

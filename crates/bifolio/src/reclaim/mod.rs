@@ -46,7 +46,8 @@ use crate::lru::Memory;
 use crate::mapping::{PAGE_BYTES, Table};
 use crate::stats::Counter;
 use crate::sync::{Condvar, Mutex, MutexGuard};
-use crate::writeback::Inode;
+use crate::writeback::{Flusher, Inode, Services};
+use pageout::WriteOut;
 use scan::ScanCounts;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -64,6 +65,7 @@ const LOW_PAGES_MAX: u64 = 4096;
 #[derive(Debug)]
 pub(crate) struct Reclaim {
     pub(crate) memory: Arc<Memory>,
+    flusher: Arc<Flusher>,
     wait_max: Duration,
     /// RECLAIM-2.
     turn: Mutex<()>,
@@ -88,9 +90,10 @@ impl Turn<'_> {
 }
 
 impl Reclaim {
-    pub(crate) fn new(memory: Arc<Memory>, config: &Config) -> Self {
+    pub(crate) fn new(services: &Services, config: &Config) -> Self {
         Self {
-            memory,
+            memory: Arc::clone(&services.memory),
+            flusher: Arc::clone(&services.flusher),
             wait_max: Duration::from_millis(config.reclaim_wait_ms_max),
             turn: Mutex::new(()),
             signal: Mutex::default(),
@@ -114,27 +117,54 @@ impl Reclaim {
     pub(crate) fn allocate(&self, order: u8, near: Option<FolioId>) -> Result<FolioId> {
         let mut patience = Patience::new(self.wait_max);
         loop {
-            let found = self.arena().allocate(order, near, &self.memory.folios);
-            let found = found.map_err(|source| ErrorKind::Memory { purpose: "frames", source })?;
-            if let Some(id) = found {
-                self.wake_if_low();
+            if let Some(id) = self.take_frames(order, near)? {
                 return Ok(id);
             }
             self.reclaim_for(order, &mut patience)?;
         }
     }
 
+    /// As [`Self::allocate`], but waits for nobody: evicts only what is clean, and only if nobody
+    /// else is reclaiming. For callers with transfers in flight (IO-5), or who can do without.
+    pub(crate) fn try_allocate(&self, order: u8, near: Option<FolioId>) -> Result<Option<FolioId>> {
+        if let Some(id) = self.take_frames(order, near)? {
+            return Ok(Some(id));
+        }
+        {
+            let Some(guard) = self.turn.try_lock() else { return Ok(None) };
+            self.memory.counters.add(Counter::DirectReclaim, 1);
+            let turn = Turn { _guard: guard };
+            self.shrink(&turn, ROUND_PAGES.max(1 << order), WriteOut::ByFlusher);
+        }
+        self.take_frames(order, near)
+    }
+
+    fn take_frames(&self, order: u8, near: Option<FolioId>) -> Result<Option<FolioId>> {
+        let found = self.arena().allocate(order, near, &self.memory.folios);
+        let found = found.map_err(|source| ErrorKind::Memory { purpose: "frames", source })?;
+        if found.is_some() {
+            self.wake_if_low();
+        }
+        Ok(found)
+    }
+
+    /// As [`Self::charge_table`], but evicts nothing; whether it is charged now.
+    pub(crate) fn try_charge_table(&self, table: &Table, index: u64) -> bool {
+        if table.is_charged(index) {
+            return true;
+        }
+        let charged = self.arena().charge(crate::mapping::TABLE_PAGE_BYTES);
+        if charged && !table.set_charged(index) {
+            // Somebody else was faster.
+            self.arena().uncharge(crate::mapping::TABLE_PAGE_BYTES);
+        }
+        charged
+    }
+
     /// Charges the table page of `index` before it is touched; evicts if it must.
     pub(crate) fn charge_table(&self, table: &Table, index: u64) -> Result<()> {
         let mut patience = Patience::new(self.wait_max);
-        while !table.is_charged(index) {
-            if self.arena().charge(crate::mapping::TABLE_PAGE_BYTES) {
-                if !table.set_charged(index) {
-                    // Somebody else was faster.
-                    self.arena().uncharge(crate::mapping::TABLE_PAGE_BYTES);
-                }
-                return Ok(());
-            }
+        while !self.try_charge_table(table, index) {
             let counts = self.give_memory_back(1);
             self.decide(counts, &mut patience)?;
         }
@@ -154,6 +184,7 @@ impl Reclaim {
                 return Err(error);
             }
         }
+        self.flusher.set_bound(bound_bytes);
         Ok(())
     }
 
@@ -182,7 +213,7 @@ impl Reclaim {
                 return self.decide(ScanCounts { busy_pages, ..ScanCounts::default() }, patience);
             }
             self.memory.counters.add(Counter::DirectReclaim, 1);
-            let mut counts = self.shrink(&turn, ROUND_PAGES.max(1 << order));
+            let mut counts = self.shrink(&turn, ROUND_PAGES.max(1 << order), WriteOut::IfNeeded);
             if counts.reclaimed_pages > 0 && !self.arena().can_allocate(order) {
                 // What went was of other sizes: empty a chunk of those.
                 counts.add(&self.evacuate_for(&turn, order));
@@ -210,7 +241,7 @@ impl Reclaim {
         }
         let mut counts = ScanCounts::default();
         if self.arena().usage().free_pages == 0 {
-            counts = self.shrink(&turn, ROUND_PAGES);
+            counts = self.shrink(&turn, ROUND_PAGES, WriteOut::IfNeeded);
             if counts.reclaimed_pages == 0 {
                 counts = self.sweep(&turn);
             }

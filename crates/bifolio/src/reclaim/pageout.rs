@@ -1,10 +1,19 @@
-//! What becomes of one isolated folio: kept, written out, evicted. The steps, in order.
+//! What becomes of isolated folios: kept, written out, evicted. The steps, in order.
 
 use super::{Reclaim, Turn};
 use crate::folio::{Flag, FolioRef, LockedFolio};
 use crate::mapping::{Entry, EvictError};
 use crate::stats::Counter;
 use crate::writeback::Inode;
+
+/// What a scan does with dirty folios.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum WriteOut {
+    /// Leaves them, and tells the flusher.
+    ByFlusher,
+    /// Writes them out where nothing else could be evicted, and waits.
+    IfNeeded,
+}
 
 /// Why a folio stays, or that it went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,6 +24,8 @@ pub(super) enum Verdict {
     Busy,
     /// Used since the last look.
     Activate,
+    /// To be written out first.
+    Dirty,
     /// Dirty, and its write-out failed.
     Unwritten,
     /// Others hold references.
@@ -24,7 +35,7 @@ pub(super) enum Verdict {
 impl Reclaim {
     /// Evicts a folio the caller has isolated, or gives it back with the reason.
     ///
-    /// With `second_chance`, one that was used lately stays. Writes it out first if it is dirty.
+    /// With `second_chance`, one that was used lately stays. A dirty one stays, too.
     pub(super) fn evict_or_keep<'a>(
         &self,
         turn: &Turn<'_>,
@@ -46,30 +57,62 @@ impl Reclaim {
             self.memory.counters.add(Counter::PgPinned, 1);
             return (Verdict::Pinned, Some(folio));
         }
-        let locked = match self.pageout_if_dirty(inode, &folio, locked) {
-            Ok(locked) => locked,
-            Err(verdict) => return (verdict, Some(folio)),
-        };
-        // The lock was dropped for the write-out: everything is looked at again.
-        match turn.owner(&locked) {
-            Some(inode) => self.evict(inode, folio, locked),
-            None => (Verdict::Pinned, Some(folio)),
+        if locked.flags.get(Flag::Dirty) {
+            return (Verdict::Dirty, Some(folio));
+        }
+        self.evict(inode, folio, locked)
+    }
+
+    /// As [`Self::evict_or_keep`], but writes the folio out if it is dirty.
+    pub(super) fn pageout_one<'a>(
+        &self,
+        turn: &Turn<'_>,
+        folio: FolioRef<'a>,
+    ) -> (Verdict, Option<FolioRef<'a>>) {
+        match self.evict_or_keep(turn, folio, false) {
+            (Verdict::Dirty, Some(folio)) => {
+                let mut judged = self.pageout_batch(turn, vec![folio]);
+                let (verdict, _, kept) = judged.pop().expect("a verdict for each folio");
+                (verdict, kept)
+            }
+            judged => judged,
         }
     }
 
-    /// Writes the folio out if it is dirty, and locks it again.
-    fn pageout_if_dirty<'a>(
+    /// Writes out dirty folios, file by file in one batch each, waits for it, and evicts those that
+    /// are still clean then: everything is looked at again. Answers for each the verdict, its pages
+    /// and, if it stays, the folio.
+    pub(super) fn pageout_batch<'a>(
         &self,
-        inode: &Inode,
-        folio: &FolioRef<'a>,
-        locked: LockedFolio<'a>,
-    ) -> Result<LockedFolio<'a>, Verdict> {
-        if !locked.flags.get(Flag::Dirty) {
-            return Ok(locked);
+        turn: &Turn<'_>,
+        dirty: Vec<FolioRef<'a>>,
+    ) -> Vec<(Verdict, u64, Option<FolioRef<'a>>)> {
+        self.memory.counters.add(Counter::PageOut, dirty.len() as u64);
+        let mut files: Vec<(&Inode, Vec<FolioRef<'_>>)> = Vec::new();
+        for folio in &dirty {
+            let Some(locked) = folio.try_lock() else { continue };
+            let (Some(inode), Some(own)) = (turn.owner(&locked), folio.try_clone()) else {
+                continue;
+            };
+            match files.iter_mut().find(|(other, _)| std::ptr::eq(*other, inode)) {
+                Some((_, folios)) => folios.push(own),
+                None => files.push((inode, vec![own])),
+            }
         }
-        self.memory.counters.add(Counter::PageOut, 1);
-        inode.write_out(folio, locked).map_err(|_| Verdict::Unwritten)?;
-        folio.try_lock().ok_or(Verdict::Busy)
+        let mut failed = false;
+        for (inode, folios) in files {
+            failed |= inode.write_out_folios(folios).0.error.is_some();
+        }
+        let again = |folio: FolioRef<'a>| {
+            let pages = folio.folio().pages();
+            match self.evict_or_keep(turn, folio, false) {
+                // Dirty still: the device does not take it. Dirty again: somebody was faster.
+                (Verdict::Dirty, folio) if failed => (Verdict::Unwritten, pages, folio),
+                (Verdict::Dirty, folio) => (Verdict::Busy, pages, folio),
+                (verdict, folio) => (verdict, pages, folio),
+            }
+        };
+        dirty.into_iter().map(again).collect()
     }
 
     fn evict<'a>(
@@ -82,7 +125,9 @@ impl Reclaim {
         let shadow = self.memory.lru.make_shadow(locked.pages(), workingset);
         match inode.mapping.evict(folio, &locked, Entry::value(shadow.0)) {
             Ok(frozen) => {
+                let unused = locked.flags.get(Flag::Readahead);
                 self.memory.counters.add(Counter::PgSteal, 1);
+                self.memory.counters.add(Counter::ReadaheadUnused, u64::from(unused));
                 // E5: the next life of the frame must not find it locked.
                 drop(locked);
                 frozen.free();

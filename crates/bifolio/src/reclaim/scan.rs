@@ -1,6 +1,6 @@
 //! Scanning the lists: which folios are looked at, in which order, and how many.
 
-use super::pageout::Verdict;
+use super::pageout::{Verdict, WriteOut};
 use super::{Reclaim, Turn};
 use crate::folio::{BATCH_SLOTS, Flag, FolioRef};
 use crate::lru::ListKind;
@@ -8,6 +8,14 @@ use crate::stats::Counter;
 
 /// The first share of a list that is looked at: one 4096th; the last one is all of it.
 const PRIORITY_MAX: u32 = 12;
+
+/// How a scan of the inactive list goes about it.
+#[derive(Clone, Copy, Debug)]
+struct How {
+    /// What was used lately stays.
+    second_chance: bool,
+    write_out: WriteOut,
+}
 
 /// What a scan came to, pages.
 #[derive(Clone, Copy, Debug, Default)]
@@ -17,7 +25,7 @@ pub(super) struct ScanCounts {
     pub(super) pinned_pages: u64,
     /// Dirty, and the device does not take them.
     pub(super) unwritten_pages: u64,
-    /// Locked, or under I/O.
+    /// Locked, under I/O, or left to the flusher.
     pub(super) busy_pages: u64,
 }
 
@@ -35,14 +43,19 @@ impl ScanCounts {
             Verdict::Pinned => self.pinned_pages += pages,
             Verdict::Unwritten => self.unwritten_pages += pages,
             Verdict::Busy => self.busy_pages += pages,
-            Verdict::Activate => {}
+            Verdict::Activate | Verdict::Dirty => {}
         }
     }
 }
 
 impl Reclaim {
     /// Frees `wanted_pages` or so, looking at ever larger shares of the inactive list.
-    pub(super) fn shrink(&self, turn: &Turn<'_>, wanted_pages: u64) -> ScanCounts {
+    pub(super) fn shrink(
+        &self,
+        turn: &Turn<'_>,
+        wanted_pages: u64,
+        write_out: WriteOut,
+    ) -> ScanCounts {
         let mut total = ScanCounts::default();
         for priority in (0..=PRIORITY_MAX).rev() {
             let sizes = self.memory.lru.sizes();
@@ -53,7 +66,8 @@ impl Reclaim {
             let inactive_pages = self.memory.lru.sizes().inactive_pages;
             let looked_at = share(inactive_pages).min(inactive_pages);
             let left_pages = wanted_pages - total.reclaimed_pages;
-            total.add(&self.shrink_inactive(turn, looked_at, left_pages, true));
+            let how = How { second_chance: true, write_out };
+            total.add(&self.shrink_inactive(turn, looked_at, left_pages, how));
             if total.reclaimed_pages >= wanted_pages {
                 break;
             }
@@ -70,14 +84,16 @@ impl Reclaim {
         self.shrink_active(turn, active_pages);
         self.shrink_active(turn, self.memory.lru.sizes().active_pages);
         let inactive_pages = self.memory.lru.sizes().inactive_pages;
-        let first = self.shrink_inactive(turn, inactive_pages, super::ROUND_PAGES, true);
+        let mut how = How { second_chance: true, write_out: WriteOut::IfNeeded };
+        let first = self.shrink_inactive(turn, inactive_pages, super::ROUND_PAGES, how);
         if first.reclaimed_pages > 0 {
             return first;
         }
         self.shrink_active(turn, self.memory.lru.sizes().active_pages);
         // Readers may mark folios as fast as we look: what is hot goes too, now.
         let inactive_pages = self.memory.lru.sizes().inactive_pages;
-        self.shrink_inactive(turn, inactive_pages, super::ROUND_PAGES, false)
+        how.second_chance = false;
+        self.shrink_inactive(turn, inactive_pages, super::ROUND_PAGES, how)
     }
 
     /// Looks at up to `scan_pages` of the inactive tail, until `wanted_pages` are free.
@@ -86,7 +102,7 @@ impl Reclaim {
         turn: &Turn<'_>,
         scan_pages: u64,
         wanted_pages: u64,
-        second_chance: bool,
+        how: How,
     ) -> ScanCounts {
         let memory = &self.memory;
         let mut counts = ScanCounts::default();
@@ -100,7 +116,7 @@ impl Reclaim {
             }
             memory.counters.add(Counter::PgScan, batch.len() as u64);
             scanned_pages += batch.iter().map(|folio| folio.folio().pages()).sum::<u64>();
-            self.shrink_folio_list(turn, &mut batch, second_chance, &mut counts);
+            self.shrink_folio_list(turn, &mut batch, how, &mut counts);
         }
         counts
     }
@@ -110,19 +126,31 @@ impl Reclaim {
         &self,
         turn: &Turn<'_>,
         batch: &mut Vec<FolioRef<'_>>,
-        second_chance: bool,
+        how: How,
         counts: &mut ScanCounts,
     ) {
-        let (mut active, mut inactive) = (Vec::new(), Vec::new());
+        let reclaimed_before = counts.reclaimed_pages;
+        let (mut active, mut inactive, mut dirty) = (Vec::new(), Vec::new(), Vec::new());
         for folio in batch.drain(..) {
             let pages = folio.folio().pages();
-            let (verdict, kept) = self.evict_or_keep(turn, folio, second_chance);
+            let (verdict, kept) = self.evict_or_keep(turn, folio, how.second_chance);
             counts.note(verdict, pages);
-            match kept {
-                Some(folio) if verdict == Verdict::Activate => active.push(folio),
-                Some(folio) => inactive.push(folio),
-                None => {}
+            match verdict {
+                Verdict::Activate => active.extend(kept),
+                Verdict::Dirty => dirty.extend(kept),
+                _ => inactive.extend(kept),
             }
+        }
+        let must_write = counts.reclaimed_pages == reclaimed_before;
+        if must_write && how.write_out == WriteOut::IfNeeded {
+            for (verdict, pages, kept) in self.pageout_batch(turn, dirty) {
+                counts.note(verdict, pages);
+                inactive.extend(kept);
+            }
+        } else if !dirty.is_empty() {
+            self.flusher.clean_ahead(dirty.len() as u64);
+            counts.busy_pages += dirty.iter().map(|folio| folio.folio().pages()).sum::<u64>();
+            inactive.append(&mut dirty);
         }
         let lru = &self.memory.lru;
         self.memory.counters.add(Counter::PgActivate, active.len() as u64);

@@ -3,9 +3,9 @@
 //! Only what the protocols under test use is here; the code that makes system calls is not
 //! compiled in a model run.
 
-pub(crate) use loom::sync::MutexGuard;
 pub(crate) use loom::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
 pub(crate) use loom::thread::yield_now;
+use std::time::Instant;
 
 /// Loom must be told that a spinning thread waits for another one.
 pub(crate) fn spin_loop() {
@@ -27,7 +27,55 @@ impl<T> Mutex<T> {
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
-        self.0.lock().unwrap()
+        MutexGuard(Some(self.0.lock().unwrap()))
+    }
+}
+
+/// A guard that a condition variable can take and give back; it is empty only inside of that.
+#[derive(Debug)]
+pub(crate) struct MutexGuard<'a, T>(Option<loom::sync::MutexGuard<'a, T>>);
+
+impl<T> std::ops::Deref for MutexGuard<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        self.0.as_ref().unwrap()
+    }
+}
+
+impl<T> std::ops::DerefMut for MutexGuard<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        self.0.as_mut().unwrap()
+    }
+}
+
+/// A condition variable whose deadlines never come: a lost wake-up is a deadlock.
+#[derive(Debug, Default)]
+pub(crate) struct Condvar(loom::sync::Condvar);
+
+/// What a wait with a deadline ends with.
+#[derive(Debug)]
+pub(crate) struct Woken;
+
+impl Woken {
+    pub(crate) fn timed_out(&self) -> bool {
+        false
+    }
+}
+
+impl Condvar {
+    pub(crate) fn new() -> Self {
+        Self(loom::sync::Condvar::new())
+    }
+
+    pub(crate) fn wait_until<T>(&self, guard: &mut MutexGuard<'_, T>, _: Instant) -> Woken {
+        let inner = guard.0.take().unwrap();
+        guard.0 = Some(self.0.wait(inner).unwrap());
+        Woken
+    }
+
+    pub(crate) fn notify_all(&self) {
+        self.0.notify_all();
     }
 }
 

@@ -3,7 +3,7 @@
 //! `parking_lot`, because its locks are one word, do not poison (a panic of a user's callback must
 //! not turn into an error of ours) and its condition variable can wait with a deadline.
 
-pub(crate) use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
+pub(crate) use parking_lot::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard};
 pub(crate) use std::hint::spin_loop;
 pub(crate) use std::sync::atomic::{
     AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, fence,

@@ -9,7 +9,7 @@
 //! This file does not retry, not even on EINTR.
 //!
 //! # Safety
-//! The two transfer functions hand an address to the kernel; each states what it must be good for.
+//! The transfer functions hand addresses to the kernel; each states what they must be good for.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -186,6 +186,41 @@ pub(crate) unsafe fn write_at(
     let position = kernel_position(position_bytes)?;
     // SAFETY: the kernel reads at most `length_bytes` bytes at `source`: the caller's contract.
     let count = unsafe { libc::pwrite64(file.as_raw_fd(), source.cast(), length_bytes, position) };
+    usize::try_from(count).map_err(|_| io::Error::last_os_error())
+}
+
+/// As [`read_at`], to `count` runs of memory, one behind the other.
+///
+/// # Safety
+/// `targets` must point to `count` entries, and each must be as the target of [`read_at`].
+pub(crate) unsafe fn read_vectored_at(
+    file: BorrowedFd<'_>,
+    targets: *const libc::iovec,
+    count: usize,
+    position_bytes: u64,
+) -> io::Result<usize> {
+    let position = kernel_position(position_bytes)?;
+    let count = libc::c_int::try_from(count).unwrap_or(libc::c_int::MAX);
+    // SAFETY: the kernel reads `count` entries and writes to the memory they name: the caller's
+    // contract.
+    let count = unsafe { libc::preadv64(file.as_raw_fd(), targets, count, position) };
+    usize::try_from(count).map_err(|_| io::Error::last_os_error())
+}
+
+/// As [`write_at`], from `count` runs of memory, one behind the other.
+///
+/// # Safety
+/// `sources` must point to `count` entries, and each must be as the source of [`write_at`].
+pub(crate) unsafe fn write_vectored_at(
+    file: BorrowedFd<'_>,
+    sources: *const libc::iovec,
+    count: usize,
+    position_bytes: u64,
+) -> io::Result<usize> {
+    let position = kernel_position(position_bytes)?;
+    let count = libc::c_int::try_from(count).unwrap_or(libc::c_int::MAX);
+    // SAFETY: the kernel reads `count` entries and the memory they name: the caller's contract.
+    let count = unsafe { libc::pwritev64(file.as_raw_fd(), sources, count, position) };
     usize::try_from(count).map_err(|_| io::Error::last_os_error())
 }
 

@@ -15,3 +15,9 @@ pub(crate) mod fork;
 pub(crate) mod memory;
 #[cfg(not(all(test, loom)))]
 pub(crate) mod probe;
+#[cfg(not(all(test, loom)))]
+mod probe_ring;
+#[cfg(not(all(test, loom)))]
+pub(crate) mod ring;
+#[cfg(not(all(test, loom)))]
+pub(crate) mod thread;

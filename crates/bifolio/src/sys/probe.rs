@@ -2,8 +2,9 @@
 //!
 //! A cache probes once, when it is built, by trying the call itself on a scratch page: a version
 //! number does not tell what a container's filter or a distribution's patch set allows. Above us,
-//! `frames` asks for huge pages and early page faults, `io` for direct transfers. Each feature has
-//! a fallback with a name, and each can be masked, so that its fallback is tested on any machine.
+//! `frames` asks for huge pages and early page faults, `io` for direct transfers and rings. Each
+//! feature has a fallback with a name, and each can be masked, so that its fallback is tested on
+//! any machine.
 //!
 //! A feature is *available* when its probe worked, and *in use* when nobody disabled it either.
 //! What can only be known file by file (direct I/O) is reported as available, "decided per file".
@@ -24,6 +25,8 @@ use std::ptr;
 use rustix::fs::{AtFlags, CWD, StatxFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
+use super::probe_ring;
+
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 const SCRATCH_BYTES: usize = 2 * HUGE_PAGE_BYTES;
 const HUGE_PAGE_SETTINGS: &str = "/sys/kernel/mm/transparent_hugepage";
@@ -42,16 +45,25 @@ pub enum Feature {
     StatxDirectAlignment,
     /// Transfers between frames and the device that skip the kernel's page cache (`O_DIRECT`).
     DirectIo,
+    /// Many transfers with one system call (`io_uring`, Linux 5.6).
+    IoUring,
+    /// Files the kernel need not look up for each transfer (io_uring, sparse tables, Linux 5.19).
+    RegisteredFiles,
+    /// Frames the kernel need not pin for each transfer (io_uring, sparse tables, Linux 5.19).
+    RegisteredBuffers,
 }
 
 impl Feature {
     /// Every feature, in the order of the reports.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 8] = [
         Self::TransparentHugePages,
         Self::PopulateWrite,
         Self::WipeOnFork,
         Self::StatxDirectAlignment,
         Self::DirectIo,
+        Self::IoUring,
+        Self::RegisteredFiles,
+        Self::RegisteredBuffers,
     ];
 
     /// The name in reports, statistics and on the command line.
@@ -62,6 +74,9 @@ impl Feature {
             Self::WipeOnFork => "wipe-on-fork",
             Self::StatxDirectAlignment => "statx-direct-alignment",
             Self::DirectIo => "direct-io",
+            Self::IoUring => "io-uring",
+            Self::RegisteredFiles => "registered-files",
+            Self::RegisteredBuffers => "registered-buffers",
         }
     }
 
@@ -73,11 +88,14 @@ impl Feature {
             Self::WipeOnFork => "a forked child keeps its own copy; its process id gives it away",
             Self::StatxDirectAlignment => "4096-byte alignment, tried by one read at open",
             Self::DirectIo => "buffered transfers through the kernel's page cache",
+            Self::IoUring => "a pool of threads, each with preadv or pwritev",
+            Self::RegisteredFiles => "the kernel looks the descriptor up for each transfer",
+            Self::RegisteredBuffers => "the kernel pins the frames for each transfer",
         }
     }
 
-    fn bit(self) -> u8 {
-        1 << self as u8
+    fn bit(self) -> u16 {
+        1 << self as u16
     }
 
     fn probe(self) -> Finding {
@@ -87,6 +105,9 @@ impl Feature {
             Self::WipeOnFork => probe_advice("MADV_WIPEONFORK", Advice::LinuxWipeOnFork),
             Self::StatxDirectAlignment => probe_statx(),
             Self::DirectIo => Ok("decided per file".to_owned()),
+            Self::IoUring => probe_ring::io_uring(),
+            Self::RegisteredFiles => probe_ring::registered_files(),
+            Self::RegisteredBuffers => probe_ring::registered_buffers(),
         }
     }
 }
@@ -118,7 +139,7 @@ pub struct FeatureReport {
 /// The features a cache may use: those that were probed with success and are not disabled.
 #[derive(Clone, Debug)]
 pub struct Features {
-    in_use: u8,
+    in_use: u16,
     reports: Vec<FeatureReport>,
 }
 
@@ -146,7 +167,7 @@ impl Features {
 }
 
 /// Why a feature is available, or why it is not.
-type Finding = Result<String, String>;
+pub(super) type Finding = Result<String, String>;
 
 fn report(feature: Feature, finding: Finding, disabled: bool) -> FeatureReport {
     let available = finding.is_ok();

@@ -10,6 +10,8 @@
 //! different words of which neither is read, and more preemptions than the bound.
 
 #[cfg(loom)]
+mod loom_handover;
+#[cfg(loom)]
 mod loom_lock;
 #[cfg(loom)]
 mod loom_lookup_vs_evict;
@@ -19,6 +21,8 @@ mod loom_lru;
 mod loom_optimistic_read;
 #[cfg(loom)]
 mod loom_pin;
+#[cfg(loom)]
+mod loom_throttle;
 #[cfg(not(loom))]
 mod search_pin;
 #[cfg(loom)]

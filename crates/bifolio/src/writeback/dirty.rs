@@ -1,12 +1,21 @@
 //! The dirty list of a file, oldest first, and the count of what is in flight.
 //!
-//! Linked through the descriptors (rule 4 of `folio`), so that being dirty costs no memory. What is
-//! in flight is counted in two epochs: to wait for everything submitted so far, a sync starts the
-//! other epoch and waits for the old one to empty, however much is submitted meanwhile.
+//! Linked through the descriptors (rule 4 of `folio`), so that being dirty costs no memory. Each
+//! marking has a number, and the list is in its order: so "everything that was dirty at the call"
+//! is a number, and a walk that many take part in misses nothing, whoever else takes folios off.
+//!
+//! What is in flight is counted in two epochs: to wait for everything submitted so far, a sync
+//! starts the other epoch and waits for the old one to empty, however much is submitted meanwhile.
 
 use crate::folio::{Flag, Folio, FolioId, FolioRef, NO_FOLIO};
 use crate::lru::Memory;
 use crate::sync::{Condvar, Mutex, Ordering};
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+/// How many times are remembered, to tell the age of dirt.
+const TICKS_MAX: usize = 64;
 
 /// See the head of the file.
 #[derive(Debug, Default)]
@@ -23,13 +32,18 @@ struct State {
     head: u32,
     tail: u32,
     folios: u64,
+    /// The number of the next marking.
+    next: u64,
+    /// What `next` was at some times in the past, oldest first.
+    ticks: VecDeque<(Instant, u64)>,
     epoch: usize,
     in_flight: [u64; 2],
 }
 
 impl Default for State {
     fn default() -> Self {
-        Self { head: NO_FOLIO, tail: NO_FOLIO, folios: 0, epoch: 0, in_flight: [0; 2] }
+        let (head, tail) = (NO_FOLIO, NO_FOLIO);
+        Self { head, tail, folios: 0, next: 1, ticks: VecDeque::new(), epoch: 0, in_flight: [0; 2] }
     }
 }
 
@@ -40,10 +54,39 @@ pub(super) struct InFlight {
     epoch: usize,
 }
 
+/// Some of the oldest dirty folios.
+#[derive(Debug)]
+pub(super) struct Oldest<'a> {
+    pub(super) folios: Vec<FolioRef<'a>>,
+    /// Where the walk goes on.
+    pub(super) next: u64,
+    /// It ended before a folio that is frozen for the moment.
+    pub(super) is_cut_short: bool,
+}
+
 impl DirtyList {
     /// Folios on the list.
     pub(super) fn len(&self) -> u64 {
         self.state.lock().folios
+    }
+
+    /// The number that all markings so far are below.
+    pub(super) fn now(&self) -> u64 {
+        self.state.lock().next
+    }
+
+    /// The number that all markings older than `age` are below. Exact to the interval in which it
+    /// is called.
+    pub(super) fn older_than(&self, age: Duration) -> u64 {
+        let mut state = self.state.lock();
+        let next = state.next;
+        if state.ticks.len() == TICKS_MAX {
+            state.ticks.pop_front();
+        }
+        let now = Instant::now();
+        state.ticks.push_back((now, next));
+        let old = |tick: &&(Instant, u64)| now.duration_since(tick.0) >= age;
+        state.ticks.iter().rev().find(old).map_or(0, |tick| tick.1)
     }
 
     /// Sets DIRTY; the caller holds the folio lock.
@@ -56,6 +99,8 @@ impl DirtyList {
         let mut state = self.state.lock();
         if memory.folio(id).flags.get(Flag::Dirty) {
             state.unmark(memory, id);
+            let pages = memory.folio(id).pages();
+            memory.dirty_pages.fetch_sub(pages, Ordering::Relaxed);
         }
     }
 
@@ -82,6 +127,7 @@ impl DirtyList {
             state.mark(memory, id);
         }
         memory.folio(id).flags.end_writeback();
+        memory.dirty_pages.fetch_sub(memory.folio(id).pages(), Ordering::Relaxed);
         state.in_flight[in_flight.epoch] -= 1;
         if state.in_flight[in_flight.epoch] == 0 {
             self.emptied.notify_all();
@@ -99,35 +145,52 @@ impl DirtyList {
         }
     }
 
-    /// The oldest dirty folio, with a reference; it goes to the end of the list, so that as many
-    /// calls as there are folios see each of them. `Err` if it is frozen for the moment.
-    pub(super) fn rotate<'a>(&self, memory: &'a Memory) -> Result<Option<FolioRef<'a>>, ()> {
-        let mut state = self.state.lock();
-        let Some(id) = state.first() else { return Ok(None) };
-        let folio = memory.folios.try_get(id).map_err(|_| ())?;
-        state.unlink(memory, id);
-        state.link(memory, id);
-        Ok(Some(folio))
+    /// Up to `folios_max` of the oldest folios whose marking has a number in `range`.
+    pub(super) fn oldest<'a>(
+        &self,
+        memory: &'a Memory,
+        range: Range<u64>,
+        folios_max: usize,
+    ) -> Oldest<'a> {
+        let state = self.state.lock();
+        let mut found = Oldest { folios: Vec::new(), next: range.end, is_cut_short: false };
+        let mut next = state.head;
+        while next != NO_FOLIO {
+            let id = FolioId(next);
+            let folio = memory.folio(id);
+            let number = folio.dirtied.load(Ordering::Relaxed);
+            if number >= range.end {
+                break;
+            }
+            next = folio.dirty_next.load(Ordering::Relaxed);
+            if number < range.start {
+                continue;
+            }
+            let reference = (found.folios.len() < folios_max).then(|| memory.folios.try_get(id));
+            let Some(Ok(reference)) = reference else {
+                found.is_cut_short = reference.is_some();
+                found.next = number;
+                break;
+            };
+            found.folios.push(reference);
+        }
+        found
     }
 }
 
 impl State {
-    fn first(&self) -> Option<FolioId> {
-        (self.head != NO_FOLIO).then_some(FolioId(self.head))
-    }
-
     fn mark(&mut self, memory: &Memory, id: FolioId) {
         let folio = memory.folio(id);
         if folio.flags.set(Flag::Dirty) {
             memory.dirty_pages.fetch_add(folio.pages(), Ordering::Relaxed);
+            folio.dirtied.store(self.next, Ordering::Relaxed);
+            self.next += 1;
             self.link(memory, id);
         }
     }
 
     fn unmark(&mut self, memory: &Memory, id: FolioId) {
-        let folio = memory.folio(id);
-        folio.flags.clear(Flag::Dirty);
-        memory.dirty_pages.fetch_sub(folio.pages(), Ordering::Relaxed);
+        memory.folio(id).flags.clear(Flag::Dirty);
         self.unlink(memory, id);
     }
 

@@ -8,33 +8,45 @@
 
 use super::dirty::DirtyList;
 use super::errors::{ErrorCursor, WriteErrors};
-use crate::error::Result;
-use crate::folio::{FolioRef, LockedFolio};
-use crate::io::{self, Backing, IoError, IoSource, IoTarget};
+use super::flusher::Flusher;
+use crate::folio::{FolioId, FolioRef, LockedFolio};
+use crate::io::{self, Backing, Engine, IoError, Operation, Pieces, Transfer};
 use crate::lru::Memory;
 use crate::mapping::{Lookup, Mapping, PAGE_BYTES};
-use crate::stats::Counter;
-use crate::sync::{AtomicU64, Backoff, Mutex, MutexGuard, Ordering, RwLock};
+use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, RwLock};
 use crate::sys::copy;
 use std::ptr::NonNull;
 use std::sync::{Arc, OnceLock};
+
+/// What all files of a cache share.
+#[derive(Clone, Debug)]
+pub(crate) struct Services {
+    pub(crate) memory: Arc<Memory>,
+    pub(crate) engine: Arc<Engine>,
+    pub(crate) flusher: Arc<Flusher>,
+}
 
 /// See the head of the file.
 #[derive(Debug)]
 pub(crate) struct Inode {
     pub(crate) mapping: Mapping,
     pub(crate) memory: Arc<Memory>,
+    pub(crate) engine: Arc<Engine>,
+    pub(super) flusher: Arc<Flusher>,
+    /// What the file was first opened with.
+    opened: Arc<dyn Backing>,
+    /// The same, as the engine knows it.
     reader: Arc<dyn Backing>,
     /// Set by the first handle that may write.
-    writer: OnceLock<Arc<dyn Backing>>,
+    pub(super) writer: OnceLock<Arc<dyn Backing>>,
     /// Length of the backing as we made or found it: behind it there is nothing to read.
     len_on_backing_bytes: AtomicU64,
-    dirty: DirtyList,
-    errors: WriteErrors,
+    pub(super) dirty: DirtyList,
+    pub(super) errors: WriteErrors,
     /// Held by whoever changes the length.
     resizing: Mutex<()>,
     /// Shared by write-outs, held alone by a cut: see WRITEBACK-4.
-    cutting: RwLock<()>,
+    pub(super) cutting: RwLock<()>,
     /// The most the file may grow to, bytes.
     pub(crate) len_max_bytes: u64,
 }
@@ -42,16 +54,19 @@ pub(crate) struct Inode {
 impl Inode {
     /// A file over `backing`, which has `len_bytes` bytes now.
     pub(crate) fn new(
-        memory: Arc<Memory>,
-        backing: Arc<dyn Backing>,
+        services: &Services,
+        backing: &Arc<dyn Backing>,
         order: u8,
         len_bytes: u64,
         len_max_bytes: u64,
     ) -> std::io::Result<Self> {
         Ok(Self {
             mapping: Mapping::new(order, len_bytes, len_max_bytes)?,
-            memory,
-            reader: backing,
+            memory: Arc::clone(&services.memory),
+            engine: Arc::clone(&services.engine),
+            flusher: Arc::clone(&services.flusher),
+            opened: Arc::clone(backing),
+            reader: services.engine.enroll(Arc::clone(backing)),
             writer: OnceLock::new(),
             len_on_backing_bytes: AtomicU64::new(len_bytes),
             dirty: DirtyList::default(),
@@ -90,8 +105,15 @@ impl Inode {
     }
 
     /// Lets writes go to `backing` from now on, unless they go somewhere already.
-    pub(crate) fn allow_writes(&self, backing: Arc<dyn Backing>) {
-        let _ = self.writer.set(backing);
+    pub(crate) fn allow_writes(&self, backing: &Arc<dyn Backing>) {
+        self.writer.get_or_init(|| {
+            let is_reader = Arc::ptr_eq(backing, &self.opened);
+            if is_reader {
+                Arc::clone(&self.reader)
+            } else {
+                self.engine.enroll(Arc::clone(backing))
+            }
+        });
     }
 
     /// Takes the lock that serialises changes of the length.
@@ -118,27 +140,44 @@ impl Inode {
     /// The folio's bytes are newer than the device's now.
     pub(crate) fn mark_dirty(&self, folio: &FolioRef<'_>, _locked: &LockedFolio<'_>) {
         self.dirty.mark(&self.memory, folio.id());
+        self.flusher.note_dirty(&self.memory);
     }
 
-    /// Reads the folio's bytes from the backing. Returns how many there were before its end.
-    ///
-    /// The folio is locked and not uptodate: nobody looks at its bytes but late optimistic readers.
-    pub(crate) fn read_folio(
+    /// Holds the caller, who writes, while too much is dirty. No folio lock is held.
+    pub(crate) fn hold_writer(&self) {
+        self.flusher.hold_writer(&self.memory);
+    }
+
+    /// The transfer of consecutive whole folios from page `first` on, into their frames.
+    pub(crate) fn read_transfer(&self, first: u64, folios: &[FolioId]) -> Transfer {
+        let length = folios.len() as u64 * self.mapping.folio_bytes();
+        let ids = folios.iter().copied();
+        self.transfer(Operation::Read, first * PAGE_BYTES, length, ids)
+    }
+
+    /// The transfer of `length` bytes from `position` on, the first byte of the first folio,
+    /// between the backing and the frames of `folios`.
+    pub(super) fn transfer(
         &self,
-        folio: &FolioRef<'_>,
-        locked: &LockedFolio<'_>,
-    ) -> std::result::Result<u64, IoError> {
-        let start = self.memory.arena.address(folio.id());
-        let length = (locked.pages() * PAGE_BYTES) as usize;
-        let start = NonNull::new(start).expect("the arena is not at address 0");
-        // SAFETY: IO-1: a whole frame, mapped as long as the arena (FRAMES-2); we are its only
-        // writer (folio lock, not uptodate); readers go through `sys::copy`.
-        let mut target = unsafe { IoTarget::new(start, length) };
-        let position = locked.index() * PAGE_BYTES;
-        let bytes = io::read_full(&*self.reader, &mut target, position)? as u64;
-        self.memory.counters.add(Counter::ReadRequest, 1);
-        self.memory.counters.add(Counter::ReadBytes, bytes);
-        Ok(bytes)
+        operation: Operation,
+        position: u64,
+        length: u64,
+        folios: impl Iterator<Item = FolioId>,
+    ) -> Transfer {
+        let mut pieces = Pieces::default();
+        let mut left = length;
+        for id in folios {
+            let part = left.min(self.mapping.folio_bytes());
+            let start = NonNull::new(self.memory.arena.address(id));
+            let start = start.expect("the arena is not at address 0");
+            pieces.push(start, part as usize);
+            left -= part;
+        }
+        let backing = match operation {
+            Operation::Write => self.writer.get().unwrap_or(&self.reader),
+            _ => &self.reader,
+        };
+        Transfer { backing: Arc::clone(backing), operation, position_bytes: position, pieces }
     }
 
     /// Zeroes a locked folio's bytes from `offset` on, in memory.
@@ -154,93 +193,9 @@ impl Inode {
         unsafe { copy::zero(target, length) };
     }
 
-    /// Writes the folio out if it is dirty, and waits for it. Unlocks it for the I/O.
-    ///
-    /// The error is recorded for every handle, and the folio is dirty as before.
-    pub(crate) fn write_out(
-        &self,
-        folio: &FolioRef<'_>,
-        locked: LockedFolio<'_>,
-    ) -> std::result::Result<(), Arc<IoError>> {
-        // One write-out of a folio at a time. Holding the lock keeps others from starting one.
-        locked.flags.wait_for_writeback();
-        // WRITEBACK-4: the length stands until the bytes are written.
-        let _no_cut = self.cutting.read();
-        let Some(in_flight) = self.dirty.begin(&self.memory, folio.id()) else { return Ok(()) };
-        let position = locked.index() * PAGE_BYTES;
-        let folio_bytes = locked.pages() * PAGE_BYTES;
-        let length = self.mapping.len_bytes().saturating_sub(position).min(folio_bytes);
-        drop(locked);
-        let result = self.write_bytes(folio, position, length);
-        let counters = &self.memory.counters;
-        counters.add(Counter::Writeback, 1);
-        if let Err(error) = &result {
-            counters.add(Counter::WritebackError, 1);
-            self.errors.record(Arc::clone(error));
-        }
-        self.dirty.end(&self.memory, folio.id(), in_flight, result.is_err());
-        result
-    }
-
-    fn write_bytes(
-        &self,
-        folio: &FolioRef<'_>,
-        position: u64,
-        length: u64,
-    ) -> std::result::Result<(), Arc<IoError>> {
-        if length == 0 {
-            return Ok(());
-        }
-        let writer = self.writer.get().unwrap_or(&self.reader);
-        let start = NonNull::new(self.memory.arena.address(folio.id()));
-        let start = start.expect("the arena is not at address 0");
-        // SAFETY: IO-1: a frame, mapped as long as the arena (FRAMES-2), which `folio` keeps from
-        // being given to others; whoever writes it meanwhile goes through `sys::copy`.
-        let source = unsafe { IoSource::new(start, length as usize) };
-        io::write_full(&**writer, &source, position).map_err(Arc::new)?;
-        self.memory.counters.add(Counter::WrittenBytes, length);
-        self.len_on_backing_bytes.fetch_max(position + length, Ordering::Relaxed);
-        Ok(())
-    }
-
-    /// Writes out everything that is dirty at the call and waits for what is in flight.
-    ///
-    /// Tries every folio, whatever happens to the others; errors are recorded.
-    pub(crate) fn write_out_all(&self) {
-        let mut backoff = Backoff::default();
-        let mut left = self.dirty.len();
-        while left > 0 {
-            let folio = match self.dirty.rotate(&self.memory) {
-                Ok(Some(folio)) => folio,
-                Ok(None) => break,
-                Err(()) => {
-                    backoff.wait();
-                    continue;
-                }
-            };
-            left -= 1;
-            let locked = folio.lock();
-            if locked.owner() == self.address() {
-                // The error is recorded; the caller asks for it.
-                let _ = self.write_out(&folio, locked);
-            }
-        }
-        self.dirty.wait_for_in_flight();
-    }
-
-    /// Makes everything durable that was written before the call.
-    ///
-    /// `cursor` is the handle's: it is told of errors of others once. Blocks for the device.
-    pub(crate) fn sync(&self, cursor: &ErrorCursor, metadata: bool) -> Result<()> {
-        let Some(writer) = self.writer.get() else { return Ok(()) };
-        let errors_before = self.errors.count();
-        self.write_out_all();
-        if let Some(error) = self.errors.check_since(cursor, errors_before) {
-            return Err(crate::error::ErrorKind::Writeback(error).into());
-        }
-        self.memory.counters.add(Counter::Sync, 1);
-        let synced = if metadata { io::sync_all(&**writer) } else { io::sync_data(&**writer) };
-        synced.map_err(crate::error::Error::from)
+    /// The backing is at least `end_bytes` long now.
+    pub(super) fn note_written(&self, end_bytes: u64) {
+        self.len_on_backing_bytes.fetch_max(end_bytes, Ordering::Relaxed);
     }
 
     /// Cuts the file and its backing. If the backing refuses, the old length stands again, and

@@ -31,9 +31,14 @@
 //! Lock order: folio lock, then the cut's, then the dirty list's lock. During I/O only the cut's
 //! lock is held, which write-outs share, and a sync's own.
 
+mod batch;
 mod dirty;
 mod errors;
+mod flusher;
 mod inode;
+mod sync;
+mod throttle;
 
 pub(crate) use errors::ErrorCursor;
-pub(crate) use inode::Inode;
+pub(crate) use flusher::{Flusher, FlusherSettings, FlusherThread};
+pub(crate) use inode::{Inode, Services};

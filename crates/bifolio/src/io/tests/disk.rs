@@ -291,7 +291,7 @@ fn after_a_failed_sync_no_later_one_succeeds() {
 fn a_full_disk_is_its_own_error_and_not_a_refusal() {
     let Some(directory) = small_file_system() else { return };
     let file = read_write(&directory.path().join("f")).unwrap();
-    let error = write_full(&file, &IoBuffer::new(1 << 20).source(), 0).unwrap_err();
+    let error = write_full(&file, &[IoBuffer::new(1 << 20).source()], 0, None).unwrap_err();
     assert_eq!(error.source.raw_os_error(), Some(libc::ENOSPC), "{error}");
     assert_eq!(error.length_bytes + error.position_bytes, 1 << 20);
     assert_eq!(file.len_bytes().unwrap(), error.position_bytes);

@@ -130,12 +130,12 @@ fn pattern(length: usize) -> Vec<u8> {
 
 fn read(backing: &Scripted, length: usize, position_bytes: u64) -> Result<Vec<u8>, IoError> {
     let mut buffer = IoBuffer::new(length);
-    let count = read_full(backing, &mut buffer.target(), position_bytes)?;
+    let count = read_full(backing, &mut [buffer.target()], position_bytes, None)?;
     Ok(buffer.as_bytes()[..count].to_vec())
 }
 
 fn write(backing: &Scripted, bytes: &[u8], position_bytes: u64) -> Result<(), IoError> {
-    write_full(backing, &IoBuffer::from_bytes(bytes).source(), position_bytes)
+    write_full(backing, &[IoBuffer::from_bytes(bytes).source()], position_bytes, None).map(drop)
 }
 
 #[test]

@@ -115,12 +115,12 @@ pub(super) fn fastrand_like(seed: u64) -> impl FnMut() -> u64 {
 }
 
 pub(super) fn write(file: &DiskFile, bytes: &[u8], position_bytes: u64) {
-    write_full(file, &IoBuffer::from_bytes(bytes).source(), position_bytes).unwrap();
+    write_full(file, &[IoBuffer::from_bytes(bytes).source()], position_bytes, None).unwrap();
 }
 
 pub(super) fn read(file: &DiskFile, length: usize, position_bytes: u64) -> Vec<u8> {
     let mut buffer = IoBuffer::new(length);
-    let count = read_full(file, &mut buffer.target(), position_bytes).unwrap();
+    let count = read_full(file, &mut [buffer.target()], position_bytes, None).unwrap();
     buffer.as_bytes()[..count].to_vec()
 }
 

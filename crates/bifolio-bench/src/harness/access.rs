@@ -1,0 +1,131 @@
+//! Which page of a file comes next: a pure function from the number of a draw to a page.
+//!
+//! Called by the loops of the benchmarks that read or write pages at random. Who reads through one
+//! cache counts its draws in one place, whatever thread or process makes them, and no draw is made
+//! twice.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use serde::{Deserialize, Serialize};
+
+use super::permutation::Permutation;
+use super::zipf::Zipf;
+
+/// What is read and written at random, and the smallest folio.
+pub(crate) const PAGE_BYTES: usize = 4096;
+
+/// The skew of the benchmarks that serve "zipfian" keys.
+const ZIPF_EXPONENT: f64 = 0.99;
+
+/// How pages are chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Pattern {
+    /// All with the same probability, none again before every other: in a cache smaller than the
+    /// file each draw is a miss.
+    Uniform,
+    /// Zipf's law with exponent 0.99; the ranks are scattered over the file.
+    Zipf,
+}
+
+impl Pattern {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Uniform => "uniform",
+            Self::Zipf => "zipf",
+        }
+    }
+}
+
+/// A pattern over the pages of one file.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Access {
+    pages: u64,
+    order: Permutation,
+    zipf: Option<Zipf>,
+}
+
+impl Access {
+    /// `pattern` over the whole pages of `size_bytes`; every seed scatters them differently.
+    pub(crate) fn new(pattern: Pattern, size_bytes: u64, seed: u64) -> Self {
+        let pages = size_bytes / PAGE_BYTES as u64;
+        let zipf = (pattern == Pattern::Zipf).then(|| Zipf::new(pages, ZIPF_EXPONENT));
+        Self { pages, order: Permutation::new(pages, seed), zipf }
+    }
+
+    /// The position of the page that draw number `draw` gives.
+    pub(crate) fn pos_bytes(&self, draw: u64) -> u64 {
+        let index = match &self.zipf {
+            None => draw % self.pages,
+            Some(zipf) => zipf.draw(&mut fastrand::Rng::with_seed(draw)) - 1,
+        };
+        self.order.apply(index) * PAGE_BYTES as u64
+    }
+}
+
+/// The number of the next draw, for all threads that share a cache.
+#[derive(Debug, Default)]
+pub(crate) struct Draws(AtomicU64);
+
+impl Draws {
+    pub(crate) fn starting_at(draw: u64) -> Self {
+        Self(AtomicU64::new(draw))
+    }
+
+    /// Takes the next draw.
+    pub(crate) fn take(&self) -> u64 {
+        // Relaxed: hands out numbers, publishes nothing.
+        self.0.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// How many draws there were; those of a child process are added with `skip`.
+    pub(crate) fn taken(&self) -> u64 {
+        // Relaxed: a number, and nothing that depends on it.
+        self.0.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn skip(&self, draws: u64) {
+        // Relaxed: see `take`.
+        self.0.fetch_add(draws, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{HashMap, HashSet};
+
+    use super::*;
+
+    const SIZE_BYTES: u64 = 1000 * PAGE_BYTES as u64;
+
+    #[test]
+    fn uniform_meets_every_page_before_any_again() {
+        let access = Access::new(Pattern::Uniform, SIZE_BYTES, 1);
+        let first: Vec<u64> = (0..1000).map(|draw| access.pos_bytes(draw)).collect();
+        assert_eq!(first.iter().collect::<HashSet<_>>().len(), 1000);
+        assert!(first.iter().all(|at| at % PAGE_BYTES as u64 == 0 && *at < SIZE_BYTES));
+        assert_eq!(access.pos_bytes(1003), first[3]);
+    }
+
+    #[test]
+    fn consecutive_draws_of_zipf_are_independent_enough_to_follow_the_law() {
+        let access = Access::new(Pattern::Zipf, SIZE_BYTES, 1);
+        let mut seen: HashMap<u64, u32> = HashMap::new();
+        for draw in 0..100_000 {
+            *seen.entry(access.pos_bytes(draw)).or_default() += 1;
+        }
+        let mut counts: Vec<u32> = seen.into_values().collect();
+        counts.sort_unstable_by(|left, right| right.cmp(left));
+        // The sum of k^-0.99 up to 1000 is 7.73: 12,900 and 6,500 draws.
+        assert!((12_300..13_600).contains(&counts[0]), "{}", counts[0]);
+        assert!((6_100..6_900).contains(&counts[1]), "{}", counts[1]);
+    }
+
+    #[test]
+    fn draws_are_taken_once() {
+        let draws = Draws::starting_at(5);
+        assert_eq!((draws.take(), draws.take()), (5, 6));
+        draws.skip(10);
+        assert_eq!(draws.taken(), 17);
+    }
+}

@@ -1,0 +1,67 @@
+//! A file in a cache of its own, and what the cache counts while a turn runs.
+
+use std::path::Path;
+
+use bifolio::{Cache, CacheBuilder, File, OpenOptions, Stats};
+
+use crate::error::Result;
+
+/// A file and the cache that only it is in.
+#[derive(Debug)]
+pub(crate) struct Cached {
+    pub(crate) file: File,
+    cache: Cache,
+}
+
+impl Cached {
+    /// Opens `path`, to be written too if `write` says so, in a new cache.
+    pub(crate) fn open(builder: CacheBuilder, path: &Path, write: bool) -> Result<Self> {
+        let cache = builder.build()?;
+        let file = cache.open(path, &OpenOptions::new().read(true).write(write))?;
+        Ok(Self { file, cache })
+    }
+
+    /// What the cache has counted so far.
+    pub(crate) fn stats(&self) -> Stats {
+        self.cache.stats()
+    }
+
+    /// What it has counted since `before`.
+    pub(crate) fn since(&self, before: &Stats) -> Since {
+        Since { before: before.clone(), after: self.cache.stats() }
+    }
+
+    /// Writes back what is left and ends.
+    pub(crate) fn close(self) -> Result<Stats> {
+        drop(self.file);
+        let stats = self.cache.stats();
+        self.cache.close()?;
+        Ok(stats)
+    }
+}
+
+/// Two snapshots of the counters.
+#[derive(Debug)]
+pub(crate) struct Since {
+    before: Stats,
+    after: Stats,
+}
+
+impl Since {
+    /// Reads that needed the device.
+    pub(crate) fn misses(&self) -> u64 {
+        let misses = self.after.misses - self.before.misses;
+        misses - (self.after.misses_without_read - self.before.misses_without_read)
+    }
+
+    /// The least number of system calls that explains what was transferred.
+    pub(crate) fn syscalls_known(&self) -> u64 {
+        let requests = |stats: &Stats| stats.read_requests + stats.writeback + stats.syncs;
+        requests(&self.after) - requests(&self.before)
+    }
+}
+
+/// The counter called `name`, if this cache has one.
+pub(crate) fn count_of(stats: &Stats, name: &str) -> Option<u64> {
+    stats.counts().into_iter().find_map(|(counted, count)| (counted == name).then_some(count))
+}

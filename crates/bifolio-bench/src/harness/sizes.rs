@@ -1,0 +1,111 @@
+//! How large the file is and how small the cache, for benchmarks whose file is larger than it.
+
+use std::time::Duration;
+
+use bifolio::Cache;
+use serde::Serialize;
+
+use super::access::PAGE_BYTES;
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::format_bytes;
+
+/// How many times the bound is the file, unless the user chose both.
+const FILE_FACTOR: u64 = 8;
+
+const QUICK_BYTES_PER_SECOND: f64 = 2e9;
+
+const SIZE_BYTES_MAX: u64 = 1 << 43;
+
+/// A file and the bound of the cache it is read and written through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Sizes {
+    pub(crate) size_bytes: u64,
+    pub(crate) memory_bytes: u64,
+}
+
+impl Sizes {
+    /// What the user chose; of one size the other follows, of none both follow from the default.
+    pub(crate) fn choose(config: &Config, memory_bytes: u64) -> Result<Self> {
+        let (size_bytes, memory_bytes) = match (config.size_bytes, config.memory_bytes) {
+            (Some(size), Some(memory)) => (size, memory),
+            (Some(size), None) => (size, whole_pages(size / FILE_FACTOR)),
+            (None, memory) => {
+                let memory = memory.unwrap_or(memory_bytes);
+                (memory.saturating_mul(FILE_FACTOR), memory)
+            }
+        };
+        let sizes = Self { size_bytes, memory_bytes };
+        sizes.validate()?;
+        Ok(sizes)
+    }
+
+    fn validate(&self) -> Result<()> {
+        let page_bytes = PAGE_BYTES as u64;
+        if self.size_bytes == 0 || !self.size_bytes.is_multiple_of(page_bytes) {
+            return Err(Error::Refused("--size must be a multiple of 4096, at least that".into()));
+        }
+        if self.size_bytes > SIZE_BYTES_MAX {
+            let size = format_bytes(self.size_bytes);
+            return Err(Error::Refused(format!("--size: at most 8 TiB, not {size}")));
+        }
+        if !self.memory_bytes.is_multiple_of(page_bytes) {
+            return Err(Error::Refused("--memory must be a multiple of 4096".into()));
+        }
+        Ok(Cache::builder().memory(self.memory_bytes).validate()?)
+    }
+
+    /// How many pages the file has.
+    pub(crate) fn pages(&self) -> u64 {
+        self.size_bytes / PAGE_BYTES as u64
+    }
+
+    /// How long one pass over the file takes on a quick disk: decides how finely time is cut.
+    pub(crate) fn expected_pass(&self) -> Duration {
+        Duration::from_secs_f64(self.size_bytes as f64 / QUICK_BYTES_PER_SECOND)
+    }
+
+    /// How many pages the bound is worth.
+    pub(crate) fn memory_pages(&self) -> u64 {
+        self.memory_bytes / PAGE_BYTES as u64
+    }
+}
+
+fn whole_pages(bytes: u64) -> u64 {
+    bytes / PAGE_BYTES as u64 * PAGE_BYTES as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::ParameterSet;
+
+    fn choose(size: Option<u64>, memory: Option<u64>) -> Result<(u64, u64)> {
+        let mut config = Config::new(ParameterSet::Quick, Vec::new());
+        (config.size_bytes, config.memory_bytes) = (size, memory);
+        let sizes = Sizes::choose(&config, 64 << 20)?;
+        Ok((sizes.size_bytes, sizes.memory_bytes))
+    }
+
+    #[test]
+    fn one_size_follows_from_the_other() {
+        assert_eq!(choose(None, None).unwrap(), (512 << 20, 64 << 20));
+        assert_eq!(choose(None, Some(1 << 20)).unwrap(), (8 << 20, 1 << 20));
+        assert_eq!(choose(Some(16 << 20), None).unwrap(), (16 << 20, 2 << 20));
+        assert_eq!(choose(Some(16 << 20), Some(16 << 20)).unwrap(), (16 << 20, 16 << 20));
+    }
+
+    #[test]
+    fn refuses_what_is_no_page_and_what_is_beyond_all_measure() {
+        for (size, memory) in [
+            (Some(0), None),
+            (Some(4097), Some(1 << 20)),
+            (Some(1 << 20), Some(4097 << 10 | 1)),
+            (Some(1 << 44), Some(1 << 20)),
+            (Some(1 << 20), Some(4096)),
+            (None, Some(u64::MAX)),
+        ] {
+            assert!(choose(size, memory).is_err(), "{size:?} {memory:?}");
+        }
+    }
+}

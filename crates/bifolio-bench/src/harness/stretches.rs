@@ -1,0 +1,100 @@
+//! How much was done in each second of a turn, so that a stall shows.
+//!
+//! Every thread counts for itself from the common start; the counts are added up afterwards. Turns
+//! of less than two seconds are cut into tenths of a second instead.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+/// Operations by stretch of time.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct OperationsByStretch {
+    length: Duration,
+    operations: Vec<u64>,
+}
+
+impl OperationsByStretch {
+    /// Stretches of a second, or of a tenth of one for a turn shorter than two.
+    pub(crate) fn new(turn: Duration) -> Self {
+        let milliseconds = if turn >= Duration::from_secs(2) { 1000 } else { 100 };
+        Self { length: Duration::from_millis(milliseconds), operations: Vec::new() }
+    }
+
+    /// Counts operations that ended `since_start`.
+    pub(crate) fn add(&mut self, since_start: Duration, operations: u64) {
+        let index = (since_start.as_nanos() / self.length.as_nanos()) as usize;
+        if index >= self.operations.len() {
+            self.operations.resize(index + 1, 0);
+        }
+        self.operations[index] += operations;
+    }
+
+    /// Adds what another thread counted over the same stretches.
+    pub(crate) fn merge(&mut self, other: &Self) {
+        let length = self.operations.len().max(other.operations.len());
+        self.operations.resize(length, 0);
+        for (sum, operations) in self.operations.iter_mut().zip(&other.operations) {
+            *sum += operations;
+        }
+    }
+
+    pub(crate) fn seconds(&self) -> f64 {
+        self.length.as_secs_f64()
+    }
+
+    /// What the smallest share of the mean is called.
+    pub(crate) fn least_name(&self) -> &'static str {
+        if self.length < Duration::from_secs(1) {
+            "min_100ms_over_mean"
+        } else {
+            "min_second_over_mean"
+        }
+    }
+
+    /// Operations a second in each stretch that `elapsed` covers whole; a stretch in which nothing
+    /// ended counts as zero.
+    pub(crate) fn rates(&self, elapsed: Duration) -> Vec<f64> {
+        let whole = (elapsed.as_nanos() / self.length.as_nanos()) as usize;
+        let padded = self.operations.iter().copied().chain(std::iter::repeat(0));
+        padded.take(whole).map(|operations| operations as f64 / self.seconds()).collect()
+    }
+
+    /// The smallest of the rates as a share of their mean; nothing for a turn of one or none.
+    pub(crate) fn least_over_mean(&self, elapsed: Duration) -> Option<f64> {
+        let rates = self.rates(elapsed);
+        let mean = rates.iter().sum::<f64>() / rates.len() as f64;
+        let least = rates.iter().copied().min_by(f64::total_cmp)?;
+        (rates.len() > 1 && mean > 0.0).then(|| least / mean)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stall_shows_also_when_no_operation_ended_in_it() {
+        let milliseconds = Duration::from_millis;
+        let mut stretches = OperationsByStretch::new(milliseconds(500));
+        let mut other = stretches.clone();
+        stretches.add(milliseconds(50), 30);
+        stretches.add(milliseconds(150), 20);
+        other.add(milliseconds(199), 10);
+        other.add(milliseconds(310), 99);
+        stretches.merge(&other);
+        assert_eq!(stretches.rates(milliseconds(310)), [300.0, 300.0, 0.0]);
+        assert_eq!(stretches.least_over_mean(milliseconds(310)), Some(0.0));
+        assert_eq!(stretches.least_over_mean(milliseconds(299)), Some(1.0));
+        assert_eq!(stretches.least_over_mean(milliseconds(150)), None);
+    }
+
+    #[test]
+    fn long_turns_are_cut_into_seconds_and_named_so() {
+        assert_eq!(
+            OperationsByStretch::new(Duration::from_secs(2)).least_name(),
+            "min_second_over_mean"
+        );
+        assert_eq!(OperationsByStretch::new(Duration::from_secs(1)).seconds(), 0.1);
+    }
+}

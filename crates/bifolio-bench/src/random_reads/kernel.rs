@@ -1,0 +1,83 @@
+//! The kernel's page cache, held to the memory of the cache: reads in a child process.
+//!
+//! Memory is limited by process, so each turn is a child that joins the control group, reads, and
+//! answers what it measured. What it read into the page cache stays there for the next one.
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::mapped::Mapped;
+use super::one_by_one::{Buffered, Load, read_pages};
+use crate::error::{Error, Result};
+use crate::harness::access::{Access, Draws, PAGE_BYTES, Pattern};
+use crate::harness::memory_group;
+use crate::harness::meter::Measured;
+
+/// How the child reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Way {
+    Pread,
+    Mmap,
+}
+
+impl Way {
+    pub(crate) fn series(self) -> &'static str {
+        match self {
+            Self::Pread => "kernel_pread",
+            Self::Mmap => "kernel_mmap",
+        }
+    }
+}
+
+/// What a child is asked to do.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Task {
+    pub(crate) way: Way,
+    /// The control group to join.
+    pub(crate) group: PathBuf,
+    pub(crate) file: PathBuf,
+    pub(crate) size_bytes: u64,
+    pub(crate) pattern: Pattern,
+    pub(crate) seed: u64,
+    pub(crate) threads: usize,
+    pub(crate) draw_start: u64,
+    pub(crate) draw_end: u64,
+    pub(crate) duration: Duration,
+    pub(crate) tracepoint: Option<u64>,
+}
+
+/// The child's side of a turn.
+pub(crate) fn read(task: &Task) -> Result<Measured> {
+    memory_group::join(&task.group)?;
+    let access = Access::new(task.pattern, task.size_bytes, task.seed);
+    let load = Load {
+        series: task.way.series(),
+        access: &access,
+        draws: &Draws::starting_at(task.draw_start),
+        threads: task.threads,
+        duration: task.duration,
+        draw_end: task.draw_end,
+        tracepoint: task.tracepoint,
+    };
+    let device_bytes_before = device_bytes()?;
+    let mut measured = match task.way {
+        Way::Pread => read_pages(&load, || Buffered::open(&task.file))?,
+        Way::Mmap => read_pages(&load, || Mapped::open(&task.file))?,
+    };
+    measured.misses = (device_bytes()? - device_bytes_before) / PAGE_BYTES as u64;
+    if task.way == Way::Mmap {
+        measured.syscalls_known = 0;
+    }
+    Ok(measured)
+}
+
+/// What this process has had read from devices.
+fn device_bytes() -> Result<u64> {
+    let text = fs::read_to_string("/proc/self/io").map_err(Error::system("read /proc/self/io"))?;
+    let line = text.lines().find_map(|line| line.strip_prefix("read_bytes: "));
+    line.and_then(|number| number.parse().ok())
+        .ok_or_else(|| Error::Refused("the kernel does not count what a process reads".into()))
+}

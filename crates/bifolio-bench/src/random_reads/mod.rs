@@ -1,0 +1,170 @@
+//! `random-reads`: reads of single pages from a file much larger than the memory for it.
+//!
+//! One file, eight times the bound, read in two patterns: `uniform`, in which every read is a miss,
+//! and `zipf`. Depth 1: `read_at` against `pread` past the page cache (`raw_direct`), and against
+//! the kernel's page cache held to the same memory (`kernel_pread`, `kernel_mmap`). Depth 32:
+//! `read_many` from one thread against io_uring alone. The cache and the kernel's page cache are
+//! warm: what is timed also evicts.
+//!
+//! ```text
+//!   plan.rs         the rows and their series
+//!   stage.rs        one pattern: the cache, the group, the draws; one method a series
+//!   one_by_one.rs   the loop of depth 1        mapped.rs   one of its readers
+//!   batched.rs      the loops of depth 32      kernel.rs   the child that is held to memory
+//!   resident.rs     the child whose resident size is measured
+//! ```
+//!
+//! Turns are short and alternate, ratios are taken between neighbours: a shared disk drifts more
+//! than the series differ.
+
+mod batched;
+mod figures;
+mod kernel;
+mod mapped;
+mod one_by_one;
+mod parameters;
+mod plan;
+mod resident;
+mod stage;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use self::parameters::Parameters;
+use self::plan::{Possible, plan};
+use self::stage::{Setting, Stage};
+use crate::benchmark::{Benchmark, Context, Needs};
+use crate::config::Config;
+use crate::error::Result;
+use crate::harness::access::Pattern;
+use crate::harness::interleave::{Rounds, Turn, take_turns};
+use crate::harness::meter::{self, Measured};
+use crate::harness::sizes::Sizes;
+use crate::harness::{child, direct, pattern, syscalls};
+use crate::progress::Progress;
+use crate::report::{Report, Rss};
+
+const NAME: &str = "random-reads";
+
+const PATTERNS: [Pattern; 2] = [Pattern::Uniform, Pattern::Zipf];
+
+/// The benchmark; see the head of this module.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RandomReads;
+
+/// What a child is asked to do.
+#[derive(Debug, Serialize, Deserialize)]
+enum Task {
+    Kernel(kernel::Task),
+    Resident(resident::Task),
+}
+
+impl Benchmark for RandomReads {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn description(&self) -> &'static str {
+        "4096-byte reads of a file 8 times the memory, against the device and the kernel's cache"
+    }
+
+    fn needs(&self, config: &Config) -> Result<Needs> {
+        Ok(Parameters::from_config(config)?.needs())
+    }
+
+    fn run(&self, context: &Context<'_>, progress: &mut dyn Progress) -> Result<Report> {
+        let parameters = Parameters::from_config(context.config)?;
+        let mut report = Report::new(NAME, context, serde_json::to_value(&parameters)?);
+        report.ratios = figures::RATIOS.to_vec();
+        report.shown_counts = figures::SHOWN_COUNTS.to_vec();
+        let setting = set_up(context, parameters, &mut report, progress)?;
+        for pattern in PATTERNS {
+            measure(&setting, pattern, &mut report, progress)?;
+        }
+        measure_resident_size(&setting, &mut report, progress)?;
+        report.notes.push(
+            "raw_direct with 32 requests a call waits for all 32 before it goes on, as a call \
+             must; with 1024 it always has 32 in flight, and its latencies are of single reads"
+                .to_owned(),
+        );
+        report.figures = figures::figures(&report);
+        Ok(report)
+    }
+
+    fn run_in_child(&self, task: Value) -> Result<Value> {
+        Ok(match serde_json::from_value(task)? {
+            Task::Kernel(task) => serde_json::to_value(kernel::read(&task)?)?,
+            Task::Resident(task) => serde_json::to_value(resident::read_at_random(&task)?)?,
+        })
+    }
+}
+
+fn set_up(
+    context: &Context<'_>,
+    parameters: Parameters,
+    report: &mut Report,
+    progress: &mut dyn Progress,
+) -> Result<Setting> {
+    let file = context.workspace.path().join("file");
+    progress.start("make the file", parameters.sizes.size_bytes);
+    pattern::make_file(&file, parameters.sizes.size_bytes, progress)?;
+    let tracepoint = syscalls::tracepoint_for(report, context.workspace);
+    let child_command = context.config.child_command.clone();
+    Ok(Setting { file, parameters, tracepoint, child_command })
+}
+
+/// All rows of one pattern.
+fn measure(
+    setting: &Setting,
+    pattern: Pattern,
+    report: &mut Report,
+    progress: &mut dyn Progress,
+) -> Result<()> {
+    let mut stage = Stage::new(setting, pattern)?;
+    let possible = Possible {
+        raw: report.skip_on_error(&["raw_direct"], direct::probe(&setting.file)).is_some(),
+        kernel: report
+            .skip_on_error(&["kernel_pread", "kernel_mmap"], stage.add_kernel())
+            .is_some(),
+    };
+    progress.start(&format!("{}: warm the caches", pattern.name()), 1);
+    report.verified_bytes += stage.warm()?;
+
+    let plan = plan(&setting.parameters, pattern, possible);
+    let turn_count: usize = plan.iter().map(|(_, steps)| steps.len()).sum();
+    let duration = setting.parameters.turn(PATTERNS.len() * turn_count);
+    let (mut rows, mut turns) = (Vec::new(), Vec::new());
+    for (row_index, (row, steps)) in plan.into_iter().enumerate() {
+        rows.push(row);
+        let stage = &stage;
+        turns.extend(steps.into_iter().map(|step| Turn {
+            row_index,
+            series: step.series(),
+            run: Box::new(move || stage.run(step, duration)),
+        }));
+    }
+    let repetitions = setting.parameters.repetitions;
+    progress.start(&format!("{}: measure", pattern.name()), (turn_count * repetitions) as u64);
+    let given = take_turns(&turns, Rounds::exactly(repetitions), progress)?;
+    for (turn, given) in turns.iter().zip(&given) {
+        report.verified_bytes += given.iter().map(|turn| turn.verified_bytes).sum::<u64>();
+        meter::fill(&mut rows[turn.row_index], turn.series, given, Measured::operations_rate);
+    }
+    report.rows.extend(rows);
+    Ok(())
+}
+
+fn measure_resident_size(
+    setting: &Setting,
+    report: &mut Report,
+    progress: &mut dyn Progress,
+) -> Result<()> {
+    let Sizes { size_bytes, memory_bytes } = setting.parameters.sizes;
+    progress.start("read the file in a child process", 1);
+    let task = resident::Task { file: setting.file.clone(), size_bytes, memory_bytes };
+    let answer: resident::Answer = child::ask(&setting.child_command, NAME, &Task::Resident(task))?;
+    progress.advance(1);
+    report.verified_bytes += answer.verified_bytes;
+    report.rss = Some(Rss { bound_bytes: memory_bytes, peak_bytes: answer.peak_bytes });
+    Ok(())
+}

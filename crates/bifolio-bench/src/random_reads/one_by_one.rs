@@ -1,0 +1,197 @@
+//! Reads of one page at a time, by one or several threads: four ways, one loop.
+//!
+//! The loop is generic over the way, as in `harness::timed`, and the clock is read after every
+//! page: next to a device that is nothing, and it gives the latency of each.
+
+use std::fs::File;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rustix::fs::{Advice, fadvise};
+use rustix::io::pread;
+
+use crate::error::{Error, Result};
+use crate::harness::access::{Access, Draws, PAGE_BYTES};
+use crate::harness::checker::Checker;
+use crate::harness::direct::{self, Page};
+use crate::harness::latency::Latencies;
+use crate::harness::meter::{Measured, Meter};
+use crate::harness::stretches::OperationsByStretch;
+use crate::harness::threads::run_together;
+
+/// One thread's way to a page.
+pub(crate) trait PageReader {
+    /// Reads the page at `pos_bytes`; answers how many bytes it got.
+    fn read(&mut self, page: &mut Page, pos_bytes: u64) -> Result<usize>;
+}
+
+/// What one turn reads.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Load<'a> {
+    pub(crate) series: &'static str,
+    pub(crate) access: &'a Access,
+    pub(crate) draws: &'a Draws,
+    pub(crate) threads: usize,
+    /// Reads end with whichever comes first: this long, or this draw.
+    pub(crate) duration: Duration,
+    pub(crate) draw_end: u64,
+    /// Where to count system calls.
+    pub(crate) tracepoint: Option<u64>,
+}
+
+/// Reads pages in several threads, each through a reader of its own. The answer takes every read
+/// for a miss and for one system call: who knows better corrects it.
+pub(crate) fn read_pages<R: PageReader>(
+    load: &Load<'_>,
+    open: impl Fn() -> Result<R> + Sync,
+) -> Result<Measured> {
+    let meter = Meter::start(load.tracepoint)?;
+    let started = meter.started();
+    let threads = run_together(
+        load.threads,
+        |_| Ok((open()?, Page::zeroed())),
+        |(mut reader, mut page)| read_until(load, started, &mut reader, &mut page),
+    )?;
+    let cost = meter.stop()?;
+    let mut latencies = Latencies::default();
+    let mut stretches = OperationsByStretch::new(load.duration);
+    let mut verified_bytes = 0;
+    for thread in threads {
+        latencies.merge(&thread.latencies);
+        stretches.merge(&thread.stretches);
+        verified_bytes += thread.checker.finish()?;
+    }
+    let operations = latencies.calls();
+    Ok(Measured {
+        operations,
+        bytes: operations * PAGE_BYTES as u64,
+        misses: operations,
+        syscalls_known: operations,
+        cost,
+        latencies,
+        stretches,
+        verified_bytes,
+    })
+}
+
+struct Seen {
+    latencies: Latencies,
+    stretches: OperationsByStretch,
+    checker: Checker,
+}
+
+fn read_until(
+    load: &Load<'_>,
+    started: Instant,
+    reader: &mut impl PageReader,
+    page: &mut Page,
+) -> Result<Seen> {
+    let mut seen = Seen {
+        latencies: Latencies::default(),
+        stretches: OperationsByStretch::new(load.duration),
+        checker: Checker::new(load.series),
+    };
+    let mut last = Instant::now();
+    loop {
+        let draw = load.draws.take();
+        let since_start = last.duration_since(started);
+        if since_start >= load.duration || draw >= load.draw_end {
+            return Ok(seen);
+        }
+        let pos_bytes = load.access.pos_bytes(draw);
+        let begin = Instant::now();
+        let read = reader.read(page, pos_bytes)?;
+        last = Instant::now();
+        if read != PAGE_BYTES {
+            return Err(seen.checker.wrong(pos_bytes));
+        }
+        seen.latencies.add(last - begin);
+        seen.stretches.add(last.duration_since(started), 1);
+        seen.checker.add(&page.0, pos_bytes)?;
+    }
+}
+
+/// `pread` past the page cache.
+#[derive(Debug)]
+pub(crate) struct Direct(File);
+
+impl Direct {
+    pub(crate) fn open(path: &Path) -> Result<Self> {
+        direct::open(path, false).map(Self)
+    }
+}
+
+impl PageReader for Direct {
+    fn read(&mut self, page: &mut Page, pos_bytes: u64) -> Result<usize> {
+        pread(&self.0, &mut page.0, pos_bytes).map_err(Error::system("read past the page cache"))
+    }
+}
+
+/// `pread` through the page cache, which is told that the order is random.
+#[derive(Debug)]
+pub(crate) struct Buffered(File);
+
+impl Buffered {
+    pub(crate) fn open(path: &Path) -> Result<Self> {
+        let failed = || Error::system(format!("open {} for random reads", path.display()));
+        let file = File::open(path).map_err(failed())?;
+        fadvise(&file, 0, None, Advice::Random).map_err(|errno| failed()(errno.into()))?;
+        Ok(Self(file))
+    }
+}
+
+impl PageReader for Buffered {
+    fn read(&mut self, page: &mut Page, pos_bytes: u64) -> Result<usize> {
+        pread(&self.0, &mut page.0, pos_bytes).map_err(Error::system("read the file with pread"))
+    }
+}
+
+/// `read_at` through a cache.
+#[derive(Debug)]
+pub(crate) struct ReadAt(pub(crate) bifolio::File);
+
+impl PageReader for ReadAt {
+    fn read(&mut self, page: &mut Page, pos_bytes: u64) -> Result<usize> {
+        Ok(self.0.read_at(&mut page.0, pos_bytes)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::harness::access::Pattern;
+    use crate::harness::pattern;
+
+    /// Answers the pattern, and at one position short of a page.
+    struct Source {
+        short_at_bytes: u64,
+    }
+
+    impl PageReader for Source {
+        fn read(&mut self, page: &mut Page, pos_bytes: u64) -> Result<usize> {
+            pattern::fill(&mut page.0, pos_bytes);
+            Ok(if pos_bytes == self.short_at_bytes { 512 } else { PAGE_BYTES })
+        }
+    }
+
+    #[test]
+    fn all_threads_together_make_every_draw_once() {
+        let access = Access::new(Pattern::Uniform, 1000 * PAGE_BYTES as u64, 1);
+        let run = |short_at_bytes| {
+            let load = Load {
+                series: "x",
+                access: &access,
+                draws: &Draws::starting_at(5),
+                threads: 3,
+                duration: Duration::MAX,
+                draw_end: 905,
+                tracepoint: None,
+            };
+            read_pages(&load, || Ok(Source { short_at_bytes }))
+        };
+        let measured = run(u64::MAX).unwrap();
+        assert_eq!((measured.operations, measured.latencies.calls()), (900, 900));
+        assert!(measured.verified_bytes >= 900 * 8 + 3 * PAGE_BYTES as u64);
+        assert!(run(access.pos_bytes(700)).is_err());
+    }
+}

@@ -1,0 +1,76 @@
+//! The parameters of `random-reads`: three sets of defaults, and what the user overrides.
+
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::benchmark::Needs;
+use crate::config::{Config, ParameterSet};
+use crate::error::Result;
+use crate::harness::sizes::Sizes;
+
+/// How many reads the deep series keep in flight.
+pub(crate) const DEPTH: u16 = 32;
+
+/// How many threads warm what is read one page at a time.
+pub(crate) const WARMING_THREADS: usize = 16;
+
+/// The parameters of one run, as the envelope shows them.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Parameters {
+    #[serde(flatten)]
+    pub(crate) sizes: Sizes,
+    /// All turns together.
+    pub(crate) timed_seconds: f64,
+    pub(crate) repetitions: usize,
+    /// Of the series that read one page at a time.
+    pub(crate) threads: Vec<usize>,
+    pub(crate) depth: u16,
+}
+
+impl Parameters {
+    pub(crate) fn from_config(config: &Config) -> Result<Self> {
+        let (memory_bytes, timed_seconds, repetitions) = match config.set {
+            ParameterSet::Smoke => (4 << 20, 0.3, 1),
+            ParameterSet::Quick => (64 << 20, 8.0, 3),
+            ParameterSet::Full => (512 << 20, 320.0, 4),
+        };
+        Ok(Self {
+            sizes: Sizes::choose(config, memory_bytes)?,
+            timed_seconds: config.timed.map_or(timed_seconds, |timed| timed.as_secs_f64()),
+            repetitions,
+            threads: config.threads_or_default()?,
+            depth: DEPTH,
+        })
+    }
+
+    /// How long one of `turns` is, when each is taken as often as the parameters say.
+    pub(crate) fn turn(&self, turns: usize) -> Duration {
+        let count = turns.max(1) * self.repetitions;
+        Duration::from_secs_f64(self.timed_seconds).div_f64(count as f64)
+    }
+
+    /// On disk the file; in memory the cache and the kernel's page cache of the same size, and as
+    /// much again for the processes.
+    pub(crate) fn needs(&self) -> Needs {
+        Needs {
+            disk_bytes: self.sizes.size_bytes,
+            memory_bytes: self.sizes.memory_bytes.saturating_mul(2).saturating_add(64 << 20),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_full_set_is_the_size_asked_for_and_time_is_shared_by_all_turns() {
+        let config = Config::new(ParameterSet::Full, Vec::new());
+        let mut full = Parameters::from_config(&config).unwrap();
+        assert_eq!((full.sizes.size_bytes, full.sizes.memory_bytes), (4 << 30, 512 << 20));
+        assert_eq!(full.needs().disk_bytes, 4 << 30);
+        (full.timed_seconds, full.repetitions) = (12.0, 3);
+        assert_eq!(full.turn(4), Duration::from_secs(1));
+    }
+}

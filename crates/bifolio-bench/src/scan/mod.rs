@@ -1,0 +1,119 @@
+//! `scan`: a whole file from its first byte to its last, in order, nothing of it in memory.
+//!
+//! `read_at` through a new cache, an eighth of the file large, with blocks of 64 KiB and of 1 MiB;
+//! against the device at its best (`raw_direct`: io_uring, large blocks, several in flight) and
+//! against the kernel's page cache with its readahead (`kernel_pread`). Before each pass the file
+//! is dropped from the page cache. Opening and building stand outside the clock, everything from
+//! the first call on inside.
+
+mod parameters;
+mod passes;
+
+use self::parameters::{BLOCKS_BYTES, Parameters};
+use self::passes::Scan;
+use crate::benchmark::{Benchmark, Context, Needs};
+use crate::config::Config;
+use crate::error::Result;
+use crate::harness::interleave::{Turn, take_turns};
+use crate::harness::meter::{self, Measured};
+use crate::harness::raw_stream::{Shape, fastest_shape};
+use crate::harness::{direct, pattern, syscalls};
+use crate::progress::Progress;
+use crate::report::{Case, Figure, Ratio, Report, Row};
+
+const NAME: &str = "scan";
+
+const OF_RAW: Ratio = Ratio { over: "read_at", under: "raw_direct" };
+const OF_KERNEL: Ratio = Ratio { over: "read_at", under: "kernel_pread" };
+const OF_RAW_AT_LEAST: f64 = 0.95;
+
+const SHOWN_COUNTS: [&str; 7] = [
+    "p50_ns",
+    "p99_ns",
+    "max_ns",
+    "cpu_s_per_gib",
+    "syscalls_per_op",
+    "min_second_over_mean",
+    "min_100ms_over_mean",
+];
+
+/// The benchmark; see the head of this module.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Scans;
+
+impl Benchmark for Scans {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn description(&self) -> &'static str {
+        "a whole file in order, from cold, against the device and the kernel's readahead"
+    }
+
+    fn needs(&self, config: &Config) -> Result<Needs> {
+        Ok(Parameters::from_config(config)?.needs())
+    }
+
+    fn run(&self, context: &Context<'_>, progress: &mut dyn Progress) -> Result<Report> {
+        let parameters = Parameters::from_config(context.config)?;
+        let mut report = Report::new(NAME, context, serde_json::to_value(&parameters)?);
+        report.ratios = vec![OF_RAW, OF_KERNEL];
+        report.shown_counts = SHOWN_COUNTS.to_vec();
+        let file = context.workspace.path().join("file");
+        progress.start("make the file", parameters.sizes.size_bytes);
+        pattern::make_file(&file, parameters.sizes.size_bytes, progress)?;
+        let tracepoint = syscalls::tracepoint_for(&mut report, context.workspace);
+        let scan = Scan { file: &file, sizes: parameters.sizes, tracepoint };
+        let shape = report.skip_on_error(&["raw_direct"], choose_shape(&scan, progress));
+        measure(&scan, shape, &parameters, &mut report, progress)?;
+        report.figures = figures(&report.rows);
+        Ok(report)
+    }
+}
+
+fn choose_shape(scan: &Scan<'_>, progress: &mut dyn Progress) -> Result<Shape> {
+    direct::probe(scan.file)?;
+    progress.start("find the shape the device likes best", 1);
+    fastest_shape(|shape| scan.raw(shape))
+}
+
+fn measure(
+    scan: &Scan<'_>,
+    shape: Option<Shape>,
+    parameters: &Parameters,
+    report: &mut Report,
+    progress: &mut dyn Progress,
+) -> Result<()> {
+    let mut turns: Vec<Turn<'_, Measured>> = Vec::new();
+    for (row_index, block_bytes) in BLOCKS_BYTES.into_iter().enumerate() {
+        let case = Case::new().with("pattern", "sequential").with("block_bytes", block_bytes);
+        report.rows.push(Row::new(case, "GiB/s"));
+        let mut add = |series, run| turns.push(Turn { row_index, series, run });
+        if let Some(shape) = shape {
+            add("raw_direct", Box::new(move || scan.raw(shape)));
+        }
+        add("read_at", Box::new(move || scan.read_at(block_bytes)));
+        add("kernel_pread", Box::new(move || scan.kernel_pread(block_bytes)));
+    }
+    progress.start("measure", (turns.len() * parameters.repetitions) as u64);
+    let given = take_turns(&turns, parameters.rounds(), progress)?;
+    for (turn, given) in turns.iter().zip(&given) {
+        report.verified_bytes += given.iter().map(|turn| turn.verified_bytes).sum::<u64>();
+        let row = &mut report.rows[turn.row_index];
+        meter::fill(row, turn.series, given, Measured::gibibytes_rate);
+    }
+    if let Some(shape) = shape {
+        report.notes.push(format!("raw_direct reads {}", shape.describe()));
+    }
+    Ok(())
+}
+
+/// Every figure that the rows have the series for.
+fn figures(rows: &[Row]) -> Vec<Figure> {
+    let figure = |row: &Row| {
+        let name = format!("read_at / raw_direct, {} bytes a call", row.case.text("block_bytes"));
+        let value = row.ratio(&OF_RAW)?;
+        Some(Figure { name, value, target: OF_RAW_AT_LEAST, at_most: false })
+    };
+    rows.iter().filter_map(figure).collect()
+}

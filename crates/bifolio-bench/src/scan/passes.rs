@@ -1,0 +1,117 @@
+//! The ways to read a file from end to end, each one pass.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::time::Instant;
+
+use bifolio::Cache;
+
+use crate::error::{Error, Result};
+use crate::harness::cached::Cached;
+use crate::harness::checker::Checker;
+use crate::harness::direct;
+use crate::harness::latency::Latencies;
+use crate::harness::meter::{Measured, Meter};
+use crate::harness::raw_ring::Transfer;
+use crate::harness::raw_stream::{self, Blocks, Shape, Stream};
+use crate::harness::sizes::Sizes;
+use crate::harness::stretches::OperationsByStretch;
+
+/// What every pass of a run shares.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Scan<'a> {
+    pub(crate) file: &'a Path,
+    pub(crate) sizes: Sizes,
+    pub(crate) tracepoint: Option<u64>,
+}
+
+impl Scan<'_> {
+    /// `raw_direct`.
+    pub(crate) fn raw(&self, shape: Shape) -> Result<Measured> {
+        direct::drop_page_cache(self.file)?;
+        let stream = Stream {
+            file: self.file,
+            size_bytes: self.sizes.size_bytes,
+            transfer: Transfer::Read,
+            expected: self.sizes.expected_pass(),
+            tracepoint: self.tracepoint,
+        };
+        let mut looked = Looked(Checker::new("raw_direct"));
+        let mut measured = raw_stream::pass(&stream, shape, &mut looked)?;
+        measured.verified_bytes = looked.0.finish()?;
+        Ok(measured)
+    }
+
+    /// `read_at`, through a cache that has just been made.
+    pub(crate) fn read_at(&self, block_bytes: usize) -> Result<Measured> {
+        direct::drop_page_cache(self.file)?;
+        let builder = Cache::builder().memory(self.sizes.memory_bytes);
+        let cached = Cached::open(builder, self.file, false)?;
+        let before = cached.stats();
+        let mut measured = self.calls("read_at", block_bytes, |block, pos_bytes| {
+            Ok(cached.file.read_at(block, pos_bytes)?)
+        })?;
+        measured.syscalls_known = cached.since(&before).syscalls_known();
+        cached.close()?;
+        Ok(measured)
+    }
+
+    /// `kernel_pread`, with the kernel's own readahead, and all the memory it wants.
+    pub(crate) fn kernel_pread(&self, block_bytes: usize) -> Result<Measured> {
+        direct::drop_page_cache(self.file)?;
+        let failed = || Error::system(format!("read {}", self.file.display()));
+        let file = File::open(self.file).map_err(failed())?;
+        self.calls("kernel_pread", block_bytes, |block, pos_bytes| {
+            file.read_at(block, pos_bytes).map_err(failed())
+        })
+    }
+
+    /// One call after the other up to the end of the file.
+    fn calls(
+        &self,
+        series: &'static str,
+        block_bytes: usize,
+        mut read: impl FnMut(&mut [u8], u64) -> Result<usize>,
+    ) -> Result<Measured> {
+        let mut block = vec![0; block_bytes];
+        let mut checker = Checker::new(series);
+        let mut latencies = Latencies::default();
+        let mut stretches = OperationsByStretch::new(self.sizes.expected_pass());
+        let mut pos_bytes = 0;
+        let meter = Meter::start(self.tracepoint)?;
+        while pos_bytes < self.sizes.size_bytes {
+            let begin = Instant::now();
+            let read_bytes = read(&mut block, pos_bytes)?;
+            latencies.add(begin.elapsed());
+            stretches.add(meter.started().elapsed(), 1);
+            let left_bytes = self.sizes.size_bytes - pos_bytes;
+            if read_bytes as u64 != left_bytes.min(block_bytes as u64) {
+                return Err(checker.wrong(pos_bytes));
+            }
+            checker.add(&block[..read_bytes], pos_bytes)?;
+            pos_bytes += read_bytes as u64;
+        }
+        let cost = meter.stop()?;
+        Ok(Measured {
+            operations: latencies.calls(),
+            bytes: pos_bytes,
+            misses: 0,
+            syscalls_known: latencies.calls(),
+            cost,
+            latencies,
+            stretches,
+            verified_bytes: checker.finish()?,
+        })
+    }
+}
+
+struct Looked(Checker);
+
+impl Blocks for Looked {
+    fn fill(&mut self, _block: &mut [u8], _pos_bytes: u64) {}
+
+    fn look(&mut self, block: &[u8], pos_bytes: u64) -> Result<()> {
+        self.0.add(block, pos_bytes)
+    }
+}

@@ -1,0 +1,186 @@
+//! `writes`: pages at random, and the whole file in order, each turn with a sync at its end.
+//!
+//! `write_at` and `sync_data` through a new cache, an eighth of the file large; against the device
+//! at its best (`raw_direct`: io_uring, then `fdatasync`) and against the kernel's page cache
+//! (`kernel_write`: `pwrite`, then `fdatasync`), which is not held to the same memory. Every turn
+//! writes a version of its own, and pages are read back past all caches after each.
+//!
+//! The clock covers the sync. Latencies are of the single writes: the longest is the longest stall
+//! of a writer.
+
+mod ledger;
+mod order;
+mod parameters;
+mod passes;
+
+use std::cell::RefCell;
+
+use self::ledger::Ledger;
+use self::order::{Order, SEQUENTIAL_BLOCK_BYTES};
+use self::parameters::Parameters;
+use self::passes::Passes;
+use crate::benchmark::{Benchmark, Context, Needs};
+use crate::config::Config;
+use crate::error::Result;
+use crate::harness::access::PAGE_BYTES;
+use crate::harness::interleave::{Turn, take_turns};
+use crate::harness::meter::{self, Measured};
+use crate::harness::raw_stream::{Shape, fastest_shape};
+use crate::harness::{direct, pattern, syscalls};
+use crate::progress::Progress;
+use crate::report::{Case, Figure, Ratio, Report, Row};
+
+const NAME: &str = "writes";
+
+const OF_KERNEL: Ratio = Ratio { over: "write_at", under: "kernel_write" };
+const OF_RAW: Ratio = Ratio { over: "write_at", under: "raw_direct" };
+const RANDOM_OF_KERNEL_AT_LEAST: f64 = 1.0;
+const SEQUENTIAL_OF_RAW_AT_LEAST: f64 = 0.95;
+
+const RANDOM: &str = "random";
+const SEQUENTIAL: &str = "sequential";
+
+const SHOWN_COUNTS: [&str; 7] =
+    ["p50_ns", "p99_ns", "p999_ns", "max_ns", "cpu_s_per_gib", "syscalls_per_op", "operations"];
+
+/// The benchmark; see the head of this module.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct WriteAndSync;
+
+impl Benchmark for WriteAndSync {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn description(&self) -> &'static str {
+        "random pages and a whole file, written and synced, against the device and the kernel"
+    }
+
+    fn needs(&self, config: &Config) -> Result<Needs> {
+        Ok(Parameters::from_config(config)?.needs())
+    }
+
+    fn run(&self, context: &Context<'_>, progress: &mut dyn Progress) -> Result<Report> {
+        let parameters = Parameters::from_config(context.config)?;
+        let mut report = Report::new(NAME, context, serde_json::to_value(&parameters)?);
+        report.ratios = vec![OF_RAW, OF_KERNEL];
+        report.shown_counts = SHOWN_COUNTS.to_vec();
+        let file = context.workspace.path().join("file");
+        progress.start("make the file", parameters.sizes.size_bytes);
+        pattern::make_file(&file, parameters.sizes.size_bytes, progress)?;
+        let passes = Passes {
+            file: &file,
+            parameters: &parameters,
+            tracepoint: syscalls::tracepoint_for(&mut report, context.workspace),
+            ledger: RefCell::new(Ledger::new(parameters.sizes.pages())?),
+            throttle_ns_max: RefCell::new(None),
+        };
+        let shape = report.skip_on_error(&["raw_direct"], choose_shape(&passes, progress));
+        measure(&passes, shape, &mut report, progress)?;
+        add_notes(&passes, shape, &mut report);
+        report.figures = figures(&report.rows);
+        Ok(report)
+    }
+}
+
+fn choose_shape(passes: &Passes<'_>, progress: &mut dyn Progress) -> Result<Shape> {
+    direct::probe(passes.file)?;
+    progress.start("find the shape the device likes best", 1);
+    fastest_shape(|shape| passes.raw_sequential(shape))
+}
+
+fn measure(
+    passes: &Passes<'_>,
+    shape: Option<Shape>,
+    report: &mut Report,
+    progress: &mut dyn Progress,
+) -> Result<()> {
+    let random = Order::Random { writes: passes.parameters.random_writes };
+    let orders =
+        [(RANDOM, random, PAGE_BYTES), (SEQUENTIAL, Order::Sequential, SEQUENTIAL_BLOCK_BYTES)];
+    let values = [Measured::operations_rate, Measured::gibibytes_rate];
+    let mut turns: Vec<Turn<'_, Measured>> = Vec::new();
+    for (row_index, (pattern, order, block_bytes)) in orders.into_iter().enumerate() {
+        let case = Case::new().with("pattern", pattern).with("block_bytes", block_bytes);
+        report.rows.push(Row::new(case, if pattern == RANDOM { "writes/s" } else { "GiB/s" }));
+        let mut add = |series, run| turns.push(Turn { row_index, series, run });
+        if let Some(shape) = shape {
+            add(
+                "raw_direct",
+                match order {
+                    Order::Random { .. } => Box::new(move || passes.raw_random(order)),
+                    Order::Sequential => Box::new(move || passes.raw_sequential(shape)),
+                },
+            );
+        }
+        add("write_at", Box::new(move || passes.write_at(order)));
+        add("kernel_write", Box::new(move || passes.kernel_write(order)));
+    }
+    progress.start("measure", (turns.len() * passes.parameters.repetitions) as u64);
+    let given = take_turns(&turns, passes.parameters.rounds(), progress)?;
+    for (turn, given) in turns.iter().zip(&given) {
+        report.verified_bytes += given.iter().map(|turn| turn.verified_bytes).sum::<u64>();
+        let row = &mut report.rows[turn.row_index];
+        meter::fill(row, turn.series, given, values[turn.row_index]);
+    }
+    Ok(())
+}
+
+fn add_notes(passes: &Passes<'_>, shape: Option<Shape>, report: &mut Report) {
+    if let Some(shape) = shape {
+        report.notes.push(format!("raw_direct writes {} in order", shape.describe()));
+    }
+    report.notes.push("kernel_write may use all memory of the machine".to_owned());
+    for row in &report.rows {
+        let longest = |series| row.count(series, "max_ns").unwrap_or(0.0) / 1e6;
+        report.notes.push(format!(
+            "longest single write, {}: write_at {:.1} ms, kernel_write {:.1} ms",
+            row.case.text("pattern"),
+            longest("write_at"),
+            longest("kernel_write"),
+        ));
+    }
+    if let Some(longest) = *passes.throttle_ns_max.borrow() {
+        let milliseconds = longest as f64 / 1e6;
+        report.notes.push(format!("longest wait of the throttle: {milliseconds:.1} ms"));
+        if let Some(config) = report.config.as_object_mut() {
+            config.insert("throttle_ns_max".to_owned(), longest.into());
+        }
+    }
+}
+
+/// Every figure that the rows have the series for.
+fn figures(rows: &[Row]) -> Vec<Figure> {
+    let asked = [
+        (RANDOM, OF_KERNEL, RANDOM_OF_KERNEL_AT_LEAST),
+        (SEQUENTIAL, OF_RAW, SEQUENTIAL_OF_RAW_AT_LEAST),
+    ];
+    let figure = |(pattern, ratio, target): (&str, Ratio, f64)| {
+        let row = rows.iter().find(|row| row.case.text("pattern") == pattern)?;
+        let name = format!("{} / {}, {pattern}", ratio.over, ratio.under);
+        Some(Figure { name, value: row.ratio(&ratio)?, target, at_most: false })
+    };
+    asked.into_iter().filter_map(figure).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_pattern_is_measured_against_its_own_rival() {
+        let mut rows: Vec<Row> = [RANDOM, SEQUENTIAL]
+            .into_iter()
+            .map(|pattern| Row::new(Case::new().with("pattern", pattern), "x"))
+            .collect();
+        for row in &mut rows {
+            row.series.insert("write_at", 2.0);
+            row.series.insert("kernel_write", 1.0);
+            row.series.insert("raw_direct", 4.0);
+        }
+        let values: Vec<f64> = figures(&rows).iter().map(|figure| figure.value).collect();
+        assert_eq!(values, [2.0, 0.5]);
+        rows[1].series.shift_remove("raw_direct");
+        assert_eq!(figures(&rows).len(), 1);
+    }
+}

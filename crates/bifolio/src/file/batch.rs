@@ -1,0 +1,150 @@
+//! A batch of fills: runs of several places, or several files, on their way in together.
+//!
+//! Used by `read_many.rs`, `pin_many` and `readahead`. Runs are claimed and handed to one queue of
+//! the engine, which keeps as many transfers in flight as its depth and hands them out in whatever
+//! order they complete. While anything is in flight nobody here waits for a folio lock or for
+//! frames (IO-5): what somebody else is filling is left out, and when frames run short, what is in
+//! flight ends first. So batches never wait for each other, and a batch of any length works in a
+//! cache of any size.
+
+use super::fill::{Locked, RunClaim, Wait};
+use super::handle::Handle;
+use super::run::Run;
+use crate::error::{Error, Result};
+use crate::folio::Folios;
+use crate::io::{IoError, Queue};
+use crate::sync::Ordering;
+use crate::writeback::Inode;
+use std::ops::Range;
+
+/// Completions a full queue waits for, and what is left for the last wait: the system calls are
+/// few, and the copies go on while transfers are in flight.
+const COMPLETIONS_WANTED: usize = 16;
+
+/// What a batch hands out, with the number the caller gave to the place.
+#[derive(Debug)]
+pub(super) enum Delivery<'a> {
+    /// A folio that has just become READY.
+    Folio(Locked<'a>),
+    /// A run of so many folios could not be read. If there are several, some may be readable alone.
+    Failed { error: Error, folios: usize },
+}
+
+/// See the head of the file.
+#[derive(Debug)]
+pub(super) struct Batch<'a> {
+    folios: &'a Folios,
+    queue: Queue<'a, (Run, usize)>,
+}
+
+impl<'a> Batch<'a> {
+    /// An empty batch for files of the cache that `inode` belongs to.
+    pub(super) fn new(inode: &'a Inode) -> Self {
+        Self { folios: &inode.memory.folios, queue: inode.engine.queue() }
+    }
+
+    /// Starts to read what is absent of `pages` of a file, as the place `number`. Folios that
+    /// others are filling are left out.
+    ///
+    /// # Errors
+    /// No frames can be had, and nothing is in flight that could free some.
+    pub(super) fn add(
+        &mut self,
+        handle: &Handle,
+        pages: Range<u64>,
+        number: usize,
+        deliver: &mut impl FnMut(usize, Delivery<'a>),
+    ) -> Result<()> {
+        let mut left = pages;
+        while let Some(absent) = handle.next_absent(left.clone()) {
+            let wait = if self.queue.in_flight() == 0 { Wait::ForFrames } else { Wait::Never };
+            left.start = match handle.claim_run(absent..left.end, wait)? {
+                RunClaim::New(run) => {
+                    let end = run.first_page() + run.pages();
+                    self.start(run, number, deliver);
+                    end
+                }
+                RunClaim::Taken => handle.end_of_folio(absent),
+                RunClaim::NoFrame => {
+                    self.complete(1, deliver);
+                    absent
+                }
+            };
+        }
+        Ok(())
+    }
+
+    /// Starts a run that was claimed already.
+    pub(super) fn start(
+        &mut self,
+        run: Run,
+        number: usize,
+        deliver: &mut impl FnMut(usize, Delivery<'a>),
+    ) {
+        let folios = self.folios;
+        run.start(&mut self.queue, number, |run, number| {
+            hand_out(folios, run, number, Ok(0), deliver);
+        });
+        if self.queue.is_full() {
+            let wanted = self.queue.depth().saturating_sub(COMPLETIONS_WANTED);
+            self.complete(wanted.clamp(1, COMPLETIONS_WANTED), deliver);
+        }
+    }
+
+    /// Waits for everything that is in flight.
+    pub(super) fn finish(mut self, deliver: &mut impl FnMut(usize, Delivery<'a>)) {
+        loop {
+            let in_flight = self.queue.in_flight();
+            if in_flight == 0 {
+                return;
+            }
+            let all_but_the_last = in_flight.saturating_sub(COMPLETIONS_WANTED);
+            let wanted =
+                if all_but_the_last < COMPLETIONS_WANTED { in_flight } else { all_but_the_last };
+            self.complete(wanted, deliver);
+        }
+    }
+
+    fn complete(&mut self, wanted: usize, deliver: &mut impl FnMut(usize, Delivery<'a>)) {
+        let folios = self.folios;
+        self.queue.complete(wanted, |(run, number), answer| {
+            hand_out(folios, run, number, answer, deliver);
+        });
+    }
+}
+
+fn hand_out<'a>(
+    folios: &'a Folios,
+    run: Run,
+    number: usize,
+    answer: std::result::Result<usize, IoError>,
+    deliver: &mut impl FnMut(usize, Delivery<'a>),
+) {
+    let count = run.folios().len();
+    let ended = run.finish(folios, answer, |locked| deliver(number, Delivery::Folio(locked)));
+    if let Err(error) = ended {
+        deliver(number, Delivery::Failed { error, folios: count });
+    }
+}
+
+impl Handle {
+    /// The first page of `pages` whose folio is neither resident nor on its way.
+    pub(super) fn next_absent(&self, pages: Range<u64>) -> Option<u64> {
+        let mapping = &self.inode.mapping;
+        let mut index = pages.start;
+        while index < pages.end {
+            let head = mapping.head_index(index);
+            if !mapping.table().load(head, Ordering::Relaxed).is_folio() {
+                return Some(index);
+            }
+            index = self.end_of_folio(index);
+        }
+        None
+    }
+
+    /// One page behind the folio that holds page `index`.
+    pub(super) fn end_of_folio(&self, index: u64) -> u64 {
+        let mapping = &self.inode.mapping;
+        mapping.head_index(index) + (1 << mapping.order())
+    }
+}

@@ -1,0 +1,201 @@
+//! Many reads at once: hits are copied, misses leave together.
+//!
+//! Two passes. The first answers what is resident and gives everything else to a [`Batch`], which
+//! copies each folio to its request while the folio is at hand. The second reads, one after the
+//! other, what the first left open: pages that somebody else was filling (another request of the
+//! same call, perhaps), and runs that failed as a whole, where only the byte that cannot be read
+//! shall be an error.
+//!
+//! # Safety
+//! Copies out of frames whose lock it holds.
+#![allow(unsafe_code)]
+
+use super::batch::{Batch, Delivery};
+use super::fill::Locked;
+use super::{File, Registry};
+use crate::error::{Error, ErrorKind, Result};
+use crate::mapping::{PAGE_BYTES, PAGE_SHIFT};
+use crate::sys::copy;
+use crate::writeback::Inode;
+use std::sync::Arc;
+
+/// One read of many: where, into what, and what came of it.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let directory = tempfile::tempdir()?;
+/// # let path = directory.path().join("file");
+/// # std::fs::write(&path, vec![7; 100_000])?;
+/// # let cache = bifolio::Cache::builder().memory(4 << 20).build()?;
+/// use bifolio::{OpenOptions, ReadRequest};
+/// let file = cache.open(&path, &OpenOptions::new())?;
+/// let (mut a, mut b) = ([0; 512], [0; 4096]);
+/// let mut requests = [ReadRequest::new(90_000, &mut a), ReadRequest::new(8192, &mut b)];
+/// file.read_many(&mut requests)?;
+/// for request in requests {
+///     assert_eq!(request.result?, request.buffer.len());
+/// }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct ReadRequest<'b> {
+    /// Where to read, bytes.
+    pub position: u64,
+    /// What to fill.
+    pub buffer: &'b mut [u8],
+    /// How many bytes were read, as [`File::read_at`] would say; `Ok(0)` before the call.
+    pub result: Result<usize>,
+}
+
+impl<'b> ReadRequest<'b> {
+    /// A request to fill `buffer` with the bytes at `position`.
+    pub fn new(position: u64, buffer: &'b mut [u8]) -> Self {
+        Self { position, buffer, result: Ok(0) }
+    }
+
+    /// Bytes read so far; all of them after an error.
+    pub(super) fn done(&self) -> usize {
+        *self.result.as_ref().unwrap_or(&self.buffer.len())
+    }
+
+    fn is_finished(&self) -> bool {
+        self.result.is_err() || self.done() == self.buffer.len()
+    }
+
+    /// The position of the next byte.
+    fn next(&self) -> u64 {
+        self.position + self.done() as u64
+    }
+
+    /// Takes its part of a folio of `inode`, if that holds the next byte.
+    pub(super) fn take(&mut self, inode: &Inode, locked: &Locked<'_>) {
+        let (next, done) = (self.next(), self.done());
+        let folio_start = locked.lock.index() * PAGE_BYTES;
+        let folio_end = folio_start + locked.lock.pages() * PAGE_BYTES;
+        let folio_end = folio_end.min(inode.mapping.len_bytes());
+        if self.is_finished() || next < folio_start || next >= folio_end {
+            return;
+        }
+        let length = ((folio_end - next) as usize).min(self.buffer.len() - done);
+        let start = inode.memory.arena.address(locked.folio.id());
+        let source = start.wrapping_add((next - folio_start) as usize);
+        // SAFETY: inside a frame whose lock `locked` is: nobody writes it now; `buffer` is the
+        // caller's memory.
+        unsafe { copy::copy_out(source, &mut self.buffer[done..done + length]) };
+        self.result = Ok(done + length);
+    }
+}
+
+/// A request and the file it is for.
+type Addressed<'r, 'b> = (&'r File, &'r mut ReadRequest<'b>);
+
+impl File {
+    /// Answers all `requests`: those in memory at once, the others by transfers that are submitted
+    /// together and complete in any order. Each request has its own result; one that fails leaves
+    /// the others alone. Blocks until all are answered.
+    ///
+    /// Up to [`CacheBuilder::io_depth`](crate::CacheBuilder::io_depth) transfers are in flight at
+    /// a time, so a call with more requests than that keeps the device busy from end to end.
+    ///
+    /// # Errors
+    /// The handle was not opened for reading, or the cache is closed: then no request was begun.
+    pub fn read_many(&self, requests: &mut [ReadRequest<'_>]) -> Result<()> {
+        self.handle.check_readable()?;
+        read_all(&mut requests.iter_mut().map(|request| (self, request)).collect::<Vec<_>>());
+        Ok(())
+    }
+
+    /// [`File::read_many`] for requests of several files of the cache that `registry` is of.
+    pub(crate) fn read_many_of(
+        registry: &Arc<Registry>,
+        requests: &mut [(&File, ReadRequest<'_>)],
+    ) -> Result<()> {
+        for (file, _) in requests.iter() {
+            file.handle.check_readable()?;
+            if !Arc::ptr_eq(registry, &file.handle.registry) {
+                let problem = format!("{} is open in another cache", file.handle.inode.name());
+                return Err(ErrorKind::Config { name: "requests", problem }.into());
+            }
+        }
+        let addressed = requests.iter_mut().map(|(file, request)| (*file, request));
+        read_all(&mut addressed.collect::<Vec<_>>());
+        Ok(())
+    }
+
+    /// What is resident of a request, and whether that is all there is to do.
+    fn read_hits(&self, request: &mut ReadRequest<'_>) -> bool {
+        request.result = Ok(0);
+        if self.hit_path.read(request.buffer, request.position) {
+            request.result = Ok(request.buffer.len());
+            return true;
+        }
+        if let Err(error) = self.handle.range_end(request.position, request.buffer.len() as u64) {
+            request.result = Err(error);
+            return true;
+        }
+        let done = self.read_resident(request.buffer, request.position);
+        request.result = Ok(done);
+        request.is_finished() || request.next() >= self.len()
+    }
+
+    /// What neither a hit nor the batch has answered.
+    fn read_rest(&self, request: &mut ReadRequest<'_>) {
+        let done = request.done();
+        if request.is_finished() {
+            return;
+        }
+        let next = request.next();
+        match self.read_plainly(&mut request.buffer[done..], next) {
+            Ok(count) => request.result = Ok(done + count),
+            // What was read is good; a request that reached nothing learns why.
+            Err(error) if done == 0 => request.result = Err(error),
+            Err(_) => {}
+        }
+    }
+}
+
+fn read_all(requests: &mut [Addressed<'_, '_>]) {
+    let Some((first, _)) = requests.first() else { return };
+    let inode = &first.handle.inode;
+    let mut open = Vec::new();
+    let mut batch = Batch::new(inode);
+    for number in 0..requests.len() {
+        let (file, request) = &mut requests[number];
+        if file.read_hits(request) {
+            continue;
+        }
+        open.push(number);
+        let end = (request.position + request.buffer.len() as u64).min(file.len());
+        let pages = request.next() >> PAGE_SHIFT..end.div_ceil(PAGE_BYTES);
+        let file = *file;
+        let added = batch.add(&file.handle, pages, number, &mut |number, delivery| {
+            deliver(requests, number, delivery);
+        });
+        if let Err(error) = added {
+            fail(requests[number].1, error);
+        }
+    }
+    batch.finish(&mut |number, delivery| deliver(requests, number, delivery));
+    for number in open {
+        let (file, request) = &mut requests[number];
+        file.read_rest(request);
+    }
+}
+
+fn deliver(requests: &mut [Addressed<'_, '_>], number: usize, delivery: Delivery<'_>) {
+    let (file, request) = &mut requests[number];
+    match delivery {
+        Delivery::Folio(locked) => request.take(&file.handle.inode, &locked),
+        Delivery::Failed { error, folios: 1 } => fail(request, error),
+        // Each folio by itself, in the second pass.
+        Delivery::Failed { .. } => {}
+    }
+}
+
+/// A request that reached nothing fails; any other ends before the byte that cannot be read.
+fn fail(request: &mut ReadRequest<'_>, error: Error) {
+    if request.done() == 0 && !request.is_finished() {
+        request.result = Err(error);
+    }
+}

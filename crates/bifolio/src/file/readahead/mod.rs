@@ -1,0 +1,188 @@
+//! Readahead: pages on their way before anybody asks for them.
+//!
+//! Called by `read.rs` and `advice.rs`; the arithmetic of windows is `window.rs`, which knows no
+//! I/O. Each handle watches its own readers:
+//!
+//! ```text
+//!   miss at page p ------------> Streams::on_access --> plan: pages, mark   (window.rs)
+//!   read of a marked page ---'                            |
+//!                                                         v
+//!   claim the absent folios, as runs of up to 1 MiB; stop when frames run short
+//!                                                         |
+//!   a job on a worker of the engine <---------------------'
+//!     reads the runs as one batch; READY one by one, as they come
+//! ```
+//!
+//! The reader never waits here: it claims what is free, or can be made free without I/O, hands the
+//! job over and goes on. If it then comes to a page that is on its way, it waits for that folio's
+//! lock. An error is nobody's here: the folio leaves the table, and whoever reads it learns.
+//!
+//! The first use of a page that was read ahead is not a second one: see `File::note_use`. So what
+//! a scan leaves behind goes first, and what it will need next is not evicted for it: all windows
+//! of a handle together stay below a quarter of the bound.
+
+mod window;
+
+use super::batch::{Batch, Delivery};
+use super::fill::{RunClaim, Wait};
+use super::handle::Handle;
+use super::run::Run;
+use crate::folio::Flag;
+use crate::mapping::{PAGE_BYTES, PAGE_SHIFT};
+use crate::stats::Counter;
+use crate::sync::{AtomicU8, AtomicU64, Mutex, Ordering};
+use std::ops::Range;
+pub(super) use window::Mode;
+use window::{Access, STREAMS, Settings, Streams};
+
+/// No page has this index.
+const NO_MARK: u64 = u64::MAX;
+/// The largest window is this part of the bound, at the most: two windows of each stream may be
+/// ahead, together a quarter.
+const WINDOW_PART_OF_BOUND: u64 = 8 * STREAMS as u64;
+
+/// What a handle knows of its readers.
+#[derive(Debug)]
+pub(crate) struct Readahead {
+    streams: Mutex<Streams>,
+    /// Pages whose first use starts the next window; looked at without the lock.
+    marks: [AtomicU64; STREAMS],
+    next_mark: AtomicU64,
+    mode: AtomicU8,
+    /// Where the last read ended, bytes.
+    last_end: AtomicU64,
+    window_bytes_max: u64,
+}
+
+impl Readahead {
+    /// Nothing seen yet; windows of at most `window_bytes_max` bytes.
+    pub(super) fn new(window_bytes_max: u64) -> Self {
+        Self {
+            streams: Mutex::default(),
+            marks: std::array::from_fn(|_| AtomicU64::new(NO_MARK)),
+            next_mark: AtomicU64::new(0),
+            mode: AtomicU8::new(Mode::Normal as u8),
+            last_end: AtomicU64::new(0),
+            window_bytes_max,
+        }
+    }
+
+    /// Whether a read at `position` goes on where the last one ended.
+    pub(super) fn continues(&self, position: u64) -> bool {
+        self.last_end.load(Ordering::Relaxed) == position
+    }
+
+    /// What the readers of this handle will do.
+    pub(super) fn set_mode(&self, mode: Mode) {
+        self.mode.store(mode as u8, Ordering::Relaxed);
+        *self.streams.lock() = Streams::default();
+    }
+
+    fn mode(&self) -> Mode {
+        let modes = [Mode::Normal, Mode::Sequential, Mode::Random];
+        modes[usize::from(self.mode.load(Ordering::Relaxed))]
+    }
+
+    /// Takes back the marks in `pages`; whether there was one.
+    fn take_mark(&self, pages: &Range<u64>) -> bool {
+        let mut found = false;
+        for mark in &self.marks {
+            let page = mark.load(Ordering::Relaxed);
+            if pages.contains(&page) {
+                // Relaxed: the mark orders nothing; of two readers one starts the window.
+                let exchange = (Ordering::Relaxed, Ordering::Relaxed);
+                found |= mark.compare_exchange(page, NO_MARK, exchange.0, exchange.1).is_ok();
+            }
+        }
+        found
+    }
+
+    fn set_mark(&self, page: u64) {
+        let slot = self.next_mark.fetch_add(1, Ordering::Relaxed) as usize % STREAMS;
+        self.marks[slot].store(page, Ordering::Relaxed);
+    }
+}
+
+impl Handle {
+    /// Bytes have been read: starts the next window if a mark was among them.
+    pub(super) fn note_read(&self, bytes: Range<u64>) {
+        self.readahead.last_end.store(bytes.end, Ordering::Relaxed);
+        let pages = bytes.start >> PAGE_SHIFT..bytes.end.div_ceil(PAGE_BYTES);
+        if self.readahead.take_mark(&pages) {
+            self.follow(&Access { first_page: pages.start, end_page: pages.end, miss: None });
+        }
+    }
+
+    /// A read of `pages` misses the first of them: what else should come?
+    pub(super) fn read_ahead_of_miss(&self, pages: Range<u64>) {
+        let miss = Some(pages.start);
+        self.follow(&Access { first_page: pages.start, end_page: pages.end, miss });
+    }
+
+    fn follow(&self, access: &Access) {
+        let mapping = &self.inode.mapping;
+        let bound_bytes = self.reclaim.memory.arena.usage().bound_bytes;
+        let max_bytes = self.readahead.window_bytes_max.min(bound_bytes / WINDOW_PART_OF_BOUND);
+        let settings = Settings {
+            max_pages: max_bytes.max(mapping.folio_bytes()) / PAGE_BYTES,
+            mode: self.readahead.mode(),
+        };
+        if max_bytes == 0 || settings.mode == Mode::Random {
+            return;
+        }
+        let file_pages = mapping.len_bytes().div_ceil(PAGE_BYTES);
+        let plan = self.readahead.streams.lock().on_access(access, &settings, file_pages);
+        let Some(plan) = plan else { return };
+        if let Some(mark) = plan.mark {
+            self.readahead.set_mark(mark);
+        }
+        self.start_reading(plan.pages());
+    }
+
+    /// Starts to read what is absent of some ranges of pages, and does not wait for it. Stops where
+    /// frames run short.
+    pub(super) fn start_reading(&self, ranges: impl IntoIterator<Item = Range<u64>>) {
+        let mut runs = Vec::new();
+        for pages in ranges {
+            if !self.claim_ahead(pages, &mut runs) {
+                break;
+            }
+        }
+        if runs.is_empty() {
+            return;
+        }
+        let inode = std::sync::Arc::clone(&self.inode);
+        let engine = std::sync::Arc::clone(&inode.engine);
+        engine.spawn(move || {
+            let mut batch = Batch::new(&inode);
+            // A page that cannot be read is an error for whoever reads it.
+            let mut deliver = |_, _: Delivery<'_>| {};
+            for run in runs {
+                batch.start(run, 0, &mut deliver);
+            }
+            batch.finish(&mut deliver);
+        });
+    }
+
+    /// Claims what is absent of `pages`; `false` when frames run short.
+    fn claim_ahead(&self, pages: Range<u64>, runs: &mut Vec<Run>) -> bool {
+        let memory = &self.inode.memory;
+        let mut left = pages;
+        while let Some(absent) = self.next_absent(left.clone()) {
+            left.start = match self.claim_run(absent..left.end, Wait::Never) {
+                Ok(RunClaim::New(run)) => {
+                    for id in run.folios() {
+                        memory.folio(*id).flags.set(Flag::Readahead);
+                    }
+                    memory.counters.add(Counter::Readahead, run.folios().len() as u64);
+                    let end = run.first_page() + run.pages();
+                    runs.push(run);
+                    end
+                }
+                Ok(RunClaim::Taken) => self.end_of_folio(absent),
+                Ok(RunClaim::NoFrame) | Err(_) => return false,
+            };
+        }
+        true
+    }
+}

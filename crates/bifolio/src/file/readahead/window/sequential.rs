@@ -1,0 +1,151 @@
+//! A sequential reader, and the windows ahead of it.
+//!
+//! Made and asked by `mod.rs`, which finds the reader an access belongs to.
+//!
+//! ```text
+//!                   read          mark
+//!        ..........[====]---------[#################]
+//!                                 the last window   planned_end
+//! ```
+//!
+//! The mark is the first page of the last window: when the reader enters it the next one is
+//! issued, so that between one and two windows are ahead. The reader is already inside the window
+//! that a miss starts: there the mark is the page behind what it wants now, so that it must come
+//! back before more is read; or the first page, if it wants the whole window.
+//!
+//! Windows grow, fast while they are small. A miss in a window that was issued means that pages
+//! went before they were used, or never came because frames were short. Then this reader's windows
+//! stay below half of the last one, until enough of them have gone well.
+
+use super::{Access, Limits, Mode, Plan};
+use std::iter;
+use std::ops::Range;
+
+/// The first window is at least this many times the request.
+const INITIAL_FACTOR: u64 = 4;
+/// A window below this part of the largest one grows by [`SMALL_GROWTH`], a larger one doubles.
+const SMALL_PART: u64 = 16;
+const SMALL_GROWTH: u64 = 4;
+/// Windows without a miss until the ceiling that a miss has set is doubled.
+const CLEAN_WINDOWS: u32 = 8;
+
+/// See the head of the file.
+#[derive(Debug)]
+pub(super) struct Sequential {
+    /// What was read when the reader was last seen.
+    read: Range<u64>,
+    /// Everything from `read` up to here has been issued.
+    planned_end: u64,
+    /// Pages of the last window, before the file cut it.
+    window_pages: u64,
+    mark: Option<u64>,
+    /// What no window may pass, as a miss has taught, in pages.
+    ceiling_pages: u64,
+    /// Windows since the ceiling last changed.
+    clean_windows: u32,
+}
+
+impl Sequential {
+    /// A reader who was not known before, and its first window.
+    pub(super) fn start(
+        access: &Access,
+        miss: u64,
+        mode: Mode,
+        limits: &Limits,
+    ) -> (Self, Option<Plan>) {
+        let initial = initial_pages(access.pages(), limits.max_pages);
+        let window_pages = match mode {
+            Mode::Sequential => initial.max(limits.max_pages / 2),
+            _ => initial,
+        };
+        let read = access.first_page..access.end_page;
+        let planned_end = access.first_page;
+        let ceiling_pages = u64::MAX;
+        let (mark, clean_windows) = (None, 0);
+        let mut new = Self { read, planned_end, window_pages, mark, ceiling_pages, clean_windows };
+        let plan = new.issue_at_miss(miss, limits);
+        (new, plan)
+    }
+
+    /// Whether the access is this reader's: a miss at or behind its last read and not behind what
+    /// was issued for it, or a hit in its last window.
+    pub(super) fn is_met_by(&self, access: &Access) -> bool {
+        match (access.miss, self.mark) {
+            (Some(_), _) => {
+                let end = self.planned_end.max(self.read.end);
+                (self.read.start..=end).contains(&access.first_page)
+            }
+            (None, Some(mark)) => access.end_page > mark && access.first_page < self.planned_end,
+            (None, None) => false,
+        }
+    }
+
+    /// The reader is where [`is_met_by`](Self::is_met_by) saw it; its next window.
+    pub(super) fn advance(&mut self, access: &Access, limits: &Limits) -> Option<Plan> {
+        self.read = access.first_page..access.end_page;
+        // Somebody may have cut the file.
+        self.planned_end = self.planned_end.min(limits.file_pages);
+        match access.miss {
+            None => {
+                self.grow(limits.max_pages);
+                let start = self.planned_end.max(access.end_page);
+                self.issue(start, start, limits)
+            }
+            Some(miss) => {
+                if miss < self.planned_end {
+                    self.shrink(limits.max_pages);
+                } else {
+                    self.grow(limits.max_pages);
+                }
+                self.issue_at_miss(miss, limits)
+            }
+        }
+    }
+
+    fn issue_at_miss(&mut self, miss: u64, limits: &Limits) -> Option<Plan> {
+        let window_end = miss.saturating_add(self.window_pages);
+        let mark = if self.read.end < window_end { self.read.end } else { miss };
+        self.issue(miss, mark, limits)
+    }
+
+    /// The window at `start`. Nothing is marked if it reaches the end of the file.
+    fn issue(&mut self, start: u64, mark: u64, limits: &Limits) -> Option<Plan> {
+        let end = start.saturating_add(self.window_pages).min(limits.file_pages);
+        self.mark = (end < limits.file_pages).then_some(mark);
+        if start >= end {
+            return None;
+        }
+        self.planned_end = end;
+        Some(Plan { pieces: iter::once(start..end).collect(), mark: self.mark })
+    }
+
+    fn grow(&mut self, max_pages: u64) {
+        self.clean_windows += 1;
+        if self.clean_windows == CLEAN_WINDOWS {
+            self.clean_windows = 0;
+            self.ceiling_pages = self.ceiling_pages.saturating_mul(2);
+        }
+        // The window never has less than a request, if any may have that.
+        let largest = self.ceiling_pages.max(self.request_pages()).min(max_pages);
+        let is_small = self.window_pages < largest / SMALL_PART;
+        let grown = self.window_pages * if is_small { SMALL_GROWTH } else { 2 };
+        let initial = initial_pages(self.request_pages(), max_pages);
+        self.window_pages = grown.max(initial).min(largest);
+    }
+
+    fn shrink(&mut self, max_pages: u64) {
+        self.clean_windows = 0;
+        self.ceiling_pages = (self.window_pages / 2).max(1);
+        self.window_pages = self.ceiling_pages.max(self.request_pages()).min(max_pages);
+    }
+
+    fn request_pages(&self) -> u64 {
+        self.read.end - self.read.start
+    }
+}
+
+fn initial_pages(request_pages: u64, max_pages: u64) -> u64 {
+    // No request larger than the largest window makes a difference, nor an overflow.
+    let wanted = request_pages.min(max_pages).saturating_mul(INITIAL_FACTOR);
+    wanted.checked_next_power_of_two().unwrap_or(max_pages).min(max_pages)
+}

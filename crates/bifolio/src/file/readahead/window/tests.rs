@@ -1,0 +1,424 @@
+//! Windows by example, and a simulated reader who carries plans out as `readahead` does.
+
+#![allow(clippy::single_range_in_vec_init)]
+
+use super::{Access, Mode, STREAMS, Settings, Streams};
+use std::collections::HashSet;
+use std::ops::Range;
+
+const FILE_PAGES: u64 = 1 << 20;
+const MAX_PAGES: u64 = 1024;
+
+/// Readers of one file, and a cache that forgets only what it is told to.
+struct Readers {
+    streams: Streams,
+    settings: Settings,
+    file_pages: u64,
+    resident: HashSet<u64>,
+    marks: HashSet<u64>,
+    plans: Vec<Vec<Range<u64>>>,
+    misses: u64,
+}
+
+impl Readers {
+    fn new(mode: Mode) -> Self {
+        Self {
+            streams: Streams::default(),
+            settings: Settings { max_pages: MAX_PAGES, mode },
+            file_pages: FILE_PAGES,
+            resident: HashSet::new(),
+            marks: HashSet::new(),
+            plans: Vec::new(),
+            misses: 0,
+        }
+    }
+
+    /// Reads pages as `File::read_at` does: in turns what is resident, and from a page on that is
+    /// not, all the rest. Returns what was planned meanwhile.
+    fn read(&mut self, pages: Range<u64>) -> Vec<Vec<Range<u64>>> {
+        self.plans.clear();
+        let mut first_page = pages.start;
+        while first_page < pages.end {
+            let is_absent = |page: &u64| !self.resident.contains(page);
+            let end_page = (first_page..pages.end).find(is_absent).unwrap_or(pages.end);
+            if end_page == first_page {
+                self.misses += 1;
+                self.tell(Access { first_page, end_page: pages.end, miss: Some(first_page) });
+                self.resident.extend(first_page..pages.end);
+                continue;
+            }
+            let marks = self.marks.len();
+            self.marks.retain(|mark| !(first_page..end_page).contains(mark));
+            if self.marks.len() < marks {
+                self.tell(Access { first_page, end_page, miss: None });
+            }
+            first_page = end_page;
+        }
+        self.plans.clone()
+    }
+
+    fn tell(&mut self, access: Access) {
+        let plan = self.streams.on_access(&access, &self.settings, self.file_pages);
+        let Some(plan) = plan else { return };
+        self.marks.extend(plan.mark);
+        let pieces: Vec<_> = plan.pages().into_iter().collect();
+        let total: u64 = pieces.iter().map(|piece| piece.end - piece.start).sum();
+        assert!(total <= self.settings.max_pages, "{pieces:?} is too much");
+        let mut named = HashSet::new();
+        for page in pieces.iter().cloned().flatten() {
+            assert!(page < self.file_pages, "{pieces:?} passes the end");
+            assert!(named.insert(page), "{pieces:?} names page {page} twice");
+        }
+        assert!(!pieces.iter().any(Range::is_empty) && !pieces.is_empty(), "{pieces:?}");
+        self.resident.extend(named);
+        self.plans.push(pieces);
+    }
+}
+
+/// One plan of one window.
+fn window(pages: Range<u64>) -> Vec<Vec<Range<u64>>> {
+    vec![pieces([pages])]
+}
+
+fn pieces<const N: usize>(pieces: [Range<u64>; N]) -> Vec<Range<u64>> {
+    pieces.into()
+}
+
+const NOTHING: Vec<Vec<Range<u64>>> = Vec::new();
+
+#[test]
+fn windows_grow_from_four_requests_to_the_largest_and_each_mark_starts_the_next() {
+    let mut readers = Readers::new(Mode::Normal);
+    assert_eq!(readers.read(0..1), window(0..4));
+    let ends = [4, 20, 84, 212, 468, 980, 2004, 3028, 4052];
+    // The next one leaves when the reader comes back, and when it enters the last one.
+    let mut mark = 1;
+    for issued in ends.windows(2) {
+        for page in mark - 1..mark {
+            assert_eq!(readers.read(page..page + 1), NOTHING, "too early, at {page}");
+        }
+        assert_eq!(readers.read(mark..mark + 1), window(issued[0]..issued[1]));
+        mark = issued[0];
+    }
+    assert_eq!(readers.misses, 1);
+}
+
+#[test]
+fn a_large_request_gets_a_large_window_at_once() {
+    let mut readers = Readers::new(Mode::Normal);
+    assert_eq!(readers.read(0..256), window(0..1024));
+    assert_eq!(readers.read(256..512), window(1024..2048));
+    assert_eq!(readers.read(512..768), NOTHING);
+
+    let mut readers = Readers::new(Mode::Normal);
+    assert_eq!(readers.read(0..3), window(0..16));
+    assert_eq!(readers.read(3..259), [pieces([16..80]), pieces([80..336]), pieces([336..1360])]);
+}
+
+#[test]
+fn a_request_as_large_as_the_largest_window_starts_the_next_one_itself() {
+    let mut readers = Readers::new(Mode::Normal);
+    readers.settings.max_pages = 32;
+    assert_eq!(readers.read(0..32), [pieces([0..32]), pieces([32..64])]);
+    assert_eq!(readers.read(32..64), window(64..96));
+    // It may even be larger: then what follows it is read ahead, not what it reads itself.
+    let mut streams = Streams::default();
+    let settings = readers.settings;
+    let miss = Access { first_page: 0, end_page: 256, miss: Some(0) };
+    let plan = streams.on_access(&miss, &settings, FILE_PAGES).unwrap();
+    assert_eq!(plan.mark, Some(0));
+    let copied = Access { miss: None, ..miss };
+    let plan = streams.on_access(&copied, &settings, FILE_PAGES).unwrap();
+    assert_eq!(plan.mark, Some(256));
+    assert!(plan.pages().into_iter().eq(pieces([256..288])));
+}
+
+#[test]
+fn every_page_is_planned_once_and_no_more_than_two_windows_are_ahead() {
+    for request in [1, 3, 16, 256, 700] {
+        let mut readers = Readers::new(Mode::Normal);
+        readers.file_pages = 20_000;
+        let mut planned = 0;
+        for start in (0..readers.file_pages).step_by(request as usize) {
+            let end = (start + request).min(readers.file_pages);
+            for window in readers.read(start..end).into_iter().flatten() {
+                assert_eq!(window.start, planned);
+                planned = window.end;
+            }
+            assert!(planned <= end + 2 * MAX_PAGES, "{planned} is far ahead of {end}");
+        }
+        assert_eq!((planned, readers.misses), (readers.file_pages, 1), "requests of {request}");
+    }
+}
+
+#[test]
+fn the_first_miss_elsewhere_is_random_and_the_one_that_goes_on_is_not() {
+    let mut readers = Readers::new(Mode::Normal);
+    assert_eq!(readers.read(5000..5003), NOTHING);
+    assert_eq!(readers.read(5003..5004), window(5003..5007));
+
+    let mut readers = Readers::new(Mode::Normal);
+    assert_eq!(readers.read(5000..5003), NOTHING);
+    // In its last page: the reader does not know pages.
+    readers.resident.remove(&5002);
+    assert_eq!(readers.read(5002..5004), window(5002..5010));
+
+    let mut readers = Readers::new(Mode::Normal);
+    assert_eq!(readers.read(5000..5003), NOTHING);
+    assert_eq!(readers.read(5004..5005), NOTHING, "a gap");
+    readers.resident.clear();
+    assert_eq!(readers.read(5004..5005), NOTHING, "the same again");
+    assert_eq!(readers.read(5001..5003), NOTHING, "the end of the same again");
+}
+
+#[test]
+fn random_reads_plan_nothing() {
+    let mut readers = Readers::new(Mode::Normal);
+    let mut random = fastrand::Rng::with_seed(1);
+    for _ in 0..10_000 {
+        let page = random.u64(1..FILE_PAGES / 8) * 8;
+        assert_eq!(readers.read(page..page + 1), NOTHING);
+    }
+}
+
+#[test]
+fn several_sequential_readers_and_a_random_one_do_not_disturb_each_other() {
+    let mut readers = Readers::new(Mode::Normal);
+    let mut random = fastrand::Rng::with_seed(1);
+    let streams = STREAMS as u64;
+    let before = |start: u64| 100_000 + start * 50_000;
+    for step in 0..5000 {
+        for page in (0..streams).map(|stream| before(stream) + step) {
+            readers.read(page..page + 1);
+        }
+        for _ in 0..2 * STREAMS * usize::from(step > 2) {
+            let page = random.u64(50_000..FILE_PAGES / 8) * 8;
+            readers.resident.remove(&page);
+            readers.read(page..page + 1);
+            readers.misses -= 1;
+        }
+    }
+    assert_eq!(readers.misses, 2 * streams, "two for each to be recognized");
+}
+
+#[test]
+fn a_new_reader_replaces_the_one_that_has_not_been_seen_longest() {
+    let mut readers = Readers::new(Mode::Sequential);
+    readers.settings.max_pages = 8;
+    for start in 0..STREAMS as u64 + 1 {
+        readers.read(1000 * start..1000 * start + 1);
+        // The first one stays in sight.
+        readers.read(0..readers.misses + 1);
+    }
+    readers.settings.mode = Mode::Normal;
+    readers.resident.clear();
+    assert_eq!(readers.read(1004..1005), NOTHING, "the second one was forgotten");
+    assert_ne!(readers.read(2004..2005), NOTHING);
+    assert_ne!(readers.read(8..9), NOTHING);
+}
+
+/// Reads on until a window is issued; its pages.
+fn next_window(readers: &mut Readers, page: &mut u64) -> u64 {
+    loop {
+        *page += 1;
+        if let [only] = &readers.read(*page - 1..*page)[..] {
+            return only.iter().map(|piece| piece.end - piece.start).sum();
+        }
+    }
+}
+
+#[test]
+fn pages_that_go_before_they_are_used_shrink_the_window_and_it_recovers_slowly() {
+    let mut readers = Readers::new(Mode::Normal);
+    let mut page = 0;
+    while next_window(&mut readers, &mut page) < MAX_PAGES {}
+    for halved in [512, 256, 128] {
+        readers.resident.clear();
+        readers.marks.clear();
+        assert_eq!(readers.read(page..page + 1), window(page..page + halved));
+        page += 1;
+    }
+    let windows: Vec<_> = (0..25).map(|_| next_window(&mut readers, &mut page)).collect();
+    let recovered = [[128; 7].as_slice(), &[256; 8], &[512; 8], &[1024; 2]].concat();
+    assert_eq!(windows, recovered);
+    // However often: a request always fits.
+    for _ in 0..20 {
+        readers.resident.clear();
+        let plan = &readers.read(page..page + 7)[0][0];
+        assert!(plan.start == page && plan.end >= page + 7, "{plan:?}");
+        page += 7;
+    }
+    readers.resident.clear();
+    assert_eq!(readers.read(page..page + 7)[0], pieces([page..page + 7]));
+    readers.marks.clear();
+    let start = page + 14;
+    assert_eq!(readers.read(start..start + 11)[0], pieces([start..start + 11]), "a larger request");
+}
+
+#[test]
+fn a_reader_who_has_caught_up_goes_on_with_larger_windows() {
+    let mut readers = Readers::new(Mode::Normal);
+    readers.read(0..1);
+    readers.marks.clear();
+    assert_eq!(readers.read(1..4), NOTHING);
+    assert_eq!(readers.read(4..5), window(4..20));
+}
+
+#[test]
+fn no_window_passes_the_end_and_a_file_that_grows_is_followed() {
+    let mut readers = Readers::new(Mode::Normal);
+    readers.file_pages = 10;
+    assert_eq!(readers.read(0..2), window(0..8));
+    assert_eq!(readers.read(2..4), window(8..10));
+    assert_eq!(readers.read(4..10), NOTHING);
+    assert!(readers.marks.is_empty());
+    readers.file_pages = 12;
+    assert_eq!(readers.read(10..11), window(10..12));
+    readers.file_pages = 1000;
+    assert_eq!(readers.read(11..13), window(12..268));
+    // Cut, and grown again: nothing there was evicted.
+    readers.file_pages = 20;
+    readers.resident.retain(|page| *page < 20);
+    assert_eq!(readers.read(13..20), NOTHING);
+    readers.file_pages = 1000;
+    assert_eq!(readers.read(20..21), window(20..1000));
+}
+
+#[test]
+fn advice_makes_windows_large_at_once_or_none() {
+    let mut readers = Readers::new(Mode::Sequential);
+    assert_eq!(readers.read(7000..7001), window(7000..7512));
+    assert_eq!(readers.read(7001..7002), window(7512..8536));
+
+    let mut readers = Readers::new(Mode::Random);
+    for page in 0..100 {
+        assert_eq!(readers.read(page..page + 1), NOTHING);
+    }
+}
+
+#[test]
+fn a_strided_reader_gets_the_pieces_to_come_and_never_the_gaps() {
+    for (start, distance) in [(1000_i64, 40), (900_000, -40)] {
+        let mut readers = Readers::new(Mode::Normal);
+        let place = |number: i64| {
+            let first = (start + number * distance) as u64;
+            first..first + 20
+        };
+        for number in 0..3 {
+            assert_eq!(readers.read(place(number)), NOTHING);
+        }
+        let mut planned = 4;
+        let mut marked = 3;
+        for count in [1, 2, 4, 8, 16, 16, 16] {
+            assert_eq!(
+                readers.read(place(marked)),
+                [(planned..planned + count).map(place).collect::<Vec<_>>()]
+            );
+            for number in marked + 1..planned {
+                assert_eq!(readers.read(place(number)), NOTHING, "piece {number}");
+            }
+            marked = planned;
+            planned += count;
+        }
+        assert_eq!(readers.misses, 4);
+    }
+}
+
+#[test]
+fn the_first_piece_may_be_at_page_zero_and_a_piece_may_be_told_of_in_parts() {
+    let mut readers = Readers::new(Mode::Normal);
+    assert_eq!(readers.read(0..1), window(0..4));
+    let plans = [100, 200, 300].map(|first| readers.read(first..first + 1));
+    assert_eq!(plans, [NOTHING, NOTHING, window(400..401)]);
+
+    let mut readers = Readers::new(Mode::Normal);
+    for start in [1000, 1100, 1200, 1300] {
+        for first_page in start..start + 4 {
+            readers.tell(Access { first_page, end_page: start + 4, miss: Some(first_page) });
+        }
+    }
+    assert_eq!(readers.plans, window(1400..1404));
+    readers.resident.clear();
+    assert_eq!(readers.read(1300..1304), NOTHING, "the same again");
+}
+
+#[test]
+fn what_is_not_a_stride_plans_nothing() {
+    let nothing = |firsts: &[u64], length: u64| {
+        let mut readers = Readers::new(Mode::Normal);
+        for first in firsts {
+            assert_eq!(readers.read(*first..first + length), NOTHING, "{firsts:?}");
+        }
+    };
+    nothing(&[1000, 1010, 1020, 1030, 1040], 6);
+    nothing(&[1000, 1010, 1020, 1031, 1041, 1051, 1062], 1);
+    nothing(&[1000, 1100, 1200, 1100, 1000, 900], 10);
+}
+
+#[test]
+fn a_strided_reader_stops_at_both_ends_of_the_file() {
+    for (firsts, last) in [([150, 160, 170, 180], 190..192), ([40, 30, 20, 10], 0..4)] {
+        let mut readers = Readers::new(Mode::Normal);
+        readers.file_pages = 192;
+        let plans = firsts.map(|first| readers.read(first..first + 4));
+        assert_eq!(plans, [NOTHING, NOTHING, NOTHING, window(last.clone())]);
+        assert_eq!(readers.read(last), NOTHING);
+    }
+}
+
+#[test]
+fn strided_pieces_that_went_too_early_become_fewer_and_all_fit_into_the_largest_window() {
+    let mut readers = Readers::new(Mode::Normal);
+    readers.settings.max_pages = 1;
+    for first in [100_000, 100_100, 100_200] {
+        readers.read(first..first + 2);
+    }
+    assert_eq!(readers.read(100_300..100_302), window(100_400..100_401), "a part of a piece");
+
+    let mut readers = Readers::new(Mode::Normal);
+    readers.settings.max_pages = 20;
+    let place = |number: u64| 1000 + 100 * number..1002 + 100 * number;
+    let mut counts = Vec::new();
+    for number in 0..44 {
+        counts.extend(readers.read(place(number)).iter().map(Vec::len));
+    }
+    assert_eq!(counts, [1, 2, 4, 8, 10, 10, 10, 10]);
+    readers.resident.clear();
+    assert_eq!(readers.read(place(44)), [(45..50).map(place).collect::<Vec<_>>()]);
+    readers.resident.clear();
+    assert_eq!(readers.read(place(45)), [(46..48).map(place).collect::<Vec<_>>()]);
+    assert_eq!(readers.read(place(46)), [(48..52).map(place).collect::<Vec<_>>()]);
+    // It was faster than its marks.
+    readers.marks.clear();
+    assert_eq!(readers.read(place(52)), [(53..61).map(place).collect::<Vec<_>>()]);
+}
+
+#[test]
+fn whatever_is_read_plans_stay_within_their_limits() {
+    let mut random = fastrand::Rng::with_seed(7);
+    for mode in [Mode::Normal, Mode::Sequential] {
+        for _ in 0..100 {
+            let mut readers = Readers::new(mode);
+            readers.file_pages = random.u64(1..2000);
+            let mut page = 0;
+            for _ in 0..300 {
+                readers.settings.max_pages = random.u64(1..300);
+                let request = random.u64(1..50);
+                page = match random.u64(0..20) {
+                    0 => random.u64(0..readers.file_pages),
+                    1 => page.saturating_sub(request),
+                    2 => readers.file_pages - 1,
+                    3..6 => page + 100,
+                    _ => page,
+                };
+                if random.u64(0..30) == 0 {
+                    readers.resident.retain(|_| random.bool());
+                    readers.file_pages = random.u64(1..2000);
+                }
+                let end = (page + request).min(readers.file_pages);
+                readers.read(page..end);
+                page = if page < end { end } else { 0 };
+            }
+        }
+    }
+}

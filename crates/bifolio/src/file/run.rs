@@ -1,0 +1,159 @@
+//! A run: consecutive folios on their way in, read by one transfer.
+//!
+//! Made by `fill.rs`, which claims the folios; started alone ([`Run::read_first`]), in a batch
+//! (`batch.rs`) or ahead of need (`readahead`); ended by [`Run::finish`], on whatever thread sees
+//! the transfer complete. Until then the run owns each folio's lock and one reference: that is what
+//! keeps the frames the kernel's (IO-1), whoever goes away meanwhile. A run that is dropped takes
+//! its folios out of the table again, as does one that failed.
+//!
+//! # Safety
+//! Hands frames to the engine; the run is their owner until the engine gives it back.
+#![allow(unsafe_code)]
+
+use super::fill::Locked;
+use crate::error::{Error, ErrorKind, Result};
+use crate::folio::{FolioId, Folios};
+use crate::io::{IoError, Queue};
+use crate::mapping::PAGE_BYTES;
+use crate::stats::Counter;
+use crate::writeback::Inode;
+use smallvec::SmallVec;
+use std::sync::Arc;
+
+/// The most pages one transfer moves, unless a single folio has more: 1 MiB.
+pub(super) const RUN_PAGES_MAX: u64 = 256;
+
+/// See the head of the file.
+#[derive(Debug)]
+pub(super) struct Run {
+    inode: Arc<Inode>,
+    /// Page index of the first folio.
+    first: u64,
+    folios: SmallVec<[FolioId; 1]>,
+    /// Bytes the backing had for the run when it was started: it may have grown since.
+    expected_bytes: u64,
+}
+
+impl Run {
+    /// No folios yet, the first of which will be at page `first`.
+    pub(super) fn new(inode: &Arc<Inode>, first: u64) -> Self {
+        Self { inode: Arc::clone(inode), first, folios: SmallVec::new(), expected_bytes: 0 }
+    }
+
+    /// Takes the next folio over, with its lock and its reference.
+    pub(super) fn push(&mut self, locked: Locked<'_>) {
+        debug_assert_eq!(locked.lock.index(), self.first + self.pages());
+        self.folios.push(locked.leave());
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.folios.is_empty()
+    }
+
+    /// Page index of the first folio.
+    pub(super) fn first_page(&self) -> u64 {
+        self.first
+    }
+
+    /// Pages of all folios.
+    pub(super) fn pages(&self) -> u64 {
+        (self.folios.len() as u64) << self.inode.mapping.order()
+    }
+
+    /// The folios.
+    pub(super) fn folios(&self) -> &[FolioId] {
+        &self.folios
+    }
+
+    /// Gives the run to `queue`; or finishes it at once, if the backing has nothing of it.
+    pub(super) fn start<T>(
+        mut self,
+        queue: &mut Queue<'_, (Run, T)>,
+        tag: T,
+        finished: impl FnOnce(Run, T),
+    ) {
+        let position = self.first * PAGE_BYTES;
+        self.expected_bytes = self.inode.bytes_on_backing(position, self.pages() * PAGE_BYTES);
+        if self.expected_bytes == 0 {
+            self.inode.memory.counters.add(Counter::MissWithoutRead, self.folios.len() as u64);
+            return finished(self, tag);
+        }
+        self.inode.memory.counters.add(Counter::ReadRequest, 1);
+        let transfer = self.inode.read_transfer(self.first, &self.folios);
+        // SAFETY: IO-1: frames of the arena, which stays mapped (FRAMES-2); the run, which the
+        // queue keeps until it is complete, holds their folios' locks and references, and they are
+        // not uptodate: nobody else writes them, readers go through `sys::copy`.
+        unsafe { queue.push(transfer, (self, tag)) }
+    }
+
+    /// Reads the run on this thread and gives its first folio, locked.
+    pub(super) fn read_first<'a>(self, inode: &'a Inode) -> Result<Locked<'a>> {
+        let folios = &inode.memory.folios;
+        let mut first = None;
+        let mut outcome = Ok(());
+        let mut finish = |run: Run, answer| {
+            outcome = run.finish(folios, answer, |locked| first = first.take().or(Some(locked)));
+        };
+        let mut queue = inode.engine.queue();
+        self.start(&mut queue, (), |run, ()| finish(run, Ok(0)));
+        queue.complete(1, |(run, ()), answer| finish(run, answer));
+        drop(queue);
+        outcome.map(|()| first.expect("a run has a folio, and a good one gives it"))
+    }
+
+    /// Ends the fill: `answer` is what the transfer came to, bytes from the first on. Each folio
+    /// whose bytes are there becomes READY and goes to `visit`, locked. From the first one on that
+    /// is not there they leave the table again.
+    ///
+    /// # Errors
+    /// The transfer's, or the backing has fewer bytes than it had.
+    pub(super) fn finish<'a>(
+        mut self,
+        folios: &'a Folios,
+        answer: std::result::Result<usize, IoError>,
+        mut visit: impl FnMut(Locked<'a>),
+    ) -> Result<()> {
+        let total = self.expected_bytes;
+        let bytes = (answer? as u64).min(total);
+        let inode = Arc::clone(&self.inode);
+        inode.memory.counters.add(Counter::ReadBytes, bytes);
+        let folio_bytes = inode.mapping.folio_bytes();
+        let mut left = std::mem::take(&mut self.folios).into_iter();
+        let mut offset = 0;
+        while let Some(id) = left.next() {
+            let part = |bytes: u64| bytes.saturating_sub(offset).min(folio_bytes);
+            let (valid, expected) = (part(bytes), part(total));
+            let position = self.first * PAGE_BYTES + offset;
+            // Fewer bytes than there were are an error, unless we cut the file ourselves just now:
+            // a cut sets the length first.
+            let visible = inode.mapping.len_bytes().saturating_sub(position);
+            if valid < expected.min(visible) {
+                self.folios = std::iter::once(id).chain(left).collect();
+                return Err(cut_short(&inode, position, expected.min(visible), valid));
+            }
+            offset += folio_bytes;
+            let locked = Locked::adopt(folios, id);
+            inode.zero_folio_from(&locked.folio, &locked.lock, valid);
+            inode.mapping.mark_uptodate(&locked.lock);
+            visit(locked);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        let inode = &self.inode;
+        for id in self.folios.drain(..) {
+            let folios = &inode.memory.folios;
+            let Locked { lock, folio, .. } = Locked::adopt(folios, id);
+            drop(inode.mapping.remove(&folio, &lock, folios));
+        }
+    }
+}
+
+#[cold]
+fn cut_short(inode: &Inode, position_bytes: u64, expected_bytes: u64, got_bytes: u64) -> Error {
+    let file = inode.name();
+    ErrorKind::CutShort { file, position_bytes, expected_bytes, got_bytes }.into()
+}

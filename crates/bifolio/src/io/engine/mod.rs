@@ -1,0 +1,146 @@
+//! The engine: many transfers at once, with few system calls.
+//!
+//! Made with the cache, above the arena; used by `file` and `writeback`, which push transfers with
+//! their owners into a queue and are handed the owners back when the kernel is done.
+//!
+//! ```text
+//!   Queue<T> -------- transfers of one thread, with their owners            queue.rs
+//!     |                 Transfer, its first attempt and what is left of it    life.rs, pieces.rs
+//!     |-- Lease         one ring of the pool, while anything is in flight     lease.rs, rings.rs
+//!     |     '-- Tables    registered files and chunks of one ring             tables.rs
+//!     |           |-- Enrolled   a backing with a slot in them               files.rs
+//!     |           '-- Chunks     which chunks may be registered              chunks.rs
+//!     '-- Todos         transfers that threads make with plain calls          todos.rs
+//!           '-- Workers   the threads; they run other jobs, too               workers.rs
+//! ```
+//!
+//! Where io_uring cannot be had, or is masked, everything goes by the threads; files and chunks
+//! that cannot be registered go by descriptor and address. Nothing of that changes what a queue
+//! does.
+//!
+//! It knows no folios and does not take apart a transfer of several that failed.
+
+mod chunks;
+mod counts;
+mod files;
+mod lease;
+mod life;
+mod pieces;
+mod queue;
+mod rings;
+mod tables;
+mod todos;
+mod workers;
+
+use std::sync::Arc;
+use std::thread;
+
+use self::chunks::Chunks;
+use self::counts::Counts;
+use self::files::Enrolled;
+use self::rings::{Plan, Rings};
+use self::workers::{THREADS_MAX, Workers};
+use super::Backing;
+use crate::frames::Arena;
+use crate::sys::probe::{Feature, Features};
+
+pub(crate) use counts::EngineCounts;
+pub(crate) use life::Transfer;
+pub(crate) use pieces::{PIECES_MAX, Pieces};
+pub(crate) use queue::Queue;
+
+/// The most transfers a queue may have in flight.
+pub(crate) const DEPTH_MAX: usize = 1024;
+
+/// See the head of the file.
+#[derive(Debug)]
+pub(crate) struct Engine {
+    depth: usize,
+    rings: Arc<Rings>,
+    workers: Workers,
+}
+
+impl Engine {
+    /// An engine whose queues keep up to `depth` transfers in flight, 1 to [`DEPTH_MAX`]. Made once
+    /// for an arena, before the first folio.
+    pub(crate) fn new(features: &Features, depth: usize, arena: &Arena) -> Arc<Self> {
+        Self::with_threads(features, depth, arena, THREADS_MAX)
+    }
+
+    /// As [`Self::new`], with at most `threads_max` threads, which may be 0.
+    pub(super) fn with_threads(
+        features: &Features,
+        depth: usize,
+        arena: &Arena,
+        threads_max: usize,
+    ) -> Arc<Self> {
+        let depth = depth.clamp(1, DEPTH_MAX);
+        let has_rings = features.has(Feature::IoUring);
+        let uses = |feature| has_rings && features.has(feature);
+        let cpus = thread::available_parallelism().map_or(1, usize::from);
+        let rings = Arc::new(Rings::new(Plan {
+            rings_max: if has_rings { (2 * cpus).clamp(2, 16) } else { 0 },
+            depth,
+            files: uses(Feature::RegisteredFiles),
+            chunks: uses(Feature::RegisteredBuffers).then(|| Chunks::of(arena)),
+        }));
+        arena.watch(Arc::clone(&rings) as _);
+        Arc::new(Self { depth, rings, workers: Workers::new(threads_max) })
+    }
+
+    /// A queue for the calling thread. Costs nothing before it is used.
+    pub(crate) fn queue<T>(&self) -> Queue<'_, T> {
+        Queue::new(self)
+    }
+
+    /// Gives `backing` a slot among the registered files, if there is one left, until the result is
+    /// dropped. To be done once for each backing that is opened.
+    pub(crate) fn enroll(&self, backing: Arc<dyn Backing>) -> Arc<dyn Backing> {
+        match self.rings.take_slot() {
+            Some(slot) => Arc::new(Enrolled::new(backing, slot, Arc::clone(&self.rings))),
+            None => backing,
+        }
+    }
+
+    /// Runs `job` on another thread, soon; on this one, if there is no other. It may use queues,
+    /// and may be the last to know the engine.
+    pub(crate) fn spawn(self: &Arc<Self>, job: impl FnOnce() + Send + 'static) {
+        if let Err(job) = self.workers.offer(Box::new(job)) {
+            job();
+        }
+    }
+
+    /// What has been done so far.
+    pub(crate) fn counts(&self) -> EngineCounts {
+        self.rings.counts().snapshot()
+    }
+
+    fn depth(&self) -> usize {
+        self.depth
+    }
+
+    fn rings(&self) -> &Rings {
+        &self.rings
+    }
+
+    fn workers(&self) -> &Workers {
+        &self.workers
+    }
+
+    fn tally(&self) -> &Counts {
+        self.rings.counts()
+    }
+}
+
+#[cfg(test)]
+impl Engine {
+    /// Files that are registered, in all rings together.
+    pub(super) fn registered_files(&self) -> usize {
+        self.rings.all().iter().map(|tables| tables.registered().0).sum()
+    }
+
+    /// Chunks that are registered, in all rings together.
+    pub(super) fn registered_chunks(&self) -> usize {
+        self.rings.all().iter().map(|tables| tables.registered().1).sum()
+    }
+}

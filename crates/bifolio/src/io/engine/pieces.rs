@@ -1,0 +1,70 @@
+//! The memory of one transfer: runs of frames, in the order of the bytes.
+//!
+//! Made by whoever pushes a transfer; read as windows by `transfer.rs`, as spans by the ring.
+//! Folios whose frames follow each other make one piece.
+//!
+//! # Safety
+//! IO-1 is promised when a transfer is pushed, for all of its pieces, until it is complete.
+#![allow(unsafe_code)]
+
+use std::ptr::NonNull;
+use std::slice;
+
+use smallvec::SmallVec;
+
+use crate::io::span::Span;
+use crate::io::{IoSource, IoTarget};
+
+/// The most pieces a transfer may have: a folio each, of 1 MiB in base pages.
+pub(crate) const PIECES_MAX: usize = 256;
+
+/// See the head of the file.
+#[derive(Debug, Default)]
+pub(crate) struct Pieces {
+    spans: SmallVec<[Span; 1]>,
+    length_bytes: usize,
+}
+
+impl Pieces {
+    /// Adds `length_bytes` bytes of frame memory at `start`, behind what there is.
+    pub(crate) fn push(&mut self, start: NonNull<u8>, length_bytes: usize) {
+        self.length_bytes += length_bytes;
+        match self.spans.last_mut() {
+            Some(last) if last.end() == start.as_ptr() => last.grow(length_bytes),
+            _ => self.spans.push(Span::new(start, length_bytes)),
+        }
+        debug_assert!(self.spans.len() <= PIECES_MAX, "too many pieces");
+    }
+
+    /// Bytes of all pieces.
+    pub(crate) fn len_bytes(&self) -> usize {
+        self.length_bytes
+    }
+
+    /// The pieces as they are. A row of several lies on the heap: it stays where it is when the
+    /// pieces move.
+    pub(super) fn spans(&self) -> &[Span] {
+        &self.spans
+    }
+
+    /// The pieces as windows to be filled.
+    ///
+    /// # Safety
+    /// IO-1 holds for all of them while the windows live, which are the only writers.
+    pub(super) unsafe fn targets(&mut self) -> &mut [IoTarget<'_>] {
+        let spans = self.spans.as_mut_slice();
+        // SAFETY: an `IoTarget` is a transparent `Span`; they are borrowed uniquely as long as the
+        // result lives.
+        unsafe { slice::from_raw_parts_mut(spans.as_mut_ptr().cast(), spans.len()) }
+    }
+
+    /// The pieces as windows to be stored.
+    ///
+    /// # Safety
+    /// IO-1 holds for all of them while the windows live.
+    pub(super) unsafe fn sources(&self) -> &[IoSource<'_>] {
+        let spans = self.spans.as_slice();
+        // SAFETY: an `IoSource` is a transparent `Span`; they are borrowed as long as the result.
+        unsafe { slice::from_raw_parts(spans.as_ptr().cast(), spans.len()) }
+    }
+}

@@ -1,0 +1,374 @@
+//! A queue: the transfers one thread has in flight, each with its owner.
+//!
+//! Made by [`Engine::queue`] for whoever has something to transfer; stands on a ring of the pool,
+//! on the workers, or, for one transfer alone, on a plain call. An owner is whatever keeps the
+//! frames from being used by others: locks, references. It is the queue's from `push` until it is
+//! handed out by `complete`; nobody can take it back before, because until then the memory is the
+//! kernel's.
+//!
+//! ```text
+//!             start                      reap            complete
+//!   waiting --------+-> Slot::Kernel -----------+-> done ------------> on_done(owner, answer)
+//!      |            '-> Slot::Helpers ----------'     ^
+//!      '-- alone: a plain call, at once --------------'
+//! ```
+//!
+//! The first attempt of a transfer goes by the ring if its backing says where; what is left of it,
+//! and every transfer without a ring, is made with plain calls (`life.rs`, `todos.rs`).
+//!
+//! Invariants:
+//! - IO-5: while a queue has transfers in flight, its owner blocks on nothing but the queue: no
+//!   folio lock, no write-out, no allocation that waits. So queues never wait for each other.
+//! - IO-7: a slot holds its owner until the kernel has answered, or the helper has. There is no way
+//!   out of `Slot::Kernel` but an answer that was reaped, or a ring that never saw the call.
+//!
+//! # Safety
+//! Hands memory to the kernel and to helpers: IO-1 is what `push` was promised, until the owner
+//! leaves the queue.
+#![allow(unsafe_code)]
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+
+use super::Engine;
+use super::lease::Lease;
+use super::life::{Answer, Transfer};
+use super::todos::Todos;
+use crate::io::align::range_end;
+use crate::io::{IoError, IoRequest};
+use crate::sys::ring::{RingCall, RingMemory};
+
+/// See the head of the file.
+pub(crate) struct Queue<'e, T> {
+    engine: &'e Engine,
+    /// Pushed and not started.
+    waiting: VecDeque<(Transfer, T)>,
+    /// Started; a token is an index.
+    slots: Vec<Slot<T>>,
+    vacant: Vec<usize>,
+    in_kernel: usize,
+    /// There while anything is in the kernel.
+    lease: Option<Lease<'e>>,
+    todos: Option<Arc<Todos>>,
+    /// Complete and not handed out.
+    done: VecDeque<(T, Answer)>,
+}
+
+/// A transfer that was started.
+enum Slot<T> {
+    Vacant,
+    /// A ring is to make the first attempt, or is making it.
+    Kernel(InKernel<T>),
+    /// Helpers are to make it, or are making it.
+    Helpers(T),
+}
+
+struct InKernel<T> {
+    transfer: Transfer,
+    request: IoRequest,
+    /// Whether it names registered memory.
+    is_registered: bool,
+    owner: T,
+}
+
+impl<'e, T> Queue<'e, T> {
+    pub(super) fn new(engine: &'e Engine) -> Self {
+        Self {
+            engine,
+            waiting: VecDeque::new(),
+            slots: Vec::new(),
+            vacant: Vec::new(),
+            in_kernel: 0,
+            lease: None,
+            todos: None,
+            done: VecDeque::new(),
+        }
+    }
+
+    /// How many transfers are in flight at most; what is pushed beyond waits for its turn.
+    pub(crate) fn depth(&self) -> usize {
+        self.engine.depth()
+    }
+
+    /// Transfers that were pushed and not yet handed out.
+    pub(crate) fn in_flight(&self) -> usize {
+        self.waiting.len() + self.started() + self.done.len()
+    }
+
+    /// Whether another transfer would have to wait for its turn.
+    pub(crate) fn is_full(&self) -> bool {
+        self.in_flight() >= self.depth()
+    }
+
+    /// Adds a transfer; the next [`Self::complete`] starts it.
+    ///
+    /// # Safety
+    /// IO-1 holds for its pieces until `owner` has been handed out by `complete`, or dropped by the
+    /// queue's own drop.
+    pub(crate) unsafe fn push(&mut self, transfer: Transfer, owner: T) {
+        self.waiting.push_back((transfer, owner));
+    }
+
+    /// Starts what was pushed, waits until `wanted` transfers are complete (or all, if there are
+    /// fewer), and hands out all that are, in whatever order. With `wanted` 0 it waits for nothing
+    /// in flight, though perhaps for a ring.
+    ///
+    /// An answer is the number of bytes: of a read those before the end of the file, of a write
+    /// all.
+    pub(crate) fn complete(
+        &mut self,
+        wanted: usize,
+        mut on_done: impl FnMut(T, Result<usize, IoError>),
+    ) {
+        let wanted = wanted.min(self.in_flight());
+        let mut handed_out = 0;
+        loop {
+            self.start(handed_out < wanted);
+            self.reap();
+            while let Some((owner, answer)) = self.done.pop_front() {
+                handed_out += 1;
+                on_done(owner, answer);
+            }
+            if handed_out >= wanted {
+                break;
+            }
+            self.wait(wanted - handed_out);
+        }
+        self.leave();
+    }
+
+    fn started(&self) -> usize {
+        self.slots.len() - self.vacant.len()
+    }
+
+    fn in_helpers(&self) -> usize {
+        self.started() - self.in_kernel
+    }
+
+    /// Starts what is waiting, as far as there is room. `waits`: the caller is about to wait.
+    fn start(&mut self, waits: bool) {
+        if self.lease.as_ref().is_some_and(Lease::is_over) {
+            if self.in_kernel > 0 {
+                return;
+            }
+            self.lease = None;
+        }
+        if waits && self.in_flight() == 1 && self.waiting.len() == 1 {
+            let alone = self.waiting.pop_front();
+            return alone.into_iter().for_each(|(transfer, owner)| self.run(transfer, owner));
+        }
+        let pushed_before = self.in_kernel;
+        while self.started() < self.depth() {
+            let Some((transfer, owner)) = self.waiting.pop_front() else { break };
+            self.start_one(transfer, owner);
+        }
+        let pushed = self.in_kernel - pushed_before;
+        self.engine.tally().add_ring_transfers(pushed as u64);
+        self.call_helpers(usize::from(waits));
+    }
+
+    /// Makes a transfer with plain calls, here and now.
+    fn run(&mut self, transfer: Transfer, owner: T) {
+        self.engine.tally().add_plain_transfers(1);
+        // SAFETY: IO-1, promised to `push`; the owner is here.
+        let answer = unsafe { transfer.run() };
+        self.done.push_back((owner, answer));
+    }
+
+    fn start_one(&mut self, transfer: Transfer, owner: T) {
+        let request = transfer.request();
+        let Some(call) = self.ring_call(&transfer, &request) else {
+            return self.lend(transfer, owner);
+        };
+        let is_registered = matches!(call.memory, RingMemory::Registered { .. });
+        let token = self.vacant_slot();
+        self.slots[token] = Slot::Kernel(InKernel { transfer, request, is_registered, owner });
+        self.in_kernel += 1;
+        let lease = self.lease.as_mut().expect("a call is of a ring");
+        // SAFETY: IO-1, promised to `push`; the slot keeps the owner, and the backing with its open
+        // file, until the answer is reaped (IO-7). A row of several spans lies on the heap, and the
+        // slot keeps that, too.
+        let is_queued = unsafe { lease.push(&call, token) };
+        debug_assert!(is_queued, "a ring has room for as many calls as a queue has in flight");
+        if !is_queued && let Some(unseen) = self.take_from_kernel(token) {
+            self.lend(unseen.transfer, unseen.owner);
+        }
+    }
+
+    /// How a ring makes the first attempt; `None` if none does.
+    fn ring_call(&mut self, transfer: &Transfer, request: &IoRequest) -> Option<RingCall> {
+        let range = range_end(request.position_bytes, request.length_bytes);
+        if range.is_err() || request.length_bytes == 0 {
+            return None;
+        }
+        let submission = transfer.backing.submission(request)?;
+        let is_possible = (1..=request.length_bytes).contains(&submission.length_bytes);
+        if !is_possible {
+            return None;
+        }
+        if self.lease.is_none() {
+            self.lease = self.engine.rings().lease();
+        }
+        let spans = transfer.pieces.spans();
+        let lease = self.lease.as_mut()?;
+        Some(lease.call(request.operation, request.position_bytes, spans, &submission))
+    }
+
+    fn lend(&mut self, transfer: Transfer, owner: T) {
+        let token = self.vacant_slot();
+        self.slots[token] = Slot::Helpers(owner);
+        self.todos.get_or_insert_default().lend(token, transfer);
+    }
+
+    /// Calls helpers for what is lent, but for `own` transfers that this thread will take.
+    fn call_helpers(&self, own: usize) {
+        let Some(todos) = self.todos.as_ref().filter(|_| self.in_helpers() > 0) else { return };
+        for _ in 0..todos.call_helpers(own) {
+            let shared = Arc::clone(todos);
+            if self.engine.workers().offer(Box::new(move || shared.help())).is_err() {
+                todos.forget_helper();
+            }
+        }
+    }
+
+    fn vacant_slot(&mut self) -> usize {
+        self.vacant.pop().unwrap_or_else(|| {
+            self.slots.push(Slot::Vacant);
+            self.slots.len() - 1
+        })
+    }
+
+    /// Moves what is complete to `done`, and makes what is left of it.
+    fn reap(&mut self) {
+        while let Some((token, answer)) = self.lease.as_mut().and_then(Lease::reap) {
+            let Some(InKernel { transfer, request, is_registered, owner }) =
+                self.take_from_kernel(token)
+            else {
+                debug_assert!(false, "an answer to a call that was not made");
+                continue;
+            };
+            let first = first_answer(answer, is_registered);
+            // SAFETY: IO-1, promised to `push`; the owner is here, and the kernel has answered.
+            let answer = unsafe { transfer.continue_after(&request, first) };
+            self.done.push_back((owner, answer));
+        }
+        if self.in_helpers() > 0 {
+            let brought = self.todos.as_ref().map(|todos| todos.take_done()).unwrap_or_default();
+            for (token, answer) in brought {
+                self.end_lent(token, answer);
+            }
+        }
+    }
+
+    fn take_from_kernel(&mut self, token: usize) -> Option<InKernel<T>> {
+        let slot = self.slots.get_mut(token)?;
+        match std::mem::replace(slot, Slot::Vacant) {
+            Slot::Kernel(in_kernel) => {
+                self.vacant.push(token);
+                self.in_kernel -= 1;
+                Some(in_kernel)
+            }
+            other => {
+                *slot = other;
+                None
+            }
+        }
+    }
+
+    fn end_lent(&mut self, token: usize, answer: Answer) {
+        if let Slot::Helpers(owner) = std::mem::replace(&mut self.slots[token], Slot::Vacant) {
+            self.vacant.push(token);
+            self.engine.tally().add_plain_transfers(1);
+            self.done.push_back((owner, answer));
+        }
+    }
+
+    /// Waits until something more is complete: `wanted` of those in the kernel, or one of those
+    /// that helpers make; or does a helper's work.
+    fn wait(&mut self, wanted: usize) {
+        if let Some((token, transfer)) = self.take_lent() {
+            self.submit();
+            // SAFETY: IO-1, promised to `push`; the slot keeps the owner.
+            let answer = unsafe { transfer.run() };
+            self.end_lent(token, answer);
+        } else if self.in_kernel > 0 {
+            self.enter(wanted.min(self.in_kernel));
+        } else if let Some(todos) = &self.todos {
+            todos.wait_for_done();
+        }
+    }
+
+    fn take_lent(&self) -> Option<(usize, Transfer)> {
+        self.todos.as_ref().filter(|_| self.in_helpers() > 0)?.take()
+    }
+
+    /// Lets the kernel have what was pushed.
+    fn submit(&mut self) {
+        if self.lease.as_mut().is_some_and(|lease| lease.unsubmitted() > 0) {
+            self.enter(0);
+        }
+    }
+
+    fn enter(&mut self, wanted: usize) {
+        let Some(lease) = &mut self.lease else { return };
+        let Err(error) = lease.enter(wanted) else { return };
+        if lease.unsubmitted() < self.in_kernel {
+            // What the kernel has it will finish; its answers need no call to appear.
+            return lease.pause();
+        }
+        log::warn!("io_uring cannot be used any more: {error}");
+        self.lease.take().into_iter().for_each(Lease::give_up);
+        for token in 0..self.slots.len() {
+            // The ring is gone, and the kernel has not seen any of its calls.
+            if let Some(unseen) = self.take_from_kernel(token) {
+                self.lend(unseen.transfer, unseen.owner);
+            }
+        }
+    }
+
+    /// Leaves with everything under way, and without the ring if it is not needed.
+    fn leave(&mut self) {
+        self.submit();
+        self.call_helpers(0);
+        if self.in_kernel == 0 {
+            self.lease = None;
+        }
+    }
+}
+
+impl<T> Drop for Queue<'_, T> {
+    fn drop(&mut self) {
+        self.waiting.clear();
+        while let Some((token, transfer)) = self.take_lent() {
+            // Never begun; its owner goes with the slot.
+            drop(transfer);
+            self.slots[token] = Slot::Vacant;
+            self.vacant.push(token);
+        }
+        while self.started() > 0 {
+            self.wait(self.started());
+            self.reap();
+        }
+    }
+}
+
+/// What an answer of the ring is to be taken for: a call that came to nothing for reasons of the
+/// ring's own is made again with a plain one.
+fn first_answer(answer: io::Result<usize>, is_registered: bool) -> io::Result<usize> {
+    match answer.as_ref().map_err(io::Error::raw_os_error) {
+        Err(Some(libc::ECANCELED)) => Err(io::ErrorKind::Interrupted.into()),
+        // The chunk was let go in between; the address is good.
+        Err(Some(libc::EFAULT)) if is_registered => Err(io::ErrorKind::Interrupted.into()),
+        _ => answer,
+    }
+}
+
+impl<T> fmt::Debug for Queue<'_, T> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut parts = formatter.debug_struct("Queue");
+        parts.field("waiting", &self.waiting.len()).field("in_kernel", &self.in_kernel);
+        parts.field("in_helpers", &self.in_helpers()).field("done", &self.done.len()).finish()
+    }
+}

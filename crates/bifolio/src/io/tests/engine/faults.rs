@@ -1,0 +1,181 @@
+//! Attempts that are short, interrupted, refused or fail: the same faults by the ring and by calls.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::super::ways::*;
+use super::world::*;
+use crate::io::*;
+
+const PAGES: usize = 8;
+
+/// A file of eight pages and a queue's worth of faults; `body` gets the answers of reads of 4 + 4
+/// pages, each with its first page.
+fn with_faults(
+    faults: &[(u64, &[Fault])],
+    body: impl Fn(&World, &[u8], u64, &Frames, Result<usize, IoError>),
+) {
+    for world in worlds(4) {
+        let directory = disk_directory();
+        let faulty = Faulty::new(read_write(&directory.path().join("f")).unwrap());
+        let bytes = pattern(PAGES * PAGE, 5);
+        write(&faulty.inner, &bytes, 0);
+        for (position, faults) in faults {
+            faulty.strike(*position, faults);
+        }
+        let backing: Arc<dyn Backing> = Arc::new(faulty);
+        let mut queue = world.engine.queue();
+        push_read(&mut queue, &world, &backing, 0, 4, 0);
+        push_read(&mut queue, &world, &backing, 4 * PAGE as u64, 4, 4);
+        for (page, frames, answer) in complete_all(&mut queue) {
+            body(&world, &bytes, page, &frames, answer);
+        }
+    }
+}
+
+fn assert_whole(world: &World, bytes: &[u8], page: u64, frames: &Frames, count: usize) {
+    let start = page as usize * PAGE;
+    assert_eq!(count, 4 * PAGE, "{}", world.name);
+    assert!(frames.bytes(count) == bytes[start..start + count], "{}: page {page}", world.name);
+}
+
+#[test]
+fn short_and_interrupted_transfers_are_continued() {
+    let faults: [(u64, &[Fault]); 4] = [
+        (0, &[Fault::Short(PAGE)]),
+        (PAGE as u64, &[Fault::Errno(libc::EINTR), Fault::Short(2 * PAGE)]),
+        (4 * PAGE as u64, &[Fault::Errno(libc::EAGAIN), Fault::Errno(libc::EINTR)]),
+        (7 * PAGE as u64, &[Fault::Errno(libc::EAGAIN)]),
+    ];
+    with_faults(&faults, |world, bytes, page, frames, answer| {
+        assert_whole(world, bytes, page, frames, answer.unwrap());
+    });
+}
+
+#[test]
+fn a_transfer_that_fails_says_where_and_the_others_are_well() {
+    let faults: [(u64, &[Fault]); 2] =
+        [(0, &[Fault::Short(PAGE)]), (PAGE as u64, &[Fault::Errno(libc::EIO)])];
+    with_faults(&faults, |world, bytes, page, frames, answer| {
+        if page == 4 {
+            return assert_whole(world, bytes, page, frames, answer.unwrap());
+        }
+        let error = answer.unwrap_err();
+        assert_eq!(error.source.raw_os_error(), Some(libc::EIO), "{}", world.name);
+        assert_eq!((error.position_bytes, error.length_bytes), (PAGE as u64, 3 * PAGE as u64));
+        assert_eq!(error.operation, Operation::Read);
+    });
+}
+
+#[test]
+fn a_backing_that_panics_is_a_transfer_that_failed() {
+    with_faults(&[(0, &[Fault::Panic])], |world, bytes, page, frames, answer| {
+        if page == 4 {
+            return assert_whole(world, bytes, page, frames, answer.unwrap());
+        }
+        let error = answer.unwrap_err();
+        assert!(error.to_string().contains("the backing panicked"), "{}: {error}", world.name);
+        assert_eq!(error.length_bytes, 4 * PAGE as u64);
+    });
+}
+
+#[test]
+fn a_first_attempt_is_seen_once_whichever_way_it_goes() {
+    for world in worlds(4) {
+        let directory = disk_directory();
+        let faulty = Arc::new(Faulty::new(read_write(&directory.path().join("f")).unwrap()));
+        write(&faulty.inner, &pattern(PAGES * PAGE, 6), 0);
+        let backing: Arc<dyn Backing> = Arc::clone(&faulty) as _;
+        let mut queue = world.engine.queue();
+        for page in 0..PAGES {
+            push_read(&mut queue, &world, &backing, (page * PAGE) as u64, 1, ());
+        }
+        assert_eq!(complete_all(&mut queue).len(), PAGES);
+        // Relaxed: a statistic of the test; everything is complete.
+        assert_eq!(faulty.attempts.load(Ordering::Relaxed), PAGES, "{}", world.name);
+    }
+}
+
+#[test]
+fn writes_that_are_short_or_interrupted_store_everything() {
+    for world in worlds(4) {
+        let directory = disk_directory();
+        let path = directory.path().join("f");
+        let faulty = Faulty::new(read_write(&path).unwrap());
+        faulty.strike(0, &[Fault::Short(PAGE), Fault::Errno(libc::EINTR)]);
+        faulty.strike(4 * PAGE as u64, &[Fault::Errno(libc::EINTR), Fault::Short(2 * PAGE)]);
+        let backing: Arc<dyn Backing> = Arc::new(faulty);
+        let bytes = pattern(7 * PAGE + 100, 7);
+        let mut queue = world.engine.queue();
+        push_write(&mut queue, &world, &backing, 0, &bytes[..4 * PAGE], 4 * PAGE);
+        let rest = &bytes[4 * PAGE..];
+        push_write(&mut queue, &world, &backing, 4 * PAGE as u64, rest, rest.len());
+        for (length, _, answer) in complete_all(&mut queue) {
+            assert_eq!(answer.unwrap(), length, "{}", world.name);
+        }
+        assert!(std::fs::read(&path).unwrap() == bytes, "{}", world.name);
+    }
+}
+
+#[test]
+fn a_full_disk_is_its_own_error() {
+    let Some(directory) = small_file_system() else { return };
+    for world in worlds(4) {
+        let path = directory.path().join("f");
+        let backing: Arc<dyn Backing> = Arc::new(read_write(&path).unwrap());
+        let mut queue = world.engine.queue();
+        push_write(&mut queue, &world, &backing, 0, &[1; PAGE], false);
+        push_write(&mut queue, &world, &backing, PAGE as u64, &[2; 64 * PAGE], true);
+        for (is_too_much, _, answer) in complete_all(&mut queue) {
+            assert_eq!(answer.is_err(), is_too_much, "{}", world.name);
+            if let Err(error) = answer {
+                assert_eq!(error.source.raw_os_error(), Some(libc::ENOSPC), "{error}");
+                assert_eq!(error.position_bytes + error.length_bytes, 65 * PAGE as u64);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_refused_direct_transfer_goes_through_the_page_cache_and_so_do_later_ones() {
+    for world in worlds(4) {
+        let Some((way, mut file)) = direct_way() else { return };
+        // The file system will refuse what we take for aligned.
+        file.assume_alignment(Alignment { memory_bytes: 1, offset_bytes: 1 });
+        let file = Arc::new(file);
+        let backing = world.engine.enroll(Arc::clone(&file) as _);
+        let bytes = pattern(2000, 8);
+        let mut queue = world.engine.queue();
+        push_write(&mut queue, &world, &backing, 0, &bytes[..1000], ());
+        push_write(&mut queue, &world, &backing, 1000, &bytes[1000..], ());
+        for ((), _, answer) in complete_all(&mut queue) {
+            assert_eq!(answer.unwrap(), 1000, "{}", world.name);
+        }
+        let DirectStatus::Buffered { reason } = backing.direct() else { panic!("still direct") };
+        assert!(reason.contains("refused a direct write"), "{reason}");
+        push_read(&mut queue, &world, &backing, 0, 1, ());
+        push_read(&mut queue, &world, &backing, 0, 2, ());
+        for ((), frames, answer) in complete_all(&mut queue) {
+            assert_eq!(answer.unwrap(), 2000, "{}", world.name);
+            assert!(frames.bytes(2000) == bytes);
+        }
+        assert!(std::fs::read(way.path("f")).unwrap() == bytes);
+    }
+}
+
+#[test]
+fn a_tail_that_is_no_block_is_written_to_its_exact_length() {
+    for world in worlds(4) {
+        let Some((way, file)) = direct_way() else { return };
+        let backing: Arc<dyn Backing> = Arc::new(file);
+        let bytes = pattern(6 * PAGE + 5 * 512 + 3, 9);
+        let mut queue = world.engine.queue();
+        push_write(&mut queue, &world, &backing, 0, &bytes[..4 * PAGE], ());
+        push_write(&mut queue, &world, &backing, 4 * PAGE as u64, &bytes[4 * PAGE..], ());
+        assert!(complete_all(&mut queue).iter().all(|(_, _, answer)| answer.is_ok()));
+        assert_eq!(backing.direct(), DirectStatus::Direct, "{}", world.name);
+        assert!(std::fs::read(way.path("f")).unwrap() == bytes, "{}", world.name);
+        let cached = cached_pages(&way.path("f"));
+        assert!(cached <= 8, "{}: {cached} pages", world.name);
+    }
+}

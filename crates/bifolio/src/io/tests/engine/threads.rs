@@ -1,0 +1,118 @@
+//! Many threads, few rings, few workers: nobody waits for ever, whoever is busy.
+
+use std::sync::mpsc;
+use std::sync::{Arc, Barrier};
+use std::thread;
+
+use super::super::ways::*;
+use super::world::*;
+use crate::io::engine::Engine;
+use crate::io::*;
+use crate::sys::probe::Feature;
+
+const PAGES: u64 = 64;
+
+fn file_of_numbers(directory: &tempfile::TempDir) -> Arc<dyn Backing> {
+    let file = read_write(&directory.path().join("f")).unwrap();
+    for page in 0..PAGES {
+        write(&file, &[page as u8; PAGE], page * PAGE as u64);
+    }
+    Arc::new(file)
+}
+
+/// Reads every page, `batch` at a time, and looks at the bytes.
+fn read_all(world: &World, file: &Arc<dyn Backing>, first: u64, batch: u64) {
+    let mut queue = world.engine.queue();
+    for page in 0..PAGES {
+        let page = (first + page) % PAGES;
+        push_read(&mut queue, world, file, page * PAGE as u64, 1, page as u8);
+        if page % batch == 0 {
+            queue.complete(1, check);
+        }
+    }
+    queue.complete(usize::MAX, check);
+}
+
+fn check((frames, tag): (Frames, u8), answer: Result<usize, IoError>) {
+    assert_eq!(answer.unwrap(), PAGE);
+    assert!(frames.bytes(PAGE) == [tag; PAGE]);
+}
+
+#[test]
+fn more_threads_than_rings_or_workers_all_get_their_bytes() {
+    for world in worlds(8) {
+        let directory = disk_directory();
+        let file = world.engine.enroll(file_of_numbers(&directory));
+        thread::scope(|scope| {
+            for thread in 0..40 {
+                let (world, file) = (&world, &file);
+                scope.spawn(move || read_all(world, file, thread, 1 + thread % 9));
+            }
+        });
+        let counts = world.engine.counts();
+        assert_eq!(counts.ring_transfers + counts.plain_transfers, 40 * PAGES);
+    }
+}
+
+#[test]
+fn jobs_on_every_worker_use_queues_and_none_waits_for_another() {
+    for threads_max in [0, 1, 2] {
+        let world = World::with_threads("threads", &[Feature::IoUring], 8, threads_max);
+        let world = Arc::new(world);
+        let directory = disk_directory();
+        let file = file_of_numbers(&directory);
+        let (done, all_done) = mpsc::channel();
+        // With the barrier every worker is in a job before any of them uses its queue.
+        let barrier = Arc::new(Barrier::new(threads_max.max(1)));
+        for job in 0..threads_max.max(1) as u64 {
+            let (world, file, done) = (Arc::clone(&world), Arc::clone(&file), done.clone());
+            let barrier = Arc::clone(&barrier);
+            let engine = Arc::clone(&world.engine);
+            engine.spawn(move || {
+                barrier.wait();
+                read_all(&world, &file, job, 3);
+                done.send(job).unwrap();
+            });
+        }
+        drop(done);
+        assert_eq!(all_done.iter().count(), threads_max.max(1));
+    }
+}
+
+#[test]
+fn a_job_that_panics_takes_no_worker_with_it() {
+    let world = World::with_threads("threads", &[], 8, 1);
+    let (done, all_done) = mpsc::channel();
+    world.engine.spawn(|| std::panic::resume_unwind(Box::new("a job of the test")));
+    world.engine.spawn(move || done.send(()).unwrap());
+    all_done.recv().unwrap();
+}
+
+#[test]
+fn an_engine_runs_what_was_spawned_before_it_goes() {
+    let world = World::with_threads("threads", &[], 8, 1);
+    let (done, all_done) = mpsc::channel();
+    for job in 0..100 {
+        let done = done.clone();
+        world.engine.spawn(move || done.send(job).unwrap());
+    }
+    drop((world, done));
+    assert_eq!(all_done.try_iter().collect::<Vec<_>>(), (0..100).collect::<Vec<_>>());
+}
+
+#[test]
+fn the_last_owner_of_an_engine_may_be_one_of_its_jobs() {
+    let World { engine, .. } = World::with_threads("threads", &[], 8, 2);
+    let (ours, theirs) = (mpsc::channel(), mpsc::channel());
+    let last: Arc<Engine> = Arc::clone(&engine);
+    engine.spawn(move || {
+        // Until the test has dropped its own.
+        ours.1.recv().unwrap();
+        assert_eq!(Arc::strong_count(&last), 1);
+        drop(last);
+        theirs.0.send(()).unwrap();
+    });
+    drop(engine);
+    ours.0.send(()).unwrap();
+    theirs.1.recv().unwrap();
+}

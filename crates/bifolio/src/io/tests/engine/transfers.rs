@@ -1,0 +1,178 @@
+//! Bytes arrive where they belong, whichever way they go.
+
+use std::sync::Arc;
+
+use super::super::ways::*;
+use super::world::*;
+use crate::io::*;
+
+/// A file on a disk, and how its transfers are made: by the engine, or by calling it.
+fn files(directory: &tempfile::TempDir) -> [Arc<dyn Backing>; 2] {
+    let submitted = read_write(&directory.path().join("submitted")).unwrap();
+    let mut called = Faulty::new(read_write(&directory.path().join("called")).unwrap());
+    called.is_called = true;
+    [Arc::new(submitted), Arc::new(called)]
+}
+
+#[test]
+fn transfers_of_all_shapes_to_several_files_arrive_and_come_back() {
+    const PAGES: usize = 300;
+    for world in worlds(8) {
+        let directory = disk_directory();
+        let backings = files(&directory).map(|backing| world.engine.enroll(backing));
+        let length = PAGES * PAGE - 777;
+        let models = [pattern(length, 1), pattern(length, 2)];
+        let mut random = fastrand_like(3);
+        let mut queue = world.engine.queue();
+        for (backing, model) in backings.iter().zip(&models) {
+            let mut start = 0;
+            while start < length {
+                let end = (start + (1 + random() as usize % 9) * PAGE).min(length);
+                push_write(&mut queue, &world, backing, start as u64, &model[start..end], start);
+                start = end;
+            }
+        }
+        assert!(queue.is_full());
+        for (start, frames, answer) in complete_all(&mut queue) {
+            let written = answer.unwrap();
+            assert!(written > 0 && written <= frames.len() && start + written <= length);
+        }
+        for (backing, model) in backings.iter().zip(&models) {
+            assert_eq!(backing.len_bytes().unwrap(), length as u64, "{}", world.name);
+            for page in (0..PAGES).step_by(7) {
+                let pages = 1 + random() as usize % 7;
+                let frames = world.frames(pages).scattered();
+                let position = (page * PAGE) as u64;
+                push_read_into(&mut queue, backing, position, frames, page);
+                queue.complete(usize::from(page % 3 == 0), |(frames, at), answer| {
+                    check(&world, &frames, model, at, answer);
+                });
+            }
+            queue.complete(usize::MAX, |(frames, at), answer| {
+                check(&world, &frames, model, at, answer);
+            });
+        }
+    }
+}
+
+fn check(
+    world: &World,
+    frames: &Frames,
+    model: &[u8],
+    page: usize,
+    answer: Result<usize, IoError>,
+) {
+    let start = page * PAGE;
+    let end = model.len().min(start + frames.len());
+    assert_eq!(answer.unwrap(), end - start, "{}", world.name);
+    assert!(frames.bytes(end - start) == model[start..end], "{}: page {page}", world.name);
+}
+
+#[test]
+fn a_read_ends_where_the_file_does_in_whichever_piece() {
+    for world in worlds(4) {
+        let directory = disk_directory();
+        for backing in files(&directory) {
+            let bytes = pattern(2 * PAGE + 1000, 4);
+            let mut queue = world.engine.queue();
+            push_write(&mut queue, &world, &backing, 0, &bytes, 0);
+            complete_all(&mut queue);
+            for position in 0..4 {
+                push_read(&mut queue, &world, &backing, position * PAGE as u64, 3, position);
+            }
+            for (position, frames, answer) in complete_all(&mut queue) {
+                let start = position as usize * PAGE;
+                let expected = bytes.get(start..).unwrap_or_default();
+                assert_eq!(answer.unwrap(), expected.len(), "{}: at {start}", world.name);
+                assert!(frames.bytes(expected.len()) == expected);
+            }
+        }
+    }
+}
+
+#[test]
+fn sixteen_transfers_at_once_take_one_system_call() {
+    let world = World::new("rings", &[], 16);
+    if !world.has_rings() {
+        return println!("skipped: there is no io_uring here");
+    }
+    let directory = disk_directory();
+    let backing = files(&directory)[0].clone();
+    backing.set_len(64 * PAGE as u64).unwrap();
+    let mut queue = world.engine.queue();
+    for page in 0..16 {
+        push_read(&mut queue, &world, &backing, page * PAGE as u64, 1, ());
+    }
+    assert_eq!(complete_all(&mut queue).len(), 16);
+    let counts = world.engine.counts();
+    assert_eq!((counts.ring_transfers, counts.plain_transfers), (16, 0));
+    assert_eq!(counts.ring_enters, 1);
+    push_read(&mut queue, &world, &backing, 0, 1, ());
+    complete_all(&mut queue);
+    let counts = world.engine.counts();
+    assert_eq!((counts.ring_enters, counts.plain_transfers), (1, 1), "one alone needs no ring");
+}
+
+#[test]
+fn without_a_ring_none_is_entered() {
+    for world in worlds(4).iter().filter(|world| !world.has_rings()) {
+        let directory = disk_directory();
+        let backing = files(&directory)[0].clone();
+        let mut queue = world.engine.queue();
+        for page in 0..9 {
+            push_read(&mut queue, world, &backing, page * PAGE as u64, 1, ());
+        }
+        assert_eq!(complete_all(&mut queue).len(), 9);
+        let counts = world.engine.counts();
+        assert_eq!((counts.ring_enters, counts.ring_transfers, counts.plain_transfers), (0, 0, 9));
+    }
+}
+
+#[test]
+fn what_completes_first_is_handed_out_first() {
+    for world in worlds(4) {
+        if world.name == "no threads either" {
+            continue;
+        }
+        let directory = disk_directory();
+        let file = files(&directory)[0].clone();
+        let pipe = Arc::new(Pipe::new());
+        let slow: Arc<dyn Backing> = Arc::clone(&pipe) as _;
+        let mut queue = world.engine.queue();
+        push_read(&mut queue, &world, &slow, 0, 1, "slow");
+        push_read(&mut queue, &world, &file, 0, 1, "fast");
+        let mut order = Vec::new();
+        while order.is_empty() {
+            queue.complete(0, |(_, tag), answer| order.push((tag, answer.unwrap())));
+        }
+        assert_eq!(order, [("fast", 0)], "{}", world.name);
+        assert_eq!(queue.in_flight(), 1);
+        pipe.release();
+        queue.complete(1, |(frames, tag), answer| {
+            assert_eq!((tag, answer.unwrap()), ("slow", PAGE));
+            assert_eq!(frames.bytes(PAGE), [7; PAGE]);
+        });
+    }
+}
+
+#[test]
+fn a_range_past_two_to_the_63_is_an_error_and_not_submitted() {
+    for world in worlds(4) {
+        let directory = disk_directory();
+        let file = files(&directory)[0].clone();
+        let mut queue = world.engine.queue();
+        let last = (1 << 63) - PAGE as u64;
+        push_read(&mut queue, &world, &file, last, 1, true);
+        push_read(&mut queue, &world, &file, u64::MAX - 4095, 1, true);
+        push_read(&mut queue, &world, &file, 0, 1, false);
+        for (is_wrong, _, answer) in complete_all(&mut queue) {
+            match answer {
+                Ok(count) => assert_eq!((count, is_wrong), (0, false)),
+                Err(error) => {
+                    assert!(is_wrong, "{}: {error}", world.name);
+                    assert!(error.source.get_ref().unwrap().is::<PositionOutOfRange>());
+                }
+            }
+        }
+    }
+}

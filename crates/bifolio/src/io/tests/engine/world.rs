@@ -1,0 +1,361 @@
+//! What the tests of the engine stand on: an arena with an engine, frames that are owners, and
+//! backings that block, fail or are called.
+//!
+//! # Safety
+//! Frames are used by one transfer at a time, and looked at when none is under way.
+#![allow(unsafe_code)]
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use crate::config::HugePages;
+use crate::folio::{FolioId, Folios, Frozen, Reaper};
+use crate::frames::Arena;
+use crate::io::engine::Engine;
+use crate::io::*;
+use crate::sys::probe::{Feature, Features};
+
+pub(super) const PAGE: usize = 4096;
+
+/// An engine and the memory under it.
+pub(super) struct World {
+    pub(super) name: &'static str,
+    pub(super) engine: Arc<Engine>,
+    pub(super) arena: Arc<Arena>,
+    pub(super) features: Features,
+    folios: Folios,
+}
+
+struct NoReaper;
+
+impl Reaper for NoReaper {
+    fn reap(&self, _: Frozen<'_>) {
+        panic!("these folios have no life");
+    }
+}
+
+impl World {
+    pub(super) fn new(name: &'static str, masked: &[Feature], depth: usize) -> Self {
+        Self::with_threads(name, masked, depth, 16)
+    }
+
+    pub(super) fn with_threads(
+        name: &'static str,
+        masked: &[Feature],
+        depth: usize,
+        threads_max: usize,
+    ) -> Self {
+        const BOUND: u64 = 64 << 20;
+        let features = Features::probe(masked);
+        let arena = Arena::new(BOUND, BOUND, HugePages::Auto, features.clone()).unwrap();
+        let arena = Arc::new(arena);
+        let folios = Folios::new(Arena::frames_max(BOUND) as usize, Box::new(NoReaper)).unwrap();
+        let engine = Engine::with_threads(&features, depth, &arena, threads_max);
+        Self { name, engine, arena, features, folios }
+    }
+
+    /// Frames of `pages` pages.
+    pub(super) fn frames(&self, pages: usize) -> Frames {
+        let ids = (0..pages).map(|_| self.allocate(0)).collect();
+        Frames { arena: Arc::clone(&self.arena), ids }
+    }
+
+    pub(super) fn allocate(&self, order: u8) -> FolioId {
+        self.arena.allocate(order, None, &self.folios).unwrap().expect("the arena is large")
+    }
+
+    pub(super) fn has_rings(&self) -> bool {
+        self.features.has(Feature::IoUring)
+    }
+}
+
+/// Every way a transfer can go. Queues have `depth` transfers in flight.
+pub(super) fn worlds(depth: usize) -> Vec<World> {
+    use Feature::{IoUring, RegisteredBuffers, RegisteredFiles};
+    if !Features::probe(&[]).has(IoUring) {
+        println!("skipped: the ways with rings; there is no io_uring here");
+    }
+    vec![
+        World::new("rings", &[], depth),
+        World::new("rings, nothing registered", &[RegisteredFiles, RegisteredBuffers], depth),
+        World::new("threads", &[IoUring], depth),
+        World::with_threads("no threads either", &[IoUring], depth, 0),
+    ]
+}
+
+/// Frames of one transfer: its owner.
+#[derive(Debug)]
+pub(super) struct Frames {
+    arena: Arc<Arena>,
+    ids: Vec<FolioId>,
+}
+
+impl Frames {
+    pub(super) fn len(&self) -> usize {
+        self.ids.len() * PAGE
+    }
+
+    /// Puts the frames in an order in which few follow each other.
+    pub(super) fn scattered(mut self) -> Self {
+        let half = self.ids.len() / 2;
+        self.ids.rotate_left(half);
+        self.ids.reverse();
+        self
+    }
+
+    fn starts(&self) -> impl Iterator<Item = NonNull<u8>> + '_ {
+        self.ids.iter().map(|id| NonNull::new(self.arena.address(*id)).unwrap())
+    }
+
+    /// The first `length` bytes as the memory of a transfer.
+    pub(super) fn pieces(&self, length: usize) -> Pieces {
+        let (mut pieces, mut left) = (Pieces::default(), length);
+        for start in self.starts().take(length.div_ceil(PAGE)) {
+            pieces.push(start, left.min(PAGE));
+            left -= left.min(PAGE);
+        }
+        pieces
+    }
+
+    pub(super) fn fill(&mut self, bytes: &[u8]) {
+        for (start, part) in self.starts().zip(bytes.chunks(PAGE)) {
+            // SAFETY: a frame that no transfer uses; we hold the frames uniquely.
+            unsafe { IoTarget::new(start, PAGE) }.copy_from_slice(0, part);
+        }
+    }
+
+    pub(super) fn bytes(&self, length: usize) -> Vec<u8> {
+        let mut bytes = vec![0; self.len()];
+        for (start, part) in self.starts().zip(bytes.chunks_mut(PAGE)) {
+            // SAFETY: a frame that no transfer uses.
+            unsafe { IoSource::new(start, PAGE) }.copy_to_slice(0, part);
+        }
+        bytes.truncate(length);
+        bytes
+    }
+}
+
+impl Drop for Frames {
+    fn drop(&mut self) {
+        self.ids.iter().for_each(|id| self.arena.free(*id));
+    }
+}
+
+fn transfer(
+    backing: &Arc<dyn Backing>,
+    operation: Operation,
+    position_bytes: u64,
+    pieces: Pieces,
+) -> Transfer {
+    Transfer { backing: Arc::clone(backing), operation, position_bytes, pieces }
+}
+
+/// Pushes a read of `pages` pages at `position` whose owner is its frames and `tag`.
+pub(super) fn push_read<T>(
+    queue: &mut Queue<'_, (Frames, T)>,
+    world: &World,
+    backing: &Arc<dyn Backing>,
+    position: u64,
+    pages: usize,
+    tag: T,
+) {
+    push_read_into(queue, backing, position, world.frames(pages), tag);
+}
+
+/// Pushes a read at `position` into all of `frames`.
+pub(super) fn push_read_into<T>(
+    queue: &mut Queue<'_, (Frames, T)>,
+    backing: &Arc<dyn Backing>,
+    position: u64,
+    frames: Frames,
+    tag: T,
+) {
+    let transfer = transfer(backing, Operation::Read, position, frames.pieces(frames.len()));
+    // SAFETY: the frames are the owner, and nobody else has them.
+    unsafe { queue.push(transfer, (frames, tag)) }
+}
+
+/// Pushes a write of `bytes` at `position`.
+pub(super) fn push_write<T>(
+    queue: &mut Queue<'_, (Frames, T)>,
+    world: &World,
+    backing: &Arc<dyn Backing>,
+    position: u64,
+    bytes: &[u8],
+    tag: T,
+) {
+    let mut frames = world.frames(bytes.len().div_ceil(PAGE));
+    frames.fill(bytes);
+    let transfer = transfer(backing, Operation::Write, position, frames.pieces(bytes.len()));
+    // SAFETY: the frames are the owner, and nobody else has them.
+    unsafe { queue.push(transfer, (frames, tag)) }
+}
+
+/// Completes everything; the answers with their tags, in the order they came.
+pub(super) fn complete_all<T>(
+    queue: &mut Queue<'_, (Frames, T)>,
+) -> Vec<(T, Frames, Result<usize, IoError>)> {
+    let mut answers = Vec::new();
+    queue.complete(usize::MAX, |(frames, tag), answer| answers.push((tag, frames, answer)));
+    assert_eq!(queue.in_flight(), 0);
+    answers
+}
+
+/// A pipe: what is read from it is there when somebody writes it.
+#[derive(Debug)]
+pub(super) struct Pipe {
+    reader: OwnedFd,
+    writer: OwnedFd,
+    called: AtomicUsize,
+}
+
+impl Pipe {
+    pub(super) fn new() -> Self {
+        let (reader, writer) = io::pipe().unwrap();
+        Self { reader: reader.into(), writer: writer.into(), called: AtomicUsize::new(0) }
+    }
+
+    /// How many reads were begun by calling us.
+    pub(super) fn called(&self) -> usize {
+        // Relaxed: only the value counts.
+        self.called.load(Ordering::Relaxed)
+    }
+
+    /// Lets a read of a page end.
+    pub(super) fn release(&self) {
+        rustix::io::write(&self.writer, &[7; PAGE]).unwrap();
+    }
+}
+
+impl Backing for Pipe {
+    fn read_at(&self, target: &mut IoTarget<'_>, _: u64) -> io::Result<usize> {
+        // Relaxed: only the value counts.
+        self.called.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the window's bytes are writable (IO-1).
+        let count = unsafe {
+            libc::read(self.reader.as_raw_fd(), target.as_mut_ptr().cast(), target.len())
+        };
+        usize::try_from(count).map_err(|_| io::Error::last_os_error())
+    }
+    fn write_at(&self, _: &IoSource<'_>, _: u64) -> io::Result<usize> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+    fn submission(&self, request: &IoRequest) -> Option<Submission<'_>> {
+        Some(Submission::new(self.reader.as_fd(), request.length_bytes))
+    }
+    fn sync_data(&self) -> io::Result<()> {
+        Ok(())
+    }
+    fn sync_all(&self) -> io::Result<()> {
+        Ok(())
+    }
+    fn len_bytes(&self) -> io::Result<u64> {
+        Ok(u64::MAX)
+    }
+    fn set_len(&self, _: u64) -> io::Result<()> {
+        Ok(())
+    }
+    fn describe(&self) -> String {
+        "a pipe".to_owned()
+    }
+}
+
+/// What goes wrong with an attempt.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Fault {
+    /// Nothing.
+    None,
+    /// At most so many bytes are moved.
+    Short(usize),
+    /// This errno, and nothing is moved.
+    Errno(i32),
+    /// The backing panics.
+    Panic,
+}
+
+/// A file whose attempts go wrong, whichever way they are made.
+#[derive(Debug)]
+pub(super) struct Faulty {
+    pub(super) inner: DiskFile,
+    /// For the attempts at each position, in order.
+    faults: Mutex<Vec<(u64, VecDeque<Fault>)>>,
+    /// Whether the cache may submit.
+    pub(super) is_called: bool,
+    pub(super) attempts: AtomicUsize,
+}
+
+impl Faulty {
+    pub(super) fn new(inner: DiskFile) -> Self {
+        Self { inner, faults: Mutex::default(), is_called: false, attempts: AtomicUsize::new(0) }
+    }
+
+    pub(super) fn strike(&self, position: u64, faults: &[Fault]) {
+        self.faults.lock().unwrap().push((position, faults.iter().copied().collect()));
+    }
+
+    fn fault(&self, position: u64) -> Fault {
+        // Relaxed: a statistic of the test.
+        self.attempts.fetch_add(1, Ordering::Relaxed);
+        let mut faults = self.faults.lock().unwrap();
+        let found = faults.iter_mut().find(|(at, faults)| *at == position && !faults.is_empty());
+        let fault = found.and_then(|(_, faults)| faults.pop_front()).unwrap_or(Fault::None);
+        drop(faults);
+        assert!(!matches!(fault, Fault::Panic), "a backing of the test panics");
+        fault
+    }
+}
+
+impl Backing for Faulty {
+    fn read_at(&self, target: &mut IoTarget<'_>, position: u64) -> io::Result<usize> {
+        match self.fault(position) {
+            Fault::Errno(errno) => Err(io::Error::from_raw_os_error(errno)),
+            Fault::Short(count) => {
+                let mut target = target.prefix(count.min(target.len()));
+                self.inner.read_at(&mut target, position)
+            }
+            _ => self.inner.read_at(target, position),
+        }
+    }
+    fn write_at(&self, source: &IoSource<'_>, position: u64) -> io::Result<usize> {
+        match self.fault(position) {
+            Fault::Errno(errno) => Err(io::Error::from_raw_os_error(errno)),
+            Fault::Short(count) => {
+                self.inner.write_at(&source.prefix(count.min(source.len())), position)
+            }
+            _ => self.inner.write_at(source, position),
+        }
+    }
+    fn submission(&self, request: &IoRequest) -> Option<Submission<'_>> {
+        self.inner.submission(request).filter(|_| !self.is_called)
+    }
+    fn completed(&self, request: &IoRequest, answer: io::Result<usize>) -> io::Result<usize> {
+        let answer = self.inner.completed(request, answer)?;
+        match self.fault(request.position_bytes) {
+            Fault::Errno(errno) => Err(io::Error::from_raw_os_error(errno)),
+            Fault::Short(count) => Ok(answer.min(count)),
+            _ => Ok(answer),
+        }
+    }
+    fn sync_data(&self) -> io::Result<()> {
+        self.inner.sync_data()
+    }
+    fn sync_all(&self) -> io::Result<()> {
+        self.inner.sync_all()
+    }
+    fn len_bytes(&self) -> io::Result<u64> {
+        self.inner.len_bytes()
+    }
+    fn set_len(&self, length_bytes: u64) -> io::Result<()> {
+        self.inner.set_len(length_bytes)
+    }
+    fn alignment(&self) -> Alignment {
+        self.inner.alignment()
+    }
+    fn describe(&self) -> String {
+        self.inner.describe()
+    }
+}

@@ -1,0 +1,226 @@
+//! Write-outs of one file that leave together, neighbours in one transfer.
+//!
+//! Used by syncs, by the flusher and by reclaim; there is no other way to the device. A folio that
+//! is given to the batch takes its dirty neighbours along, up to 1 MiB: their write-out costs the
+//! device little more than its own. Each is locked for a moment, turned from DIRTY to WRITEBACK
+//! and unlocked; the batch keeps a reference to each until its transfer is complete.
+//!
+//! While anything is in flight nobody here waits for a lock or a write-out (IO-5): a folio that is
+//! busy is left to the caller. A transfer of several folios that fails is taken apart and each is
+//! written by itself, so that one bad block keeps only its own folio dirty.
+//!
+//! # Safety
+//! Hands frames to the engine; the references kept with each transfer are their owners.
+#![allow(unsafe_code)]
+
+use super::dirty::InFlight;
+use super::inode::Inode;
+use crate::folio::{Flag, FolioRef, LockedFolio};
+use crate::io::{IoError, Operation, Queue};
+use crate::mapping::PAGE_BYTES;
+use crate::stats::Counter;
+use crate::sync::{Ordering, RwLockReadGuard};
+use smallvec::SmallVec;
+use std::sync::Arc;
+
+/// The most pages one transfer moves, unless a single folio has more: 1 MiB.
+const RUN_PAGES_MAX: u64 = 256;
+
+/// One folio on its way to the device.
+type Leaving<'a> = (FolioRef<'a>, InFlight);
+
+/// Neighbours on their way to the device, in order.
+#[derive(Debug)]
+struct Run<'a> {
+    folios: SmallVec<[Leaving<'a>; 1]>,
+    position: u64,
+    /// Bytes of it that were in the file when it was started.
+    length: u64,
+}
+
+/// What became of a folio that was given to a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Added {
+    /// It is on its way, or there is nothing to write.
+    Done,
+    /// Somebody has its lock, or it was written to while on its way.
+    Busy,
+}
+
+/// See the head of the file.
+#[derive(Debug)]
+pub(super) struct WriteBatch<'a> {
+    inode: &'a Inode,
+    /// WRITEBACK-4: the length stands until the bytes are written.
+    _no_cut: RwLockReadGuard<'a, ()>,
+    queue: Queue<'a, Run<'a>>,
+    /// Transfers of several folios that failed.
+    failed: Vec<Run<'a>>,
+    written_folios: u64,
+    error: Option<Arc<IoError>>,
+}
+
+/// What a batch came to.
+#[derive(Debug)]
+pub(crate) struct Written {
+    /// Folios that reached the device.
+    pub(crate) folios: u64,
+    /// The last error; it has been recorded for every handle.
+    pub(crate) error: Option<Arc<IoError>>,
+}
+
+impl<'a> WriteBatch<'a> {
+    /// An empty batch. Waits while the file is being cut.
+    pub(super) fn new(inode: &'a Inode) -> Self {
+        Self {
+            inode,
+            _no_cut: inode.cutting.read(),
+            queue: inode.engine.queue(),
+            failed: Vec::new(),
+            written_folios: 0,
+            error: None,
+        }
+    }
+
+    /// Starts to write `folio` and its dirty neighbours.
+    pub(super) fn add(&mut self, folio: FolioRef<'a>) -> Added {
+        let Some(locked) = folio.try_lock() else { return Added::Busy };
+        self.add_locked(folio, locked)
+    }
+
+    /// As [`Self::add`], for a folio the caller has locked.
+    pub(super) fn add_locked(&mut self, folio: FolioRef<'a>, locked: LockedFolio<'a>) -> Added {
+        if locked.owner() != self.inode.address() {
+            return Added::Done;
+        }
+        if locked.flags.get(Flag::Writeback) {
+            // Clean but for what is in flight, perhaps in this very batch; or dirty again.
+            return if locked.flags.get(Flag::Dirty) { Added::Busy } else { Added::Done };
+        }
+        let (index, pages) = (locked.index(), locked.pages());
+        let Some(in_flight) = self.inode.dirty.begin(&self.inode.memory, folio.id()) else {
+            return Added::Done;
+        };
+        drop(locked);
+        let mut before: SmallVec<[Leaving<'a>; 1]> = SmallVec::new();
+        let mut run_pages = pages;
+        let mut first = index;
+        while run_pages + pages <= RUN_PAGES_MAX && first >= pages {
+            let Some(neighbour) = self.begin_at(first - pages) else { break };
+            before.push(neighbour);
+            first -= pages;
+            run_pages += pages;
+        }
+        let mut folios: SmallVec<[Leaving<'a>; 1]> = before.into_iter().rev().collect();
+        folios.push((folio, in_flight));
+        let mut end = index + pages;
+        while run_pages + pages <= RUN_PAGES_MAX {
+            let Some(neighbour) = self.begin_at(end) else { break };
+            folios.push(neighbour);
+            end += pages;
+            run_pages += pages;
+        }
+        self.start(folios);
+        Added::Done
+    }
+
+    /// Begins the write-out of the folio at page `index`, if there is a dirty one at leisure.
+    fn begin_at(&self, index: u64) -> Option<Leaving<'a>> {
+        let inode = self.inode;
+        if index >= inode.mapping.table().pages() {
+            return None;
+        }
+        // Acquire: pairs with the Release in I1, as in `get_folio`.
+        let seen = inode.mapping.table().load(index, Ordering::Acquire);
+        if !seen.is_folio() || !inode.memory.folio(seen.folio_id()).flags.get(Flag::Dirty) {
+            return None;
+        }
+        let folio = inode.mapping.try_get_named(&inode.memory.folios, index, seen).ok()?;
+        let locked = folio.try_lock()?;
+        if locked.owner() != inode.address() || locked.flags.get(Flag::Writeback) {
+            return None;
+        }
+        let in_flight = inode.dirty.begin(&inode.memory, folio.id())?;
+        drop(locked);
+        Some((folio, in_flight))
+    }
+
+    fn start(&mut self, folios: SmallVec<[Leaving<'a>; 1]>) {
+        if self.queue.is_full() {
+            self.complete((self.queue.depth() / 2).max(1));
+        }
+        let inode = self.inode;
+        let position = folios[0].0.folio().index() * PAGE_BYTES;
+        let run_bytes = folios.len() as u64 * inode.mapping.folio_bytes();
+        let length = inode.mapping.len_bytes().saturating_sub(position).min(run_bytes);
+        let run = Run { folios, position, length };
+        if length == 0 {
+            return self.end(run, None);
+        }
+        inode.memory.counters.add(Counter::WriteRequest, 1);
+        let ids = run.folios.iter().map(|(folio, _)| folio.id());
+        let transfer = inode.transfer(Operation::Write, position, length, ids);
+        // SAFETY: IO-1: frames of the arena, which stays mapped (FRAMES-2); the run, which the
+        // queue keeps until it is complete, has a reference to each, so none is given to others;
+        // whoever writes them meanwhile goes through `sys::copy`.
+        unsafe { self.queue.push(transfer, run) };
+    }
+
+    fn complete(&mut self, wanted: usize) {
+        let mut ended = Vec::new();
+        self.queue.complete(wanted, |run, answer| ended.push((run, answer)));
+        for (run, answer) in ended {
+            match answer {
+                Ok(_) => self.end(run, None),
+                Err(_) if run.folios.len() > 1 => self.failed.push(run),
+                Err(error) => self.end(run, Some(Arc::new(error))),
+            }
+        }
+    }
+
+    /// Ends the write-out of every folio of `run`.
+    fn end(&mut self, run: Run<'a>, error: Option<Arc<IoError>>) {
+        let inode = self.inode;
+        let count = run.folios.len() as u64;
+        inode.memory.counters.add(Counter::Writeback, count);
+        match &error {
+            None => {
+                inode.memory.counters.add(Counter::WrittenBytes, run.length);
+                inode.note_written(run.position + run.length);
+                self.written_folios += count;
+            }
+            Some(error) => {
+                inode.memory.counters.add(Counter::WritebackError, count);
+                inode.errors.record(Arc::clone(error));
+                self.error = Some(Arc::clone(error));
+            }
+        }
+        for (folio, in_flight) in run.folios {
+            inode.dirty.end(&inode.memory, folio.id(), in_flight, error.is_some());
+        }
+        inode.flusher.note_progress(&inode.memory);
+    }
+
+    /// Waits for everything that is in flight.
+    pub(super) fn finish(mut self) -> Written {
+        self.finish_all();
+        Written { folios: self.written_folios, error: self.error.take() }
+    }
+
+    fn finish_all(&mut self) {
+        while self.queue.in_flight() > 0 || !self.failed.is_empty() {
+            self.complete(self.queue.in_flight());
+            for run in std::mem::take(&mut self.failed) {
+                for leaving in run.folios {
+                    self.start(SmallVec::from_buf([leaving]));
+                }
+            }
+        }
+    }
+}
+
+impl Drop for WriteBatch<'_> {
+    fn drop(&mut self) {
+        self.finish_all();
+    }
+}

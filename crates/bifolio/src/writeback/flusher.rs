@@ -1,0 +1,243 @@
+//! The flusher: writes dirty folios out before anybody has to wait for that.
+//!
+//! One thread for all files of a cache. It works when
+//! - dirt is older than `dirty_age_ms_max`: that much is lost at the most if the machine stops;
+//! - more than `dirty_bytes_background` is dirty: then down to half of that, the oldest first, so
+//!   that reclaim finds clean folios at the end of its list;
+//! - reclaim came upon dirty folios: then as many.
+//!
+//! Writers who outrun the device are held at `dirty_bytes_max`, after their write, with no lock
+//! held, and go on with the first completion that makes room.
+//!
+//! PROTOCOL of the throttle, as two columns (model-checked in `loom_throttle`):
+//!
+//! ```text
+//!  WRITER                                     COMPLETION
+//!  T1 lock the gate                           C1 dirty pages -= those that are done
+//!  T2 dirty pages > max, and not stuck?       C2 lock the gate; anybody waiting, and
+//!     then wait (unlocks), T2 again              dirty pages <= max? notify all; unlock
+//!  T3 unlock
+//! ```
+//!
+//! No wake-up is lost: T2 looks under the gate, and C2 comes after C1.
+//!
+//! A flusher that gets nowhere (the device refuses everything, or all dirty folios are locked) says
+//! that it is *stuck*: nobody is held then, and reclaim says what the matter is. Nor is anybody
+//! held once the thread has ended.
+
+use super::inode::Inode;
+use super::throttle::Throttle;
+use crate::error::{ErrorKind, Result};
+use crate::lru::Memory;
+use crate::mapping::PAGE_BYTES;
+use crate::stats::Counter;
+use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex, Ordering};
+use crate::sys::thread::OwnedThread;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+/// Folios that are written before the flusher looks at the next file.
+const ROUND_FOLIOS: u64 = 1024;
+/// The longest a writer is held, if completions come but none makes room.
+const STALL_MAX: Duration = Duration::from_secs(10);
+/// How often dirt is looked at for its age, at the least.
+const TICK_MAX: Duration = Duration::from_secs(1);
+
+/// When the flusher works; `None` is a part of the bound.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct FlusherSettings {
+    pub(crate) background_bytes: Option<u64>,
+    pub(crate) max_bytes: Option<u64>,
+    pub(crate) age_max: Duration,
+}
+
+#[derive(Debug, Default)]
+struct Signal {
+    work: bool,
+    end: bool,
+    /// Folios that reclaim wants clean.
+    wanted_folios: u64,
+}
+
+/// See the head of the file.
+#[derive(Debug)]
+pub(crate) struct Flusher {
+    settings: FlusherSettings,
+    /// The thresholds, pages: they follow the bound.
+    background_pages: AtomicU64,
+    max_pages: AtomicU64,
+    files: Mutex<Vec<Weak<Inode>>>,
+    signal: Mutex<Signal>,
+    signalled: Condvar,
+    /// Mirrors `Signal::work`: a writer need not take the lock to find it set.
+    is_working: AtomicBool,
+    throttle: Throttle,
+    stall_ns_max: AtomicU64,
+}
+
+impl Flusher {
+    /// A flusher without its thread: see [`FlusherThread`].
+    pub(crate) fn new(settings: FlusherSettings, bound_bytes: u64) -> Self {
+        let flusher = Self {
+            settings,
+            background_pages: AtomicU64::new(0),
+            max_pages: AtomicU64::new(0),
+            files: Mutex::default(),
+            signal: Mutex::default(),
+            signalled: Condvar::new(),
+            is_working: AtomicBool::new(false),
+            throttle: Throttle::new(),
+            stall_ns_max: AtomicU64::new(0),
+        };
+        flusher.set_bound(bound_bytes);
+        flusher
+    }
+
+    /// Fits the thresholds to the bound: an eighth of it dirty sets the flusher to work, three
+    /// eighths hold writers, unless the caller has chosen.
+    pub(crate) fn set_bound(&self, bound_bytes: u64) {
+        let max = self.settings.max_bytes.unwrap_or(bound_bytes / 8 * 3).min(bound_bytes / 2);
+        let background = self.settings.background_bytes.unwrap_or(bound_bytes / 8).min(max);
+        self.background_pages.store(background / PAGE_BYTES, Ordering::Relaxed);
+        self.max_pages.store(max / PAGE_BYTES, Ordering::Relaxed);
+    }
+
+    /// Looks after a file from now on.
+    pub(crate) fn enlist(&self, inode: &Arc<Inode>) {
+        let mut files = self.files.lock();
+        files.retain(|file| file.strong_count() > 0);
+        files.push(Arc::downgrade(inode));
+    }
+
+    /// Pages have become dirty.
+    pub(super) fn note_dirty(&self, memory: &Memory) {
+        let dirty_pages = memory.dirty_pages.load(Ordering::Relaxed);
+        let much = dirty_pages > self.background_pages.load(Ordering::Relaxed);
+        if much && !self.is_working.load(Ordering::Relaxed) {
+            self.kick(0);
+        }
+    }
+
+    /// Reclaim has found so many dirty folios in its way.
+    pub(crate) fn clean_ahead(&self, folios: u64) {
+        self.kick(folios);
+    }
+
+    fn kick(&self, wanted_folios: u64) {
+        let mut signal = self.signal.lock();
+        signal.wanted_folios = signal.wanted_folios.max(wanted_folios);
+        signal.work = true;
+        self.is_working.store(true, Ordering::Relaxed);
+        self.signalled.notify_one();
+    }
+
+    /// A write-out has ended.
+    pub(super) fn note_progress(&self, memory: &Memory) {
+        self.throttle.release_if(|| !self.is_too_dirty(memory));
+    }
+
+    fn is_too_dirty(&self, memory: &Memory) -> bool {
+        memory.dirty_pages.load(Ordering::Relaxed) > self.max_pages.load(Ordering::Relaxed)
+    }
+
+    /// Holds a writer while too much is dirty. The caller holds no lock.
+    pub(crate) fn hold_writer(&self, memory: &Memory) {
+        if !self.is_too_dirty(memory) || self.throttle.is_stuck() {
+            return;
+        }
+        let begun = Instant::now();
+        self.kick(0);
+        self.throttle.hold_while(begun + STALL_MAX, || self.is_too_dirty(memory));
+        let nanoseconds = begun.elapsed().as_nanos() as u64;
+        memory.counters.add(Counter::ThrottleWait, 1);
+        memory.counters.add(Counter::ThrottleNs, nanoseconds);
+        self.stall_ns_max.fetch_max(nanoseconds, Ordering::Relaxed);
+    }
+
+    /// The longest a writer was held so far, nanoseconds.
+    pub(crate) fn stall_ns_max(&self) -> u64 {
+        self.stall_ns_max.load(Ordering::Relaxed)
+    }
+
+    fn run(&self, memory: &Memory) {
+        let tick = (self.settings.age_max / 4).clamp(Duration::from_millis(5), TICK_MAX);
+        loop {
+            let wanted_folios = {
+                let mut signal = self.signal.lock();
+                if !signal.work && !signal.end {
+                    self.signalled.wait_for(&mut signal, tick);
+                }
+                if signal.end {
+                    return;
+                }
+                signal.work = false;
+                std::mem::take(&mut signal.wanted_folios)
+            };
+            self.flush(memory, wanted_folios);
+            self.is_working.store(self.signal.lock().work, Ordering::Relaxed);
+        }
+    }
+
+    /// Writes out what is old, what is too much, and what is wanted.
+    fn flush(&self, memory: &Memory, wanted_folios: u64) {
+        let files: Vec<_> = self.files.lock().iter().filter_map(Weak::upgrade).collect();
+        let mut written_folios = 0;
+        let mut failed = false;
+        let mut write = |inode: &Inode, end, folios_max| {
+            let written = inode.write_out_until(end, folios_max, false);
+            written_folios += written.folios;
+            failed |= written.error.is_some();
+            written.folios
+        };
+        for inode in &files {
+            write(inode, inode.dirty.older_than(self.settings.age_max), u64::MAX);
+        }
+        let target_pages = self.background_pages.load(Ordering::Relaxed) / 2;
+        let is_much = || memory.dirty_pages.load(Ordering::Relaxed) > target_pages;
+        let mut wanted_folios = wanted_folios;
+        let was_much = memory.dirty_pages.load(Ordering::Relaxed)
+            > self.background_pages.load(Ordering::Relaxed);
+        while ((was_much && is_much()) || wanted_folios > 0) && !self.signal.lock().end {
+            let mut round_folios = 0;
+            for inode in &files {
+                round_folios += write(inode, inode.dirty.now(), ROUND_FOLIOS);
+            }
+            wanted_folios = wanted_folios.saturating_sub(round_folios.max(1));
+            if round_folios == 0 {
+                break;
+            }
+        }
+        if written_folios > 0 {
+            memory.counters.add(Counter::FlusherRound, 1);
+            memory.counters.add(Counter::FlusherFolio, written_folios);
+        }
+        self.throttle.set_stuck(written_folios == 0 && (failed || self.is_too_dirty(memory)));
+    }
+}
+
+/// The running thread; dropping it ends the thread and waits for it.
+#[derive(Debug)]
+pub(crate) struct FlusherThread {
+    flusher: Arc<Flusher>,
+    thread: Option<OwnedThread>,
+}
+
+impl FlusherThread {
+    /// Starts the thread.
+    pub(crate) fn start(flusher: Arc<Flusher>, memory: Arc<Memory>) -> Result<Self> {
+        let shared = Arc::clone(&flusher);
+        let thread = OwnedThread::start("bifolio-flush", move || shared.run(&memory));
+        Ok(Self { flusher, thread: Some(thread.map_err(ErrorKind::Thread)?) })
+    }
+}
+
+impl Drop for FlusherThread {
+    fn drop(&mut self) {
+        let Some(thread) = self.thread.take_if(|thread| !thread.is_left_behind()) else { return };
+        self.flusher.signal.lock().end = true;
+        self.flusher.signalled.notify_all();
+        drop(thread);
+        // Nobody writes out any more for those whose files live on.
+        self.flusher.throttle.set_stuck(true);
+    }
+}
