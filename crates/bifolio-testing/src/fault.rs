@@ -110,7 +110,7 @@ impl Fault {
     }
 
     /// The call takes so much longer. A transfer that is to be late is not the cache's to submit
-    /// itself: it is made by a thread, so that those behind it overtake it.
+    /// itself: it is made by a thread, while the kernel makes those behind it.
     pub fn delayed(self, delay: Duration) -> Self {
         Self { effect: Effect::Delay(delay), ..self }
     }

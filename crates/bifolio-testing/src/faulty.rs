@@ -271,14 +271,14 @@ impl Backing for FaultyBacking {
     }
 }
 
-/// The first `length` bytes of a row of windows; at least one window, which may be empty.
+/// The first `length` bytes of a row of windows.
 fn prefix<'a>(sources: &[IoSource<'a>], length: usize) -> Vec<IoSource<'a>> {
     let mut left = length;
     let mut parts = Vec::new();
     for source in sources {
         let part = source.prefix(source.len().min(left));
         left -= part.len();
-        if parts.is_empty() || !part.is_empty() {
+        if !part.is_empty() {
             parts.push(part);
         }
     }

@@ -76,10 +76,9 @@ impl Backing for MemoryBacking {
         targets: &mut [IoTarget<'_>],
         position_bytes: u64,
     ) -> io::Result<usize> {
-        let mut position = position_bytes;
         for target in targets.iter() {
-            self.check(target.as_ptr(), target.len(), position, false)?;
-            position += target.len() as u64;
+            // Whole blocks each, so that all begin as the first one does.
+            self.check(target.as_ptr(), target.len(), position_bytes, false)?;
         }
         Ok(read_vector(&self.read(), targets, position_bytes))
     }
@@ -91,11 +90,11 @@ impl Backing for MemoryBacking {
     ) -> io::Result<usize> {
         let mut bytes = self.write();
         let mut position = position_bytes;
-        for (number, source) in sources.iter().enumerate() {
+        for source in sources {
             let start = position;
             position += source.len() as u64;
-            let is_last = number + 1 == sources.len();
-            let may_end_here = is_last && position >= bytes.len() as u64;
+            // If it does and is not the last one, the next one starts where it must not.
+            let may_end_here = position >= bytes.len() as u64;
             self.check(source.as_ptr(), source.len(), start, may_end_here)?;
         }
         for (position_bytes, copy) in copies(sources, position_bytes) {

@@ -26,8 +26,9 @@ const COMPLETIONS_WANTED: usize = 16;
 pub(super) enum Delivery<'a> {
     /// A folio that has just become READY.
     Folio(Locked<'a>),
-    /// A run of so many folios could not be read. If there are several, some may be readable alone.
-    Failed { error: Error, folios: usize },
+    /// The run of so many folios from `page` on could not be read. If there are several, some may be
+    /// readable alone.
+    Failed { error: Error, page: u64, folios: usize },
 }
 
 /// See the head of the file.
@@ -120,10 +121,10 @@ fn hand_out<'a>(
     answer: std::result::Result<usize, IoError>,
     deliver: &mut impl FnMut(usize, Delivery<'a>),
 ) {
-    let count = run.folios().len();
+    let (page, count) = (run.first_page(), run.folios().len());
     let ended = run.finish(folios, answer, |locked| deliver(number, Delivery::Folio(locked)));
     if let Err(error) = ended {
-        deliver(number, Delivery::Failed { error, folios: count });
+        deliver(number, Delivery::Failed { error, page, folios: count });
     }
 }
 

@@ -9,8 +9,13 @@
 //!             a batch of references              read.rs    up to 31 folios, no folio lock
 //!               | not resident, or a writer inside
 //!               v
-//!             the folio lock, and a fill         fill.rs    allocate, insert, read, uptodate
-//!   pin       one reference                      pin.rs
+//!             runs of absent folios              fill.rs    claim: allocate, insert, locked
+//!               |  and what will be wanted next    readahead/
+//!               v                                run.rs     one transfer, READY folio by folio
+//!             one folio, under its lock          fill.rs    if somebody else has it
+//!   read_many the same, all runs in one batch    read_many.rs, batch.rs
+//!   pin       one reference                      pin.rs, pin_many.rs
+//!   advise    what the handle's readers will do  advice.rs
 //!   write_at  the folio lock, a write window     write.rs
 //!   set_len   lengths and what lies behind them  truncate.rs
 //! ```

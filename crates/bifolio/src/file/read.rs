@@ -23,6 +23,8 @@ use arrayvec::ArrayVec;
 
 /// Optimistic attempts at a page before a reference, or the lock, decides.
 const ATTEMPTS_MAX: u32 = 4;
+/// The most of one request that is on its way at a time: copies and transfers overlap anyway.
+const REQUEST_BYTES_MAX: u64 = 8 << 20;
 /// Lines of the next folio that are touched ahead: more gain nothing.
 const LINES_AHEAD: usize = 8;
 
@@ -132,29 +134,42 @@ impl File {
     /// the first of them. Returns 0 at the end of the file.
     fn read_absent(&self, buffer: &mut [u8], position: u64, ahead: bool) -> Result<usize> {
         let inode = &*self.handle.inode;
-        let length = inode.mapping.len_bytes().saturating_sub(position).min(buffer.len() as u64);
+        let length = inode.mapping.len_bytes().saturating_sub(position);
+        let length = length.min(buffer.len() as u64).min(REQUEST_BYTES_MAX);
         if length == 0 {
             return Ok(0);
         }
         let pages = position >> PAGE_SHIFT..(position + length).div_ceil(PAGE_BYTES);
-        let claim = self.handle.claim_run(pages.clone(), Wait::ForFrames)?;
-        let RunClaim::New(run) = claim else { return self.read_page_locked(buffer, position) };
+        let RunClaim::New(run) = self.handle.claim_run(pages.clone(), Wait::ForFrames)? else {
+            // On its way. What comes behind it must not wait until it is here.
+            if ahead {
+                self.handle.follow_marks(pages);
+            }
+            return self.read_page_locked(buffer, position);
+        };
         if ahead {
-            self.handle.read_ahead_of_miss(pages);
+            self.handle.read_ahead_of_miss(pages.clone());
         }
         let mut request = ReadRequest::new(position, buffer);
         let mut failed = None;
+        let first_page = run.first_page();
         let mut deliver = |_, delivery| match delivery {
             Delivery::Folio(locked) => request.take(inode, &locked),
-            Delivery::Failed { error, folios } => failed = Some((error, folios)),
+            Delivery::Failed { error, page, folios: 1 } if page == first_page => {
+                failed = Some(error);
+            }
+            // One bad byte fails a whole run: by itself the first folio may be good.
+            Delivery::Failed { .. } => {}
         };
         let mut batch = Batch::new(inode);
         batch.start(run, 0, &mut deliver);
+        let rest = batch.add(&self.handle, pages, 0, &mut deliver);
         batch.finish(&mut deliver);
+        // What could not be begun is the next call's.
+        let _ = rest;
         match (request.done(), failed) {
-            (0, Some((error, 1))) => Err(error),
-            // One bad byte fails a whole run: by itself the first folio may be good.
-            (0, _) => self.read_page_locked(buffer, position),
+            (0, Some(error)) => Err(error),
+            (0, None) => self.read_page_locked(buffer, position),
             (copied, _) => Ok(copied),
         }
     }

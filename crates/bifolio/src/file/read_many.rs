@@ -68,6 +68,11 @@ impl<'b> ReadRequest<'b> {
         self.position + self.done() as u64
     }
 
+    /// Whether the next byte is in the folio whose first page is `page`.
+    fn is_at(&self, page: u64) -> bool {
+        self.next() >> PAGE_SHIFT >= page
+    }
+
     /// Takes its part of a folio of `inode`, if that holds the next byte.
     pub(super) fn take(&mut self, inode: &Inode, locked: &Locked<'_>) {
         let (next, done) = (self.next(), self.done());
@@ -187,7 +192,7 @@ fn deliver(requests: &mut [Addressed<'_, '_>], number: usize, delivery: Delivery
     let (file, request) = &mut requests[number];
     match delivery {
         Delivery::Folio(locked) => request.take(&file.handle.inode, &locked),
-        Delivery::Failed { error, folios: 1 } => fail(request, error),
+        Delivery::Failed { error, folios: 1, page } if request.is_at(page) => fail(request, error),
         // Each folio by itself, in the second pass.
         Delivery::Failed { .. } => {}
     }

@@ -12,6 +12,7 @@ pub(crate) trait ChunkWatcher: Debug + Send + Sync {
     fn chunk_is_whole(&self, chunk: usize);
 
     /// Pages of the chunk are about to be given back, none of which belongs to a folio. When this
-    /// returns nobody holds on to the chunk, nor will before it is whole again.
+    /// returns nobody holds on to the chunk (but for transfers of other folios in it that are in
+    /// flight, until they are complete), nor will before it is whole again.
     fn before_release(&self, chunk: usize);
 }

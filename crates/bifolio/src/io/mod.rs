@@ -1,15 +1,19 @@
 //! Transfers between frames and storage: the [`Backing`] trait and what is built on it.
 //!
-//! Stands under `writeback`, `reclaim` and `file`, which move whole folios; calls `sys::file`.
+//! Stands under `writeback`, `reclaim` and `file`, which move whole folios; calls `sys`.
 //!
 //! ```text
+//!   Engine, Queue                            many transfers at once, their owners      engine/
+//!     |
 //!   read_full / write_full / sync_data ...   continue short transfers, EINTR, EAGAIN   transfer.rs
 //!     |                                      what failed, where, how much was left     error.rs
 //!   trait Backing                            one attempt each
+//!     |                                      what is asked of it, where it may go      request.rs
 //!     |-- DiskFile                           O_DIRECT, the unaligned tail, fallbacks   disk.rs
 //!     |                                      which of the two ways a file goes         direct.rs
 //!     '-- yours                              object stores, tests, faults
 //!   IoTarget / IoSource                      memory that others may touch meanwhile    window.rs
+//!   Span                                     an address and a length                   span.rs
 //!   IoBuffer                                 memory to drive a backing by hand         buffer.rs
 //!   Alignment, rounding                      arithmetic                                align.rs
 //! ```
@@ -35,8 +39,7 @@ use std::io;
 pub use align::{Alignment, PositionOutOfRange};
 pub use buffer::IoBuffer;
 pub use disk::{DirectIo, DiskFile, DiskOptions, OpenDiskError};
-#[allow(unused_imports)]
-pub(crate) use engine::{Engine, PIECES_MAX, Pieces, Queue, Transfer};
+pub(crate) use engine::{Engine, Pieces, Queue, Transfer};
 pub use error::{IoError, Operation};
 pub use request::{IoRequest, Submission};
 pub(crate) use transfer::{len_bytes, set_len, sync_all, sync_data};

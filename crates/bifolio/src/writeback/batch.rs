@@ -60,13 +60,20 @@ pub(super) struct WriteBatch<'a> {
     error: Option<Arc<IoError>>,
 }
 
-/// What a batch came to.
-#[derive(Debug)]
+/// What one or several batches came to.
+#[derive(Debug, Default)]
 pub(crate) struct Written {
     /// Folios that reached the device.
     pub(crate) folios: u64,
     /// The last error; it has been recorded for every handle.
     pub(crate) error: Option<Arc<IoError>>,
+}
+
+impl Written {
+    pub(super) fn add(&mut self, other: Self) {
+        self.folios += other.folios;
+        self.error = other.error.or(self.error.take());
+    }
 }
 
 impl<'a> WriteBatch<'a> {

@@ -14,8 +14,10 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-/// How many times are remembered, to tell the age of dirt.
+/// How many times are remembered, to tell the age of dirt, and how many in the age that is asked
+/// for: so those that are remembered go back four times as far.
 const TICKS_MAX: usize = 64;
+const TICKS_PER_AGE: u32 = 16;
 
 /// See the head of the file.
 #[derive(Debug, Default)]
@@ -75,18 +77,21 @@ impl DirtyList {
         self.state.lock().next
     }
 
-    /// The number that all markings older than `age` are below. Exact to the interval in which it
-    /// is called.
+    /// The number that all markings older than `age` are below, exact to a few calls: what is not
+    /// asked for in time looks younger than it is.
     pub(super) fn older_than(&self, age: Duration) -> u64 {
         let mut state = self.state.lock();
-        let next = state.next;
-        if state.ticks.len() == TICKS_MAX {
-            state.ticks.pop_front();
-        }
         let now = Instant::now();
-        state.ticks.push_back((now, next));
-        let old = |tick: &&(Instant, u64)| now.duration_since(tick.0) >= age;
-        state.ticks.iter().rev().find(old).map_or(0, |tick| tick.1)
+        let last = state.ticks.back().map(|(time, _)| *time);
+        if last.is_none_or(|last| now.duration_since(last) >= age / TICKS_PER_AGE) {
+            let tick = (now, state.next);
+            if state.ticks.len() == TICKS_MAX {
+                state.ticks.pop_front();
+            }
+            state.ticks.push_back(tick);
+        }
+        let is_old = |tick: &&(Instant, u64)| now.duration_since(tick.0) >= age;
+        state.ticks.iter().rev().find(is_old).map_or(0, |tick| tick.1)
     }
 
     /// Sets DIRTY; the caller holds the folio lock.

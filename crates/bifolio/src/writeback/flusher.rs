@@ -25,6 +25,7 @@
 //! that it is *stuck*: nobody is held then, and reclaim says what the matter is. Nor is anybody
 //! held once the thread has ended.
 
+use super::batch::Written;
 use super::inode::Inode;
 use super::throttle::Throttle;
 use crate::error::{ErrorKind, Result};
@@ -40,8 +41,10 @@ use std::time::{Duration, Instant};
 const ROUND_FOLIOS: u64 = 1024;
 /// The longest a writer is held, if completions come but none makes room.
 const STALL_MAX: Duration = Duration::from_secs(10);
-/// How often dirt is looked at for its age, at the least.
-const TICK_MAX: Duration = Duration::from_secs(1);
+/// How often dirt is looked at in the age it may reach.
+const TICKS_PER_AGE: u32 = 4;
+/// The most often.
+const TICK_MIN: Duration = Duration::from_millis(5);
 
 /// When the flusher works; `None` is a part of the bound.
 #[derive(Clone, Copy, Debug, Default)]
@@ -66,6 +69,8 @@ pub(crate) struct Flusher {
     /// The thresholds, pages: they follow the bound.
     background_pages: AtomicU64,
     max_pages: AtomicU64,
+    /// Two of the largest folios of any file: a writer of those is not held for the first one.
+    floor_pages: AtomicU64,
     files: Mutex<Vec<Weak<Inode>>>,
     signal: Mutex<Signal>,
     signalled: Condvar,
@@ -82,6 +87,7 @@ impl Flusher {
             settings,
             background_pages: AtomicU64::new(0),
             max_pages: AtomicU64::new(0),
+            floor_pages: AtomicU64::new(0),
             files: Mutex::default(),
             signal: Mutex::default(),
             signalled: Condvar::new(),
@@ -104,6 +110,8 @@ impl Flusher {
 
     /// Looks after a file from now on.
     pub(crate) fn enlist(&self, inode: &Arc<Inode>) {
+        let folio_pages = 1 << inode.mapping.order();
+        self.floor_pages.fetch_max(2 * folio_pages, Ordering::Relaxed);
         let mut files = self.files.lock();
         files.retain(|file| file.strong_count() > 0);
         files.push(Arc::downgrade(inode));
@@ -137,7 +145,9 @@ impl Flusher {
     }
 
     fn is_too_dirty(&self, memory: &Memory) -> bool {
-        memory.dirty_pages.load(Ordering::Relaxed) > self.max_pages.load(Ordering::Relaxed)
+        let max_pages = self.max_pages.load(Ordering::Relaxed);
+        let max_pages = max_pages.max(self.floor_pages.load(Ordering::Relaxed));
+        memory.dirty_pages.load(Ordering::Relaxed) > max_pages
     }
 
     /// Holds a writer while too much is dirty. The caller holds no lock.
@@ -160,7 +170,7 @@ impl Flusher {
     }
 
     fn run(&self, memory: &Memory) {
-        let tick = (self.settings.age_max / 4).clamp(Duration::from_millis(5), TICK_MAX);
+        let tick = (self.settings.age_max / TICKS_PER_AGE).max(TICK_MIN);
         loop {
             let wanted_folios = {
                 let mut signal = self.signal.lock();
@@ -181,37 +191,31 @@ impl Flusher {
     /// Writes out what is old, what is too much, and what is wanted.
     fn flush(&self, memory: &Memory, wanted_folios: u64) {
         let files: Vec<_> = self.files.lock().iter().filter_map(Weak::upgrade).collect();
-        let mut written_folios = 0;
-        let mut failed = false;
-        let mut write = |inode: &Inode, end, folios_max| {
-            let written = inode.write_out_until(end, folios_max, false);
-            written_folios += written.folios;
-            failed |= written.error.is_some();
-            written.folios
-        };
+        let mut total = Written::default();
         for inode in &files {
-            write(inode, inode.dirty.older_than(self.settings.age_max), u64::MAX);
+            let old = inode.dirty.older_than(self.settings.age_max);
+            total.add(inode.write_out_until(old, u64::MAX, false));
         }
-        let target_pages = self.background_pages.load(Ordering::Relaxed) / 2;
-        let is_much = || memory.dirty_pages.load(Ordering::Relaxed) > target_pages;
-        let mut wanted_folios = wanted_folios;
-        let was_much = memory.dirty_pages.load(Ordering::Relaxed)
-            > self.background_pages.load(Ordering::Relaxed);
-        while ((was_much && is_much()) || wanted_folios > 0) && !self.signal.lock().end {
-            let mut round_folios = 0;
+        let dirty_pages = || memory.dirty_pages.load(Ordering::Relaxed);
+        let background_pages = self.background_pages.load(Ordering::Relaxed);
+        let is_much = dirty_pages() > background_pages;
+        let target_pages = if is_much { background_pages / 2 } else { u64::MAX };
+        let target_folios = total.folios + wanted_folios;
+        while dirty_pages() > target_pages || total.folios < target_folios {
+            let before_folios = total.folios;
             for inode in &files {
-                round_folios += write(inode, inode.dirty.now(), ROUND_FOLIOS);
+                total.add(inode.write_out_until(inode.dirty.now(), ROUND_FOLIOS, false));
             }
-            wanted_folios = wanted_folios.saturating_sub(round_folios.max(1));
-            if round_folios == 0 {
+            if total.folios == before_folios || self.signal.lock().end {
                 break;
             }
         }
-        if written_folios > 0 {
+        if total.folios > 0 {
             memory.counters.add(Counter::FlusherRound, 1);
-            memory.counters.add(Counter::FlusherFolio, written_folios);
+            memory.counters.add(Counter::FlusherFolio, total.folios);
         }
-        self.throttle.set_stuck(written_folios == 0 && (failed || self.is_too_dirty(memory)));
+        let in_vain = total.folios == 0 && (total.error.is_some() || self.is_too_dirty(memory));
+        self.throttle.set_stuck(in_vain);
     }
 }
 

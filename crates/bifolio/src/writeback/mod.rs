@@ -2,14 +2,21 @@
 //! when they do not.
 //!
 //! Stands between `mapping` and `io`: an [`Inode`] is one file of the cache (the kernel's noun for
-//! what handles share): its mapping, its backing, its dirty list and its write errors. Called by
-//! `file` (writes, syncs) and `reclaim` (a dirty folio in the way).
+//! what handles share): its mapping, its backing, its dirty list and its write errors.
+//!
+//! ```text
+//!   file: syncs ----------------.      sync.rs
+//!   flusher: age, share --------+--> WriteBatch --> io::Queue --> device     batch.rs
+//!     ^    |                    |     one folio and its dirty neighbours are one transfer
+//!     |    '--> held writers    |      flusher.rs, throttle.rs
+//!   reclaim: dirty in the way --'
+//! ```
 //!
 //! The life of a dirty folio:
 //!
 //! ```text
 //!   clean --mark_dirty--> DIRTY, on the dirty list (oldest first)
-//!     ^                     | write_out: clear DIRTY, off the list, set WRITEBACK, unlock, submit
+//!     ^                     | add: lock, clear DIRTY, off the list, set WRITEBACK, unlock; submit
 //!     |                     v
 //!     '----- ok ------- WRITEBACK ----- failed: DIRTY again, on the list, error recorded
 //!                           '---------- written to meanwhile: DIRTY again, on the list
@@ -28,8 +35,12 @@
 //!   nothing is written out before that has agreed, or the old length stands again. (Written out
 //!   by a length that does not come true, a folio would be clean, and its last bytes lost.)
 //!
-//! Lock order: folio lock, then the cut's, then the dirty list's lock. During I/O only the cut's
-//! lock is held, which write-outs share, and a sync's own.
+//! - WRITEBACK-5: a sync misses nothing that was dirty at its call. What is on the list stays
+//!   there, with its number, until its write-out begins; what has begun is in an epoch that the
+//!   sync waits for.
+//!
+//! Lock order: folio lock, then the cut's, then the dirty list's lock; with the cut's lock shared,
+//! as write-outs have it, folio locks are only tried.
 
 mod batch;
 mod dirty;

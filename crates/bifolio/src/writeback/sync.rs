@@ -57,7 +57,7 @@ impl Inode {
     /// it. With `patient`, also what is busy now. Tries every folio, whatever happens to the
     /// others; errors are recorded. Ends early once `folios_max` have been written.
     pub(super) fn write_out_until(&self, end: u64, folios_max: u64, patient: bool) -> Written {
-        let mut total = Written { folios: 0, error: None };
+        let mut total = Written::default();
         let mut backoff = Backoff::default();
         let mut next = 0;
         while next < end && total.folios < folios_max {
@@ -68,8 +68,7 @@ impl Inode {
             }
             next = oldest.next;
             let (written, busy) = self.write_out_folios(oldest.folios);
-            total.folios += written.folios;
-            total.error = written.error.or(total.error);
+            total.add(written);
             if patient {
                 self.write_out_busy(busy);
             }

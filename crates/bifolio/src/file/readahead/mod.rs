@@ -107,7 +107,11 @@ impl Handle {
     /// Bytes have been read: starts the next window if a mark was among them.
     pub(super) fn note_read(&self, bytes: Range<u64>) {
         self.readahead.last_end.store(bytes.end, Ordering::Relaxed);
-        let pages = bytes.start >> PAGE_SHIFT..bytes.end.div_ceil(PAGE_BYTES);
+        self.follow_marks(bytes.start >> PAGE_SHIFT..bytes.end.div_ceil(PAGE_BYTES));
+    }
+
+    /// Starts the next window if a mark is among `pages`.
+    pub(super) fn follow_marks(&self, pages: Range<u64>) {
         if self.readahead.take_mark(&pages) {
             self.follow(&Access { first_page: pages.start, end_page: pages.end, miss: None });
         }

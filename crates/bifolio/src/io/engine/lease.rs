@@ -61,7 +61,10 @@ impl<'e> Lease<'e> {
                 tables.memory(&spans[0].part(0, length_bytes), chunks)
             }
             1 => tables.memory(&spans[0], chunks),
-            count => RingMemory::Row { entries: spans.as_ptr().cast(), count },
+            count => {
+                let (entries, count) = Span::kernel_row(&spans[..count]);
+                RingMemory::Row { entries, count }
+            }
         };
         RingCall { is_write: operation == Operation::Write, file, memory, position_bytes }
     }

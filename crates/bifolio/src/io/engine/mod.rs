@@ -46,7 +46,7 @@ use crate::sys::probe::{Feature, Features};
 
 pub(crate) use counts::EngineCounts;
 pub(crate) use life::Transfer;
-pub(crate) use pieces::{PIECES_MAX, Pieces};
+pub(crate) use pieces::Pieces;
 pub(crate) use queue::Queue;
 
 /// The most transfers a queue may have in flight.

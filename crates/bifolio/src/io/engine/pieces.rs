@@ -16,7 +16,7 @@ use crate::io::span::Span;
 use crate::io::{IoSource, IoTarget};
 
 /// The most pieces a transfer may have: a folio each, of 1 MiB in base pages.
-pub(crate) const PIECES_MAX: usize = 256;
+const PIECES_MAX: usize = 256;
 
 /// See the head of the file.
 #[derive(Debug, Default)]

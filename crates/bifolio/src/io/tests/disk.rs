@@ -159,6 +159,55 @@ fn one_call_is_one_transfer_and_the_tail_is_the_second() {
 }
 
 #[test]
+fn a_row_of_windows_is_one_transfer_and_its_tail_the_second() {
+    for way in ways() {
+        let file = way.open("f");
+        let bytes = pattern(3 * BLOCK + 700, 10);
+        let parts: Vec<_> = bytes.chunks(BLOCK).map(IoBuffer::from_bytes).collect();
+        let sources: Vec<_> = parts.iter().map(IoBuffer::source).collect();
+        let block = file.alignment().offset_bytes as usize;
+        let whole = (3 * BLOCK + 700) / block * block;
+        assert_eq!(file.write_vectored_at(&sources, 0).unwrap(), whole, "{}", way.name);
+        write_full(&file, &sources, 0, None).unwrap();
+        assert_holds(&way, &file, "f", &bytes);
+        let mut buffers: Vec<_> = (0..4).map(|_| IoBuffer::new(BLOCK)).collect();
+        let mut targets: Vec<_> = buffers.iter_mut().map(IoBuffer::target).collect();
+        assert_eq!(file.read_vectored_at(&mut targets, 0).unwrap(), bytes.len());
+        let seen: Vec<_> = buffers.iter().flat_map(|buffer| buffer.as_bytes()).copied().collect();
+        assert!(seen[..bytes.len()] == bytes, "{}", way.name);
+    }
+}
+
+#[test]
+fn a_row_of_more_windows_than_the_kernel_takes_is_a_short_transfer() {
+    for way in ways() {
+        let file = way.open("f");
+        let bytes = pattern(1100 * 512, 11);
+        let buffer = IoBuffer::from_bytes(&bytes);
+        let window = |i: usize| buffer.source().suffix(i * 512).prefix(512);
+        let sources: Vec<_> = (0..1100).map(window).collect();
+        assert_eq!(file.write_vectored_at(&sources, 0).unwrap(), 1024 * 512, "{}", way.name);
+        assert_eq!(write_full(&file, &sources, 0, None).unwrap(), bytes.len());
+        assert_holds(&way, &file, "f", &bytes);
+    }
+}
+
+#[test]
+fn a_row_that_is_not_aligned_still_arrives() {
+    for way in ways() {
+        let file = way.open("f");
+        write(&file, &pattern(4 * BLOCK, 12), 0);
+        let direct = file.direct();
+        let bytes = pattern(2 * BLOCK, 13);
+        let buffer = IoBuffer::from_bytes(&bytes);
+        let (first, second) = (buffer.source().prefix(100), buffer.source().suffix(100));
+        assert_eq!(file.write_vectored_at(&[first, second], 0).unwrap(), 2 * BLOCK);
+        assert!(read(&file, 2 * BLOCK, 0) == bytes, "{}", way.name);
+        assert_eq!(file.direct(), direct, "{}: it was not even to be tried", way.name);
+    }
+}
+
+#[test]
 fn what_is_not_aligned_still_arrives() {
     for way in ways() {
         let file = way.open("f");
