@@ -102,6 +102,8 @@ counters! {
     WriteRequest write_requests,
     /// Write-outs that failed; their folios stayed dirty.
     WritebackError writeback_errors,
+    /// Writes that waited for a write-out of their folio to end.
+    WritebackWait writeback_waits,
     /// Bytes accepted by writes.
     WriteBytes write_bytes,
     /// Syncs that were asked of devices.

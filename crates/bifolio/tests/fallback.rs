@@ -63,9 +63,8 @@ fn all_features_can_be_missing_at_once() {
 
 #[test]
 fn a_masked_ring_is_never_entered_and_batches_go_by_plain_calls() {
-    let is_available = |report: &bifolio::FeatureReport| {
-        report.feature == Feature::IoUring && report.available
-    };
+    let is_available =
+        |report: &bifolio::FeatureReport| report.feature == Feature::IoUring && report.available;
     for masked in [false, true] {
         let ring = if masked { builder().disable(Feature::IoUring) } else { builder() };
         let cache = ring.build().unwrap();

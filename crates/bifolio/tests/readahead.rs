@@ -59,7 +59,8 @@ fn a_scan_takes_few_requests_and_nothing_is_read_twice_or_evicted_before_its_use
             assert_eq!(stats.misses, pages, "{block}: some page was read twice");
             assert_eq!(stats.read_bytes, bytes.len() as u64, "{block}");
             assert_eq!(stats.readahead_unused, 0, "{block}");
-            assert!(stats.readahead_folios > pages / 2, "{block}: {stats:?}");
+            // A request larger than the window brings most of its pages itself.
+            assert!(stats.readahead_folios > pages / 2 || block > 256 << 10, "{block}: {stats:?}");
             assert!(stats.read_requests < pages / 16, "{block}: {} requests", stats.read_requests);
             assert!(stats.pgactivate < pages / 50, "{block}: a scan makes nothing hot: {stats:?}");
         });

@@ -2,12 +2,19 @@
 //!
 //! A resident size belongs to a process, and the benchmark's own buffers must not count as the
 //! library's. The parent [`ask`]s, the program's hidden subcommand calls [`run_child`], the answer
-//! comes back as one line of JSON. A child dies with its parent and owns nothing that must be
-//! removed.
+//! comes back as one line of JSON. A child dies with its parent, from its first instruction on, and
+//! owns nothing that must be removed.
+//!
+//! # Safety
+//! What runs between fork and exec makes system calls and nothing else.
 
+#![allow(unsafe_code)]
+
+use std::io;
+use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
-use rustix::process::{Signal, set_parent_process_death_signal};
+use rustix::process::{Signal, getpid, getppid, set_parent_process_death_signal};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -31,12 +38,10 @@ pub(crate) fn ask<A: DeserializeOwned>(
         return Err(Error::Child("no command was given to start it".into()));
     };
     let request = Request { bench: bench.to_owned(), task: serde_json::to_value(task)? };
-    let output = Command::new(program)
-        .args(arguments)
-        .arg(serde_json::to_string(&request)?)
-        .stdin(Stdio::null())
-        .output()
-        .map_err(Error::system(format!("start {program}")))?;
+    let mut command = Command::new(program);
+    command.args(arguments).arg(serde_json::to_string(&request)?).stdin(Stdio::null());
+    die_with_this_process(&mut command);
+    let output = command.output().map_err(Error::system(format!("start {program}")))?;
     if !output.status.success() {
         let complaint = String::from_utf8_lossy(&output.stderr).trim().to_owned();
         return Err(Error::Child(format!("{}: {complaint}", output.status)));
@@ -44,13 +49,22 @@ pub(crate) fn ask<A: DeserializeOwned>(
     Ok(serde_json::from_slice(&output.stdout)?)
 }
 
+fn die_with_this_process(command: &mut Command) {
+    let parent = getpid();
+    let ask = move || -> io::Result<()> {
+        set_parent_process_death_signal(Some(Signal::KILL))?;
+        // A parent that is dead already sends no signal any more.
+        if getppid() == Some(parent) { Ok(()) } else { Err(io::ErrorKind::BrokenPipe.into()) }
+    };
+    // SAFETY: `ask` makes two system calls; it allocates nothing and takes no lock.
+    unsafe { command.pre_exec(ask) };
+}
+
 /// The child's side: does what `request` asks, answers what to print.
 ///
 /// # Errors
 /// The request is none, or the task failed.
 pub fn run_child(request: &str) -> Result<String> {
-    set_parent_process_death_signal(Some(Signal::KILL))
-        .map_err(Error::system("ask to die with the parent"))?;
     let request: Request = serde_json::from_str(request)?;
     let benchmark = benchmark::find(&request.bench)
         .ok_or_else(|| Error::Child(format!("no benchmark is called {}", request.bench)))?;

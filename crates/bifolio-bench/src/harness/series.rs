@@ -12,9 +12,6 @@ use super::timed::{Positions, ReadPath, Window, read_blocks};
 use super::verify::verify;
 use crate::error::{Error, Result};
 
-/// Once while a cache fills, once when all is resident.
-const VERIFY_PASSES: usize = 2;
-
 /// What one turn reads.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Load<'a> {
@@ -49,9 +46,7 @@ impl Series {
     }
 
     /// Compares every byte of `file` with what this series answers, page by page, and the first
-    /// page also in 64-byte blocks; twice, since the second time a cache answers otherwise than
-    /// when it fills, and only then is every page as a timed read finds it. Answers how many bytes
-    /// were compared.
+    /// page also in 64-byte blocks. Answers how many bytes were compared.
     pub(crate) fn verify(&self, file: &Path, threads: usize) -> Result<u64> {
         self.path.verify(self.name, file, threads)
     }
@@ -73,12 +68,8 @@ impl<P: ReadPath> AnyPath for P {
     }
 
     fn verify(&self, series: &str, file: &Path, threads: usize) -> Result<u64> {
-        let mut compared_bytes = 0;
-        for _ in 0..VERIFY_PASSES {
-            compared_bytes += verify::<4096, P>(self, series, file, u64::MAX, threads)?;
-            compared_bytes += verify::<64, P>(self, series, file, 4096, 1)?;
-        }
-        Ok(compared_bytes)
+        let pages_bytes = verify::<4096, P>(self, series, file, u64::MAX, threads)?;
+        Ok(pages_bytes + verify::<64, P>(self, series, file, 4096, 1)?)
     }
 }
 

@@ -84,6 +84,7 @@ mod tests {
         other.add(milliseconds(310), 99);
         stretches.merge(&other);
         assert_eq!(stretches.rates(milliseconds(310)), [300.0, 300.0, 0.0]);
+        assert_eq!(stretches.rates(milliseconds(550)), [300.0, 300.0, 0.0, 990.0, 0.0]);
         assert_eq!(stretches.least_over_mean(milliseconds(310)), Some(0.0));
         assert_eq!(stretches.least_over_mean(milliseconds(299)), Some(1.0));
         assert_eq!(stretches.least_over_mean(milliseconds(150)), None);

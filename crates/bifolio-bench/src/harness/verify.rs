@@ -1,8 +1,7 @@
 //! Every byte a series serves, against an independent read of the file.
 //!
-//! Run before anything is timed, by several threads: for a cache this is also what fills it, and
-//! the misses of many threads keep a disk busy. They take one page after the other, so a cache is
-//! filled nearly in the order of the file, as a scan would fill it.
+//! Run before anything is timed, by several threads, which take one page after the other. A cache
+//! is full by then (`fill`): every page is as a timed read finds it.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -10,11 +9,29 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
+use super::pattern::{self, CHUNK_BYTES};
 use super::timed::{Block, ReadPath, Reader};
 use crate::error::{Error, Result};
 
 /// What a thread takes at a time.
 const WORK_BYTES: usize = 4096;
+
+/// Reads all of `file` through its cache, in order, as a scan would fill it, and compares it with
+/// the pattern; answers how many bytes that were.
+pub(crate) fn fill(file: &bifolio::File, series: &str) -> Result<u64> {
+    let mut chunk = vec![0; CHUNK_BYTES];
+    let mut pos_bytes = 0;
+    loop {
+        let read = file.read_at(&mut chunk, pos_bytes)?;
+        if read == 0 {
+            return Ok(pos_bytes);
+        }
+        if !pattern::matches(&chunk[..read], pos_bytes) {
+            return Err(Error::WrongBytes { series: series.to_owned(), pos_bytes });
+        }
+        pos_bytes += read as u64;
+    }
+}
 
 /// Compares the first `limit_bytes` of `file`, block by block; answers how many bytes it compared.
 pub(crate) fn verify<const BLOCK: usize, P: ReadPath>(
@@ -75,7 +92,6 @@ fn compare<const BLOCK: usize, R: Reader>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::harness::pattern::{self, CHUNK_BYTES};
     use crate::progress::Silent;
 
     /// Answers the pattern, except for one byte, and stops short of `end_bytes`.
@@ -107,6 +123,22 @@ mod tests {
             }
             Ok(BLOCK.min((self.1 - pos_bytes) as usize))
         }
+    }
+
+    #[test]
+    fn filling_reads_all_of_a_file_that_holds_the_pattern_and_no_other() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        let size_bytes = CHUNK_BYTES as u64 + 4096;
+        pattern::make_file(&path, size_bytes, &mut Silent).unwrap();
+        let read = || {
+            let cache = bifolio::Cache::builder().memory(4 << 20).build().unwrap();
+            fill(&cache.open(&path, &bifolio::OpenOptions::new()).unwrap(), "s")
+        };
+        assert_eq!(read().unwrap(), size_bytes);
+        let file = File::options().write(true).open(&path).unwrap();
+        file.write_all_at(&[1; 8], size_bytes - 8).unwrap();
+        assert!(matches!(read(), Err(Error::WrongBytes { .. })));
     }
 
     #[test]

@@ -36,6 +36,7 @@ use self::stage::{Setting, Stage};
 use crate::benchmark::{Benchmark, Context, Needs};
 use crate::config::Config;
 use crate::error::Result;
+use crate::format_bytes;
 use crate::harness::access::Pattern;
 use crate::harness::interleave::{Rounds, Turn, take_turns};
 use crate::harness::meter::{self, Measured};
@@ -82,11 +83,7 @@ impl Benchmark for RandomReads {
             measure(&setting, pattern, &mut report, progress)?;
         }
         measure_resident_size(&setting, &mut report, progress)?;
-        report.notes.push(
-            "raw_direct with 32 requests a call waits for all 32 before it goes on, as a call \
-             must; with 1024 it always has 32 in flight, and its latencies are of single reads"
-                .to_owned(),
-        );
+        report.notes.extend(notes(&setting.parameters));
         report.figures = figures::figures(&report);
         Ok(report)
     }
@@ -113,6 +110,19 @@ fn set_up(
     Ok(Setting { file, parameters, tracepoint, child_command })
 }
 
+fn notes(parameters: &Parameters) -> [String; 3] {
+    [
+        "uniform: every page once before any again, so that every read is a miss".to_owned(),
+        format!(
+            "kernel_pread and kernel_mmap are held to {}: bound and allowance of a cache's process",
+            format_bytes(parameters.kernel_bytes())
+        ),
+        "raw_direct with 32 requests a call waits for all 32 before it goes on, as a call must; \
+         with 1024 it goes on as soon as half are complete, and its latencies are of single reads"
+            .to_owned(),
+    ]
+}
+
 /// All rows of one pattern.
 fn measure(
     setting: &Setting,
@@ -131,8 +141,10 @@ fn measure(
     report.verified_bytes += stage.warm()?;
 
     let plan = plan(&setting.parameters, pattern, possible);
-    let turn_count: usize = plan.iter().map(|(_, steps)| steps.len()).sum();
-    let duration = setting.parameters.turn(PATTERNS.len() * turn_count);
+    let steps = plan.iter().flat_map(|(_, steps)| steps);
+    let weight: u32 = steps.clone().map(|step| step.weight()).sum();
+    let turn_count = steps.count();
+    let duration = setting.parameters.turn(PATTERNS.len() as u32 * weight);
     let (mut rows, mut turns) = (Vec::new(), Vec::new());
     for (row_index, (row, steps)) in plan.into_iter().enumerate() {
         rows.push(row);
@@ -140,7 +152,7 @@ fn measure(
         turns.extend(steps.into_iter().map(|step| Turn {
             row_index,
             series: step.series(),
-            run: Box::new(move || stage.run(step, duration)),
+            run: Box::new(move || stage.run(step, duration * step.weight())),
         }));
     }
     let repetitions = setting.parameters.repetitions;

@@ -8,6 +8,7 @@ use crate::benchmark::Needs;
 use crate::config::{Config, ParameterSet};
 use crate::error::Result;
 use crate::harness::sizes::Sizes;
+use crate::report::Rss;
 
 /// How many reads the deep series keep in flight.
 pub(crate) const DEPTH: u16 = 32;
@@ -32,7 +33,7 @@ impl Parameters {
     pub(crate) fn from_config(config: &Config) -> Result<Self> {
         let (memory_bytes, timed_seconds, repetitions) = match config.set {
             ParameterSet::Smoke => (4 << 20, 0.3, 1),
-            ParameterSet::Quick => (64 << 20, 8.0, 3),
+            ParameterSet::Quick => (64 << 20, 9.0, 3),
             ParameterSet::Full => (512 << 20, 320.0, 4),
         };
         Ok(Self {
@@ -44,10 +45,17 @@ impl Parameters {
         })
     }
 
-    /// How long one of `turns` is, when each is taken as often as the parameters say.
-    pub(crate) fn turn(&self, turns: usize) -> Duration {
-        let count = turns.max(1) * self.repetitions;
-        Duration::from_secs_f64(self.timed_seconds).div_f64(count as f64)
+    /// How long a turn of weight one is, when turns of that weight together are taken as often as
+    /// the parameters say.
+    pub(crate) fn turn(&self, weight: u32) -> Duration {
+        let count = f64::from(weight.max(1)) * self.repetitions as f64;
+        Duration::from_secs_f64(self.timed_seconds).div_f64(count)
+    }
+
+    /// What the kernel's series may use: as much as the whole process of a cache may have, its
+    /// bound and the same allowance for everything else.
+    pub(crate) fn kernel_bytes(&self) -> u64 {
+        Rss { bound_bytes: self.sizes.memory_bytes, peak_bytes: 0 }.allowed_bytes()
     }
 
     /// On disk the file; in memory the cache and the kernel's page cache of the same size, and as

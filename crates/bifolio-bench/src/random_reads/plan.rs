@@ -22,6 +22,14 @@ pub(crate) enum Step {
 }
 
 impl Step {
+    /// How long a turn of it is, next to one at depth 1.
+    pub(crate) fn weight(self) -> u32 {
+        match self {
+            Self::RawRing { .. } | Self::ReadMany { .. } => DEEP_WEIGHT,
+            Self::RawPread { .. } | Self::ReadAt { .. } | Self::Kernel { .. } => 1,
+        }
+    }
+
     pub(crate) fn series(self) -> &'static str {
         match self {
             Self::RawPread { .. } | Self::RawRing { .. } => "raw_direct",
@@ -31,6 +39,9 @@ impl Step {
         }
     }
 }
+
+/// Deep series make many more reads a second: longer turns cost little, and show stalls.
+const DEEP_WEIGHT: u32 = 3;
 
 /// What this machine can run.
 #[derive(Clone, Copy, Debug)]

@@ -21,6 +21,9 @@ use crate::harness::sizes::Sizes;
 /// Enough to keep the depth; their blocks are small next to the smallest allowance.
 const REQUESTS_PER_CALL: usize = 128;
 
+/// How often the cache is filled anew.
+const BOUNDS_READ: u64 = 4;
+
 /// What the child is asked to do.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Task {
@@ -36,7 +39,7 @@ pub(crate) struct Answer {
     pub(crate) verified_bytes: u64,
 }
 
-/// Reads as many pages as the file has, chosen at random.
+/// Reads pages chosen at random, several times as many as the cache holds.
 pub(crate) fn read_at_random(task: &Task) -> Result<Answer> {
     let sizes = Sizes { size_bytes: task.size_bytes, memory_bytes: task.memory_bytes };
     let builder = Cache::builder().memory(task.memory_bytes).io_depth(usize::from(DEPTH));
@@ -47,7 +50,7 @@ pub(crate) fn read_at_random(task: &Task) -> Result<Answer> {
         draws: &Draws::default(),
         threads: 1,
         duration: Duration::MAX,
-        draw_end: sizes.pages(),
+        draw_end: BOUNDS_READ * sizes.memory_pages(),
         tracepoint: None,
     };
     let measured = read_many(&load, &cached.file, REQUESTS_PER_CALL)?;

@@ -20,7 +20,6 @@ use crate::harness::cached::Cached;
 use crate::harness::memory_group::MemoryGroup;
 use crate::harness::meter::Measured;
 use crate::harness::{child, direct};
-use crate::report::Rss;
 
 const SEED: u64 = 3;
 
@@ -74,17 +73,10 @@ impl<'a> Stage<'a> {
     /// # Errors
     /// There is no way; the message is the reason for which to skip them.
     pub(crate) fn add_kernel(&mut self) -> Result<()> {
-        let group = MemoryGroup::create(self.kernel_bytes())?;
+        let group = MemoryGroup::create(self.setting.parameters.kernel_bytes())?;
         self.kernel = Some(Kernel { group, draws: Draws::default() });
         // One page: whether a child can join is known before anything is timed.
         self.kernel(Way::Pread, 1, Duration::MAX, 1).map(drop)
-    }
-
-    /// The kernel gets what the whole process of a cache may have: its bound, and the same
-    /// allowance for everything else.
-    fn kernel_bytes(&self) -> u64 {
-        let bound_bytes = self.setting.parameters.sizes.memory_bytes;
-        Rss { bound_bytes, peak_bytes: 0 }.allowed_bytes()
     }
 
     /// Fills both caches, as the pattern does, and beyond: what is timed then also evicts.

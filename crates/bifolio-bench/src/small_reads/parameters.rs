@@ -42,7 +42,7 @@ pub(crate) struct Parameters {
     pub(crate) timed_seconds: f64,
     pub(crate) repetitions: usize,
     pub(crate) threads: Vec<usize>,
-    /// How many threads fill the caches, verifying.
+    /// How many threads verify.
     pub(crate) verify_threads: usize,
 }
 
@@ -59,7 +59,7 @@ impl Parameters {
             timed_seconds: config.timed.map_or(timed_seconds, |timed| timed.as_secs_f64()),
             repetitions,
             threads: config.threads_or_default()?,
-            verify_threads: 16,
+            verify_threads: 2,
         };
         parameters.validate()?;
         Ok(parameters)

@@ -18,6 +18,9 @@ const PAGE_BYTES: usize = 4096;
 /// Enough to keep a disk busy with single misses.
 const THREADS: u64 = 8;
 
+/// How often the cache is filled anew: often enough to touch all tables, and to evict for long.
+const BOUNDS_READ: u64 = 4;
+
 /// What the child is asked to do.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Task {
@@ -47,11 +50,11 @@ impl Answer {
     }
 }
 
-/// Reads as many pages as the file has, each chosen at random.
+/// Reads pages chosen at random, several times as many as the cache holds.
 pub(crate) fn read_at_random(task: &Task) -> Result<Answer> {
     let cache = Cache::builder().memory(task.bound_bytes).build()?;
     let file = cache.open(&task.file, &OpenOptions::new())?;
-    let reads_per_thread = task.size_bytes / PAGE_BYTES as u64 / THREADS;
+    let reads_per_thread = BOUNDS_READ * task.bound_bytes / PAGE_BYTES as u64 / THREADS;
     let read = |seed| -> Result<()> {
         let mut positions = Positions::new(task.size_bytes, PAGE_BYTES as u64, seed);
         let mut block = Block([0; PAGE_BYTES]);

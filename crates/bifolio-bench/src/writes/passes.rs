@@ -22,7 +22,7 @@ use crate::harness::stretches::OperationsByStretch;
 use crate::harness::{direct, pattern};
 
 /// How many random writes the raw ring keeps in flight.
-const RAW_DEPTH: u16 = 32;
+const RAW_DEPTH: u16 = 128;
 
 /// What every turn of a run shares.
 #[derive(Debug)]

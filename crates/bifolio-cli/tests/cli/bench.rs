@@ -1,7 +1,8 @@
 //! `bifolio bench`: every benchmark with smoke parameters, its envelope, and what it leaves behind.
 
+use std::cell::RefCell;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Output};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -198,19 +199,49 @@ fn terminated_while_a_child_measures_it_leaves_no_process() {
     });
 }
 
+#[test]
+fn terminated_while_the_kernel_is_held_to_memory_it_leaves_no_control_group() {
+    let group = RefCell::new(None);
+    let more = ["--seconds", "600", "--threads", "1"];
+    let begin = Instant::now();
+    interrupt_bench("random-reads", &more, Signal::TERM, |dir| {
+        let child = workspace_in(dir).and_then(|path| process_naming(&format!("{path}/file")));
+        let found = child.and_then(own_group_of);
+        if let Some(found) = found {
+            group.replace(Some(found));
+        }
+        // Where groups cannot be made there is none to find.
+        group.borrow().is_some() || begin.elapsed() > Duration::from_secs(5)
+    });
+    if let Some(group) = group.take() {
+        assert!(!group.exists(), "{}", group.display());
+    }
+}
+
+/// The control group that a benchmark made for process `child`, once that has joined it.
+fn own_group_of(child: Pid) -> Option<PathBuf> {
+    let text = fs::read_to_string(format!("/proc/{}/cgroup", child.as_raw_nonzero())).ok()?;
+    let line = text.lines().find(|line| line.contains("/bifolio-bench-"))?;
+    let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
+    let root = if controllers.is_empty() { "" } else { "/memory" };
+    Some(PathBuf::from(format!("/sys/fs/cgroup{root}{path}")))
+}
+
 fn workspace_in(dir: &Path) -> Option<String> {
     let entry = fs::read_dir(dir).ok()?.next()?.ok()?;
     Some(entry.path().display().to_string())
 }
 
-/// Starts a benchmark, signals it once `ready`, and sees that it ends and that nothing is left.
 fn interrupt(more: &[&str], signal: Signal, ready: impl Fn(&Path) -> bool) {
+    interrupt_bench("small-reads", more, signal, ready);
+}
+
+/// Starts a benchmark, signals it once `ready`, and sees that it ends and that nothing is left.
+fn interrupt_bench(name: &str, more: &[&str], signal: Signal, ready: impl Fn(&Path) -> bool) {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let dir_text = dir.path().to_str().unwrap();
-    let child = bifolio(&["bench", "small-reads", "--set", "smoke", "--dir", dir_text])
-        .args(more)
-        .spawn()
-        .unwrap();
+    let child =
+        bifolio(&["bench", name, "--set", "smoke", "--dir", dir_text]).args(more).spawn().unwrap();
     let output = signal_when(child, signal, || ready(dir.path()));
     assert_eq!(output.status.code(), Some(130), "{}", String::from_utf8_lossy(&output.stderr));
     assert_eq!(left_in(dir.path()), Vec::<String>::new());

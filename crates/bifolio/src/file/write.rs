@@ -27,9 +27,10 @@ impl File {
     /// between reads as zeros. Returns how many bytes were written: all, unless an error came up
     /// on the way (the next call there says which).
     ///
-    /// Blocks for I/O when it replaces part of a folio that is not resident, and while too much is
-    /// dirty ([`dirty_bytes_max`](crate::CacheBuilder::dirty_bytes_max)). Atomic with respect to
-    /// `read_at` inside one 4 KiB page.
+    /// Blocks for I/O when it replaces part of a folio that is not resident, while that folio is
+    /// being written out, and while too much is dirty
+    /// ([`dirty_bytes_max`](crate::CacheBuilder::dirty_bytes_max)). Atomic with respect to `read_at`
+    /// inside one 4 KiB page.
     ///
     /// # Errors
     /// The storage's, with file, position and length; the cache full of pinned pages; a handle not

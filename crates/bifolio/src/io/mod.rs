@@ -59,8 +59,8 @@ pub use crate::sys::file::FileKind;
 ///   are too, but for the last write before the end of the file: it ends where the file ends.
 /// - Two writes of the same bytes never overlap in time; reads and writes of different bytes may,
 ///   from several threads.
-/// - The bytes of an [`IoSource`] may change during a write. Then the write may store a mixture;
-///   the cache writes those bytes again before it counts on them.
+/// - The bytes of an [`IoSource`] do not change during a write, nor until it has ended: what was
+///   written of a folio is one state of it.
 ///
 /// # What a backing promises
 /// - One call is one attempt. It may transfer fewer bytes than asked: the cache continues. It may

@@ -43,7 +43,7 @@ struct Run<'a> {
 pub(super) enum Added {
     /// It is on its way, or there is nothing to write.
     Done,
-    /// Somebody has its lock, or it was written to while on its way.
+    /// Somebody has its lock, or is about to change it once it has arrived.
     Busy,
 }
 
@@ -168,8 +168,8 @@ impl<'a> WriteBatch<'a> {
         let ids = run.folios.iter().map(|(folio, _)| folio.id());
         let transfer = inode.transfer(Operation::Write, position, length, ids);
         // SAFETY: IO-1: frames of the arena, which stays mapped (FRAMES-2); the run, which the
-        // queue keeps until it is complete, has a reference to each, so none is given to others;
-        // whoever writes them meanwhile goes through `sys::copy`.
+        // queue keeps until it is complete, has a reference to each, so none is given to others,
+        // and nobody changes them meanwhile (WRITEBACK-3).
         unsafe { self.queue.push(transfer, run) };
     }
 

@@ -9,10 +9,11 @@
 use super::dirty::DirtyList;
 use super::errors::{ErrorCursor, WriteErrors};
 use super::flusher::Flusher;
-use crate::folio::{FolioId, FolioRef, LockedFolio};
+use crate::folio::{Flag, FolioId, FolioRef, LockedFolio};
 use crate::io::{self, Backing, Engine, IoError, Operation, Pieces, Transfer};
 use crate::lru::Memory;
 use crate::mapping::{Lookup, Mapping, PAGE_BYTES};
+use crate::stats::Counter;
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, RwLock};
 use crate::sys::copy;
 use std::ptr::NonNull;
@@ -137,8 +138,13 @@ impl Inode {
         self.dirty.len() > 0
     }
 
-    /// The folio's bytes are newer than the device's now.
-    pub(crate) fn mark_dirty(&self, folio: &FolioRef<'_>, _locked: &LockedFolio<'_>) {
+    /// The folio's bytes are about to become newer than the device's. Waits for a write-out of it
+    /// that is in flight (WRITEBACK-3).
+    pub(crate) fn mark_dirty(&self, folio: &FolioRef<'_>, locked: &LockedFolio<'_>) {
+        if locked.flags.get(Flag::Writeback) {
+            self.memory.counters.add(Counter::WritebackWait, 1);
+            locked.flags.wait_for_writeback();
+        }
         self.dirty.mark(&self.memory, folio.id());
         self.flusher.note_dirty(&self.memory);
     }

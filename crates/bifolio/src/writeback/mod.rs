@@ -19,7 +19,6 @@
 //!     ^                     | add: lock, clear DIRTY, off the list, set WRITEBACK, unlock; submit
 //!     |                     v
 //!     '----- ok ------- WRITEBACK ----- failed: DIRTY again, on the list, error recorded
-//!                           '---------- written to meanwhile: DIRTY again, on the list
 //! ```
 //!
 //! Invariants:
@@ -28,8 +27,9 @@
 //!   write-out before WRITEBACK is cleared.
 //! - WRITEBACK-2: a folio under WRITEBACK has a reference of its own and is in its table: eviction
 //!   fails on either, truncation waits. So the end of a write-out needs no lock to find its inode.
-//! - WRITEBACK-3: DIRTY is cleared before the bytes are read for the device; a write that comes
-//!   later sets it again.
+//! - WRITEBACK-3: DIRTY is cleared before the bytes are read for the device, and nobody changes
+//!   them until the write-out has ended: a writer waits for that, with the folio locked
+//!   (`Inode::mark_dirty`). So what the device gets of a folio is one state of it, never a mixture.
 //! - WRITEBACK-4: what is written ends at the length of the file, which no cut changes meanwhile:
 //!   a cut first waits for what is in flight, then sets the length, then asks the backing, and
 //!   nothing is written out before that has agreed, or the old length stands again. (Written out

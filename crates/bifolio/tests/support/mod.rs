@@ -5,9 +5,15 @@
 use std::fmt::Debug;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
 
-use bifolio::{Cache, Error, File, OpenOptions};
-use bifolio_testing::fill_bytes;
+use bifolio::{
+    Backing, Cache, CacheBuilder, DiskFile, DiskOptions, Error, Feature, Features, File,
+    OpenOptions,
+};
+use bifolio_testing::{FaultyBacking, MemoryBacking, fill_bytes};
 use tempfile::TempDir;
 
 /// Bytes of a page.
@@ -100,4 +106,106 @@ pub fn run_alone(name: &str, variable: &str, value: &str) -> Output {
     assert!(output.status.success(), "{name} {value}: {}\n{text}\n{errors}", output.status);
     assert!(text.contains("1 passed"), "{name} is not the name of a test:\n{text}");
     output
+}
+
+/// The ways a batch of transfers can go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// A file on the disk, by io_uring.
+    Ring,
+    /// A file on the disk, by threads.
+    Threads,
+    /// Memory, by threads.
+    Memory,
+}
+
+/// Storage that can be made to fail, and what it held at first.
+pub struct Faulty {
+    pub way: Way,
+    pub backing: Arc<FaultyBacking>,
+    pub bytes: Vec<u8>,
+    stored: Stored,
+}
+
+enum Stored {
+    Disk { _directory: TempDir, path: PathBuf },
+    Memory(Arc<MemoryBacking>),
+}
+
+impl Faulty {
+    /// Storage that holds `length` bytes, drawn from `seed`.
+    pub fn new(way: Way, length: usize, seed: u64) -> Self {
+        let bytes = fill_bytes(seed, length);
+        let (backing, stored) = match way {
+            Way::Memory => {
+                let memory = Arc::new(MemoryBacking::new(bytes.clone()));
+                (FaultyBacking::over(memory.clone()), Stored::Memory(memory))
+            }
+            Way::Ring | Way::Threads => {
+                let directory = directory();
+                let path = file_of(&directory, &format!("file-{seed}"), &bytes);
+                let options = DiskOptions { read: true, write: true, ..DiskOptions::default() };
+                let disk = DiskFile::open(&path, &options, &Features::probe(&[])).unwrap();
+                (FaultyBacking::new(disk), Stored::Disk { _directory: directory, path })
+            }
+        };
+        Self { way, backing: Arc::new(backing), bytes, stored }
+    }
+
+    /// A cache whose transfers go this way, and which does nothing that it is not asked for:
+    /// neither reads ahead nor writes out in the background for as long as half of it is clean.
+    pub fn builder(&self, memory_bytes: u64) -> CacheBuilder {
+        let builder = Cache::builder().memory(memory_bytes).readahead_bytes_max(0);
+        let builder = builder.dirty_age_ms_max(3_600_000).dirty_bytes_background(memory_bytes / 2);
+        let builder = builder.dirty_bytes_max(memory_bytes / 2);
+        if self.way == Way::Ring { builder } else { builder.disable(Feature::IoUring) }
+    }
+
+    /// Opens it to read and write.
+    pub fn open(&self, cache: &Cache) -> File {
+        cache.open_backing(self.backing.clone(), &writable()).unwrap()
+    }
+
+    /// What it holds now, by an independent look.
+    pub fn stored(&self) -> Vec<u8> {
+        match &self.stored {
+            Stored::Disk { path, .. } => std::fs::read(path).unwrap(),
+            Stored::Memory(memory) => memory.bytes(),
+        }
+    }
+
+    /// Makes it `length` bytes long behind the cache's back.
+    pub fn set_len_from_outside(&self, length: u64) {
+        match &self.stored {
+            Stored::Disk { path, .. } => {
+                std::fs::File::options().write(true).open(path).unwrap().set_len(length).unwrap();
+            }
+            Stored::Memory(memory) => memory.set_len(length).unwrap(),
+        }
+    }
+}
+
+/// Runs `test` for each way transfers can go here, over new storage of `length` bytes; and sees to
+/// it that they went that way.
+pub fn for_each_way(length: usize, test: impl Fn(&Faulty)) {
+    for way in [Way::Ring, Way::Threads, Way::Memory] {
+        if way == Way::Ring && !Features::probe(&[]).has(Feature::IoUring) {
+            eprintln!("skipped: there is no io_uring here");
+            continue;
+        }
+        let faulty = Faulty::new(way, length, 1);
+        test(&faulty);
+        let submitted = faulty.backing.submitted();
+        assert_eq!(submitted > 0, way == Way::Ring, "{way:?}: {submitted} by io_uring");
+    }
+}
+
+/// Waits for what happens on other threads.
+#[track_caller]
+pub fn wait_until(what: &str, is_so: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !is_so() {
+        assert!(begun.elapsed() < Duration::from_secs(30), "{what}: not in 30 seconds");
+        thread::sleep(Duration::from_millis(1));
+    }
 }

@@ -61,3 +61,39 @@ impl Chunks {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::HugePages;
+    use crate::sys::probe::Features;
+    use std::ptr::NonNull;
+
+    #[test]
+    fn a_run_has_a_place_if_it_lies_in_one_chunk() {
+        let features = Features::probe(&[]);
+        let arena = Arena::new(4 << 20, 4 << 20, HugePages::Auto, features).unwrap();
+        let chunks = Chunks::of(&arena);
+        let place = |offset: usize, length| {
+            let start = NonNull::new(arena.base().wrapping_add(offset)).unwrap();
+            let place = chunks.place_of(&Span::new(start, length))?;
+            assert_eq!(place.start, arena.base().wrapping_add(place.number << 21));
+            Some(place.number)
+        };
+        let chunk = CHUNK_BYTES as usize;
+        assert_eq!((place(0, 4096), place(0, chunk)), (Some(0), Some(0)));
+        assert_eq!((place(chunk - 4096, 4096), place(chunk - 4096, 4097)), (Some(0), None));
+        assert_eq!((place(chunk, 1), place(2 * chunk - 1, 1)), (Some(1), Some(1)));
+        assert_eq!((place(2 * chunk, 1), place(4096_usize.wrapping_neg(), 1)), (None, None));
+    }
+
+    #[test]
+    fn chunks_without_a_number_are_never_whole() {
+        let features = Features::probe(&[]);
+        let arena = Arena::new(4 << 20, 4 << 20, HugePages::Auto, features).unwrap();
+        let chunks = Chunks::of(&arena);
+        chunks.set_whole(1, true);
+        chunks.set_whole(2, true);
+        assert_eq!((chunks.len(), chunks.is_whole(0), chunks.is_whole(1)), (2, false, true));
+    }
+}

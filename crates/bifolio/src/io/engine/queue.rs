@@ -127,6 +127,7 @@ impl<'e, T> Queue<'e, T> {
         loop {
             self.start(handed_out < wanted);
             self.reap();
+            let handed_out_before = handed_out;
             while let Some((owner, answer)) = self.done.pop_front() {
                 handed_out += 1;
                 on_done(owner, answer);
@@ -134,7 +135,11 @@ impl<'e, T> Queue<'e, T> {
             if handed_out >= wanted {
                 break;
             }
-            self.wait(wanted - handed_out);
+            // What was handed out made room: there may be more to start before the wait, and
+            // perhaps nothing to wait for.
+            if handed_out == handed_out_before {
+                self.wait(wanted - handed_out);
+            }
         }
         self.leave();
     }

@@ -150,3 +150,36 @@ impl<T> Entry<T> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::ring;
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn a_slot_names_the_descriptor_it_was_registered_with_and_no_other() {
+        let tables = match ring::open(1) {
+            Ok((_, tables)) => Tables::new(tables, true, 0),
+            Err(error) => return println!("skipped: {error}"),
+        };
+        if tables.state.lock().files.is_empty() {
+            return println!("skipped: files cannot be registered here");
+        }
+        let (direct, buffered) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
+        let name = |file: &std::fs::File, slot| {
+            tables.file(&Submission { slot, ..Submission::new(file.as_fd(), 1) })
+        };
+        let plain = |file: &std::fs::File| RingFile::Plain(file.as_raw_fd());
+        assert_eq!(name(&direct, Some(3)), RingFile::Slot(3));
+        assert_eq!(name(&buffered, Some(3)), plain(&buffered), "it is another file");
+        assert_eq!(name(&direct, Some(3)), RingFile::Slot(3));
+        assert_eq!(
+            (name(&direct, None), name(&direct, Some(SLOTS))),
+            (plain(&direct), plain(&direct))
+        );
+        tables.forget_file(3);
+        assert_eq!(name(&buffered, Some(3)), RingFile::Slot(3));
+        assert_eq!(tables.registered(), (1, 0));
+    }
+}

@@ -35,6 +35,9 @@ fn end_while_in_flight(end: fn(Queue<'_, (Frames, Owner)>)) {
         let pipe = Arc::new(Pipe::new());
         let backing: Arc<dyn Backing> = Arc::clone(&pipe) as _;
         let witness = Arc::new(Witness::default());
+        // Without threads nothing is ever in flight.
+        // Relaxed: the thread that looks is not started yet.
+        witness.may_go.store(world.name == "no threads either", Ordering::Relaxed);
         thread::scope(|scope| {
             let world = &world;
             let (backing, pipe, owners) = (&backing, &pipe, Arc::clone(&witness));
@@ -51,13 +54,8 @@ fn end_while_in_flight(end: fn(Queue<'_, (Frames, Owner)>)) {
                 }
                 end(queue);
             });
-            if world.name == "no threads either" {
-                // Relaxed: no other thread is at work on anything.
-                witness.may_go.store(true, Ordering::Relaxed);
-            } else {
-                // A queue that does not wait has this long to be caught; one that does loses it.
-                thread::sleep(Duration::from_millis(30));
-            }
+            // A queue that does not wait has this long to be caught; one that does loses it.
+            thread::sleep(Duration::from_millis(30));
             // Release: pairs with the Acquire in `Owner::drop`.
             witness.may_go.store(true, Ordering::Release);
             (0..3).for_each(|_| pipe.release());

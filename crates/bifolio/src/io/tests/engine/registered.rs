@@ -132,6 +132,16 @@ fn a_slot_that_goes_and_comes_back_is_read_into_its_new_pages() {
 }
 
 #[test]
+fn a_chunk_that_lacks_pages_is_not_registered_and_not_filled() {
+    let Some(world) = world_with(Feature::RegisteredBuffers) else { return };
+    let directory = disk_directory();
+    world.arena.set_bound(1 << 20);
+    assert_eq!(read_by_ring(&world, &file_of(&directory, 1)), [1; PAGE]);
+    assert!(world.arena.usage().frame_bytes < CHUNK_BYTES);
+    assert_eq!(world.engine.registered_chunks(), 0);
+}
+
+#[test]
 fn a_chunk_registered_in_one_ring_is_let_go_while_another_is_at_work() {
     let Some(world) = world_with(Feature::RegisteredBuffers) else { return };
     let directory = disk_directory();

@@ -26,7 +26,7 @@ fn read_all(world: &World, file: &Arc<dyn Backing>, first: u64, batch: u64) {
     for page in 0..PAGES {
         let page = (first + page) % PAGES;
         push_read(&mut queue, world, file, page * PAGE as u64, 1, page as u8);
-        if page % batch == 0 {
+        if page.is_multiple_of(batch) {
             queue.complete(1, check);
         }
     }

@@ -156,6 +156,25 @@ fn what_completes_first_is_handed_out_first() {
 }
 
 #[test]
+fn what_waits_for_room_is_started_when_all_before_it_is_complete() {
+    for world in worlds(2) {
+        let directory = disk_directory();
+        let faulty = Arc::new(Faulty::new(read_write(&directory.path().join("f")).unwrap()));
+        let backing: Arc<dyn Backing> = Arc::clone(&faulty) as _;
+        let mut queue = world.engine.queue();
+        for page in 0..5 {
+            push_read(&mut queue, &world, &backing, page * PAGE as u64, 1, ());
+        }
+        let mut handed_out = 0;
+        queue.complete(0, |_, _| handed_out += 1);
+        // Time for helpers to complete both; if they do not, there is nothing to see.
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        queue.complete(5 - handed_out, |_, _| handed_out += 1);
+        assert_eq!((handed_out, queue.in_flight()), (5, 0), "{}", world.name);
+    }
+}
+
+#[test]
 fn a_range_past_two_to_the_63_is_an_error_and_not_submitted() {
     for world in worlds(4) {
         let directory = disk_directory();
