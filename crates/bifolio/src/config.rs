@@ -67,7 +67,7 @@ impl Default for Config {
             huge_pages: HugePages::Auto,
             reclaim_wait_ms_max: 10_000,
             io_depth: 64,
-            readahead_bytes_max: 4 << 20,
+            readahead_bytes_max: 8 << 20,
             dirty_bytes_background: None,
             dirty_bytes_max: None,
             dirty_age_ms_max: 5_000,

@@ -277,11 +277,8 @@ fn a_file_that_somebody_else_has_cut_fails_what_is_gone_and_nothing_else() {
             assert_same(bytes, &faulty.bytes[range.start as usize..][..bytes.len()]);
         }
         let pins = pin_many(&file, &[pages(81..82), pages(1..2), pages(82..83)]);
-        assert_eq!(pins.iter().map(got).collect::<Vec<_>>(), [
-            Err((81, PAGE, 0)),
-            Ok(PAGE),
-            Err((82, PAGE, 0)),
-        ]);
+        let found: Vec<_> = pins.iter().map(got).collect();
+        assert_eq!(found, [Err((81, PAGE, 0)), Ok(PAGE), Err((82, PAGE, 0))]);
         // Once there are bytes again, they are read.
         faulty.set_len_from_outside(LENGTH as u64);
         let mut expected = faulty.bytes.clone();

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bifolio::{Cache, File, Hold, OpenOptions, Pin, PinMut};
+use bifolio::{Advice, Cache, File, Hold, OpenOptions, Pin, PinMut};
 use bifolio_testing::{Call, Fault, FaultyBacking, Gate, MemoryBacking, with_seeds};
 use fastrand::Rng;
 use support::{
@@ -69,6 +69,8 @@ fn concurrent_misses_of_one_folio_make_one_read() {
         let cache = cache_of(1 << 20);
         let options = writable().folio_bytes(folio_bytes);
         let file = cache.open_backing(backing.clone(), &options).unwrap();
+        // Readahead would read the next folio, too.
+        file.advise(0..0, Advice::Random).unwrap();
         let gate = Gate::new();
         backing.inject(Fault::on(Call::Read).forever().held(&gate));
         let started = AtomicU64::new(0);

@@ -22,7 +22,7 @@ use super::chunk::{CHUNK_BYTES, CHUNK_PAGES, Chunk, Role};
 use super::watcher::ChunkWatcher;
 use crate::config::HugePages;
 use crate::folio::{FolioId, Folios};
-use crate::sync::{AtomicU64, Mutex, Ordering};
+use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering};
 use crate::sys::memory::Reservation;
 use crate::sys::probe::{Feature, Features};
 use std::io;
@@ -62,24 +62,32 @@ impl Evacuation {
 }
 
 #[derive(Debug)]
-struct State {
-    budget: Budget,
-    chunks: Vec<Chunk>,
+pub(super) struct State {
+    pub(super) budget: Budget,
+    pub(super) chunks: Vec<Chunk>,
     /// For each order, chunks that have free slots of it.
     available: [Vec<u32>; ORDER_MAX as usize + 1],
-    free_pages: u64,
-    frame_pages: u64,
+    pub(super) free_pages: u64,
+    pub(super) frame_pages: u64,
     /// In all chunks.
     retired_slots: u64,
+    /// The order that was last asked for.
+    pub(super) last_order: u8,
+    /// The kernel has refused memory that the bound allows: it is asked again only in need.
+    pub(super) is_growth_refused: bool,
 }
 
 /// See the head of the file.
 #[derive(Debug)]
 pub(crate) struct Arena {
-    memory: Reservation,
-    features: Features,
+    pub(super) memory: Reservation,
+    pub(super) features: Features,
     huge_pages: HugePages,
-    state: Mutex<State>,
+    pub(super) state: Mutex<State>,
+    /// Whether another chunk should be made resident before it is needed.
+    wants_chunk: AtomicBool,
+    /// Mirrors the budget's bound.
+    bound_pages: AtomicU64,
     /// Mirrors `free_pages` plus what the budget still allows, for the watermarks.
     obtainable_pages: AtomicU64,
     watcher: OnceLock<Arc<dyn ChunkWatcher>>,
@@ -109,6 +117,8 @@ impl Arena {
             free_pages: 0,
             frame_pages: 0,
             retired_slots: 0,
+            last_order: 0,
+            is_growth_refused: false,
         };
         let obtainable_pages = AtomicU64::new(state.obtainable_pages());
         Ok(Self {
@@ -116,6 +126,8 @@ impl Arena {
             features,
             huge_pages,
             state: Mutex::new(state),
+            wants_chunk: AtomicBool::new(false),
+            bound_pages: AtomicU64::new(bound_bytes / PAGE_BYTES),
             obtainable_pages,
             watcher: OnceLock::new(),
         })
@@ -154,6 +166,11 @@ impl Arena {
         self.obtainable_pages.load(Ordering::Relaxed)
     }
 
+    /// The bound, pages.
+    pub(crate) fn bound_pages(&self) -> u64 {
+        self.bound_pages.load(Ordering::Relaxed)
+    }
+
     /// Whether [`Self::allocate`] would find something now.
     pub(crate) fn can_allocate(&self, order: u8) -> bool {
         let mut state = self.state.lock();
@@ -172,6 +189,7 @@ impl Arena {
         folios: &Folios,
     ) -> io::Result<Option<FolioId>> {
         let mut state = self.state.lock();
+        state.last_order = order;
         let found = match near.and_then(|near| state.slot_after(near, order)) {
             Some(found) => Some(found),
             None => state.any_slot(order).or_else(|| state.convert_empty(order)),
@@ -218,6 +236,7 @@ impl Arena {
     pub(crate) fn set_bound(&self, bound_bytes: u64) {
         let mut state = self.state.lock();
         state.budget.bound_bytes = bound_bytes;
+        self.bound_pages.store(bound_bytes / PAGE_BYTES, Ordering::Relaxed);
         self.publish(&state);
     }
 
@@ -246,7 +265,7 @@ impl Arena {
     ) -> Option<Evacuation> {
         let mut state = self.state.lock();
         let candidates = state.chunks.iter().enumerate().filter(|(number, chunk)| {
-            let fits = chunk.role != Role::Vacant && wanted(chunk.order(), chunk.pages);
+            let fits = chunk.is_in_service() && wanted(chunk.order(), chunk.pages);
             fits && !chunk.draining && !tried.contains(number)
         });
         let (number, _) = candidates.min_by_key(|(_, c)| c.used_slots() << c.order())?;
@@ -274,52 +293,6 @@ impl Arena {
         }
         self.publish(&state);
         empty
-    }
-
-    /// Makes a vacant chunk resident, if the budget allows one worth having.
-    fn add_chunk(
-        &self,
-        state: &mut State,
-        order: u8,
-        folios: &Folios,
-    ) -> io::Result<Option<usize>> {
-        let Some(number) = state.chunks.iter().position(|chunk| chunk.role == Role::Vacant) else {
-            return Ok(None);
-        };
-        let pages = state.affordable_pages(order);
-        if pages == 0 {
-            return Ok(None);
-        }
-        let first_page = number * CHUNK_PAGES as usize;
-        let known = state.chunks[number].descriptor_pages;
-        let new_descriptors = pages.saturating_sub(known);
-        let frame_bytes = u64::from(pages) * PAGE_BYTES;
-        let cost_bytes = frame_bytes + u64::from(new_descriptors) * DESCRIPTOR_BYTES;
-        if !state.budget.try_take(cost_bytes) {
-            return Ok(None);
-        }
-        let offset_bytes = first_page * PAGE_BYTES as usize;
-        let huge = self.may_use_huge_pages() && pages == CHUNK_PAGES;
-        let populated =
-            self.memory.populate(offset_bytes, frame_bytes as usize, huge, &self.features);
-        if let Err(error) = populated {
-            let _ = self.memory.release(offset_bytes, frame_bytes as usize);
-            state.budget.give_back(cost_bytes);
-            return Err(error);
-        }
-        if new_descriptors > 0 {
-            let first_new = FolioId(first_page as u32 + known);
-            folios.init_free(first_new, new_descriptors as usize);
-        }
-        let chunk = &mut state.chunks[number];
-        chunk.pages = pages;
-        chunk.descriptor_pages = known.max(pages);
-        chunk.cut(order);
-        self.tell_if_whole(chunk, number);
-        state.frame_pages += u64::from(pages);
-        state.free_pages += u64::from(state.chunks[number].free_pages());
-        state.list(number);
-        Ok(Some(number))
     }
 
     /// Gives an empty chunk back to the kernel. Its descriptors stay, and stay charged.
@@ -388,12 +361,12 @@ impl Arena {
         Ok(Some((number, slot)))
     }
 
-    fn may_use_huge_pages(&self) -> bool {
+    pub(super) fn may_use_huge_pages(&self) -> bool {
         let allowed = self.huge_pages != HugePages::Never;
         allowed && self.features.has(Feature::TransparentHugePages)
     }
 
-    fn tell_if_whole(&self, chunk: &Chunk, number: usize) {
+    pub(super) fn tell_if_whole(&self, chunk: &Chunk, number: usize) {
         if chunk.resident_pages() == CHUNK_PAGES
             && let Some(watcher) = self.watcher.get()
         {
@@ -407,7 +380,13 @@ impl Arena {
         }
     }
 
-    fn publish(&self, state: &State) {
+    /// Whether [`Self::grow_ahead`] has something to do; a hint.
+    pub(crate) fn wants_chunk(&self) -> bool {
+        self.wants_chunk.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn publish(&self, state: &State) {
+        self.wants_chunk.store(state.wants_chunk(), Ordering::Relaxed);
         self.obtainable_pages.store(state.obtainable_pages(), Ordering::Relaxed);
     }
 }
@@ -423,7 +402,7 @@ impl State {
 
     /// Pages a new chunk may have: all, or, where the bound ends, what is worth having. Some room
     /// is left for the tables then, so that a small cache need not evacuate for each of them.
-    fn affordable_pages(&self, order: u8) -> u32 {
+    pub(super) fn affordable_pages(&self, order: u8) -> u32 {
         let left = self.budget.left_bytes() / FRAME_BYTES;
         if left >= u64::from(CHUNK_PAGES) {
             return CHUNK_PAGES;
@@ -499,7 +478,7 @@ impl State {
         }
     }
 
-    fn list(&mut self, number: usize) {
+    pub(super) fn list(&mut self, number: usize) {
         let chunk = &mut self.chunks[number];
         if !chunk.listed && chunk.free_slots() > 0 {
             chunk.listed = true;

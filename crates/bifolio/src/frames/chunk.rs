@@ -17,6 +17,8 @@ const WORDS: usize = (CHUNK_PAGES / u64::BITS) as usize;
 pub(super) enum Role {
     /// Not resident.
     Vacant,
+    /// Charged, and being made resident by somebody who does not hold the arena's lock for that.
+    Growing,
     /// Resident, cut into slots of this order.
     Slots { order: u8 },
 }
@@ -58,7 +60,7 @@ impl Chunk {
 
     pub(super) fn order(&self) -> u8 {
         match self.role {
-            Role::Vacant => 0,
+            Role::Vacant | Role::Growing => 0,
             Role::Slots { order } => order,
         }
     }
@@ -88,8 +90,12 @@ impl Chunk {
         self.free_slots << self.order()
     }
 
+    pub(super) fn is_in_service(&self) -> bool {
+        matches!(self.role, Role::Slots { .. })
+    }
+
     pub(super) fn is_empty(&self) -> bool {
-        self.role != Role::Vacant && self.used_slots() == 0
+        self.is_in_service() && self.used_slots() == 0
     }
 
     /// Cuts the resident pages into free slots of `order`.

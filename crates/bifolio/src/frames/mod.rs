@@ -15,6 +15,7 @@
 mod arena;
 mod budget;
 mod chunk;
+mod growth;
 mod watcher;
 
 pub(crate) use arena::Arena;

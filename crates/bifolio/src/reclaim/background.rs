@@ -1,8 +1,9 @@
 //! The background thread: keeps some frames free, so that an allocation rarely has to reclaim.
 //!
-//! Woken when fewer than LOW pages are obtainable, works until there are HIGH (twice as many), in
-//! short turns, so that an allocation that must reclaim by itself gets its turn in between. It
-//! never writes: dirty folios in its way are the flusher's, which it tells.
+//! Woken when fewer than LOW pages are obtainable, or when a chunk should be made resident before
+//! somebody has to wait for that; works until there are HIGH (twice as many), in short turns, so
+//! that an allocation that must reclaim by itself gets its turn in between. It never writes: dirty
+//! folios in its way are the flusher's, which it tells.
 
 use super::Reclaim;
 use super::pageout::WriteOut;
@@ -44,9 +45,9 @@ impl Drop for Background {
 }
 
 impl Reclaim {
-    /// Wakes the thread if fewer than LOW pages are obtainable.
+    /// Wakes the thread if fewer than LOW pages are obtainable, or a chunk should be made resident.
     pub(super) fn wake_if_low(&self) {
-        if self.arena().obtainable_pages() < self.low_pages() {
+        if self.arena().wants_chunk() || self.arena().obtainable_pages() < self.low_pages() {
             let mut signal = self.signal.lock();
             if !signal.work {
                 signal.work = true;
@@ -72,8 +73,11 @@ impl Reclaim {
         }
     }
 
-    /// Reclaims until HIGH pages are obtainable or nothing comes of it.
+    /// Makes memory resident that the bound allows, then reclaims until HIGH pages are obtainable
+    /// or nothing comes of it.
     fn refill(&self) {
+        // A refusal is for whoever is in need to tell.
+        while self.arena().grow_ahead(&self.memory.folios).unwrap_or(false) {}
         let high_pages = 2 * self.low_pages();
         while self.arena().obtainable_pages() < high_pages && !self.signal.lock().end {
             let counts = {

@@ -107,8 +107,7 @@ impl Reclaim {
 
     /// Below this many obtainable pages the background thread is woken.
     fn low_pages(&self) -> u64 {
-        let bound_pages = self.arena().usage().bound_bytes / PAGE_BYTES;
-        (bound_pages / 64).clamp(1, LOW_PAGES_MAX)
+        (self.arena().bound_pages() / 64).clamp(1, LOW_PAGES_MAX)
     }
 
     /// Finds frames for a folio of `order`, after those of `near` if possible; evicts if it must.

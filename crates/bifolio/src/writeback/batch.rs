@@ -21,10 +21,14 @@ use crate::mapping::PAGE_BYTES;
 use crate::stats::Counter;
 use crate::sync::{Ordering, RwLockReadGuard};
 use smallvec::SmallVec;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// The most pages one transfer moves, unless a single folio has more: 1 MiB.
 const RUN_PAGES_MAX: u64 = 256;
+
+/// All pages there can be.
+pub(super) const ALL_PAGES: Range<u64> = 0..u64::MAX;
 
 /// One folio on its way to the device.
 type Leaving<'a> = (FolioRef<'a>, InFlight);
@@ -51,11 +55,13 @@ pub(super) enum Added {
 #[derive(Debug)]
 pub(super) struct WriteBatch<'a> {
     inode: &'a Inode,
+    within: Range<u64>,
     /// WRITEBACK-4: the length stands until the bytes are written.
     _no_cut: RwLockReadGuard<'a, ()>,
     queue: Queue<'a, Run<'a>>,
     /// Transfers of several folios that failed.
     failed: Vec<Run<'a>>,
+    begun_folios: u64,
     written_folios: u64,
     error: Option<Arc<IoError>>,
 }
@@ -77,20 +83,44 @@ impl Written {
 }
 
 impl<'a> WriteBatch<'a> {
-    /// An empty batch. Waits while the file is being cut.
-    pub(super) fn new(inode: &'a Inode) -> Self {
+    /// An empty batch, which takes neighbours along only if they are `within` these pages. Waits
+    /// while the file is being cut.
+    pub(super) fn new(inode: &'a Inode, within: Range<u64>) -> Self {
         Self {
             inode,
+            within,
             _no_cut: inode.cutting.read(),
             queue: inode.engine.queue(),
             failed: Vec::new(),
+            begun_folios: 0,
             written_folios: 0,
             error: None,
         }
     }
 
+    /// Folios whose write-out has begun, those that have ended among them.
+    pub(super) fn begun_folios(&self) -> u64 {
+        self.begun_folios
+    }
+
+    /// Starts to write `folios` and their dirty neighbours, in the order of their places; those
+    /// that are busy go to `busy`.
+    pub(super) fn add_all(
+        &mut self,
+        mut folios: Vec<FolioRef<'a>>,
+        busy: &mut Vec<FolioRef<'a>>,
+    ) {
+        folios.sort_unstable_by_key(|folio| folio.folio().index());
+        for folio in folios {
+            let again = folio.try_clone();
+            if self.add(folio) == Added::Busy {
+                busy.extend(again);
+            }
+        }
+    }
+
     /// Starts to write `folio` and its dirty neighbours.
-    pub(super) fn add(&mut self, folio: FolioRef<'a>) -> Added {
+    fn add(&mut self, folio: FolioRef<'a>) -> Added {
         let Some(locked) = folio.try_lock() else { return Added::Busy };
         self.add_locked(folio, locked)
     }
@@ -127,6 +157,7 @@ impl<'a> WriteBatch<'a> {
             end += pages;
             run_pages += pages;
         }
+        self.begun_folios += folios.len() as u64;
         self.start(folios);
         Added::Done
     }
@@ -134,7 +165,7 @@ impl<'a> WriteBatch<'a> {
     /// Begins the write-out of the folio at page `index`, if there is a dirty one at leisure.
     fn begin_at(&self, index: u64) -> Option<Leaving<'a>> {
         let inode = self.inode;
-        if index >= inode.mapping.table().pages() {
+        if !self.within.contains(&index) || index >= inode.mapping.table().pages() {
             return None;
         }
         // Acquire: pairs with the Release in I1, as in `get_folio`.

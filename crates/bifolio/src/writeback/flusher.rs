@@ -38,7 +38,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 /// Folios that are written before the flusher looks at the next file.
-const ROUND_FOLIOS: u64 = 1024;
+const ROUND_FOLIOS_MAX: u64 = 16_384;
 /// The longest a writer is held, if completions come but none makes room.
 const STALL_MAX: Duration = Duration::from_secs(10);
 /// How often dirt is looked at in the age it may reach.
@@ -201,10 +201,14 @@ impl Flusher {
         let is_much = dirty_pages() > background_pages;
         let target_pages = if is_much { background_pages / 2 } else { u64::MAX };
         let target_folios = total.folios + wanted_folios;
-        while dirty_pages() > target_pages || total.folios < target_folios {
+        loop {
             let before_folios = total.folios;
             for inode in &files {
-                total.add(inode.write_out_until(inode.dirty.now(), ROUND_FOLIOS, false));
+                let excess_folios =
+                    dirty_pages().saturating_sub(target_pages) >> inode.mapping.order();
+                let wanted_folios = target_folios.saturating_sub(total.folios);
+                let folios_max = excess_folios.max(wanted_folios).min(ROUND_FOLIOS_MAX);
+                total.add(inode.write_out_until(inode.dirty.now(), folios_max, false));
             }
             if total.folios == before_folios || self.signal.lock().end {
                 break;

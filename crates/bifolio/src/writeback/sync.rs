@@ -1,79 +1,76 @@
 //! Syncs: everything dirty at the call is on the device when they return, or an error tells.
 
-use super::batch::{Added, WriteBatch, Written};
+use super::batch::{ALL_PAGES, Added, WriteBatch, Written};
 use super::errors::ErrorCursor;
 use super::inode::Inode;
 use crate::error::{ErrorKind, Result};
-use crate::folio::{Flag, FolioRef, LockedFolio};
-use crate::io::{self, IoError};
+use crate::folio::{Flag, FolioRef};
+use crate::io;
 use crate::mapping::{Lookup, PAGE_BYTES};
 use crate::stats::Counter;
 use crate::sync::Backoff;
 use std::ops::Range;
-use std::sync::Arc;
 
 /// Folios that are gathered before they are put in order and written: what a write-out needs
 /// beside the bound is a reference to each.
-const GATHERED_MAX: usize = 1024;
+const GATHERED_MAX: usize = 4096;
+/// Folios of one batch, or so: a cut of the file waits for the batch that is on its way.
+const BATCH_FOLIOS_MAX: u64 = 16_384;
 
 impl Inode {
     /// Writes `folios` and their dirty neighbours out, in the order of their places, and waits for
     /// it. Answers what it came to, and which of them were busy.
     pub(crate) fn write_out_folios<'a>(
         &'a self,
-        mut folios: Vec<FolioRef<'a>>,
+        folios: Vec<FolioRef<'a>>,
     ) -> (Written, Vec<FolioRef<'a>>) {
-        folios.sort_unstable_by_key(|folio| folio.folio().index());
         let mut busy = Vec::new();
-        let mut batch = WriteBatch::new(self);
-        for folio in folios {
-            let again = folio.try_clone();
-            if batch.add(folio) == Added::Busy {
-                busy.extend(again);
-            }
-        }
+        let mut batch = WriteBatch::new(self, ALL_PAGES);
+        batch.add_all(folios, &mut busy);
         (batch.finish(), busy)
-    }
-
-    /// Writes a folio out if it is dirty, with its dirty neighbours, and waits for it. Unlocks it
-    /// for the I/O.
-    ///
-    /// The error is recorded for every handle, and the folio is dirty as before.
-    pub(crate) fn write_out<'a>(
-        &'a self,
-        folio: &FolioRef<'a>,
-        locked: LockedFolio<'a>,
-    ) -> std::result::Result<(), Arc<IoError>> {
-        let Some(own) = folio.try_clone() else { return Ok(()) };
-        // One write-out of a folio at a time. Holding the lock keeps others from starting one.
-        locked.flags.wait_for_writeback();
-        let mut batch = WriteBatch::new(self);
-        let added = batch.add_locked(own, locked);
-        debug_assert_eq!(added, Added::Done);
-        batch.finish().error.map_or(Ok(()), Err)
     }
 
     /// Writes out what was marked dirty before the number `end`, the oldest first, and waits for
     /// it. With `patient`, also what is busy now. Tries every folio, whatever happens to the
-    /// others; errors are recorded. Ends early once `folios_max` have been written.
+    /// others; errors are recorded. Ends early once `folios_max` or so are on their way.
     pub(super) fn write_out_until(&self, end: u64, folios_max: u64, patient: bool) -> Written {
         let mut total = Written::default();
-        let mut backoff = Backoff::default();
-        let mut next = 0;
-        while next < end && total.folios < folios_max {
-            let gathered_max = GATHERED_MAX.min((folios_max - total.folios) as usize);
-            let oldest = self.dirty.oldest(&self.memory, next..end, gathered_max);
-            if oldest.is_cut_short && oldest.folios.is_empty() {
-                backoff.wait();
-            }
-            next = oldest.next;
-            let (written, busy) = self.write_out_folios(oldest.folios);
-            total.add(written);
+        let (mut next, mut left) = (0, folios_max);
+        while next < end && left > 0 {
+            let mut busy = Vec::new();
+            let mut batch = WriteBatch::new(self, ALL_PAGES);
+            let in_batch = left.min(BATCH_FOLIOS_MAX);
+            self.add_oldest(&mut batch, &mut next, end, in_batch, &mut busy);
+            left = left.saturating_sub(batch.begun_folios());
+            total.add(batch.finish());
             if patient {
-                self.write_out_busy(busy);
+                self.write_out_busy(busy, ALL_PAGES);
             }
         }
         total
+    }
+
+    /// Gives the oldest dirty folios with numbers from `next` up to `end` to the batch, until that
+    /// has begun `folios_max`; leaves `next` where the next batch goes on.
+    fn add_oldest<'a>(
+        &'a self,
+        batch: &mut WriteBatch<'a>,
+        next: &mut u64,
+        end: u64,
+        folios_max: u64,
+        busy: &mut Vec<FolioRef<'a>>,
+    ) {
+        let mut backoff = Backoff::default();
+        while *next < end && batch.begun_folios() < folios_max {
+            let wanted = (folios_max - batch.begun_folios()).min(GATHERED_MAX as u64);
+            let oldest = self.dirty.oldest(&self.memory, *next..end, wanted as usize);
+            if oldest.is_cut_short && oldest.folios.is_empty() {
+                // A few instructions of somebody who will find it dirty.
+                backoff.wait();
+            }
+            *next = oldest.next;
+            batch.add_all(oldest.folios, busy);
+        }
     }
 
     /// Writes out everything that is dirty at the call and waits for what is in flight.
@@ -83,15 +80,19 @@ impl Inode {
     }
 
     /// Writes out what is dirty in `range` (bytes) at the call, and waits for what is in flight
-    /// there.
+    /// there. Neighbours outside stay: what becomes of them is not this caller's.
     fn write_out_range(&self, range: Range<u64>) {
         let end = range.end.min(self.mapping.len_bytes()).div_ceil(PAGE_BYTES);
         let mut index = self.mapping.head_index(range.start / PAGE_BYTES);
+        let within = index..end;
         while index < end {
             let gathered = self.gather_unwritten(&mut index, end);
             let again = gathered.iter().filter_map(FolioRef::try_clone).collect();
-            let (_, busy) = self.write_out_folios(again);
-            self.write_out_busy(busy);
+            let mut busy = Vec::new();
+            let mut batch = WriteBatch::new(self, within.clone());
+            batch.add_all(again, &mut busy);
+            batch.finish();
+            self.write_out_busy(busy, within.clone());
             for folio in gathered {
                 folio.folio().flags.wait_for_writeback();
             }
@@ -121,14 +122,17 @@ impl Inode {
         gathered
     }
 
-    /// Writes out what was busy, one by one, waiting for each.
-    fn write_out_busy<'a>(&'a self, busy: Vec<FolioRef<'a>>) {
+    /// Writes out what was busy, one by one, waiting for each. Errors are recorded.
+    fn write_out_busy<'a>(&'a self, busy: Vec<FolioRef<'a>>, within: Range<u64>) {
         for folio in busy {
             let locked = folio.lock();
-            if locked.owner() == self.address() {
-                // The error is recorded; the caller asks for it.
-                let _ = self.write_out(&folio, locked);
-            }
+            // One write-out of a folio at a time. The lock keeps others from starting one.
+            locked.flags.wait_for_writeback();
+            let mut batch = WriteBatch::new(self, within.clone());
+            let Some(own) = folio.try_clone() else { continue };
+            let added = batch.add_locked(own, locked);
+            debug_assert_eq!(added, Added::Done);
+            batch.finish();
         }
     }
 

@@ -1,0 +1,119 @@
+//! Making chunks resident: in need, by whoever allocates, or ahead of need, in the background.
+//!
+//! The kernel zeroes 2 MiB for a chunk, which takes as long as several reads of the device; done
+//! ahead, no miss waits for it. Ahead of need the arena's lock is not held meanwhile: the chunk is
+//! charged and marked, and becomes everybody's when its pages are there.
+
+use super::arena::{Arena, State};
+use super::chunk::{CHUNK_BYTES, CHUNK_PAGES, Role};
+use crate::folio::{FolioId, Folios};
+use std::io;
+
+const PAGE_BYTES: u64 = 4096;
+const DESCRIPTOR_BYTES: u64 = 64;
+
+/// A chunk on its way to be resident.
+#[derive(Debug)]
+struct Growth {
+    chunk: usize,
+    pages: u32,
+    /// Pages whose descriptors have been in use before.
+    known_pages: u32,
+    cost_bytes: u64,
+}
+
+impl State {
+    /// Whether less than a chunk is free while the bound allows another whole one.
+    pub(super) fn wants_chunk(&self) -> bool {
+        let is_short = self.frame_pages > 0 && self.free_pages < u64::from(CHUNK_PAGES);
+        is_short && !self.is_growth_refused && self.affordable_pages(0) == CHUNK_PAGES
+    }
+
+    /// Charges the first vacant chunk, with so many pages.
+    fn begin_growth(&mut self, pages: u32) -> Option<Growth> {
+        let chunk = self.chunks.iter().position(|chunk| chunk.role == Role::Vacant)?;
+        let known_pages = self.chunks[chunk].descriptor_pages;
+        let descriptors = u64::from(pages.saturating_sub(known_pages));
+        let cost_bytes = u64::from(pages) * PAGE_BYTES + descriptors * DESCRIPTOR_BYTES;
+        if pages == 0 || !self.budget.try_take(cost_bytes) {
+            return None;
+        }
+        self.chunks[chunk].role = Role::Growing;
+        Some(Growth { chunk, pages, known_pages, cost_bytes })
+    }
+}
+
+impl Arena {
+    /// Makes a vacant chunk resident, if the bound allows one worth having.
+    pub(super) fn add_chunk(
+        &self,
+        state: &mut State,
+        order: u8,
+        folios: &Folios,
+    ) -> io::Result<Option<usize>> {
+        let pages = state.affordable_pages(order);
+        let Some(growth) = state.begin_growth(pages) else { return Ok(None) };
+        let populated = self.populate(&growth);
+        self.end_growth(state, growth, order, populated, folios).map(Some)
+    }
+
+    /// Makes a chunk resident that will be needed soon; whether there was one.
+    ///
+    /// # Errors
+    /// The kernel refuses memory that the bound allows.
+    pub(crate) fn grow_ahead(&self, folios: &Folios) -> io::Result<bool> {
+        let growth = {
+            let mut state = self.state.lock();
+            let growth = if state.wants_chunk() { state.begin_growth(CHUNK_PAGES) } else { None };
+            self.publish(&state);
+            growth
+        };
+        let Some(growth) = growth else { return Ok(false) };
+        let populated = self.populate(&growth);
+        let mut state = self.state.lock();
+        let order = state.last_order;
+        let ended = self.end_growth(&mut state, growth, order, populated, folios);
+        state.is_growth_refused = ended.is_err();
+        self.publish(&state);
+        ended.map(|_| true)
+    }
+
+    fn populate(&self, growth: &Growth) -> io::Result<()> {
+        let offset_bytes = growth.chunk * CHUNK_BYTES as usize;
+        let frame_bytes = growth.pages as usize * PAGE_BYTES as usize;
+        let huge = self.may_use_huge_pages() && growth.pages == CHUNK_PAGES;
+        self.memory.populate(offset_bytes, frame_bytes, huge, &self.features)
+    }
+
+    /// Cuts a chunk whose pages are there into slots of `order`, or takes everything back.
+    fn end_growth(
+        &self,
+        state: &mut State,
+        growth: Growth,
+        order: u8,
+        populated: io::Result<()>,
+        folios: &Folios,
+    ) -> io::Result<usize> {
+        let Growth { chunk: number, pages, known_pages, cost_bytes } = growth;
+        if let Err(error) = populated {
+            let offset_bytes = number * CHUNK_BYTES as usize;
+            let _ = self.memory.release(offset_bytes, pages as usize * PAGE_BYTES as usize);
+            state.chunks[number].role = Role::Vacant;
+            state.budget.give_back(cost_bytes);
+            return Err(error);
+        }
+        if pages > known_pages {
+            let first_new = FolioId(number as u32 * CHUNK_PAGES + known_pages);
+            folios.init_free(first_new, (pages - known_pages) as usize);
+        }
+        let chunk = &mut state.chunks[number];
+        chunk.pages = pages;
+        chunk.descriptor_pages = known_pages.max(pages);
+        chunk.cut(order);
+        self.tell_if_whole(chunk, number);
+        state.frame_pages += u64::from(pages);
+        state.free_pages += u64::from(state.chunks[number].free_pages());
+        state.list(number);
+        Ok(number)
+    }
+}
