@@ -225,9 +225,10 @@ fn the_device_gets_one_state_of_a_page_and_what_is_written_meanwhile_after_it() 
             let writer = scope.spawn(|| write_runs(&file, 12));
             let second = scope.spawn(|| file.sync_data());
             give_others_time();
-            assert!(!writer.is_finished(), "changed under the device's hands");
-            assert!(!second.is_finished(), "acknowledged, and on its way");
+            let early = (writer.is_finished(), second.is_finished());
             gate.open();
+            assert!(!early.0, "changed under the device's hands");
+            assert!(!early.1, "acknowledged, and on its way");
             late.join().unwrap().unwrap();
             second.join().unwrap().unwrap();
             writer.join().unwrap()
@@ -293,8 +294,9 @@ fn a_cut_waits_for_the_batch_and_what_was_cut_does_not_come_back() {
                 gate.wait_for_arrivals(1);
                 let cut = scope.spawn(|| file.set_len(end));
                 give_others_time();
-                assert_eq!(faulty.backing.calls(Call::SetLen), cuts, "cut under a write");
+                let cuts_now = faulty.backing.calls(Call::SetLen);
                 gate.open();
+                assert_eq!(cuts_now, cuts, "cut under a write");
                 cut.join().unwrap().unwrap();
                 let synced = sync.join().unwrap();
                 if fails { assert_told(synced, held.clone(), libc::EIO) } else { synced.unwrap() }
@@ -320,7 +322,10 @@ fn a_sync_of_a_range_fails_for_what_is_inside_and_not_for_what_is_outside() {
         let expected = write_runs(&file, 8);
         let bad = page(run(1).start + 2);
         faulty.backing.inject(Fault::on(Call::Write).at(bad.clone()).forever().fails(libc::EIO));
-        let good = run_bytes(3).start + 5..run_bytes(6).end - 5;
+        // From the last page of a run, whose other pages are bad, to the first one of another run.
+        let good = run_bytes(3).end - 5..run_bytes(6).start + 5;
+        let neighbours = run_bytes(3).start..run_bytes(3).end - PAGE;
+        faulty.backing.inject(Fault::on(Call::Write).at(neighbours).forever().fails(libc::EIO));
         file.sync_range(good.clone()).unwrap();
         let in_range = good.start as usize..good.end as usize;
         assert_same(&faulty.stored()[in_range.clone()], &expected[in_range]);
@@ -331,7 +336,8 @@ fn a_sync_of_a_range_fails_for_what_is_inside_and_not_for_what_is_outside() {
             file.sync_range(good.clone()).unwrap();
         }
         assert_stored_but(faulty, &expected[..run_bytes(2).end as usize], bad.clone());
-        assert_eq!(cache.stats().dirty_bytes, PAGE + RUN_PAGES * PAGE, "the bad one, and a run");
+        // The bad page, two before and two behind the range, and the last run.
+        assert_eq!(cache.stats().dirty_bytes, (1 + 2 + 2 + RUN_PAGES) * PAGE);
         faulty.backing.heal();
         file.sync_range(bad).unwrap();
         file.sync_data().unwrap();
@@ -357,8 +363,9 @@ fn a_cache_is_closed_while_the_flusher_is_writing() {
             thread::scope(|scope| {
                 let closed = scope.spawn(|| cache.close());
                 give_others_time();
-                assert!(!closed.is_finished(), "closed, and a page is on its way");
+                let is_early = closed.is_finished();
                 gate.open();
+                assert!(!is_early, "closed, and a page is on its way");
                 let closed = closed.join().unwrap();
                 if fails {
                     error_of(closed, &["write-back", "os error 5"]);
@@ -389,8 +396,9 @@ fn the_last_handle_goes_while_the_flusher_is_writing() {
         thread::scope(|scope| {
             let dropped = scope.spawn(|| drop(file));
             give_others_time();
-            assert!(!dropped.is_finished(), "gone, and a page is on its way");
+            let is_early = dropped.is_finished();
             gate.open();
+            assert!(!is_early, "gone, and a page is on its way");
             dropped.join().unwrap();
         });
         assert_same(&faulty.stored(), &expected);

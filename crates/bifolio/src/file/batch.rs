@@ -17,8 +17,8 @@ use crate::sync::Ordering;
 use crate::writeback::Inode;
 use std::ops::Range;
 
-/// Completions a full queue waits for, and what is left for the last wait: the system calls are
-/// few, and the copies go on while transfers are in flight.
+/// Completions a batch of small transfers waits for at a time, and what is left for the last wait:
+/// the system calls are few, and the copies go on while transfers are in flight.
 const COMPLETIONS_WANTED: usize = 16;
 
 /// What a batch hands out, with the number the caller gave to the place.
@@ -36,12 +36,21 @@ pub(super) enum Delivery<'a> {
 pub(super) struct Batch<'a> {
     folios: &'a Folios,
     queue: Queue<'a, (Run, usize)>,
+    /// How many completions are worth a system call.
+    wanted: usize,
 }
 
 impl<'a> Batch<'a> {
     /// An empty batch for files of the cache that `inode` belongs to.
     pub(super) fn new(inode: &'a Inode) -> Self {
-        Self { folios: &inode.memory.folios, queue: inode.engine.queue() }
+        let (folios, queue) = (&inode.memory.folios, inode.engine.queue());
+        Self { folios, queue, wanted: COMPLETIONS_WANTED }
+    }
+
+    /// The same for large runs that somebody is waiting for in their order: each is handed out as
+    /// soon as it is there.
+    pub(super) fn in_order(inode: &'a Inode) -> Self {
+        Self { wanted: 1, ..Self::new(inode) }
     }
 
     /// Starts to read what is absent of `pages` of a file, as the place `number`. Folios that
@@ -87,8 +96,8 @@ impl<'a> Batch<'a> {
             hand_out(folios, run, number, Ok(0), deliver);
         });
         if self.queue.is_full() {
-            let wanted = self.queue.depth().saturating_sub(COMPLETIONS_WANTED);
-            self.complete(wanted.clamp(1, COMPLETIONS_WANTED), deliver);
+            let wanted = self.queue.depth().saturating_sub(self.wanted);
+            self.complete(wanted.clamp(1, self.wanted), deliver);
         }
     }
 
@@ -99,10 +108,9 @@ impl<'a> Batch<'a> {
             if in_flight == 0 {
                 return;
             }
-            let all_but_the_last = in_flight.saturating_sub(COMPLETIONS_WANTED);
-            let wanted =
-                if all_but_the_last < COMPLETIONS_WANTED { in_flight } else { all_but_the_last };
-            self.complete(wanted, deliver);
+            let is_last = in_flight < 2 * self.wanted;
+            let wanted = if is_last { in_flight } else { in_flight - self.wanted };
+            self.complete(if self.wanted == 1 { 1 } else { wanted }, deliver);
         }
     }
 

@@ -161,7 +161,7 @@ impl File {
             // One bad byte fails a whole run: by itself the first folio may be good.
             Delivery::Failed { .. } => {}
         };
-        let mut batch = Batch::new(inode);
+        let mut batch = Batch::in_order(inode);
         batch.start(run, 0, &mut deliver);
         let rest = batch.add(&self.handle, pages, 0, &mut deliver);
         batch.finish(&mut deliver);

@@ -39,6 +39,7 @@ impl State {
             return None;
         }
         self.chunks[chunk].role = Role::Growing;
+        self.frame_pages += u64::from(pages);
         Some(Growth { chunk, pages, known_pages, cost_bytes })
     }
 }
@@ -99,6 +100,7 @@ impl Arena {
             let offset_bytes = number * CHUNK_BYTES as usize;
             let _ = self.memory.release(offset_bytes, pages as usize * PAGE_BYTES as usize);
             state.chunks[number].role = Role::Vacant;
+            state.frame_pages -= u64::from(pages);
             state.budget.give_back(cost_bytes);
             return Err(error);
         }
@@ -111,7 +113,6 @@ impl Arena {
         chunk.descriptor_pages = known_pages.max(pages);
         chunk.cut(order);
         self.tell_if_whole(chunk, number);
-        state.frame_pages += u64::from(pages);
         state.free_pages += u64::from(state.chunks[number].free_pages());
         state.list(number);
         Ok(number)

@@ -158,7 +158,7 @@ impl Handle {
         let inode = std::sync::Arc::clone(&self.inode);
         let engine = std::sync::Arc::clone(&inode.engine);
         engine.spawn(move || {
-            let mut batch = Batch::new(&inode);
+            let mut batch = Batch::in_order(&inode);
             // A page that cannot be read is an error for whoever reads it.
             let mut deliver = |_, _: Delivery<'_>| {};
             for run in runs {

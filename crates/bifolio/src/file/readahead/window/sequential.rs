@@ -11,7 +11,9 @@
 //! The mark is the first page of the last window: when the reader enters it the next one is
 //! issued, so that between one and two windows are ahead. The reader is already inside the window
 //! that a miss starts: there the mark is the page behind what it wants now, so that it must come
-//! back before more is read; or the first page, if it wants the whole window.
+//! back before more is read; or the first page, if it wants the whole window. A large window is
+//! issued in steps, with a mark for each: a device that has served all there was would otherwise
+//! be idle for as long as the reader takes to copy a window (17 % of a scan, measured).
 //!
 //! Windows grow, fast while they are small. A miss in a window that was issued means that pages
 //! went before they were used, or never came because frames were short. Then this reader's windows
@@ -26,6 +28,10 @@ const INITIAL_FACTOR: u64 = 4;
 /// A window below this part of the largest one grows by [`SMALL_GROWTH`], a larger one doubles.
 const SMALL_PART: u64 = 16;
 const SMALL_GROWTH: u64 = 4;
+/// A window is issued in so many parts,
+const STEPS: u64 = 4;
+/// if each has at least this many pages: one transfer.
+const STEP_PAGES_MIN: u64 = 256;
 /// Windows without a miss until the ceiling that a miss has set is doubled.
 const CLEAN_WINDOWS: u32 = 8;
 
@@ -88,8 +94,7 @@ impl Sequential {
         match access.miss {
             None => {
                 self.grow(limits.max_pages);
-                let start = self.planned_end.max(access.end_page);
-                self.issue(start, start, limits)
+                self.issue_step(access.end_page, limits)
             }
             Some(miss) => {
                 if miss < self.planned_end {
@@ -105,12 +110,30 @@ impl Sequential {
     fn issue_at_miss(&mut self, miss: u64, limits: &Limits) -> Option<Plan> {
         let window_end = miss.saturating_add(self.window_pages);
         let mark = if self.read.end < window_end { self.read.end } else { miss };
-        self.issue(miss, mark, limits)
+        self.issue(miss..window_end, mark, limits)
     }
 
-    /// The window at `start`. Nothing is marked if it reaches the end of the file.
-    fn issue(&mut self, start: u64, mark: u64, limits: &Limits) -> Option<Plan> {
-        let end = start.saturating_add(self.window_pages).min(limits.file_pages);
+    /// The reader has come to the mark: up to two windows ahead of there are issued, one at a time,
+    /// and the next mark is a step further.
+    fn issue_step(&mut self, read_end: u64, limits: &Limits) -> Option<Plan> {
+        let start = self.planned_end.max(read_end);
+        let step_pages = self.step_pages();
+        let mark = self.mark.map_or(start, |mark| mark.saturating_add(step_pages)).max(read_end);
+        let ahead_pages = (2 * self.window_pages).saturating_sub(step_pages);
+        let end = mark.saturating_add(ahead_pages).min(start.saturating_add(self.window_pages));
+        self.issue(start..end, mark.min(start), limits)
+    }
+
+    /// How far the reader goes from mark to mark. A large window is issued in parts, so that the
+    /// device has always some of it to do.
+    fn step_pages(&self) -> u64 {
+        let is_large = self.window_pages >= STEPS * STEP_PAGES_MIN;
+        if is_large { self.window_pages / STEPS } else { self.window_pages }
+    }
+
+    /// Some of what comes next. Nothing is marked if it reaches the end of the file.
+    fn issue(&mut self, pages: Range<u64>, mark: u64, limits: &Limits) -> Option<Plan> {
+        let (start, end) = (pages.start, pages.end.min(limits.file_pages));
         self.mark = (end < limits.file_pages).then_some(mark);
         if start >= end {
             return None;
