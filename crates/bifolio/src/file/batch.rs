@@ -116,7 +116,7 @@ impl<'a> Batch<'a> {
 
     fn complete(&mut self, wanted: usize, deliver: &mut impl FnMut(usize, Delivery<'a>)) {
         let folios = self.folios;
-        self.queue.complete(wanted, |(run, number), answer| {
+        self.queue.complete_exactly(wanted, |(run, number), answer| {
             hand_out(folios, run, number, answer, deliver);
         });
     }

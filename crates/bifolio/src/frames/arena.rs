@@ -22,9 +22,10 @@ use super::chunk::{CHUNK_BYTES, CHUNK_PAGES, Chunk, Role};
 use super::watcher::ChunkWatcher;
 use crate::config::HugePages;
 use crate::folio::{FolioId, Folios};
-use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering};
+use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex, Ordering};
 use crate::sys::memory::Reservation;
 use crate::sys::probe::{Feature, Features};
+use std::collections::VecDeque;
 use std::io;
 use std::sync::{Arc, OnceLock};
 
@@ -65,12 +66,15 @@ impl Evacuation {
 pub(super) struct State {
     pub(super) budget: Budget,
     pub(super) chunks: Vec<Chunk>,
-    /// For each order, chunks that have free slots of it.
-    available: [Vec<u32>; ORDER_MAX as usize + 1],
+    /// For each order, chunks that have free slots of it, the one that has had some longest first:
+    /// it probably has most, and in a row, so that neighbours find room beside each other.
+    available: [VecDeque<u32>; ORDER_MAX as usize + 1],
     pub(super) free_pages: u64,
     pub(super) frame_pages: u64,
     /// In all chunks.
     retired_slots: u64,
+    /// A chunk is being made resident ahead of need.
+    pub(super) is_growing: bool,
     /// The order that was last asked for.
     pub(super) last_order: u8,
     /// The kernel has refused memory that the bound allows: it is asked again only in need.
@@ -84,6 +88,8 @@ pub(crate) struct Arena {
     pub(super) features: Features,
     huge_pages: HugePages,
     pub(super) state: Mutex<State>,
+    /// Signalled when `State::is_growing` ends.
+    pub(super) grown: Condvar,
     /// Whether another chunk should be made resident before it is needed.
     wants_chunk: AtomicBool,
     /// Mirrors the budget's bound.
@@ -117,6 +123,7 @@ impl Arena {
             free_pages: 0,
             frame_pages: 0,
             retired_slots: 0,
+            is_growing: false,
             last_order: 0,
             is_growth_refused: false,
         };
@@ -126,6 +133,7 @@ impl Arena {
             features,
             huge_pages,
             state: Mutex::new(state),
+            grown: Condvar::new(),
             wants_chunk: AtomicBool::new(false),
             bound_pages: AtomicU64::new(bound_bytes / PAGE_BYTES),
             obtainable_pages,
@@ -190,19 +198,24 @@ impl Arena {
     ) -> io::Result<Option<FolioId>> {
         let mut state = self.state.lock();
         state.last_order = order;
-        let found = match near.and_then(|near| state.slot_after(near, order)) {
-            Some(found) => Some(found),
-            None => state.any_slot(order).or_else(|| state.convert_empty(order)),
-        };
-        let (chunk, slot) = match found {
-            Some(found) => found,
-            None => match self.add_chunk(&mut state, order, folios)? {
-                Some(chunk) => (chunk, 0),
-                None => match self.revive_slot(&mut state, order)? {
-                    Some(found) => found,
-                    None => return Ok(None),
-                },
-            },
+        let (chunk, slot) = loop {
+            let found = near.and_then(|near| state.slot_after(near, order));
+            let found = found.or_else(|| state.any_slot(order));
+            if let Some(found) = found.or_else(|| state.convert_empty(order)) {
+                break found;
+            }
+            if state.is_growing {
+                // It comes next in the order of the chunks, which is that of the file's pages.
+                self.grown.wait(&mut state);
+                continue;
+            }
+            if let Some(chunk) = self.add_chunk(&mut state, order, folios)? {
+                break (chunk, 0);
+            }
+            match self.revive_slot(&mut state, order)? {
+                Some(found) => break found,
+                None => return Ok(None),
+            }
         };
         state.take(chunk, slot);
         self.publish(&state);
@@ -423,7 +436,7 @@ impl State {
     }
 
     fn any_slot(&mut self, order: u8) -> Option<(usize, u32)> {
-        let number = *self.available[order as usize].last()? as usize;
+        let number = *self.available[order as usize].front()? as usize;
         let slot = self.chunks[number].first_free();
         slot.map(|slot| (number, slot))
     }
@@ -482,7 +495,7 @@ impl State {
         let chunk = &mut self.chunks[number];
         if !chunk.listed && chunk.free_slots() > 0 {
             chunk.listed = true;
-            self.available[chunk.order() as usize].push(number as u32);
+            self.available[chunk.order() as usize].push_back(number as u32);
         }
     }
 
@@ -491,8 +504,8 @@ impl State {
         if chunk.listed {
             chunk.listed = false;
             let list = &mut self.available[chunk.order() as usize];
-            // The chunk in use is at the end of the list: look there first.
-            if let Some(at) = list.iter().rposition(|listed| *listed as usize == number) {
+            // The chunk in use is at the front of the list.
+            if let Some(at) = list.iter().position(|listed| *listed as usize == number) {
                 list.remove(at);
             }
         }

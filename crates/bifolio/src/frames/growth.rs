@@ -66,6 +66,7 @@ impl Arena {
         let growth = {
             let mut state = self.state.lock();
             let growth = if state.wants_chunk() { state.begin_growth(CHUNK_PAGES) } else { None };
+            state.is_growing = growth.is_some();
             self.publish(&state);
             growth
         };
@@ -75,6 +76,8 @@ impl Arena {
         let order = state.last_order;
         let ended = self.end_growth(&mut state, growth, order, populated, folios);
         state.is_growth_refused = ended.is_err();
+        state.is_growing = false;
+        self.grown.notify_all();
         self.publish(&state);
         ended.map(|_| true)
     }

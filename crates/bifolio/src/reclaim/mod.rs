@@ -58,6 +58,10 @@ const ROUND_PAGES: u64 = 32;
 const SWEEPS_MAX: u32 = 3;
 /// The pause between such sweeps: readers hold a batch for less.
 const SWEEP_PAUSE: Duration = Duration::from_millis(1);
+/// The fewest pages kept free ahead of need, if that is not too much of the bound: 2 MiB. Fewer
+/// than a step of readahead takes would leave the reader to reclaim, and neighbours without room
+/// beside each other.
+const LOW_PAGES_MIN: u64 = 512;
 /// The most pages kept free ahead of need: 16 MiB.
 const LOW_PAGES_MAX: u64 = 4096;
 
@@ -107,7 +111,9 @@ impl Reclaim {
 
     /// Below this many obtainable pages the background thread is woken.
     fn low_pages(&self) -> u64 {
-        (self.arena().bound_pages() / 64).clamp(1, LOW_PAGES_MAX)
+        let bound_pages = self.arena().bound_pages();
+        let at_least = LOW_PAGES_MIN.min(bound_pages / 16).max(1);
+        (bound_pages / 64).clamp(at_least, LOW_PAGES_MAX)
     }
 
     /// Finds frames for a folio of `order`, after those of `near` if possible; evicts if it must.

@@ -39,7 +39,7 @@ use window::{Access, STREAMS, Settings, Streams};
 const NO_MARK: u64 = u64::MAX;
 /// The largest window is this part of the bound, at the most: two windows of each stream may be
 /// ahead, together a quarter.
-const WINDOW_PART_OF_BOUND: u64 = 8 * STREAMS as u64;
+const WINDOW_PART_OF_BOUND: u64 = 4 * STREAMS as u64;
 
 /// What a handle knows of its readers.
 #[derive(Debug)]

@@ -37,7 +37,8 @@ use super::lease::Lease;
 use super::life::{Answer, Transfer};
 use super::todos::Todos;
 use crate::io::align::range_end;
-use crate::io::{IoError, IoRequest};
+use crate::io::{IoError, IoRequest, Operation};
+use crate::sys::copy;
 use crate::sys::ring::{RingCall, RingMemory};
 
 /// See the head of the file.
@@ -115,11 +116,29 @@ impl<'e, T> Queue<'e, T> {
     /// fewer), and hands out all that are, in whatever order. With `wanted` 0 it waits for nothing
     /// in flight, though perhaps for a ring.
     ///
-    /// An answer is the number of bytes: of a read those before the end of the file, of a write
-    /// all.
+    /// An answer is the number of bytes: of a read those before the end of the file, of a write all.
     pub(crate) fn complete(
         &mut self,
         wanted: usize,
+        on_done: impl FnMut(T, Result<usize, IoError>),
+    ) {
+        self.complete_between(wanted, usize::MAX, on_done);
+    }
+
+    /// As [`Self::complete`], but hands out no more than `wanted`. A caller who pushes as many again
+    /// lets the device have those before it looks at the rest: work and waiting overlap.
+    pub(crate) fn complete_exactly(
+        &mut self,
+        wanted: usize,
+        on_done: impl FnMut(T, Result<usize, IoError>),
+    ) {
+        self.complete_between(wanted, wanted, on_done);
+    }
+
+    fn complete_between(
+        &mut self,
+        wanted: usize,
+        at_most: usize,
         mut on_done: impl FnMut(T, Result<usize, IoError>),
     ) {
         let wanted = wanted.min(self.in_flight());
@@ -127,8 +146,14 @@ impl<'e, T> Queue<'e, T> {
         loop {
             self.start(handed_out < wanted);
             self.reap();
+            if handed_out + self.done.len() >= wanted {
+                // The device works while owners are handed out.
+                self.submit();
+            }
             let handed_out_before = handed_out;
-            while let Some((owner, answer)) = self.done.pop_front() {
+            while handed_out < at_most
+                && let Some((owner, answer)) = self.done.pop_front()
+            {
                 handed_out += 1;
                 on_done(owner, answer);
             }
@@ -254,6 +279,9 @@ impl<'e, T> Queue<'e, T> {
                 debug_assert!(false, "an answer to a call that was not made");
                 continue;
             };
+            if request.operation == Operation::Read {
+                touch_first(&transfer);
+            }
             let first = first_answer(answer, is_registered);
             // SAFETY: IO-1, promised to `push`; the owner is here, and the kernel has answered.
             let answer = unsafe { transfer.continue_after(&request, first) };
@@ -356,6 +384,15 @@ impl<T> Drop for Queue<'_, T> {
             self.wait(self.started());
             self.reap();
         }
+    }
+}
+
+/// Brings the first lines of what was read closer, as many as a batched read touches ahead: the
+/// owner is about to copy them, and several transfers are reaped before the first is handed out.
+fn touch_first(transfer: &Transfer) {
+    const LINES: usize = 8;
+    if let Some(span) = transfer.pieces.spans().first() {
+        copy::prefetch_lines(span.start(), LINES);
     }
 }
 
