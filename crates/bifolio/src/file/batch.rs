@@ -17,17 +17,18 @@ use crate::sync::Ordering;
 use crate::writeback::Inode;
 use std::ops::Range;
 
-/// Completions a batch of small transfers waits for at a time, and what is left for the last wait:
-/// the system calls are few, and the copies go on while transfers are in flight.
-const COMPLETIONS_WANTED: usize = 16;
+/// Completions a batch of small transfers waits for, and hands out, at a time: as many as make
+/// system calls rare (one for sixteen misses, wake-ups included), and no more, so that the others
+/// are in flight meanwhile.
+const COMPLETIONS_WANTED: usize = 18;
 
 /// What a batch hands out, with the number the caller gave to the place.
 #[derive(Debug)]
 pub(super) enum Delivery<'a> {
     /// A folio that has just become READY.
     Folio(Locked<'a>),
-    /// The run of so many folios from `page` on could not be read. If there are several, some may be
-    /// readable alone.
+    /// The run of so many folios from `page` on could not be read. If there are several, some may
+    /// be readable alone.
     Failed { error: Error, page: u64, folios: usize },
 }
 
@@ -96,8 +97,7 @@ impl<'a> Batch<'a> {
             hand_out(folios, run, number, Ok(0), deliver);
         });
         if self.queue.is_full() {
-            let wanted = self.queue.depth().saturating_sub(self.wanted);
-            self.complete(wanted.clamp(1, self.wanted), deliver);
+            self.complete(self.wanted, deliver);
         }
     }
 

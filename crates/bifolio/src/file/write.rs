@@ -29,8 +29,8 @@ impl File {
     ///
     /// Blocks for I/O when it replaces part of a folio that is not resident, while that folio is
     /// being written out, and while too much is dirty
-    /// ([`dirty_bytes_max`](crate::CacheBuilder::dirty_bytes_max)). Atomic with respect to `read_at`
-    /// inside one 4 KiB page.
+    /// ([`dirty_bytes_max`](crate::CacheBuilder::dirty_bytes_max)). Atomic with respect to
+    /// `read_at` inside one 4 KiB page.
     ///
     /// # Errors
     /// The storage's, with file, position and length; the cache full of pinned pages; a handle not

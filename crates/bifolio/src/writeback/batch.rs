@@ -105,11 +105,7 @@ impl<'a> WriteBatch<'a> {
 
     /// Starts to write `folios` and their dirty neighbours, in the order of their places; those
     /// that are busy go to `busy`.
-    pub(super) fn add_all(
-        &mut self,
-        mut folios: Vec<FolioRef<'a>>,
-        busy: &mut Vec<FolioRef<'a>>,
-    ) {
+    pub(super) fn add_all(&mut self, mut folios: Vec<FolioRef<'a>>, busy: &mut Vec<FolioRef<'a>>) {
         folios.sort_unstable_by_key(|folio| folio.folio().index());
         for folio in folios {
             let again = folio.try_clone();

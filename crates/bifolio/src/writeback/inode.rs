@@ -235,7 +235,16 @@ impl Inode {
     ///
     /// Nobody may be inserting there: the length has been set, or there is no handle left.
     pub(crate) fn remove_folios_from(&self, position_bytes: u64) {
-        let mut index = position_bytes / PAGE_BYTES;
+        self.remove_folios(position_bytes / PAGE_BYTES, |_| true);
+    }
+
+    /// Drops every folio that is clean. Writers may be at work: what they have changed stays.
+    pub(crate) fn remove_clean_folios(&self) {
+        self.remove_folios(0, |locked| !locked.flags.get(Flag::Dirty));
+    }
+
+    fn remove_folios(&self, first: u64, is_unwanted: impl Fn(&LockedFolio<'_>) -> bool) {
+        let mut index = first;
         while let Some(found) = self.mapping.table().next_folio(index) {
             index = found;
             let folios = &self.memory.folios;
@@ -247,6 +256,10 @@ impl Inode {
                 continue;
             }
             locked.flags.wait_for_writeback();
+            if !is_unwanted(&locked) {
+                index = locked.index() + locked.pages();
+                continue;
+            }
             self.dirty.forget(&self.memory, folio.id());
             let table_reference = self.mapping.remove(&folio, &locked, folios);
             drop(locked);

@@ -116,7 +116,8 @@ impl<'e, T> Queue<'e, T> {
     /// fewer), and hands out all that are, in whatever order. With `wanted` 0 it waits for nothing
     /// in flight, though perhaps for a ring.
     ///
-    /// An answer is the number of bytes: of a read those before the end of the file, of a write all.
+    /// An answer is the number of bytes: of a read those before the end of the file, of a write
+    /// all.
     pub(crate) fn complete(
         &mut self,
         wanted: usize,
@@ -125,8 +126,8 @@ impl<'e, T> Queue<'e, T> {
         self.complete_between(wanted, usize::MAX, on_done);
     }
 
-    /// As [`Self::complete`], but hands out no more than `wanted`. A caller who pushes as many again
-    /// lets the device have those before it looks at the rest: work and waiting overlap.
+    /// As [`Self::complete`], but hands out no more than `wanted`. A caller who pushes as many
+    /// again lets the device have those before it looks at the rest: work and waiting overlap.
     pub(crate) fn complete_exactly(
         &mut self,
         wanted: usize,
