@@ -17,10 +17,8 @@ use crate::sync::Ordering;
 use crate::writeback::Inode;
 use std::ops::Range;
 
-/// Completions a batch of small transfers waits for, and hands out, at a time: as many as make
-/// system calls rare (one for sixteen misses, wake-ups included), and no more, so that the others
-/// are in flight meanwhile.
-const COMPLETIONS_WANTED: usize = 18;
+/// The fewest completions of small transfers that are worth a system call.
+const COMPLETIONS_WANTED: usize = 16;
 
 /// What a batch hands out, with the number the caller gave to the place.
 #[derive(Debug)]
@@ -45,7 +43,9 @@ impl<'a> Batch<'a> {
     /// An empty batch for files of the cache that `inode` belongs to.
     pub(super) fn new(inode: &'a Inode) -> Self {
         let (folios, queue) = (&inode.memory.folios, inode.engine.queue());
-        Self { folios, queue, wanted: COMPLETIONS_WANTED }
+        // Half of what is in flight is handed out while the device works on the other half.
+        let wanted = COMPLETIONS_WANTED.max(queue.depth() / 2);
+        Self { folios, queue, wanted }
     }
 
     /// The same for large runs that somebody is waiting for in their order: each is handed out as

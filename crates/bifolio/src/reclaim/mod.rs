@@ -54,8 +54,9 @@ use std::time::{Duration, Instant};
 
 /// Pages a round of reclaim tries to free, as the kernel's SWAP_CLUSTER_MAX.
 const ROUND_PAGES: u64 = 32;
-/// Sweeps without a success after which everything counts as pinned.
-const SWEEPS_MAX: u32 = 3;
+/// Sweeps without a success after which everything counts as pinned: a thread that holds a
+/// reference for a moment may have lost its CPU.
+const SWEEPS_MAX: u32 = 10;
 /// The pause between such sweeps: readers hold a batch for less.
 const SWEEP_PAUSE: Duration = Duration::from_millis(1);
 /// The fewest pages kept free ahead of need, if that is not too much of the bound: 2 MiB. Fewer

@@ -53,12 +53,13 @@ impl Reclaim {
         if second_chance && inode.mapping.test_and_clear_referenced(&locked) {
             return (Verdict::Activate, Some(folio));
         }
+        // Before the references: whoever is about to write it out holds one, too.
+        if locked.flags.get(Flag::Dirty) {
+            return (Verdict::Dirty, Some(folio));
+        }
         if is_pinned(&folio) {
             self.memory.counters.add(Counter::PgPinned, 1);
             return (Verdict::Pinned, Some(folio));
-        }
-        if locked.flags.get(Flag::Dirty) {
-            return (Verdict::Dirty, Some(folio));
         }
         self.evict(inode, folio, locked)
     }

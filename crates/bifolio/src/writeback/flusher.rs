@@ -37,8 +37,8 @@ use crate::sys::thread::OwnedThread;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// Folios that are written before the flusher looks at the next file.
-const ROUND_FOLIOS_MAX: u64 = 16_384;
+/// How long the flusher stays with one file before it looks at the others.
+const TURN_MAX: Duration = Duration::from_secs(1);
 /// The longest a writer is held, if completions come but none makes room.
 const STALL_MAX: Duration = Duration::from_secs(10);
 /// How often dirt is looked at in the age it may reach.
@@ -196,22 +196,23 @@ impl Flusher {
             let old = inode.dirty.older_than(self.settings.age_max);
             total.add(inode.write_out_until(old, u64::MAX, false));
         }
-        let dirty_pages = || memory.dirty_pages.load(Ordering::Relaxed);
         let background_pages = self.background_pages.load(Ordering::Relaxed);
-        let is_much = dirty_pages() > background_pages;
+        let is_much = memory.dirty_pages.load(Ordering::Relaxed) > background_pages;
         let target_pages = if is_much { background_pages / 2 } else { u64::MAX };
-        let target_folios = total.folios + wanted_folios;
-        loop {
-            let before_folios = total.folios;
-            for inode in &files {
-                let excess_folios =
-                    dirty_pages().saturating_sub(target_pages) >> inode.mapping.order();
-                let wanted_folios = target_folios.saturating_sub(total.folios);
-                let folios_max = excess_folios.max(wanted_folios).min(ROUND_FOLIOS_MAX);
-                total.add(inode.write_out_until(inode.dirty.now(), folios_max, false));
-            }
-            if total.folios == before_folios || self.signal.lock().end {
-                break;
+        for inode in &files {
+            // Each file for itself: of several, all are brought below the target.
+            let target_folios = target_pages >> inode.mapping.order();
+            let excess_folios = || inode.dirty.len().saturating_sub(target_folios);
+            let wanted_folios = wanted_folios.saturating_sub(total.folios);
+            let until = Instant::now() + TURN_MAX;
+            loop {
+                let folios_max = excess_folios().max(wanted_folios);
+                let written = inode.write_out_until(inode.dirty.now(), folios_max, false);
+                let goes_on = written.folios > 0 && written.error.is_none() && excess_folios() > 0;
+                total.add(written);
+                if !goes_on || Instant::now() > until || self.signal.lock().end {
+                    break;
+                }
             }
         }
         if total.folios > 0 {

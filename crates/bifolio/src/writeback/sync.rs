@@ -13,7 +13,7 @@ use std::ops::Range;
 
 /// Folios that are gathered before they are put in order and written: what a write-out needs
 /// beside the bound is a reference to each.
-const GATHERED_MAX: usize = 4096;
+const GATHERED_MAX: u64 = 4096;
 /// Folios of one batch, or so: a cut of the file waits for the batch that is on its way.
 const BATCH_FOLIOS_MAX: u64 = 16_384;
 
@@ -62,7 +62,7 @@ impl Inode {
     ) {
         let mut backoff = Backoff::default();
         while *next < end && batch.begun_folios() < folios_max {
-            let wanted = (folios_max - batch.begun_folios()).min(GATHERED_MAX as u64);
+            let wanted = (folios_max - batch.begun_folios()).min(GATHERED_MAX);
             let oldest = self.dirty.oldest(&self.memory, *next..end, wanted as usize);
             if oldest.is_cut_short && oldest.folios.is_empty() {
                 // A few instructions of somebody who will find it dirty.
@@ -103,7 +103,7 @@ impl Inode {
     /// leaves `index` where the next call goes on.
     fn gather_unwritten(&self, index: &mut u64, end: u64) -> Vec<FolioRef<'_>> {
         let mut gathered = Vec::new();
-        while gathered.len() < GATHERED_MAX {
+        while (gathered.len() as u64) < GATHERED_MAX {
             let found = self.mapping.table().next_folio(*index).filter(|found| *found < end);
             *index = found.map_or(end, |found| self.mapping.head_index(found));
             if found.is_none() {
