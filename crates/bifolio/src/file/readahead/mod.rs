@@ -19,7 +19,7 @@
 //!
 //! The first use of a page that was read ahead is not a second one: see `File::note_use`. So what
 //! a scan leaves behind goes first, and what it will need next is not evicted for it: all windows
-//! of a handle together stay below a quarter of the bound.
+//! of a handle together stay below half of the bound.
 
 mod window;
 
@@ -38,7 +38,7 @@ use window::{Access, STREAMS, Settings, Streams};
 /// No page has this index.
 const NO_MARK: u64 = u64::MAX;
 /// The largest window is this part of the bound, at the most: two windows of each stream may be
-/// ahead, together a quarter.
+/// ahead, together half.
 const WINDOW_PART_OF_BOUND: u64 = 4 * STREAMS as u64;
 
 /// What a handle knows of its readers.
