@@ -5,14 +5,14 @@ mod support;
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use bifolio::{
-    Cache, CacheBuilder, DiskFile, DiskOptions, ErrorKind, Feature, Features, File, Stats,
-};
+use bifolio::{Cache, CacheBuilder, DiskFile, DiskOptions, ErrorKind, Feature, Features, File};
 use bifolio_testing::{Call, Fault, FaultyBacking, Gate, MemoryBacking, fill_bytes};
 use fastrand::Rng;
-use support::{PAGE, assert_same, directory, error_of, open, random_file, read_all, writable};
+use support::{
+    PAGE, assert_same, directory, error_of, open, random_file, read_all, wait_for_stats, writable,
+};
 
 /// Settings under which the flusher does nothing by itself for the time of a test.
 fn quiet(memory_bytes: u64) -> CacheBuilder {
@@ -25,19 +25,6 @@ fn quiet(memory_bytes: u64) -> CacheBuilder {
 fn both_ways(builder: &CacheBuilder) -> [Cache; 2] {
     let without = builder.clone().disable(Feature::IoUring);
     [builder.clone().build().unwrap(), without.build().unwrap()]
-}
-
-#[track_caller]
-fn wait_until(cache: &Cache, what: &str, is_so: impl Fn(&Stats) -> bool) -> Stats {
-    let begun = Instant::now();
-    loop {
-        let stats = cache.stats();
-        if is_so(&stats) {
-            return stats;
-        }
-        assert!(begun.elapsed() < Duration::from_secs(30), "{what}: {stats:?}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
 }
 
 fn on_disk(path: &Path) -> Vec<u8> {
@@ -59,7 +46,7 @@ fn old_dirt_is_written_without_being_asked_for() {
         let fresh = fill_bytes(9, 5000);
         file.write_all_at(&fresh, 50_000).unwrap();
         bytes[50_000..55_000].copy_from_slice(&fresh);
-        let stats = wait_until(&cache, "clean", |stats| stats.dirty_bytes == 0);
+        let stats = wait_for_stats(&cache, "clean", |stats| stats.dirty_bytes == 0);
         assert_same(&on_disk(&path), &bytes);
         assert_eq!((stats.syncs, stats.flusher_folios), (0, 2));
     }
@@ -75,12 +62,25 @@ fn much_dirt_is_written_in_the_background() {
         file.write_all_at(&bytes[..1 << 20], 0).unwrap();
         assert_eq!(cache.stats().dirty_bytes, 1 << 20, "that is not too much");
         file.write_all_at(&bytes[1 << 20..], 1 << 20).unwrap();
-        let stats = wait_until(&cache, "less", |stats| stats.dirty_bytes <= 1 << 20);
+        let stats = wait_for_stats(&cache, "less", |stats| stats.dirty_bytes <= 1 << 20);
         assert!(stats.flusher_rounds > 0 && stats.throttle_waits == 0, "{stats:?}");
         assert!(stats.flusher_folios >= (7 << 20) / PAGE, "{stats:?}");
         file.sync_data().unwrap();
         assert_same(&on_disk(&path), &bytes);
     }
+}
+
+#[test]
+fn much_dirt_is_much_however_many_files_it_is_spread_over() {
+    let cache = quiet(32 << 20).dirty_bytes_background(1 << 20).build().unwrap();
+    let files: Vec<_> = (0..40)
+        .map(|_| cache.open_backing(faulty_memory(64 << 10).1, &writable()).unwrap())
+        .collect();
+    for file in &files {
+        file.write_all_at(&fill_bytes(2, 64 << 10), 0).unwrap();
+    }
+    let stats = wait_for_stats(&cache, "less", |stats| stats.dirty_bytes <= 1 << 20);
+    assert!(stats.flusher_folios > 0 && stats.syncs == 0, "{stats:?}");
 }
 
 #[test]

@@ -4,11 +4,10 @@
 mod support;
 
 use std::path::Path;
-use std::time::{Duration, Instant};
 
-use bifolio::{Advice, Cache, Feature, File, OpenOptions, Stats};
+use bifolio::{Advice, Cache, Feature, File, OpenOptions};
 use fastrand::Rng;
-use support::{PAGE, assert_same, directory, random_file};
+use support::{PAGE, assert_same, directory, random_file, wait_for_stats};
 
 const LENGTH: usize = 32 << 20;
 
@@ -21,20 +20,6 @@ fn for_both_ways(memory_bytes: u64, path: &Path, test: impl Fn(&Cache, &File)) {
         }
         let cache = builder.build().unwrap();
         test(&cache, &cache.open(path, &OpenOptions::new()).unwrap());
-    }
-}
-
-/// Waits until the statistics say so: readahead goes on behind the caller's back.
-#[track_caller]
-fn wait_until(cache: &Cache, what: &str, is_so: impl Fn(&Stats) -> bool) -> Stats {
-    let begun = Instant::now();
-    loop {
-        let stats = cache.stats();
-        if is_so(&stats) {
-            return stats;
-        }
-        assert!(begun.elapsed() < Duration::from_secs(30), "{what}: {stats:?}");
-        std::thread::sleep(Duration::from_millis(1));
     }
 }
 
@@ -134,7 +119,7 @@ fn will_need_starts_reading_and_does_not_go_past_the_end() {
     for_both_ways(16 << 20, &path, |cache, file| {
         file.advise(500_000..u64::MAX >> 1, Advice::WillNeed).unwrap();
         let wanted_bytes = 1_000_001 - 500_000 / PAGE * PAGE;
-        let stats = wait_until(cache, "read", |stats| stats.read_bytes == wanted_bytes);
+        let stats = wait_for_stats(cache, "read", |stats| stats.read_bytes == wanted_bytes);
         assert_eq!(stats.misses, wanted_bytes.div_ceil(PAGE));
         file.advise(0..0, Advice::Random).unwrap();
         let mut buffer = vec![0; 500_001];
@@ -153,7 +138,7 @@ fn sequential_advice_reads_ahead_from_the_first_read_anywhere() {
         file.advise(0..0, Advice::Sequential).unwrap();
         file.read_exact_at(&mut [0; 100], 10_000_000).unwrap();
         let least = (64 << 20) / 64 / 2;
-        wait_until(cache, "half a window", |stats| stats.read_bytes >= least);
+        wait_for_stats(cache, "half a window", |stats| stats.read_bytes >= least);
     });
 }
 

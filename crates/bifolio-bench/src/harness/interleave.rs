@@ -47,6 +47,12 @@ impl Rounds {
         Self { at_least: rounds, at_most: rounds, time: Duration::ZERO }
     }
 
+    /// At least `repetitions`, and as many more, up to ten times that, as fit into the time.
+    pub(crate) fn within(timed_seconds: f64, repetitions: usize) -> Self {
+        let time = Duration::from_secs_f64(timed_seconds);
+        Self { at_least: repetitions, at_most: 10 * repetitions, time }
+    }
+
     fn one_more(&self, done: usize, elapsed: Duration) -> bool {
         let next_end = elapsed + elapsed.div_f64(done.max(1) as f64);
         done < self.at_least || (done < self.at_most && next_end <= self.time)

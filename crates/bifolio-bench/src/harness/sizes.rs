@@ -6,6 +6,7 @@ use bifolio::Cache;
 use serde::Serialize;
 
 use super::access::PAGE_BYTES;
+use crate::benchmark::Needs;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::format_bytes;
@@ -38,6 +39,12 @@ impl Sizes {
         let sizes = Self { size_bytes, memory_bytes };
         sizes.validate()?;
         Ok(sizes)
+    }
+
+    /// On disk the file; in memory the cache, and the file in the kernel's page cache.
+    pub(crate) fn needs(&self) -> Needs {
+        let memory_bytes = self.memory_bytes.saturating_add(self.size_bytes);
+        Needs { disk_bytes: self.size_bytes, memory_bytes: memory_bytes.saturating_add(64 << 20) }
     }
 
     fn validate(&self) -> Result<()> {

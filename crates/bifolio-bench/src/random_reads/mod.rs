@@ -102,9 +102,7 @@ fn set_up(
     report: &mut Report,
     progress: &mut dyn Progress,
 ) -> Result<Setting> {
-    let file = context.workspace.path().join("file");
-    progress.start("make the file", parameters.sizes.size_bytes);
-    pattern::make_file(&file, parameters.sizes.size_bytes, progress)?;
+    let file = pattern::make_in(context.workspace, parameters.sizes.size_bytes, progress)?;
     let tracepoint = syscalls::tracepoint_for(report, context.workspace);
     let child_command = context.config.child_command.clone();
     Ok(Setting { file, parameters, tracepoint, child_command })

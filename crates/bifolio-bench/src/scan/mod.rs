@@ -51,7 +51,7 @@ impl Benchmark for Scans {
     }
 
     fn needs(&self, config: &Config) -> Result<Needs> {
-        Ok(Parameters::from_config(config)?.needs())
+        Ok(Parameters::from_config(config)?.sizes.needs())
     }
 
     fn run(&self, context: &Context<'_>, progress: &mut dyn Progress) -> Result<Report> {
@@ -59,9 +59,7 @@ impl Benchmark for Scans {
         let mut report = Report::new(NAME, context, serde_json::to_value(&parameters)?);
         report.ratios = vec![OF_RAW, OF_KERNEL];
         report.shown_counts = SHOWN_COUNTS.to_vec();
-        let file = context.workspace.path().join("file");
-        progress.start("make the file", parameters.sizes.size_bytes);
-        pattern::make_file(&file, parameters.sizes.size_bytes, progress)?;
+        let file = pattern::make_in(context.workspace, parameters.sizes.size_bytes, progress)?;
         let tracepoint = syscalls::tracepoint_for(&mut report, context.workspace);
         let scan = Scan { file: &file, sizes: parameters.sizes, tracepoint };
         let shape = report.skip_on_error(&["raw_direct"], choose_shape(&scan, progress));

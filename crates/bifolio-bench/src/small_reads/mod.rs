@@ -75,9 +75,7 @@ fn measure_reads(
     report: &mut Report,
     progress: &mut dyn Progress,
 ) -> Result<()> {
-    let file = context.workspace.path().join("file");
-    progress.start("make the file", parameters.size_bytes);
-    pattern::make_file(&file, parameters.size_bytes, progress)?;
+    let file = pattern::make_in(context.workspace, parameters.size_bytes, progress)?;
     let tmpfs = make_tmpfs(context, parameters, report, progress)?;
     progress.start("fill the caches", 2);
     let compare_exchange = open_cached(&file, parameters, PinMode::CompareExchange)?;

@@ -1,10 +1,7 @@
 //! The parameters of `writes`: three sets of defaults, and what the user overrides.
 
-use std::time::Duration;
-
 use serde::Serialize;
 
-use crate::benchmark::Needs;
 use crate::config::{Config, ParameterSet};
 use crate::error::Result;
 use crate::harness::interleave::Rounds;
@@ -45,20 +42,7 @@ impl Parameters {
     }
 
     pub(crate) fn rounds(&self) -> Rounds {
-        Rounds {
-            at_least: self.repetitions,
-            at_most: 10 * self.repetitions,
-            time: Duration::from_secs_f64(self.timed_seconds),
-        }
-    }
-
-    /// On disk the file; in memory the cache, and the file in the kernel's page cache.
-    pub(crate) fn needs(&self) -> Needs {
-        let memory_bytes = self.sizes.memory_bytes.saturating_add(self.sizes.size_bytes);
-        Needs {
-            disk_bytes: self.sizes.size_bytes,
-            memory_bytes: memory_bytes.saturating_add(64 << 20),
-        }
+        Rounds::within(self.timed_seconds, self.repetitions)
     }
 }
 

@@ -7,9 +7,10 @@
 //! folio out again, so that the next one tries anew.
 
 use super::handle::Handle;
-use super::run::{RUN_PAGES_MAX, Run};
+use super::run::Run;
 use crate::error::{Error, ErrorKind, Result};
 use crate::folio::{COUNT_MAX, Flag, Folio, FolioId, FolioRef, Folios, LockedFolio};
+use crate::io::RUN_PAGES_MAX;
 use crate::lru::Shadow;
 use crate::mapping::{Entry, Lookup, PAGE_BYTES};
 use crate::stats::Counter;

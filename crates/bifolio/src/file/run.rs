@@ -20,9 +20,6 @@ use crate::writeback::Inode;
 use smallvec::SmallVec;
 use std::sync::Arc;
 
-/// The most pages one transfer moves, unless a single folio has more: 1 MiB.
-pub(super) const RUN_PAGES_MAX: u64 = 256;
-
 /// See the head of the file.
 #[derive(Debug)]
 pub(super) struct Run {

@@ -29,8 +29,8 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::{Arc, OnceLock};
 
-const PAGE_BYTES: u64 = 4096;
-const DESCRIPTOR_BYTES: u64 = 64;
+pub(super) const PAGE_BYTES: u64 = 4096;
+pub(super) const DESCRIPTOR_BYTES: u64 = 64;
 const FRAME_BYTES: u64 = PAGE_BYTES + DESCRIPTOR_BYTES;
 
 /// What the arena is used for, a snapshot.

@@ -4,13 +4,10 @@
 //! ahead, no miss waits for it. Ahead of need the arena's lock is not held meanwhile: the chunk is
 //! charged and marked, and becomes everybody's when its pages are there.
 
-use super::arena::{Arena, State};
+use super::arena::{Arena, DESCRIPTOR_BYTES, PAGE_BYTES, State};
 use super::chunk::{CHUNK_BYTES, CHUNK_PAGES, Role};
 use crate::folio::{FolioId, Folios};
 use std::io;
-
-const PAGE_BYTES: u64 = 4096;
-const DESCRIPTOR_BYTES: u64 = 64;
 
 /// A chunk on its way to be resident.
 #[derive(Debug)]

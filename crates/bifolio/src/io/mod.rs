@@ -39,7 +39,7 @@ use std::io;
 pub use align::{Alignment, PositionOutOfRange};
 pub use buffer::IoBuffer;
 pub use disk::{DirectIo, DiskFile, DiskOptions, OpenDiskError};
-pub(crate) use engine::{Engine, Pieces, Queue, Transfer};
+pub(crate) use engine::{Engine, Pieces, Queue, RUN_PAGES_MAX, Transfer};
 pub use error::{IoError, Operation};
 pub use request::{IoRequest, Submission};
 pub(crate) use transfer::{len_bytes, set_len, sync_all, sync_data};

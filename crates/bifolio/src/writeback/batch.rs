@@ -16,16 +16,13 @@
 use super::dirty::InFlight;
 use super::inode::Inode;
 use crate::folio::{Flag, FolioRef, LockedFolio};
-use crate::io::{IoError, Operation, Queue};
+use crate::io::{IoError, Operation, Queue, RUN_PAGES_MAX};
 use crate::mapping::PAGE_BYTES;
 use crate::stats::Counter;
 use crate::sync::{Ordering, RwLockReadGuard};
 use smallvec::SmallVec;
 use std::ops::Range;
 use std::sync::Arc;
-
-/// The most pages one transfer moves, unless a single folio has more: 1 MiB.
-const RUN_PAGES_MAX: u64 = 256;
 
 /// All pages there can be.
 pub(super) const ALL_PAGES: Range<u64> = 0..u64::MAX;

@@ -197,12 +197,13 @@ impl Flusher {
             total.add(inode.write_out_until(old, u64::MAX, false));
         }
         let background_pages = self.background_pages.load(Ordering::Relaxed);
-        let is_much = memory.dirty_pages.load(Ordering::Relaxed) > background_pages;
+        let dirty_pages = || memory.dirty_pages.load(Ordering::Relaxed);
+        let is_much = dirty_pages() > background_pages;
         let target_pages = if is_much { background_pages / 2 } else { u64::MAX };
         for inode in &files {
-            // Each file for itself: of several, all are brought below the target.
-            let target_folios = target_pages >> inode.mapping.order();
-            let excess_folios = || inode.dirty.len().saturating_sub(target_folios);
+            // What all files have together: many small shares are much, too.
+            let excess_folios =
+                || dirty_pages().saturating_sub(target_pages).div_ceil(1 << inode.mapping.order());
             let wanted_folios = wanted_folios.saturating_sub(total.folios);
             let until = Instant::now() + TURN_MAX;
             loop {

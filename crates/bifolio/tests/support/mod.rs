@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use bifolio::{
     Backing, Cache, CacheBuilder, DiskFile, DiskOptions, Error, Feature, Features, File,
-    OpenOptions,
+    OpenOptions, Stats,
 };
 use bifolio_testing::{FaultyBacking, MemoryBacking, fill_bytes};
 use tempfile::TempDir;
@@ -203,9 +203,24 @@ pub fn for_each_way(length: usize, test: impl Fn(&Faulty)) {
 /// Waits for what happens on other threads.
 #[track_caller]
 pub fn wait_until(what: &str, is_so: impl Fn() -> bool) {
+    wait_for(what, &is_so, |is_so| *is_so);
+}
+
+/// Waits until the statistics say so, and gives those that did.
+#[track_caller]
+pub fn wait_for_stats(cache: &Cache, what: &str, is_so: impl Fn(&Stats) -> bool) -> Stats {
+    wait_for(what, || cache.stats(), is_so)
+}
+
+#[track_caller]
+fn wait_for<T: Debug>(what: &str, look: impl Fn() -> T, is_it: impl Fn(&T) -> bool) -> T {
     let begun = Instant::now();
-    while !is_so() {
-        assert!(begun.elapsed() < Duration::from_secs(30), "{what}: not in 30 seconds");
+    loop {
+        let seen = look();
+        if is_it(&seen) {
+            return seen;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(30), "{what}: not in 30 seconds: {seen:?}");
         thread::sleep(Duration::from_millis(1));
     }
 }

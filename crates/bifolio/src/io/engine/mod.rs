@@ -41,16 +41,14 @@ use self::files::Enrolled;
 use self::rings::{Plan, Rings};
 use self::workers::{THREADS_MAX, Workers};
 use super::Backing;
+use crate::config::IO_DEPTH_MAX;
 use crate::frames::Arena;
 use crate::sys::probe::{Feature, Features};
 
 pub(crate) use counts::EngineCounts;
 pub(crate) use life::Transfer;
-pub(crate) use pieces::Pieces;
+pub(crate) use pieces::{Pieces, RUN_PAGES_MAX};
 pub(crate) use queue::Queue;
-
-/// The most transfers a queue may have in flight.
-pub(crate) const DEPTH_MAX: usize = 1024;
 
 /// See the head of the file.
 #[derive(Debug)]
@@ -61,8 +59,8 @@ pub(crate) struct Engine {
 }
 
 impl Engine {
-    /// An engine whose queues keep up to `depth` transfers in flight, 1 to [`DEPTH_MAX`]. Made once
-    /// for an arena, before the first folio.
+    /// An engine whose queues keep up to `depth` transfers in flight, 1 to [`IO_DEPTH_MAX`]. Made
+    /// once for an arena, before the first folio.
     pub(crate) fn new(features: &Features, depth: usize, arena: &Arena) -> Arc<Self> {
         Self::with_threads(features, depth, arena, THREADS_MAX)
     }
@@ -74,7 +72,7 @@ impl Engine {
         arena: &Arena,
         threads_max: usize,
     ) -> Arc<Self> {
-        let depth = depth.clamp(1, DEPTH_MAX);
+        let depth = depth.clamp(1, IO_DEPTH_MAX);
         let has_rings = features.has(Feature::IoUring);
         let uses = |feature| has_rings && features.has(feature);
         let cpus = thread::available_parallelism().map_or(1, usize::from);

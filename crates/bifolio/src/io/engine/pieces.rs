@@ -15,8 +15,9 @@ use smallvec::SmallVec;
 use crate::io::span::Span;
 use crate::io::{IoSource, IoTarget};
 
-/// The most pieces a transfer may have: a folio each, of 1 MiB in base pages.
-const PIECES_MAX: usize = 256;
+/// The most pages one transfer moves, unless a single folio has more: 1 MiB. So it has no more
+/// pieces, either.
+pub(crate) const RUN_PAGES_MAX: u64 = 256;
 
 /// See the head of the file.
 #[derive(Debug, Default)]
@@ -33,7 +34,7 @@ impl Pieces {
             Some(last) if last.end() == start.as_ptr() => last.grow(length_bytes),
             _ => self.spans.push(Span::new(start, length_bytes)),
         }
-        debug_assert!(self.spans.len() <= PIECES_MAX, "too many pieces");
+        debug_assert!(self.spans.len() as u64 <= RUN_PAGES_MAX, "too many pieces");
     }
 
     /// Bytes of all pieces.
