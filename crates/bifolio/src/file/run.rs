@@ -14,7 +14,7 @@ use super::fill::Locked;
 use crate::error::{Error, ErrorKind, Result};
 use crate::folio::{FolioId, Folios};
 use crate::io::{IoError, Queue};
-use crate::mapping::PAGE_BYTES;
+use crate::mapping::{Entry, PAGE_BYTES};
 use crate::stats::Counter;
 use crate::writeback::Inode;
 use smallvec::SmallVec;
@@ -144,7 +144,7 @@ impl Drop for Run {
         for id in self.folios.drain(..) {
             let folios = &inode.memory.folios;
             let Locked { lock, folio, .. } = Locked::adopt(folios, id);
-            drop(inode.mapping.remove(&folio, &lock, folios));
+            drop(inode.mapping.remove(&folio, &lock, folios, |_| Entry::HOLE));
         }
     }
 }

@@ -10,7 +10,7 @@
 use super::File;
 use super::fill::{Intent, Locked};
 use crate::error::Result;
-use crate::mapping::{PAGE_BYTES, PAGE_SHIFT};
+use crate::mapping::{Entry, PAGE_BYTES, PAGE_SHIFT};
 use crate::stats::Counter;
 use crate::sync::MutexGuard;
 use crate::sys::copy;
@@ -140,7 +140,7 @@ impl File {
         if !locked.is_uptodate() {
             let mapping = &self.handle.inode.mapping;
             let folios = &self.handle.inode.memory.folios;
-            drop(mapping.remove(&locked.folio, &locked.lock, folios));
+            drop(mapping.remove(&locked.folio, &locked.lock, folios, |_| Entry::HOLE));
         }
     }
 }

@@ -124,7 +124,8 @@ impl Reclaim {
     ) -> (Verdict, Option<FolioRef<'a>>) {
         let workingset = locked.flags.get(Flag::Workingset) || locked.flags.get(Flag::Active);
         let shadow = self.memory.lru.make_shadow(locked.pages(), workingset);
-        match inode.mapping.evict(folio, &locked, Entry::value(shadow.0)) {
+        let left = |page| if page == 0 { Entry::value(shadow.0) } else { Entry::HOLE };
+        match inode.mapping.evict(folio, &locked, left) {
             Ok(frozen) => {
                 let unused = locked.flags.get(Flag::Readahead);
                 self.memory.counters.add(Counter::PgSteal, 1);

@@ -12,7 +12,7 @@ use super::flusher::Flusher;
 use crate::folio::{Flag, FolioId, FolioRef, LockedFolio};
 use crate::io::{self, Backing, Engine, IoError, Operation, Pieces, Transfer};
 use crate::lru::Memory;
-use crate::mapping::{Lookup, Mapping, PAGE_BYTES};
+use crate::mapping::{Entry, Lookup, Mapping, PAGE_BYTES};
 use crate::stats::Counter;
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, RwLock};
 use crate::sys::copy;
@@ -261,7 +261,7 @@ impl Inode {
                 continue;
             }
             self.dirty.forget(&self.memory, folio.id());
-            let table_reference = self.mapping.remove(&folio, &locked, folios);
+            let table_reference = self.mapping.remove(&folio, &locked, folios, |_| Entry::HOLE);
             drop(locked);
             drop(table_reference);
         }
