@@ -47,6 +47,13 @@ impl Run {
         self.folios.is_empty()
     }
 
+    /// Whether a folio that finds `seen` at its place can be the next one: the transfer that reads
+    /// the others reads it, too.
+    pub(super) fn can_go_on_with(&self, seen: Entry) -> bool {
+        let Some(last) = self.folios.last() else { return true };
+        self.inode.continues(*last, seen)
+    }
+
     /// Page index of the first folio.
     pub(super) fn first_page(&self) -> u64 {
         self.first
@@ -144,7 +151,7 @@ impl Drop for Run {
         for id in self.folios.drain(..) {
             let folios = &inode.memory.folios;
             let Locked { lock, folio, .. } = Locked::adopt(folios, id);
-            drop(inode.mapping.remove(&folio, &lock, folios, |_| Entry::HOLE));
+            drop(inode.remove_unfilled(&folio, &lock));
         }
     }
 }

@@ -53,6 +53,7 @@ impl Mapping {
     /// The folio is filled: readers may use it (I3).
     pub(crate) fn mark_uptodate(&self, folio: &LockedFolio<'_>) {
         folio.flags.set(Flag::Uptodate);
+        folio.flags.clear(Flag::Allocated);
         self.set_ready(folio);
     }
 
