@@ -7,6 +7,7 @@
 //! | [`CrashingBacking`] | forgets at a crash what was not synced, or only some of it |
 //! | [`Op`], [`Workload`] | random operations on a file, with weights drawn anew for every run |
 //! | [`Model`], [`Runner`] | the same operations on a plain vector, and the comparison |
+//! | [`shrink`] | fewer operations that fail the same way |
 //! | [`with_seeds`] | prints the seed of a failed run; `SEED=...` replays it |
 //!
 //! Uses nothing but bifolio's public API. It is for integration tests: inside bifolio's own unit
@@ -16,11 +17,13 @@ mod crashing;
 mod fault;
 mod faulty;
 mod gate;
+mod holes;
 mod memory;
 mod model;
 mod op;
 mod run;
 mod seed;
+mod shrink;
 mod workload;
 
 pub use crashing::CrashingBacking;
@@ -32,4 +35,5 @@ pub use model::Model;
 pub use op::{Op, OpKind, fill_bytes};
 pub use run::{Failure, Runner};
 pub use seed::with_seeds;
+pub use shrink::shrink;
 pub use workload::{Limits, Workload};

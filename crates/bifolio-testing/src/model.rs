@@ -3,9 +3,12 @@
 //! A model answers for a whole file that it alone changes ([`Model::new`]), or for one region of a
 //! file whose other regions belong to other threads and whose length nobody changes
 //! ([`Model::region`]). Neighbouring regions may share a folio: that is the point of them.
+//!
+//! The model of a memory file ([`Model::in_memory`]) knows its holes, too.
 
 use std::ops::Range;
 
+use crate::holes::Holes;
 use crate::memory::write_vector;
 
 /// What a file, or a region of it, should hold.
@@ -14,12 +17,14 @@ pub struct Model {
     start_bytes: u64,
     bytes: Vec<u8>,
     is_region: bool,
+    /// Of a memory file.
+    holes: Option<Holes>,
 }
 
 impl Model {
     /// The model of a file that holds `bytes`.
     pub fn new(bytes: Vec<u8>) -> Self {
-        Self { start_bytes: 0, bytes, is_region: false }
+        Self { start_bytes: 0, bytes, is_region: false, holes: None }
     }
 
     /// The model of `bytes` at `start_bytes` of a file that others use too.
@@ -28,7 +33,22 @@ impl Model {
     /// If there are none.
     pub fn region(start_bytes: u64, bytes: Vec<u8>) -> Self {
         assert!(!bytes.is_empty(), "a region has bytes");
-        Self { start_bytes, bytes, is_region: true }
+        Self { start_bytes, bytes, is_region: true, holes: None }
+    }
+
+    /// The same, of a memory file with folios of `folio_bytes` that nobody has written to so far.
+    pub fn in_memory(mut self, folio_bytes: u64) -> Self {
+        let mut holes = Holes::new(folio_bytes);
+        if self.is_region {
+            // What the neighbours share with us: they never see to it that it is a hole.
+            for edge in [self.start_bytes, self.end_bytes()] {
+                if !edge.is_multiple_of(folio_bytes) {
+                    holes.note_room(edge..edge + 1);
+                }
+            }
+        }
+        self.holes = Some(holes);
+        self
     }
 
     /// What it should hold.
@@ -53,11 +73,16 @@ impl Model {
 
     /// What a read of a range of the file should give; less than asked at the end.
     pub fn read(&self, range: Range<u64>) -> &[u8] {
+        &self.bytes[self.indices(&range)]
+    }
+
+    /// Where the bytes of a range stand, as far as there are any.
+    fn indices(&self, range: &Range<u64>) -> Range<usize> {
         let index = |position: u64| {
             let offset = position.checked_sub(self.start_bytes).expect("a place in the region");
             self.bytes.len().min(offset as usize)
         };
-        &self.bytes[index(range.start)..index(range.end)]
+        index(range.start)..index(range.end)
     }
 
     /// A write, with zeros before it where the file was shorter.
@@ -68,17 +93,99 @@ impl Model {
         if !new.is_empty() {
             write_vector(&mut self.bytes, new, offset);
         }
+        if let Some(holes) = &mut self.holes {
+            holes.note_written(position_bytes..end);
+        }
+    }
+
+    /// Room for a range: none of its bytes change, and the file is at least as long.
+    pub fn allocate(&mut self, range: Range<u64>) {
+        assert!(!self.is_region || range.end <= self.end_bytes(), "a region does not grow");
+        if !range.is_empty() && range.end > self.end_bytes() {
+            self.bytes.resize(range.end as usize, 0);
+        }
+        self.note_room(range);
+    }
+
+    /// What was a hole of the range has room now.
+    pub fn note_room(&mut self, range: Range<u64>) {
+        if let Some(holes) = &mut self.holes {
+            holes.note_room(range);
+        }
+    }
+
+    /// A hole: zeros, as far as there are bytes.
+    pub fn punch(&mut self, range: Range<u64>) {
+        let part = self.indices(&range);
+        self.bytes[part].fill(0);
+        let own = self.start_bytes..self.end_bytes();
+        if let Some(holes) = &mut self.holes {
+            let bytes = &self.bytes;
+            holes.punch(range, |unit| is_zero(bytes, &own, unit));
+        }
+    }
+
+    /// Bytes of all folios that are not holes.
+    pub fn room_bytes(&self) -> u64 {
+        self.holes.as_ref().map_or(0, Holes::room_bytes)
+    }
+
+    /// Whether a file that seeks may answer so.
+    pub fn check_seek_data(&self, position: u64, found: Option<u64>) -> Result<(), String> {
+        let end = self.end_bytes();
+        if position >= end && !self.is_region {
+            return expect_none("seek_data", position, found);
+        }
+        if found.is_some_and(|found| found >= end) && !self.is_region {
+            return Err(format!("seek_data({position}) answers {found:?}, behind the end"));
+        }
+        let holes = self.holes.as_ref().expect("a memory file");
+        holes.check_seek_data(position, found, end)
+    }
+
+    /// Whether a file that seeks may answer so.
+    pub fn check_seek_hole(&self, position: u64, found: Option<u64>) -> Result<(), String> {
+        let end = self.end_bytes();
+        if position >= end && !self.is_region {
+            return expect_none("seek_hole", position, found);
+        }
+        match found {
+            Some(found) if found <= end || self.is_region => {
+                self.holes.as_ref().expect("a memory file").check_seek_hole(position, found, end)
+            }
+            _ => Err(format!("seek_hole({position}) answers {found:?} in {end} bytes")),
+        }
     }
 
     /// A cut, or growth by zeros.
     pub fn set_len(&mut self, length_bytes: u64) {
         assert!(!self.is_region, "a region does not change its length");
+        let is_cut = length_bytes < self.end_bytes();
         self.bytes.resize(length_bytes as usize, 0);
+        let own = self.start_bytes..self.end_bytes();
+        if let Some(holes) = self.holes.as_mut().filter(|_| is_cut) {
+            let bytes = &self.bytes;
+            holes.cut(length_bytes, |unit| is_zero(bytes, &own, unit));
+        }
     }
 
     /// Compares the region with what was `found` in its place; the first difference.
     pub fn compare(&self, found: &[u8]) -> Result<(), String> {
         compare(self.start_bytes, found, &self.bytes)
+    }
+}
+
+/// Whether the part of `unit` that lies in the region `own`, which holds `bytes`, is all zeros.
+fn is_zero(bytes: &[u8], own: &Range<u64>, unit: Range<u64>) -> bool {
+    let start = unit.start.max(own.start) - own.start;
+    let end = unit.end.clamp(own.start, own.end) - own.start;
+    bytes[start as usize..end as usize].iter().all(|byte| *byte == 0)
+}
+
+fn expect_none(seek: &str, position: u64, found: Option<u64>) -> Result<(), String> {
+    match found {
+        None => Ok(()),
+        Some(found) => Err(format!("{seek}({position}), behind the end, answers {found}")),
     }
 }
 
@@ -135,6 +242,42 @@ mod tests {
     #[should_panic(expected = "a region does not grow")]
     fn a_region_does_not_grow() {
         Model::region(100, vec![0; 10]).write(109, &[1, 2]);
+    }
+
+    #[test]
+    fn a_memory_file_knows_its_holes() {
+        let mut model = Model::new(Vec::new()).in_memory(4096);
+        model.write(5000, &[1; 10]);
+        assert_eq!((model.end_bytes(), model.room_bytes()), (5010, 4096));
+        assert!(model.check_seek_data(0, Some(4096)).is_ok());
+        assert!(model.check_seek_data(0, Some(0)).is_err());
+        assert!(model.check_seek_data(0, Some(5010)).is_err(), "behind the end");
+        assert!(model.check_seek_data(5010, Some(5010)).is_err());
+        assert!(model.check_seek_data(5010, None).is_ok());
+        assert!(model.check_seek_hole(5000, Some(5010)).is_ok());
+        assert!(model.check_seek_hole(5000, None).is_err());
+        assert!(model.check_seek_hole(5000, Some(8192)).is_err());
+        model.allocate(8000..9000);
+        assert_eq!((model.end_bytes(), model.room_bytes()), (9000, 8192));
+        model.allocate(20_000..20_000);
+        assert_eq!((model.end_bytes(), model.room_bytes()), (9000, 8192));
+        model.punch(5005..8192);
+        assert_eq!(model.read(5003..5007), [1, 1, 0, 0]);
+        assert!(model.check_seek_hole(5000, Some(5000)).is_err(), "it has data still");
+        model.punch(4096..5005);
+        assert!(model.check_seek_hole(5000, Some(5000)).is_ok());
+        model.set_len(4097);
+        assert_eq!(model.room_bytes(), 4096);
+        model.set_len(4096);
+        assert_eq!(model.room_bytes(), 0);
+    }
+
+    #[test]
+    fn a_region_shares_its_edges() {
+        let model = Model::region(100, vec![0; 20_000]).in_memory(4096);
+        assert_eq!(model.room_bytes(), 8192);
+        assert!(model.check_seek_data(5000, Some(50_000)).is_ok(), "that is the neighbours'");
+        assert!(model.check_seek_hole(100, Some(50_000)).is_err(), "there was a hole");
     }
 
     #[test]

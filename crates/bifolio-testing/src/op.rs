@@ -10,6 +10,8 @@ use fastrand::Rng;
 pub enum OpKind {
     /// [`Op::Read`].
     Read,
+    /// [`Op::ReadMany`].
+    ReadMany,
     /// [`Op::Write`].
     Write,
     /// [`Op::Pin`].
@@ -20,6 +22,8 @@ pub enum OpKind {
     Pins,
     /// [`Op::PinMut`].
     PinMut,
+    /// [`Op::CopyToFd`].
+    CopyToFd,
     /// [`Op::SetLen`].
     SetLen,
     /// [`Op::SyncData`].
@@ -28,22 +32,36 @@ pub enum OpKind {
     SyncAll,
     /// [`Op::SetMemory`].
     SetMemory,
+    /// [`Op::Allocate`].
+    Allocate,
+    /// [`Op::PunchHole`].
+    PunchHole,
+    /// [`Op::SeekData`].
+    SeekData,
+    /// [`Op::SeekHole`].
+    SeekHole,
 }
 
 impl OpKind {
-    /// Every kind.
-    pub const ALL: [Self; 10] = [
+    /// What every file can do.
+    pub const ANY_FILE: [Self; 12] = [
         Self::Read,
+        Self::ReadMany,
         Self::Write,
         Self::Pin,
         Self::Hold,
         Self::Pins,
         Self::PinMut,
+        Self::CopyToFd,
         Self::SetLen,
         Self::SyncData,
         Self::SyncAll,
         Self::SetMemory,
     ];
+
+    /// What only memory files can do.
+    pub const MEMORY_FILE: [Self; 4] =
+        [Self::Allocate, Self::PunchHole, Self::SeekData, Self::SeekHole];
 }
 
 /// An operation.
@@ -55,6 +73,11 @@ pub enum Op {
         position_bytes: u64,
         /// How much.
         length: usize,
+    },
+    /// Reads several ranges at once, each as [`Op::Read`].
+    ReadMany {
+        /// Where, and how much.
+        ranges: Vec<(u64, usize)>,
     },
     /// Writes a range, which may end behind the file or begin there.
     Write {
@@ -95,6 +118,15 @@ pub enum Op {
         /// What: the argument of [`fill_bytes`].
         fill: u64,
     },
+    /// Sends a range, which may end behind the file, to a descriptor.
+    CopyToFd {
+        /// Where.
+        position_bytes: u64,
+        /// How much.
+        length: usize,
+        /// Whether to a pipe; else to a file.
+        is_pipe: bool,
+    },
     /// Cuts the file or lets it grow.
     SetLen {
         /// To how many bytes.
@@ -109,12 +141,42 @@ pub enum Op {
         /// To how many bytes.
         bytes: u64,
     },
+    /// Reserves memory for a range, which may end behind the file.
+    Allocate {
+        /// Where.
+        position_bytes: u64,
+        /// How much.
+        length: usize,
+    },
+    /// Makes a hole of a range, which may end behind the file.
+    PunchHole {
+        /// Where.
+        position_bytes: u64,
+        /// How much.
+        length: usize,
+    },
+    /// Looks for data.
+    SeekData {
+        /// From where on.
+        position_bytes: u64,
+    },
+    /// Looks for a hole.
+    SeekHole {
+        /// From where on.
+        position_bytes: u64,
+    },
 }
 
+/// The argument of [`fill_bytes`] that stands for zeros.
+pub(crate) const FILL_ZEROS: u64 = u64::MAX;
+
 /// The bytes an operation writes: they tell operation and place apart, so that a byte that ends up
-/// in the wrong place, or is left from an earlier write, is seen.
+/// in the wrong place, or is left from an earlier write, is seen. One fill, `u64::MAX`, is of zeros.
 pub fn fill_bytes(fill: u64, length: usize) -> Vec<u8> {
     let mut bytes = vec![0; length];
+    if fill == FILL_ZEROS {
+        return bytes;
+    }
     Rng::with_seed(fill).fill(&mut bytes);
     bytes
 }

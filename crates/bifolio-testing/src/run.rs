@@ -2,11 +2,17 @@
 //!
 //! Both directions are checked: what a read gives is what the model holds, and after a change the
 //! file has the model's length. [`Runner::check_all`] compares every byte at the end.
+//!
+//! A cache may be too small for its memory files. [`Runner::may_be_full`] takes the error for what
+//! it is, if the file is as it was before: the operation did not happen, or, of a write, a part.
 
+use std::cell::Cell;
 use std::fmt;
+use std::io::{Read, Seek};
 use std::ops::Range;
+use std::thread;
 
-use bifolio::{Cache, ErrorKind, File};
+use bifolio::{Cache, Error as CacheError, ErrorKind, File, ReadRequest};
 use thiserror::Error;
 
 use crate::model::compare;
@@ -19,6 +25,8 @@ pub struct Runner<'a> {
     file: &'a File,
     model: Model,
     step: u64,
+    may_be_full: bool,
+    refused: Cell<u64>,
 }
 
 /// An operation that did not do what the model says.
@@ -36,7 +44,18 @@ pub struct Failure {
 impl<'a> Runner<'a> {
     /// `file`, a file of `cache`, holds what `model` says.
     pub fn new(cache: &'a Cache, file: &'a File, model: Model) -> Self {
-        Self { cache, file, model, step: 0 }
+        Self { cache, file, model, step: 0, may_be_full: false, refused: Cell::new(0) }
+    }
+
+    /// Operations may be refused because the cache is full.
+    pub fn may_be_full(mut self) -> Self {
+        self.may_be_full = true;
+        self
+    }
+
+    /// How many operations were refused because the cache was full.
+    pub fn refused(&self) -> u64 {
+        self.refused.get()
     }
 
     /// The model.
@@ -65,7 +84,12 @@ impl<'a> Runner<'a> {
     /// Compares every byte.
     pub fn check_all(&self) -> Result<(), Failure> {
         let whole = self.model.start_bytes()..self.model.end_bytes();
+        let refused = self.refused();
         let result = self.read(whole).and_then(|()| self.check_len());
+        let result = result.and_then(|()| match self.refused() == refused {
+            true => Ok(()),
+            false => Err("the cache has no room for a reader".to_owned()),
+        });
         result.map_err(|problem| self.failure(&"check of every byte", problem))
     }
 
@@ -75,6 +99,7 @@ impl<'a> Runner<'a> {
 
     fn apply_op(&mut self, op: &Op) -> Result<(), String> {
         match *op {
+            Op::ReadMany { ref ranges } => self.read_many(ranges),
             Op::Read { position_bytes, length } => self.read(self.placed(position_bytes, length)),
             Op::Write { position_bytes, length, fill } => {
                 let range = self.placed(position_bytes, length);
@@ -86,38 +111,146 @@ impl<'a> Runner<'a> {
             Op::PinMut { position_bytes, length, fill } => {
                 self.pin_mut(position_bytes, length, fill)
             }
+            Op::CopyToFd { position_bytes, length, is_pipe } => {
+                self.copy_to_fd(self.placed(position_bytes, length), is_pipe)
+            }
             Op::SetLen { length_bytes } => self.set_len(length_bytes),
             Op::SyncData => self.file.sync_data().map_err(text),
             Op::SyncAll => self.file.sync_all().map_err(text),
             Op::SetMemory { bytes } => self.set_memory(bytes),
+            Op::Allocate { position_bytes, length } => {
+                self.allocate(self.placed(position_bytes, length))
+            }
+            Op::PunchHole { position_bytes, length } => {
+                self.punch_hole(self.placed(position_bytes, length))
+            }
+            Op::SeekData { position_bytes } => {
+                let position = self.place(position_bytes);
+                let found = self.file.seek_data(position).map_err(text)?;
+                self.model.check_seek_data(position, found)
+            }
+            Op::SeekHole { position_bytes } => {
+                let position = self.place(position_bytes);
+                let found = self.file.seek_hole(position).map_err(text)?;
+                self.model.check_seek_hole(position, found)
+            }
         }
     }
 
     fn read(&self, range: Range<u64>) -> Result<(), String> {
         // Filled with what no read should leave behind.
         let mut found = vec![0xEE; length_of(&range)];
-        let count = self.file.read_at(&mut found, range.start).map_err(text)?;
-        let position_bytes = range.start;
-        compare(position_bytes, &found[..count], self.model.read(range))?;
-        if found[count..].iter().any(|byte| *byte != 0xEE) {
-            return Err(format!("bytes behind the {count} read at {position_bytes} were changed"));
+        match self.unless_full(self.file.read_at(&mut found, range.start))? {
+            Some(count) => self.check_read(&range, &found, count),
+            None => Ok(()),
+        }
+    }
+
+    fn read_many(&self, ranges: &[(u64, usize)]) -> Result<(), String> {
+        let ranges: Vec<_> =
+            ranges.iter().map(|(position, length)| self.placed(*position, *length)).collect();
+        let mut buffers: Vec<_> =
+            ranges.iter().map(|range| vec![0xEE; length_of(range)]).collect();
+        let requests = ranges.iter().zip(&mut buffers);
+        let mut requests: Vec<_> =
+            requests.map(|(range, buffer)| ReadRequest::new(range.start, buffer)).collect();
+        self.file.read_many(&mut requests).map_err(text)?;
+        let results: Vec<_> = requests.into_iter().map(|request| request.result).collect();
+        for ((range, found), result) in ranges.iter().zip(&buffers).zip(results) {
+            if let Some(count) = self.unless_full(result)? {
+                self.check_read(range, found, count)?;
+            }
         }
         Ok(())
+    }
+
+    /// Whether a read into `found`, of 0xEE before, that answered `count` is what it should be.
+    fn check_read(&self, range: &Range<u64>, found: &[u8], count: usize) -> Result<(), String> {
+        compare(range.start, &found[..count], self.model.read(range.clone()))?;
+        if found[count..].iter().any(|byte| *byte != 0xEE) {
+            let start = range.start;
+            return Err(format!("bytes behind the {count} read at {start} were changed"));
+        }
+        Ok(())
+    }
+
+    fn copy_to_fd(&self, range: Range<u64>, is_pipe: bool) -> Result<(), String> {
+        let mut found = Vec::new();
+        let sent = if is_pipe {
+            let (mut reader, writer) = std::io::pipe().map_err(text)?;
+            thread::scope(|scope| {
+                let receiver = scope.spawn(|| reader.read_to_end(&mut found));
+                let sent = self.file.copy_to_fd(range.clone(), &writer);
+                drop(writer);
+                receiver.join().expect("no panic").map_err(text)?;
+                self.unless_full(sent)
+            })?
+        } else {
+            let mut file = tempfile::tempfile().map_err(text)?;
+            let sent = self.unless_full(self.file.copy_to_fd(range.clone(), &file))?;
+            file.rewind().and_then(|()| file.read_to_end(&mut found)).map_err(text)?;
+            sent
+        };
+        let sent = sent.unwrap_or(0);
+        if sent != found.len() as u64 {
+            return Err(format!("{} bytes arrived and not {sent}", found.len()));
+        }
+        // Fewer than there are only with an error, which the next call would tell of.
+        let expected = match self.may_be_full {
+            true => range.start..range.start + sent,
+            false => range.clone(),
+        };
+        compare(range.start, &found, self.model.read(expected))
+    }
+
+    /// What an operation answered; `None`, and counted, if the cache is rightly full.
+    fn unless_full<T>(&self, result: Result<T, CacheError>) -> Result<Option<T>, String> {
+        match result {
+            Ok(answer) => Ok(Some(answer)),
+            Err(error) if self.may_be_full && matches!(error.kind(), ErrorKind::Full { .. }) => {
+                self.refused.set(self.refused() + 1);
+                Ok(None)
+            }
+            Err(error) => Err(text(error)),
+        }
     }
 
     fn write(&mut self, range: Range<u64>, fill: u64) -> Result<(), String> {
         let bytes = fill_bytes(fill, length_of(&range));
-        let count = self.file.write_at(&bytes, range.start).map_err(text)?;
-        if count != bytes.len() {
-            return Err(format!("wrote {count} of {} bytes", bytes.len()));
+        let Some(count) = self.unless_full(self.file.write_at(&bytes, range.start))? else {
+            return Ok(());
+        };
+        if count < bytes.len() {
+            // Whole folios, and at least one: else it would have been an error.
+            let is_edge = (range.start + count as u64).is_multiple_of(self.file.folio_bytes());
+            if !self.may_be_full || count == 0 || !is_edge {
+                return Err(format!("wrote {count} of {} bytes", bytes.len()));
+            }
+            self.refused.set(self.refused() + 1);
         }
-        self.model.write(range.start, &bytes);
+        self.model.write(range.start, &bytes[..count]);
         Ok(())
     }
 
-    fn pin(&self, position_bytes: u64, length: usize, hold: bool) -> Result<(), String> {
+    fn allocate(&mut self, range: Range<u64>) -> Result<(), String> {
+        if self.unless_full(self.file.allocate(range.clone()))?.is_some() {
+            self.model.allocate(range);
+        }
+        Ok(())
+    }
+
+    fn punch_hole(&mut self, range: Range<u64>) -> Result<(), String> {
+        if self.unless_full(self.file.punch_hole(range.clone()))?.is_some() {
+            self.model.punch(range);
+        }
+        Ok(())
+    }
+
+    fn pin(&mut self, position_bytes: u64, length: usize, hold: bool) -> Result<(), String> {
         let Some(range) = self.pinnable(position_bytes, length) else { return Ok(()) };
-        let pin = self.file.pin(range.clone()).map_err(text)?;
+        let pinned = self.file.pin(range.clone());
+        let Some(pin) = self.unless_full(pinned)? else { return Ok(()) };
+        self.model.note_room(range.clone());
         let mut found = vec![0xEE; pin.len()];
         if hold {
             let held = pin.hold();
@@ -129,22 +262,29 @@ impl<'a> Runner<'a> {
         compare(range.start, &found, self.model.read(range))
     }
 
-    fn pins(&self, position_bytes: u64, length: usize) -> Result<(), String> {
+    fn pins(&mut self, position_bytes: u64, length: usize) -> Result<(), String> {
         let Some(range) = self.existing(position_bytes, length) else { return Ok(()) };
         let mut found = Vec::new();
+        let mut end = range.end;
         for pin in self.file.pins(range.clone()) {
-            let pin = pin.map_err(text)?;
+            let at = range.start + found.len() as u64;
+            let Some(pin) = self.unless_full(pin)? else {
+                end = at;
+                break;
+            };
             let mut part = vec![0xEE; pin.len()];
             pin.copy_to(&mut part);
+            self.model.note_room(at..at + part.len() as u64);
             found.extend(part);
         }
-        compare(range.start, &found, self.model.read(range))
+        compare(range.start, &found, self.model.read(range.start..end))
     }
 
     fn pin_mut(&mut self, position_bytes: u64, length: usize, fill: u64) -> Result<(), String> {
         let Some(range) = self.pinnable(position_bytes, length) else { return Ok(()) };
         let bytes = fill_bytes(fill, length_of(&range));
-        let mut pin = self.file.pin_mut(range.clone()).map_err(text)?;
+        let pinned = self.file.pin_mut(range.clone());
+        let Some(mut pin) = self.unless_full(pinned)? else { return Ok(()) };
         let mut found = vec![0xEE; bytes.len()];
         pin.copy_to(&mut found);
         compare(range.start, &found, self.model.read(range.clone()))?;
@@ -188,6 +328,14 @@ impl<'a> Runner<'a> {
             return position_bytes..position_bytes + length as u64;
         }
         self.existing(position_bytes, length).unwrap_or(0..0)
+    }
+
+    /// The position where an operation without a length takes place.
+    fn place(&self, position_bytes: u64) -> u64 {
+        if !self.model.is_region() {
+            return position_bytes;
+        }
+        self.existing(position_bytes, 1).map_or(0, |range| range.start)
     }
 
     /// A range like this one, with bytes in it; `None` if there are none at all.

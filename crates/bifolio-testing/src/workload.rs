@@ -9,9 +9,12 @@ use std::ops::RangeInclusive;
 
 use fastrand::Rng;
 
+use crate::op::FILL_ZEROS;
 use crate::{Op, OpKind};
 
 const PAGE: u64 = 4096;
+/// The most ranges of one [`Op::ReadMany`].
+const READ_MANY_MAX: usize = 6;
 
 /// What a workload may do.
 #[derive(Clone, Debug)]
@@ -71,20 +74,32 @@ impl Workload {
     fn op(&mut self) -> Op {
         let kind = self.kind();
         let (position_bytes, length) = self.range();
-        let fill = self.random.u64(..);
+        // Zeros that were written are not a hole.
+        let fill = if self.random.u32(..8) == 0 { FILL_ZEROS } else { self.random.u64(..) };
         match kind {
             OpKind::Read => Op::Read { position_bytes, length },
+            OpKind::ReadMany => {
+                let count = self.random.usize(1..=READ_MANY_MAX);
+                Op::ReadMany { ranges: (0..count).map(|_| self.range()).collect() }
+            }
             OpKind::Write => Op::Write { position_bytes, length, fill },
             OpKind::Pin => Op::Pin { position_bytes, length },
             OpKind::Hold => Op::Hold { position_bytes, length },
             OpKind::Pins => Op::Pins { position_bytes, length },
             OpKind::PinMut => Op::PinMut { position_bytes, length, fill },
+            OpKind::CopyToFd => {
+                Op::CopyToFd { position_bytes, length, is_pipe: self.random.bool() }
+            }
             OpKind::SetLen => Op::SetLen { length_bytes: self.position() },
             OpKind::SyncData => Op::SyncData,
             OpKind::SyncAll => Op::SyncAll,
             OpKind::SetMemory => {
                 Op::SetMemory { bytes: self.random.u64(self.limits.memory_bytes.clone()) }
             }
+            OpKind::Allocate => Op::Allocate { position_bytes, length },
+            OpKind::PunchHole => Op::PunchHole { position_bytes, length },
+            OpKind::SeekData => Op::SeekData { position_bytes },
+            OpKind::SeekHole => Op::SeekHole { position_bytes },
         }
     }
 
@@ -154,19 +169,26 @@ mod tests {
             transfer_bytes_max: 50_000,
             folio_bytes: 16384,
             memory_bytes: 1 << 20..=2 << 20,
-            kinds: OpKind::ALL.to_vec(),
+            kinds: [&OpKind::ANY_FILE[..], &OpKind::MEMORY_FILE].concat(),
         }
     }
 
     fn range_of(op: &Op) -> Option<(u64, usize)> {
         match *op {
+            Op::ReadMany { ref ranges } => ranges.first().copied(),
             Op::Read { position_bytes, length }
+            | Op::CopyToFd { position_bytes, length, .. }
+            | Op::Allocate { position_bytes, length }
+            | Op::PunchHole { position_bytes, length }
             | Op::Write { position_bytes, length, .. }
             | Op::Pin { position_bytes, length }
             | Op::Hold { position_bytes, length }
             | Op::Pins { position_bytes, length }
             | Op::PinMut { position_bytes, length, .. } => Some((position_bytes, length)),
             Op::SetLen { length_bytes } => Some((length_bytes, 0)),
+            Op::SeekData { position_bytes } | Op::SeekHole { position_bytes } => {
+                Some((position_bytes, 1))
+            }
             Op::SyncData | Op::SyncAll | Op::SetMemory { .. } => None,
         }
     }

@@ -38,7 +38,7 @@ fn a_cache_and_then_its_storage_agree_with_the_model() {
         let cache = cache();
         let file = open(&cache, backing.clone());
         let mut runner = Runner::new(&cache, &file, Model::new(start));
-        let ops = Workload::new(seed, limits(&OpKind::ALL)).take(400);
+        let ops = Workload::new(seed, limits(&OpKind::ANY_FILE)).take(400);
         runner.run(ops).and_then(|()| runner.check_all()).unwrap_or_else(|error| panic!("{error}"));
         let model = runner.into_model();
         file.sync_all().unwrap();
@@ -56,7 +56,7 @@ fn threads_on_neighbouring_regions_of_one_file_do_not_disturb_each_other() {
         let cache = cache();
         let file = open(&cache, backing.clone());
         let kinds: Vec<_> =
-            OpKind::ALL.into_iter().filter(|kind| *kind != OpKind::SetLen).collect();
+            OpKind::ANY_FILE.into_iter().filter(|kind| *kind != OpKind::SetLen).collect();
         let models = thread::scope(|scope| {
             let run = |number: u64| {
                 let start = number * REGION_BYTES as u64;

@@ -1,0 +1,185 @@
+//! Which units of a memory file have room and which were written, as far as a caller can know.
+//!
+//! A unit is a folio of the file's own size. What is written is data until it is punched or cut
+//! off. What is a hole is said to be one, and costs nothing. Between the two is room without data:
+//! allocated, pinned, or punched in parts; it reads as zeros, and a seek may say either.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// A unit that is not a hole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Unit {
+    /// All zeros; a seek may call it data or a hole.
+    Room,
+    /// A seek calls it data.
+    Data,
+}
+
+/// See the head of the file. Positions are those of the file.
+#[derive(Clone, Debug)]
+pub(crate) struct Holes {
+    unit_bytes: u64,
+    units: BTreeMap<u64, Unit>,
+}
+
+impl Holes {
+    pub(crate) fn new(unit_bytes: u64) -> Self {
+        Self { unit_bytes, units: BTreeMap::new() }
+    }
+
+    /// Bytes of all units that are not holes.
+    pub(crate) fn room_bytes(&self) -> u64 {
+        self.units.len() as u64 * self.unit_bytes
+    }
+
+    pub(crate) fn note_written(&mut self, bytes: Range<u64>) {
+        self.units.extend(self.units_of(&bytes).map(|unit| (unit, Unit::Data)));
+    }
+
+    /// What was a hole has room now.
+    pub(crate) fn note_room(&mut self, bytes: Range<u64>) {
+        for unit in self.units_of(&bytes) {
+            self.units.entry(unit).or_insert(Unit::Room);
+        }
+    }
+
+    /// Whole units become holes; one that is punched in parts, and `is_zero` then, is room.
+    pub(crate) fn punch(&mut self, bytes: Range<u64>, is_zero: impl Fn(Range<u64>) -> bool) {
+        for unit in self.units_of(&bytes) {
+            let own = unit * self.unit_bytes..(unit + 1) * self.unit_bytes;
+            if bytes.start <= own.start && own.end <= bytes.end {
+                self.units.remove(&unit);
+            } else if self.units.contains_key(&unit) && is_zero(own) {
+                self.units.insert(unit, Unit::Room);
+            }
+        }
+    }
+
+    /// What lies behind the new end is gone.
+    pub(crate) fn cut(&mut self, length_bytes: u64, is_zero: impl Fn(Range<u64>) -> bool) {
+        let end = length_bytes.div_ceil(self.unit_bytes);
+        self.units.split_off(&end);
+        self.punch(length_bytes..end * self.unit_bytes, is_zero);
+    }
+
+    /// Whether `found` can be the first data from `position` on, before `end`.
+    pub(crate) fn check_seek_data(
+        &self,
+        position: u64,
+        found: Option<u64>,
+        end: u64,
+    ) -> Result<(), String> {
+        let stop = self.check_place("seek_data", position, found.unwrap_or(end), end)?;
+        let skipped = self.units_of(&(position..stop));
+        if let Some(unit) = skipped.clone().find(|unit| self.unit(*unit) == Some(Unit::Data)) {
+            return Err(format!("seek_data({position}) passes the data of unit {unit}: {found:?}"));
+        }
+        let is_hole = |stop: u64| self.unit(stop / self.unit_bytes).is_none();
+        if stop < end && is_hole(stop) {
+            return Err(format!("seek_data({position}) finds a hole at {stop}"));
+        }
+        Ok(())
+    }
+
+    /// Whether `found` can be the first hole from `position` on, or `end`.
+    pub(crate) fn check_seek_hole(
+        &self,
+        position: u64,
+        found: u64,
+        end: u64,
+    ) -> Result<(), String> {
+        let stop = self.check_place("seek_hole", position, found, end)?;
+        let mut skipped = self.units_of(&(position..stop));
+        if let Some(unit) = skipped.find(|unit| self.unit(*unit).is_none()) {
+            return Err(format!("seek_hole({position}) passes the hole of unit {unit}: {found}"));
+        }
+        if stop < end && self.unit(stop / self.unit_bytes) == Some(Unit::Data) {
+            return Err(format!("seek_hole({position}) finds data at {stop}"));
+        }
+        Ok(())
+    }
+
+    /// Where a seek went, at most `end`: not backwards, and not into the middle of a unit.
+    fn check_place(&self, seek: &str, from: u64, found: u64, end: u64) -> Result<u64, String> {
+        let stop = found.min(end);
+        let is_edge = stop == from || stop == end || stop.is_multiple_of(self.unit_bytes);
+        if stop < from || !is_edge {
+            return Err(format!("{seek}({from}) answers {found}, where no unit begins"));
+        }
+        Ok(stop)
+    }
+
+    fn unit(&self, unit: u64) -> Option<Unit> {
+        self.units.get(&unit).copied()
+    }
+
+    fn units_of(&self, bytes: &Range<u64>) -> Range<u64> {
+        if bytes.is_empty() {
+            return 0..0;
+        }
+        bytes.start / self.unit_bytes..bytes.end.div_ceil(self.unit_bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Units 1 and 2 are data, unit 3 is room, of 10 bytes each; the file ends at 65.
+    fn holes() -> Holes {
+        let mut holes = Holes::new(10);
+        holes.note_written(12..25);
+        holes.note_room(15..31);
+        holes
+    }
+
+    #[test]
+    fn seeks_may_say_either_of_room_and_nothing_else() {
+        let holes = holes();
+        assert_eq!(holes.room_bytes(), 30);
+        for (position, found, good) in [
+            (0, Some(10), true),
+            (0, Some(9), false),
+            (0, Some(12), false),
+            (0, Some(20), false),
+            (0, None, false),
+            (12, Some(12), true),
+            (30, Some(30), true),
+            (30, None, true),
+            (30, Some(40), false),
+            (40, None, true),
+        ] {
+            let answer = holes.check_seek_data(position, found, 65);
+            assert_eq!(answer.is_ok(), good, "seek_data({position}) = {found:?}: {answer:?}");
+        }
+        for (position, found, good) in [
+            (0, 0, true),
+            (0, 10, false),
+            (12, 30, true),
+            (12, 40, true),
+            (12, 20, false),
+            (12, 50, false),
+            (12, 31, false),
+            (31, 31, true),
+            (64, 65, false),
+        ] {
+            let answer = holes.check_seek_hole(position, found, 65);
+            assert_eq!(answer.is_ok(), good, "seek_hole({position}) = {found}: {answer:?}");
+        }
+    }
+
+    #[test]
+    fn a_punch_of_whole_units_makes_holes_and_one_of_parts_room() {
+        let mut holes = holes();
+        holes.punch(15..40, |_| false);
+        assert_eq!(holes.unit(1), Some(Unit::Data));
+        assert_eq!((holes.unit(2), holes.unit(3)), (None, None));
+        holes.punch(12..20, |unit| unit == (10..20));
+        assert_eq!(holes.unit(1), Some(Unit::Room));
+        holes.note_written(0..40);
+        holes.cut(15, |_| false);
+        assert_eq!(holes.room_bytes(), 20);
+        assert_eq!(holes.unit(1), Some(Unit::Data));
+    }
+}
