@@ -104,6 +104,10 @@ counters! {
     WritebackError writeback_errors,
     /// Writes that waited for a write-out of their folio to end.
     WritebackWait writeback_waits,
+    /// Pages of memory files written to the spill.
+    SpillOut spilled_out_pages,
+    /// Pages of memory files read back from the spill.
+    SpillIn spilled_in_pages,
     /// Bytes accepted by writes.
     WriteBytes write_bytes,
     /// Syncs that were asked of devices.

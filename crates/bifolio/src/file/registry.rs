@@ -17,7 +17,7 @@ use crate::io::{Backing, DirectStatus, FileIdentity};
 use crate::reclaim::Reclaim;
 use crate::sync::{AtomicBool, Mutex, Ordering};
 use crate::sys::fork::ForkGuard;
-use crate::writeback::{Inode, MemoryStore, Services};
+use crate::writeback::{Inode, Services};
 use std::collections::{HashMap, hash_map};
 use std::sync::Arc;
 
@@ -148,8 +148,7 @@ impl Registry {
         options.validate_in_memory()?;
         let order = self.folio_order(options)?;
         let len_max_bytes = options.len_max_bytes(0)?;
-        let store = MemoryStore::new(name.to_owned());
-        let inode = Inode::new_in_memory(&self.services, store, order, len_max_bytes);
+        let inode = Inode::new_in_memory(&self.services, name, order, len_max_bytes);
         let inode = Arc::new(inode.map_err(no_table)?);
         let mut files = self.files.lock();
         let key = files.single_key();

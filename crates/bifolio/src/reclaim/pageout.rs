@@ -124,8 +124,7 @@ impl Reclaim {
     ) -> (Verdict, Option<FolioRef<'a>>) {
         let workingset = locked.flags.get(Flag::Workingset) || locked.flags.get(Flag::Active);
         let shadow = self.memory.lru.make_shadow(locked.pages(), workingset);
-        let left = |page| inode.left_by_eviction(&locked, shadow, page);
-        match inode.mapping.evict(folio, &locked, left) {
+        match inode.evict(folio, &locked, shadow) {
             Ok(frozen) => {
                 let unused = locked.flags.get(Flag::Readahead);
                 self.memory.counters.add(Counter::PgSteal, 1);

@@ -8,7 +8,7 @@ mod disk;
 mod memory;
 
 pub(super) use disk::DiskStore;
-pub(crate) use memory::MemoryStore;
+pub(super) use memory::MemoryStore;
 
 /// See the head of the file.
 #[derive(Debug)]
