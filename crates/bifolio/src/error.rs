@@ -5,6 +5,7 @@
 
 use crate::io::{IoError, OpenDiskError};
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// The result of everything that can fail here.
@@ -93,6 +94,15 @@ pub enum ErrorKind {
     /// dirty as before.
     #[error(transparent)]
     Io(#[from] IoError),
+    /// The spill file cannot be used. A file that was there is as it was.
+    #[error("spill file {}: {problem}", path.display())]
+    SpillFile {
+        /// The file, or the directory for a temporary one.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        problem: SpillFileProblem,
+    },
     /// An earlier write-out failed. Each handle that was open then learns of it once, from its
     /// next sync. The pages are dirty as before and will be tried again.
     #[error("an earlier write-back failed: {0}")]
@@ -240,4 +250,35 @@ pub enum ErrorKind {
     /// The process was forked after the cache was built; the child cannot use it.
     #[error("this cache belongs to the parent process: a forked child cannot use it")]
     Forked,
+}
+
+/// Why a file cannot be a cache's spill file.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SpillFileProblem {
+    /// It is not empty, and no cache has begun it.
+    #[error(
+        "it holds something else, and was left as it is; name another file, or one that is empty"
+    )]
+    Foreign,
+    /// It was begun by another version of this library.
+    #[error(
+        "it has the format {found} of another version, where {expected} is known, and was left as \
+         it is; delete it if no program uses it"
+    )]
+    OtherVersion {
+        /// The format of the file.
+        found: u32,
+        /// The format that is written here.
+        expected: u32,
+    },
+    /// Another cache, of this process or another one, has it open.
+    #[error("another cache is using it; each needs a file of its own")]
+    InUse,
+    /// The system refused the lock that keeps other caches away.
+    #[error("it cannot be locked: {0}")]
+    Lock(#[source] std::io::Error),
+    /// The system refused a temporary file in the directory.
+    #[error("no temporary file can be made in this directory: {0}")]
+    NoTemporaryFile(#[source] std::io::Error),
 }
