@@ -218,15 +218,18 @@ impl Inode {
         if slots.start == 0 {
             return Ok(());
         }
-        for ((slot, page), index) in slots.zip(self.pages_of_still(folio)).zip(descriptor.index()..) {
+        for ((slot, page), index) in slots.zip(self.pages_of_still(folio)).zip(descriptor.index()..)
+        {
             spill.check(slot, page).map_err(|mismatch| ErrorKind::SpillCorrupt {
                 file: self.name(),
                 position_bytes: index * PAGE_BYTES,
                 spill: spill.name().to_owned(),
                 spill_position_bytes: Spill::position_bytes(slot),
-                mismatch,
+                expected_checksum: mismatch.expected,
+                found_checksum: mismatch.found,
             })?;
         }
+        self.memory.counters.add(Counter::SpillIn, descriptor.pages());
         Ok(())
     }
 

@@ -1,10 +1,10 @@
 //! Write-outs of a memory file: to the spill, for lack of memory.
 //!
 //! A part of [`WriteBatch`], and much like it: DIRTY becomes WRITEBACK, a transfer is in flight,
-//! both end. But a page has no place of its own in the spill. So folios that leave together, however
-//! far apart in their file, go to slots in a row, in one transfer of up to 1 MiB, and those that are
-//! neighbours in the file can come back in one. A slot becomes the folio's when its write-out has
-//! ended well; one that failed is given back, and the folio is dirty as before.
+//! both end. But a page has no place of its own in the spill. So folios that leave together,
+//! however far apart in their file, go to slots in a row, in one transfer of up to 1 MiB, and those
+//! that are neighbours in the file can come back in one. A slot becomes the folio's when its
+//! write-out has ended well; one that failed is given back, and the folio is dirty as before.
 //!
 //! # Safety
 //! Hands frames to the engine; the references kept with each transfer are their owners.
