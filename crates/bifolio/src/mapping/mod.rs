@@ -74,6 +74,8 @@ mod prediction;
 mod table;
 mod window;
 
+#[cfg(all(test, loom))]
+pub(crate) use bitmap::Bitmap;
 #[allow(unused_imports, reason = "for memory files")]
 pub(crate) use collapse::Part;
 pub(crate) use entry::{Entry, VALUE_MAX};
