@@ -1,7 +1,8 @@
 //! Memory files: holes, allocation, punches, seeks, transfers to a descriptor.
 
-use bifolio::{Cache, ErrorKind, File, OpenOptions};
+use bifolio::{Cache, CollapseRefusal, ErrorKind, File, OpenOptions};
 use std::io::Read;
+use std::time::Duration;
 
 const PAGE: u64 = 4096;
 
@@ -20,9 +21,14 @@ fn read(file: &File, position: u64, length: usize) -> Vec<u8> {
     buffer
 }
 
+/// Pages that are held. A chunk that is being made resident in the background counts for a moment.
 fn resident_pages(cache: &Cache) -> u64 {
-    let stats = cache.stats();
-    (stats.frame_bytes - stats.free_bytes) / PAGE
+    let held = || {
+        std::thread::sleep(Duration::from_millis(2));
+        let stats = cache.stats();
+        (stats.frame_bytes - stats.free_bytes) / PAGE
+    };
+    (0..10).map(|_| held()).min().unwrap()
 }
 
 #[test]
@@ -174,4 +180,134 @@ fn a_file_on_a_disk_refuses_what_only_memory_files_can() {
     let mut bytes = String::new();
     copy.read_to_string(&mut bytes).unwrap();
     assert_eq!(bytes, "ytes");
+}
+
+/// A page whose bytes tell where it is and which write it comes from.
+fn page(index: u64, round: u64) -> Vec<u8> {
+    let word = index.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ round;
+    word.to_le_bytes().repeat(512)
+}
+
+#[test]
+fn four_times_the_memory_goes_to_the_spill_and_comes_back() {
+    for folio_bytes in [4096, 16384, 65536] {
+        let directory = tempfile::tempdir().unwrap();
+        let cache = Cache::builder().memory(4 << 20).spill_in(directory.path()).build().unwrap();
+        let file = with_folios(&cache, folio_bytes);
+        let pages = 4096;
+        for index in 0..pages {
+            file.write_all_at(&page(index, 1), index * PAGE).unwrap();
+        }
+        let stats = cache.stats();
+        assert!(stats.spill_bytes >= 10 << 20, "{}", stats.spill_bytes);
+        assert!(stats.used_bytes <= stats.bound_bytes);
+        for index in (0..pages).rev() {
+            assert_eq!(read(&file, index * PAGE, 4096), page(index, 1), "page {index}");
+        }
+        for index in (0..pages).step_by(7) {
+            file.write_all_at(&page(index, 2)[..100], index * PAGE + 200).unwrap();
+        }
+        for index in 0..pages {
+            let mut expected = page(index, 1);
+            if index % 7 == 0 {
+                expected[200..300].copy_from_slice(&page(index, 2)[..100]);
+            }
+            assert_eq!(read(&file, index * PAGE, 4096), expected, "page {index}");
+        }
+        file.punch_hole(PAGE..pages * PAGE - 10).unwrap();
+        assert_eq!(file.seek_data(PAGE * 16).unwrap(), Some(pages * PAGE - folio_bytes));
+        drop(file);
+        let stats = cache.stats();
+        assert_eq!((stats.spill_bytes, stats.unspilled_bytes), (0, 0));
+        // What is still in the batches of a few CPUs is freed with the next that comes there.
+        assert!(resident_pages(&cache) <= 4 * 31 * folio_bytes / PAGE);
+    }
+}
+
+#[test]
+fn what_is_read_back_and_not_changed_is_not_written_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let cache = Cache::builder().memory(4 << 20).spill_in(directory.path()).build().unwrap();
+    let file = with_folios(&cache, 4096);
+    for index in 0..4096 {
+        file.write_all_at(&page(index, 1), index * PAGE).unwrap();
+    }
+    for round in 0..3 {
+        let before = cache.stats();
+        for index in 0..4096 {
+            assert_eq!(read(&file, index * PAGE, 4096), page(index, 1), "page {index}");
+        }
+        let after = cache.stats();
+        let written = after.spilled_out_pages - before.spilled_out_pages;
+        assert!(round == 0 || written < 100, "{written} pages were written in round {round}");
+        assert!(after.spilled_in_pages - before.spilled_in_pages > 2500);
+        let requests = after.read_requests - before.read_requests;
+        assert!(requests < 600, "neighbours come back together: {requests} requests");
+    }
+}
+
+#[test]
+fn small_folios_become_a_large_one_with_the_same_bytes() {
+    let directory = tempfile::tempdir().unwrap();
+    for spills in [false, true] {
+        let mut builder = Cache::builder().memory(8 << 20);
+        if spills {
+            builder = builder.spill_in(directory.path());
+        }
+        let cache = builder.build().unwrap();
+        let file = with_folios(&cache, 4096);
+        let pages = if spills { 4096 } else { 512 };
+        for index in 0..pages {
+            file.write_all_at(&page(index, 1), index * PAGE).unwrap();
+        }
+        file.collapse(0..2 << 20).unwrap();
+        assert_eq!(cache.stats().collapses, 1);
+        file.collapse(0..2 << 20).unwrap();
+        file.collapse(65536..131_072).unwrap();
+        assert_eq!(cache.stats().collapses, 1, "it is part of one already");
+        for index in 0..pages {
+            assert_eq!(read(&file, index * PAGE, 4096), page(index, 1), "page {index}");
+        }
+        // In place: neither a punch nor a cut of a part takes the rest along.
+        file.write_all_at(b"changed", 5 * PAGE).unwrap();
+        file.punch_hole(10 * PAGE..12 * PAGE + 5).unwrap();
+        file.set_len(400 * PAGE + 7).unwrap();
+        file.set_len(pages * PAGE).unwrap();
+        let mut expected: Vec<u8> = (0..400).flat_map(|index| page(index, 1)).collect();
+        expected.extend(&page(400, 1)[..7]);
+        expected.resize(512 * 4096, 0);
+        expected[5 * 4096..5 * 4096 + 7].copy_from_slice(b"changed");
+        expected[10 * 4096..12 * 4096 + 5].fill(0);
+        assert_eq!(read(&file, 0, 512 * 4096), expected);
+        // As a whole to the spill, and back page by page.
+        if spills {
+            for index in 512..pages {
+                file.write_all_at(&page(index, 2), index * PAGE).unwrap();
+            }
+            assert_eq!(read(&file, 0, 512 * 4096), expected);
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_one_folio_is_refused_and_stays_as_it_is() {
+    let cache = cache(16 << 20);
+    let file = with_folios(&cache, 4096);
+    file.write_all_at(&vec![8; 1 << 20], 0).unwrap();
+    file.set_len(4 << 20).unwrap();
+    let refusal = |range: std::ops::Range<u64>| match file.collapse(range).unwrap_err().into_kind()
+    {
+        ErrorKind::CannotCollapse { refusal, .. } => refusal,
+        other => panic!("{other}"),
+    };
+    for not_a_folio in [0..0, 0..12288, 4096..12288, 0..4 << 20, 100..4196, 4 << 20..6 << 20] {
+        assert_eq!(refusal(not_a_folio), CollapseRefusal::NotAFolio);
+    }
+    assert_eq!(refusal(0..2 << 20), CollapseRefusal::Hole);
+    let pin = file.pin(70_000..70_001).unwrap();
+    assert_eq!(refusal(65536..131_072), CollapseRefusal::InUse);
+    drop(pin);
+    file.collapse(65536..131_072).unwrap();
+    assert_eq!(read(&file, 0, 1 << 20), vec![8; 1 << 20]);
+    assert_eq!(resident_pages(&cache), 256);
 }

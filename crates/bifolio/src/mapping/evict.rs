@@ -70,6 +70,21 @@ impl Mapping {
         folios.adopt(folio.id())
     }
 
+    /// Takes the value `seen` from the Entry of a unit's first page, and leaves a hole.
+    ///
+    /// `true`: it still stood there, and what it names belongs to the caller now, nobody else: not
+    /// to whoever fills the unit (I1) or takes it at the same time.
+    pub(crate) fn take_value(&self, index: u64, seen: Entry) -> bool {
+        debug_assert!(seen.as_value().is_some() && self.head_index(index) == index);
+        // Acquire: pairs with the Release in `unlink`: we see what the evictor did to what the
+        // value names. A hole publishes nothing; an insertion over it still follows `unlink`,
+        // because a read-modify-write continues the release sequence. On failure, Relaxed: the
+        // value is somebody else's.
+        let exchange = (Ordering::Acquire, Ordering::Relaxed);
+        let word = self.table.word(index);
+        word.compare_exchange(seen.0, Entry::HOLE.0, exchange.0, exchange.1).is_ok()
+    }
+
     /// E4: the head Entry of each unit after the others, that of the folio last (MAPPING-2).
     fn unlink(
         &self,

@@ -63,6 +63,8 @@
 //! wakes before the next one. At 50 ns a write that is a sleep of 0.84 s inside one short copy,
 //! hitting one word in sixteen million; no test or run has come near.
 
+mod bitmap;
+mod collapse;
 mod entry;
 mod evict;
 mod insert;
@@ -72,6 +74,9 @@ mod prediction;
 mod table;
 mod window;
 
+#[cfg(all(test, loom))]
+pub(crate) use bitmap::Bitmap;
+pub(crate) use collapse::Part;
 pub(crate) use entry::{Entry, VALUE_MAX};
 pub(crate) use evict::EvictError;
 pub(crate) use lookup::{Lookup, recheck};
