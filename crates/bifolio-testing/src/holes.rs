@@ -2,14 +2,18 @@
 //!
 //! A unit is a folio of the file's own size. What is written is data until it is punched or cut
 //! off. What is a hole is said to be one, and costs nothing. Between the two is room without data:
-//! allocated, pinned, or punched in parts; it reads as zeros, and a seek may say either.
+//! allocated, or punched in parts; it reads as zeros, and a seek may say either. What was a hole
+//! and was pinned is room for as long as nobody else needs the memory. Units that were collapsed
+//! become holes together, or are punched in parts.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 
 /// A unit that is not a hole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Unit {
+    /// Was pinned: all zeros, in memory or not; a seek may call it data or a hole.
+    Spare,
     /// All zeros; a seek may call it data or a hole.
     Room,
     /// A seek calls it data.
@@ -21,16 +25,20 @@ enum Unit {
 pub(crate) struct Holes {
     unit_bytes: u64,
     units: BTreeMap<u64, Unit>,
+    /// Units that are one folio, maybe.
+    collapsed: Vec<Range<u64>>,
 }
 
 impl Holes {
     pub(crate) fn new(unit_bytes: u64) -> Self {
-        Self { unit_bytes, units: BTreeMap::new() }
+        Self { unit_bytes, units: BTreeMap::new(), collapsed: Vec::new() }
     }
 
-    /// Bytes of all units that are not holes.
-    pub(crate) fn room_bytes(&self) -> u64 {
-        self.units.len() as u64 * self.unit_bytes
+    /// Bytes of all units that are not holes: at least, and at most.
+    pub(crate) fn room_bytes(&self) -> RangeInclusive<u64> {
+        let spare = self.units.values().filter(|unit| **unit == Unit::Spare).count();
+        let most = self.units.len();
+        (most - spare) as u64 * self.unit_bytes..=most as u64 * self.unit_bytes
     }
 
     pub(crate) fn note_written(&mut self, bytes: Range<u64>) {
@@ -40,27 +48,62 @@ impl Holes {
     /// What was a hole has room now.
     pub(crate) fn note_room(&mut self, bytes: Range<u64>) {
         for unit in self.units_of(&bytes) {
-            self.units.entry(unit).or_insert(Unit::Room);
+            let known = self.units.entry(unit).or_insert(Unit::Room);
+            if *known == Unit::Spare {
+                *known = Unit::Room;
+            }
+        }
+    }
+
+    /// What was a hole may have room now.
+    pub(crate) fn note_pinned(&mut self, bytes: Range<u64>) {
+        for unit in self.units_of(&bytes) {
+            self.units.entry(unit).or_insert(Unit::Spare);
         }
     }
 
     /// Whole units become holes; one that is punched in parts, and `is_zero` then, is room.
     pub(crate) fn punch(&mut self, bytes: Range<u64>, is_zero: impl Fn(Range<u64>) -> bool) {
+        let mut collapsed = std::mem::take(&mut self.collapsed);
+        let is_inside = |units: &Range<u64>| {
+            let own = units.start * self.unit_bytes..units.end * self.unit_bytes;
+            bytes.start <= own.start && own.end <= bytes.end
+        };
+        collapsed.retain(|units| !is_inside(units));
         for unit in self.units_of(&bytes) {
             let own = unit * self.unit_bytes..(unit + 1) * self.unit_bytes;
-            if bytes.start <= own.start && own.end <= bytes.end {
+            let is_one_of_many = collapsed.iter().any(|units| units.contains(&unit));
+            if !is_one_of_many && is_inside(&(unit..unit + 1)) {
                 self.units.remove(&unit);
-            } else if self.units.contains_key(&unit) && is_zero(own) {
+            } else if self.unit(unit) == Some(Unit::Data) && is_zero(own) {
                 self.units.insert(unit, Unit::Room);
             }
         }
+        self.collapsed = collapsed;
+    }
+
+    /// Whether there is a hole in the range; `None` if nobody can tell.
+    pub(crate) fn has_hole(&self, bytes: Range<u64>) -> Option<bool> {
+        let is = |wanted: Option<Unit>| self.units_of(&bytes).any(|unit| self.unit(unit) == wanted);
+        if is(None) { Some(true) } else { (!is(Some(Unit::Spare))).then_some(false) }
+    }
+
+    /// The range is one folio now.
+    pub(crate) fn collapse(&mut self, bytes: Range<u64>) {
+        let units = self.units_of(&bytes);
+        let is_in_another = |other: &Range<u64>| {
+            other.start <= units.start && units.end <= other.end && *other != units
+        };
+        if self.collapsed.iter().any(is_in_another) {
+            return;
+        }
+        self.collapsed.retain(|other| other.end <= units.start || units.end <= other.start);
+        self.collapsed.push(units);
     }
 
     /// What lies behind the new end is gone.
     pub(crate) fn cut(&mut self, length_bytes: u64, is_zero: impl Fn(Range<u64>) -> bool) {
-        let end = length_bytes.div_ceil(self.unit_bytes);
-        self.units.split_off(&end);
-        self.punch(length_bytes..end * self.unit_bytes, is_zero);
+        self.punch(length_bytes..u64::MAX, is_zero);
     }
 
     /// Whether `found` can be the first data from `position` on, before `end`.
@@ -118,7 +161,11 @@ impl Holes {
         if bytes.is_empty() {
             return 0..0;
         }
-        bytes.start / self.unit_bytes..bytes.end.div_ceil(self.unit_bytes)
+        let known = self.units.last_key_value().map_or(0, |(last, _)| last + 1);
+        let end = bytes.end.div_ceil(self.unit_bytes);
+        let start = bytes.start / self.unit_bytes;
+        // Nothing stands behind those.
+        start..if bytes.end == u64::MAX { known.max(start) } else { end }
     }
 }
 
@@ -137,7 +184,7 @@ mod tests {
     #[test]
     fn seeks_may_say_either_of_room_and_nothing_else() {
         let holes = holes();
-        assert_eq!(holes.room_bytes(), 30);
+        assert_eq!(holes.room_bytes(), 30..=30);
         for (position, found, good) in [
             (0, Some(10), true),
             (0, Some(9), false),
@@ -179,7 +226,25 @@ mod tests {
         assert_eq!(holes.unit(1), Some(Unit::Room));
         holes.note_written(0..40);
         holes.cut(15, |_| false);
-        assert_eq!(holes.room_bytes(), 20);
+        assert_eq!(holes.room_bytes(), 20..=20);
+        holes.note_written(0..80);
+        holes.collapse(20..40);
+        holes.collapse(0..40);
+        holes.collapse(20..40);
+        assert_eq!(holes.has_hole(0..80), Some(false));
+        assert_eq!(holes.has_hole(0..81), Some(true));
+        holes.punch(10..60, |_| true);
+        assert_eq!((holes.unit(1), holes.unit(4)), (Some(Unit::Room), None));
+        holes.note_pinned(150..160);
+        assert_eq!((holes.has_hole(150..160), holes.room_bytes()), (None, 60..=70));
+        holes.note_room(150..151);
+        assert_eq!(holes.has_hole(150..160), Some(false));
+        holes.punch(100..200, |_| true);
+        holes.punch(0..40, |_| true);
+        assert_eq!(holes.room_bytes(), 20..=20);
+        holes.note_written(0..80);
+        holes.cut(15, |_| false);
+        assert_eq!(holes.room_bytes(), 20..=20);
         assert_eq!(holes.unit(1), Some(Unit::Data));
     }
 }

@@ -6,7 +6,7 @@
 //!
 //! The model of a memory file ([`Model::in_memory`]) knows its holes, too.
 
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 
 use crate::holes::Holes;
 use crate::memory::write_vector;
@@ -104,13 +104,15 @@ impl Model {
         if !range.is_empty() && range.end > self.end_bytes() {
             self.bytes.resize(range.end as usize, 0);
         }
-        self.note_room(range);
-    }
-
-    /// What was a hole of the range has room now.
-    pub fn note_room(&mut self, range: Range<u64>) {
         if let Some(holes) = &mut self.holes {
             holes.note_room(range);
+        }
+    }
+
+    /// What was a hole of the range was pinned: its zeros may be in memory now.
+    pub fn note_pinned(&mut self, range: Range<u64>) {
+        if let Some(holes) = &mut self.holes {
+            holes.note_pinned(range);
         }
     }
 
@@ -125,9 +127,21 @@ impl Model {
         }
     }
 
-    /// Bytes of all folios that are not holes.
-    pub fn room_bytes(&self) -> u64 {
-        self.holes.as_ref().map_or(0, Holes::room_bytes)
+    /// Whether there is a hole in the range; `None` if nobody can tell.
+    pub fn has_hole(&self, range: Range<u64>) -> Option<bool> {
+        self.holes.as_ref().and_then(|holes| holes.has_hole(range))
+    }
+
+    /// The range is one folio now.
+    pub fn collapse(&mut self, range: Range<u64>) {
+        if let Some(holes) = &mut self.holes {
+            holes.collapse(range);
+        }
+    }
+
+    /// Bytes of all folios that are not holes: at least, and at most.
+    pub fn room_bytes(&self) -> RangeInclusive<u64> {
+        self.holes.as_ref().map_or(0..=0, Holes::room_bytes)
     }
 
     /// Whether a file that seeks may answer so.
@@ -177,7 +191,7 @@ impl Model {
 
 /// Whether the part of `unit` that lies in the region `own`, which holds `bytes`, is all zeros.
 fn is_zero(bytes: &[u8], own: &Range<u64>, unit: Range<u64>) -> bool {
-    let start = unit.start.max(own.start) - own.start;
+    let start = unit.start.clamp(own.start, own.end) - own.start;
     let end = unit.end.clamp(own.start, own.end) - own.start;
     bytes[start as usize..end as usize].iter().all(|byte| *byte == 0)
 }
@@ -248,7 +262,7 @@ mod tests {
     fn a_memory_file_knows_its_holes() {
         let mut model = Model::new(Vec::new()).in_memory(4096);
         model.write(5000, &[1; 10]);
-        assert_eq!((model.end_bytes(), model.room_bytes()), (5010, 4096));
+        assert_eq!((model.end_bytes(), model.room_bytes()), (5010, 4096..=4096));
         assert!(model.check_seek_data(0, Some(4096)).is_ok());
         assert!(model.check_seek_data(0, Some(0)).is_err());
         assert!(model.check_seek_data(0, Some(5010)).is_err(), "behind the end");
@@ -258,24 +272,24 @@ mod tests {
         assert!(model.check_seek_hole(5000, None).is_err());
         assert!(model.check_seek_hole(5000, Some(8192)).is_err());
         model.allocate(8000..9000);
-        assert_eq!((model.end_bytes(), model.room_bytes()), (9000, 8192));
+        assert_eq!((model.end_bytes(), model.room_bytes()), (9000, 8192..=8192));
         model.allocate(20_000..20_000);
-        assert_eq!((model.end_bytes(), model.room_bytes()), (9000, 8192));
+        assert_eq!((model.end_bytes(), model.room_bytes()), (9000, 8192..=8192));
         model.punch(5005..8192);
         assert_eq!(model.read(5003..5007), [1, 1, 0, 0]);
         assert!(model.check_seek_hole(5000, Some(5000)).is_err(), "it has data still");
         model.punch(4096..5005);
         assert!(model.check_seek_hole(5000, Some(5000)).is_ok());
         model.set_len(4097);
-        assert_eq!(model.room_bytes(), 4096);
+        assert_eq!(model.room_bytes(), 4096..=4096);
         model.set_len(4096);
-        assert_eq!(model.room_bytes(), 0);
+        assert_eq!(model.room_bytes(), 0..=0);
     }
 
     #[test]
     fn a_region_shares_its_edges() {
         let model = Model::region(100, vec![0; 20_000]).in_memory(4096);
-        assert_eq!(model.room_bytes(), 8192);
+        assert_eq!(model.room_bytes(), 8192..=8192);
         assert!(model.check_seek_data(5000, Some(50_000)).is_ok(), "that is the neighbours'");
         assert!(model.check_seek_hole(100, Some(50_000)).is_err(), "there was a hole");
     }

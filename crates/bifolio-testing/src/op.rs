@@ -40,6 +40,8 @@ pub enum OpKind {
     SeekData,
     /// [`Op::SeekHole`].
     SeekHole,
+    /// [`Op::Collapse`].
+    Collapse,
 }
 
 impl OpKind {
@@ -60,8 +62,8 @@ impl OpKind {
     ];
 
     /// What only memory files can do.
-    pub const MEMORY_FILE: [Self; 4] =
-        [Self::Allocate, Self::PunchHole, Self::SeekData, Self::SeekHole];
+    pub const MEMORY_FILE: [Self; 5] =
+        [Self::Allocate, Self::PunchHole, Self::SeekData, Self::SeekHole, Self::Collapse];
 }
 
 /// An operation.
@@ -164,6 +166,13 @@ pub enum Op {
     SeekHole {
         /// From where on.
         position_bytes: u64,
+    },
+    /// Makes one folio of several, near a place.
+    Collapse {
+        /// Where.
+        position_bytes: u64,
+        /// About how much.
+        length: usize,
     },
 }
 

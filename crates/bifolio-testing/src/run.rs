@@ -12,11 +12,14 @@ use std::io::{Read, Seek};
 use std::ops::Range;
 use std::thread;
 
-use bifolio::{Cache, Error as CacheError, ErrorKind, File, ReadRequest};
+use bifolio::{Cache, CollapseRefusal, Error as CacheError, ErrorKind, File, ReadRequest};
 use thiserror::Error;
 
 use crate::model::compare;
 use crate::{Model, Op, fill_bytes};
+
+/// The largest folio.
+const FOLIO_BYTES_MAX: u64 = 2 << 20;
 
 /// A file, its model, and the way from one step to the next.
 #[derive(Debug)]
@@ -26,6 +29,8 @@ pub struct Runner<'a> {
     model: Model,
     step: u64,
     may_be_full: bool,
+    may_be_in_use: bool,
+    collapsed: u64,
     refused: Cell<u64>,
 }
 
@@ -44,13 +49,33 @@ pub struct Failure {
 impl<'a> Runner<'a> {
     /// `file`, a file of `cache`, holds what `model` says.
     pub fn new(cache: &'a Cache, file: &'a File, model: Model) -> Self {
-        Self { cache, file, model, step: 0, may_be_full: false, refused: Cell::new(0) }
+        Self {
+            cache,
+            file,
+            model,
+            step: 0,
+            may_be_full: false,
+            may_be_in_use: false,
+            collapsed: 0,
+            refused: Cell::new(0),
+        }
     }
 
     /// Operations may be refused because the cache is full.
     pub fn may_be_full(mut self) -> Self {
         self.may_be_full = true;
         self
+    }
+
+    /// Others may refer to folios of the file: reclaim, or whoever reads it.
+    pub fn may_be_in_use(mut self) -> Self {
+        self.may_be_in_use = true;
+        self
+    }
+
+    /// How many ranges became one folio.
+    pub fn collapsed(&self) -> u64 {
+        self.collapsed
     }
 
     /// How many operations were refused because the cache was full.
@@ -134,6 +159,7 @@ impl<'a> Runner<'a> {
                 let found = self.file.seek_hole(position).map_err(text)?;
                 self.model.check_seek_hole(position, found)
             }
+            Op::Collapse { position_bytes, length } => self.collapse(position_bytes, length),
         }
     }
 
@@ -250,7 +276,7 @@ impl<'a> Runner<'a> {
         let Some(range) = self.pinnable(position_bytes, length) else { return Ok(()) };
         let pinned = self.file.pin(range.clone());
         let Some(pin) = self.unless_full(pinned)? else { return Ok(()) };
-        self.model.note_room(range.clone());
+        self.model.note_pinned(range.clone());
         let mut found = vec![0xEE; pin.len()];
         if hold {
             let held = pin.hold();
@@ -274,7 +300,7 @@ impl<'a> Runner<'a> {
             };
             let mut part = vec![0xEE; pin.len()];
             pin.copy_to(&mut part);
-            self.model.note_room(at..at + part.len() as u64);
+            self.model.note_pinned(at..at + part.len() as u64);
             found.extend(part);
         }
         compare(range.start, &found, self.model.read(range.start..end))
@@ -295,6 +321,45 @@ impl<'a> Runner<'a> {
         drop(pin);
         self.model.write(range.start, &bytes);
         Ok(())
+    }
+
+    fn collapse(&mut self, position_bytes: u64, length: usize) -> Result<(), String> {
+        let Some(place) = self.existing(position_bytes, 1) else { return Ok(()) };
+        let unit_bytes = self.file.folio_bytes();
+        let folio_bytes = (length as u64).next_power_of_two().clamp(unit_bytes, FOLIO_BYTES_MAX);
+        let start = place.start / folio_bytes * folio_bytes;
+        let range = start..start + folio_bytes;
+        let end = match self.model.is_region() {
+            true => self.model.end_bytes(),
+            false => self.model.end_bytes().next_multiple_of(unit_bytes),
+        };
+        if range.start < self.model.start_bytes() || range.end > end {
+            return Ok(());
+        }
+        let has_hole = self.model.has_hole(range.clone());
+        match self.file.collapse(range.clone()) {
+            Ok(()) if has_hole == Some(true) => Err("it has a hole, and was collapsed".to_owned()),
+            Ok(()) => {
+                self.collapsed += 1;
+                self.model.collapse(range);
+                Ok(())
+            }
+            Err(error) => match error.kind() {
+                ErrorKind::CannotCollapse { refusal: CollapseRefusal::Hole, .. }
+                    if has_hole != Some(false) =>
+                {
+                    Ok(())
+                }
+                ErrorKind::CannotCollapse { refusal: CollapseRefusal::InUse, .. }
+                    if self.may_be_in_use =>
+                {
+                    Ok(())
+                }
+                // Folios of another size need a chunk of their own.
+                ErrorKind::Full { .. } => Ok(()),
+                _ => Err(text(error)),
+            },
+        }
     }
 
     fn set_len(&mut self, length_bytes: u64) -> Result<(), String> {

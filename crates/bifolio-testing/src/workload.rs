@@ -100,6 +100,7 @@ impl Workload {
             OpKind::PunchHole => Op::PunchHole { position_bytes, length },
             OpKind::SeekData => Op::SeekData { position_bytes },
             OpKind::SeekHole => Op::SeekHole { position_bytes },
+            OpKind::Collapse => Op::Collapse { position_bytes, length },
         }
     }
 
@@ -180,6 +181,7 @@ mod tests {
             | Op::CopyToFd { position_bytes, length, .. }
             | Op::Allocate { position_bytes, length }
             | Op::PunchHole { position_bytes, length }
+            | Op::Collapse { position_bytes, length }
             | Op::Write { position_bytes, length, .. }
             | Op::Pin { position_bytes, length }
             | Op::Hold { position_bytes, length }

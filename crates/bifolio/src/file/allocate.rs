@@ -25,13 +25,16 @@ impl File {
         handle.check_memory_file("allocate")?;
         let end = handle.range_end(range.start, range.end.saturating_sub(range.start))?;
         handle.check_len(end)?;
+        if range.is_empty() {
+            return Ok(());
+        }
         let inode = &handle.inode;
         let _resizing = inode.lock_resizing();
         let mut allocated = Vec::new();
         let outcome = self.allocate_pages(pages_of(&range), &mut allocated);
         if outcome.is_err() {
             allocated.into_iter().for_each(|pages| self.take_back(pages));
-        } else if end > inode.mapping.len_bytes() && !range.is_empty() {
+        } else if end > inode.mapping.len_bytes() {
             inode.mapping.set_len_bytes(end);
         }
         outcome
@@ -63,6 +66,10 @@ impl File {
             return Ok(false);
         }
         let locked = self.handle.lock_folio(index, Access::Falloc)?;
+        if !locked.lock.flags.get(Flag::Dirty) && locked.lock.slot() == 0 {
+            // Zeros that were pinned: what is clean and nowhere else may go.
+            inode.mark_dirty(&locked.folio, &locked.lock);
+        }
         Ok(!locked.was_resident && locked.lock.flags.get(Flag::Allocated))
     }
 

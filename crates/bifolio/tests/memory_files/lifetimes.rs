@@ -5,7 +5,7 @@ use std::thread;
 
 use bifolio::{Cache, ErrorKind, File, OpenOptions};
 
-use crate::setup::{Setup, resident_bytes};
+use crate::setup::{Setup, check_resident, resident_bytes};
 use crate::support::{PAGE, assert_same, error_of, read, run_alone, wait_for_stats, writable};
 
 fn setup() -> Setup {
@@ -21,7 +21,7 @@ fn write_pages(file: &File, pages: std::ops::Range<u64>) {
 }
 
 #[test]
-fn a_hold_outlives_the_last_handle_with_its_bytes() {
+fn a_hold_is_a_handle_and_keeps_the_bytes() {
     let setup = setup();
     let cache = setup.cache();
     let file = setup.file(&cache);
@@ -29,7 +29,7 @@ fn a_hold_outlives_the_last_handle_with_its_bytes() {
     let hold = file.pin(5 * PAGE..6 * PAGE).unwrap().hold();
     let clone = hold.clone();
     drop(file);
-    assert_eq!(resident_bytes(&cache.stats()), setup.folio_bytes, "only what is held");
+    check_resident(&cache, 40 * PAGE).unwrap();
     // What comes after must not get its frame.
     let other = setup.file(&cache);
     other.write_all_at(&vec![9; 3 << 20], 0).unwrap();
@@ -38,7 +38,7 @@ fn a_hold_outlives_the_last_handle_with_its_bytes() {
     clone.copy_to(&mut found);
     assert_same(&found, &page_of(5));
     drop((other, clone));
-    assert_eq!(resident_bytes(&cache.stats()), 0);
+    check_resident(&cache, 0).unwrap();
 }
 
 #[test]
@@ -51,7 +51,7 @@ fn a_hold_keeps_its_bytes_from_a_punch_and_from_a_cut_only_its_memory() {
     file.punch_hole(0..4 * PAGE).unwrap();
     file.set_len(4 * PAGE).unwrap();
     assert_eq!(file.seek_data(0).unwrap(), None);
-    assert_eq!(resident_bytes(&cache.stats()), 8 * PAGE, "still held");
+    check_resident(&cache, 8 * PAGE).unwrap();
     // New bytes at the same places are not those that are held.
     file.write_all_at(&[1; 8 * PAGE as usize], 0).unwrap();
     for (hold, page) in holds.iter().zip([0, 4]) {
@@ -61,7 +61,7 @@ fn a_hold_keeps_its_bytes_from_a_punch_and_from_a_cut_only_its_memory() {
     }
     assert_same(&read(&file, 0, 8 * PAGE as usize), &[1; 8 * PAGE as usize]);
     drop(holds);
-    assert_eq!(resident_bytes(&cache.stats()), 8 * PAGE);
+    check_resident(&cache, 8 * PAGE).unwrap();
 }
 
 #[test]
@@ -90,7 +90,7 @@ fn readers_and_writers_with_clones_outlive_the_first_handle() {
             thread::sleep(std::time::Duration::from_millis(3));
             stop.store(true, Ordering::Relaxed);
         });
-        assert_eq!(resident_bytes(&cache.stats()), 0, "the last clone is gone");
+        check_resident(&cache, 0).unwrap();
     }
 }
 
@@ -122,7 +122,7 @@ fn a_closed_cache_refuses_its_memory_files_and_keeps_what_is_held() {
     assert_same(&found, &page_of(7));
     drop(file);
     drop(hold);
-    assert_eq!(resident_bytes(&cache.stats()), 0, "a closed cache keeps nothing");
+    check_resident(&cache, 0).unwrap();
 }
 
 #[test]
@@ -160,8 +160,8 @@ fn many_small_files_leave_nothing() {
     let used = wait_for_stats(&cache, "all is free", |stats| resident_bytes(stats) == 0);
     for number in 0..500 {
         live(&setup, &cache, number);
+        check_resident(&cache, 0).unwrap();
         let stats = cache.stats();
-        assert_eq!(resident_bytes(&stats), 0, "after file {number}");
         assert_eq!(stats.metadata_bytes, used.metadata_bytes, "after file {number}");
     }
     // All the memory is there for the next.
@@ -210,11 +210,12 @@ fn a_file_of_a_million_gigabytes_costs_what_is_touched() {
     file.punch_hole(place(1)..1 << 50).unwrap();
     assert_eq!(file.seek_data(place(0) + PAGE).unwrap(), Some(place(1) / PAGE * PAGE), "a part");
     assert_eq!(file.seek_data(place(1) + PAGE).unwrap(), None);
-    assert_eq!(resident_bytes(&cache.stats()), 3 * PAGE);
+    check_resident(&cache, 3 * PAGE).unwrap();
     file.set_len(0).unwrap();
-    assert_eq!(resident_bytes(&cache.stats()), 0);
+    check_resident(&cache, 0).unwrap();
     file.allocate((1 << 50) - 10..1 << 50).unwrap();
-    assert_eq!((file.len(), resident_bytes(&cache.stats())), (1 << 50, PAGE));
+    assert_eq!(file.len(), 1 << 50);
+    check_resident(&cache, PAGE).unwrap();
     error_of(file.write_at(b"xx", (1 << 50) - 1), &["sparse", "1125899906842624"]);
     let options = writable().len_max(1 << 50).folio_bytes(2 << 20);
     let large = cache.memory_file_with("large", &options).unwrap();

@@ -2,16 +2,17 @@
 //!
 //! A run that fails is made again with fewer operations, and those are printed with the seed.
 
+use std::cell::Cell;
 use std::ops::RangeInclusive;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use bifolio_testing::{Limits, Model, Op, OpKind, Runner, Workload, shrink, with_seeds};
 
-use crate::setup::{Setup, check_memory, resident_bytes};
+use crate::setup::{Setup, check_empty, check_memory};
 use crate::support::FOLIO_SIZES;
 
 /// Runs with fewer operations are tried this often.
-const SHRINK_ATTEMPTS_MAX: usize = 300;
+const SHRINK_ATTEMPTS_MAX: usize = 120;
 
 /// The kinds of operations of a memory file.
 pub fn kinds() -> Vec<OpKind> {
@@ -24,6 +25,10 @@ struct Run {
     length_bytes_max: u64,
     memory_bytes: RangeInclusive<u64>,
     steps: usize,
+    /// Pages that were spilled.
+    spilled: Cell<u64>,
+    /// Ranges that became one folio.
+    collapsed: Cell<u64>,
 }
 
 impl Run {
@@ -33,8 +38,13 @@ impl Run {
             transfer_bytes_max: (self.length_bytes_max / 8) as usize,
             folio_bytes: self.setup.folio_bytes,
             memory_bytes: self.memory_bytes.clone(),
-            kinds: kinds(),
+            kinds: kinds().into_iter().filter(|kind| self.does(*kind)).collect(),
         }
+    }
+
+    /// Folios of other sizes take chunks of their own: then nobody can say when a cache is full.
+    fn does(&self, kind: OpKind) -> bool {
+        kind != OpKind::Collapse || !self.may_be_full()
     }
 
     fn may_be_full(&self) -> bool {
@@ -43,14 +53,18 @@ impl Run {
 
     /// Runs what `seed` stands for; how many operations were refused for lack of memory.
     fn check(&self, seed: u64) -> u64 {
-        let ops: Vec<_> = Workload::new(seed, self.limits()).take(self.steps).collect();
+        let mut ops: Vec<_> = Workload::new(seed, self.limits()).take(self.steps).collect();
+        if seed % 2 == 0 {
+            let length = self.length_bytes_max as usize;
+            ops.insert(0, Op::Write { position_bytes: 0, length, fill: seed });
+        }
         let Err(problem) = self.agrees(&ops) else { return self.refusals(&ops) };
         let fails = |ops: &[Op]| {
             catch_unwind(AssertUnwindSafe(|| self.agrees(ops).err()))
                 .unwrap_or_else(|_| Some("a panic".to_owned()))
         };
         match shrink(&ops, SHRINK_ATTEMPTS_MAX, fails) {
-            Some((ops, problem)) => panic!("{:?}: {problem}\n{ops:#?}", self.setup),
+            Some((ops, problem)) => panic!("{:?}: {problem}\n{ops:?}", self.setup),
             None => panic!("{:?}: {problem}; not again", self.setup),
         }
     }
@@ -63,11 +77,13 @@ impl Run {
     fn agrees(&self, ops: &[Op]) -> Result<u64, String> {
         let cache = self.setup.cache();
         let file = self.setup.file(&cache);
-        let start = resident_bytes(&cache.stats());
         let model = Model::new(Vec::new()).in_memory(self.setup.folio_bytes);
         let mut runner = Runner::new(&cache, &file, model);
         if self.may_be_full() {
             runner = runner.may_be_full();
+        }
+        if !self.setup.keeps_in_memory() {
+            runner = runner.may_be_in_use();
         }
         for op in ops {
             let refused = runner.refused();
@@ -80,17 +96,20 @@ impl Run {
         }
         runner.check_all().map_err(|failure| failure.to_string())?;
         let refused = runner.refused();
+        self.collapsed.set(self.collapsed.get() + runner.collapsed());
+        self.spilled.set(self.spilled.get() + cache.stats().spilled_out_pages);
         drop(file);
-        match resident_bytes(&cache.stats()) {
-            left if left == start => Ok(refused),
-            left => Err(format!("{left} bytes stay behind the file")),
-        }
+        check_empty(&cache, &self.setup).map(|()| refused)
     }
 
     /// A cache that refuses has to be about as full as it can be.
     fn check_full(&self, runner: &Runner<'_>, bound_bytes: u64, op: &Op) -> Result<(), String> {
-        let wanted = self.length_bytes_max / 8 + 2 * self.setup.folio_bytes;
-        let room = runner.model().room_bytes();
+        let wanted = match op {
+            Op::Write { length, .. } => *length as u64,
+            _ => self.length_bytes_max / 8,
+        };
+        let wanted = wanted + 2 * self.setup.folio_bytes;
+        let room = *runner.model().room_bytes().end();
         // An eighth for descriptors and tables.
         if room + wanted >= bound_bytes / 8 * 7 {
             return Ok(());
@@ -112,16 +131,21 @@ fn length_bytes_max(folio_bytes: u64) -> u64 {
 fn a_file_agrees_with_the_model_in_every_folio_size() {
     for folio_bytes in FOLIO_SIZES {
         let length_bytes_max = length_bytes_max(folio_bytes);
-        let memory_bytes = 2 * length_bytes_max + (4 << 20);
+        // A chunk for each size that folios may be collapsed to.
+        let memory_bytes = 2 * length_bytes_max + (24 << 20);
         let run = Run {
             setup: Setup::new(memory_bytes, folio_bytes),
             length_bytes_max,
-            memory_bytes: 2 * length_bytes_max..=memory_bytes,
+            memory_bytes: memory_bytes - (2 << 20)..=memory_bytes,
             steps: if folio_bytes > 1 << 20 { 60 } else { 250 },
+            spilled: Cell::new(0),
+            collapsed: Cell::new(0),
         };
         with_seeds(if folio_bytes > 1 << 20 { 2 } else { 5 }, |seed| {
             run.check(seed);
         });
+        let can_collapse = folio_bytes < 2 << 20;
+        assert!(!can_collapse || run.collapsed.get() > 0, "nothing was collapsed");
     }
 }
 
@@ -135,11 +159,52 @@ fn a_file_larger_than_the_memory_is_refused_room_and_agrees_with_the_model() {
             length_bytes_max,
             memory_bytes: memory_bytes / 8 * 7..=memory_bytes,
             steps: if folio_bytes > 1 << 20 { 60 } else { 250 },
+            spilled: Cell::new(0),
+            collapsed: Cell::new(0),
         };
-        let refused = std::cell::Cell::new(0);
+        let refused = Cell::new(0);
         with_seeds(if folio_bytes > 1 << 20 { 2 } else { 5 }, |seed| {
             refused.set(refused.get() + run.check(seed));
         });
         eprintln!("folios of {folio_bytes}: {} operations refused", refused.get());
+    }
+}
+
+#[test]
+fn a_file_larger_than_the_memory_spills_and_agrees_with_the_model() {
+    for folio_bytes in FOLIO_SIZES {
+        let length_bytes_max = length_bytes_max(folio_bytes);
+        let memory_bytes = (length_bytes_max / 3).max(2 * folio_bytes + (1 << 19));
+        let run = Run {
+            setup: Setup::spilling(memory_bytes, folio_bytes),
+            length_bytes_max,
+            memory_bytes: memory_bytes / 8 * 7..=memory_bytes,
+            steps: if folio_bytes > 1 << 20 { 60 } else { 250 },
+            spilled: Cell::new(0),
+            collapsed: Cell::new(0),
+        };
+        with_seeds(if folio_bytes > 1 << 20 { 2 } else { 5 }, |seed| {
+            run.check(seed);
+        });
+        assert!(run.spilled.get() > 0, "nothing was spilled");
+    }
+}
+
+#[test]
+fn folios_that_are_collapsed_and_spilled_agree_with_the_model() {
+    for folio_bytes in [4 << 10, 64 << 10] {
+        let run = Run {
+            setup: Setup::spilling(6 << 20, folio_bytes),
+            length_bytes_max: 9_000_000,
+            memory_bytes: 5 << 20..=6 << 20,
+            steps: 120,
+            spilled: Cell::new(0),
+            collapsed: Cell::new(0),
+        };
+        with_seeds(4, |seed| {
+            run.check(seed);
+        });
+        assert!(run.spilled.get() > 0, "nothing was spilled");
+        assert!(run.collapsed.get() > 0, "nothing was collapsed");
     }
 }

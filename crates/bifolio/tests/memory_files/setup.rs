@@ -1,8 +1,12 @@
 //! In what cache a test runs.
 
+use std::ops::RangeInclusive;
+use std::thread;
+use std::time::{Duration, Instant};
+
 use bifolio::{Cache, CacheBuilder, File, Stats};
 
-use crate::support::{PAGE, writable};
+use crate::support::writable;
 
 /// See the head of the file.
 #[derive(Clone, Debug)]
@@ -17,6 +21,8 @@ pub struct Setup {
 pub enum Spill {
     /// It refuses to take more.
     None,
+    /// They go to a temporary file.
+    Temporary,
 }
 
 impl Setup {
@@ -24,10 +30,16 @@ impl Setup {
         Self { memory_bytes, folio_bytes, spill: Spill::None }
     }
 
+    /// The same, with a spill.
+    pub fn spilling(memory_bytes: u64, folio_bytes: u64) -> Self {
+        Self { memory_bytes, folio_bytes, spill: Spill::Temporary }
+    }
+
     pub fn builder(&self) -> CacheBuilder {
         let builder = Cache::builder().memory(self.memory_bytes).reclaim_wait_ms_max(2000);
         match self.spill {
             Spill::None => builder,
+            Spill::Temporary => builder.spill_in(env!("CARGO_TARGET_TMPDIR")),
         }
     }
 
@@ -48,21 +60,42 @@ impl Setup {
 
 /// Bytes of frames that folios are in.
 pub fn resident_bytes(stats: &Stats) -> u64 {
-    stats.frame_bytes - stats.free_bytes
+    stats.frame_bytes.saturating_sub(stats.free_bytes)
 }
 
 /// What is wrong with the memory of a cache whose files, all of them memory files that stay in
-/// memory, have this much room.
-pub fn check_memory(cache: &Cache, room_bytes: Option<u64>) -> Result<(), String> {
+/// memory, have this much room. The cache may be making room ahead of need just now.
+pub fn check_memory(cache: &Cache, room_bytes: Option<RangeInclusive<u64>>) -> Result<(), String> {
     let stats = cache.stats();
     if stats.used_bytes > stats.bound_bytes {
         return Err(format!("more than the bound: {stats:?}"));
     }
-    let pages = resident_bytes(&stats) / PAGE;
-    match room_bytes {
-        Some(room_bytes) if pages != room_bytes / PAGE => {
-            Err(format!("{pages} pages are in memory and not {}", room_bytes / PAGE))
+    room_bytes.map_or(Ok(()), |room_bytes| check_resident_in(cache, room_bytes))
+}
+
+/// Whether folios take this much, or will in a moment.
+pub fn check_resident(cache: &Cache, expected_bytes: u64) -> Result<(), String> {
+    check_resident_in(cache, expected_bytes..=expected_bytes)
+}
+
+/// Whether a cache without files is empty, but for folios that a batch of the lists still refers
+/// to.
+pub fn check_empty(cache: &Cache, setup: &Setup) -> Result<(), String> {
+    let cpus = thread::available_parallelism().map_or(1, usize::from) as u64;
+    let batches_bytes = if setup.keeps_in_memory() { 0 } else { cpus * 31 * setup.folio_bytes };
+    check_resident_in(cache, 0..=batches_bytes)
+}
+
+fn check_resident_in(cache: &Cache, expected_bytes: RangeInclusive<u64>) -> Result<(), String> {
+    let until = Instant::now() + Duration::from_millis(300);
+    loop {
+        let found = resident_bytes(&cache.stats());
+        if expected_bytes.contains(&found) {
+            return Ok(());
         }
-        _ => Ok(()),
+        if Instant::now() > until {
+            return Err(format!("{found} bytes are in memory and not {expected_bytes:?}"));
+        }
+        thread::sleep(Duration::from_micros(100));
     }
 }

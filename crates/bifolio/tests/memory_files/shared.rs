@@ -12,7 +12,7 @@ use bifolio::{ErrorKind, File, ReadRequest};
 use bifolio_testing::{fill_bytes, with_seeds};
 use fastrand::Rng;
 
-use crate::setup::{Setup, resident_bytes};
+use crate::setup::{Setup, check_resident};
 use crate::support::PAGE;
 
 const BLOCK: usize = PAGE as usize;
@@ -261,7 +261,7 @@ fn pages_are_whole(setup: &Setup, seed: u64, time: Duration) -> u64 {
     assert!(checked > 2000, "only {checked} pages were read");
     let refused = arena.refused.load(Ordering::Relaxed);
     file.set_len(0).unwrap();
-    assert_eq!(resident_bytes(&cache.stats()), 0, "something stays behind the end");
+    check_resident(&cache, 0).unwrap();
     refused
 }
 
