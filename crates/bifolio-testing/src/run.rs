@@ -192,6 +192,17 @@ impl<'a> Runner<'a> {
 
     /// Whether a read into `found`, of 0xEE before, that answered `count` is what it should be.
     fn check_read(&self, range: &Range<u64>, found: &[u8], count: usize) -> Result<(), String> {
+        let at = range.start + count as u64;
+        if at < range.end.min(self.model.end_bytes()) {
+            // An error came up on the way: the next call there says which.
+            let mut rest = [0];
+            let answer = self.unless_full(self.file.read_at(&mut rest, at))?;
+            if answer.is_some() && !self.may_be_full {
+                return Err(format!("a read at {} ends at {at}, and goes on there", range.start));
+            }
+            compare(range.start, &found[..count], self.model.read(range.start..at))?;
+            return Ok(());
+        }
         compare(range.start, &found[..count], self.model.read(range.clone()))?;
         if found[count..].iter().any(|byte| *byte != 0xEE) {
             let start = range.start;
