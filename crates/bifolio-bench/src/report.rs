@@ -141,6 +141,17 @@ impl Rss {
     pub fn allowed_bytes(&self) -> u64 {
         self.bound_bytes + self.bound_bytes / 50 + (8 << 20)
     }
+
+    /// The figure that is asked of every benchmark that measures it.
+    pub(crate) fn figure(&self) -> Figure {
+        let mebibytes = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+        Figure {
+            name: "peak resident size, in MiB".to_owned(),
+            value: mebibytes(self.peak_bytes),
+            target: mebibytes(self.allowed_bytes()),
+            at_most: true,
+        }
+    }
 }
 
 /// A column of the table: one series against another.

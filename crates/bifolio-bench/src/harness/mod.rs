@@ -12,7 +12,7 @@
 //!
 //! Transfers of a device: `sizes` says how large a file and how small a cache, `access` which page
 //! comes next (`permutation`, `zipf`), `checker` looks at what was read, `meter` at what a turn
-//! cost (`latency`, `stretches`, `cpu_time`, `syscalls`); `direct` and `raw_ring` go past the page
+//! cost (`seen`, `latency`, `stretches`, `cpu_time`, `syscalls`); `direct` and `raw_ring` go past the page
 //! cache, `raw_stream` moves a whole file so, `cached` is a file in a cache, `memory_group` bounds
 //! the kernel's.
 
@@ -36,6 +36,7 @@ pub(crate) mod plain_memory;
 pub(crate) mod raw_ring;
 pub(crate) mod raw_stream;
 pub(crate) mod resident;
+pub(crate) mod seen;
 pub(crate) mod series;
 pub(crate) mod sizes;
 pub(crate) mod stretches;
