@@ -1,10 +1,12 @@
-//! A file in a cache of its own, and what the cache counts while a turn runs.
+//! A file in a cache of its own, on a disk or in memory, and what the cache counts while a turn
+//! runs.
 
 use std::path::Path;
 
 use bifolio::{Cache, CacheBuilder, File, OpenOptions, Stats};
 
 use crate::error::Result;
+use crate::stand_in::CacheStandIn as _;
 
 /// A file and the cache that only it is in.
 #[derive(Debug)]
@@ -19,6 +21,23 @@ impl Cached {
         let cache = builder.build()?;
         let file = cache.open(path, &OpenOptions::new().read(true).write(write))?;
         Ok(Self { file, cache })
+    }
+
+    /// Makes a memory file with folios of `folio_bytes` in a new cache.
+    pub(crate) fn in_memory(builder: CacheBuilder, folio_bytes: u64) -> Result<Self> {
+        let cache = builder.build()?;
+        let options = OpenOptions::new().folio_bytes(folio_bytes);
+        let file = cache.memory_file_with("bench", &options)?;
+        Ok(Self { file, cache })
+    }
+
+    /// Makes one more memory file, in place of this one, in the same cache.
+    pub(crate) fn another_in_memory(self) -> Result<Self> {
+        let folio_bytes = self.file.folio_bytes();
+        drop(self.file);
+        let options = OpenOptions::new().folio_bytes(folio_bytes);
+        let file = self.cache.memory_file_with("another", &options)?;
+        Ok(Self { file, cache: self.cache })
     }
 
     /// What the cache has counted so far.

@@ -104,14 +104,6 @@ impl Sums {
         self.blocks += 1;
     }
 
-    /// Takes in the first word of a block of any length.
-    #[inline(always)]
-    pub(crate) fn add_first_word(&mut self, block: &[u8], pos_bytes: u64) {
-        if let Some(word) = block.first_chunk::<WORD_BYTES>() {
-            self.add(word, pos_bytes);
-        }
-    }
-
     /// How many blocks were taken in.
     pub(crate) fn blocks(&self) -> u64 {
         self.blocks
