@@ -173,6 +173,29 @@ pub enum ErrorKind {
         /// What was tried.
         operation: &'static str,
     },
+    /// Only a memory file can do this.
+    #[error("{file}: cannot {operation}: it is not a memory file")]
+    NotAMemoryFile {
+        /// The file.
+        file: String,
+        /// What was tried.
+        operation: &'static str,
+    },
+    /// A descriptor did not take what was to be copied to it.
+    #[error(
+        "{file}: {length_bytes} bytes at position {position_bytes} could not be copied to the \
+         descriptor: {source}"
+    )]
+    CopyToFd {
+        /// The file.
+        file: String,
+        /// The first byte that was not taken.
+        position_bytes: u64,
+        /// How many bytes were left.
+        length_bytes: u64,
+        /// The descriptor's answer.
+        source: std::io::Error,
+    },
     /// An immutable and a writable handle of one file exclude each other.
     #[error("{file}: cannot be opened {wanted}: it is open {open} in this cache")]
     ImmutableConflict {

@@ -91,6 +91,41 @@ impl Cache {
         self.inner.registry.open(backing, options)
     }
 
+    /// Makes an empty file without a file behind it, for scratch space, temporary tables, sort
+    /// runs: the same interface, and the bytes are gone with the last handle. `name` is for
+    /// messages only: each call makes another file. Open for reading and writing, folios of 4 KiB.
+    ///
+    /// What was never written is a hole: it reads as zeros and costs nothing. Without a spill
+    /// ([`CacheBuilder::spill_in`]) all its bytes stay in memory, and a write for which the bound
+    /// leaves none fails with [`ErrorKind::Full`](crate::ErrorKind::Full). Nothing of it is
+    /// durable: a sync has nothing to do.
+    ///
+    /// # Errors
+    /// The cache is closed; the system refuses address space.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let cache = bifolio::Cache::builder().memory(4 << 20).build()?;
+    /// let runs = cache.memory_file("sort runs")?;
+    /// runs.write_all_at(b"sorted", 1 << 30)?;
+    /// assert_eq!(runs.seek_data(0)?, Some(1 << 30));
+    /// runs.punch_hole(0..runs.len())?;
+    /// assert_eq!(runs.seek_data(0)?, None);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn memory_file(&self, name: &str) -> Result<File> {
+        self.memory_file_with(name, &OpenOptions::new().read(true).write(true))
+    }
+
+    /// As [`Cache::memory_file`], with rights, folio size and length limit of your own.
+    ///
+    /// # Errors
+    /// As [`Cache::memory_file`]; options that contradict each other.
+    pub fn memory_file_with(&self, name: &str, options: &OpenOptions) -> Result<File> {
+        self.inner.registry.open_in_memory(name, options)
+    }
+
     /// [`File::read_many`] for requests of several files of this cache, together.
     ///
     /// # Errors

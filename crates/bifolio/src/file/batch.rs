@@ -137,13 +137,13 @@ fn hand_out<'a>(
 }
 
 impl Handle {
-    /// The first page of `pages` whose folio is neither resident nor on its way.
+    /// The first page of `pages` that has bytes, and whose folio is neither resident nor on its way.
     pub(super) fn next_absent(&self, pages: Range<u64>) -> Option<u64> {
         let mapping = &self.inode.mapping;
         let mut index = pages.start;
         while index < pages.end {
             let head = mapping.head_index(index);
-            if !mapping.table().load(head, Ordering::Relaxed).is_folio() {
+            if self.inode.is_absent(mapping.table().load(head, Ordering::Relaxed)) {
                 return Some(index);
             }
             index = self.end_of_folio(index);

@@ -1,32 +1,22 @@
 //! The miss: finding a folio's frame, putting it in the table, getting its bytes.
 //!
-//! Everything that needs a folio under its lock comes through [`Handle::lock_folio`]: it finds the
-//! resident one, or fills a new one; losers of a race to fill wait for the winner's lock and take
-//! its folio. A fill has three parts: *claim* a frame and the place in the table (here), *read*
+//! Everything that needs a folio under its lock comes through [`Handle::find_folio`]: it finds the
+//! resident one, or fills a new one, as its [`Access`] says; losers of a race to fill wait for the
+//! winner's lock and take its folio. A fill has three parts: *claim* a frame and the place in the table (here), *read*
 //! (`run.rs`, alone or as one of a batch), and *finish* (`run.rs`). A fill that fails takes the
 //! folio out again, so that the next one tries anew.
 
+use super::access::{Access, OnAllocated};
 use super::handle::Handle;
 use super::run::Run;
 use crate::error::{Error, ErrorKind, Result};
 use crate::folio::{COUNT_MAX, Flag, Folio, FolioId, FolioRef, Folios, LockedFolio};
 use crate::io::RUN_PAGES_MAX;
-use crate::lru::Shadow;
 use crate::mapping::{Entry, Lookup, PAGE_BYTES};
 use crate::stats::Counter;
 use crate::sync::Ordering;
 use crate::sys::cpu;
 use std::ops::Range;
-
-/// What the caller will do with the folio.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Intent {
-    /// Use its bytes: it comes back uptodate.
-    Read,
-    /// Replace all its bytes that the file has or will have: it may come back with any bytes and
-    /// not uptodate; then the caller must write all of it and mark it.
-    Overwrite,
-}
 
 /// What a claim does when no frame is free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,12 +74,24 @@ impl<'a> Locked<'a> {
 }
 
 impl Handle {
-    /// The folio that holds page `index`, locked and in the table. Blocks for the lock and for I/O.
-    pub(super) fn lock_folio(&self, index: u64, intent: Intent) -> Result<Locked<'_>> {
+    /// The folio that holds page `index`, locked and in the table, for an access that gives every
+    /// page of the file one. Blocks for the lock and for I/O.
+    pub(super) fn lock_folio(&self, index: u64, access: Access) -> Result<Locked<'_>> {
+        debug_assert!(access.fills_holes());
+        self.find_folio(index, access)?.ok_or_else(|| self.past_end(index * PAGE_BYTES, 1))
+    }
+
+    /// The folio that holds page `index`, locked and in the table; none if `access` gives the page
+    /// none ([`Access`]), which then reads as zeros or lies behind the end. Blocks for the lock
+    /// and for I/O.
+    pub(super) fn find_folio(&self, index: u64, access: Access) -> Result<Option<Locked<'_>>> {
         let mapping = &self.inode.mapping;
         let memory = &*self.inode.memory;
         let mut frozen_waits = 0;
         loop {
+            if !access.may_pass_end() && index * PAGE_BYTES >= mapping.len_bytes() {
+                return Ok(None);
+            }
             let found = mapping.get_folio(&memory.folios, index, &mut frozen_waits);
             if frozen_waits > 0 {
                 memory.counters.add(Counter::FrozenWait, std::mem::take(&mut frozen_waits));
@@ -99,29 +101,61 @@ impl Handle {
                     let lock = folio.lock();
                     // It may have left the table while we waited for its lock.
                     if lock.owner() == self.inode.address() {
-                        return Ok(Locked { lock, folio, was_resident: true });
+                        let locked = Locked { lock, folio, was_resident: true };
+                        return Ok(self.with_content(locked, access));
                     }
                 }
                 Lookup::Absent(seen) => {
-                    let head = mapping.head_index(index);
-                    let Claim::New(locked) = self.claim(head, seen, Wait::ForFrames)? else {
-                        continue;
-                    };
-                    if intent == Intent::Overwrite {
-                        memory.counters.add(Counter::MissWithoutRead, 1);
-                        return Ok(locked);
+                    let is_hole = self.inode.is_hole(seen);
+                    if is_hole && !access.fills_holes() {
+                        return Ok(None);
                     }
-                    let mut run = Run::new(&self.inode, head);
-                    run.push(locked);
-                    return run.read_first(&self.inode);
+                    let head = mapping.head_index(index);
+                    if let Claim::New(locked) = self.claim(head, seen, Wait::ForFrames)? {
+                        return self.fill(locked, is_hole, access).map(Some);
+                    }
                 }
                 Lookup::Refused => return Err(self.too_many_pins(index)),
             }
         }
     }
 
+    /// A resident folio as `access` wants it.
+    fn with_content<'a>(&self, locked: Locked<'a>, access: Access) -> Option<Locked<'a>> {
+        if locked.is_uptodate() {
+            return Some(locked);
+        }
+        debug_assert!(locked.lock.flags.get(Flag::Allocated), "not uptodate, and nobody's fill");
+        match access.on_allocated() {
+            OnAllocated::None => return None,
+            OnAllocated::AsIs => {}
+            OnAllocated::Zeroed => self.inode.fill_with_zeros(&locked.folio, &locked.lock),
+        }
+        Some(locked)
+    }
+
+    /// Gives a folio that was just claimed its bytes, as far as `access` wants any.
+    fn fill<'a>(&'a self, locked: Locked<'a>, is_hole: bool, access: Access) -> Result<Locked<'a>> {
+        match access {
+            Access::Write { whole: true } => {
+                self.inode.memory.counters.add(Counter::MissWithoutRead, 1);
+                Ok(locked)
+            }
+            Access::Falloc if is_hole => {
+                locked.lock.flags.set(Flag::Allocated);
+                self.inode.mark_dirty(&locked.folio, &locked.lock);
+                Ok(locked)
+            }
+            _ => {
+                let mut run = Run::new(&self.inode, locked.lock.index());
+                run.push(locked);
+                run.read_first(&self.inode)
+            }
+        }
+    }
+
     /// Claims the absent folios that hold `pages`, from the first on: as many in a row as there
-    /// are, and as make a transfer of at most 1 MiB. Never waits once it has claimed one.
+    /// are, and as make one transfer of at most 1 MiB. Never waits once it has claimed one.
     pub(super) fn claim_run(&self, pages: Range<u64>, wait: Wait) -> Result<RunClaim> {
         let mapping = &self.inode.mapping;
         let folio_pages = 1 << mapping.order();
@@ -131,7 +165,7 @@ impl Handle {
         while index < pages.end && (run.is_empty() || run.pages() + folio_pages <= RUN_PAGES_MAX) {
             // Acquire: pairs with the Release in `unlink`, as in `get_folio`.
             let seen = mapping.table().load(index, Ordering::Acquire);
-            if seen.is_folio() {
+            if !self.inode.is_absent(seen) || !run.can_go_on_with(seen) {
                 break;
             }
             let wait = if run.is_empty() { wait } else { Wait::Never };
@@ -167,8 +201,9 @@ impl Handle {
             return Ok(Claim::Taken);
         }
         memory.counters.add(Counter::Miss, 1);
+        self.inode.take_over(&lock, seen);
         self.note_refault(&lock, seen);
-        if memory.lru.add(&memory.folios, for_lru, cpu::current()) {
+        if self.inode.is_evictable() && memory.lru.add(&memory.folios, for_lru, cpu::current()) {
             memory.counters.add(Counter::LruBatch, 1);
         }
         Ok(Claim::New(Locked { lock, folio, was_resident: false }))
@@ -199,9 +234,8 @@ impl Handle {
     }
 
     fn note_refault(&self, lock: &LockedFolio<'_>, seen: Entry) {
-        let Some(value) = seen.as_value() else { return };
+        let Some(shadow) = self.inode.shadow_of(seen) else { return };
         let memory = &self.inode.memory;
-        let shadow = Shadow(value);
         memory.counters.add(Counter::Refault, 1);
         if shadow.is_workingset() {
             lock.flags.set(Flag::Workingset);

@@ -56,6 +56,20 @@ impl Handle {
         })
     }
 
+    /// Refuses what only memory files can do.
+    pub(super) fn check_memory_file(&self, operation: &'static str) -> Result<()> {
+        if self.inode.is_memory_file() {
+            return Ok(());
+        }
+        Err(ErrorKind::NotAMemoryFile { file: self.inode.name(), operation }.into())
+    }
+
+    #[cold]
+    pub(super) fn past_end(&self, position_bytes: u64, length_bytes: u64) -> Error {
+        let (file, len_bytes) = (self.inode.name(), self.inode.mapping.len_bytes());
+        ErrorKind::PastEnd { file, position_bytes, length_bytes, len_bytes }.into()
+    }
+
     /// Refuses a length the table was not reserved for.
     pub(super) fn check_len(&self, wanted_bytes: u64) -> Result<()> {
         let len_max_bytes = self.inode.len_max_bytes;

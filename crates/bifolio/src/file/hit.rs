@@ -17,7 +17,6 @@ use crate::stats::{Counter, ThreadBlock};
 use crate::sync::{AtomicU64, Ordering};
 use crate::sys::copy;
 use std::ops::Range;
-use std::ptr::NonNull;
 use std::sync::LazyLock;
 
 /// From this length on a read is a long one.
@@ -113,14 +112,6 @@ impl HitPath {
         let folio = recheck(word, folio, seen).ok()?;
         let in_page = (range.start & (PAGE_BYTES - 1)) as usize;
         Some((folio, self.frames.wrapping_add(seen.frame_offset_bytes() + in_page)))
-    }
-
-    /// The guard of a reference whose folio holds the byte at `address`.
-    #[inline(always)]
-    pub(super) fn adopt(&self, address: NonNull<u8>) -> FolioRef<'_> {
-        let offset = (address.addr().get() - self.frames.addr()) as u64;
-        let head = offset & !(self.folio_bytes - 1);
-        self.memory().folios.adopt(FolioId((head >> PAGE_SHIFT) as u32))
     }
 
     #[inline(always)]

@@ -29,11 +29,15 @@
 //! - FILE-2: the length grows under the resizing lock and the lock of the folio that grows it,
 //!   after the bytes are in place.
 
+mod access;
 mod advice;
+mod allocate;
 mod batch;
+mod copy_to_fd;
 mod fill;
 mod handle;
 mod hit;
+mod holes;
 mod options;
 mod pin;
 mod pin_many;
@@ -115,6 +119,11 @@ impl File {
     /// Bytes of a folio of this file: the unit of residency, pinning and I/O.
     pub fn folio_bytes(&self) -> u64 {
         self.handle.inode.mapping.folio_bytes()
+    }
+
+    /// Whether this is a memory file: see [`Cache::memory_file`](crate::Cache::memory_file).
+    pub fn is_memory_file(&self) -> bool {
+        self.handle.inode.is_memory_file()
     }
 
     /// Whether the file was opened immutable.

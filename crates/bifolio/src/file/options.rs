@@ -117,6 +117,15 @@ impl OpenOptions {
         Err(ErrorKind::Config { name: "open options", problem: problem.into() }.into())
     }
 
+    pub(crate) fn validate_in_memory(&self) -> Result<()> {
+        self.validate()?;
+        if self.immutable {
+            let problem = "a memory file is empty at first: it cannot be immutable".into();
+            return Err(ErrorKind::Config { name: "open options", problem }.into());
+        }
+        Ok(())
+    }
+
     /// What the table of a file of `len_bytes` bytes is reserved for.
     pub(crate) fn len_max_bytes(&self, len_bytes: u64) -> Result<u64> {
         let chosen = self.len_max_bytes.unwrap_or_else(|| {

@@ -11,7 +11,8 @@
 #![allow(unsafe_code)]
 
 use super::File;
-use super::fill::{Intent, Locked};
+use super::access::Access;
+use super::fill::Locked;
 use super::handle::Handle;
 use crate::error::{Error, ErrorKind, Result};
 use crate::folio::{FolioId, FolioRef, Folios, LockedFolio, TryGet};
@@ -21,7 +22,6 @@ use crate::stats::Counter;
 use crate::sys::copy;
 use std::marker::PhantomData;
 use std::ops::Range;
-use std::ptr::NonNull;
 use std::sync::Arc;
 
 /// Bytes of one folio, resident for as long as this lives. Not `Send`: see [`Pin::hold`].
@@ -281,8 +281,8 @@ impl File {
         match self.pin_hit(&range) {
             Some(pin) => Ok(pin),
             None => {
-                let start = self.pin_miss(range.start, range.end)?;
-                Ok(self.pin_at(&range, self.hit_path.adopt(start), start.as_ptr()))
+                let id = self.pin_miss(range.start, range.end)?;
+                Ok(self.pin_of(&range, id))
             }
         }
     }
@@ -300,9 +300,10 @@ impl File {
     pub(super) fn pin_of(&self, range: &Range<u64>, id: FolioId) -> Pin<'_> {
         let memory = &self.handle.inode.memory;
         memory.counters.add(Counter::Pin, 1);
-        let in_folio = (range.start & (self.folio_bytes() - 1)) as usize;
-        let start = memory.arena.address(id).wrapping_add(in_folio);
-        self.pin_at(range, memory.folios.adopt(id), start)
+        let folio = memory.folios.adopt(id);
+        let in_folio = range.start - folio.folio().index() * PAGE_BYTES;
+        let start = memory.arena.address(id).wrapping_add(in_folio as usize);
+        self.pin_at(range, folio, start)
     }
 
     #[inline(always)]
@@ -332,7 +333,7 @@ impl File {
         self.handle.check_writable()?;
         self.check_pin_range(&range)?;
         self.handle.inode.hold_writer();
-        let locked = self.handle.lock_folio(range.start >> PAGE_SHIFT, Intent::Read)?;
+        let locked = self.handle.lock_folio(range.start >> PAGE_SHIFT, Access::Cache)?;
         // The file may have been cut while we waited for the lock.
         self.check_pin_range(&range)?;
         let start = self.address_in(&locked, range.start).cast_mut();
@@ -366,29 +367,26 @@ impl File {
         folios.try_get(id)
     }
 
-    /// Pins bytes that are not resident, or not marked as used. The reference comes with the
-    /// address: [`HitPath::adopt`](super::hit::HitPath::adopt) makes a guard of it. In this shape
-    /// the answer fits in registers, and the hit beside it is not forced through memory.
+    /// Pins bytes that are not resident, or not marked as used, and leaves the reference to
+    /// [`Self::pin_of`]. In this shape the answer fits in registers, and the hit beside it is not
+    /// forced through memory.
     #[cold]
     #[inline(never)]
-    fn pin_miss(&self, start: u64, end: u64) -> Result<NonNull<u8>> {
+    fn pin_miss(&self, start: u64, end: u64) -> Result<FolioId> {
         let range = start..end;
         self.check_pin(&range)?;
         let inode = &self.handle.inode;
         let index = range.start >> PAGE_SHIFT;
-        let locked = self.handle.lock_folio(index, Intent::Read)?;
+        let locked = self.handle.lock_folio(index, Access::Cache)?;
         // The file may have been cut while we waited for the lock.
         self.check_pin_range(&range)?;
         if locked.was_resident {
             inode.memory.counters.add(Counter::HitSlow, 1);
             self.note_use(index, false);
         }
-        inode.memory.counters.add(Counter::Pin, 1);
-        let address = NonNull::new(self.address_in(&locked, range.start).cast_mut());
         let Locked { lock, folio, .. } = locked;
         drop(lock);
-        let _adopted_by_the_caller = folio.into_id();
-        Ok(address.expect("the arena is not at address 0"))
+        Ok(folio.into_id())
     }
 
     fn address_in(&self, locked: &Locked<'_>, position: u64) -> *const u8 {
@@ -404,7 +402,7 @@ impl File {
             return Err(self.empty_pin());
         }
         if range.end > self.len() {
-            return Err(self.past_end(range.start, length_bytes));
+            return Err(self.handle.past_end(range.start, length_bytes));
         }
         let folio_bytes = self.folio_bytes();
         if range.start / folio_bytes != (range.end - 1) / folio_bytes {

@@ -10,10 +10,11 @@
 //! Copies out of frames that a reference, or the frame's permanence, keeps readable.
 #![allow(unsafe_code)]
 
+use super::access::Access;
 use super::batch::{Batch, Delivery};
-use super::fill::{Intent, RunClaim, Wait};
+use super::fill::{RunClaim, Wait};
 use super::{File, ReadRequest};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::Result;
 use crate::folio::{BATCH_SLOTS, Flag, FolioRef};
 use crate::mapping::{Entry, PAGE_BYTES, PAGE_SHIFT, read_validated};
 use crate::stats::Counter;
@@ -28,12 +29,12 @@ const REQUEST_BYTES_MAX: u64 = 8 << 20;
 /// Lines of the next folio that are touched ahead: more gain nothing.
 const LINES_AHEAD: usize = 8;
 
-/// References to consecutive folios, from the one that holds page `first` on.
+/// References to folios in a row. What lies between them, and behind the last one, reads as zeros.
 #[derive(Debug, Default)]
-struct ReadBatch<'a> {
-    folios: ArrayVec<FolioRef<'a>, BATCH_SLOTS>,
-    /// One page behind the last folio.
-    end: u64,
+pub(super) struct ReadBatch<'a> {
+    pub(super) folios: ArrayVec<FolioRef<'a>, BATCH_SLOTS>,
+    /// One page behind the last one it has.
+    pub(super) end: u64,
 }
 
 impl File {
@@ -82,17 +83,11 @@ impl File {
         while done < buffer.len() {
             let count = self.read_at_miss(&mut buffer[done..], position + done as u64)?;
             if count == 0 {
-                return Err(self.past_end(position, buffer.len() as u64));
+                return Err(self.handle.past_end(position, buffer.len() as u64));
             }
             done += count;
         }
         Ok(())
-    }
-
-    #[cold]
-    pub(super) fn past_end(&self, position_bytes: u64, length_bytes: u64) -> Error {
-        let (file, len_bytes) = (self.handle.inode.name(), self.len());
-        ErrorKind::PastEnd { file, position_bytes, length_bytes, len_bytes }.into()
     }
 
     #[inline(never)]
@@ -195,7 +190,7 @@ impl File {
     }
 
     /// References up to 31 READY folios in a row, from the one at `position` on.
-    fn gather(&self, position: u64, length: u64) -> ReadBatch<'_> {
+    pub(super) fn gather(&self, position: u64, length: u64) -> ReadBatch<'_> {
         let mapping = &self.handle.inode.mapping;
         let folios = &self.handle.inode.memory.folios;
         let visible = mapping.len_bytes().saturating_sub(position).min(length);
@@ -207,12 +202,15 @@ impl File {
         while batch.end <= last && !batch.folios.is_full() {
             // Acquire: pairs with the Release in `set_ready`: the folio is uptodate.
             let seen = mapping.table().load(batch.end, Ordering::Acquire);
-            if !seen.is_ready() {
+            if seen.is_ready() {
+                let Ok(folio) = mapping.try_get_named(folios, batch.end, seen) else { break };
+                batch.folios.push(folio);
+                batch.end = (batch.end >> seen.order()) + 1 << seen.order();
+            } else if self.reads_as_zeros(batch.end) {
+                batch.end = self.handle.end_of_folio(batch.end);
+            } else {
                 break;
             }
-            let Ok(folio) = mapping.try_get_named(folios, batch.end, seen) else { break };
-            batch.folios.push(folio);
-            batch.end = mapping.head_index(batch.end) + (1 << mapping.order());
         }
         batch
     }
@@ -241,7 +239,10 @@ impl File {
             self.touch_ahead(index + 1, batch.end);
             let target = &mut buffer[done..done + length as usize];
             if !self.copy_page(index, in_page as usize, target) {
-                break;
+                if !self.reads_as_zeros(index) {
+                    break;
+                }
+                target.fill(0);
             }
             let goes_on_in_page = in_order && in_page > 0;
             if !goes_on_in_page {
@@ -252,6 +253,23 @@ impl File {
         let pages = (done as u64).div_ceil(PAGE_BYTES);
         self.handle.inode.memory.counters.add(Counter::HitPinned, pages);
         done
+    }
+
+    /// Whether the page is a hole of a memory file, or allocated and never written.
+    fn reads_as_zeros(&self, index: u64) -> bool {
+        let inode = &self.handle.inode;
+        if !inode.is_memory_file() {
+            return false;
+        }
+        let head = inode.mapping.head_index(index);
+        // Acquire: pairs with the Release in I1: we see the flags of the life this Entry names.
+        let seen = inode.mapping.table().load(head, Ordering::Acquire);
+        if !seen.is_folio() || seen.is_ready() {
+            return inode.is_hole(seen);
+        }
+        let is_allocated = inode.memory.folio(seen.folio_id()).flags.get(Flag::Allocated);
+        // The Acquire of `get` orders this after it: the flag was of that life.
+        is_allocated && inode.mapping.table().load(head, Ordering::Relaxed) == seen
     }
 
     /// Touches the first lines of the page after this one, if the batch holds it.
@@ -314,8 +332,8 @@ impl File {
         if position >= mapping.len_bytes() {
             return Ok(0);
         }
-        let locked = self.handle.lock_folio(position >> PAGE_SHIFT, Intent::Read)?;
-        if locked.was_resident {
+        let found = self.handle.find_folio(position >> PAGE_SHIFT, Access::Read)?;
+        if found.as_ref().is_some_and(|locked| locked.was_resident) {
             self.handle.inode.memory.counters.add(Counter::HitSlow, 1);
             let goes_on_in_page =
                 self.handle.readahead.continues(position) && position & (PAGE_BYTES - 1) > 0;
@@ -326,10 +344,15 @@ impl File {
         let in_page = position & (PAGE_BYTES - 1);
         let visible = mapping.len_bytes().saturating_sub(position);
         let length = (PAGE_BYTES - in_page).min(visible).min(buffer.len() as u64) as usize;
+        let target = &mut buffer[..length];
+        let Some(locked) = found else {
+            target.fill(0);
+            return Ok(length);
+        };
         let in_folio = position - locked.lock.index() * PAGE_BYTES;
         let start = self.handle.inode.memory.arena.address(locked.folio.id());
         // SAFETY: inside a frame whose lock and reference we hold; nobody writes it now.
-        unsafe { copy::copy_out(start.wrapping_add(in_folio as usize), &mut buffer[..length]) };
+        unsafe { copy::copy_out(start.wrapping_add(in_folio as usize), target) };
         Ok(length)
     }
 }

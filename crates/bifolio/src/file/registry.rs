@@ -17,7 +17,7 @@ use crate::io::{Backing, DirectStatus, FileIdentity};
 use crate::reclaim::Reclaim;
 use crate::sync::{AtomicBool, Mutex, Ordering};
 use crate::sys::fork::ForkGuard;
-use crate::writeback::{Inode, Services};
+use crate::writeback::{Inode, MemoryStore, Services};
 use std::collections::{HashMap, hash_map};
 use std::sync::Arc;
 
@@ -118,15 +118,11 @@ impl Registry {
         self.check()?;
         options.validate()?;
         let mut files = self.files.lock();
-        let key = backing.identity().map_or(Key::Single(files.next_single), Key::Identified);
-        if let Key::Single(number) = key {
-            files.next_single = number + 1;
-        }
+        let key = backing.identity().map_or_else(|| files.single_key(), Key::Identified);
         let open = match files.open.entry(key) {
             hash_map::Entry::Occupied(known) => known.into_mut(),
             hash_map::Entry::Vacant(new) => {
-                let inode = self.make_inode(&backing, options)?;
-                new.insert(Open { inode, handles: 0, writable: 0, immutable: 0 })
+                new.insert(Open::new(self.make_inode(&backing, options)?))
             }
         };
         open.admit(options)?;
@@ -142,15 +138,38 @@ impl Registry {
         Ok(file)
     }
 
-    fn make_inode(&self, backing: &Arc<dyn Backing>, options: &OpenOptions) -> Result<Arc<Inode>> {
-        let order = config::folio_order(options.folio_bytes)?;
+    /// Opens the first handle of a new file without a backing.
+    pub(crate) fn open_in_memory(
+        self: &Arc<Self>,
+        name: &str,
+        options: &OpenOptions,
+    ) -> Result<File> {
+        self.check()?;
+        options.validate_in_memory()?;
+        let order = self.folio_order(options)?;
+        let len_max_bytes = options.len_max_bytes(0)?;
+        let store = MemoryStore::new(name.to_owned());
+        let inode = Inode::new_in_memory(&self.services, store, order, len_max_bytes);
+        let inode = Arc::new(inode.map_err(no_table)?);
+        let mut files = self.files.lock();
+        let key = files.single_key();
+        let open = files.open.entry(key).or_insert(Open::new(inode));
+        let handle = self.make_handle(key, open, options);
+        Ok(File::new(Arc::new(handle)))
+    }
+
+    fn folio_order(&self, options: &OpenOptions) -> Result<u8> {
         let bound_bytes = self.reclaim.memory.arena.usage().bound_bytes;
         config::validate_folio_fits(options.folio_bytes, bound_bytes)?;
+        config::folio_order(options.folio_bytes)
+    }
+
+    fn make_inode(&self, backing: &Arc<dyn Backing>, options: &OpenOptions) -> Result<Arc<Inode>> {
+        let order = self.folio_order(options)?;
         let len_bytes = crate::io::len_bytes(&**backing)?;
         let len_max_bytes = options.len_max_bytes(len_bytes)?;
         let inode = Inode::new(&self.services, backing, order, len_bytes, len_max_bytes);
-        let purpose = "a file's table (OpenOptions::len_max)";
-        let inode = Arc::new(inode.map_err(|source| ErrorKind::Memory { purpose, source })?);
+        let inode = Arc::new(inode.map_err(no_table)?);
         self.services.flusher.enlist(&inode);
         Ok(inode)
     }
@@ -188,7 +207,9 @@ impl Registry {
             open.handles == 0
         };
         if last {
-            handle.inode.write_out_all();
+            if !handle.inode.is_memory_file() {
+                handle.inode.write_out_all();
+            }
             self.bury(handle.key);
         }
     }
@@ -239,7 +260,7 @@ impl Registry {
     /// What is done instead of direct I/O, file by file.
     pub(crate) fn fallbacks(&self) -> Vec<String> {
         let inodes = self.inodes();
-        let reason = |inode: &Inode| match inode.reader().direct() {
+        let reason = |inode: &Inode| match inode.direct() {
             DirectStatus::Buffered { reason } => {
                 Some(format!("direct-io of {}: buffered: {reason}", inode.name()))
             }
@@ -249,7 +270,24 @@ impl Registry {
     }
 }
 
+impl Files {
+    /// The key of a file that cannot be opened twice.
+    fn single_key(&mut self) -> Key {
+        self.next_single += 1;
+        Key::Single(self.next_single)
+    }
+}
+
+fn no_table(source: std::io::Error) -> crate::error::Error {
+    let purpose = "a file's table (OpenOptions::len_max)";
+    ErrorKind::Memory { purpose, source }.into()
+}
+
 impl Open {
+    fn new(inode: Arc<Inode>) -> Self {
+        Self { inode, handles: 0, writable: 0, immutable: 0 }
+    }
+
     /// Whether another handle with `options` goes with those there are.
     fn admit(&self, options: &OpenOptions) -> Result<()> {
         let file = || self.inode.name();
@@ -278,7 +316,8 @@ impl Drop for Registry {
             return;
         }
         for (_, inode) in self.inodes() {
-            // No handle is left (each keeps the registry): what is here could not be written.
+            // No handle is left (each keeps the registry), so no memory file: what is here could
+            // not be written.
             inode.write_out_all();
             if inode.is_dirty() {
                 log::error!(

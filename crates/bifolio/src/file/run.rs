@@ -14,7 +14,7 @@ use super::fill::Locked;
 use crate::error::{Error, ErrorKind, Result};
 use crate::folio::{FolioId, Folios};
 use crate::io::{IoError, Queue};
-use crate::mapping::PAGE_BYTES;
+use crate::mapping::{Entry, PAGE_BYTES};
 use crate::stats::Counter;
 use crate::writeback::Inode;
 use smallvec::SmallVec;
@@ -45,6 +45,13 @@ impl Run {
 
     pub(super) fn is_empty(&self) -> bool {
         self.folios.is_empty()
+    }
+
+    /// Whether a folio that finds `seen` at its place can be the next one: the transfer that reads
+    /// the others reads it, too.
+    pub(super) fn can_go_on_with(&self, seen: Entry) -> bool {
+        let Some(last) = self.folios.last() else { return true };
+        self.inode.continues(*last, seen)
     }
 
     /// Page index of the first folio.
@@ -144,7 +151,7 @@ impl Drop for Run {
         for id in self.folios.drain(..) {
             let folios = &inode.memory.folios;
             let Locked { lock, folio, .. } = Locked::adopt(folios, id);
-            drop(inode.mapping.remove(&folio, &lock, folios));
+            drop(inode.remove_unfilled(&folio, &lock));
         }
     }
 }

@@ -5,8 +5,9 @@
 //! it (FILE-1). If the backing refuses, the old length stands again and nothing is lost.
 
 use super::File;
+use super::access::Access;
 use crate::error::Result;
-use crate::folio::Flag;
+use crate::folio::FolioRef;
 use crate::mapping::{Lookup, PAGE_BYTES, PAGE_SHIFT};
 
 impl File {
@@ -28,29 +29,39 @@ impl File {
         if len_bytes >= inode.mapping.len_bytes() {
             return Ok(inode.grow(len_bytes)?);
         }
+        // A cut must not find out that it cannot get at the bytes it is to zero.
+        let _tail = self.hold_tail(len_bytes)?;
         inode.cut(len_bytes)?;
         inode.remove_folios_from(len_bytes.div_ceil(self.folio_bytes()) * self.folio_bytes());
         self.zero_tail(len_bytes);
         Ok(())
     }
 
+    /// A reference to the folio of a memory file that `len_bytes` lies in: what is behind it must
+    /// be zeroed in memory, as there is no backing that will.
+    fn hold_tail(&self, len_bytes: u64) -> Result<Option<FolioRef<'_>>> {
+        let is_inside = len_bytes & (self.folio_bytes() - 1) != 0;
+        if !is_inside || !self.handle.inode.is_memory_file() {
+            return Ok(None);
+        }
+        let found = self.handle.find_folio(len_bytes >> PAGE_SHIFT, Access::Read)?;
+        Ok(found.map(|locked| locked.folio))
+    }
+
     /// Zeroes what lies behind the end in the folio that holds it, if that is resident.
     fn zero_tail(&self, len_bytes: u64) {
-        let folio_bytes = self.folio_bytes();
-        let in_folio = len_bytes & (folio_bytes - 1);
-        if in_folio == 0 {
+        let unit_end = len_bytes.next_multiple_of(self.folio_bytes());
+        let inode = &self.handle.inode;
+        if len_bytes == unit_end {
             return;
         }
-        let inode = &self.handle.inode;
         let folios = &inode.memory.folios;
         let found = inode.mapping.get_folio(folios, len_bytes >> PAGE_SHIFT, &mut 0);
         let Lookup::Folio(folio) = found else { return };
         let lock = folio.lock();
-        if lock.owner() != inode.address() || !lock.flags.get(Flag::Uptodate) {
-            return;
+        if lock.owner() == inode.address() {
+            let folio_end = (lock.index() + lock.pages()) * PAGE_BYTES;
+            inode.zero_in_place(&folio, &lock, len_bytes..folio_end);
         }
-        let first = lock.index() + (in_folio / PAGE_BYTES);
-        let _window = inode.mapping.open_window(&lock, first..lock.index() + lock.pages());
-        inode.zero_folio_from(&folio, &lock, in_folio);
     }
 }

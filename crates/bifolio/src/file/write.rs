@@ -8,7 +8,8 @@
 #![allow(unsafe_code)]
 
 use super::File;
-use super::fill::{Intent, Locked};
+use super::access::Access;
+use super::fill::Locked;
 use crate::error::Result;
 use crate::mapping::{PAGE_BYTES, PAGE_SHIFT};
 use crate::stats::Counter;
@@ -88,8 +89,8 @@ impl File {
         let inode = &self.handle.inode;
         let mapping = &inode.mapping;
         let end = position + bytes.len() as u64;
-        let intent = self.intent(position, end);
-        let locked = self.handle.lock_folio(position >> PAGE_SHIFT, intent)?;
+        let access = Access::Write { whole: self.replaces_all(position, end) };
+        let locked = self.handle.lock_folio(position >> PAGE_SHIFT, access)?;
         // Looked at under the folio lock: a cut of the file takes the folio's lock, or its place.
         if end > mapping.len_bytes() && !may_grow {
             self.settle(&locked);
@@ -102,16 +103,15 @@ impl File {
         Ok(Ok(()))
     }
 
-    /// Whether the write replaces all that the file has in its folio.
-    fn intent(&self, position: u64, end: u64) -> Intent {
+    /// Whether the write replaces all that the file has in its unit.
+    fn replaces_all(&self, position: u64, end: u64) -> bool {
         let inode = &self.handle.inode;
         let folio_bytes = self.folio_bytes();
         let folio_start = position & !(folio_bytes - 1);
         let folio_end = folio_start + folio_bytes;
         let on_backing = folio_start + inode.bytes_on_backing(folio_start, folio_bytes);
         let content_end = inode.mapping.len_bytes().min(folio_end).max(on_backing);
-        let replaces_all = position == folio_start && end >= content_end;
-        if replaces_all { Intent::Overwrite } else { Intent::Read }
+        position == folio_start && end >= content_end
     }
 
     fn copy_into(&self, locked: &Locked<'_>, bytes: &[u8], position: u64) {
@@ -137,10 +137,8 @@ impl File {
 
     /// A folio that was to be overwritten and is not: nobody may see what its frame held before.
     fn settle(&self, locked: &Locked<'_>) {
-        if !locked.is_uptodate() {
-            let mapping = &self.handle.inode.mapping;
-            let folios = &self.handle.inode.memory.folios;
-            drop(mapping.remove(&locked.folio, &locked.lock, folios));
+        if !locked.is_uptodate() && !locked.was_resident {
+            drop(self.handle.inode.remove_unfilled(&locked.folio, &locked.lock));
         }
     }
 }

@@ -91,6 +91,16 @@ impl Folio {
         locked.owner.store(0, Ordering::Relaxed);
     }
 
+    /// The spill slot of a folio that is not dirty; 0 is none (rule 4).
+    pub(crate) fn slot(&self) -> u32 {
+        self.dirtied.load(Ordering::Relaxed) as u32
+    }
+
+    /// Sets what [`Self::slot`] tells (rule 4).
+    pub(crate) fn set_slot(&self, slot: u32) {
+        self.dirtied.store(u64::from(slot), Ordering::Relaxed);
+    }
+
     /// The Entry version last used with this frame (rule 6).
     pub(crate) fn version(&self) -> u32 {
         self.version.load(Ordering::Relaxed)

@@ -26,6 +26,8 @@ pub(crate) enum Flag {
     Workingset = 1 << 6,
     /// Read ahead of need, and not used since.
     Readahead = 1 << 7,
+    /// Reserved by `allocate` and never written: reads as zeros, whatever its frame holds.
+    Allocated = 1 << 8,
 }
 
 /// See the head of the file.

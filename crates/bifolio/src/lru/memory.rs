@@ -21,6 +21,8 @@ pub(crate) struct Memory {
     pub(crate) counters: Counters,
     /// Pages that are dirty, and pages being written out: one that is both counts twice.
     pub(crate) dirty_pages: AtomicU64,
+    /// The same of memory files, which have no backing: pages that are nowhere else.
+    pub(crate) unspilled_pages: AtomicU64,
 }
 
 impl Memory {
@@ -35,6 +37,7 @@ impl Memory {
             lru,
             counters: Counters::new(),
             dirty_pages: AtomicU64::new(0),
+            unspilled_pages: AtomicU64::new(0),
         })
     }
 

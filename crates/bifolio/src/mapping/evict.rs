@@ -30,13 +30,13 @@ pub(crate) enum EvictError<'a> {
 impl Mapping {
     /// Evicts a folio: the caller's reference and the table's must be all there are.
     ///
-    /// Leaves `shadow` in the head Entry. On success the folio belongs to the caller, frozen; it
-    /// must be unlocked and freed.
+    /// Leaves `leave(page)` in the Entry of each unit's first page, `page` counted from the folio's
+    /// first. On success the folio belongs to the caller, frozen; it must be unlocked and freed.
     pub(crate) fn evict<'a>(
         &self,
         folio: FolioRef<'a>,
         locked: &LockedFolio<'_>,
-        shadow: Entry,
+        leave: impl Fn(u64) -> Entry,
     ) -> Result<Frozen<'a>, EvictError<'a>> {
         self.clear_ready(locked);
         let frozen = match folio.try_freeze(1) {
@@ -51,11 +51,11 @@ impl Mapping {
             self.restore_ready(locked);
             return Err(EvictError::Dirty(folio));
         }
-        self.unlink(frozen.folios(), locked, shadow);
+        self.unlink(frozen.folios(), locked, leave);
         Ok(frozen)
     }
 
-    /// Takes a folio out of the table whatever it holds: its bytes are no longer wanted.
+    /// Takes a folio out of the table whatever it holds, and leaves what [`Self::evict`] would.
     ///
     /// Who still holds a reference keeps the memory, not the place. Returns the table's reference.
     pub(crate) fn remove<'a>(
@@ -63,24 +63,47 @@ impl Mapping {
         folio: &FolioRef<'a>,
         locked: &LockedFolio<'_>,
         folios: &'a crate::folio::Folios,
+        leave: impl Fn(u64) -> Entry,
     ) -> FolioRef<'a> {
         self.clear_ready(locked);
-        self.unlink(folios, locked, Entry::HOLE);
+        self.unlink(folios, locked, leave);
         folios.adopt(folio.id())
     }
 
-    /// E4: the head Entry last (MAPPING-2).
-    fn unlink(&self, folios: &crate::folio::Folios, locked: &LockedFolio<'_>, head: Entry) {
+    /// Takes the value `seen` from the Entry of a unit's first page, and leaves a hole.
+    ///
+    /// `true`: it still stood there, and what it names belongs to the caller now, nobody else: not
+    /// to whoever fills the unit (I1) or takes it at the same time.
+    #[allow(dead_code, reason = "for memory files")]
+    pub(crate) fn take_value(&self, index: u64, seen: Entry) -> bool {
+        debug_assert!(seen.as_value().is_some() && self.head_index(index) == index);
+        // Acquire: pairs with the Release in `unlink`: we see what the evictor did to what the
+        // value names. A hole publishes nothing; an insertion over it still follows `unlink`,
+        // because a read-modify-write continues the release sequence. On failure, Relaxed: the
+        // value is somebody else's.
+        let exchange = (Ordering::Acquire, Ordering::Relaxed);
+        let word = self.table.word(index);
+        word.compare_exchange(seen.0, Entry::HOLE.0, exchange.0, exchange.1).is_ok()
+    }
+
+    /// E4: the head Entry of each unit after the others, that of the folio last (MAPPING-2).
+    fn unlink(
+        &self,
+        folios: &crate::folio::Folios,
+        locked: &LockedFolio<'_>,
+        leave: impl Fn(u64) -> Entry,
+    ) {
         let pages = self.pages_of(locked);
         self.save_versions(folios, pages.clone());
-        for index in pages.start + 1..pages.end {
-            self.table.store(index, Entry::HOLE, Ordering::Relaxed);
-        }
-        Folio::clear_owner(locked);
         let frame = self.table.load(pages.start, Ordering::Relaxed).frame();
-        // Release: pairs with the Acquire in `get_folio`: who sees the folio gone from its head
-        // sees it gone from its other pages.
-        self.table.store(pages.start, head, Ordering::Release);
+        Folio::clear_owner(locked);
+        for index in pages.clone().rev() {
+            let is_head = self.head_index(index) == index;
+            let left = if is_head { leave(index - pages.start) } else { Entry::HOLE };
+            // Release: pairs with the Acquire in `get_folio`: who sees the folio gone from a head
+            // sees it gone from the other pages of the unit.
+            self.table.store(index, left, Ordering::Release);
+        }
         // Relaxed: the count is looked at by whoever emptied the table itself, under locks.
         let resident = self.resident.fetch_sub(1, Ordering::Relaxed) - 1;
         let published = &self.hot.predicted_distance;

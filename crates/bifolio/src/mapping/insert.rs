@@ -1,7 +1,7 @@
 //! Putting a new folio into the table, and declaring it READY (I1-I3 of `mapping/mod.rs`).
 
 use super::{Entry, Mapping};
-use crate::folio::{Flag, FolioId, FolioRef, Folios, LockedFolio};
+use crate::folio::{Flag, Folio, FolioId, FolioRef, Folios, LockedFolio};
 use crate::sync::{Ordering, fence};
 
 /// Somebody else's folio stands at the index already: use that one.
@@ -11,8 +11,19 @@ pub(crate) struct InsertError;
 impl Mapping {
     /// Puts `folio`, locked and not yet uptodate, at its index if `expected` still stands there.
     ///
-    /// `table_reference` becomes the table's own reference. On failure nothing has changed and
-    /// that reference is put.
+    /// `table_reference` becomes the table's own reference. On failure that reference is put and
+    /// the folio is nobody's; nothing else has changed.
+    ///
+    /// Race (why the loser has no owner once its lock is free):
+    ///
+    /// ```text
+    ///   filler: loses, unlocks            |
+    ///                                     |  evacuation of its chunk: gets a reference, locks
+    ///                                     |  it, sees the owner, freezes the two references
+    ///                                     |  there are, stores a shadow at the index
+    ///   filler: puts a reference that     |
+    ///     went into the freeze            |  [the winner's folio lost its place in the table]
+    /// ```
     pub(crate) fn insert(
         &self,
         folios: &Folios,
@@ -21,6 +32,7 @@ impl Mapping {
         expected: Entry,
     ) -> Result<(), InsertError> {
         debug_assert!(!expected.is_folio());
+        debug_assert_eq!(folio.order(), self.order, "insertion is of units (MAPPING-2)");
         let first = table_reference.id();
         let entry_of = |page: u64| {
             let frame = first.0 + page as u32;
@@ -34,8 +46,10 @@ impl Mapping {
         // caller looks up again.
         let exchange = (Ordering::AcqRel, Ordering::Relaxed);
         let word = self.table.word(head);
-        word.compare_exchange(expected.0, entry_of(0).0, exchange.0, exchange.1)
-            .map_err(|_| InsertError)?;
+        if word.compare_exchange(expected.0, entry_of(0).0, exchange.0, exchange.1).is_err() {
+            Folio::clear_owner(folio);
+            return Err(InsertError);
+        }
         for page in 1..folio.pages() {
             // Release: pairs with the Acquire in `try_get_named` and `recheck`, as for the head.
             self.table.store(head + page, entry_of(page), Ordering::Release);
@@ -53,6 +67,7 @@ impl Mapping {
     /// The folio is filled: readers may use it (I3).
     pub(crate) fn mark_uptodate(&self, folio: &LockedFolio<'_>) {
         folio.flags.set(Flag::Uptodate);
+        folio.flags.clear(Flag::Allocated);
         self.set_ready(folio);
     }
 

@@ -46,7 +46,8 @@
 //! - MAPPING-1: Entries of a folio change only under its lock (a hole or value only by I1). The one
 //!   exception is the REFERENCED mark, which readers set and reclaim clears by CAS on the exact
 //!   word: such a CAS can only hit a word that still stands.
-//! - MAPPING-2: the head Entry (first page of a folio's natural run) is the authority; those of
+//! - MAPPING-2: a file's table is made of units, the size of the folios that are inserted; a folio
+//!   fills one of them, or several. The head Entry (a unit's first page) is the authority; those of
 //!   the other pages may lag behind it while a folio is inserted or evicted, but never name a
 //!   folio that the head did not name first, and are gone before the head is.
 //! - MAPPING-3: L2 got a reference before L3 saw the Entry name the folio, and a folio leaves its
@@ -62,6 +63,8 @@
 //! wakes before the next one. At 50 ns a write that is a sleep of 0.84 s inside one short copy,
 //! hitting one word in sixteen million; no test or run has come near.
 
+mod bitmap;
+mod collapse;
 mod entry;
 mod evict;
 mod insert;
@@ -71,6 +74,8 @@ mod prediction;
 mod table;
 mod window;
 
+#[allow(unused_imports, reason = "for memory files")]
+pub(crate) use collapse::Part;
 pub(crate) use entry::{Entry, VALUE_MAX};
 pub(crate) use evict::EvictError;
 pub(crate) use lookup::{Lookup, recheck};
@@ -93,7 +98,7 @@ pub(crate) const PAGE_BYTES: u64 = 1 << PAGE_SHIFT;
 #[derive(Debug)]
 pub(crate) struct Mapping {
     table: Table,
-    /// log2 of the pages of each folio of this file.
+    /// log2 of the pages of a unit: of each folio that is inserted.
     order: u8,
     hot: Hot,
     /// Folios in the table now.
@@ -148,13 +153,13 @@ impl Mapping {
         })
     }
 
-    /// log2 of the pages of a folio.
+    /// log2 of the pages of a unit.
     #[inline(always)]
     pub(crate) fn order(&self) -> u8 {
         self.order
     }
 
-    /// Bytes of a folio.
+    /// Bytes of a unit.
     #[inline(always)]
     pub(crate) fn folio_bytes(&self) -> u64 {
         PAGE_BYTES << self.order
@@ -188,7 +193,7 @@ impl Mapping {
         &self.table
     }
 
-    /// First page index of the folio that holds page `index`.
+    /// First page index of the unit that holds page `index`.
     #[inline(always)]
     pub(crate) fn head_index(&self, index: u64) -> u64 {
         index >> self.order << self.order

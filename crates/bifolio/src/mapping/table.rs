@@ -2,12 +2,15 @@
 //!
 //! Loads are wait-free and never fail; the array never moves, because readers follow its address
 //! without a lock. What was touched is charged against the memory bound by whoever inserts
-//! ([`Table::is_charged`]), a table page (512 Entries, 2 MiB of file) at a time.
+//! ([`Table::is_charged`]), a table page (512 Entries, 2 MiB of file) at a time. A table may be for
+//! far more than will ever be touched: walks look only at what is charged, and cost nothing for
+//! the rest. (The bitmap that tells is not charged itself; a page of it stands for 64 GiB of file.)
 //!
 //! # Safety
 //! Vouches that its words are valid when zero, as reserved memory is.
 #![allow(unsafe_code)]
 
+use super::bitmap::Bitmap;
 use super::entry::Entry;
 use crate::sync::{AtomicU64, Ordering, store_owned};
 use crate::sys::array::{ReservedArray, ZeroValid};
@@ -17,9 +20,10 @@ const ENTRIES_PER_TABLE_PAGE: u64 = 512;
 /// What a page of the table costs, bytes.
 pub(crate) const TABLE_PAGE_BYTES: u64 = 4096;
 
+/// One word of reserved memory.
 #[derive(Debug, Default)]
 #[repr(transparent)]
-struct Word(AtomicU64);
+pub(super) struct Word(pub(super) AtomicU64);
 
 // SAFETY: an atomic word is valid when zero and needs no dropping.
 unsafe impl ZeroValid for Word {}
@@ -29,17 +33,19 @@ unsafe impl ZeroValid for Word {}
 pub(crate) struct Table {
     entries: ReservedArray<Word>,
     /// One bit for each table page that has been charged.
-    charged: ReservedArray<Word>,
+    charged: Bitmap,
+    /// How many that are.
+    charged_pages: AtomicU64,
 }
 
 impl Table {
     /// Reserves a table for `pages` pages.
     pub(crate) fn new(pages: u64) -> std::io::Result<Self> {
-        let pages = usize::try_from(pages).map_err(|_| std::io::ErrorKind::OutOfMemory)?;
-        let table_pages = pages.div_ceil(ENTRIES_PER_TABLE_PAGE as usize);
+        let entries = usize::try_from(pages).map_err(|_| std::io::ErrorKind::OutOfMemory)?;
         Ok(Self {
-            entries: ReservedArray::new(pages)?,
-            charged: ReservedArray::new(table_pages.div_ceil(64))?,
+            entries: ReservedArray::new(entries)?,
+            charged: Bitmap::new(pages.div_ceil(ENTRIES_PER_TABLE_PAGE))?,
+            charged_pages: AtomicU64::new(0),
         })
     }
 
@@ -97,40 +103,120 @@ impl Table {
 
     /// Whether the table page of `index` has been charged against the bound.
     pub(crate) fn is_charged(&self, index: u64) -> bool {
-        let (word, bit) = self.charge_bit(index);
-        word.load(Ordering::Relaxed) & bit != 0
+        self.charged.is_set(index / ENTRIES_PER_TABLE_PAGE)
     }
 
     /// Notes that the table page of `index` has been charged; `false` if somebody else had done so.
     pub(crate) fn set_charged(&self, index: u64) -> bool {
-        let (word, bit) = self.charge_bit(index);
-        word.fetch_or(bit, Ordering::Relaxed) & bit == 0
+        let fresh = self.charged.set(index / ENTRIES_PER_TABLE_PAGE);
+        if fresh {
+            self.charged_pages.fetch_add(1, Ordering::Relaxed);
+        }
+        fresh
     }
 
     /// What has been charged for this table, bytes.
     pub(crate) fn charged_bytes(&self) -> u64 {
-        let words = (0..self.charged.len()).map(|i| self.charged.get(i));
-        let pages: u32 = words.map(|word| word.0.load(Ordering::Relaxed).count_ones()).sum();
-        u64::from(pages) * TABLE_PAGE_BYTES
+        self.charged_pages.load(Ordering::Relaxed) * TABLE_PAGE_BYTES
     }
 
     /// The first page from `index` on whose Entry names a folio; skips what was never charged.
     pub(crate) fn next_folio(&self, index: u64) -> Option<u64> {
-        let mut index = index;
-        while index < self.pages() {
-            if !self.is_charged(index) {
-                index = (index / ENTRIES_PER_TABLE_PAGE + 1) * ENTRIES_PER_TABLE_PAGE;
-            } else if self.load(index, Ordering::Relaxed).is_folio() {
-                return Some(index);
-            } else {
-                index += 1;
-            }
-        }
-        None
+        self.next(index, Entry::is_folio)
     }
 
-    fn charge_bit(&self, index: u64) -> (&AtomicU64, u64) {
-        let table_page = index / ENTRIES_PER_TABLE_PAGE;
-        (&self.charged.get((table_page / 64) as usize).0, 1 << (table_page % 64))
+    /// The first page from `index` on whose Entry is not a hole; skips what was never charged.
+    #[allow(dead_code, reason = "for memory files")]
+    pub(crate) fn next_occupied(&self, index: u64) -> Option<u64> {
+        self.next(index, |entry| entry != Entry::HOLE)
+    }
+
+    /// Looks at the Entries of charged table pages only: it touches no others.
+    fn next(&self, index: u64, is_wanted: impl Fn(Entry) -> bool) -> Option<u64> {
+        let mut index = index;
+        loop {
+            let table_page = self.charged.next(index / ENTRIES_PER_TABLE_PAGE)?;
+            let first = table_page * ENTRIES_PER_TABLE_PAGE;
+            let next_first = first + ENTRIES_PER_TABLE_PAGE;
+            let mut pages = index.max(first)..next_first.min(self.pages());
+            if let Some(found) = pages.find(|page| is_wanted(self.load(*page, Ordering::Relaxed))) {
+                return Some(found);
+            }
+            index = next_first;
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    /// Pages of a file of 2^50 bytes.
+    const PAGES_HUGE: u64 = 1 << 38;
+
+    /// A table with these Entries, its pages charged.
+    fn table_with(pages: u64, entries: &[(u64, Entry)]) -> Table {
+        let table = Table::new(pages).unwrap();
+        for (index, entry) in entries {
+            table.set_charged(*index);
+            table.store(*index, *entry, Ordering::Relaxed);
+        }
+        table
+    }
+
+    /// Minor faults of this thread so far.
+    fn faults() -> u64 {
+        let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap();
+        // The command, in brackets, may hold anything; the tenth field is the eighth behind it.
+        let (_, fields) = stat.rsplit_once(") ").unwrap();
+        fields.split(' ').nth(7).unwrap().parse().unwrap()
+    }
+
+    #[test]
+    fn walks_find_folios_and_values_in_small_and_huge_tables() {
+        let (folio, value) = (Entry::folio(3, 0, 0), Entry::value(5));
+        for pages in [511, 512, 513, 1500, 70_000, PAGES_HUGE + 1] {
+            let last = pages - 1;
+            let table = table_with(pages, &[(0, value), (last / 2, value), (last, folio)]);
+            assert_eq!(table.next_folio(0), Some(last));
+            assert_eq!(table.next_folio(pages), None);
+            assert_eq!(table.next_occupied(0), Some(0));
+            assert_eq!(table.next_occupied(1), Some(last / 2));
+            assert_eq!(table.next_occupied(last / 2 + 1), Some(last));
+            assert_eq!(table.next_occupied(pages), None);
+        }
+    }
+
+    #[test]
+    fn a_walk_passes_charged_pages_that_hold_nothing() {
+        let table = table_with(PAGES_HUGE, &[(PAGES_HUGE - 1, Entry::value(5))]);
+        for index in [0, 600, 1 << 20, 1 << 37] {
+            assert!(table.set_charged(index));
+        }
+        assert_eq!(table.next_occupied(0), Some(PAGES_HUGE - 1));
+        assert_eq!(table.next_folio(0), None);
+    }
+
+    #[test]
+    fn charges_are_counted_once() {
+        let table = Table::new(PAGES_HUGE).unwrap();
+        assert!(table.set_charged(0) && !table.set_charged(511) && table.set_charged(512));
+        assert!(table.set_charged(PAGES_HUGE - 1) && !table.is_charged(1 << 20));
+        assert_eq!(table.charged_bytes(), 3 * TABLE_PAGE_BYTES);
+    }
+
+    #[test]
+    fn a_walk_over_a_huge_file_touches_next_to_nothing() {
+        let folio = Entry::folio(3, 0, 0);
+        let places = [7, 1 << 30, (1 << 37) + 12_345, PAGES_HUGE - 1];
+        let table = table_with(PAGES_HUGE, &places.map(|index| (index, folio)));
+        let before = faults();
+        let first = table.next_folio(0);
+        let found = std::iter::successors(first, |index| table.next_folio(index + 1));
+        assert_eq!(found.collect::<Vec<_>>(), places);
+        assert_eq!(table.charged_bytes(), 4 * TABLE_PAGE_BYTES);
+        // Of the bitmap's words alone, without the levels above, it would be 16384.
+        let faults = faults() - before;
+        assert!(faults < 64, "{faults} pages touched");
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{Reclaim, Turn};
 use crate::folio::{Flag, FolioRef, LockedFolio};
-use crate::mapping::{Entry, EvictError};
+use crate::mapping::EvictError;
 use crate::stats::Counter;
 use crate::writeback::Inode;
 
@@ -124,7 +124,8 @@ impl Reclaim {
     ) -> (Verdict, Option<FolioRef<'a>>) {
         let workingset = locked.flags.get(Flag::Workingset) || locked.flags.get(Flag::Active);
         let shadow = self.memory.lru.make_shadow(locked.pages(), workingset);
-        match inode.mapping.evict(folio, &locked, Entry::value(shadow.0)) {
+        let left = |page| inode.left_by_eviction(&locked, shadow, page);
+        match inode.mapping.evict(folio, &locked, left) {
             Ok(frozen) => {
                 let unused = locked.flags.get(Flag::Readahead);
                 self.memory.counters.add(Counter::PgSteal, 1);

@@ -17,6 +17,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
+use arrayvec::ArrayVec;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags};
 
 /// The magic number of tmpfs in `statfs`.
@@ -221,6 +222,38 @@ pub(crate) unsafe fn write_vectored_at(
     let count = libc::c_int::try_from(count).unwrap_or(libc::c_int::MAX);
     // SAFETY: the kernel reads `count` entries and the memory they name: the caller's contract.
     let count = unsafe { libc::pwritev64(file.as_raw_fd(), sources, count, position) };
+    usize::try_from(count).map_err(|_| io::Error::last_os_error())
+}
+
+/// Pieces of memory, one behind the other, as a vectored call takes them.
+#[derive(Debug, Default)]
+pub(crate) struct Row<const PIECES: usize>(ArrayVec<libc::iovec, PIECES>);
+
+impl<const PIECES: usize> Row<PIECES> {
+    /// Adds a piece, joined to the last one if it follows that; `false` if there is no room.
+    pub(crate) fn push(&mut self, start: *const u8, length_bytes: usize) -> bool {
+        if let Some(last) = self.0.last_mut()
+            && last.iov_base.cast_const().cast::<u8>().wrapping_add(last.iov_len) == start
+        {
+            last.iov_len += length_bytes;
+            return true;
+        }
+        let piece = libc::iovec { iov_base: start.cast_mut().cast(), iov_len: length_bytes };
+        self.0.try_push(piece).is_ok()
+    }
+}
+
+/// Writes a row at the position of `file` itself. Returns how many bytes it took.
+///
+/// # Safety
+/// Each piece must be readable during the call. Others may change it meanwhile.
+pub(crate) unsafe fn write_row<const PIECES: usize>(
+    file: BorrowedFd<'_>,
+    row: &Row<PIECES>,
+) -> io::Result<usize> {
+    // SAFETY: the kernel reads so many entries and the memory they name: the caller's contract.
+    let count =
+        unsafe { libc::writev(file.as_raw_fd(), row.0.as_ptr(), row.0.len() as libc::c_int) };
     usize::try_from(count).map_err(|_| io::Error::last_os_error())
 }
 

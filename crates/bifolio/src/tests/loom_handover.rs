@@ -32,7 +32,7 @@ fn end_fill(world: &World, id: FolioId, works: bool) {
         world.frame(id).store(7);
         world.mapping.mark_uptodate(&locked);
     } else {
-        let for_table = world.mapping.remove(&folio, &locked, &world.folios);
+        let for_table = world.mapping.remove(&folio, &locked, &world.folios, |_| Entry::HOLE);
         drop(locked);
         drop(for_table);
     }

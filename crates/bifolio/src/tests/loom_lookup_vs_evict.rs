@@ -182,7 +182,7 @@ fn loom_lookup_vs_evict_r13_no_dirty_folio_is_evicted() {
         });
         let folio = world.find(0).expect("resident");
         let locked = folio.lock();
-        let outcome = world.mapping.evict(folio, &locked, Entry::HOLE);
+        let outcome = world.mapping.evict(folio, &locked, |_| Entry::HOLE);
         let was_dirty = matches!(outcome, Err(EvictError::Dirty(_)));
         let evicted = match outcome {
             Ok(frozen) => {

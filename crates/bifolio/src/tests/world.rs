@@ -156,7 +156,7 @@ impl World {
     pub(super) fn evict(&self, index: u64) -> bool {
         let Some(folio) = self.find(index) else { return false };
         let locked = folio.lock();
-        let Ok(frozen) = self.mapping.evict(folio, &locked, shadow()) else { return false };
+        let Ok(frozen) = self.mapping.evict(folio, &locked, |_| shadow()) else { return false };
         drop(locked);
         frozen.free();
         true
@@ -166,7 +166,7 @@ impl World {
     pub(super) fn remove(&self, index: u64) {
         let Some(folio) = self.find(index) else { return };
         let locked = folio.lock();
-        let for_table = self.mapping.remove(&folio, &locked, &self.folios);
+        let for_table = self.mapping.remove(&folio, &locked, &self.folios, |_| Entry::HOLE);
         drop(locked);
         drop((for_table, folio));
     }

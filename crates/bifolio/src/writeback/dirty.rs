@@ -9,7 +9,7 @@
 
 use crate::folio::{Flag, Folio, FolioId, FolioRef, NO_FOLIO};
 use crate::lru::Memory;
-use crate::sync::{Condvar, Mutex, Ordering};
+use crate::sync::{AtomicU64, Condvar, Mutex, Ordering};
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -20,8 +20,10 @@ const TICKS_MAX: usize = 64;
 const TICKS_PER_AGE: u32 = 16;
 
 /// See the head of the file.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct DirtyList {
+    /// Which of the cache's pages are counted here: dirty ones, and those on their way.
+    counter: fn(&Memory) -> &AtomicU64,
     state: Mutex<State>,
     /// Signalled when an epoch empties.
     emptied: Condvar,
@@ -67,6 +69,16 @@ pub(super) struct Oldest<'a> {
 }
 
 impl DirtyList {
+    /// An empty list, whose pages are counted by `counter`, too.
+    pub(super) fn new(counter: fn(&Memory) -> &AtomicU64) -> Self {
+        Self {
+            counter,
+            state: Mutex::default(),
+            emptied: Condvar::default(),
+            flipping: Mutex::default(),
+        }
+    }
+
     /// Folios on the list.
     pub(super) fn len(&self) -> u64 {
         self.state.lock().folios
@@ -96,7 +108,7 @@ impl DirtyList {
 
     /// Sets DIRTY; the caller holds the folio lock.
     pub(super) fn mark(&self, memory: &Memory, id: FolioId) {
-        self.state.lock().mark(memory, id);
+        self.state.lock().mark(memory, id, (self.counter)(memory));
     }
 
     /// Clears DIRTY without a write-out: the bytes are no longer wanted. The folio is locked.
@@ -105,7 +117,7 @@ impl DirtyList {
         if memory.folio(id).flags.get(Flag::Dirty) {
             state.unmark(memory, id);
             let pages = memory.folio(id).pages();
-            memory.dirty_pages.fetch_sub(pages, Ordering::Relaxed);
+            (self.counter)(memory).fetch_sub(pages, Ordering::Relaxed);
         }
     }
 
@@ -129,10 +141,10 @@ impl DirtyList {
     pub(super) fn end(&self, memory: &Memory, id: FolioId, in_flight: InFlight, failed: bool) {
         let mut state = self.state.lock();
         if failed {
-            state.mark(memory, id);
+            state.mark(memory, id, (self.counter)(memory));
         }
         memory.folio(id).flags.end_writeback();
-        memory.dirty_pages.fetch_sub(memory.folio(id).pages(), Ordering::Relaxed);
+        (self.counter)(memory).fetch_sub(memory.folio(id).pages(), Ordering::Relaxed);
         state.in_flight[in_flight.epoch] -= 1;
         if state.in_flight[in_flight.epoch] == 0 {
             self.emptied.notify_all();
@@ -184,10 +196,10 @@ impl DirtyList {
 }
 
 impl State {
-    fn mark(&mut self, memory: &Memory, id: FolioId) {
+    fn mark(&mut self, memory: &Memory, id: FolioId, counter: &AtomicU64) {
         let folio = memory.folio(id);
         if folio.flags.set(Flag::Dirty) {
-            memory.dirty_pages.fetch_add(folio.pages(), Ordering::Relaxed);
+            counter.fetch_add(folio.pages(), Ordering::Relaxed);
             folio.dirtied.store(self.next, Ordering::Relaxed);
             self.next += 1;
             self.link(memory, id);

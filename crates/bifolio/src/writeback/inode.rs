@@ -9,15 +9,17 @@
 use super::dirty::DirtyList;
 use super::errors::{ErrorCursor, WriteErrors};
 use super::flusher::Flusher;
+use super::store::{DiskStore, MemoryStore, Store};
 use crate::folio::{Flag, FolioId, FolioRef, LockedFolio};
-use crate::io::{self, Backing, Engine, IoError, Operation, Pieces, Transfer};
+use crate::io::{Backing, DirectStatus, Engine, IoError, Operation, Pieces, Transfer};
 use crate::lru::Memory;
-use crate::mapping::{Lookup, Mapping, PAGE_BYTES};
+use crate::mapping::{Mapping, PAGE_BYTES};
 use crate::stats::Counter;
-use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, RwLock};
+use crate::sync::{Mutex, MutexGuard, RwLock};
 use crate::sys::copy;
+use std::ops::Range;
 use std::ptr::NonNull;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 /// What all files of a cache share.
 #[derive(Clone, Debug)]
@@ -34,14 +36,7 @@ pub(crate) struct Inode {
     pub(crate) memory: Arc<Memory>,
     pub(crate) engine: Arc<Engine>,
     pub(super) flusher: Arc<Flusher>,
-    /// What the file was first opened with.
-    opened: Arc<dyn Backing>,
-    /// The same, as the engine knows it.
-    reader: Arc<dyn Backing>,
-    /// Set by the first handle that may write.
-    pub(super) writer: OnceLock<Arc<dyn Backing>>,
-    /// Length of the backing as we made or found it: behind it there is nothing to read.
-    len_on_backing_bytes: AtomicU64,
+    pub(super) store: Store,
     pub(super) dirty: DirtyList,
     pub(super) errors: WriteErrors,
     /// Held by whoever changes the length.
@@ -61,21 +56,39 @@ impl Inode {
         len_bytes: u64,
         len_max_bytes: u64,
     ) -> std::io::Result<Self> {
-        Ok(Self {
-            mapping: Mapping::new(order, len_bytes, len_max_bytes)?,
+        let mapping = Mapping::new(order, len_bytes, len_max_bytes)?;
+        let store = DiskStore::new(&services.engine, backing, len_bytes);
+        Ok(Self::with_store(services, mapping, Store::Disk(store), len_max_bytes))
+    }
+
+    /// An empty file without a backing.
+    pub(crate) fn new_in_memory(
+        services: &Services,
+        store: MemoryStore,
+        order: u8,
+        len_max_bytes: u64,
+    ) -> std::io::Result<Self> {
+        let mapping = Mapping::new(order, 0, len_max_bytes)?;
+        Ok(Self::with_store(services, mapping, Store::Memory(store), len_max_bytes))
+    }
+
+    fn with_store(services: &Services, mapping: Mapping, store: Store, len_max_bytes: u64) -> Self {
+        let dirty = DirtyList::new(match store {
+            Store::Disk(_) => |memory| &memory.dirty_pages,
+            Store::Memory(_) => |memory| &memory.unspilled_pages,
+        });
+        Self {
+            mapping,
             memory: Arc::clone(&services.memory),
             engine: Arc::clone(&services.engine),
             flusher: Arc::clone(&services.flusher),
-            opened: Arc::clone(backing),
-            reader: services.engine.enroll(Arc::clone(backing)),
-            writer: OnceLock::new(),
-            len_on_backing_bytes: AtomicU64::new(len_bytes),
-            dirty: DirtyList::default(),
+            store,
+            dirty,
             errors: WriteErrors::default(),
             resizing: Mutex::new(()),
             cutting: RwLock::new(()),
             len_max_bytes,
-        })
+        }
     }
 
     /// The inode a locked folio belongs to; `None` once it has left its table.
@@ -97,24 +110,30 @@ impl Inode {
 
     /// The file's name, for messages.
     pub(crate) fn name(&self) -> String {
-        self.reader.describe()
+        match &self.store {
+            Store::Disk(disk) => disk.reader().describe(),
+            Store::Memory(memory) => memory.name().to_owned(),
+        }
     }
 
-    /// The backing that reads go to.
-    pub(crate) fn reader(&self) -> &dyn Backing {
-        &*self.reader
+    /// Whether the file has no backing: holes are zeros, and dirt is nobody's but reclaim's.
+    pub(crate) fn is_memory_file(&self) -> bool {
+        matches!(self.store, Store::Memory(_))
+    }
+
+    /// How transfers reach the storage.
+    pub(crate) fn direct(&self) -> DirectStatus {
+        match &self.store {
+            Store::Disk(disk) => disk.reader().direct(),
+            Store::Memory(_) => DirectStatus::Custom,
+        }
     }
 
     /// Lets writes go to `backing` from now on, unless they go somewhere already.
     pub(crate) fn allow_writes(&self, backing: &Arc<dyn Backing>) {
-        self.writer.get_or_init(|| {
-            let is_reader = Arc::ptr_eq(backing, &self.opened);
-            if is_reader {
-                Arc::clone(&self.reader)
-            } else {
-                self.engine.enroll(Arc::clone(backing))
-            }
-        });
+        if let Store::Disk(disk) = &self.store {
+            disk.allow_writes(&self.engine, backing);
+        }
     }
 
     /// Takes the lock that serialises changes of the length.
@@ -124,8 +143,10 @@ impl Inode {
 
     /// Bytes the backing has from `position_bytes` on, at most `length_bytes`.
     pub(crate) fn bytes_on_backing(&self, position_bytes: u64, length_bytes: u64) -> u64 {
-        let len = self.len_on_backing_bytes.load(Ordering::Relaxed);
-        len.saturating_sub(position_bytes).min(length_bytes)
+        match &self.store {
+            Store::Disk(disk) => disk.bytes_from(position_bytes, length_bytes),
+            Store::Memory(_) => 0,
+        }
     }
 
     /// A cursor for a new handle.
@@ -133,9 +154,9 @@ impl Inode {
         self.errors.sample()
     }
 
-    /// Whether there is anything that has not been written out.
+    /// Whether there is anything that is to be written to a backing.
     pub(crate) fn is_dirty(&self) -> bool {
-        self.dirty.len() > 0
+        !self.is_memory_file() && self.dirty.len() > 0
     }
 
     /// The folio's bytes are about to become newer than the device's. Waits for a write-out of it
@@ -146,12 +167,16 @@ impl Inode {
             locked.flags.wait_for_writeback();
         }
         self.dirty.mark(&self.memory, folio.id());
-        self.flusher.note_dirty(&self.memory);
+        if !self.is_memory_file() {
+            self.flusher.note_dirty(&self.memory);
+        }
     }
 
     /// Holds the caller, who writes, while too much is dirty. No folio lock is held.
     pub(crate) fn hold_writer(&self) {
-        self.flusher.hold_writer(&self.memory);
+        if !self.is_memory_file() {
+            self.flusher.hold_writer(&self.memory);
+        }
     }
 
     /// The transfer of consecutive whole folios from page `first` on, into their frames.
@@ -179,9 +204,10 @@ impl Inode {
             pieces.push(start, part as usize);
             left -= part;
         }
+        let Store::Disk(disk) = &self.store else { unreachable!("a memory file has no backing") };
         let backing = match operation {
-            Operation::Write => self.writer.get().unwrap_or(&self.reader),
-            _ => &self.reader,
+            Operation::Write => disk.writer().unwrap_or(disk.reader()),
+            _ => disk.reader(),
         };
         Transfer { backing: Arc::clone(backing), operation, position_bytes: position, pieces }
     }
@@ -193,15 +219,34 @@ impl Inode {
         locked: &LockedFolio<'_>,
         offset: u64,
     ) {
-        let length = (locked.pages() * PAGE_BYTES).saturating_sub(offset) as usize;
-        let target = self.memory.arena.address(folio.id()).wrapping_add(offset as usize);
-        // SAFETY: the rest of a frame whose lock the caller holds, so it is its only writer.
+        self.zero_folio(folio, locked, offset..locked.pages() * PAGE_BYTES);
+    }
+
+    /// Zeroes some of a locked folio's bytes, counted from its first, in memory.
+    pub(super) fn zero_folio(
+        &self,
+        folio: &FolioRef<'_>,
+        locked: &LockedFolio<'_>,
+        bytes: Range<u64>,
+    ) {
+        let end = bytes.end.min(locked.pages() * PAGE_BYTES);
+        let length = end.saturating_sub(bytes.start) as usize;
+        let target = self.memory.arena.address(folio.id()).wrapping_add(bytes.start as usize);
+        // SAFETY: part of a frame whose lock the caller holds, so it is its only writer.
         unsafe { copy::zero(target, length) };
+    }
+
+    /// Makes a locked folio of zeros uptodate.
+    pub(crate) fn fill_with_zeros(&self, folio: &FolioRef<'_>, locked: &LockedFolio<'_>) {
+        self.zero_folio_from(folio, locked, 0);
+        self.mapping.mark_uptodate(locked);
     }
 
     /// The backing is at least `end_bytes` long now.
     pub(super) fn note_written(&self, end_bytes: u64) {
-        self.len_on_backing_bytes.fetch_max(end_bytes, Ordering::Relaxed);
+        if let Store::Disk(disk) = &self.store {
+            disk.note_written(end_bytes);
+        }
     }
 
     /// Cuts the file and its backing. If the backing refuses, the old length stands again, and
@@ -225,45 +270,9 @@ impl Inode {
     }
 
     fn set_len_on_backing(&self, len_bytes: u64) -> std::result::Result<(), IoError> {
-        let writer = self.writer.get().unwrap_or(&self.reader);
-        io::set_len(&**writer, len_bytes)?;
-        self.len_on_backing_bytes.store(len_bytes, Ordering::Relaxed);
-        Ok(())
-    }
-
-    /// Drops every folio from byte `position_bytes` (a multiple of the folio) on, dirty or not.
-    ///
-    /// Nobody may be inserting there: the length has been set, or there is no handle left.
-    pub(crate) fn remove_folios_from(&self, position_bytes: u64) {
-        self.remove_folios(position_bytes / PAGE_BYTES, |_| true);
-    }
-
-    /// Drops every folio that is clean. Writers may be at work: what they have changed stays.
-    pub(crate) fn remove_clean_folios(&self) {
-        self.remove_folios(0, |locked| !locked.flags.get(Flag::Dirty));
-    }
-
-    fn remove_folios(&self, first: u64, is_unwanted: impl Fn(&LockedFolio<'_>) -> bool) {
-        let mut index = first;
-        while let Some(found) = self.mapping.table().next_folio(index) {
-            index = found;
-            let folios = &self.memory.folios;
-            let Lookup::Folio(folio) = self.mapping.get_folio(folios, index, &mut 0) else {
-                continue;
-            };
-            let locked = folio.lock();
-            if locked.owner() != self.address() {
-                continue;
-            }
-            locked.flags.wait_for_writeback();
-            if !is_unwanted(&locked) {
-                index = locked.index() + locked.pages();
-                continue;
-            }
-            self.dirty.forget(&self.memory, folio.id());
-            let table_reference = self.mapping.remove(&folio, &locked, folios);
-            drop(locked);
-            drop(table_reference);
+        match &self.store {
+            Store::Disk(disk) => disk.set_len(len_bytes),
+            Store::Memory(_) => Ok(()),
         }
     }
 }

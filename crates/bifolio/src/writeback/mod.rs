@@ -42,14 +42,18 @@
 //! Lock order: folio lock, then the cut's, then the dirty list's lock; with the cut's lock shared,
 //! as write-outs have it, folio locks are only tried.
 
+mod absent;
 mod batch;
 mod dirty;
 mod errors;
 mod flusher;
 mod inode;
+mod remove;
+mod store;
 mod sync;
 mod throttle;
 
 pub(crate) use errors::ErrorCursor;
 pub(crate) use flusher::{Flusher, FlusherSettings, FlusherThread};
 pub(crate) use inode::{Inode, Services};
+pub(crate) use store::MemoryStore;

@@ -3,6 +3,7 @@
 use super::batch::{ALL_PAGES, Added, WriteBatch, Written};
 use super::errors::ErrorCursor;
 use super::inode::Inode;
+use super::store::Store;
 use crate::error::{ErrorKind, Result};
 use crate::folio::{Flag, FolioRef};
 use crate::io;
@@ -147,7 +148,8 @@ impl Inode {
         range: Option<Range<u64>>,
         metadata: bool,
     ) -> Result<()> {
-        let Some(writer) = self.writer.get() else { return Ok(()) };
+        let Store::Disk(disk) = &self.store else { return Ok(()) };
+        let Some(writer) = disk.writer() else { return Ok(()) };
         let errors_before = self.errors.count();
         match range {
             None => self.write_out_all(),

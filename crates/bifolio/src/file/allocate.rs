@@ -1,0 +1,85 @@
+//! Allocation in memory files: room that is there when it is needed.
+
+use super::File;
+use super::access::Access;
+use crate::error::Result;
+use crate::folio::Flag;
+use crate::mapping::{Lookup, PAGE_BYTES, PAGE_SHIFT};
+use std::ops::Range;
+
+impl File {
+    /// Reserves memory for `range` of a memory file: what is a hole there gets folios, which read
+    /// as zeros until they are written, and later writes there need no more memory. The file is at
+    /// least `range.end` long afterwards, as after `posix_fallocate`. With a spill, what is
+    /// reserved may be spilled like what is written.
+    ///
+    /// Blocks for memory.
+    ///
+    /// # Errors
+    /// Not a memory file; the bound leaves no room: then the file is as it was; a handle not opened
+    /// for writing; a length beyond what the file was made for.
+    pub fn allocate(&self, range: Range<u64>) -> Result<()> {
+        let handle = &self.handle;
+        handle.check_writable()?;
+        handle.check_memory_file("allocate")?;
+        let end = handle.range_end(range.start, range.end.saturating_sub(range.start))?;
+        handle.check_len(end)?;
+        let inode = &handle.inode;
+        let _resizing = inode.lock_resizing();
+        let mut allocated = Vec::new();
+        let outcome = self.allocate_pages(pages_of(&range), &mut allocated);
+        if outcome.is_err() {
+            allocated.into_iter().for_each(|pages| self.take_back(pages));
+        } else if end > inode.mapping.len_bytes() && !range.is_empty() {
+            inode.mapping.set_len_bytes(end);
+        }
+        outcome
+    }
+
+    /// Allocates what is a hole of `pages`; notes in `allocated`, run by run, what it was.
+    fn allocate_pages(&self, pages: Range<u64>, allocated: &mut Vec<Range<u64>>) -> Result<()> {
+        let mut index = pages.start;
+        while index < pages.end {
+            let unit_end = self.handle.end_of_folio(index);
+            if self.allocate_unit(index)? {
+                match allocated.last_mut() {
+                    Some(last) if last.end == index => last.end = unit_end,
+                    _ => allocated.push(index..unit_end),
+                }
+            }
+            index = unit_end;
+        }
+        Ok(())
+    }
+
+    /// Whether the unit that holds page `index` was a hole.
+    fn allocate_unit(&self, index: u64) -> Result<bool> {
+        let inode = &self.handle.inode;
+        let head = inode.mapping.head_index(index);
+        let seen = inode.mapping.table().load(head, crate::sync::Ordering::Relaxed);
+        if inode.is_absent(seen) {
+            // In the spill: it has its room there.
+            return Ok(false);
+        }
+        let locked = self.handle.lock_folio(index, Access::Falloc)?;
+        Ok(!locked.was_resident && locked.lock.flags.get(Flag::Allocated))
+    }
+
+    /// Makes holes again of what is allocated and was not used or promised meanwhile.
+    fn take_back(&self, pages: Range<u64>) {
+        let inode = &self.handle.inode;
+        for index in pages.step_by(1 << inode.mapping.order()) {
+            let found = inode.mapping.get_folio(&inode.memory.folios, index, &mut 0);
+            let Lookup::Folio(folio) = found else { continue };
+            let locked = folio.lock();
+            if locked.owner() == inode.address() && locked.flags.get(Flag::Allocated) {
+                drop(inode.remove_unwanted(&folio, &locked));
+            }
+        }
+    }
+}
+
+/// The pages that hold the bytes of `range`.
+fn pages_of(range: &Range<u64>) -> Range<u64> {
+    range.start >> PAGE_SHIFT..range.end.div_ceil(PAGE_BYTES)
+}

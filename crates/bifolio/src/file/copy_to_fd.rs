@@ -1,0 +1,129 @@
+//! From frames to a descriptor, without a copy in user space.
+//!
+//! The kernel takes the bytes out of the frames themselves (`writev`), while references keep the
+//! frames from being given to other pages; when the call returns it has taken them. `vmsplice` would
+//! spare a pipe or a socket that last copy too, but nobody tells when such bytes have left: until
+//! then the frames could not be reused, and a reader who never comes would keep them for ever.
+//!
+//! # Safety
+//! Hands addresses in frames to the kernel, which references keep readable.
+#![allow(unsafe_code)]
+
+use super::File;
+use super::access::Access;
+use super::read::ReadBatch;
+use crate::error::{ErrorKind, Result};
+use crate::mapping::{PAGE_BYTES, PAGE_SHIFT};
+use crate::sys::file::{self as sys_file, Row};
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd};
+
+/// What a hole looks like to the kernel.
+static ZEROS: [u8; 16 * PAGE_BYTES as usize] = [0; 16 * PAGE_BYTES as usize];
+/// The most pieces of one call.
+const PIECES_MAX: usize = 64;
+
+impl File {
+    /// Writes the bytes of `range`, as far as the file has them, to a descriptor at its own
+    /// position: a file, a pipe, a socket. The kernel takes them straight from the cache's memory;
+    /// no buffer in between. Answers how many it took: fewer than there are only if the descriptor
+    /// does not block and is full, or if an error came up on the way (the next call says which).
+    ///
+    /// Bytes that somebody writes at the same time may go out as a mixture of old and new, as with
+    /// `sendfile`. Blocks for I/O on both sides. As with any write, a pipe or socket that nobody
+    /// reads any more raises SIGPIPE, which Rust programs ignore from the start.
+    ///
+    /// # Errors
+    /// All that a read can fail with, and the descriptor's ([`ErrorKind::CopyToFd`]).
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use std::io::Read;
+    /// let cache = bifolio::Cache::builder().memory(4 << 20).build()?;
+    /// let scratch = cache.memory_file("scratch")?;
+    /// scratch.write_all_at(b"hello", 0)?;
+    /// let (mut reader, writer) = std::io::pipe()?;
+    /// assert_eq!(scratch.copy_to_fd(1..100, &writer)?, 4);
+    /// drop(writer);
+    /// let mut text = String::new();
+    /// reader.read_to_string(&mut text)?;
+    /// assert_eq!(text, "ello");
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn copy_to_fd(&self, range: Range<u64>, descriptor: impl AsFd) -> Result<u64> {
+        self.handle.check_readable()?;
+        self.handle.range_end(range.start, range.end.saturating_sub(range.start))?;
+        let mut at = range.start;
+        while at < range.end.min(self.len()) {
+            match self.copy_some(at..range.end.min(self.len()), descriptor.as_fd()) {
+                Ok(count) => at += count,
+                Err(error) if at == range.start => return Err(error),
+                // What was taken was taken; the caller finds the error where it stands.
+                Err(_) => break,
+            }
+        }
+        Ok(at - range.start)
+    }
+
+    /// Copies at least the first byte of `range`, which is not empty.
+    fn copy_some(&self, range: Range<u64>, descriptor: BorrowedFd<'_>) -> Result<u64> {
+        let mut held = None;
+        loop {
+            let batch = self.gather(range.start, range.end - range.start);
+            let end = range.end.min(batch.end * PAGE_BYTES);
+            if range.start < end {
+                let row = self.row_of(&batch, range.start..end);
+                // SAFETY: pieces of frames that the batch has references to, which stay mapped
+                // (FRAMES-2), or of ZEROS.
+                return match unsafe { sys_file::write_row(descriptor, &row) } {
+                    Ok(count) => Ok(count as u64),
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                    Err(source) => Err(self.not_taken(range, source)),
+                };
+            }
+            drop(batch);
+            drop(held.take());
+            let index = range.start >> PAGE_SHIFT;
+            self.handle.read_ahead_of_miss(index..range.end.div_ceil(PAGE_BYTES));
+            // The reference keeps it resident until the batch has its own.
+            held = self.handle.find_folio(index, Access::Read)?.map(|locked| locked.folio);
+        }
+    }
+
+    /// Where the bytes of `range` are, all of which `batch` has: frames it holds, and zeros between.
+    fn row_of(&self, batch: &ReadBatch<'_>, range: Range<u64>) -> Row<PIECES_MAX> {
+        let arena = &self.handle.inode.memory.arena;
+        let mut row = Row::default();
+        let mut folios = batch.folios.iter().peekable();
+        let mut at = range.start;
+        while at < range.end {
+            let folio = folios.next_if(|folio| folio.folio().index() * PAGE_BYTES <= at);
+            let (start, end) = match (folio, folios.peek()) {
+                (Some(folio), _) => {
+                    let first = folio.folio().index() * PAGE_BYTES;
+                    let start = arena.address(folio.id()).wrapping_add((at - first) as usize);
+                    (start.cast_const(), first + folio.folio().pages() * PAGE_BYTES)
+                }
+                (None, next) => {
+                    let hole_end = next.map_or(range.end, |next| next.folio().index() * PAGE_BYTES);
+                    (ZEROS.as_ptr(), hole_end.min(at + ZEROS.len() as u64))
+                }
+            };
+            let end = end.min(range.end);
+            if !row.push(start, (end - at) as usize) {
+                break;
+            }
+            at = end;
+        }
+        row
+    }
+
+    #[cold]
+    fn not_taken(&self, range: Range<u64>, source: io::Error) -> crate::error::Error {
+        let file = self.handle.inode.name();
+        let (position_bytes, length_bytes) = (range.start, range.end - range.start);
+        ErrorKind::CopyToFd { file, position_bytes, length_bytes, source }.into()
+    }
+}

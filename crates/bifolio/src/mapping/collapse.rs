@@ -1,0 +1,189 @@
+//! Collapse: a naturally aligned run of folios, each of a unit or several, becomes one folio (C1-C6).
+//!
+//! Called for memory files, whose folios may have different sizes. It knows nothing of dirt, slots
+//! or lists: its caller does (see [`Mapping::collapse`]).
+//!
+//! PROTOCOL. The old folios and the new one are locked by the collapse from before C1 to C6; the
+//! table and the collapse hold the only references to each old one, or C4 fails.
+//!
+//! ```text
+//!  COLLAPSE (here)                             OPTIMISTIC READ of a page of the run
+//!  C1 fence (Release)                          O1 the Entry names the old frame or the new one
+//!  C2 copy the bytes to the new frames         O2 copy its bytes: the same ones until C6
+//!  C3 save the versions of the old frames      O3, O4 as ever
+//!  C4 freeze every old folio (2); if one
+//!     cannot be: unfreeze them all, give up    LOOK UP (also: pins)
+//!  C5 new folio: owner, UPTODATE; store        L1, L2 the old folio, before C4: C4 fails
+//!     the Entries READY, the head of each         the old folio, after C4: frozen; wait, L1
+//!     unit first                                  the new folio, after C5: got it
+//!  C6 unlock the old ones, then the new
+//!     one; free the old ones                   WRITE, PUNCH, TRUNCATE, EVICT: look up, lock
+//!                                              X1 wait for the lock of an old folio, with a
+//!                                                 reference: C4 fails, then they get it as it was
+//!                                              X2 wait for the lock of the new one: they come
+//!                                                 after C6, and change that
+//! ```
+//!
+//! READY stays: all the while both frames of a page hold its bytes, and the one Entry says which
+//! is meant, so a read is of the old or of the new frame and the page never goes away. To clear it
+//! (as E1 does) would send readers to the folio lock, where each waits with a reference in its
+//! hand, and C4 would fail as long as anybody reads.
+//!
+//! Why each step, and why there (what would happen without):
+//! - The locks of the old folios until C5: a writer changes an old frame after C2 copied it, and
+//!   the write is lost. (So DIRTY and the bytes stand still, and C4 needs no test after it.)
+//! - C1 before C2: an optimistic reader of the last life of a new frame sees a copied byte and
+//!   still finds its own Entry. The fence pairs with O3, as that of `insert` does.
+//! - C3: the old frame comes back to the same page with the version it had: see `mod.rs`.
+//! - C4: a pinned folio's frame is freed under the pin, or stays and is no longer the file's.
+//! - C2 before C4: everybody who looks up waits, spinning, as long as a copy of 2 MiB takes. Once
+//!   frozen, only words are stored; all that can be prepared is prepared before.
+//! - C4 of all before C5 of any: there is no way back once an old folio has left its place.
+//! - C5 with the version of the new frame moved on: a reader that sleeps over an eviction of the new
+//!   folio and the next collapse into the same frames takes half of either.
+//! - C5 before C6: an eviction or a punch of the new folio leaves holes, and the collapse brings the
+//!   folio back over them. The frames of the old ones are reused while Entries name them.
+//!
+//! While C5 goes on, Entries of a unit's other pages may still name the old folio after the head
+//! names the new one (MAPPING-2 is about this): a lookup by such an Entry finds it frozen and goes to
+//! the head; an optimistic read gets bytes that are still right.
+
+use super::{Entry, Mapping};
+use crate::folio::{Flag, Folio, FolioId, FolioRef, Folios, Frozen, LockedFolio};
+use crate::sync::{Ordering, fence};
+
+/// References to a folio that nobody uses: the table's and the collapse's.
+const REFERENCES_UNUSED: u64 = 2;
+
+/// One of the folios that are to become one: its lock and a reference. The lock goes first.
+#[derive(Debug)]
+pub(crate) struct Part<'a> {
+    pub(crate) lock: LockedFolio<'a>,
+    pub(crate) folio: FolioRef<'a>,
+}
+
+impl Mapping {
+    /// Replaces `old`, all folios of a naturally aligned run of pages in order, by `new`.
+    ///
+    /// The caller has locked the old folios (in order of index; when it holds other locks, only
+    /// tried) and seen under the lock that they belong to this file, are uptodate and not under
+    /// write-back. `new` is just started at the first page of the run, as large as the run, locked,
+    /// and without an owner; nobody else knows it. `copy` copies the bytes of all old frames to
+    /// those of `new`; no copy is made if somebody is seen to use one of the folios.
+    /// `table_reference`, to `new`, becomes the table's own.
+    ///
+    /// On success the old folios belong to the caller, frozen and unlocked. Before it unlocks `new`,
+    /// it must mark that dirty if an old one was, or an eviction loses the bytes. Before it frees
+    /// the old ones (soon: who finds one on a dirty list waits for it, spinning), it must take them
+    /// off the dirty lists and give back what else they had, their slots above all. `new` may go to
+    /// the LRU at any time; freeing takes the old ones off.
+    ///
+    /// # Errors
+    /// Somebody holds a reference to an old folio: a pin, a read, an LRU batch, a waiter for its
+    /// lock. Everything is as it was, all locks and references come back in order, the table's
+    /// reference to `new` is put, and `new`, nobody's folio still, may be tried with again.
+    #[allow(dead_code, reason = "for memory files")]
+    pub(crate) fn collapse<'a>(
+        &self,
+        folios: &'a Folios,
+        old: Vec<Part<'a>>,
+        new: &LockedFolio<'_>,
+        table_reference: FolioRef<'_>,
+        copy: impl FnOnce(),
+    ) -> Result<Vec<Frozen<'a>>, Vec<Part<'a>>> {
+        debug_assert!(self.is_run(&old, new), "{old:?} for {new:?}");
+        // A hint that spares the copy: the freeze decides.
+        let is_used = |part: &Part<'_>| part.folio.folio().references() > REFERENCES_UNUSED;
+        if old.iter().any(is_used) {
+            return Err(old);
+        }
+        let owner = old[0].lock.owner();
+        // Release: pairs with the Acquire fence in `read_validated` (O3): an optimistic reader of
+        // a new frame's last life that sees a byte of the copy sees that its Entry is gone.
+        fence(Ordering::Release);
+        copy();
+        self.save_versions(folios, self.pages_of(new));
+        let first = table_reference.id();
+        let entries = ready_entries(folios, first, new);
+        let (frozen, locks) = freeze_all(old)?;
+        locks.iter().for_each(Folio::clear_owner);
+        Folio::set_owner(new, owner);
+        new.flags.set(Flag::Uptodate);
+        self.store_marked(new.index(), &entries);
+        let _kept_by_the_table = table_reference.into_id();
+        self.note_collapse(&frozen, new.index(), first);
+        drop(locks);
+        Ok(frozen)
+    }
+
+    /// Whether the caller has done its part.
+    fn is_run(&self, old: &[Part<'_>], new: &Folio) -> bool {
+        let mut at = new.index();
+        let is_next = |part: &Part<'_>| {
+            let flags = &part.lock.flags;
+            let found = part.lock.index() == at && part.lock.owner() != 0;
+            at += part.lock.pages();
+            found && flags.get(Flag::Uptodate) && !flags.get(Flag::Writeback)
+        };
+        let follow = old.iter().all(is_next);
+        let is_aligned = new.index() % new.pages() == 0 && new.order() >= self.order;
+        follow && at == new.index() + new.pages() && is_aligned && new.owner() == 0
+    }
+
+    /// C5: stores the Entries from page `first` on; marks of use pass to the new ones.
+    fn store_marked(&self, first: u64, entries: &[Entry]) {
+        for (index, entry) in (first..).zip(entries) {
+            let used = self.table.load(index, Ordering::Relaxed).is_referenced();
+            let entry = if used { entry.with_referenced() } else { *entry };
+            // Release: pairs with the Acquire in `read_validated` (O1) and in `get_folio` (L1): the
+            // bytes are there, and the descriptor is set up.
+            self.table.store(index, entry, Ordering::Release);
+        }
+    }
+
+    /// The folio whose frames start at `new` stands at page `index`, the old ones do not.
+    fn note_collapse(&self, old: &[Frozen<'_>], index: u64, new: FolioId) {
+        let gone = old.len() as u64 - 1;
+        // Relaxed: as in `unlink`.
+        let resident = self.resident.fetch_sub(gone, Ordering::Relaxed) - gone;
+        let published = &self.hot.predicted_distance;
+        for frozen in old {
+            let (index, frame) = (frozen.folio().index(), frozen.id().0);
+            self.prediction.note_removal(index, frame, resident, published);
+        }
+        self.prediction.note_insert(index, new.0, resident, published);
+    }
+}
+
+/// The Entries of all pages of the folio whose frames start at `first`, READY, each with the version
+/// of its frame plus one.
+fn ready_entries(folios: &Folios, first: FolioId, folio: &Folio) -> Vec<Entry> {
+    let frames = first.0..first.0 + folio.pages() as u32;
+    let entry_of = |frame| {
+        let version = folios.get(FolioId(frame)).version().wrapping_add(1);
+        Entry::folio(frame, version, folio.order()).with_ready()
+    };
+    frames.map(entry_of).collect()
+}
+
+/// C4: freezes every folio, or gives all of them back as they were.
+#[expect(clippy::type_complexity, reason = "two halves of the same folios")]
+fn freeze_all<'a>(
+    old: Vec<Part<'a>>,
+) -> Result<(Vec<Frozen<'a>>, Vec<LockedFolio<'a>>), Vec<Part<'a>>> {
+    let mut frozen = Vec::with_capacity(old.len());
+    let mut locks = Vec::with_capacity(old.len());
+    let mut left = old.into_iter();
+    while let Some(Part { lock, folio }) = left.next() {
+        locks.push(lock);
+        match folio.try_freeze(REFERENCES_UNUSED - 1) {
+            Ok(folio) => frozen.push(folio),
+            Err(used) => {
+                let folios = frozen.into_iter().map(Frozen::unfreeze).chain([used]);
+                let parts = locks.into_iter().zip(folios).map(|(lock, folio)| Part { lock, folio });
+                return Err(parts.chain(left).collect());
+            }
+        }
+    }
+    Ok((frozen, locks))
+}

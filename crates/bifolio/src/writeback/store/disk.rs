@@ -1,0 +1,71 @@
+//! The store of a file that has a backing: who reads, who writes, and how long it is there.
+
+use crate::io::{self, Backing, Engine, IoError};
+use crate::sync::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+/// See the head of the file.
+#[derive(Debug)]
+pub(in crate::writeback) struct DiskStore {
+    /// What the file was first opened with.
+    opened: Arc<dyn Backing>,
+    /// The same, as the engine knows it.
+    reader: Arc<dyn Backing>,
+    /// Set by the first handle that may write.
+    writer: OnceLock<Arc<dyn Backing>>,
+    /// Length of the backing as we made or found it: behind it there is nothing to read.
+    len_bytes: AtomicU64,
+}
+
+impl DiskStore {
+    /// A store over `backing`, which has `len_bytes` bytes now.
+    pub(in crate::writeback) fn new(
+        engine: &Engine,
+        backing: &Arc<dyn Backing>,
+        len_bytes: u64,
+    ) -> Self {
+        Self {
+            opened: Arc::clone(backing),
+            reader: engine.enroll(Arc::clone(backing)),
+            writer: OnceLock::new(),
+            len_bytes: AtomicU64::new(len_bytes),
+        }
+    }
+
+    /// The backing that reads go to.
+    pub(in crate::writeback) fn reader(&self) -> &Arc<dyn Backing> {
+        &self.reader
+    }
+
+    /// The backing that writes go to; none if nobody may write.
+    pub(in crate::writeback) fn writer(&self) -> Option<&Arc<dyn Backing>> {
+        self.writer.get()
+    }
+
+    /// Lets writes go to `backing` from now on, unless they go somewhere already.
+    pub(in crate::writeback) fn allow_writes(&self, engine: &Engine, backing: &Arc<dyn Backing>) {
+        self.writer.get_or_init(|| {
+            let is_reader = Arc::ptr_eq(backing, &self.opened);
+            if is_reader { Arc::clone(&self.reader) } else { engine.enroll(Arc::clone(backing)) }
+        });
+    }
+
+    /// Bytes there are from `position_bytes` on, at most `length_bytes`.
+    pub(in crate::writeback) fn bytes_from(&self, position_bytes: u64, length_bytes: u64) -> u64 {
+        let len = self.len_bytes.load(Ordering::Relaxed);
+        len.saturating_sub(position_bytes).min(length_bytes)
+    }
+
+    /// The backing is at least `end_bytes` long now.
+    pub(in crate::writeback) fn note_written(&self, end_bytes: u64) {
+        self.len_bytes.fetch_max(end_bytes, Ordering::Relaxed);
+    }
+
+    /// Cuts the backing, or lets it grow by zeros.
+    pub(in crate::writeback) fn set_len(&self, len_bytes: u64) -> Result<(), IoError> {
+        let writer = self.writer.get().unwrap_or(&self.reader);
+        io::set_len(&**writer, len_bytes)?;
+        self.len_bytes.store(len_bytes, Ordering::Relaxed);
+        Ok(())
+    }
+}

@@ -1,0 +1,177 @@
+//! Memory files: holes, allocation, punches, seeks, transfers to a descriptor.
+
+use bifolio::{Cache, ErrorKind, File, OpenOptions};
+use std::io::Read;
+
+const PAGE: u64 = 4096;
+
+fn cache(memory_bytes: u64) -> Cache {
+    Cache::builder().memory(memory_bytes).build().unwrap()
+}
+
+fn with_folios(cache: &Cache, folio_bytes: u64) -> File {
+    let options = OpenOptions::new().write(true).folio_bytes(folio_bytes);
+    cache.memory_file_with("test", &options).unwrap()
+}
+
+fn read(file: &File, position: u64, length: usize) -> Vec<u8> {
+    let mut buffer = vec![0xEE; length];
+    file.read_exact_at(&mut buffer, position).unwrap();
+    buffer
+}
+
+fn resident_pages(cache: &Cache) -> u64 {
+    let stats = cache.stats();
+    (stats.frame_bytes - stats.free_bytes) / PAGE
+}
+
+#[test]
+fn what_was_written_is_there_and_what_was_not_is_zeros() {
+    for folio_bytes in [4096, 65536, 2 << 20] {
+        let cache = cache(16 << 20);
+        let file = with_folios(&cache, folio_bytes);
+        file.write_all_at(b"leaf", 3_000_000).unwrap();
+        assert_eq!(file.len(), 3_000_004);
+        assert_eq!(read(&file, 2_999_998, 6), b"\0\0leaf");
+        assert_eq!(read(&file, 0, 100_000), vec![0; 100_000]);
+        file.set_len(4_000_000).unwrap();
+        assert_eq!(read(&file, 3_000_002, 10), b"af\0\0\0\0\0\0\0\0");
+        file.sync_data().unwrap();
+        assert_eq!(cache.stats().dirty_bytes, 0, "nothing that a device waits for");
+    }
+}
+
+#[test]
+fn a_sparse_file_costs_what_is_touched() {
+    let cache = cache(16 << 20);
+    let options = OpenOptions::new().write(true).len_max(1 << 50);
+    let file = cache.memory_file_with("sparse", &options).unwrap();
+    file.set_len(1 << 50).unwrap();
+    let before = cache.stats().used_bytes;
+    assert_eq!(read(&file, (1 << 49) + 5, 8192), vec![0; 8192]);
+    assert_eq!(cache.stats().used_bytes, before, "a hole was read and cost memory");
+    file.write_all_at(b"x", (1 << 50) - 1).unwrap();
+    assert_eq!(resident_pages(&cache), 1);
+    assert_eq!(file.seek_data(0).unwrap(), Some((1 << 50) - PAGE));
+    assert_eq!(file.seek_hole((1 << 50) - 1).unwrap(), Some(1 << 50));
+    file.set_len(0).unwrap();
+    assert_eq!(resident_pages(&cache), 0);
+}
+
+#[test]
+fn an_allocation_is_room_that_reads_as_zeros() {
+    let cache = cache(4 << 20);
+    let file = with_folios(&cache, 4096);
+    file.allocate(0..1 << 20).unwrap();
+    assert_eq!((file.len(), resident_pages(&cache)), (1 << 20, 256));
+    assert_eq!(file.seek_data(0).unwrap(), None, "allocated is not written");
+    assert_eq!(read(&file, 0, 1 << 20), vec![0; 1 << 20]);
+    file.write_all_at(b"x", 5 * PAGE + 7).unwrap();
+    assert_eq!(read(&file, 5 * PAGE, 9), b"\0\0\0\0\0\0\0x\0");
+    assert_eq!(file.seek_data(0).unwrap(), Some(5 * PAGE));
+    assert_eq!(file.seek_hole(5 * PAGE).unwrap(), Some(6 * PAGE));
+    // All the rest of the cache goes to others; what was promised is still there.
+    let others = with_folios(&cache, 4096);
+    let error = others.allocate(0..8 << 20).unwrap_err();
+    assert!(matches!(error.kind(), ErrorKind::Full { .. }), "{error}");
+    assert_eq!((others.len(), resident_pages(&cache)), (0, 256), "a failed one leaves nothing");
+    let mut filled = 0;
+    while others.write_all_at(&[1; 4096], filled).is_ok() {
+        filled += PAGE;
+    }
+    assert!(filled > 2 << 20, "{filled}");
+    file.write_all_at(&vec![7; 1 << 20], 0).unwrap();
+    assert_eq!(read(&file, 0, 1 << 20), vec![7; 1 << 20]);
+}
+
+#[test]
+fn a_punched_hole_is_zeros_and_gives_its_memory_back() {
+    for folio_bytes in [4096, 65536] {
+        let cache = cache(8 << 20);
+        let file = with_folios(&cache, folio_bytes);
+        file.write_all_at(&vec![9; 1 << 20], 0).unwrap();
+        let before = resident_pages(&cache);
+        file.punch_hole(100..500_000).unwrap();
+        let mut expected = vec![9; 1 << 20];
+        expected[100..500_000].fill(0);
+        assert_eq!(read(&file, 0, 1 << 20), expected);
+        let whole = 500_000 / folio_bytes - 1;
+        assert_eq!(before - resident_pages(&cache), whole * folio_bytes / PAGE);
+        assert_eq!(file.len(), 1 << 20);
+        assert_eq!(file.seek_hole(0).unwrap(), Some(folio_bytes));
+        assert_eq!(file.seek_data(folio_bytes).unwrap(), Some((whole + 1) * folio_bytes));
+    }
+}
+
+#[test]
+fn a_cut_tail_does_not_come_back() {
+    let cache = cache(8 << 20);
+    let file = with_folios(&cache, 65536);
+    file.write_all_at(&vec![5; 200_000], 0).unwrap();
+    file.set_len(70_000).unwrap();
+    file.set_len(200_000).unwrap();
+    let mut expected = vec![0; 200_000];
+    expected[..70_000].fill(5);
+    assert_eq!(read(&file, 0, 200_000), expected);
+}
+
+#[test]
+fn a_pin_of_a_hole_is_memory_to_write_to() {
+    let cache = cache(8 << 20);
+    let file = with_folios(&cache, 4096);
+    file.set_len(1 << 20).unwrap();
+    let pin = file.pin(8192..8200).unwrap();
+    let mut pin_mut = file.pin_mut(8192..8200).unwrap();
+    pin_mut.copy_from(0, b"through!");
+    drop(pin_mut);
+    let mut seen = [0; 8];
+    pin.copy_to(&mut seen);
+    assert_eq!(&seen, b"through!");
+    assert_eq!(read(&file, 8190, 12), b"\0\0through!\0\0");
+}
+
+#[test]
+fn a_descriptor_gets_the_bytes_and_the_holes() {
+    let cache = cache(8 << 20);
+    let file = with_folios(&cache, 4096);
+    file.write_all_at(&vec![3; 50_000], 10_000).unwrap();
+    file.set_len(300_000).unwrap();
+    file.write_all_at(b"end", 299_997).unwrap();
+    let mut expected = vec![0; 300_000];
+    expected[10_000..60_000].fill(3);
+    expected[299_997..].copy_from_slice(b"end");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("copy");
+    let copy = std::fs::File::create(&path).unwrap();
+    assert_eq!(file.copy_to_fd(0..u64::MAX >> 1, &copy).unwrap(), 300_000);
+    assert_eq!(std::fs::read(&path).unwrap(), expected);
+    let (mut reader, writer) = std::io::pipe().unwrap();
+    let sender = std::thread::spawn(move || file.copy_to_fd(5..299_999, writer).unwrap());
+    let mut piped = Vec::new();
+    reader.read_to_end(&mut piped).unwrap();
+    assert_eq!(sender.join().unwrap(), 299_994);
+    assert_eq!(piped, expected[5..299_999]);
+}
+
+#[test]
+fn a_file_on_a_disk_refuses_what_only_memory_files_can() {
+    let directory = tempfile::tempdir().unwrap();
+    let cache = cache(4 << 20);
+    let options = OpenOptions::new().write(true).create(true);
+    let file = cache.open(directory.path().join("file"), &options).unwrap();
+    file.write_all_at(b"bytes", 0).unwrap();
+    for error in [
+        file.allocate(0..1).unwrap_err(),
+        file.punch_hole(0..1).unwrap_err(),
+        file.seek_data(0).unwrap_err(),
+        file.seek_hole(0).unwrap_err(),
+    ] {
+        assert!(matches!(error.kind(), ErrorKind::NotAMemoryFile { .. }), "{error}");
+    }
+    let mut copy = tempfile::tempfile().unwrap();
+    assert_eq!(file.copy_to_fd(1..99, &copy).unwrap(), 4);
+    std::io::Seek::rewind(&mut copy).unwrap();
+    let mut bytes = String::new();
+    copy.read_to_string(&mut bytes).unwrap();
+    assert_eq!(bytes, "ytes");
+}
