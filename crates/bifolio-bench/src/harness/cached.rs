@@ -6,7 +6,6 @@ use std::path::Path;
 use bifolio::{Cache, CacheBuilder, File, OpenOptions, Stats};
 
 use crate::error::Result;
-use crate::stand_in::CacheStandIn as _;
 
 /// A file and the cache that only it is in.
 #[derive(Debug)]
@@ -26,16 +25,14 @@ impl Cached {
     /// Makes a memory file with folios of `folio_bytes` in a new cache.
     pub(crate) fn in_memory(builder: CacheBuilder, folio_bytes: u64) -> Result<Self> {
         let cache = builder.build()?;
-        let options = OpenOptions::new().folio_bytes(folio_bytes);
-        let file = cache.memory_file_with("bench", &options)?;
+        let file = cache.memory_file_with("bench", &memory_options(folio_bytes))?;
         Ok(Self { file, cache })
     }
 
     /// Makes one more memory file, in place of this one, in the same cache.
     pub(crate) fn another_in_memory(self) -> Result<Self> {
-        let folio_bytes = self.file.folio_bytes();
+        let options = memory_options(self.file.folio_bytes());
         drop(self.file);
-        let options = OpenOptions::new().folio_bytes(folio_bytes);
         let file = self.cache.memory_file_with("another", &options)?;
         Ok(Self { file, cache: self.cache })
     }
@@ -57,6 +54,10 @@ impl Cached {
         self.cache.close()?;
         Ok(stats)
     }
+}
+
+fn memory_options(folio_bytes: u64) -> OpenOptions {
+    OpenOptions::new().read(true).write(true).folio_bytes(folio_bytes)
 }
 
 /// Two snapshots of the counters.

@@ -14,7 +14,7 @@
 //! comes next (`permutation`, `zipf`), `checker` looks at what was read, `meter` at what a turn
 //! cost (`seen`, `latency`, `stretches`, `cpu_time`, `syscalls`); `direct` and `raw_ring` go past the page
 //! cache, `raw_stream` moves a whole file so, `cached` is a file in a cache, `memory_group` bounds
-//! the kernel's.
+//! the kernel's, `swap` is where that goes when it is full.
 
 pub(crate) mod access;
 pub(crate) mod cached;
@@ -40,6 +40,7 @@ pub(crate) mod seen;
 pub(crate) mod series;
 pub(crate) mod sizes;
 pub(crate) mod stretches;
+pub(crate) mod swap;
 pub(crate) mod syscalls;
 pub(crate) mod threads;
 pub(crate) mod timed;

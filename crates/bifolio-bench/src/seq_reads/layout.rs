@@ -12,7 +12,6 @@ use rustix::fs::{FallocateFlags, fallocate};
 use crate::error::{Error, Result};
 use crate::harness::pattern::{self, CHUNK_BYTES};
 use crate::harness::permutation::Permutation;
-use crate::stand_in::FileStandIn as _;
 
 const SEED: u64 = 5;
 
