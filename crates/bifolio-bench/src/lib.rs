@@ -22,6 +22,7 @@ mod report;
 mod scan;
 mod seq_reads;
 mod small_reads;
+mod spill;
 mod stand_in;
 mod statistics;
 mod table;

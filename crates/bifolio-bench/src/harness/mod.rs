@@ -14,7 +14,8 @@
 //! comes next (`permutation`, `zipf`), `checker` looks at what was read, `meter` at what a turn
 //! cost (`seen`, `latency`, `stretches`, `cpu_time`, `syscalls`); `direct` and `raw_ring` go past the page
 //! cache, `raw_stream` moves a whole file so, `cached` is a file in a cache, `memory_group` bounds
-//! the kernel's, `swap` is where that goes when it is full.
+//! the kernel's, `swap` is where that goes when it is full; `device_bytes`
+//! counts what reached the device.
 
 pub(crate) mod access;
 pub(crate) mod cached;
@@ -23,6 +24,7 @@ pub(crate) mod child;
 pub(crate) mod cleanup;
 pub(crate) mod cpu_time;
 pub(crate) mod cpus;
+pub(crate) mod device_bytes;
 pub(crate) mod direct;
 pub(crate) mod filesystem;
 pub(crate) mod interleave;
