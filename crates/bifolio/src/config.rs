@@ -19,6 +19,11 @@ pub(crate) const IO_DEPTH_MAX: usize = 1024;
 /// The largest window of readahead, bytes.
 pub(crate) const READAHEAD_BYTES_MAX: u64 = 1 << 30;
 
+/// The smallest spill, bytes: its header and a page.
+const SPILL_BYTES_MIN: u64 = 8 << 10;
+/// The largest, bytes: a value Entry numbers its pages with 28 bits.
+const SPILL_BYTES_MAX: u64 = 1 << 40;
+
 /// Whether frames are backed by 2 MiB pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -55,6 +60,7 @@ pub(crate) struct Config {
     pub(crate) dirty_bytes_background: Option<u64>,
     pub(crate) dirty_bytes_max: Option<u64>,
     pub(crate) dirty_age_ms_max: u64,
+    pub(crate) spill_bytes_max: u64,
     #[cfg(feature = "ablation")]
     pub(crate) pin_mode: PinMode,
 }
@@ -71,6 +77,7 @@ impl Default for Config {
             dirty_bytes_background: None,
             dirty_bytes_max: None,
             dirty_age_ms_max: 5_000,
+            spill_bytes_max: SPILL_BYTES_MAX,
             #[cfg(feature = "ablation")]
             pin_mode: PinMode::FrozenBit,
         }
@@ -93,6 +100,12 @@ impl Config {
             let asked = self.readahead_bytes_max;
             let problem = format!("{asked} bytes is more than {READAHEAD_BYTES_MAX} (1 GiB)");
             return Err(ErrorKind::Config { name: "readahead_bytes_max", problem }.into());
+        }
+        let spilled = SPILL_BYTES_MIN..=SPILL_BYTES_MAX;
+        if !spilled.contains(&self.spill_bytes_max) {
+            let asked = self.spill_bytes_max;
+            let problem = format!("{asked} bytes is not from {SPILL_BYTES_MIN} to 1 TiB");
+            return Err(ErrorKind::Config { name: "spill_bytes_max", problem }.into());
         }
         self.validate_dirty()
     }

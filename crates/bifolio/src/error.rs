@@ -5,6 +5,7 @@
 
 use crate::io::{IoError, OpenDiskError};
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// The result of everything that can fail here.
@@ -93,6 +94,48 @@ pub enum ErrorKind {
     /// dirty as before.
     #[error(transparent)]
     Io(#[from] IoError),
+    /// The spill file cannot be used. A file that was there is as it was.
+    #[error("spill file {}: {problem}", path.display())]
+    SpillFile {
+        /// The file, or the directory for a temporary one.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        problem: SpillFileProblem,
+    },
+    /// A page of a memory file could not be read back from the spill. It stays there: a later
+    /// access tries again.
+    #[error(
+        "{file}: the page at position {position_bytes} cannot be read from the spill: {source}"
+    )]
+    SpillRead {
+        /// The memory file.
+        file: String,
+        /// Where the page, or the run of pages, begins in it.
+        position_bytes: u64,
+        /// The spill file's answer, with its own position.
+        source: IoError,
+    },
+    /// What was read back from the spill is not what was written there.
+    #[error(
+        "{file}: the page at position {position_bytes} is corrupt in the spill ({spill}, position \
+         {spill_position_bytes}): the checksum of what was written is {expected_checksum:#010x}, \
+         of what is there {found_checksum:#010x}"
+    )]
+    SpillCorrupt {
+        /// The memory file.
+        file: String,
+        /// Where the page begins in it.
+        position_bytes: u64,
+        /// The spill file.
+        spill: String,
+        /// Where the page stands in that.
+        spill_position_bytes: u64,
+        /// What the checksum should be.
+        expected_checksum: u32,
+        /// What it is.
+        found_checksum: u32,
+    },
     /// An earlier write-out failed. Each handle that was open then learns of it once, from its
     /// next sync. The pages are dirty as before and will be tried again.
     #[error("an earlier write-back failed: {0}")]
@@ -219,8 +262,9 @@ pub enum ErrorKind {
     /// The bound is reached and nothing can be evicted.
     #[error(
         "the cache is full: of {bound_bytes} bytes, {pinned_bytes} are pinned, {unwritten_bytes} \
-         cannot be written out, {busy_bytes} are in use by other calls, and {metadata_bytes} are \
-         descriptors and tables; unpin, sync, or raise the bound (Cache::set_memory)"
+         cannot be written out, {unspillable_bytes} are in memory files without a spill, \
+         {busy_bytes} are in use by other calls, and {metadata_bytes} are descriptors and tables; \
+         unpin, sync, spill (CacheBuilder::spill_in), or raise the bound (Cache::set_memory)"
     )]
     Full {
         /// The bound.
@@ -229,6 +273,8 @@ pub enum ErrorKind {
         pinned_bytes: u64,
         /// In folios whose write-out failed.
         unwritten_bytes: u64,
+        /// In folios of memory files, which have nowhere to go.
+        unspillable_bytes: u64,
         /// In folios that were locked or under I/O, for as long as the call waited.
         busy_bytes: u64,
         /// Descriptors and tables, which stay while the cache and its files are open.
@@ -263,4 +309,35 @@ pub enum ErrorKind {
     /// The process was forked after the cache was built; the child cannot use it.
     #[error("this cache belongs to the parent process: a forked child cannot use it")]
     Forked,
+}
+
+/// Why a file cannot be a cache's spill file.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SpillFileProblem {
+    /// It is not empty, and no cache has begun it.
+    #[error(
+        "it holds something else, and was left as it is; name another file, or one that is empty"
+    )]
+    Foreign,
+    /// It was begun by another version of this library.
+    #[error(
+        "it has the format {found} of another version, where {expected} is known, and was left as \
+         it is; delete it if no program uses it"
+    )]
+    OtherVersion {
+        /// The format of the file.
+        found: u32,
+        /// The format that is written here.
+        expected: u32,
+    },
+    /// Another cache, of this process or another one, has it open.
+    #[error("another cache is using it; each needs a file of its own")]
+    InUse,
+    /// The system refused the lock that keeps other caches away.
+    #[error("it cannot be locked: {0}")]
+    Lock(#[source] std::io::Error),
+    /// The system refused a temporary file in the directory.
+    #[error("no temporary file can be made in this directory: {0}")]
+    NoTemporaryFile(#[source] std::io::Error),
 }

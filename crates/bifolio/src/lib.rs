@@ -33,9 +33,9 @@
 //!
 //! `cache` builds and owns; `file` turns bytes into pages; `mapping` finds a page's Entry;
 //! `folio` counts references and locks; `frames` is the memory; `lru` and `reclaim` choose what
-//! goes; `writeback` and `io` talk to the device; `sync` and `sys` are what all stand on. Each
-//! folder's `mod.rs` says its protocol and invariants; `ARCHITECTURE.md` tells one read and one
-//! eviction from end to end.
+//! goes; `writeback` and `io` talk to the device; `spill` is where memory files go; `sync` and
+//! `sys` are what all stand on. Each folder's `mod.rs` says its protocol and invariants;
+//! `ARCHITECTURE.md` tells one read and one eviction from end to end.
 #![cfg_attr(all(test, loom), allow(dead_code, unused_imports))]
 
 #[cfg(not(all(test, loom)))]
@@ -55,6 +55,9 @@ mod lru;
 mod mapping;
 #[cfg(not(all(test, loom)))]
 mod reclaim;
+// Memory files, which will use it, are not there yet.
+#[cfg(not(all(test, loom)))]
+mod spill;
 #[cfg(not(all(test, loom)))]
 mod stats;
 mod sync;
@@ -75,7 +78,7 @@ mod surface {
     pub use crate::config::HugePages;
     #[cfg(feature = "ablation")]
     pub use crate::config::PinMode;
-    pub use crate::error::{Error, ErrorKind, Result};
+    pub use crate::error::{Error, ErrorKind, Result, SpillFileProblem};
     pub use crate::file::{Advice, File, Hold, OpenOptions, Pin, PinMut, Pins, ReadRequest};
     pub use crate::io::{
         Alignment, Backing, DirectIo, DirectStatus, DiskFile, DiskOptions, FileIdentity, FileKind,

@@ -44,6 +44,11 @@ macro_rules! counters {
             pub metadata_bytes: u64,
             /// Pages that are newer in memory than on their device, or on their way there, bytes.
             pub dirty_bytes: u64,
+            /// Pages of memory files that are nowhere but in memory, or on their way to the
+            /// spill, bytes.
+            pub unspilled_bytes: u64,
+            /// Places in the spill that are in use, bytes.
+            pub spill_bytes: u64,
             /// Folios on the inactive list, bytes.
             pub inactive_bytes: u64,
             /// Folios on the active list, bytes.
@@ -104,6 +109,10 @@ counters! {
     WritebackError writeback_errors,
     /// Writes that waited for a write-out of their folio to end.
     WritebackWait writeback_waits,
+    /// Pages of memory files written to the spill.
+    SpillOut spilled_out_pages,
+    /// Pages of memory files read back from the spill.
+    SpillIn spilled_in_pages,
     /// Bytes accepted by writes.
     WriteBytes write_bytes,
     /// Syncs that were asked of devices.

@@ -12,7 +12,7 @@
 use super::{Finding, source::Source, source::Token};
 
 /// The layers, lowest first. The same order stands in `ARCHITECTURE.md`.
-const LAYERS: [&str; 12] = [
+const LAYERS: [&str; 13] = [
     "sys",
     "sync",
     "folio",
@@ -20,6 +20,7 @@ const LAYERS: [&str; 12] = [
     "mapping",
     "lru",
     "io",
+    "spill",
     "writeback",
     "reclaim",
     "file",

@@ -5,13 +5,15 @@ use crate::config::{self, Config, HugePages};
 use crate::error::{ErrorKind, Result};
 use crate::file::{Gate, Registry};
 use crate::frames::Arena;
-use crate::io::Engine;
+use crate::io::{Backing, Engine};
 use crate::lru::Memory;
 use crate::reclaim::{Background, Reclaim};
+use crate::spill::{Spill, SpillPlace};
 use crate::sys::cpu;
 use crate::sys::fork::ForkGuard;
 use crate::sys::probe::{Feature, Features};
 use crate::writeback::{Flusher, FlusherSettings, FlusherThread, Services};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,6 +21,7 @@ use std::time::Duration;
 #[derive(Clone, Debug, Default)]
 pub struct CacheBuilder {
     config: Config,
+    spill: Option<SpillPlace>,
     disabled: Vec<Feature>,
 }
 
@@ -90,6 +93,36 @@ impl CacheBuilder {
         self
     }
 
+    /// Lets memory files have more bytes than memory: under pressure, their pages go to a temporary
+    /// file in `directory`, which nobody else can open and which is gone with the cache. Put it on
+    /// a fast disk; on a tmpfs it would take the memory it is to save. Without a spill, which is
+    /// the default, memory files stay within the bound.
+    pub fn spill_in(mut self, directory: impl Into<PathBuf>) -> Self {
+        self.spill = Some(SpillPlace::In(directory.into()));
+        self
+    }
+
+    /// As [`Self::spill_in`], to a file with a name: made if there is none; one that is there must
+    /// be empty or have been made by this, and no cache may be using it. It is of no use to anybody
+    /// but the cache that writes it.
+    pub fn spill_file(mut self, path: impl Into<PathBuf>) -> Self {
+        self.spill = Some(SpillPlace::File(path.into()));
+        self
+    }
+
+    /// As [`Self::spill_in`], to storage of your own.
+    pub fn spill_backing(mut self, backing: Arc<dyn Backing>) -> Self {
+        self.spill = Some(SpillPlace::Backing(backing));
+        self
+    }
+
+    /// The most the spill file may have, bytes: 1 TiB by default, which is also the most there can
+    /// be. What does not fit stays in memory.
+    pub fn spill_bytes_max(mut self, bytes: u64) -> Self {
+        self.config.spill_bytes_max = bytes;
+        self
+    }
+
     /// Does without a feature of the kernel, as if the probe had failed: to test its fallback.
     pub fn disable(mut self, feature: Feature) -> Self {
         self.disabled.push(feature);
@@ -133,7 +166,15 @@ impl CacheBuilder {
         let memory = Arc::new(memory);
         let engine = Engine::new(&features, self.config.io_depth, &memory.arena);
         let flusher = Flusher::new(self.flusher_settings(), self.config.memory_bytes);
-        let services = Services { memory, engine, flusher: Arc::new(flusher) };
+        let spill = match self.spill {
+            Some(place) => {
+                let enroll = |backing| engine.enroll(backing);
+                Some(Spill::open(place, self.config.spill_bytes_max, &features, enroll)?)
+            }
+            None => None,
+        };
+        let (flusher, spill) = (Arc::new(flusher), spill.map(Arc::new));
+        let services = Services { memory, engine, flusher, spill };
         let reclaim = Arc::new(Reclaim::new(&services, &self.config));
         let background = Background::start(Arc::clone(&reclaim))?;
         let (engine, flusher) = (Arc::clone(&services.engine), Arc::clone(&services.flusher));

@@ -150,6 +150,8 @@ impl Cache {
             free_bytes: usage.free_pages * PAGE_BYTES,
             metadata_bytes: usage.used_bytes - usage.frame_bytes,
             dirty_bytes: dirty_pages * PAGE_BYTES,
+            unspilled_bytes: memory.unspilled_pages.load(Ordering::Relaxed) * PAGE_BYTES,
+            spill_bytes: self.inner.registry.spill_bytes(),
             inactive_bytes: lists.inactive_pages * PAGE_BYTES,
             active_bytes: lists.active_pages * PAGE_BYTES,
             ring_enters: transfers.ring_enters,

@@ -6,18 +6,19 @@
 //! allocated pages are those of memory files; a file with a backing has none, because whatever is
 //! not in memory is on the backing.
 //!
-//! | mode | a hole | allocated, not written | behind the end | the folio comes | who |
+//! | mode | hole | allocated, not written | behind the end | the folio comes | who |
 //! |---|---|---|---|---|---|
-//! | `Get` | no folio | no folio | no folio | referenced, not locked | batched reads, `copy_to_fd` |
-//! | `Read` | no folio | no folio | no folio | locked, uptodate | reads of what is busy or spilled; the edges of cuts and punches |
+//! | `Get` | no folio | no folio | no folio | referenced | batched reads, `copy_to_fd` |
+//! | `Read` | no folio | no folio | no folio | locked, uptodate | other reads, edges of cuts |
 //! | `NoAlloc` | no folio | zeroed, uptodate | no folio | locked, uptodate | `collapse` |
 //! | `Cache` | a folio of zeros | zeroed, uptodate | refused | locked, uptodate | pins |
-//! | `Write` | a folio | zeroed, unless replaced whole | allowed | locked, any bytes if replaced whole | writes |
-//! | `Falloc` | an allocated folio | zeroed, uptodate | allowed | locked | `allocate` |
+//! | `Write` | a folio | zeroed, or as it is | allowed | locked, any bytes | writes |
+//! | `Falloc` | allocated | zeroed, uptodate | allowed | locked | `allocate` |
 //!
-//! That `Falloc` makes an allocated page uptodate keeps a promise: an `allocate` that fails takes
-//! back the pages it allocated itself, and knows them by their not being uptodate; one that another
-//! call was promised meanwhile stays.
+//! "As it is" and "any bytes" is what a write gets that replaces the whole folio. That `Falloc`
+//! makes an allocated page uptodate keeps a promise: an `allocate` that fails takes back the pages
+//! it allocated itself, and knows them by their not being uptodate; one that another call was
+//! promised meanwhile stays.
 
 /// See the head of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -137,7 +137,8 @@ fn hand_out<'a>(
 }
 
 impl Handle {
-    /// The first page of `pages` that has bytes, and whose folio is neither resident nor on its way.
+    /// The first page of `pages` that has bytes, and whose folio is neither resident nor on its
+    /// way.
     pub(super) fn next_absent(&self, pages: Range<u64>) -> Option<u64> {
         let mapping = &self.inode.mapping;
         let mut index = pages.start;

@@ -1,9 +1,10 @@
 //! From frames to a descriptor, without a copy in user space.
 //!
 //! The kernel takes the bytes out of the frames themselves (`writev`), while references keep the
-//! frames from being given to other pages; when the call returns it has taken them. `vmsplice` would
-//! spare a pipe or a socket that last copy too, but nobody tells when such bytes have left: until
-//! then the frames could not be reused, and a reader who never comes would keep them for ever.
+//! frames from being given to other pages; when the call returns it has taken them. `vmsplice`
+//! would spare a pipe or a socket that last copy too, but nobody tells when such bytes have left:
+//! until then the frames could not be reused, and a reader who never comes would keep them for
+//! ever.
 //!
 //! # Safety
 //! Hands addresses in frames to the kernel, which references keep readable.
@@ -92,7 +93,8 @@ impl File {
         }
     }
 
-    /// Where the bytes of `range` are, all of which `batch` has: frames it holds, and zeros between.
+    /// Where the bytes of `range` are, all of which `batch` has: frames it holds, and zeros
+    /// between.
     fn row_of(&self, batch: &ReadBatch<'_>, range: Range<u64>) -> Row<PIECES_MAX> {
         let arena = &self.handle.inode.memory.arena;
         let mut row = Row::default();

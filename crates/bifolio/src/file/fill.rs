@@ -2,9 +2,9 @@
 //!
 //! Everything that needs a folio under its lock comes through [`Handle::find_folio`]: it finds the
 //! resident one, or fills a new one, as its [`Access`] says; losers of a race to fill wait for the
-//! winner's lock and take its folio. A fill has three parts: *claim* a frame and the place in the table (here), *read*
-//! (`run.rs`, alone or as one of a batch), and *finish* (`run.rs`). A fill that fails takes the
-//! folio out again, so that the next one tries anew.
+//! winner's lock and take its folio. A fill has three parts: *claim* a frame and the place in the
+//! table (here), *read* (`run.rs`, alone or as one of a batch), and *finish* (`run.rs`). A fill
+//! that fails takes the folio out again, so that the next one tries anew.
 
 use super::access::{Access, OnAllocated};
 use super::handle::Handle;
@@ -187,7 +187,7 @@ impl Handle {
         let mapping = &self.inode.mapping;
         let memory = &*self.inode.memory;
         let order = mapping.order();
-        let Some(id) = self.frames_for(index, wait)? else { return Ok(Claim::NoFrame) };
+        let Some(id) = self.frames_for(index, seen, wait)? else { return Ok(Claim::NoFrame) };
         // Without an owner until it is locked: reclaim may come by, on its way through the chunk,
         // and must not take it for a folio that is in its table.
         let folio = memory.folios.start(id, 0, index, order);
@@ -209,15 +209,22 @@ impl Handle {
         Ok(Claim::New(Locked { lock, folio, was_resident: false }))
     }
 
-    /// Frames for the folio whose first page is `index`, with the table page of its Entry charged.
-    fn frames_for(&self, index: u64, wait: Wait) -> Result<Option<FolioId>> {
+    /// Frames for the folio whose first page is `index`, with the table page of its Entry charged,
+    /// and what its being spilled would cost.
+    fn frames_for(&self, index: u64, seen: Entry, wait: Wait) -> Result<Option<FolioId>> {
         let mapping = &self.inode.mapping;
         let (order, near) = (mapping.order(), self.neighbour(index));
+        let spill = self.inode.spill().filter(|_| self.inode.is_hole(seen));
         match wait {
             Wait::ForFrames => {
                 self.reclaim.charge_table(mapping.table(), index)?;
+                if let Some(spill) = spill {
+                    self.reclaim.charge_slots(spill, 1 << order)?;
+                }
                 self.reclaim.allocate(order, near).map(Some)
             }
+            // Nobody makes pages of a memory file without waiting.
+            Wait::Never if spill.is_some() => Ok(None),
             Wait::Never if self.reclaim.try_charge_table(mapping.table(), index) => {
                 self.reclaim.try_allocate(order, near)
             }

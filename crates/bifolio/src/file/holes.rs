@@ -23,11 +23,13 @@ impl File {
         handle.check_writable()?;
         handle.check_memory_file("punch a hole")?;
         handle.range_end(range.start, range.end.saturating_sub(range.start))?;
-        let range = range.start..range.end.min(self.len().next_multiple_of(self.folio_bytes()));
+        let (unit, len_bytes) = (self.folio_bytes(), self.len());
+        // What is behind the end is zeros anyway.
+        let end = if range.end >= len_bytes { len_bytes.next_multiple_of(unit) } else { range.end };
+        let range = range.start..end;
         if range.is_empty() {
             return Ok(());
         }
-        let unit = self.folio_bytes();
         let whole = range.start.next_multiple_of(unit)..range.end / unit * unit;
         if whole.start > whole.end {
             return self.zero_part(range);

@@ -205,7 +205,7 @@ impl File {
             if seen.is_ready() {
                 let Ok(folio) = mapping.try_get_named(folios, batch.end, seen) else { break };
                 batch.folios.push(folio);
-                batch.end = (batch.end >> seen.order()) + 1 << seen.order();
+                batch.end = ((batch.end >> seen.order()) + 1) << seen.order();
             } else if self.reads_as_zeros(batch.end) {
                 batch.end = self.handle.end_of_folio(batch.end);
             } else {

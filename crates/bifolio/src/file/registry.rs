@@ -14,10 +14,11 @@ use super::{File, OpenOptions};
 use crate::config;
 use crate::error::{ErrorKind, Result};
 use crate::io::{Backing, DirectStatus, FileIdentity};
+use crate::mapping::PAGE_BYTES;
 use crate::reclaim::Reclaim;
 use crate::sync::{AtomicBool, Mutex, Ordering};
 use crate::sys::fork::ForkGuard;
-use crate::writeback::{Inode, MemoryStore, Services};
+use crate::writeback::{Inode, Services};
 use std::collections::{HashMap, hash_map};
 use std::sync::Arc;
 
@@ -148,8 +149,7 @@ impl Registry {
         options.validate_in_memory()?;
         let order = self.folio_order(options)?;
         let len_max_bytes = options.len_max_bytes(0)?;
-        let store = MemoryStore::new(name.to_owned());
-        let inode = Inode::new_in_memory(&self.services, store, order, len_max_bytes);
+        let inode = Inode::new_in_memory(&self.services, name, order, len_max_bytes);
         let inode = Arc::new(inode.map_err(no_table)?);
         let mut files = self.files.lock();
         let key = files.single_key();
@@ -257,6 +257,12 @@ impl Registry {
         Ok(())
     }
 
+    /// Bytes of the spill that are in use.
+    pub(crate) fn spill_bytes(&self) -> u64 {
+        let spill = self.services.spill.as_ref();
+        spill.map_or(0, |spill| u64::from(spill.used_slots()) * PAGE_BYTES)
+    }
+
     /// What is done instead of direct I/O, file by file.
     pub(crate) fn fallbacks(&self) -> Vec<String> {
         let inodes = self.inodes();
@@ -328,5 +334,9 @@ impl Drop for Registry {
             inode.remove_folios_from(0);
         }
         self.reclaim.wait_for_turn();
+        if let Some(spill) = &self.services.spill {
+            // Its pages are nobody's now. Who cannot cut it finds it longer than it need be.
+            let _ = spill.cut_to_header();
+        }
     }
 }

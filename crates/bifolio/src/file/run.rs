@@ -76,8 +76,7 @@ impl Run {
         tag: T,
         finished: impl FnOnce(Run, T),
     ) {
-        let position = self.first * PAGE_BYTES;
-        self.expected_bytes = self.inode.bytes_on_backing(position, self.pages() * PAGE_BYTES);
+        self.expected_bytes = self.inode.bytes_to_read(self.first, &self.folios);
         if self.expected_bytes == 0 {
             self.inode.memory.counters.add(Counter::MissWithoutRead, self.folios.len() as u64);
             return finished(self, tag);
@@ -118,8 +117,9 @@ impl Run {
         mut visit: impl FnMut(Locked<'a>),
     ) -> Result<()> {
         let total = self.expected_bytes;
-        let bytes = (answer? as u64).min(total);
         let inode = Arc::clone(&self.inode);
+        let answer = answer.map_err(|source| inode.read_error(self.first * PAGE_BYTES, source))?;
+        let bytes = (answer as u64).min(total);
         inode.memory.counters.add(Counter::ReadBytes, bytes);
         let folio_bytes = inode.mapping.folio_bytes();
         let mut left = std::mem::take(&mut self.folios).into_iter();
@@ -137,6 +137,10 @@ impl Run {
             }
             offset += folio_bytes;
             let locked = Locked::adopt(folios, id);
+            if let Err(error) = inode.check_filled(&locked.folio) {
+                self.folios = std::iter::once(locked.leave()).chain(left).collect();
+                return Err(error);
+            }
             inode.zero_folio_from(&locked.folio, &locked.lock, valid);
             inode.mapping.mark_uptodate(&locked.lock);
             visit(locked);

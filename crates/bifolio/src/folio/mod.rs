@@ -12,9 +12,9 @@
 //!    it. `owner` is cleared under the folio lock, when the folio leaves its table, and never set
 //!    again in that life. Readers hold the folio lock, or a reference and accept that `owner` goes.
 //! 3. `lru_next`, `lru_previous`, and the flags ON_LRU and ACTIVE: under the LRU lock.
-//! 4. `dirty_next`, `dirty_previous`, `dirtied`: under the dirty lock of the owner. While a folio is
-//!    not dirty nobody asks for `dirtied`; in a memory file the word is its spill slot then, under
-//!    the folio lock, or with WRITEBACK set.
+//! 4. `dirty_next`, `dirty_previous`, `dirtied`: under the dirty lock of the owner. While a folio
+//!    is not dirty nobody asks for `dirtied`; in a memory file the word is its spill slot then,
+//!    under the folio lock, or with WRITEBACK set.
 //! 5. UPTODATE is set under the folio lock and never cleared while anybody holds a reference.
 //!    DIRTY is set and cleared under the folio lock. WRITEBACK is set under the folio lock and
 //!    cleared by whoever does the I/O. READAHEAD is set by whoever fills the folio, before it is

@@ -208,6 +208,11 @@ impl DiskFile {
         }))
     }
 
+    /// The same file, called `name` in messages.
+    pub(crate) fn called(self, name: PathBuf) -> Self {
+        Self { path: name, ..self }
+    }
+
     /// Where a transfer goes, and how much of it at once (IO-2, IO-3).
     fn route(&self, request: &IoRequest) -> Submission<'_> {
         let usable = self.buffered_reason.get().is_none();

@@ -42,9 +42,7 @@ pub use disk::{DirectIo, DiskFile, DiskOptions, OpenDiskError};
 pub(crate) use engine::{Engine, Pieces, Queue, RUN_PAGES_MAX, Transfer};
 pub use error::{IoError, Operation};
 pub use request::{IoRequest, Submission};
-pub(crate) use transfer::{len_bytes, set_len, sync_all, sync_data};
-#[cfg(test)]
-use transfer::{read_full, write_full};
+pub(crate) use transfer::{len_bytes, read_full, set_len, sync_all, sync_data, write_full};
 pub use window::{IoSource, IoTarget};
 
 pub use crate::sys::file::FileKind;

@@ -2,8 +2,8 @@
 //!
 //! Woken when fewer than LOW pages are obtainable, or when a chunk should be made resident before
 //! somebody has to wait for that; works until there are HIGH (twice as many), in short turns, so
-//! that an allocation that must reclaim by itself gets its turn in between. It never writes: dirty
-//! folios in its way are the flusher's, which it tells.
+//! that an allocation that must reclaim by itself gets its turn in between. It spills
+//! memory files; other dirty folios in its way are the flusher's, which it tells.
 
 use super::Reclaim;
 use super::pageout::WriteOut;
@@ -82,7 +82,7 @@ impl Reclaim {
         while self.arena().obtainable_pages() < high_pages && !self.signal.lock().end {
             let counts = {
                 let turn = self.take_turn();
-                self.shrink(&turn, super::ROUND_PAGES, WriteOut::ByFlusher)
+                self.shrink(&turn, super::ROUND_PAGES, WriteOut::MemoryFiles)
             };
             if counts.reclaimed_pages == 0 {
                 return;

@@ -44,8 +44,9 @@ use crate::folio::{FolioId, LockedFolio};
 use crate::frames::Arena;
 use crate::lru::Memory;
 use crate::mapping::{PAGE_BYTES, Table};
+use crate::spill::{STEP_BYTES, Spill};
 use crate::stats::Counter;
-use crate::sync::{Condvar, Mutex, MutexGuard};
+use crate::sync::{Condvar, Mutex, MutexGuard, Ordering};
 use crate::writeback::{Flusher, Inode, Services};
 use pageout::WriteOut;
 use scan::ScanCounts;
@@ -71,6 +72,7 @@ const LOW_PAGES_MAX: u64 = 4096;
 pub(crate) struct Reclaim {
     pub(crate) memory: Arc<Memory>,
     flusher: Arc<Flusher>,
+    has_spill: bool,
     wait_max: Duration,
     /// RECLAIM-2.
     turn: Mutex<()>,
@@ -99,6 +101,7 @@ impl Reclaim {
         Self {
             memory: Arc::clone(&services.memory),
             flusher: Arc::clone(&services.flusher),
+            has_spill: services.spill.is_some(),
             wait_max: Duration::from_millis(config.reclaim_wait_ms_max),
             turn: Mutex::new(()),
             signal: Mutex::default(),
@@ -140,7 +143,7 @@ impl Reclaim {
             let Some(guard) = self.turn.try_lock() else { return Ok(None) };
             self.memory.counters.add(Counter::DirectReclaim, 1);
             let turn = Turn { _guard: guard };
-            self.shrink(&turn, ROUND_PAGES.max(1 << order), WriteOut::ByFlusher);
+            self.shrink(&turn, ROUND_PAGES.max(1 << order), WriteOut::Nothing);
         }
         self.take_frames(order, near)
     }
@@ -171,10 +174,28 @@ impl Reclaim {
     pub(crate) fn charge_table(&self, table: &Table, index: u64) -> Result<()> {
         let mut patience = Patience::new(self.wait_max);
         while !self.try_charge_table(table, index) {
-            let counts = self.give_memory_back(1);
-            self.decide(counts, &mut patience)?;
+            self.make_room_for_metadata(&mut patience)?;
         }
         Ok(())
+    }
+
+    /// Charges what the slots of `pages` more pages of memory files cost, before they are made, so
+    /// that to spill a page takes no memory; evicts if it must.
+    pub(crate) fn charge_slots(&self, spill: &Spill, pages: u64) -> Result<()> {
+        let mut patience = Patience::new(self.wait_max);
+        while spill.is_short_for(pages) {
+            if !self.arena().charge(STEP_BYTES) {
+                self.make_room_for_metadata(&mut patience)?;
+            } else if !spill.grow() {
+                self.arena().uncharge(STEP_BYTES);
+            }
+        }
+        Ok(())
+    }
+
+    fn make_room_for_metadata(&self, patience: &mut Patience) -> Result<()> {
+        let counts = self.give_memory_back(1);
+        self.decide(counts, patience)
     }
 
     /// Sets the bound, giving memory back first if it shrinks. On failure the old bound stands.
@@ -219,7 +240,7 @@ impl Reclaim {
                 return self.decide(ScanCounts { busy_pages, ..ScanCounts::default() }, patience);
             }
             self.memory.counters.add(Counter::DirectReclaim, 1);
-            let mut counts = self.shrink(&turn, ROUND_PAGES.max(1 << order), WriteOut::IfNeeded);
+            let mut counts = self.shrink(&turn, ROUND_PAGES.max(1 << order), WriteOut::Everything);
             if counts.reclaimed_pages > 0 && !self.arena().can_allocate(order) {
                 // What went was of other sizes: empty a chunk of those.
                 counts.add(&self.evacuate_for(&turn, order));
@@ -247,7 +268,7 @@ impl Reclaim {
         }
         let mut counts = ScanCounts::default();
         if self.arena().usage().free_pages == 0 {
-            counts = self.shrink(&turn, ROUND_PAGES, WriteOut::IfNeeded);
+            counts = self.shrink(&turn, ROUND_PAGES, WriteOut::Everything);
             if counts.reclaimed_pages == 0 {
                 counts = self.sweep(&turn);
             }
@@ -255,6 +276,12 @@ impl Reclaim {
         let retired = (0..slots_max).take_while(|_| self.arena().retire_slot()).count();
         counts.reclaimed_pages = retired as u64;
         counts
+    }
+
+    /// Pages of memory files that have nowhere to go.
+    fn unspillable_pages(&self) -> u64 {
+        let pages = self.memory.unspilled_pages.load(Ordering::Relaxed);
+        if self.has_spill { 0 } else { pages }
     }
 
     /// After a round: go on, wait a moment, or give up.
@@ -272,6 +299,7 @@ impl Reclaim {
                 bound_bytes: usage.bound_bytes,
                 pinned_bytes: counts.pinned_pages * PAGE_BYTES,
                 unwritten_bytes: counts.unwritten_pages * PAGE_BYTES,
+                unspillable_bytes: self.unspillable_pages() * PAGE_BYTES,
                 busy_bytes: counts.busy_pages * PAGE_BYTES,
                 metadata_bytes: usage.used_bytes - usage.frame_bytes,
             }

@@ -9,10 +9,13 @@ use crate::writeback::Inode;
 /// What a scan does with dirty folios.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WriteOut {
-    /// Leaves them, and tells the flusher.
-    ByFlusher,
-    /// Writes them out where nothing else could be evicted, and waits.
-    IfNeeded,
+    /// Leaves them: those of memory files to the background thread, others to the flusher.
+    Nothing,
+    /// Spills those of memory files, and waits; leaves others to the flusher.
+    MemoryFiles,
+    /// Spills those of memory files, writes out others where nothing else could be evicted, and
+    /// waits.
+    Everything,
 }
 
 /// Why a folio stays, or that it went.
@@ -26,6 +29,8 @@ pub(super) enum Verdict {
     Activate,
     /// To be written out first.
     Dirty,
+    /// Of a memory file, and to be spilled first.
+    Unspilled,
     /// Dirty, and its write-out failed.
     Unwritten,
     /// Others hold references.
@@ -55,7 +60,12 @@ impl Reclaim {
         }
         // Before the references: whoever is about to write it out holds one, too.
         if locked.flags.get(Flag::Dirty) {
-            return (Verdict::Dirty, Some(folio));
+            let verdict = match (inode.is_memory_file(), inode.is_evictable()) {
+                (false, _) => Verdict::Dirty,
+                (true, true) => Verdict::Unspilled,
+                (true, false) => Verdict::Unwritten,
+            };
+            return (verdict, Some(folio));
         }
         if is_pinned(&folio) {
             self.memory.counters.add(Counter::PgPinned, 1);
@@ -71,7 +81,7 @@ impl Reclaim {
         folio: FolioRef<'a>,
     ) -> (Verdict, Option<FolioRef<'a>>) {
         match self.evict_or_keep(turn, folio, false) {
-            (Verdict::Dirty, Some(folio)) => {
+            (Verdict::Dirty | Verdict::Unspilled, Some(folio)) => {
                 let mut judged = self.pageout_batch(turn, vec![folio]);
                 let (verdict, _, kept) = judged.pop().expect("a verdict for each folio");
                 (verdict, kept)
@@ -108,8 +118,9 @@ impl Reclaim {
             let pages = folio.folio().pages();
             match self.evict_or_keep(turn, folio, false) {
                 // Dirty still: the device does not take it. Dirty again: somebody was faster.
-                (Verdict::Dirty, folio) if failed => (Verdict::Unwritten, pages, folio),
-                (Verdict::Dirty, folio) => (Verdict::Busy, pages, folio),
+                (Verdict::Dirty | Verdict::Unspilled, folio) => {
+                    (if failed { Verdict::Unwritten } else { Verdict::Busy }, pages, folio)
+                }
                 (verdict, folio) => (verdict, pages, folio),
             }
         };
@@ -124,8 +135,7 @@ impl Reclaim {
     ) -> (Verdict, Option<FolioRef<'a>>) {
         let workingset = locked.flags.get(Flag::Workingset) || locked.flags.get(Flag::Active);
         let shadow = self.memory.lru.make_shadow(locked.pages(), workingset);
-        let left = |page| inode.left_by_eviction(&locked, shadow, page);
-        match inode.mapping.evict(folio, &locked, left) {
+        match inode.evict(folio, &locked, shadow) {
             Ok(frozen) => {
                 let unused = locked.flags.get(Flag::Readahead);
                 self.memory.counters.add(Counter::PgSteal, 1);

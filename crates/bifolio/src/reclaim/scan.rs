@@ -9,6 +9,23 @@ use crate::stats::Counter;
 /// The first share of a list that is looked at: one 4096th; the last one is all of it.
 const PRIORITY_MAX: u32 = 12;
 
+/// Pages that leave for the spill together, if there are so many: a transfer of 1 MiB.
+const SPILL_PAGES: u64 = 256;
+
+/// Isolated folios of memory files that are to be spilled.
+#[derive(Debug, Default)]
+struct Unspilled<'a> {
+    folios: Vec<FolioRef<'a>>,
+    pages: u64,
+}
+
+impl Unspilled<'_> {
+    /// How many pages are worth looking at.
+    fn scan_pages(&self) -> u64 {
+        if self.folios.is_empty() { 0 } else { SPILL_PAGES }
+    }
+}
+
 /// How a scan of the inactive list goes about it.
 #[derive(Clone, Copy, Debug)]
 struct How {
@@ -43,7 +60,7 @@ impl ScanCounts {
             Verdict::Pinned => self.pinned_pages += pages,
             Verdict::Unwritten => self.unwritten_pages += pages,
             Verdict::Busy => self.busy_pages += pages,
-            Verdict::Activate | Verdict::Dirty => {}
+            Verdict::Activate | Verdict::Dirty | Verdict::Unspilled => {}
         }
     }
 }
@@ -84,7 +101,7 @@ impl Reclaim {
         self.shrink_active(turn, active_pages);
         self.shrink_active(turn, self.memory.lru.sizes().active_pages);
         let inactive_pages = self.memory.lru.sizes().inactive_pages;
-        let mut how = How { second_chance: true, write_out: WriteOut::IfNeeded };
+        let mut how = How { second_chance: true, write_out: WriteOut::Everything };
         let first = self.shrink_inactive(turn, inactive_pages, super::ROUND_PAGES, how);
         if first.reclaimed_pages > 0 {
             return first;
@@ -108,26 +125,60 @@ impl Reclaim {
         let mut counts = ScanCounts::default();
         let mut scanned_pages = 0;
         let mut batch = Vec::with_capacity(BATCH_SLOTS);
-        while scanned_pages < scan_pages && counts.reclaimed_pages < wanted_pages {
-            let left_pages = scan_pages - scanned_pages;
+        let mut unspilled = Unspilled::default();
+        while counts.reclaimed_pages < wanted_pages {
+            // What leaves for the spill leaves together: a few more are looked at for that.
+            let scan_pages = scan_pages.max(unspilled.scan_pages());
+            let left_pages = scan_pages.saturating_sub(scanned_pages);
             memory.lru.isolate(&memory.folios, ListKind::Inactive, left_pages, &mut batch);
             if batch.is_empty() {
                 break;
             }
             memory.counters.add(Counter::PgScan, batch.len() as u64);
             scanned_pages += batch.iter().map(|folio| folio.folio().pages()).sum::<u64>();
-            self.shrink_folio_list(turn, &mut batch, how, &mut counts);
+            self.shrink_folio_list(turn, &mut batch, how, &mut counts, &mut unspilled);
+            if unspilled.pages >= SPILL_PAGES {
+                self.spill(turn, &mut unspilled, how, &mut counts);
+            }
         }
+        self.spill(turn, &mut unspilled, how, &mut counts);
         counts
     }
 
-    /// Judges each isolated folio; those that stay go back to a list.
-    fn shrink_folio_list(
+    /// Spills what was gathered, if that is wanted, and evicts it.
+    fn spill(
         &self,
         turn: &Turn<'_>,
-        batch: &mut Vec<FolioRef<'_>>,
+        unspilled: &mut Unspilled<'_>,
         how: How,
         counts: &mut ScanCounts,
+    ) {
+        let Unspilled { folios, pages } = std::mem::take(unspilled);
+        if folios.is_empty() {
+            return;
+        }
+        let mut kept = Vec::new();
+        if how.write_out == WriteOut::Nothing {
+            counts.busy_pages += pages;
+            kept = folios;
+        } else {
+            for (verdict, pages, folio) in self.pageout_batch(turn, folios) {
+                counts.note(verdict, pages);
+                kept.extend(folio);
+            }
+        }
+        self.memory.lru.put_back(&self.memory.folios, &mut kept, ListKind::Inactive);
+    }
+
+    /// Judges each isolated folio; those that stay go back to a list, but for what is to be
+    /// spilled.
+    fn shrink_folio_list<'a>(
+        &self,
+        turn: &Turn<'_>,
+        batch: &mut Vec<FolioRef<'a>>,
+        how: How,
+        counts: &mut ScanCounts,
+        unspilled: &mut Unspilled<'a>,
     ) {
         let reclaimed_before = counts.reclaimed_pages;
         let (mut active, mut inactive, mut dirty) = (Vec::new(), Vec::new(), Vec::new());
@@ -138,11 +189,15 @@ impl Reclaim {
             match verdict {
                 Verdict::Activate => active.extend(kept),
                 Verdict::Dirty => dirty.extend(kept),
+                Verdict::Unspilled => {
+                    unspilled.folios.extend(kept);
+                    unspilled.pages += pages;
+                }
                 _ => inactive.extend(kept),
             }
         }
         let must_write = counts.reclaimed_pages == reclaimed_before;
-        if must_write && how.write_out == WriteOut::IfNeeded {
+        if must_write && how.write_out == WriteOut::Everything {
             for (verdict, pages, kept) in self.pageout_batch(turn, dirty) {
                 counts.note(verdict, pages);
                 inactive.extend(kept);

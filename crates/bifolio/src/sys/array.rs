@@ -24,6 +24,10 @@ mod real {
     use super::ZeroValid;
     use crate::sys::memory::Reservation;
     use std::marker::PhantomData;
+    use std::sync::atomic::AtomicU64;
+
+    // SAFETY: an atomic word is valid when zero and needs no dropping.
+    unsafe impl ZeroValid for AtomicU64 {}
 
     /// See the head of the file.
     #[derive(Debug)]

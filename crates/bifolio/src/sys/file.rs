@@ -15,10 +15,11 @@
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use arrayvec::ArrayVec;
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags};
+use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags, StatxFlags};
+use rustix::io::Errno;
 
 /// The magic number of tmpfs in `statfs`.
 const TMPFS_MAGIC: u64 = 0x0102_1994;
@@ -111,6 +112,38 @@ pub(crate) fn open(path: &Path, mode: OpenMode) -> io::Result<OwnedFd> {
     flags.set(OFlags::CREATE, mode.create);
     flags.set(OFlags::DIRECT, mode.direct);
     Ok(rustix::fs::open(path, flags, Mode::from_raw_mode(0o666))?)
+}
+
+/// Makes a file at `path`, where there must be none, for its owner's eyes only.
+pub(crate) fn create_private(path: &Path) -> io::Result<OwnedFd> {
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+    Ok(rustix::fs::open(path, flags, Mode::from_raw_mode(0o600))?)
+}
+
+/// Makes a file in `directory` that has no name and cannot be given one (`O_TMPFILE`).
+pub(crate) fn create_unnamed(directory: &Path) -> io::Result<OwnedFd> {
+    let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::EXCL | OFlags::CLOEXEC;
+    Ok(rustix::fs::open(directory, flags, Mode::from_raw_mode(0o600))?)
+}
+
+/// Takes the name `path` away from its file.
+pub(crate) fn unlink(path: &Path) -> io::Result<()> {
+    Ok(rustix::fs::unlink(path)?)
+}
+
+/// The path by which this process can open an open file again, name or not; needs `/proc`.
+pub(crate) fn path_of(file: BorrowedFd<'_>) -> PathBuf {
+    PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()))
+}
+
+/// Locks `file` against everybody else who does the same (`flock`), until the descriptor and its
+/// copies are closed; whether that was possible now.
+pub(crate) fn try_lock(file: BorrowedFd<'_>) -> io::Result<bool> {
+    match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(true),
+        Err(Errno::WOULDBLOCK) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// Makes transfers of a file opened by [`open`] wait again, as those of regular files should.

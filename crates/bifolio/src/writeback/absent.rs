@@ -5,14 +5,34 @@
 //! | hole | on the backing | zeros, nowhere |
 //! | value | on the backing; the shadow of an eviction | in the spill; the slot |
 //!
-//! One place for these decisions: `file` asks here before it fills, `reclaim` when it evicts.
+//! One place for these decisions: `file` asks here before it fills, `reclaim` when it evicts. The
+//! slot of a page wanders between the Entry and the folio's descriptor (SPILL-1):
+//!
+//! ```text
+//!   value(slot) --take_over--> clean folio with the slot --evict--> value(slot)
+//!                                 |            ^
+//!                              mark_dirty      | its write-out ended (spill_out.rs)
+//!                                 v            |
+//!                              dirty folio, no slot
+//! ```
 
 use super::inode::Inode;
-use crate::folio::{FolioId, FolioRef, LockedFolio};
+use super::store::Store;
+use crate::folio::{Flag, FolioId, FolioRef, Frozen, LockedFolio};
 use crate::lru::Shadow;
-use crate::mapping::Entry;
+use crate::mapping::{Entry, EvictError};
+use crate::spill::Spill;
+use std::sync::Arc;
 
 impl Inode {
+    /// The spill of a memory file, if there is one.
+    pub(crate) fn spill(&self) -> Option<&Arc<Spill>> {
+        match &self.store {
+            Store::Disk(_) => None,
+            Store::Memory(memory) => memory.spill(),
+        }
+    }
+
     /// Whether the page has no bytes anywhere, and reads as zeros.
     pub(crate) fn is_hole(&self, seen: Entry) -> bool {
         self.is_memory_file() && seen == Entry::HOLE
@@ -23,68 +43,124 @@ impl Inode {
         !seen.is_folio() && !self.is_hole(seen)
     }
 
+    /// The first page from `index` on that has anything in the table; in a memory file spilled
+    /// bytes, too.
+    pub(crate) fn next_occupied(&self, index: u64) -> Option<u64> {
+        let table = self.mapping.table();
+        if self.is_memory_file() { table.next_occupied(index) } else { table.next_folio(index) }
+    }
+
     /// Whether reclaim can do anything with folios of this file.
     pub(crate) fn is_evictable(&self) -> bool {
-        !self.is_memory_file()
-    }
-
-    /// The first page from `index` on that [`Self::remove_folios_from`] would find something at.
-    pub(crate) fn next_occupied(&self, index: u64) -> Option<u64> {
-        self.mapping.table().next_folio(index)
-    }
-
-    /// Gives back what `seen`, an Entry without a folio, names at the head `index`.
-    pub(super) fn forget_absent(&self, index: u64, seen: Entry) {
-        let _ = (index, seen);
+        !self.is_memory_file() || self.spill().is_some()
     }
 
     /// What the last eviction of the page left for the replacement policy.
     pub(crate) fn shadow_of(&self, seen: Entry) -> Option<Shadow> {
-        if self.is_memory_file() { None } else { seen.as_value().map(Shadow) }
+        let value = seen.as_value()?;
+        Some(self.spill().map_or(Shadow(value), |spill| spill.shadow(value as u32)))
     }
 
     /// A folio that was just put where `seen` stood takes over what that named.
     pub(crate) fn take_over(&self, locked: &LockedFolio<'_>, seen: Entry) {
-        if self.is_memory_file() {
-            debug_assert_eq!(seen, Entry::HOLE);
-            locked.set_slot(0);
+        if !self.is_memory_file() {
+            return;
+        }
+        locked.set_slot(seen.as_value().unwrap_or(0) as u32);
+        if let Some(spill) = self.spill().filter(|_| seen == Entry::HOLE) {
+            spill.note_born(locked.pages());
         }
     }
 
     /// Whether one transfer can read the folio `last` and, next to it, one that finds `seen`.
     pub(crate) fn continues(&self, last: FolioId, seen: Entry) -> bool {
-        let _ = (last, seen);
-        !self.is_memory_file()
+        let last = self.memory.folio(last);
+        let slot_after = || u64::from(last.slot()) + last.pages();
+        !self.is_memory_file() || seen.as_value() == Some(slot_after())
     }
 
-    /// What a clean folio leaves at its page `page` (from its first one) when it is evicted.
-    pub(crate) fn left_by_eviction(
+    /// Evicts a folio (`Mapping::evict`) and leaves what finds its bytes again.
+    pub(crate) fn evict<'a>(
         &self,
+        folio: FolioRef<'a>,
         locked: &LockedFolio<'_>,
         shadow: Shadow,
-        page: u64,
-    ) -> Entry {
-        let _ = locked;
-        if page == 0 && !self.is_memory_file() { Entry::value(shadow.0) } else { Entry::HOLE }
+    ) -> Result<Frozen<'a>, EvictError<'a>> {
+        if !self.is_memory_file() {
+            let left = |page| if page == 0 { Entry::value(shadow.0) } else { Entry::HOLE };
+            return self.mapping.evict(folio, locked, left);
+        }
+        let frozen = self.mapping.evict(folio, locked, |page| {
+            if let Some(spill) = self.spill().filter(|_| locked.slot() != 0) {
+                spill.set_shadow(locked.slot() + page as u32, shadow);
+            }
+            left_in_memory_file(locked, page)
+        })?;
+        self.note_gone_if(locked.slot() == 0, locked.pages());
+        Ok(frozen)
     }
 
-    /// Takes a folio out of the table that never got its bytes. The table's reference is returned.
+    /// Takes a folio out of the table that never got its bytes: what it took over stands there
+    /// again. The table's reference is returned.
     pub(crate) fn remove_unfilled<'a>(
         &'a self,
         folio: &FolioRef<'a>,
         locked: &LockedFolio<'_>,
     ) -> FolioRef<'a> {
-        self.mapping.remove(folio, locked, &self.memory.folios, |_| Entry::HOLE)
+        let folios = &self.memory.folios;
+        if !self.is_memory_file() {
+            return self.mapping.remove(folio, locked, folios, |_| Entry::HOLE);
+        }
+        self.note_gone_if(locked.slot() == 0, locked.pages());
+        self.mapping.remove(folio, locked, folios, |page| left_in_memory_file(locked, page))
     }
 
-    /// Takes a folio out of the table whose bytes are no longer wanted, dirty or not. The table's
-    /// reference is returned.
+    /// Takes a folio out of the table whose bytes are no longer wanted, dirty or not; no write-out
+    /// of it is in flight. The table's reference is returned.
     pub(crate) fn remove_unwanted<'a>(
         &'a self,
         folio: &FolioRef<'a>,
         locked: &LockedFolio<'_>,
     ) -> FolioRef<'a> {
+        self.drop_slot(locked);
         self.dirty.forget(&self.memory, folio.id());
+        self.note_gone_if(true, locked.pages());
         self.mapping.remove(folio, locked, &self.memory.folios, |_| Entry::HOLE)
+    }
+
+    /// Gives back what `seen`, an Entry without a folio, names at the head `index`.
+    pub(super) fn forget_absent(&self, index: u64, seen: Entry) {
+        let (Some(spill), Some(slot)) = (self.spill(), seen.as_value()) else { return };
+        if self.mapping.take_value(index, seen) {
+            let pages = 1 << self.mapping.order();
+            spill.give_back(slot as u32, pages);
+            self.note_gone_if(true, u64::from(pages));
+        }
+    }
+
+    /// The bytes of a locked folio will no longer be those of its slot. No write-out of it is in
+    /// flight.
+    pub(super) fn drop_slot(&self, locked: &LockedFolio<'_>) {
+        if let Some(spill) = self.spill()
+            && !locked.flags.get(Flag::Dirty)
+            && locked.slot() != 0
+        {
+            spill.give_back(locked.slot(), locked.pages() as u32);
+            locked.set_slot(0);
+        }
+    }
+
+    fn note_gone_if(&self, is_gone: bool, pages: u64) {
+        if let Some(spill) = self.spill().filter(|_| is_gone) {
+            spill.note_gone(pages);
+        }
+    }
+}
+
+/// What a folio of a memory file that is not dirty leaves at the head of a unit.
+fn left_in_memory_file(locked: &LockedFolio<'_>, page: u64) -> Entry {
+    match locked.slot() {
+        0 => Entry::HOLE,
+        slot => Entry::value(u64::from(slot) + page),
     }
 }

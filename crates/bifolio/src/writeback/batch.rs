@@ -16,8 +16,9 @@
 use super::dirty::InFlight;
 use super::inode::Inode;
 use crate::folio::{Flag, FolioRef, LockedFolio};
-use crate::io::{IoError, Operation, Queue, RUN_PAGES_MAX};
+use crate::io::{IoError, Queue, RUN_PAGES_MAX};
 use crate::mapping::PAGE_BYTES;
+use crate::spill::SlotRun;
 use crate::stats::Counter;
 use crate::sync::{Ordering, RwLockReadGuard};
 use smallvec::SmallVec;
@@ -28,15 +29,17 @@ use std::sync::Arc;
 pub(super) const ALL_PAGES: Range<u64> = 0..u64::MAX;
 
 /// One folio on its way to the device.
-type Leaving<'a> = (FolioRef<'a>, InFlight);
+pub(super) type Leaving<'a> = (FolioRef<'a>, InFlight);
 
 /// Neighbours on their way to the device, in order.
 #[derive(Debug)]
-struct Run<'a> {
-    folios: SmallVec<[Leaving<'a>; 1]>,
-    position: u64,
+pub(super) struct Run<'a> {
+    pub(super) folios: SmallVec<[Leaving<'a>; 1]>,
+    pub(super) position: u64,
     /// Bytes of it that were in the file when it was started.
-    length: u64,
+    pub(super) length: u64,
+    /// Where they go if they are spilled.
+    pub(super) slots: Option<SlotRun>,
 }
 
 /// What became of a folio that was given to a batch.
@@ -51,14 +54,14 @@ pub(super) enum Added {
 /// See the head of the file.
 #[derive(Debug)]
 pub(super) struct WriteBatch<'a> {
-    inode: &'a Inode,
+    pub(super) inode: &'a Inode,
     within: Range<u64>,
     /// WRITEBACK-4: the length stands until the bytes are written.
     _no_cut: RwLockReadGuard<'a, ()>,
-    queue: Queue<'a, Run<'a>>,
+    pub(super) queue: Queue<'a, Run<'a>>,
     /// Transfers of several folios that failed.
     failed: Vec<Run<'a>>,
-    begun_folios: u64,
+    pub(super) begun_folios: u64,
     written_folios: u64,
     error: Option<Arc<IoError>>,
 }
@@ -104,6 +107,9 @@ impl<'a> WriteBatch<'a> {
     /// that are busy go to `busy`.
     pub(super) fn add_all(&mut self, mut folios: Vec<FolioRef<'a>>, busy: &mut Vec<FolioRef<'a>>) {
         folios.sort_unstable_by_key(|folio| folio.folio().index());
+        if self.inode.spill().is_some() {
+            return self.spill_all(folios, busy);
+        }
         for folio in folios {
             let again = folio.try_clone();
             if self.add(folio) == Added::Busy {
@@ -176,21 +182,29 @@ impl<'a> WriteBatch<'a> {
         Some((folio, in_flight))
     }
 
-    fn start(&mut self, folios: SmallVec<[Leaving<'a>; 1]>) {
+    /// Makes room for another transfer.
+    pub(super) fn make_room(&mut self) {
         if self.queue.is_full() {
             self.complete((self.queue.depth() / 2).max(1));
         }
+    }
+
+    fn start(&mut self, folios: SmallVec<[Leaving<'a>; 1]>) {
+        if self.inode.spill().is_some() {
+            return self.spill_run(folios);
+        }
+        self.make_room();
         let inode = self.inode;
         let position = folios[0].0.folio().index() * PAGE_BYTES;
         let run_bytes = folios.len() as u64 * inode.mapping.folio_bytes();
         let length = inode.mapping.len_bytes().saturating_sub(position).min(run_bytes);
-        let run = Run { folios, position, length };
+        let run = Run { folios, position, length, slots: None };
         if length == 0 {
             return self.end(run, None);
         }
         inode.memory.counters.add(Counter::WriteRequest, 1);
         let ids = run.folios.iter().map(|(folio, _)| folio.id());
-        let transfer = inode.transfer(Operation::Write, position, length, ids);
+        let transfer = inode.write_transfer(position, length, ids);
         // SAFETY: IO-1: frames of the arena, which stays mapped (FRAMES-2); the run, which the
         // queue keeps until it is complete, has a reference to each, so none is given to others,
         // and nobody changes them meanwhile (WRITEBACK-3).
@@ -203,17 +217,21 @@ impl<'a> WriteBatch<'a> {
         for (run, answer) in ended {
             match answer {
                 Ok(_) => self.end(run, None),
-                Err(_) if run.folios.len() > 1 => self.failed.push(run),
+                Err(_) if run.folios.len() > 1 => {
+                    self.settle_slots(&run, false);
+                    self.failed.push(run);
+                }
                 Err(error) => self.end(run, Some(Arc::new(error))),
             }
         }
     }
 
     /// Ends the write-out of every folio of `run`.
-    fn end(&mut self, run: Run<'a>, error: Option<Arc<IoError>>) {
+    pub(super) fn end(&mut self, run: Run<'a>, error: Option<Arc<IoError>>) {
         let inode = self.inode;
         let count = run.folios.len() as u64;
         inode.memory.counters.add(Counter::Writeback, count);
+        self.settle_slots(&run, error.is_none());
         match &error {
             None => {
                 inode.memory.counters.add(Counter::WrittenBytes, run.length);

@@ -10,10 +10,12 @@ use super::dirty::DirtyList;
 use super::errors::{ErrorCursor, WriteErrors};
 use super::flusher::Flusher;
 use super::store::{DiskStore, MemoryStore, Store};
+use crate::error::{Error, ErrorKind, Result};
 use crate::folio::{Flag, FolioId, FolioRef, LockedFolio};
 use crate::io::{Backing, DirectStatus, Engine, IoError, Operation, Pieces, Transfer};
 use crate::lru::Memory;
 use crate::mapping::{Mapping, PAGE_BYTES};
+use crate::spill::Spill;
 use crate::stats::Counter;
 use crate::sync::{Mutex, MutexGuard, RwLock};
 use crate::sys::copy;
@@ -27,6 +29,8 @@ pub(crate) struct Services {
     pub(crate) memory: Arc<Memory>,
     pub(crate) engine: Arc<Engine>,
     pub(crate) flusher: Arc<Flusher>,
+    /// Where folios of memory files go when memory is short.
+    pub(crate) spill: Option<Arc<Spill>>,
 }
 
 /// See the head of the file.
@@ -64,10 +68,11 @@ impl Inode {
     /// An empty file without a backing.
     pub(crate) fn new_in_memory(
         services: &Services,
-        store: MemoryStore,
+        name: &str,
         order: u8,
         len_max_bytes: u64,
     ) -> std::io::Result<Self> {
+        let store = MemoryStore::new(name.to_owned(), services.spill.clone());
         let mapping = Mapping::new(order, 0, len_max_bytes)?;
         Ok(Self::with_store(services, mapping, Store::Memory(store), len_max_bytes))
     }
@@ -166,6 +171,7 @@ impl Inode {
             self.memory.counters.add(Counter::WritebackWait, 1);
             locked.flags.wait_for_writeback();
         }
+        self.drop_slot(locked);
         self.dirty.mark(&self.memory, folio.id());
         if !self.is_memory_file() {
             self.flusher.note_dirty(&self.memory);
@@ -183,13 +189,95 @@ impl Inode {
     pub(crate) fn read_transfer(&self, first: u64, folios: &[FolioId]) -> Transfer {
         let length = folios.len() as u64 * self.mapping.folio_bytes();
         let ids = folios.iter().copied();
-        self.transfer(Operation::Read, first * PAGE_BYTES, length, ids)
+        let (backing, position) = match (&self.store, self.spill()) {
+            (Store::Disk(disk), _) => (disk.reader(), first * PAGE_BYTES),
+            (_, Some(spill)) => {
+                (spill.backing(), Spill::position_bytes(self.memory.folio(folios[0]).slot()))
+            }
+            _ => unreachable!("a memory file has nothing to read from"),
+        };
+        self.transfer_with(Arc::clone(backing), Operation::Read, position, length, ids)
     }
 
-    /// The transfer of `length` bytes from `position` on, the first byte of the first folio,
-    /// between the backing and the frames of `folios`.
-    pub(super) fn transfer(
+    /// How many bytes of consecutive whole folios from page `first` on are to be read.
+    pub(crate) fn bytes_to_read(&self, first: u64, folios: &[FolioId]) -> u64 {
+        let length = folios.len() as u64 * self.mapping.folio_bytes();
+        match &self.store {
+            Store::Disk(disk) => disk.bytes_from(first * PAGE_BYTES, length),
+            Store::Memory(_) if self.memory.folio(folios[0]).slot() != 0 => length,
+            Store::Memory(_) => 0,
+        }
+    }
+
+    /// Judges the bytes a locked folio was just filled with: what comes from the spill must be what
+    /// went there (SPILL-4).
+    pub(crate) fn check_filled(&self, folio: &FolioRef<'_>) -> Result<()> {
+        let Some(spill) = self.spill() else { return Ok(()) };
+        let descriptor = folio.folio();
+        let slots = descriptor.slot()..;
+        if slots.start == 0 {
+            return Ok(());
+        }
+        for ((slot, page), index) in slots.zip(self.pages_of_still(folio)).zip(descriptor.index()..)
+        {
+            spill.check(slot, page).map_err(|mismatch| ErrorKind::SpillCorrupt {
+                file: self.name(),
+                position_bytes: index * PAGE_BYTES,
+                spill: spill.name().to_owned(),
+                spill_position_bytes: Spill::position_bytes(slot),
+                expected_checksum: mismatch.expected,
+                found_checksum: mismatch.found,
+            })?;
+        }
+        self.memory.counters.add(Counter::SpillIn, descriptor.pages());
+        Ok(())
+    }
+
+    /// A read of the file from `position_bytes` on has failed.
+    #[cold]
+    pub(crate) fn read_error(&self, position_bytes: u64, source: IoError) -> Error {
+        if self.is_memory_file() {
+            ErrorKind::SpillRead { file: self.name(), position_bytes, source }.into()
+        } else {
+            source.into()
+        }
+    }
+
+    /// The bytes of a folio, page by page. Nobody may change them: it is locked and not yet
+    /// uptodate, or under WRITEBACK.
+    pub(super) fn pages_of_still(
         &self,
+        folio: &FolioRef<'_>,
+    ) -> impl Iterator<Item = &[u8; PAGE_BYTES as usize]> {
+        let descriptor = folio.folio();
+        debug_assert!(
+            descriptor.flags.get(Flag::Writeback) || !descriptor.flags.get(Flag::Uptodate)
+        );
+        let start = self.memory.arena.address(folio.id());
+        let pages = descriptor.pages() as usize;
+        // SAFETY: so many pages of a frame whose reference the caller holds, which nobody changes:
+        // a writer needs the lock and waits for the write-out (WRITEBACK-3).
+        let bytes = unsafe { std::slice::from_raw_parts(start.cast_const().cast(), pages) };
+        bytes.iter()
+    }
+
+    /// The transfer of `length` bytes of the file from `position` on, the first byte of the first
+    /// folio, to its backing.
+    pub(super) fn write_transfer(
+        &self,
+        position: u64,
+        length: u64,
+        folios: impl Iterator<Item = FolioId>,
+    ) -> Transfer {
+        let Store::Disk(disk) = &self.store else { unreachable!("a memory file has no backing") };
+        let backing = Arc::clone(disk.writer().unwrap_or(disk.reader()));
+        self.transfer_with(backing, Operation::Write, position, length, folios)
+    }
+
+    /// The transfer of `length` bytes between `position` of a backing and the frames of `folios`.
+    pub(super) fn transfer_with(
+        &self,
+        backing: Arc<dyn Backing>,
         operation: Operation,
         position: u64,
         length: u64,
@@ -204,12 +292,7 @@ impl Inode {
             pieces.push(start, part as usize);
             left -= part;
         }
-        let Store::Disk(disk) = &self.store else { unreachable!("a memory file has no backing") };
-        let backing = match operation {
-            Operation::Write => disk.writer().unwrap_or(disk.reader()),
-            _ => disk.reader(),
-        };
-        Transfer { backing: Arc::clone(backing), operation, position_bytes: position, pieces }
+        Transfer { backing, operation, position_bytes: position, pieces }
     }
 
     /// Zeroes a locked folio's bytes from `offset` on, in memory.

@@ -1,9 +1,9 @@
 //! Taking pages of a file out of the table because their bytes are no longer wanted: cuts, punched
 //! holes, the end of the file's life here.
 //!
-//! In a memory file that is the end of the bytes, wherever they are: a folio goes, dirty or not, and
-//! a slot of the spill is given back. A folio of several units that reaches beyond the range stays,
-//! and its part of the range is zeroed in place.
+//! In a memory file that is the end of the bytes, wherever they are: a folio goes, dirty or not,
+//! and a slot of the spill is given back. A folio of several units that reaches beyond the range
+//! stays, and its part of the range is zeroed in place.
 
 use super::inode::Inode;
 use crate::folio::{Flag, FolioRef, LockedFolio};

@@ -1,0 +1,210 @@
+//! The spill file: where pages of memory files go when memory is short.
+//!
+//! Stands between `io`, whose [`Backing`] it opens, and `writeback`, whose memory files write
+//! folios to slots and read them back. One spill serves all memory files of a cache.
+//!
+//! ```text
+//!   slot    0        1    2    3   ...                     slots.rs, step.rs: which are in use
+//!         +--------+----+----+----+-----
+//!   file  | header |    page each, 4 KiB                   place.rs, header.rs: where, and whose
+//!         +--------+----+----+----+-----
+//!   memory           one word each: checksum, shadow       words.rs
+//! ```
+//!
+//! The life of a slot; what is in brackets owns it:
+//!
+//! ```text
+//!           take             seal, written              evicted
+//!   free ----------> [a write-out] ---------> [a clean folio] ---------> [a value Entry]
+//!    ^                    |                    |           ^                    |
+//!    |  failed, or dirty  |  dirtied, dropped  |           | read back, checked |  punched,
+//!    |  again meanwhile   |                    |           '--------------------|  truncated
+//!    '-----give_back------'------give_back-----'---------------give_back--------'
+//! ```
+//!
+//! Invariants:
+//! - SPILL-1: a slot that is not free has exactly one owner: a write-out in flight, the descriptor
+//!   of a clean folio, or a value Entry. Only the owner transfers it, uses its word, hands it on or
+//!   gives it back; it is handed on by what publishes the new owner (the CAS of an Entry, the folio
+//!   lock, the end of a transfer), which also orders the uses of its word.
+//! - SPILL-2: a slot that is handed out is above 0, below 2^28, and its page ends within the bytes
+//!   the file may have. So a value Entry can name it, and 0 can stand for "none" in a descriptor.
+//! - SPILL-3: the word of a slot is touched only below the capacity, and a step of capacity is
+//!   charged against the bound before it is added. Capacity never shrinks.
+//! - SPILL-4: the checksum is taken before the page leaves memory, of bytes that nobody changes
+//!   until the transfer has ended (WRITEBACK-3). What is read back is compared before anybody sees
+//!   it: a page that fails is an error, never data.
+//! - SPILL-5: a file with a name is changed only while it is locked, and only if it was empty or
+//!   has our header.
+//!
+//! The file is never synced, and of no use to anybody but the cache that wrote it. Nothing here
+//! transfers pages, knows folios or waits for anything but the lock over the slots, which is held
+//! for no call and under which no other is taken.
+
+mod header;
+mod place;
+mod slots;
+mod step;
+#[cfg(test)]
+mod tests;
+mod words;
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+pub(crate) use place::SpillPlace;
+pub(crate) use slots::{STEP_BYTES, SlotRun};
+pub(crate) use step::STEP_SLOTS;
+pub(crate) use words::Mismatch;
+
+use crate::error::{ErrorKind, Result};
+use crate::io::{self, Backing, IoError};
+use crate::lru::Shadow;
+use crate::sync::{AtomicU64, Ordering};
+use crate::sys::memory::PAGE_BYTES;
+use crate::sys::probe::Features;
+use slots::Slots;
+use words::Words;
+
+/// Of so many slots one is spare.
+const PART_SPARE: u64 = 16;
+
+/// See the head of the file.
+#[derive(Debug)]
+pub(crate) struct Spill {
+    backing: Arc<dyn Backing>,
+    name: String,
+    slots: Slots,
+    words: Words,
+    /// Pages of memory files that exist, wherever: each may need a slot.
+    pages: AtomicU64,
+    /// Behind the backing: the file is closed before others may have it.
+    _lock: Option<OwnedFd>,
+}
+
+impl Spill {
+    /// Opens the spill file, for pages in its first `bytes_max` bytes, the header's among them.
+    /// `enroll` makes the backing known to whoever will transfer the pages.
+    ///
+    /// # Errors
+    /// `Open`, `Io`: the file cannot be opened, or its header not be read or written. `SpillFile`:
+    /// it is another's, or in use; it is as it was. `Memory`: no address space for the words.
+    pub(crate) fn open(
+        place: SpillPlace,
+        bytes_max: u64,
+        features: &Features,
+        enroll: impl FnOnce(Arc<dyn Backing>) -> Arc<dyn Backing>,
+    ) -> Result<Self> {
+        let place::Opened { backing, lock } = place::open(place, features)?;
+        let slots = Slots::new(bytes_max);
+        let purpose = "the checksums of spilled pages";
+        let words =
+            Words::new(slots.end()).map_err(|source| ErrorKind::Memory { purpose, source })?;
+        let name = backing.describe();
+        let pages = AtomicU64::new(0);
+        Ok(Self { backing: enroll(backing), name, slots, words, pages, _lock: lock })
+    }
+
+    /// What pages are written to and read from.
+    pub(crate) fn backing(&self) -> &Arc<dyn Backing> {
+        &self.backing
+    }
+
+    /// The file, for messages.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Where the page of a slot begins in the file.
+    pub(crate) fn position_bytes(slot: u32) -> u64 {
+        u64::from(slot) * PAGE_BYTES as u64
+    }
+
+    /// Cuts the file to its header, so that the space is free again. Nobody needs a slot any more.
+    pub(crate) fn cut_to_header(&self) -> std::result::Result<(), IoError> {
+        io::set_len(&*self.backing, PAGE_BYTES as u64)
+    }
+
+    /// Takes free slots in a row: `wanted_pages`, at most [`STEP_SLOTS`]; or, if nowhere there are
+    /// so many, the longest run there is. `None` if that is shorter than `least_pages`.
+    ///
+    /// The run starts anywhere, and usually where the last one ended. What the caller does not use
+    /// of it he gives back.
+    pub(crate) fn take(&self, wanted_pages: u32, least_pages: u32) -> Option<SlotRun> {
+        self.slots.take(wanted_pages, least_pages)
+    }
+
+    /// Makes slots free again, of which the caller is the owner; they may be parts of several runs.
+    pub(crate) fn give_back(&self, first: u32, pages: u32) {
+        if pages > 0 {
+            self.slots.give_back(SlotRun { first, pages });
+        }
+    }
+
+    /// Adds [`STEP_SLOTS`] slots to the capacity, or what is left up to the most there may be. The
+    /// caller has charged [`STEP_BYTES`] for it, and takes that back if the answer is `false`: all
+    /// are there already.
+    #[must_use]
+    pub(crate) fn grow(&self) -> bool {
+        self.slots.grow()
+    }
+
+    /// A memory file has so many pages more; whoever made them had capacity for them.
+    pub(crate) fn note_born(&self, pages: u64) {
+        self.pages.fetch_add(pages, Ordering::Relaxed);
+    }
+
+    /// So many pages have become holes.
+    pub(crate) fn note_gone(&self, pages: u64) {
+        self.pages.fetch_sub(pages, Ordering::Relaxed);
+    }
+
+    /// Whether there should be more capacity before `pages` more pages exist: all of them must find
+    /// a slot, and folios of several pages find theirs in a row.
+    pub(crate) fn is_short_for(&self, pages: u64) -> bool {
+        let wanted = self.pages.load(Ordering::Relaxed) + pages;
+        let wanted = wanted + wanted / PART_SPARE + u64::from(STEP_SLOTS) / 2;
+        let capacity = self.capacity_slots();
+        u64::from(capacity) < wanted && capacity < self.capacity_slots_max()
+    }
+
+    /// Slots there are: free ones and used ones.
+    pub(crate) fn capacity_slots(&self) -> u32 {
+        self.slots.capacity()
+    }
+
+    /// Slots there can be, after so many calls of [`Self::grow`] as it takes.
+    pub(crate) fn capacity_slots_max(&self) -> u32 {
+        self.slots.capacity_max()
+    }
+
+    /// Slots that have an owner.
+    pub(crate) fn used_slots(&self) -> u32 {
+        self.slots.used()
+    }
+
+    /// Notes the checksum of a page that is about to be written to `slot` (SPILL-4). Its shadow is
+    /// zero until [`Self::set_shadow`].
+    pub(crate) fn seal(&self, slot: u32, page: &[u8; PAGE_BYTES]) {
+        self.words.seal(slot, page);
+    }
+
+    /// Compares a page that was read from `slot` with what was sealed (SPILL-4).
+    pub(crate) fn check(
+        &self,
+        slot: u32,
+        page: &[u8; PAGE_BYTES],
+    ) -> std::result::Result<(), Mismatch> {
+        self.words.check(slot, page)
+    }
+
+    /// Keeps the shadow of an eviction beside the slot that stands in the Entry.
+    pub(crate) fn set_shadow(&self, slot: u32, shadow: Shadow) {
+        self.words.set_shadow(slot, shadow);
+    }
+
+    /// The shadow of the last eviction.
+    pub(crate) fn shadow(&self, slot: u32) -> Shadow {
+        self.words.shadow(slot)
+    }
+}

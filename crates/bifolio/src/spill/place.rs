@@ -1,0 +1,174 @@
+//! Where the spill file is, and how it is opened.
+//!
+//! Called once by [`Spill::open`](super::Spill::open).
+//!
+//! | place | the file | its bytes afterwards |
+//! |---|---|---|
+//! | `In(directory)` | has no name: nobody else finds it | gone with its last descriptor |
+//! | `File(path)` | made if absent; else empty, or ours by its header | stay until the next open |
+//! | `Backing(yours)` | taken as it is | yours to know |
+//!
+//! A file with a name is locked (`flock`) before it is looked at, for as long as it is open: two
+//! caches in one file would overwrite each other's pages. Nothing is changed in it before its
+//! header has been seen. Files that are made here are readable by their owner only: they hold
+//! what was in memory.
+//!
+//! A child made by `fork` shares descriptors, so the lock and the bytes of a file without a name
+//! last until it, too, is gone or has executed something else.
+
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::{PAGE_BYTES, header};
+use crate::error::{ErrorKind, Result, SpillFileProblem};
+use crate::io::{self, Backing, DiskFile, DiskOptions, FileIdentity, IoBuffer, OpenDiskError};
+use crate::sys::file::{self, OpenMode};
+use crate::sys::probe::Features;
+
+const OPTIONS: DiskOptions = DiskOptions {
+    read: true,
+    write: true,
+    create: false,
+    truncate: false,
+    direct: io::DirectIo::Auto,
+};
+
+/// See the head of the file.
+#[derive(Clone, Debug)]
+pub(crate) enum SpillPlace {
+    /// A temporary file in this directory.
+    In(PathBuf),
+    /// This file, for one cache at a time.
+    File(PathBuf),
+    /// Storage of the caller's.
+    Backing(Arc<dyn Backing>),
+}
+
+/// A spill file that is open, and ours.
+#[derive(Debug)]
+pub(super) struct Opened {
+    pub(super) backing: Arc<dyn Backing>,
+    /// Keeps other caches away while it is open.
+    pub(super) lock: Option<OwnedFd>,
+}
+
+/// Opens the spill file.
+pub(super) fn open(place: SpillPlace, features: &Features) -> Result<Opened> {
+    match place {
+        SpillPlace::In(directory) => {
+            let file = open_temporary(&directory, features)?;
+            Ok(Opened { backing: Arc::new(file), lock: None })
+        }
+        SpillPlace::File(path) => open_named(&path, features),
+        SpillPlace::Backing(backing) => Ok(Opened { backing, lock: None }),
+    }
+}
+
+fn open_temporary(directory: &Path, features: &Features) -> Result<DiskFile> {
+    // File systems without files that have no name, and systems without /proc, have the second way.
+    let opened = match open_unnamed(directory, features) {
+        Some(file) => Ok(file),
+        None => open_unlinked(directory, features),
+    };
+    Ok(opened?.called(directory.join("(temporary spill file)")))
+}
+
+/// A file that never has a name.
+pub(super) fn open_unnamed(directory: &Path, features: &Features) -> Option<DiskFile> {
+    let made = file::create_unnamed(directory).ok()?;
+    DiskFile::open(file::path_of(made.as_fd()), &OPTIONS, features).ok()
+}
+
+/// A file that loses its name as soon as it is open.
+pub(super) fn open_unlinked(directory: &Path, features: &Features) -> Result<DiskFile> {
+    let fail = |source| {
+        let problem = SpillFileProblem::NoTemporaryFile(source);
+        ErrorKind::SpillFile { path: directory.to_owned(), problem }
+    };
+    // The standard library asks the system for the randomness of its hash tables.
+    let random = RandomState::new().build_hasher().finish();
+    let path = directory.join(format!(".bifolio-spill-{random:016x}"));
+    let made = file::create_private(&path).map_err(fail)?;
+    let opened = open_same(&path, &made, features);
+    if !matches!(opened, Err(OpenDiskError::Replaced { .. })) {
+        file::unlink(&path).map_err(fail)?;
+    }
+    Ok(opened?)
+}
+
+fn open_named(path: &Path, features: &Features) -> Result<Opened> {
+    let refuse = |problem| ErrorKind::SpillFile { path: path.to_owned(), problem };
+    make_if_absent(path)?;
+    let backing = DiskFile::open(path, &OPTIONS, features)?;
+    let lock = open_again(path)?;
+    check_same(path, &lock, &backing)?;
+    match file::try_lock(lock.as_fd()) {
+        Ok(true) => {}
+        Ok(false) => return Err(refuse(SpillFileProblem::InUse).into()),
+        Err(source) => return Err(refuse(SpillFileProblem::Lock(source)).into()),
+    }
+    if io::len_bytes(&backing)? == 0 {
+        write_header(&backing)?;
+    } else {
+        read_header(&backing)?.map_err(refuse)?;
+        io::set_len(&backing, PAGE_BYTES as u64)?;
+    }
+    Ok(Opened { backing: Arc::new(backing), lock: Some(lock) })
+}
+
+fn make_if_absent(path: &Path) -> std::result::Result<(), OpenDiskError> {
+    match file::create_private(path) {
+        Err(source) if source.kind() != std::io::ErrorKind::AlreadyExists => {
+            Err(OpenDiskError::System { path: path.to_owned(), source })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Opens `path` as the file that was `made` there.
+fn open_same(
+    path: &Path,
+    made: &OwnedFd,
+    features: &Features,
+) -> std::result::Result<DiskFile, OpenDiskError> {
+    let opened = DiskFile::open(path, &OPTIONS, features)?;
+    check_same(path, made, &opened)?;
+    Ok(opened)
+}
+
+/// A descriptor of our own: the lock goes when it is closed, and not before.
+fn open_again(path: &Path) -> std::result::Result<OwnedFd, OpenDiskError> {
+    let mode = OpenMode { read: true, write: true, create: false, direct: false };
+    file::open(path, mode).map_err(|source| OpenDiskError::System { path: path.to_owned(), source })
+}
+
+/// Whether `path` meant one file both times.
+fn check_same(
+    path: &Path,
+    descriptor: &OwnedFd,
+    opened: &DiskFile,
+) -> std::result::Result<(), OpenDiskError> {
+    let status = file::status(descriptor.as_fd())
+        .map_err(|source| OpenDiskError::System { path: path.to_owned(), source })?;
+    let identity = FileIdentity { device: status.device, inode: status.inode };
+    if opened.identity() == Some(identity) {
+        return Ok(());
+    }
+    Err(OpenDiskError::Replaced { path: path.to_owned() })
+}
+
+fn write_header(backing: &dyn Backing) -> Result<()> {
+    let buffer = IoBuffer::from_bytes(&header::header());
+    io::write_full(backing, &[buffer.source()], 0, None)?;
+    Ok(())
+}
+
+/// What is wrong with the header, if it can be read.
+fn read_header(backing: &dyn Backing) -> Result<std::result::Result<(), SpillFileProblem>> {
+    let mut buffer = IoBuffer::new(PAGE_BYTES);
+    let count = io::read_full(backing, &mut [buffer.target()], 0, None)?;
+    let bytes = buffer.as_bytes()[..count].first_chunk();
+    Ok(bytes.map_or(Err(SpillFileProblem::Foreign), header::check))
+}

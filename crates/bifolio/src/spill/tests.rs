@@ -1,0 +1,242 @@
+//! Tests of the spill file as a whole: where it is, whose it is, and what comes back from it.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use tempfile::TempDir;
+
+use super::{SlotRun, Spill, SpillPlace, place};
+use crate::error::{ErrorKind, SpillFileProblem};
+use crate::io::{self, Backing, DiskFile, DiskOptions, IoBuffer};
+use crate::sys::memory::PAGE_BYTES;
+use crate::sys::probe::{Feature, Features};
+
+const BYTES_MAX: u64 = 1 << 30;
+
+fn open(place: SpillPlace) -> crate::error::Result<Spill> {
+    Spill::open(place, BYTES_MAX, &Features::probe(&[]), |backing| backing)
+}
+
+fn open_file(path: &Path) -> crate::error::Result<Spill> {
+    open(SpillPlace::File(path.to_owned()))
+}
+
+fn problem_of(result: crate::error::Result<Spill>) -> (PathBuf, SpillFileProblem) {
+    match result.unwrap_err().into_kind() {
+        ErrorKind::SpillFile { path, problem } => (path, problem),
+        other => panic!("{other}"),
+    }
+}
+
+fn file_in(directory: &TempDir) -> PathBuf {
+    directory.path().join("spill")
+}
+
+fn page(byte: u8) -> [u8; PAGE_BYTES] {
+    [byte; PAGE_BYTES]
+}
+
+fn write(spill: &Spill, slot: u32, page: &[u8; PAGE_BYTES]) {
+    spill.seal(slot, page);
+    let buffer = IoBuffer::from_bytes(page);
+    let position = Spill::position_bytes(slot);
+    io::write_full(&**spill.backing(), &[buffer.source()], position, None).unwrap();
+}
+
+fn read(spill: &Spill, slot: u32) -> [u8; PAGE_BYTES] {
+    let mut buffer = IoBuffer::new(PAGE_BYTES);
+    let position = Spill::position_bytes(slot);
+    io::read_full(&**spill.backing(), &mut [buffer.target()], position, None).unwrap();
+    *buffer.as_bytes().first_chunk().unwrap()
+}
+
+/// How many names a file has that this process has open.
+fn names_of(backing: &dyn Backing) -> u64 {
+    let identity = backing.identity().unwrap();
+    let open = fs::read_dir("/proc/self/fd").unwrap();
+    let mut statuses = open.filter_map(|entry| fs::metadata(entry.unwrap().path()).ok());
+    statuses
+        .find(|status| status.ino() == identity.inode && status.dev() == identity.device)
+        .map(|status| status.nlink())
+        .expect("the file is open")
+}
+
+#[test]
+fn pages_come_back_from_every_place_and_wrong_ones_do_not_pass() {
+    let directory = tempfile::tempdir().unwrap();
+    let options = DiskOptions { read: true, write: true, create: true, ..DiskOptions::default() };
+    let path = directory.path().join("own");
+    let own = Arc::new(DiskFile::open(&path, &options, &Features::probe(&[])).unwrap());
+    for place in [
+        SpillPlace::In(directory.path().to_owned()),
+        SpillPlace::File(file_in(&directory)),
+        SpillPlace::Backing(own),
+    ] {
+        let spill = open(place.clone()).unwrap();
+        assert!(spill.grow());
+        let SlotRun { first, pages } = spill.take(3, 3).unwrap();
+        assert_eq!((pages, spill.used_slots()), (3, 3));
+        for (slot, byte) in (first..).zip([1, 2, 2]) {
+            write(&spill, slot, &page(byte));
+        }
+        for (slot, byte) in (first..).zip([1, 2, 2]) {
+            let found = read(&spill, slot);
+            assert_eq!(found, page(byte), "{place:?}");
+            assert_eq!(spill.check(slot, &found), Ok(()));
+        }
+        assert!(spill.check(first, &read(&spill, first + 1)).is_err());
+        spill.give_back(first, pages);
+        assert_eq!(spill.used_slots(), 0);
+    }
+}
+
+#[test]
+fn a_temporary_file_has_no_name_and_is_not_looked_for_by_others() {
+    let directory = tempfile::tempdir().unwrap();
+    let features = Features::probe(&[]);
+    let unlinked = place::open_unlinked(directory.path(), &features).unwrap();
+    assert_eq!(names_of(&unlinked), 0);
+    if let Some(unnamed) = place::open_unnamed(directory.path(), &features) {
+        assert_eq!(names_of(&unnamed), 0);
+        assert_ne!(unnamed.identity(), unlinked.identity());
+    } else {
+        println!("skipped: no O_TMPFILE in {}", directory.path().display());
+    }
+    let spill = open(SpillPlace::In(directory.path().to_owned())).unwrap();
+    assert_eq!(names_of(&**spill.backing()), 0);
+    assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
+    let name = directory.path().join("(temporary spill file)");
+    assert_eq!(spill.name(), name.display().to_string());
+}
+
+#[test]
+fn a_directory_without_room_for_a_temporary_file_is_named() {
+    let directory = tempfile::tempdir().unwrap();
+    let (absent, file) = (directory.path().join("absent"), directory.path().join("file"));
+    fs::write(&file, "").unwrap();
+    for place in [absent, file] {
+        let (path, problem) = problem_of(open(SpillPlace::In(place.clone())));
+        assert_eq!(path, place);
+        assert!(matches!(problem, SpillFileProblem::NoTemporaryFile(_)), "{problem}");
+    }
+}
+
+#[test]
+fn a_named_file_is_made_for_its_owner_and_cut_to_the_header_when_opened_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = file_in(&directory);
+    let first = open_file(&path).unwrap();
+    let header = fs::read(&path).unwrap();
+    assert_eq!(header.len(), PAGE_BYTES);
+    assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o077, 0);
+    assert!(first.grow());
+    let SlotRun { first: slot, .. } = first.take(4, 4).unwrap();
+    write(&first, slot + 3, &page(7));
+    assert_eq!(fs::metadata(&path).unwrap().len(), 5 * PAGE_BYTES as u64);
+    assert_eq!(fs::read(&path).unwrap()[..PAGE_BYTES], header);
+    drop(first);
+    assert_eq!(fs::metadata(&path).unwrap().len(), 5 * PAGE_BYTES as u64);
+    let second = open_file(&path).unwrap();
+    assert_eq!(fs::read(&path).unwrap(), header);
+    assert!(second.grow());
+    write(&second, 9, &page(7));
+    second.cut_to_header().unwrap();
+    assert_eq!(fs::read(&path).unwrap(), header);
+}
+
+#[test]
+fn an_empty_file_is_taken_and_keeps_its_rights() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = file_in(&directory);
+    fs::write(&path, "").unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
+    let spill = open_file(&path).unwrap();
+    assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o640);
+    assert_eq!(spill.name(), path.display().to_string());
+}
+
+#[test]
+fn a_file_of_somebody_else_is_refused_and_left_as_it_is() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = file_in(&directory);
+    drop(open_file(&path).unwrap());
+    let header = fs::read(&path).unwrap();
+    let mut damaged = header.clone();
+    damaged[100] = 1;
+    let cases = [vec![7], header[..4095].to_vec(), vec![0; 4096], damaged, vec![1; 100_000]];
+    for contents in cases {
+        fs::write(&path, &contents).unwrap();
+        let (named, problem) = problem_of(open_file(&path));
+        assert_eq!(named, path);
+        assert!(matches!(problem, SpillFileProblem::Foreign), "{problem}");
+        assert_eq!(fs::read(&path).unwrap(), contents);
+    }
+    let message = open_file(&path).unwrap_err().to_string();
+    assert!(message.starts_with(&format!("spill file {}: it holds", path.display())), "{message}");
+    // A file that goes on behind our header is ours.
+    fs::write(&path, [header, vec![1; 5000]].concat()).unwrap();
+    assert!(open_file(&path).is_ok());
+}
+
+#[test]
+fn what_is_no_file_or_cannot_be_made_is_refused_with_the_reason() {
+    let directory = tempfile::tempdir().unwrap();
+    let error = open_file(directory.path()).unwrap_err().to_string();
+    assert!(error.ends_with("it is a directory, and only regular files can be cached"), "{error}");
+    let absent = directory.path().join("absent").join("spill");
+    let error = open_file(&absent).unwrap_err();
+    assert!(matches!(error.kind(), ErrorKind::Open(_)), "{error}");
+    assert!(error.to_string().contains("absent/spill: cannot open"), "{error}");
+}
+
+#[test]
+fn a_file_serves_one_cache_at_a_time() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = file_in(&directory);
+    let other_name = directory.path().join("other");
+    let first = open_file(&path).unwrap();
+    assert!(first.grow());
+    write(&first, 1, &page(7));
+    fs::hard_link(&path, &other_name).unwrap();
+    for name in [&path, &other_name] {
+        let (named, problem) = problem_of(open_file(name));
+        assert_eq!(&named, name);
+        assert!(matches!(problem, SpillFileProblem::InUse), "{problem}");
+    }
+    assert_eq!(read(&first, 1), page(7), "nobody cut it");
+    drop(first);
+    assert!(open_file(&other_name).is_ok());
+}
+
+#[test]
+fn a_page_of_an_earlier_run_does_not_pass() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = file_in(&directory);
+    let first = open_file(&path).unwrap();
+    write(&first, 1, &page(7));
+    // As if the device had kept what the next open cuts off, and then lost a write.
+    let stale = read(&first, 1);
+    drop(first);
+    let second = open_file(&path).unwrap();
+    assert!(second.check(1, &stale).is_err());
+    second.seal(1, &page(8));
+    let mismatch = second.check(1, &stale).unwrap_err();
+    assert_ne!(mismatch.expected, mismatch.found);
+    assert_eq!(second.check(1, &page(8)), Ok(()));
+}
+
+#[test]
+fn transfers_go_through_what_enrolled_the_file() {
+    let directory = tempfile::tempdir().unwrap();
+    let place = SpillPlace::In(directory.path().to_owned());
+    let other = place::open_unlinked(directory.path(), &Features::probe(&[])).unwrap();
+    let identity = other.identity();
+    let enroll = |_: Arc<dyn Backing>| -> Arc<dyn Backing> { Arc::new(other) };
+    let buffered = Features::probe(&[Feature::DirectIo]);
+    let spill = Spill::open(place, BYTES_MAX, &buffered, enroll).unwrap();
+    assert_eq!(spill.backing().identity(), identity);
+    assert_eq!(spill.capacity_slots_max(), (1 << 18) - 1);
+    assert_eq!(spill.capacity_slots(), 0);
+}
