@@ -1,10 +1,7 @@
 //! A stand-in for what memory files will be built with, until the library has it.
 //!
 //! The trait has the names of the methods to come, so that this file, its `mod` line and the `use`
-//! lines that name it are all there is to remove. Modes are ignored; instead of spilling, a cache
-//! has a bound that nothing reaches.
-
-use std::path::Path;
+//! lines that name it are all there is to remove. Modes are ignored.
 
 use bifolio::{CacheBuilder, File};
 
@@ -19,16 +16,11 @@ pub(crate) enum ReadMode {
 /// Methods of `CacheBuilder`.
 pub(crate) trait BuilderStandIn {
     fn read_mode(self, mode: ReadMode) -> Self;
-    fn spill_in(self, directory: impl AsRef<Path>) -> Self;
 }
 
 impl BuilderStandIn for CacheBuilder {
     fn read_mode(self, _mode: ReadMode) -> Self {
         self
-    }
-
-    fn spill_in(self, _directory: impl AsRef<Path>) -> Self {
-        self.memory(8 << 30)
     }
 }
 

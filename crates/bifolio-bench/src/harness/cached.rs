@@ -25,16 +25,9 @@ impl Cached {
     /// Makes a memory file with folios of `folio_bytes` in a new cache.
     pub(crate) fn in_memory(builder: CacheBuilder, folio_bytes: u64) -> Result<Self> {
         let cache = builder.build()?;
-        let file = cache.memory_file_with("bench", &memory_options(folio_bytes))?;
+        let options = OpenOptions::new().read(true).write(true).folio_bytes(folio_bytes);
+        let file = cache.memory_file_with("bench", &options)?;
         Ok(Self { file, cache })
-    }
-
-    /// Makes one more memory file, in place of this one, in the same cache.
-    pub(crate) fn another_in_memory(self) -> Result<Self> {
-        let options = memory_options(self.file.folio_bytes());
-        drop(self.file);
-        let file = self.cache.memory_file_with("another", &options)?;
-        Ok(Self { file, cache: self.cache })
     }
 
     /// What the cache has counted so far.
@@ -54,10 +47,6 @@ impl Cached {
         self.cache.close()?;
         Ok(stats)
     }
-}
-
-fn memory_options(folio_bytes: u64) -> OpenOptions {
-    OpenOptions::new().read(true).write(true).folio_bytes(folio_bytes)
 }
 
 /// Two snapshots of the counters.

@@ -12,10 +12,9 @@
 //!
 //! Transfers of a device: `sizes` says how large a file and how small a cache, `access` which page
 //! comes next (`permutation`, `zipf`), `checker` looks at what was read, `meter` at what a turn
-//! cost (`seen`, `latency`, `stretches`, `cpu_time`, `syscalls`); `direct` and `raw_ring` go past the page
-//! cache, `raw_stream` moves a whole file so, `cached` is a file in a cache, `memory_group` bounds
-//! the kernel's, `swap` is where that goes when it is full; `device_bytes`
-//! counts what reached the device.
+//! cost (`seen`, `latency`, `stretches`, `cpu_time`, `syscalls`, `device_bytes`); `direct` and
+//! `raw_ring` go past the page cache, `raw_stream` moves a whole file so, `cached` is a file in a
+//! cache, `memory_group` bounds the kernel's, `swap` is where that goes when it is full.
 
 pub(crate) mod access;
 pub(crate) mod cached;

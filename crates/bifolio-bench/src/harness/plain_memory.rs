@@ -4,9 +4,9 @@
 //! advised to be huge pages, as the arena is.
 //!
 //! # Safety
-//! The mapping is made here, is private to this process, lives until `Drop`, and after `filled` nobody
-//! writes to it. Every copy checks that it begins inside, with one comparison; the mapping goes on
-//! for at least 2 MiB behind, so that no block can leave it.
+//! The mapping is made here, is private to this process, lives until `Drop`, and after `filled`
+//! nobody writes to it. Every copy checks that it begins inside, with one comparison; the mapping
+//! goes on for at least 2 MiB behind, so that no block can leave it.
 
 #![allow(unsafe_code)]
 

@@ -10,11 +10,10 @@ use super::parameters::Parameters;
 use crate::benchmark::Context;
 use crate::error::{Error, Result};
 use crate::harness::access::{Access, PAGE_BYTES, Pattern};
-use crate::harness::cached::Cached;
 use crate::harness::pattern;
 use crate::harness::threads::run_together;
 use crate::report::{Case, Report, Row};
-use crate::stand_in::{BuilderStandIn as _, contiguity_of};
+use crate::stand_in::contiguity_of;
 
 /// The series, and the states it is measured in.
 pub(super) const SERIES: &str = "contiguity";
@@ -34,15 +33,18 @@ pub(super) fn measure(
     report: &mut Report,
 ) -> Result<()> {
     let memory_bytes = parameters.churn_memory_bytes;
-    let builder = || Cache::builder().memory(memory_bytes).spill_in(context.workspace.path());
-    let fresh = Cached::in_memory(builder(), PAGE_BYTES as u64)?;
-    add_row(report, FREE, filled(&fresh.file, memory_bytes)?);
+    let cache = || Cache::builder().memory(memory_bytes).spill_in(context.workspace.path()).build();
+    let file = cache()?.memory_file("filled")?;
+    add_row(report, FREE, filled(&file, memory_bytes)?);
+    drop(file);
 
-    let churned = Cached::in_memory(builder(), PAGE_BYTES as u64)?;
+    let cache = cache()?;
+    // Stays open, so that the cache stays full.
+    let churned = cache.memory_file("churned")?;
     let duration = Duration::from_secs_f64(parameters.churn_seconds);
-    report.verified_bytes += churn(&churned.file, CHURN_FACTOR * memory_bytes, duration)?;
-    let another = churned.another_in_memory()?;
-    add_row(report, CHURNED, filled(&another.file, memory_bytes)?);
+    report.verified_bytes += churn(&churned, CHURN_FACTOR * memory_bytes, duration)?;
+    let file = cache.memory_file("filled")?;
+    add_row(report, CHURNED, filled(&file, memory_bytes)?);
     Ok(())
 }
 

@@ -69,10 +69,9 @@ impl Stage {
     /// Compares every byte of every source; answers how many bytes.
     pub(super) fn verify(&self) -> Result<u64> {
         let mut buffer = self.buffer.lock();
-        let verify = |source: &Box<dyn Source>| {
-            source.verify(buffer.bytes(), &BLOCKS_BYTES, self.contents())
-        };
-        self.sources.iter().map(verify).sum()
+        let contents = self.contents();
+        let sources = self.sources.iter();
+        sources.map(|source| source.verify(buffer.bytes(), &BLOCKS_BYTES, contents)).sum()
     }
 
     /// Measures all rows of this stage; each turn takes `turn`.

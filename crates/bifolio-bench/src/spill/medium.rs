@@ -13,7 +13,6 @@ use crate::harness::access::PAGE_BYTES;
 use crate::harness::cached::Cached;
 use crate::harness::device_bytes::DeviceBytes;
 use crate::harness::{memory_group, resident};
-use crate::stand_in::BuilderStandIn as _;
 
 /// The series.
 pub(super) const BIFOLIO: &str = "bifolio_spill";
@@ -98,7 +97,12 @@ impl Medium for Spilling {
     }
 
     fn moved(&self) -> Result<DeviceBytes> {
-        DeviceBytes::of_this_process()
+        let stats = self.0.stats();
+        let bytes = |pages: u64| pages * PAGE_BYTES as u64;
+        Ok(DeviceBytes {
+            read: bytes(stats.spilled_in_pages),
+            written: bytes(stats.spilled_out_pages),
+        })
     }
 }
 

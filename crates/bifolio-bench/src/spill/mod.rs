@@ -103,7 +103,8 @@ impl Kernel {
         // One page: whether a child can join is known before anything is timed.
         let page = PAGE_BYTES as u64;
         let sizes = Sizes { size_bytes: page, memory_bytes: page };
-        kernel.ask(&context.config.child_command, Load { sizes, random_operations: 1 })?;
+        kernel
+            .ask(&context.config.child_command, Load { sizes, random_reads: 1, overwrites: 1 })?;
         Ok(kernel)
     }
 
@@ -121,7 +122,7 @@ fn measure(
     report: &mut Report,
     progress: &mut dyn Progress,
 ) -> Result<()> {
-    let load = Load { sizes: parameters.sizes, random_operations: parameters.random_operations };
+    let load = parameters.load();
     let child_command = &context.config.child_command;
     let bifolio = || {
         let keeper = Keeper::Bifolio { directory: context.workspace.path().to_owned() };

@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use super::work::Load;
 use crate::benchmark::Needs;
 use crate::config::{Config, ParameterSet};
 use crate::error::Result;
@@ -12,16 +13,21 @@ use crate::report::Rss;
 /// How many times the bound is the working set.
 const WORKING_SET_FACTOR: u64 = 4;
 
-/// Of the pages of the working set, one in so many is read at random, and as many overwritten.
-const RANDOM_SHARE: u64 = 16;
+/// Of the pages of the working set, one in so many is read at random.
+const RANDOM_READS_SHARE: u64 = 32;
+
+/// And one in so many is overwritten: as much as fits into memory, where the rest is already.
+const OVERWRITES_SHARE: u64 = 4;
 
 /// The parameters of one run, as the envelope shows them.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Parameters {
     #[serde(flatten)]
     pub(super) sizes: Sizes,
-    /// Pages read at random by one turn, and pages overwritten.
-    pub(super) random_operations: u64,
+    /// Pages read at random by one turn.
+    pub(super) random_reads: u64,
+    /// Pages overwritten at random by one turn.
+    pub(super) overwrites: u64,
     /// All turns together; at least `repetitions` of each are taken.
     pub(super) timed_seconds: f64,
     pub(super) repetitions: usize,
@@ -37,10 +43,16 @@ impl Parameters {
         let sizes = Sizes::choose_times(WORKING_SET_FACTOR, config, memory_bytes)?;
         Ok(Self {
             sizes,
-            random_operations: sizes.pages().div_ceil(RANDOM_SHARE),
+            random_reads: sizes.pages().div_ceil(RANDOM_READS_SHARE),
+            overwrites: sizes.pages().div_ceil(OVERWRITES_SHARE),
             timed_seconds: config.timed.map_or(timed_seconds, |timed| timed.as_secs_f64()),
             repetitions,
         })
+    }
+
+    pub(super) fn load(&self) -> Load {
+        let Self { sizes, random_reads, overwrites, .. } = *self;
+        Load { sizes, random_reads, overwrites }
     }
 
     pub(super) fn rounds(&self) -> Rounds {
@@ -75,7 +87,7 @@ mod tests {
         let config = Config::new(ParameterSet::Quick, Vec::new());
         let quick = Parameters::from_config(&config).unwrap();
         assert_eq!((quick.sizes.size_bytes, quick.sizes.memory_bytes), (256 << 20, 64 << 20));
-        assert_eq!(quick.random_operations, 4096);
+        assert_eq!((quick.random_reads, quick.overwrites), (2048, 16384));
         assert_eq!(quick.needs().disk_bytes, 640 << 20);
     }
 }

@@ -71,8 +71,10 @@ impl Phase {
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(super) struct Load {
     pub(super) sizes: Sizes,
-    /// Pages read at random, and pages overwritten.
-    pub(super) random_operations: u64,
+    /// Pages read at random, no more than there are.
+    pub(super) random_reads: u64,
+    /// Pages overwritten at random, no more than there are.
+    pub(super) overwrites: u64,
 }
 
 /// What a phase gave.
@@ -87,7 +89,7 @@ impl Load {
     /// Position and length of every block of `phase`.
     fn blocks(&self, phase: Phase) -> Vec<(u64, usize)> {
         let size_bytes = self.sizes.size_bytes;
-        let seed = match phase {
+        let (operations, seed) = match phase {
             Phase::WriteInOrder | Phase::ReadInOrder => {
                 let block = |pos_bytes| {
                     let left_bytes: u64 = size_bytes - pos_bytes;
@@ -95,12 +97,11 @@ impl Load {
                 };
                 return (0..size_bytes).step_by(BLOCK_BYTES).map(block).collect();
             }
-            Phase::ReadAtRandom => READ_SEED,
-            Phase::OverwriteAtRandom => OVERWRITE_SEED,
+            Phase::ReadAtRandom => (self.random_reads, READ_SEED),
+            Phase::OverwriteAtRandom => (self.overwrites, OVERWRITE_SEED),
         };
         let access = Access::new(Pattern::Uniform, size_bytes, seed);
-        let draws = 0..self.random_operations.min(self.sizes.pages());
-        draws.map(|draw| (access.pos_bytes(draw), PAGE_BYTES)).collect()
+        (0..operations).map(|draw| (access.pos_bytes(draw), PAGE_BYTES)).collect()
     }
 
     /// Does all phases, then compares every byte; answers the phases, and how many bytes.
@@ -210,7 +211,7 @@ mod tests {
     #[test]
     fn all_phases_are_done_and_a_lost_overwrite_is_noticed() {
         let sizes = Sizes { size_bytes: SIZE_BYTES as u64, memory_bytes: 1 << 20 };
-        let load = Load { sizes, random_operations: 10 };
+        let load = Load { sizes, random_reads: 10, overwrites: 20 };
         let run = |lost_overwrites| {
             let bytes = RefCell::new(vec![0; SIZE_BYTES]);
             load.run(&Vector { bytes, lost_overwrites })
@@ -218,7 +219,7 @@ mod tests {
         let (done, verified_bytes) = run(false).unwrap();
         let bytes: Vec<u64> = done.iter().map(|done| done.measured.bytes).collect();
         let size_bytes = SIZE_BYTES as u64;
-        assert_eq!(bytes, [size_bytes, size_bytes, 40960, 40960]);
+        assert_eq!(bytes, [size_bytes, size_bytes, 40960, 81920]);
         assert_eq!(verified_bytes, size_bytes);
         assert!(matches!(run(true), Err(Error::WrongBytes { .. })));
     }

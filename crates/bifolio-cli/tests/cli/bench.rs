@@ -266,7 +266,7 @@ fn terminated_while_the_kernel_is_held_to_memory_it_leaves_no_control_group() {
 fn terminated_while_the_kernel_swaps_it_leaves_no_swap_active() {
     let swap = RefCell::new(None);
     let begin = Instant::now();
-    let more = ["--memory", "64M", "--seconds", "600"];
+    let more = ["--memory", "16M", "--seconds", "600"];
     interrupt_bench("spill", &more, Signal::TERM, |dir| {
         swap.replace(swap_in_use_below(dir).or(swap.take()));
         // Where the kernel cannot be given a swap file there is none to find.
