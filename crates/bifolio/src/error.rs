@@ -224,6 +224,21 @@ pub enum ErrorKind {
         /// What was tried.
         operation: &'static str,
     },
+    /// A range of a memory file cannot become one folio.
+    #[error(
+        "{file}: {length_bytes} bytes at position {position_bytes} cannot become one folio: \
+         {refusal}"
+    )]
+    CannotCollapse {
+        /// The file.
+        file: String,
+        /// Where the range begins.
+        position_bytes: u64,
+        /// How long it is.
+        length_bytes: u64,
+        /// Why.
+        refusal: CollapseRefusal,
+    },
     /// A descriptor did not take what was to be copied to it.
     #[error(
         "{file}: {length_bytes} bytes at position {position_bytes} could not be copied to the \
@@ -340,4 +355,22 @@ pub enum SpillFileProblem {
     /// The system refused a temporary file in the directory.
     #[error("no temporary file can be made in this directory: {0}")]
     NoTemporaryFile(#[source] std::io::Error),
+}
+
+/// Why a range of a memory file cannot become one folio.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CollapseRefusal {
+    /// Not a power of two of folios, aligned to its length, of 2 MiB at the most, in the file.
+    #[error(
+        "a folio is a power of two up to 2 MiB, starts at a multiple of its length, and begins \
+         before the end of the file"
+    )]
+    NotAFolio,
+    /// A page of it is a hole.
+    #[error("there is a hole in it")]
+    Hole,
+    /// A page of it is pinned, or was in use for as long as the call tried.
+    #[error("it is pinned, or in use")]
+    InUse,
 }

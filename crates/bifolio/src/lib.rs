@@ -78,7 +78,7 @@ mod surface {
     pub use crate::config::HugePages;
     #[cfg(feature = "ablation")]
     pub use crate::config::PinMode;
-    pub use crate::error::{Error, ErrorKind, Result, SpillFileProblem};
+    pub use crate::error::{CollapseRefusal, Error, ErrorKind, Result, SpillFileProblem};
     pub use crate::file::{Advice, File, Hold, OpenOptions, Pin, PinMut, Pins, ReadRequest};
     pub use crate::io::{
         Alignment, Backing, DirectIo, DirectStatus, DiskFile, DiskOptions, FileIdentity, FileKind,

@@ -113,6 +113,8 @@ counters! {
     SpillOut spilled_out_pages,
     /// Pages of memory files read back from the spill.
     SpillIn spilled_in_pages,
+    /// Runs of small folios of memory files that became one large folio.
+    Collapse collapses,
     /// Bytes accepted by writes.
     WriteBytes write_bytes,
     /// Syncs that were asked of devices.

@@ -1,6 +1,6 @@
 //! Memory files: holes, allocation, punches, seeks, transfers to a descriptor.
 
-use bifolio::{Cache, ErrorKind, File, OpenOptions};
+use bifolio::{Cache, CollapseRefusal, ErrorKind, File, OpenOptions};
 use std::io::Read;
 use std::time::Duration;
 
@@ -244,4 +244,70 @@ fn what_is_read_back_and_not_changed_is_not_written_again() {
         let requests = after.read_requests - before.read_requests;
         assert!(requests < 600, "neighbours come back together: {requests} requests");
     }
+}
+
+#[test]
+fn small_folios_become_a_large_one_with_the_same_bytes() {
+    let directory = tempfile::tempdir().unwrap();
+    for spills in [false, true] {
+        let mut builder = Cache::builder().memory(8 << 20);
+        if spills {
+            builder = builder.spill_in(directory.path());
+        }
+        let cache = builder.build().unwrap();
+        let file = with_folios(&cache, 4096);
+        let pages = if spills { 4096 } else { 512 };
+        for index in 0..pages {
+            file.write_all_at(&page(index, 1), index * PAGE).unwrap();
+        }
+        file.collapse(0..2 << 20).unwrap();
+        assert_eq!(cache.stats().collapses, 1);
+        file.collapse(0..2 << 20).unwrap();
+        file.collapse(65536..131_072).unwrap();
+        assert_eq!(cache.stats().collapses, 1, "it is part of one already");
+        for index in 0..pages {
+            assert_eq!(read(&file, index * PAGE, 4096), page(index, 1), "page {index}");
+        }
+        // In place: neither a punch nor a cut of a part takes the rest along.
+        file.write_all_at(b"changed", 5 * PAGE).unwrap();
+        file.punch_hole(10 * PAGE..12 * PAGE + 5).unwrap();
+        file.set_len(400 * PAGE + 7).unwrap();
+        file.set_len(pages * PAGE).unwrap();
+        let mut expected: Vec<u8> = (0..400).flat_map(|index| page(index, 1)).collect();
+        expected.extend(&page(400, 1)[..7]);
+        expected.resize(512 * 4096, 0);
+        expected[5 * 4096..5 * 4096 + 7].copy_from_slice(b"changed");
+        expected[10 * 4096..12 * 4096 + 5].fill(0);
+        assert_eq!(read(&file, 0, 512 * 4096), expected);
+        // As a whole to the spill, and back page by page.
+        if spills {
+            for index in 512..pages {
+                file.write_all_at(&page(index, 2), index * PAGE).unwrap();
+            }
+            assert_eq!(read(&file, 0, 512 * 4096), expected);
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_one_folio_is_refused_and_stays_as_it_is() {
+    let cache = cache(16 << 20);
+    let file = with_folios(&cache, 4096);
+    file.write_all_at(&vec![8; 1 << 20], 0).unwrap();
+    file.set_len(4 << 20).unwrap();
+    let refusal = |range: std::ops::Range<u64>| match file.collapse(range).unwrap_err().into_kind()
+    {
+        ErrorKind::CannotCollapse { refusal, .. } => refusal,
+        other => panic!("{other}"),
+    };
+    for not_a_folio in [0..0, 0..12288, 4096..12288, 0..4 << 20, 100..4196, 4 << 20..6 << 20] {
+        assert_eq!(refusal(not_a_folio), CollapseRefusal::NotAFolio);
+    }
+    assert_eq!(refusal(0..2 << 20), CollapseRefusal::Hole);
+    let pin = file.pin(70_000..70_001).unwrap();
+    assert_eq!(refusal(65536..131_072), CollapseRefusal::InUse);
+    drop(pin);
+    file.collapse(65536..131_072).unwrap();
+    assert_eq!(read(&file, 0, 1 << 20), vec![8; 1 << 20]);
+    assert_eq!(resident_pages(&cache), 256);
 }

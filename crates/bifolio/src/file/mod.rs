@@ -33,6 +33,7 @@ mod access;
 mod advice;
 mod allocate;
 mod batch;
+mod collapse;
 mod copy_to_fd;
 mod fill;
 mod handle;

@@ -78,6 +78,7 @@ impl Folio {
         self.owner.store(owner, Ordering::Relaxed);
         self.index.store(index, Ordering::Relaxed);
         self.order.store(order, Ordering::Relaxed);
+        self.set_slot(0);
         self.flags.reset();
     }
 

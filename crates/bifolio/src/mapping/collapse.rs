@@ -82,7 +82,6 @@ impl Mapping {
     /// Somebody holds a reference to an old folio: a pin, a read, an LRU batch, a waiter for its
     /// lock. Everything is as it was, all locks and references come back in order, the table's
     /// reference to `new` is put, and `new`, nobody's folio still, may be tried with again.
-    #[allow(dead_code, reason = "for memory files")]
     pub(crate) fn collapse<'a>(
         &self,
         folios: &'a Folios,
@@ -186,4 +185,167 @@ fn freeze_all<'a>(
         }
     }
     Ok((frozen, locks))
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::folio::Reaper;
+    use crate::mapping::Lookup;
+
+    const OWNER: u64 = 64;
+
+    #[derive(Debug)]
+    struct NoReaper;
+
+    impl Reaper for NoReaper {
+        fn reap(&self, _: Frozen<'_>) {}
+    }
+
+    /// A file of 64 pages in units of `1 << order` pages, and descriptors for as many frames.
+    fn new_mapping(order: u8) -> (Mapping, Folios) {
+        let folios = Folios::new(64, Box::new(NoReaper)).unwrap();
+        folios.init_free(FolioId(0), 64);
+        (Mapping::new(order, 64 << 12, 64 << 12).unwrap(), folios)
+    }
+
+    fn fill(mapping: &Mapping, folios: &Folios, frame: u32, index: u64) {
+        let folio = folios.start(FolioId(frame), OWNER, index, mapping.order());
+        let locked = folio.lock();
+        let for_table = folio.try_clone().unwrap();
+        mapping.insert(folios, &locked, for_table, Entry::HOLE).unwrap();
+        mapping.mark_uptodate(&locked);
+    }
+
+    /// The folios that hold pages `heads`, locked.
+    fn lock<'a>(mapping: &Mapping, folios: &'a Folios, heads: &[u64]) -> Vec<Part<'a>> {
+        let part = |index: &u64| {
+            let Lookup::Folio(folio) = mapping.get_folio(folios, *index, &mut 0) else {
+                panic!("nothing at {index}");
+            };
+            Part { lock: folio.lock(), folio }
+        };
+        heads.iter().map(part).collect()
+    }
+
+    /// Collapses the folios at `heads` into the one whose frames start at `frame`; `Err`: whether
+    /// a copy was made.
+    fn collapse(
+        mapping: &Mapping,
+        folios: &Folios,
+        heads: &[u64],
+        frame: u32,
+        order: u8,
+    ) -> Result<Vec<FolioId>, bool> {
+        let parts = lock(mapping, folios, heads);
+        let new = folios.start(FolioId(frame), 0, heads[0], order);
+        let locked = new.lock();
+        let mut copied = false;
+        let for_table = new.try_clone().unwrap();
+        let old = mapping.collapse(folios, parts, &locked, for_table, || copied = true);
+        drop(locked);
+        match old {
+            Ok(old) => {
+                let ids = old.iter().map(Frozen::id).collect();
+                assert!(copied && old.iter().all(|frozen| frozen.folio().owner() == 0));
+                old.into_iter().for_each(Frozen::free);
+                Ok(ids)
+            }
+            Err(parts) => {
+                let found = parts.iter().map(|part| part.lock.index());
+                assert_eq!(found.collect::<Vec<_>>(), heads, "in order");
+                assert_eq!((new.folio().owner(), new.folio().references()), (0, 1));
+                Err(copied)
+            }
+        }
+    }
+
+    #[test]
+    fn folios_of_several_orders_become_one() {
+        for order in 0..=2 {
+            let (mapping, folios) = new_mapping(order);
+            let unit = 1 << order;
+            for nth in 0..4 {
+                fill(&mapping, &folios, 60 - 4 * nth, unit * u64::from(nth));
+            }
+            mapping
+                .table()
+                .mark_referenced(3 * unit, mapping.table().load(3 * unit, Ordering::Relaxed));
+            // The last two, then that and the first two.
+            let heads = [2 * unit, 3 * unit];
+            let old = collapse(&mapping, &folios, &heads, 16, order + 1);
+            assert_eq!(old, Ok(vec![FolioId(52), FolioId(48)]));
+            let old = collapse(&mapping, &folios, &[0, unit, 2 * unit], 32, order + 2);
+            assert_eq!(old, Ok(vec![FolioId(60), FolioId(56), FolioId(16)]));
+            for index in 0..4 * unit {
+                let entry = mapping.table().load(index, Ordering::Relaxed);
+                assert!(entry.is_ready());
+                assert_eq!((entry.folio_id(), entry.order()), (FolioId(32), order + 2));
+                assert_eq!(u64::from(entry.frame()), 32 + index);
+                assert_eq!(entry.is_referenced(), index == 3 * unit, "marks pass on");
+            }
+            assert_eq!(mapping.resident_folios(), 1);
+            assert_eq!(mapping.hot().predicted_distance(), (32 << 12) | 1);
+            assert_eq!(folios.get(FolioId(32)).owner(), OWNER);
+            assert!(folios.get(FolioId(32)).flags.get(Flag::Uptodate));
+        }
+    }
+
+    #[test]
+    fn a_used_folio_is_not_collapsed_and_not_even_copied() {
+        let (mapping, folios) = new_mapping(0);
+        fill(&mapping, &folios, 0, 0);
+        fill(&mapping, &folios, 1, 1);
+        let words = || [0, 1].map(|index| mapping.table().load(index, Ordering::Relaxed));
+        let before = words();
+        for used in [0, 1] {
+            let pin = folios.try_get(FolioId(used)).unwrap();
+            assert_eq!(collapse(&mapping, &folios, &[0, 1], 2, 1), Err(false));
+            assert_eq!((pin.folio().references(), words()), (2, before));
+        }
+        assert!(collapse(&mapping, &folios, &[0, 1], 4, 1).is_ok());
+    }
+
+    #[test]
+    fn a_late_user_is_seen_by_the_freeze() {
+        let (mapping, folios) = new_mapping(0);
+        (0..4).for_each(|nth| fill(&mapping, &folios, nth, u64::from(nth)));
+        let before = [0, 1, 2, 3].map(|index| mapping.table().load(index, Ordering::Relaxed));
+        let parts = lock(&mapping, &folios, &[0, 1, 2, 3]);
+        let new = folios.start(FolioId(4), 0, 0, 2);
+        let mut pin = None;
+        let locked = new.lock();
+        let for_table = new.try_clone().unwrap();
+        let copy = || pin = folios.try_get(FolioId(2)).ok();
+        let parts = mapping.collapse(&folios, parts, &locked, for_table, copy).unwrap_err();
+        let found = parts.iter().map(|part| (part.folio.id().0, part.folio.folio().references()));
+        assert_eq!(found.collect::<Vec<_>>(), [(0, 2), (1, 2), (2, 3), (3, 2)]);
+        let after = [0, 1, 2, 3].map(|index| mapping.table().load(index, Ordering::Relaxed));
+        assert_eq!(after, before);
+        drop(pin);
+        let for_table = new.try_clone().unwrap();
+        let old = mapping.collapse(&folios, parts, &locked, for_table, || ()).unwrap();
+        assert_eq!(old.len(), 4, "tried again with the same folios");
+        drop(locked);
+        old.into_iter().for_each(Frozen::free);
+    }
+
+    #[test]
+    fn an_eviction_leaves_a_value_for_each_unit() {
+        let (mapping, folios) = new_mapping(1);
+        fill(&mapping, &folios, 0, 4);
+        fill(&mapping, &folios, 2, 6);
+        collapse(&mapping, &folios, &[4, 6], 8, 2).unwrap();
+        let mut parts = lock(&mapping, &folios, &[7]);
+        let Part { lock, folio } = parts.pop().unwrap();
+        let frozen = mapping.evict(folio, &lock, |page| Entry::value(10 + page)).unwrap();
+        drop(lock);
+        frozen.free();
+        let left = [4, 5, 6, 7].map(|index| mapping.table().load(index, Ordering::Relaxed));
+        let hole = Entry::HOLE;
+        assert_eq!(left, [Entry::value(10), hole, Entry::value(12), hole]);
+        assert!(mapping.take_value(6, left[2]) && !mapping.take_value(6, left[2]));
+        assert_eq!(mapping.table().load(6, Ordering::Relaxed), hole);
+        assert_eq!(mapping.resident_folios(), 0);
+    }
 }

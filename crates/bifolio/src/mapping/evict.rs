@@ -74,7 +74,6 @@ impl Mapping {
     ///
     /// `true`: it still stood there, and what it names belongs to the caller now, nobody else: not
     /// to whoever fills the unit (I1) or takes it at the same time.
-    #[allow(dead_code, reason = "for memory files")]
     pub(crate) fn take_value(&self, index: u64, seen: Entry) -> bool {
         debug_assert!(seen.as_value().is_some() && self.head_index(index) == index);
         // Acquire: pairs with the Release in `unlink`: we see what the evictor did to what the

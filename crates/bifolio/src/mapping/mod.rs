@@ -74,7 +74,8 @@ mod prediction;
 mod table;
 mod window;
 
-#[allow(unused_imports, reason = "for memory files")]
+#[cfg(all(test, loom))]
+pub(crate) use bitmap::Bitmap;
 pub(crate) use collapse::Part;
 pub(crate) use entry::{Entry, VALUE_MAX};
 pub(crate) use evict::EvictError;

@@ -126,7 +126,6 @@ impl Table {
     }
 
     /// The first page from `index` on whose Entry is not a hole; skips what was never charged.
-    #[allow(dead_code, reason = "for memory files")]
     pub(crate) fn next_occupied(&self, index: u64) -> Option<u64> {
         self.next(index, |entry| entry != Entry::HOLE)
     }

@@ -125,6 +125,31 @@ fn loom_lookup_vs_insert_the_loser_finds_the_winners_folio() {
     });
 }
 
+/// Who comes by the loser's folio, on its way through the frames, does not take it for one of the
+/// table and evict it from the winner's place.
+/// Dies with: an insertion that fails and leaves the folio its owner.
+#[test]
+fn loom_lookup_vs_insert_the_losers_folio_is_nobodys() {
+    model(|| {
+        let world = World::new(2, 0, 1);
+        let evacuation = spawn(&world, |world| {
+            let Ok(folio) = world.folios.try_get(FolioId(1)) else { return };
+            if let Some(locked) = folio.try_lock()
+                && locked.owner() == OWNER
+                && let Ok(frozen) = world.mapping.evict(folio, &locked, |_| Entry::HOLE)
+            {
+                drop(locked);
+                frozen.free();
+            }
+        });
+        assert!(world.fill(0, Entry::HOLE, 1));
+        assert!(!world.fill(0, Entry::HOLE, 2), "somebody's folio is there");
+        evacuation.join().unwrap();
+        assert_eq!(world.entry(0).folio_id(), FolioId(0));
+        assert_eq!(world.free_frames(), 1);
+    });
+}
+
 /// An insertion comes after the removal of what stood at the index before, even if it looked
 /// before that was there: the place is its own.
 /// Dies with: Release instead of AcqRel in I1 (found so by this test); Relaxed in E4.

@@ -10,6 +10,8 @@
 //! different words of which neither is read, and more preemptions than the bound.
 
 #[cfg(loom)]
+mod loom_collapse;
+#[cfg(loom)]
 mod loom_handover;
 #[cfg(loom)]
 mod loom_lock;
@@ -21,6 +23,8 @@ mod loom_lru;
 mod loom_optimistic_read;
 #[cfg(loom)]
 mod loom_pin;
+#[cfg(loom)]
+mod loom_table;
 #[cfg(loom)]
 mod loom_throttle;
 #[cfg(not(loom))]

@@ -7,17 +7,22 @@
 //! [`Checked`] is shared between threads; nothing in it is ever touched.
 #![allow(unsafe_code)]
 
-use crate::folio::{Flag, FolioId, FolioRef, Folios, Frozen, Reaper};
+use crate::folio::{Flag, Folio, FolioId, FolioRef, Folios, Frozen, LockedFolio, Reaper};
 use crate::lru::Lru;
-use crate::mapping::{Entry, Lookup, Mapping, PAGE_BYTES, read_validated};
+use crate::mapping::{Entry, Lookup, Mapping, PAGE_BYTES, Part, read_validated};
 use crate::sync::{AtomicU64, Mutex, Ordering};
 use std::sync::Arc;
 
 /// What the folios of the world have for an owner.
 pub(super) const OWNER: u64 = 64;
-/// The Entry an eviction leaves.
-pub(super) fn shadow() -> Entry {
-    Entry::value(7)
+/// The Entry that an eviction leaves at page `index`.
+pub(super) fn left_at(index: u64) -> Entry {
+    Entry::value(7 + index)
+}
+
+/// The frames of a folio.
+fn frames_of(first: FolioId, order: u8) -> impl Iterator<Item = FolioId> {
+    (first.0..first.0 + (1 << order)).map(FolioId)
 }
 
 /// Something that must not be changed while anybody else is at it: loom fails the run if an access
@@ -53,6 +58,12 @@ impl Frame {
         self.words[1].store(value, Ordering::Relaxed);
     }
 
+    fn copy_from(&self, other: &Frame) {
+        for (to, from) in self.words.iter().zip(&other.words) {
+            to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
+    }
+
     fn load(&self) -> [u64; 2] {
         let first = self.words[0].load(Ordering::Relaxed);
         [first, self.words[1].load(Ordering::Relaxed)]
@@ -70,13 +81,15 @@ struct Ground {
 impl Reaper for Arc<Ground> {
     fn reap(&self, frozen: Frozen<'_>) {
         let id = frozen.id();
-        // Whoever frees may do with the frame what it likes.
-        self.frames[id.0 as usize].content.change();
         self.lru.forget(frozen.folios(), id);
-        let mut free = self.free.lock();
-        assert!(!free.contains(&id), "{id:?} freed twice");
         assert!(!frozen.folio().flags.get(Flag::OnLru), "{id:?} freed while on a list");
-        free.push(id);
+        let mut free = self.free.lock();
+        for frame in frames_of(id, frozen.folio().order()) {
+            // Whoever frees may do with the frame what it likes.
+            self.frames[frame.0 as usize].content.change();
+            assert!(!free.contains(&frame), "{frame:?} freed twice");
+            free.push(frame);
+        }
     }
 }
 
@@ -94,16 +107,21 @@ pub(super) struct World {
 impl World {
     /// `frames` free frames, and a file of two folios of `order`; lists with `cpus` batches.
     pub(super) fn new(frames: u32, order: u8, cpus: usize) -> Arc<Self> {
+        Self::with_pages(frames, 2 << order, order, cpus)
+    }
+
+    /// As [`Self::new`], with a file of `pages` pages.
+    pub(super) fn with_pages(frames: u32, pages: u64, order: u8, cpus: usize) -> Arc<Self> {
         let lru = Arc::new(Lru::new(cpus));
         let ground = Arc::new(Ground {
             frames: (0..frames).map(|_| Frame::default()).collect(),
-            free: Mutex::new((0..frames).step_by(1 << order).map(FolioId).rev().collect()),
+            free: Mutex::new((0..frames).map(FolioId).collect()),
             lru: Arc::clone(&lru),
         });
         let folios = Folios::new(frames as usize, Box::new(Arc::clone(&ground))).unwrap();
         folios.init_free(FolioId(0), frames as usize);
-        let len_bytes = (2 * PAGE_BYTES) << order;
-        let mapping = Mapping::new(order, len_bytes, len_bytes).unwrap();
+        let mapping = Mapping::new(order, pages * PAGE_BYTES, pages * PAGE_BYTES).unwrap();
+        mapping.table().set_charged(0);
         Arc::new(Self { folios, mapping, lru, place: Checked::default(), ground })
     }
 
@@ -116,26 +134,78 @@ impl World {
         self.ground.free.lock().len()
     }
 
-    /// A new folio of page `index` in a free frame.
+    /// A new folio of page `index` in free frames.
     pub(super) fn allocate(&self, index: u64) -> FolioRef<'_> {
-        let id = self.ground.free.lock().pop().expect("a free frame");
-        self.folios.start(id, OWNER, index, self.mapping.order())
+        let order = self.mapping.order();
+        self.folios.start(self.take_frames(order), OWNER, index, order)
+    }
+
+    /// Frames for a folio of `order`: the first ones that are free and naturally aligned.
+    fn take_frames(&self, order: u8) -> FolioId {
+        let mut free = self.ground.free.lock();
+        let firsts = (0..self.ground.frames.len() as u32).step_by(1 << order).map(FolioId);
+        let is_free = |first: &FolioId| frames_of(*first, order).all(|frame| free.contains(&frame));
+        let first = firsts.into_iter().find(is_free).expect("free frames");
+        free.retain(|frame| !frames_of(first, order).any(|taken| taken == *frame));
+        first
     }
 
     /// Fills the folio at `index`, where `seen` stood, with `value`. `false`: somebody was faster.
     pub(super) fn fill(&self, index: u64, seen: Entry, value: u64) -> bool {
-        let folio = self.allocate(index);
+        let order = self.mapping.order();
+        // Without an owner until it is locked, as in `file::fill`.
+        let folio = self.folios.start(self.take_frames(order), 0, index, order);
         let locked = folio.lock();
+        Folio::set_owner(&locked, OWNER);
         let for_table = folio.try_clone().expect("few references");
         if self.mapping.insert(&self.folios, &locked, for_table, seen).is_err() {
             return false;
         }
-        self.frame(folio.id()).content.change();
-        for frame in folio.id().0..folio.id().0 + locked.pages() as u32 {
-            self.frame(FolioId(frame)).store(value);
+        for frame in frames_of(folio.id(), order) {
+            self.frame(frame).content.change();
+            self.frame(frame).store(value);
         }
         self.mapping.mark_uptodate(&locked);
         true
+    }
+
+    /// Makes one folio of those of the `1 << order` pages from `index` on; tells whether it did.
+    pub(super) fn collapse(&self, index: u64, order: u8) -> bool {
+        let Some(parts) = self.lock_run(index, order) else { return false };
+        let frames = parts.iter().flat_map(|part| frames_of(part.folio.id(), part.lock.order()));
+        let old_frames = frames.collect::<Vec<_>>();
+        let new = self.folios.start(self.take_frames(order), 0, index, order);
+        let locked = new.lock();
+        let for_table = new.try_clone().expect("few references");
+        let copy = || {
+            for (from, to) in old_frames.into_iter().zip(frames_of(new.id(), order)) {
+                self.frame(to).content.change();
+                self.frame(from).content.look();
+                self.frame(to).copy_from(self.frame(from));
+            }
+        };
+        let old = self.mapping.collapse(&self.folios, parts, &locked, for_table, copy);
+        drop(locked);
+        let collapsed = old.is_ok();
+        old.into_iter().flatten().for_each(Frozen::free);
+        collapsed
+    }
+
+    /// The folios of the run, each locked, if that works at once and they are several.
+    fn lock_run(&self, index: u64, order: u8) -> Option<Vec<Part<'_>>> {
+        let mut parts = Vec::new();
+        let mut at = index;
+        while at < index + (1 << order) {
+            let folio = self.find(at)?;
+            let lock = folio.try_lock()?;
+            let is_part = lock.owner() == OWNER && lock.index() == at && lock.order() < order;
+            if !is_part || !lock.flags.get(Flag::Uptodate) {
+                return None;
+            }
+            at += lock.pages();
+            parts.push(Part { lock, folio });
+        }
+        Some(parts)
     }
 
     /// What a lookup of page `index` finds, if it is a folio.
@@ -156,7 +226,12 @@ impl World {
     pub(super) fn evict(&self, index: u64) -> bool {
         let Some(folio) = self.find(index) else { return false };
         let locked = folio.lock();
-        let Ok(frozen) = self.mapping.evict(folio, &locked, |_| shadow()) else { return false };
+        if locked.owner() != OWNER {
+            return false;
+        }
+        let first = locked.index();
+        let leave = |page| left_at(first + page);
+        let Ok(frozen) = self.mapping.evict(folio, &locked, leave) else { return false };
         drop(locked);
         frozen.free();
         true
@@ -166,20 +241,52 @@ impl World {
     pub(super) fn remove(&self, index: u64) {
         let Some(folio) = self.find(index) else { return };
         let locked = folio.lock();
+        if locked.owner() != OWNER {
+            return;
+        }
         let for_table = self.mapping.remove(&folio, &locked, &self.folios, |_| Entry::HOLE);
         drop(locked);
         drop((for_table, folio));
     }
 
-    /// Changes the folio of page `index` to `value` through a write window.
+    /// Changes page `index` to `value` through a write window, if its folio is there.
     pub(super) fn write(&self, index: u64, value: u64) {
+        let Some(folio) = self.find(index) else { return };
+        let locked = folio.lock();
+        if locked.owner() == OWNER {
+            self.write_locked(&folio, &locked, index, value);
+        }
+    }
+
+    fn write_locked(&self, folio: &FolioRef<'_>, locked: &LockedFolio<'_>, index: u64, value: u64) {
+        let _window = self.mapping.open_window(locked, index..index + 1);
+        let frame = folio.id().0 + (index - locked.index()) as u32;
+        self.frame(FolioId(frame)).store(value);
+    }
+
+    /// Punches page `index`: a folio of that page alone goes, in a larger one the page is zeroed.
+    pub(super) fn punch(&self, index: u64) {
         let Some(folio) = self.find(index) else { return };
         let locked = folio.lock();
         if locked.owner() != OWNER {
             return;
         }
-        let _window = self.mapping.open_window(&locked, index..index + 1);
-        self.frame(folio.id()).store(value);
+        if locked.order() > 0 {
+            return self.write_locked(&folio, &locked, index, 0);
+        }
+        let for_table = self.mapping.remove(&folio, &locked, &self.folios, |_| Entry::HOLE);
+        drop(locked);
+        drop((for_table, folio));
+    }
+
+    /// Cuts the file behind its first `pages` pages.
+    pub(super) fn truncate(&self, pages: u64) {
+        self.mapping.set_len_bytes(pages * PAGE_BYTES);
+        let mut index = pages;
+        while let Some(found) = self.mapping.table().next_folio(index) {
+            self.punch(found);
+            index = found + 1;
+        }
     }
 
     /// Zeroes the folio at `index` from the middle of its first page on, as a cut of the file does.

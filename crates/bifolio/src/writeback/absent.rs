@@ -18,7 +18,7 @@
 
 use super::inode::Inode;
 use super::store::Store;
-use crate::folio::{Flag, FolioId, FolioRef, Frozen, LockedFolio};
+use crate::folio::{Flag, Folio, FolioId, FolioRef, Frozen, LockedFolio};
 use crate::lru::Shadow;
 use crate::mapping::{Entry, EvictError};
 use crate::spill::Spill;
@@ -63,12 +63,10 @@ impl Inode {
 
     /// A folio that was just put where `seen` stood takes over what that named.
     pub(crate) fn take_over(&self, locked: &LockedFolio<'_>, seen: Entry) {
-        if !self.is_memory_file() {
-            return;
-        }
-        locked.set_slot(seen.as_value().unwrap_or(0) as u32);
-        if let Some(spill) = self.spill().filter(|_| seen == Entry::HOLE) {
-            spill.note_born(locked.pages());
+        let Some(spill) = self.spill() else { return };
+        match seen.as_value() {
+            Some(slot) => locked.set_slot(slot as u32),
+            None => spill.note_born(locked.pages()),
         }
     }
 
@@ -138,16 +136,23 @@ impl Inode {
         }
     }
 
-    /// The bytes of a locked folio will no longer be those of its slot. No write-out of it is in
-    /// flight.
-    pub(super) fn drop_slot(&self, locked: &LockedFolio<'_>) {
+    /// The bytes of a folio, locked or frozen, will no longer be those of its slot. No write-out of
+    /// it is in flight.
+    pub(super) fn drop_slot(&self, folio: &Folio) {
         if let Some(spill) = self.spill()
-            && !locked.flags.get(Flag::Dirty)
-            && locked.slot() != 0
+            && !folio.flags.get(Flag::Dirty)
+            && folio.slot() != 0
         {
-            spill.give_back(locked.slot(), locked.pages() as u32);
-            locked.set_slot(0);
+            spill.give_back(folio.slot(), folio.pages() as u32);
+            folio.set_slot(0);
         }
+    }
+
+    /// Frees a folio whose bytes are another one's since a collapse.
+    pub(crate) fn free_collapsed(&self, frozen: Frozen<'_>) {
+        self.drop_slot(frozen.folio());
+        self.dirty.forget(&self.memory, frozen.id());
+        frozen.free();
     }
 
     fn note_gone_if(&self, is_gone: bool, pages: u64) {

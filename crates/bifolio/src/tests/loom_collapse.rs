@@ -1,0 +1,365 @@
+//! Collapse (`mapping/collapse.rs`): two folios of a page become one of two, against everything else.
+//!
+//! Pages 0 and 1 stand in frames 0 and 1; the new folio takes frames 2 and 3.
+
+use super::world::{World, left_at, model, model_bounded, spawn};
+use crate::folio::FolioId;
+use crate::mapping::{Entry, Lookup};
+use std::sync::Arc;
+
+/// What pages 0 and 1 hold, and what else a page may hold.
+const BYTES: [u64; 2] = [1, 2];
+const AFTER: u64 = 3;
+const OTHER_PAGE: u64 = 9;
+
+/// A world with folios at pages 0 and 1, two more frames, and a file of six pages.
+fn world_with_two_folios() -> Arc<World> {
+    let world = World::with_pages(4, 6, 0, 1);
+    fill_two(&world, BYTES);
+    world
+}
+
+fn fill_two(world: &World, values: [u64; 2]) {
+    for (index, value) in (0..).zip(values) {
+        assert!(world.fill(index, world.entry(index), value));
+    }
+}
+
+/// One read of a page, which is whole or none.
+fn read_whole(world: &World, index: u64) -> Option<u64> {
+    world.read(index).map(|[first, second]| {
+        assert_eq!(first, second, "torn");
+        first
+    })
+}
+
+/// What is there when nobody is at work: all of it collapsed, or none, with these bytes.
+fn check_settled(world: &World, collapsed: bool, bytes: [u64; 2]) {
+    let frames = if collapsed { [2, 3] } else { [0, 1] };
+    for index in 0..2 {
+        let entry = world.entry(index);
+        assert!(entry.is_ready(), "{entry:?}");
+        assert_eq!(entry.frame(), frames[index as usize]);
+        assert_eq!(entry.order(), u8::from(collapsed));
+        assert_eq!(world.folios.get(entry.folio_id()).references(), 1);
+        assert_eq!(read_whole(world, index), Some(bytes[index as usize]));
+    }
+    assert_eq!(world.mapping.resident_folios(), if collapsed { 1 } else { 2 });
+    assert_eq!(world.free_frames(), 2);
+}
+
+/// A reader sees each page whole and as it is, and never finds it gone: the one change of its Entry
+/// can void one read, the next one is good.
+/// Dies with: C2 after C5; Relaxed in C5; new Entries that are not READY; READY taken away first.
+#[test]
+fn loom_collapse_vs_optimistic_read() {
+    model(|| {
+        let world = world_with_two_folios();
+        let reader = spawn(&world, |world| {
+            for index in 0..2 {
+                let read = read_whole(world, index).or_else(|| read_whole(world, index));
+                assert_eq!(read, Some(BYTES[index as usize]), "page {index}");
+            }
+        });
+        assert!(world.collapse(0, 1), "optimistic readers hold nothing");
+        check_settled(&world, true, BYTES);
+        reader.join().unwrap();
+    });
+}
+
+/// A reader of the last life of a new frame never sees what is copied there.
+/// Dies with: C1 left out, C1 after C2; O3 left out.
+#[test]
+fn loom_collapse_vs_optimistic_read_of_the_new_frames_last_life() {
+    model(|| {
+        let world = World::with_pages(4, 6, 0, 1);
+        fill_two(&world, BYTES);
+        assert!(world.fill(2, Entry::HOLE, OTHER_PAGE));
+        let reader = spawn(&world, |world| {
+            if let Some(read) = read_whole(world, 2) {
+                assert_eq!(read, OTHER_PAGE);
+            }
+        });
+        assert!(world.evict(2) && world.collapse(0, 1));
+        check_settled(&world, true, BYTES);
+        reader.join().unwrap();
+    });
+}
+
+/// A reader of an old frame never sees what comes there next, be it of another page.
+/// Dies with: the fence of `insert` or of `read_validated` (O3) left out.
+#[test]
+fn loom_collapse_vs_optimistic_read_old_frames_are_reused() {
+    model(|| {
+        let world = world_with_two_folios();
+        let reader = spawn(&world, |world| {
+            if let Some(read) = read_whole(world, 0) {
+                assert_eq!(read, BYTES[0]);
+            }
+        });
+        assert!(world.collapse(0, 1));
+        assert!(world.fill(2, Entry::HOLE, OTHER_PAGE));
+        assert_eq!(world.entry(2).frame(), 0, "the frame of page 0");
+        reader.join().unwrap();
+    });
+}
+
+/// Nor if it is the same page that comes back to its old frame, with other bytes.
+/// Dies with: C3 left out.
+#[test]
+fn loom_collapse_vs_optimistic_read_old_frames_come_back() {
+    model(|| {
+        let world = world_with_two_folios();
+        let reader = spawn(&world, |world| {
+            if let Some(read) = read_whole(world, 0) {
+                assert!([BYTES[0], AFTER].contains(&read), "{read} was never in the page");
+            }
+        });
+        assert!(world.collapse(0, 1) && world.evict(0));
+        fill_two(&world, [AFTER; 2]);
+        assert_eq!(world.entry(0).frame(), 0);
+        reader.join().unwrap();
+    });
+}
+
+/// Nor if the next collapse of the same pages takes the same frames as the last one.
+/// Dies with: C5 that keeps the version of the new frame; `save_versions` left out in `unlink`.
+#[test]
+fn loom_collapse_vs_optimistic_read_new_frames_come_back() {
+    model(|| {
+        let world = world_with_two_folios();
+        assert!(world.collapse(0, 1));
+        let reader = spawn(&world, |world| {
+            if let Some(read) = read_whole(world, 0) {
+                assert!([BYTES[0], AFTER].contains(&read), "{read} was never in the page");
+            }
+        });
+        assert!(world.evict(0));
+        fill_two(&world, [AFTER; 2]);
+        assert!(world.collapse(0, 1));
+        assert_eq!(world.entry(0).frame(), 2);
+        reader.join().unwrap();
+    });
+}
+
+/// Who finds a folio keeps it, and it stays the one of its page for as long: then the collapse
+/// fails, and everything is as it was. A lookup never comes back empty-handed.
+/// Dies with: C4 that expects one reference more, or none of the others; C5 before C4; a failed C4
+/// that does not unfreeze, or with other counts; Relaxed in `try_freeze` (B1), `put_and_test` (A4).
+#[test]
+fn loom_collapse_vs_lookup_found_folios_stay() {
+    model(|| {
+        let world = world_with_two_folios();
+        let reader = spawn(&world, |world| {
+            let folio = world.find(1).expect("there all the time");
+            let second = FolioId(folio.id().0 + (1 - folio.folio().index()) as u32);
+            world.frame(second).content.look();
+            let entry = world.entry(1);
+            assert_eq!(entry.folio_id(), folio.id(), "no longer the folio of its page");
+            assert!(entry.is_ready());
+        });
+        let collapsed = world.collapse(0, 1);
+        reader.join().unwrap();
+        check_settled(&world, collapsed, BYTES);
+    });
+}
+
+/// A folio that is pinned is not even copied; nor is anything changed.
+/// Dies with: the hint left out in `collapse`.
+#[test]
+fn loom_collapse_vs_pin_no_copy_in_vain() {
+    model(|| {
+        let world = world_with_two_folios();
+        let pin = world.find(1).expect("resident");
+        let before = [0, 1].map(|index| world.entry(index));
+        assert!(!world.collapse(0, 1));
+        drop(pin);
+        assert_eq!([0, 1].map(|index| world.entry(index)), before);
+        assert_eq!(world.folios.get(FolioId(2)).version(), 0);
+        check_settled(&world, false, BYTES);
+        assert!(world.collapse(0, 1), "with another try");
+        check_settled(&world, true, BYTES);
+    });
+}
+
+/// A write through the lock is never lost, whichever folio it finds.
+/// Dies with: the old folios unlocked before C2; `new` unlocked before C5; C5 before C2.
+#[test]
+fn loom_collapse_vs_write() {
+    model(|| {
+        let world = world_with_two_folios();
+        let writer = spawn(&world, |world| world.write(1, AFTER));
+        let collapsed = world.collapse(0, 1);
+        writer.join().unwrap();
+        check_settled(&world, collapsed, [BYTES[0], AFTER]);
+    });
+}
+
+/// A reader beside a writer: what it has read once is not followed by what was before.
+/// Dies with: what `..._vs_write` dies with.
+#[test]
+fn loom_collapse_vs_write_and_read() {
+    // Two preemptions: three threads.
+    model_bounded(2, || {
+        let world = world_with_two_folios();
+        let writer = spawn(&world, |world| world.write(1, AFTER));
+        let reader = spawn(&world, |world| {
+            let reads = [(); 2].map(|()| read_whole(world, 1));
+            assert_ne!(reads, [Some(AFTER), Some(BYTES[1])], "went back");
+        });
+        world.collapse(0, 1);
+        writer.join().unwrap();
+        reader.join().unwrap();
+        assert_eq!(read_whole(&world, 1), Some(AFTER));
+    });
+}
+
+/// What is punched never comes back: the page is a hole, and the folios were not collapsed, or it
+/// is zeroed in the new one.
+/// Dies with: C4 left out or with a count that lets the punch's reference pass; the old folios
+/// unlocked before C2.
+#[test]
+fn loom_collapse_vs_punch() {
+    model(|| {
+        let world = world_with_two_folios();
+        let punch = spawn(&world, |world| world.punch(1));
+        let collapsed = world.collapse(0, 1);
+        punch.join().unwrap();
+        check_cut(&world, collapsed);
+    });
+}
+
+/// Page 1 was cut off or punched.
+fn check_cut(world: &World, collapsed: bool) {
+    assert_eq!(read_whole(world, 0), Some(BYTES[0]));
+    if collapsed {
+        check_settled(world, true, [BYTES[0], 0]);
+    } else {
+        assert_eq!(world.entry(1), Entry::HOLE);
+        assert_eq!((world.mapping.resident_folios(), world.free_frames()), (1, 3));
+    }
+}
+
+/// The same for a cut of the file, which walks the table for what is behind the new end.
+/// Dies with: what `..._vs_punch` dies with.
+#[test]
+fn loom_collapse_vs_truncate() {
+    model(|| {
+        let world = world_with_two_folios();
+        let cut = spawn(&world, |world| world.truncate(1));
+        let collapsed = world.collapse(0, 1);
+        cut.join().unwrap();
+        check_cut(&world, collapsed);
+    });
+}
+
+/// A folio that is removed whole leaves holes that stay, in all of its pages.
+/// Dies with: `new` unlocked before C5.
+#[test]
+fn loom_collapse_vs_remove() {
+    model(|| {
+        let world = world_with_two_folios();
+        let remover = spawn(&world, |world| world.remove(1));
+        let collapsed = world.collapse(0, 1);
+        remover.join().unwrap();
+        assert_eq!(world.entry(1), Entry::HOLE);
+        assert_eq!(world.entry(0) == Entry::HOLE, collapsed);
+        assert_eq!(world.mapping.resident_folios(), u64::from(!collapsed));
+        assert_eq!(world.free_frames(), if collapsed { 4 } else { 3 });
+    });
+}
+
+/// Of a collapse and an eviction of one of its folios one comes first; each may fail, and nothing
+/// is freed twice or kept.
+/// Dies with: C4 left out; `new` unlocked before C5.
+#[test]
+fn loom_collapse_vs_evict() {
+    model(|| {
+        let world = world_with_two_folios();
+        let evictor = spawn(&world, |world| world.evict(1));
+        let collapsed = world.collapse(0, 1);
+        let evicted = evictor.join().unwrap();
+        if !evicted {
+            return check_settled(&world, collapsed, BYTES);
+        }
+        assert_eq!(world.entry(1), left_at(1));
+        assert_eq!(world.entry(0) == left_at(0), collapsed);
+        assert_eq!(world.mapping.resident_folios(), u64::from(!collapsed));
+        assert_eq!(world.free_frames(), if collapsed { 4 } else { 3 });
+    });
+}
+
+/// Of two collapses of the same run at most one works.
+/// Dies with: C4 left out.
+#[test]
+fn loom_collapse_vs_collapse() {
+    model(|| {
+        let world = World::with_pages(6, 6, 0, 1);
+        fill_two(&world, BYTES);
+        let other = spawn(&world, |world| world.collapse(0, 1));
+        let collapsed = world.collapse(0, 1);
+        let others = other.join().unwrap();
+        assert!(!(collapsed && others), "collapsed twice");
+        assert_eq!(world.mapping.resident_folios(), if collapsed || others { 1 } else { 2 });
+        assert_eq!(world.free_frames(), 4);
+        assert_eq!([0, 1].map(|index| read_whole(&world, index)), BYTES.map(Some));
+    });
+}
+
+/// The new folio is evicted while somebody looks: each unit leaves its own value, and one that has
+/// been left may be filled at once, while the other still names the frozen folio.
+/// Dies with: `save_versions` after the stores of `unlink`; `unlink` that asks `leave` for the head
+/// of the folio only.
+#[test]
+fn loom_collapse_then_evict_vs_lookup_and_fill() {
+    model(|| {
+        let world = world_with_two_folios();
+        assert!(world.collapse(0, 1));
+        let reader =
+            spawn(&world, |world| match world.mapping.get_folio(&world.folios, 1, &mut 0) {
+                Lookup::Folio(folio) => {
+                    assert_eq!((folio.id(), folio.folio().index()), (FolioId(2), 0));
+                    world.frame(FolioId(3)).content.look();
+                    false
+                }
+                Lookup::Absent(seen) => {
+                    assert_eq!(seen, left_at(1));
+                    assert!(world.fill(1, seen, AFTER), "nobody else fills it");
+                    true
+                }
+                Lookup::Refused => panic!("few references"),
+            });
+        let evicted = world.evict(0);
+        let filled = reader.join().unwrap();
+        assert!(evicted || !filled);
+        if !evicted {
+            return check_settled(&world, true, BYTES);
+        }
+        assert_eq!(world.entry(0), left_at(0));
+        assert_eq!(read_whole(&world, 1), filled.then_some(AFTER));
+        assert_eq!(world.entry(1) == left_at(1), !filled);
+        assert_eq!(world.mapping.resident_folios(), u64::from(filled));
+        assert_eq!(world.free_frames(), if filled { 3 } else { 4 });
+    });
+}
+
+/// Optimistic reads of the new folio's pages while it is evicted, and its frames reused.
+/// Dies with: the fence of `insert` or of `read_validated` (O3) left out.
+#[test]
+fn loom_collapse_then_evict_vs_optimistic_read() {
+    model(|| {
+        let world = world_with_two_folios();
+        assert!(world.collapse(0, 1));
+        // In the old frames, so that the next page gets one of the new folio's.
+        assert!(world.fill(2, Entry::HOLE, OTHER_PAGE) && world.fill(3, Entry::HOLE, OTHER_PAGE));
+        let reader = spawn(&world, |world| {
+            for index in 0..2 {
+                let read = read_whole(world, index);
+                assert!([None, Some(BYTES[index as usize])].contains(&read), "{read:?}");
+            }
+        });
+        assert!(world.evict(0) && world.fill(4, Entry::HOLE, OTHER_PAGE));
+        assert_eq!(world.entry(4).frame(), 2, "the new frame of page 0");
+        reader.join().unwrap();
+    });
+}

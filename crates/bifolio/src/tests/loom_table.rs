@@ -1,0 +1,88 @@
+//! What is not a folio: values, which are taken by one, and the bitmap of what is charged.
+
+use super::world::{World, left_at, model, spawn};
+use crate::mapping::{Bitmap, Entry};
+use crate::sync::Ordering;
+use std::sync::Arc;
+
+/// A world whose page 0 was evicted by a thread that left something with the value.
+fn evict_page_0(world: &World) {
+    world.place.change();
+    assert!(world.evict(0));
+}
+
+fn world_with_page_0() -> Arc<World> {
+    let world = World::new(2, 0, 1);
+    assert!(world.fill(0, Entry::HOLE, 1));
+    world
+}
+
+/// A value belongs to one: to whoever takes it or fills its page; that one sees what was done to
+/// what it names.
+/// Dies with: a take that stores instead of its CAS; Relaxed in `take_value`, in `unlink` (E4);
+/// an insertion that stores instead of I1's CAS.
+#[test]
+fn loom_table_a_value_belongs_to_one() {
+    model(|| {
+        let world = world_with_page_0();
+        let taker = spawn(&world, |world| {
+            // Relaxed: the exchange alone must carry it.
+            let seen = world.mapping.table().load(0, Ordering::Relaxed);
+            let taken = seen == left_at(0) && world.mapping.take_value(0, seen);
+            if taken {
+                world.place.change();
+            }
+            taken
+        });
+        evict_page_0(&world);
+        let filled = world.fill(0, left_at(0), 2);
+        if filled {
+            world.place.change();
+        }
+        let taken = taker.join().unwrap();
+        assert!(taken != filled, "taken: {taken}, filled: {filled}");
+        assert_eq!(world.entry(0).is_folio(), filled);
+        assert_eq!(world.entry(0) == Entry::HOLE, taken);
+    });
+}
+
+/// Of two that take a value one gets it; who sees the hole may fill the page.
+/// Dies with: a take that stores instead of its CAS.
+#[test]
+fn loom_table_a_value_is_taken_once() {
+    fn take(world: &World) -> bool {
+        let taken = world.mapping.take_value(0, left_at(0));
+        if taken {
+            world.place.change();
+        }
+        taken
+    }
+    model(|| {
+        let world = world_with_page_0();
+        evict_page_0(&world);
+        let other = spawn(&world, take);
+        let taken = take(&world);
+        assert!(world.fill(0, Entry::HOLE, 2));
+        assert!(taken != other.join().unwrap());
+    });
+}
+
+/// BITMAP-1: who sees a bit set finds it by walking, whoever set it.
+/// Dies with: `set` from the bottom up; Relaxed in `set` or in `is_set`.
+#[test]
+fn loom_table_a_charged_page_is_found() {
+    model(|| {
+        let bitmap = Arc::new(Bitmap::new(1 << 12).unwrap());
+        let setter = spawn(&bitmap, |bitmap| {
+            bitmap.set(100);
+        });
+        if bitmap.is_set(100) {
+            assert_eq!(bitmap.next(0), Some(100));
+        }
+        if !bitmap.set(100) {
+            assert_eq!(bitmap.next(3), Some(100));
+        }
+        setter.join().unwrap();
+        assert_eq!(bitmap.next(0), Some(100));
+    });
+}
