@@ -302,6 +302,8 @@ mod tests {
     fn rss_allows_two_percent_and_eight_mebibytes() {
         let rss = Rss { bound_bytes: 100 << 20, peak_bytes: 0 };
         assert_eq!(rss.allowed_bytes(), 110 << 20);
+        let figure = Rss { peak_bytes: 111 << 20, ..rss }.figure();
+        assert_eq!((figure.value, figure.target, figure.met()), (111.0, 110.0, false));
     }
 
     #[test]

@@ -101,7 +101,7 @@ mod tests {
 
     #[test]
     fn is_active_while_it_lives_and_leaves_nothing() {
-        let parent = tempfile::tempdir_in(".").unwrap();
+        let parent = tempfile::tempdir().unwrap();
         let workspace = Workspace::create(Some(parent.path()), 0).unwrap();
         let path = std::fs::canonicalize(workspace.path()).unwrap().join("swap");
         let Ok(swap) = SwapFile::activate(&workspace, 1 << 20) else {
@@ -114,7 +114,7 @@ mod tests {
 
     #[test]
     fn a_file_that_is_not_active_is_taken_back_without_complaint() {
-        let parent = tempfile::tempdir_in(".").unwrap();
+        let parent = tempfile::tempdir().unwrap();
         let path = parent.path().join("file");
         make(&path, 1 << 20).unwrap();
         let taken = deactivate(&path);
