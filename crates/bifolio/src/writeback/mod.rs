@@ -2,7 +2,9 @@
 //! when they do not.
 //!
 //! Stands between `mapping` and `io`: an [`Inode`] is one file of the cache (the kernel's noun for
-//! what handles share): its mapping, its backing, its dirty list and its write errors.
+//! what handles share): its mapping, its store, its dirty list and its write errors. A file with a
+//! backing is written to that; a memory file has none, and its folios are spilled, if the cache has
+//! a spill, when reclaim finds no other memory (`store/`, `absent.rs`, `spill_out.rs`).
 //!
 //! ```text
 //!   file: syncs ----------------.      sync.rs
@@ -10,6 +12,7 @@
 //!     ^    |                    |     one folio and its dirty neighbours are one transfer
 //!     |    '--> held writers    |      flusher.rs, throttle.rs
 //!   reclaim: dirty in the way --'
+//!   reclaim: of a memory file ------> WriteBatch --> slots of the spill    spill_out.rs
 //! ```
 //!
 //! The life of a dirty folio:
