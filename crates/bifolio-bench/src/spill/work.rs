@@ -86,22 +86,23 @@ pub(super) struct Done {
 }
 
 impl Load {
-    /// Position and length of every block of `phase`.
-    fn blocks(&self, phase: Phase) -> Vec<(u64, usize)> {
+    /// Position and length of every block of `phase`. Never a list: it would count as resident.
+    fn blocks(&self, phase: Phase) -> impl Iterator<Item = (u64, usize)> + use<> {
         let size_bytes = self.sizes.size_bytes;
-        let (operations, seed) = match phase {
-            Phase::WriteInOrder | Phase::ReadInOrder => {
-                let block = |pos_bytes| {
-                    let left_bytes: u64 = size_bytes - pos_bytes;
-                    (pos_bytes, left_bytes.min(BLOCK_BYTES as u64) as usize)
-                };
-                return (0..size_bytes).step_by(BLOCK_BYTES).map(block).collect();
-            }
-            Phase::ReadAtRandom => (self.random_reads, READ_SEED),
-            Phase::OverwriteAtRandom => (self.overwrites, OVERWRITE_SEED),
+        let step_bytes = BLOCK_BYTES as u64;
+        let (count, random_seed) = match phase {
+            Phase::WriteInOrder | Phase::ReadInOrder => (size_bytes.div_ceil(step_bytes), None),
+            Phase::ReadAtRandom => (self.random_reads, Some(READ_SEED)),
+            Phase::OverwriteAtRandom => (self.overwrites, Some(OVERWRITE_SEED)),
         };
-        let access = Access::new(Pattern::Uniform, size_bytes, seed);
-        (0..operations).map(|draw| (access.pos_bytes(draw), PAGE_BYTES)).collect()
+        let access = random_seed.map(|seed| Access::new(Pattern::Uniform, size_bytes, seed));
+        (0..count).map(move |index| match &access {
+            Some(access) => (access.pos_bytes(index), PAGE_BYTES),
+            None => {
+                let pos_bytes = index * step_bytes;
+                (pos_bytes, (size_bytes - pos_bytes).min(step_bytes) as usize)
+            }
+        })
     }
 
     /// Does all phases, then compares every byte; answers the phases, and how many bytes.
@@ -114,14 +115,13 @@ impl Load {
     }
 
     fn run_phase(&self, phase: Phase, medium: &impl Medium) -> Result<Done> {
-        let blocks = self.blocks(phase);
         let mut buffer = vec![0; phase.block_bytes()];
         let mut checker = Checker::new(medium.series());
         let mut seen = Seen::new(self.sizes.expected_pass());
         let mut bytes = 0;
         let before = medium.moved()?;
         let meter = Meter::start(None)?;
-        for (pos_bytes, block_bytes) in blocks {
+        for (pos_bytes, block_bytes) in self.blocks(phase) {
             let block = &mut buffer[..block_bytes];
             let version = phase.written_version();
             if let Some(version) = version {
@@ -148,9 +148,9 @@ impl Load {
 
     /// Compares every byte with what was written there last.
     fn verify(&self, medium: &impl Medium) -> Result<u64> {
-        let mut versions = vec![FIRST; self.sizes.pages() as usize];
+        let mut overwritten = vec![false; self.sizes.pages() as usize];
         for (pos_bytes, _) in self.blocks(Phase::OverwriteAtRandom) {
-            versions[(pos_bytes / PAGE_BYTES as u64) as usize] = SECOND;
+            overwritten[(pos_bytes / PAGE_BYTES as u64) as usize] = true;
         }
         let mut buffer = vec![0; BLOCK_BYTES];
         for (start_bytes, block_bytes) in self.blocks(Phase::ReadInOrder) {
@@ -158,7 +158,8 @@ impl Load {
             medium.read(block, start_bytes)?;
             let positions = (start_bytes..).step_by(PAGE_BYTES);
             for (page, pos_bytes) in block.chunks_exact(PAGE_BYTES).zip(positions) {
-                let version = versions[(pos_bytes / PAGE_BYTES as u64) as usize];
+                let is_second = overwritten[(pos_bytes / PAGE_BYTES as u64) as usize];
+                let version = if is_second { SECOND } else { FIRST };
                 if !pattern::matches_version(page, pos_bytes, version) {
                     let series = medium.series().to_owned();
                     return Err(Error::WrongBytes { series, pos_bytes });
