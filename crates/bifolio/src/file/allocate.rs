@@ -2,9 +2,10 @@
 
 use super::File;
 use super::access::Access;
+use super::fill::Locked;
 use crate::error::Result;
 use crate::folio::Flag;
-use crate::mapping::{Lookup, PAGE_BYTES, PAGE_SHIFT};
+use crate::mapping::{PAGE_BYTES, PAGE_SHIFT};
 use std::ops::Range;
 
 impl File {
@@ -69,11 +70,10 @@ impl File {
     fn take_back(&self, pages: Range<u64>) {
         let inode = &self.handle.inode;
         for index in pages.step_by(1 << inode.mapping.order()) {
-            let found = inode.mapping.get_folio(&inode.memory.folios, index, &mut 0);
-            let Lookup::Folio(folio) = found else { continue };
-            let locked = folio.lock();
-            if locked.owner() == inode.address() && locked.flags.get(Flag::Allocated) {
-                drop(inode.remove_unwanted(&folio, &locked));
+            if let Some(Locked { folio, lock, .. }) = self.handle.find_resident(index)
+                && lock.flags.get(Flag::Allocated)
+            {
+                drop(inode.remove_unwanted(&folio, &lock));
             }
         }
     }

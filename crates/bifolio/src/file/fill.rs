@@ -46,7 +46,8 @@ pub(super) enum RunClaim {
     NoFrame,
 }
 
-/// A folio with its lock. The lock goes before the reference.
+/// A folio with its lock. The lock goes before the reference: who takes it apart names `folio` first,
+/// because the last name of a pattern is dropped first.
 #[derive(Debug)]
 pub(super) struct Locked<'a> {
     pub(super) lock: LockedFolio<'a>,
@@ -118,6 +119,15 @@ impl Handle {
                 Lookup::Refused => return Err(self.too_many_pins(index)),
             }
         }
+    }
+
+    /// The folio that holds page `index`, locked, if it is resident. Blocks for the lock.
+    pub(super) fn find_resident(&self, index: u64) -> Option<Locked<'_>> {
+        let found = self.inode.mapping.get_folio(&self.inode.memory.folios, index, &mut 0);
+        let Lookup::Folio(folio) = found else { return None };
+        let lock = folio.lock();
+        let is_ours = lock.owner() == self.inode.address();
+        is_ours.then_some(Locked { lock, folio, was_resident: true })
     }
 
     /// A resident folio as `access` wants it.

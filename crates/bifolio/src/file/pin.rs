@@ -337,7 +337,7 @@ impl File {
         // The file may have been cut while we waited for the lock.
         self.check_pin_range(&range)?;
         let start = self.address_in(&locked, range.start).cast_mut();
-        let Locked { lock, folio, .. } = locked;
+        let Locked { folio, lock, .. } = locked;
         let inode = &self.handle.inode;
         inode.mark_dirty(&folio, &lock);
         let pages = range.start >> PAGE_SHIFT..((range.end - 1) >> PAGE_SHIFT) + 1;
@@ -384,7 +384,7 @@ impl File {
             inode.memory.counters.add(Counter::HitSlow, 1);
             self.note_use(index, false);
         }
-        let Locked { lock, folio, .. } = locked;
+        let Locked { folio, lock, .. } = locked;
         drop(lock);
         Ok(folio.into_id())
     }

@@ -250,8 +250,12 @@ impl Registry {
         // What was written between the sync and the closing of the gate.
         for (key, inode) in self.inodes() {
             inode.sync(&inode.sample_errors(), None, false)?;
-            // A write that was under way may end only now: it goes home with the last handle.
-            inode.remove_clean_folios();
+            if inode.is_memory_file() {
+                inode.remove_folios_from(0);
+            } else {
+                // A write that was under way may end only now: it goes home with the last handle.
+                inode.remove_clean_folios();
+            }
             self.bury(key);
         }
         Ok(())

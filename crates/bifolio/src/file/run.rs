@@ -154,7 +154,7 @@ impl Drop for Run {
         let inode = &self.inode;
         for id in self.folios.drain(..) {
             let folios = &inode.memory.folios;
-            let Locked { lock, folio, .. } = Locked::adopt(folios, id);
+            let Locked { folio, lock, .. } = Locked::adopt(folios, id);
             drop(inode.remove_unfilled(&folio, &lock));
         }
     }

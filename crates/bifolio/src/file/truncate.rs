@@ -6,9 +6,10 @@
 
 use super::File;
 use super::access::Access;
+use super::fill::Locked;
 use crate::error::Result;
 use crate::folio::FolioRef;
-use crate::mapping::{Lookup, PAGE_BYTES, PAGE_SHIFT};
+use crate::mapping::{PAGE_BYTES, PAGE_SHIFT};
 
 impl File {
     /// Makes the file `len_bytes` long: cuts what is behind, or grows it by zeros. The file on the
@@ -17,8 +18,8 @@ impl File {
     /// Bytes that were pinned and are cut off stay readable through the pin, with any content.
     ///
     /// # Errors
-    /// The storage's (then the length is as before); a handle not opened for writing; a length
-    /// beyond what the file was opened for.
+    /// The storage's, or the spill's (then the length is as before); a handle not opened for
+    /// writing; a length beyond what the file was opened for.
     pub fn set_len(&self, len_bytes: u64) -> Result<()> {
         let handle = &self.handle;
         handle.check_writable()?;
@@ -33,8 +34,7 @@ impl File {
         let _tail = self.hold_tail(len_bytes)?;
         inode.cut(len_bytes)?;
         inode.remove_folios_from(len_bytes.div_ceil(self.folio_bytes()) * self.folio_bytes());
-        self.zero_tail(len_bytes);
-        Ok(())
+        self.zero_tail(len_bytes)
     }
 
     /// A reference to the folio of a memory file that `len_bytes` lies in: what is behind it must
@@ -48,20 +48,24 @@ impl File {
         Ok(found.map(|locked| locked.folio))
     }
 
-    /// Zeroes what lies behind the end in the folio that holds it, if that is resident.
-    fn zero_tail(&self, len_bytes: u64) {
-        let unit_end = len_bytes.next_multiple_of(self.folio_bytes());
+    /// Zeroes what lies behind the end in the folio that holds it; in a file with a backing, if that
+    /// is resident.
+    fn zero_tail(&self, len_bytes: u64) -> Result<()> {
         let inode = &self.handle.inode;
-        if len_bytes == unit_end {
-            return;
+        let head = inode.mapping.head_index(len_bytes >> PAGE_SHIFT);
+        if len_bytes == head * PAGE_BYTES {
+            return Ok(());
         }
-        let folios = &inode.memory.folios;
-        let found = inode.mapping.get_folio(folios, len_bytes >> PAGE_SHIFT, &mut 0);
-        let Lookup::Folio(folio) = found else { return };
-        let lock = folio.lock();
-        if lock.owner() == inode.address() {
+        let found = if inode.is_memory_file() {
+            // Resident, but for a page that was written and spilled since we looked.
+            self.handle.find_folio(head, Access::Read)?
+        } else {
+            self.handle.find_resident(head)
+        };
+        if let Some(Locked { folio, lock, .. }) = found {
             let folio_end = (lock.index() + lock.pages()) * PAGE_BYTES;
             inode.zero_in_place(&folio, &lock, len_bytes..folio_end);
         }
+        Ok(())
     }
 }
