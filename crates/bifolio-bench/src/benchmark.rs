@@ -12,11 +12,18 @@ use crate::harness::workspace::Workspace;
 use crate::host::Host;
 use crate::progress::Progress;
 use crate::report::Report;
-use crate::{format_bytes, random_reads, scan, small_reads, writes};
+use crate::{format_bytes, random_reads, scan, seq_reads, small_reads, spill, writes};
 
 /// Every benchmark, in the order in which `bifolio bench` runs them.
 pub fn all() -> &'static [&'static dyn Benchmark] {
-    &[&small_reads::SmallReads, &random_reads::RandomReads, &scan::Scans, &writes::WriteAndSync]
+    &[
+        &small_reads::SmallReads,
+        &random_reads::RandomReads,
+        &scan::Scans,
+        &writes::WriteAndSync,
+        &seq_reads::SequentialReads,
+        &spill::Spill,
+    ]
 }
 
 /// The benchmark called `name`.

@@ -141,6 +141,17 @@ impl Rss {
     pub fn allowed_bytes(&self) -> u64 {
         self.bound_bytes + self.bound_bytes / 50 + (8 << 20)
     }
+
+    /// The figure that is asked of every benchmark that measures it.
+    pub(crate) fn figure(&self) -> Figure {
+        let mebibytes = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+        Figure {
+            name: "peak resident size, in MiB".to_owned(),
+            value: mebibytes(self.peak_bytes),
+            target: mebibytes(self.allowed_bytes()),
+            at_most: true,
+        }
+    }
 }
 
 /// A column of the table: one series against another.
@@ -291,6 +302,8 @@ mod tests {
     fn rss_allows_two_percent_and_eight_mebibytes() {
         let rss = Rss { bound_bytes: 100 << 20, peak_bytes: 0 };
         assert_eq!(rss.allowed_bytes(), 110 << 20);
+        let figure = Rss { peak_bytes: 111 << 20, ..rss }.figure();
+        assert_eq!((figure.value, figure.target, figure.met()), (111.0, 110.0, false));
     }
 
     #[test]

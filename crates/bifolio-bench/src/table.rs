@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 use comfy_table::{CellAlignment, Table, presets};
 
 use crate::format_bytes;
-use crate::report::{Figure, Ratio, Report, Row};
+use crate::report::{Counts, Figure, Ratio, Report, Row};
 
 /// Draws the whole report, with a line feed at its end.
 pub fn render(report: &Report) -> String {
@@ -31,8 +31,8 @@ pub fn render(report: &Report) -> String {
         let _ = writeln!(text, "{}{unit}, medians, +- half the spread", scale.prefix);
         let _ = writeln!(text, "{}", rows_table(rows, &report.ratios, &scale));
     }
-    if !report.shown_counts.is_empty() {
-        let _ = writeln!(text, "{}", counts_table(&report.rows, &report.shown_counts));
+    if let Some(table) = counts_table(&report.rows, &report.shown_counts) {
+        let _ = writeln!(text, "{table}");
     }
     for note in &report.notes {
         let _ = writeln!(text, "  note: {note}");
@@ -80,13 +80,16 @@ fn rows_table(rows: &[Row], ratios: &[Ratio], scale: &Scale) -> Table {
     table
 }
 
-/// What was counted, one line for each series of each row.
-fn counts_table(rows: &[Row], names: &[&'static str]) -> Table {
+/// What was counted, one line for each series of each row that counted any of it; if any did.
+fn counts_table(rows: &[Row], names: &[&'static str]) -> Option<Table> {
     let keys = case_keys(rows);
     let present = |name: &&&str| {
         rows.iter().any(|row| row.counts.values().any(|counts| counts.contains_key(**name)))
     };
     let names: Vec<&&str> = names.iter().filter(present).collect();
+    if names.is_empty() {
+        return None;
+    }
     let mut table = Table::new();
     table.load_preset(presets::UTF8_BORDERS_ONLY);
     let mut header: Vec<String> = keys.iter().map(|key| stacked(key)).collect();
@@ -94,7 +97,8 @@ fn counts_table(rows: &[Row], names: &[&'static str]) -> Table {
     header.extend(names.iter().map(|name| stacked(name)));
     table.set_header(header);
     for row in rows {
-        for (series, counts) in &row.counts {
+        let counted = |counts: &Counts| names.iter().any(|name| counts.contains_key(**name));
+        for (series, counts) in row.counts.iter().filter(|(_, counts)| counted(counts)) {
             let mut cells: Vec<String> = keys.iter().map(|key| row.case.text(key)).collect();
             cells.push((*series).to_owned());
             cells.extend(names.iter().map(|name| count_cell(counts.get(**name).copied())));
@@ -104,7 +108,7 @@ fn counts_table(rows: &[Row], names: &[&'static str]) -> Table {
     for column in table.column_iter_mut().skip(1) {
         column.set_cell_alignment(CellAlignment::Right);
     }
-    table
+    Some(table)
 }
 
 /// Whole and large counts without decimals, small ones with those that matter.
@@ -206,9 +210,12 @@ mod tests {
         let mut row = Row::new(Case::new().with("threads", 1), "ops/s");
         let counts = [("p50_ns", 12345.4), ("misses", 0.5)];
         row.counts.insert("left", counts.iter().map(|(n, v)| ((*n).to_owned(), *v)).collect());
-        let text = counts_table(&[row], &["p50_ns", "absent", "misses"]).to_string();
+        row.counts.insert("right", Counts::new());
+        let rows = [row];
+        let text = counts_table(&rows, &["p50_ns", "absent", "misses"]).unwrap().to_string();
         assert!(text.contains("12345 ") && text.contains("0.500"), "{text}");
-        assert!(!text.contains("absent"));
+        assert!(!text.contains("absent") && !text.contains("right"), "{text}");
+        assert!(counts_table(&rows, &["absent"]).is_none());
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! A file in a cache of its own, and what the cache counts while a turn runs.
+//! A file in a cache of its own, on a disk or in memory, and what the cache counts while a turn
+//! runs.
 
 use std::path::Path;
 
@@ -18,6 +19,14 @@ impl Cached {
     pub(crate) fn open(builder: CacheBuilder, path: &Path, write: bool) -> Result<Self> {
         let cache = builder.build()?;
         let file = cache.open(path, &OpenOptions::new().read(true).write(write))?;
+        Ok(Self { file, cache })
+    }
+
+    /// Makes a memory file with folios of `folio_bytes` in a new cache.
+    pub(crate) fn in_memory(builder: CacheBuilder, folio_bytes: u64) -> Result<Self> {
+        let cache = builder.build()?;
+        let options = OpenOptions::new().read(true).write(true).folio_bytes(folio_bytes);
+        let file = cache.memory_file_with("bench", &options)?;
         Ok(Self { file, cache })
     }
 

@@ -14,6 +14,7 @@ use rustix::mount::{UnmountFlags, unmount};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::memory_group::MEMBERS;
+use super::swap;
 use crate::error::{Error, Result};
 
 /// What the names of directories begin with.
@@ -37,12 +38,16 @@ pub(crate) enum Leftover {
     Mount(PathBuf),
     /// A control group, with the processes in it: children of this one.
     Group(PathBuf),
+    /// A file the kernel may swap to.
+    Swap(PathBuf),
 }
 
 impl Leftover {
     fn path(&self) -> &Path {
         match self {
-            Self::Directory(path) | Self::Mount(path) | Self::Group(path) => path,
+            Self::Directory(path) | Self::Mount(path) | Self::Group(path) | Self::Swap(path) => {
+                path
+            }
         }
     }
 
@@ -52,6 +57,7 @@ impl Leftover {
             // Detach: open files in it do not hold it back.
             Self::Mount(path) => drop(unmount(path, UnmountFlags::DETACH)),
             Self::Group(path) => remove_group(path),
+            Self::Swap(path) => remove_swap(path),
         }
     }
 }
@@ -122,6 +128,14 @@ fn remove_group(path: &Path) {
             let _ = kill_process(member, Signal::KILL);
         });
         fs::remove_dir(path)
+    });
+}
+
+/// What is still in it comes back into memory first.
+fn remove_swap(path: &Path) {
+    until_gone(path, || {
+        swap::deactivate(path)?;
+        fs::remove_file(path)
     });
 }
 

@@ -2,8 +2,8 @@
 //!
 //! All series of all cases run once, then all of them again: a machine that slows down or a
 //! neighbour that wakes up then touches every series, and a ratio of two medians stays a ratio.
-//! What a turn gives is the benchmark's own; [`interleave`] is for those whose turns give one rate
-//! and counts for each operation.
+//! What a turn gives is the benchmark's own; [`interleave`] and [`fill`] are for those whose turns
+//! give one rate and counts for each operation.
 
 use std::time::{Duration, Instant};
 
@@ -89,23 +89,35 @@ pub(crate) fn interleave(
 ) -> Result<u64> {
     let samples = take_turns(turns, Rounds::exactly(repetitions), progress)?;
     for (turn, samples) in turns.iter().zip(&samples) {
-        let values: Vec<f64> = samples.iter().map(|sample| sample.value).collect();
-        let row = &mut rows[turn.row_index];
-        row.series.insert(turn.series, median(&values));
-        row.spread.insert(turn.series, spread(&values));
-        row.counts.insert(turn.series, counts_per_operation(samples));
+        fill(&mut rows[turn.row_index], turn.series, samples, "op");
     }
     Ok(samples.iter().flatten().map(|sample| sample.operations).sum())
 }
 
-fn counts_per_operation(samples: &[Sample]) -> Counts {
+/// Writes the turns of `series` into `row`; `operation` is what counts are divided by, in a word.
+/// Answers every value.
+pub(crate) fn fill(
+    row: &mut Row,
+    series: &'static str,
+    samples: &[Sample],
+    operation: &str,
+) -> Vec<f64> {
+    let values: Vec<f64> = samples.iter().map(|sample| sample.value).collect();
+    row.series.insert(series, median(&values));
+    row.spread.insert(series, spread(&values));
+    row.counts.insert(series, counts_per_operation(samples, operation));
+    values
+}
+
+fn counts_per_operation(samples: &[Sample], operation: &str) -> Counts {
     let operations: u64 = samples.iter().map(|sample| sample.operations).sum();
     let mut totals: IndexMap<&str, u64> = IndexMap::new();
     for (name, count) in samples.iter().flat_map(|sample| &sample.counts) {
         *totals.entry(name).or_default() += count;
     }
     let per_operation = |total| total as f64 / operations.max(1) as f64;
-    totals.iter().map(|(name, &total)| (format!("{name}_per_op"), per_operation(total))).collect()
+    let named = |(name, &total)| (format!("{name}_per_{operation}"), per_operation(total));
+    totals.iter().map(named).collect()
 }
 
 #[cfg(test)]

@@ -61,6 +61,14 @@ fn make_directory(parent: &Path) -> Result<PathBuf> {
     Ok(made.map_err(refused)?.keep())
 }
 
+/// The most memory the group ever used.
+pub(crate) fn peak_bytes(group: &Path) -> Result<u64> {
+    let names = ["memory.peak", "memory.max_usage_in_bytes"];
+    let text = names.iter().find_map(|name| fs::read_to_string(group.join(name)).ok());
+    text.and_then(|text| text.trim().parse().ok())
+        .ok_or_else(|| Error::Refused(format!("{} reports no peak", group.display())))
+}
+
 /// Puts this process into the group.
 pub(crate) fn join(group: &Path) -> Result<()> {
     fs::write(group.join(MEMBERS), std::process::id().to_string())

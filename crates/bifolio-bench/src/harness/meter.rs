@@ -78,6 +78,11 @@ impl Measured {
         self.operations as f64 / self.cost.elapsed.as_secs_f64()
     }
 
+    /// Bytes in a second.
+    pub(crate) fn bytes_rate(&self) -> f64 {
+        self.bytes as f64 / self.cost.elapsed.as_secs_f64()
+    }
+
     /// GiB in a second.
     pub(crate) fn gibibytes_rate(&self) -> f64 {
         gibibytes(self.bytes) / self.cost.elapsed.as_secs_f64()

@@ -12,9 +12,9 @@
 //!
 //! Transfers of a device: `sizes` says how large a file and how small a cache, `access` which page
 //! comes next (`permutation`, `zipf`), `checker` looks at what was read, `meter` at what a turn
-//! cost (`latency`, `stretches`, `cpu_time`, `syscalls`); `direct` and `raw_ring` go past the page
-//! cache, `raw_stream` moves a whole file so, `cached` is a file in a cache, `memory_group` bounds
-//! the kernel's.
+//! cost (`seen`, `latency`, `stretches`, `cpu_time`, `syscalls`, `device_bytes`); `direct` and
+//! `raw_ring` go past the page cache, `raw_stream` moves a whole file so, `cached` is a file in a
+//! cache, `memory_group` bounds the kernel's, `swap` is where that goes when it is full.
 
 pub(crate) mod access;
 pub(crate) mod cached;
@@ -23,6 +23,7 @@ pub(crate) mod child;
 pub(crate) mod cleanup;
 pub(crate) mod cpu_time;
 pub(crate) mod cpus;
+pub(crate) mod device_bytes;
 pub(crate) mod direct;
 pub(crate) mod filesystem;
 pub(crate) mod interleave;
@@ -36,9 +37,11 @@ pub(crate) mod plain_memory;
 pub(crate) mod raw_ring;
 pub(crate) mod raw_stream;
 pub(crate) mod resident;
+pub(crate) mod seen;
 pub(crate) mod series;
 pub(crate) mod sizes;
 pub(crate) mod stretches;
+pub(crate) mod swap;
 pub(crate) mod syscalls;
 pub(crate) mod threads;
 pub(crate) mod timed;

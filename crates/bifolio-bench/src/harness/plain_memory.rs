@@ -4,9 +4,9 @@
 //! advised to be huge pages, as the arena is.
 //!
 //! # Safety
-//! The mapping is made here, is private to this process, lives until `Drop`, and after `new` nobody
-//! writes to it. Every copy checks that it begins inside, with one comparison; the mapping goes on
-//! for at least 2 MiB behind, so that no block can leave it.
+//! The mapping is made here, is private to this process, lives until `Drop`, and after `filled`
+//! nobody writes to it. Every copy checks that it begins inside, with one comparison; the mapping
+//! goes on for at least 2 MiB behind, so that no block can leave it.
 
 #![allow(unsafe_code)]
 
@@ -30,12 +30,17 @@ pub(crate) struct PlainMemory {
 
 // SAFETY: the memory belongs to this value alone, and no thread is special to a mapping.
 unsafe impl Send for PlainMemory {}
-// SAFETY: through `&self` the memory is only read, and nobody writes after `new`.
+// SAFETY: through `&self` the memory is only read, and nobody writes after `filled`.
 unsafe impl Sync for PlainMemory {}
 
 impl PlainMemory {
-    /// Maps and fills `len_bytes`, whole words.
+    /// Maps `len_bytes`, whole words, and fills them as a file is.
     pub(crate) fn new(len_bytes: usize) -> Result<Self> {
+        Self::filled(len_bytes, |bytes| pattern::fill(bytes, 0))
+    }
+
+    /// Maps `len_bytes` and has them filled by `fill`.
+    pub(crate) fn filled(len_bytes: usize, fill: impl FnOnce(&mut [u8])) -> Result<Self> {
         // Up to 2 MiB in front to align it, 2 MiB behind for blocks that begin at its end.
         let mapping_bytes = len_bytes.next_multiple_of(HUGE_PAGE_BYTES) + 2 * HUGE_PAGE_BYTES;
         // SAFETY: a new mapping at an address of the kernel's choice touches no memory in use.
@@ -58,8 +63,15 @@ impl PlainMemory {
         // SAFETY: `len_bytes` from `start` are inside the mapping, zeroed by the kernel, and nobody
         // else knows of them yet.
         let bytes = unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), len_bytes) };
-        pattern::fill(bytes, 0);
+        fill(bytes);
         Ok(memory)
+    }
+
+    /// All of it.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        // SAFETY: `len_bytes` from `start` are inside the mapping, which `&self` keeps alive, and
+        // nobody writes to them after `filled`.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len_bytes) }
     }
 
     /// Advice only: a kernel without huge pages gives small ones, to the arena as well.
@@ -84,7 +96,7 @@ impl PlainMemory {
 
 impl Drop for PlainMemory {
     fn drop(&mut self) {
-        // SAFETY: exactly what `new` mapped, and `&mut self` proves that no reader is left.
+        // SAFETY: exactly what `filled` mapped, and `&mut self` proves that no reader is left.
         let unmapped = unsafe { munmap(self.mapping.as_ptr().cast(), self.mapping_bytes) };
         debug_assert!(unmapped.is_ok());
     }
@@ -104,5 +116,7 @@ mod tests {
             memory.copy(&mut block, pos_bytes);
             assert!(pattern::matches(&block, pos_bytes as u64));
         }
+        assert_eq!(memory.bytes().len(), len_bytes);
+        assert!(pattern::matches(memory.bytes(), 0));
     }
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bifolio::Cache;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::access::PAGE_BYTES;
 use crate::benchmark::Needs;
@@ -19,7 +19,7 @@ const QUICK_BYTES_PER_SECOND: f64 = 2e9;
 const SIZE_BYTES_MAX: u64 = 1 << 43;
 
 /// A file and the bound of the cache it is read and written through.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Sizes {
     pub(crate) size_bytes: u64,
     pub(crate) memory_bytes: u64,
@@ -28,12 +28,17 @@ pub(crate) struct Sizes {
 impl Sizes {
     /// What the user chose; of one size the other follows, of none both follow from the default.
     pub(crate) fn choose(config: &Config, memory_bytes: u64) -> Result<Self> {
+        Self::choose_times(FILE_FACTOR, config, memory_bytes)
+    }
+
+    /// The same with a file of `factor` times the bound.
+    pub(crate) fn choose_times(factor: u64, config: &Config, memory_bytes: u64) -> Result<Self> {
         let (size_bytes, memory_bytes) = match (config.size_bytes, config.memory_bytes) {
             (Some(size), Some(memory)) => (size, memory),
-            (Some(size), None) => (size, whole_pages(size / FILE_FACTOR)),
+            (Some(size), None) => (size, whole_pages(size / factor)),
             (None, memory) => {
                 let memory = memory.unwrap_or(memory_bytes);
-                (memory.saturating_mul(FILE_FACTOR), memory)
+                (memory.saturating_mul(factor), memory)
             }
         };
         let sizes = Self { size_bytes, memory_bytes };

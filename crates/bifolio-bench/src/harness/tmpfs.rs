@@ -1,7 +1,8 @@
 //! A directory whose files are memory, for what the kernel does best: reading tmpfs.
 //!
 //! A mount of the run's own inside the workspace where the system allows it; otherwise a directory
-//! in /dev/shm; otherwise the series that needs one is skipped.
+//! in /dev/shm; otherwise the series that needs one is skipped. Whether its pages are huge is an
+//! option of the mount; without one the system's default stands.
 
 use std::path::Path;
 
@@ -19,13 +20,41 @@ const SHARED_MEMORY: &str = "/dev/shm";
 #[derive(Debug)]
 pub(crate) struct Tmpfs(Removal);
 
+/// Whether files are made of huge pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum HugePages {
+    /// As the system has it.
+    Default,
+    Never,
+    Always,
+}
+
+impl HugePages {
+    /// What is appended to the options of the mount.
+    pub(crate) fn option(self) -> &'static str {
+        match self {
+            Self::Default => "",
+            Self::Never => ",huge=never",
+            Self::Always => ",huge=always",
+        }
+    }
+}
+
 impl Tmpfs {
     /// Makes one that takes `bytes` of files.
     ///
     /// # Errors
     /// There is no way; the message is the reason for which to skip a series.
     pub(crate) fn create(workspace: &Workspace, bytes: u64) -> Result<Self> {
-        mounted(workspace, bytes).or_else(|refusal| shared(bytes, &refusal))
+        mounted(workspace, bytes, HugePages::Default).or_else(|refusal| shared(bytes, &refusal))
+    }
+
+    /// A mount whose pages are as `huge_pages` says.
+    ///
+    /// # Errors
+    /// The system does not allow it; [`create`](Self::create) may still find a way.
+    pub(crate) fn mount(workspace: &Workspace, bytes: u64, huge_pages: HugePages) -> Result<Self> {
+        mounted(workspace, bytes, huge_pages)
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -33,11 +62,14 @@ impl Tmpfs {
     }
 }
 
-fn mounted(workspace: &Workspace, bytes: u64) -> Result<Tmpfs> {
-    let path = workspace.path().join("tmpfs");
-    std::fs::create_dir(&path).map_err(Error::system(format!("make {}", path.display())))?;
-    let options = std::ffi::CString::new(format!("size={},mode=700", bytes + (1 << 20)))
-        .map_err(|error| Error::Refused(error.to_string()))?;
+fn mounted(workspace: &Workspace, bytes: u64, huge_pages: HugePages) -> Result<Tmpfs> {
+    // The empty directory stays when the mount goes, until the workspace does.
+    let made = tempfile::Builder::new().prefix("tmpfs-").tempdir_in(workspace.path());
+    let path = made.map_err(Error::system("make a directory for a tmpfs"))?.keep();
+    let size_bytes = bytes + (1 << 20);
+    let options = format!("size={size_bytes},mode=700{}", huge_pages.option());
+    let options =
+        std::ffi::CString::new(options).map_err(|error| Error::Refused(error.to_string()))?;
     let flags = MountFlags::NODEV | MountFlags::NOSUID | MountFlags::NOEXEC;
     let removal = Removal::of(|| {
         mount("bifolio-bench", &path, "tmpfs", flags, &*options)
@@ -69,7 +101,8 @@ mod tests {
         let parent = tempfile::tempdir().unwrap();
         let workspace = Workspace::create(Some(parent.path()), 0).unwrap();
         let refusal = Error::Refused("not allowed here".into());
-        for tmpfs in [Tmpfs::create(&workspace, 1 << 20), shared(1 << 20, &refusal)] {
+        let always = Tmpfs::mount(&workspace, 4 << 20, HugePages::Always);
+        for tmpfs in [Tmpfs::create(&workspace, 1 << 20), shared(1 << 20, &refusal), always] {
             let Ok(tmpfs) = tmpfs else {
                 continue;
             };

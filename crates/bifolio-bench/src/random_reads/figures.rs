@@ -1,6 +1,6 @@
 //! The figures that are asked of `random-reads`, worked out from its rows. Pure functions.
 
-use crate::report::{Figure, Ratio, Report, Row};
+use crate::report::{Figure, Ratio, Report, Row, Rss};
 
 const fn ratio(over: &'static str, under: &'static str) -> Ratio {
     Ratio { over, under }
@@ -48,12 +48,7 @@ pub(crate) fn figures(report: &Report) -> Vec<Figure> {
             figures.extend(one_by_one(row, misses_only));
         }
     }
-    figures.extend(report.rss.map(|rss| Figure {
-        name: "peak resident size, in MiB".to_owned(),
-        value: mebibytes(rss.peak_bytes),
-        target: mebibytes(rss.allowed_bytes()),
-        at_most: true,
-    }));
+    figures.extend(report.rss.as_ref().map(Rss::figure));
     figures
 }
 
@@ -97,10 +92,6 @@ fn present(case: &str, all: &[(&str, Option<f64>, f64, bool)]) -> Vec<Figure> {
         Some(Figure { name: format!("{name}, {case}"), value: value?, target, at_most })
     };
     all.iter().filter_map(figure).collect()
-}
-
-fn mebibytes(bytes: u64) -> f64 {
-    bytes as f64 / f64::from(1 << 20)
 }
 
 #[cfg(test)]

@@ -3,7 +3,6 @@
 //! Memory is limited by process, so each turn is a child that joins the control group, reads, and
 //! answers what it measured. What it read into the page cache stays there for the next one.
 
-use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -11,8 +10,9 @@ use serde::{Deserialize, Serialize};
 
 use super::mapped::Mapped;
 use super::one_by_one::{Buffered, Load, read_pages};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::harness::access::{Access, Draws, PAGE_BYTES, Pattern};
+use crate::harness::device_bytes::DeviceBytes;
 use crate::harness::memory_group;
 use crate::harness::meter::Measured;
 
@@ -62,22 +62,14 @@ pub(crate) fn read(task: &Task) -> Result<Measured> {
         draw_end: task.draw_end,
         tracepoint: task.tracepoint,
     };
-    let device_bytes_before = device_bytes()?;
+    let before = DeviceBytes::of_this_process()?;
     let mut measured = match task.way {
         Way::Pread => read_pages(&load, || Buffered::open(&task.file))?,
         Way::Mmap => read_pages(&load, || Mapped::open(&task.file))?,
     };
-    measured.misses = (device_bytes()? - device_bytes_before) / PAGE_BYTES as u64;
+    measured.misses = (DeviceBytes::of_this_process()?.read - before.read) / PAGE_BYTES as u64;
     if task.way == Way::Mmap {
         measured.syscalls_known = 0;
     }
     Ok(measured)
-}
-
-/// What this process has had read from devices.
-fn device_bytes() -> Result<u64> {
-    let text = fs::read_to_string("/proc/self/io").map_err(Error::system("read /proc/self/io"))?;
-    let line = text.lines().find_map(|line| line.strip_prefix("read_bytes: "));
-    line.and_then(|number| number.parse().ok())
-        .ok_or_else(|| Error::Refused("the kernel does not count what a process reads".into()))
 }

@@ -95,7 +95,9 @@ fn read_until(
     loop {
         let draw = load.draws.take();
         let since_start = last.duration_since(started);
-        if since_start >= load.duration || draw >= load.draw_end {
+        // A thread that started late still reads once: a turn without a read has no rate.
+        let is_over = since_start >= load.duration && seen.latencies.calls() > 0;
+        if is_over || draw >= load.draw_end {
             return Ok(seen);
         }
         let pos_bytes = load.access.pos_bytes(draw);

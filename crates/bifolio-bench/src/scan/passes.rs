@@ -11,12 +11,11 @@ use crate::error::{Error, Result};
 use crate::harness::cached::Cached;
 use crate::harness::checker::Checker;
 use crate::harness::direct;
-use crate::harness::latency::Latencies;
 use crate::harness::meter::{Measured, Meter};
 use crate::harness::raw_ring::Transfer;
 use crate::harness::raw_stream::{self, Blocks, Shape, Stream};
+use crate::harness::seen::Seen;
 use crate::harness::sizes::Sizes;
-use crate::harness::stretches::OperationsByStretch;
 
 /// What every pass of a run shares.
 #[derive(Clone, Copy, Debug)]
@@ -76,15 +75,13 @@ impl Scan<'_> {
     ) -> Result<Measured> {
         let mut block = vec![0; block_bytes];
         let mut checker = Checker::new(series);
-        let mut latencies = Latencies::default();
-        let mut stretches = OperationsByStretch::new(self.sizes.expected_pass());
+        let mut seen = Seen::new(self.sizes.expected_pass());
         let mut pos_bytes = 0;
         let meter = Meter::start(self.tracepoint)?;
         while pos_bytes < self.sizes.size_bytes {
             let begin = Instant::now();
             let read_bytes = read(&mut block, pos_bytes)?;
-            latencies.add(begin.elapsed());
-            stretches.add(meter.started().elapsed(), 1);
+            seen.add(meter.started().elapsed(), begin.elapsed());
             let left_bytes = self.sizes.size_bytes - pos_bytes;
             if read_bytes as u64 != left_bytes.min(block_bytes as u64) {
                 return Err(checker.wrong(pos_bytes));
@@ -93,16 +90,10 @@ impl Scan<'_> {
             pos_bytes += read_bytes as u64;
         }
         let cost = meter.stop()?;
-        Ok(Measured {
-            operations: latencies.calls(),
-            bytes: pos_bytes,
-            misses: 0,
-            syscalls_known: latencies.calls(),
-            cost,
-            latencies,
-            stretches,
-            verified_bytes: checker.finish()?,
-        })
+        let calls = seen.calls();
+        let mut measured = seen.measured(pos_bytes, cost, calls);
+        measured.verified_bytes = checker.finish()?;
+        Ok(measured)
     }
 }
 

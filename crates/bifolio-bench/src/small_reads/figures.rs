@@ -1,6 +1,6 @@
 //! The figures that are asked of `small-reads`, worked out from its rows. Pure functions.
 
-use crate::report::{Figure, Ratio, Report, Row};
+use crate::report::{Figure, Ratio, Report, Row, Rss};
 
 const fn ratio(over: &'static str, under: &'static str) -> Ratio {
     Ratio { over, under }
@@ -54,12 +54,7 @@ pub(crate) fn figures(report: &Report) -> Vec<Figure> {
         target: METADATA_AT_MOST,
         at_most: true,
     }));
-    figures.extend(report.rss.map(|rss| Figure {
-        name: "peak resident size, in MiB".to_owned(),
-        value: mebibytes(rss.peak_bytes),
-        target: mebibytes(rss.allowed_bytes()),
-        at_most: true,
-    }));
+    figures.extend(report.rss.as_ref().map(Rss::figure));
     figures
 }
 
@@ -93,10 +88,6 @@ fn find<'a>(rows: &'a [Row], pattern: &str, block_bytes: u64, threads: u64) -> O
             && row.case.text("block_bytes") == block_bytes.to_string()
             && row.case.text("threads") == threads.to_string()
     })
-}
-
-fn mebibytes(bytes: u64) -> f64 {
-    bytes as f64 / f64::from(1 << 20)
 }
 
 #[cfg(test)]

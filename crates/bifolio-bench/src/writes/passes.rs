@@ -14,11 +14,10 @@ use super::parameters::Parameters;
 use crate::error::{Error, Result};
 use crate::harness::access::PAGE_BYTES;
 use crate::harness::cached::{Cached, count_of};
-use crate::harness::latency::Latencies;
-use crate::harness::meter::{Cost, Measured, Meter};
+use crate::harness::meter::{Measured, Meter};
 use crate::harness::raw_ring::{Completed, RawRing, Transfer};
 use crate::harness::raw_stream::{self, Blocks, Shape, Stream};
-use crate::harness::stretches::OperationsByStretch;
+use crate::harness::seen::Seen;
 use crate::harness::{direct, pattern};
 
 /// How many random writes the raw ring keeps in flight.
@@ -75,7 +74,7 @@ impl Passes<'_> {
         ring.drain(&mut show)?;
         file.sync_data().map_err(Error::system("sync the file"))?;
         let cost = meter.stop()?;
-        let bytes = seen.latencies.calls() * PAGE_BYTES as u64;
+        let bytes = seen.calls() * PAGE_BYTES as u64;
         self.verified(&writes, "raw_direct", seen.measured(bytes, cost, ring.enters() + 1))
     }
 
@@ -144,41 +143,12 @@ impl Passes<'_> {
         }
         sync()?;
         let cost = meter.stop()?;
-        let syscalls_known = seen.latencies.calls() + 1;
+        let syscalls_known = seen.calls() + 1;
         Ok(seen.measured(bytes, cost, syscalls_known))
     }
 
     fn expected(&self) -> Duration {
         self.parameters.sizes.expected_pass()
-    }
-}
-
-struct Seen {
-    latencies: Latencies,
-    stretches: OperationsByStretch,
-}
-
-impl Seen {
-    fn new(expected: Duration) -> Self {
-        Self { latencies: Latencies::default(), stretches: OperationsByStretch::new(expected) }
-    }
-
-    fn add(&mut self, since_start: Duration, latency: Duration) {
-        self.latencies.add(latency);
-        self.stretches.add(since_start, 1);
-    }
-
-    fn measured(self, bytes: u64, cost: Cost, syscalls_known: u64) -> Measured {
-        Measured {
-            operations: self.latencies.calls(),
-            bytes,
-            misses: 0,
-            syscalls_known,
-            cost,
-            latencies: self.latencies,
-            stretches: self.stretches,
-            verified_bytes: 0,
-        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! `bifolio bench`: every benchmark with smoke parameters, its envelope, and what it leaves behind.
 
 use std::cell::RefCell;
+use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Output};
@@ -21,7 +22,7 @@ fn names() -> Vec<String> {
 #[test]
 fn every_benchmark_runs_and_prints_its_envelope() {
     let names = names();
-    for name in ["small-reads", "random-reads", "scan", "writes"] {
+    for name in ["small-reads", "random-reads", "scan", "writes", "seq-reads", "spill"] {
         assert!(names.iter().any(|listed| listed == name), "{name}");
     }
     for name in &names {
@@ -166,6 +167,49 @@ fn writes_compares_every_page_it_wrote_and_every_page_it_left_alone() {
 }
 
 #[test]
+fn seq_reads_measures_every_layout_in_every_size_of_folio_and_block() {
+    let envelope = envelope_of("seq-reads", &[]);
+    let rows = envelope["rows"].as_array().unwrap();
+    let (reads, shares): (Vec<_>, Vec<_>) = rows.iter().partition(|row| row["unit"] == "GiB/s");
+    assert_eq!(reads.len(), 4 * 2 * 3, "layouts, sizes of folios, sizes of blocks");
+    let cases: HashSet<String> = reads.iter().map(|row| row["case"].to_string()).collect();
+    assert_eq!(cases.len(), reads.len());
+    for row in reads {
+        assert_measured(&envelope, row, "kernel_tmpfs", &[]);
+        for series in ["locked_one_by_one", "one_by_one", "batched", "memcpy_limit"] {
+            assert!(row["series"][series].as_f64().unwrap() > 0.0, "{series}");
+            assert_eq!(row["repetitions"][series].as_array().unwrap().len(), 2);
+        }
+    }
+    for row in shares {
+        assert!((0.0..=1.0).contains(&row["series"]["contiguity"].as_f64().unwrap()));
+    }
+}
+
+#[test]
+fn spill_does_every_phase_and_compares_every_byte_after_it() {
+    let envelope = envelope_of("spill", &[]);
+    let rows = envelope["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 4);
+    let counts = ["cpu_s_per_gib", "pages_written", "pages_read", "peak_bytes"];
+    let mut turns = 0;
+    for row in rows {
+        for series in ["bifolio_spill", "kernel_swap"] {
+            assert_measured(&envelope, row, series, &counts);
+        }
+        let repetitions = row["repetitions"].as_object().unwrap().values();
+        turns += repetitions.map(|values| values.as_array().unwrap().len() as u64).sum::<u64>();
+    }
+    let size_bytes = envelope["config"]["size_bytes"].as_u64().unwrap();
+    assert!(envelope["verified_bytes"].as_u64().unwrap() > turns / 4 * size_bytes);
+    assert!(envelope["rss"]["peak_bytes"].as_u64().unwrap() > 0);
+    if rows[0]["series"]["kernel_swap"].is_f64() {
+        let pages = |name| rows[0]["counts"]["kernel_swap"][name].as_f64().unwrap();
+        assert!(pages("pages_written") > 0.0, "it was not held to its memory");
+    }
+}
+
+#[test]
 fn a_run_with_not_enough_room_is_refused_before_it_makes_anything() {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let dir_text = dir.path().to_str().unwrap();
@@ -216,6 +260,30 @@ fn terminated_while_the_kernel_is_held_to_memory_it_leaves_no_control_group() {
     if let Some(group) = group.take() {
         assert!(!group.exists(), "{}", group.display());
     }
+}
+
+#[test]
+fn terminated_while_the_kernel_swaps_it_leaves_no_swap_active() {
+    let swap = RefCell::new(None);
+    let begin = Instant::now();
+    let more = ["--memory", "16M", "--seconds", "600"];
+    interrupt_bench("spill", &more, Signal::TERM, |dir| {
+        swap.replace(swap_in_use_below(dir).or(swap.take()));
+        // Where the kernel cannot be given a swap file there is none to find.
+        swap.borrow().is_some() || begin.elapsed() > Duration::from_secs(15)
+    });
+    if let Some(swap) = swap.take() {
+        let active = fs::read_to_string("/proc/swaps").unwrap();
+        assert!(!active.contains(&swap), "{active}");
+    }
+}
+
+/// An active swap file below `dir` that has pages in it.
+fn swap_in_use_below(dir: &Path) -> Option<String> {
+    let active = fs::read_to_string("/proc/swaps").ok()?;
+    let line = active.lines().find(|line| line.starts_with(dir.to_str().unwrap()))?;
+    let fields: Vec<&str> = line.split_whitespace().collect();
+    (fields.get(3)?.parse::<u64>().ok()? > 0).then(|| fields[0].to_owned())
 }
 
 /// The control group that a benchmark made for process `child`, once that has joined it.

@@ -60,6 +60,11 @@ mod tests {
             assert!(matches!(check(&changed), Err(SpillFileProblem::Foreign)), "byte {at}");
         }
         assert!(matches!(check(&[0; PAGE_BYTES]), Err(SpillFileProblem::Foreign)));
+        // Another program may sum up its pages in the same place.
+        let mut foreign = [7; PAGE_BYTES];
+        let checksum = crc32fast::hash(&foreign[..CHECKSUM_START]);
+        foreign[CHECKSUM_START..].copy_from_slice(&checksum.to_le_bytes());
+        assert!(matches!(check(&foreign), Err(SpillFileProblem::Foreign)));
     }
 
     #[test]

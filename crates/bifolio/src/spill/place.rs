@@ -128,7 +128,7 @@ fn make_if_absent(path: &Path) -> std::result::Result<(), OpenDiskError> {
 }
 
 /// Opens `path` as the file that was `made` there.
-fn open_same(
+pub(super) fn open_same(
     path: &Path,
     made: &OwnedFd,
     features: &Features,

@@ -1,6 +1,7 @@
 //! Tests of the spill file as a whole: where it is, whose it is, and what comes back from it.
 
 use std::fs;
+use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -9,7 +10,8 @@ use tempfile::TempDir;
 
 use super::{SlotRun, Spill, SpillPlace, place};
 use crate::error::{ErrorKind, SpillFileProblem};
-use crate::io::{self, Backing, DiskFile, DiskOptions, IoBuffer};
+use crate::io::{self, Backing, DiskFile, DiskOptions, IoBuffer, OpenDiskError};
+use crate::sys::file;
 use crate::sys::memory::PAGE_BYTES;
 use crate::sys::probe::{Feature, Features};
 
@@ -114,9 +116,9 @@ fn a_temporary_file_has_no_name_and_is_not_looked_for_by_others() {
 #[test]
 fn a_directory_without_room_for_a_temporary_file_is_named() {
     let directory = tempfile::tempdir().unwrap();
-    let (absent, file) = (directory.path().join("absent"), directory.path().join("file"));
-    fs::write(&file, "").unwrap();
-    for place in [absent, file] {
+    let (absent, plain) = (directory.path().join("absent"), directory.path().join("plain"));
+    fs::write(&plain, "").unwrap();
+    for place in [absent, plain] {
         let (path, problem) = problem_of(open(SpillPlace::In(place.clone())));
         assert_eq!(path, place);
         assert!(matches!(problem, SpillFileProblem::NoTemporaryFile(_)), "{problem}");
@@ -208,6 +210,37 @@ fn a_file_serves_one_cache_at_a_time() {
     assert_eq!(read(&first, 1), page(7), "nobody cut it");
     drop(first);
     assert!(open_file(&other_name).is_ok());
+}
+
+#[test]
+fn a_file_that_is_replaced_while_it_is_opened_is_never_locked_in_place_of_another() {
+    use rustix::fs::{CWD, RenameFlags, renameat_with};
+    let directory = tempfile::tempdir().unwrap();
+    let (a, b) = (directory.path().join("a"), directory.path().join("b"));
+    drop([&a, &b].map(|path| open_file(path).unwrap()));
+    std::thread::scope(|scope| {
+        let exchanging = scope.spawn(|| {
+            for _ in 0..20_000 {
+                renameat_with(CWD, &a, CWD, &b, RenameFlags::EXCHANGE).unwrap();
+            }
+        });
+        let features = Features::probe(&[]);
+        while !exchanging.is_finished() {
+            match place::open(SpillPlace::File(a.clone()), &features) {
+                Ok(opened) => {
+                    let locked = file::status(opened.lock.unwrap().as_fd()).unwrap();
+                    assert_eq!(opened.backing.identity().unwrap().inode, locked.inode);
+                }
+                Err(error) => {
+                    assert!(error.to_string().contains("kept being replaced"), "{error}");
+                }
+            }
+        }
+    });
+    let made =
+        file::open(&b, file::OpenMode { read: true, write: true, create: false, direct: false });
+    let error = place::open_same(&a, &made.unwrap(), &Features::probe(&[])).unwrap_err();
+    assert!(matches!(error, OpenDiskError::Replaced { .. }), "{error}");
 }
 
 #[test]

@@ -344,6 +344,34 @@ mod tests {
     }
 
     #[test]
+    fn a_file_without_a_name_cannot_be_given_one() {
+        use rustix::fs::{CWD, linkat};
+        let directory = tempfile::tempdir().unwrap();
+        let file = match create_unnamed(directory.path()) {
+            Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
+                return println!("skipped: no O_TMPFILE here");
+            }
+            file => file.unwrap(),
+        };
+        let (from, to) = (path_of(file.as_fd()), directory.path().join("name"));
+        let linked = linkat(CWD, from, CWD, &to, AtFlags::SYMLINK_FOLLOW);
+        assert_eq!((linked, to.exists()), (Err(Errno::NOENT), false));
+    }
+
+    #[test]
+    fn a_lock_is_alone_until_its_last_descriptor_is_closed() {
+        let named = tempfile::NamedTempFile::new().unwrap();
+        let [first, second] = [(); 2].map(|()| open(named.path(), READ).unwrap());
+        assert!(try_lock(first.as_fd()).unwrap());
+        let copy = first.try_clone().unwrap();
+        assert!(!try_lock(second.as_fd()).unwrap());
+        drop(first);
+        assert!(!try_lock(second.as_fd()).unwrap());
+        drop(copy);
+        assert!(try_lock(second.as_fd()).unwrap());
+    }
+
+    #[test]
     fn a_failed_transfer_returns_the_errno() {
         let named = tempfile::NamedTempFile::new().unwrap();
         let file = open(named.path(), READ).unwrap();

@@ -1,0 +1,227 @@
+//! One layout with one size of folio: the same file in every way it can be read, and the turns that
+//! read it.
+//!
+//! Made, verified, measured and dropped before the next one, so that memory holds one file at a
+//! time, if five times over.
+
+use std::cell::Cell;
+use std::fs::File;
+use std::time::Duration;
+
+use bifolio::Cache;
+use parking_lot::Mutex;
+
+use super::layout::Plan;
+use super::parameters::{BLOCKS_BYTES, Parameters};
+use super::source::{Contents, LOOK_BYTES, Source};
+use super::sources::{Copied, Kernel, MemoryFile, Zeroed};
+use crate::benchmark::Context;
+use crate::error::{Error, Result};
+use crate::harness::cached::Cached;
+use crate::harness::cpus;
+use crate::harness::interleave::{self, Rounds, Sample, Turn, take_turns};
+use crate::harness::threads::run_pinned;
+use crate::harness::tmpfs::{HugePages, Tmpfs};
+use crate::progress::Progress;
+use crate::report::{Case, Report, Row};
+use crate::stand_in::{BuilderStandIn as _, ReadMode};
+
+const MODES: [(&str, ReadMode); 3] = [
+    ("locked_one_by_one", ReadMode::LockedOneByOne),
+    ("one_by_one", ReadMode::OneByOne),
+    ("batched", ReadMode::Batched),
+];
+
+/// With the kernel's and the limit.
+pub(super) const SERIES_COUNT: usize = MODES.len() + 2;
+
+/// See the head of this module.
+pub(super) struct Stage {
+    plan: Plan,
+    sources: Vec<Box<dyn Source>>,
+    buffer: Mutex<PageAligned>,
+}
+
+impl Stage {
+    /// Makes every file.
+    pub(super) fn new(
+        context: &Context<'_>,
+        parameters: &Parameters,
+        plan: Plan,
+        report: &mut Report,
+    ) -> Result<Self> {
+        let mut sources: Vec<Box<dyn Source>> = Vec::new();
+        let kernel = kernel(context, &plan, &mut report.notes);
+        if let Some(kernel) = report.skip_on_error(&["kernel_tmpfs"], kernel) {
+            sources.push(Box::new(kernel));
+        }
+        for (name, mode) in MODES {
+            sources.push(Box::new(memory_file(name, mode, parameters, &plan)?));
+        }
+        sources.push(limit(&plan)?);
+        Ok(Self { plan, sources, buffer: Mutex::new(PageAligned::new()) })
+    }
+
+    fn contents(&self) -> Contents {
+        Contents { size_bytes: self.plan.size_bytes, is_filled: self.plan.layout.is_filled() }
+    }
+
+    /// Compares every byte of every source; answers how many bytes.
+    pub(super) fn verify(&self) -> Result<u64> {
+        let mut buffer = self.buffer.lock();
+        let contents = self.contents();
+        let sources = self.sources.iter();
+        sources.map(|source| source.verify(buffer.bytes(), &BLOCKS_BYTES, contents)).sum()
+    }
+
+    /// Measures all rows of this stage; each turn takes `turn`.
+    pub(super) fn measure(
+        &self,
+        repetitions: usize,
+        turn: Duration,
+        report: &mut Report,
+        progress: &mut dyn Progress,
+    ) -> Result<()> {
+        let cpu = cpus::allowed().into_iter().next();
+        let cpu = cpu.ok_or_else(|| Error::Refused("there is no CPU to stay on".into()))?;
+        let mut turns = Vec::new();
+        for block_bytes in BLOCKS_BYTES {
+            let row_index = report.rows.len();
+            report.rows.push(Row::new(self.case(block_bytes), "GiB/s"));
+            turns.extend(self.sources.iter().map(|source| {
+                let cursor = Cell::new(0);
+                let run = move || self.turn(source.as_ref(), block_bytes, &cursor, turn, cpu);
+                Turn { row_index, series: source.name(), run: Box::new(run) }
+            }));
+        }
+        let given = take_turns(&turns, Rounds::exactly(repetitions), progress)?;
+        for (turn, samples) in turns.iter().zip(&given) {
+            let row = &mut report.rows[turn.row_index];
+            let block_bytes = BLOCKS_BYTES[turn.row_index % BLOCKS_BYTES.len()] as u64;
+            // The loop checks the first word of every block it reads.
+            let read_mib: u64 = samples.iter().map(|sample| sample.operations).sum();
+            report.verified_bytes += read_mib * (LOOK_BYTES / block_bytes) * 8;
+            let values = interleave::fill(row, turn.series, samples, "mib");
+            row.repetitions.insert(turn.series, values);
+        }
+        Ok(())
+    }
+
+    fn case(&self, block_bytes: usize) -> Case {
+        Case::new()
+            .with("layout", self.plan.layout.name())
+            .with("folio_bytes", self.plan.folio_bytes)
+            .with("block_bytes", block_bytes)
+    }
+
+    /// Reads on from where the last turn of this series and row ended.
+    fn turn(
+        &self,
+        source: &dyn Source,
+        block_bytes: usize,
+        cursor: &Cell<u64>,
+        duration: Duration,
+        cpu: usize,
+    ) -> Result<Sample> {
+        let before = source.counters();
+        let start_bytes = cursor.get();
+        let windows = run_pinned(
+            &[cpu],
+            |_| Ok((self.buffer.lock(), start_bytes)),
+            |(mut buffer, mut cursor_bytes)| {
+                let block = &mut buffer.bytes()[..block_bytes];
+                let window = source.read_on(block, &mut cursor_bytes, self.contents(), duration)?;
+                Ok((window, cursor_bytes))
+            },
+        )?;
+        let (window, cursor_bytes) = windows[0];
+        cursor.set(cursor_bytes);
+        let counted = source.counters();
+        let counts = counted
+            .iter()
+            .zip(&before)
+            .map(|((name, after), (_, before))| (*name, after.saturating_sub(*before)));
+        let gibibyte_looks = (1u64 << 30) as f64 / LOOK_BYTES as f64;
+        Ok(Sample {
+            value: window.rate() / gibibyte_looks,
+            operations: window.operations,
+            counts: counts.collect(),
+        })
+    }
+}
+
+/// The file on tmpfs, with pages as the folios are, if the system allows that.
+fn kernel(context: &Context<'_>, plan: &Plan, notes: &mut Vec<String>) -> Result<Kernel> {
+    let pages = if plan.folio_bytes > 4096 { HugePages::Always } else { HugePages::Never };
+    let mounted = Tmpfs::mount(context.workspace, plan.size_bytes, pages);
+    let tmpfs = mounted.or_else(|refusal| {
+        let note = format!(
+            "kernel_tmpfs has the system's default pages, not {}: {}",
+            pages.option().trim_start_matches(','),
+            refusal.with_causes()
+        );
+        if !notes.contains(&note) {
+            notes.push(note);
+        }
+        Tmpfs::create(context.workspace, plan.size_bytes)
+    })?;
+    let file = File::options()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .open(tmpfs.path().join("file"))
+        .map_err(Error::system("make a file on tmpfs"))?;
+    plan.make(&file)?;
+    Ok(Kernel { file, _tmpfs: tmpfs })
+}
+
+fn memory_file(
+    name: &'static str,
+    mode: ReadMode,
+    parameters: &Parameters,
+    plan: &Plan,
+) -> Result<MemoryFile> {
+    let builder = Cache::builder().memory(parameters.resident_memory_bytes()).read_mode(mode);
+    let cached = Cached::in_memory(builder, plan.folio_bytes)?;
+    plan.make(&cached.file)?;
+    Ok(MemoryFile { name, cached })
+}
+
+/// What no way of reading can beat.
+fn limit(plan: &Plan) -> Result<Box<dyn Source>> {
+    if plan.layout.is_filled() { Ok(Box::new(Copied::new(plan)?)) } else { Ok(Box::new(Zeroed)) }
+}
+
+/// The buffer that everything is read into: the largest block, at the start of a page.
+struct PageAligned {
+    bytes: Vec<u8>,
+    start: usize,
+}
+
+impl PageAligned {
+    const LENGTH: usize = 1 << 20;
+    const PAGE_BYTES: usize = 4096;
+
+    fn new() -> Self {
+        // Every page is touched now, not while timed.
+        let bytes = vec![1; Self::LENGTH + Self::PAGE_BYTES];
+        let start = bytes.as_ptr().align_offset(Self::PAGE_BYTES);
+        Self { bytes, start }
+    }
+
+    fn bytes(&mut self) -> &mut [u8] {
+        &mut self.bytes[self.start..self.start + Self::LENGTH]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_buffer_is_as_large_as_the_largest_block_and_begins_a_page() {
+        let mut buffer = PageAligned::new();
+        assert_eq!(buffer.bytes().as_ptr() as usize % 4096, 0);
+        assert_eq!(Some(&buffer.bytes().len()), BLOCKS_BYTES.iter().max());
+    }
+}

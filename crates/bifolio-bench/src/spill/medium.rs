@@ -1,0 +1,128 @@
+//! Who keeps the file: a cache that spills, or tmpfs that is swapped out. Each in a child process.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use bifolio::Cache;
+use serde::{Deserialize, Serialize};
+
+use super::work::{Done, Load};
+use crate::error::{Error, Result};
+use crate::harness::access::PAGE_BYTES;
+use crate::harness::cached::Cached;
+use crate::harness::device_bytes::DeviceBytes;
+use crate::harness::{memory_group, resident};
+
+/// The series.
+pub(super) const BIFOLIO: &str = "bifolio_spill";
+pub(super) const KERNEL: &str = "kernel_swap";
+
+/// Something that keeps bytes.
+pub(super) trait Medium {
+    fn series(&self) -> &'static str;
+    fn write(&self, bytes: &[u8], pos_bytes: u64) -> Result<()>;
+    fn read(&self, bytes: &mut [u8], pos_bytes: u64) -> Result<()>;
+    /// What has gone to the disk and come back so far.
+    fn moved(&self) -> Result<DeviceBytes>;
+}
+
+/// What a child is asked to do.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Task {
+    pub(super) keeper: Keeper,
+    pub(super) load: Load,
+}
+
+/// Who is to keep the file.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) enum Keeper {
+    /// A cache that spills into this directory.
+    Bifolio { directory: PathBuf },
+    /// A file to be made on a tmpfs, by a process in this control group.
+    Kernel { group: PathBuf, file: PathBuf },
+}
+
+/// What it found.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Answer {
+    /// By phase.
+    pub(super) done: Vec<Done>,
+    pub(super) verified_bytes: u64,
+    /// Of the process, or of the control group.
+    pub(super) peak_bytes: u64,
+}
+
+/// The child's side.
+pub(super) fn run(task: &Task) -> Result<Answer> {
+    match &task.keeper {
+        Keeper::Bifolio { directory } => spill(&task.load, directory),
+        Keeper::Kernel { group, file } => swap(&task.load, group, file),
+    }
+}
+
+fn spill(load: &Load, directory: &Path) -> Result<Answer> {
+    let builder = Cache::builder().memory(load.sizes.memory_bytes).spill_in(directory);
+    let spilling = Spilling(Cached::in_memory(builder, PAGE_BYTES as u64)?);
+    let (done, verified_bytes) = load.run(&spilling)?;
+    let peak_bytes = resident::peak_bytes()?;
+    spilling.0.close()?;
+    Ok(Answer { done, verified_bytes, peak_bytes })
+}
+
+fn swap(load: &Load, group: &Path, path: &Path) -> Result<Answer> {
+    memory_group::join(group)?;
+    let options = File::options().read(true).write(true).create_new(true).clone();
+    let file = options.open(path).map_err(Error::system("make a file on tmpfs"))?;
+    // Its name goes now: its memory and its swap go with this process, whatever happens.
+    std::fs::remove_file(path).map_err(Error::system("remove a file from tmpfs"))?;
+    let (done, verified_bytes) = load.run(&Swapped(file))?;
+    Ok(Answer { done, verified_bytes, peak_bytes: memory_group::peak_bytes(group)? })
+}
+
+/// A memory file in a cache with a spill.
+struct Spilling(Cached);
+
+impl Medium for Spilling {
+    fn series(&self) -> &'static str {
+        BIFOLIO
+    }
+
+    fn write(&self, bytes: &[u8], pos_bytes: u64) -> Result<()> {
+        Ok(self.0.file.write_all_at(bytes, pos_bytes)?)
+    }
+
+    fn read(&self, bytes: &mut [u8], pos_bytes: u64) -> Result<()> {
+        Ok(self.0.file.read_exact_at(bytes, pos_bytes)?)
+    }
+
+    fn moved(&self) -> Result<DeviceBytes> {
+        let stats = self.0.stats();
+        let bytes = |pages: u64| pages * PAGE_BYTES as u64;
+        Ok(DeviceBytes {
+            read: bytes(stats.spilled_in_pages),
+            written: bytes(stats.spilled_out_pages),
+        })
+    }
+}
+
+/// A file on tmpfs.
+struct Swapped(File);
+
+impl Medium for Swapped {
+    fn series(&self) -> &'static str {
+        KERNEL
+    }
+
+    fn write(&self, bytes: &[u8], pos_bytes: u64) -> Result<()> {
+        self.0.write_all_at(bytes, pos_bytes).map_err(Error::system("write a file on tmpfs"))
+    }
+
+    fn read(&self, bytes: &mut [u8], pos_bytes: u64) -> Result<()> {
+        self.0.read_exact_at(bytes, pos_bytes).map_err(Error::system("read a file on tmpfs"))
+    }
+
+    fn moved(&self) -> Result<DeviceBytes> {
+        DeviceBytes::of_swap()
+    }
+}

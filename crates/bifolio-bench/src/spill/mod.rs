@@ -1,0 +1,168 @@
+//! `spill`: a memory file four times as large as the memory for it.
+//!
+//! Written in order, read in order, read at random, overwritten at random, and then every byte
+//! compared: a memory file of a cache that spills to the workspace's disk (`bifolio_spill`),
+//! against a file on tmpfs that the kernel swaps out to the same disk, held to the memory a process
+//! with such a cache may have (`kernel_swap`). A turn is all of it, in a child process of its own:
+//! resident sizes and control groups belong to processes.
+//!
+//! ```text
+//!   work.rs    the phases, and the last look at every byte
+//!   medium.rs  the child: who keeps the file
+//! ```
+
+mod medium;
+mod parameters;
+mod work;
+
+use serde_json::Value;
+
+use self::medium::{Answer, BIFOLIO, KERNEL, Keeper, Task};
+use self::parameters::Parameters;
+use self::work::{Load, Phase};
+use crate::benchmark::{Benchmark, Context, Needs};
+use crate::config::Config;
+use crate::error::Result;
+use crate::format_bytes;
+use crate::harness::access::PAGE_BYTES;
+use crate::harness::child;
+use crate::harness::interleave::{Turn, take_turns};
+use crate::harness::memory_group::MemoryGroup;
+use crate::harness::meter::{self, Measured};
+use crate::harness::sizes::Sizes;
+use crate::harness::swap::SwapFile;
+use crate::harness::tmpfs::Tmpfs;
+use crate::progress::Progress;
+use crate::report::{Case, Ratio, Report, Row, Rss};
+
+const NAME: &str = "spill";
+
+const OF_KERNEL: Ratio = Ratio { over: BIFOLIO, under: KERNEL };
+
+const SHOWN_COUNTS: [&str; 6] =
+    ["p50_ns", "p99_ns", "cpu_s_per_gib", "pages_written", "pages_read", "peak_bytes"];
+
+/// The benchmark; see the head of this module.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Spill;
+
+impl Benchmark for Spill {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn description(&self) -> &'static str {
+        "a memory file 4 times the memory, against tmpfs and the kernel's swap on the same disk"
+    }
+
+    fn needs(&self, config: &Config) -> Result<Needs> {
+        Ok(Parameters::from_config(config)?.needs())
+    }
+
+    fn run(&self, context: &Context<'_>, progress: &mut dyn Progress) -> Result<Report> {
+        let parameters = Parameters::from_config(context.config)?;
+        let mut report = Report::new(NAME, context, serde_json::to_value(&parameters)?);
+        report.ratios = vec![OF_KERNEL];
+        report.shown_counts = SHOWN_COUNTS.to_vec();
+        let kernel = Kernel::create(context, &parameters);
+        let kernel = report.skip_on_error(&[KERNEL], kernel);
+        measure(context, &parameters, kernel.as_ref(), &mut report, progress)?;
+        if kernel.is_some() {
+            report.notes.push(format!(
+                "{KERNEL} is held to {}: bound and allowance of a cache's process; its pages are \
+                 those of the whole machine's swap, and CPU time of kernel threads is not in it",
+                format_bytes(parameters.kernel_bytes())
+            ));
+        }
+        report.figures = report.rss.as_ref().map(Rss::figure).into_iter().collect();
+        Ok(report)
+    }
+
+    fn run_in_child(&self, task: Value) -> Result<Value> {
+        Ok(serde_json::to_value(medium::run(&serde_json::from_value(task)?)?)?)
+    }
+}
+
+/// What the kernel's series runs in. Goes away from top to bottom: who has the file, the file,
+/// where it was swapped to.
+#[derive(Debug)]
+struct Kernel {
+    group: MemoryGroup,
+    tmpfs: Tmpfs,
+    _swap: SwapFile,
+}
+
+impl Kernel {
+    /// # Errors
+    /// There is no way; the message is the reason for which to skip the series.
+    fn create(context: &Context<'_>, parameters: &Parameters) -> Result<Self> {
+        let swap = SwapFile::activate(context.workspace, parameters.swap_bytes())?;
+        let tmpfs = Tmpfs::create(context.workspace, parameters.sizes.size_bytes)?;
+        let group = MemoryGroup::create(parameters.kernel_bytes())?;
+        let kernel = Self { group, tmpfs, _swap: swap };
+        // One page: whether a child can join is known before anything is timed.
+        let page = PAGE_BYTES as u64;
+        let sizes = Sizes { size_bytes: page, memory_bytes: page };
+        kernel
+            .ask(&context.config.child_command, Load { sizes, random_reads: 1, overwrites: 1 })?;
+        Ok(kernel)
+    }
+
+    fn ask(&self, child_command: &[String], load: Load) -> Result<Answer> {
+        let group = self.group.path().to_owned();
+        let file = self.tmpfs.path().join("file");
+        child::ask(child_command, NAME, &Task { keeper: Keeper::Kernel { group, file }, load })
+    }
+}
+
+fn measure(
+    context: &Context<'_>,
+    parameters: &Parameters,
+    kernel: Option<&Kernel>,
+    report: &mut Report,
+    progress: &mut dyn Progress,
+) -> Result<()> {
+    let load = parameters.load();
+    let child_command = &context.config.child_command;
+    let bifolio = || {
+        let keeper = Keeper::Bifolio { directory: context.workspace.path().to_owned() };
+        child::ask(child_command, NAME, &Task { keeper, load })
+    };
+    let mut turns: Vec<Turn<'_, Answer>> =
+        vec![Turn { row_index: 0, series: BIFOLIO, run: Box::new(bifolio) }];
+    if let Some(kernel) = kernel {
+        let run = Box::new(move || kernel.ask(child_command, load));
+        turns.push(Turn { row_index: 0, series: KERNEL, run });
+    }
+    progress.start("measure", (turns.len() * parameters.repetitions) as u64);
+    let given = take_turns(&turns, parameters.rounds(), progress)?;
+    for (index, phase) in Phase::ALL.into_iter().enumerate() {
+        let case = Case::new().with("phase", phase.name()).with("block_bytes", phase.block_bytes());
+        let mut row = Row::new(case, "bytes/s");
+        for (turn, answers) in turns.iter().zip(&given) {
+            fill(&mut row, turn.series, index, answers);
+        }
+        report.rows.push(row);
+    }
+    for answer in given.iter().flatten() {
+        let phases = answer.done.iter().map(|done| done.measured.verified_bytes);
+        report.verified_bytes += answer.verified_bytes + phases.sum::<u64>();
+    }
+    let peak_bytes = given[0].iter().map(|answer| answer.peak_bytes).max().unwrap_or(0);
+    report.rss = Some(Rss { bound_bytes: parameters.sizes.memory_bytes, peak_bytes });
+    Ok(())
+}
+
+/// Writes phase number `index` of all turns of `series` into `row`.
+fn fill(row: &mut Row, series: &'static str, index: usize, answers: &[Answer]) {
+    let turns: Vec<Measured> =
+        answers.iter().map(|answer| answer.done[index].measured.clone()).collect();
+    meter::fill(row, series, &turns, Measured::bytes_rate);
+    let pages = |bytes: u64| bytes as f64 / PAGE_BYTES as f64 / answers.len().max(1) as f64;
+    let moved = || answers.iter().map(|answer| answer.done[index].moved);
+    let peak_bytes = answers.iter().map(|answer| answer.peak_bytes).max().unwrap_or(0);
+    let counts = row.counts.entry(series).or_default();
+    counts.insert("pages_written".to_owned(), pages(moved().map(|moved| moved.written).sum()));
+    counts.insert("pages_read".to_owned(), pages(moved().map(|moved| moved.read).sum()));
+    counts.insert("peak_bytes".to_owned(), peak_bytes as f64);
+}

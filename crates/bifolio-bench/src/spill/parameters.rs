@@ -1,0 +1,93 @@
+//! The parameters of `spill`: three sets of defaults, and what the user overrides.
+
+use serde::Serialize;
+
+use super::work::Load;
+use crate::benchmark::Needs;
+use crate::config::{Config, ParameterSet};
+use crate::error::Result;
+use crate::harness::interleave::Rounds;
+use crate::harness::sizes::Sizes;
+use crate::report::Rss;
+
+/// How many times the bound is the working set.
+const WORKING_SET_FACTOR: u64 = 4;
+
+/// Of the pages of the working set, one in so many is read at random.
+const RANDOM_READS_SHARE: u64 = 32;
+
+/// And one in so many is overwritten: as much as fits into memory, where the rest is already.
+const OVERWRITES_SHARE: u64 = 4;
+
+/// The parameters of one run, as the envelope shows them.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Parameters {
+    #[serde(flatten)]
+    pub(super) sizes: Sizes,
+    /// Pages read at random by one turn.
+    pub(super) random_reads: u64,
+    /// Pages overwritten at random by one turn.
+    pub(super) overwrites: u64,
+    /// All turns together; at least `repetitions` of each are taken.
+    pub(super) timed_seconds: f64,
+    pub(super) repetitions: usize,
+}
+
+impl Parameters {
+    pub(super) fn from_config(config: &Config) -> Result<Self> {
+        let (memory_bytes, timed_seconds, repetitions) = match config.set {
+            ParameterSet::Smoke => (4 << 20, 0.1, 1),
+            ParameterSet::Quick => (64 << 20, 7.0, 1),
+            ParameterSet::Full => (512 << 20, 240.0, 5),
+        };
+        let sizes = Sizes::choose_times(WORKING_SET_FACTOR, config, memory_bytes)?;
+        Ok(Self {
+            sizes,
+            random_reads: sizes.pages().div_ceil(RANDOM_READS_SHARE),
+            overwrites: sizes.pages().div_ceil(OVERWRITES_SHARE),
+            timed_seconds: config.timed.map_or(timed_seconds, |timed| timed.as_secs_f64()),
+            repetitions,
+        })
+    }
+
+    pub(super) fn load(&self) -> Load {
+        let Self { sizes, random_reads, overwrites, .. } = *self;
+        Load { sizes, random_reads, overwrites }
+    }
+
+    pub(super) fn rounds(&self) -> Rounds {
+        Rounds::within(self.timed_seconds, self.repetitions)
+    }
+
+    /// What the kernel's series may use: as much as the whole process of a cache may have.
+    pub(super) fn kernel_bytes(&self) -> u64 {
+        Rss { bound_bytes: self.sizes.memory_bytes, peak_bytes: 0 }.allowed_bytes()
+    }
+
+    /// The swap file takes all of the working set, and as much as is in memory at the same time.
+    pub(super) fn swap_bytes(&self) -> u64 {
+        self.sizes.size_bytes + self.sizes.memory_bytes
+    }
+
+    /// On disk a swap file and a spill of the same size; in memory a cache and a control group.
+    pub(super) fn needs(&self) -> Needs {
+        Needs {
+            disk_bytes: self.swap_bytes().saturating_mul(2),
+            memory_bytes: self.kernel_bytes().saturating_mul(2).saturating_add(64 << 20),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_working_set_is_four_times_the_bound() {
+        let config = Config::new(ParameterSet::Quick, Vec::new());
+        let quick = Parameters::from_config(&config).unwrap();
+        assert_eq!((quick.sizes.size_bytes, quick.sizes.memory_bytes), (256 << 20, 64 << 20));
+        assert_eq!((quick.random_reads, quick.overwrites), (2048, 16384));
+        assert_eq!(quick.needs().disk_bytes, 640 << 20);
+    }
+}
