@@ -286,7 +286,8 @@ impl Inode {
         let mut pieces = Pieces::default();
         let mut left = length;
         for id in folios {
-            let part = left.min(self.mapping.folio_bytes());
+            // Its own length: a collapsed one is larger than the others.
+            let part = left.min(self.memory.folio(id).pages() * PAGE_BYTES);
             let start = NonNull::new(self.memory.arena.address(id));
             let start = start.expect("the arena is not at address 0");
             pieces.push(start, part as usize);

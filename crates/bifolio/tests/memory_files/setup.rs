@@ -79,10 +79,14 @@ pub fn check_resident(cache: &Cache, expected_bytes: u64) -> Result<(), String> 
 }
 
 /// Whether a cache without files is empty, but for folios that a batch of the lists still refers
-/// to.
-pub fn check_empty(cache: &Cache, setup: &Setup) -> Result<(), String> {
+/// to, which are of `folio_bytes` at most.
+pub fn check_empty(cache: &Cache, setup: &Setup, folio_bytes: u64) -> Result<(), String> {
     let cpus = thread::available_parallelism().map_or(1, usize::from) as u64;
-    let batches_bytes = if setup.keeps_in_memory() { 0 } else { cpus * 31 * setup.folio_bytes };
+    let batches_bytes = if setup.keeps_in_memory() { 0 } else { cpus * 31 * folio_bytes };
+    let stats = cache.stats();
+    if stats.spill_bytes > 0 || stats.unspilled_bytes > 0 {
+        return Err(format!("places in the spill, or folios for it, are left: {stats:?}"));
+    }
     check_resident_in(cache, 0..=batches_bytes)
 }
 
