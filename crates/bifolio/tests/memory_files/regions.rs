@@ -6,8 +6,8 @@ use bifolio::{Cache, File};
 use bifolio_testing::{Limits, Model, Runner, Workload, with_seeds};
 
 use crate::model::kinds;
-use crate::setup::{Setup, check_resident, resident_bytes};
-use crate::support::{assert_same, cache_of, read_all};
+use crate::setup::{Setup, check_empty, resident_bytes};
+use crate::support::{assert_same, read_all};
 
 /// Not a multiple of anything.
 const REGION_BYTES: usize = 300_001;
@@ -18,7 +18,7 @@ fn run_regions(seed: u64, cache: &Cache, file: &File, steps: usize) -> Vec<(Mode
     let run = |number: usize| {
         let start = (number * REGION_BYTES) as u64;
         let model = Model::region(start, vec![0; REGION_BYTES]).in_memory(file.folio_bytes());
-        let mut runner = Runner::new(cache, file, model).may_be_full();
+        let mut runner = Runner::new(cache, file, model).may_be_full().may_be_in_use();
         let bound = cache.stats().bound_bytes;
         let limits = Limits {
             length_bytes_max: REGION_BYTES as u64,
@@ -60,9 +60,12 @@ fn regions_agree(setup: &Setup, seed: u64, steps: usize) -> u64 {
         let resident = resident_bytes(&stats);
         assert!(resident <= most && least <= resident + shared, "{least}, {resident}, {most} bytes");
     }
+    let spilled = stats.spilled_out_pages;
+    assert_eq!(spilled > 0, !setup.keeps_in_memory(), "{spilled} pages were spilled");
     file.punch_hole(0..file.len() + setup.folio_bytes).unwrap();
+    check_empty(&cache, setup, 2 << 20).unwrap();
     drop(file);
-    check_resident(&cache, 0).unwrap();
+    check_empty(&cache, setup, 2 << 20).unwrap();
     models.iter().map(|(_, refused)| refused).sum()
 }
 
@@ -87,27 +90,45 @@ fn threads_that_are_refused_room_agree_with_their_models() {
 }
 
 #[test]
+fn threads_whose_pages_are_spilled_agree_with_their_models() {
+    for folio_bytes in [4 << 10, 16 << 10, 64 << 10] {
+        // A third of what the regions have; more where folios are large and some are in use.
+        let setup = Setup::spilling((300 << 10) + 8 * folio_bytes, folio_bytes);
+        with_seeds(2, |seed| {
+            regions_agree(&setup, seed, 150);
+        });
+    }
+}
+
+#[test]
 fn a_memory_file_and_one_on_the_disk_share_a_cache() {
     with_seeds(1, |seed| {
-        let cache = cache_of(2 << 20);
-        let setup = Setup::new(2 << 20, 4096);
-        let file = setup.file(&cache);
-        file.set_len((THREADS * REGION_BYTES) as u64).unwrap();
-        let directory = crate::support::directory();
-        let (path, bytes) = crate::support::random_file(&directory, "file", 3_000_000);
-        let disk = crate::support::open(&cache, &path);
-        thread::scope(|scope| {
-            let reader = scope.spawn(|| {
-                for _ in 0..3 {
-                    assert_same(&read_all(&disk), &bytes);
-                }
-            });
-            let models = run_regions(seed, &cache, &file, 150);
-            reader.join().unwrap();
-            let expected: Vec<_> =
-                models.iter().flat_map(|(model, _)| model.bytes().iter().copied()).collect();
-            assert_same(&read_all(&file), &expected);
-        });
-        assert!(cache.stats().pgsteal > 0, "nothing was evicted");
+        shares_with_disk(&Setup::new(2 << 20, 4096), seed);
+        shares_with_disk(&Setup::spilling(700 << 10, 4096), seed);
+        shares_with_disk(&Setup::spilling(1 << 20, 16 << 10), seed);
     });
+}
+
+fn shares_with_disk(setup: &Setup, seed: u64) {
+    let cache = setup.cache();
+    let file = setup.file(&cache);
+    file.set_len((THREADS * REGION_BYTES) as u64).unwrap();
+    let directory = crate::support::directory();
+    let (path, bytes) = crate::support::random_file(&directory, "file", 3_000_000);
+    let disk = crate::support::open(&cache, &path);
+    thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            for _ in 0..3 {
+                assert_same(&read_all(&disk), &bytes);
+            }
+        });
+        let models = run_regions(seed, &cache, &file, 150);
+        reader.join().unwrap();
+        let expected: Vec<_> =
+            models.iter().flat_map(|(model, _)| model.bytes().iter().copied()).collect();
+        assert_same(&read_all(&file), &expected);
+    });
+    assert!(cache.stats().pgsteal > 0, "nothing was evicted");
+    let spilled = cache.stats().spilled_out_pages;
+    assert_eq!(spilled > 0, !setup.keeps_in_memory(), "{spilled} pages were spilled");
 }

@@ -12,7 +12,7 @@ use bifolio::{ErrorKind, File, ReadRequest};
 use bifolio_testing::{fill_bytes, with_seeds};
 use fastrand::Rng;
 
-use crate::setup::{Setup, check_resident};
+use crate::setup::{Setup, check_empty};
 use crate::support::PAGE;
 
 const BLOCK: usize = PAGE as usize;
@@ -45,12 +45,13 @@ struct Arena<'a> {
     pages: Vec<Changes>,
     refused: AtomicU64,
     checked: AtomicU64,
+    collapsed: AtomicU64,
 }
 
 impl<'a> Arena<'a> {
     fn new(file: &'a File) -> Self {
         let pages = (0..BLOCKS).map(|_| Changes::default()).collect();
-        Self { file, pages, refused: AtomicU64::new(0), checked: AtomicU64::new(0) }
+        Self { file, pages, refused: AtomicU64::new(0), checked: AtomicU64::new(0), collapsed: AtomicU64::new(0) }
     }
 
     fn done(&self, index: u64) -> u64 {
@@ -175,6 +176,22 @@ impl<'a> Arena<'a> {
         }
     }
 
+    /// Changes no byte, whatever comes of it.
+    fn collapse_some(&self, random: &mut Rng) {
+        let pages = random.choice([2, 4, 8, 16, 64]).unwrap();
+        let start = random.u64(..BLOCKS / pages) * pages;
+        match self.file.collapse(start * PAGE..(start + pages) * PAGE) {
+            Ok(()) => {
+                self.collapsed.fetch_add(1, Ordering::Relaxed);
+            }
+            Err(error) => {
+                let is_right =
+                    matches!(error.kind(), ErrorKind::CannotCollapse { .. } | ErrorKind::Full { .. });
+                assert!(is_right, "{error}");
+            }
+        }
+    }
+
     /// What a seek passes over was not data all the time, or not a hole.
     fn seek_some(&self, random: &mut Rng) {
         let index = random.u64(..BLOCKS);
@@ -241,7 +258,21 @@ fn pages_are_whole(setup: &Setup, seed: u64, time: Duration) -> u64 {
         threads.push(with_random(OWNERS + 1, |arena, _, random| {
             arena.read_some(random);
             arena.seek_some(random);
+            arena.collapse_some(random);
         }));
+        if !setup.keeps_in_memory() {
+            let (cache, memory_bytes) = (&cache, setup.memory_bytes);
+            scope.spawn(move || {
+                let mut random = Rng::with_seed(!seed);
+                while !stop.load(Ordering::Relaxed) {
+                    let bytes = random.u64(memory_bytes / 8 * 7..=memory_bytes);
+                    if let Err(error) = cache.set_memory(bytes) {
+                        assert!(matches!(error.kind(), ErrorKind::Full { .. }), "{error}");
+                    }
+                    thread::sleep(Duration::from_millis(5));
+                }
+            });
+        }
         let may_be_full = setup.keeps_in_memory();
         let cutter = scope.spawn(move || {
             cut_and_grow(arena.file, stop, &mut Rng::with_seed(seed), may_be_full);
@@ -260,15 +291,30 @@ fn pages_are_whole(setup: &Setup, seed: u64, time: Duration) -> u64 {
     let checked = arena.checked.load(Ordering::Relaxed);
     assert!(checked > 2000, "only {checked} pages were read");
     let refused = arena.refused.load(Ordering::Relaxed);
+    let collapsed = arena.collapsed.load(Ordering::Relaxed);
+    let has_room = setup.memory_bytes > 8 << 20;
+    assert!(collapsed > 0 || !has_room, "nothing was collapsed");
+    let spilled = cache.stats().spilled_out_pages;
+    assert_eq!(spilled > 0, !setup.keeps_in_memory(), "{spilled} pages were spilled");
     file.set_len(0).unwrap();
-    check_resident(&cache, 0).unwrap();
+    check_empty(&cache, setup, 2 << 20).unwrap();
     refused
+}
+
+#[test]
+fn a_page_that_was_spilled_is_one_writes_whole_or_zeros() {
+    for folio_bytes in [4 << 10, 16 << 10, 64 << 10] {
+        let setup = Setup::spilling((256 << 10) + 10 * folio_bytes, folio_bytes);
+        with_seeds(1, |seed| {
+            pages_are_whole(&setup, seed, Duration::from_millis(1000));
+        });
+    }
 }
 
 #[test]
 fn a_page_read_is_one_writes_whole_or_zeros() {
     for folio_bytes in [4 << 10, 16 << 10, 64 << 10] {
-        let setup = Setup::new(4 << 20, folio_bytes);
+        let setup = Setup::new(16 << 20, folio_bytes);
         with_seeds(1, |seed| {
             let refused = pages_are_whole(&setup, seed, Duration::from_millis(1000));
             assert_eq!(refused, 0, "there was room");
