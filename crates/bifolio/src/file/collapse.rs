@@ -49,15 +49,21 @@ impl File {
         handle.check_usable()?;
         handle.check_memory_file("collapse folios")?;
         let order = self.collapse_order(&range)?;
+        // Before the new one: that may take the only chunk there is, and then there would be no room
+        // for these, nor for anybody.
+        let mut old = self.bring_in(&range)?;
+        if old.len() == 1 {
+            return Ok(());
+        }
         let id = handle.reclaim.allocate(order, None)?;
         let new = handle.inode.memory.folios.start(id, 0, range.start >> PAGE_SHIFT, order);
         for _ in 0..ATTEMPTS_MAX {
-            let old = self.bring_in(&range)?;
             let is_one_already = old.len() == 1;
             if is_one_already || self.try_collapse(old, &new) {
                 return Ok(());
             }
             std::thread::sleep(PAUSE);
+            old = self.bring_in(&range)?;
         }
         Err(self.cannot_collapse(&range, CollapseRefusal::InUse))
     }

@@ -178,7 +178,7 @@ impl<'a> Arena<'a> {
 
     /// Changes no byte, whatever comes of it.
     fn collapse_some(&self, random: &mut Rng) {
-        let pages = random.choice([2, 4, 8, 16, 64]).unwrap();
+        let pages = random.choice([2, 4, 8]).unwrap();
         let start = random.u64(..BLOCKS / pages) * pages;
         match self.file.collapse(start * PAGE..(start + pages) * PAGE) {
             Ok(()) => {
