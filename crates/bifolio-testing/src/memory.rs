@@ -29,6 +29,11 @@ impl MemoryBacking {
         Self { bytes: RwLock::new(bytes), alignment }
     }
 
+    /// Flips the `bits` of a byte: what a device should not do.
+    pub fn flip_bits(&self, position: u64, bits: u8) {
+        self.write()[position as usize] ^= bits;
+    }
+
     /// What the file holds now.
     pub fn bytes(&self) -> Vec<u8> {
         self.read().clone()

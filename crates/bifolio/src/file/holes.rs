@@ -35,7 +35,11 @@ impl File {
             return self.zero_part(range);
         }
         // Whatever can fail comes first.
-        let last = self.handle.find_folio(whole.end >> PAGE_SHIFT, Access::Read)?;
+        let last = if whole.end < range.end {
+            self.handle.find_folio(whole.end >> PAGE_SHIFT, Access::Read)?
+        } else {
+            None
+        };
         let last = last.map(|locked| locked.folio);
         self.zero_part(range.start..whole.start)?;
         self.zero_part(whole.end..range.end)?;

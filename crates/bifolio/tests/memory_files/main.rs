@@ -1,11 +1,13 @@
 //! Memory files against models of them: one thread (`model.rs`), several (`regions.rs`,
 //! `shared.rs`), and how files and caches end (`lifetimes.rs`). A [`Setup`](setup::Setup) says in
-//! what cache; the same bodies run with a spill and without.
+//! what cache; the same bodies run with a spill and without. What the storage of a spill can do to
+//! them is in `spill_faults.rs`.
 
 mod lifetimes;
 mod model;
 mod regions;
 mod setup;
 mod shared;
+mod spill_faults;
 #[path = "../support/mod.rs"]
 mod support;

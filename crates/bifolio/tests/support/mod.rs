@@ -3,6 +3,7 @@
 #![allow(dead_code)]
 
 use std::fmt::Debug;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::Arc;
@@ -171,6 +172,19 @@ impl Faulty {
         match &self.stored {
             Stored::Disk { path, .. } => std::fs::read(path).unwrap(),
             Stored::Memory(memory) => memory.bytes(),
+        }
+    }
+
+    /// Changes a bit behind the cache's back.
+    pub fn flip_bit(&self, position: u64, bit: u32) {
+        match &self.stored {
+            Stored::Disk { path, .. } => {
+                let file = std::fs::File::options().read(true).write(true).open(path).unwrap();
+                let mut byte = [0];
+                file.read_exact_at(&mut byte, position).unwrap();
+                file.write_all_at(&[byte[0] ^ 1 << bit], position).unwrap();
+            }
+            Stored::Memory(memory) => memory.flip_bits(position, 1 << bit),
         }
     }
 

@@ -1,0 +1,288 @@
+//! What the storage of a spill can do to memory files: nothing that they do not say.
+//!
+//! Pages are written until most are spilled. Then, and meanwhile, transfers fail, are short or
+//! late, and bits change. A page that is read is right, or an error that names file and position.
+
+use std::time::Duration;
+
+use bifolio::{Cache, Error, ErrorKind, Feature, Features, File, ReadRequest};
+use bifolio_testing::{Call, Fault, fill_bytes};
+
+use crate::support::{Faulty, PAGE, Way, assert_same, error_of, writable};
+
+const MEMORY_BYTES: u64 = 512 << 10;
+/// Four times what the cache holds.
+const PAGES: u64 = 4 * MEMORY_BYTES / PAGE;
+
+/// Runs `test` over each kind of storage; transfers of several at once go by io_uring or threads.
+fn for_each_storage(test: impl Fn(&Faulty)) {
+    for way in [Way::Ring, Way::Threads, Way::Memory] {
+        if way == Way::Ring && !Features::probe(&[]).has(Feature::IoUring) {
+            eprintln!("skipped: there is no io_uring here");
+            continue;
+        }
+        test(&Faulty::new(way, 0, 1));
+    }
+}
+
+/// A cache that spills to this storage, and a file of it.
+fn make(storage: &Faulty, folio_bytes: u64) -> (Cache, File) {
+    let builder = storage.builder(MEMORY_BYTES).spill_backing(storage.backing.clone());
+    let cache = builder.reclaim_wait_ms_max(500).build().unwrap();
+    let file = cache.memory_file_with("scratch", &writable().folio_bytes(folio_bytes)).unwrap();
+    (cache, file)
+}
+
+fn page_of(index: u64) -> Vec<u8> {
+    fill_bytes(index + 1, PAGE as usize)
+}
+
+fn fill(file: &File, pages: std::ops::Range<u64>) -> Result<(), Error> {
+    pages.into_iter().try_for_each(|index| file.write_all_at(&page_of(index), index * PAGE))
+}
+
+fn read_page(file: &File, index: u64) -> Result<Vec<u8>, Error> {
+    let mut found = vec![0xEE; PAGE as usize];
+    file.read_exact_at(&mut found, index * PAGE).map(|()| found)
+}
+
+/// Reads all pages; those that are errors, each of which is passed to `check`.
+fn read_pages(file: &File, pages: std::ops::Range<u64>, check: impl Fn(u64, &Error)) -> Vec<u64> {
+    let mut failed = Vec::new();
+    for index in pages {
+        match read_page(file, index) {
+            Ok(found) => assert_same(&found, &page_of(index)),
+            Err(error) => {
+                check(index, &error);
+                failed.push(index);
+            }
+        }
+    }
+    failed
+}
+
+fn all_are_right(file: &File, pages: std::ops::Range<u64>) {
+    let failed = read_pages(file, pages, |index, error| panic!("page {index}: {error}"));
+    assert!(failed.is_empty());
+}
+
+#[test]
+fn a_page_whose_write_fails_stays_and_is_written_later() {
+    for errno in [libc::EIO, libc::ENOSPC] {
+        for_each_storage(|storage| {
+            let (cache, file) = make(storage, 4096);
+            storage.backing.inject(Fault::on(Call::Write).nth(2).times(3).fails(errno));
+            fill(&file, 0..PAGES).unwrap();
+            assert_eq!(storage.backing.struck(), 3);
+            all_are_right(&file, 0..PAGES);
+            assert!(cache.stats().spilled_out_pages > PAGES / 2);
+        });
+    }
+}
+
+#[test]
+fn a_spill_that_takes_nothing_is_no_room_and_loses_nothing() {
+    for_each_storage(|storage| {
+        let (cache, file) = make(storage, 4096);
+        fill(&file, 0..PAGES / 2).unwrap();
+        storage.backing.inject(Fault::on(Call::Write).forever().fails(libc::EIO));
+        let error = fill(&file, PAGES / 2..PAGES).unwrap_err();
+        assert!(matches!(error.kind(), ErrorKind::Full { .. }), "{error}");
+        error_of::<()>(Err(error), &["full"]);
+        let written = file.len() / PAGE;
+        assert!(written < PAGES);
+        // Those in memory can be read, and room that was given back be used.
+        file.punch_hole(0..64 * PAGE).unwrap();
+        assert_same(&read_page(&file, 3).unwrap(), &[0; PAGE as usize]);
+        storage.backing.heal();
+        all_are_right(&file, 64..written);
+        fill(&file, 0..PAGES).unwrap();
+        all_are_right(&file, 0..PAGES);
+        assert!(cache.stats().used_bytes <= cache.stats().bound_bytes);
+    });
+}
+
+#[test]
+fn a_page_that_cannot_be_read_back_is_an_error_for_as_long_as_that() {
+    for_each_storage(|storage| {
+        let (_cache, file) = make(storage, 4096);
+        fill(&file, 0..PAGES).unwrap();
+        storage.backing.inject(Fault::on(Call::Read).forever().fails(libc::EIO));
+        let failed = read_pages(&file, 0..PAGES, |index, error| {
+            let position = (index * PAGE).to_string();
+            let ErrorKind::SpillRead { position_bytes, .. } = error.kind() else {
+                panic!("{error}");
+            };
+            assert_eq!(*position_bytes, index * PAGE);
+            assert!(error.to_string().contains(&position), "{error}");
+            assert!(error.to_string().contains("scratch"), "{error}");
+        });
+        assert!(failed.len() as u64 > PAGES / 2, "only {} pages were spilled", failed.len());
+        every_way_of_access_fails(&file, failed[1]);
+        storage.backing.heal();
+        all_are_right(&file, 0..PAGES);
+    });
+}
+
+/// Each call that needs the bytes of a page that cannot be read says so and changes nothing.
+fn every_way_of_access_fails(file: &File, index: u64) {
+    let (start, end) = (index * PAGE, (index + 1) * PAGE);
+    let is_right = |error: Error| {
+        let is_of_spill =
+            matches!(error.kind(), ErrorKind::SpillRead { .. } | ErrorKind::SpillCorrupt { .. });
+        assert!(is_of_spill, "{error}");
+    };
+    is_right(file.pin(start..end).map(|_| ()).unwrap_err());
+    is_right(file.pin_mut(start..end).map(|_| ()).unwrap_err());
+    is_right(file.write_at(b"part", start + 5).unwrap_err());
+    is_right(file.punch_hole(start + 5..start + 9).unwrap_err());
+    is_right(file.copy_to_fd(start..end, tempfile::tempfile().unwrap()).unwrap_err());
+    let mut buffer = [0xEE; 16];
+    let mut requests = [ReadRequest::new(start + 1, &mut buffer)];
+    file.read_many(&mut requests).unwrap();
+    let [request] = requests;
+    is_right(request.result.unwrap_err());
+    assert_eq!(file.seek_data(start).unwrap(), Some(start), "it has its bytes still");
+}
+
+#[test]
+fn a_cut_and_a_punch_that_cannot_read_what_stays_change_nothing() {
+    for_each_storage(|storage| {
+        let (_cache, file) = make(storage, 4096);
+        fill(&file, 0..PAGES).unwrap();
+        storage.backing.inject(Fault::on(Call::Read).forever().fails(libc::EIO));
+        let failed = read_pages(&file, 0..PAGES, |_, _| ());
+        let (first, last) = (failed[1], failed[failed.len() / 2]);
+        file.set_len(last * PAGE + 7).unwrap_err();
+        assert_eq!(file.len(), PAGES * PAGE);
+        file.punch_hole(first * PAGE..last * PAGE + 7).unwrap_err();
+        file.punch_hole(first * PAGE + 7..last * PAGE).unwrap_err();
+        storage.backing.heal();
+        all_are_right(&file, 0..PAGES);
+        // What needs no bytes needs no reads.
+        storage.backing.inject(Fault::on(Call::Read).forever().fails(libc::EIO));
+        let failed = read_pages(&file, 0..PAGES, |_, _| ());
+        let index = failed[1];
+        file.write_all_at(&page_of(7), index * PAGE).unwrap();
+        assert_same(&read_page(&file, index).unwrap(), &page_of(7));
+        let index = failed[3];
+        file.punch_hole(index * PAGE..(index + 1) * PAGE).unwrap();
+        assert_same(&read_page(&file, index).unwrap(), &[0; PAGE as usize]);
+        file.set_len(failed[2] * PAGE).unwrap();
+        storage.backing.heal();
+        all_are_right(&file, 0..failed[1]);
+    });
+}
+
+/// The places of pages in the spill, by their bytes.
+fn places(storage: &Faulty) -> Vec<(u64, u64)> {
+    let stored = storage.stored();
+    let known: std::collections::HashMap<_, _> =
+        (0..PAGES).map(|index| (page_of(index), index)).collect();
+    let slots = stored.chunks_exact(PAGE as usize).zip(0..);
+    slots.filter_map(|(bytes, slot)| Some((*known.get(bytes)?, slot * PAGE))).collect()
+}
+
+#[test]
+fn a_bit_that_changed_in_the_spill_is_an_error_and_its_neighbours_are_good() {
+    for folio_bytes in [4 << 10, 64 << 10] {
+        for_each_storage(|storage| {
+            let (_cache, file) = make(storage, folio_bytes);
+            fill(&file, 0..PAGES).unwrap();
+            let places = places(storage);
+            assert!(places.len() as u64 > PAGES / 2);
+            // Each tenth page: the first bit, the last, and some between.
+            for (number, (_, place)) in places.iter().enumerate().step_by(10) {
+                let byte = [0, 4095, number as u64 % 4096][number / 10 % 3];
+                storage.flip_bit(place + byte, number as u32 % 8);
+            }
+            let bad: Vec<u64> = places.iter().step_by(10).map(|(index, _)| *index).collect();
+            let unit = folio_bytes / PAGE;
+            let failed = read_pages(&file, 0..PAGES, |index, error| {
+                let ErrorKind::SpillCorrupt { position_bytes, .. } = error.kind() else {
+                    panic!("{error}");
+                };
+                let named = position_bytes / PAGE;
+                assert_eq!(named / unit, index / unit, "{error}");
+                assert!(bad.contains(&named), "{error} names a good page");
+                error_of::<()>(Err(read_page(&file, index).unwrap_err()), &["scratch", "corrupt"]);
+            });
+            assert!(failed.len() > bad.len() / 2, "{} of {} were seen", failed.len(), bad.len());
+            let is_near = |index: &u64| bad.iter().any(|bad| bad / unit == index / unit);
+            assert!(failed.iter().all(is_near), "a good page is an error");
+            every_way_of_access_fails(&file, failed[0]);
+            // All at once: up to the first that is bad.
+            let mut all = vec![0xEE; (PAGES * PAGE) as usize];
+            let count = file.read_at(&mut all, 0).map_or(0, |count| count as u64 / PAGE);
+            assert_eq!(count, failed[0] / unit * unit, "reads end where the first error is");
+            // It can be replaced.
+            let start = failed[0] / unit * unit;
+            let new: Vec<_> = (start..start + unit).flat_map(page_of).collect();
+            file.write_all_at(&new, start * PAGE).unwrap();
+            all_are_right(&file, start..start + unit);
+        });
+    }
+}
+
+#[test]
+fn transfers_that_are_short_interrupted_or_late_do_no_harm() {
+    for_each_storage(|storage| {
+        let (_cache, file) = make(storage, 4096);
+        let inject = |call| {
+            let backing = &storage.backing;
+            backing.inject(Fault::on(call).nth(1).times(5).short_by(1000));
+            backing.inject(Fault::on(call).nth(8).times(2).fails(libc::EINTR));
+            backing.inject(Fault::on(call).nth(12).times(4).delayed(Duration::from_millis(5)));
+        };
+        inject(Call::Write);
+        fill(&file, 0..PAGES).unwrap();
+        inject(Call::Read);
+        let mut all = vec![0xEE; (PAGES * PAGE) as usize];
+        // Scattered, so that many transfers leave together.
+        let order = |page: u64| page * 97 % PAGES;
+        let pages = all.chunks_mut(PAGE as usize).zip(0..);
+        let mut requests: Vec<_> =
+            pages.map(|(page, number)| ReadRequest::new(order(number) * PAGE, page)).collect();
+        file.read_many(&mut requests).unwrap();
+        assert!(requests.into_iter().all(|request| request.result.unwrap() == PAGE as usize));
+        for (found, number) in all.chunks(PAGE as usize).zip(0..) {
+            assert_same(found, &page_of(order(number)));
+        }
+        assert_eq!(storage.backing.submitted() > 0, storage.way == Way::Ring);
+        all_are_right(&file, 0..PAGES);
+        assert!(storage.backing.struck() > 10, "{}", storage.backing.struck());
+    });
+}
+
+#[test]
+fn a_spill_that_is_full_is_no_room_until_places_are_given_back() {
+    for_each_storage(|storage| {
+        let builder = storage.builder(MEMORY_BYTES).spill_backing(storage.backing.clone());
+        let builder = builder.reclaim_wait_ms_max(500).spill_bytes_max(512 << 10);
+        let cache = builder.build().unwrap();
+        let file = cache.memory_file("scratch").unwrap();
+        for round in 0..3 {
+            let error = fill(&file, 0..PAGES).unwrap_err();
+            assert!(matches!(error.kind(), ErrorKind::Full { .. }), "{error}");
+            let written = file.len() / PAGE;
+            assert!(written > 3 * PAGES / 8, "round {round}: only {written} pages");
+            // What is spilled needs room to be read.
+            read_pages(&file, 0..written, |_, error| {
+                assert!(matches!(error.kind(), ErrorKind::Full { .. }), "{error}");
+            });
+            assert!(cache.stats().spill_bytes <= 512 << 10);
+            file.punch_hole(0..written / 2 * PAGE).unwrap();
+            all_are_right(&file, written / 2..written);
+            fill(&file, 0..written / 4).unwrap();
+            all_are_right(&file, 0..written / 4);
+            all_are_right(&file, written / 2..written);
+            file.set_len(0).unwrap();
+            assert_eq!(cache.stats().spill_bytes, 0);
+        }
+        drop(file);
+        // Another file gets the places.
+        let file = cache.memory_file("scratch").unwrap();
+        fill(&file, 0..PAGES / 3).unwrap();
+        all_are_right(&file, 0..PAGES / 3);
+    });
+}
