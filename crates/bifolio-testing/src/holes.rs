@@ -41,6 +41,11 @@ impl Holes {
         (most - spare) as u64 * self.unit_bytes..=most as u64 * self.unit_bytes
     }
 
+    /// Where the unit ends that holds the byte before `position`.
+    pub(crate) fn end_of_unit(&self, position: u64) -> u64 {
+        position.next_multiple_of(self.unit_bytes)
+    }
+
     pub(crate) fn note_written(&mut self, bytes: Range<u64>) {
         self.units.extend(self.units_of(&bytes).map(|unit| (unit, Unit::Data)));
     }

@@ -116,8 +116,13 @@ impl Model {
         }
     }
 
-    /// A hole: zeros, as far as there are bytes.
-    pub fn punch(&mut self, range: Range<u64>) {
+    /// A hole: zeros, as far as there are bytes. Behind the last there is nothing to be kept.
+    pub fn punch(&mut self, mut range: Range<u64>) {
+        if let Some(holes) = self.holes.as_ref().filter(|_| !self.is_region)
+            && range.end >= self.end_bytes()
+        {
+            range.end = range.end.max(holes.end_of_unit(self.end_bytes()));
+        }
         let part = self.indices(&range);
         self.bytes[part].fill(0);
         let own = self.start_bytes..self.end_bytes();

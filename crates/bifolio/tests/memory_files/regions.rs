@@ -15,11 +15,11 @@ const THREADS: usize = 3;
 
 /// What each thread ends with, and how many of its operations were refused.
 fn run_regions(seed: u64, cache: &Cache, file: &File, steps: usize) -> Vec<(Model, u64)> {
+    let bound = cache.stats().bound_bytes;
     let run = |number: usize| {
         let start = (number * REGION_BYTES) as u64;
         let model = Model::region(start, vec![0; REGION_BYTES]).in_memory(file.folio_bytes());
         let mut runner = Runner::new(cache, file, model).may_be_full().may_be_in_use();
-        let bound = cache.stats().bound_bytes;
         let limits = Limits {
             length_bytes_max: REGION_BYTES as u64,
             transfer_bytes_max: 60_000,

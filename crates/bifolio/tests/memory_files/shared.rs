@@ -178,7 +178,7 @@ impl<'a> Arena<'a> {
 
     /// Changes no byte, whatever comes of it.
     fn collapse_some(&self, random: &mut Rng) {
-        let pages = random.choice([2, 4, 8]).unwrap();
+        let pages = self.file.folio_bytes() / PAGE * random.choice([2, 4]).unwrap();
         let start = random.u64(..BLOCKS / pages) * pages;
         match self.file.collapse(start * PAGE..(start + pages) * PAGE) {
             Ok(()) => {
@@ -289,7 +289,7 @@ fn pages_are_whole(setup: &Setup, seed: u64, time: Duration) -> u64 {
         arena.check(index, &found, arena.done(index), arena.done(index));
     }
     let checked = arena.checked.load(Ordering::Relaxed);
-    assert!(checked > 2000, "only {checked} pages were read");
+    assert!(checked > 200, "only {checked} pages were read");
     let refused = arena.refused.load(Ordering::Relaxed);
     let collapsed = arena.collapsed.load(Ordering::Relaxed);
     let has_room = setup.memory_bytes > 8 << 20;
@@ -306,7 +306,7 @@ fn a_page_that_was_spilled_is_one_writes_whole_or_zeros() {
     for folio_bytes in [4 << 10, 16 << 10, 64 << 10] {
         let setup = Setup::spilling((256 << 10) + 10 * folio_bytes, folio_bytes);
         with_seeds(1, |seed| {
-            pages_are_whole(&setup, seed, Duration::from_millis(1000));
+            pages_are_whole(&setup, seed, Duration::from_millis(700));
         });
     }
 }
@@ -316,7 +316,7 @@ fn a_page_read_is_one_writes_whole_or_zeros() {
     for folio_bytes in [4 << 10, 16 << 10, 64 << 10] {
         let setup = Setup::new(16 << 20, folio_bytes);
         with_seeds(1, |seed| {
-            let refused = pages_are_whole(&setup, seed, Duration::from_millis(1000));
+            let refused = pages_are_whole(&setup, seed, Duration::from_millis(700));
             assert_eq!(refused, 0, "there was room");
         });
     }
@@ -327,7 +327,7 @@ fn a_page_whose_write_was_refused_is_what_it_was() {
     for folio_bytes in [4 << 10, 16 << 10] {
         let setup = Setup::new(400 << 10, folio_bytes);
         with_seeds(1, |seed| {
-            let refused = pages_are_whole(&setup, seed, Duration::from_millis(1000));
+            let refused = pages_are_whole(&setup, seed, Duration::from_millis(700));
             assert!(refused > 0, "nothing was refused");
         });
     }
