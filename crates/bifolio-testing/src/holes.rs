@@ -78,9 +78,12 @@ impl Holes {
         for unit in self.units_of(&bytes) {
             let own = unit * self.unit_bytes..(unit + 1) * self.unit_bytes;
             let is_one_of_many = collapsed.iter().any(|units| units.contains(&unit));
-            if !is_one_of_many && is_inside(&(unit..unit + 1)) {
+            let is_zero = || self.unit(unit) == Some(Unit::Data) && is_zero(own);
+            if is_inside(&(unit..unit + 1)) {
                 self.units.remove(&unit);
-            } else if self.unit(unit) == Some(Unit::Data) && is_zero(own) {
+                // Zeroed in place, in memory; a hole, in the spill.
+                self.units.extend(is_one_of_many.then_some((unit, Unit::Spare)));
+            } else if is_zero() {
                 self.units.insert(unit, Unit::Room);
             }
         }
@@ -239,9 +242,9 @@ mod tests {
         assert_eq!(holes.has_hole(0..80), Some(false));
         assert_eq!(holes.has_hole(0..81), Some(true));
         holes.punch(10..60, |_| true);
-        assert_eq!((holes.unit(1), holes.unit(4)), (Some(Unit::Room), None));
+        assert_eq!((holes.unit(1), holes.unit(4)), (Some(Unit::Spare), None));
         holes.note_pinned(150..160);
-        assert_eq!((holes.has_hole(150..160), holes.room_bytes()), (None, 60..=70));
+        assert_eq!((holes.has_hole(150..160), holes.room_bytes()), (None, 30..=70));
         holes.note_room(150..151);
         assert_eq!(holes.has_hole(150..160), Some(false));
         holes.punch(100..200, |_| true);

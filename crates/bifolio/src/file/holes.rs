@@ -23,9 +23,11 @@ impl File {
         handle.check_writable()?;
         handle.check_memory_file("punch a hole")?;
         handle.range_end(range.start, range.end.saturating_sub(range.start))?;
+        // What is behind the end is zeros anyway, for as long as the file does not grow.
+        let resizing = (range.end >= self.len()).then(|| handle.inode.lock_resizing());
         let (unit, len_bytes) = (self.folio_bytes(), self.len());
-        // What is behind the end is zeros anyway.
-        let end = if range.end >= len_bytes { len_bytes.next_multiple_of(unit) } else { range.end };
+        let is_tail = resizing.is_some() && range.end >= len_bytes;
+        let end = if is_tail { len_bytes.next_multiple_of(unit) } else { range.end };
         let range = range.start..end;
         if range.is_empty() {
             return Ok(());

@@ -3,7 +3,7 @@
 use std::thread;
 
 use bifolio::{Cache, File};
-use bifolio_testing::{Limits, Model, Runner, Workload, with_seeds};
+use bifolio_testing::{Limits, Model, Runner, Workload, fill_bytes, with_seeds};
 
 use crate::model::kinds;
 use crate::setup::{Setup, check_empty, resident_bytes};
@@ -13,12 +13,24 @@ use crate::support::{assert_same, read_all};
 const REGION_BYTES: usize = 300_001;
 const THREADS: usize = 3;
 
-/// What each thread ends with, and how many of its operations were refused.
-fn run_regions(seed: u64, cache: &Cache, file: &File, steps: usize) -> Vec<(Model, u64)> {
+/// What each thread ends with, and how many of its operations were refused. Regions are full to
+/// begin with, or one hole.
+fn run_regions(
+    seed: u64,
+    cache: &Cache,
+    file: &File,
+    steps: usize,
+    is_full: bool,
+) -> Vec<(Model, u64)> {
     let bound = cache.stats().bound_bytes;
     let run = |number: usize| {
         let start = (number * REGION_BYTES) as u64;
-        let model = Model::region(start, vec![0; REGION_BYTES]).in_memory(file.folio_bytes());
+        let mut model = Model::region(start, vec![0; REGION_BYTES]).in_memory(file.folio_bytes());
+        if is_full {
+            let bytes = fill_bytes(seed ^ number as u64, REGION_BYTES);
+            file.write_all_at(&bytes, start).unwrap();
+            model.write(start, &bytes);
+        }
         let mut runner = Runner::new(cache, file, model).may_be_full().may_be_in_use();
         let limits = Limits {
             length_bytes_max: REGION_BYTES as u64,
@@ -44,7 +56,7 @@ fn regions_agree(setup: &Setup, seed: u64, steps: usize) -> u64 {
     let cache = setup.cache();
     let file = setup.file(&cache);
     file.set_len((THREADS * REGION_BYTES) as u64).unwrap();
-    let models = run_regions(seed, &cache, &file, steps);
+    let models = run_regions(seed, &cache, &file, steps, !setup.keeps_in_memory());
     let expected: Vec<_> =
         models.iter().flat_map(|(model, _)| model.bytes().iter().copied()).collect();
     assert_same(&read_all(&file), &expected);
@@ -122,7 +134,7 @@ fn shares_with_disk(setup: &Setup, seed: u64) {
                 assert_same(&read_all(&disk), &bytes);
             }
         });
-        let models = run_regions(seed, &cache, &file, 150);
+        let models = run_regions(seed, &cache, &file, 150, !setup.keeps_in_memory());
         reader.join().unwrap();
         let expected: Vec<_> =
             models.iter().flat_map(|(model, _)| model.bytes().iter().copied()).collect();

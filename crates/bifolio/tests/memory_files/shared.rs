@@ -332,3 +332,39 @@ fn a_page_whose_write_was_refused_is_what_it_was() {
         });
     }
 }
+
+/// Bytes that are appended while what was there before is punched stay.
+fn append_against_punches(setup: &Setup, seed: u64) {
+    const END: u64 = 400_000;
+    let cache = setup.cache();
+    let file = setup.file(&cache);
+    let punched = AtomicU64::new(0);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while file.len() < END {
+                let end = file.len();
+                punched.store(end, Ordering::SeqCst);
+                file.punch_hole(end.saturating_sub(9000)..end).unwrap();
+            }
+        });
+        let mut random = Rng::with_seed(seed);
+        let mut end = 0;
+        while end < END {
+            let bytes = vec![7; random.usize(1..700)];
+            file.write_all_at(&bytes, end).unwrap();
+            let mut found = vec![0xEE; bytes.len()];
+            file.read_exact_at(&mut found, end).unwrap();
+            let kept = punched.load(Ordering::SeqCst).saturating_sub(end).min(found.len() as u64);
+            assert!(found[kept as usize..].iter().all(|byte| *byte == 7), "lost at {end}");
+            end += bytes.len() as u64;
+        }
+    });
+}
+
+#[test]
+fn a_punch_up_to_the_end_spares_what_is_appended() {
+    with_seeds(3, |seed| {
+        append_against_punches(&Setup::new(4 << 20, 4096), seed);
+        append_against_punches(&Setup::new(4 << 20, 64 << 10), seed);
+    });
+}
