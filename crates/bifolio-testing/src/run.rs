@@ -175,8 +175,7 @@ impl<'a> Runner<'a> {
     fn read_many(&self, ranges: &[(u64, usize)]) -> Result<(), String> {
         let ranges: Vec<_> =
             ranges.iter().map(|(position, length)| self.placed(*position, *length)).collect();
-        let mut buffers: Vec<_> =
-            ranges.iter().map(|range| vec![0xEE; length_of(range)]).collect();
+        let mut buffers: Vec<_> = ranges.iter().map(|range| vec![0xEE; length_of(range)]).collect();
         let requests = ranges.iter().zip(&mut buffers);
         let mut requests: Vec<_> =
             requests.map(|(range, buffer)| ReadRequest::new(range.start, buffer)).collect();

@@ -47,8 +47,7 @@ fn run_regions(
         (runner.into_model(), refused)
     };
     thread::scope(|scope| {
-        let threads: Vec<_> =
-            (0..THREADS).map(|number| scope.spawn(move || run(number))).collect();
+        let threads: Vec<_> = (0..THREADS).map(|number| scope.spawn(move || run(number))).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     })
 }
@@ -71,7 +70,10 @@ fn regions_agree(setup: &Setup, seed: u64, steps: usize) -> u64 {
         let most: u64 = rooms.map(|room| *room.end()).sum();
         let shared = 2 * THREADS as u64 * setup.folio_bytes;
         let resident = resident_bytes(&stats);
-        assert!(resident <= most && least <= resident + shared, "{least}, {resident}, {most} bytes");
+        assert!(
+            resident <= most && least <= resident + shared,
+            "{least}, {resident}, {most} bytes"
+        );
     }
     let spilled = stats.spilled_out_pages;
     assert_eq!(spilled > 0, !setup.keeps_in_memory(), "{spilled} pages were spilled");

@@ -4,6 +4,7 @@
 //! odd for a write, whose bytes tell it, and even for a punched hole. The owner says when it begins
 //! a change and when it is done; so a reader knows which changes it may see.
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -34,9 +35,9 @@ fn block(index: u64, change: u64) -> Vec<u8> {
 #[derive(Debug, Default)]
 struct Changes {
     /// The newest that was begun.
-    begun: AtomicU64,
+    begun: Mutex<u64>,
     /// The newest that is done.
-    done: AtomicU64,
+    done: Mutex<u64>,
 }
 
 /// See the head of the file.
@@ -51,15 +52,21 @@ struct Arena<'a> {
 impl<'a> Arena<'a> {
     fn new(file: &'a File) -> Self {
         let pages = (0..BLOCKS).map(|_| Changes::default()).collect();
-        Self { file, pages, refused: AtomicU64::new(0), checked: AtomicU64::new(0), collapsed: AtomicU64::new(0) }
+        Self {
+            file,
+            pages,
+            refused: AtomicU64::new(0),
+            checked: AtomicU64::new(0),
+            collapsed: AtomicU64::new(0),
+        }
     }
 
     fn done(&self, index: u64) -> u64 {
-        self.pages[index as usize].done.load(Ordering::SeqCst)
+        *self.pages[index as usize].done.lock().unwrap()
     }
 
     fn begun(&self, index: u64) -> u64 {
-        self.pages[index as usize].begun.load(Ordering::SeqCst)
+        *self.pages[index as usize].begun.lock().unwrap()
     }
 
     /// Begins the next change of each page: odd or even.
@@ -68,7 +75,7 @@ impl<'a> Arena<'a> {
             .map(|index| {
                 let done = self.done(index);
                 let next = if done % 2 == parity { done + 2 } else { done + 1 };
-                self.pages[index as usize].begun.store(next, Ordering::SeqCst);
+                *self.pages[index as usize].begun.lock().unwrap() = next;
                 next
             })
             .collect()
@@ -79,9 +86,9 @@ impl<'a> Arena<'a> {
         for (number, (index, change)) in (first..).zip(changes).enumerate() {
             let page = &self.pages[index as usize];
             if number < count {
-                page.done.store(*change, Ordering::SeqCst);
+                *page.done.lock().unwrap() = *change;
             } else {
-                page.begun.store(self.done(index), Ordering::SeqCst);
+                *page.begun.lock().unwrap() = self.done(index);
             }
         }
     }
@@ -137,7 +144,8 @@ impl<'a> Arena<'a> {
             _ => {
                 let changes = self.begin(pages.clone(), 1);
                 let blocks = pages.clone().zip(&changes);
-                let new: Vec<_> = blocks.flat_map(|(index, change)| block(index, *change)).collect();
+                let new: Vec<_> =
+                    blocks.flat_map(|(index, change)| block(index, *change)).collect();
                 let written = self.file.write_at(&new, bytes.start);
                 let written = self.note_refused(written).unwrap_or(0);
                 assert!(written.is_multiple_of(BLOCK), "{written} bytes of folios of whole pages");
@@ -193,8 +201,10 @@ impl<'a> Arena<'a> {
                 self.collapsed.fetch_add(1, Ordering::Relaxed);
             }
             Err(error) => {
-                let is_right =
-                    matches!(error.kind(), ErrorKind::CannotCollapse { .. } | ErrorKind::Full { .. });
+                let is_right = matches!(
+                    error.kind(),
+                    ErrorKind::CannotCollapse { .. } | ErrorKind::Full { .. }
+                );
                 assert!(is_right, "{error}");
             }
         }
@@ -345,12 +355,12 @@ fn append_against_punches(setup: &Setup, seed: u64) {
     const END: u64 = 1_500_000;
     let cache = setup.cache();
     let file = setup.file(&cache);
-    let punched = AtomicU64::new(0);
+    let punched = Mutex::new(0_u64);
     thread::scope(|scope| {
         scope.spawn(|| {
             while file.len() < END {
                 let end = file.len();
-                punched.store(end, Ordering::SeqCst);
+                *punched.lock().unwrap() = end;
                 file.punch_hole(end.saturating_sub(9000)..end).unwrap();
             }
         });
@@ -361,7 +371,7 @@ fn append_against_punches(setup: &Setup, seed: u64) {
             file.write_all_at(&bytes, end).unwrap();
             let mut found = vec![0xEE; bytes.len()];
             file.read_exact_at(&mut found, end).unwrap();
-            let kept = punched.load(Ordering::SeqCst).saturating_sub(end).min(found.len() as u64);
+            let kept = punched.lock().unwrap().saturating_sub(end).min(found.len() as u64);
             assert!(found[kept as usize..].iter().all(|byte| *byte == 7), "lost at {end}");
             end += bytes.len() as u64;
         }
