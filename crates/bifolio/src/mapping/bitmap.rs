@@ -55,9 +55,8 @@ impl Bitmap {
             // Relaxed: the Release below publishes it.
             self.word(level, above / WORD_BITS).fetch_or(mask(above), Ordering::Relaxed);
         }
-        // AcqRel: the Release pairs with the Acquire in `is_set` and with this one, for whoever
-        // finds the bit set (BITMAP-1).
-        self.word(0, bit / WORD_BITS).fetch_or(mask(bit), Ordering::AcqRel) & mask(bit) == 0
+        // Release: pairs with the Acquire in `is_set`: the bits above are seen first (BITMAP-1).
+        self.word(0, bit / WORD_BITS).fetch_or(mask(bit), Ordering::Release) & mask(bit) == 0
     }
 
     /// The first bit from `bit` on that is set.
