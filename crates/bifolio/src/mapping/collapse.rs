@@ -126,7 +126,7 @@ impl Mapping {
             found && flags.get(Flag::Uptodate) && !flags.get(Flag::Writeback)
         };
         let follow = old.iter().all(is_next);
-        let is_aligned = new.index() % new.pages() == 0 && new.order() >= self.order;
+        let is_aligned = new.index().is_multiple_of(new.pages()) && new.order() >= self.order;
         follow && at == new.index() + new.pages() && is_aligned && new.owner() == 0
     }
 
@@ -167,7 +167,6 @@ fn ready_entries(folios: &Folios, first: FolioId, folio: &Folio) -> Vec<Entry> {
 }
 
 /// C4: freezes every folio, or gives all of them back as they were.
-#[expect(clippy::type_complexity, reason = "two halves of the same folios")]
 fn freeze_all<'a>(
     old: Vec<Part<'a>>,
 ) -> Result<(Vec<Frozen<'a>>, Vec<LockedFolio<'a>>), Vec<Part<'a>>> {
