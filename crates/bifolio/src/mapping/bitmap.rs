@@ -70,7 +70,8 @@ impl Bitmap {
                 return None;
             }
             // Relaxed: a bit that was set before this call, in anybody's order, is seen set.
-            let found = self.word(level, index).load(Ordering::Relaxed) & (u64::MAX << at % WORD_BITS);
+            let found =
+                self.word(level, index).load(Ordering::Relaxed) & (u64::MAX << at % WORD_BITS);
             if found == 0 {
                 // Nothing more in this word: on with the next one, as the level above tells.
                 (level, at) = (level + 1, index + 1);

@@ -71,6 +71,7 @@ mod insert;
 mod lookup;
 mod optimistic;
 mod prediction;
+mod stretch;
 mod table;
 mod window;
 
@@ -80,6 +81,7 @@ pub(crate) use entry::{Entry, VALUE_MAX};
 pub(crate) use evict::EvictError;
 pub(crate) use lookup::{Lookup, recheck};
 pub(crate) use optimistic::read_validated;
+pub(crate) use stretch::Stretch;
 pub(crate) use table::{TABLE_PAGE_BYTES, Table};
 pub(crate) use window::Window;
 
