@@ -13,7 +13,7 @@
 use super::File;
 use super::gather::ReadBatch;
 use crate::folio::{BATCH_SLOTS, Flag};
-use crate::mapping::{PAGE_BYTES, PAGE_SHIFT, Stretch};
+use crate::mapping::{PAGE_BYTES, PAGE_SHIFT, Stretch, is_in_one_page};
 use crate::stats::Counter;
 use crate::sync::Ordering;
 use crate::sys::copy;
@@ -39,6 +39,8 @@ impl File {
             let at = position + done as u64;
             let left = &mut buffer[done..];
             let in_order = in_order || done > 0;
+            // If an old length cuts it short, what follows is not to be put behind it.
+            let is_whole = is_in_one_page(at, left.len() as u64);
             let copied = self.copy_stretch(at, left, batch.end, in_order, goes_on);
             done += match copied {
                 0 if (at >> PAGE_SHIFT) < batch.end => match self.fill_zeros(left, at) {
@@ -48,6 +50,9 @@ impl File {
                 0 => break,
                 copied => copied,
             };
+            if is_whole {
+                break;
+            }
         }
         let pages = (done as u64).div_ceil(PAGE_BYTES);
         self.handle.inode.memory.counters.add(Counter::HitPinned, pages);

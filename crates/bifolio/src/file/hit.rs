@@ -14,7 +14,7 @@ use super::handle::Handle;
 use super::sequence;
 use crate::folio::{FolioId, FolioRef, Folios, TryGet};
 use crate::lru::Memory;
-use crate::mapping::{Entry, Hot, PAGE_BYTES, PAGE_SHIFT, read_validated, recheck};
+use crate::mapping::{Entry, Hot, PAGE_BYTES, PAGE_SHIFT, is_in_one_page, read_validated, recheck};
 use crate::stats::{Counter, ThreadBlock};
 use crate::sync::{AtomicU64, Ordering};
 use crate::sys::copy;
@@ -125,7 +125,7 @@ impl HitPath {
     #[inline(always)]
     fn may_read(&self, position: u64, length: u64) -> bool {
         // Both at once, for one branch: see `read_validated`.
-        ((position & (PAGE_BYTES - 1)) + length <= PAGE_BYTES) & (position < self.entries_end)
+        is_in_one_page(position, length) & (position < self.entries_end)
     }
 
     /// Copies from a page that the table has an Entry for. `copy` gets an address that is readable
@@ -147,7 +147,9 @@ impl HitPath {
             let source = self.frames.wrapping_add(entry.frame_offset_bytes() + in_page);
             // Every Entry leads to a frame of the arena (ENTRY-1), which stays mapped (FRAMES-2);
             // the range ends inside the frame (`may_read`); `buffer` is not frame memory.
-            copy(source, buffer);
+            if in_file {
+                copy(source, buffer);
+            }
             in_file
         });
         let is_read = in_file.unwrap_or(false);

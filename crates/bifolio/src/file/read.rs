@@ -14,6 +14,7 @@
 
 use super::{File, sequence};
 use crate::error::Result;
+use crate::mapping::is_in_one_page;
 
 impl File {
     /// Reads bytes at `position` into `buffer`. Returns how many: fewer than asked only at the end
@@ -59,8 +60,9 @@ impl File {
         }
         let mut done = 0;
         while done < buffer.len() {
-            let count = self.read_at_miss(&mut buffer[done..], position + done as u64)?;
-            if count == 0 {
+            let (at, wanted) = (position + done as u64, buffer.len() - done);
+            let count = self.read_at_miss(&mut buffer[done..], at)?;
+            if count == 0 || count < wanted && is_in_one_page(at, wanted as u64) {
                 return Err(self.handle.past_end(position, buffer.len() as u64));
             }
             done += count;
@@ -85,10 +87,12 @@ impl File {
         while done < buffer.len() {
             let at = position + done as u64;
             let left = &mut buffer[done..];
+            let left_bytes = left.len() as u64;
             let copied = match self.read_resident(left, at) {
                 0 => self.read_absent(left, at, ahead),
                 copied => Ok(copied),
             };
+            let is_whole = is_in_one_page(at, left_bytes);
             match copied {
                 Ok(0) => break,
                 Ok(copied) => done += copied,
@@ -98,6 +102,10 @@ impl File {
             }
             if ahead {
                 self.handle.note_read(at..position + done as u64);
+            }
+            if is_whole {
+                // The end of the file, if it is short: bytes that came since are of later writes.
+                break;
             }
         }
         Ok(done)
@@ -118,6 +126,7 @@ impl File {
         while done < buffer.len() {
             let at = position + done as u64;
             let left = &mut buffer[done..];
+            let left_bytes = left.len() as u64;
             let copied = match self.fill_zeros(left, at) {
                 0 => {
                     let batch = self.gather(at, left.len() as u64);
@@ -125,10 +134,11 @@ impl File {
                 }
                 filled => filled,
             };
-            if copied == 0 {
+            let is_whole = is_in_one_page(at, left_bytes);
+            done += copied;
+            if copied == 0 || is_whole {
                 break;
             }
-            done += copied;
         }
         done
     }

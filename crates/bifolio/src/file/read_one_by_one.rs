@@ -14,7 +14,7 @@
 use super::File;
 use crate::config::ReadMode;
 use crate::folio::{Flag, FolioRef};
-use crate::mapping::{Entry, Lookup, PAGE_BYTES, PAGE_SHIFT, read_validated};
+use crate::mapping::{Entry, Lookup, PAGE_BYTES, PAGE_SHIFT, is_in_one_page, read_validated};
 use crate::stats::Counter;
 use crate::sys::copy;
 
@@ -31,9 +31,11 @@ impl File {
             let at = position + done as u64;
             let in_order = continues || done > 0;
             let locked = mode == ReadMode::LockedOneByOne;
-            match self.read_page(&mut buffer[done..], at, locked, in_order) {
-                0 => break,
-                copied => done += copied,
+            let is_whole = is_in_one_page(at, (buffer.len() - done) as u64);
+            let copied = self.read_page(&mut buffer[done..], at, locked, in_order);
+            done += copied;
+            if copied == 0 || is_whole {
+                break;
             }
         }
         Some(done)

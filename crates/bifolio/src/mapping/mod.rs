@@ -96,6 +96,12 @@ pub(crate) const PAGE_SHIFT: u32 = 12;
 /// Bytes of a page: what an Entry stands for, and the smallest folio.
 pub(crate) const PAGE_BYTES: u64 = 1 << PAGE_SHIFT;
 
+/// Whether some bytes lie in one page, of which reads and writes see all or nothing.
+#[inline(always)]
+pub(crate) fn is_in_one_page(position: u64, length: u64) -> bool {
+    (position & (PAGE_BYTES - 1)) + length <= PAGE_BYTES
+}
+
 /// See the head of the file.
 #[derive(Debug)]
 pub(crate) struct Mapping {
