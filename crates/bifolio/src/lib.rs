@@ -77,7 +77,7 @@ mod surface {
     pub use crate::cache::{Cache, CacheBuilder};
     pub use crate::config::HugePages;
     #[cfg(feature = "ablation")]
-    pub use crate::config::PinMode;
+    pub use crate::config::{PinMode, ReadMode};
     pub use crate::error::{CollapseRefusal, Error, ErrorKind, Result, SpillFileProblem};
     pub use crate::file::{Advice, File, Hold, OpenOptions, Pin, PinMut, Pins, ReadRequest};
     pub use crate::io::{

@@ -24,7 +24,6 @@ use crate::harness::threads::run_pinned;
 use crate::harness::tmpfs::{HugePages, Tmpfs};
 use crate::progress::Progress;
 use crate::report::{Case, Report, Row};
-use crate::stand_in::{BuilderStandIn as _, ReadMode};
 
 const MODES: [(&str, ReadMode); 3] = [
     ("locked_one_by_one", ReadMode::LockedOneByOne),

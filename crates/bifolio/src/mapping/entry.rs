@@ -121,6 +121,12 @@ impl Entry {
         (self.0 ^ other.0) & !ignored == 0
     }
 
+    /// Whether nothing but a mark came or went: the bytes are the same.
+    #[inline(always)]
+    pub(crate) fn is_same_version(self, other: Entry) -> bool {
+        (self.0 ^ other.0) & !REFERENCED == 0
+    }
+
     pub(crate) fn with_ready(self) -> Self {
         debug_assert!(self.is_folio());
         Self(self.0 | READY)

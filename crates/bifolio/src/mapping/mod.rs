@@ -76,6 +76,7 @@ mod insert;
 mod lookup;
 mod optimistic;
 mod prediction;
+mod stretch;
 mod table;
 mod window;
 
@@ -86,6 +87,7 @@ pub(crate) use entry::{Entry, VALUE_MAX};
 pub(crate) use evict::EvictError;
 pub(crate) use lookup::{Lookup, recheck};
 pub(crate) use optimistic::read_validated;
+pub(crate) use stretch::Stretch;
 pub(crate) use table::{TABLE_PAGE_BYTES, Table};
 pub(crate) use window::Window;
 
@@ -99,6 +101,12 @@ use std::sync::atomic::AtomicU64 as HintWord;
 pub(crate) const PAGE_SHIFT: u32 = 12;
 /// Bytes of a page: what an Entry stands for, and the smallest folio.
 pub(crate) const PAGE_BYTES: u64 = 1 << PAGE_SHIFT;
+
+/// Whether some bytes lie in one page, of which reads and writes see all or nothing.
+#[inline(always)]
+pub(crate) fn is_in_one_page(position: u64, length: u64) -> bool {
+    (position & (PAGE_BYTES - 1)) + length <= PAGE_BYTES
+}
 
 /// See the head of the file.
 #[derive(Debug)]
