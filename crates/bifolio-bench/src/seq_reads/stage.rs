@@ -8,7 +8,7 @@ use std::cell::Cell;
 use std::fs::File;
 use std::time::Duration;
 
-use bifolio::Cache;
+use bifolio::{Cache, ReadMode};
 use parking_lot::Mutex;
 
 use super::layout::Plan;

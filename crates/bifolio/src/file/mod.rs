@@ -20,6 +20,7 @@
 //!   advise    what the handle's readers will do  advice.rs
 //!   write_at  the folio lock, a write window     write.rs
 //!   set_len   lengths and what lies behind them  truncate.rs
+//!   placement neighbours that lie side by side   placement.rs
 //! ```
 //!
 //! [`Handle`] is what clones of a `File` share (`handle.rs`); `registry.rs` knows which files are
@@ -46,6 +47,7 @@ mod holes;
 mod options;
 mod pin;
 mod pin_many;
+mod placement;
 mod read;
 mod read_absent;
 mod read_many;
@@ -61,6 +63,7 @@ mod write;
 pub use advice::Advice;
 pub use options::OpenOptions;
 pub use pin::{Hold, Pin, PinMut, Pins};
+pub use placement::Placement;
 pub use read_many::ReadRequest;
 pub(crate) use registry::{Gate, Registry};
 
