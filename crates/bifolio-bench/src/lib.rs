@@ -23,7 +23,6 @@ mod scan;
 mod seq_reads;
 mod small_reads;
 mod spill;
-mod stand_in;
 mod statistics;
 mod table;
 mod writes;

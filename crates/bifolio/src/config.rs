@@ -48,6 +48,23 @@ pub enum PinMode {
     CompareExchange,
 }
 
+/// How a read copies what is resident; for benchmarks only.
+///
+/// The other modes than the default are for reads of all lengths, and go page by page also through
+/// a large folio: each page is looked up, referenced, copied and put.
+#[cfg(feature = "ablation")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum ReadMode {
+    /// One page without a reference, several with up to 31 references at once, no folio lock,
+    /// neighbouring frames in one copy, the next page touched ahead: how it is.
+    #[default]
+    Batched,
+    /// A reference a page.
+    OneByOne,
+    /// A reference a page, and the folio lock to check what it is: how it was before the thread.
+    LockedOneByOne,
+}
+
 /// The settings of a cache.
 #[derive(Clone, Debug)]
 pub(crate) struct Config {
@@ -63,6 +80,8 @@ pub(crate) struct Config {
     pub(crate) spill_bytes_max: u64,
     #[cfg(feature = "ablation")]
     pub(crate) pin_mode: PinMode,
+    #[cfg(feature = "ablation")]
+    pub(crate) read_mode: ReadMode,
 }
 
 impl Default for Config {
@@ -80,6 +99,8 @@ impl Default for Config {
             spill_bytes_max: SPILL_BYTES_MAX,
             #[cfg(feature = "ablation")]
             pin_mode: PinMode::FrozenBit,
+            #[cfg(feature = "ablation")]
+            read_mode: ReadMode::Batched,
         }
     }
 }

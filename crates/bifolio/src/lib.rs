@@ -77,9 +77,11 @@ mod surface {
     pub use crate::cache::{Cache, CacheBuilder};
     pub use crate::config::HugePages;
     #[cfg(feature = "ablation")]
-    pub use crate::config::PinMode;
+    pub use crate::config::{PinMode, ReadMode};
     pub use crate::error::{CollapseRefusal, Error, ErrorKind, Result, SpillFileProblem};
-    pub use crate::file::{Advice, File, Hold, OpenOptions, Pin, PinMut, Pins, ReadRequest};
+    pub use crate::file::{
+        Advice, File, Hold, OpenOptions, Pin, PinMut, Pins, Placement, ReadRequest,
+    };
     pub use crate::io::{
         Alignment, Backing, DirectIo, DirectStatus, DiskFile, DiskOptions, FileIdentity, FileKind,
         IoBuffer, IoError, IoRequest, IoSource, IoTarget, OpenDiskError, Operation,

@@ -17,13 +17,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 macro_rules! counters {
-    ($($(#[doc = $doc:literal])+ $variant:ident $field:ident,)+) => {
+    ($($(#[doc = $doc:literal])+ $(#[cfg($only:meta)])? $variant:ident $field:ident,)+) => {
         /// What is counted.
         #[derive(Clone, Copy, Debug)]
         #[repr(usize)]
-        pub(crate) enum Counter { $($variant,)+ }
+        pub(crate) enum Counter { $($(#[cfg($only)])? $variant,)+ }
 
-        const COUNTERS: usize = [$(Counter::$variant,)+].len();
+        const COUNTERS: usize = [$($(#[cfg($only)])? Counter::$variant,)+].len();
 
         /// What a cache has done since it was built, and what it holds now: one snapshot.
         ///
@@ -31,7 +31,7 @@ macro_rules! counters {
         #[derive(Clone, Debug, Default, PartialEq, Eq)]
         #[non_exhaustive]
         pub struct Stats {
-            $($(#[doc = $doc])+ pub $field: u64,)+
+            $($(#[doc = $doc])+ $(#[cfg($only)])? pub $field: u64,)+
             /// The bound on memory, bytes.
             pub bound_bytes: u64,
             /// Charged against the bound: frames, descriptors and tables, bytes.
@@ -67,12 +67,15 @@ macro_rules! counters {
 
         impl Stats {
             fn from_counts(counts: &[u64; COUNTERS]) -> Self {
-                Self { $($field: counts[Counter::$variant as usize],)+ ..Self::default() }
+                Self {
+                    $($(#[cfg($only)])? $field: counts[Counter::$variant as usize],)+
+                    ..Self::default()
+                }
             }
 
             /// The counts by name, in the order of the documentation.
             pub fn counts(&self) -> Vec<(&'static str, u64)> {
-                vec![$((stringify!($field), self.$field),)+]
+                [$($(#[cfg($only)])? (stringify!($field), self.$field),)+].to_vec()
             }
         }
     };
@@ -161,6 +164,12 @@ counters! {
     ThrottleWait throttle_waits,
     /// How long they were held, all together, nanoseconds.
     ThrottleNs throttle_ns,
+    /// References taken by reads; counted for benchmarks only.
+    #[cfg(feature = "ablation")]
+    ReferenceTaken references_taken,
+    /// Entries of the table loaded by reads of 512 bytes and more; counted for benchmarks only.
+    #[cfg(feature = "ablation")]
+    EntryLoaded entries_loaded,
 }
 
 /// A thread's block: only that thread writes it.
@@ -280,6 +289,18 @@ impl Counters {
         } else {
             self.add_cold(counter, count);
         }
+    }
+
+    /// Counts what a read took to find its pages, where benchmarks ask for it; else nothing.
+    #[inline(always)]
+    pub(crate) fn note_lookups(&self, references: u64, entries: u64) {
+        #[cfg(feature = "ablation")]
+        {
+            self.add(Counter::ReferenceTaken, references);
+            self.add(Counter::EntryLoaded, entries);
+        }
+        #[cfg(not(feature = "ablation"))]
+        let _ = (references, entries);
     }
 
     /// What [`ThreadBlock::of`] takes.

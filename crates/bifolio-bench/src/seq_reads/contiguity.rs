@@ -13,7 +13,6 @@ use crate::harness::access::{Access, PAGE_BYTES, Pattern};
 use crate::harness::pattern;
 use crate::harness::threads::run_together;
 use crate::report::{Case, Report, Row};
-use crate::stand_in::contiguity_of;
 
 /// The series, and the states it is measured in.
 pub(super) const SERIES: &str = "contiguity";
@@ -48,8 +47,7 @@ pub(super) fn measure(
     Ok(())
 }
 
-fn add_row(report: &mut Report, state: &str, share: Option<f64>) {
-    let Some(share) = share else { return };
+fn add_row(report: &mut Report, state: &str, share: f64) {
     let case = Case::new()
         .with("layout", Layout::Written.name())
         .with("folio_bytes", PAGE_BYTES as u64)
@@ -60,15 +58,16 @@ fn add_row(report: &mut Report, state: &str, share: Option<f64>) {
     report.rows.push(row);
 }
 
-/// Writes half of the bound in order; answers the share of neighbours, where the library tells.
-fn filled(file: &File, memory_bytes: u64) -> Result<Option<f64>> {
+/// Writes half of the bound in order; answers the share of neighbours that are neighbours in memory.
+fn filled(file: &File, memory_bytes: u64) -> Result<f64> {
     let plan = Plan {
         layout: Layout::Written,
         size_bytes: memory_bytes / 2,
         folio_bytes: PAGE_BYTES as u64,
     };
     plan.make(file)?;
-    Ok(contiguity_of(file))
+    let placement = file.placement();
+    Ok(placement.adjacent_neighbours as f64 / placement.neighbours.max(1) as f64)
 }
 
 /// Reads and writes pages of `file` at random until `duration` is over, and checks what it reads;

@@ -8,7 +8,7 @@ use std::cell::Cell;
 use std::fs::File;
 use std::time::Duration;
 
-use bifolio::Cache;
+use bifolio::{Cache, ReadMode};
 use parking_lot::Mutex;
 
 use super::layout::Plan;
@@ -24,7 +24,6 @@ use crate::harness::threads::run_pinned;
 use crate::harness::tmpfs::{HugePages, Tmpfs};
 use crate::progress::Progress;
 use crate::report::{Case, Report, Row};
-use crate::stand_in::{BuilderStandIn as _, ReadMode};
 
 const MODES: [(&str, ReadMode); 3] = [
     ("locked_one_by_one", ReadMode::LockedOneByOne),

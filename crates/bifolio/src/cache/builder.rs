@@ -136,6 +136,13 @@ impl CacheBuilder {
         self
     }
 
+    /// How reads copy what is resident; for benchmarks only.
+    #[cfg(feature = "ablation")]
+    pub fn read_mode(mut self, read_mode: config::ReadMode) -> Self {
+        self.config.read_mode = read_mode;
+        self
+    }
+
     /// Checks all settings.
     ///
     /// # Errors

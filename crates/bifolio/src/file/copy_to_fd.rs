@@ -12,7 +12,7 @@
 
 use super::File;
 use super::access::Access;
-use super::read::ReadBatch;
+use super::gather::ReadBatch;
 use crate::error::{ErrorKind, Result};
 use crate::mapping::{PAGE_BYTES, PAGE_SHIFT};
 use crate::sys::file::{self as sys_file, Row};

@@ -21,6 +21,8 @@ pub(crate) struct Handle {
     pub(super) immutable: bool,
     #[cfg(feature = "ablation")]
     pub(super) pin_mode: crate::config::PinMode,
+    #[cfg(feature = "ablation")]
+    pub(super) read_mode: crate::config::ReadMode,
 }
 
 /// The last position a file can have is below this.

@@ -1,25 +1,28 @@
 //! The hit: an optimistic read, or a pin, of a resident page, in as few instructions as we know.
 //!
 //! Everything a hit needs stands in the `File` itself: the table, the frames, the length. One
-//! bounds check covers the file's end and the table's: the table has an Entry for every page below
-//! the length, and one more. Two cache lines of shared memory are read, the Entry and the data;
-//! none is written.
+//! bounds check covers the page and the table; the length is judged with the Entry in hand. Two
+//! cache lines of shared memory are read, the Entry and the data; none is written. A long read
+//! looks at the Entry before it copies, so that a hole does not cost a copy, and touches the next
+//! page if the thread reads on (`sequence.rs`).
 //!
 //! # Safety
 //! Follows raw addresses taken from a `Handle`, which the same `File` keeps alive.
 #![allow(unsafe_code)]
 
 use super::handle::Handle;
+use super::sequence;
 use crate::folio::{FolioId, FolioRef, Folios, TryGet};
 use crate::lru::Memory;
-use crate::mapping::{Entry, Hot, PAGE_BYTES, PAGE_SHIFT, read_validated, recheck};
+use crate::mapping::{Entry, Hot, PAGE_BYTES, PAGE_SHIFT, is_in_one_page, read_validated, recheck};
 use crate::stats::{Counter, ThreadBlock};
 use crate::sync::{AtomicU64, Ordering};
 use crate::sys::copy;
 use std::ops::Range;
 use std::sync::LazyLock;
 
-/// From this length on a read is a long one.
+/// From this length on a read is a long one: then looking first and copying afterwards costs
+/// nothing that one would notice.
 const LONG_BYTES: u64 = 512;
 
 /// Addresses of what a hit reads; valid as long as the handle they were taken from.
@@ -28,6 +31,8 @@ pub(super) struct HitPath {
     entries: *const AtomicU64,
     frames: *const u8,
     hot: *const Hot,
+    /// Positions from here on have no Entry, and are none of a hit's business; 0 turns hits off.
+    entries_end: u64,
     folio_bytes: u64,
     counters_id: u64,
     memory: *const Memory,
@@ -51,6 +56,7 @@ impl HitPath {
             entries: mapping.table().as_ptr(),
             frames: handle.inode.memory.arena.base(),
             hot,
+            entries_end: if Self::serves(handle) { mapping.table().end_bytes() } else { 0 },
             folio_bytes: mapping.folio_bytes(),
             counters_id: handle.inode.memory.counters.id(),
             memory: &*handle.inode.memory,
@@ -59,35 +65,98 @@ impl HitPath {
         }
     }
 
+    #[cfg(feature = "ablation")]
+    fn serves(handle: &Handle) -> bool {
+        handle.readable && handle.read_mode == crate::config::ReadMode::Batched
+    }
+
+    #[cfg(not(feature = "ablation"))]
+    fn serves(handle: &Handle) -> bool {
+        handle.readable
+    }
+
     /// Copies `buffer.len()` bytes at `position` if they lie in one resident page that nobody
     /// changes meanwhile; tells whether it did. A page that was not marked as used yet is not
     /// served: the cold path marks it. Nor is a thread's first read, which registers its counters.
     #[inline(always)]
     pub(super) fn read(&self, buffer: &mut [u8], position: u64) -> bool {
-        let in_page = position & (PAGE_BYTES - 1);
-        let length = buffer.len() as u64;
-        // Both at once, for one branch: see `read_validated`.
-        let in_file = position.saturating_add(length) <= self.hot().len_bytes();
-        if !((in_page + length <= PAGE_BYTES) & in_file) {
+        if buffer.len() as u64 >= LONG_BYTES {
+            return self.read_long(buffer, position);
+        }
+        if !self.may_read(position, buffer.len() as u64) {
             return false;
         }
-        // The end of the range is in the file, so the Entry of its first byte is in the table.
+        self.touch_predicted(position, 1);
+        // SAFETY: as for any copy out of a frame: the caller of the closure answers.
+        self.read_known(buffer, position, |source, target| unsafe {
+            copy::copy_out(source, target);
+        })
+    }
+
+    /// A read of which the copy is what takes the time: it is not begun in vain, and if reads
+    /// follow each other, what comes next is touched before it.
+    #[inline(never)]
+    fn read_long(&self, buffer: &mut [u8], position: u64) -> bool {
+        let length = buffer.len() as u64;
+        if !self.may_read(position, length) {
+            return false;
+        }
+        self.touch_predicted(position, 4);
         let word = self.entry_word(position >> PAGE_SHIFT);
-        self.touch_predicted(position, length);
+        let goes_on = sequence::goes_on(self.hot, position, length);
+        if !Entry::from_word(word.load(Ordering::Relaxed)).is_referenced() {
+            return false;
+        }
+        self.memory().counters.note_lookups(0, 3 + u64::from(goes_on));
+        if !goes_on {
+            // SAFETY: as for any copy out of a frame: the caller of the closure answers.
+            return self.read_known(buffer, position, |source, target| unsafe {
+                copy::copy_out(source, target);
+            });
+        }
+        let ahead = self.frame_at(position + length);
+        // SAFETY: as above.
+        self.read_known(buffer, position, |source, target| unsafe {
+            copy::copy_out_ahead(source, target, ahead);
+        })
+    }
+
+    /// Whether the bytes lie in one page that the table has an Entry for.
+    #[inline(always)]
+    fn may_read(&self, position: u64, length: u64) -> bool {
+        // Both at once, for one branch: see `read_validated`.
+        is_in_one_page(position, length) & (position < self.entries_end)
+    }
+
+    /// Copies from a page that the table has an Entry for. `copy` gets an address that is readable
+    /// for as many bytes as the buffer has.
+    #[inline(always)]
+    fn read_known(
+        &self,
+        buffer: &mut [u8],
+        position: u64,
+        copy: impl FnOnce(*const u8, &mut [u8]),
+    ) -> bool {
+        let word = self.entry_word(position >> PAGE_SHIFT);
         let block = ThreadBlock::of(self.counters_id);
         let is_wanted = |entry: Entry| entry.is_referenced() & block.is_known();
-        let copied = read_validated(word, is_wanted, |entry| {
-            let offset = entry.frame_offset_bytes() + in_page as usize;
-            let source = self.frames.wrapping_add(offset);
-            // SAFETY: every Entry leads to a frame of the arena (ENTRY-1), which stays mapped
-            // (FRAMES-2); the range ends inside the frame, checked above; `buffer` is not frame
-            // memory.
-            unsafe { copy::copy_out(source, buffer) };
+        let in_file = read_validated(word, is_wanted, |entry| {
+            // With the Entry in hand: a cut sets the length before it changes the bytes behind it.
+            let in_file = position + buffer.len() as u64 <= self.hot().len_bytes();
+            let in_page = (position & (PAGE_BYTES - 1)) as usize;
+            let source = self.frames.wrapping_add(entry.frame_offset_bytes() + in_page);
+            // Every Entry leads to a frame of the arena (ENTRY-1), which stays mapped (FRAMES-2);
+            // the range ends inside the frame (`may_read`); `buffer` is not frame memory.
+            if in_file {
+                copy(source, buffer);
+            }
+            in_file
         });
-        if copied.is_some() {
+        let is_read = in_file.unwrap_or(false);
+        if is_read {
             block.add(Counter::HitOptimistic, 1);
         }
-        copied.is_some()
+        is_read
     }
 
     /// Takes a reference to the folio that `range` lies in, if that is resident and was marked as
@@ -130,13 +199,21 @@ impl HitPath {
     /// Touches the bytes where they probably are, while the Entry that tells is on its way: the
     /// first line of a short read, the first few of a long one, whose rest the processor foresees.
     #[inline(always)]
-    fn touch_predicted(&self, position: u64, length: u64) {
+    fn touch_predicted(&self, position: u64, lines: usize) {
         let distance = self.hot().predicted_distance();
         if distance != 0 {
             let address = self.frames.wrapping_add(distance.wrapping_add(position) as usize);
-            let lines = if length >= LONG_BYTES { 4 } else { 1 };
             copy::prefetch_lines(address, lines);
         }
+    }
+
+    /// Where the byte at `position` is, if it is resident: to be touched, not to be read.
+    #[inline(always)]
+    fn frame_at(&self, position: u64) -> *const u8 {
+        let word = self.entry_word(position.min(self.entries_end - 1) >> PAGE_SHIFT);
+        let entry = Entry::from_word(word.load(Ordering::Relaxed));
+        let in_page = (position & (PAGE_BYTES - 1)) as usize;
+        self.frames.wrapping_add(entry.frame_offset_bytes() + in_page)
     }
 
     /// The Entry of a page that is at most the one behind the last.

@@ -6,10 +6,12 @@
 //!   read_at   optimistic copy, no reference      hit.rs     a READY page, no other test
 //!               | the page changed, is not READY, or the range has several pages
 //!               v
-//!             a batch of references              read.rs    up to 31 folios, no folio lock
+//!             zeros                              gather.rs  holes of memory files, one fill
+//!             a batch of references              gather.rs  up to 31 folios, no folio lock
+//!               |                                copy_batch.rs  neighbouring frames at once
 //!               | not resident, or a writer inside
 //!               v
-//!             runs of absent folios              fill.rs    claim: allocate, insert, locked
+//!             runs of absent folios              read_absent.rs, fill.rs  allocate, insert, locked
 //!               |  and what will be wanted next    readahead/
 //!               v                                run.rs     one transfer, READY folio by folio
 //!             one folio, under its lock          fill.rs    if somebody else has it
@@ -18,6 +20,7 @@
 //!   advise    what the handle's readers will do  advice.rs
 //!   write_at  the folio lock, a write window     write.rs
 //!   set_len   lengths and what lies behind them  truncate.rs
+//!   placement neighbours that lie side by side   placement.rs
 //! ```
 //!
 //! [`Handle`] is what clones of a `File` share (`handle.rs`); `registry.rs` knows which files are
@@ -34,25 +37,33 @@ mod advice;
 mod allocate;
 mod batch;
 mod collapse;
+mod copy_batch;
 mod copy_to_fd;
 mod fill;
+mod gather;
 mod handle;
 mod hit;
 mod holes;
 mod options;
 mod pin;
 mod pin_many;
+mod placement;
 mod read;
+mod read_absent;
 mod read_many;
+#[cfg(feature = "ablation")]
+mod read_one_by_one;
 mod readahead;
 mod registry;
 mod run;
+mod sequence;
 mod truncate;
 mod write;
 
 pub use advice::Advice;
 pub use options::OpenOptions;
 pub use pin::{Hold, Pin, PinMut, Pins};
+pub use placement::Placement;
 pub use read_many::ReadRequest;
 pub(crate) use registry::{Gate, Registry};
 

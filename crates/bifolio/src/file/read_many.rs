@@ -14,7 +14,7 @@ use super::batch::{Batch, Delivery};
 use super::fill::Locked;
 use super::{File, Registry};
 use crate::error::{Error, ErrorKind, Result};
-use crate::mapping::{PAGE_BYTES, PAGE_SHIFT};
+use crate::mapping::{PAGE_BYTES, PAGE_SHIFT, is_in_one_page};
 use crate::sys::copy;
 use crate::writeback::Inode;
 use std::sync::Arc;
@@ -153,7 +153,8 @@ impl File {
         }
         let done = self.read_resident(request.buffer, request.position);
         request.result = Ok(done);
-        request.is_finished() || request.next() >= self.len()
+        let is_whole = done > 0 && is_in_one_page(request.position, request.buffer.len() as u64);
+        is_whole || request.is_finished() || request.next() >= self.len()
     }
 
     /// What neither a hit nor the batch has answered.

@@ -85,6 +85,8 @@ pub(crate) struct Registry {
     files: Mutex<Files>,
     #[cfg(feature = "ablation")]
     pin_mode: config::PinMode,
+    #[cfg(feature = "ablation")]
+    read_mode: config::ReadMode,
 }
 
 impl Registry {
@@ -102,6 +104,8 @@ impl Registry {
             files: Mutex::default(),
             #[cfg(feature = "ablation")]
             pin_mode: config.pin_mode,
+            #[cfg(feature = "ablation")]
+            read_mode: config.read_mode,
         }
     }
 
@@ -190,6 +194,8 @@ impl Registry {
             immutable: options.immutable,
             #[cfg(feature = "ablation")]
             pin_mode: self.pin_mode,
+            #[cfg(feature = "ablation")]
+            read_mode: self.read_mode,
         }
     }
 

@@ -55,9 +55,8 @@ impl Bitmap {
             // Relaxed: the Release below publishes it.
             self.word(level, above / WORD_BITS).fetch_or(mask(above), Ordering::Relaxed);
         }
-        // AcqRel: the Release pairs with the Acquire in `is_set` and with this one, for whoever
-        // finds the bit set (BITMAP-1).
-        self.word(0, bit / WORD_BITS).fetch_or(mask(bit), Ordering::AcqRel) & mask(bit) == 0
+        // Release: pairs with the Acquire in `is_set`: the bits above are seen first (BITMAP-1).
+        self.word(0, bit / WORD_BITS).fetch_or(mask(bit), Ordering::Release) & mask(bit) == 0
     }
 
     /// The first bit from `bit` on that is set.
@@ -70,8 +69,8 @@ impl Bitmap {
                 return None;
             }
             // Relaxed: a bit that was set before this call, in anybody's order, is seen set.
-            let found =
-                self.word(level, index).load(Ordering::Relaxed) & (u64::MAX << at % WORD_BITS);
+            let word = self.word(level, index).load(Ordering::Relaxed);
+            let found = word & (u64::MAX << (at % WORD_BITS));
             if found == 0 {
                 // Nothing more in this word: on with the next one, as the level above tells.
                 (level, at) = (level + 1, index + 1);

@@ -1,4 +1,4 @@
-//! Collapse: a naturally aligned run of folios, each of a unit or several, becomes one folio (C1-C6).
+//! Collapse: a naturally aligned run of folios, of a unit or several each, becomes one (C1-C6).
 //!
 //! Called for memory files, whose folios may have different sizes. It knows nothing of dirt, slots
 //! or lists: its caller does (see [`Mapping::collapse`]).
@@ -30,7 +30,7 @@
 //! hand, and C4 would fail as long as anybody reads.
 //!
 //! Why each step, and why there (what would happen without):
-//! - The locks of the old folios until C5: a writer changes an old frame after C2 copied it, and
+//! - The locks of the old folios until C4: a writer changes an old frame after C2 copied it, and
 //!   the write is lost. (So DIRTY and the bytes stand still, and C4 needs no test after it.)
 //! - C1 before C2: an optimistic reader of the last life of a new frame sees a copied byte and
 //!   still finds its own Entry. The fence pairs with O3, as that of `insert` does.
@@ -39,14 +39,14 @@
 //! - C2 before C4: everybody who looks up waits, spinning, as long as a copy of 2 MiB takes. Once
 //!   frozen, only words are stored; all that can be prepared is prepared before.
 //! - C4 of all before C5 of any: there is no way back once an old folio has left its place.
-//! - C5 with the version of the new frame moved on: a reader that sleeps over an eviction of the new
-//!   folio and the next collapse into the same frames takes half of either.
-//! - C5 before C6: an eviction or a punch of the new folio leaves holes, and the collapse brings the
-//!   folio back over them. The frames of the old ones are reused while Entries name them.
+//! - C5 with the version of the new frame moved on: a reader that sleeps over an eviction of the
+//!   new folio and the next collapse into the same frames takes half of either.
+//! - C5 before C6: a punch of the new folio leaves holes, and the collapse brings the folio back
+//!   over them. The frames of the old ones are reused while Entries name them.
 //!
 //! While C5 goes on, Entries of a unit's other pages may still name the old folio after the head
-//! names the new one (MAPPING-2 is about this): a lookup by such an Entry finds it frozen and goes to
-//! the head; an optimistic read gets bytes that are still right.
+//! names the new one (MAPPING-2): a lookup by such an Entry finds it frozen and goes to the head;
+//! an optimistic read gets bytes that are still right.
 
 use super::{Entry, Mapping};
 use crate::folio::{Flag, Folio, FolioId, FolioRef, Folios, Frozen, LockedFolio};
@@ -72,11 +72,11 @@ impl Mapping {
     /// those of `new`; no copy is made if somebody is seen to use one of the folios.
     /// `table_reference`, to `new`, becomes the table's own.
     ///
-    /// On success the old folios belong to the caller, frozen and unlocked. Before it unlocks `new`,
-    /// it must mark that dirty if an old one was, or an eviction loses the bytes. Before it frees
-    /// the old ones (soon: who finds one on a dirty list waits for it, spinning), it must take them
-    /// off the dirty lists and give back what else they had, their slots above all. `new` may go to
-    /// the LRU at any time; freeing takes the old ones off.
+    /// On success the old folios belong to the caller, frozen and unlocked. Before it unlocks
+    /// `new`, it must mark that dirty if an old one was, or an eviction loses the bytes. Before it
+    /// frees the old ones (soon: who finds one on a dirty list waits for it, spinning), it must
+    /// take them off the dirty lists and give back what else they had, their slots above all. `new`
+    /// may go to the LRU at any time; freeing takes the old ones off.
     ///
     /// # Errors
     /// Somebody holds a reference to an old folio: a pin, a read, an LRU batch, a waiter for its
@@ -125,7 +125,7 @@ impl Mapping {
             found && flags.get(Flag::Uptodate) && !flags.get(Flag::Writeback)
         };
         let follow = old.iter().all(is_next);
-        let is_aligned = new.index() % new.pages() == 0 && new.order() >= self.order;
+        let is_aligned = new.index().is_multiple_of(new.pages()) && new.order() >= self.order;
         follow && at == new.index() + new.pages() && is_aligned && new.owner() == 0
     }
 
@@ -154,8 +154,8 @@ impl Mapping {
     }
 }
 
-/// The Entries of all pages of the folio whose frames start at `first`, READY, each with the version
-/// of its frame plus one.
+/// The Entries of all pages of the folio whose frames start at `first`: READY, with the version of
+/// each frame plus one.
 fn ready_entries(folios: &Folios, first: FolioId, folio: &Folio) -> Vec<Entry> {
     let frames = first.0..first.0 + folio.pages() as u32;
     let entry_of = |frame| {
@@ -166,7 +166,6 @@ fn ready_entries(folios: &Folios, first: FolioId, folio: &Folio) -> Vec<Entry> {
 }
 
 /// C4: freezes every folio, or gives all of them back as they were.
-#[expect(clippy::type_complexity, reason = "two halves of the same folios")]
 fn freeze_all<'a>(
     old: Vec<Part<'a>>,
 ) -> Result<(Vec<Frozen<'a>>, Vec<LockedFolio<'a>>), Vec<Part<'a>>> {

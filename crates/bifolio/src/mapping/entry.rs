@@ -5,7 +5,7 @@
 //!  +----------------+-------------+-------+------------+-------+----+
 //!  |    frame id    |   version   | order | REFERENCED | READY | 01 |   folio
 //!  +----------------+-------------+-------+------------+-------+----+
-//!  |       0        |   value (28 bits)   |     0      |   0   | 10 |   value (a shadow)
+//!  |       0        |   value (28 bits)   |     0      |   0   | 10 |   value
 //!  +----------------+---------------------+------------+-------+----+
 //!  |                            0                              | 00 |   hole
 //!  +-----------------------------------------------------------+----+
@@ -119,6 +119,12 @@ impl Entry {
     pub(crate) fn names_same_folio(self, other: Entry) -> bool {
         let ignored = (VERSION_MASK << VERSION_SHIFT) | READY | REFERENCED;
         (self.0 ^ other.0) & !ignored == 0
+    }
+
+    /// Whether nothing but a mark came or went: the bytes are the same.
+    #[inline(always)]
+    pub(crate) fn is_same_version(self, other: Entry) -> bool {
+        (self.0 ^ other.0) & !REFERENCED == 0
     }
 
     pub(crate) fn with_ready(self) -> Self {

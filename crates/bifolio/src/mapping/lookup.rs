@@ -12,14 +12,15 @@ use crate::sync::{AtomicU64, Backoff, Ordering};
 pub(crate) enum Lookup<'a> {
     /// A folio, held by the reference that comes with it.
     Folio(FolioRef<'a>),
-    /// No folio: the Entry of the folio's first page, a hole or a value.
+    /// No folio: the Entry of the unit's first page, a hole or a value.
     Absent(Entry),
     /// A folio that has as many references as one can have.
     Refused,
 }
 
 impl Mapping {
-    /// Finds the folio that holds page `index` and takes a reference to it.
+    /// Finds the folio that holds page `index`, whatever its size, and takes a reference to it. It
+    /// may begin before the unit of the page.
     ///
     /// Waits while the folio is frozen, which is for a few instructions of another thread;
     /// `frozen_waits` counts the rounds.

@@ -3,8 +3,9 @@
 //! Stands between `file`, which turns bytes into page indices, and `folio`. It knows nothing of
 //! devices, lists or bounds: a miss is answered with what the Entry says, and filled above.
 //!
-//! PROTOCOL. Three readers against two changers. All of a page's state that readers decide by is in
-//! its Entry; changers hold the folio lock, readers hold nothing.
+//! PROTOCOL. Two readers against three changers; a fourth, which makes one folio of several, has
+//! its columns in `collapse.rs`. All of a page's state that readers decide by is in its Entry;
+//! changers hold the folio lock, readers hold nothing.
 //!
 //! ```text
 //!  OPTIMISTIC READ (optimistic.rs)            WRITE (window.rs), folio locked
@@ -18,10 +19,10 @@
 //!                                             E1 store Entries without READY
 //!  LOOK UP (lookup.rs)                        E2 freeze(expected); else E1 back, give up
 //!  L1 load Entry; a folio?                    E3 dirty? then unfreeze, E1 back
-//!  L2 try_get its folio; frozen: wait, L1     E4 store Entries: shadow
+//!  L2 try_get its folio; frozen: wait, L1     E4 store Entries: value or hole
 //!  L3 load Entry again (Acquire); the same    E5 unlock, free the frame
 //!     folio? no: put, L1
-//!  L4 the reference holds it there            INSERT (insert.rs), new folio locked
+//!  L4 the reference holds it there            INSERT (insert.rs), new folio locked, a unit
 //!                                             I1 CAS head Entry: hole or value -> folio, not
 //!                                                READY, version of the frame + 1
 //!                                             I2 store the other Entries
@@ -43,13 +44,17 @@
 //! it writes a byte ([`Mapping::insert`]); that fence pairs with O3.
 //!
 //! Invariants:
-//! - MAPPING-1: Entries of a folio change only under its lock (a hole or value only by I1). The one
+//! - MAPPING-1: Entries of a folio change only under its lock; a hole only by I1, a value only by
+//!   I1 or [`Mapping::take_value`], each a CAS: who wins it owns what the value names. The one
 //!   exception is the REFERENCED mark, which readers set and reclaim clears by CAS on the exact
 //!   word: such a CAS can only hit a word that still stands.
 //! - MAPPING-2: a file's table is made of units, the size of the folios that are inserted; a folio
 //!   fills one of them, or several. The head Entry (a unit's first page) is the authority; those of
-//!   the other pages may lag behind it while a folio is inserted or evicted, but never name a
-//!   folio that the head did not name first, and are gone before the head is.
+//!   the other pages may lag behind it while a folio is inserted, collapsed or evicted, but never
+//!   name a folio that the head did not name first. An eviction or a removal stores the head of a
+//!   unit after its other pages, and does not touch the unit again: from then on it may be filled,
+//!   whatever folio its neighbours still name. A collapse stores the head first; what the other
+//!   pages name until it comes to them is frozen, and nobody else may store there.
 //! - MAPPING-3: L2 got a reference before L3 saw the Entry name the folio, and a folio leaves its
 //!   table only frozen, or under its lock with the table's own reference: so after L3 the folio is
 //!   at this index. Comparing the frame is enough: for the frame to have gone and come back, the
@@ -71,6 +76,7 @@ mod insert;
 mod lookup;
 mod optimistic;
 mod prediction;
+mod stretch;
 mod table;
 mod window;
 
@@ -81,6 +87,7 @@ pub(crate) use entry::{Entry, VALUE_MAX};
 pub(crate) use evict::EvictError;
 pub(crate) use lookup::{Lookup, recheck};
 pub(crate) use optimistic::read_validated;
+pub(crate) use stretch::Stretch;
 pub(crate) use table::{TABLE_PAGE_BYTES, Table};
 pub(crate) use window::Window;
 
@@ -94,6 +101,12 @@ use std::sync::atomic::AtomicU64 as HintWord;
 pub(crate) const PAGE_SHIFT: u32 = 12;
 /// Bytes of a page: what an Entry stands for, and the smallest folio.
 pub(crate) const PAGE_BYTES: u64 = 1 << PAGE_SHIFT;
+
+/// Whether some bytes lie in one page, of which reads and writes see all or nothing.
+#[inline(always)]
+pub(crate) fn is_in_one_page(position: u64, length: u64) -> bool {
+    (position & (PAGE_BYTES - 1)) + length <= PAGE_BYTES
+}
 
 /// See the head of the file.
 #[derive(Debug)]

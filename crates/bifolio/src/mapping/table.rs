@@ -54,6 +54,11 @@ impl Table {
         self.entries.len() as u64
     }
 
+    /// The first position of the file that has no Entry.
+    pub(crate) fn end_bytes(&self) -> u64 {
+        self.pages().saturating_mul(super::PAGE_BYTES)
+    }
+
     /// The Entry of a page; panics past the end of the table, which is a bug of ours.
     #[inline(always)]
     pub(crate) fn load(&self, index: u64, ordering: Ordering) -> Entry {
@@ -104,6 +109,15 @@ impl Table {
     /// Whether the table page of `index` has been charged against the bound.
     pub(crate) fn is_charged(&self, index: u64) -> bool {
         self.charged.is_set(index / ENTRIES_PER_TABLE_PAGE)
+    }
+
+    /// One page behind those at `index` and after it that were never charged, and so are holes;
+    /// `index` if its own was charged.
+    pub(crate) fn end_of_uncharged(&self, index: u64) -> u64 {
+        if self.is_charged(index) {
+            return index;
+        }
+        (index / ENTRIES_PER_TABLE_PAGE + 1) * ENTRIES_PER_TABLE_PAGE
     }
 
     /// Notes that the table page of `index` has been charged; `false` if somebody else had done so.

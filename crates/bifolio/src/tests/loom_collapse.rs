@@ -1,4 +1,4 @@
-//! Collapse (`mapping/collapse.rs`): two folios of a page become one of two, against everything else.
+//! Collapse (`mapping/collapse.rs`): two folios of a page become one, against everything else.
 //!
 //! Pages 0 and 1 stand in frames 0 and 1; the new folio takes frames 2 and 3.
 
@@ -50,7 +50,8 @@ fn check_settled(world: &World, collapsed: bool, bytes: [u64; 2]) {
 
 /// A reader sees each page whole and as it is, and never finds it gone: the one change of its Entry
 /// can void one read, the next one is good.
-/// Dies with: C2 after C5; Relaxed in C5; new Entries that are not READY; READY taken away first.
+/// Dies with: C2 after C5; Relaxed in C5; Entries stored before they are READY; READY taken away
+/// before C4.
 #[test]
 fn loom_collapse_vs_optimistic_read() {
     model(|| {
@@ -87,7 +88,7 @@ fn loom_collapse_vs_optimistic_read_of_the_new_frames_last_life() {
 }
 
 /// A reader of an old frame never sees what comes there next, be it of another page.
-/// Dies with: the fence of `insert` or of `read_validated` (O3) left out.
+/// Dies with: the fence of `insert` or of `read_validated` (O3) left out; Relaxed in C5.
 #[test]
 fn loom_collapse_vs_optimistic_read_old_frames_are_reused() {
     model(|| {
@@ -105,7 +106,7 @@ fn loom_collapse_vs_optimistic_read_old_frames_are_reused() {
 }
 
 /// Nor if it is the same page that comes back to its old frame, with other bytes.
-/// Dies with: C3 left out.
+/// Dies with: C3 left out; the fence of `insert` or O3 left out.
 #[test]
 fn loom_collapse_vs_optimistic_read_old_frames_come_back() {
     model(|| {
@@ -123,7 +124,8 @@ fn loom_collapse_vs_optimistic_read_old_frames_come_back() {
 }
 
 /// Nor if the next collapse of the same pages takes the same frames as the last one.
-/// Dies with: C5 that keeps the version of the new frame; `save_versions` left out in `unlink`.
+/// Dies with: C5 that keeps the version of the new frame; `save_versions` left out in `unlink`, or
+/// after its stores; O3 left out.
 #[test]
 fn loom_collapse_vs_optimistic_read_new_frames_come_back() {
     model(|| {
@@ -144,8 +146,8 @@ fn loom_collapse_vs_optimistic_read_new_frames_come_back() {
 
 /// Who finds a folio keeps it, and it stays the one of its page for as long: then the collapse
 /// fails, and everything is as it was. A lookup never comes back empty-handed.
-/// Dies with: C4 that expects one reference more, or none of the others; C5 before C4; a failed C4
-/// that does not unfreeze, or with other counts; Relaxed in `try_freeze` (B1), `put_and_test` (A4).
+/// Dies with: C4 that does not mind references; C5 before C4; a failed C4 that does not unfreeze;
+/// Relaxed in C5, in `try_freeze` (B1), in `put_and_test` (A4).
 #[test]
 fn loom_collapse_vs_lookup_found_folios_stay() {
     model(|| {
@@ -164,26 +166,9 @@ fn loom_collapse_vs_lookup_found_folios_stay() {
     });
 }
 
-/// A folio that is pinned is not even copied; nor is anything changed.
-/// Dies with: the hint left out in `collapse`.
-#[test]
-fn loom_collapse_vs_pin_no_copy_in_vain() {
-    model(|| {
-        let world = world_with_two_folios();
-        let pin = world.find(1).expect("resident");
-        let before = [0, 1].map(|index| world.entry(index));
-        assert!(!world.collapse(0, 1));
-        drop(pin);
-        assert_eq!([0, 1].map(|index| world.entry(index)), before);
-        assert_eq!(world.folios.get(FolioId(2)).version(), 0);
-        check_settled(&world, false, BYTES);
-        assert!(world.collapse(0, 1), "with another try");
-        check_settled(&world, true, BYTES);
-    });
-}
-
 /// A write through the lock is never lost, whichever folio it finds.
-/// Dies with: the old folios unlocked before C2; `new` unlocked before C5; C5 before C2.
+/// Dies with: the old folios unlocked during C2; C4 that does not mind references; C5 before C4; a
+/// failed C4 that does not unfreeze; a new folio without the owner.
 #[test]
 fn loom_collapse_vs_write() {
     model(|| {
@@ -196,7 +181,7 @@ fn loom_collapse_vs_write() {
 }
 
 /// A reader beside a writer: what it has read once is not followed by what was before.
-/// Dies with: what `..._vs_write` dies with.
+/// Dies with: what `..._vs_write` dies with; C2 after C5; Relaxed in C5.
 #[test]
 fn loom_collapse_vs_write_and_read() {
     // Two preemptions: three threads.
@@ -216,8 +201,8 @@ fn loom_collapse_vs_write_and_read() {
 
 /// What is punched never comes back: the page is a hole, and the folios were not collapsed, or it
 /// is zeroed in the new one.
-/// Dies with: C4 left out or with a count that lets the punch's reference pass; the old folios
-/// unlocked before C2.
+/// Dies with: C4 that does not mind references; the old folios unlocked during C2; C5 before C4; a
+/// new folio without the owner, a removed one that keeps it.
 #[test]
 fn loom_collapse_vs_punch() {
     model(|| {
@@ -254,24 +239,27 @@ fn loom_collapse_vs_truncate() {
 }
 
 /// A folio that is removed whole leaves holes that stay, in all of its pages.
-/// Dies with: `new` unlocked before C5.
+/// Dies with: what `..._vs_punch` dies with; `new` unlocked in the middle of C5.
 #[test]
 fn loom_collapse_vs_remove() {
-    model(|| {
+    fn remove_while_collapsing(index: u64) {
         let world = world_with_two_folios();
-        let remover = spawn(&world, |world| world.remove(1));
+        let remover = spawn(&world, move |world| world.remove(index));
         let collapsed = world.collapse(0, 1);
         remover.join().unwrap();
-        assert_eq!(world.entry(1), Entry::HOLE);
-        assert_eq!(world.entry(0) == Entry::HOLE, collapsed);
+        assert_eq!(world.entry(index), Entry::HOLE);
+        assert_eq!(world.entry(1 - index) == Entry::HOLE, collapsed);
         assert_eq!(world.mapping.resident_folios(), u64::from(!collapsed));
         assert_eq!(world.free_frames(), if collapsed { 4 } else { 3 });
-    });
+    }
+    model(|| remove_while_collapsing(0));
+    model(|| remove_while_collapsing(1));
 }
 
 /// Of a collapse and an eviction of one of its folios one comes first; each may fail, and nothing
 /// is freed twice or kept.
-/// Dies with: C4 left out; `new` unlocked before C5.
+/// Dies with: C5 before C4; a failed C4 that does not unfreeze; a new folio that is not UPTODATE;
+/// `unlink` that asks `leave` for the head of the folio only.
 #[test]
 fn loom_collapse_vs_evict() {
     model(|| {
@@ -290,7 +278,7 @@ fn loom_collapse_vs_evict() {
 }
 
 /// Of two collapses of the same run at most one works.
-/// Dies with: C4 left out.
+/// Dies with: C5 before C4; old folios freed before C5.
 #[test]
 fn loom_collapse_vs_collapse() {
     model(|| {
@@ -308,8 +296,8 @@ fn loom_collapse_vs_collapse() {
 
 /// The new folio is evicted while somebody looks: each unit leaves its own value, and one that has
 /// been left may be filled at once, while the other still names the frozen folio.
-/// Dies with: `save_versions` after the stores of `unlink`; `unlink` that asks `leave` for the head
-/// of the folio only.
+/// Dies with: `unlink` that asks `leave` for the head of the folio only; a new folio that is not
+/// UPTODATE; Relaxed in `try_freeze` (B1), in `put_and_test` (A4).
 #[test]
 fn loom_collapse_then_evict_vs_lookup_and_fill() {
     model(|| {

@@ -37,6 +37,18 @@ pub(crate) unsafe fn copy_out(source: *const u8, target: &mut [u8]) {
     unsafe { arch::copy_out(source, target.as_mut_ptr(), target.len()) }
 }
 
+/// As [`copy_out`], and brings as many bytes from `ahead` on closer, line by line with the copy:
+/// what will be copied next. The processor foresees lines of a page by itself, but not the next
+/// page: this way it is here when its copy begins, and never waits for all of it at once.
+///
+/// # Safety
+/// As for [`copy_out`]; `ahead` can be any address.
+#[inline(always)]
+pub(crate) unsafe fn copy_out_ahead(source: *const u8, target: &mut [u8], ahead: *const u8) {
+    // SAFETY: the caller's contract is the same as the callee's; `target` is a unique borrow.
+    unsafe { arch::copy_out_ahead(source, target.as_mut_ptr(), target.len(), ahead) }
+}
+
 /// Copies `source` to `target`, which others may be reading through [`copy_out`].
 ///
 /// # Safety
@@ -76,8 +88,14 @@ mod tests {
     type CopyIn = unsafe fn(*mut u8, *const u8, usize);
     type Zero = unsafe fn(*mut u8, usize);
 
-    const IMPLEMENTATIONS: [(CopyOut, CopyIn, Zero); 2] = [
+    unsafe fn copy_out_ahead(source: *const u8, target: *mut u8, length: usize) {
+        // SAFETY: the caller's contract; what is touched ahead is a hint.
+        unsafe { arch::copy_out_ahead(source, target, length, source.wrapping_add(4096)) }
+    }
+
+    const IMPLEMENTATIONS: [(CopyOut, CopyIn, Zero); 3] = [
         (arch::copy_out, arch::copy_in, arch::zero),
+        (copy_out_ahead, arch::copy_in, arch::zero),
         (portable::copy_out, portable::copy_in, portable::zero),
     ];
 

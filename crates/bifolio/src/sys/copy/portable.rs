@@ -29,6 +29,20 @@ pub(super) unsafe fn copy_out(source: *const u8, target: *mut u8, length: usize)
 }
 
 /// # Safety
+/// As [`copy_out`].
+#[cfg(not(target_arch = "x86_64"))]
+#[inline(always)]
+pub(super) unsafe fn copy_out_ahead(
+    source: *const u8,
+    target: *mut u8,
+    length: usize,
+    _ahead: *const u8,
+) {
+    // SAFETY: the caller's contract.
+    unsafe { copy_out(source, target, length) }
+}
+
+/// # Safety
 /// `target` lies in a frame and is writable for `length` bytes; `source` readable for `length`.
 #[inline]
 pub(super) unsafe fn copy_in(target: *mut u8, source: *const u8, length: usize) {

@@ -43,6 +43,48 @@ pub(super) unsafe fn copy_out(source: *const u8, target: *mut u8, length: usize)
 }
 
 /// # Safety
+/// As [`copy_out`]; `ahead` can be any address.
+#[inline(always)]
+pub(super) unsafe fn copy_out_ahead(
+    source: *const u8,
+    target: *mut u8,
+    length: usize,
+    ahead: *const u8,
+) {
+    let whole = length & !63;
+    if whole > 0 {
+        // SAFETY: `whole` is at most `length`, and a number of lines.
+        unsafe { copy_lines_ahead(source, target, whole, ahead) };
+    }
+    // SAFETY: whole + what is left == length, and that is below 64.
+    unsafe {
+        copy_out_small(source.wrapping_add(whole), target.wrapping_add(whole), length - whole);
+    }
+}
+
+/// # Safety
+/// As [`copy_out`], with `length` a multiple of 64 above 0; `ahead` can be any address.
+#[inline(always)]
+unsafe fn copy_lines_ahead(source: *const u8, target: *mut u8, length: usize, ahead: *const u8) {
+    // SAFETY: each round loads 64 bytes of `source` and stores them; a prefetch never faults.
+    unsafe {
+        asm!("2:",
+             "prefetcht0 [{a}]",
+             "movups {w}, [{s}]", "movups {x}, [{s} + 16]",
+             "movups {y}, [{s} + 32]", "movups {z}, [{s} + 48]",
+             "movups [{t}], {w}", "movups [{t} + 16], {x}",
+             "movups [{t} + 32], {y}", "movups [{t} + 48], {z}",
+             "add {a}, 64", "add {s}, 64", "add {t}, 64",
+             "sub {n}, 64",
+             "jnz 2b",
+             a = inout(reg) ahead => _, s = inout(reg) source => _,
+             t = inout(reg) target => _, n = inout(reg) length => _,
+             w = out(xmm_reg) _, x = out(xmm_reg) _, y = out(xmm_reg) _, z = out(xmm_reg) _,
+             options(nostack));
+    }
+}
+
+/// # Safety
 /// As [`copy_out`], with `length` below 64.
 #[inline(always)]
 unsafe fn copy_out_small(source: *const u8, target: *mut u8, length: usize) {

@@ -1,0 +1,165 @@
+//! Copying a batch: neighbouring frames at once, the next ones touched ahead, each page validated.
+//!
+//! The references of a batch (`gather.rs`) keep its folios where they are; writers may still be
+//! inside, so each page is judged by its Entry, as in a hit ([`Stretch`]). The length is read again
+//! for each copy, with the Entries in hand. A batch is walked by position and a folio leaves it
+//! only when the position has moved past it, so a copy that an old length cut short in the middle
+//! of a folio goes on in the same folio, not behind it.
+//!
+//! # Safety
+//! Copies out of frames that stay mapped, whatever becomes of their pages.
+#![allow(unsafe_code)]
+
+use super::File;
+use super::gather::ReadBatch;
+use crate::folio::{BATCH_SLOTS, Flag};
+use crate::mapping::{PAGE_BYTES, PAGE_SHIFT, Stretch, is_in_one_page};
+use crate::stats::Counter;
+use crate::sync::Ordering;
+use crate::sys::copy;
+use std::ops::Range;
+
+/// Attempts at the first page of a stretch, before its lock decides.
+const ATTEMPTS_MAX: u32 = 4;
+
+impl File {
+    /// Copies what the batch covers. Stops before a page that somebody is writing, and at the end
+    /// of the file as it is at that moment. `in_order`: the bytes follow others that were read;
+    /// `goes_on`: and more will be.
+    pub(super) fn copy_batch(
+        &self,
+        batch: &ReadBatch<'_>,
+        buffer: &mut [u8],
+        position: u64,
+        in_order: bool,
+        goes_on: bool,
+    ) -> usize {
+        let mut done = 0;
+        while done < buffer.len() {
+            let at = position + done as u64;
+            let left = &mut buffer[done..];
+            let in_order = in_order || done > 0;
+            // If an old length cuts it short, what follows is not to be put behind it.
+            let is_whole = is_in_one_page(at, left.len() as u64);
+            let copied = self.copy_stretch(at, left, batch.end, in_order, goes_on);
+            done += match copied {
+                0 if (at >> PAGE_SHIFT) < batch.end => match self.fill_zeros(left, at) {
+                    0 => break,
+                    filled => filled,
+                },
+                0 => break,
+                copied => copied,
+            };
+            if is_whole {
+                break;
+            }
+        }
+        let pages = (done as u64).div_ceil(PAGE_BYTES);
+        self.handle.inode.memory.counters.add(Counter::HitPinned, pages);
+        done
+    }
+
+    /// Copies from the page at `position` on, as far as frames are neighbours, below page
+    /// `batch_end`. Returns 0 if that page is not READY, or its writer is faster than we are.
+    fn copy_stretch(
+        &self,
+        position: u64,
+        buffer: &mut [u8],
+        batch_end: u64,
+        in_order: bool,
+        goes_on: bool,
+    ) -> usize {
+        let first = position >> PAGE_SHIFT;
+        let mut end = (position + buffer.len() as u64).div_ceil(PAGE_BYTES).min(batch_end);
+        for _ in 0..ATTEMPTS_MAX {
+            let stretch = Stretch::find(self.handle.inode.mapping.table(), first..end);
+            let Some(copied) = self.copy_once(&stretch, position, buffer, goes_on) else {
+                return 0;
+            };
+            if copied > 0 {
+                let pages = first..(position + copied as u64).div_ceil(PAGE_BYTES);
+                let goes_on_in_page = in_order && position & (PAGE_BYTES - 1) > 0;
+                self.note_uses(pages, in_order, goes_on_in_page);
+                return copied;
+            }
+            self.handle.inode.memory.counters.add(Counter::OptimisticRetry, 1);
+            end = first + 1;
+        }
+        0
+    }
+
+    /// Copies a stretch, and tells how many bytes of it are good: 0 if its first page changed;
+    /// `None` if there is nothing to copy.
+    fn copy_once(
+        &self,
+        stretch: &Stretch<'_>,
+        position: u64,
+        buffer: &mut [u8],
+        goes_on: bool,
+    ) -> Option<usize> {
+        let inode = &self.handle.inode;
+        let in_page = position & (PAGE_BYTES - 1);
+        let start = inode.memory.arena.base().wrapping_add(stretch.start()?.frame_offset_bytes());
+        // The length is read again for each copy, with the pages in hand.
+        let visible = inode.mapping.len_bytes().saturating_sub(position);
+        let in_stretch = stretch.pages() * PAGE_BYTES - in_page;
+        let length = in_stretch.min(visible).min(buffer.len() as u64);
+        if length == 0 {
+            return None;
+        }
+        let is_last = length == buffer.len() as u64;
+        if goes_on || !is_last {
+            // One for one: by the time it is gathered it has been touched a batch ago.
+            let later = stretch.end() + BATCH_SLOTS as u64;
+            self.touch_descriptors(later..later + 1);
+        }
+        let target = &mut buffer[..length as usize];
+        let source = start.wrapping_add(in_page as usize);
+        let next = if is_last && !goes_on { source } else { self.frame_at(position + length) };
+        // Frames in a row: what comes next is a page ahead, but for the last page.
+        let (most, last) = target.split_at_mut(target.len().saturating_sub(PAGE_BYTES as usize));
+        // SAFETY: READY Entries name frames of the arena, which stays mapped (FRAMES-2), and these
+        // stand in a row, as far as `length` reaches; `target` is the caller's memory.
+        unsafe { copy::copy_out_ahead(source, most, source.wrapping_add(PAGE_BYTES as usize)) };
+        // SAFETY: as above.
+        unsafe { copy::copy_out_ahead(source.wrapping_add(most.len()), last, next) };
+        let pages = (in_page + length).div_ceil(PAGE_BYTES);
+        let good = stretch.unchanged(pages);
+        inode.memory.counters.note_lookups(0, stretch.pages() + pages);
+        Some((good * PAGE_BYTES).saturating_sub(in_page).min(length) as usize)
+    }
+
+    /// Where the byte at `position` is, if it is resident: to be touched, not to be read.
+    fn frame_at(&self, position: u64) -> *const u8 {
+        let inode = &self.handle.inode;
+        let index = (position >> PAGE_SHIFT).min(inode.mapping.table().pages() - 1);
+        let entry = inode.mapping.table().load(index, Ordering::Relaxed);
+        let in_page = (position & (PAGE_BYTES - 1)) as usize;
+        inode.memory.arena.base().wrapping_add(entry.frame_offset_bytes() + in_page)
+    }
+
+    /// Marks the pages of a copy as used; its first one is no new use if the copy goes on in it.
+    fn note_uses(&self, pages: Range<u64>, in_order: bool, goes_on_in_page: bool) {
+        let first = pages.start;
+        for index in pages.skip(usize::from(goes_on_in_page)) {
+            self.note_use(index, in_order || index > first);
+        }
+    }
+
+    /// Marks a page as used, for the replacement policy. The first use of a folio that was read
+    /// ahead is what it was read for, and counts as its fill does: it ends with the last page, or
+    /// where the reader leaves the order.
+    pub(super) fn note_use(&self, index: u64, in_order: bool) {
+        let mapping = &self.handle.inode.mapping;
+        let seen = mapping.table().load(index, Ordering::Relaxed);
+        if !seen.is_folio() {
+            return;
+        }
+        let flags = &self.handle.inode.memory.folio(seen.folio_id()).flags;
+        if !flags.get(Flag::Readahead) {
+            mapping.table().mark_referenced(index, seen);
+        } else if !in_order || index + 1 == self.handle.end_of_folio(index) {
+            flags.clear(Flag::Readahead);
+        }
+    }
+}

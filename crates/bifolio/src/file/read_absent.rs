@@ -1,0 +1,103 @@
+//! Reads of what is not resident, or is being filled or written by somebody.
+//!
+//! Called by `read.rs` when neither a hit nor a batch of references got a byte. Consecutive absent
+//! folios are claimed and leave as one batch of transfers (`batch.rs`); a folio that somebody else
+//! has is waited for, on its lock, and copied under it.
+//!
+//! # Safety
+//! Copies out of frames whose lock it holds.
+#![allow(unsafe_code)]
+
+use super::access::Access;
+use super::batch::{Batch, Delivery};
+use super::fill::{RunClaim, Wait};
+use super::{File, ReadRequest};
+use crate::error::Result;
+use crate::mapping::{PAGE_BYTES, PAGE_SHIFT};
+use crate::stats::Counter;
+use crate::sys::copy;
+
+/// The most of one request that is on its way at a time: copies and transfers overlap anyway.
+const REQUEST_BYTES_MAX: u64 = 8 << 20;
+
+impl File {
+    /// Copies from pages that are not resident, or that somebody is filling or writing: at least
+    /// the first of them. Returns 0 at the end of the file.
+    pub(super) fn read_absent(
+        &self,
+        buffer: &mut [u8],
+        position: u64,
+        ahead: bool,
+    ) -> Result<usize> {
+        let inode = &*self.handle.inode;
+        let length = inode.mapping.len_bytes().saturating_sub(position);
+        let length = length.min(buffer.len() as u64).min(REQUEST_BYTES_MAX);
+        if length == 0 {
+            return Ok(0);
+        }
+        let pages = position >> PAGE_SHIFT..(position + length).div_ceil(PAGE_BYTES);
+        let RunClaim::New(run) = self.handle.claim_run(pages.clone(), Wait::ForFrames)? else {
+            // On its way. What comes behind it must not wait until it is here.
+            if ahead {
+                self.handle.follow_marks(pages);
+            }
+            return self.read_page_locked(buffer, position);
+        };
+        if ahead {
+            self.handle.read_ahead_of_miss(pages.clone());
+        }
+        let mut request = ReadRequest::new(position, buffer);
+        let mut failed = None;
+        let first_page = run.first_page();
+        let mut deliver = |_, delivery| match delivery {
+            Delivery::Folio(locked) => request.take(inode, &locked),
+            Delivery::Failed { error, page, folios: 1 } if page == first_page => {
+                failed = Some(error);
+            }
+            // One bad byte fails a whole run: by itself the first folio may be good.
+            Delivery::Failed { .. } => {}
+        };
+        let mut batch = Batch::in_order(inode);
+        batch.start(run, 0, &mut deliver);
+        let rest = batch.add(&self.handle, pages, 0, &mut deliver);
+        batch.finish(&mut deliver);
+        // What could not be begun is the next call's.
+        let _ = rest;
+        match (request.done(), failed) {
+            (0, Some(error)) => Err(error),
+            (0, None) => self.read_page_locked(buffer, position),
+            (copied, _) => Ok(copied),
+        }
+    }
+
+    /// Copies from one page under its folio's lock, filling it if it is not resident. Returns 0 at
+    /// the end of the file.
+    fn read_page_locked(&self, buffer: &mut [u8], position: u64) -> Result<usize> {
+        let mapping = &self.handle.inode.mapping;
+        if position >= mapping.len_bytes() {
+            return Ok(0);
+        }
+        let found = self.handle.find_folio(position >> PAGE_SHIFT, Access::Read)?;
+        if found.as_ref().is_some_and(|locked| locked.was_resident) {
+            self.handle.inode.memory.counters.add(Counter::HitSlow, 1);
+            let goes_on_in_page =
+                self.handle.readahead.continues(position) && position & (PAGE_BYTES - 1) > 0;
+            if !goes_on_in_page {
+                self.note_use(position >> PAGE_SHIFT, true);
+            }
+        }
+        let in_page = position & (PAGE_BYTES - 1);
+        let visible = mapping.len_bytes().saturating_sub(position);
+        let length = (PAGE_BYTES - in_page).min(visible).min(buffer.len() as u64) as usize;
+        let target = &mut buffer[..length];
+        let Some(locked) = found else {
+            target.fill(0);
+            return Ok(length);
+        };
+        let in_folio = position - locked.lock.index() * PAGE_BYTES;
+        let start = self.handle.inode.memory.arena.address(locked.folio.id());
+        // SAFETY: inside a frame whose lock and reference we hold; nobody writes it now.
+        unsafe { copy::copy_out(start.wrapping_add(in_folio as usize), target) };
+        Ok(length)
+    }
+}

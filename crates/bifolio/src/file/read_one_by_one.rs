@@ -1,0 +1,96 @@
+//! The ablation of batched reads: a page at a time, as before the thread.
+//!
+//! Each page is looked up, referenced, copied and put before the next is looked at; in the locked
+//! mode the folio lock is taken for a moment in between, to check whose it is and what it holds.
+//! Pages stay atomic: each is validated by its Entry, as everywhere. Large folios go page by page,
+//! too, though the kernel before the thread copied as much of one as was asked for: at 2 MiB the
+//! figure is what a reference for each page costs. What is not resident is read as in the default
+//! mode. Compiled for benchmarks only.
+//!
+//! # Safety
+//! Copies out of frames that a reference keeps.
+#![allow(unsafe_code)]
+
+use super::File;
+use crate::config::ReadMode;
+use crate::folio::{Flag, FolioRef};
+use crate::mapping::{Entry, Lookup, PAGE_BYTES, PAGE_SHIFT, is_in_one_page, read_validated};
+use crate::stats::Counter;
+use crate::sys::copy;
+
+impl File {
+    /// What [`File::read_resident`](super::File) does in the other modes; `None` in the default.
+    pub(super) fn read_one_by_one(&self, buffer: &mut [u8], position: u64) -> Option<usize> {
+        let mode = self.handle.read_mode;
+        if mode == ReadMode::Batched {
+            return None;
+        }
+        let continues = self.handle.readahead.continues(position);
+        let mut done = 0;
+        while done < buffer.len() {
+            let at = position + done as u64;
+            let in_order = continues || done > 0;
+            let locked = mode == ReadMode::LockedOneByOne;
+            let is_whole = is_in_one_page(at, (buffer.len() - done) as u64);
+            let copied = self.read_page(&mut buffer[done..], at, locked, in_order);
+            done += copied;
+            if copied == 0 || is_whole {
+                break;
+            }
+        }
+        Some(done)
+    }
+
+    /// Reads what the page at `position` has of the bytes; 0 if it is absent, busy, or behind the
+    /// end.
+    fn read_page(&self, buffer: &mut [u8], position: u64, locked: bool, in_order: bool) -> usize {
+        let inode = &self.handle.inode;
+        let counters = &inode.memory.counters;
+        let index = position >> PAGE_SHIFT;
+        let in_page = position & (PAGE_BYTES - 1);
+        let in_page_left = (PAGE_BYTES - in_page).min(buffer.len() as u64);
+        if position >= inode.mapping.len_bytes() {
+            return 0;
+        }
+        let visible = || inode.mapping.len_bytes().saturating_sub(position).min(in_page_left);
+        match inode.mapping.get_folio(&inode.memory.folios, index, &mut 0) {
+            Lookup::Folio(folio) if self.has_bytes(&folio, locked) => {
+                counters.note_lookups(1, 4);
+                let word = inode.mapping.table().word(index);
+                let copied = read_validated(word, Entry::is_ready, |entry| {
+                    let source = inode.memory.arena.base().wrapping_add(entry.frame_offset_bytes());
+                    let target = &mut buffer[..visible() as usize];
+                    // SAFETY: every Entry leads to a frame of the arena (ENTRY-1), which stays
+                    // mapped (FRAMES-2); the bytes end inside the frame; `target` is not in it.
+                    unsafe { copy::copy_out(source.wrapping_add(in_page as usize), target) };
+                    target.len()
+                });
+                if copied.is_some() {
+                    counters.add(Counter::HitPinned, 1);
+                    if in_page == 0 || !in_order {
+                        self.note_use(index, in_order);
+                    }
+                }
+                copied.unwrap_or(0)
+            }
+            Lookup::Refused => 0,
+            _ => {
+                counters.note_lookups(0, 1);
+                let bytes = visible() as usize;
+                // Looked at after the length: an append fills a hole before it sets the length.
+                let zeros = if self.reads_as_zeros(index) { bytes } else { 0 };
+                buffer[..zeros].fill(0);
+                zeros
+            }
+        }
+    }
+
+    /// Whether the folio is this file's and uptodate.
+    fn has_bytes(&self, folio: &FolioRef<'_>, locked: bool) -> bool {
+        if !locked {
+            return folio.folio().flags.get(Flag::Uptodate);
+        }
+        let lock = folio.lock();
+        lock.owner() == self.handle.inode.address() && lock.flags.get(Flag::Uptodate)
+    }
+}

@@ -1,0 +1,121 @@
+//! A stretch: pages in a row whose frames stand in a row, read with one copy (O1-O4 for each).
+//!
+//! The optimistic read of `optimistic.rs`, for several pages at once: all Entries first, then one
+//! copy, then all Entries again. Each page is judged by itself, so a page that changed meanwhile
+//! costs the pages from there on, and never those before it. Where to copy from is the caller's
+//! business, and so is the length of the file, which is read with the Entries in hand: a cut sets
+//! it before it changes the bytes behind it, and the other way round when the file grows. Then a
+//! page that stands at both looks was, when the length was read, what was copied.
+
+use super::entry::Entry;
+use super::table::Table;
+use crate::sync::{Ordering, fence};
+use arrayvec::ArrayVec;
+use std::ops::Range;
+
+/// Pages of a stretch at the most: their Entries are kept on the stack.
+const STRETCH_PAGES_MAX: usize = if cfg!(all(test, loom)) { 2 } else { 64 };
+
+/// See the head of the file.
+#[derive(Debug)]
+pub(crate) struct Stretch<'a> {
+    table: &'a Table,
+    first: u64,
+    seen: ArrayVec<Entry, STRETCH_PAGES_MAX>,
+}
+
+impl<'a> Stretch<'a> {
+    /// The READY pages from the first of `pages` on whose frames follow that of the first (O1).
+    #[inline(always)]
+    pub(crate) fn find(table: &'a Table, pages: Range<u64>) -> Self {
+        // Made where it stays: it is large to move.
+        let mut stretch = Self { table, first: pages.start, seen: ArrayVec::new() };
+        for index in pages {
+            // Acquire: pairs with the Release of W4 and I3: the bytes of this version are there.
+            let entry = table.load(index, Ordering::Acquire);
+            let follows = stretch.seen.last().is_none_or(|last| entry.frame() == last.frame() + 1);
+            if !entry.is_ready() || !follows || stretch.seen.try_push(entry).is_err() {
+                break;
+            }
+        }
+        stretch
+    }
+
+    /// The Entry of the first page, which says where the bytes are; `None` if it was not READY.
+    #[inline(always)]
+    pub(crate) fn start(&self) -> Option<Entry> {
+        self.seen.first().copied()
+    }
+
+    /// How many pages.
+    #[inline(always)]
+    pub(crate) fn pages(&self) -> u64 {
+        self.seen.len() as u64
+    }
+
+    /// One page behind the last.
+    pub(crate) fn end(&self) -> u64 {
+        self.first + self.pages()
+    }
+
+    /// How many of the first `pages` pages, from the first on, were not changed since (O3, O4):
+    /// what was copied of those is of one version each.
+    #[inline(always)]
+    pub(crate) fn unchanged(&self, pages: u64) -> u64 {
+        // Acquire: pairs with the Release fences of W2 and of `insert`: if the copy saw a byte of
+        // a later version, the loads below see READY gone.
+        fence(Ordering::Acquire);
+        let copied = self.seen.iter().take(pages as usize);
+        let stand = copied.zip(self.first..).take_while(|(seen, index)| {
+            self.table.load(*index, Ordering::Relaxed).is_same_version(**seen)
+        });
+        stand.count() as u64
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    fn table_of(entries: &[Entry]) -> Table {
+        let table = Table::new(entries.len() as u64 + 1).unwrap();
+        for (index, entry) in (0..).zip(entries) {
+            table.store(index, *entry, Ordering::Relaxed);
+        }
+        table
+    }
+
+    fn ready(frame: u32) -> Entry {
+        Entry::folio(frame, 5, 0).with_ready()
+    }
+
+    fn pages_of(entries: &[Entry]) -> u64 {
+        Stretch::find(&table_of(entries), 0..entries.len() as u64).pages()
+    }
+
+    #[test]
+    fn a_stretch_ends_where_the_frames_do_not_follow() {
+        assert_eq!(pages_of(&[ready(7), ready(8), ready(9)]), 3);
+        assert_eq!(pages_of(&[ready(7), ready(8), ready(10)]), 2);
+        assert_eq!(pages_of(&[ready(7), ready(7)]), 1);
+        assert_eq!(pages_of(&[ready(7), Entry::folio(8, 5, 0), ready(9)]), 1);
+        assert_eq!(pages_of(&[Entry::HOLE, ready(1)]), 0);
+        assert_eq!(pages_of(&[Entry::value(0), ready(1)]), 0);
+        let long: Vec<Entry> = (0..100).map(ready).collect();
+        assert_eq!(pages_of(&long), STRETCH_PAGES_MAX as u64);
+    }
+
+    #[test]
+    fn a_page_that_changed_costs_those_behind_it_and_none_before() {
+        let table = table_of(&[ready(7), ready(8), ready(9)]);
+        let stretch = Stretch::find(&table, 0..3);
+        assert_eq!((stretch.start(), stretch.unchanged(3)), (Some(ready(7)), 3));
+        // Marks come and go without a change of the bytes.
+        table.mark_referenced(1, ready(8));
+        assert_eq!(stretch.unchanged(3), 3);
+        table.store(1, ready(8).with_next_version(), Ordering::Relaxed);
+        assert_eq!((stretch.unchanged(3), stretch.unchanged(1)), (1, 1));
+        table.store(0, ready(7).without_ready(), Ordering::Relaxed);
+        assert_eq!(stretch.unchanged(3), 0);
+    }
+}
