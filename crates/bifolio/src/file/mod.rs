@@ -18,6 +18,7 @@
 //!   advise    what the handle's readers will do  advice.rs
 //!   write_at  the folio lock, a write window     write.rs
 //!   set_len   lengths and what lies behind them  truncate.rs
+//!   placement neighbours that lie side by side   placement.rs
 //! ```
 //!
 //! [`Handle`] is what clones of a `File` share (`handle.rs`); `registry.rs` knows which files are
@@ -37,6 +38,7 @@ mod hit;
 mod options;
 mod pin;
 mod pin_many;
+mod placement;
 mod read;
 mod read_many;
 mod readahead;
@@ -48,6 +50,7 @@ mod write;
 pub use advice::Advice;
 pub use options::OpenOptions;
 pub use pin::{Hold, Pin, PinMut, Pins};
+pub use placement::Placement;
 pub use read_many::ReadRequest;
 pub(crate) use registry::{Gate, Registry};
 
