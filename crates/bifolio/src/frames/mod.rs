@@ -16,10 +16,12 @@ mod arena;
 mod budget;
 mod chunk;
 mod growth;
+mod rows;
 mod watcher;
 
 pub(crate) use arena::Arena;
 pub(crate) use chunk::CHUNK_BYTES;
+pub(crate) use rows::ROW_PAGES;
 pub(crate) use watcher::ChunkWatcher;
 
 /// log2 of the pages in the largest folio: a whole chunk.

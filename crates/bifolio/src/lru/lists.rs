@@ -32,6 +32,10 @@ impl ListSizes {
     }
 }
 
+/// Epochs that a folio is on the inactive list until its turn to leave comes, while as many come
+/// as leave. The clock of eight bits wraps after several such lives.
+const EPOCHS: u64 = 32;
+
 #[derive(Debug)]
 struct List {
     head: u32,
@@ -50,6 +54,10 @@ impl Default for List {
 pub(super) struct Lists {
     inactive: List,
     active: List,
+    /// The clock of the inactive list: see [`EPOCHS`].
+    epoch: u8,
+    /// Pages that came to the inactive list in this epoch.
+    epoch_pages: u64,
 }
 
 impl Lists {
@@ -77,6 +85,56 @@ impl Lists {
             ListKind::Inactive => folio.flags.clear(Flag::Active),
         };
         self.link(folios, id, kind);
+        if kind == ListKind::Inactive {
+            self.tick(folio.pages());
+            folio.lru_epoch.store(self.epoch, Ordering::Relaxed);
+        }
+    }
+
+    /// Puts a folio where another is on its list, if that is on one, and takes that off.
+    pub(super) fn replace(&mut self, folios: &Folios, old: FolioId, new: FolioId) {
+        let (old, successor) = (folios.get(old), folios.get(new));
+        if !old.flags.clear(Flag::OnLru) {
+            return;
+        }
+        successor.flags.set(Flag::OnLru);
+        let active = old.flags.get(Flag::Active);
+        if active {
+            successor.flags.set(Flag::Active);
+        }
+        successor.lru_epoch.store(old.lru_epoch.load(Ordering::Relaxed), Ordering::Relaxed);
+        let next = old.lru_next.load(Ordering::Relaxed);
+        let previous = old.lru_previous.load(Ordering::Relaxed);
+        successor.lru_next.store(next, Ordering::Relaxed);
+        successor.lru_previous.store(previous, Ordering::Relaxed);
+        let list = self.list(if active { ListKind::Active } else { ListKind::Inactive });
+        if previous == NO_FOLIO {
+            list.head = new.0;
+        } else {
+            folios.get(FolioId(previous)).lru_next.store(new.0, Ordering::Relaxed);
+        }
+        if next == NO_FOLIO {
+            list.tail = new.0;
+        } else {
+            folios.get(FolioId(next)).lru_previous.store(new.0, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether a folio is on the inactive list, and in the oldest quarter of it.
+    pub(super) fn is_old(&self, folios: &Folios, id: FolioId) -> bool {
+        let folio = folios.get(id);
+        let on_inactive = folio.flags.get(Flag::OnLru) && !folio.flags.get(Flag::Active);
+        let age = self.epoch.wrapping_sub(folio.lru_epoch.load(Ordering::Relaxed));
+        on_inactive && u64::from(age) >= EPOCHS / 4 * 3
+    }
+
+    /// So many pages come to the inactive list: time goes on by that.
+    fn tick(&mut self, pages: u64) {
+        self.epoch_pages += pages;
+        if self.epoch_pages * EPOCHS >= self.inactive.pages {
+            self.epoch = self.epoch.wrapping_add(1);
+            self.epoch_pages = 0;
+        }
     }
 
     /// Moves a folio from wherever it is on its list to the head. ON_LRU stays set all the time:

@@ -38,6 +38,18 @@ impl Mapping {
         locked: &LockedFolio<'_>,
         shadow: Entry,
     ) -> Result<Frozen<'a>, EvictError<'a>> {
+        let frozen = self.freeze_clean(folio, locked)?;
+        self.unlink(frozen.folios(), locked, shadow);
+        Ok(frozen)
+    }
+
+    /// E1 to E3: on success the folio is frozen and clean, and no Entry of it is READY; on failure
+    /// nothing has changed.
+    pub(super) fn freeze_clean<'a>(
+        &self,
+        folio: FolioRef<'a>,
+        locked: &LockedFolio<'_>,
+    ) -> Result<Frozen<'a>, EvictError<'a>> {
         self.clear_ready(locked);
         let frozen = match folio.try_freeze(1) {
             Ok(frozen) => frozen,
@@ -51,7 +63,6 @@ impl Mapping {
             self.restore_ready(locked);
             return Err(EvictError::Dirty(folio));
         }
-        self.unlink(frozen.folios(), locked, shadow);
         Ok(frozen)
     }
 

@@ -21,7 +21,8 @@
 //!  L2 try_get its folio; frozen: wait, L1     E4 store Entries: shadow
 //!  L3 load Entry again (Acquire); the same    E5 unlock, free the frame
 //!     folio? no: put, L1
-//!  L4 the reference holds it there            INSERT (insert.rs), new folio locked
+//!  L4 the reference holds it there            MOVE (relocate.rs): evict and insert in one
+//!                                             INSERT (insert.rs), new folio locked
 //!                                             I1 CAS head Entry: hole or value -> folio, not
 //!                                                READY, version of the frame + 1
 //!                                             I2 store the other Entries
@@ -43,7 +44,7 @@
 //! it writes a byte ([`Mapping::insert`]); that fence pairs with O3.
 //!
 //! Invariants:
-//! - MAPPING-1: Entries of a folio change only under its lock (a hole or value only by I1). The one
+//! - MAPPING-1: Entries of a folio change only under its lock (a hole or value only by I1 or M5). The one
 //!   exception is the REFERENCED mark, which readers set and reclaim clears by CAS on the exact
 //!   word: such a CAS can only hit a word that still stands.
 //! - MAPPING-2: the head Entry (first page of a folio's natural run) is the authority; those of
@@ -68,6 +69,7 @@ mod insert;
 mod lookup;
 mod optimistic;
 mod prediction;
+mod relocate;
 mod table;
 mod window;
 
@@ -75,6 +77,7 @@ pub(crate) use entry::{Entry, VALUE_MAX};
 pub(crate) use evict::EvictError;
 pub(crate) use lookup::{Lookup, recheck};
 pub(crate) use optimistic::read_validated;
+pub(crate) use relocate::Successor;
 pub(crate) use table::{TABLE_PAGE_BYTES, Table};
 pub(crate) use window::Window;
 

@@ -34,6 +34,8 @@
 mod background;
 mod evacuate;
 mod pageout;
+mod relocate;
+mod rows;
 mod scan;
 
 pub(crate) use background::Background;

@@ -131,11 +131,13 @@ impl Reclaim {
     ) {
         let reclaimed_before = counts.reclaimed_pages;
         let (mut active, mut inactive, mut dirty) = (Vec::new(), Vec::new(), Vec::new());
+        let mut evicted = Vec::new();
         for folio in batch.drain(..) {
-            let pages = folio.folio().pages();
+            let (id, pages) = (folio.id(), folio.folio().pages());
             let (verdict, kept) = self.evict_or_keep(turn, folio, how.second_chance);
             counts.note(verdict, pages);
             match verdict {
+                Verdict::Evicted => evicted.push((id, pages)),
                 Verdict::Activate => active.extend(kept),
                 Verdict::Dirty => dirty.extend(kept),
                 _ => inactive.extend(kept),
@@ -156,6 +158,7 @@ impl Reclaim {
         self.memory.counters.add(Counter::PgActivate, active.len() as u64);
         lru.put_back(&self.memory.folios, &mut active, ListKind::Active);
         lru.put_back(&self.memory.folios, &mut inactive, ListKind::Inactive);
+        self.clear_rows(turn, &evicted, counts);
     }
 
     /// Moves what was not used lately from the active tail to the inactive head.

@@ -1,0 +1,204 @@
+//! Rows: which free slot a folio gets, so that neighbours find room beside each other.
+//!
+//! Called by `arena.rs` under its lock. A row is 64 KiB of frames, or one larger folio. Of some
+//! rows most slots are free: those are *roomy*, and are filled from the front by what comes in.
+//! The free slots of all others are *odd*: what has to make room in a row is moved there
+//! (`reclaim::rows`), and misses take them when there is nothing else.
+//!
+//! ```text
+//!   a miss: behind its neighbour in the file, if that slot is free; else
+//!             no neighbour: the next slot of the open row, which all such misses fill together,
+//!                           so that what is in a row came, and will leave, at the same time
+//!             a neighbour:  the beginning of another row, so that two files that are filled at
+//!                           the same time do not take turns in one
+//!   a move: the fullest row of a chunk, from its end
+//! ```
+
+use super::arena::State;
+use super::chunk::{CHUNK_PAGES, Chunk};
+use crate::folio::FolioId;
+use std::collections::VecDeque;
+
+/// Pages of a row.
+pub(crate) const ROW_PAGES: u32 = 16;
+
+/// A row: its chunk, and its number there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Row {
+    chunk: usize,
+    row: u32,
+}
+
+/// Where the free slots of one order are.
+#[derive(Debug, Default)]
+pub(super) struct Available {
+    /// Chunks with roomy rows, the one that has had some longest first: it probably has most.
+    roomy: VecDeque<u32>,
+    /// Chunks with odd slots.
+    odd: VecDeque<u32>,
+    /// The row that misses without a neighbour fill.
+    open: Option<Row>,
+}
+
+impl Available {
+    /// Chunks that have free slots; one that has both kinds comes twice.
+    pub(super) fn chunks(&self) -> impl Iterator<Item = usize> {
+        self.roomy.iter().chain(&self.odd).map(|number| *number as usize)
+    }
+}
+
+/// The lists that a chunk is on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Listed {
+    roomy: bool,
+    odd: bool,
+}
+
+impl Chunk {
+    fn row_slots(&self) -> u32 {
+        (ROW_PAGES >> self.order()).max(1)
+    }
+
+    fn rows(&self) -> u32 {
+        self.slots().div_ceil(self.row_slots())
+    }
+
+    /// The free slots of a row, as the lowest bits.
+    fn row_bits(&self, row: u32) -> u64 {
+        let first = row * self.row_slots();
+        let mask = (1 << self.row_slots()) - 1;
+        self.free_word(first) >> (first % u64::BITS) & mask
+    }
+
+    fn free_in_row(&self, row: u32) -> u32 {
+        self.row_bits(row).count_ones()
+    }
+
+    /// Three quarters of it are free.
+    fn is_roomy(&self, row: u32) -> bool {
+        self.free_in_row(row) * 4 >= self.row_slots() * 3
+    }
+
+    /// Free slots of the row of `slot`, if that is a roomy one.
+    pub(super) fn roomy_slots_beside(&self, slot: u32) -> u32 {
+        let row = slot / self.row_slots();
+        if self.is_roomy(row) { self.free_in_row(row) } else { 0 }
+    }
+
+    /// Free slots in roomy rows, counted anew.
+    pub(super) fn count_roomy_slots(&self) -> u32 {
+        (0..self.rows()).map(|row| self.roomy_slots_beside(row * self.row_slots())).sum()
+    }
+
+    fn lowest_free_of(&self, row: u32) -> Option<u32> {
+        let bits = self.row_bits(row);
+        (bits != 0).then(|| row * self.row_slots() + bits.trailing_zeros())
+    }
+
+    /// A row that is all free; else a roomy one.
+    fn roomy_row(&self) -> Option<u32> {
+        let whole = (0..self.rows()).find(|row| self.free_in_row(*row) == self.row_slots());
+        whole.or_else(|| (0..self.rows()).find(|row| self.is_roomy(*row)))
+    }
+
+    /// The last free slot of the row with the fewest, but neither of a roomy one nor of `avoid`.
+    fn odd_slot(&self, avoid: Option<u32>) -> Option<u32> {
+        let odd = |row: &u32| self.row_bits(*row) != 0 && !self.is_roomy(*row) && Some(*row) != avoid;
+        let row = (0..self.rows()).filter(odd).min_by_key(|row| self.free_in_row(*row))?;
+        let last = u64::BITS - 1 - self.row_bits(row).leading_zeros();
+        Some(row * self.row_slots() + last)
+    }
+}
+
+impl State {
+    /// The slot for a miss, as the head of the file says.
+    pub(super) fn slot_for(&mut self, order: u8, near: Option<FolioId>) -> Option<(usize, u32)> {
+        if let Some(near) = near {
+            let behind = self.slot_after(near, order);
+            if let Some(found) = behind.or_else(|| self.roomy_slot(order)) {
+                return Some(found);
+            }
+        }
+        let open = self.available[order as usize].open;
+        let in_open = open.and_then(|open| self.slot_of_row(open, order));
+        in_open.or_else(|| {
+            let (chunk, slot) = self.roomy_slot(order)?;
+            let row = slot / self.chunks[chunk].row_slots();
+            self.available[order as usize].open = Some(Row { chunk, row });
+            Some((chunk, slot))
+        })
+    }
+
+    /// A free slot where neighbours have no room anyway, but not in the row of `avoid`.
+    pub(super) fn odd_slot(&self, order: u8, avoid: Option<FolioId>) -> Option<(usize, u32)> {
+        let avoid = avoid.map(|id| self.row_of(id));
+        self.available[order as usize].odd.iter().take(2).find_map(|number| {
+            let number = *number as usize;
+            let avoided = avoid.filter(|avoid| avoid.chunk == number).map(|avoid| avoid.row);
+            Some((number, self.chunks[number].odd_slot(avoided)?))
+        })
+    }
+
+    /// The first slot of a roomy row.
+    fn roomy_slot(&self, order: u8) -> Option<(usize, u32)> {
+        let number = *self.available[order as usize].roomy.front()? as usize;
+        let chunk = &self.chunks[number];
+        Some((number, chunk.lowest_free_of(chunk.roomy_row()?)?))
+    }
+
+    fn row_of(&self, id: FolioId) -> Row {
+        let chunk = (id.0 / CHUNK_PAGES) as usize;
+        let slot = (id.0 % CHUNK_PAGES) >> self.chunks[chunk].order();
+        Row { chunk, row: slot / self.chunks[chunk].row_slots() }
+    }
+
+    fn slot_of_row(&self, row: Row, order: u8) -> Option<(usize, u32)> {
+        let chunk = &self.chunks[row.chunk];
+        let usable = chunk.is_for(order) && row.row < chunk.rows();
+        let slot = usable.then(|| chunk.lowest_free_of(row.row)).flatten()?;
+        Some((row.chunk, slot))
+    }
+
+    /// The slot that follows folio `near`, if it is free and of the same order.
+    fn slot_after(&self, near: FolioId, order: u8) -> Option<(usize, u32)> {
+        let frame = near.0 + (1 << order);
+        let (number, page) = ((frame / CHUNK_PAGES) as usize, frame % CHUNK_PAGES);
+        let chunk = self.chunks.get(number).filter(|chunk| chunk.is_for(order))?;
+        let slot = page >> order;
+        chunk.is_free(slot).then_some((number, slot))
+    }
+
+    /// Puts a chunk on the lists it belongs to, and takes it off the others.
+    pub(super) fn list(&mut self, number: usize) {
+        let chunk = &mut self.chunks[number];
+        let (order, before) = (chunk.order(), chunk.listed);
+        let is_listed = chunk.is_in_service() && !chunk.draining;
+        let roomy = is_listed && chunk.roomy_slots() > 0;
+        let odd = is_listed && chunk.free_slots() > chunk.roomy_slots();
+        chunk.listed = Listed { roomy, odd };
+        let available = &mut self.available[order as usize];
+        relist(&mut available.roomy, number, before.roomy, roomy);
+        relist(&mut available.odd, number, before.odd, odd);
+    }
+
+    /// Takes a chunk off all lists: it is about to be cut anew, or given back.
+    pub(super) fn unlist(&mut self, number: usize) {
+        let chunk = &mut self.chunks[number];
+        let (order, before) = (chunk.order(), chunk.listed);
+        chunk.listed = Listed::default();
+        let available = &mut self.available[order as usize];
+        relist(&mut available.roomy, number, before.roomy, false);
+        relist(&mut available.odd, number, before.odd, false);
+    }
+}
+
+fn relist(list: &mut VecDeque<u32>, number: usize, was_listed: bool, is_listed: bool) {
+    if is_listed && !was_listed {
+        list.push_back(number as u32);
+    } else if was_listed && !is_listed {
+        // The chunk in use is at the front of the list.
+        if let Some(at) = list.iter().position(|listed| *listed as usize == number) {
+            list.remove(at);
+        }
+    }
+}
