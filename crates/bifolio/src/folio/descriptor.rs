@@ -83,8 +83,8 @@ impl Folio {
         self.flags.reset();
     }
 
-    /// Takes over from a clean folio, whose place it will take, what is known of its use. Nobody
-    /// else can see this one yet.
+    /// Takes over what is known of the use of another folio, whose place it will take. Nobody else
+    /// can see this one yet.
     pub(crate) fn take_after(&self, folio: &LockedFolio<'_>) {
         for flag in [Flag::Workingset, Flag::Readahead] {
             if folio.flags.get(flag) {

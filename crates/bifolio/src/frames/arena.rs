@@ -19,7 +19,7 @@
 use super::ORDER_MAX;
 use super::budget::Budget;
 use super::chunk::{CHUNK_BYTES, CHUNK_PAGES, Chunk, Role};
-use super::rows::Available;
+use super::rows::{Available, LATELY};
 use super::watcher::ChunkWatcher;
 use crate::config::HugePages;
 use crate::folio::{FolioId, Folios};
@@ -68,6 +68,8 @@ pub(super) struct State {
     pub(super) chunks: Vec<Chunk>,
     /// For each order, chunks that have free slots of it.
     pub(super) available: [Available; ORDER_MAX as usize + 1],
+    /// What misses got last, newest first.
+    pub(super) lately: [FolioId; LATELY],
     pub(super) free_pages: u64,
     pub(super) frame_pages: u64,
     /// In all chunks.
@@ -119,6 +121,7 @@ impl Arena {
             budget: Budget::new(bound_bytes),
             chunks: (0..chunks).map(|_| Chunk::vacant()).collect(),
             available: Default::default(),
+            lately: [FolioId::default(); LATELY],
             free_pages: 0,
             frame_pages: 0,
             retired_slots: 0,
@@ -216,8 +219,10 @@ impl Arena {
             }
         };
         state.take(chunk, slot);
+        let id = FolioId(chunk as u32 * CHUNK_PAGES + (slot << order));
+        state.note_taken(id);
         self.publish(&state);
-        Ok(Some(FolioId(chunk as u32 * CHUNK_PAGES + (slot << order))))
+        Ok(Some(id))
     }
 
     /// Finds a free frame run for the folio `from`, which is to make room in its row, where

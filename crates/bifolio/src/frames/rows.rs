@@ -6,11 +6,11 @@
 //! (`reclaim::rows`), and misses take them when there is nothing else.
 //!
 //! ```text
-//!   a miss: behind its neighbour in the file, if that slot is free; else
-//!             no neighbour: the next slot of the open row, which all such misses fill together,
-//!                           so that what is in a row came, and will leave, at the same time
-//!             a neighbour:  the beginning of another row, so that two files that are filled at
-//!                           the same time do not take turns in one
+//!   a miss: behind its neighbour in the file, if that slot is free; else,
+//!           if the neighbour came just now, where a row begins: two files that are filled at the
+//!             same time do not take turns in one;
+//!           else the next slot of the open row, which all such misses fill together, so that what
+//!             is in a row came, and will leave, at the same time
 //!   a move: the fullest row of a chunk, from its end
 //! ```
 
@@ -21,6 +21,10 @@ use std::collections::VecDeque;
 
 /// Pages of a row.
 pub(crate) const ROW_PAGES: u32 = 16;
+
+/// How many of the slots that were taken last are remembered: a file that is being filled has its
+/// last one among them, unless more than so many are filled at the same time.
+pub(super) const LATELY: usize = 8;
 
 /// A row: its chunk, and its number there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -115,8 +119,10 @@ impl State {
     pub(super) fn slot_for(&mut self, order: u8, near: Option<FolioId>) -> Option<(usize, u32)> {
         if let Some(near) = near {
             let behind = self.slot_after(near, order);
-            if let Some(found) = behind.or_else(|| self.roomy_slot(order)) {
-                return Some(found);
+            let crowded = behind.is_none() && self.lately.contains(&near);
+            let found = if crowded { self.roomy_slot(order) } else { behind };
+            if found.is_some() {
+                return found;
             }
         }
         let open = self.available[order as usize].open;
@@ -127,6 +133,12 @@ impl State {
             self.available[order as usize].open = Some(Row { chunk, row });
             Some((chunk, slot))
         })
+    }
+
+    /// Remembers what a miss got.
+    pub(super) fn note_taken(&mut self, id: FolioId) {
+        self.lately.rotate_right(1);
+        self.lately[0] = id;
     }
 
     /// A free slot where neighbours have no room anyway, but not in the row of `avoid`.

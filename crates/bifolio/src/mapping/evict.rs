@@ -38,32 +38,38 @@ impl Mapping {
         locked: &LockedFolio<'_>,
         shadow: Entry,
     ) -> Result<Frozen<'a>, EvictError<'a>> {
-        let frozen = self.freeze_clean(folio, locked)?;
+        let frozen = self.freeze(folio, locked).map_err(EvictError::Referenced)?;
+        if locked.flags.get(Flag::Dirty) || locked.flags.get(Flag::Writeback) {
+            return Err(EvictError::Dirty(self.unfreeze(frozen, locked)));
+        }
         self.unlink(frozen.folios(), locked, shadow);
         Ok(frozen)
     }
 
-    /// E1 to E3: on success the folio is frozen and clean, and no Entry of it is READY; on failure
-    /// nothing has changed.
-    pub(super) fn freeze_clean<'a>(
+    /// E1 and E2: on success the folio is frozen and no Entry of it READY; on failure nothing has
+    /// changed.
+    pub(super) fn freeze<'a>(
         &self,
         folio: FolioRef<'a>,
         locked: &LockedFolio<'_>,
-    ) -> Result<Frozen<'a>, EvictError<'a>> {
+    ) -> Result<Frozen<'a>, FolioRef<'a>> {
         self.clear_ready(locked);
-        let frozen = match folio.try_freeze(1) {
-            Ok(frozen) => frozen,
-            Err(folio) => {
-                self.restore_ready(locked);
-                return Err(EvictError::Referenced(folio));
-            }
-        };
-        if locked.flags.get(Flag::Dirty) || locked.flags.get(Flag::Writeback) {
-            let folio = frozen.unfreeze();
+        let frozen = folio.try_freeze(1);
+        if frozen.is_err() {
             self.restore_ready(locked);
-            return Err(EvictError::Dirty(folio));
         }
-        Ok(frozen)
+        frozen
+    }
+
+    /// Takes [`Self::freeze`] back.
+    pub(super) fn unfreeze<'a>(
+        &self,
+        frozen: Frozen<'a>,
+        locked: &LockedFolio<'_>,
+    ) -> FolioRef<'a> {
+        let folio = frozen.unfreeze();
+        self.restore_ready(locked);
+        folio
     }
 
     /// Takes a folio out of the table whatever it holds: its bytes are no longer wanted.

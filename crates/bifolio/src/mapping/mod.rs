@@ -44,7 +44,7 @@
 //! it writes a byte ([`Mapping::insert`]); that fence pairs with O3.
 //!
 //! Invariants:
-//! - MAPPING-1: Entries of a folio change only under its lock (a hole or value only by I1 or M5). The one
+//! - MAPPING-1: Entries of a folio change only under its lock (a hole or value only by I1). The one
 //!   exception is the REFERENCED mark, which readers set and reclaim clears by CAS on the exact
 //!   word: such a CAS can only hit a word that still stands.
 //! - MAPPING-2: the head Entry (first page of a folio's natural run) is the authority; those of

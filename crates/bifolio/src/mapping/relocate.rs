@@ -1,4 +1,4 @@
-//! Moving a clean folio to other frames: the same place in the table, the same bytes.
+//! Moving a folio to other frames: the same place in the table, the same bytes.
 //!
 //! Called by `reclaim`. An eviction and an insertion in one, without the hole between the two:
 //!
@@ -6,19 +6,19 @@
 //!  MOVE, both folios locked; the new one is nobody else's
 //!  M1 store Entries without READY             as E1
 //!  M2 freeze(expected); else M1 back          as E2: nobody else has a reference, or gets one
-//!  M3 dirty? then unfreeze, M1 back           as E3
-//!  M4 fence (Release); copy the bytes         as I3: late readers of the new frames' last life
-//!  M5 store Entries: holes but for the head,  as E4
+//!  M3 fence (Release); copy the bytes         as I3: late readers of the new frames' last life
+//!  M4 store Entries: holes but for the head,  as E4
 //!     then the head: new folio, READY         who finds it finds its bytes
 //!     then the others: new folio, READY
-//!  M6 unlock both, free the old frames        as E5
+//!  M5 unlock both, free the old frames        as E5
 //! ```
 //!
 //! Whoever looks the folio up meanwhile finds it frozen and waits, for the copy of one small folio
 //! at the most, then finds the new one. An optimistic reader that began before sees another Entry
-//! at O4. One that began with M5 sees the bytes, which do not change while the old folio is frozen.
+//! at O4; what it read is right or refused. Whether the folio is dirty makes no difference: its
+//! bytes do not change while it is frozen, and the caller makes the new one dirty in its place. The
+//! readers' mark is kept; one that is set during the move may be lost.
 
-use super::evict::EvictError;
 use super::{Entry, Mapping};
 use crate::folio::{Flag, Folio, FolioId, FolioRef, Frozen, LockedFolio};
 use crate::sync::{Ordering, fence};
@@ -44,10 +44,12 @@ impl Mapping {
         locked: &LockedFolio<'_>,
         successor: Successor<'_, '_>,
         copy: impl FnOnce(),
-    ) -> Result<Frozen<'a>, EvictError<'a>> {
-        let frozen = self.freeze_clean(folio, locked)?;
-        let folios = frozen.folios();
+    ) -> Result<Frozen<'a>, FolioRef<'a>> {
         let pages = self.pages_of(locked);
+        let mut entries = pages.clone().map(|index| self.table.load(index, Ordering::Relaxed));
+        let referenced = entries.any(Entry::is_referenced);
+        let frozen = self.freeze(folio, locked)?;
+        let folios = frozen.folios();
         self.save_versions(folios, pages.clone());
         // Release: pairs with the Acquire fence in `read_validated` (O3), as that of `insert`.
         fence(Ordering::Release);
@@ -61,7 +63,11 @@ impl Mapping {
         for index in pages.clone() {
             let frame = first.0 + (index - pages.start) as u32;
             let version = folios.get(FolioId(frame)).version().wrapping_add(1);
-            let entry = Entry::folio(frame, version, locked.order()).with_ready();
+            let mut entry = Entry::folio(frame, version, locked.order()).with_ready();
+            if referenced && index == pages.start {
+                // The mark of one page is that of the folio.
+                entry = entry.with_referenced();
+            }
             // Release: pairs with the Acquire in `read_validated` (O1), in `get_folio` and in
             // `try_get_named`: who finds the new folio sees its bytes, and it set up.
             self.table.store(index, entry, Ordering::Release);

@@ -17,14 +17,13 @@ use crate::writeback::Inode;
 
 impl Reclaim {
     /// Moves a folio to an odd slot in another row; on its list it keeps its place. Tells whether
-    /// that worked: not if it is in use right now, dirty, beside its neighbours of the file, or if
-    /// there is no odd slot.
+    /// that worked: not if it is in use right now, beside its neighbours of the file, or if there is
+    /// no odd slot.
     pub(super) fn move_away(&self, turn: &Turn<'_>, id: FolioId) -> bool {
         let Ok(folio) = self.memory.folios.try_get(id) else { return false };
         let Some(locked) = folio.try_lock() else { return false };
         let Some(inode) = turn.owner(&locked) else { return false };
         let is_movable = locked.flags.get(Flag::Uptodate)
-            && !locked.flags.get(Flag::Dirty)
             && !locked.flags.get(Flag::Writeback)
             && !stands_in_row(inode, &locked, id);
         if !is_movable {
@@ -63,6 +62,7 @@ impl Reclaim {
         let Ok(frozen) = inode.mapping.relocate(folio, &locked, successor, copy) else {
             return false;
         };
+        inode.replace_dirty(frozen.id(), target);
         memory.lru.replace(&memory.folios, frozen.id(), target);
         memory.counters.add(Counter::PgRelocate, 1);
         // M6: the next life of the frame must not find it locked.

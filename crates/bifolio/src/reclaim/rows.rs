@@ -24,7 +24,7 @@ use crate::lru::ListKind;
 use std::ops::Range;
 
 /// The part of a row, in 16ths, that must be free or old for the rest to be moved.
-const GAIN_MIN: usize = 6;
+const GAIN_MIN: usize = 5;
 /// The part, in 16ths, that may stay.
 const LEFT_MAX: usize = 3;
 
@@ -91,13 +91,14 @@ impl Reclaim {
             let flags = &folio.flags;
             if folio.references() == 0 {
                 survey.free += 1;
-            } else if folio.pages() == pages && flags.get(Flag::OnLru) && !flags.get(Flag::Dirty) {
+            } else if folio.pages() == pages && flags.get(Flag::OnLru) {
                 on_list.push(FolioId(frame));
             } else {
                 survey.fixed += 1;
             }
         }
         survey.old = memory.lru.old_among(&memory.folios, &on_list);
+        survey.old.retain(|id| !memory.folio(*id).flags.get(Flag::Dirty));
         on_list.retain(|id| !survey.old.contains(id));
         survey.movable = on_list;
         survey

@@ -99,6 +99,16 @@ impl DirtyList {
         self.state.lock().mark(memory, id);
     }
 
+    /// Makes the folio `new` dirty in the place of `old`, if that is dirty: as old as that was. Both
+    /// are locked; nobody has a reference to `old`.
+    pub(super) fn replace(&self, memory: &Memory, old: FolioId, new: FolioId) {
+        let mut state = self.state.lock();
+        if memory.folio(old).flags.clear(Flag::Dirty) {
+            memory.folio(new).flags.set(Flag::Dirty);
+            state.replace(memory, old, new);
+        }
+    }
+
     /// Clears DIRTY without a write-out: the bytes are no longer wanted. The folio is locked.
     pub(super) fn forget(&self, memory: &Memory, id: FolioId) {
         let mut state = self.state.lock();
@@ -210,6 +220,24 @@ impl State {
         }
         self.tail = id.0;
         self.folios += 1;
+    }
+
+    fn replace(&mut self, memory: &Memory, old: FolioId, new: FolioId) {
+        let (old, successor) = (memory.folio(old), memory.folio(new));
+        successor.dirtied.store(old.dirtied.load(Ordering::Relaxed), Ordering::Relaxed);
+        let previous = old.dirty_previous.load(Ordering::Relaxed);
+        let next = old.dirty_next.load(Ordering::Relaxed);
+        set_links(successor, previous, next);
+        if previous == NO_FOLIO {
+            self.head = new.0;
+        } else {
+            memory.folio(FolioId(previous)).dirty_next.store(new.0, Ordering::Relaxed);
+        }
+        if next == NO_FOLIO {
+            self.tail = new.0;
+        } else {
+            memory.folio(FolioId(next)).dirty_previous.store(new.0, Ordering::Relaxed);
+        }
     }
 
     fn unlink(&mut self, memory: &Memory, id: FolioId) {

@@ -149,6 +149,12 @@ impl Inode {
         self.flusher.note_dirty(&self.memory);
     }
 
+    /// The folio `new` has taken the place of `old` in the table: it is as dirty as that was. Both
+    /// are locked; nobody has a reference to `old`.
+    pub(crate) fn replace_dirty(&self, old: FolioId, new: FolioId) {
+        self.dirty.replace(&self.memory, old, new);
+    }
+
     /// Holds the caller, who writes, while too much is dirty. No folio lock is held.
     pub(crate) fn hold_writer(&self) {
         self.flusher.hold_writer(&self.memory);
