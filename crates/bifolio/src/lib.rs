@@ -76,7 +76,9 @@ mod surface {
     #[cfg(feature = "ablation")]
     pub use crate::config::PinMode;
     pub use crate::error::{Error, ErrorKind, Result};
-    pub use crate::file::{Advice, File, Hold, OpenOptions, Pin, PinMut, Pins, Placement, ReadRequest};
+    pub use crate::file::{
+        Advice, File, Hold, OpenOptions, Pin, PinMut, Pins, Placement, ReadRequest,
+    };
     pub use crate::io::{
         Alignment, Backing, DirectIo, DirectStatus, DiskFile, DiskOptions, FileIdentity, FileKind,
         IoBuffer, IoError, IoRequest, IoSource, IoTarget, OpenDiskError, Operation,

@@ -107,7 +107,8 @@ impl Chunk {
 
     /// The last free slot of the row with the fewest, but neither of a roomy one nor of `avoid`.
     fn odd_slot(&self, avoid: Option<u32>) -> Option<u32> {
-        let odd = |row: &u32| self.row_bits(*row) != 0 && !self.is_roomy(*row) && Some(*row) != avoid;
+        let odd =
+            |row: &u32| self.row_bits(*row) != 0 && !self.is_roomy(*row) && Some(*row) != avoid;
         let row = (0..self.rows()).filter(odd).min_by_key(|row| self.free_in_row(*row))?;
         let last = u64::BITS - 1 - self.row_bits(row).leading_zeros();
         Some(row * self.row_slots() + last)

@@ -56,13 +56,7 @@ impl Reclaim {
         }
     }
 
-    fn clear_row(
-        &self,
-        turn: &Turn<'_>,
-        frames: Range<u32>,
-        pages: u64,
-        counts: &mut ScanCounts,
-    ) {
+    fn clear_row(&self, turn: &Turn<'_>, frames: Range<u32>, pages: u64, counts: &mut ScanCounts) {
         let survey = self.survey(frames, pages);
         let slots = (u64::from(ROW_PAGES) / pages) as usize;
         let gained = survey.free + survey.old.len();

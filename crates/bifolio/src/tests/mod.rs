@@ -22,6 +22,8 @@ mod loom_optimistic_read;
 #[cfg(loom)]
 mod loom_pin;
 #[cfg(loom)]
+mod loom_relocate;
+#[cfg(loom)]
 mod loom_throttle;
 #[cfg(not(loom))]
 mod search_pin;

@@ -9,7 +9,7 @@
 
 use crate::folio::{Flag, FolioId, FolioRef, Folios, Frozen, Reaper};
 use crate::lru::Lru;
-use crate::mapping::{Entry, Lookup, Mapping, PAGE_BYTES, read_validated};
+use crate::mapping::{Entry, Lookup, Mapping, PAGE_BYTES, Successor, read_validated};
 use crate::sync::{AtomicU64, Mutex, Ordering};
 use std::sync::Arc;
 
@@ -157,6 +157,31 @@ impl World {
         let Some(folio) = self.find(index) else { return false };
         let locked = folio.lock();
         let Ok(frozen) = self.mapping.evict(folio, &locked, shadow()) else { return false };
+        drop(locked);
+        frozen.free();
+        true
+    }
+
+    /// Moves the folio of page `index` to a free frame; tells whether that worked.
+    pub(super) fn relocate(&self, index: u64) -> bool {
+        let Some(folio) = self.find(index) else { return false };
+        let locked = folio.lock();
+        let new = self.allocate(locked.index());
+        let new_locked = new.lock();
+        let for_table = new.try_clone().expect("few references");
+        let (from, to) = (folio.id().0, new.id().0);
+        let copy = || {
+            self.frame(new.id()).content.change();
+            for page in 0..locked.pages() as u32 {
+                let words = self.frame(FolioId(from + page)).load();
+                assert_eq!(words[0], words[1], "nobody changes it now");
+                self.frame(FolioId(to + page)).store(words[0]);
+            }
+        };
+        let successor = Successor { locked: &new_locked, for_table };
+        let Ok(frozen) = self.mapping.relocate(folio, &locked, successor, copy) else {
+            return false;
+        };
         drop(locked);
         frozen.free();
         true
