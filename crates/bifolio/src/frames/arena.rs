@@ -4,9 +4,10 @@
 //! resident when the first folio needs it and the budget allows, and keeps its memory while frames
 //! come and go in it: a hit, a miss and an eviction do no page-table work.
 //!
-//! Allocation prefers the slot after the neighbour's (`near`), then the lowest free slot of a chunk
-//! of the right order, then an empty chunk of another order, then a new chunk. What else there is,
-//! eviction must free. A chunk that is wanted for another order, or back by the kernel, is
+//! Allocation prefers the slot after the neighbour's (`near`), then one in a row of free slots
+//! (`rows.rs`), then an empty chunk of another order, then whatever slot of the right order there
+//! is, then a new chunk. What else there is, eviction must free. A chunk that is wanted for another
+//! order, or back by the kernel, is
 //! *evacuated*: nothing is allocated in it any more, its folios are evicted one by one (by
 //! `reclaim`), and when it is empty it changes its role. Where pins keep every chunk from being
 //! emptied, single slots can be *retired*: given back by themselves, at the price of a huge page,
@@ -201,8 +202,13 @@ impl Arena {
         let mut state = self.state.lock();
         state.last_order = order;
         let (chunk, slot) = loop {
-            let found = state.slot_for(order, near).or_else(|| state.convert_empty(order));
-            if let Some(found) = found.or_else(|| state.odd_slot(order, None)) {
+            if let Some(found) = state.slot_for(order, near) {
+                break found;
+            }
+            if state.convert_empty(order) {
+                continue;
+            }
+            if let Some(found) = state.odd_slot(order, None) {
                 break found;
             }
             if state.is_growing {
@@ -210,8 +216,8 @@ impl Arena {
                 self.grown.wait(&mut state);
                 continue;
             }
-            if let Some(chunk) = self.add_chunk(&mut state, order, folios)? {
-                break (chunk, 0);
+            if self.add_chunk(&mut state, order, folios)?.is_some() {
+                continue;
             }
             match self.revive_slot(&mut state, order)? {
                 Some(found) => break found,
@@ -462,15 +468,15 @@ impl State {
         listed.find(|number| fits(&self.chunks[*number]))
     }
 
-    /// Cuts a chunk that holds nothing anew.
-    fn convert_empty(&mut self, order: u8) -> Option<(usize, u32)> {
-        let number = self.empty_chunk(order)?;
+    /// Cuts a chunk that holds nothing anew; whether there is one.
+    fn convert_empty(&mut self, order: u8) -> bool {
+        let Some(number) = self.empty_chunk(order) else { return false };
         self.unlist(number);
         self.free_pages -= u64::from(self.chunks[number].free_pages());
         self.chunks[number].cut(order);
         self.free_pages += u64::from(self.chunks[number].free_pages());
         self.list(number);
-        Some((number, 0))
+        true
     }
 
     fn take(&mut self, number: usize, slot: u32) {

@@ -215,3 +215,128 @@ fn relist(list: &mut VecDeque<u32>, number: usize, was_listed: bool, is_listed: 
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::arena::Arena;
+    use super::super::chunk::CHUNK_BYTES;
+    use super::*;
+    use crate::config::HugePages;
+    use crate::folio::{Folios, Frozen, Reaper};
+    use crate::sys::probe::Features;
+
+    struct NoReaper;
+
+    impl Reaper for NoReaper {
+        fn reap(&self, _frozen: Frozen<'_>) {
+            unreachable!("no folio lives");
+        }
+    }
+
+    /// An arena of two chunks and their descriptors.
+    struct World {
+        arena: Arena,
+        folios: Folios,
+    }
+
+    impl World {
+        fn new() -> Self {
+            let bound_bytes = 2 * (CHUNK_BYTES + 64 * u64::from(CHUNK_PAGES));
+            let features = Features::probe(&[]);
+            let arena = Arena::new(bound_bytes, 2 * CHUNK_BYTES, HugePages::Never, features);
+            let folios = Folios::new(2 * CHUNK_PAGES as usize, Box::new(NoReaper)).unwrap();
+            Self { arena: arena.unwrap(), folios }
+        }
+
+        fn allocate(&self, near: Option<u32>) -> u32 {
+            let near = near.map(FolioId);
+            self.arena.allocate(0, near, &self.folios).unwrap().expect("a free frame").0
+        }
+
+        /// Takes all frames, then frees these.
+        fn with_free(free: impl IntoIterator<Item = u32>) -> Self {
+            let world = Self::new();
+            for frame in 0..2 * CHUNK_PAGES {
+                assert_eq!(world.allocate(None), frame);
+            }
+            for frame in free {
+                world.arena.free(FolioId(frame));
+            }
+            world
+        }
+    }
+
+    #[test]
+    fn misses_without_a_neighbour_fill_one_row_after_the_other() {
+        let world = World::with_free((100..107).chain(32..48).chain(64..80));
+        for frame in (32..48).chain(64..80) {
+            assert_eq!(world.allocate(None), frame);
+        }
+        // Nothing else is left.
+        let odd = (0..7).map(|_| world.allocate(None)).collect::<Vec<_>>();
+        assert!(odd.iter().all(|frame| (100..107).contains(frame)), "{odd:?}");
+    }
+
+    #[test]
+    fn a_file_whose_next_slot_was_taken_just_now_begins_a_row() {
+        let world = World::new();
+        let first = world.allocate(None);
+        let other = world.allocate(None);
+        assert_eq!((first, other), (0, 1));
+        let elsewhere = world.allocate(Some(first));
+        assert_eq!(elsewhere, ROW_PAGES);
+        assert_eq!(world.allocate(Some(other)), 2);
+        assert_eq!(world.allocate(Some(elsewhere)), ROW_PAGES + 1);
+    }
+
+    #[test]
+    fn a_page_whose_neighbour_came_long_ago_goes_to_the_open_row() {
+        let world = World::new();
+        for frame in 0..=LATELY as u32 {
+            assert_eq!(world.allocate(None), frame);
+        }
+        assert_eq!(world.allocate(Some(0)), LATELY as u32 + 1);
+    }
+
+    #[test]
+    fn what_moves_goes_to_odd_slots_and_never_into_a_roomy_row_or_its_own() {
+        let roomy = 160..172;
+        let world = World::with_free(roomy.chain([33, 35, 40, 64, 600]));
+        let odd = |from| world.arena.allocate_odd(0, FolioId(from)).map(|id| id.0);
+        assert_eq!(odd(70), Some(40), "the last slot of another row");
+        assert_eq!(odd(32), Some(64));
+        assert_eq!(odd(0), Some(35));
+        assert_eq!(odd(0), Some(33));
+        assert_eq!(odd(0), Some(600));
+        assert_eq!(odd(0), None);
+    }
+
+    #[test]
+    fn lists_and_counts_follow_the_slots() {
+        let world = World::with_free([]);
+        let mut random = fastrand::Rng::with_seed(1);
+        let mut used: Vec<u32> = (0..2 * CHUNK_PAGES).collect();
+        for step in 0..20_000 {
+            // Mostly full, mostly empty, by turns.
+            let frees = random.u32(..100) < if step / 2000 % 2 == 0 { 60 } else { 40 };
+            if frees && !used.is_empty() {
+                world.arena.free(FolioId(used.swap_remove(random.usize(..used.len()))));
+            } else if used.len() < 2 * CHUNK_PAGES as usize {
+                let near = used.last().copied().filter(|_| random.bool());
+                let frame = world.allocate(near);
+                assert!(!used.contains(&frame), "{frame} was handed out twice");
+                used.push(frame);
+            }
+            let state = world.arena.state.lock();
+            for (number, chunk) in state.chunks.iter().enumerate() {
+                assert_eq!(chunk.roomy_slots(), chunk.count_roomy_slots());
+                let available = &state.available[0];
+                let roomy = available.roomy.contains(&(number as u32));
+                let odd = available.odd.contains(&(number as u32));
+                assert_eq!(roomy, chunk.roomy_slots() > 0);
+                assert_eq!(odd, chunk.free_slots() > chunk.roomy_slots());
+                assert_eq!(chunk.listed, Listed { roomy, odd });
+            }
+        }
+    }
+}

@@ -193,3 +193,92 @@ impl Lists {
         }
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::folio::{Frozen, Reaper};
+
+    struct NoReaper;
+
+    impl Reaper for NoReaper {
+        fn reap(&self, _frozen: Frozen<'_>) {
+            unreachable!("no folio lives");
+        }
+    }
+
+    fn folios(count: usize) -> Folios {
+        Folios::new(count, Box::new(NoReaper)).unwrap()
+    }
+
+    /// The folios of a list, oldest first, as the links of either direction have them.
+    fn walk(lists: &Lists, folios: &Folios, kind: ListKind) -> Vec<u32> {
+        let list = if kind == ListKind::Active { &lists.active } else { &lists.inactive };
+        let follow = |from: u32, link: fn(&crate::folio::Folio) -> u32| {
+            let next = |id: &u32| Some(link(folios.get(FolioId(*id)))).filter(|id| *id != NO_FOLIO);
+            let first = Some(from).filter(|id| *id != NO_FOLIO);
+            std::iter::successors(first, next).collect::<Vec<_>>()
+        };
+        let from_tail = follow(list.tail, |folio| folio.lru_previous.load(Ordering::Relaxed));
+        let mut from_head = follow(list.head, |folio| folio.lru_next.load(Ordering::Relaxed));
+        from_head.reverse();
+        assert_eq!(from_tail, from_head);
+        from_tail
+    }
+
+    #[test]
+    fn a_folio_that_replaces_another_has_its_place_on_its_list() {
+        for kind in [ListKind::Inactive, ListKind::Active] {
+            for place in 0..3 {
+                let folios = folios(8);
+                let mut lists = Lists::default();
+                for id in 0..3 {
+                    lists.add(&folios, FolioId(id), kind);
+                }
+                let before = lists.sizes();
+                lists.replace(&folios, FolioId(place), FolioId(7));
+                let expected = [0, 1, 2].map(|id| if id == place { 7 } else { id });
+                assert_eq!(walk(&lists, &folios, kind), expected);
+                assert_eq!(lists.sizes().inactive_pages, before.inactive_pages);
+                assert!(!folios.get(FolioId(place)).flags.get(Flag::OnLru));
+                lists.remove(&folios, FolioId(7));
+                let rest: Vec<_> = (0..3).filter(|id| *id != place).collect();
+                assert_eq!(walk(&lists, &folios, kind), rest);
+            }
+        }
+    }
+
+    #[test]
+    fn a_folio_that_replaces_one_on_no_list_is_on_none() {
+        let (folios, mut lists) = (folios(2), Lists::default());
+        lists.replace(&folios, FolioId(0), FolioId(1));
+        assert!(walk(&lists, &folios, ListKind::Inactive).is_empty());
+        assert!(!folios.get(FolioId(1)).flags.get(Flag::OnLru));
+    }
+
+    #[test]
+    fn the_oldest_quarter_of_the_inactive_list_is_old() {
+        let count = 1000;
+        let (folios, mut lists) = (folios(count + 2), Lists::default());
+        for id in 0..count as u32 {
+            lists.add(&folios, FolioId(id), ListKind::Inactive);
+        }
+        // As in a full cache: one leaves, one comes. Three times over.
+        for step in 0..3 * count as u32 {
+            let id = FolioId(step % count as u32);
+            lists.remove(&folios, id);
+            lists.add(&folios, id, ListKind::Inactive);
+        }
+        let old = (0..count as u32).filter(|id| lists.is_old(&folios, FolioId(*id)));
+        let old: Vec<_> = old.collect();
+        let quarter = count / 4;
+        assert!(old.len().abs_diff(quarter) < quarter / 4, "{} are old", old.len());
+        assert_eq!(old, (0..old.len() as u32).collect::<Vec<_>>());
+        // One that replaces an old one is as old; one on the active list is not.
+        lists.replace(&folios, FolioId(0), FolioId(count as u32));
+        assert!(lists.is_old(&folios, FolioId(count as u32)));
+        lists.remove(&folios, FolioId(1));
+        lists.add(&folios, FolioId(1), ListKind::Active);
+        assert!(!lists.is_old(&folios, FolioId(1)));
+    }
+}

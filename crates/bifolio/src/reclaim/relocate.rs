@@ -16,9 +16,9 @@ use crate::sys::copy;
 use crate::writeback::Inode;
 
 impl Reclaim {
-    /// Moves a folio to an odd slot in another row; on its list it keeps its place. Tells whether
-    /// that worked: not if it is in use right now, beside its neighbours of the file, or if there is
-    /// no odd slot.
+    /// Moves a folio to an odd slot in another row; on its lists it keeps its place. Tells whether
+    /// that worked: not if it is in use right now, if it lies beside its neighbours of the file, or
+    /// if there is no odd slot.
     pub(super) fn move_away(&self, turn: &Turn<'_>, id: FolioId) -> bool {
         let Ok(folio) = self.memory.folios.try_get(id) else { return false };
         let Some(locked) = folio.try_lock() else { return false };

@@ -99,8 +99,8 @@ impl DirtyList {
         self.state.lock().mark(memory, id);
     }
 
-    /// Makes the folio `new` dirty in the place of `old`, if that is dirty: as old as that was. Both
-    /// are locked; nobody has a reference to `old`.
+    /// Makes the folio `new` dirty in the place of `old`, if that is dirty: as old as that was.
+    /// Both are locked; nobody has a reference to `old`.
     pub(super) fn replace(&self, memory: &Memory, old: FolioId, new: FolioId) {
         let mut state = self.state.lock();
         if memory.folio(old).flags.clear(Flag::Dirty) {
