@@ -159,7 +159,8 @@ fn check_fills(cache: &Cache, len_bytes: u64, folio_bytes: u64, apart_max: impl 
         let evicted = cache.stats().pgsteal - before.pgsteal;
         let part = adjacency(&placement);
         println!("folios of {folio_bytes}, {how:?}, {evicted} evicted: {part:.3}, {placement:?}");
-        assert!(placement.resident_pages * PAGE * 10 >= len_bytes * 9, "{how:?}: {placement:?}");
+        // A new table page may have cost chunks, those just filled as well as any.
+        assert!(placement.neighbours >= 256, "{how:?}: {placement:?}");
         let apart = placement.neighbours - placement.adjacent_neighbours;
         assert!(apart <= apart_max(placement.neighbours), "{how:?}: {placement:?}");
         // It stays, so that the next one needs other frames.

@@ -1,19 +1,20 @@
 //! Clearing rows of frames: what lies beside an evicted folio goes too, or makes room.
 //!
 //! Called by `scan.rs` with what it has evicted. Folios leave one by one, in the order of their
-//! ages, and what an eviction frees would lie scattered between what stays. So a row in which most
+//! ages, and what an eviction frees would lie scattered between what stays. So a row in which much
 //! is free, or would be soon, is cleared at once:
 //!
 //! ```text
 //!   a row after an eviction:   [free] [old] [young] [used] [old] [old] [old] [dirty] ...
-//!     old: in the oldest quarter of the inactive list. Looked at as if its turn had come.
-//!     others: moved to odd slots (`relocate.rs`), where they keep their place on their list.
-//!     what is locked, pinned, dirty or lies beside its neighbours stays; if that is too much, or
-//!     too little is gained, all stays as it is.
+//!     old: clean, and in the oldest quarter of the inactive list. Looked at as if its turn had come.
+//!     others: moved to odd slots (`relocate.rs`), where they keep their place on their lists.
+//!     What is locked, pinned, on its way to the device, or beside its neighbours in the file, stays
+//!     where it is. If that is too much, or too little is gained, nothing is done.
 //! ```
 //!
 //! What comes into a row comes at the same time, then: so it is old at the same time, and there is
-//! less and less to move. Bounded: a row is looked at once for each folio evicted from it.
+//! less and less to move. Large folios are rows in themselves. Bounded: a row is looked at once for
+//! each folio evicted from it.
 
 use super::pageout::Verdict;
 use super::scan::ScanCounts;

@@ -9,6 +9,9 @@ use crate::stats::Counter;
 /// The first share of a list that is looked at: one 4096th; the last one is all of it.
 const PRIORITY_MAX: u32 = 12;
 
+/// Pages of the inactive list that are looked at in one go: each may free a row of frames.
+const STEP_PAGES: u64 = 8;
+
 /// How a scan of the inactive list goes about it.
 #[derive(Clone, Copy, Debug)]
 struct How {
@@ -109,7 +112,7 @@ impl Reclaim {
         let mut scanned_pages = 0;
         let mut batch = Vec::with_capacity(BATCH_SLOTS);
         while scanned_pages < scan_pages && counts.reclaimed_pages < wanted_pages {
-            let left_pages = scan_pages - scanned_pages;
+            let left_pages = (scan_pages - scanned_pages).min(STEP_PAGES);
             memory.lru.isolate(&memory.folios, ListKind::Inactive, left_pages, &mut batch);
             if batch.is_empty() {
                 break;
