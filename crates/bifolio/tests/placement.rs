@@ -5,7 +5,7 @@
 
 mod support;
 
-use bifolio::{Backing, Cache, File, IoSource, IoTarget, OpenOptions, Placement};
+use bifolio::{Advice, Backing, Cache, File, IoSource, IoTarget, OpenOptions, Placement};
 use bifolio_testing::MemoryBacking;
 use fastrand::Rng;
 use std::io;
@@ -216,6 +216,31 @@ fn a_file_filled_in_order_lies_in_order_after_uniform_churn() {
 #[test]
 fn a_file_filled_in_order_lies_in_order_after_skewed_churn() {
     check_after_churn(Access::Skewed, 0.58);
+}
+
+/// Every other pair of pages of a file is read all the time, while the other pairs leave.
+#[test]
+fn neighbours_in_use_are_not_torn_apart() {
+    let bound = 16 * MIB;
+    let cache = cache_of(bound);
+    let churned = open(&cache, 4 * bound, &writable());
+    let file = fill(&cache, 2 * MIB, PAGE, Fill::Reads(PAGE));
+    file.advise(0..file.len(), Advice::Random).unwrap();
+    let mut random = Rng::with_seed(3);
+    let mut buffer = [0; PAGE as usize];
+    while cache.stats().pgsteal < 10 * bound / PAGE {
+        for _ in 0..1024 {
+            let page = random.u64(..churned.len() / PAGE);
+            churned.read_exact_at(&mut buffer, page * PAGE).unwrap();
+            let page = random.u64(..file.len() / PAGE) & !2;
+            file.read_exact_at(&mut buffer, page * PAGE).unwrap();
+            assert_eq!(u64::from_le_bytes(buffer[..8].try_into().unwrap()), page);
+        }
+    }
+    let placement = file.placement();
+    println!("pairs in use: {:.3}, {placement:?}", adjacency(&placement));
+    assert!(placement.resident_pages < 300, "half of it left: {placement:?}");
+    assert!(placement.neighbours > 100 && adjacency(&placement) > 0.9, "{placement:?}");
 }
 
 /// Two writers, each with its own pages, in a cache of an eighth of the file.

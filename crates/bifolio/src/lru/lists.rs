@@ -274,9 +274,16 @@ mod tests {
         let quarter = count / 4;
         assert!(old.len().abs_diff(quarter) < quarter / 4, "{} are old", old.len());
         assert_eq!(old, (0..old.len() as u32).collect::<Vec<_>>());
-        // One that replaces an old one is as old; one on the active list is not.
-        lists.replace(&folios, FolioId(0), FolioId(count as u32));
-        assert!(lists.is_old(&folios, FolioId(count as u32)));
+        assert!(!lists.is_old(&folios, FolioId(count as u32 - 1)));
+        // One that replaces another is as old as that; one on the active list is not.
+        let (fresh, first_old) = (FolioId(count as u32 - 1), FolioId(0));
+        for (old, new) in [(fresh, count as u32), (first_old, count as u32 + 1)] {
+            let was_old = lists.is_old(&folios, old);
+            let far_from_it = if was_old { lists.epoch } else { lists.epoch.wrapping_sub(31) };
+            folios.get(FolioId(new)).lru_epoch.store(far_from_it, Ordering::Relaxed);
+            lists.replace(&folios, old, FolioId(new));
+            assert_eq!(lists.is_old(&folios, FolioId(new)), was_old);
+        }
         lists.remove(&folios, FolioId(1));
         lists.add(&folios, FolioId(1), ListKind::Active);
         assert!(!lists.is_old(&folios, FolioId(1)));

@@ -262,3 +262,57 @@ fn set_links(folio: &Folio, previous: u32, next: u32) {
     folio.dirty_previous.store(previous, Ordering::Relaxed);
     folio.dirty_next.store(next, Ordering::Relaxed);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::HugePages;
+    use crate::frames::Arena;
+    use crate::sys::probe::Features;
+
+    fn memory() -> Memory {
+        let bytes = 4 << 20;
+        let arena = Arena::new(bytes, bytes, HugePages::Never, Features::probe(&[])).unwrap();
+        Memory::new(arena, 1024, 1).unwrap()
+    }
+
+    /// A folio that has a reference for as long as the memory lives.
+    fn start(memory: &Memory) -> FolioId {
+        let id = memory.arena.allocate(0, None, &memory.folios).unwrap().expect("a free frame");
+        memory.folios.start(id, 0, 0, 0).into_id()
+    }
+
+    fn oldest(list: &DirtyList, memory: &Memory, range: Range<u64>) -> Vec<FolioId> {
+        list.oldest(memory, range, 10).folios.iter().map(FolioRef::id).collect()
+    }
+
+    #[test]
+    fn a_folio_that_replaces_a_dirty_one_is_as_dirty_and_as_old() {
+        let memory = memory();
+        for place in 0..3 {
+            let list = DirtyList::default();
+            let mut ids = [0; 3].map(|_| start(&memory));
+            let numbers = ids.map(|id| {
+                list.mark(&memory, id);
+                list.now() - 1
+            });
+            let (old, new) = (ids[place], start(&memory));
+            let dirty_pages = memory.dirty_pages.load(Ordering::Relaxed);
+            list.replace(&memory, old, new);
+            ids[place] = new;
+            assert_eq!(oldest(&list, &memory, 0..list.now()), ids);
+            let its_own = numbers[place]..numbers[place] + 1;
+            assert_eq!(oldest(&list, &memory, its_own), [new]);
+            assert_eq!(list.len(), 3);
+            assert_eq!(memory.dirty_pages.load(Ordering::Relaxed), dirty_pages);
+            assert!(!memory.folio(old).flags.get(Flag::Dirty));
+            // One in the place of a clean one is clean.
+            list.replace(&memory, old, start(&memory));
+            assert_eq!(oldest(&list, &memory, 0..list.now()), ids);
+            for id in ids {
+                list.forget(&memory, id);
+            }
+            assert_eq!(list.len(), 0);
+        }
+    }
+}
