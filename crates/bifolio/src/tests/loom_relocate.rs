@@ -5,6 +5,7 @@
 use super::world::{OWNER, World, model, model_bounded, spawn};
 use crate::folio::FolioId;
 use crate::mapping::Entry;
+use crate::sync::Ordering;
 use std::sync::Arc;
 
 /// What pages 0 and 1 hold.
@@ -26,8 +27,7 @@ fn read(world: &World, index: u64, value: u64) {
 }
 
 /// An optimistic reader sees the page's bytes, though its old frame gets others at once.
-/// Dies with: an Entry that is READY before the copy; Relaxed in M4; the copy left out; the fence
-/// of `insert` or of `read_validated` (O3) left out.
+/// Dies with: an Entry that is READY before the copy; Relaxed in M4.
 #[test]
 fn loom_relocate_vs_read_of_the_moved_page() {
     model(|| {
@@ -55,7 +55,7 @@ fn loom_relocate_vs_read_of_the_new_frames_last_page() {
 }
 
 /// To other frames and back: the Entry is another one than before.
-/// Dies with: `save_versions` left out; a version that does not move on in M4.
+/// Dies with: `save_versions` left out.
 #[test]
 fn loom_relocate_there_and_back_moves_the_version_on() {
     model(|| {
@@ -70,7 +70,7 @@ fn loom_relocate_there_and_back_moves_the_version_on() {
 }
 
 /// A lookup always finds the page, in its old frame or its new one; who finds it holds it there.
-/// Dies with: a hole between the two Entries; M2 left out; Relaxed in `try_freeze` (B1).
+/// Dies with: a hole between the two Entries; Relaxed in M4; an Entry that is READY before the copy.
 #[test]
 fn loom_relocate_vs_lookup_the_page_is_never_absent() {
     model(|| {
@@ -91,7 +91,7 @@ fn loom_relocate_vs_lookup_the_page_is_never_absent() {
 }
 
 /// A write is made before the move, and moved with it, or after it; or there is no move.
-/// Dies with: M2 left out; a move that does not take the old folio's lock, or the new one's.
+/// Dies with: a freeze that does not count (M2).
 #[test]
 fn loom_relocate_vs_write_no_write_is_lost() {
     model_bounded(3, || {
@@ -115,23 +115,43 @@ fn loom_relocate_keeps_the_readers_mark() {
     });
 }
 
-/// A folio of two pages: by its second page it is found as by its first.
-/// Dies with: the other Entries stored before the head's (MAPPING-2); those left as they were.
+/// A folio of two pages: its second page names the new frames only after the head does
+/// (MAPPING-2), and by that page it is found as by its first.
+/// Dies with: the other Entries stored before the head's.
 #[test]
-fn loom_relocate_large_folio_by_its_second_page() {
+fn loom_relocate_large_folio_the_head_comes_first() {
     model(|| {
         let world = world_with_large_folio();
         let reader = spawn(&world, |world| {
             let second = world.entry(1);
+            let head = world.mapping.table().load(0, Ordering::Relaxed);
+            if second.is_folio() && second.folio_id() != FolioId(0) {
+                assert_eq!(second.folio_id(), head.folio_id(), "named before its head did");
+            }
             let folio = world.find(1).expect("it only moves");
             assert_eq!(folio.folio().index(), 0);
-            if second.is_folio() && second.folio_id() != FolioId(0) {
-                assert_eq!(second.folio_id(), folio.id(), "named before its head did");
-            }
         });
         world.relocate(0);
         reader.join().unwrap();
         assert_eq!(world.entry(1).folio_id(), world.entry(0).folio_id());
+    });
+}
+
+/// The old frames are gone from the second page before they are from the head (MAPPING-2).
+/// Dies with: the other Entries left as they were while the head's is stored.
+#[test]
+fn loom_relocate_large_folio_the_head_goes_last() {
+    model(|| {
+        let world = world_with_large_folio();
+        let reader = spawn(&world, |world| {
+            let head = world.entry(0);
+            let second = world.mapping.table().load(1, Ordering::Relaxed);
+            if head.folio_id() != FolioId(0) && second.is_folio() {
+                assert_eq!(second.folio_id(), head.folio_id(), "outlives its head");
+            }
+        });
+        assert!(world.relocate(0));
+        reader.join().unwrap();
     });
 }
 

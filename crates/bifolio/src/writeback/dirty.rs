@@ -303,9 +303,13 @@ mod tests {
             assert_eq!(oldest(&list, &memory, 0..list.now()), ids);
             let its_own = numbers[place]..numbers[place] + 1;
             assert_eq!(oldest(&list, &memory, its_own), [new]);
-            assert_eq!(list.len(), 3);
             assert_eq!(memory.dirty_pages.load(Ordering::Relaxed), dirty_pages);
             assert!(!memory.folio(old).flags.get(Flag::Dirty));
+            // The next one is the youngest.
+            let youngest = start(&memory);
+            list.mark(&memory, youngest);
+            let ids = [&ids[..], &[youngest]].concat();
+            assert_eq!(oldest(&list, &memory, 0..list.now()), ids);
             // One in the place of a clean one is clean.
             list.replace(&memory, old, start(&memory));
             assert_eq!(oldest(&list, &memory, 0..list.now()), ids);
