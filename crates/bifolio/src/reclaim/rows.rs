@@ -6,10 +6,11 @@
 //!
 //! ```text
 //!   a row after an eviction:   [free] [old] [young] [used] [old] [old] [old] [dirty] ...
-//!     old: clean, and in the oldest quarter of the inactive list. Looked at as if its turn had come.
+//!     old: clean, and in the oldest quarter of the inactive list. Looked at as if their turn had
+//!       come.
 //!     others: moved to odd slots (`relocate.rs`), where they keep their place on their lists.
-//!     What is locked, pinned, on its way to the device, or beside its neighbours in the file, stays
-//!     where it is. If that is too much, or too little is gained, nothing is done.
+//!     What is locked, pinned, on its way to the device, or beside its neighbours in the file
+//!     stays where it is. If that is too much, or too little is gained, nothing is done.
 //! ```
 //!
 //! What comes into a row comes at the same time, then: so it is old at the same time, and there is

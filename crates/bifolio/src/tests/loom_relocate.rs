@@ -70,7 +70,8 @@ fn loom_relocate_there_and_back_moves_the_version_on() {
 }
 
 /// A lookup always finds the page, in its old frame or its new one; who finds it holds it there.
-/// Dies with: a hole between the two Entries; Relaxed in M4; an Entry that is READY before the copy.
+/// Dies with: a hole between the two Entries; Relaxed in M4; an Entry that is READY before the
+/// copy; a freeze that does not count (M2).
 #[test]
 fn loom_relocate_vs_lookup_the_page_is_never_absent() {
     model(|| {
