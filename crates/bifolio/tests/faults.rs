@@ -9,7 +9,8 @@ use std::thread;
 use bifolio::{Advice, DiskFile, DiskOptions, ErrorKind, Features, IoError, Operation};
 use bifolio_testing::{Call, Fault, FaultyBacking, Gate, MemoryBacking, fill_bytes};
 use support::{
-    PAGE, assert_same, cache_of, directory, error_of, random_file, read, read_all, writable,
+    PAGE, assert_same, cache_of, directory, error_of, random_file, read, read_all, wait_for_stats,
+    writable,
 };
 use tempfile::TempDir;
 

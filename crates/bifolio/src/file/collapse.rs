@@ -24,8 +24,8 @@ const ATTEMPTS_MAX: u32 = 10;
 const PAUSE: Duration = Duration::from_millis(1);
 
 impl File {
-    /// Makes one folio of all the folios in `range` of a memory file: a power of two of bytes, up to
-    /// 2 MiB, from a multiple of that. Reads of it need fewer references then, its bytes lie in one
+    /// Makes one folio of all the folios in `range` of a memory file: a power of two of bytes, up
+    /// to 2 MiB, from a multiple of that. Reads of it need fewer references then, its bytes lie in one
     /// piece, and it is spilled, though not read back, as a whole. Readers and writers may be at
     /// work: they see the bytes as they are, before and after.
     ///
@@ -49,8 +49,8 @@ impl File {
         handle.check_usable()?;
         handle.check_memory_file("collapse folios")?;
         let order = self.collapse_order(&range)?;
-        // Before the new one: that may take the only chunk there is, and then there would be no room
-        // for these, nor for anybody.
+        // Before the new one: that may take the only chunk there is, and then there would be no
+        // room for these, nor for anybody.
         let mut old = self.bring_in(&range)?;
         if old.len() == 1 {
             return Ok(());

@@ -155,8 +155,8 @@ impl Inode {
         frozen.free();
     }
 
-    /// The folio `new`, locked, has taken the place of `old`: it is as dirty as that was, or has its
-    /// slot.
+    /// The folio `new`, locked, has taken the place of `old`: it is as dirty as that was, or has
+    /// its slot.
     pub(crate) fn hand_on(&self, old: &Frozen<'_>, new: FolioId) {
         let is_dirty = self.dirty.replace(&self.memory, old.id(), new);
         if !is_dirty && self.spill().is_some() {
