@@ -49,8 +49,8 @@ impl File {
         handle.check_usable()?;
         handle.check_memory_file("collapse folios")?;
         let order = self.collapse_order(&range)?;
-        // Before the new one: that may take the only chunk there is, and then there would be no room
-        // for these, nor for anybody.
+        // Before the new one: that may take the only chunk there is, and then there would be no
+        // room for these, nor for anybody.
         let mut old = self.bring_in(&range)?;
         if old.len() == 1 {
             return Ok(());
