@@ -180,8 +180,7 @@ pub enum Op {
 pub(crate) const FILL_ZEROS: u64 = u64::MAX;
 
 /// The bytes an operation writes: they tell operation and place apart, so that a byte that ends up
-/// in the wrong place, or is left from an earlier write, is seen. One fill, `u64::MAX`, is of
-/// zeros.
+/// in the wrong place, or is left from an earlier write, is seen. The fill `u64::MAX` is of zeros.
 pub fn fill_bytes(fill: u64, length: usize) -> Vec<u8> {
     let mut bytes = vec![0; length];
     if fill == FILL_ZEROS {

@@ -144,7 +144,7 @@ fn live(setup: &Setup, cache: &Cache, number: u64) {
     file.allocate(100 * PAGE..120 * PAGE).unwrap();
     file.write_all_at(b"far", (number % 5) << 30).unwrap();
     let hold = file.pin(0..1).unwrap().hold();
-    if number % 2 == 0 {
+    if number.is_multiple_of(2) {
         file.punch_hole(PAGE..200 * PAGE).unwrap();
         file.set_len(5 * PAGE).unwrap();
     }

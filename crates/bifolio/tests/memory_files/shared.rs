@@ -97,7 +97,7 @@ impl<'a> Arena<'a> {
     fn check(&self, index: u64, found: &[u8], done: u64, begun: u64) {
         self.checked.fetch_add(1, Ordering::Relaxed);
         if found.iter().all(|byte| *byte == 0) {
-            let is_zero_change = done % 2 == 0 || begun > done;
+            let is_zero_change = done.is_multiple_of(2) || begun > done;
             assert!(is_zero_change, "page {index} is zeros; changes {done} to {begun} are not");
             return;
         }
