@@ -25,9 +25,9 @@ const PAUSE: Duration = Duration::from_millis(1);
 
 impl File {
     /// Makes one folio of all the folios in `range` of a memory file: a power of two of bytes, up
-    /// to 2 MiB, from a multiple of that. Reads of it need fewer references then, its bytes lie in one
-    /// piece, and it is spilled, though not read back, as a whole. Readers and writers may be at
-    /// work: they see the bytes as they are, before and after.
+    /// to 2 MiB, from a multiple of that. Reads of it need fewer references then, its bytes lie in
+    /// one piece, and it is spilled, though not read back, as a whole. Readers and writers may be
+    /// at work: they see the bytes as they are, before and after.
     ///
     /// Blocks for memory, and for I/O where pages are spilled.
     ///
