@@ -129,11 +129,11 @@ impl File {
         Some((good * PAGE_BYTES).saturating_sub(in_page).min(length) as usize)
     }
 
-    /// Where the byte at `position` is, if it is resident: to be touched, not to be read.
+    /// Where the byte at `position`, the end of the file at the most, is, if it is resident: to be
+    /// touched, not to be read.
     fn frame_at(&self, position: u64) -> *const u8 {
         let inode = &self.handle.inode;
-        let index = (position >> PAGE_SHIFT).min(inode.mapping.table().pages() - 1);
-        let entry = inode.mapping.table().load(index, Ordering::Relaxed);
+        let entry = inode.mapping.table().load(position >> PAGE_SHIFT, Ordering::Relaxed);
         let in_page = (position & (PAGE_BYTES - 1)) as usize;
         inode.memory.arena.base().wrapping_add(entry.frame_offset_bytes() + in_page)
     }
