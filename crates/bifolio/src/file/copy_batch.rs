@@ -126,7 +126,7 @@ impl File {
         let pages = (in_page + length).div_ceil(PAGE_BYTES);
         let good = stretch.unchanged(pages);
         inode.memory.counters.note_lookups(0, stretch.pages() + pages);
-        Some((good * PAGE_BYTES).saturating_sub(in_page).min(length) as usize)
+        Some(bytes_of(good, in_page, length) as usize)
     }
 
     /// Where the byte at `position`, the end of the file at the most, is, if it is resident: to be
@@ -161,5 +161,23 @@ impl File {
         } else if !in_order || index + 1 == self.handle.end_of_folio(index) {
             flags.clear(Flag::Readahead);
         }
+    }
+}
+
+/// How many of `length` bytes lie in `pages` pages, if they begin `in_page` bytes into the first.
+fn bytes_of(pages: u64, in_page: u64, length: u64) -> u64 {
+    (pages * PAGE_BYTES).saturating_sub(in_page).min(length)
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_good_of_a_copy_ends_with_a_page_or_with_the_copy() {
+        assert_eq!(bytes_of(0, 100, 9000), 0);
+        assert_eq!(bytes_of(1, 0, 9000), PAGE_BYTES);
+        assert_eq!(bytes_of(2, 100, 9000), 2 * PAGE_BYTES - 100);
+        assert_eq!(bytes_of(3, 100, 9000), 9000);
     }
 }

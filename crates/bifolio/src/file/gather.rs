@@ -42,7 +42,7 @@ impl File {
                 let folio = mapping.try_get_named(&inode.memory.folios, batch.end, seen);
                 let Ok(folio) = folio else { break };
                 batch.folios.push(folio);
-                batch.end = (batch.end >> seen.order()) + 1 << seen.order();
+                batch.end = ((batch.end >> seen.order()) + 1) << seen.order();
             } else {
                 let zeros_end = self.zeros_end(batch.end, end);
                 if zeros_end == batch.end {
