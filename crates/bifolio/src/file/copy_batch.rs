@@ -115,12 +115,14 @@ impl File {
         }
         let target = &mut buffer[..length as usize];
         let source = start.wrapping_add(in_page as usize);
-        let next = if is_last && !goes_on { source } else { self.frame_at(position + length) };
-        // Frames in a row: what comes next is a page ahead, but for the last page.
-        let (most, last) = target.split_at_mut(target.len().saturating_sub(PAGE_BYTES as usize));
+        let behind = source.wrapping_add(target.len());
+        let next = if is_last && !goes_on { behind } else { self.frame_at(position + length) };
+        // Inside a row of frames the processor foresees what comes next; behind its last page not.
+        let ahead = if next == behind { 0 } else { target.len().min(PAGE_BYTES as usize) };
+        let (most, last) = target.split_at_mut(target.len() - ahead);
         // SAFETY: READY Entries name frames of the arena, which stays mapped (FRAMES-2), and these
         // stand in a row, as far as `length` reaches; `target` is the caller's memory.
-        unsafe { copy::copy_out_ahead(source, most, source.wrapping_add(PAGE_BYTES as usize)) };
+        unsafe { copy::copy_out(source, most) };
         // SAFETY: as above.
         unsafe { copy::copy_out_ahead(source.wrapping_add(most.len()), last, next) };
         let pages = (in_page + length).div_ceil(PAGE_BYTES);
