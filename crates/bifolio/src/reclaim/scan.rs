@@ -3,6 +3,7 @@
 use super::pageout::{Verdict, WriteOut};
 use super::{Reclaim, Turn};
 use crate::folio::{BATCH_SLOTS, Flag, FolioRef};
+use crate::frames::ROW_PAGES;
 use crate::lru::ListKind;
 use crate::stats::Counter;
 
@@ -26,8 +27,9 @@ impl Unspilled<'_> {
     }
 }
 
-/// Pages of the inactive list that are looked at in one go: each may free a row of frames.
-const STEP_PAGES: u64 = 8;
+/// Pages of the inactive list that are looked at in one go: a row of frames, which is all that goes
+/// where folios leave in the order in which they came. Few, as each may free another row.
+const STEP_PAGES: u64 = ROW_PAGES as u64;
 
 /// How a scan of the inactive list goes about it.
 #[derive(Clone, Copy, Debug)]
