@@ -50,15 +50,17 @@ pub enum PinMode {
 
 /// How a read copies what is resident; for benchmarks only.
 ///
-/// The other modes than the default are for reads of all lengths, and go page by page also through
-/// a large folio: each page is looked up, referenced, copied and put.
+/// The two that go one by one are for reads of all lengths, and go page by page also through a large
+/// folio: each page is looked up, referenced, copied and put.
 #[cfg(feature = "ablation")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum ReadMode {
-    /// One page without a reference, several with up to 31 references at once, no folio lock,
-    /// neighbouring frames in one copy, the next page touched ahead: how it is.
+    /// Up to 64 Entries at once and no reference, neighbouring frames in one copy, the next page
+    /// touched ahead: how it is.
     #[default]
     Batched,
+    /// The same with up to 31 references at once for more than one page: how it is in the thread.
+    BatchedReferences,
     /// A reference a page.
     OneByOne,
     /// A reference a page, and the folio lock to check what it is: how it was before the thread.

@@ -84,7 +84,7 @@ macro_rules! counters {
 counters! {
     /// Pages read without a reference: copied, and found unchanged afterwards.
     HitOptimistic hits_optimistic,
-    /// Pages read with a reference and without the folio lock.
+    /// Pages copied to a descriptor with a reference and without the folio lock.
     HitPinned hits_pinned,
     /// Pages that were resident but could only be read or pinned under the folio lock.
     HitSlow hits_slow,

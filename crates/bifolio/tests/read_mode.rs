@@ -7,7 +7,8 @@ use bifolio::{Cache, File, OpenOptions, ReadMode};
 
 const PAGE: u64 = 4096;
 const LEN: u64 = 1 << 20;
-const MODES: [ReadMode; 3] = [ReadMode::Batched, ReadMode::OneByOne, ReadMode::LockedOneByOne];
+const MODES: [ReadMode; 4] =
+    [ReadMode::Batched, ReadMode::BatchedReferences, ReadMode::OneByOne, ReadMode::LockedOneByOne];
 
 fn file_in(mode: ReadMode, folio_bytes: u64) -> (Cache, File) {
     let cache = Cache::builder().memory(16 << 20).read_mode(mode).build().unwrap();
@@ -47,12 +48,15 @@ fn every_mode_reads_the_same_bytes() {
 }
 
 #[test]
-fn a_batch_takes_a_reference_a_folio_and_the_others_one_a_page() {
+fn a_read_takes_no_reference_a_batch_one_a_folio_and_the_others_one_a_page() {
     let pages = LEN / PAGE;
     for (mode, folio_bytes, block, references) in [
         (ReadMode::Batched, 4 << 10, PAGE, 0),
-        (ReadMode::Batched, 4 << 10, 64 << 10, pages),
-        (ReadMode::Batched, 64 << 10, LEN, pages / 16),
+        (ReadMode::Batched, 4 << 10, 64 << 10, 0),
+        (ReadMode::Batched, 64 << 10, LEN, 0),
+        (ReadMode::BatchedReferences, 4 << 10, PAGE, 0),
+        (ReadMode::BatchedReferences, 4 << 10, 64 << 10, pages),
+        (ReadMode::BatchedReferences, 64 << 10, LEN, pages / 16),
         (ReadMode::OneByOne, 4 << 10, PAGE, pages),
         (ReadMode::OneByOne, 64 << 10, LEN, pages),
         (ReadMode::LockedOneByOne, 64 << 10, LEN, pages),

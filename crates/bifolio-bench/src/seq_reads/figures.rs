@@ -11,9 +11,10 @@ const OF_ONE: Ratio = ratio("batched", "one_by_one");
 const OF_KERNEL: Ratio = ratio("batched", "kernel_tmpfs");
 const OF_LIMIT: Ratio = ratio("batched", "memcpy_limit");
 const OF_LOCKED: Ratio = ratio("batched", "locked_one_by_one");
+const OF_REFERENCES: Ratio = ratio("batched", "batched_references");
 
 /// The columns beside the series.
-pub(super) const RATIOS: [Ratio; 4] = [OF_KERNEL, OF_LOCKED, OF_ONE, OF_LIMIT];
+pub(super) const RATIOS: [Ratio; 5] = [OF_KERNEL, OF_LOCKED, OF_ONE, OF_REFERENCES, OF_LIMIT];
 
 /// The counts that the second table shows.
 pub(super) const SHOWN_COUNTS: [&str; 2] = ["refs_per_mib", "entries_per_mib"];

@@ -25,9 +25,10 @@ use crate::harness::tmpfs::{HugePages, Tmpfs};
 use crate::progress::Progress;
 use crate::report::{Case, Report, Row};
 
-const MODES: [(&str, ReadMode); 3] = [
+const MODES: [(&str, ReadMode); 4] = [
     ("locked_one_by_one", ReadMode::LockedOneByOne),
     ("one_by_one", ReadMode::OneByOne),
+    ("batched_references", ReadMode::BatchedReferences),
     ("batched", ReadMode::Batched),
 ];
 

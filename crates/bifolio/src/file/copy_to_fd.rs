@@ -15,6 +15,7 @@ use super::access::Access;
 use super::gather::ReadBatch;
 use crate::error::{ErrorKind, Result};
 use crate::mapping::{PAGE_BYTES, PAGE_SHIFT};
+use crate::stats::Counter;
 use crate::sys::file::{self as sys_file, Row};
 use std::io;
 use std::ops::Range;
@@ -79,7 +80,11 @@ impl File {
                 // SAFETY: pieces of frames that the batch has references to, which stay mapped
                 // (FRAMES-2), or of ZEROS.
                 return match unsafe { sys_file::write_row(descriptor, &row) } {
-                    Ok(count) => Ok(count as u64),
+                    Ok(count) => {
+                        let pages = (count as u64).div_ceil(PAGE_BYTES);
+                        self.handle.inode.memory.counters.add(Counter::HitPinned, pages);
+                        Ok(count as u64)
+                    }
                     Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                     Err(source) => Err(self.not_taken(range, source)),
                 };

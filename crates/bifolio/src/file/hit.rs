@@ -68,7 +68,8 @@ impl HitPath {
 
     #[cfg(feature = "ablation")]
     fn serves(handle: &Handle) -> bool {
-        handle.readable && handle.read_mode == crate::config::ReadMode::Batched
+        use crate::config::ReadMode::{Batched, BatchedReferences};
+        handle.readable && matches!(handle.read_mode, Batched | BatchedReferences)
     }
 
     #[cfg(not(feature = "ablation"))]

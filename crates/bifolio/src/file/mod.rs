@@ -6,9 +6,8 @@
 //!   read_at   optimistic copy, no reference      hit.rs     a READY page, no other test
 //!               | the page changed, is not READY, or the range has several pages
 //!               v
+//!             a stretch of pages, no reference   copy_stretch.rs  neighbouring frames at once
 //!             zeros                              gather.rs  holes of memory files, one fill
-//!             a batch of references              gather.rs  up to 31 folios, no folio lock
-//!               |                                copy_batch.rs  neighbouring frames at once
 //!               | not resident, or a writer inside
 //!               v
 //!             runs of absent folios              read_absent.rs, fill.rs  allocate, insert, locked
@@ -20,6 +19,7 @@
 //!   advise    what the handle's readers will do  advice.rs
 //!   write_at  the folio lock, a write window     write.rs
 //!   set_len   lengths and what lies behind them  truncate.rs
+//!   copy_to_fd a batch of references             gather.rs  up to 31 folios, no folio lock
 //!   placement neighbours that lie side by side   placement.rs
 //! ```
 //!
@@ -37,7 +37,7 @@ mod advice;
 mod allocate;
 mod batch;
 mod collapse;
-mod copy_batch;
+mod copy_stretch;
 mod copy_to_fd;
 mod fill;
 mod gather;
@@ -52,7 +52,7 @@ mod read;
 mod read_absent;
 mod read_many;
 #[cfg(feature = "ablation")]
-mod read_one_by_one;
+mod read_modes;
 mod readahead;
 mod registry;
 mod run;

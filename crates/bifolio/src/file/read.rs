@@ -1,13 +1,12 @@
-//! Reads: the hit first, then batches of references, then the folio lock.
+//! Reads: the hit first, then stretches of pages, then the folio lock.
 //!
 //! The public calls, and the loop that takes a read apart. Its steps, each of which answers at
 //! least the first byte that is left, or leaves it to the next:
 //!
 //! ```text
 //!   HitPath::read     hit.rs          one page, resident and marked: copied without a reference
+//!   copy_stretch      copy_stretch.rs neighbouring frames at once, every page validated
 //!   fill_zeros        gather.rs       holes and allocated pages of memory files
-//!   gather            gather.rs       up to 31 references, no folio lock
-//!   copy_batch        copy_batch.rs   neighbouring frames at once, every page validated
 //!   read_absent       read_absent.rs  not resident: one batch of transfers; or somebody is
 //!                                     filling or writing it: its folio lock
 //! ```
@@ -115,31 +114,13 @@ impl File {
     /// page is neither, or is being written, or lies behind the end.
     pub(super) fn read_resident(&self, buffer: &mut [u8], position: u64) -> usize {
         #[cfg(feature = "ablation")]
-        if let Some(done) = self.read_one_by_one(buffer, position) {
+        if let Some(done) = self.read_by_mode(buffer, position) {
             return done;
         }
         let file = self.handle.inode.mapping.hot();
         let goes_on = sequence::goes_on(file, position, buffer.len() as u64);
         // Bytes that follow the last ones read do not make their page one that was used again.
         let continues = self.handle.readahead.continues(position);
-        let mut done = 0;
-        while done < buffer.len() {
-            let at = position + done as u64;
-            let left = &mut buffer[done..];
-            let left_bytes = left.len() as u64;
-            let copied = match self.fill_zeros(left, at) {
-                0 => {
-                    let batch = self.gather(at, left.len() as u64);
-                    self.copy_batch(&batch, left, at, continues || done > 0, goes_on)
-                }
-                filled => filled,
-            };
-            let is_whole = is_in_one_page(at, left_bytes);
-            done += copied;
-            if copied == 0 || is_whole {
-                break;
-            }
-        }
-        done
+        self.copy_resident(buffer, position, u64::MAX, continues, goes_on)
     }
 }

@@ -53,11 +53,6 @@ impl<'a> Stretch<'a> {
         self.seen.len() as u64
     }
 
-    /// One page behind the last.
-    pub(crate) fn end(&self) -> u64 {
-        self.first + self.pages()
-    }
-
     /// How many of the first `pages` pages, from the first on, were not changed since (O3, O4):
     /// what was copied of those is of one version each.
     #[inline(always)]

@@ -1,8 +1,10 @@
-//! The ablation of batched reads: a page at a time, as before the thread.
+//! The ablation of reads: with references, in batches as in the thread S, or a page at a time, as
+//! before it.
 //!
-//! Each page is looked up, referenced, copied and put before the next is looked at; in the locked
-//! mode the folio lock is taken for a moment in between, to check whose it is and what it holds.
-//! Pages stay atomic: each is validated by its Entry, as everywhere. Large folios go page by page,
+//! One by one, each page is looked up, referenced, copied and put before the next is looked at; in
+//! the locked mode the folio lock is taken for a moment in between, to check whose it is and what it
+//! holds. In batches, up to 31 references are taken before the copies and put after them. Pages stay
+//! atomic: each is validated by its Entry, as everywhere. One by one, large folios go page by page,
 //! too, though the kernel before the thread copied as much of one as was asked for: at 2 MiB the
 //! figure is what a reference for each page costs. What is not resident is read as in the default
 //! mode. Compiled for benchmarks only.
@@ -11,7 +13,7 @@
 //! Copies out of frames that a reference keeps.
 #![allow(unsafe_code)]
 
-use super::File;
+use super::{File, sequence};
 use crate::config::ReadMode;
 use crate::folio::{Flag, FolioRef};
 use crate::mapping::{Entry, Lookup, PAGE_BYTES, PAGE_SHIFT, is_in_one_page, read_validated};
@@ -20,11 +22,34 @@ use crate::sys::copy;
 
 impl File {
     /// What [`File::read_resident`](super::File) does in the other modes; `None` in the default.
-    pub(super) fn read_one_by_one(&self, buffer: &mut [u8], position: u64) -> Option<usize> {
-        let mode = self.handle.read_mode;
-        if mode == ReadMode::Batched {
-            return None;
+    pub(super) fn read_by_mode(&self, buffer: &mut [u8], position: u64) -> Option<usize> {
+        match self.handle.read_mode {
+            ReadMode::Batched => None,
+            ReadMode::BatchedReferences => Some(self.read_by_references(buffer, position)),
+            mode => Some(self.read_one_by_one(buffer, position, mode)),
         }
+    }
+
+    fn read_by_references(&self, buffer: &mut [u8], position: u64) -> usize {
+        let file = self.handle.inode.mapping.hot();
+        let goes_on = sequence::goes_on(file, position, buffer.len() as u64);
+        let continues = self.handle.readahead.continues(position);
+        let mut done = 0;
+        while done < buffer.len() {
+            let at = position + done as u64;
+            let left = &mut buffer[done..];
+            let is_whole = is_in_one_page(at, left.len() as u64);
+            let batch = self.gather(at, left.len() as u64);
+            let copied = self.copy_resident(left, at, batch.end, continues || done > 0, goes_on);
+            done += copied;
+            if copied == 0 || is_whole {
+                break;
+            }
+        }
+        done
+    }
+
+    fn read_one_by_one(&self, buffer: &mut [u8], position: u64, mode: ReadMode) -> usize {
         let continues = self.handle.readahead.continues(position);
         let mut done = 0;
         while done < buffer.len() {
@@ -38,7 +63,7 @@ impl File {
                 break;
             }
         }
-        Some(done)
+        done
     }
 
     /// Reads what the page at `position` has of the bytes; 0 if it is absent, busy, or behind the

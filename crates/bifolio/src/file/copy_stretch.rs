@@ -1,18 +1,19 @@
-//! Copying a batch: neighbouring frames at once, the next ones touched ahead, each page validated.
+//! Copying what is resident: pages whose frames are neighbours at once, each page validated.
 //!
-//! The references of a batch (`gather.rs`) keep its folios where they are; writers may still be
-//! inside, so each page is judged by its Entry, as in a hit ([`Stretch`]). The length is read again
-//! for each copy, with the Entries in hand. A batch is walked by position and a folio leaves it
-//! only when the position has moved past it, so a copy that an old length cut short in the middle
-//! of a folio goes on in the same folio, not behind it.
+//! Entries are gathered, not references: up to 64 in a row are loaded, their frames copied with one
+//! copy, and all of them loaded again ([`Stretch`]). Who holds no reference shares no write: the
+//! batch of references of the thread S costs a locked instruction and a line of memory a page, and
+//! a page that is evicted or written meanwhile is found out anyway (ablation: `read_modes.rs`). The
+//! length is read again for each copy, with the Entries in hand. The walk is by position, and a
+//! page is left only when the position has moved past it: so a copy that an old length cut short in
+//! the middle of a folio goes on in the same folio, not behind it.
 //!
 //! # Safety
 //! Copies out of frames that stay mapped, whatever becomes of their pages.
 #![allow(unsafe_code)]
 
 use super::File;
-use super::gather::ReadBatch;
-use crate::folio::{BATCH_SLOTS, Flag};
+use crate::folio::Flag;
 use crate::mapping::{PAGE_BYTES, PAGE_SHIFT, Stretch, is_in_one_page};
 use crate::stats::Counter;
 use crate::sync::Ordering;
@@ -23,14 +24,15 @@ use std::ops::Range;
 const ATTEMPTS_MAX: u32 = 4;
 
 impl File {
-    /// Copies what the batch covers. Stops before a page that somebody is writing, and at the end
-    /// of the file as it is at that moment. `in_order`: the bytes follow others that were read;
-    /// `goes_on`: and more will be.
-    pub(super) fn copy_batch(
+    /// Copies what is resident, or reads as zeros, below page `end`, from the first byte on. Stops
+    /// before a page that is not, or that somebody is writing, and at the end of the file as it is
+    /// at that moment. `in_order`: the bytes follow others that were read; `goes_on`: and more will
+    /// be.
+    pub(super) fn copy_resident(
         &self,
-        batch: &ReadBatch<'_>,
         buffer: &mut [u8],
         position: u64,
+        end: u64,
         in_order: bool,
         goes_on: bool,
     ) -> usize {
@@ -41,36 +43,32 @@ impl File {
             let in_order = in_order || done > 0;
             // If an old length cuts it short, what follows is not to be put behind it.
             let is_whole = is_in_one_page(at, left.len() as u64);
-            let copied = self.copy_stretch(at, left, batch.end, in_order, goes_on);
-            done += match copied {
-                0 if (at >> PAGE_SHIFT) < batch.end => match self.fill_zeros(left, at) {
-                    0 => break,
-                    filled => filled,
-                },
-                0 => break,
+            let copied = match self.copy_stretch(at, left, end, in_order, goes_on) {
+                0 => self.fill_zeros(left, at),
                 copied => copied,
             };
-            if is_whole {
+            done += copied;
+            if copied == 0 || is_whole {
                 break;
             }
         }
         let pages = (done as u64).div_ceil(PAGE_BYTES);
-        self.handle.inode.memory.counters.add(Counter::HitPinned, pages);
+        self.handle.inode.memory.counters.add(Counter::HitOptimistic, pages);
         done
     }
 
     /// Copies from the page at `position` on, as far as frames are neighbours, below page
-    /// `batch_end`. Returns 0 if that page is not READY, or its writer is faster than we are.
+    /// `end_max`. Returns 0 if that page is not READY, or its writer is faster than we are.
     fn copy_stretch(
         &self,
         position: u64,
         buffer: &mut [u8],
-        batch_end: u64,
+        end_max: u64,
         in_order: bool,
         goes_on: bool,
     ) -> usize {
         let first = position >> PAGE_SHIFT;
-        let mut end = (position + buffer.len() as u64).div_ceil(PAGE_BYTES).min(batch_end);
+        let mut end = (position + buffer.len() as u64).div_ceil(PAGE_BYTES).min(end_max);
         for _ in 0..ATTEMPTS_MAX {
             let stretch = Stretch::find(self.handle.inode.mapping.table(), first..end);
             let Some(copied) = self.copy_once(&stretch, position, buffer, goes_on) else {
@@ -108,11 +106,6 @@ impl File {
             return None;
         }
         let is_last = length == buffer.len() as u64;
-        if goes_on || !is_last {
-            // One for one: by the time it is gathered it has been touched a batch ago.
-            let later = stretch.end() + BATCH_SLOTS as u64;
-            self.touch_descriptors(later..later + 1);
-        }
         let target = &mut buffer[..length as usize];
         let source = start.wrapping_add(in_page as usize);
         let behind = source.wrapping_add(target.len());
@@ -154,7 +147,8 @@ impl File {
     pub(super) fn note_use(&self, index: u64, in_order: bool) {
         let mapping = &self.handle.inode.mapping;
         let seen = mapping.table().load(index, Ordering::Relaxed);
-        if !seen.is_folio() {
+        // Marked already: most are, and their descriptors need not be looked at.
+        if !seen.is_folio() || seen.is_referenced() {
             return;
         }
         let flags = &self.handle.inode.memory.folio(seen.folio_id()).flags;
