@@ -136,6 +136,8 @@ counters! {
     PageOut pageout,
     /// Folios evicted because their chunk was wanted for another folio size, or back.
     PgEvacuate pgevacuate,
+    /// Folios in use that were moved to frames among others that stay.
+    PgRelocate pgrelocate,
     /// Allocations that had to reclaim by themselves.
     DirectReclaim direct_reclaims,
     /// Times the background thread was woken to reclaim.

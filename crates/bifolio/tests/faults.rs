@@ -9,7 +9,8 @@ use std::thread;
 use bifolio::{Advice, DiskFile, DiskOptions, ErrorKind, Features, IoError, Operation};
 use bifolio_testing::{Call, Fault, FaultyBacking, Gate, MemoryBacking, fill_bytes};
 use support::{
-    PAGE, assert_same, cache_of, directory, error_of, random_file, read, read_all, writable,
+    PAGE, assert_same, cache_of, directory, error_of, random_file, read, read_all, wait_for_stats,
+    writable,
 };
 use tempfile::TempDir;
 
@@ -214,8 +215,10 @@ fn a_write_out_that_fails_during_reclaim_keeps_the_page() {
     bytes[4096..5 * 4096].fill(7);
     // Four times what fits: the dirty pages are in the way again and again.
     assert_same(&read_all(&other), &other_bytes);
-    assert!(cache.stats().writeback_errors > 0, "nobody tried to write them out");
-    assert_eq!(cache.stats().dirty_bytes, 4 * PAGE);
+    // The flusher was told, and tries in its own time.
+    wait_for_stats(&cache, "somebody tries to write them out, in vain", |stats| {
+        stats.writeback_errors > 0 && stats.dirty_bytes == 4 * PAGE
+    });
     assert_same(&read_all(&file), &bytes);
     assert_writeback_of_any(file.sync_data(), libc::ENOSPC);
     backing.heal();

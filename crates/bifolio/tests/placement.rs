@@ -5,7 +5,8 @@
 
 mod support;
 
-use bifolio::{Backing, Cache, File, IoSource, IoTarget, OpenOptions, Placement};
+use bifolio::{Advice, Backing, Cache, File, IoSource, IoTarget, OpenOptions, Placement};
+use bifolio_testing::MemoryBacking;
 use fastrand::Rng;
 use std::io;
 use std::sync::Arc;
@@ -148,25 +149,134 @@ fn churn_thread(cache: &Cache, file: &File, access: Access, seed: u64, pgsteal: 
     steps
 }
 
+/// Fills files in every way there is, and checks how many neighbours lie apart.
+fn check_fills(cache: &Cache, len_bytes: u64, folio_bytes: u64, apart_max: impl Fn(u64) -> u64) {
+    let mut files = Vec::new();
+    for how in FILLS {
+        let before = cache.stats();
+        let file = fill(cache, len_bytes, folio_bytes, how);
+        let placement = file.placement();
+        let evicted = cache.stats().pgsteal - before.pgsteal;
+        let part = adjacency(&placement);
+        println!("folios of {folio_bytes}, {how:?}, {evicted} evicted: {part:.3}, {placement:?}");
+        // A new table page may have cost chunks, those just filled as well as any.
+        assert!(placement.neighbours >= 256, "{how:?}: {placement:?}");
+        let apart = placement.neighbours - placement.adjacent_neighbours;
+        assert!(apart <= apart_max(placement.neighbours), "{how:?}: {placement:?}");
+        // It stays, so that the next one needs other frames.
+        files.push(file);
+    }
+}
+
+/// A handful of places, whatever the folio size: within a folio neighbours are neighbours anyway.
 #[test]
-fn measure() {
-    for access in [Access::Uniform, Access::Skewed] {
-        for how in FILLS {
-            let bound = 64 * MIB;
-            let cache = cache_of(bound);
-            let churned = open(&cache, 4 * bound, &writable());
-            let hits = churn(&cache, &churned, access, 20);
-            let before = cache.stats();
-            let file = fill(&cache, 16 * MIB, PAGE, how);
-            let placement = file.placement();
-            let moved = cache.stats();
-            println!(
-                "{access:?} {how:?}: adjacency {:.3} of {}, hit ratio {hits:.4}, direct {}",
-                adjacency(&placement),
-                placement.neighbours,
-                moved.direct_reclaims - before.direct_reclaims,
-            );
-            println!("{moved:?}");
+fn a_file_filled_in_order_lies_in_order_while_frames_are_free() {
+    for folio_bytes in [4 << 10, 64 << 10, 2 << 20] {
+        check_fills(&cache_of(64 * MIB), 16 * MIB, folio_bytes, |_| 4);
+    }
+}
+
+#[test]
+fn files_that_are_filled_at_the_same_time_do_not_take_turns() {
+    let cache = cache_of(64 * MIB);
+    let files = [0; 4].map(|_| open(&cache, 8 * MIB, &writable()));
+    for position in (0..8 * MIB).step_by(PAGE as usize) {
+        for file in &files {
+            file.write_all_at(&[1; PAGE as usize], position).unwrap();
         }
+    }
+    for file in &files {
+        let placement = file.placement();
+        println!("one of four: {:.3}, {placement:?}", adjacency(&placement));
+        assert!(adjacency(&placement) >= 0.9, "{placement:?}");
+    }
+}
+
+fn check_after_churn(access: Access, hit_ratio_min: f64) {
+    let bound = 64 * MIB;
+    let cache = cache_of(bound);
+    let churned = open(&cache, 4 * bound, &writable());
+    let hit_ratio = churn(&cache, &churned, access, 20);
+    let stats = cache.stats();
+    println!(
+        "{access:?}: hit ratio {hit_ratio:.4}, {} evicted, {} moved",
+        stats.pgsteal, stats.pgrelocate
+    );
+    assert!(hit_ratio >= hit_ratio_min, "{hit_ratio}");
+    check_fills(&cache, 16 * MIB, PAGE, |neighbours| neighbours * 4 / 10);
+}
+
+/// A quarter of the file fits: 23 % hits, as before folios were moved.
+#[test]
+fn a_file_filled_in_order_lies_in_order_after_uniform_churn() {
+    check_after_churn(Access::Uniform, 0.22);
+}
+
+/// Half of the reads go to what fits easily: 60 % hits, as before folios were moved.
+#[test]
+fn a_file_filled_in_order_lies_in_order_after_skewed_churn() {
+    check_after_churn(Access::Skewed, 0.58);
+}
+
+/// Every other pair of pages of a file is read all the time, while the other pairs leave.
+#[test]
+fn neighbours_in_use_are_not_torn_apart() {
+    let bound = 16 * MIB;
+    let cache = cache_of(bound);
+    let churned = open(&cache, 4 * bound, &writable());
+    let file = fill(&cache, 2 * MIB, PAGE, Fill::Reads(PAGE));
+    file.advise(0..file.len(), Advice::Random).unwrap();
+    let mut random = Rng::with_seed(3);
+    let mut buffer = [0; PAGE as usize];
+    while cache.stats().pgsteal < 10 * bound / PAGE {
+        for _ in 0..1024 {
+            let page = random.u64(..churned.len() / PAGE);
+            churned.read_exact_at(&mut buffer, page * PAGE).unwrap();
+            let page = random.u64(..file.len() / PAGE) & !2;
+            file.read_exact_at(&mut buffer, page * PAGE).unwrap();
+            assert_eq!(u64::from_le_bytes(buffer[..8].try_into().unwrap()), page);
+        }
+    }
+    let placement = file.placement();
+    println!("pairs in use: {:.3}, {placement:?}", adjacency(&placement));
+    assert!(placement.resident_pages < 300, "half of it left: {placement:?}");
+    assert!(placement.neighbours > 100 && adjacency(&placement) > 0.9, "{placement:?}");
+}
+
+/// Two writers, each with its own pages, in a cache of an eighth of the file.
+#[test]
+fn what_is_moved_keeps_its_bytes_and_its_dirt() {
+    let (bound, pages) = (4 * MIB, 8192);
+    let storage = Arc::new(MemoryBacking::new(vec![0; (pages * PAGE) as usize]));
+    let cache = cache_of(bound);
+    let file = cache.open_backing(storage.clone(), &writable()).unwrap();
+    let file = &file;
+    let roam = move |own: u64| {
+        let mut random = Rng::with_seed(own);
+        let mut written = vec![0_u64; pages as usize];
+        for step in 1..60_000 {
+            let page = Access::Skewed.page(&mut random, pages / 2) * 2 + own;
+            let mut bytes = [0; 8];
+            file.read_exact_at(&mut bytes, page * PAGE).unwrap();
+            assert_eq!(u64::from_le_bytes(bytes), written[page as usize], "page {page}");
+            if step % 4 == 0 {
+                written[page as usize] = step;
+                file.write_all_at(&step.to_le_bytes(), page * PAGE).unwrap();
+            }
+        }
+        written
+    };
+    let written = thread::scope(|scope| {
+        let threads = [0, 1].map(|own| scope.spawn(move || roam(own)));
+        threads.map(|thread| thread.join().unwrap())
+    });
+    file.sync_data().unwrap();
+    let stats = cache.stats();
+    assert!(stats.pgrelocate > 1000 && stats.dirty_bytes == 0, "{stats:?}");
+    let stored = storage.bytes();
+    for page in 0..pages as usize {
+        let at = page * PAGE as usize;
+        let found = u64::from_le_bytes(stored[at..at + 8].try_into().unwrap());
+        assert_eq!(found, written[page % 2][page], "page {page}");
     }
 }

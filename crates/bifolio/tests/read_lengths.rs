@@ -91,7 +91,34 @@ fn a_cut_inside_a_page_is_never_seen_as_zeros_by_a_hit() {
 
 #[test]
 fn a_cut_inside_a_page_is_never_seen_as_zeros_by_a_batch() {
-    cut_and_rewritten(4 * PAGE, 4 * PAGE, 0);
+    cut_and_rewritten(60 * PAGE, 60 * PAGE, 0);
+}
+
+fn check_pages(bytes: &[u8]) {
+    for (index, page) in bytes.chunks(PAGE as usize).enumerate() {
+        assert!(page.iter().all(|byte| *byte == page[0]), "page {index} is torn");
+    }
+}
+
+#[test]
+fn a_hole_is_not_read_where_there_is_data_or_nothing() {
+    const LEN: u64 = 60 * PAGE;
+    both_kinds(4 << 10, |file| {
+        let change = || {
+            for _ in 0..2_000 {
+                file.set_len(0).unwrap();
+                file.set_len(100).unwrap();
+                file.write_all_at(&[0xBB; LEN as usize], 0).unwrap();
+            }
+        };
+        against(change, || {
+            for length in [PAGE, LEN] {
+                let bytes = read(file, 0, length as usize);
+                let wrong = bytes.iter().skip(100).position(|byte| *byte != 0xBB);
+                assert_eq!(wrong, None, "of {} bytes", bytes.len());
+            }
+        });
+    });
 }
 
 #[test]
@@ -107,13 +134,14 @@ fn each_page_of_a_long_read_is_of_one_write() {
             };
             write(0);
             against(
-                || (0..200).for_each(write),
+                || (0..1_000).for_each(write),
                 || {
                     let bytes = read(file, 0, (PAGES * PAGE) as usize);
                     assert_eq!(bytes.len() as u64, PAGES * PAGE);
-                    for (index, page) in bytes.chunks(PAGE as usize).enumerate() {
-                        assert!(page.iter().all(|byte| *byte == page[0]), "page {index} is torn");
-                    }
+                    check_pages(&bytes);
+                    // The first page is cut off, so that the others end where it would.
+                    let bytes = read(file, PAGE / 2, (PAGES * PAGE) as usize);
+                    check_pages(&bytes[PAGE as usize / 2..]);
                 },
             );
         });

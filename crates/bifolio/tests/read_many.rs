@@ -217,3 +217,26 @@ fn misses_leave_together_and_hits_not_at_all() {
     let second = cache.stats();
     assert_eq!((second.misses, second.ring_enters), (256, first.ring_enters));
 }
+
+#[test]
+fn the_device_gets_half_a_queue_before_the_rest_and_what_is_less_leaves_at_once() {
+    let directory = directory();
+    let (path, _) = random_file(&directory, "file", 4 << 20);
+    let cache = Cache::builder().memory(16 << 20).io_depth(32).build().unwrap();
+    if !cache.features().iter().any(|it| it.feature == Feature::IoUring && it.in_use) {
+        return println!("skipped: there is no io_uring here");
+    }
+    let file = cache.open(&path, &OpenOptions::new()).unwrap();
+    file.advise(0..0, Advice::Random).unwrap();
+    let mut pages = 0..1024;
+    for (count, calls) in [(2, 1), (16, 1), (17, 2), (32, 2)] {
+        let page = |page: u64| 4 * page * PAGE..4 * page * PAGE + PAGE;
+        let ranges: Vec<_> = pages.by_ref().take(count).map(page).collect();
+        let mut buffers = buffers_for(&ranges);
+        let before = cache.stats();
+        file.read_many(&mut requests_of(&ranges, &mut buffers)).unwrap();
+        let after = cache.stats();
+        assert_eq!(after.misses - before.misses, count as u64);
+        assert_eq!(after.ring_enters - before.ring_enters, calls, "{count} requests");
+    }
+}

@@ -58,7 +58,8 @@ fn add_row(report: &mut Report, state: &str, share: f64) {
     report.rows.push(row);
 }
 
-/// Writes half of the bound in order; answers the share of neighbours that are neighbours in memory.
+/// Writes half of the bound in order; answers the share of neighbours that are neighbours in
+/// memory.
 fn filled(file: &File, memory_bytes: u64) -> Result<f64> {
     let plan = Plan {
         layout: Layout::Written,

@@ -37,15 +37,18 @@ pub(super) struct Batch<'a> {
     queue: Queue<'a, (Run, usize)>,
     /// How many completions are worth a system call.
     wanted: usize,
+    /// How many transfers the device is given before more are claimed.
+    head: usize,
 }
 
 impl<'a> Batch<'a> {
     /// An empty batch for files of the cache that `inode` belongs to.
     pub(super) fn new(inode: &'a Inode) -> Self {
         let (folios, queue) = (&inode.memory.folios, inode.engine.queue());
-        // Half of what is in flight is handed out while the device works on the other half.
-        let wanted = COMPLETIONS_WANTED.max(queue.depth() / 2);
-        Self { folios, queue, wanted }
+        // Half of what is in flight is claimed, and later handed out, while the device works on the
+        // other half.
+        let half = COMPLETIONS_WANTED.max(queue.depth() / 2);
+        Self { folios, queue, wanted: half, head: half }
     }
 
     /// The same for large runs that somebody is waiting for in their order: each is handed out as
@@ -92,13 +95,16 @@ impl<'a> Batch<'a> {
         number: usize,
         deliver: &mut impl FnMut(usize, Delivery<'a>),
     ) {
+        if self.queue.is_full() {
+            self.complete(self.wanted, deliver);
+        } else if self.queue.waiting() == self.head {
+            // Only now is it known that there are more: a smaller batch leaves in one call.
+            self.queue.begin();
+        }
         let folios = self.folios;
         run.start(&mut self.queue, number, |run, number| {
             hand_out(folios, run, number, Ok(0), deliver);
         });
-        if self.queue.is_full() {
-            self.complete(self.wanted, deliver);
-        }
     }
 
     /// Waits for everything that is in flight.
@@ -108,7 +114,7 @@ impl<'a> Batch<'a> {
             if in_flight == 0 {
                 return;
             }
-            let is_last = in_flight < 2 * self.wanted;
+            let is_last = in_flight <= 2 * self.wanted;
             let wanted = if is_last { in_flight } else { in_flight - self.wanted };
             self.complete(if self.wanted == 1 { 1 } else { wanted }, deliver);
         }

@@ -24,10 +24,10 @@ const ATTEMPTS_MAX: u32 = 10;
 const PAUSE: Duration = Duration::from_millis(1);
 
 impl File {
-    /// Makes one folio of all the folios in `range` of a memory file: a power of two of bytes, up to
-    /// 2 MiB, from a multiple of that. Reads of it need fewer references then, its bytes lie in one
-    /// piece, and it is spilled, though not read back, as a whole. Readers and writers may be at
-    /// work: they see the bytes as they are, before and after.
+    /// Makes one folio of all the folios in `range` of a memory file: a power of two of bytes, up
+    /// to 2 MiB, from a multiple of that. Reads of it need fewer references then, its bytes lie in
+    /// one piece, and it is spilled, though not read back, as a whole. Readers and writers may be
+    /// at work: they see the bytes as they are, before and after.
     ///
     /// Blocks for memory, and for I/O where pages are spilled.
     ///

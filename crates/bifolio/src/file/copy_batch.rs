@@ -115,25 +115,27 @@ impl File {
         }
         let target = &mut buffer[..length as usize];
         let source = start.wrapping_add(in_page as usize);
-        let next = if is_last && !goes_on { source } else { self.frame_at(position + length) };
-        // Frames in a row: what comes next is a page ahead, but for the last page.
-        let (most, last) = target.split_at_mut(target.len().saturating_sub(PAGE_BYTES as usize));
+        let behind = source.wrapping_add(target.len());
+        let next = if is_last && !goes_on { behind } else { self.frame_at(position + length) };
+        // Inside a row of frames the processor foresees what comes next; behind its last page not.
+        let ahead = if next == behind { 0 } else { target.len().min(PAGE_BYTES as usize) };
+        let (most, last) = target.split_at_mut(target.len() - ahead);
         // SAFETY: READY Entries name frames of the arena, which stays mapped (FRAMES-2), and these
         // stand in a row, as far as `length` reaches; `target` is the caller's memory.
-        unsafe { copy::copy_out_ahead(source, most, source.wrapping_add(PAGE_BYTES as usize)) };
+        unsafe { copy::copy_out(source, most) };
         // SAFETY: as above.
         unsafe { copy::copy_out_ahead(source.wrapping_add(most.len()), last, next) };
         let pages = (in_page + length).div_ceil(PAGE_BYTES);
         let good = stretch.unchanged(pages);
         inode.memory.counters.note_lookups(0, stretch.pages() + pages);
-        Some((good * PAGE_BYTES).saturating_sub(in_page).min(length) as usize)
+        Some(bytes_of(good, in_page, length) as usize)
     }
 
-    /// Where the byte at `position` is, if it is resident: to be touched, not to be read.
+    /// Where the byte at `position`, the end of the file at the most, is, if it is resident: to be
+    /// touched, not to be read.
     fn frame_at(&self, position: u64) -> *const u8 {
         let inode = &self.handle.inode;
-        let index = (position >> PAGE_SHIFT).min(inode.mapping.table().pages() - 1);
-        let entry = inode.mapping.table().load(index, Ordering::Relaxed);
+        let entry = inode.mapping.table().load(position >> PAGE_SHIFT, Ordering::Relaxed);
         let in_page = (position & (PAGE_BYTES - 1)) as usize;
         inode.memory.arena.base().wrapping_add(entry.frame_offset_bytes() + in_page)
     }
@@ -161,5 +163,23 @@ impl File {
         } else if !in_order || index + 1 == self.handle.end_of_folio(index) {
             flags.clear(Flag::Readahead);
         }
+    }
+}
+
+/// How many of `length` bytes lie in `pages` pages, if they begin `in_page` bytes into the first.
+fn bytes_of(pages: u64, in_page: u64, length: u64) -> u64 {
+    (pages * PAGE_BYTES).saturating_sub(in_page).min(length)
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_good_of_a_copy_ends_with_a_page_or_with_the_copy() {
+        assert_eq!(bytes_of(0, 100, 9000), 0);
+        assert_eq!(bytes_of(1, 0, 9000), PAGE_BYTES);
+        assert_eq!(bytes_of(2, 100, 9000), 2 * PAGE_BYTES - 100);
+        assert_eq!(bytes_of(3, 100, 9000), 9000);
     }
 }

@@ -46,8 +46,8 @@ pub(super) enum RunClaim {
     NoFrame,
 }
 
-/// A folio with its lock. The lock goes before the reference: who takes it apart names `folio` first,
-/// because the last name of a pattern is dropped first.
+/// A folio with its lock. The lock goes before the reference: who takes it apart names `folio`
+/// first, because the last name of a pattern is dropped first.
 #[derive(Debug)]
 pub(super) struct Locked<'a> {
     pub(super) lock: LockedFolio<'a>,

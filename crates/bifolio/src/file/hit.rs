@@ -18,6 +18,7 @@ use crate::mapping::{Entry, Hot, PAGE_BYTES, PAGE_SHIFT, is_in_one_page, read_va
 use crate::stats::{Counter, ThreadBlock};
 use crate::sync::{AtomicU64, Ordering};
 use crate::sys::copy;
+use std::cell::Cell;
 use std::ops::Range;
 use std::sync::LazyLock;
 
@@ -139,24 +140,23 @@ impl HitPath {
     ) -> bool {
         let word = self.entry_word(position >> PAGE_SHIFT);
         let block = ThreadBlock::of(self.counters_id);
-        let is_wanted = |entry: Entry| entry.is_referenced() & block.is_known();
-        let in_file = read_validated(word, is_wanted, |entry| {
+        let in_file = Cell::new(false);
+        let is_wanted = |entry: Entry| entry.is_referenced() & block.is_known() & in_file.get();
+        let copied = read_validated(word, is_wanted, |entry| {
             // With the Entry in hand: a cut sets the length before it changes the bytes behind it.
-            let in_file = position + buffer.len() as u64 <= self.hot().len_bytes();
+            in_file.set(position + buffer.len() as u64 <= self.hot().len_bytes());
             let in_page = (position & (PAGE_BYTES - 1)) as usize;
             let source = self.frames.wrapping_add(entry.frame_offset_bytes() + in_page);
             // Every Entry leads to a frame of the arena (ENTRY-1), which stays mapped (FRAMES-2);
             // the range ends inside the frame (`may_read`); `buffer` is not frame memory.
-            if in_file {
+            if in_file.get() {
                 copy(source, buffer);
             }
-            in_file
         });
-        let is_read = in_file.unwrap_or(false);
-        if is_read {
+        if copied.is_some() {
             block.add(Counter::HitOptimistic, 1);
         }
-        is_read
+        copied.is_some()
     }
 
     /// Takes a reference to the folio that `range` lies in, if that is resident and was marked as

@@ -7,15 +7,16 @@
 use super::File;
 use crate::sync::Ordering;
 
-/// Where the resident folios of a file lie in memory: see [`File::placement`].
+/// Where the resident pages of a file lie in memory: see [`File::placement`]. Pages are of 4 KiB,
+/// whatever the folio size.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Placement {
-    /// Folios in memory, or on their way there.
-    pub resident_folios: u64,
-    /// Of those, folios whose predecessor in the file is resident, too.
+    /// Pages in memory, or on their way there.
+    pub resident_pages: u64,
+    /// Of those, pages whose predecessor in the file is resident, too.
     pub neighbours: u64,
-    /// Of those, folios that follow their predecessor in memory as well as in the file.
+    /// Of those, pages that follow their predecessor in memory as well as in the file.
     pub adjacent_neighbours: u64,
 }
 
@@ -34,7 +35,7 @@ impl File {
     /// let file = cache.open(&path, &bifolio::OpenOptions::new())?;
     /// file.read_exact_at(&mut [0; 40_960], 0)?;
     /// let placement = file.placement();
-    /// assert_eq!((placement.resident_folios, placement.neighbours), (10, 9));
+    /// assert_eq!((placement.resident_pages, placement.neighbours), (10, 9));
     /// assert_eq!(placement.adjacent_neighbours, 9, "while frames are free");
     /// # Ok(())
     /// # }
@@ -43,26 +44,24 @@ impl File {
         let table = self.handle.inode.mapping.table();
         let mut placement = Placement::default();
         let mut index = 0;
-        // The frame behind the folio that ends at `index`.
+        // The frame behind that of the page before `index`, if that is resident.
         let mut frame_behind = None;
         while let Some(found) = table.next_folio(index) {
             let entry = table.load(found, Ordering::Relaxed);
+            if found > index {
+                frame_behind = None;
+            }
+            index = found + 1;
             if !entry.is_folio() {
                 // It left between the two looks.
-                (index, frame_behind) = (found + 1, None);
                 continue;
             }
-            let pages = 1 << entry.order();
-            let first_frame = entry.folio_id().0;
-            placement.resident_folios += 1;
-            if found == index
-                && let Some(frame) = frame_behind
-            {
+            placement.resident_pages += 1;
+            if let Some(frame) = frame_behind {
                 placement.neighbours += 1;
-                placement.adjacent_neighbours += u64::from(frame == first_frame);
+                placement.adjacent_neighbours += u64::from(frame == entry.frame());
             }
-            index = found / pages * pages + pages;
-            frame_behind = Some(first_frame + pages as u32);
+            frame_behind = Some(entry.frame() + 1);
         }
         placement
     }

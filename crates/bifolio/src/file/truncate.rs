@@ -48,8 +48,8 @@ impl File {
         Ok(found.map(|locked| locked.folio))
     }
 
-    /// Zeroes what lies behind the end in the folio that holds it; in a file with a backing, if that
-    /// is resident.
+    /// Zeroes what lies behind the end in the folio that holds it; in a file with a backing, if
+    /// that is resident.
     fn zero_tail(&self, len_bytes: u64) -> Result<()> {
         let inode = &self.handle.inode;
         let head = inode.mapping.head_index(len_bytes >> PAGE_SHIFT);

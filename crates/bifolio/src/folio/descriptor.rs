@@ -11,7 +11,7 @@
 //! Vouches that its words are valid when zero, as reserved memory is.
 #![allow(unsafe_code)]
 
-use super::flags::Flags;
+use super::flags::{Flag, Flags};
 use super::lock::{FolioLock, LockedFolio};
 use super::pin::{PinWord, Put, TryGet};
 use crate::sync::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
@@ -44,6 +44,8 @@ pub(crate) struct Folio {
     /// The CPU whose LRU batch holds the folio, plus one; 0 when none does.
     pub(crate) batch: AtomicU16,
     order: AtomicU8,
+    /// When it came to its list, by the clock of the lists: how old it is there.
+    pub(crate) lru_epoch: AtomicU8,
 }
 
 #[cfg(not(all(test, loom)))]
@@ -80,6 +82,16 @@ impl Folio {
         self.order.store(order, Ordering::Relaxed);
         self.set_slot(0);
         self.flags.reset();
+    }
+
+    /// Takes over what is known of the use of another folio, whose place it will take. Nobody else
+    /// can see this one yet.
+    pub(crate) fn take_after(&self, folio: &LockedFolio<'_>) {
+        for flag in [Flag::Workingset, Flag::Readahead] {
+            if folio.flags.get(flag) {
+                self.flags.set(flag);
+            }
+        }
     }
 
     /// The folio is about to enter its owner's table; the proof is the lock (rule 2).

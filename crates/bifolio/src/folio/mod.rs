@@ -3,6 +3,8 @@
 //! Below everything that finds, fills, lists or evicts folios. A descriptor belongs to a frame
 //! (`frames`): descriptor i describes the folio whose first page is frame i; a folio of several
 //! pages uses the descriptor of its first frame, the others only keep their frame's Entry version.
+//! A folio that is moved to other frames (`reclaim/relocate.rs`) is another folio afterwards: only
+//! one that nobody has a reference to is moved.
 //!
 //! Who may touch which field of a descriptor, and when (cited elsewhere as "rule N"):
 //!
@@ -11,7 +13,7 @@
 //! 2. `owner`, `index`, `order`: written by whoever allocated the folio, before `init` publishes
 //!    it. `owner` is cleared under the folio lock, when the folio leaves its table, and never set
 //!    again in that life. Readers hold the folio lock, or a reference and accept that `owner` goes.
-//! 3. `lru_next`, `lru_previous`, and the flags ON_LRU and ACTIVE: under the LRU lock.
+//! 3. `lru_next`, `lru_previous`, `lru_epoch`, and the flags ON_LRU and ACTIVE: under the LRU lock.
 //! 4. `dirty_next`, `dirty_previous`, `dirtied`: under the dirty lock of the owner. While a folio
 //!    is not dirty nobody asks for `dirtied`; in a memory file the word is its spill slot then,
 //!    under the folio lock, or with WRITEBACK set.

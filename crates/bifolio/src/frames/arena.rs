@@ -4,9 +4,10 @@
 //! resident when the first folio needs it and the budget allows, and keeps its memory while frames
 //! come and go in it: a hit, a miss and an eviction do no page-table work.
 //!
-//! Allocation prefers the slot after the neighbour's (`near`), then the lowest free slot of a chunk
-//! of the right order, then an empty chunk of another order, then a new chunk. What else there is,
-//! eviction must free. A chunk that is wanted for another order, or back by the kernel, is
+//! Allocation prefers the slot after the neighbour's (`near`), then one in a row of free slots
+//! (`rows.rs`), then an empty chunk of another order, then whatever slot of the right order there
+//! is, then a new chunk. What else there is, eviction must free. A chunk that is wanted for another
+//! order, or back by the kernel, is
 //! *evacuated*: nothing is allocated in it any more, its folios are evicted one by one (by
 //! `reclaim`), and when it is empty it changes its role. Where pins keep every chunk from being
 //! emptied, single slots can be *retired*: given back by themselves, at the price of a huge page,
@@ -19,13 +20,13 @@
 use super::ORDER_MAX;
 use super::budget::Budget;
 use super::chunk::{CHUNK_BYTES, CHUNK_PAGES, Chunk, Role};
+use super::rows::{Available, LATELY};
 use super::watcher::ChunkWatcher;
 use crate::config::HugePages;
 use crate::folio::{FolioId, Folios};
 use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex, Ordering};
 use crate::sys::memory::Reservation;
 use crate::sys::probe::{Feature, Features};
-use std::collections::VecDeque;
 use std::io;
 use std::sync::{Arc, OnceLock};
 
@@ -66,9 +67,10 @@ impl Evacuation {
 pub(super) struct State {
     pub(super) budget: Budget,
     pub(super) chunks: Vec<Chunk>,
-    /// For each order, chunks that have free slots of it, the one that has had some longest first:
-    /// it probably has most, and in a row, so that neighbours find room beside each other.
-    available: [VecDeque<u32>; ORDER_MAX as usize + 1],
+    /// For each order, chunks that have free slots of it.
+    pub(super) available: [Available; ORDER_MAX as usize + 1],
+    /// What misses got last, newest first.
+    pub(super) lately: [FolioId; LATELY],
     pub(super) free_pages: u64,
     pub(super) frame_pages: u64,
     /// In all chunks.
@@ -120,6 +122,7 @@ impl Arena {
             budget: Budget::new(bound_bytes),
             chunks: (0..chunks).map(|_| Chunk::vacant()).collect(),
             available: Default::default(),
+            lately: [FolioId::default(); LATELY],
             free_pages: 0,
             frame_pages: 0,
             retired_slots: 0,
@@ -181,7 +184,7 @@ impl Arena {
 
     /// Whether [`Self::allocate`] would find something now.
     pub(crate) fn can_allocate(&self, order: u8) -> bool {
-        let mut state = self.state.lock();
+        let state = self.state.lock();
         let room = state.any_slot(order).is_some() || state.empty_chunk(order).is_some();
         room || state.affordable_pages(order) > 0 || state.revivable_slot(order).is_some()
     }
@@ -199,9 +202,13 @@ impl Arena {
         let mut state = self.state.lock();
         state.last_order = order;
         let (chunk, slot) = loop {
-            let found = near.and_then(|near| state.slot_after(near, order));
-            let found = found.or_else(|| state.any_slot(order));
-            if let Some(found) = found.or_else(|| state.convert_empty(order)) {
+            if let Some(found) = state.slot_for(order, near) {
+                break found;
+            }
+            if state.convert_empty(order) {
+                continue;
+            }
+            if let Some(found) = state.odd_slot(order, None) {
                 break found;
             }
             if state.is_growing {
@@ -209,8 +216,8 @@ impl Arena {
                 self.grown.wait(&mut state);
                 continue;
             }
-            if let Some(chunk) = self.add_chunk(&mut state, order, folios)? {
-                break (chunk, 0);
+            if self.add_chunk(&mut state, order, folios)?.is_some() {
+                continue;
             }
             match self.revive_slot(&mut state, order)? {
                 Some(found) => break found,
@@ -218,8 +225,20 @@ impl Arena {
             }
         };
         state.take(chunk, slot);
+        let id = FolioId(chunk as u32 * CHUNK_PAGES + (slot << order));
+        state.note_taken(id);
         self.publish(&state);
-        Ok(Some(FolioId(chunk as u32 * CHUNK_PAGES + (slot << order))))
+        Ok(Some(id))
+    }
+
+    /// Finds a free frame run for the folio `from`, which is to make room in its row, where
+    /// neighbours have no room anyway.
+    pub(crate) fn allocate_odd(&self, order: u8, from: FolioId) -> Option<FolioId> {
+        let mut state = self.state.lock();
+        let (chunk, slot) = state.odd_slot(order, Some(from))?;
+        state.take(chunk, slot);
+        self.publish(&state);
+        Some(FolioId(chunk as u32 * CHUNK_PAGES + (slot << order)))
     }
 
     /// Gives a folio's frames back. Its descriptor is frozen.
@@ -346,9 +365,7 @@ impl Arena {
             return false;
         }
         state.chunks[number].retire(slot);
-        if state.chunks[number].free_slots() == 0 {
-            state.unlist(number);
-        }
+        state.list(number);
         state.retired_slots += 1;
         state.free_pages -= 1 << order;
         state.frame_pages -= 1 << order;
@@ -425,18 +442,8 @@ impl State {
         if pages >= worthwhile.max(1) { pages as u32 } else { 0 }
     }
 
-    /// The slot that follows folio `near`, if it is free and of the same order.
-    fn slot_after(&self, near: FolioId, order: u8) -> Option<(usize, u32)> {
-        let frame = near.0 + (1 << order);
-        let (number, page) = ((frame / CHUNK_PAGES) as usize, frame % CHUNK_PAGES);
-        let chunk = self.chunks.get(number)?;
-        let usable = chunk.role == Role::Slots { order } && !chunk.draining;
-        let slot = page >> order;
-        (usable && chunk.is_free(slot)).then_some((number, slot))
-    }
-
-    fn any_slot(&mut self, order: u8) -> Option<(usize, u32)> {
-        let number = *self.available[order as usize].front()? as usize;
+    fn any_slot(&self, order: u8) -> Option<(usize, u32)> {
+        let number = self.available[order as usize].chunks().next()?;
         let slot = self.chunks[number].first_free();
         slot.map(|slot| (number, slot))
     }
@@ -454,31 +461,29 @@ impl State {
     /// A chunk that holds nothing, of another order.
     fn empty_chunk(&self, order: u8) -> Option<usize> {
         let others = (0..=ORDER_MAX).filter(|other| *other != order);
-        let mut listed = others.flat_map(|other| self.available[other as usize].iter());
+        let mut listed = others.flat_map(|other| self.available[other as usize].chunks());
         let fits = |chunk: &Chunk| {
             chunk.is_empty() && chunk.retired_slots() == 0 && chunk.pages >= 1 << order
         };
-        listed.find(|number| fits(&self.chunks[**number as usize])).map(|number| *number as usize)
+        listed.find(|number| fits(&self.chunks[*number]))
     }
 
-    /// Cuts a chunk that holds nothing anew.
-    fn convert_empty(&mut self, order: u8) -> Option<(usize, u32)> {
-        let number = self.empty_chunk(order)?;
+    /// Cuts a chunk that holds nothing anew; whether there is one.
+    fn convert_empty(&mut self, order: u8) -> bool {
+        let Some(number) = self.empty_chunk(order) else { return false };
         self.unlist(number);
         self.free_pages -= u64::from(self.chunks[number].free_pages());
         self.chunks[number].cut(order);
         self.free_pages += u64::from(self.chunks[number].free_pages());
         self.list(number);
-        Some((number, 0))
+        true
     }
 
     fn take(&mut self, number: usize, slot: u32) {
         let chunk = &mut self.chunks[number];
         chunk.take(slot);
         self.free_pages -= 1 << chunk.order();
-        if chunk.free_slots() == 0 {
-            self.unlist(number);
-        }
+        self.list(number);
     }
 
     fn put(&mut self, id: FolioId) {
@@ -486,28 +491,6 @@ impl State {
         let chunk = &mut self.chunks[number];
         chunk.put((id.0 % CHUNK_PAGES) >> chunk.order());
         self.free_pages += 1 << chunk.order();
-        if !chunk.draining {
-            self.list(number);
-        }
-    }
-
-    pub(super) fn list(&mut self, number: usize) {
-        let chunk = &mut self.chunks[number];
-        if !chunk.listed && chunk.free_slots() > 0 {
-            chunk.listed = true;
-            self.available[chunk.order() as usize].push_back(number as u32);
-        }
-    }
-
-    fn unlist(&mut self, number: usize) {
-        let chunk = &mut self.chunks[number];
-        if chunk.listed {
-            chunk.listed = false;
-            let list = &mut self.available[chunk.order() as usize];
-            // The chunk in use is at the front of the list.
-            if let Some(at) = list.iter().position(|listed| *listed as usize == number) {
-                list.remove(at);
-            }
-        }
+        self.list(number);
     }
 }

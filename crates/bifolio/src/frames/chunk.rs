@@ -4,6 +4,7 @@
 //! and in which folio sizes change: a slot is a folio of the chunk's order.
 
 use super::ORDER_MAX;
+use super::rows::Listed;
 
 /// Bytes of a chunk.
 pub(crate) const CHUNK_BYTES: u64 = 2 << 20;
@@ -33,9 +34,11 @@ pub(super) struct Chunk {
     pub(super) descriptor_pages: u32,
     /// Being emptied: nothing is allocated here.
     pub(super) draining: bool,
-    /// On the list of chunks of its order that have free slots.
-    pub(super) listed: bool,
+    /// On which lists of its order it is.
+    pub(super) listed: Listed,
     free_slots: u32,
+    /// Of those, in roomy rows.
+    roomy_slots: u32,
     retired_slots: u32,
     /// Bit i: slot i is free.
     free: [u64; WORDS],
@@ -50,8 +53,9 @@ impl Chunk {
             pages: 0,
             descriptor_pages: 0,
             draining: false,
-            listed: false,
+            listed: Listed::default(),
             free_slots: 0,
+            roomy_slots: 0,
             retired_slots: 0,
             free: [0; WORDS],
             retired: [0; WORDS],
@@ -108,6 +112,21 @@ impl Chunk {
         for slot in 0..self.free_slots {
             self.free[slot as usize / 64] |= 1 << (slot % 64);
         }
+        self.roomy_slots = self.count_roomy_slots();
+    }
+
+    /// Whether folios of `order` may come in.
+    pub(super) fn is_for(&self, order: u8) -> bool {
+        self.role == Role::Slots { order } && !self.draining
+    }
+
+    pub(super) fn roomy_slots(&self) -> u32 {
+        self.roomy_slots
+    }
+
+    /// The bits of 64 slots, among them `slot`.
+    pub(super) fn free_word(&self, slot: u32) -> u64 {
+        self.free[slot as usize / 64]
     }
 
     pub(super) fn is_free(&self, slot: u32) -> bool {
@@ -117,8 +136,10 @@ impl Chunk {
     /// Takes the given slot, which must be free.
     pub(super) fn take(&mut self, slot: u32) {
         debug_assert!(self.is_free(slot), "slot {slot} is in use");
+        let roomy_before = self.roomy_slots_beside(slot);
         self.free[slot as usize / 64] &= !(1 << (slot % 64));
         self.free_slots -= 1;
+        self.roomy_slots = self.roomy_slots + self.roomy_slots_beside(slot) - roomy_before;
     }
 
     /// The lowest free slot.
@@ -129,8 +150,10 @@ impl Chunk {
 
     pub(super) fn put(&mut self, slot: u32) {
         debug_assert!(slot < self.slots() && !self.is_free(slot), "slot {slot} freed twice");
+        let roomy_before = self.roomy_slots_beside(slot);
         self.free[slot as usize / 64] |= 1 << (slot % 64);
         self.free_slots += 1;
+        self.roomy_slots = self.roomy_slots + self.roomy_slots_beside(slot) - roomy_before;
     }
 
     /// Makes a free slot one that is not resident.

@@ -2,7 +2,8 @@
 //!
 //! One kind so far: the arena (`arena.rs`), huge-page frames whose number is that of their
 //! descriptor; evicting is reusing, without any page-table work. Above, `reclaim` decides who gets
-//! a frame and who must give one back; here is only what is free, and what everything costs.
+//! a frame and who must give one back; here is only what is free, where it lies (`rows.rs`), and
+//! what everything costs.
 //!
 //! Invariants:
 //! - FRAMES-1: what is resident (chunks in use, descriptors ever used, charged tables) never
@@ -16,10 +17,12 @@ mod arena;
 mod budget;
 mod chunk;
 mod growth;
+mod rows;
 mod watcher;
 
 pub(crate) use arena::Arena;
 pub(crate) use chunk::CHUNK_BYTES;
+pub(crate) use rows::ROW_PAGES;
 pub(crate) use watcher::ChunkWatcher;
 
 /// log2 of the pages in the largest folio: a whole chunk.

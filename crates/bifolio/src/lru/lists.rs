@@ -32,6 +32,10 @@ impl ListSizes {
     }
 }
 
+/// Epochs that a folio is on the inactive list until its turn to leave comes, while as many come
+/// as leave. The clock of eight bits wraps after several such lives.
+const EPOCHS: u64 = 32;
+
 #[derive(Debug)]
 struct List {
     head: u32,
@@ -50,6 +54,10 @@ impl Default for List {
 pub(super) struct Lists {
     inactive: List,
     active: List,
+    /// The clock of the inactive list: see [`EPOCHS`].
+    epoch: u8,
+    /// Pages that came to the inactive list in this epoch.
+    epoch_pages: u64,
 }
 
 impl Lists {
@@ -77,6 +85,56 @@ impl Lists {
             ListKind::Inactive => folio.flags.clear(Flag::Active),
         };
         self.link(folios, id, kind);
+        if kind == ListKind::Inactive {
+            self.tick(folio.pages());
+            folio.lru_epoch.store(self.epoch, Ordering::Relaxed);
+        }
+    }
+
+    /// Puts a folio where another is on its list, if that is on one, and takes that off.
+    pub(super) fn replace(&mut self, folios: &Folios, old: FolioId, new: FolioId) {
+        let (old, successor) = (folios.get(old), folios.get(new));
+        if !old.flags.clear(Flag::OnLru) {
+            return;
+        }
+        successor.flags.set(Flag::OnLru);
+        let active = old.flags.get(Flag::Active);
+        if active {
+            successor.flags.set(Flag::Active);
+        }
+        successor.lru_epoch.store(old.lru_epoch.load(Ordering::Relaxed), Ordering::Relaxed);
+        let next = old.lru_next.load(Ordering::Relaxed);
+        let previous = old.lru_previous.load(Ordering::Relaxed);
+        successor.lru_next.store(next, Ordering::Relaxed);
+        successor.lru_previous.store(previous, Ordering::Relaxed);
+        let list = self.list(if active { ListKind::Active } else { ListKind::Inactive });
+        if previous == NO_FOLIO {
+            list.head = new.0;
+        } else {
+            folios.get(FolioId(previous)).lru_next.store(new.0, Ordering::Relaxed);
+        }
+        if next == NO_FOLIO {
+            list.tail = new.0;
+        } else {
+            folios.get(FolioId(next)).lru_previous.store(new.0, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether a folio is on the inactive list, and in the oldest quarter of it.
+    pub(super) fn is_old(&self, folios: &Folios, id: FolioId) -> bool {
+        let folio = folios.get(id);
+        let on_inactive = folio.flags.get(Flag::OnLru) && !folio.flags.get(Flag::Active);
+        let age = self.epoch.wrapping_sub(folio.lru_epoch.load(Ordering::Relaxed));
+        on_inactive && u64::from(age) >= EPOCHS / 4 * 3
+    }
+
+    /// So many pages come to the inactive list: time goes on by that.
+    fn tick(&mut self, pages: u64) {
+        self.epoch_pages += pages;
+        if self.epoch_pages * EPOCHS >= self.inactive.pages {
+            self.epoch = self.epoch.wrapping_add(1);
+            self.epoch_pages = 0;
+        }
     }
 
     /// Moves a folio from wherever it is on its list to the head. ON_LRU stays set all the time:
@@ -133,5 +191,101 @@ impl Lists {
             ListKind::Inactive => &mut self.inactive,
             ListKind::Active => &mut self.active,
         }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::folio::{Frozen, Reaper};
+
+    struct NoReaper;
+
+    impl Reaper for NoReaper {
+        fn reap(&self, _frozen: Frozen<'_>) {
+            unreachable!("no folio lives");
+        }
+    }
+
+    fn folios(count: usize) -> Folios {
+        Folios::new(count, Box::new(NoReaper)).unwrap()
+    }
+
+    /// The folios of a list, oldest first, as the links of either direction have them.
+    fn walk(lists: &Lists, folios: &Folios, kind: ListKind) -> Vec<u32> {
+        let list = if kind == ListKind::Active { &lists.active } else { &lists.inactive };
+        let follow = |from: u32, link: fn(&crate::folio::Folio) -> u32| {
+            let next = |id: &u32| Some(link(folios.get(FolioId(*id)))).filter(|id| *id != NO_FOLIO);
+            let first = Some(from).filter(|id| *id != NO_FOLIO);
+            std::iter::successors(first, next).collect::<Vec<_>>()
+        };
+        let from_tail = follow(list.tail, |folio| folio.lru_previous.load(Ordering::Relaxed));
+        let mut from_head = follow(list.head, |folio| folio.lru_next.load(Ordering::Relaxed));
+        from_head.reverse();
+        assert_eq!(from_tail, from_head);
+        from_tail
+    }
+
+    #[test]
+    fn a_folio_that_replaces_another_has_its_place_on_its_list() {
+        for kind in [ListKind::Inactive, ListKind::Active] {
+            for place in 0..3 {
+                let folios = folios(8);
+                let mut lists = Lists::default();
+                for id in 0..3 {
+                    lists.add(&folios, FolioId(id), kind);
+                }
+                let before = lists.sizes();
+                lists.replace(&folios, FolioId(place), FolioId(7));
+                let expected = [0, 1, 2].map(|id| if id == place { 7 } else { id });
+                assert_eq!(walk(&lists, &folios, kind), expected);
+                assert_eq!(lists.sizes().inactive_pages, before.inactive_pages);
+                assert!(!folios.get(FolioId(place)).flags.get(Flag::OnLru));
+                lists.remove(&folios, FolioId(7));
+                let rest: Vec<_> = (0..3).filter(|id| *id != place).collect();
+                assert_eq!(walk(&lists, &folios, kind), rest);
+            }
+        }
+    }
+
+    #[test]
+    fn a_folio_that_replaces_one_on_no_list_is_on_none() {
+        let (folios, mut lists) = (folios(2), Lists::default());
+        lists.replace(&folios, FolioId(0), FolioId(1));
+        assert!(walk(&lists, &folios, ListKind::Inactive).is_empty());
+        assert!(!folios.get(FolioId(1)).flags.get(Flag::OnLru));
+    }
+
+    #[test]
+    fn the_oldest_quarter_of_the_inactive_list_is_old() {
+        let count = 1000;
+        let (folios, mut lists) = (folios(count + 2), Lists::default());
+        for id in 0..count as u32 {
+            lists.add(&folios, FolioId(id), ListKind::Inactive);
+        }
+        // As in a full cache: one leaves, one comes. Three times over.
+        for step in 0..3 * count as u32 {
+            let id = FolioId(step % count as u32);
+            lists.remove(&folios, id);
+            lists.add(&folios, id, ListKind::Inactive);
+        }
+        let old = (0..count as u32).filter(|id| lists.is_old(&folios, FolioId(*id)));
+        let old: Vec<_> = old.collect();
+        let quarter = count / 4;
+        assert!(old.len().abs_diff(quarter) < quarter / 4, "{} are old", old.len());
+        assert_eq!(old, (0..old.len() as u32).collect::<Vec<_>>());
+        assert!(!lists.is_old(&folios, FolioId(count as u32 - 1)));
+        // One that replaces another is as old as that; one on the active list is not.
+        let (fresh, first_old) = (FolioId(count as u32 - 1), FolioId(0));
+        for (old, new) in [(fresh, count as u32), (first_old, count as u32 + 1)] {
+            let was_old = lists.is_old(&folios, old);
+            let far_from_it = if was_old { lists.epoch } else { lists.epoch.wrapping_sub(31) };
+            folios.get(FolioId(new)).lru_epoch.store(far_from_it, Ordering::Relaxed);
+            lists.replace(&folios, old, FolioId(new));
+            assert_eq!(lists.is_old(&folios, FolioId(new)), was_old);
+        }
+        lists.remove(&folios, FolioId(1));
+        lists.add(&folios, FolioId(1), ListKind::Active);
+        assert!(!lists.is_old(&folios, FolioId(1)));
     }
 }

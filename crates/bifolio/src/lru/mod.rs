@@ -116,6 +116,18 @@ impl Lru {
         listed
     }
 
+    /// Those of `ids` that are on the inactive list, in the oldest quarter of it.
+    pub(crate) fn old_among(&self, folios: &Folios, ids: &[FolioId]) -> Vec<FolioId> {
+        let lists = self.lists.lock();
+        ids.iter().copied().filter(|id| lists.is_old(folios, *id)).collect()
+    }
+
+    /// Puts the folio `new` where `old` is on its list, if that is on one, and takes that off. The
+    /// caller owns `old`, frozen, and has a reference to `new`, which is on no list.
+    pub(crate) fn replace(&self, folios: &Folios, old: FolioId, new: FolioId) {
+        self.lists.lock().replace(folios, old, new);
+    }
+
     /// Takes a dead folio off whatever list it is on. The caller owns it, frozen.
     pub(crate) fn forget(&self, folios: &Folios, id: FolioId) {
         // LRU-2: nobody links it any more (that takes a reference), so a clear flag stays clear.

@@ -10,6 +10,7 @@
 //!      |     direct reclaim, one thread at a time:
 //!      |       shrink: scan the inactive tail, ever larger shares of it     scan.rs
 //!      |         folio by folio: busy? used? dirty -> write out, evict      pageout.rs
+//!      |         row by row: what lies beside goes too, or moves away       rows.rs, relocate.rs
 //!      |       freed the wrong sizes? evacuate a chunk                      evacuate.rs
 //!      '--- yes -- freed anything?
 //!                   | no: drain the batches, sweep both lists; still nothing?
@@ -34,6 +35,8 @@
 mod background;
 mod evacuate;
 mod pageout;
+mod relocate;
+mod rows;
 mod scan;
 
 pub(crate) use background::Background;

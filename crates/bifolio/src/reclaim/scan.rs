@@ -3,6 +3,7 @@
 use super::pageout::{Verdict, WriteOut};
 use super::{Reclaim, Turn};
 use crate::folio::{BATCH_SLOTS, Flag, FolioRef};
+use crate::frames::ROW_PAGES;
 use crate::lru::ListKind;
 use crate::stats::Counter;
 
@@ -25,6 +26,10 @@ impl Unspilled<'_> {
         if self.folios.is_empty() { 0 } else { SPILL_PAGES }
     }
 }
+
+/// Pages of the inactive list that are looked at in one go: a row of frames, which is all that goes
+/// where folios leave in the order in which they came. Few, as each may free another row.
+const STEP_PAGES: u64 = ROW_PAGES as u64;
 
 /// How a scan of the inactive list goes about it.
 #[derive(Clone, Copy, Debug)]
@@ -129,7 +134,7 @@ impl Reclaim {
         while counts.reclaimed_pages < wanted_pages {
             // What leaves for the spill leaves together: a few more are looked at for that.
             let scan_pages = scan_pages.max(unspilled.scan_pages());
-            let left_pages = scan_pages.saturating_sub(scanned_pages);
+            let left_pages = scan_pages.saturating_sub(scanned_pages).min(STEP_PAGES);
             memory.lru.isolate(&memory.folios, ListKind::Inactive, left_pages, &mut batch);
             if batch.is_empty() {
                 break;
@@ -157,17 +162,24 @@ impl Reclaim {
         if folios.is_empty() {
             return;
         }
-        let mut kept = Vec::new();
+        let (mut kept, mut evicted) = (Vec::new(), Vec::new());
         if how.write_out == WriteOut::Nothing {
             counts.busy_pages += pages;
             kept = folios;
         } else {
-            for (verdict, pages, folio) in self.pageout_batch(turn, folios) {
+            let ids: Vec<_> = folios.iter().map(FolioRef::id).collect();
+            for ((verdict, pages, folio), id) in
+                self.pageout_batch(turn, folios).into_iter().zip(ids)
+            {
                 counts.note(verdict, pages);
                 kept.extend(folio);
+                if verdict == Verdict::Evicted {
+                    evicted.push((id, pages));
+                }
             }
         }
         self.memory.lru.put_back(&self.memory.folios, &mut kept, ListKind::Inactive);
+        self.clear_rows(turn, &evicted, counts);
     }
 
     /// Judges each isolated folio; those that stay go back to a list, but for what is to be
@@ -182,11 +194,13 @@ impl Reclaim {
     ) {
         let reclaimed_before = counts.reclaimed_pages;
         let (mut active, mut inactive, mut dirty) = (Vec::new(), Vec::new(), Vec::new());
+        let mut evicted = Vec::new();
         for folio in batch.drain(..) {
-            let pages = folio.folio().pages();
+            let (id, pages) = (folio.id(), folio.folio().pages());
             let (verdict, kept) = self.evict_or_keep(turn, folio, how.second_chance);
             counts.note(verdict, pages);
             match verdict {
+                Verdict::Evicted => evicted.push((id, pages)),
                 Verdict::Activate => active.extend(kept),
                 Verdict::Dirty => dirty.extend(kept),
                 Verdict::Unspilled => {
@@ -211,6 +225,7 @@ impl Reclaim {
         self.memory.counters.add(Counter::PgActivate, active.len() as u64);
         lru.put_back(&self.memory.folios, &mut active, ListKind::Active);
         lru.put_back(&self.memory.folios, &mut inactive, ListKind::Inactive);
+        self.clear_rows(turn, &evicted, counts);
     }
 
     /// Moves what was not used lately from the active tail to the inactive head.

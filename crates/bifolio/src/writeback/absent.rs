@@ -155,6 +155,15 @@ impl Inode {
         frozen.free();
     }
 
+    /// The folio `new`, locked, has taken the place of `old`: it is as dirty as that was, or has
+    /// its slot.
+    pub(crate) fn hand_on(&self, old: &Frozen<'_>, new: FolioId) {
+        let is_dirty = self.dirty.replace(&self.memory, old.id(), new);
+        if !is_dirty && self.spill().is_some() {
+            self.memory.folio(new).set_slot(old.folio().slot());
+        }
+    }
+
     fn note_gone_if(&self, is_gone: bool, pages: u64) {
         if let Some(spill) = self.spill().filter(|_| is_gone) {
             spill.note_gone(pages);

@@ -111,6 +111,18 @@ impl DirtyList {
         self.state.lock().mark(memory, id, (self.counter)(memory));
     }
 
+    /// Makes the folio `new`, locked, dirty in the place of `old`, if that is dirty: as old as that
+    /// was; tells whether. Nobody has a reference to `old`.
+    pub(super) fn replace(&self, memory: &Memory, old: FolioId, new: FolioId) -> bool {
+        let mut state = self.state.lock();
+        let is_dirty = memory.folio(old).flags.clear(Flag::Dirty);
+        if is_dirty {
+            memory.folio(new).flags.set(Flag::Dirty);
+            state.replace(memory, old, new);
+        }
+        is_dirty
+    }
+
     /// Clears DIRTY without a write-out: the bytes are no longer wanted. The folio is locked.
     pub(super) fn forget(&self, memory: &Memory, id: FolioId) {
         let mut state = self.state.lock();
@@ -224,6 +236,24 @@ impl State {
         self.folios += 1;
     }
 
+    fn replace(&mut self, memory: &Memory, old: FolioId, new: FolioId) {
+        let (old, successor) = (memory.folio(old), memory.folio(new));
+        successor.dirtied.store(old.dirtied.load(Ordering::Relaxed), Ordering::Relaxed);
+        let previous = old.dirty_previous.load(Ordering::Relaxed);
+        let next = old.dirty_next.load(Ordering::Relaxed);
+        set_links(successor, previous, next);
+        if previous == NO_FOLIO {
+            self.head = new.0;
+        } else {
+            memory.folio(FolioId(previous)).dirty_next.store(new.0, Ordering::Relaxed);
+        }
+        if next == NO_FOLIO {
+            self.tail = new.0;
+        } else {
+            memory.folio(FolioId(next)).dirty_previous.store(new.0, Ordering::Relaxed);
+        }
+    }
+
     fn unlink(&mut self, memory: &Memory, id: FolioId) {
         let folio = memory.folio(id);
         let previous = folio.dirty_previous.load(Ordering::Relaxed);
@@ -245,4 +275,62 @@ impl State {
 fn set_links(folio: &Folio, previous: u32, next: u32) {
     folio.dirty_previous.store(previous, Ordering::Relaxed);
     folio.dirty_next.store(next, Ordering::Relaxed);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::HugePages;
+    use crate::frames::Arena;
+    use crate::sys::probe::Features;
+
+    fn memory() -> Memory {
+        let bytes = 4 << 20;
+        let arena = Arena::new(bytes, bytes, HugePages::Never, Features::probe(&[])).unwrap();
+        Memory::new(arena, 1024, 1).unwrap()
+    }
+
+    /// A folio that has a reference for as long as the memory lives.
+    fn start(memory: &Memory) -> FolioId {
+        let id = memory.arena.allocate(0, None, &memory.folios).unwrap().expect("a free frame");
+        memory.folios.start(id, 0, 0, 0).into_id()
+    }
+
+    fn oldest(list: &DirtyList, memory: &Memory, range: Range<u64>) -> Vec<FolioId> {
+        list.oldest(memory, range, 10).folios.iter().map(FolioRef::id).collect()
+    }
+
+    #[test]
+    fn a_folio_that_replaces_a_dirty_one_is_as_dirty_and_as_old() {
+        let memory = memory();
+        for place in 0..3 {
+            let list = DirtyList::new(|memory| &memory.dirty_pages);
+            let mut ids = [0; 3].map(|_| start(&memory));
+            let numbers = ids.map(|id| {
+                list.mark(&memory, id);
+                list.now() - 1
+            });
+            let (old, new) = (ids[place], start(&memory));
+            let dirty_pages = memory.dirty_pages.load(Ordering::Relaxed);
+            assert!(list.replace(&memory, old, new));
+            ids[place] = new;
+            assert_eq!(oldest(&list, &memory, 0..list.now()), ids);
+            let its_own = numbers[place]..numbers[place] + 1;
+            assert_eq!(oldest(&list, &memory, its_own), [new]);
+            assert_eq!(memory.dirty_pages.load(Ordering::Relaxed), dirty_pages);
+            assert!(!memory.folio(old).flags.get(Flag::Dirty));
+            // The next one is the youngest.
+            let youngest = start(&memory);
+            list.mark(&memory, youngest);
+            let ids = [&ids[..], &[youngest]].concat();
+            assert_eq!(oldest(&list, &memory, 0..list.now()), ids);
+            // One in the place of a clean one is clean.
+            assert!(!list.replace(&memory, old, start(&memory)));
+            assert_eq!(oldest(&list, &memory, 0..list.now()), ids);
+            for id in ids {
+                list.forget(&memory, id);
+            }
+            assert_eq!(list.len(), 0);
+        }
+    }
 }

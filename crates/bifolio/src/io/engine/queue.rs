@@ -98,18 +98,30 @@ impl<'e, T> Queue<'e, T> {
         self.waiting.len() + self.started() + self.done.len()
     }
 
+    /// Transfers that were pushed and not yet started.
+    pub(crate) fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
     /// Whether another transfer would have to wait for its turn.
     pub(crate) fn is_full(&self) -> bool {
         self.in_flight() >= self.depth()
     }
 
-    /// Adds a transfer; the next [`Self::complete`] starts it.
+    /// Adds a transfer; the next [`Self::begin`] or [`Self::complete`] starts it.
     ///
     /// # Safety
     /// IO-1 holds for its pieces until `owner` has been handed out by `complete`, or dropped by the
     /// queue's own drop.
     pub(crate) unsafe fn push(&mut self, transfer: Transfer, owner: T) {
         self.waiting.push_back((transfer, owner));
+    }
+
+    /// Starts what was pushed, so that the device works while more is pushed. Waits for nothing in
+    /// flight, though perhaps for a ring.
+    pub(crate) fn begin(&mut self) {
+        self.start(false);
+        self.submit();
     }
 
     /// Starts what was pushed, waits until `wanted` transfers are complete (or all, if there are

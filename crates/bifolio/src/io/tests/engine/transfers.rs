@@ -1,6 +1,7 @@
 //! Bytes arrive where they belong, whichever way they go.
 
 use std::sync::Arc;
+use std::thread;
 
 use super::super::ways::*;
 use super::world::*;
@@ -111,6 +112,35 @@ fn sixteen_transfers_at_once_take_one_system_call() {
     complete_all(&mut queue);
     let counts = world.engine.counts();
     assert_eq!((counts.ring_enters, counts.plain_transfers), (1, 1), "one alone needs no ring");
+}
+
+#[test]
+fn what_was_begun_is_under_way_before_anybody_waits_for_it() {
+    for world in worlds(4).iter().filter(|world| world.name != "no threads either") {
+        let pipe = Arc::new(Pipe::new());
+        let backing: Arc<dyn Backing> = Arc::clone(&pipe) as _;
+        let mut queue = world.engine.queue();
+        for _ in 0..2 {
+            push_read(&mut queue, world, &backing, 0, 1, ());
+        }
+        assert_eq!(queue.waiting(), 2);
+        queue.begin();
+        assert_eq!((queue.waiting(), queue.in_flight()), (0, 2));
+        if world.has_rings() {
+            let counts = world.engine.counts();
+            assert_eq!((counts.ring_enters, counts.ring_transfers), (1, 2));
+        } else {
+            while pipe.called() < 2 {
+                thread::yield_now();
+            }
+        }
+        pipe.release();
+        pipe.release();
+        for ((), frames, answer) in complete_all(&mut queue) {
+            assert_eq!(answer.unwrap(), PAGE);
+            assert_eq!(frames.bytes(PAGE), [7; PAGE]);
+        }
+    }
 }
 
 #[test]

@@ -1,0 +1,342 @@
+//! Rows: which free slot a folio gets, so that neighbours find room beside each other.
+//!
+//! Called by `arena.rs` under its lock. A row is 64 KiB of frames, or one larger folio. Of some
+//! rows most slots are free: those are *roomy*, and are filled from the front by what comes in.
+//! The free slots of all others are *odd*: what has to make room in a row is moved there
+//! (`reclaim::rows`), and misses take them when there is nothing else.
+//!
+//! ```text
+//!   a miss: behind its neighbour in the file, if that slot is free; else,
+//!           if the neighbour came just now, where a row begins: two files that are filled at the
+//!             same time do not take turns in one;
+//!           else the next slot of the open row, which all such misses fill together, so that what
+//!             is in a row came, and will leave, at the same time
+//!   a move: the fullest row of a chunk, from its end
+//! ```
+
+use super::arena::State;
+use super::chunk::{CHUNK_PAGES, Chunk};
+use crate::folio::FolioId;
+use std::collections::VecDeque;
+
+/// Pages of a row.
+pub(crate) const ROW_PAGES: u32 = 16;
+
+/// How many of the slots that were taken last are remembered: a file that is being filled has its
+/// last one among them, unless more than so many are filled at the same time.
+pub(super) const LATELY: usize = 8;
+
+/// A row: its chunk, and its number there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Row {
+    chunk: usize,
+    row: u32,
+}
+
+/// Where the free slots of one order are.
+#[derive(Debug, Default)]
+pub(super) struct Available {
+    /// Chunks with roomy rows, the one that has had some longest first: it probably has most.
+    roomy: VecDeque<u32>,
+    /// Chunks with odd slots.
+    odd: VecDeque<u32>,
+    /// The row that misses without a neighbour fill.
+    open: Option<Row>,
+}
+
+impl Available {
+    /// Chunks that have free slots; one that has both kinds comes twice.
+    pub(super) fn chunks(&self) -> impl Iterator<Item = usize> {
+        self.roomy.iter().chain(&self.odd).map(|number| *number as usize)
+    }
+}
+
+/// The lists that a chunk is on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Listed {
+    roomy: bool,
+    odd: bool,
+}
+
+impl Chunk {
+    fn row_slots(&self) -> u32 {
+        (ROW_PAGES >> self.order()).max(1)
+    }
+
+    fn rows(&self) -> u32 {
+        self.slots().div_ceil(self.row_slots())
+    }
+
+    /// The free slots of a row, as the lowest bits.
+    fn row_bits(&self, row: u32) -> u64 {
+        let first = row * self.row_slots();
+        let mask = (1 << self.row_slots()) - 1;
+        self.free_word(first) >> (first % u64::BITS) & mask
+    }
+
+    fn free_in_row(&self, row: u32) -> u32 {
+        self.row_bits(row).count_ones()
+    }
+
+    /// Three quarters of it are free.
+    fn is_roomy(&self, row: u32) -> bool {
+        self.free_in_row(row) * 4 >= self.row_slots() * 3
+    }
+
+    /// Free slots of the row of `slot`, if that is a roomy one.
+    pub(super) fn roomy_slots_beside(&self, slot: u32) -> u32 {
+        let row = slot / self.row_slots();
+        if self.is_roomy(row) { self.free_in_row(row) } else { 0 }
+    }
+
+    /// Free slots in roomy rows, counted anew.
+    pub(super) fn count_roomy_slots(&self) -> u32 {
+        (0..self.rows()).map(|row| self.roomy_slots_beside(row * self.row_slots())).sum()
+    }
+
+    fn lowest_free_of(&self, row: u32) -> Option<u32> {
+        let bits = self.row_bits(row);
+        (bits != 0).then(|| row * self.row_slots() + bits.trailing_zeros())
+    }
+
+    /// A row that is all free; else a roomy one.
+    fn roomy_row(&self) -> Option<u32> {
+        let whole = (0..self.rows()).find(|row| self.free_in_row(*row) == self.row_slots());
+        whole.or_else(|| (0..self.rows()).find(|row| self.is_roomy(*row)))
+    }
+
+    /// The last free slot of the row with the fewest, but neither of a roomy one nor of `avoid`.
+    fn odd_slot(&self, avoid: Option<u32>) -> Option<u32> {
+        let odd =
+            |row: &u32| self.row_bits(*row) != 0 && !self.is_roomy(*row) && Some(*row) != avoid;
+        let row = (0..self.rows()).filter(odd).min_by_key(|row| self.free_in_row(*row))?;
+        let last = u64::BITS - 1 - self.row_bits(row).leading_zeros();
+        Some(row * self.row_slots() + last)
+    }
+}
+
+impl State {
+    /// The slot for a miss, as the head of the file says.
+    pub(super) fn slot_for(&mut self, order: u8, near: Option<FolioId>) -> Option<(usize, u32)> {
+        if let Some(near) = near {
+            let behind = self.slot_after(near, order);
+            let crowded = behind.is_none() && self.lately.contains(&near);
+            let found = if crowded { self.roomy_slot(order) } else { behind };
+            if found.is_some() {
+                return found;
+            }
+        }
+        let open = self.available[order as usize].open;
+        let in_open = open.and_then(|open| self.slot_of_row(open, order));
+        in_open.or_else(|| {
+            let (chunk, slot) = self.roomy_slot(order)?;
+            let row = slot / self.chunks[chunk].row_slots();
+            self.available[order as usize].open = Some(Row { chunk, row });
+            Some((chunk, slot))
+        })
+    }
+
+    /// Remembers what a miss got.
+    pub(super) fn note_taken(&mut self, id: FolioId) {
+        self.lately.rotate_right(1);
+        self.lately[0] = id;
+    }
+
+    /// A free slot where neighbours have no room anyway, but not in the row of `avoid`.
+    pub(super) fn odd_slot(&self, order: u8, avoid: Option<FolioId>) -> Option<(usize, u32)> {
+        let avoid = avoid.map(|id| self.row_of(id));
+        self.available[order as usize].odd.iter().take(2).find_map(|number| {
+            let number = *number as usize;
+            let avoided = avoid.filter(|avoid| avoid.chunk == number).map(|avoid| avoid.row);
+            Some((number, self.chunks[number].odd_slot(avoided)?))
+        })
+    }
+
+    /// The first slot of a roomy row.
+    fn roomy_slot(&self, order: u8) -> Option<(usize, u32)> {
+        let number = *self.available[order as usize].roomy.front()? as usize;
+        let chunk = &self.chunks[number];
+        Some((number, chunk.lowest_free_of(chunk.roomy_row()?)?))
+    }
+
+    fn row_of(&self, id: FolioId) -> Row {
+        let chunk = (id.0 / CHUNK_PAGES) as usize;
+        let slot = (id.0 % CHUNK_PAGES) >> self.chunks[chunk].order();
+        Row { chunk, row: slot / self.chunks[chunk].row_slots() }
+    }
+
+    fn slot_of_row(&self, row: Row, order: u8) -> Option<(usize, u32)> {
+        let chunk = &self.chunks[row.chunk];
+        let usable = chunk.is_for(order) && row.row < chunk.rows();
+        let slot = usable.then(|| chunk.lowest_free_of(row.row)).flatten()?;
+        Some((row.chunk, slot))
+    }
+
+    /// The slot that follows folio `near`, if it is free and of the same order.
+    fn slot_after(&self, near: FolioId, order: u8) -> Option<(usize, u32)> {
+        let frame = near.0 + (1 << order);
+        let (number, page) = ((frame / CHUNK_PAGES) as usize, frame % CHUNK_PAGES);
+        let chunk = self.chunks.get(number).filter(|chunk| chunk.is_for(order))?;
+        let slot = page >> order;
+        chunk.is_free(slot).then_some((number, slot))
+    }
+
+    /// Puts a chunk on the lists it belongs to, and takes it off the others.
+    pub(super) fn list(&mut self, number: usize) {
+        let chunk = &mut self.chunks[number];
+        let (order, before) = (chunk.order(), chunk.listed);
+        let is_listed = chunk.is_in_service() && !chunk.draining;
+        let roomy = is_listed && chunk.roomy_slots() > 0;
+        let odd = is_listed && chunk.free_slots() > chunk.roomy_slots();
+        chunk.listed = Listed { roomy, odd };
+        let available = &mut self.available[order as usize];
+        relist(&mut available.roomy, number, before.roomy, roomy);
+        relist(&mut available.odd, number, before.odd, odd);
+    }
+
+    /// Takes a chunk off all lists: it is about to be cut anew, or given back.
+    pub(super) fn unlist(&mut self, number: usize) {
+        let chunk = &mut self.chunks[number];
+        let (order, before) = (chunk.order(), chunk.listed);
+        chunk.listed = Listed::default();
+        let available = &mut self.available[order as usize];
+        relist(&mut available.roomy, number, before.roomy, false);
+        relist(&mut available.odd, number, before.odd, false);
+    }
+}
+
+fn relist(list: &mut VecDeque<u32>, number: usize, was_listed: bool, is_listed: bool) {
+    if is_listed && !was_listed {
+        list.push_back(number as u32);
+    } else if was_listed && !is_listed {
+        // The chunk in use is at the front of the list.
+        if let Some(at) = list.iter().position(|listed| *listed as usize == number) {
+            list.remove(at);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::arena::Arena;
+    use super::super::chunk::CHUNK_BYTES;
+    use super::*;
+    use crate::config::HugePages;
+    use crate::folio::{Folios, Frozen, Reaper};
+    use crate::sys::probe::Features;
+
+    struct NoReaper;
+
+    impl Reaper for NoReaper {
+        fn reap(&self, _frozen: Frozen<'_>) {
+            unreachable!("no folio lives");
+        }
+    }
+
+    /// An arena of two chunks and their descriptors.
+    struct World {
+        arena: Arena,
+        folios: Folios,
+    }
+
+    impl World {
+        fn new() -> Self {
+            let bound_bytes = 2 * (CHUNK_BYTES + 64 * u64::from(CHUNK_PAGES));
+            let features = Features::probe(&[]);
+            let arena = Arena::new(bound_bytes, 2 * CHUNK_BYTES, HugePages::Never, features);
+            let folios = Folios::new(2 * CHUNK_PAGES as usize, Box::new(NoReaper)).unwrap();
+            Self { arena: arena.unwrap(), folios }
+        }
+
+        fn allocate(&self, near: Option<u32>) -> u32 {
+            let near = near.map(FolioId);
+            self.arena.allocate(0, near, &self.folios).unwrap().expect("a free frame").0
+        }
+
+        /// Takes all frames, then frees these.
+        fn with_free(free: impl IntoIterator<Item = u32>) -> Self {
+            let world = Self::new();
+            for frame in 0..2 * CHUNK_PAGES {
+                assert_eq!(world.allocate(None), frame);
+            }
+            for frame in free {
+                world.arena.free(FolioId(frame));
+            }
+            world
+        }
+    }
+
+    #[test]
+    fn misses_without_a_neighbour_fill_one_row_after_the_other() {
+        let world = World::with_free((100..107).chain(32..48).chain(64..80));
+        for frame in (32..48).chain(64..80) {
+            assert_eq!(world.allocate(None), frame);
+        }
+        // Nothing else is left.
+        let odd = (0..7).map(|_| world.allocate(None)).collect::<Vec<_>>();
+        assert!(odd.iter().all(|frame| (100..107).contains(frame)), "{odd:?}");
+    }
+
+    #[test]
+    fn a_file_whose_next_slot_was_taken_just_now_begins_a_row() {
+        let world = World::new();
+        let first = world.allocate(None);
+        let other = world.allocate(None);
+        assert_eq!((first, other), (0, 1));
+        let elsewhere = world.allocate(Some(first));
+        assert_eq!(elsewhere, ROW_PAGES);
+        assert_eq!(world.allocate(Some(other)), 2);
+        assert_eq!(world.allocate(Some(elsewhere)), ROW_PAGES + 1);
+    }
+
+    #[test]
+    fn a_page_whose_neighbour_came_long_ago_goes_to_the_open_row() {
+        let world = World::new();
+        for frame in 0..=LATELY as u32 {
+            assert_eq!(world.allocate(None), frame);
+        }
+        assert_eq!(world.allocate(Some(0)), LATELY as u32 + 1);
+    }
+
+    #[test]
+    fn what_moves_goes_to_odd_slots_and_never_into_a_roomy_row_or_its_own() {
+        let roomy = 160..172;
+        let world = World::with_free(roomy.chain([33, 35, 40, 64, 600]));
+        let odd = |from| world.arena.allocate_odd(0, FolioId(from)).map(|id| id.0);
+        assert_eq!(odd(70), Some(40), "the last slot of another row");
+        assert_eq!(odd(32), Some(64));
+        assert_eq!(odd(0), Some(35));
+        assert_eq!(odd(0), Some(33));
+        assert_eq!(odd(0), Some(600));
+        assert_eq!(odd(0), None);
+    }
+
+    #[test]
+    fn lists_and_counts_follow_the_slots() {
+        let world = World::with_free([]);
+        let mut random = fastrand::Rng::with_seed(1);
+        let mut used: Vec<u32> = (0..2 * CHUNK_PAGES).collect();
+        for step in 0..20_000 {
+            // Mostly full, mostly empty, by turns.
+            let frees = random.u32(..100) < if step / 2000 % 2 == 0 { 60 } else { 40 };
+            if frees && !used.is_empty() {
+                world.arena.free(FolioId(used.swap_remove(random.usize(..used.len()))));
+            } else if used.len() < 2 * CHUNK_PAGES as usize {
+                let near = used.last().copied().filter(|_| random.bool());
+                let frame = world.allocate(near);
+                assert!(!used.contains(&frame), "{frame} was handed out twice");
+                used.push(frame);
+            }
+            let state = world.arena.state.lock();
+            for (number, chunk) in state.chunks.iter().enumerate() {
+                assert_eq!(chunk.roomy_slots(), chunk.count_roomy_slots());
+                let available = &state.available[0];
+                let roomy = available.roomy.contains(&(number as u32));
+                let odd = available.odd.contains(&(number as u32));
+                assert_eq!(roomy, chunk.roomy_slots() > 0);
+                assert_eq!(odd, chunk.free_slots() > chunk.roomy_slots());
+                assert_eq!(chunk.listed, Listed { roomy, odd });
+            }
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! Moving a folio to other frames, so that a row of frames becomes free (`rows.rs`).
+//!
+//! It costs a copy of a small folio. Nobody waits for more than that: readers without references
+//! try again, lookups meet a frozen folio. Whoever holds a reference keeps the folio where it is.
+//!
+//! # Safety
+//! Copies from one frame to another: the source is locked, the target nobody else's.
+#![allow(unsafe_code)]
+
+use super::{Reclaim, Turn};
+use crate::folio::{Flag, FolioId, FolioRef, LockedFolio};
+use crate::mapping::{PAGE_BYTES, Part};
+use crate::stats::Counter;
+use crate::sync::Ordering;
+use crate::sys::copy;
+use crate::writeback::Inode;
+
+impl Reclaim {
+    /// Moves a folio to an odd slot in another row; on its lists it keeps its place. Tells whether
+    /// that worked: not if it is in use right now, if it lies beside its neighbours of the file, or
+    /// if there is no odd slot.
+    pub(super) fn move_away(&self, turn: &Turn<'_>, id: FolioId) -> bool {
+        let Ok(folio) = self.memory.folios.try_get(id) else { return false };
+        let Some(locked) = folio.try_lock() else { return false };
+        let Some(inode) = turn.owner(&locked) else { return false };
+        let is_movable = locked.flags.get(Flag::Uptodate)
+            && !locked.flags.get(Flag::Writeback)
+            && !stands_in_row(inode, &locked, id);
+        if !is_movable {
+            return false;
+        }
+        let Some(target) = self.arena().allocate_odd(locked.order(), id) else { return false };
+        self.relocate(inode, folio, locked, target)
+    }
+
+    fn relocate(
+        &self,
+        inode: &Inode,
+        folio: FolioRef<'_>,
+        locked: LockedFolio<'_>,
+        target: FolioId,
+    ) -> bool {
+        let memory = &self.memory;
+        let (from, to) = (memory.arena.address(folio.id()), memory.arena.address(target));
+        let length = (locked.pages() * PAGE_BYTES) as usize;
+        // As in a fill: without an owner until it is in the table.
+        let new = memory.folios.start(target, 0, locked.index(), locked.order());
+        let new_locked = new.lock();
+        new_locked.take_after(&locked);
+        let Some(for_table) = new.try_clone() else {
+            unreachable!("a new folio has no other references");
+        };
+        let copy = || {
+            // SAFETY: the frames of the old folio, whose lock we hold: nobody writes them.
+            let source = unsafe { std::slice::from_raw_parts(from, length) };
+            // SAFETY: the frames of the new folio, locked and not in a table yet: we are their only
+            // writer; they are not those of the old one.
+            unsafe { copy::copy_in(to, source) };
+        };
+        // A collapse of one.
+        let old = vec![Part { lock: locked, folio }];
+        let collapsed = inode.mapping.collapse(&memory.folios, old, &new_locked, for_table, copy);
+        let Some(frozen) = collapsed.ok().and_then(|mut gone| gone.pop()) else { return false };
+        inode.hand_on(&frozen, target);
+        memory.lru.replace(&memory.folios, frozen.id(), target);
+        memory.counters.add(Counter::PgRelocate, 1);
+        frozen.free();
+        true
+    }
+}
+
+/// Whether a neighbour in the file is its neighbour in memory: then the two had better stay so.
+fn stands_in_row(inode: &Inode, locked: &LockedFolio<'_>, id: FolioId) -> bool {
+    let table = inode.mapping.table();
+    let stands_at = |index: u64, frame: Option<u32>| {
+        let entry = table.load(index, Ordering::Relaxed);
+        entry.is_folio() && frame == Some(entry.frame())
+    };
+    let (first, end) = (locked.index(), locked.index() + locked.pages());
+    let follows = first > 0 && stands_at(first - 1, id.0.checked_sub(1));
+    follows || (end < table.pages() && stands_at(end, id.0.checked_add(locked.pages() as u32)))
+}
