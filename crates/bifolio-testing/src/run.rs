@@ -196,11 +196,19 @@ impl<'a> Runner<'a> {
             // An error came up on the way: the next call there says which.
             let mut rest = [0];
             let answer = self.unless_full(self.file.read_at(&mut rest, at))?;
-            if answer.is_some() && !self.may_be_full {
-                return Err(format!("a read at {} ends at {at}, and goes on there", range.start));
+            match answer {
+                // It was the end of the file, which is compared below.
+                Some(0) => {}
+                Some(_) if !self.may_be_full => {
+                    return Err(format!(
+                        "a read at {} ends at {at}, and goes on there",
+                        range.start
+                    ));
+                }
+                _ => {
+                    return compare(range.start, &found[..count], self.model.read(range.start..at));
+                }
             }
-            compare(range.start, &found[..count], self.model.read(range.start..at))?;
-            return Ok(());
         }
         compare(range.start, &found[..count], self.model.read(range.clone()))?;
         if found[count..].iter().any(|byte| *byte != 0xEE) {

@@ -1,10 +1,12 @@
 //! Memory files against models of them: one thread (`model.rs`), several (`regions.rs`,
-//! `shared.rs`), and how files and caches end (`lifetimes.rs`). A [`Setup`](setup::Setup) says in
+//! `shared.rs`), and how files and caches end (`lifetimes.rs`); and single
+//! promises (`promises.rs`). A [`Setup`](setup::Setup) says in
 //! what cache; the same bodies run with a spill and without. What the storage of a spill can do to
 //! them is in `spill_faults.rs`.
 
 mod lifetimes;
 mod model;
+mod promises;
 mod regions;
 mod setup;
 mod shared;

@@ -12,7 +12,7 @@ use crate::setup::{Setup, check_empty, check_memory};
 use crate::support::FOLIO_SIZES;
 
 /// Runs with fewer operations are tried this often.
-const SHRINK_ATTEMPTS_MAX: usize = 120;
+const SHRINK_ATTEMPTS_MAX: usize = 60;
 
 /// The kinds of operations of a memory file.
 pub fn kinds() -> Vec<OpKind> {

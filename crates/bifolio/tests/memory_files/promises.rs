@@ -1,0 +1,131 @@
+//! Promises that a random run meets too seldom, one by one.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use bifolio::ErrorKind;
+use bifolio_testing::fill_bytes;
+use fastrand::Rng;
+
+use crate::setup::{Setup, check_empty, check_resident};
+use crate::support::{PAGE, assert_same, read};
+
+const PAGE_BYTES: usize = PAGE as usize;
+
+#[test]
+fn an_allocation_keeps_zeros_that_were_only_pinned() {
+    let setup = Setup::new(2 << 20, 4096);
+    let cache = setup.cache();
+    let file = setup.file(&cache);
+    file.set_len(64 * PAGE).unwrap();
+    (0..64).for_each(|index| drop(file.pin(index * PAGE..index * PAGE + 1).unwrap()));
+    file.allocate(0..64 * PAGE).unwrap();
+    cache.set_memory(1 << 20).unwrap();
+    check_resident(&cache, 64 * PAGE).unwrap();
+}
+
+#[test]
+fn an_allocation_of_no_bytes_takes_none() {
+    let setup = Setup::new(2 << 20, 4096);
+    let cache = setup.cache();
+    let file = setup.file(&cache);
+    file.allocate(5000..5000).unwrap();
+    check_resident(&cache, 0).unwrap();
+    assert!(file.is_empty());
+}
+
+#[test]
+fn a_refused_allocation_takes_back_nothing_that_was_written() {
+    const PAGES: u64 = 2000;
+    let setup = Setup::new(1 << 20, 4096);
+    let cache = setup.cache();
+    let file = setup.file(&cache);
+    file.set_len(PAGES * PAGE).unwrap();
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                let error = file.allocate(0..PAGES * PAGE).unwrap_err();
+                assert!(matches!(error.kind(), ErrorKind::Full { .. }), "{error}");
+            }
+        });
+        let mut random = Rng::with_seed(1);
+        let mut lost = None;
+        for round in 0..5000 {
+            let page = random.u64(..200) * PAGE;
+            let bytes = fill_bytes(round, PAGE_BYTES);
+            // There is no room just now, or it was there already.
+            if file.write_at(&bytes, page).is_err() {
+                continue;
+            }
+            thread::yield_now();
+            if read(&file, page, PAGE_BYTES) != bytes {
+                lost = Some(page);
+                break;
+            }
+            file.punch_hole(page..page + PAGE).unwrap();
+        }
+        stop.store(true, Ordering::Relaxed);
+        assert_eq!(lost, None, "a page was written, and is a hole");
+    });
+    check_resident(&cache, 0).unwrap();
+}
+
+/// Writes of whole pages and cuts that take them away meet: a page is one write's, or zeros, or
+/// not there.
+#[test]
+fn a_write_that_meets_a_cut_leaves_a_page_or_none() {
+    const PAGES: u64 = 8;
+    let setup = Setup::new(1 << 20, 4096);
+    let cache = setup.cache();
+    let file = setup.file(&cache);
+    let stop = AtomicBool::new(false);
+    let failed = thread::scope(|scope| {
+        let (file, stop) = (&file, &stop);
+        let write = move |fill: u8| {
+            let mut random = Rng::with_seed(u64::from(fill));
+            let is_good = |page: u64| {
+                let written = file.write_at(&[fill; PAGE_BYTES], page).unwrap();
+                let found = read(file, page, PAGE_BYTES);
+                let is_whole = found.iter().all(|byte| *byte == found[0] && *byte <= 2);
+                written == PAGE_BYTES && is_whole
+            };
+            while !stop.load(Ordering::Relaxed) && is_good(random.u64(..PAGES) * PAGE) {}
+            !stop.load(Ordering::Relaxed)
+        };
+        let writers = [1, 2].map(|fill| scope.spawn(move || write(fill)));
+        for round in 0..20_000 {
+            file.set_len(round % 2 * PAGES * PAGE).unwrap();
+        }
+        stop.store(true, Ordering::Relaxed);
+        writers.map(|writer| writer.join().unwrap())
+    });
+    assert_eq!(failed, [false; 2], "a page was a mixture");
+    file.set_len(0).unwrap();
+    check_resident(&cache, 0).unwrap();
+}
+
+/// Places in the spill that are free between others are used by folios that do not fill them, and
+/// none is lost.
+#[test]
+fn places_between_others_are_used_and_given_back() {
+    const PAGES: u64 = 900;
+    let small = Setup::spilling(512 << 10, 4096);
+    let large = Setup::spilling(512 << 10, 16 << 10);
+    let cache = small.builder().spill_bytes_max((PAGES + 20) * PAGE).build().unwrap();
+    let (file, other) = (small.file(&cache), large.file(&cache));
+    let page_of = |index: u64| fill_bytes(index, PAGE_BYTES);
+    (0..PAGES).for_each(|index| file.write_all_at(&page_of(index), index * PAGE).unwrap());
+    // Each seventh stays.
+    for index in (0..PAGES).step_by(7) {
+        file.punch_hole((index + 1) * PAGE..PAGES.min(index + 7) * PAGE).unwrap();
+    }
+    let bytes = fill_bytes(PAGES, 1_500_000);
+    other.write_all_at(&bytes, 0).unwrap();
+    assert_same(&read(&other, 0, bytes.len()), &bytes);
+    for index in (0..PAGES).step_by(7) {
+        assert_same(&read(&file, index * PAGE, PAGE_BYTES), &page_of(index));
+    }
+    drop((file, other));
+    check_empty(&cache, &large, large.folio_bytes).unwrap();
+}
