@@ -50,8 +50,8 @@ pub enum PinMode {
 
 /// How a read copies what is resident; for benchmarks only.
 ///
-/// The two that go one by one are for reads of all lengths, and go page by page also through a large
-/// folio: each page is looked up, referenced, copied and put.
+/// The two that go one by one are for reads of all lengths, and go page by page also through a
+/// large folio: each page is looked up, referenced, copied and put.
 #[cfg(feature = "ablation")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum ReadMode {

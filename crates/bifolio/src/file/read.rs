@@ -50,8 +50,8 @@ impl File {
     /// Reads exactly `buffer.len()` bytes at `position`.
     ///
     /// # Errors
-    /// As [`File::read_at`], and [`ErrorKind::PastEnd`] if the file has fewer bytes; `buffer` may
-    /// have been filled in part then.
+    /// As [`File::read_at`], and [`ErrorKind::PastEnd`](crate::ErrorKind::PastEnd) if the file has
+    /// fewer bytes; `buffer` may have been filled in part then.
     #[inline]
     pub fn read_exact_at(&self, buffer: &mut [u8], position: u64) -> Result<()> {
         if self.hit_path.read(buffer, position) {

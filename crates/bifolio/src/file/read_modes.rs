@@ -2,12 +2,12 @@
 //! before it.
 //!
 //! One by one, each page is looked up, referenced, copied and put before the next is looked at; in
-//! the locked mode the folio lock is taken for a moment in between, to check whose it is and what it
-//! holds. In batches, up to 31 references are taken before the copies and put after them. Pages stay
-//! atomic: each is validated by its Entry, as everywhere. One by one, large folios go page by page,
-//! too, though the kernel before the thread copied as much of one as was asked for: at 2 MiB the
-//! figure is what a reference for each page costs. What is not resident is read as in the default
-//! mode. Compiled for benchmarks only.
+//! the locked mode the folio lock is taken for a moment in between, to check whose it is and what
+//! it holds. In batches, up to 31 references are taken before the copies and put after them. Pages
+//! stay atomic: each is validated by its Entry, as everywhere. One by one, large folios go page by
+//! page, too, though the kernel before the thread copied as much of one as was asked for: at 2 MiB
+//! the figure is what a reference for each page costs. What is not resident is read as in the
+//! default mode. Compiled for benchmarks only.
 //!
 //! # Safety
 //! Copies out of frames that a reference keeps.
