@@ -7,7 +7,7 @@
 //! | [`CrashingBacking`] | forgets at a crash what was not synced, or only some of it |
 //! | [`Op`], [`Workload`] | random operations on a file, with weights drawn anew for every run |
 //! | [`Model`], [`Runner`] | the same operations on a plain vector, and the comparison |
-//! | [`shrink`] | fewer operations that fail the same way |
+//! | [`shrink()`] | fewer operations that fail the same way |
 //! | [`with_seeds`] | prints the seed of a failed run; `SEED=...` replays it |
 //!
 //! Uses nothing but bifolio's public API. It is for integration tests: inside bifolio's own unit

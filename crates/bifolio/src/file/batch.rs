@@ -54,7 +54,7 @@ impl<'a> Batch<'a> {
     /// The same for large runs that somebody is waiting for in their order: each is handed out as
     /// soon as it is there.
     pub(super) fn in_order(inode: &'a Inode) -> Self {
-        Self { wanted: 1, ..Self::new(inode) }
+        Self { wanted: 1, head: 1, ..Self::new(inode) }
     }
 
     /// Starts to read what is absent of `pages` of a file, as the place `number`. Folios that
