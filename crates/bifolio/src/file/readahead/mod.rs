@@ -37,9 +37,9 @@ use window::{Access, STREAMS, Settings, Streams};
 
 /// No page has this index.
 const NO_MARK: u64 = u64::MAX;
-/// The largest window is this part of the bound, at the most: two windows of each stream may be
-/// ahead, together half.
-const WINDOW_PART_OF_BOUND: u64 = 4 * STREAMS as u64;
+/// The largest window is this part of the bound for each stream, of two at the least: two windows of
+/// each may be ahead, together half of the bound.
+const WINDOW_PART_OF_BOUND: u64 = 4;
 
 /// What a handle knows of its readers.
 #[derive(Debug)]
@@ -125,17 +125,18 @@ impl Handle {
 
     fn follow(&self, access: &Access) {
         let mapping = &self.inode.mapping;
-        let bound_bytes = self.reclaim.memory.arena.usage().bound_bytes;
-        let max_bytes = self.readahead.window_bytes_max.min(bound_bytes / WINDOW_PART_OF_BOUND);
-        let settings = Settings {
-            max_pages: max_bytes.max(mapping.folio_bytes()) / PAGE_BYTES,
-            mode: self.readahead.mode(),
-        };
-        if max_bytes == 0 || settings.mode == Mode::Random {
+        let mode = self.readahead.mode();
+        if self.readahead.window_bytes_max == 0 || mode == Mode::Random {
             return;
         }
+        let bound_bytes = self.reclaim.memory.arena.usage().bound_bytes;
         let file_pages = mapping.len_bytes().div_ceil(PAGE_BYTES);
-        let plan = self.readahead.streams.lock().on_access(access, &settings, file_pages);
+        let mut streams = self.readahead.streams.lock();
+        let parts = WINDOW_PART_OF_BOUND * streams.known().max(2);
+        let max_bytes = self.readahead.window_bytes_max.min(bound_bytes / parts);
+        let max_pages = max_bytes.max(mapping.folio_bytes()) / PAGE_BYTES;
+        let plan = streams.on_access(access, &Settings { max_pages, mode }, file_pages);
+        drop(streams);
         let Some(plan) = plan else { return };
         if let Some(mark) = plan.mark {
             self.readahead.set_mark(mark);

@@ -102,6 +102,11 @@ pub(super) struct Streams {
 }
 
 impl Streams {
+    /// How many sequential readers are known, those who have stopped perhaps among them.
+    pub(super) fn known(&self) -> u64 {
+        self.sequential.len() as u64
+    }
+
     /// Something was read of a file of `file_pages` pages; what to read now, if anything.
     pub(super) fn on_access(
         &mut self,
