@@ -67,8 +67,14 @@ impl File {
         in_order: bool,
         goes_on: bool,
     ) -> usize {
+        // The table has an Entry for every page below the length.
+        let len_bytes = self.handle.inode.mapping.len_bytes();
+        let visible = len_bytes.saturating_sub(position).min(buffer.len() as u64);
         let first = position >> PAGE_SHIFT;
-        let mut end = (position + buffer.len() as u64).div_ceil(PAGE_BYTES).min(end_max);
+        if visible == 0 {
+            return 0;
+        }
+        let mut end = (position + visible).div_ceil(PAGE_BYTES).min(end_max);
         for _ in 0..ATTEMPTS_MAX {
             let stretch = Stretch::find(self.handle.inode.mapping.table(), first..end);
             let Some(copied) = self.copy_once(&stretch, position, buffer, goes_on) else {
