@@ -66,8 +66,8 @@ impl CacheBuilder {
     }
 
     /// The largest window of readahead, bytes; 8 MiB by default, 0 for none. Two windows may be
-    /// ahead of a reader. In a small cache an eighth of the bound is the most, for several readers of
-    /// one handle less.
+    /// ahead of a reader. In a small cache an eighth of the bound is the most, for several readers
+    /// of one handle less.
     pub fn readahead_bytes_max(mut self, bytes: u64) -> Self {
         self.config.readahead_bytes_max = bytes;
         self

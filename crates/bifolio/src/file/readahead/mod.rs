@@ -37,8 +37,8 @@ use window::{Access, STREAMS, Settings, Streams};
 
 /// No page has this index.
 const NO_MARK: u64 = u64::MAX;
-/// The largest window is this part of the bound for each stream, of two at the least: two windows of
-/// each may be ahead, together half of the bound.
+/// The largest window is this part of the bound for each stream, of two at the least: two windows
+/// of each may be ahead, together half of the bound.
 const WINDOW_PART_OF_BOUND: u64 = 4;
 
 /// What a handle knows of its readers.
