@@ -42,7 +42,7 @@ mod scan;
 pub(crate) use background::Background;
 
 use crate::config::Config;
-use crate::error::{ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::folio::{FolioId, LockedFolio};
 use crate::frames::Arena;
 use crate::lru::Memory;
@@ -69,6 +69,9 @@ const SWEEP_PAUSE: Duration = Duration::from_millis(1);
 const LOW_PAGES_MIN: u64 = 512;
 /// The most pages kept free ahead of need: 16 MiB.
 const LOW_PAGES_MAX: u64 = 4096;
+
+/// The part of the bound that memory files with a spill leave to reads of what is spilled.
+const PART_FOR_READS: u64 = 8;
 
 /// See the head of the file.
 #[derive(Debug)]
@@ -183,8 +186,15 @@ impl Reclaim {
     }
 
     /// Charges what the slots of `pages` more pages of memory files cost, before they are made, so
-    /// that to spill a page takes no memory; evicts if it must.
+    /// that to spill a page takes no memory; evicts if it must. Refuses pages for which, with the
+    /// spill full, only memory would be left that reads of spilled ones need.
     pub(crate) fn charge_slots(&self, spill: &Spill, pages: u64) -> Result<()> {
+        let bound_pages = self.arena().bound_pages();
+        let memory_pages = bound_pages - bound_pages / PART_FOR_READS;
+        if spill.pages() + pages > u64::from(spill.capacity_slots_max()) + memory_pages {
+            let unwritten_pages = self.memory.unspilled_pages.load(Ordering::Relaxed);
+            return Err(self.full(ScanCounts { unwritten_pages, ..ScanCounts::default() }));
+        }
         let mut patience = Patience::new(self.wait_max);
         while spill.is_short_for(pages) {
             if !self.arena().charge(STEP_BYTES) {
@@ -281,6 +291,21 @@ impl Reclaim {
         counts
     }
 
+    #[cold]
+    fn full(&self, counts: ScanCounts) -> Error {
+        self.memory.counters.add(Counter::AllocationFailure, 1);
+        let usage = self.arena().usage();
+        ErrorKind::Full {
+            bound_bytes: usage.bound_bytes,
+            pinned_bytes: counts.pinned_pages * PAGE_BYTES,
+            unwritten_bytes: counts.unwritten_pages * PAGE_BYTES,
+            unspillable_bytes: self.unspillable_pages() * PAGE_BYTES,
+            busy_bytes: counts.busy_pages * PAGE_BYTES,
+            metadata_bytes: usage.used_bytes - usage.frame_bytes,
+        }
+        .into()
+    }
+
     /// Pages of memory files that have nowhere to go.
     fn unspillable_pages(&self) -> u64 {
         let pages = self.memory.unspilled_pages.load(Ordering::Relaxed);
@@ -296,17 +321,7 @@ impl Reclaim {
         patience.futile_sweeps += 1;
         let hopeless = counts.busy_pages == 0 && patience.futile_sweeps >= SWEEPS_MAX;
         if hopeless || patience.is_over() {
-            self.memory.counters.add(Counter::AllocationFailure, 1);
-            let usage = self.arena().usage();
-            return Err(ErrorKind::Full {
-                bound_bytes: usage.bound_bytes,
-                pinned_bytes: counts.pinned_pages * PAGE_BYTES,
-                unwritten_bytes: counts.unwritten_pages * PAGE_BYTES,
-                unspillable_bytes: self.unspillable_pages() * PAGE_BYTES,
-                busy_bytes: counts.busy_pages * PAGE_BYTES,
-                metadata_bytes: usage.used_bytes - usage.frame_bytes,
-            }
-            .into());
+            return Err(self.full(counts));
         }
         self.memory.counters.add(Counter::AllocationWait, 1);
         std::thread::sleep(SWEEP_PAUSE);

@@ -159,10 +159,15 @@ impl Spill {
         self.pages.fetch_sub(pages, Ordering::Relaxed);
     }
 
+    /// Pages of memory files that exist.
+    pub(crate) fn pages(&self) -> u64 {
+        self.pages.load(Ordering::Relaxed)
+    }
+
     /// Whether there should be more capacity before `pages` more pages exist: all of them must find
     /// a slot, and folios of several pages find theirs in a row.
     pub(crate) fn is_short_for(&self, pages: u64) -> bool {
-        let wanted = self.pages.load(Ordering::Relaxed) + pages;
+        let wanted = self.pages() + pages;
         let wanted = wanted + wanted / PART_SPARE + u64::from(STEP_SLOTS) / 2;
         let capacity = self.capacity_slots();
         u64::from(capacity) < wanted && capacity < self.capacity_slots_max()
