@@ -74,14 +74,14 @@ impl CacheBuilder {
     }
 
     /// How much may be dirty before the flusher writes it out in the background, bytes: by default
-    /// an eighth of the bound, at the most half of it.
+    /// a quarter of the bound, at the most half of it.
     pub fn dirty_bytes_background(mut self, bytes: u64) -> Self {
         self.config.dirty_bytes_background = Some(bytes);
         self
     }
 
     /// How much may be dirty before writers are held until the device has taken some, bytes: by
-    /// default three eighths of the bound, at the most half of it.
+    /// default half of the bound, which is also the most.
     pub fn dirty_bytes_max(mut self, bytes: u64) -> Self {
         self.config.dirty_bytes_max = Some(bytes);
         self

@@ -99,11 +99,12 @@ impl Flusher {
         flusher
     }
 
-    /// Fits the thresholds to the bound: an eighth of it dirty sets the flusher to work, three
-    /// eighths hold writers, unless the caller has chosen.
+    /// Fits the thresholds to the bound: a quarter of it dirty sets the flusher to work, half of it
+    /// holds writers, unless the caller has chosen. Much: random writes leave in the order of their
+    /// places, and the more there are the faster the device takes them.
     pub(crate) fn set_bound(&self, bound_bytes: u64) {
-        let max = self.settings.max_bytes.unwrap_or(bound_bytes / 8 * 3).min(bound_bytes / 2);
-        let background = self.settings.background_bytes.unwrap_or(bound_bytes / 8).min(max);
+        let max = self.settings.max_bytes.unwrap_or(u64::MAX).min(bound_bytes / 2);
+        let background = self.settings.background_bytes.unwrap_or(bound_bytes / 4).min(max);
         self.background_pages.store(background / PAGE_BYTES, Ordering::Relaxed);
         self.max_pages.store(max / PAGE_BYTES, Ordering::Relaxed);
     }
