@@ -163,6 +163,13 @@ pub struct Ratio {
     pub under: &'static str,
 }
 
+impl Ratio {
+    /// The series `over` against the series `under`.
+    pub(crate) const fn new(over: &'static str, under: &'static str) -> Self {
+        Self { over, under }
+    }
+}
+
 /// A figure that is asked for, and what this run gave.
 #[derive(Clone, Debug)]
 pub struct Figure {
@@ -292,7 +299,7 @@ mod tests {
         let mut row = row();
         row.repetitions.insert("z_first", vec![10.0, 30.0, 90.0]);
         row.repetitions.insert("a_second", vec![5.0, 10.0, 90.0]);
-        let ratio = Ratio { over: "z_first", under: "a_second" };
+        let ratio = Ratio::new("z_first", "a_second");
         assert_eq!(row.ratio(&ratio), Some(2.0), "of 2, 3, 1");
         row.repetitions["a_second"].pop();
         assert_eq!(row.ratio(&ratio), Some(2.5), "no pairs");

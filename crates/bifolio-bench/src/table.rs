@@ -200,7 +200,7 @@ mod tests {
         let scale = scale_of(&rows);
         assert_eq!(series_cell(&rows[0], "left", &scale), "4.00\n+-25%");
         assert_eq!(series_cell(&rows[1], "right", &scale), "-");
-        let ratio = Ratio { over: "left", under: "right" };
+        let ratio = Ratio::new("left", "right");
         assert_eq!(ratio_cell(rows[0].ratio(&ratio)), "2.00");
         assert_eq!(ratio_cell(rows[1].ratio(&ratio)), "-");
     }

@@ -2,14 +2,10 @@
 
 use crate::report::{Figure, Ratio, Report, Row, Rss};
 
-const fn ratio(over: &'static str, under: &'static str) -> Ratio {
-    Ratio { over, under }
-}
-
-const MANY_OF_RAW: Ratio = ratio("read_many", "raw_direct");
-const ONE_OF_RAW: Ratio = ratio("read_at", "raw_direct");
-const ONE_OF_PREAD: Ratio = ratio("read_at", "kernel_pread");
-const ONE_OF_MMAP: Ratio = ratio("read_at", "kernel_mmap");
+const MANY_OF_RAW: Ratio = Ratio::new("read_many", "raw_direct");
+const ONE_OF_RAW: Ratio = Ratio::new("read_at", "raw_direct");
+const ONE_OF_PREAD: Ratio = Ratio::new("read_at", "kernel_pread");
+const ONE_OF_MMAP: Ratio = Ratio::new("read_at", "kernel_mmap");
 
 /// The columns beside the series.
 pub(crate) const RATIOS: [Ratio; 4] = [MANY_OF_RAW, ONE_OF_RAW, ONE_OF_PREAD, ONE_OF_MMAP];

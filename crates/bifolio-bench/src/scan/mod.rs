@@ -23,8 +23,8 @@ use crate::report::{Case, Figure, Ratio, Report, Row};
 
 const NAME: &str = "scan";
 
-const OF_RAW: Ratio = Ratio { over: "read_at", under: "raw_direct" };
-const OF_KERNEL: Ratio = Ratio { over: "read_at", under: "kernel_pread" };
+const OF_RAW: Ratio = Ratio::new("read_at", "raw_direct");
+const OF_KERNEL: Ratio = Ratio::new("read_at", "kernel_pread");
 const OF_RAW_AT_LEAST: f64 = 0.95;
 
 const SHOWN_COUNTS: [&str; 7] = [

@@ -3,15 +3,11 @@
 use super::contiguity;
 use crate::report::{Figure, Ratio, Row};
 
-const fn ratio(over: &'static str, under: &'static str) -> Ratio {
-    Ratio { over, under }
-}
-
-const OF_ONE: Ratio = ratio("batched", "one_by_one");
-const OF_KERNEL: Ratio = ratio("batched", "kernel_tmpfs");
-const OF_LIMIT: Ratio = ratio("batched", "memcpy_limit");
-const OF_LOCKED: Ratio = ratio("batched", "locked_one_by_one");
-const OF_REFERENCES: Ratio = ratio("batched", "batched_references");
+const OF_ONE: Ratio = Ratio::new("batched", "one_by_one");
+const OF_KERNEL: Ratio = Ratio::new("batched", "kernel_tmpfs");
+const OF_LIMIT: Ratio = Ratio::new("batched", "memcpy_limit");
+const OF_LOCKED: Ratio = Ratio::new("batched", "locked_one_by_one");
+const OF_REFERENCES: Ratio = Ratio::new("batched", "batched_references");
 
 /// The columns beside the series.
 pub(super) const RATIOS: [Ratio; 5] = [OF_KERNEL, OF_LOCKED, OF_ONE, OF_REFERENCES, OF_LIMIT];

@@ -2,13 +2,9 @@
 
 use crate::report::{Figure, Ratio, Report, Row, Rss};
 
-const fn ratio(over: &'static str, under: &'static str) -> Ratio {
-    Ratio { over, under }
-}
-
-const PIN_GAIN: Ratio = ratio("pin_frozen_bit", "pin_cas");
-const KERNEL_GAIN: Ratio = ratio("optimistic", "kernel_pread_tmpfs");
-const LIMIT_SHARE: Ratio = ratio("optimistic", "memcpy_limit");
+const PIN_GAIN: Ratio = Ratio::new("pin_frozen_bit", "pin_cas");
+const KERNEL_GAIN: Ratio = Ratio::new("optimistic", "kernel_pread_tmpfs");
+const LIMIT_SHARE: Ratio = Ratio::new("optimistic", "memcpy_limit");
 
 /// The columns beside the series.
 pub(crate) const RATIOS: [Ratio; 3] = [KERNEL_GAIN, PIN_GAIN, LIMIT_SHARE];

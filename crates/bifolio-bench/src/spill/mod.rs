@@ -37,7 +37,7 @@ use crate::report::{Case, Ratio, Report, Row, Rss};
 
 const NAME: &str = "spill";
 
-const OF_KERNEL: Ratio = Ratio { over: BIFOLIO, under: KERNEL };
+const OF_KERNEL: Ratio = Ratio::new(BIFOLIO, KERNEL);
 
 const SHOWN_COUNTS: [&str; 6] =
     ["p50_ns", "p99_ns", "cpu_s_per_gib", "pages_written", "pages_read", "peak_bytes"];

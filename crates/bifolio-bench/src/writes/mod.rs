@@ -32,8 +32,8 @@ use crate::report::{Case, Figure, Ratio, Report, Row};
 
 const NAME: &str = "writes";
 
-const OF_KERNEL: Ratio = Ratio { over: "write_at", under: "kernel_write" };
-const OF_RAW: Ratio = Ratio { over: "write_at", under: "raw_direct" };
+const OF_KERNEL: Ratio = Ratio::new("write_at", "kernel_write");
+const OF_RAW: Ratio = Ratio::new("write_at", "raw_direct");
 const RANDOM_OF_KERNEL_AT_LEAST: f64 = 1.0;
 const SEQUENTIAL_OF_RAW_AT_LEAST: f64 = 0.95;
 

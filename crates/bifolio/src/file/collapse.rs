@@ -2,10 +2,6 @@
 //!
 //! What readers and writers see meanwhile is `mapping/collapse.rs`; here is what comes before (the
 //! folios are brought in, the frames found, the locks taken) and after (dirt, slots, the lists).
-//!
-//! # Safety
-//! Copies between frames, through `sys::copy`.
-#![allow(unsafe_code)]
 
 use super::File;
 use super::access::Access;
@@ -14,7 +10,7 @@ use crate::error::{CollapseRefusal, ErrorKind, Result};
 use crate::folio::{Flag, FolioRef};
 use crate::mapping::{PAGE_BYTES, PAGE_SHIFT, Part};
 use crate::stats::Counter;
-use crate::sys::{copy, cpu};
+use crate::sys::cpu;
 use std::ops::Range;
 use std::time::Duration;
 
@@ -98,24 +94,11 @@ impl File {
         // The references of batches would stand in the way.
         memory.lru.drain_all(&memory.folios);
         let Some(parts) = self.lock_all(old) else { return false };
-        let copied: Vec<_> =
-            parts.iter().map(|part| (part.folio.id(), part.lock.pages())).collect();
         let lock = new.lock();
-        let (Some(for_table), Some(for_lru)) = (new.try_clone(), new.try_clone()) else {
-            unreachable!("a new folio has no other references");
+        let (Some(gone), Some(for_lru)) = (inode.collapse(parts, new, &lock), new.try_clone())
+        else {
+            return false;
         };
-        let collapsed = inode.mapping.collapse(&memory.folios, parts, &lock, for_table, || {
-            let mut target = memory.arena.address(new.id());
-            for (id, pages) in copied {
-                let length = (pages * PAGE_BYTES) as usize;
-                // SAFETY: a frame whose lock we hold, so that nobody changes it.
-                let bytes = unsafe { std::slice::from_raw_parts(memory.arena.address(id), length) };
-                // SAFETY: a part, of that length, of the frame of a folio that is ours alone.
-                unsafe { copy::copy_in(target, bytes) };
-                target = target.wrapping_add(length);
-            }
-        });
-        let Ok(gone) = collapsed else { return false };
         inode.mark_dirty(new, &lock);
         if inode.is_evictable() {
             memory.lru.add(&memory.folios, for_lru, cpu::current());

@@ -61,7 +61,7 @@ impl File {
     /// Touches the descriptors of pages whose counts will be changed: an atomic add waits for its
     /// line, and the next add for it, but these do not wait for each other. Of large folios there
     /// are few.
-    pub(super) fn touch_descriptors(&self, pages: Range<u64>) {
+    fn touch_descriptors(&self, pages: Range<u64>) {
         let (mapping, memory) = (&self.handle.inode.mapping, &self.handle.inode.memory);
         if mapping.order() > 0 {
             return;

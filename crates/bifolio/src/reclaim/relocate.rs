@@ -2,17 +2,12 @@
 //!
 //! It costs a copy of a small folio. Nobody waits for more than that: readers without references
 //! try again, lookups meet a frozen folio. Whoever holds a reference keeps the folio where it is.
-//!
-//! # Safety
-//! Copies from one frame to another: the source is locked, the target nobody else's.
-#![allow(unsafe_code)]
 
 use super::{Reclaim, Turn};
 use crate::folio::{Flag, FolioId, FolioRef, LockedFolio};
-use crate::mapping::{PAGE_BYTES, Part};
+use crate::mapping::Part;
 use crate::stats::Counter;
 use crate::sync::Ordering;
-use crate::sys::copy;
 use crate::writeback::Inode;
 
 impl Reclaim {
@@ -41,26 +36,13 @@ impl Reclaim {
         target: FolioId,
     ) -> bool {
         let memory = &self.memory;
-        let (from, to) = (memory.arena.address(folio.id()), memory.arena.address(target));
-        let length = (locked.pages() * PAGE_BYTES) as usize;
         // As in a fill: without an owner until it is in the table.
         let new = memory.folios.start(target, 0, locked.index(), locked.order());
         let new_locked = new.lock();
         new_locked.take_after(&locked);
-        let Some(for_table) = new.try_clone() else {
-            unreachable!("a new folio has no other references");
-        };
-        let copy = || {
-            // SAFETY: the frames of the old folio, whose lock we hold: nobody writes them.
-            let source = unsafe { std::slice::from_raw_parts(from, length) };
-            // SAFETY: the frames of the new folio, locked and not in a table yet: we are their only
-            // writer; they are not those of the old one.
-            unsafe { copy::copy_in(to, source) };
-        };
         // A collapse of one.
-        let old = vec![Part { lock: locked, folio }];
-        let collapsed = inode.mapping.collapse(&memory.folios, old, &new_locked, for_table, copy);
-        let Some(frozen) = collapsed.ok().and_then(|mut gone| gone.pop()) else { return false };
+        let gone = inode.collapse(vec![Part { lock: locked, folio }], &new, &new_locked);
+        let Some(frozen) = gone.and_then(|mut gone| gone.pop()) else { return false };
         inode.hand_on(&frozen, target);
         memory.lru.replace(&memory.folios, frozen.id(), target);
         memory.counters.add(Counter::PgRelocate, 1);

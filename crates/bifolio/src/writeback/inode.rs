@@ -11,10 +11,10 @@ use super::errors::{ErrorCursor, WriteErrors};
 use super::flusher::Flusher;
 use super::store::{DiskStore, MemoryStore, Store};
 use crate::error::{Error, ErrorKind, Result};
-use crate::folio::{Flag, FolioId, FolioRef, LockedFolio};
+use crate::folio::{Flag, FolioId, FolioRef, Frozen, LockedFolio};
 use crate::io::{Backing, DirectStatus, Engine, IoError, Operation, Pieces, Transfer};
 use crate::lru::Memory;
-use crate::mapping::{Mapping, PAGE_BYTES};
+use crate::mapping::{Mapping, PAGE_BYTES, Part};
 use crate::spill::Spill;
 use crate::stats::Counter;
 use crate::sync::{Mutex, MutexGuard, RwLock};
@@ -318,6 +318,33 @@ impl Inode {
         let target = self.memory.arena.address(folio.id()).wrapping_add(bytes.start as usize);
         // SAFETY: part of a frame whose lock the caller holds, so it is its only writer.
         unsafe { copy::zero(target, length) };
+    }
+
+    /// Lets the folio `new`, just started and locked, take the place of `old`, with their bytes
+    /// ([`Mapping::collapse`]); `None` if somebody uses one of those: nothing has changed then.
+    /// Before `new` is unlocked, the caller settles who is dirty and who has a slot.
+    pub(crate) fn collapse<'a>(
+        &'a self,
+        old: Vec<Part<'a>>,
+        new: &FolioRef<'_>,
+        locked: &LockedFolio<'_>,
+    ) -> Option<Vec<Frozen<'a>>> {
+        let arena = &self.memory.arena;
+        let copied: Vec<_> = old.iter().map(|part| (part.folio.id(), part.lock.pages())).collect();
+        let copy = || {
+            let mut target = arena.address(new.id());
+            for (id, pages) in copied {
+                let length = (pages * PAGE_BYTES) as usize;
+                // SAFETY: a frame whose lock the caller holds, so that nobody changes it.
+                let bytes = unsafe { std::slice::from_raw_parts(arena.address(id), length) };
+                // SAFETY: a part, of that length, of the frames of a folio that is in no table yet
+                // and whose lock the caller holds: nobody else writes it.
+                unsafe { copy::copy_in(target, bytes) };
+                target = target.wrapping_add(length);
+            }
+        };
+        let for_table = new.try_clone()?;
+        self.mapping.collapse(&self.memory.folios, old, locked, for_table, copy).ok()
     }
 
     /// Makes a locked folio of zeros uptodate.
