@@ -76,6 +76,8 @@ pub(super) struct Unmapping<'t> {
 struct Departed<'t> {
     inode: &'t Inode,
     exit: MutexGuard<'t, Exit>,
+    /// The exit's pages from this one on hold nothing any more.
+    next_page: usize,
     folios: Vec<Left<'t>>,
 }
 
@@ -202,15 +204,15 @@ impl<'t> Unmapping<'t> {
         let mut left = frozen.into_iter();
         while left.len() > 0 {
             let departed = self.room_for(left.len(), inode, region, counts);
-            let (exit, first) = (&mut *departed.exit, departed.folios.len());
+            let (exit, first) = (&mut *departed.exit, departed.next_page);
             let count = left.len().min((exit.pages() - first) / 2);
             let batch = left.by_ref().take(count).collect();
             let mut departure = Departure::new(inode, region, exit, first, batch);
             let flushes = departure.take(may_write);
             let leavers = departure.into_leavers();
             self.reclaim.memory.counters.add(Counter::UnmapFlush, flushes);
-            for leaver in leavers {
-                self.settle(inode, leaver, counts);
+            for (page, leaver) in (first..).zip(leavers) {
+                self.settle(inode, leaver, page, counts);
             }
         }
     }
@@ -224,7 +226,7 @@ impl<'t> Unmapping<'t> {
         counts: &mut ScanCounts,
     ) -> &mut Departed<'t> {
         let has_room = self.departed.as_ref().is_some_and(|departed| {
-            let free = departed.exit.pages() - departed.folios.len();
+            let free = departed.exit.pages() - departed.next_page;
             let is_room = 2 * folios <= free && departed.folios.len() < LEAVING_MAX;
             std::ptr::eq(departed.inode, inode) && is_room
         });
@@ -233,18 +235,25 @@ impl<'t> Unmapping<'t> {
         }
         self.departed.get_or_insert_with(|| {
             let exit = region.regions().exit();
-            Departed { inode, exit, folios: Vec::new() }
+            Departed { inode, exit, next_page: 0, folios: Vec::new() }
         })
     }
 
-    /// B8.
-    fn settle(&mut self, inode: &'t Inode, leaver: Leaver<'t>, counts: &mut ScanCounts) {
+    /// B8. Its copy is in page `page` of the exit.
+    fn settle(
+        &mut self,
+        inode: &'t Inode,
+        leaver: Leaver<'t>,
+        page: usize,
+        counts: &mut ScanCounts,
+    ) {
         let Leaver { lock, frozen, copy, fate, .. } = leaver;
         let verdict = match fate {
             Fate::Goes => return self.evict(inode, lock, frozen, counts),
             Fate::Leaves(in_flight) => {
                 let folio = frozen.unfreeze();
                 let Some(departed) = &mut self.departed else { unreachable!("where its copy is") };
+                departed.next_page = page + 1;
                 return departed.folios.push(Left { lock, folio, in_flight, copy });
             }
             Fate::Returns => Verdict::Dirty,
@@ -277,7 +286,7 @@ impl<'t> Unmapping<'t> {
 
     /// B9.
     fn write_out_departed(&mut self, counts: &mut ScanCounts) {
-        let Some(Departed { inode, exit, folios }) = self.departed.take() else { return };
+        let Some(Departed { inode, exit, folios, .. }) = self.departed.take() else { return };
         let mut left = Vec::with_capacity(folios.len());
         let mut leaving = Vec::with_capacity(folios.len());
         for Left { lock, folio, in_flight, copy } in folios {
