@@ -47,6 +47,7 @@ impl File {
         let mut resizing: Resizing<'_> = None;
         if end > self.len() {
             resizing = Some(handle.inode.lock_resizing());
+            self.uncover(end)?;
         }
         let mut done = 0;
         while done < buffer.len() {
@@ -57,7 +58,10 @@ impl File {
             let bytes = &buffer[done..done + length as usize];
             match self.write_folio(bytes, at, resizing.is_some()) {
                 Ok(Ok(())) => done += bytes.len(),
-                Ok(Err(MustResize)) => resizing = Some(handle.inode.lock_resizing()),
+                Ok(Err(MustResize)) => {
+                    resizing = Some(handle.inode.lock_resizing());
+                    self.uncover(end)?;
+                }
                 Err(error) if done == 0 => return Err(error),
                 // What was written is written; the caller finds the error where it stands.
                 Err(_) => break,
