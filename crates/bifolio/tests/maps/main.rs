@@ -7,7 +7,9 @@
 //! Each module that touches a map says why it may.
 #![allow(unsafe_code)]
 
+mod kernel;
 mod model;
 mod setup;
 #[path = "../support/mod.rs"]
 mod support;
+mod threads;
