@@ -66,7 +66,9 @@ impl File {
         let mut batch = Batch::new(&handle.inode);
         // What fails is tried once more below, page by page, and told of.
         let mut deliver = |_, _: Delivery<'_>| {};
-        let added = batch.add(handle, pages.clone(), 0, &mut deliver);
+        // What is behind the end is refused below.
+        let end = pages.end.min(self.len().div_ceil(PAGE_BYTES));
+        let added = batch.add(handle, pages.start..end, 0, &mut deliver);
         batch.finish(&mut deliver);
         added?;
         handle.bring_in(pages, false).map_err(|(_, error)| error)

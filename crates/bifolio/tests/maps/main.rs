@@ -8,6 +8,7 @@
 #![allow(unsafe_code)]
 
 mod kernel;
+mod lifetimes;
 mod memory;
 mod model;
 mod setup;
