@@ -303,8 +303,6 @@ fn pinned_pages_of_a_map_stay_and_raise_no_faults() {
         let pinned = map.pin(10 * PAGE + 5..30 * PAGE + 1).unwrap();
         assert_eq!(pinned.pages(), 21);
         assert_eq!(faults_under_pressure(), 0, "{way:?}");
-        drop(pinned);
-        assert!(faults_under_pressure() > 0, "they were not evicted after their pin");
     }
 }
 
