@@ -29,9 +29,7 @@ use bifolio_testing::with_seeds;
 use fastrand::Rng;
 
 use crate::setup::{Way, load, store, touch, word};
-use crate::support::{
-    PAGE, assert_same, directory, file_of, random_file, read_all, run_alone,
-};
+use crate::support::{PAGE, assert_same, directory, file_of, random_file, read_all, run_alone};
 
 const NAME: &str = "crash::a_killed_process_loses_no_store_that_was_synced";
 const VARIABLE: &str = "BIFOLIO_TEST_MAP_CRASH";
