@@ -263,14 +263,21 @@ impl Region {
     /// Whoever touches the page gets SIGBUS, until it is installed or cleared.
     pub(crate) fn poison(&self, index: u64) -> io::Result<()> {
         let mut leftovers = self.leftovers.lock();
-        let range = self.range_of(&(index..index + 1));
-        match self.regions.poison(&self.userfault, &range) {
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(()),
-            other => other?,
-        }
-        leftovers.insert(index, Leftover::Poison);
+        // First: whoever it wakes may be the one who clears it.
+        let before = leftovers.insert(index, Leftover::Poison);
         self.note_leftovers(&leftovers);
-        Ok(())
+        let poisoned = self.regions.poison(&self.userfault, &self.range_of(&(index..index + 1)));
+        if poisoned.is_err() {
+            match before {
+                Some(leftover) => leftovers.insert(index, leftover),
+                None => leftovers.remove(&index),
+            };
+            self.note_leftovers(&leftovers);
+        }
+        poisoned.or_else(|error| match error.kind() {
+            io::ErrorKind::AlreadyExists => Ok(()),
+            _ => Err(error),
+        })
     }
 
     /// Keeps the bytes of a folio that has left its table until [`Self::bury_orphan`].
