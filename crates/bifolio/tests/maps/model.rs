@@ -278,6 +278,8 @@ fn on_disk(way: Way, sizes: Sizes, seed: u64) {
     let directory = directory();
     let model = fill_bytes(seed, sizes.length_bytes_max as usize / 8 * 7);
     let path = file_of(&directory, "mapped", &model);
+    // The kernel's own write-out of it must not meet ours.
+    std::fs::File::open(&path).unwrap().sync_all().unwrap();
     let cache = way.builder(sizes.memory_bytes).build().unwrap();
     let file = cache.open(&path, &way.options()).unwrap();
     let (file, mut model) = Run::new(&cache, file, model, sizes, seed).run();

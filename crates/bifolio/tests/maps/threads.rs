@@ -9,7 +9,7 @@
 #![allow(unsafe_code)]
 
 use std::fs;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
@@ -102,8 +102,14 @@ fn evict(cache: &Cache, other: &File, bytes: &[u8], stop: &AtomicBool) {
 /// Syncs, and looks at the file from outside, until the end: all that was counted before a sync is
 /// there after it.
 fn sync_and_look(file: &File, path: &Path, ledger: &Ledger, stop: &AtomicBool) -> u32 {
-    let outside = fs::File::open(path).unwrap();
-    let mut found = vec![0; (PAGES * PAGE) as usize];
+    // Past the kernel's page cache: pages of it that a reader holds are a collision with our
+    // direct writes, which the kernel reports as an error.
+    let direct = fs::File::options().read(true).custom_flags(libc::O_DIRECT).open(path);
+    let outside = direct.unwrap_or_else(|_| fs::File::open(path).unwrap());
+    let length = (PAGES * PAGE) as usize;
+    let mut memory = vec![0; length + PAGE as usize];
+    let start = memory.as_ptr().align_offset(PAGE as usize);
+    let found = &mut memory[start..start + length];
     let mut syncs = 0;
     while !stop.load(Ordering::Relaxed) {
         // Acquire: pairs with the Release in `count`.
@@ -114,7 +120,7 @@ fn sync_and_look(file: &File, path: &Path, ledger: &Ledger, stop: &AtomicBool) -
         } else {
             file.sync_range(0..file.len()).unwrap();
         }
-        outside.read_exact_at(&mut found, 0).unwrap();
+        outside.read_exact_at(found, 0).unwrap();
         for ((bytes, before), number) in found.chunks(8).zip(before).zip(0_u64..) {
             let found = u64::from_le_bytes(bytes.try_into().unwrap());
             let page = number * 8 / PAGE;
@@ -135,6 +141,7 @@ fn run(way: Way, owns: Owns, place: &Place, duration: Duration) {
     let directory = directory();
     let (path, bytes) = random_file(&directory, "other", 3 << 20);
     let counters = file_of(&directory, "counters", &vec![0; (PAGES * PAGE) as usize]);
+    fs::File::open(&counters).unwrap().sync_all().unwrap();
     let cache = way.spilling(MEMORY_BYTES);
     let other = open(&cache, &path);
     let file = match place {
