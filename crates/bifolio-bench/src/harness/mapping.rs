@@ -23,8 +23,8 @@ use crate::error::{Error, Result};
 pub(crate) enum Hint {
     /// The order of accesses is random: nothing is read ahead.
     Random,
-    /// The order is sequential.
-    Sequential,
+    /// Nothing is known of the order any more.
+    AnyOrder,
     /// No huge pages.
     SmallPages,
     /// Huge pages.
@@ -79,7 +79,7 @@ impl Mapping {
     pub(crate) fn advise(&self, hint: Hint) -> Result<()> {
         let advice = match hint {
             Hint::Random => Advice::Random,
-            Hint::Sequential => Advice::Sequential,
+            Hint::AnyOrder => Advice::Normal,
             Hint::SmallPages => Advice::LinuxNoHugepage,
             Hint::HugePages => Advice::LinuxHugepage,
         };

@@ -119,10 +119,11 @@ fn map_file(task: &Task, group: &Path, directory: &Path) -> Result<Answer> {
     measure(&team, &task.load, |order| mapping.advise(hint(order)), counters)
 }
 
-/// What the kernel is told before a window: whoever knows the order would tell it.
+/// What the kernel is told before a window: it finds out by itself that an order is sequential, and
+/// reads much too far ahead in one that is not.
 fn hint(order: Order) -> Hint {
     match order {
-        Order::Sequential => Hint::Sequential,
+        Order::Sequential => Hint::AnyOrder,
         Order::Random => Hint::Random,
     }
 }
