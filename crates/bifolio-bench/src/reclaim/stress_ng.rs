@@ -18,8 +18,11 @@ use crate::report::{Report, Row};
 
 pub(super) const STRESS_NG: &str = "stress_ng";
 
-/// How many shares of the timed seconds it gets: as many as there are other series.
+/// Its share of the timed seconds, on top of them: about that of every other series.
 const TIME_SHARE: f64 = 0.1;
+
+/// It starts with memory that nobody has filled, and ends no operation before that is done.
+const SECONDS_MIN: u64 = 5;
 
 /// What a child is asked to do.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -45,7 +48,7 @@ pub(super) fn measure(
             group: group.to_owned(),
             workers,
             size_bytes: parameters.sizes.size_bytes,
-            seconds: (share as u64).max(1),
+            seconds: (share as u64).max(SECONDS_MIN),
         });
         let rate = child::ask::<f64>(&context.config.child_command, NAME, &task);
         if let Some(rate) = report.skip_on_error(&[STRESS_NG], rate) {
