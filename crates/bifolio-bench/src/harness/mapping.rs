@@ -145,6 +145,8 @@ mod tests {
         let reader = Arc::new(Mapping::of_file(&file, false).unwrap()).span();
         assert!(refused(&|| reader.store(0, 1)));
         assert!(refused(&|| reader.copy(&mut [0; 8192], 0)));
+        assert!(refused(&|| reader.copy(&mut [0; 16], 4088)));
+        reader.copy(&mut [0; 16], 4080);
         assert!(refused(&|| words.copy(&mut [0; 8], 0)));
     }
 }

@@ -207,10 +207,10 @@ mod tests {
         let path = dir.path().join("file");
         pattern::make_file(&path, 1 << 20, &mut Silent).unwrap();
         let loads = kernel_mapping(&path, &[Hint::Random, Hint::SmallPages]).unwrap();
-        let verified = verify::<4096, _>(&loads, "x", &path, u64::MAX, 2).unwrap();
+        let verified = verify::<64, _>(&loads, "x", &path, u64::MAX, 2).unwrap();
         assert_eq!(verified, 1 << 20);
         let other = dir.path().join("other");
         std::fs::write(&other, vec![0; 1 << 20]).unwrap();
-        assert!(verify::<4096, _>(&loads, "x", &other, u64::MAX, 2).is_err());
+        assert!(verify::<64, _>(&loads, "x", &other, u64::MAX, 2).is_err());
     }
 }

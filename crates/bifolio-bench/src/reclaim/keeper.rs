@@ -171,7 +171,7 @@ fn len_bytes(task: &Task) -> Result<usize> {
         .map_err(|_| Error::Refused("--size is more than this machine can address".into()))
 }
 
-/// Times every order, once `announce` has told of it, then compares every page.
+/// Times every order, then compares every page in order; `announce` tells of each before.
 fn measure<P: Pages>(
     team: &Team<P>,
     load: &Load,
@@ -189,6 +189,7 @@ fn measure<P: Pages>(
         };
         done.push(Done { measured, counts: after.iter().zip(&before).map(since).collect() });
     }
+    announce(Order::Sequential)?;
     let verified_bytes = team.verify()?;
     Ok(Answer { done, verified_bytes, peak_bytes: resident::peak_bytes()? })
 }
