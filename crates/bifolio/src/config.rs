@@ -8,7 +8,9 @@ use crate::error::{ErrorKind, Result};
 /// The least memory a cache can work in, bytes.
 pub(crate) const MEMORY_BYTES_MIN: u64 = 256 << 10;
 /// The most memory a cache can be given: descriptors are numbered with 32 bits.
-pub(crate) const MEMORY_BYTES_MAX: u64 = 1 << 43;
+pub(crate) const MEMORY_BYTES_MAX: u64 = 1 << 42;
+/// The most folios of regions that are unmapped together.
+const UNMAP_BATCH_MAX: usize = 512;
 /// The smallest folio, bytes.
 pub(crate) const FOLIO_BYTES_MIN: u64 = 4 << 10;
 /// The largest folio, bytes.
@@ -74,6 +76,7 @@ pub(crate) struct Config {
     pub(crate) memory_bytes_max: Option<u64>,
     pub(crate) huge_pages: HugePages,
     pub(crate) reclaim_wait_ms_max: u64,
+    pub(crate) unmap_batch_folios: usize,
     pub(crate) io_depth: usize,
     pub(crate) readahead_bytes_max: u64,
     pub(crate) dirty_bytes_background: Option<u64>,
@@ -93,6 +96,7 @@ impl Default for Config {
             memory_bytes_max: None,
             huge_pages: HugePages::Auto,
             reclaim_wait_ms_max: 10_000,
+            unmap_batch_folios: 31,
             io_depth: 64,
             readahead_bytes_max: 8 << 20,
             dirty_bytes_background: None,
@@ -111,6 +115,10 @@ impl Config {
     /// Checks every setting.
     pub(crate) fn validate(&self) -> Result<()> {
         validate_memory(self.memory_bytes)?;
+        if !(1..=UNMAP_BATCH_MAX).contains(&self.unmap_batch_folios) {
+            let problem = format!("{} is not from 1 to {UNMAP_BATCH_MAX}", self.unmap_batch_folios);
+            return Err(ErrorKind::Config { name: "unmap_batch_folios", problem }.into());
+        }
         if self.reclaim_wait_ms_max > 3_600_000 {
             let problem = format!("{} ms is more than an hour", self.reclaim_wait_ms_max);
             return Err(ErrorKind::Config { name: "reclaim_wait_ms_max", problem }.into());
@@ -169,7 +177,7 @@ pub(crate) fn validate_memory(bytes: u64) -> Result<()> {
         return Ok(());
     }
     let problem = format!(
-        "{bytes} bytes is outside {MEMORY_BYTES_MIN} (256 KiB) to {MEMORY_BYTES_MAX} (8 TiB)"
+        "{bytes} bytes is outside {MEMORY_BYTES_MIN} (256 KiB) to {MEMORY_BYTES_MAX} (4 TiB)"
     );
     Err(ErrorKind::Config { name: "memory", problem }.into())
 }

@@ -224,6 +224,35 @@ pub enum ErrorKind {
         /// What was tried.
         operation: &'static str,
     },
+    /// A file that can be mapped cannot do this: each of its pages has its place.
+    #[error("{file}: cannot {operation}: it was opened to be mapped")]
+    IsMappable {
+        /// The file.
+        file: String,
+        /// What was tried.
+        operation: &'static str,
+    },
+    /// Files cannot be mapped on this system.
+    #[error("files cannot be mapped here: {reason}")]
+    CannotMap {
+        /// What the probe found.
+        reason: String,
+    },
+    /// A page of a map could not be had when it was touched.
+    #[error("a page of a map could not be had: {0}")]
+    Fault(Arc<Error>),
+    /// Only a file that was opened to be mapped can be mapped.
+    #[error("{file}: cannot be mapped: its first open handle was not opened mappable")]
+    NotMappable {
+        /// The file.
+        file: String,
+    },
+    /// Maps of files of the cache are in use.
+    #[error("{maps} maps are still in use")]
+    MapsAlive {
+        /// How many.
+        maps: u64,
+    },
     /// A range of a memory file cannot become one folio.
     #[error(
         "{file}: {length_bytes} bytes at position {position_bytes} cannot become one folio: \

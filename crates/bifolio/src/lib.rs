@@ -52,6 +52,8 @@ mod frames;
 #[cfg(not(all(test, loom)))]
 mod io;
 mod lru;
+#[cfg(not(all(test, loom)))]
+mod map;
 mod mapping;
 #[cfg(not(all(test, loom)))]
 mod reclaim;
@@ -80,13 +82,14 @@ mod surface {
     pub use crate::config::{PinMode, ReadMode};
     pub use crate::error::{CollapseRefusal, Error, ErrorKind, Result, SpillFileProblem};
     pub use crate::file::{
-        Advice, File, Hold, OpenOptions, Pin, PinMut, Pins, Placement, ReadRequest,
+        Advice, FaultMode, File, Hold, OpenOptions, Pin, PinMut, Pins, Placement, ReadRequest,
     };
     pub use crate::io::{
         Alignment, Backing, DirectIo, DirectStatus, DiskFile, DiskOptions, FileIdentity, FileKind,
         IoBuffer, IoError, IoRequest, IoSource, IoTarget, OpenDiskError, Operation,
         PositionOutOfRange, Submission,
     };
+    pub use crate::map::{Map, MapMut, MapPin};
     pub use crate::stats::Stats;
     pub use crate::sys::probe::{Feature, FeatureReport, Features};
 

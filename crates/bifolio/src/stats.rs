@@ -112,6 +112,16 @@ counters! {
     WritebackError writeback_errors,
     /// Writes that waited for a write-out of their folio to end.
     WritebackWait writeback_waits,
+    /// Faults served: somebody touched a page of a map that was not there.
+    Fault faults,
+    /// Pages put in their places in regions.
+    MapIn mapped_in_pages,
+    /// Pages taken from their places in regions by reclaim.
+    Unmap unmapped_pages,
+    /// Times the kernel was asked to unmap, each with a flush of the other CPUs' translations.
+    UnmapFlush unmap_flushes,
+    /// Pages that were stored to while they were being unmapped: found in time, and kept.
+    StoredLate stored_late_pages,
     /// Pages of memory files written to the spill.
     SpillOut spilled_out_pages,
     /// Pages of memory files read back from the spill.

@@ -94,6 +94,15 @@ impl CacheBuilder {
         self
     }
 
+    /// How many pages of mapped files are unmapped together when they are evicted, with one flush
+    /// of the other CPUs' address translations: from 1 to 512, 31 by default. Larger batches
+    /// interrupt the other CPUs less often, and keep the pages of a batch from being used a little
+    /// longer.
+    pub fn unmap_batch_folios(mut self, folios: usize) -> Self {
+        self.config.unmap_batch_folios = folios;
+        self
+    }
+
     /// Lets memory files have more bytes than memory: under pressure, their pages go to a temporary
     /// file in `directory`, which nobody else can open and which is gone with the cache. Put it on
     /// a fast disk; on a tmpfs it would take the memory it is to save. Without a spill, which is
@@ -169,8 +178,9 @@ impl CacheBuilder {
             features.clone(),
         )
         .map_err(reservation_error)?;
-        let frames_max = Arena::frames_max(memory_bytes_max) as usize;
-        let memory = Memory::new(arena, frames_max, cpu::possible()).map_err(reservation_error)?;
+        let descriptors_max = Arena::descriptors_max(memory_bytes_max) as usize;
+        let memory =
+            Memory::new(arena, descriptors_max, cpu::possible()).map_err(reservation_error)?;
         let memory = Arc::new(memory);
         let engine = Engine::new(&features, self.config.io_depth, &memory.arena);
         let flusher = Flusher::new(self.flusher_settings(), self.config.memory_bytes);
@@ -189,7 +199,7 @@ impl CacheBuilder {
         let flusher_thread =
             FlusherThread::start(Arc::clone(&flusher), Arc::clone(&services.memory))?;
         let gate = Gate::new(ForkGuard::new(&features).map_err(reservation_error)?);
-        let registry = Registry::new(Arc::clone(&reclaim), services, gate, &self.config);
+        let registry = Registry::new(Arc::clone(&reclaim), services, gate, &features, &self.config);
         let inner = Inner {
             registry: Arc::new(registry),
             reclaim,

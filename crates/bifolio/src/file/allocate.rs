@@ -80,7 +80,7 @@ impl File {
             if let Some(Locked { folio, lock, .. }) = self.handle.find_resident(index)
                 && lock.flags.get(Flag::Allocated)
             {
-                drop(inode.remove_unwanted(&folio, &lock));
+                inode.remove_unwanted(folio, lock);
             }
         }
     }

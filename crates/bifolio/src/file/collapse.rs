@@ -8,6 +8,7 @@ use super::access::Access;
 use crate::config;
 use crate::error::{CollapseRefusal, ErrorKind, Result};
 use crate::folio::{Flag, FolioRef};
+use crate::frames::FrameKind;
 use crate::mapping::{PAGE_BYTES, PAGE_SHIFT, Part};
 use crate::stats::Counter;
 use crate::sys::cpu;
@@ -44,6 +45,7 @@ impl File {
         let handle = &self.handle;
         handle.check_usable()?;
         handle.check_memory_file("collapse folios")?;
+        handle.check_unmappable("collapse folios")?;
         let order = self.collapse_order(&range)?;
         // Before the new one: that may take the only chunk there is, and then there would be no
         // room for these, nor for anybody.
@@ -51,7 +53,7 @@ impl File {
         if old.len() == 1 {
             return Ok(());
         }
-        let id = handle.reclaim.allocate(order, None)?;
+        let id = handle.reclaim.allocate(FrameKind::Arena { order, near: None })?;
         let new = handle.inode.memory.folios.start(id, 0, range.start >> PAGE_SHIFT, order);
         for _ in 0..ATTEMPTS_MAX {
             let is_one_already = old.len() == 1;

@@ -75,8 +75,10 @@ impl File {
             return 0;
         }
         let mut end = (position + visible).div_ceil(PAGE_BYTES).min(end_max);
+        let inode = &self.handle.inode;
         for _ in 0..ATTEMPTS_MAX {
-            let stretch = Stretch::find(self.handle.inode.mapping.table(), first..end);
+            let stretch =
+                Stretch::find(inode.mapping.table(), first..end, inode.frames.region().is_some());
             let Some(copied) = self.copy_once(&stretch, position, buffer, goes_on) else {
                 return 0;
             };
@@ -103,7 +105,7 @@ impl File {
     ) -> Option<usize> {
         let inode = &self.handle.inode;
         let in_page = position & (PAGE_BYTES - 1);
-        let start = inode.memory.arena.base().wrapping_add(stretch.start()?.frame_offset_bytes());
+        let start = inode.page_address(position >> PAGE_SHIFT, stretch.start()?);
         // The length is read again for each copy, with the pages in hand.
         let visible = inode.mapping.len_bytes().saturating_sub(position);
         let in_stretch = stretch.pages() * PAGE_BYTES - in_page;
@@ -134,9 +136,9 @@ impl File {
     /// touched, not to be read.
     fn frame_at(&self, position: u64) -> *const u8 {
         let inode = &self.handle.inode;
-        let entry = inode.mapping.table().load(position >> PAGE_SHIFT, Ordering::Relaxed);
-        let in_page = (position & (PAGE_BYTES - 1)) as usize;
-        inode.memory.arena.base().wrapping_add(entry.frame_offset_bytes() + in_page)
+        let index = position >> PAGE_SHIFT;
+        let entry = inode.mapping.table().load(index, Ordering::Relaxed);
+        inode.page_address(index, entry).wrapping_add((position & (PAGE_BYTES - 1)) as usize)
     }
 
     /// Marks the pages of a copy as used; its first one is no new use if the copy goes on in it.

@@ -101,7 +101,7 @@ impl File {
     /// Where the bytes of `range` are, all of which `batch` has: frames it holds, and zeros
     /// between.
     fn row_of(&self, batch: &ReadBatch<'_>, range: Range<u64>) -> Row<PIECES_MAX> {
-        let arena = &self.handle.inode.memory.arena;
+        let inode = &self.handle.inode;
         let mut row = Row::default();
         let mut folios = batch.folios.iter().peekable();
         let mut at = range.start;
@@ -110,7 +110,7 @@ impl File {
             let (start, end) = match (folio, folios.peek()) {
                 (Some(folio), _) => {
                     let first = folio.folio().index() * PAGE_BYTES;
-                    let start = arena.address(folio.id()).wrapping_add((at - first) as usize);
+                    let start = inode.frame_of(folio).wrapping_add((at - first) as usize);
                     (start.cast_const(), first + folio.folio().pages() * PAGE_BYTES)
                 }
                 (None, next) => {

@@ -11,6 +11,7 @@ use super::handle::Handle;
 use super::run::Run;
 use crate::error::{Error, ErrorKind, Result};
 use crate::folio::{COUNT_MAX, Flag, Folio, FolioId, FolioRef, Folios, LockedFolio};
+use crate::frames::{FrameKind, Frames, Staged};
 use crate::io::RUN_PAGES_MAX;
 use crate::mapping::{Entry, Lookup, PAGE_BYTES};
 use crate::stats::Counter;
@@ -103,7 +104,7 @@ impl Handle {
                     // It may have left the table while we waited for its lock.
                     if lock.owner() == self.inode.address() {
                         let locked = Locked { lock, folio, was_resident: true };
-                        return Ok(self.with_content(locked, access));
+                        return self.with_content(locked, access);
                     }
                 }
                 Lookup::Absent(seen) => {
@@ -112,8 +113,9 @@ impl Handle {
                         return Ok(None);
                     }
                     let head = mapping.head_index(index);
+                    let staged = self.stage(1, Wait::ForFrames);
                     if let Claim::New(locked) = self.claim(head, seen, Wait::ForFrames)? {
-                        return self.fill(locked, is_hole, access).map(Some);
+                        return self.fill(locked, staged, is_hole, access).map(Some);
                     }
                 }
                 Lookup::Refused => return Err(self.too_many_pins(index)),
@@ -131,21 +133,27 @@ impl Handle {
     }
 
     /// A resident folio as `access` wants it.
-    fn with_content<'a>(&self, locked: Locked<'a>, access: Access) -> Option<Locked<'a>> {
+    fn with_content<'a>(&self, locked: Locked<'a>, access: Access) -> Result<Option<Locked<'a>>> {
         if locked.is_uptodate() {
-            return Some(locked);
+            return Ok(Some(locked));
         }
         debug_assert!(locked.lock.flags.get(Flag::Allocated), "not uptodate, and nobody's fill");
         match access.on_allocated() {
-            OnAllocated::None => return None,
+            OnAllocated::None => return Ok(None),
             OnAllocated::AsIs => {}
-            OnAllocated::Zeroed => self.inode.fill_with_zeros(&locked.folio, &locked.lock),
+            OnAllocated::Zeroed => self.inode.fill_with_zeros(&locked.folio, &locked.lock)?,
         }
-        Some(locked)
+        Ok(Some(locked))
     }
 
     /// Gives a folio that was just claimed its bytes, as far as `access` wants any.
-    fn fill<'a>(&'a self, locked: Locked<'a>, is_hole: bool, access: Access) -> Result<Locked<'a>> {
+    fn fill<'a>(
+        &'a self,
+        locked: Locked<'a>,
+        staged: Option<Staged>,
+        is_hole: bool,
+        access: Access,
+    ) -> Result<Locked<'a>> {
         match access {
             Access::Write { whole: true } => {
                 self.inode.memory.counters.add(Counter::MissWithoutRead, 1);
@@ -157,7 +165,7 @@ impl Handle {
                 Ok(locked)
             }
             _ => {
-                let mut run = Run::new(&self.inode, locked.lock.index());
+                let mut run = Run::new(&self.inode, locked.lock.index(), staged);
                 run.push(locked);
                 run.read_first(&self.inode)
             }
@@ -170,9 +178,13 @@ impl Handle {
         let mapping = &self.inode.mapping;
         let folio_pages = 1 << mapping.order();
         let first = mapping.head_index(pages.start);
-        let mut run = Run::new(&self.inode, first);
+        let staged = self.stage(pages.end - first, wait);
+        if staged.is_none() && self.inode.frames.region().is_some() {
+            return Ok(RunClaim::NoFrame);
+        }
+        let mut run = Run::new(&self.inode, first, staged);
         let mut index = first;
-        while index < pages.end && (run.is_empty() || run.pages() + folio_pages <= RUN_PAGES_MAX) {
+        while index < pages.end && run.has_room(folio_pages) {
             // Acquire: pairs with the Release in `unlink`, as in `get_folio`.
             let seen = mapping.table().load(index, Ordering::Acquire);
             if !self.inode.is_absent(seen) || !run.can_go_on_with(seen) {
@@ -188,6 +200,17 @@ impl Handle {
             index += folio_pages;
         }
         Ok(if run.is_empty() { RunClaim::Taken } else { RunClaim::New(run) })
+    }
+
+    /// Staging memory for up to `pages` pages, if the file is in a region. Taken before frames and
+    /// folio locks: who waits for some holds nothing.
+    fn stage(&self, pages: u64, wait: Wait) -> Option<Staged> {
+        let staging = self.inode.frames.region()?.regions().staging();
+        let pages_max = pages.min(RUN_PAGES_MAX) as usize;
+        match wait {
+            Wait::ForFrames => Some(staging.take(pages_max)),
+            Wait::Never => staging.try_take(pages_max),
+        }
     }
 
     /// Puts a new folio, locked and not uptodate, into the table, where its first page is `index`
@@ -225,18 +248,22 @@ impl Handle {
         let mapping = &self.inode.mapping;
         let (order, near) = (mapping.order(), self.neighbour(index));
         let spill = self.inode.spill().filter(|_| self.inode.is_hole(seen));
+        let kind = match self.inode.frames {
+            Frames::Arena(_) => FrameKind::Arena { order, near },
+            Frames::Region(_) => FrameKind::Loose,
+        };
         match wait {
             Wait::ForFrames => {
                 self.reclaim.charge_table(mapping.table(), index)?;
                 if let Some(spill) = spill {
                     self.reclaim.charge_slots(spill, 1 << order)?;
                 }
-                self.reclaim.allocate(order, near).map(Some)
+                self.reclaim.allocate(kind).map(Some)
             }
             // Nobody makes pages of a memory file without waiting.
             Wait::Never if spill.is_some() => Ok(None),
             Wait::Never if self.reclaim.try_charge_table(mapping.table(), index) => {
-                self.reclaim.try_allocate(order, near)
+                self.reclaim.try_allocate(kind)
             }
             Wait::Never => Ok(None),
         }

@@ -3,6 +3,7 @@
 use super::readahead::Readahead;
 use super::registry::{Key, Registry};
 use crate::error::{Error, ErrorKind, Result};
+use crate::frames::Frames;
 use crate::reclaim::Reclaim;
 use crate::writeback::{ErrorCursor, Inode};
 use std::sync::Arc;
@@ -64,6 +65,16 @@ impl Handle {
             return Ok(());
         }
         Err(ErrorKind::NotAMemoryFile { file: self.inode.name(), operation }.into())
+    }
+
+    /// Refuses what a file that can be mapped cannot do: its pages have their places.
+    pub(super) fn check_unmappable(&self, operation: &'static str) -> Result<()> {
+        match self.inode.frames {
+            Frames::Arena(_) => Ok(()),
+            Frames::Region(_) => {
+                Err(ErrorKind::IsMappable { file: self.inode.name(), operation }.into())
+            }
+        }
     }
 
     #[cold]

@@ -13,6 +13,7 @@
 use super::handle::Handle;
 use super::sequence;
 use crate::folio::{FolioId, FolioRef, Folios, TryGet};
+use crate::frames::Frames;
 use crate::lru::Memory;
 use crate::mapping::{Entry, Hot, PAGE_BYTES, PAGE_SHIFT, is_in_one_page, read_validated, recheck};
 use crate::stats::{Counter, ThreadBlock};
@@ -31,6 +32,9 @@ const LONG_BYTES: u64 = 512;
 pub(super) struct HitPath {
     entries: *const AtomicU64,
     frames: *const u8,
+    /// Whether a page's frame follows from its index (a region), not from its Entry. Then a page
+    /// that is not there must not be touched: that would be a fault, and bring it in.
+    in_place: bool,
     hot: *const Hot,
     /// Positions from here on have no Entry, and are none of a hit's business; 0 turns hits off.
     entries_end: u64,
@@ -55,7 +59,11 @@ impl HitPath {
         let hot = if handle.readable { mapping.hot() } else { &NOTHING };
         Self {
             entries: mapping.table().as_ptr(),
-            frames: handle.inode.memory.arena.base(),
+            frames: match &handle.inode.frames {
+                Frames::Arena(arena) => arena.base(),
+                Frames::Region(region) => region.base(),
+            },
+            in_place: handle.inode.frames.region().is_some(),
             hot,
             entries_end: if Self::serves(handle) { mapping.table().end_bytes() } else { 0 },
             folio_bytes: mapping.folio_bytes(),
@@ -145,13 +153,14 @@ impl HitPath {
         let is_wanted = |entry: Entry| entry.is_referenced() & block.is_known() & in_file.get();
         let copied = read_validated(word, is_wanted, |entry| {
             // With the Entry in hand: a cut sets the length before it changes the bytes behind it.
-            in_file.set(position + buffer.len() as u64 <= self.hot().len_bytes());
-            let in_page = (position & (PAGE_BYTES - 1)) as usize;
-            let source = self.frames.wrapping_add(entry.frame_offset_bytes() + in_page);
-            // Every Entry leads to a frame of the arena (ENTRY-1), which stays mapped (FRAMES-2);
-            // the range ends inside the frame (`may_read`); `buffer` is not frame memory.
+            let is_there = !self.in_place | entry.is_ready();
+            let is_inside = position + buffer.len() as u64 <= self.hot().len_bytes();
+            in_file.set(is_there & is_inside);
+            // Every Entry leads to a frame of the arena (ENTRY-1), which stays mapped (FRAMES-2),
+            // or its place in the region is; the range ends inside the frame (`may_read`);
+            // `buffer` is not frame memory.
             if in_file.get() {
-                copy(source, buffer);
+                copy(self.source_of(entry, position), buffer);
             }
         });
         if copied.is_some() {
@@ -180,8 +189,8 @@ impl HitPath {
         }
         let folio = try_get(&self.memory().folios, seen.folio_id()).ok()?;
         let folio = recheck(word, folio, seen).ok()?;
-        let in_page = (range.start & (PAGE_BYTES - 1)) as usize;
-        Some((folio, self.frames.wrapping_add(seen.frame_offset_bytes() + in_page)))
+        let start = self.source_of(seen, range.start);
+        Some((folio, start))
     }
 
     #[inline(always)]
@@ -202,7 +211,7 @@ impl HitPath {
     #[inline(always)]
     fn touch_predicted(&self, position: u64, lines: usize) {
         let distance = self.hot().predicted_distance();
-        if distance != 0 {
+        if distance != 0 && !self.in_place {
             let address = self.frames.wrapping_add(distance.wrapping_add(position) as usize);
             copy::prefetch_lines(address, lines);
         }
@@ -212,9 +221,15 @@ impl HitPath {
     #[inline(always)]
     fn frame_at(&self, position: u64) -> *const u8 {
         let word = self.entry_word(position.min(self.entries_end - 1) >> PAGE_SHIFT);
-        let entry = Entry::from_word(word.load(Ordering::Relaxed));
-        let in_page = (position & (PAGE_BYTES - 1)) as usize;
-        self.frames.wrapping_add(entry.frame_offset_bytes() + in_page)
+        self.source_of(Entry::from_word(word.load(Ordering::Relaxed)), position)
+    }
+
+    /// Where the byte at `position` is, if its page has this Entry.
+    #[inline(always)]
+    fn source_of(&self, entry: Entry, position: u64) -> *const u8 {
+        let in_page = position & (PAGE_BYTES - 1);
+        let in_arena = entry.frame_offset_bytes() + in_page as usize;
+        self.frames.wrapping_add(if self.in_place { position as usize } else { in_arena })
     }
 
     /// The Entry of a page that is at most the one behind the last.

@@ -22,6 +22,27 @@ pub struct OpenOptions {
     pub(crate) folio_bytes: u64,
     len_max_bytes: Option<u64>,
     direct: DirectIo,
+    pub(crate) mappable: bool,
+    pub(crate) faults: FaultMode,
+}
+
+/// Who serves the faults of a mapped file: touches of pages that are not resident.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum FaultMode {
+    /// Threads of the cache. Works for every access, also one the kernel makes for a system call
+    /// (`write(2)` from a map, say); costs a change of threads.
+    #[default]
+    Threads,
+    /// The thread that touches the page, in a handler of SIGBUS: a fifth of the cost. A system
+    /// call on a page that is not resident fails with `EFAULT`, so read or [prefetch] it first.
+    /// The handler does I/O and takes locks of the cache and of the memory allocator: do not touch
+    /// a map inside an allocator, or while the thread holds a lock that such code needs. Whoever
+    /// handled SIGBUS before still gets those that are not ours; a handler that is installed later
+    /// must pass ours on.
+    ///
+    /// [prefetch]: crate::Map::prefetch
+    InThread,
 }
 
 /// Reserved for a file that may grow, at the least: 1 TiB, whose table takes 2 GiB of addresses.
@@ -40,6 +61,8 @@ impl Default for OpenOptions {
             folio_bytes: config::FOLIO_BYTES_MIN,
             len_max_bytes: None,
             direct: DirectIo::Auto,
+            mappable: false,
+            faults: FaultMode::Threads,
         }
     }
 }
@@ -105,9 +128,26 @@ impl OpenOptions {
         self
     }
 
+    /// Puts the file where it can be mapped ([`File::map`](crate::File::map)): its pages have fixed
+    /// places in address space, and evicting them is work for the kernel, so do it for files that
+    /// you map. Needs folios of 4 KiB. The first open decides: later handles of the file need not
+    /// say it, and cannot if the first did not.
+    pub fn mappable(mut self, mappable: bool) -> Self {
+        self.mappable = mappable;
+        self
+    }
+
+    /// Who serves faults of the mapped file. The first open decides.
+    pub fn faults(mut self, faults: FaultMode) -> Self {
+        self.faults = faults;
+        self
+    }
+
     pub(crate) fn validate(&self) -> Result<()> {
         config::folio_order(self.folio_bytes)?;
+        let has_large_folios = self.folio_bytes > config::FOLIO_BYTES_MIN;
         let problem = match self {
+            Self { mappable: true, .. } if has_large_folios => "mappable needs folios of 4 KiB",
             Self { read: false, write: false, immutable: false, .. } => "neither read nor write",
             Self { immutable: true, write: true, .. } => "immutable excludes write",
             Self { create: true, write: false, .. } => "create needs write",

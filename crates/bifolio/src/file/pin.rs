@@ -302,7 +302,7 @@ impl File {
         memory.counters.add(Counter::Pin, 1);
         let folio = memory.folios.adopt(id);
         let in_folio = range.start - folio.folio().index() * PAGE_BYTES;
-        let start = memory.arena.address(id).wrapping_add(in_folio as usize);
+        let start = self.handle.inode.frame_of(&folio).wrapping_add(in_folio as usize);
         self.pin_at(range, folio, start)
     }
 
@@ -391,7 +391,7 @@ impl File {
 
     fn address_in(&self, locked: &Locked<'_>, position: u64) -> *const u8 {
         let in_folio = position - locked.lock.index() * PAGE_BYTES;
-        let start = self.handle.inode.memory.arena.address(locked.folio.id());
+        let start = self.handle.inode.frame_of(&locked.folio);
         start.wrapping_add(in_folio as usize)
     }
 

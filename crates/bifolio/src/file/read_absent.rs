@@ -95,7 +95,7 @@ impl File {
             return Ok(length);
         };
         let in_folio = position - locked.lock.index() * PAGE_BYTES;
-        let start = self.handle.inode.memory.arena.address(locked.folio.id());
+        let start = self.handle.inode.frame_of(&locked.folio);
         // SAFETY: inside a frame whose lock and reference we hold; nobody writes it now.
         unsafe { copy::copy_out(start.wrapping_add(in_folio as usize), target) };
         Ok(length)

@@ -87,7 +87,7 @@ impl<'b> ReadRequest<'b> {
             return;
         }
         let length = ((folio_end - next) as usize).min(self.buffer.len() - done);
-        let start = inode.memory.arena.address(locked.folio.id());
+        let start = inode.frame_of(&locked.folio);
         let source = start.wrapping_add((next - folio_start) as usize);
         // SAFETY: inside a frame whose lock `locked` is: nobody writes it now; `buffer` is the
         // caller's memory.

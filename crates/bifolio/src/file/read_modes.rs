@@ -83,7 +83,7 @@ impl File {
                 counters.note_lookups(1, 4);
                 let word = inode.mapping.table().word(index);
                 let copied = read_validated(word, Entry::is_ready, |entry| {
-                    let source = inode.memory.arena.base().wrapping_add(entry.frame_offset_bytes());
+                    let source = inode.page_address(index, entry);
                     let target = &mut buffer[..visible() as usize];
                     // SAFETY: every Entry leads to a frame of the arena (ENTRY-1), which stays
                     // mapped (FRAMES-2); the bytes end inside the frame; `target` is not in it.

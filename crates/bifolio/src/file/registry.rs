@@ -9,16 +9,19 @@
 //! its address in a folio (`Inode::owner`).
 
 use super::handle::Handle;
+use super::mappables::Mappables;
 use super::readahead::Readahead;
-use super::{File, OpenOptions};
+use super::{File, OpenOptions, faults};
 use crate::config;
 use crate::error::{ErrorKind, Result};
+use crate::frames::Frames;
 use crate::io::{Backing, DirectStatus, FileIdentity};
 use crate::mapping::PAGE_BYTES;
 use crate::reclaim::Reclaim;
-use crate::sync::{AtomicBool, Mutex, Ordering};
+use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering};
 use crate::sys::fork::ForkGuard;
-use crate::writeback::{Inode, Services};
+use crate::sys::probe::Features;
+use crate::writeback::{FileSize, Inode, Services};
 use std::collections::{HashMap, hash_map};
 use std::sync::Arc;
 
@@ -83,6 +86,9 @@ pub(crate) struct Registry {
     readahead_bytes_max: u64,
     pub(super) gate: Gate,
     files: Mutex<Files>,
+    mappables: Mappables,
+    /// Maps that are in use.
+    pub(crate) maps: AtomicU64,
     #[cfg(feature = "ablation")]
     pin_mode: config::PinMode,
     #[cfg(feature = "ablation")]
@@ -94,6 +100,7 @@ impl Registry {
         reclaim: Arc<Reclaim>,
         services: Services,
         gate: Gate,
+        features: &Features,
         config: &config::Config,
     ) -> Self {
         Self {
@@ -102,6 +109,8 @@ impl Registry {
             readahead_bytes_max: config.readahead_bytes_max,
             gate,
             files: Mutex::default(),
+            mappables: Mappables::new(features, config.unmap_batch_folios),
+            maps: AtomicU64::new(0),
             #[cfg(feature = "ablation")]
             pin_mode: config.pin_mode,
             #[cfg(feature = "ablation")]
@@ -136,7 +145,7 @@ impl Registry {
         }
         let handle = self.make_handle(key, open, options);
         drop(files);
-        let file = File::new(Arc::new(handle));
+        let file = File::new(handle);
         if options.truncate {
             file.set_len(0)?;
         }
@@ -151,38 +160,54 @@ impl Registry {
     ) -> Result<File> {
         self.check()?;
         options.validate_in_memory()?;
-        let order = self.folio_order(options)?;
-        let len_max_bytes = options.len_max_bytes(0)?;
-        let inode = Inode::new_in_memory(&self.services, name, order, len_max_bytes);
+        let size = self.size_of(options, 0)?;
+        let frames = self.frames_for(options, size)?;
+        let inode = Inode::new_in_memory(&self.services, frames, name, size);
         let inode = Arc::new(inode.map_err(no_table)?);
         let mut files = self.files.lock();
         let key = files.single_key();
         let open = files.open.entry(key).or_insert(Open::new(inode));
         let handle = self.make_handle(key, open, options);
-        Ok(File::new(Arc::new(handle)))
+        drop(files);
+        Ok(File::new(handle))
     }
 
-    fn folio_order(&self, options: &OpenOptions) -> Result<u8> {
+    fn size_of(&self, options: &OpenOptions, len_bytes: u64) -> Result<FileSize> {
         let bound_bytes = self.reclaim.memory.arena.usage().bound_bytes;
         config::validate_folio_fits(options.folio_bytes, bound_bytes)?;
-        config::folio_order(options.folio_bytes)
+        let order = config::folio_order(options.folio_bytes)?;
+        Ok(FileSize { order, len_bytes, len_max_bytes: options.len_max_bytes(len_bytes)? })
+    }
+
+    /// Where the pages of a new file will be.
+    fn frames_for(&self, options: &OpenOptions, size: FileSize) -> Result<Frames> {
+        if !options.mappable {
+            return Ok(Frames::Arena(Arc::clone(&self.services.memory.arena)));
+        }
+        let region =
+            self.mappables.new_region(&self.reclaim, size.len_max_bytes, options.faults)?;
+        Ok(Frames::Region(Arc::new(region)))
     }
 
     fn make_inode(&self, backing: &Arc<dyn Backing>, options: &OpenOptions) -> Result<Arc<Inode>> {
-        let order = self.folio_order(options)?;
-        let len_bytes = crate::io::len_bytes(&**backing)?;
-        let len_max_bytes = options.len_max_bytes(len_bytes)?;
-        let inode = Inode::new(&self.services, backing, order, len_bytes, len_max_bytes);
+        let size = self.size_of(options, crate::io::len_bytes(&**backing)?)?;
+        let frames = self.frames_for(options, size)?;
+        let inode = Inode::new(&self.services, frames, backing, size);
         let inode = Arc::new(inode.map_err(no_table)?);
         self.services.flusher.enlist(&inode);
         Ok(inode)
     }
 
-    fn make_handle(self: &Arc<Self>, key: Key, open: &mut Open, options: &OpenOptions) -> Handle {
+    fn make_handle(
+        self: &Arc<Self>,
+        key: Key,
+        open: &mut Open,
+        options: &OpenOptions,
+    ) -> Arc<Handle> {
         open.handles += 1;
         open.writable += u64::from(options.write);
         open.immutable += u64::from(options.immutable);
-        Handle {
+        let handle = Arc::new(Handle {
             key,
             inode: Arc::clone(&open.inode),
             reclaim: Arc::clone(&self.reclaim),
@@ -196,7 +221,11 @@ impl Registry {
             pin_mode: self.pin_mode,
             #[cfg(feature = "ablation")]
             read_mode: self.read_mode,
+        });
+        if let Some(region) = open.inode.frames.region() {
+            faults::enlist(region, &handle);
         }
+        handle
     }
 
     /// A handle is gone. After the last one the file is written out and buried.
@@ -236,6 +265,9 @@ impl Registry {
         // Under the registry's lock: nobody opens the file meanwhile.
         inode.remove_folios_from(0);
         self.reclaim.wait_for_turn();
+        if let Some(region) = inode.frames.region() {
+            faults::forget(region);
+        }
         files.open.remove(&key);
     }
 
@@ -249,6 +281,12 @@ impl Registry {
     /// nothing is closed and nothing lost.
     pub(crate) fn close(&self) -> Result<()> {
         self.check()?;
+        // Acquire: pairs with the Release in `MapGuard::drop`: what was stored through a map that
+        // is gone is found.
+        let maps = self.maps.load(Ordering::Acquire);
+        if maps > 0 {
+            return Err(ErrorKind::MapsAlive { maps }.into());
+        }
         for (_, inode) in self.inodes() {
             inode.sync(&inode.sample_errors(), None, false)?;
         }
@@ -314,6 +352,9 @@ impl Open {
         };
         if !wanted.is_empty() {
             return Err(ErrorKind::ImmutableConflict { file: file(), wanted, open }.into());
+        }
+        if options.mappable && self.inode.frames.region().is_none() {
+            return Err(ErrorKind::NotMappable { file: file() }.into());
         }
         let (wanted_bytes, open_bytes) = (options.folio_bytes, self.inode.mapping.folio_bytes());
         if wanted_bytes != open_bytes {

@@ -13,11 +13,14 @@
 use super::fill::Locked;
 use crate::error::{Error, ErrorKind, Result};
 use crate::folio::{FolioId, Folios};
-use crate::io::{IoError, Queue};
+use crate::frames::Staged;
+use crate::io::{IoError, Queue, RUN_PAGES_MAX};
 use crate::mapping::{Entry, PAGE_BYTES};
 use crate::stats::Counter;
+use crate::sys::copy;
 use crate::writeback::Inode;
 use smallvec::SmallVec;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// See the head of the file.
@@ -27,14 +30,34 @@ pub(super) struct Run {
     /// Page index of the first folio.
     first: u64,
     folios: SmallVec<[FolioId; 1]>,
+    /// Where the bytes are until all of a page is there, if it goes to a region.
+    staged: Option<Staged>,
+    /// Whether raw stores to its pages are to come at once.
+    pub(super) will_be_stored: bool,
     /// Bytes the backing had for the run when it was started: it may have grown since.
     expected_bytes: u64,
 }
 
 impl Run {
-    /// No folios yet, the first of which will be at page `first`.
-    pub(super) fn new(inode: &Arc<Inode>, first: u64) -> Self {
-        Self { inode: Arc::clone(inode), first, folios: SmallVec::new(), expected_bytes: 0 }
+    /// No folios yet, the first of which will be at page `first`. With `staged`, which a file of a
+    /// region needs, as many as that has room for.
+    pub(super) fn new(inode: &Arc<Inode>, first: u64, staged: Option<Staged>) -> Self {
+        let (folios, will_be_stored) = (SmallVec::new(), false);
+        Self { inode: Arc::clone(inode), first, folios, staged, will_be_stored, expected_bytes: 0 }
+    }
+
+    /// Whether there is room for one more folio of a file whose unit has `folio_pages` pages.
+    pub(super) fn has_room(&self, folio_pages: u64) -> bool {
+        let most = self.staged.as_ref().map_or(RUN_PAGES_MAX, |staged| staged.pages() as u64);
+        self.is_empty() || self.pages() + folio_pages <= most
+    }
+
+    /// Where the bytes of a folio of the run are read to.
+    fn target(&self, number: usize, id: FolioId) -> *mut u8 {
+        match &self.staged {
+            Some(staged) => staged.address(number),
+            None => self.inode.memory.arena.address(id),
+        }
     }
 
     /// Takes the next folio over, with its lock and its reference.
@@ -76,16 +99,21 @@ impl Run {
         tag: T,
         finished: impl FnOnce(Run, T),
     ) {
+        if let Some(staged) = &mut self.staged {
+            staged.shrink(self.folios.len());
+        }
         self.expected_bytes = self.inode.bytes_to_read(self.first, &self.folios);
         if self.expected_bytes == 0 {
             self.inode.memory.counters.add(Counter::MissWithoutRead, self.folios.len() as u64);
             return finished(self, tag);
         }
         self.inode.memory.counters.add(Counter::ReadRequest, 1);
-        let transfer = self.inode.read_transfer(self.first, &self.folios);
-        // SAFETY: IO-1: frames of the arena, which stays mapped (FRAMES-2); the run, which the
-        // queue keeps until it is complete, holds their folios' locks and references, and they are
-        // not uptodate: nobody else writes them, readers go through `sys::copy`.
+        let targets = self.folios.iter().enumerate().map(|(number, id)| self.target(number, *id));
+        let transfer = self.inode.read_transfer(self.first, &self.folios, targets);
+        // SAFETY: IO-1: frames of the arena, which stays mapped (FRAMES-2), or staging memory; the
+        // run, which the queue keeps until it is complete, holds that, and the folios' locks and
+        // references, and they are not uptodate: nobody else writes them, readers go through
+        // `sys::copy`.
         unsafe { queue.push(transfer, (self, tag)) }
     }
 
@@ -121,31 +149,68 @@ impl Run {
         let answer = answer.map_err(|source| inode.read_error(self.first * PAGE_BYTES, source))?;
         let bytes = (answer as u64).min(total);
         inode.memory.counters.add(Counter::ReadBytes, bytes);
+        let mut done = 0;
+        while done < self.folios.len() {
+            // What goes to a region goes there together; a frame is better copied while it is warm.
+            let group_end = if self.staged.is_some() { self.folios.len() } else { done + 1 };
+            let (good_end, judged) = self.judge(folios, done..group_end, bytes);
+            let installed = self.install(done..good_end);
+            if installed.is_ok() {
+                for id in &self.folios[done..good_end] {
+                    let locked = Locked::adopt(folios, *id);
+                    inode.mapping.mark_uptodate(&locked.lock);
+                    visit(locked);
+                }
+                done = good_end;
+            }
+            if let Err(error) = installed.and(judged) {
+                self.folios.drain(..done);
+                return Err(error);
+            }
+        }
+        self.folios.clear();
+        Ok(())
+    }
+
+    /// How many folios of the group, which begins with `group.start`, have their bytes, of `bytes`
+    /// that the transfer brought: the number behind the last one, and what is the matter with that.
+    /// The bytes behind the end of the backing are zeros then.
+    fn judge(&self, folios: &Folios, group: Range<usize>, bytes: u64) -> (usize, Result<()>) {
+        let inode = &self.inode;
         let folio_bytes = inode.mapping.folio_bytes();
-        let mut left = std::mem::take(&mut self.folios).into_iter();
-        let mut offset = 0;
-        while let Some(id) = left.next() {
+        for number in group.clone() {
+            let offset = number as u64 * folio_bytes;
             let part = |bytes: u64| bytes.saturating_sub(offset).min(folio_bytes);
-            let (valid, expected) = (part(bytes), part(total));
+            let (valid, expected) = (part(bytes), part(self.expected_bytes));
             let position = self.first * PAGE_BYTES + offset;
             // Fewer bytes than there were are an error, unless we cut the file ourselves just now:
             // a cut sets the length first.
             let visible = inode.mapping.len_bytes().saturating_sub(position);
             if valid < expected.min(visible) {
-                self.folios = std::iter::once(id).chain(left).collect();
-                return Err(cut_short(&inode, position, expected.min(visible), valid));
+                return (number, Err(cut_short(inode, position, expected.min(visible), valid)));
             }
-            offset += folio_bytes;
-            let locked = Locked::adopt(folios, id);
-            if let Err(error) = inode.check_filled(&locked.folio) {
-                self.folios = std::iter::once(locked.leave()).chain(left).collect();
-                return Err(error);
+            let locked = Locked::adopt(folios, self.folios[number]);
+            let start = self.target(number, self.folios[number]);
+            let checked = inode.check_filled(&locked.folio, start);
+            let _still_locked = locked.leave();
+            if let Err(error) = checked {
+                return (number, Err(error));
             }
-            inode.zero_folio_from(&locked.folio, &locked.lock, valid);
-            inode.mapping.mark_uptodate(&locked.lock);
-            visit(locked);
+            let behind = start.wrapping_add(valid as usize);
+            // SAFETY: inside the folio's frame, or its part of the staging memory, which only the
+            // holder of its lock writes: we.
+            unsafe { copy::zero(behind, (folio_bytes - valid) as usize) };
         }
-        Ok(())
+        (group.end, Ok(()))
+    }
+
+    /// Puts staged folios in their places.
+    fn install(&self, group: Range<usize>) -> Result<()> {
+        let Some(staged) = self.staged.as_ref().filter(|_| !group.is_empty()) else {
+            return Ok(());
+        };
+        let pages = self.first + group.start as u64..self.first + group.end as u64;
+        self.inode.install(pages, staged.address(group.start), self.will_be_stored)
     }
 }
 

@@ -117,7 +117,7 @@ impl File {
     fn copy_into(&self, locked: &Locked<'_>, bytes: &[u8], position: u64) {
         let inode = &self.handle.inode;
         let in_folio = position - locked.lock.index() * PAGE_BYTES;
-        let start = inode.memory.arena.address(locked.folio.id());
+        let start = inode.frame_of(&locked.folio);
         let target = start.wrapping_add(in_folio as usize);
         inode.mark_dirty(&locked.folio, &locked.lock);
         let end = position + bytes.len() as u64;

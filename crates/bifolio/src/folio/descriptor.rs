@@ -154,6 +154,11 @@ impl Folios {
         Ok(Self { array: ReservedArray::new(length)?, reaper })
     }
 
+    /// How many descriptors there are.
+    pub(crate) fn len(&self) -> usize {
+        self.array.len()
+    }
+
     /// The descriptor of `id`.
     #[inline(always)]
     pub(crate) fn get(&self, id: FolioId) -> &Folio {

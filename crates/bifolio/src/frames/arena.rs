@@ -17,11 +17,12 @@
 //! # Safety
 //! Hands out addresses inside the reservation; touches none.
 
-use super::ORDER_MAX;
 use super::budget::Budget;
 use super::chunk::{CHUNK_BYTES, CHUNK_PAGES, Chunk, Role};
+use super::loose::Loose;
 use super::rows::{Available, LATELY};
 use super::watcher::ChunkWatcher;
+use super::{FrameKind, ORDER_MAX};
 use crate::config::HugePages;
 use crate::folio::{FolioId, Folios};
 use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex, Ordering};
@@ -81,6 +82,7 @@ pub(super) struct State {
     pub(super) last_order: u8,
     /// The kernel has refused memory that the bound allows: it is asked again only in need.
     pub(super) is_growth_refused: bool,
+    pub(super) loose: Loose,
 }
 
 /// See the head of the file.
@@ -98,6 +100,10 @@ pub(crate) struct Arena {
     bound_pages: AtomicU64,
     /// Mirrors `free_pages` plus what the budget still allows, for the watermarks.
     obtainable_pages: AtomicU64,
+    /// Mirrors what the budget still allows.
+    left_pages: AtomicU64,
+    /// Mirrors the loose pages in use.
+    pub(super) loose_pages: AtomicU64,
     watcher: OnceLock<Arc<dyn ChunkWatcher>>,
 }
 
@@ -129,6 +135,7 @@ impl Arena {
             is_growing: false,
             last_order: 0,
             is_growth_refused: false,
+            loose: Loose::default(),
         };
         let obtainable_pages = AtomicU64::new(state.obtainable_pages());
         Ok(Self {
@@ -140,6 +147,8 @@ impl Arena {
             wants_chunk: AtomicBool::new(false),
             bound_pages: AtomicU64::new(bound_bytes / PAGE_BYTES),
             obtainable_pages,
+            left_pages: AtomicU64::new(bound_bytes / FRAME_BYTES),
+            loose_pages: AtomicU64::new(0),
             watcher: OnceLock::new(),
         })
     }
@@ -155,9 +164,10 @@ impl Arena {
         self.memory.len() / CHUNK_BYTES as usize
     }
 
-    /// Frames there is address space for; as many descriptors are needed.
-    pub(crate) fn frames_max(bound_bytes_max: u64) -> u64 {
-        bound_bytes_max.div_ceil(CHUNK_BYTES) * u64::from(CHUNK_PAGES)
+    /// Descriptors that are needed: one for each frame there is address space for, and as many
+    /// for loose pages.
+    pub(crate) fn descriptors_max(bound_bytes_max: u64) -> u64 {
+        2 * bound_bytes_max.div_ceil(CHUNK_BYTES) * u64::from(CHUNK_PAGES)
     }
 
     /// Address of frame 0; frame i follows at i * 4096 bytes.
@@ -183,7 +193,8 @@ impl Arena {
     }
 
     /// Whether [`Self::allocate`] would find something now.
-    pub(crate) fn can_allocate(&self, order: u8) -> bool {
+    pub(crate) fn can_allocate(&self, kind: FrameKind) -> bool {
+        let FrameKind::Arena { order, .. } = kind else { return self.left_pages() > 0 };
         let state = self.state.lock();
         let room = state.any_slot(order).is_some() || state.empty_chunk(order).is_some();
         room || state.affordable_pages(order) > 0 || state.revivable_slot(order).is_some()
@@ -242,9 +253,13 @@ impl Arena {
     }
 
     /// Gives a folio's frames back. Its descriptor is frozen.
-    pub(crate) fn free(&self, id: FolioId) {
+    pub(crate) fn free(&self, id: FolioId, folios: &Folios) {
         let mut state = self.state.lock();
-        state.put(id);
+        if self.is_loose(id) {
+            state.put_loose(id, folios);
+        } else {
+            state.put(id);
+        }
         self.publish(&state);
     }
 
@@ -272,6 +287,11 @@ impl Arena {
         self.publish(&state);
     }
 
+    /// Pages the budget still allows.
+    pub(crate) fn left_pages(&self) -> u64 {
+        self.left_pages.load(Ordering::Relaxed)
+    }
+
     /// Bytes resident beyond the bound.
     pub(crate) fn excess_bytes(&self) -> u64 {
         self.state.lock().budget.excess_bytes()
@@ -283,7 +303,7 @@ impl Arena {
         ArenaUse {
             bound_bytes: state.budget.bound_bytes,
             used_bytes: state.budget.used_bytes,
-            frame_bytes: state.frame_pages * PAGE_BYTES,
+            frame_bytes: (state.frame_pages + state.loose.pages()) * PAGE_BYTES,
             free_pages: state.free_pages,
         }
     }
@@ -418,6 +438,8 @@ impl Arena {
     pub(super) fn publish(&self, state: &State) {
         self.wants_chunk.store(state.wants_chunk(), Ordering::Relaxed);
         self.obtainable_pages.store(state.obtainable_pages(), Ordering::Relaxed);
+        self.loose_pages.store(state.loose.pages(), Ordering::Relaxed);
+        self.left_pages.store(state.budget.left_bytes() / FRAME_BYTES, Ordering::Relaxed);
     }
 }
 

@@ -6,7 +6,7 @@
 
 use super::Lru;
 use crate::folio::{Folio, FolioId, Folios, Frozen, Reaper};
-use crate::frames::Arena;
+use crate::frames::{Arena, Orphans};
 use crate::stats::Counters;
 use crate::sync::AtomicU64;
 use std::io;
@@ -18,6 +18,7 @@ pub(crate) struct Memory {
     pub(crate) folios: Folios,
     pub(crate) arena: Arc<Arena>,
     pub(crate) lru: Arc<Lru>,
+    pub(crate) orphans: Arc<Orphans>,
     pub(crate) counters: Counters,
     /// Pages that are dirty, and pages being written out: one that is both counts twice.
     pub(crate) dirty_pages: AtomicU64,
@@ -26,15 +27,21 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    /// Descriptors for all frames of `arena`, and lists for `cpus` CPUs.
-    pub(crate) fn new(arena: Arena, frames_max: usize, cpus: usize) -> io::Result<Self> {
+    /// So many descriptors for the frames of `arena`, and lists for `cpus` CPUs.
+    pub(crate) fn new(arena: Arena, descriptors_max: usize, cpus: usize) -> io::Result<Self> {
         let arena = Arc::new(arena);
         let lru = Arc::new(Lru::new(cpus));
-        let grave = Grave { arena: Arc::clone(&arena), lru: Arc::clone(&lru) };
+        let orphans = Arc::new(Orphans::default());
+        let grave = Grave {
+            arena: Arc::clone(&arena),
+            lru: Arc::clone(&lru),
+            orphans: Arc::clone(&orphans),
+        };
         Ok(Self {
-            folios: Folios::new(frames_max, Box::new(grave))?,
+            folios: Folios::new(descriptors_max, Box::new(grave))?,
             arena,
             lru,
+            orphans,
             counters: Counters::new(),
             dirty_pages: AtomicU64::new(0),
             unspilled_pages: AtomicU64::new(0),
@@ -51,11 +58,13 @@ impl Memory {
 struct Grave {
     arena: Arc<Arena>,
     lru: Arc<Lru>,
+    orphans: Arc<Orphans>,
 }
 
 impl Reaper for Grave {
     fn reap(&self, frozen: Frozen<'_>) {
         self.lru.forget(frozen.folios(), frozen.id());
-        self.arena.free(frozen.id());
+        self.orphans.bury(frozen.id());
+        self.arena.free(frozen.id(), frozen.folios());
     }
 }

@@ -38,21 +38,51 @@ impl Mapping {
         locked: &LockedFolio<'_>,
         leave: impl Fn(u64) -> Entry,
     ) -> Result<Frozen<'a>, EvictError<'a>> {
-        self.clear_ready(locked);
-        let frozen = match folio.try_freeze(1) {
+        let frozen = match self.begin_eviction(folio, locked) {
             Ok(frozen) => frozen,
-            Err(folio) => {
-                self.restore_ready(locked);
-                return Err(EvictError::Referenced(folio));
-            }
+            Err(folio) => return Err(EvictError::Referenced(folio)),
         };
         if locked.flags.get(Flag::Dirty) || locked.flags.get(Flag::Writeback) {
-            let folio = frozen.unfreeze();
-            self.restore_ready(locked);
-            return Err(EvictError::Dirty(folio));
+            return Err(EvictError::Dirty(self.cancel_eviction(frozen, locked)));
         }
-        self.unlink(frozen.folios(), locked, leave);
+        self.end_eviction(&frozen, locked, leave);
         Ok(frozen)
+    }
+
+    /// E1, E2: until [`Self::end_eviction`] or [`Self::cancel_eviction`] the folio stands in the
+    /// table, frozen: whoever looks it up waits. Whether it is dirty is the caller's to ask, now.
+    pub(crate) fn begin_eviction<'a>(
+        &self,
+        folio: FolioRef<'a>,
+        locked: &LockedFolio<'_>,
+    ) -> Result<Frozen<'a>, FolioRef<'a>> {
+        self.clear_ready(locked);
+        let frozen = folio.try_freeze(1);
+        if frozen.is_err() {
+            self.restore_ready(locked);
+        }
+        frozen
+    }
+
+    /// The folio stays after all, with its bytes where they were.
+    pub(crate) fn cancel_eviction<'a>(
+        &self,
+        frozen: Frozen<'a>,
+        locked: &LockedFolio<'_>,
+    ) -> FolioRef<'a> {
+        let folio = frozen.unfreeze();
+        self.restore_ready(locked);
+        folio
+    }
+
+    /// E4: takes a frozen folio out of the table, and leaves what [`Self::evict`] would.
+    pub(crate) fn end_eviction(
+        &self,
+        frozen: &Frozen<'_>,
+        locked: &LockedFolio<'_>,
+        leave: impl Fn(u64) -> Entry,
+    ) {
+        self.unlink(frozen.folios(), locked, leave);
     }
 
     /// Takes a folio out of the table whatever it holds, and leaves what [`Self::evict`] would.
@@ -117,7 +147,8 @@ impl Mapping {
         }
     }
 
-    fn restore_ready(&self, locked: &LockedFolio<'_>) {
+    /// Lets readers in again, if the folio is one for them.
+    pub(crate) fn restore_ready(&self, locked: &LockedFolio<'_>) {
         if locked.flags.get(Flag::Uptodate) {
             self.set_ready(locked);
         }

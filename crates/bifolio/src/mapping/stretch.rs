@@ -25,15 +25,17 @@ pub(crate) struct Stretch<'a> {
 }
 
 impl<'a> Stretch<'a> {
-    /// The READY pages from the first of `pages` on whose frames follow that of the first (O1).
+    /// The READY pages from the first of `pages` on whose frames follow that of the first (O1);
+    /// those of a region (`in_place`) always do.
     #[inline(always)]
-    pub(crate) fn find(table: &'a Table, pages: Range<u64>) -> Self {
+    pub(crate) fn find(table: &'a Table, pages: Range<u64>, in_place: bool) -> Self {
         // Made where it stays: it is large to move.
         let mut stretch = Self { table, first: pages.start, seen: ArrayVec::new() };
         for index in pages {
             // Acquire: pairs with the Release of W4 and I3: the bytes of this version are there.
             let entry = table.load(index, Ordering::Acquire);
             let follows = stretch.seen.last().is_none_or(|last| entry.frame() == last.frame() + 1);
+            let follows = in_place || follows;
             if !entry.is_ready() || !follows || stretch.seen.try_push(entry).is_err() {
                 break;
             }
@@ -85,7 +87,7 @@ mod tests {
     }
 
     fn pages_of(entries: &[Entry]) -> u64 {
-        Stretch::find(&table_of(entries), 0..entries.len() as u64).pages()
+        Stretch::find(&table_of(entries), 0..entries.len() as u64, false).pages()
     }
 
     #[test]
@@ -103,7 +105,7 @@ mod tests {
     #[test]
     fn a_page_that_changed_costs_those_behind_it_and_none_before() {
         let table = table_of(&[ready(7), ready(8), ready(9)]);
-        let stretch = Stretch::find(&table, 0..3);
+        let stretch = Stretch::find(&table, 0..3, false);
         assert_eq!((stretch.start(), stretch.unchanged(3)), (Some(ready(7)), 3));
         // Marks come and go without a change of the bytes.
         table.mark_referenced(1, ready(8));

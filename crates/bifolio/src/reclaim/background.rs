@@ -8,9 +8,14 @@
 use super::Reclaim;
 use super::pageout::WriteOut;
 use crate::error::{ErrorKind, Result};
+use crate::frames::CHUNK_BYTES;
+use crate::mapping::PAGE_BYTES;
 use crate::stats::Counter;
 use crate::sys::thread::OwnedThread;
 use std::sync::Arc;
+
+/// Pages of a chunk.
+const CHUNK_PAGES: u64 = CHUNK_BYTES / PAGE_BYTES;
 
 /// What the thread is asked to do.
 #[derive(Debug, Default)]
@@ -47,13 +52,19 @@ impl Drop for Background {
 impl Reclaim {
     /// Wakes the thread if fewer than LOW pages are obtainable, or a chunk should be made resident.
     pub(super) fn wake_if_low(&self) {
-        if self.arena().wants_chunk() || self.arena().obtainable_pages() < self.low_pages() {
+        if self.arena().wants_chunk() || self.is_short_of(self.low_pages()) {
             let mut signal = self.signal.lock();
             if !signal.work {
                 signal.work = true;
                 self.signalled.notify_one();
             }
         }
+    }
+
+    /// Whether fewer pages can be had without reclaim; for regions, too, if there are any.
+    fn is_short_of(&self, pages: u64) -> bool {
+        let arena = self.arena();
+        arena.obtainable_pages() < pages || arena.has_loose() && arena.left_pages() < pages
     }
 
     fn run(&self) {
@@ -79,10 +90,16 @@ impl Reclaim {
         // A refusal is for whoever is in need to tell.
         while self.arena().grow_ahead(&self.memory.folios).unwrap_or(false) {}
         let high_pages = 2 * self.low_pages();
-        while self.arena().obtainable_pages() < high_pages && !self.signal.lock().end {
+        while self.is_short_of(high_pages) && !self.signal.lock().end {
             let counts = {
                 let turn = self.take_turn();
-                self.shrink(&turn, super::ROUND_PAGES, WriteOut::MemoryFiles)
+                let free_pages = self.arena().usage().free_pages;
+                if self.arena().obtainable_pages() >= high_pages && free_pages >= CHUNK_PAGES {
+                    // What is short is pages for regions, and the arena has what it does not need.
+                    self.evacuate_to_release(&turn)
+                } else {
+                    self.shrink(&turn, super::ROUND_PAGES, WriteOut::MemoryFiles)
+                }
             };
             if counts.reclaimed_pages == 0 {
                 return;

@@ -5,6 +5,7 @@ use super::pageout::Verdict;
 use super::scan::ScanCounts;
 use super::{Reclaim, Turn};
 use crate::folio::{Flag, FolioId};
+use crate::frames::FrameKind;
 use crate::lru::ListKind;
 use crate::stats::Counter;
 
@@ -12,9 +13,11 @@ use crate::stats::Counter;
 const CHUNKS_TRIED_MAX: usize = 8;
 
 impl Reclaim {
-    /// Empties a chunk of another order than `order`, for a folio of that. Failing that, gives one
-    /// back that is too small for such a folio: a whole one may take its place.
-    pub(super) fn evacuate_for(&self, turn: &Turn<'_>, order: u8) -> ScanCounts {
+    /// Empties a chunk of another order, for a folio. Failing that, gives one back that is too
+    /// small for such a folio: a whole one may take its place. For a page of a region, gives any
+    /// back.
+    pub(super) fn evacuate_for(&self, turn: &Turn<'_>, kind: FrameKind) -> ScanCounts {
+        let FrameKind::Arena { order, .. } = kind else { return self.evacuate_to_release(turn) };
         let wanted_pages = 1 << order;
         let fits = |other, pages| other != order && pages >= wanted_pages;
         let mut counts = self.evacuate(turn, fits, false);

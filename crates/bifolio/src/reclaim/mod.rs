@@ -33,18 +33,20 @@
 #![allow(unsafe_code)]
 
 mod background;
+mod departure;
 mod evacuate;
 mod pageout;
 mod relocate;
 mod rows;
 mod scan;
+mod unmap;
 
 pub(crate) use background::Background;
 
 use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
 use crate::folio::{FolioId, LockedFolio};
-use crate::frames::Arena;
+use crate::frames::{Arena, FrameKind};
 use crate::lru::Memory;
 use crate::mapping::{PAGE_BYTES, Table};
 use crate::spill::{STEP_BYTES, Spill};
@@ -79,6 +81,7 @@ pub(crate) struct Reclaim {
     pub(crate) memory: Arc<Memory>,
     flusher: Arc<Flusher>,
     has_spill: bool,
+    unmap_batch_folios: usize,
     wait_max: Duration,
     /// RECLAIM-2.
     turn: Mutex<()>,
@@ -108,6 +111,7 @@ impl Reclaim {
             memory: Arc::clone(&services.memory),
             flusher: Arc::clone(&services.flusher),
             has_spill: services.spill.is_some(),
+            unmap_batch_folios: config.unmap_batch_folios,
             wait_max: Duration::from_millis(config.reclaim_wait_ms_max),
             turn: Mutex::new(()),
             signal: Mutex::default(),
@@ -126,36 +130,40 @@ impl Reclaim {
         (bound_pages / 64).clamp(at_least, LOW_PAGES_MAX)
     }
 
-    /// Finds frames for a folio of `order`, after those of `near` if possible; evicts if it must.
+    /// Finds frames for a folio; evicts if it must.
     ///
     /// Blocks while others' I/O has to end first. The folio is free: `Folios::start` it.
-    pub(crate) fn allocate(&self, order: u8, near: Option<FolioId>) -> Result<FolioId> {
+    pub(crate) fn allocate(&self, kind: FrameKind) -> Result<FolioId> {
         let mut patience = Patience::new(self.wait_max);
         loop {
-            if let Some(id) = self.take_frames(order, near)? {
+            if let Some(id) = self.take_frames(kind)? {
                 return Ok(id);
             }
-            self.reclaim_for(order, &mut patience)?;
+            self.reclaim_for(kind, &mut patience)?;
         }
     }
 
     /// As [`Self::allocate`], but waits for nobody: evicts only what is clean, and only if nobody
     /// else is reclaiming. For callers with transfers in flight (IO-5), or who can do without.
-    pub(crate) fn try_allocate(&self, order: u8, near: Option<FolioId>) -> Result<Option<FolioId>> {
-        if let Some(id) = self.take_frames(order, near)? {
+    pub(crate) fn try_allocate(&self, kind: FrameKind) -> Result<Option<FolioId>> {
+        if let Some(id) = self.take_frames(kind)? {
             return Ok(Some(id));
         }
         {
             let Some(guard) = self.turn.try_lock() else { return Ok(None) };
             self.memory.counters.add(Counter::DirectReclaim, 1);
             let turn = Turn { _guard: guard };
-            self.shrink(&turn, ROUND_PAGES.max(1 << order), WriteOut::Nothing);
+            self.shrink(&turn, ROUND_PAGES.max(kind.pages()), WriteOut::Nothing);
         }
-        self.take_frames(order, near)
+        self.take_frames(kind)
     }
 
-    fn take_frames(&self, order: u8, near: Option<FolioId>) -> Result<Option<FolioId>> {
-        let found = self.arena().allocate(order, near, &self.memory.folios);
+    fn take_frames(&self, kind: FrameKind) -> Result<Option<FolioId>> {
+        let folios = &self.memory.folios;
+        let found = match kind {
+            FrameKind::Arena { order, near } => self.arena().allocate(order, near, folios),
+            FrameKind::Loose => Ok(self.arena().allocate_loose(folios)),
+        };
         let found = found.map_err(|source| ErrorKind::Memory { purpose: "frames", source })?;
         if found.is_some() {
             self.wake_if_low();
@@ -174,6 +182,15 @@ impl Reclaim {
             self.arena().uncharge(crate::mapping::TABLE_PAGE_BYTES);
         }
         charged
+    }
+
+    /// Charges metadata; evicts if it must.
+    pub(crate) fn charge(&self, bytes: u64) -> Result<()> {
+        let mut patience = Patience::new(self.wait_max);
+        while !self.arena().charge(bytes) {
+            self.make_room_for_metadata(&mut patience)?;
+        }
+        Ok(())
     }
 
     /// Charges the table page of `index` before it is touched; evicts if it must.
@@ -238,31 +255,32 @@ impl Reclaim {
     }
 
     /// One round for an allocation that found nothing: an error when there is no hope.
-    fn reclaim_for(&self, order: u8, patience: &mut Patience) -> Result<()> {
+    fn reclaim_for(&self, kind: FrameKind, patience: &mut Patience) -> Result<()> {
         let counts = {
             let turn = self.take_turn();
             patience.rounds += 1;
-            if self.arena().can_allocate(order) {
+            if self.arena().can_allocate(kind) {
                 // Somebody freed enough while we waited for our turn. When that happens again and
                 // again, others are faster, or empty a chunk each time we look: we wait for them.
                 if patience.rounds == 1 {
                     return Ok(());
                 }
                 drop(turn);
-                let busy_pages = 1 << order;
+                let busy_pages = kind.pages();
                 return self.decide(ScanCounts { busy_pages, ..ScanCounts::default() }, patience);
             }
             self.memory.counters.add(Counter::DirectReclaim, 1);
-            let mut counts = self.shrink(&turn, ROUND_PAGES.max(1 << order), WriteOut::Everything);
-            if counts.reclaimed_pages > 0 && !self.arena().can_allocate(order) {
+            let mut counts =
+                self.shrink(&turn, ROUND_PAGES.max(kind.pages()), WriteOut::Everything);
+            if counts.reclaimed_pages > 0 && !self.arena().can_allocate(kind) {
                 // What went was of other sizes: empty a chunk of those.
-                counts.add(&self.evacuate_for(&turn, order));
+                counts.add(&self.evacuate_for(&turn, kind));
             }
             if counts.reclaimed_pages == 0 {
                 counts = self.sweep(&turn);
                 // What stays in the chunk has been counted by the sweep already, but for folios
                 // that somebody is just making: those are on no list yet.
-                let evacuated = self.evacuate_for(&turn, order);
+                let evacuated = self.evacuate_for(&turn, kind);
                 counts.reclaimed_pages += evacuated.reclaimed_pages;
                 counts.busy_pages = counts.busy_pages.max(evacuated.busy_pages);
             }
@@ -279,6 +297,7 @@ impl Reclaim {
         if evacuated.reclaimed_pages > 0 {
             return evacuated;
         }
+        let used_bytes = self.arena().usage().used_bytes;
         let mut counts = ScanCounts::default();
         if self.arena().usage().free_pages == 0 {
             counts = self.shrink(&turn, ROUND_PAGES, WriteOut::Everything);
@@ -287,7 +306,9 @@ impl Reclaim {
             }
         }
         let retired = (0..slots_max).take_while(|_| self.arena().retire_slot()).count();
-        counts.reclaimed_pages = retired as u64;
+        // Pages of regions have been given back as they went.
+        let loose = used_bytes.saturating_sub(self.arena().usage().used_bytes) / PAGE_BYTES;
+        counts.reclaimed_pages = loose.max(retired as u64);
         counts
     }
 

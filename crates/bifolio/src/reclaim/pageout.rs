@@ -2,6 +2,7 @@
 
 use super::{Reclaim, Turn};
 use crate::folio::{Flag, FolioRef, LockedFolio};
+use crate::lru::Shadow;
 use crate::mapping::EvictError;
 use crate::stats::Counter;
 use crate::writeback::Inode;
@@ -127,19 +128,28 @@ impl Reclaim {
         dirty.into_iter().map(again).collect()
     }
 
+    /// What an eviction leaves for the replacement policy.
+    pub(super) fn shadow_of(&self, locked: &LockedFolio<'_>) -> Shadow {
+        let workingset = locked.flags.get(Flag::Workingset) || locked.flags.get(Flag::Active);
+        self.memory.lru.make_shadow(locked.pages(), workingset)
+    }
+
+    /// Counts an eviction.
+    pub(super) fn note_eviction(&self, locked: &LockedFolio<'_>) {
+        let unused = locked.flags.get(Flag::Readahead);
+        self.memory.counters.add(Counter::PgSteal, 1);
+        self.memory.counters.add(Counter::ReadaheadUnused, u64::from(unused));
+    }
+
     fn evict<'a>(
         &self,
         inode: &Inode,
         folio: FolioRef<'a>,
         locked: LockedFolio<'_>,
     ) -> (Verdict, Option<FolioRef<'a>>) {
-        let workingset = locked.flags.get(Flag::Workingset) || locked.flags.get(Flag::Active);
-        let shadow = self.memory.lru.make_shadow(locked.pages(), workingset);
-        match inode.evict(folio, &locked, shadow) {
+        match inode.evict(folio, &locked, self.shadow_of(&locked)) {
             Ok(frozen) => {
-                let unused = locked.flags.get(Flag::Readahead);
-                self.memory.counters.add(Counter::PgSteal, 1);
-                self.memory.counters.add(Counter::ReadaheadUnused, u64::from(unused));
+                self.note_eviction(&locked);
                 // E5: the next life of the frame must not find it locked.
                 drop(locked);
                 frozen.free();
@@ -155,6 +165,6 @@ impl Reclaim {
 }
 
 /// More references than the table's and the isolation's: a hint, the freeze decides.
-fn is_pinned(folio: &FolioRef<'_>) -> bool {
+pub(super) fn is_pinned(folio: &FolioRef<'_>) -> bool {
     folio.folio().references() > 2
 }

@@ -1,6 +1,7 @@
 //! Scanning the lists: which folios are looked at, in which order, and how many.
 
 use super::pageout::{Verdict, WriteOut};
+use super::unmap::Unmapping;
 use super::{Reclaim, Turn};
 use crate::folio::{BATCH_SLOTS, Flag, FolioRef};
 use crate::frames::ROW_PAGES;
@@ -33,10 +34,10 @@ const STEP_PAGES: u64 = ROW_PAGES as u64;
 
 /// How a scan of the inactive list goes about it.
 #[derive(Clone, Copy, Debug)]
-struct How {
+pub(super) struct How {
     /// What was used lately stays.
-    second_chance: bool,
-    write_out: WriteOut,
+    pub(super) second_chance: bool,
+    pub(super) write_out: WriteOut,
 }
 
 /// What a scan came to, pages.
@@ -131,9 +132,10 @@ impl Reclaim {
         let mut scanned_pages = 0;
         let mut batch = Vec::with_capacity(BATCH_SLOTS);
         let mut unspilled = Unspilled::default();
+        let mut unmapping = Unmapping::new(self, turn, how);
         while counts.reclaimed_pages < wanted_pages {
             // What leaves for the spill leaves together: a few more are looked at for that.
-            let scan_pages = scan_pages.max(unspilled.scan_pages());
+            let scan_pages = scan_pages.max(unspilled.scan_pages()).max(unmapping.scan_pages());
             let left_pages = scan_pages.saturating_sub(scanned_pages).min(STEP_PAGES);
             memory.lru.isolate(&memory.folios, ListKind::Inactive, left_pages, &mut batch);
             if batch.is_empty() {
@@ -141,11 +143,16 @@ impl Reclaim {
             }
             memory.counters.add(Counter::PgScan, batch.len() as u64);
             scanned_pages += batch.iter().map(|folio| folio.folio().pages()).sum::<u64>();
+            // Those of regions leave in batches of their own.
+            for folio in batch.extract_if(.., |folio| memory.arena.is_loose(folio.id())) {
+                unmapping.add(folio, &mut counts);
+            }
             self.shrink_folio_list(turn, &mut batch, how, &mut counts, &mut unspilled);
             if unspilled.pages >= SPILL_PAGES {
                 self.spill(turn, &mut unspilled, how, &mut counts);
             }
         }
+        unmapping.finish(&mut counts);
         self.spill(turn, &mut unspilled, how, &mut counts);
         counts
     }

@@ -9,7 +9,9 @@
 #![allow(unsafe_code)]
 
 use crate::sys::probe::{Feature, Features};
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+use rustix::mm::{
+    Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap_anonymous, mprotect, munmap,
+};
 use std::io;
 
 /// The base page size everything here is counted in, bytes.
@@ -63,6 +65,12 @@ impl Reservation {
     /// Asks that a forked child sees zeros here. A kernel that refuses leaves the child a copy.
     pub(crate) fn wipe_on_fork(&self) {
         let _ = self.advise(0, self.length_bytes, Advice::LinuxWipeOnFork);
+    }
+
+    /// Asks that a forked child does not have this memory at all: touching it there is a SIGSEGV.
+    #[allow(dead_code)] // Mapped files, which will use it, are not there yet.
+    pub(crate) fn skip_on_fork(&self) -> io::Result<()> {
+        self.advise(0, self.length_bytes, Advice::LinuxDontFork)
     }
 
     /// Asks for base pages only, whatever the system prefers.
@@ -121,6 +129,22 @@ impl Reservation {
     }
 }
 
+/// Makes pages of a reservation inaccessible: whoever touches one gets SIGSEGV.
+pub(crate) fn refuse_access(start: *mut u8, length_bytes: usize) -> io::Result<()> {
+    protect(start, length_bytes, MprotectFlags::empty())
+}
+
+/// Takes back what [`refuse_access`] did.
+pub(crate) fn allow_access(start: *mut u8, length_bytes: usize) -> io::Result<()> {
+    protect(start, length_bytes, MprotectFlags::READ | MprotectFlags::WRITE)
+}
+
+fn protect(start: *mut u8, length_bytes: usize, access: MprotectFlags) -> io::Result<()> {
+    // SAFETY: part of a reservation, which is for raw access only: no reference is made to memory
+    // that may be gone.
+    unsafe { mprotect(start.cast(), length_bytes, access) }.map_err(io::Error::from)
+}
+
 impl Drop for Reservation {
     fn drop(&mut self) {
         // SAFETY: exactly what `new` mapped; whoever borrowed from it borrowed from `self`.
@@ -157,5 +181,25 @@ mod tests {
     fn an_absurd_length_is_an_error_not_a_panic() {
         assert!(Reservation::new(usize::MAX, PAGE_BYTES).is_err());
         assert!(Reservation::new(1 << 62, PAGE_BYTES).is_err());
+    }
+
+    #[test]
+    fn a_forked_child_can_be_spared_the_memory() {
+        let memory = Reservation::new(2 * PAGE_BYTES, PAGE_BYTES).unwrap();
+        memory.skip_on_fork().unwrap();
+        let address = memory.as_ptr().addr();
+        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        // The line of our range comes first, then what is known of it, then its flags.
+        let mut lines = maps.lines().skip_while(|line| !has(line, address));
+        let flags = lines.find_map(|line| line.strip_prefix("VmFlags:")).unwrap();
+        assert!(flags.split_whitespace().any(|flag| flag == "dc"), "{flags}");
+    }
+
+    /// Whether `line` begins with a range of addresses that has `address`.
+    fn has(line: &str, address: usize) -> bool {
+        let ends = line.split(' ').next().and_then(|range| range.split_once('-'));
+        let number = |text| usize::from_str_radix(text, 16).ok();
+        let ends = ends.and_then(|(start, end)| Some(number(start)?..number(end)?));
+        ends.is_some_and(|range| range.contains(&address))
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! A cache probes once, when it is built, by trying the call itself on a scratch page: a version
 //! number does not tell what a container's filter or a distribution's patch set allows. Above us,
-//! `frames` asks for huge pages and early page faults, `io` for direct transfers and rings. Each
-//! feature has a fallback with a name, and each can be masked, so that its fallback is tested on
+//! `frames` asks for huge pages and early page faults, `io` for direct transfers and rings, and
+//! what maps files for faults served in user space. Each feature has a fallback with a name, and each can be masked, so that its fallback is tested on
 //! any machine.
 //!
 //! A feature is *available* when its probe worked, and *in use* when nobody disabled it either.
@@ -25,7 +25,7 @@ use std::ptr;
 use rustix::fs::{AtFlags, CWD, StatxFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
-use super::probe_ring;
+use super::{probe_faults, probe_ring};
 
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 const SCRATCH_BYTES: usize = 2 * HUGE_PAGE_BYTES;
@@ -51,11 +51,23 @@ pub enum Feature {
     RegisteredFiles,
     /// Frames the kernel need not pin for each transfer (io_uring, sparse tables, Linux 5.19).
     RegisteredBuffers,
+    /// Page faults of mapped files, served in user space (`userfaultfd`, Linux 5.18).
+    UserFaults,
+    /// The same for system calls that are handed memory of a map; needs a privilege.
+    KernelFaults,
+    /// Pages whose stores are noticed without a fault for each (`UFFD_FEATURE_WP_ASYNC`,
+    /// `PAGEMAP_SCAN`, Linux 6.7), and pipes that keep pages (`vmsplice`).
+    WriteProtectAsync,
+    /// Pages whose touch is a SIGBUS, for those that cannot be read (`UFFDIO_POISON`, Linux 6.6).
+    FaultPoison,
+    /// Giving back scattered pages with one call (`process_madvise` on ourselves, Linux 6.14; with
+    /// one TLB flush since 6.16).
+    VectoredUnmap,
 }
 
 impl Feature {
     /// Every feature, in the order of the reports.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 13] = [
         Self::TransparentHugePages,
         Self::PopulateWrite,
         Self::WipeOnFork,
@@ -64,6 +76,11 @@ impl Feature {
         Self::IoUring,
         Self::RegisteredFiles,
         Self::RegisteredBuffers,
+        Self::UserFaults,
+        Self::KernelFaults,
+        Self::WriteProtectAsync,
+        Self::FaultPoison,
+        Self::VectoredUnmap,
     ];
 
     /// The name in reports, statistics and on the command line.
@@ -77,6 +94,11 @@ impl Feature {
             Self::IoUring => "io-uring",
             Self::RegisteredFiles => "registered-files",
             Self::RegisteredBuffers => "registered-buffers",
+            Self::UserFaults => "user-faults",
+            Self::KernelFaults => "kernel-faults",
+            Self::WriteProtectAsync => "write-protect-async",
+            Self::FaultPoison => "fault-poison",
+            Self::VectoredUnmap => "vectored-unmap",
         }
     }
 
@@ -91,6 +113,13 @@ impl Feature {
             Self::IoUring => "a pool of threads, each with preadv or pwritev",
             Self::RegisteredFiles => "the kernel looks the descriptor up for each transfer",
             Self::RegisteredBuffers => "the kernel pins the frames for each transfer",
+            Self::UserFaults => "files cannot be mapped",
+            Self::KernelFaults => {
+                "a system call on a page of a map that is not resident fails with EFAULT"
+            }
+            Self::WriteProtectAsync => "a fault for the first store to each clean page",
+            Self::FaultPoison => "a page that cannot be read is made inaccessible (SIGSEGV)",
+            Self::VectoredUnmap => "one madvise and one TLB flush a page",
         }
     }
 
@@ -108,6 +137,11 @@ impl Feature {
             Self::IoUring => probe_ring::io_uring(),
             Self::RegisteredFiles => probe_ring::registered_files(),
             Self::RegisteredBuffers => probe_ring::registered_buffers(),
+            Self::UserFaults => probe_faults::user_faults(),
+            Self::KernelFaults => probe_faults::kernel_faults(),
+            Self::WriteProtectAsync => probe_faults::write_protect_async(),
+            Self::FaultPoison => probe_faults::fault_poison(),
+            Self::VectoredUnmap => probe_faults::vectored_unmap(),
         }
     }
 }

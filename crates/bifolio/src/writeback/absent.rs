@@ -84,18 +84,32 @@ impl Inode {
         locked: &LockedFolio<'_>,
         shadow: Shadow,
     ) -> Result<Frozen<'a>, EvictError<'a>> {
-        if !self.is_memory_file() {
-            let left = |page| if page == 0 { Entry::value(shadow.0) } else { Entry::HOLE };
-            return self.mapping.evict(folio, locked, left);
-        }
-        let frozen = self.mapping.evict(folio, locked, |page| {
-            if let Some(spill) = self.spill().filter(|_| locked.slot() != 0) {
-                spill.set_shadow(locked.slot() + page as u32, shadow);
-            }
-            left_in_memory_file(locked, page)
-        })?;
+        debug_assert!(self.frames.region().is_none(), "a region's pages are unmapped first");
+        let frozen =
+            self.mapping.evict(folio, locked, |page| self.left_by(locked, page, shadow))?;
         self.note_gone_if(locked.slot() == 0, locked.pages());
         Ok(frozen)
+    }
+
+    /// Ends the eviction of a folio that is frozen, not dirty, and unmapped; and frees it.
+    pub(crate) fn end_eviction(&self, frozen: Frozen<'_>, locked: LockedFolio<'_>, shadow: Shadow) {
+        let leave = |page| self.left_by(&locked, page, shadow);
+        self.mapping.end_eviction(&frozen, &locked, leave);
+        self.note_gone_if(locked.slot() == 0, locked.pages());
+        // E5: the next life of the frame must not find it locked.
+        drop(locked);
+        frozen.free();
+    }
+
+    /// What a folio that is not dirty leaves at the head of a unit.
+    fn left_by(&self, locked: &LockedFolio<'_>, page: u64, shadow: Shadow) -> Entry {
+        if !self.is_memory_file() {
+            return if page == 0 { Entry::value(shadow.0) } else { Entry::HOLE };
+        }
+        if let Some(spill) = self.spill().filter(|_| locked.slot() != 0) {
+            spill.set_shadow(locked.slot() + page as u32, shadow);
+        }
+        left_in_memory_file(locked, page)
     }
 
     /// Takes a folio out of the table that never got its bytes: what it took over stands there
@@ -106,6 +120,10 @@ impl Inode {
         locked: &LockedFolio<'_>,
     ) -> FolioRef<'a> {
         let folios = &self.memory.folios;
+        if let Some(region) = self.frames.region() {
+            // Some of its run may have been installed.
+            region.unmap(locked.index());
+        }
         if !self.is_memory_file() {
             return self.mapping.remove(folio, locked, folios, |_| Entry::HOLE);
         }
@@ -113,17 +131,12 @@ impl Inode {
         self.mapping.remove(folio, locked, folios, |page| left_in_memory_file(locked, page))
     }
 
-    /// Takes a folio out of the table whose bytes are no longer wanted, dirty or not; no write-out
-    /// of it is in flight. The table's reference is returned.
-    pub(crate) fn remove_unwanted<'a>(
-        &'a self,
-        folio: &FolioRef<'a>,
-        locked: &LockedFolio<'_>,
-    ) -> FolioRef<'a> {
-        self.drop_slot(locked);
-        self.dirty.forget(&self.memory, folio.id());
-        self.note_gone_if(true, locked.pages());
-        self.mapping.remove(folio, locked, &self.memory.folios, |_| Entry::HOLE)
+    /// The bytes of a locked folio are no longer wanted, dirty or not; no write-out of it is in
+    /// flight. It is about to leave the table.
+    pub(super) fn forget_content(&self, folio: &Folio, id: FolioId) {
+        self.drop_slot(folio);
+        self.dirty.forget(&self.memory, id);
+        self.note_gone_if(true, folio.pages());
     }
 
     /// Gives back what `seen`, an Entry without a folio, names at the head `index`.

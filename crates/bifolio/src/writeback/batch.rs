@@ -14,22 +14,49 @@
 #![allow(unsafe_code)]
 
 use super::dirty::InFlight;
-use super::inode::Inode;
+use super::inode::{Inode, pieces_of};
 use crate::folio::{Flag, FolioRef, LockedFolio};
-use crate::io::{IoError, Queue, RUN_PAGES_MAX};
+use crate::io::{IoError, Operation, Pieces, Queue, RUN_PAGES_MAX, Transfer};
 use crate::mapping::PAGE_BYTES;
 use crate::spill::SlotRun;
 use crate::stats::Counter;
 use crate::sync::{Ordering, RwLockReadGuard};
 use smallvec::SmallVec;
 use std::ops::Range;
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 /// All pages there can be.
 pub(super) const ALL_PAGES: Range<u64> = 0..u64::MAX;
 
 /// One folio on its way to the device.
-pub(super) type Leaving<'a> = (FolioRef<'a>, InFlight);
+#[derive(Debug)]
+pub(crate) struct Leaving<'a> {
+    pub(crate) folio: FolioRef<'a>,
+    pub(crate) in_flight: InFlight,
+    /// Where its bytes are, if not in its frames.
+    pub(crate) copy: Option<CopyAt>,
+}
+
+/// Address of a copy of a folio's bytes, which stays until the write-out has ended.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CopyAt(pub(crate) NonNull<u8>);
+
+// SAFETY: an address; whose bytes it is, who made it answers for.
+unsafe impl Send for CopyAt {}
+// SAFETY: as above.
+unsafe impl Sync for CopyAt {}
+
+impl Leaving<'_> {
+    /// Where its bytes are.
+    pub(super) fn start(&self, inode: &Inode) -> *mut u8 {
+        self.copy.map_or_else(|| inode.frame_of(&self.folio), |copy| copy.0.as_ptr())
+    }
+
+    fn folio_bytes(&self) -> u64 {
+        self.folio.folio().pages() * PAGE_BYTES
+    }
+}
 
 /// Neighbours on their way to the device, in order.
 #[derive(Debug)]
@@ -40,6 +67,14 @@ pub(super) struct Run<'a> {
     pub(super) length: u64,
     /// Where they go if they are spilled.
     pub(super) slots: Option<SlotRun>,
+}
+
+impl Run<'_> {
+    /// Where its bytes are.
+    pub(super) fn pieces(&self, inode: &Inode) -> Pieces {
+        let folios = self.folios.iter();
+        pieces_of(self.length, folios.map(|leaving| (leaving.start(inode), leaving.folio_bytes())))
+    }
 }
 
 /// What became of a folio that was given to a batch.
@@ -148,7 +183,7 @@ impl<'a> WriteBatch<'a> {
             run_pages += pages;
         }
         let mut folios: SmallVec<[Leaving<'a>; 1]> = before.into_iter().rev().collect();
-        folios.push((folio, in_flight));
+        folios.push(Leaving { folio, in_flight, copy: None });
         let mut end = index + pages;
         while run_pages + pages <= RUN_PAGES_MAX {
             let Some(neighbour) = self.begin_at(end) else { break };
@@ -179,7 +214,7 @@ impl<'a> WriteBatch<'a> {
         }
         let in_flight = inode.dirty.begin(&inode.memory, folio.id())?;
         drop(locked);
-        Some((folio, in_flight))
+        Some(Leaving { folio, in_flight, copy: None })
     }
 
     /// Makes room for another transfer.
@@ -189,13 +224,13 @@ impl<'a> WriteBatch<'a> {
         }
     }
 
-    fn start(&mut self, folios: SmallVec<[Leaving<'a>; 1]>) {
+    pub(super) fn start(&mut self, folios: SmallVec<[Leaving<'a>; 1]>) {
         if self.inode.spill().is_some() {
             return self.spill_run(folios);
         }
         self.make_room();
         let inode = self.inode;
-        let position = folios[0].0.folio().index() * PAGE_BYTES;
+        let position = folios[0].folio.folio().index() * PAGE_BYTES;
         let run_bytes = folios.len() as u64 * inode.mapping.folio_bytes();
         let length = inode.mapping.len_bytes().saturating_sub(position).min(run_bytes);
         let run = Run { folios, position, length, slots: None };
@@ -203,12 +238,32 @@ impl<'a> WriteBatch<'a> {
             return self.end(run, None);
         }
         inode.memory.counters.add(Counter::WriteRequest, 1);
-        let ids = run.folios.iter().map(|(folio, _)| folio.id());
-        let transfer = inode.write_transfer(position, length, ids);
+        self.revoke(&run);
+        let pieces = run.pieces(inode);
+        let backing = Arc::clone(inode.writer());
+        let transfer =
+            Transfer { backing, operation: Operation::Write, position_bytes: position, pieces };
         // SAFETY: IO-1: frames of the arena, which stays mapped (FRAMES-2); the run, which the
         // queue keeps until it is complete, has a reference to each, so none is given to others,
         // and nobody changes them meanwhile (WRITEBACK-3).
         unsafe { self.queue.push(transfer, run) };
+    }
+
+    /// Sees to it that stores through a map, from now on, are found again: they make the folio
+    /// dirty once more. What was stored before is in the bytes that are written (invariant 1 of
+    /// `kernel-notes` A4: the flush comes before the bytes are read).
+    fn revoke(&self, run: &Run<'_>) {
+        let Some(region) = self.inode.frames.region().filter(|region| region.is_tracked()) else {
+            return;
+        };
+        if run.folios[0].copy.is_some() {
+            return;
+        }
+        let first = run.position / PAGE_BYTES;
+        if let Err(error) = region.protect(first..first + run.folios.len() as u64) {
+            // They count as stored to, and will be written once more.
+            log::warn!("{}: stores cannot be watched: {error}", self.inode.name());
+        }
     }
 
     fn complete(&mut self, wanted: usize) {
@@ -244,7 +299,7 @@ impl<'a> WriteBatch<'a> {
                 self.error = Some(Arc::clone(error));
             }
         }
-        for (folio, in_flight) in run.folios {
+        for Leaving { folio, in_flight, .. } in run.folios {
             inode.dirty.end(&inode.memory, folio.id(), in_flight, error.is_some());
         }
         inode.flusher.note_progress(&inode.memory);

@@ -54,7 +54,7 @@ impl Default for State {
 /// A write-out that has begun; [`DirtyList::end`] takes it back.
 #[derive(Debug)]
 #[must_use]
-pub(super) struct InFlight {
+pub(crate) struct InFlight {
     epoch: usize,
 }
 

@@ -194,6 +194,9 @@ impl Flusher {
         let files: Vec<_> = self.files.lock().iter().filter_map(Weak::upgrade).collect();
         let mut total = Written::default();
         for inode in &files {
+            if let Err(error) = inode.mark_all_stored() {
+                log::warn!("{}: {error}", inode.name());
+            }
             let old = inode.dirty.older_than(self.settings.age_max);
             total.add(inode.write_out_until(old, u64::MAX, false));
         }

@@ -12,9 +12,10 @@ use super::flusher::Flusher;
 use super::store::{DiskStore, MemoryStore, Store};
 use crate::error::{Error, ErrorKind, Result};
 use crate::folio::{Flag, FolioId, FolioRef, Frozen, LockedFolio};
+use crate::frames::Frames;
 use crate::io::{Backing, DirectStatus, Engine, IoError, Operation, Pieces, Transfer};
 use crate::lru::Memory;
-use crate::mapping::{Mapping, PAGE_BYTES, Part};
+use crate::mapping::{Entry, Mapping, PAGE_BYTES, Part};
 use crate::spill::Spill;
 use crate::stats::Counter;
 use crate::sync::{Mutex, MutexGuard, RwLock};
@@ -22,6 +23,9 @@ use crate::sys::copy;
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
+
+/// A page of zeros.
+static ZEROS: [u8; PAGE_BYTES as usize] = [0; PAGE_BYTES as usize];
 
 /// What all files of a cache share.
 #[derive(Clone, Debug)]
@@ -38,6 +42,7 @@ pub(crate) struct Services {
 pub(crate) struct Inode {
     pub(crate) mapping: Mapping,
     pub(crate) memory: Arc<Memory>,
+    pub(crate) frames: Frames,
     pub(crate) engine: Arc<Engine>,
     pub(super) flusher: Arc<Flusher>,
     pub(super) store: Store,
@@ -51,40 +56,53 @@ pub(crate) struct Inode {
     pub(crate) len_max_bytes: u64,
 }
 
+/// How large a file is, and what its unit is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FileSize {
+    /// log2 of the pages of a unit.
+    pub(crate) order: u8,
+    pub(crate) len_bytes: u64,
+    /// The most it may grow to.
+    pub(crate) len_max_bytes: u64,
+}
+
 impl Inode {
     /// A file over `backing`, which has `len_bytes` bytes now.
     pub(crate) fn new(
         services: &Services,
+        frames: Frames,
         backing: &Arc<dyn Backing>,
-        order: u8,
-        len_bytes: u64,
-        len_max_bytes: u64,
+        size: FileSize,
     ) -> std::io::Result<Self> {
-        let mapping = Mapping::new(order, len_bytes, len_max_bytes)?;
-        let store = DiskStore::new(&services.engine, backing, len_bytes);
-        Ok(Self::with_store(services, mapping, Store::Disk(store), len_max_bytes))
+        let store = DiskStore::new(&services.engine, backing, size.len_bytes);
+        Self::with_store(services, frames, Store::Disk(store), size)
     }
 
     /// An empty file without a backing.
     pub(crate) fn new_in_memory(
         services: &Services,
+        frames: Frames,
         name: &str,
-        order: u8,
-        len_max_bytes: u64,
+        size: FileSize,
     ) -> std::io::Result<Self> {
         let store = MemoryStore::new(name.to_owned(), services.spill.clone());
-        let mapping = Mapping::new(order, 0, len_max_bytes)?;
-        Ok(Self::with_store(services, mapping, Store::Memory(store), len_max_bytes))
+        Self::with_store(services, frames, Store::Memory(store), size)
     }
 
-    fn with_store(services: &Services, mapping: Mapping, store: Store, len_max_bytes: u64) -> Self {
+    fn with_store(
+        services: &Services,
+        frames: Frames,
+        store: Store,
+        size: FileSize,
+    ) -> std::io::Result<Self> {
         let dirty = DirtyList::new(match store {
             Store::Disk(_) => |memory| &memory.dirty_pages,
             Store::Memory(_) => |memory| &memory.unspilled_pages,
         });
-        Self {
-            mapping,
+        Ok(Self {
+            mapping: Mapping::new(size.order, size.len_bytes, size.len_max_bytes)?,
             memory: Arc::clone(&services.memory),
+            frames,
             engine: Arc::clone(&services.engine),
             flusher: Arc::clone(&services.flusher),
             store,
@@ -92,8 +110,8 @@ impl Inode {
             errors: WriteErrors::default(),
             resizing: Mutex::new(()),
             cutting: RwLock::new(()),
-            len_max_bytes,
-        }
+            len_max_bytes: size.len_max_bytes,
+        })
     }
 
     /// The inode a locked folio belongs to; `None` once it has left its table.
@@ -185,10 +203,29 @@ impl Inode {
         }
     }
 
-    /// The transfer of consecutive whole folios from page `first` on, into their frames.
-    pub(crate) fn read_transfer(&self, first: u64, folios: &[FolioId]) -> Transfer {
+    /// Address of a folio's first byte.
+    pub(crate) fn frame_of(&self, folio: &FolioRef<'_>) -> *mut u8 {
+        self.frames.address(folio.id(), folio.folio().index())
+    }
+
+    /// Address of the page `index`, whose Entry is `seen`: a READY one.
+    #[inline(always)]
+    pub(crate) fn page_address(&self, index: u64, seen: Entry) -> *mut u8 {
+        match &self.frames {
+            Frames::Arena(arena) => arena.base().wrapping_add(seen.frame_offset_bytes()),
+            Frames::Region(region) => region.address(index),
+        }
+    }
+
+    /// The transfer of consecutive whole folios from page `first` on, to where `targets` says that
+    /// each is to be read.
+    pub(crate) fn read_transfer(
+        &self,
+        first: u64,
+        folios: &[FolioId],
+        targets: impl Iterator<Item = *mut u8>,
+    ) -> Transfer {
         let length = folios.len() as u64 * self.mapping.folio_bytes();
-        let ids = folios.iter().copied();
         let (backing, position) = match (&self.store, self.spill()) {
             (Store::Disk(disk), _) => (disk.reader(), first * PAGE_BYTES),
             (_, Some(spill)) => {
@@ -196,7 +233,14 @@ impl Inode {
             }
             _ => unreachable!("a memory file has nothing to read from"),
         };
-        self.transfer_with(Arc::clone(backing), Operation::Read, position, length, ids)
+        let folio_bytes = self.mapping.folio_bytes();
+        let pieces = pieces_of(length, targets.map(|start| (start, folio_bytes)));
+        Transfer {
+            backing: Arc::clone(backing),
+            operation: Operation::Read,
+            position_bytes: position,
+            pieces,
+        }
     }
 
     /// How many bytes of consecutive whole folios from page `first` on are to be read.
@@ -209,17 +253,17 @@ impl Inode {
         }
     }
 
-    /// Judges the bytes a locked folio was just filled with: what comes from the spill must be what
-    /// went there (SPILL-4).
-    pub(crate) fn check_filled(&self, folio: &FolioRef<'_>) -> Result<()> {
+    /// Judges the bytes a locked folio was just filled with, which are at `start`: what comes from
+    /// the spill must be what went there (SPILL-4).
+    pub(crate) fn check_filled(&self, folio: &FolioRef<'_>, start: *const u8) -> Result<()> {
         let Some(spill) = self.spill() else { return Ok(()) };
         let descriptor = folio.folio();
         let slots = descriptor.slot()..;
         if slots.start == 0 {
             return Ok(());
         }
-        for ((slot, page), index) in slots.zip(self.pages_of_still(folio)).zip(descriptor.index()..)
-        {
+        let pages = pages_of_still(folio, start);
+        for ((slot, page), index) in slots.zip(pages).zip(descriptor.index()..) {
             spill.check(slot, page).map_err(|mismatch| ErrorKind::SpillCorrupt {
                 file: self.name(),
                 position_bytes: index * PAGE_BYTES,
@@ -243,57 +287,10 @@ impl Inode {
         }
     }
 
-    /// The bytes of a folio, page by page. Nobody may change them: it is locked and not yet
-    /// uptodate, or under WRITEBACK.
-    pub(super) fn pages_of_still(
-        &self,
-        folio: &FolioRef<'_>,
-    ) -> impl Iterator<Item = &[u8; PAGE_BYTES as usize]> {
-        let descriptor = folio.folio();
-        debug_assert!(
-            descriptor.flags.get(Flag::Writeback) || !descriptor.flags.get(Flag::Uptodate)
-        );
-        let start = self.memory.arena.address(folio.id());
-        let pages = descriptor.pages() as usize;
-        // SAFETY: so many pages of a frame whose reference the caller holds, which nobody changes:
-        // a writer needs the lock and waits for the write-out (WRITEBACK-3).
-        let bytes = unsafe { std::slice::from_raw_parts(start.cast_const().cast(), pages) };
-        bytes.iter()
-    }
-
-    /// The transfer of `length` bytes of the file from `position` on, the first byte of the first
-    /// folio, to its backing.
-    pub(super) fn write_transfer(
-        &self,
-        position: u64,
-        length: u64,
-        folios: impl Iterator<Item = FolioId>,
-    ) -> Transfer {
+    /// Where the file is written to.
+    pub(super) fn writer(&self) -> &Arc<dyn Backing> {
         let Store::Disk(disk) = &self.store else { unreachable!("a memory file has no backing") };
-        let backing = Arc::clone(disk.writer().unwrap_or(disk.reader()));
-        self.transfer_with(backing, Operation::Write, position, length, folios)
-    }
-
-    /// The transfer of `length` bytes between `position` of a backing and the frames of `folios`.
-    pub(super) fn transfer_with(
-        &self,
-        backing: Arc<dyn Backing>,
-        operation: Operation,
-        position: u64,
-        length: u64,
-        folios: impl Iterator<Item = FolioId>,
-    ) -> Transfer {
-        let mut pieces = Pieces::default();
-        let mut left = length;
-        for id in folios {
-            // Its own length: a collapsed one is larger than the others.
-            let part = left.min(self.memory.folio(id).pages() * PAGE_BYTES);
-            let start = NonNull::new(self.memory.arena.address(id));
-            let start = start.expect("the arena is not at address 0");
-            pieces.push(start, part as usize);
-            left -= part;
-        }
-        Transfer { backing, operation, position_bytes: position, pieces }
+        disk.writer().unwrap_or(disk.reader())
     }
 
     /// Zeroes a locked folio's bytes from `offset` on, in memory.
@@ -315,7 +312,7 @@ impl Inode {
     ) {
         let end = bytes.end.min(locked.pages() * PAGE_BYTES);
         let length = end.saturating_sub(bytes.start) as usize;
-        let target = self.memory.arena.address(folio.id()).wrapping_add(bytes.start as usize);
+        let target = self.frame_of(folio).wrapping_add(bytes.start as usize);
         // SAFETY: part of a frame whose lock the caller holds, so it is its only writer.
         unsafe { copy::zero(target, length) };
     }
@@ -348,9 +345,40 @@ impl Inode {
     }
 
     /// Makes a locked folio of zeros uptodate.
-    pub(crate) fn fill_with_zeros(&self, folio: &FolioRef<'_>, locked: &LockedFolio<'_>) {
-        self.zero_folio_from(folio, locked, 0);
+    ///
+    /// # Errors
+    /// The kernel has no memory for a page of a region.
+    pub(crate) fn fill_with_zeros(
+        &self,
+        folio: &FolioRef<'_>,
+        locked: &LockedFolio<'_>,
+    ) -> Result<()> {
+        if self.frames.region().is_some() {
+            self.install(locked.index()..locked.index() + 1, ZEROS.as_ptr(), false)?;
+        } else {
+            self.zero_folio_from(folio, locked, 0);
+        }
         self.mapping.mark_uptodate(locked);
+        Ok(())
+    }
+
+    /// Puts the bytes of locked folios that are not uptodate, whole pages in a row, where readers
+    /// of a map see them; in the arena they are there already.
+    ///
+    /// # Errors
+    /// The kernel has no memory.
+    pub(crate) fn install(
+        &self,
+        pages: Range<u64>,
+        source: *const u8,
+        will_be_stored: bool,
+    ) -> Result<()> {
+        let Some(region) = self.frames.region() else { return Ok(()) };
+        let count = pages.end - pages.start;
+        // SAFETY: the callers give as many pages of memory of their own, in no region.
+        let installed = unsafe { region.install(pages, source, will_be_stored) };
+        self.memory.counters.add(Counter::MapIn, count);
+        installed.map_err(|source| ErrorKind::Memory { purpose: "a page of a map", source }.into())
     }
 
     /// The backing is at least `end_bytes` long now.
@@ -386,6 +414,35 @@ impl Inode {
             Store::Memory(_) => Ok(()),
         }
     }
+}
+
+/// The bytes of a folio, page by page, which are at `start`. Nobody may change them: the folio is
+/// locked and not yet uptodate, or under WRITEBACK.
+pub(super) fn pages_of_still<'a>(
+    folio: &'a FolioRef<'_>,
+    start: *const u8,
+) -> impl Iterator<Item = &'a [u8; PAGE_BYTES as usize]> {
+    let descriptor = folio.folio();
+    debug_assert!(descriptor.flags.get(Flag::Writeback) || !descriptor.flags.get(Flag::Uptodate));
+    let pages = descriptor.pages() as usize;
+    // SAFETY: so many pages of a frame whose reference the caller holds, or of where the folio is
+    // on its way in or out, which nobody changes: a writer needs the lock and waits for the
+    // write-out (WRITEBACK-3).
+    let bytes = unsafe { std::slice::from_raw_parts(start.cast(), pages) };
+    bytes.iter()
+}
+
+/// Pieces of memory, each with its length, that have `length_bytes` bytes together.
+pub(super) fn pieces_of(length_bytes: u64, folios: impl Iterator<Item = (*mut u8, u64)>) -> Pieces {
+    let mut pieces = Pieces::default();
+    let mut left = length_bytes;
+    for (start, folio_bytes) in folios {
+        let part = left.min(folio_bytes);
+        let start = NonNull::new(start).expect("frames are not at address 0");
+        pieces.push(start, part as usize);
+        left -= part;
+    }
+    pieces
 }
 
 impl Drop for Inode {

@@ -51,12 +51,15 @@ mod dirty;
 mod errors;
 mod flusher;
 mod inode;
+mod leaving;
 mod remove;
 mod spill_out;
 mod store;
 mod sync;
 mod throttle;
 
+pub(crate) use batch::{CopyAt, Leaving};
+pub(crate) use dirty::InFlight;
 pub(crate) use errors::ErrorCursor;
 pub(crate) use flusher::{Flusher, FlusherSettings, FlusherThread};
-pub(crate) use inode::{Inode, Services};
+pub(crate) use inode::{FileSize, Inode, Services};

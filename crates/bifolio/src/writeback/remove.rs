@@ -5,10 +5,19 @@
 //! and a slot of the spill is given back. A folio of several units that reaches beyond the range
 //! stays, and its part of the range is zeroed in place.
 
+//!
+//! # Safety
+//! Unmaps pages of folios it has frozen.
+#![allow(unsafe_code)]
+
 use super::inode::Inode;
-use crate::folio::{Flag, FolioRef, LockedFolio};
-use crate::mapping::{Lookup, PAGE_BYTES};
+use crate::folio::{BATCH_SLOTS, Flag, FolioRef, Frozen, LockedFolio};
+use crate::mapping::{Entry, Lookup, PAGE_BYTES};
+use crate::stats::Counter;
 use std::ops::Range;
+
+/// Folios of a region that leave with one flush.
+const UNMAPPED_TOGETHER: usize = BATCH_SLOTS;
 
 impl Inode {
     /// Drops every folio from byte `position_bytes` (a multiple of the unit) on, dirty or not.
@@ -23,6 +32,12 @@ impl Inode {
         self.remove_folios(0..u64::MAX, |locked| !locked.flags.get(Flag::Dirty));
     }
 
+    /// Takes a locked folio out of the table whose bytes are no longer wanted, dirty or not; no
+    /// write-out of it is in flight.
+    pub(crate) fn remove_unwanted<'a>(&'a self, folio: FolioRef<'a>, locked: LockedFolio<'a>) {
+        Removal::new(self).remove(folio, locked);
+    }
+
     /// Makes whole units of a memory file holes.
     pub(crate) fn punch(&self, pages: Range<u64>) {
         self.remove_folios(pages, |_| true);
@@ -30,6 +45,7 @@ impl Inode {
 
     fn remove_folios(&self, pages: Range<u64>, is_unwanted: impl Fn(&LockedFolio<'_>) -> bool) {
         let mut index = pages.start;
+        let mut removal = Removal::new(self);
         while let Some(found) = self.next_occupied(index).filter(|found| *found < pages.end) {
             index = found;
             let folios = &self.memory.folios;
@@ -54,9 +70,8 @@ impl Inode {
                 self.zero_in_place(&folio, &locked, part.start * PAGE_BYTES..part.end * PAGE_BYTES);
                 index = own.end;
             } else {
-                let table_reference = self.remove_unwanted(&folio, &locked);
-                drop(locked);
-                drop(table_reference);
+                index = own.end;
+                removal.remove(folio, locked);
             }
         }
     }
@@ -80,5 +95,73 @@ impl Inode {
         let _window = self.mapping.open_window(locked, pages);
         let start = locked.index() * PAGE_BYTES;
         self.zero_folio(folio, locked, bytes.start - start..bytes.end - start);
+    }
+}
+
+/// Folios on their way out of the table, whose bytes nobody wants. Those of a region leave several
+/// at a time, with one flush.
+#[derive(Debug)]
+struct Removal<'a> {
+    inode: &'a Inode,
+    frozen: Vec<(Frozen<'a>, LockedFolio<'a>)>,
+}
+
+impl<'a> Removal<'a> {
+    fn new(inode: &'a Inode) -> Self {
+        Self { inode, frozen: Vec::new() }
+    }
+
+    /// Takes a folio out of the table, dirty or not; no write-out of it is in flight.
+    fn remove(&mut self, folio: FolioRef<'a>, locked: LockedFolio<'a>) {
+        let inode = self.inode;
+        let Some(region) = inode.frames.region() else { return self.unlink(folio, locked) };
+        match inode.mapping.begin_eviction(folio, &locked) {
+            Ok(frozen) => self.frozen.push((frozen, locked)),
+            Err(folio) => {
+                // Somebody holds on to the bytes: they stay until he lets go.
+                inode.memory.orphans.note(folio.id(), region, locked.index());
+                self.unlink(folio, locked);
+            }
+        }
+        if self.frozen.len() == UNMAPPED_TOGETHER {
+            self.finish();
+        }
+    }
+
+    fn unlink(&self, folio: FolioRef<'a>, locked: LockedFolio<'a>) {
+        let (inode, folios) = (self.inode, &self.inode.memory.folios);
+        inode.forget_content(&locked, folio.id());
+        let table_reference = inode.mapping.remove(&folio, &locked, folios, |_| Entry::HOLE);
+        drop(locked);
+        drop(table_reference);
+    }
+
+    /// Unmaps what was gathered (REGION-2), and frees it.
+    fn finish(&mut self) {
+        let inode = self.inode;
+        let Some(region) = inode.frames.region().filter(|_| !self.frozen.is_empty()) else {
+            return;
+        };
+        let indices = self.frozen.iter().map(|(frozen, _)| frozen.folio().index());
+        let ranges: Vec<_> = indices.map(|index| region.range_of(&(index..index + 1))).collect();
+        // SAFETY: pages of folios that are frozen, whose bytes nobody wants.
+        let unmapped = unsafe { region.regions().unmapper().unmap(&ranges) };
+        inode.memory.counters.add(Counter::UnmapFlush, unmapped.flushes_asked);
+        if let Some(error) = unmapped.error {
+            // Whoever fills such a page finds it there, and unmaps it.
+            log::error!("{}: pages cannot be unmapped: {error}", inode.name());
+        }
+        for (frozen, locked) in self.frozen.drain(..) {
+            inode.forget_content(&locked, frozen.id());
+            inode.mapping.end_eviction(&frozen, &locked, |_| Entry::HOLE);
+            drop(locked);
+            frozen.free();
+        }
+    }
+}
+
+impl Drop for Removal<'_> {
+    fn drop(&mut self) {
+        self.finish();
     }
 }

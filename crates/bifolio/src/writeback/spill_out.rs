@@ -11,8 +11,9 @@
 #![allow(unsafe_code)]
 
 use super::batch::{Leaving, Run, WriteBatch};
+use super::inode::pages_of_still;
 use crate::folio::{Flag, FolioRef};
-use crate::io::{IoError, Operation, RUN_PAGES_MAX};
+use crate::io::{IoError, Operation, RUN_PAGES_MAX, Transfer};
 use crate::spill::{SlotRun, Spill};
 use crate::stats::Counter;
 use smallvec::SmallVec;
@@ -55,21 +56,22 @@ impl<'a> WriteBatch<'a> {
         let in_flight = inode.dirty.begin(&inode.memory, folio.id())?;
         locked.set_slot(0);
         if locked.flags.get(Flag::Allocated) {
-            inode.fill_with_zeros(&folio, &locked);
+            let filled = inode.fill_with_zeros(&folio, &locked);
+            debug_assert!(filled.is_ok(), "a folio of the arena takes no memory to fill");
         }
         drop(locked);
         self.begun_folios += 1;
-        Some((folio, in_flight))
+        Some(Leaving { folio, in_flight, copy: None })
     }
 
     /// Starts to write folios whose write-out has begun, as many in one transfer as there are slots
     /// in a row.
     pub(super) fn spill_run(&mut self, folios: SmallVec<[Leaving<'a>; 1]>) {
         let Some(spill) = self.inode.spill() else { unreachable!("who spills has a spill") };
-        let mut left_pages: u64 = folios.iter().map(|(folio, _)| folio.folio().pages()).sum();
+        let mut left_pages: u64 = folios.iter().map(|leaving| leaving.folio.folio().pages()).sum();
         let mut left = folios.into_iter().peekable();
-        while let Some((first, _)) = left.peek() {
-            let least = first.folio().pages() as u32;
+        while let Some(first) = left.peek() {
+            let least = first.folio.folio().pages() as u32;
             let Some(slots) = spill.take(left_pages as u32, least) else {
                 let error = Arc::new(no_slots(spill, left_pages));
                 let run = Run { folios: left.collect(), position: 0, length: 0, slots: None };
@@ -78,9 +80,9 @@ impl<'a> WriteBatch<'a> {
             let mut run = SmallVec::new();
             let mut pages = 0;
             while let Some(leaving) =
-                left.next_if(|(folio, _)| pages + folio.folio().pages() <= u64::from(slots.pages))
+                left.next_if(|next| pages + next.folio.folio().pages() <= u64::from(slots.pages))
             {
-                pages += leaving.0.folio().pages();
+                pages += leaving.folio.folio().pages();
                 run.push(leaving);
             }
             spill.give_back(slots.first + pages as u32, slots.pages - pages as u32);
@@ -99,8 +101,8 @@ impl<'a> WriteBatch<'a> {
         self.make_room();
         let inode = self.inode;
         let mut slot = slots.first;
-        for (folio, _) in &folios {
-            for page in inode.pages_of_still(folio) {
+        for leaving in &folios {
+            for page in pages_of_still(&leaving.folio, leaving.start(inode)) {
                 spill.seal(slot, page);
                 slot += 1;
             }
@@ -108,10 +110,10 @@ impl<'a> WriteBatch<'a> {
         let position = Spill::position_bytes(slots.first);
         let length = Spill::position_bytes(slots.pages);
         inode.memory.counters.add(Counter::WriteRequest, 1);
-        let ids = folios.iter().map(|(folio, _)| folio.id());
-        let backing = Arc::clone(spill.backing());
-        let transfer = inode.transfer_with(backing, Operation::Write, position, length, ids);
         let run = Run { folios, position, length, slots: Some(slots) };
+        let (backing, pieces) = (Arc::clone(spill.backing()), run.pieces(inode));
+        let transfer =
+            Transfer { backing, operation: Operation::Write, position_bytes: position, pieces };
         // SAFETY: IO-1: frames of the arena, which stays mapped (FRAMES-2); the run, which the
         // queue keeps until it is complete, has a reference to each, so none is given to others,
         // and nobody changes them meanwhile (WRITEBACK-3).
@@ -125,7 +127,7 @@ impl<'a> WriteBatch<'a> {
             return spill.give_back(slots.first, slots.pages);
         }
         let mut slot = slots.first;
-        for (folio, _) in &run.folios {
+        for Leaving { folio, .. } in &run.folios {
             // Nobody else looks at it while WRITEBACK is set (rule 4 of `folio`).
             folio.folio().set_slot(slot);
             slot += folio.folio().pages() as u32;

@@ -77,6 +77,9 @@ impl Inode {
 
     /// Writes out everything that is dirty at the call and waits for what is in flight.
     pub(crate) fn write_out_all(&self) {
+        if let Err(error) = self.mark_all_stored() {
+            log::error!("{}: {error}", self.name());
+        }
         self.write_out_until(self.dirty.now(), u64::MAX, true);
         self.dirty.wait_for_in_flight();
     }
@@ -150,6 +153,7 @@ impl Inode {
     ) -> Result<()> {
         let Store::Disk(disk) = &self.store else { return Ok(()) };
         let Some(writer) = disk.writer() else { return Ok(()) };
+        self.mark_all_stored()?;
         let errors_before = self.errors.count();
         match range {
             None => self.write_out_all(),

@@ -53,7 +53,8 @@ impl World {
         let features = Features::probe(masked);
         let arena = Arena::new(BOUND, BOUND, HugePages::Auto, features.clone()).unwrap();
         let arena = Arc::new(arena);
-        let folios = Folios::new(Arena::frames_max(BOUND) as usize, Box::new(NoReaper)).unwrap();
+        let folios =
+            Folios::new(Arena::descriptors_max(BOUND) as usize, Box::new(NoReaper)).unwrap();
         let engine = Engine::with_threads(&features, depth, &arena, threads_max);
         Self { name, engine, arena, features, folios }
     }
@@ -141,7 +142,7 @@ impl Frames {
 
 impl Drop for Frames {
     fn drop(&mut self) {
-        self.ids.iter().for_each(|id| self.arena.free(*id));
+        self.ids.iter().for_each(|id| self.arena.free(*id, &self.folios));
     }
 }
 

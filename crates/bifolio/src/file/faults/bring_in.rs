@@ -1,0 +1,83 @@
+//! Bringing pages of a region in because somebody touches them.
+
+use super::super::access::Access;
+use super::super::batch::{Batch, Delivery};
+use super::super::fill::{RunClaim, Wait};
+use super::super::handle::Handle;
+use crate::error::Error;
+use crate::mapping::PAGE_BYTES;
+use crate::sync::Ordering;
+use std::ops::Range;
+
+/// A page that cannot be had, and why.
+type Refused = (u64, Error);
+
+impl Handle {
+    /// Brings in what is absent of `pages`, and what else will be wanted. With `is_write` they are
+    /// about to be stored to.
+    ///
+    /// # Errors
+    /// The first page that cannot be had: the storage's error, no memory, or it lies behind the end
+    /// of the file.
+    pub(crate) fn bring_in(&self, pages: Range<u64>, is_write: bool) -> Result<(), Refused> {
+        let mut left = pages;
+        while left.start < left.end {
+            left.start = self.bring_in_first(left.clone(), is_write)?;
+        }
+        Ok(())
+    }
+
+    /// Brings in the first of `pages`, and perhaps more; one page behind those.
+    fn bring_in_first(&self, pages: Range<u64>, is_write: bool) -> Result<u64, Refused> {
+        let index = pages.start;
+        let mapping = &self.inode.mapping;
+        let refused = |error| (index, error);
+        if index * PAGE_BYTES >= mapping.len_bytes() {
+            return Err(refused(self.past_end(index * PAGE_BYTES, 1)));
+        }
+        // Acquire: pairs with the Release in `unlink`, as in `claim_run`.
+        let seen = mapping.table().load(index, Ordering::Acquire);
+        if seen.is_ready() {
+            return Ok(index + 1);
+        }
+        let claimed = if self.inode.is_absent(seen) {
+            self.claim_run(pages.clone(), Wait::ForFrames).map_err(refused)?
+        } else {
+            RunClaim::Taken
+        };
+        let RunClaim::New(mut run) = claimed else {
+            // Somebody else's, or a hole.
+            let locked = self.lock_folio(index, Access::Cache).map_err(refused)?;
+            if is_write && !locked.was_resident {
+                self.inode.mark_stored(&locked.lock, locked.folio.id());
+            }
+            return Ok(index + 1);
+        };
+        let end = run.first_page() + run.pages();
+        run.will_be_stored = is_write && run.pages() == 1;
+        self.read_ahead_of_miss(pages);
+        let will_be_stored = run.will_be_stored;
+        let mut failed = None;
+        let mut deliver = |_, delivery: Delivery<'_>| match delivery {
+            Delivery::Folio(locked) if will_be_stored => {
+                self.inode.mark_stored(&locked.lock, locked.folio.id());
+            }
+            Delivery::Folio(_) => {}
+            Delivery::Failed { error, folios: 1, .. } => failed = Some(error),
+            // One bad byte fails a whole run: by itself the first folio may be good.
+            Delivery::Failed { .. } => {}
+        };
+        let mut batch = Batch::in_order(&self.inode);
+        batch.start(run, 0, &mut deliver);
+        batch.finish(&mut deliver);
+        match failed {
+            Some(error) => Err(refused(error)),
+            None if end > index + 1
+                && !mapping.table().load(index, Ordering::Acquire).is_ready() =>
+            {
+                self.bring_in_first(index..index + 1, is_write)
+            }
+            None => Ok(end),
+        }
+    }
+}

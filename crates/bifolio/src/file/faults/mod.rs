@@ -1,0 +1,115 @@
+//! Faults: somebody touches a page of a region that is not there.
+//!
+//! The kernel tells of it, a thread of ours (`threads.rs`) or the signal handler of the thread itself
+//! asks [`serve`], and the page comes by the same way as for a read (`file/fill.rs`). A page that
+//! cannot be read is poisoned: whoever touches it gets SIGBUS, as with `mmap`; why, is told by the
+//! region ([`Region::errors`]).
+//!
+//! ```text
+//!   touch --> kernel --> message --> threads.rs --.
+//!               |                                 +--> serve --> Handle::bring_in --> fill.rs, run.rs
+//!               '------> SIGBUS, in the thread  --'       |           |
+//!                                                         |           '--> readahead
+//!                                                         '--> it failed: note it, poison the page
+//! ```
+//!
+//! Which region an address is in is known here, for all caches of the process, because a signal
+//! handler has nothing else to go by.
+
+mod bring_in;
+mod threads;
+
+pub(super) use threads::FaultThreads;
+
+use super::handle::Handle;
+use crate::error::Error;
+use crate::frames::Region;
+use crate::mapping::PAGE_SHIFT;
+use crate::stats::Counter;
+use crate::sync::{RwLock, RwLockReadGuard};
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::{Arc, Weak};
+
+/// A region, and who can fill it.
+#[derive(Debug)]
+struct Served {
+    region: Arc<Region>,
+    /// The handles of its file, the last one opened last.
+    handles: Vec<Weak<Handle>>,
+}
+
+/// All regions, by the address of their first byte.
+static REGIONS: RwLock<BTreeMap<usize, Served>> = RwLock::new(BTreeMap::new());
+
+/// Lets faults of a region be served through `handle`, too.
+pub(super) fn enlist(region: &Arc<Region>, handle: &Arc<Handle>) {
+    let mut regions = REGIONS.write();
+    let served = regions
+        .entry(region.base().addr())
+        .or_insert_with(|| Served { region: Arc::clone(region), handles: Vec::new() });
+    served.handles.retain(|handle| handle.strong_count() > 0);
+    served.handles.push(Arc::downgrade(handle));
+}
+
+/// No fault of the region is served any more: its file is closed.
+pub(super) fn forget(region: &Region) {
+    let forgotten = REGIONS.write().remove(&region.base().addr());
+    // Not under the lock: it may be the last to have the region.
+    drop(forgotten);
+}
+
+/// Who can serve faults at `address`, and where that is.
+fn server_of(address: usize) -> Option<(Arc<Region>, Arc<Handle>)> {
+    let regions: RwLockReadGuard<'_, _> = REGIONS.read();
+    let (base, served) = regions.range(..=address).next_back()?;
+    if address - base >= served.region.len_bytes() {
+        return None;
+    }
+    let handle = served.handles.iter().rev().find_map(Weak::upgrade)?;
+    Some((Arc::clone(&served.region), handle))
+}
+
+/// Serves faults at the pages from `address` on, so many bytes; whether whoever raised them can go
+/// on.
+fn serve(address: usize, length_bytes: usize, is_write: bool) -> bool {
+    let Some((region, handle)) = server_of(address) else { return false };
+    let offset = (address - region.base().addr()) as u64;
+    let pages = offset >> PAGE_SHIFT..((offset + length_bytes as u64 - 1) >> PAGE_SHIFT) + 1;
+    handle.inode.memory.counters.add(Counter::Fault, 1);
+    let mut left = pages;
+    let mut is_served = true;
+    while let Err((index, error)) = handle.bring_in(left.clone(), is_write) {
+        is_served = false;
+        give_up(&region, index, error);
+        left.start = index + 1;
+    }
+    is_served
+}
+
+/// A page cannot be had: whoever touches it is to know, and nobody is to wait for it.
+fn give_up(region: &Region, index: u64, error: Error) {
+    log::error!("a page of a map cannot be had: {error}");
+    region.errors().record(error);
+    if let Err(error) = region.poison(index) {
+        log::error!("page {index} of a map cannot be poisoned: {error}");
+    }
+}
+
+/// Wakes whoever waits for pages that were there already.
+fn wake(region: &Region, pages: &Range<u64>) {
+    let range = region.range_of(pages);
+    if let Err(error) = region.userfault().wake(range.start, range.length_bytes) {
+        log::error!("waiters for a page of a map cannot be woken: {error}");
+    }
+}
+
+/// Serves the fault of the thread itself, in its signal handler.
+pub(super) fn serve_in_thread(address: usize, is_write: bool) -> bool {
+    let Some((region, _)) = server_of(address) else { return false };
+    let index = ((address - region.base().addr()) as u64) >> PAGE_SHIFT;
+    if region.stops_stores() && region.admit_store(index).is_err() {
+        return false;
+    }
+    serve(address, 1, is_write)
+}

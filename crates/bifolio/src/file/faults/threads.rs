@@ -1,0 +1,178 @@
+//! Threads that serve faults: one waits for messages of the kernel, the others serve, or wait for
+//! their turn.
+
+use super::{serve, server_of, wake};
+use crate::sync::Mutex;
+use crate::sys::thread::OwnedThread;
+use crate::sys::userfault::{Fault, Userfault};
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+/// How many faults are served at a time: each may wait for the device.
+const THREADS: usize = 4;
+const PAGE: usize = crate::mapping::PAGE_BYTES as usize;
+
+/// The running threads; dropping them ends them and waits for that.
+#[derive(Debug)]
+pub(in crate::file) struct FaultThreads {
+    shared: Arc<Shared>,
+    /// Closed to end them.
+    stop: Option<OwnedFd>,
+    threads: Vec<OwnedThread>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    userfault: Arc<Userfault>,
+    stopped: OwnedFd,
+    /// Whoever holds it waits for messages.
+    requests: Mutex<VecDeque<Request>>,
+}
+
+/// Faults at adjacent pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Request {
+    address: usize,
+    length_bytes: usize,
+    is_write: bool,
+    is_protection: bool,
+}
+
+impl FaultThreads {
+    /// Serves the faults of all regions that `userfault` knows.
+    pub(in crate::file) fn start(userfault: &Arc<Userfault>) -> io::Result<Self> {
+        let (stopped, stop) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+        let requests = Mutex::default();
+        let shared = Arc::new(Shared { userfault: Arc::clone(userfault), stopped, requests });
+        let start = |number| {
+            let shared = Arc::clone(&shared);
+            OwnedThread::start(&format!("bifolio-fault-{number}"), move || shared.run())
+        };
+        let threads = (0..THREADS).map(start).collect::<io::Result<Vec<_>>>();
+        // Those that were started end with `stop` if one was not.
+        Ok(Self { threads: threads?, stop: Some(stop), shared })
+    }
+
+    /// Where their regions register.
+    pub(in crate::file) fn userfault(&self) -> &Arc<Userfault> {
+        &self.shared.userfault
+    }
+}
+
+impl Drop for FaultThreads {
+    fn drop(&mut self) {
+        if self.threads.iter().any(OwnedThread::is_left_behind) {
+            std::mem::forget(self.stop.take());
+        } else {
+            drop(self.stop.take());
+        }
+    }
+}
+
+impl Shared {
+    fn run(&self) {
+        while let Some(request) = self.next() {
+            self.serve(request);
+        }
+    }
+
+    /// The next request; `None` when the threads are to end.
+    fn next(&self) -> Option<Request> {
+        let mut requests = self.requests.lock();
+        while requests.is_empty() {
+            let mut faults = Vec::new();
+            match self.userfault.wait(self.stopped.as_fd()) {
+                Ok(true) => {}
+                Ok(false) => return None,
+                Err(error) => {
+                    log::error!("faults cannot be waited for: {error}");
+                    return None;
+                }
+            }
+            if let Err(error) = self.userfault.read_faults(&mut faults) {
+                log::error!("faults cannot be read: {error}");
+            }
+            requests.extend(coalesced(faults));
+        }
+        requests.pop_front()
+    }
+
+    fn serve(&self, request: Request) {
+        let Request { address, length_bytes, is_write, is_protection } = request;
+        let Some((region, _)) = server_of(address) else {
+            let waked =
+                self.userfault.wake(std::ptr::without_provenance_mut(address), length_bytes);
+            log::error!("a fault at {address:#x}, which is in no open file: {waked:?}");
+            return;
+        };
+        let first = ((address - region.base().addr()) / PAGE) as u64;
+        if is_protection {
+            if let Err(error) = region.admit_store(first) {
+                log::error!("a store to a page of a map cannot be admitted: {error}");
+            }
+            return;
+        }
+        serve(address, length_bytes, is_write);
+        wake(&region, &(first..first + (length_bytes / PAGE) as u64));
+    }
+}
+
+/// Faults in the order of their addresses, those at adjacent pages as one; each page once.
+fn coalesced(mut faults: Vec<Fault>) -> Vec<Request> {
+    faults.sort_unstable_by_key(|fault| (fault.is_protection, fault.address / PAGE));
+    let mut requests: Vec<Request> = Vec::new();
+    for Fault { address, is_write, is_protection } in faults {
+        let page = address / PAGE * PAGE;
+        if let Some(last) = requests.last_mut()
+            && !is_protection
+            && !last.is_protection
+        {
+            let end = last.address + last.length_bytes;
+            if page + PAGE == end {
+                last.is_write |= is_write;
+                continue;
+            }
+            if page == end && last.is_write == is_write {
+                last.length_bytes += PAGE;
+                continue;
+            }
+        }
+        requests.push(Request { address: page, length_bytes: PAGE, is_write, is_protection });
+    }
+    requests
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fault(page: usize, is_write: bool) -> Fault {
+        Fault { address: page * PAGE + 7, is_write, is_protection: false }
+    }
+
+    fn pages(requests: &[Request]) -> Vec<(usize, usize, bool)> {
+        let page = |r: &Request| (r.address / PAGE, r.length_bytes / PAGE, r.is_write);
+        requests.iter().map(page).collect()
+    }
+
+    #[test]
+    fn faults_at_adjacent_pages_are_served_together_and_each_page_once() {
+        let faults = vec![fault(7, false), fault(5, false), fault(6, false), fault(5, false)];
+        assert_eq!(pages(&coalesced(faults)), [(5, 3, false)]);
+        let faults = vec![fault(5, true), fault(9, false), fault(5, false)];
+        assert_eq!(pages(&coalesced(faults)), [(5, 1, true), (9, 1, false)]);
+        // What is only read must not count as stored to.
+        let faults = vec![fault(5, false), fault(6, true)];
+        assert_eq!(pages(&coalesced(faults)), [(5, 1, false), (6, 1, true)]);
+    }
+
+    #[test]
+    fn stores_to_protected_pages_are_admitted_one_by_one() {
+        let protection = |page: usize| Fault { is_protection: true, ..fault(page, true) };
+        let requests = coalesced(vec![protection(5), fault(6, true), protection(6)]);
+        assert_eq!(pages(&requests), [(6, 1, true), (5, 1, true), (6, 1, true)]);
+        assert!(!requests[0].is_protection && requests[1].is_protection);
+    }
+}

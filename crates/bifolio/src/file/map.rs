@@ -1,0 +1,74 @@
+//! What the layer above, `map`, needs of a file.
+
+use super::File;
+use super::batch::{Batch, Delivery};
+use super::registry::Registry;
+use crate::error::{ErrorKind, Result};
+use crate::frames::Region;
+use crate::mapping::{PAGE_BYTES, PAGE_SHIFT};
+use crate::sync::Ordering;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Counts a map among those in use while it lives.
+#[derive(Debug)]
+pub(crate) struct MapGuard {
+    registry: Arc<Registry>,
+}
+
+impl Drop for MapGuard {
+    fn drop(&mut self) {
+        // Release: pairs with the Acquire in `Registry::close`.
+        self.registry.maps.fetch_sub(1, Ordering::Release);
+    }
+}
+
+impl File {
+    /// Where the file is mapped, if `range` can be.
+    pub(crate) fn begin_map(&self, range: &Range<u64>) -> Result<(Arc<Region>, MapGuard)> {
+        let handle = &self.handle;
+        let registry = Arc::clone(&handle.registry);
+        // Before the check: a close that comes between them finds the map.
+        registry.maps.fetch_add(1, Ordering::Relaxed);
+        let guard = MapGuard { registry };
+        handle.check_readable()?;
+        let length_bytes = range.end.saturating_sub(range.start);
+        handle.range_end(range.start, length_bytes)?;
+        let Some(region) = handle.inode.frames.region() else {
+            return Err(ErrorKind::NotMappable { file: handle.inode.name() }.into());
+        };
+        if range.is_empty() {
+            let problem = "a map of no bytes".to_owned();
+            return Err(ErrorKind::Config { name: "range", problem }.into());
+        }
+        if range.end > self.len() {
+            return Err(handle.past_end(range.start, length_bytes));
+        }
+        Ok((Arc::clone(region), guard))
+    }
+
+    /// Refuses a handle that may not write.
+    pub(crate) fn check_writable(&self) -> Result<()> {
+        self.handle.check_writable()
+    }
+
+    /// Brings all pages of `range` in, with as many transfers in flight as the queue takes. What
+    /// could not be read before is tried again.
+    pub(crate) fn populate(&self, range: Range<u64>) -> Result<()> {
+        let handle = &self.handle;
+        handle.check_readable()?;
+        let pages = range.start >> PAGE_SHIFT..range.end.div_ceil(PAGE_BYTES);
+        if let Some(region) = handle.inode.frames.region() {
+            let purpose = "a page of a map";
+            let cleared = region.clear_poison(pages.clone());
+            cleared.map_err(|source| ErrorKind::Memory { purpose, source })?;
+        }
+        let mut batch = Batch::new(&handle.inode);
+        // What fails is tried once more below, page by page, and told of.
+        let mut deliver = |_, _: Delivery<'_>| {};
+        let added = batch.add(handle, pages.clone(), 0, &mut deliver);
+        batch.finish(&mut deliver);
+        added?;
+        handle.bring_in(pages, false).map_err(|(_, error)| error)
+    }
+}

@@ -1,0 +1,98 @@
+//! What files that can be mapped need of the cache: made with the first of them.
+
+use super::faults::{self, FaultThreads};
+use super::options::FaultMode;
+use crate::error::{Error, ErrorKind, Result};
+use crate::frames::{Region, Regions};
+use crate::mapping::PAGE_BYTES;
+use crate::reclaim::Reclaim;
+use crate::sync::Mutex;
+use crate::sys::probe::{Feature, Features};
+use crate::sys::signal;
+use crate::sys::userfault::{FaultService, Userfault};
+use std::io;
+use std::sync::Arc;
+
+/// See the head of the file.
+#[derive(Debug)]
+pub(super) struct Mappables {
+    features: Features,
+    unmap_batch_folios: usize,
+    made: Mutex<Made>,
+}
+
+#[derive(Debug, Default)]
+struct Made {
+    regions: Option<Arc<Regions>>,
+    threads: Option<FaultThreads>,
+    in_thread: Option<Arc<Userfault>>,
+}
+
+impl Mappables {
+    pub(super) fn new(features: &Features, unmap_batch_folios: usize) -> Self {
+        Self { features: features.clone(), unmap_batch_folios, made: Mutex::default() }
+    }
+
+    /// A region for a file of at most `len_max_bytes` bytes.
+    ///
+    /// # Errors
+    /// The system has no userfaultfd, or refuses address space, a thread, or memory.
+    pub(super) fn new_region(
+        &self,
+        reclaim: &Reclaim,
+        len_max_bytes: u64,
+        faults: FaultMode,
+    ) -> Result<Region> {
+        if !self.features.has(Feature::UserFaults) {
+            let reports = self.features.reports().into_iter();
+            let mut reasons = reports.filter(|report| report.feature == Feature::UserFaults);
+            let reason = reasons.next().map_or_else(String::new, |report| report.reason);
+            return Err(ErrorKind::CannotMap { reason }.into());
+        }
+        let mut made = self.made.lock();
+        let regions = self.regions(&mut made, reclaim)?;
+        let userfault = self.userfault(&mut made, faults).map_err(refused)?;
+        let pages = len_max_bytes.div_ceil(PAGE_BYTES).max(1);
+        Region::new(pages, &userfault, &regions).map_err(refused)
+    }
+
+    fn regions(&self, made: &mut Made, reclaim: &Reclaim) -> Result<Arc<Regions>> {
+        if let Some(regions) = &made.regions {
+            return Ok(Arc::clone(regions));
+        }
+        let size = Regions::size_for(&reclaim.memory.arena, self.unmap_batch_folios);
+        reclaim.charge(size.bytes())?;
+        let regions = Regions::new(size, &self.features);
+        if regions.is_err() {
+            reclaim.memory.arena.uncharge(size.bytes());
+        }
+        let regions = Arc::new(regions.map_err(refused)?);
+        made.regions = Some(Arc::clone(&regions));
+        Ok(regions)
+    }
+
+    fn userfault(&self, made: &mut Made, faults: FaultMode) -> io::Result<Arc<Userfault>> {
+        match faults {
+            FaultMode::Threads => {
+                if made.threads.is_none() {
+                    let userfault = Userfault::open(FaultService::Threads, &self.features)?;
+                    made.threads = Some(FaultThreads::start(&Arc::new(userfault))?);
+                }
+                Ok(made.threads.as_ref().map(|threads| Arc::clone(threads.userfault())))
+            }
+            FaultMode::InThread => {
+                if made.in_thread.is_none() {
+                    signal::install(faults::serve_in_thread)?;
+                    let userfault = Userfault::open(FaultService::InThread, &self.features)?;
+                    made.in_thread = Some(Arc::new(userfault));
+                }
+                Ok(made.in_thread.clone())
+            }
+        }
+        .map(|userfault| userfault.expect("made just now"))
+    }
+}
+
+fn refused(source: io::Error) -> Error {
+    ErrorKind::Memory { purpose: "a file that can be mapped", source }.into()
+}

@@ -1,0 +1,317 @@
+//! A region: address space for one mappable file, where the page at index i lies at base + i * 4096.
+//!
+//! The other kind of frames. What a caller maps is this memory itself: so a page comes to it whole,
+//! with one call of the kernel (`UFFDIO_COPY`), and evicting it means unmapping it, for many pages
+//! at once, with one flush of the other CPUs' translations. Who touches a page that is not there
+//! raises a fault (`map/service.rs`). Nothing here knows folios, but for the mark that an orphan
+//! bears; who may install or unmap which page is said by `mapping` and `reclaim`.
+//!
+//! What raw writers store to is known from the page tables: once a file was mapped for writing its
+//! pages are installed protected, and the first store to each takes the protection away
+//! ([`Region::visit_written`] finds those, [`Region::protect`] starts anew).
+//!
+//! Invariants:
+//! - REGION-1: a folio of the table that is uptodate has its page here, but for one that is frozen
+//!   or whose lock is held by whoever evicts it. So nobody inside the cache faults on a page he has
+//!   a reference to.
+//! - REGION-2: a page is unmapped before its Entry may be filled again: an unmapping that came
+//!   later would wipe the new page. (The Entry names the frozen folio until then; a lookup that
+//!   meets it waits.)
+//! - REGION-3: while [`Region::section`] is held by somebody else, no page leaves that was stored
+//!   to and is not on the dirty list or on its way: whoever looks for stores takes it.
+//!
+//! # Safety
+//! Hands addresses inside its own reservation to the kernel.
+#![allow(unsafe_code)]
+
+use super::arena::PAGE_BYTES;
+use super::fault_errors::FaultErrors;
+use super::regions::Regions;
+use super::stores::Stores;
+use crate::folio::FolioId;
+use crate::sync::{AtomicBool, Mutex, MutexGuard, Ordering};
+use crate::sys::memory::Reservation;
+use crate::sys::unmap::PageRange;
+use crate::sys::userfault::{CopyError, Userfault};
+use std::collections::BTreeMap;
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Something that stands at a page that no folio of the table has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Leftover {
+    /// It could not be read: whoever touches it gets SIGBUS.
+    Poison,
+    /// The bytes of a folio that was cut off, while somebody holds on to it.
+    Orphan(FolioId),
+}
+
+/// See the head of the file.
+#[derive(Debug)]
+pub(crate) struct Region {
+    memory: Reservation,
+    userfault: Arc<Userfault>,
+    regions: Arc<Regions>,
+    stores: Stores,
+    /// Whether raw writers may be, or have been, at work.
+    is_tracked: AtomicBool,
+    section: Mutex<()>,
+    errors: FaultErrors,
+    leftovers: Mutex<BTreeMap<u64, Leftover>>,
+    /// Whether there are any: a hint, exact for who put one there.
+    has_leftovers: AtomicBool,
+}
+
+impl Region {
+    /// Reserves a region of `pages` pages, none of which is there; `userfault` is told of faults.
+    pub(crate) fn new(
+        pages: u64,
+        userfault: &Arc<Userfault>,
+        regions: &Arc<Regions>,
+    ) -> io::Result<Self> {
+        let bytes = pages.checked_mul(PAGE_BYTES).and_then(|bytes| usize::try_from(bytes).ok());
+        let bytes = bytes.ok_or(io::ErrorKind::OutOfMemory)?;
+        let memory = Reservation::new(bytes, super::CHUNK_BYTES as usize)?;
+        memory.refuse_huge_pages();
+        memory.skip_on_fork()?;
+        userfault.register(memory.as_ptr(), memory.len())?;
+        Ok(Self {
+            memory,
+            userfault: Arc::clone(userfault),
+            regions: Arc::clone(regions),
+            stores: regions.watch_stores(pages)?,
+            is_tracked: AtomicBool::new(false),
+            section: Mutex::new(()),
+            errors: FaultErrors::default(),
+            leftovers: Mutex::default(),
+            has_leftovers: AtomicBool::new(false),
+        })
+    }
+
+    /// Address of page 0.
+    #[inline(always)]
+    pub(crate) fn base(&self) -> *mut u8 {
+        self.memory.as_ptr()
+    }
+
+    /// Length of the address space, bytes.
+    pub(crate) fn len_bytes(&self) -> usize {
+        self.memory.len()
+    }
+
+    /// Address of a page.
+    #[inline(always)]
+    pub(crate) fn address(&self, index: u64) -> *mut u8 {
+        self.base().wrapping_add((index * PAGE_BYTES) as usize)
+    }
+
+    /// What all regions of the cache share.
+    pub(crate) fn regions(&self) -> &Arc<Regions> {
+        &self.regions
+    }
+
+    /// The kernel's side of the faults of this region.
+    pub(crate) fn userfault(&self) -> &Arc<Userfault> {
+        &self.userfault
+    }
+
+    /// The pages as the kernel wants to hear of them.
+    pub(crate) fn range_of(&self, pages: &Range<u64>) -> PageRange {
+        let length_bytes = ((pages.end - pages.start) * PAGE_BYTES) as usize;
+        assert!(pages.end * PAGE_BYTES <= self.memory.len() as u64, "{pages:?} of a region");
+        PageRange { start: self.address(pages.start), length_bytes }
+    }
+
+    /// Puts pages there that are not: all bytes of each at once. Whoever waits for one goes on.
+    /// With `will_be_stored`, they count as stored to from the beginning.
+    ///
+    /// # Safety
+    /// `source` is readable for so many pages, and no part of a region.
+    ///
+    /// # Errors
+    /// The kernel has no memory. Those before the one it refused are there.
+    pub(crate) unsafe fn install(
+        &self,
+        pages: Range<u64>,
+        source: *const u8,
+        will_be_stored: bool,
+    ) -> io::Result<()> {
+        let protect = self.is_tracked() && !will_be_stored;
+        let mut next = pages.start;
+        while next < pages.end {
+            let range = self.range_of(&(next..pages.end));
+            let source = source.wrapping_add(((next - pages.start) * PAGE_BYTES) as usize);
+            // SAFETY: the caller's contract, for the rest of the pages.
+            let copied =
+                unsafe { self.userfault.copy(range.start, source, range.length_bytes, protect) };
+            match copied {
+                Ok(()) => break,
+                Err(CopyError { done_bytes, source: error }) => {
+                    next += done_bytes as u64 / PAGE_BYTES;
+                    if error.kind() != io::ErrorKind::AlreadyExists {
+                        return Err(error);
+                    }
+                    // Whoever installs owns the page: what stands there is a leftover.
+                    self.clear(next)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether stores are looked for.
+    pub(crate) fn is_tracked(&self) -> bool {
+        // Acquire: pairs with the Release in `track`: the pages that were there are protected.
+        self.is_tracked.load(Ordering::Acquire)
+    }
+
+    /// Looks for stores from now on. To be called before the first raw writer gets an address.
+    pub(crate) fn track(&self) -> io::Result<()> {
+        let _section = self.section();
+        if !self.is_tracked() {
+            // Release: pairs with the Acquire in `is_tracked`.
+            self.is_tracked.store(true, Ordering::Release);
+            self.protect(0..self.memory.len() as u64 / PAGE_BYTES)?;
+        }
+        Ok(())
+    }
+
+    /// Why pages could not be had.
+    pub(crate) fn errors(&self) -> &FaultErrors {
+        &self.errors
+    }
+
+    /// Whether the first store to a clean page is a fault that waits for [`Self::admit_store`].
+    pub(crate) fn stops_stores(&self) -> bool {
+        matches!(self.stores, Stores::Faults(_))
+    }
+
+    /// REGION-3.
+    pub(crate) fn section(&self) -> MutexGuard<'_, ()> {
+        self.section.lock()
+    }
+
+    /// Visits the pages among `pages` that are there and were stored to since they were installed
+    /// or protected.
+    pub(crate) fn visit_written(
+        &self,
+        pages: Range<u64>,
+        mut visit: impl FnMut(Range<u64>),
+    ) -> io::Result<()> {
+        let range = self.range_of(&pages);
+        match &self.stores {
+            Stores::PageTables(pagemap) => {
+                pagemap.written(range.start, range.length_bytes, |start, length_bytes| {
+                    let first = (start.addr() - self.base().addr()) as u64 / PAGE_BYTES;
+                    visit(first..first + length_bytes as u64 / PAGE_BYTES);
+                })
+            }
+            Stores::Faults(stores) => {
+                stores.visit(pages, visit);
+                Ok(())
+            }
+        }
+    }
+
+    /// Makes pages count as not stored to: who stores to one from now on is found again. When it
+    /// returns, what was stored before can be read.
+    pub(crate) fn protect(&self, pages: Range<u64>) -> io::Result<()> {
+        let range = self.range_of(&pages);
+        match &self.stores {
+            Stores::PageTables(pagemap) => pagemap.protect(range.start, range.length_bytes),
+            Stores::Faults(stores) => stores.forget(pages, || {
+                self.userfault.write_protect(range.start, range.length_bytes, true)
+            }),
+        }
+    }
+
+    /// Somebody stores to a protected page, and waits for this.
+    pub(crate) fn admit_store(&self, index: u64) -> io::Result<()> {
+        let range = self.range_of(&(index..index + 1));
+        let admit = || self.userfault.write_protect(range.start, range.length_bytes, false);
+        match &self.stores {
+            Stores::PageTables(_) => admit(),
+            Stores::Faults(stores) => stores.note(index, admit),
+        }
+    }
+
+    /// Whoever touches the page gets SIGBUS, until it is installed or cleared.
+    pub(crate) fn poison(&self, index: u64) -> io::Result<()> {
+        let mut leftovers = self.leftovers.lock();
+        let range = self.range_of(&(index..index + 1));
+        match self.regions.poison(&self.userfault, &range) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(()),
+            other => other?,
+        }
+        leftovers.insert(index, Leftover::Poison);
+        self.note_leftovers(&leftovers);
+        Ok(())
+    }
+
+    /// Keeps the bytes of a folio that has left its table until [`Self::bury_orphan`].
+    pub(crate) fn note_orphan(&self, index: u64, id: FolioId) {
+        let mut leftovers = self.leftovers.lock();
+        leftovers.insert(index, Leftover::Orphan(id));
+        self.note_leftovers(&leftovers);
+    }
+
+    /// The last reference to the folio is gone: unmaps its page, unless another one is there.
+    pub(crate) fn bury_orphan(&self, index: u64, id: FolioId) {
+        let mut leftovers = self.leftovers.lock();
+        if leftovers.get(&index) == Some(&Leftover::Orphan(id)) {
+            leftovers.remove(&index);
+            self.note_leftovers(&leftovers);
+            self.unmap_locked(index);
+        }
+    }
+
+    /// Unmaps what stands at a page that no folio of the table has, and that is the caller's.
+    fn clear(&self, index: u64) -> io::Result<()> {
+        let mut leftovers = self.leftovers.lock();
+        if leftovers.remove(&index) == Some(Leftover::Poison) {
+            self.regions.unpoison(&self.range_of(&(index..index + 1)))?;
+        }
+        self.note_leftovers(&leftovers);
+        self.unmap_locked(index);
+        Ok(())
+    }
+
+    /// Lets pages that could not be read be tried again.
+    pub(crate) fn clear_poison(&self, pages: Range<u64>) -> io::Result<()> {
+        // Relaxed: who put one there and comes here sees it.
+        if !self.has_leftovers.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let mut leftovers = self.leftovers.lock();
+        let poisoned = leftovers.range(pages).filter(|(_, left)| **left == Leftover::Poison);
+        let poisoned: Vec<u64> = poisoned.map(|(index, _)| *index).collect();
+        for index in poisoned {
+            leftovers.remove(&index);
+            self.regions.unpoison(&self.range_of(&(index..index + 1)))?;
+            self.unmap_locked(index);
+        }
+        self.note_leftovers(&leftovers);
+        Ok(())
+    }
+
+    fn note_leftovers(&self, leftovers: &BTreeMap<u64, Leftover>) {
+        // Relaxed: the lock orders it for all who must know.
+        self.has_leftovers.store(!leftovers.is_empty(), Ordering::Relaxed);
+    }
+
+    /// Unmaps a page that was not given to readers.
+    pub(crate) fn unmap(&self, index: u64) {
+        let _leftovers = self.leftovers.lock();
+        self.unmap_locked(index);
+    }
+
+    fn unmap_locked(&self, index: u64) {
+        let range = self.range_of(&(index..index + 1));
+        // SAFETY: a page of ours whose bytes nobody wants.
+        let unmapped = unsafe { self.regions.unmapper().unmap(std::slice::from_ref(&range)) };
+        if let Some(error) = unmapped.error {
+            log::error!("a page of a region cannot be unmapped: {error}");
+        }
+    }
+}

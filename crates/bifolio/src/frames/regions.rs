@@ -1,0 +1,136 @@
+//! What all regions of a cache share: how they are unmapped, and the memory their pages pass
+//! through on their way in and out.
+//!
+//! Made with the first file that is opened to be mapped, and charged against the bound then.
+
+use super::arena::{Arena, PAGE_BYTES};
+use super::staging::Staging;
+use super::stores::{FaultedStores, Stores};
+use crate::sync::{Mutex, MutexGuard};
+use crate::sys::keep::Keeper;
+use crate::sys::memory::Reservation;
+use crate::sys::pagemap::Pagemap;
+use crate::sys::probe::{Feature, Features};
+use crate::sys::unmap::{PageRange, Unmapper};
+use crate::sys::userfault::Userfault;
+use std::io;
+use std::sync::Arc;
+
+/// Pages of the staging memory, and the part of the bound it may have.
+const STAGING_PAGES_MAX: u64 = 512;
+const STAGING_PART_OF_BOUND: u64 = 64;
+/// The same for pages on their way out.
+const EXIT_PAGES_MAX: u64 = 1024;
+const EXIT_PART_OF_BOUND: u64 = 32;
+/// The fewest of either.
+const PAGES_MIN: u64 = 8;
+
+/// See the head of the file.
+#[derive(Debug)]
+pub(crate) struct Regions {
+    features: Features,
+    unmapper: Unmapper,
+    staging: Arc<Staging>,
+    exit: Mutex<Exit>,
+}
+
+/// Where pages are on their way out: kept while they are unmapped, and written from here.
+#[derive(Debug)]
+pub(crate) struct Exit {
+    memory: Reservation,
+    pub(crate) keeper: Keeper,
+}
+
+/// How much memory all regions of a cache need beside their pages.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RegionsSize {
+    staging_pages: u64,
+    exit_pages: u64,
+}
+
+impl RegionsSize {
+    /// Bytes to be charged.
+    pub(crate) fn bytes(self) -> u64 {
+        (self.staging_pages + self.exit_pages) * PAGE_BYTES
+    }
+}
+
+impl Exit {
+    /// How many pages there are.
+    pub(crate) fn pages(&self) -> usize {
+        self.memory.len() / PAGE_BYTES as usize
+    }
+
+    /// Address of one of them.
+    pub(crate) fn address(&self, page: usize) -> *mut u8 {
+        assert!(page < self.pages(), "page {page} of {}", self.pages());
+        self.memory.as_ptr().wrapping_add(page * PAGE_BYTES as usize)
+    }
+}
+
+impl Regions {
+    /// What fits a cache in which at the most `batch` pages leave together.
+    pub(crate) fn size_for(arena: &Arena, batch: usize) -> RegionsSize {
+        let part = |part: u64, max: u64| (arena.bound_pages() / part).clamp(PAGES_MIN, max);
+        RegionsSize {
+            staging_pages: part(STAGING_PART_OF_BOUND, STAGING_PAGES_MAX),
+            exit_pages: part(EXIT_PART_OF_BOUND, EXIT_PAGES_MAX.max(4 * batch as u64)),
+        }
+    }
+
+    /// Makes resident what is needed, and has been charged.
+    pub(crate) fn new(size: RegionsSize, features: &Features) -> io::Result<Self> {
+        let (staging_pages, exit_pages) = (size.staging_pages as usize, size.exit_pages as usize);
+        let bytes = exit_pages * PAGE_BYTES as usize;
+        let memory = Reservation::new(bytes, PAGE_BYTES as usize)?;
+        memory.wipe_on_fork();
+        memory.refuse_huge_pages();
+        memory.populate(0, bytes, false, features)?;
+        Ok(Self {
+            features: features.clone(),
+            unmapper: Unmapper::new(features),
+            staging: Arc::new(Staging::new(staging_pages, features)?),
+            exit: Mutex::new(Exit { memory, keeper: Keeper::new(exit_pages / 2)? }),
+        })
+    }
+
+    /// Where pages are on their way in.
+    pub(crate) fn staging(&self) -> &Arc<Staging> {
+        &self.staging
+    }
+
+    /// Where pages are on their way out; one thread's at a time.
+    pub(crate) fn exit(&self) -> MutexGuard<'_, Exit> {
+        self.exit.lock()
+    }
+
+    /// Unmaps pages.
+    pub(crate) fn unmapper(&self) -> &Unmapper {
+        &self.unmapper
+    }
+
+    /// A way to know the stores to a region of so many pages.
+    pub(super) fn watch_stores(&self, pages: u64) -> io::Result<Stores> {
+        if self.features.has(Feature::WriteProtectAsync) {
+            return Pagemap::open().map(Stores::PageTables);
+        }
+        FaultedStores::new(pages).map(Stores::Faults)
+    }
+
+    /// Makes pages that are not there inaccessible.
+    pub(super) fn poison(&self, userfault: &Userfault, range: &PageRange) -> io::Result<()> {
+        if self.features.has(Feature::FaultPoison) {
+            return userfault.poison(range.start, range.length_bytes);
+        }
+        crate::sys::memory::refuse_access(range.start, range.length_bytes)?;
+        userfault.wake(range.start, range.length_bytes)
+    }
+
+    /// Takes back what [`Self::poison`] did; the pages are not there.
+    pub(super) fn unpoison(&self, range: &PageRange) -> io::Result<()> {
+        if self.features.has(Feature::FaultPoison) {
+            return Ok(());
+        }
+        crate::sys::memory::allow_access(range.start, range.length_bytes)
+    }
+}

@@ -1,0 +1,219 @@
+//! Maps: files as memory, paged in on demand, within the cache's bound.
+//!
+//! The top of the data's way for callers who want plain pointers. A map is an address in the region
+//! of its file (`frames/region.rs`) and a promise that the file stays open; it owns no memory. What
+//! happens when a page is not there is in `file/faults`, how one is evicted under a raw writer in
+//! `reclaim/unmap.rs`. The same bytes through [`File::read_at`], [`File::write_at`], pins and any
+//! number of maps are one copy.
+//!
+//! Against `mmap`: memory is bounded, because the cache evicts, and not the kernel; nothing is
+//! written before a sync, the age of dirt, or pressure; and what cannot be read is told by
+//! [`Map::prefetch`] and [`Map::take_error`], though who touches it gets SIGBUS all the same.
+//!
+//! # Safety
+//! Gives out raw addresses, and slices of them under the caller's promise.
+#![allow(unsafe_code)]
+
+mod pinned;
+mod view;
+
+pub use pinned::MapPin;
+
+use crate::error::{Error, Result};
+use crate::file::{Advice, File};
+use std::ops::Range;
+use view::View;
+
+/// A file's bytes as memory, for reading.
+///
+/// Any load from it works, whether the page is resident or not: a page that is not is read, and the
+/// thread waits for that. Offsets are counted from the map's first byte. A map keeps its file open;
+/// dropping it ends nothing but that. A cache cannot be closed while a map lives.
+///
+/// A page that cannot be read, or that lies behind the end of the file since that was cut, raises
+/// SIGBUS, as with `mmap`: read with [`Map::prefetch`] first where that must not be, or through
+/// [`File::read_at`].
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let directory = tempfile::tempdir()?;
+/// # let path = directory.path().join("data");
+/// # std::fs::write(&path, vec![7_u8; 100_000])?;
+/// # if !bifolio::features().iter().any(|f| f.name == "user-faults" && f.available) { return Ok(()) }
+/// use bifolio::{Cache, OpenOptions};
+///
+/// let cache = Cache::builder().memory(16 << 20).build()?;
+/// let file = cache.open(&path, &OpenOptions::new().mappable(true))?;
+/// let map = file.map(0..file.len())?;
+/// map.prefetch(0..map.len())?;
+/// // SAFETY: nobody writes to the file while the slice lives, and it is not cut.
+/// let bytes = unsafe { map.as_slice() };
+/// assert_eq!(bytes[99_999], 7);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct Map {
+    view: View,
+}
+
+/// A file's bytes as memory, for reading and writing.
+///
+/// As [`Map`], and stores work, too: a page that was stored to is written out by the next sync of
+/// the file, by the flusher when its age comes, or before it is evicted. No store is ever lost to
+/// an eviction. Stores are not atomic with respect to anything: see [`MapMut::as_mut_slice`].
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # if !bifolio::features().iter().any(|f| f.name == "user-faults" && f.available) { return Ok(()) }
+/// use bifolio::{Cache, OpenOptions};
+///
+/// let cache = Cache::builder().memory(16 << 20).build()?;
+/// let options = OpenOptions::new().read(true).write(true).mappable(true);
+/// let scratch = cache.memory_file_with("counters", &options)?;
+/// scratch.set_len(1 << 20)?;
+/// let mut map = scratch.map_mut(0..1 << 20)?;
+/// // SAFETY: nobody else uses these bytes now.
+/// unsafe { map.as_mut_ptr().add(5000).write(42) };
+/// let mut byte = [0];
+/// scratch.read_exact_at(&mut byte, 5000)?;
+/// assert_eq!(byte, [42]);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct MapMut {
+    view: View,
+}
+
+impl File {
+    /// Maps the bytes of `range`, which must lie in the file, for reading. Reads nothing yet.
+    ///
+    /// # Errors
+    /// A file that was not opened [`mappable`](crate::OpenOptions::mappable)
+    /// ([`ErrorKind::NotMappable`](crate::ErrorKind::NotMappable)) or not for reading; a range that
+    /// is empty or leaves the file.
+    pub fn map(&self, range: Range<u64>) -> Result<Map> {
+        Ok(Map { view: View::new(self, range)? })
+    }
+
+    /// Maps the bytes of `range`, which must lie in the file, for reading and writing.
+    ///
+    /// # Errors
+    /// As [`File::map`]; a handle not opened for writing; a kernel that cannot watch the stores.
+    pub fn map_mut(&self, range: Range<u64>) -> Result<MapMut> {
+        Ok(MapMut { view: View::new_mut(self, range)? })
+    }
+}
+
+/// What both kinds of map can do.
+macro_rules! common_methods {
+    () => {
+        /// The first byte.
+        pub fn as_ptr(&self) -> *const u8 {
+            self.view.start().cast_const()
+        }
+
+        /// How many bytes are mapped.
+        pub fn len(&self) -> u64 {
+            self.view.len()
+        }
+
+        /// Never: a map of no bytes is refused.
+        pub fn is_empty(&self) -> bool {
+            self.len() == 0
+        }
+
+        /// The file.
+        pub fn file(&self) -> &File {
+            self.view.file()
+        }
+
+        /// The bytes.
+        ///
+        /// # Safety
+        /// While the slice lives nobody may change any of its bytes: through a map, `write_at`, a
+        /// pin, or a cut of the file. Touching a page that cannot be read raises SIGBUS.
+        pub unsafe fn as_slice(&self) -> &[u8] {
+            // SAFETY: address space of the region, which the file keeps; each page of it can be
+            // read or raises a signal; that nobody changes them is the caller's promise.
+            unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len() as usize) }
+        }
+
+        /// Brings the bytes of `range` in, with as few system calls as there are for that, so that
+        /// touching them raises no fault until they are evicted. Tries again what could not be
+        /// read before. Blocks for the device.
+        ///
+        /// # Errors
+        /// The first page that cannot be had; those before it are there. A range that leaves the
+        /// map.
+        pub fn prefetch(&self, range: Range<u64>) -> Result<()> {
+            self.view.prefetch(range)
+        }
+
+        /// Takes advice for the bytes of `range`: [`File::advise`].
+        ///
+        /// # Errors
+        /// As [`File::advise`]; a range that leaves the map.
+        pub fn advise(&self, range: Range<u64>, advice: Advice) -> Result<()> {
+            self.file().advise(self.view.in_file(&range)?, advice)
+        }
+
+        /// Keeps the bytes of `range` resident, as `mlock` does, for as long as the pin lives:
+        /// touching them raises no fault. Blocks for the device.
+        ///
+        /// # Errors
+        /// As [`Self::prefetch`]; more than the bound allows
+        /// ([`ErrorKind::Full`](crate::ErrorKind::Full)).
+        pub fn pin(&self, range: Range<u64>) -> Result<MapPin> {
+            MapPin::new(self.file(), self.view.in_file(&range)?)
+        }
+
+        /// Why a page of the file could not be had when it was touched, if that has happened since
+        /// the map was made or was last asked: the last such error.
+        pub fn take_error(&self) -> Option<Error> {
+            self.view.take_error()
+        }
+    };
+}
+
+impl Map {
+    common_methods!();
+
+    /// The bytes, if the file was opened [`immutable`](crate::OpenOptions::immutable): then nobody
+    /// can change them. Touching a page that cannot be read raises SIGBUS.
+    pub fn as_bytes(&self) -> Option<&[u8]> {
+        // SAFETY: while the handle lives, which the map keeps, there is no writer and no cut.
+        self.file().is_immutable().then(|| unsafe { self.as_slice() })
+    }
+}
+
+impl MapMut {
+    common_methods!();
+
+    /// The first byte. Stores to it and the bytes behind are found by the cache; they are not
+    /// ordered with its own calls but by what the caller does.
+    pub fn as_mut_ptr(&mut self) -> *mut u8 {
+        self.view.start()
+    }
+
+    /// The bytes.
+    ///
+    /// # Safety
+    /// While the slice lives nobody else may read or change any of its bytes through another map,
+    /// a call of the file, or a pin, and the file must not be cut. (Write-outs and evictions by the
+    /// cache read them, through the kernel; those are no concern of the language.)
+    pub unsafe fn as_mut_slice(&mut self) -> &mut [u8] {
+        // SAFETY: as for `as_slice`; that nobody else uses them is the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.as_mut_ptr(), self.len() as usize) }
+    }
+
+    /// Makes what was stored to `range` before the call durable, and whatever else of the file
+    /// was changed there: [`File::sync_range`].
+    ///
+    /// # Errors
+    /// As [`File::sync_range`]; a range that leaves the map.
+    pub fn sync(&self, range: Range<u64>) -> Result<()> {
+        self.file().sync_range(self.view.in_file(&range)?)
+    }
+}

@@ -1,0 +1,272 @@
+//! A departure: pages of one region are taken from raw writers, with one flush (B3 to B7 of
+//! `unmap.rs`).
+//!
+//! What it leaves is a fate for each folio. No one of them is lost whatever fails: one that could
+//! not be unmapped stays as it was.
+//!
+//! # Safety
+//! Unmaps pages of folios that the caller has frozen, and copies between them and the exit.
+#![allow(unsafe_code)]
+
+use super::pageout::Verdict;
+use crate::folio::{Flag, Frozen, LockedFolio};
+use crate::frames::{Exit, Region};
+use crate::mapping::PAGE_BYTES;
+use crate::stats::Counter;
+use crate::sys::copy;
+use crate::sys::unmap::PageRange;
+use crate::writeback::{CopyAt, InFlight, Inode};
+use std::io;
+use std::ops::Range;
+use std::ptr::NonNull;
+
+const PAGE: usize = PAGE_BYTES as usize;
+
+/// See the head of the file.
+#[derive(Debug)]
+pub(super) struct Departure<'d, 't> {
+    inode: &'d Inode,
+    region: &'d Region,
+    exit: &'d mut Exit,
+    /// The exit's page for the next copy of one that seems clean.
+    spare: usize,
+    /// Those that have a page come first, in the order of their places.
+    leavers: Vec<Leaver<'t>>,
+    /// How many that are.
+    there: usize,
+}
+
+/// One folio, frozen.
+#[derive(Debug)]
+pub(super) struct Leaver<'t> {
+    pub(super) lock: LockedFolio<'t>,
+    pub(super) frozen: Frozen<'t>,
+    /// Where its last bytes are, once it was unmapped, if somebody wants them.
+    pub(super) copy: CopyAt,
+    pub(super) fate: Fate,
+    /// The exit's page with what it held when it seemed clean.
+    before: Option<usize>,
+}
+
+/// What becomes of it.
+#[derive(Debug)]
+pub(super) enum Fate {
+    /// It is clean, and unmapped.
+    Goes,
+    /// It is unmapped, and to be written out.
+    Leaves(InFlight),
+    /// It was not unmapped.
+    Stays(Verdict),
+    /// It was unmapped, is dirty, and is not to be written out now.
+    Returns,
+}
+
+impl<'d, 't> Departure<'d, 't> {
+    /// Of these folios, which are in order; their copies come to the exit from page `first` on,
+    /// which has two pages for each.
+    pub(super) fn new(
+        inode: &'d Inode,
+        region: &'d Region,
+        exit: &'d mut Exit,
+        first: usize,
+        mut folios: Vec<(LockedFolio<'t>, Frozen<'t>)>,
+    ) -> Self {
+        let has_page = |lock: &LockedFolio<'_>| lock.flags.get(Flag::Uptodate);
+        folios.sort_by_key(|(lock, _)| !has_page(lock));
+        let there = folios.iter().filter(|(lock, _)| has_page(lock)).count();
+        let spare = first + folios.len();
+        let leavers = (first..).zip(folios).map(|(page, (lock, frozen))| {
+            let copy = CopyAt(NonNull::new(exit.address(page)).expect("mapped memory"));
+            Leaver { lock, frozen, copy, fate: Fate::Goes, before: None }
+        });
+        let leavers = leavers.collect();
+        Self { inode, region, exit, spare, leavers, there }
+    }
+
+    pub(super) fn into_leavers(self) -> Vec<Leaver<'t>> {
+        self.leavers
+    }
+
+    /// Takes the pages. Dirty ones go only if the caller `may_write` them out. Answers how many
+    /// flushes were asked for.
+    pub(super) fn take(&mut self, may_write: bool) -> u64 {
+        let region = self.region;
+        let _section = region.section();
+        let is_tracked = region.is_tracked();
+        if is_tracked && let Err(error) = self.find_stores() {
+            log::warn!("{}: stores cannot be looked for: {error}", self.inode.name());
+            self.leavers.iter_mut().for_each(|leaver| leaver.fate = Fate::Stays(Verdict::Busy));
+        }
+        self.begin(may_write);
+        let going: Vec<usize> = (0..self.there).filter(|at| self.leavers[*at].is_going()).collect();
+        let ranges = self.ranges_of(&going);
+        let kept = if is_tracked { self.keep(&ranges) } else { self.copy_dirty(&going) };
+        if let Err(error) = kept {
+            log::warn!("{}: pages cannot be kept: {error}", self.inode.name());
+            self.stay(&going);
+            return 0;
+        }
+        // SAFETY: pages of folios that are frozen; what raw writers stored there is kept.
+        let unmapped = unsafe { region.regions().unmapper().unmap(&ranges) };
+        let done_bytes: usize = ranges[..unmapped.ranges_done].iter().map(|r| r.length_bytes).sum();
+        let (gone, left) = going.split_at(done_bytes / PAGE);
+        self.inode.memory.counters.add(Counter::Unmap, gone.len() as u64);
+        if is_tracked {
+            self.take_kept(gone);
+            self.find_late_stores(gone, may_write);
+        }
+        if let Some(error) = unmapped.error {
+            log::warn!("{}: pages cannot be unmapped: {error}", self.inode.name());
+        }
+        self.stay(left);
+        unmapped.flushes_asked
+    }
+
+    /// B4: marks those that raw writers stored to as dirty; keeps a copy of those that seem clean,
+    /// made before the look.
+    fn find_stores(&mut self) -> io::Result<()> {
+        let clean = |leaver: &Leaver<'_>| !leaver.lock.flags.get(Flag::Dirty);
+        let indices: Vec<u64> = self.leavers[..self.there]
+            .iter()
+            .filter(|leaver| clean(leaver))
+            .map(|leaver| leaver.lock.index())
+            .collect();
+        for leaver in self.leavers[..self.there].iter_mut().filter(|leaver| clean(leaver)) {
+            let target = self.exit.address(self.spare);
+            // SAFETY: a page of the exit, which is ours.
+            let target = unsafe { std::slice::from_raw_parts_mut(target, PAGE) };
+            // SAFETY: a page of a frozen folio that is there (REGION-1).
+            unsafe { copy::copy_out(self.region.address(leaver.lock.index()), target) };
+            leaver.before = Some(self.spare);
+            self.spare += 1;
+        }
+        let mut stored = Vec::new();
+        for pages in runs_of(&indices) {
+            self.region.visit_written(pages, |found| stored.extend(found))?;
+        }
+        for leaver in &mut self.leavers[..self.there] {
+            if stored.binary_search(&leaver.lock.index()).is_ok() {
+                self.inode.mark_stored(leaver.frozen.folio(), leaver.frozen.id());
+            }
+        }
+        Ok(())
+    }
+
+    /// B4: dirty folios begin their write-out, or stay.
+    fn begin(&mut self, may_write: bool) {
+        let zeros_from = self.there;
+        for (at, leaver) in self.leavers.iter_mut().enumerate() {
+            if !leaver.is_going() || !leaver.lock.flags.get(Flag::Dirty) {
+                continue;
+            }
+            leaver.fate = if may_write {
+                Fate::Leaves(self.inode.begin_leaving(&leaver.frozen))
+            } else {
+                // Who spills it is the background thread; others are the flusher's.
+                let is_memory_file = self.inode.is_memory_file();
+                Fate::Stays(if is_memory_file { Verdict::Busy } else { Verdict::Dirty })
+            };
+            if at >= zeros_from {
+                // SAFETY: a page of the exit, which is ours.
+                unsafe { copy::zero(leaver.copy.0.as_ptr(), PAGE) };
+            }
+        }
+    }
+
+    /// The pages of folios, those in a row together.
+    fn ranges_of(&self, going: &[usize]) -> Vec<PageRange> {
+        let indices: Vec<u64> = going.iter().map(|at| self.leavers[*at].lock.index()).collect();
+        runs_of(&indices).map(|pages| self.region.range_of(&pages)).collect()
+    }
+
+    /// B5.
+    fn keep(&mut self, ranges: &[PageRange]) -> io::Result<()> {
+        // SAFETY: pages of frozen folios, which are there (REGION-1).
+        unsafe { self.exit.keeper.keep(ranges) }
+    }
+
+    /// B5, where there are no raw writers: the bytes stand still.
+    fn copy_dirty(&mut self, going: &[usize]) -> io::Result<()> {
+        for leaver in going.iter().map(|at| &self.leavers[*at]) {
+            if let Fate::Leaves(_) = leaver.fate {
+                // SAFETY: a page of the exit, which is ours.
+                let target =
+                    unsafe { std::slice::from_raw_parts_mut(leaver.copy.0.as_ptr(), PAGE) };
+                // SAFETY: a page of a frozen folio that is there (REGION-1).
+                unsafe { copy::copy_out(self.region.address(leaver.lock.index()), target) };
+            }
+        }
+        Ok(())
+    }
+
+    /// B7: the last bytes of what was unmapped, which is a first part of what was kept.
+    fn take_kept(&mut self, gone: &[usize]) {
+        for leaver in gone.iter().map(|at| &self.leavers[*at]) {
+            // SAFETY: a page of the exit, which is ours.
+            while let Err(error) = unsafe { self.exit.keeper.take(leaver.copy.0.as_ptr(), PAGE) } {
+                // The bytes are in the pipe and nowhere else.
+                log::error!("{}: a kept page cannot be read: {error}", self.inode.name());
+                std::thread::yield_now();
+            }
+        }
+        self.exit.keeper.discard();
+    }
+
+    /// B7: those that seemed clean, and were stored to between the look and the unmapping.
+    fn find_late_stores(&mut self, gone: &[usize], may_write: bool) {
+        for at in gone {
+            let leaver = &mut self.leavers[*at];
+            let Some(before) = leaver.before.filter(|_| matches!(leaver.fate, Fate::Goes)) else {
+                continue;
+            };
+            // SAFETY: a page of the exit that nobody writes any more.
+            let before = unsafe { std::slice::from_raw_parts(self.exit.address(before), PAGE) };
+            // SAFETY: as above.
+            let last = unsafe { std::slice::from_raw_parts(leaver.copy.0.as_ptr(), PAGE) };
+            if before != last {
+                self.inode.memory.counters.add(Counter::StoredLate, 1);
+                self.inode.mark_stored(leaver.frozen.folio(), leaver.frozen.id());
+                leaver.fate = if may_write {
+                    Fate::Leaves(self.inode.begin_leaving(&leaver.frozen))
+                } else {
+                    Fate::Returns
+                };
+            }
+        }
+    }
+
+    /// Folios that were not unmapped stay as they are.
+    fn stay(&mut self, staying: &[usize]) {
+        for at in staying {
+            let leaver = &mut self.leavers[*at];
+            let fate = std::mem::replace(&mut leaver.fate, Fate::Stays(Verdict::Busy));
+            if let Fate::Leaves(in_flight) = fate {
+                self.inode.cancel_leaving(&leaver.frozen, in_flight);
+            }
+        }
+    }
+}
+
+impl Leaver<'_> {
+    fn is_going(&self) -> bool {
+        !matches!(self.fate, Fate::Stays(_))
+    }
+}
+
+/// The rows of pages in a list that is in order.
+fn runs_of(indices: &[u64]) -> impl Iterator<Item = Range<u64>> + '_ {
+    let follows = |before: &u64, next: &u64| before + 1 == *next;
+    indices.chunk_by(follows).map(|run| run[0]..run[0] + run.len() as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_in_a_row_are_one_range() {
+        let runs = |indices: &[u64]| runs_of(indices).collect::<Vec<_>>();
+        assert_eq!(runs(&[3, 4, 5, 9, 11, 12]), [3..6, 9..10, 11..13]);
+        assert_eq!(runs(&[]), []);
+    }
+}

@@ -1,0 +1,306 @@
+//! Unmapping: folios of regions are evicted a batch at a time, with one flush of the other CPUs'
+//! translations for all of them.
+//!
+//! After the thread V (`kernel-notes`, A4), which unmaps dirty folios one by one but flushes once for
+//! 31 of them before their write-out. Raw writers may be at work on the pages all the time, and
+//! nothing stops them but the unmapping itself. So the pages are unmapped first, as in the kernel,
+//! and what is written out is a copy of what they held when the last translation was gone:
+//!
+//! ```text
+//!  EVICT a batch (here)                         RAW ACCESS, LOOKUP (fault, read_at, pin ...)
+//!  B1 lock each folio again (try) and look      store through a translation: lands in the page
+//!     at everything again                         before B6: found by B4, or by B7
+//!  B2 freeze it: no READY, no reference         lookup: finds the Entry, frozen; waits, at the
+//!  B3 take the section (REGION-3)                 most until B8
+//!  B4 who was stored to? DIRTY, WRITEBACK       a sync: looks for stores in a section of its own,
+//!     (a copy of each that seems clean, first)    and waits for WRITEBACK
+//!  B5 keep the pages, beyond their unmapping    access after B6: a fault, which is a lookup
+//!  B6 unmap all: one call, one flush
+//!  B7 read what was kept: the last bytes.
+//!     Clean, and other bytes than before?
+//!     It was stored to after B4: as B4
+//!  B8 clean: out of the table, free             lookup: a value, a hole; it fills the page anew
+//!     dirty: unfrozen, but locked               lookup: gets it, waits for its lock, until B9
+//!  B9 write the copies out; written: freeze
+//!     again, out of the table, free.            a waiter's reference: the freeze fails, the page
+//!     Not written, or wanted: the copy goes       is put back from the copy, and he has it
+//!     back to its place
+//! ```
+//!
+//! The Entry names the folio from B2 to B8 or B9: the place belongs to the index, and a fill that
+//! came before B6 would be wiped by it (REGION-2).
+//!
+//! What reviewers asked of the thread, and the tests that answer (`tests/loom_unmap.rs`,
+//! `tests/map_*.rs`):
+//! - A write through a stale translation before the I/O: the flush of B6 comes before the bytes of
+//!   B7 are read, and only those are written. (The design wanted the pages write-protected in one
+//!   batch before the write-out. That is a flush for each 2 MiB touched: 0.49 a page where pages are
+//!   scattered, measured, against 0.03 here; and a store between the last look and the unmapping
+//!   would be lost.)
+//! - The unlocked window: folios wait for their batch without a lock; B1 repeats every check.
+//! - The missing check for pins: B2 fails for who has any reference more than the table's and ours.
+//! - Early exit with a half-full batch: [`Unmapping::finish`] is called at the end of every scan, and
+//!   by drop.
+//! - A folio that vanishes from both lists: each that stays goes back in [`Unmapping::keep`], the one
+//!   place where they end.
+//!
+//! The steps from B3 to B7 are in `departure.rs`.
+
+use super::departure::{Departure, Fate, Leaver};
+use super::pageout::{Verdict, WriteOut, is_pinned};
+use super::scan::{How, ScanCounts};
+use super::{Reclaim, Turn};
+use crate::folio::{Flag, FolioRef, Frozen, LockedFolio};
+use crate::frames::{Exit, Region};
+use crate::lru::ListKind;
+use crate::stats::Counter;
+use crate::sync::MutexGuard;
+use crate::writeback::{CopyAt, InFlight, Inode, Leaving};
+
+/// Folios that are written out together, if there are so many: a transfer of 1 MiB.
+const LEAVING_MAX: usize = 256;
+
+/// See the head of the file. One scan's: what is in it belongs to that.
+#[derive(Debug)]
+pub(super) struct Unmapping<'t> {
+    reclaim: &'t Reclaim,
+    turn: &'t Turn<'t>,
+    how: How,
+    /// Isolated, and nothing else.
+    waiting: Vec<FolioRef<'t>>,
+    /// Unmapped, and to be written out.
+    departed: Option<Departed<'t>>,
+}
+
+/// Folios of one file between B8 and B9, and where their bytes are.
+#[derive(Debug)]
+struct Departed<'t> {
+    inode: &'t Inode,
+    exit: MutexGuard<'t, Exit>,
+    folios: Vec<Left<'t>>,
+}
+
+/// One of them: locked, in the table, its page nowhere but at `copy`.
+#[derive(Debug)]
+struct Left<'t> {
+    // The lock goes before the reference.
+    lock: LockedFolio<'t>,
+    folio: FolioRef<'t>,
+    in_flight: InFlight,
+    copy: CopyAt,
+}
+
+impl<'t> Unmapping<'t> {
+    pub(super) fn new(reclaim: &'t Reclaim, turn: &'t Turn<'t>, how: How) -> Self {
+        Self { reclaim, turn, how, waiting: Vec::new(), departed: None }
+    }
+
+    /// How many pages are worth looking at: enough for a batch, and for a transfer.
+    pub(super) fn scan_pages(&self) -> u64 {
+        let leaving = if self.departed.is_some() { LEAVING_MAX } else { 0 };
+        let batch = if self.waiting.is_empty() { 0 } else { self.reclaim.unmap_batch_folios };
+        leaving.max(batch) as u64
+    }
+
+    /// Takes an isolated folio of a region.
+    pub(super) fn add(&mut self, folio: FolioRef<'t>, counts: &mut ScanCounts) {
+        self.waiting.push(folio);
+        if self.waiting.len() >= self.reclaim.unmap_batch_folios {
+            self.unmap_waiting(counts);
+        }
+    }
+
+    /// Everything that waits, for a batch or for a transfer, has gone or is back on a list then.
+    pub(super) fn finish(mut self, counts: &mut ScanCounts) {
+        self.unmap_waiting(counts);
+        self.write_out_departed(counts);
+    }
+
+    /// What stays goes back to where it came from, or to the active list.
+    fn keep(&self, folio: FolioRef<'t>, verdict: Verdict, counts: &mut ScanCounts) {
+        counts.note(verdict, folio.folio().pages());
+        let memory = &self.reclaim.memory;
+        let kind = match verdict {
+            Verdict::Activate => ListKind::Active,
+            _ => ListKind::Inactive,
+        };
+        match verdict {
+            Verdict::Activate => memory.counters.add(Counter::PgActivate, 1),
+            Verdict::Pinned => memory.counters.add(Counter::PgPinned, 1),
+            Verdict::Dirty => {
+                counts.busy_pages += 1;
+                self.reclaim.flusher.clean_ahead(1);
+            }
+            _ => {}
+        }
+        memory.lru.put_back(&memory.folios, &mut vec![folio], kind);
+    }
+
+    fn unmap_waiting(&mut self, counts: &mut ScanCounts) {
+        let mut locked: Vec<(&'t Inode, LockedFolio<'t>, FolioRef<'t>)> = Vec::new();
+        for folio in std::mem::take(&mut self.waiting) {
+            match self.look_again(&folio) {
+                Ok((inode, lock)) => locked.push((inode, lock, folio)),
+                Err(verdict) => self.keep(folio, verdict, counts),
+            }
+        }
+        locked.sort_unstable_by_key(|(inode, lock, _)| (inode.address(), lock.index()));
+        let mut left = locked.into_iter().peekable();
+        while let Some((inode, ..)) = left.peek() {
+            let inode = *inode;
+            let mut frozen = Vec::new();
+            while let Some((_, lock, folio)) =
+                left.next_if(|(other, ..)| std::ptr::eq(*other, inode))
+            {
+                match inode.mapping.begin_eviction(folio, &lock) {
+                    Ok(folio) => frozen.push((lock, folio)),
+                    Err(folio) => {
+                        drop(lock);
+                        self.keep(folio, Verdict::Pinned, counts);
+                    }
+                }
+            }
+            self.unmap_of(inode, frozen, counts);
+        }
+    }
+
+    /// B1.
+    fn look_again(
+        &self,
+        folio: &FolioRef<'t>,
+    ) -> std::result::Result<(&'t Inode, LockedFolio<'t>), Verdict> {
+        let lock = folio.try_lock().ok_or(Verdict::Busy)?;
+        // Truncated: whoever still holds it frees it with the last put.
+        let inode = self.turn.owner(&lock).ok_or(Verdict::Pinned)?;
+        debug_assert!(!lock.flags.get(Flag::OnLru), "isolated folios are on no list (LRU-1)");
+        if lock.flags.get(Flag::Writeback) {
+            return Err(Verdict::Busy);
+        }
+        if self.how.second_chance && inode.mapping.test_and_clear_referenced(&lock) {
+            return Err(Verdict::Activate);
+        }
+        if is_pinned(folio) {
+            return Err(Verdict::Pinned);
+        }
+        Ok((inode, lock))
+    }
+
+    /// B3 to B8, for folios of one file in order: as many at a time as there is room for copies.
+    fn unmap_of(
+        &mut self,
+        inode: &'t Inode,
+        frozen: Vec<(LockedFolio<'t>, Frozen<'t>)>,
+        counts: &mut ScanCounts,
+    ) {
+        let Some(region) = inode.frames.region() else {
+            unreachable!("a loose folio is a region's")
+        };
+        let may_write = match self.how.write_out {
+            WriteOut::Nothing => false,
+            WriteOut::MemoryFiles => inode.is_memory_file(),
+            WriteOut::Everything => true,
+        };
+        let mut left = frozen.into_iter();
+        while left.len() > 0 {
+            let departed = self.room_for(left.len(), inode, region, counts);
+            let (exit, first) = (&mut *departed.exit, departed.folios.len());
+            let count = left.len().min((exit.pages() - first) / 2);
+            let batch = left.by_ref().take(count).collect();
+            let mut departure = Departure::new(inode, region, exit, first, batch);
+            let flushes = departure.take(may_write);
+            let leavers = departure.into_leavers();
+            self.reclaim.memory.counters.add(Counter::UnmapFlush, flushes);
+            for leaver in leavers {
+                self.settle(inode, leaver, counts);
+            }
+        }
+    }
+
+    /// An exit with room for `folios` more folios of the file, or for some of them.
+    fn room_for(
+        &mut self,
+        folios: usize,
+        inode: &'t Inode,
+        region: &'t Region,
+        counts: &mut ScanCounts,
+    ) -> &mut Departed<'t> {
+        let has_room = self.departed.as_ref().is_some_and(|departed| {
+            let free = departed.exit.pages() - departed.folios.len();
+            let is_room = 2 * folios <= free && departed.folios.len() < LEAVING_MAX;
+            std::ptr::eq(departed.inode, inode) && is_room
+        });
+        if !has_room {
+            self.write_out_departed(counts);
+        }
+        self.departed.get_or_insert_with(|| {
+            let exit = region.regions().exit();
+            Departed { inode, exit, folios: Vec::new() }
+        })
+    }
+
+    /// B8.
+    fn settle(&mut self, inode: &'t Inode, leaver: Leaver<'t>, counts: &mut ScanCounts) {
+        let Leaver { lock, frozen, copy, fate, .. } = leaver;
+        let verdict = match fate {
+            Fate::Goes => return self.evict(inode, lock, frozen, counts),
+            Fate::Leaves(in_flight) => {
+                let folio = frozen.unfreeze();
+                let Some(departed) = &mut self.departed else { unreachable!("where its copy is") };
+                return departed.folios.push(Left { lock, folio, in_flight, copy });
+            }
+            Fate::Returns => Verdict::Dirty,
+            Fate::Stays(verdict) => verdict,
+        };
+        let folio = if let Fate::Returns = fate {
+            let folio = frozen.unfreeze();
+            inode.put_back(&folio, &lock, copy);
+            folio
+        } else {
+            inode.mapping.cancel_eviction(frozen, &lock)
+        };
+        drop(lock);
+        self.keep(folio, verdict, counts);
+    }
+
+    /// The folio is clean and unmapped: it goes.
+    fn evict(
+        &self,
+        inode: &Inode,
+        lock: LockedFolio<'t>,
+        frozen: Frozen<'t>,
+        counts: &mut ScanCounts,
+    ) {
+        counts.note(Verdict::Evicted, lock.pages());
+        let shadow = self.reclaim.shadow_of(&lock);
+        self.reclaim.note_eviction(&lock);
+        inode.end_eviction(frozen, lock, shadow);
+    }
+
+    /// B9.
+    fn write_out_departed(&mut self, counts: &mut ScanCounts) {
+        let Some(Departed { inode, exit, folios }) = self.departed.take() else { return };
+        let mut left = Vec::with_capacity(folios.len());
+        let mut leaving = Vec::with_capacity(folios.len());
+        for Left { lock, folio, in_flight, copy } in folios {
+            let again = folio.try_clone().expect("a folio that was just frozen has two references");
+            leaving.push(Leaving { folio: again, in_flight, copy: Some(copy) });
+            left.push((lock, folio, copy));
+        }
+        self.reclaim.memory.counters.add(Counter::PageOut, left.len() as u64);
+        inode.write_out_leaving(leaving);
+        for (lock, folio, copy) in left {
+            let is_dirty = lock.flags.get(Flag::Dirty);
+            let frozen = if is_dirty { Err(folio) } else { folio.try_freeze(1) };
+            match frozen {
+                Ok(frozen) => self.evict(inode, lock, frozen, counts),
+                Err(folio) => {
+                    inode.put_back(&folio, &lock, copy);
+                    drop(lock);
+                    let verdict = if is_dirty { Verdict::Unwritten } else { Verdict::Busy };
+                    self.keep(folio, verdict, counts);
+                }
+            }
+        }
+        drop(exit);
+    }
+}

@@ -1,0 +1,456 @@
+//! Keeping pages beyond their unmapping: a pipe holds the pages themselves, not copies.
+//!
+//! Used by what evicts pages that others may be storing to. The order is: keep, unmap, take. What
+//! is taken are the last bytes: a store that came before the flush of the unmapping went to the
+//! page that the pipe holds, a later one finds no page.
+//!
+//! A pipe has at most 256 places, or what the system allows; there are as many pipes as are needed.
+//! A forked child must use none of its parent's.
+//!
+//! # Safety
+//! Lends pages of the caller's to a pipe, and writes what it took to an address of the caller's.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use rustix::io::Errno;
+use rustix::pipe::{PipeFlags, fcntl_getpipe_size, fcntl_setpipe_size, pipe_with};
+
+use super::memory::PAGE_BYTES;
+use super::unmap::PageRange;
+
+/// Places of a pipe that any user may ask for.
+const PIPE_PAGES_MAX: usize = 256;
+/// Ranges of one call; the kernel takes no more than 1024.
+const RANGES_MAX: usize = 1024;
+const DISCARD_BYTES: usize = 4 * PAGE_BYTES;
+
+#[derive(Debug)]
+struct Pipe {
+    reader: OwnedFd,
+    writer: OwnedFd,
+    pages_max: usize,
+    kept_bytes: usize,
+}
+
+impl Pipe {
+    /// Makes a pipe with places for `pages_max` pages, or for as many as the system allows.
+    fn new(pages_max: usize) -> io::Result<Self> {
+        let (reader, writer) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
+        let wished_bytes = pages_max.min(PIPE_PAGES_MAX).next_power_of_two() * PAGE_BYTES;
+        let size_bytes =
+            fcntl_setpipe_size(&writer, wished_bytes).or_else(|_| fcntl_getpipe_size(&writer))?;
+        let pages_max = size_bytes / PAGE_BYTES;
+        if pages_max == 0 {
+            return Err(io::Error::other(format!("a pipe of {size_bytes} bytes")));
+        }
+        Ok(Self { reader, writer, pages_max, kept_bytes: 0 })
+    }
+
+    /// Keeps the pages of `ranges`, from the first one on, until there is no place; takes them off
+    /// the front and returns how many ranges are gone whole.
+    ///
+    /// # Safety
+    /// As for [`Keeper::keep`].
+    unsafe fn keep(&mut self, ranges: &mut [PageRange]) -> io::Result<usize> {
+        let mut done = 0;
+        while done < ranges.len() {
+            let part = &mut ranges[done..];
+            let part_ranges = part.len().min(RANGES_MAX);
+            // SAFETY: a `PageRange` is laid out as an `iovec`; the caller vouches for the pages.
+            // Without the gift flag they stay the caller's.
+            let answer = unsafe {
+                libc::vmsplice(
+                    self.writer.as_raw_fd(),
+                    part.as_ptr().cast(),
+                    part_ranges,
+                    libc::SPLICE_F_NONBLOCK,
+                )
+            };
+            match answer_of(answer) {
+                Ok(kept_bytes) => {
+                    self.kept_bytes += kept_bytes;
+                    done += advance(part, kept_bytes);
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(done)
+    }
+
+    /// Moves the next `length_bytes` to `target`; that many are kept.
+    ///
+    /// # Safety
+    /// As for [`Keeper::take`].
+    unsafe fn take(&mut self, target: *mut u8, length_bytes: usize) -> io::Result<()> {
+        let mut done_bytes = 0;
+        while done_bytes < length_bytes {
+            let place = target.wrapping_add(done_bytes).cast();
+            // SAFETY: the rest of the caller's memory.
+            let answer =
+                unsafe { libc::read(self.reader.as_raw_fd(), place, length_bytes - done_bytes) };
+            match answer_of(answer) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(taken_bytes) => {
+                    self.kept_bytes -= taken_bytes;
+                    done_bytes += taken_bytes;
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    fn discard(&mut self) {
+        let mut scratch = [0; DISCARD_BYTES];
+        while self.kept_bytes > 0 {
+            match rustix::io::read(&self.reader, &mut scratch) {
+                Err(Errno::INTR) => {}
+                Ok(discarded_bytes @ 1..) => self.kept_bytes -= discarded_bytes,
+                // Nobody else reads from it, so what was counted is there.
+                other => unreachable!("reading a pipe: {other:?}"),
+            }
+        }
+    }
+}
+
+/// Pipes with places for some number of pages.
+#[derive(Debug)]
+pub(crate) struct Keeper {
+    pipes: Vec<Pipe>,
+    /// What is still to be kept, while it is being kept; stays allocated.
+    rest: Vec<PageRange>,
+}
+
+impl Keeper {
+    /// Makes pipes that have places for `pages_max` pages together.
+    pub(crate) fn new(pages_max: usize) -> io::Result<Self> {
+        let mut pipes = Vec::new();
+        let mut left = pages_max;
+        while left > 0 {
+            let pipe = Pipe::new(left)?;
+            left = left.saturating_sub(pipe.pages_max);
+            pipes.push(pipe);
+        }
+        Ok(Self { pipes, rest: Vec::new() })
+    }
+
+    /// Keeps the pages of `ranges`, in order; all of them or, with an error, none. What was kept
+    /// before must have been taken or discarded. Never waits for a place.
+    ///
+    /// # Safety
+    /// The ranges are whole pages of private memory of ours, and all of them are there: a missing
+    /// one would be faulted in, or waited for.
+    pub(crate) unsafe fn keep(&mut self, ranges: &[PageRange]) -> io::Result<()> {
+        assert!(self.pipes.iter().all(|pipe| pipe.kept_bytes == 0), "pages are kept already");
+        self.rest.clear();
+        self.rest.extend_from_slice(ranges);
+        let mut rest = &mut self.rest[..];
+        for pipe in &mut self.pipes {
+            // SAFETY: parts of the caller's ranges.
+            match unsafe { pipe.keep(rest) } {
+                Ok(ranges_done) => rest = &mut rest[ranges_done..],
+                Err(error) => {
+                    self.discard();
+                    return Err(error);
+                }
+            }
+        }
+        if rest.is_empty() {
+            return Ok(());
+        }
+        self.discard();
+        Err(io::Error::new(io::ErrorKind::StorageFull, "more pages than the pipes have places"))
+    }
+
+    /// Moves the next `length_bytes` of what is kept to `target`; in the order of keeping, from
+    /// one call to the next. UnexpectedEof if that many are not kept.
+    ///
+    /// # Safety
+    /// `target` is good for writes of `length_bytes` by the kernel.
+    pub(crate) unsafe fn take(&mut self, target: *mut u8, length_bytes: usize) -> io::Result<()> {
+        let mut done_bytes = 0;
+        for pipe in self.pipes.iter_mut().filter(|pipe| pipe.kept_bytes > 0) {
+            let part_bytes = pipe.kept_bytes.min(length_bytes - done_bytes);
+            // SAFETY: the next part of the caller's memory.
+            unsafe { pipe.take(target.wrapping_add(done_bytes), part_bytes) }?;
+            done_bytes += part_bytes;
+        }
+        if done_bytes == length_bytes { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
+    }
+
+    /// Lets go of what is kept.
+    pub(crate) fn discard(&mut self) {
+        for pipe in &mut self.pipes {
+            pipe.discard();
+        }
+    }
+}
+
+/// Takes `done_bytes` off the front of `ranges`; returns how many ranges are gone whole.
+fn advance(ranges: &mut [PageRange], mut done_bytes: usize) -> usize {
+    for (i, range) in ranges.iter_mut().enumerate() {
+        if done_bytes < range.length_bytes {
+            range.start = range.start.wrapping_add(done_bytes);
+            range.length_bytes -= done_bytes;
+            return i;
+        }
+        done_bytes -= range.length_bytes;
+    }
+    ranges.len()
+}
+
+fn answer_of(answer: libc::ssize_t) -> Result<usize, io::Error> {
+    usize::try_from(answer).map_err(|_| io::Error::last_os_error())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::memory::Reservation;
+    use crate::sys::probe::{Feature, Features};
+    use crate::sys::unmap::Unmapper;
+    use crate::sys::userfault::{FaultService, Userfault};
+    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+    use std::thread;
+
+    /// Memory whose pages begin with their number plus `first`.
+    fn numbered(pages: usize, first: u32) -> Reservation {
+        let memory = Reservation::new(pages * PAGE_BYTES, PAGE_BYTES).unwrap();
+        memory.refuse_huge_pages();
+        for page in 0..pages {
+            let place = memory.as_ptr().wrapping_add(page * PAGE_BYTES).cast::<u32>();
+            // SAFETY: aligned, and inside the memory.
+            unsafe { place.write(first + page as u32) };
+        }
+        memory
+    }
+
+    fn range(memory: &Reservation, page: usize, pages: usize) -> PageRange {
+        let start = memory.as_ptr().wrapping_add(page * PAGE_BYTES);
+        PageRange { start, length_bytes: pages * PAGE_BYTES }
+    }
+
+    fn keep(keeper: &mut Keeper, ranges: &[PageRange]) -> io::Result<()> {
+        // SAFETY: all tests keep memory of their own.
+        unsafe { keeper.keep(ranges) }
+    }
+
+    /// Takes `pages` pages and returns the numbers they begin with.
+    fn take(keeper: &mut Keeper, pages: usize) -> io::Result<Vec<u32>> {
+        let mut bytes = vec![0_u8; pages * PAGE_BYTES];
+        // SAFETY: the vector's own bytes.
+        unsafe { keeper.take(bytes.as_mut_ptr(), bytes.len()) }?;
+        let number = |page: &[u8]| u32::from_ne_bytes(page[..4].try_into().unwrap());
+        Ok(bytes.chunks_exact(PAGE_BYTES).map(number).collect())
+    }
+
+    fn error_of<T: std::fmt::Debug>(answer: io::Result<T>) -> io::ErrorKind {
+        answer.unwrap_err().kind()
+    }
+
+    #[test]
+    fn pages_come_back_in_order_after_they_are_gone() {
+        let memory = numbered(600, 0);
+        let mut keeper = Keeper::new(600).unwrap();
+        // Ranges that begin and end within, and across, the places of one pipe.
+        let ranges = [
+            range(&memory, 500, 100),
+            range(&memory, 0, 1),
+            range(&memory, 2, 300),
+            range(&memory, 400, 1),
+        ];
+        for _ in 0..3 {
+            keep(&mut keeper, &ranges).unwrap();
+            // A store to a page that is kept is seen.
+            // SAFETY: inside the memory, aligned.
+            unsafe { memory.as_ptr().cast::<u32>().write_volatile(7777) };
+            let unmapper = Unmapper::new(&Features::probe(&[]));
+            // SAFETY: memory of the test's own.
+            let unmapped = unsafe { unmapper.unmap(&ranges) };
+            assert_eq!(unmapped.ranges_done, 4);
+            let mut expected: Vec<u32> = (500..600).collect();
+            expected.push(7777);
+            expected.extend(2..302);
+            expected.push(400);
+            let mut taken = take(&mut keeper, 1).unwrap();
+            taken.extend(take(&mut keeper, 301).unwrap());
+            taken.extend(take(&mut keeper, 100).unwrap());
+            assert_eq!(taken, expected);
+            assert_eq!(error_of(take(&mut keeper, 1)), io::ErrorKind::UnexpectedEof);
+            for page in (500..600).chain(0..1).chain(2..302).chain(400..401) {
+                let place = memory.as_ptr().wrapping_add(page * PAGE_BYTES).cast::<u32>();
+                // SAFETY: inside the memory, aligned.
+                unsafe { place.write(page as u32) };
+            }
+        }
+    }
+
+    #[test]
+    fn more_than_there_is_place_for_is_refused_whole() {
+        let memory = numbered(300, 0);
+        let mut keeper = Keeper::new(260).unwrap();
+        let places: usize = keeper.pipes.iter().map(|pipe| pipe.pages_max).sum();
+        assert!((260..300).contains(&places), "{places}");
+        assert_eq!(
+            error_of(keep(&mut keeper, &[range(&memory, 0, 300)])),
+            io::ErrorKind::StorageFull
+        );
+        assert_eq!(error_of(take(&mut keeper, 1)), io::ErrorKind::UnexpectedEof);
+        keep(&mut keeper, &[range(&memory, 0, places)]).unwrap();
+        assert_eq!(take(&mut keeper, places).unwrap(), (0..places as u32).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_page_that_cannot_be_kept_leaves_nothing() {
+        let memory = numbered(4, 0);
+        let mut keeper = Keeper::new(4).unwrap();
+        let hole = range(&memory, 2, 1);
+        // SAFETY: makes a page of the test's own inaccessible; it is not touched any more.
+        let answer = unsafe { libc::mprotect(hole.start.cast(), PAGE_BYTES, libc::PROT_NONE) };
+        assert_eq!(answer, 0);
+        let ranges = [range(&memory, 0, 1), hole, range(&memory, 3, 1)];
+        let error = keep(&mut keeper, &ranges).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EFAULT));
+        keep(&mut keeper, &[range(&memory, 3, 1), range(&memory, 0, 2)]).unwrap();
+        assert_eq!(take(&mut keeper, 3).unwrap(), [3, 0, 1]);
+    }
+
+    #[test]
+    fn what_is_discarded_is_not_taken() {
+        let memory = numbered(9, 0);
+        let mut keeper = Keeper::new(9).unwrap();
+        keep(&mut keeper, &[range(&memory, 0, 9)]).unwrap();
+        assert_eq!(take(&mut keeper, 2).unwrap(), [0, 1]);
+        keeper.discard();
+        assert_eq!(error_of(take(&mut keeper, 1)), io::ErrorKind::UnexpectedEof);
+        keep(&mut keeper, &[range(&memory, 5, 2)]).unwrap();
+        assert_eq!(take(&mut keeper, 2).unwrap(), [5, 6]);
+    }
+
+    #[test]
+    #[should_panic(expected = "kept already")]
+    fn keeping_twice_without_taking_is_a_mistake() {
+        let memory = numbered(2, 0);
+        let mut keeper = Keeper::new(2).unwrap();
+        keep(&mut keeper, &[range(&memory, 0, 1)]).unwrap();
+        let _ = keep(&mut keeper, &[range(&memory, 1, 1)]);
+    }
+
+    /// A page of a region that somebody stores to all the time.
+    struct Contended {
+        faults: Userfault,
+        memory: Reservation,
+        /// The last number whose store has ended.
+        stored: AtomicU64,
+        is_over: AtomicBool,
+    }
+
+    impl Contended {
+        fn counter(&self) -> &AtomicU64 {
+            // SAFETY: aligned, zero or installed by us, and used as an atomic by all threads; the
+            // kernel takes the page away and brings it back as it does with any.
+            unsafe { AtomicU64::from_ptr(self.memory.as_ptr().cast()) }
+        }
+
+        /// Stores one number after the other; waits whenever the page is gone.
+        fn store_numbers(&self) {
+            let mut number = self.stored.load(Ordering::Relaxed);
+            while !self.is_over.load(Ordering::Relaxed) {
+                number += 1;
+                self.counter().store(number, Ordering::Relaxed);
+                self.stored.store(number, Ordering::Relaxed);
+            }
+        }
+
+        fn install(&self, page: &[u8], protect: bool) {
+            let target = self.memory.as_ptr();
+            // SAFETY: a slice, and the scratch region.
+            unsafe { self.faults.copy(target, page.as_ptr(), page.len(), protect) }.unwrap();
+        }
+
+        /// Blocks until the storing thread waits for the page.
+        fn wait_for_storer(&self) {
+            let mut found = Vec::new();
+            while found.is_empty() {
+                self.faults.read_faults(&mut found).unwrap();
+                thread::yield_now();
+            }
+            assert!(found[0].is_write && !found[0].is_protection);
+        }
+    }
+
+    fn contended(masked: &[Feature]) -> Option<Contended> {
+        let features = Features::probe(masked);
+        if !features.has(Feature::UserFaults) {
+            println!("skipped: {:?}", features.reports());
+            return None;
+        }
+        let faults = Userfault::open(FaultService::Threads, &features).unwrap();
+        let memory = Reservation::new(PAGE_BYTES, PAGE_BYTES).unwrap();
+        faults.register(memory.as_ptr(), PAGE_BYTES).unwrap();
+        let (stored, is_over) = (AtomicU64::new(0), AtomicBool::new(false));
+        Some(Contended { faults, memory, stored, is_over })
+    }
+
+    #[test]
+    fn a_store_to_a_kept_page_that_was_protected_is_taken() {
+        for masked in [&[][..], &[Feature::WriteProtectAsync]] {
+            let Some(contended) = contended(masked) else { return };
+            let page = range(&contended.memory, 0, 1);
+            let mut keeper = Keeper::new(1).unwrap();
+            let mut taken = [5_u8; PAGE_BYTES];
+            contended.install(&taken, true);
+            keep(&mut keeper, &[page]).unwrap();
+            if !masked.is_empty() {
+                contended.faults.write_protect(page.start, PAGE_BYTES, false).unwrap();
+            }
+            contended.counter().store(6, Ordering::Relaxed);
+            contended.memory.release(0, PAGE_BYTES).unwrap();
+            // SAFETY: an array of a page.
+            unsafe { keeper.take(taken.as_mut_ptr(), PAGE_BYTES) }.unwrap();
+            assert_eq!(u64::from_ne_bytes(taken[..8].try_into().unwrap()), 6);
+            assert_eq!(taken[8..], [5; PAGE_BYTES - 8]);
+        }
+    }
+
+    #[test]
+    fn what_is_taken_has_the_last_store_before_the_page_went() {
+        let Some(contended) = contended(&[]) else { return };
+        let unmapper = Unmapper::new(&Features::probe(&[]));
+        let page = range(&contended.memory, 0, 1);
+        let mut keeper = Keeper::new(1).unwrap();
+        let mut taken = [0_u8; PAGE_BYTES];
+        contended.install(&taken, false);
+        let mut late_stores = 0;
+        thread::scope(|scope| {
+            let storer = scope.spawn(|| contended.store_numbers());
+            for round in 0..3000 {
+                keep(&mut keeper, &[page]).unwrap();
+                let before = contended.counter().load(Ordering::Relaxed);
+                (0..round % 256).for_each(|_| std::hint::spin_loop());
+                // SAFETY: the storer waits for the page until we bring it back.
+                let unmapped = unsafe { unmapper.unmap(&[page]) };
+                assert_eq!(unmapped.ranges_done, 1);
+                // SAFETY: an array of a page.
+                unsafe { keeper.take(taken.as_mut_ptr(), PAGE_BYTES) }.unwrap();
+                contended.wait_for_storer();
+                let last = contended.stored.load(Ordering::Relaxed);
+                let kept = u64::from_ne_bytes(taken[..8].try_into().unwrap());
+                // The storer waits in the middle of the store that follows the last one.
+                assert_eq!(kept, last, "round {round}: a store was lost");
+                late_stores += u32::from(before != kept);
+                if round == 2999 {
+                    contended.is_over.store(true, Ordering::Relaxed);
+                }
+                contended.install(&taken, round % 2 == 0);
+            }
+            storer.join().unwrap();
+        });
+        assert!(late_stores > 0, "no store came between keeping and unmapping");
+    }
+}

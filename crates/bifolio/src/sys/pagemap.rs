@@ -1,0 +1,333 @@
+//! Which pages were stored to (`PAGEMAP_SCAN`), in memory whose stores `userfault` notices.
+//!
+//! Used by what maps files. A page counts as *written* when it is there, in memory or swapped out,
+//! and a store went to it since it was installed with protection or last protected here. Where
+//! stores are not noticed by themselves, one counts as written when it is not protected.
+//!
+//! A poisoned page looks like one that was swapped out and written; who poisons remembers it.
+//!
+//! # Safety
+//! Asks about addresses; nothing is read from them, and no byte changes.
+#![allow(unsafe_code)]
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd;
+
+use rustix::ioctl::{Opcode, opcode};
+
+use super::control::{control, is_passing};
+
+const IS_WRITTEN: u64 = 1 << 1;
+const IS_PRESENT: u64 = 1 << 3;
+const IS_SWAPPED: u64 = 1 << 4;
+
+/// Protect what is reported, in one step.
+const PROTECT_MATCHING: u64 = 1 << 0;
+/// Fail where stores to protected pages would wait for somebody.
+const CHECK_ASYNC: u64 = 1 << 1;
+
+/// Ranges that one call can report.
+const RANGES_MAX: usize = 64;
+
+#[repr(C)]
+struct ScanCall {
+    size_bytes: u64,
+    flags: u64,
+    start: u64,
+    end: u64,
+    /// Answer: how far it came.
+    walk_end: u64,
+    ranges: u64,
+    ranges_max: u64,
+    pages_max: u64,
+    inverted: u64,
+    all_of: u64,
+    any_of: u64,
+    reported: u64,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct ScanRange {
+    start: u64,
+    end: u64,
+    categories: u64,
+}
+
+const _: () = assert!(size_of::<ScanCall>() == 96);
+const _: () = assert!(size_of::<ScanRange>() == 24);
+
+const DO_SCAN: Opcode = opcode::read_write::<ScanCall>(b'f', 16);
+
+/// The page table of this process, as the kernel shows it.
+///
+/// It is the table of the process that opened it: a forked child must not use its parent's.
+#[derive(Debug)]
+pub(crate) struct Pagemap {
+    file: File,
+}
+
+impl Pagemap {
+    /// Opens the table of the calling process.
+    pub(crate) fn open() -> io::Result<Self> {
+        Ok(Self { file: File::open("/proc/self/pagemap")? })
+    }
+
+    /// Names the runs of written pages in the range, in order, by start and length in bytes. They
+    /// stay written. Neighbours may come in several runs.
+    pub(crate) fn written(
+        &self,
+        start: *const u8,
+        length_bytes: usize,
+        visit: impl FnMut(*const u8, usize),
+    ) -> io::Result<()> {
+        self.scan(start, length_bytes, 0, visit)
+    }
+
+    /// Protects the written pages of the range: none counts as written any more, until the next
+    /// store. Flushes once for each 2 MiB where there are any.
+    ///
+    /// EPERM where stores to protected pages are not asynchronous.
+    pub(crate) fn protect(&self, start: *const u8, length_bytes: usize) -> io::Result<()> {
+        self.scan(start, length_bytes, PROTECT_MATCHING | CHECK_ASYNC, |_, _| {})
+    }
+
+    fn scan(
+        &self,
+        start: *const u8,
+        length_bytes: usize,
+        flags: u64,
+        mut visit: impl FnMut(*const u8, usize),
+    ) -> io::Result<()> {
+        let mut ranges = [ScanRange::default(); RANGES_MAX];
+        let end = start.addr() + length_bytes;
+        let mut position = start.addr();
+        while position < end {
+            let mut call = ScanCall {
+                size_bytes: size_of::<ScanCall>() as u64,
+                flags,
+                start: position as u64,
+                end: end as u64,
+                walk_end: 0,
+                // With no place for answers the kernel would mark missing pages as well.
+                ranges: ranges.as_mut_ptr().addr() as u64,
+                ranges_max: RANGES_MAX as u64,
+                pages_max: 0,
+                inverted: 0,
+                all_of: IS_WRITTEN,
+                any_of: IS_PRESENT | IS_SWAPPED,
+                reported: IS_WRITTEN,
+            };
+            // SAFETY: the call's own structure; its only address is that of `ranges`, ours alone,
+            // which is as long as it says.
+            let found = match unsafe { control(self.file.as_fd(), DO_SCAN, &mut call) } {
+                Err(error) if is_passing(&error) => continue,
+                other => other?,
+            };
+            for range in &ranges[..found] {
+                let offset_bytes = range.start as usize - start.addr();
+                visit(start.wrapping_add(offset_bytes), (range.end - range.start) as usize);
+            }
+            if call.walk_end as usize <= position {
+                return Err(io::Error::other("PAGEMAP_SCAN made no progress"));
+            }
+            position = call.walk_end as usize;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::memory::{PAGE_BYTES, Reservation};
+    use crate::sys::probe::{Feature, Features};
+    use crate::sys::userfault::{FaultService, Userfault};
+
+    struct World {
+        faults: Userfault,
+        memory: Reservation,
+        pagemap: Pagemap,
+    }
+
+    impl World {
+        fn new(pages: usize) -> Option<Self> {
+            Self::with(pages, &[Feature::WriteProtectAsync])
+        }
+
+        fn with(pages: usize, needed: &[Feature]) -> Option<Self> {
+            let features = Features::probe(&[]);
+            if !features.has(Feature::UserFaults) || needed.iter().any(|it| !features.has(*it)) {
+                println!("skipped: {:?}", features.reports());
+                return None;
+            }
+            Some(Self::of(pages, &features))
+        }
+
+        fn of(pages: usize, features: &Features) -> Self {
+            let faults = Userfault::open(FaultService::Threads, features).unwrap();
+            let memory = Reservation::new(pages * PAGE_BYTES, PAGE_BYTES).unwrap();
+            memory.refuse_huge_pages();
+            faults.register(memory.as_ptr(), memory.len()).unwrap();
+            Self { faults, memory, pagemap: Pagemap::open().unwrap() }
+        }
+
+        fn at(&self, page: usize) -> *mut u8 {
+            self.memory.as_ptr().wrapping_add(page * PAGE_BYTES)
+        }
+
+        fn install(&self, page: usize, protect: bool) {
+            let source = [1_u8; PAGE_BYTES];
+            // SAFETY: a page of the stack, and one of the scratch region.
+            let copied =
+                unsafe { self.faults.copy(self.at(page), source.as_ptr(), PAGE_BYTES, protect) };
+            copied.unwrap();
+        }
+
+        fn store(&self, page: usize) {
+            // SAFETY: a page of the scratch region that is there.
+            unsafe { self.at(page).write_volatile(2) };
+        }
+
+        fn load(&self, page: usize) -> u8 {
+            // SAFETY: a page of the scratch region that is there.
+            unsafe { self.at(page).read_volatile() }
+        }
+
+        /// The pages that are written, as runs of first page and number.
+        fn written(&self) -> Vec<(usize, usize)> {
+            let mut runs = Vec::new();
+            let visit = |start: *const u8, length_bytes| {
+                let first = (start.addr() - self.memory.as_ptr().addr()) / PAGE_BYTES;
+                runs.push((first, length_bytes / PAGE_BYTES));
+            };
+            self.pagemap.written(self.memory.as_ptr(), self.memory.len(), visit).unwrap();
+            runs
+        }
+
+        fn protect(&self, page: usize, pages: usize) {
+            self.pagemap.protect(self.at(page), pages * PAGE_BYTES).unwrap();
+        }
+    }
+
+    #[test]
+    fn what_was_never_there_or_never_stored_to_is_not_written() {
+        let Some(world) = World::new(6) else { return };
+        assert_eq!(world.written(), []);
+        world.install(1, true);
+        world.install(3, true);
+        assert_eq!(world.load(1), 1);
+        assert_eq!(world.written(), []);
+        world.protect(0, 6);
+        // A page that is missing stays so: no mark of the protection is left in its place.
+        world.install(0, false);
+        world.install(2, true);
+        assert_eq!(world.written(), [(0, 1)]);
+    }
+
+    #[test]
+    fn a_store_is_reported_until_it_is_protected_again() {
+        let Some(world) = World::new(8) else { return };
+        for page in [1, 2, 3, 5] {
+            world.install(page, true);
+        }
+        for _ in 0..3 {
+            for page in [2, 3, 5] {
+                world.store(page);
+                world.store(page);
+            }
+            assert_eq!(world.written(), [(2, 2), (5, 1)]);
+            assert_eq!(world.written(), [(2, 2), (5, 1)], "looking changes nothing");
+            world.protect(3, 1);
+            assert_eq!(world.written(), [(2, 1), (5, 1)], "others stay written");
+            world.protect(0, 8);
+            assert_eq!(world.written(), []);
+            assert_eq!([1, 2, 3, 5].map(|page| world.load(page)), [1, 2, 2, 2]);
+        }
+        world.store(2);
+        world.memory.release(2 * PAGE_BYTES, PAGE_BYTES).unwrap();
+        assert_eq!(world.written(), [], "an unmapped page is gone");
+        world.install(2, true);
+        assert_eq!(world.written(), []);
+    }
+
+    #[test]
+    fn more_runs_than_one_call_reports_are_all_found_and_protected() {
+        let pages = 4 * RANGES_MAX;
+        let Some(world) = World::new(pages) else { return };
+        let stored = |page: usize| page % 3 == 1;
+        (0..pages).for_each(|page| world.install(page, true));
+        (0..pages).filter(|page| stored(*page)).for_each(|page| world.store(page));
+        let expected: Vec<_> = (0..pages).filter(|page| stored(*page)).map(|it| (it, 1)).collect();
+        assert!(expected.len() > RANGES_MAX);
+        assert_eq!(world.written(), expected);
+        world.protect(0, pages);
+        assert_eq!(world.written(), []);
+    }
+
+    #[test]
+    fn a_run_that_ends_with_the_range_is_cut_there() {
+        let Some(world) = World::new(4) else { return };
+        (0..4).for_each(|page| world.install(page, false));
+        let mut found = Vec::new();
+        let visit = |start: *const u8, length_bytes| found.push((start.addr(), length_bytes));
+        world.pagemap.written(world.at(1), 2 * PAGE_BYTES, visit).unwrap();
+        assert_eq!(found, [(world.at(1).addr(), 2 * PAGE_BYTES)]);
+        world.protect(1, 2);
+        assert_eq!(world.written(), [(0, 1), (3, 1)]);
+    }
+
+    #[test]
+    fn a_page_that_was_swapped_out_is_still_written() {
+        let Some(world) = World::new(8) else { return };
+        (0..8).for_each(|page| world.install(page, true));
+        (0..4).for_each(|page| world.store(page));
+        // SAFETY: our own region; the kernel may only move its pages to the swap.
+        let answer =
+            unsafe { libc::madvise(world.at(0).cast(), world.memory.len(), libc::MADV_PAGEOUT) };
+        assert_eq!(answer, 0);
+        let mut is_resident = [1_u8; 8];
+        // SAFETY: our own region, and a byte for each page.
+        let answer = unsafe {
+            libc::mincore(world.at(0).cast(), world.memory.len(), is_resident.as_mut_ptr())
+        };
+        assert_eq!(answer, 0);
+        assert_eq!(world.written(), [(0, 4)], "resident: {is_resident:?}");
+        world.protect(0, 8);
+        assert_eq!(world.written(), []);
+        world.store(5);
+        assert_eq!(world.written(), [(5, 1)]);
+        assert_eq!([0, 5, 6].map(|page| world.load(page)), [2, 2, 1]);
+        if is_resident == [1; 8] {
+            println!("skipped in part: nothing was swapped out");
+        }
+    }
+
+    #[test]
+    fn where_stores_wait_for_somebody_pages_are_looked_at_but_not_protected_here() {
+        let features = Features::probe(&[Feature::WriteProtectAsync]);
+        if !features.has(Feature::UserFaults) {
+            return println!("skipped: no faults in user space");
+        }
+        let world = World::of(3, &features);
+        world.install(0, true);
+        world.install(2, false);
+        let error = world.pagemap.protect(world.at(0), 3 * PAGE_BYTES).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EPERM));
+        let mut found = Vec::new();
+        let visit = |start: *const u8, _| found.push(start.addr());
+        match world.pagemap.written(world.at(0), 3 * PAGE_BYTES, visit) {
+            Ok(()) => assert_eq!(found, [world.at(2).addr()]),
+            Err(error) => println!("skipped in part: PAGEMAP_SCAN: {error}"),
+        }
+    }
+
+    #[test]
+    fn a_poisoned_page_looks_written() {
+        let needed = [Feature::WriteProtectAsync, Feature::FaultPoison];
+        let Some(world) = World::with(2, &needed) else { return };
+        world.faults.poison(world.at(1), PAGE_BYTES).unwrap();
+        assert_eq!(world.written(), [(1, 1)]);
+    }
+}

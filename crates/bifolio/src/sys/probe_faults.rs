@@ -1,0 +1,177 @@
+//! What mapping files needs: faults served in user space, stores that are noticed, pages that go
+//! away many at once.
+//!
+//! Called by `probe.rs`. Each answer is a trial on scratch pages.
+//!
+//! # Safety
+//! Installs, reads, stores to and frees scratch pages; nobody else ever learns their address.
+#![allow(unsafe_code)]
+
+use std::fs;
+use std::io;
+
+use super::keep::Keeper;
+use super::memory::{PAGE_BYTES, Reservation};
+use super::pagemap::Pagemap;
+use super::probe::Finding;
+use super::unmap::{self, PageRange};
+use super::userfault::{Userfault, Wishes};
+
+const PRIVILEGE_SETTING: &str = "/proc/sys/vm/unprivileged_userfaultfd";
+
+pub(super) fn user_faults() -> Finding {
+    let trial = || {
+        let (faults, page) = registered(Wishes::default())?;
+        install(&faults, &page, false)?;
+        expect(&page, 7)
+    };
+    finding(trial(), "a page was installed", "userfaultfd")
+}
+
+pub(super) fn kernel_faults() -> Finding {
+    let opened = Userfault::with(Wishes { kernel_faults: true, ..Wishes::default() });
+    match opened {
+        Err(error) if error.raw_os_error() == Some(libc::EPERM) => {
+            let setting = fs::read_to_string(PRIVILEGE_SETTING).unwrap_or_default();
+            Err(match setting.trim() {
+                "" => format!("userfaultfd: {error}"),
+                setting => format!("userfaultfd: vm.unprivileged_userfaultfd is {setting}"),
+            })
+        }
+        other => finding(other.map(drop), "userfaultfd serves system calls", "userfaultfd"),
+    }
+}
+
+pub(super) fn write_protect_async() -> Finding {
+    let trial = || {
+        let (faults, page) = registered(Wishes { protect_async: true, ..Wishes::default() })?;
+        let pagemap = Pagemap::open()?;
+        install(&faults, &page, true)?;
+        expect_written(&pagemap, &page, false)?;
+        store(&page, 8);
+        expect_written(&pagemap, &page, true)?;
+        pagemap.protect(page.as_ptr(), PAGE_BYTES)?;
+        expect_written(&pagemap, &page, false)?;
+        keep_and_take(&page)
+    };
+    finding(trial(), "a store was noticed and its page kept", "asynchronous write protection")
+}
+
+pub(super) fn fault_poison() -> Finding {
+    let trial = || {
+        let (faults, page) = registered(Wishes { poison: true, ..Wishes::default() })?;
+        faults.poison(page.as_ptr(), PAGE_BYTES)
+    };
+    finding(trial(), "a page was poisoned", "UFFDIO_POISON")
+}
+
+pub(super) fn vectored_unmap() -> Finding {
+    let trial = || {
+        let pages = Reservation::new(3 * PAGE_BYTES, PAGE_BYTES)?;
+        store(&pages, 7);
+        let range = |page| PageRange {
+            start: pages.as_ptr().wrapping_add(page * PAGE_BYTES),
+            length_bytes: PAGE_BYTES,
+        };
+        // SAFETY: scratch pages.
+        let done_bytes = unsafe { unmap::advise_vector(&[range(0), range(2)]) }?;
+        if done_bytes != 2 * PAGE_BYTES {
+            return Err(io::Error::other(format!("only {done_bytes} bytes were freed")));
+        }
+        expect(&pages, 0)
+    };
+    finding(trial(), "scattered pages were freed with one call", "process_madvise(self)")
+}
+
+fn finding(trial: io::Result<()>, works: &str, name: &str) -> Finding {
+    match trial {
+        Ok(()) => Ok(works.to_owned()),
+        Err(error) => Err(format!("{name}: {error}")),
+    }
+}
+
+/// A page that is not there yet, and who serves its faults.
+fn registered(wishes: Wishes) -> io::Result<(Userfault, Reservation)> {
+    let faults = Userfault::with(wishes)?;
+    let page = Reservation::new(PAGE_BYTES, PAGE_BYTES)?;
+    faults.register(page.as_ptr(), PAGE_BYTES)?;
+    Ok((faults, page))
+}
+
+/// Fills the page with sevens.
+fn install(faults: &Userfault, page: &Reservation, protect: bool) -> io::Result<()> {
+    let source = [7_u8; PAGE_BYTES];
+    // SAFETY: a page of the stack, and the scratch page.
+    let copied = unsafe { faults.copy(page.as_ptr(), source.as_ptr(), PAGE_BYTES, protect) };
+    copied.map_err(|error| error.source)
+}
+
+fn store(page: &Reservation, byte: u8) {
+    // SAFETY: the scratch page, which is there or is plain memory.
+    unsafe { page.as_ptr().write_volatile(byte) };
+}
+
+fn expect(page: &Reservation, byte: u8) -> io::Result<()> {
+    // SAFETY: the scratch page, which is there or is plain memory.
+    match unsafe { page.as_ptr().read_volatile() } {
+        found if found == byte => Ok(()),
+        found => Err(io::Error::other(format!("a page has {found} and not {byte}"))),
+    }
+}
+
+fn expect_written(pagemap: &Pagemap, page: &Reservation, expected: bool) -> io::Result<()> {
+    let mut found = false;
+    pagemap.written(page.as_ptr(), PAGE_BYTES, |_, _| found = true)?;
+    if found == expected {
+        return Ok(());
+    }
+    Err(io::Error::other(format!("a page is written: {found} and not {expected}")))
+}
+
+/// Keeps the page, frees it, and looks at what was kept.
+fn keep_and_take(page: &Reservation) -> io::Result<()> {
+    let mut keeper = Keeper::new(1)?;
+    store(page, 9);
+    let range = PageRange { start: page.as_ptr(), length_bytes: PAGE_BYTES };
+    // SAFETY: the scratch page, which is there.
+    unsafe { keeper.keep(&[range]) }?;
+    page.release(0, PAGE_BYTES)?;
+    let mut taken = [0_u8; PAGE_BYTES];
+    // SAFETY: a page of the stack.
+    unsafe { keeper.take(taken.as_mut_ptr(), PAGE_BYTES) }?;
+    match taken[0] {
+        9 => Ok(()),
+        found => Err(io::Error::other(format!("a kept page has {found} and not 9"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_builds_on_faults_is_found_only_where_there_are_faults() {
+        let findings = [
+            user_faults(),
+            kernel_faults(),
+            write_protect_async(),
+            fault_poison(),
+            vectored_unmap(),
+        ];
+        println!("{findings:?}");
+        if user_faults().is_err() {
+            assert!(write_protect_async().is_err() && fault_poison().is_err());
+        }
+    }
+
+    #[test]
+    fn a_page_with_other_bytes_or_another_mark_is_a_failed_trial() {
+        let page = Reservation::new(PAGE_BYTES, PAGE_BYTES).unwrap();
+        store(&page, 7);
+        assert!(expect(&page, 7).is_ok());
+        assert_eq!(expect(&page, 8).unwrap_err().to_string(), "a page has 7 and not 8");
+        let failed = finding(expect(&page, 8), "works", "the call");
+        assert_eq!(failed, Err("the call: a page has 7 and not 8".to_owned()));
+        assert_eq!(finding(Ok(()), "works", "the call"), Ok("works".to_owned()));
+    }
+}

@@ -1,0 +1,353 @@
+//! SIGBUS, served by the thread that gets it.
+//!
+//! Used by what maps files, where the one who touches a missing page installs it himself
+//! (`userfault::FaultService::InThread`). What is not ours goes on to whoever handled SIGBUS
+//! before, or kills the process as it would without us.
+//!
+//! There is no alternate stack (`SA_ONSTACK`): those that threads have are a few KiB, made for
+//! reporting a stack overflow, and serving a fault may reclaim, read and wait. A fault on a map
+//! comes from a load or store that had stack left. A runtime whose threads have tiny stacks, Go
+//! for one, must not have its faults served in the thread.
+//!
+//! `SA_NODEFER`: serving may meet a fault of its own, on another map. `SA_RESTART`: a SIGBUS that
+//! somebody sent does not interrupt calls.
+//!
+//! # Safety
+//! Installs a signal handler, and calls the one before it as the kernel would have.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::mem::{MaybeUninit, transmute};
+use std::ptr;
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+/// Serves a fault at an address; whether it is to be tried again. The first argument is the byte
+/// that was touched, the second whether it was to be stored to (always false on processors whose
+/// signal frame does not tell simply).
+pub(crate) type Serve = fn(address: usize, is_write: bool) -> bool;
+
+/// What the handler needs; set before it is installed, and for good.
+#[derive(Clone, Copy)]
+struct Installed {
+    serve: Serve,
+    previous: libc::sigaction,
+}
+
+// A handler may look into it: once set, that is a load.
+static INSTALLED: OnceLock<Installed> = OnceLock::new();
+static INSTALLING: Mutex<()> = Mutex::new(());
+
+/// Has `serve` called for each touch of a page that the kernel cannot provide, in the thread that
+/// touched it. For the whole process and for good; a second call changes nothing.
+///
+/// `serve` runs in a signal handler, on top of any code that touches such memory: it may wait and
+/// do I/O, but take no lock that such code may hold.
+pub(crate) fn install(serve: Serve) -> io::Result<()> {
+    let _turn = INSTALLING.lock().unwrap_or_else(PoisonError::into_inner);
+    if INSTALLED.get().is_some() {
+        return Ok(());
+    }
+    let previous = exchange(None)?;
+    INSTALLED.get_or_init(|| Installed { serve, previous });
+    // SAFETY: all zeros is a valid `sigaction`: the default action, an empty mask.
+    let mut action: libc::sigaction = unsafe { MaybeUninit::zeroed().assume_init() };
+    action.sa_sigaction = handle as *const () as usize;
+    action.sa_flags = libc::SA_SIGINFO | libc::SA_NODEFER | libc::SA_RESTART;
+    exchange(Some(&action)).map(drop)
+}
+
+/// Installs `action`, if there is one, for SIGBUS; returns what was installed before.
+fn exchange(action: Option<&libc::sigaction>) -> io::Result<libc::sigaction> {
+    let mut previous = MaybeUninit::zeroed();
+    let action = action.map_or(ptr::null(), ptr::from_ref);
+    // SAFETY: both are null or lead to a `sigaction`; the handlers ever passed are `handle` and
+    // those that were installed before us.
+    let answer = unsafe { libc::sigaction(libc::SIGBUS, action, previous.as_mut_ptr()) };
+    if answer != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: zeroed, which is valid, and then written by the kernel.
+    Ok(unsafe { previous.assume_init() })
+}
+
+extern "C" fn handle(
+    signal: libc::c_int,
+    information: *mut libc::siginfo_t,
+    context: *mut libc::c_void,
+) {
+    let Some(installed) = INSTALLED.get() else { return };
+    // SAFETY: the C library's place for the error number of this thread.
+    let place = unsafe { libc::__errno_location() };
+    // SAFETY: valid for as long as the thread lives.
+    let error_number = unsafe { *place };
+    // SAFETY: the kernel's description of the signal, for a handler with SA_SIGINFO.
+    let code = unsafe { (*information).si_code };
+    // SAFETY: SIGBUS has an address; where somebody sent it, it is not used.
+    let address = unsafe { (*information).si_addr() }.addr();
+    let is_served = code == libc::BUS_ADRERR && (installed.serve)(address, is_write(context));
+    if !is_served {
+        // SAFETY: the arguments of this very call.
+        unsafe { pass_on(&installed.previous, signal, information, context) };
+    }
+    // SAFETY: as above.
+    unsafe { *place = error_number };
+}
+
+/// Does what would have been done without us.
+///
+/// # Safety
+/// The arguments are those that a handler of SIGBUS was called with.
+unsafe fn pass_on(
+    previous: &libc::sigaction,
+    signal: libc::c_int,
+    information: *mut libc::siginfo_t,
+    context: *mut libc::c_void,
+) {
+    // SAFETY: the kernel's description of the signal.
+    let is_sent = unsafe { (*information).si_code } <= 0;
+    match previous.sa_sigaction {
+        libc::SIG_IGN if is_sent => {}
+        libc::SIG_DFL | libc::SIG_IGN => {
+            // A fault comes again on return, and the kernel lets nobody ignore one.
+            let mut action = *previous;
+            action.sa_sigaction = libc::SIG_DFL;
+            let _ = exchange(Some(&action));
+            if is_sent {
+                // SAFETY: sends a signal to this thread, whose default action ends the process.
+                unsafe { libc::raise(signal) };
+            }
+        }
+        handler if previous.sa_flags & libc::SA_SIGINFO != 0 => {
+            // SAFETY: installed with SA_SIGINFO, so it is a function of this kind.
+            let handler: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) =
+                unsafe { transmute(handler) };
+            handler(signal, information, context);
+        }
+        handler => {
+            // SAFETY: installed without SA_SIGINFO, so it is a function of this kind.
+            let handler: extern "C" fn(libc::c_int) = unsafe { transmute(handler) };
+            handler(signal);
+        }
+    }
+}
+
+/// Whether the fault was a store.
+#[cfg(target_arch = "x86_64")]
+fn is_write(context: *mut libc::c_void) -> bool {
+    /// Bit of the processor's error code of a page fault.
+    const STORE: i64 = 1 << 1;
+    // SAFETY: the kernel hands a handler with SA_SIGINFO the frame of the thread.
+    let context = unsafe { &*context.cast::<libc::ucontext_t>() };
+    context.uc_mcontext.gregs[libc::REG_ERR as usize] & STORE != 0
+}
+
+/// Whether the fault was a store: not told.
+#[cfg(not(target_arch = "x86_64"))]
+fn is_write(_context: *mut libc::c_void) -> bool {
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::memory::{PAGE_BYTES, Reservation};
+    use crate::sys::probe::{Feature, Features};
+    use crate::sys::userfault::{FaultService, Userfault};
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::{Command, ExitStatus};
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    const CHILD: &str = "BIFOLIO_SIGNAL_TEST_CHILD";
+
+    /// Runs the test `name` again, alone in a process of its own: a handler is for good. Tells
+    /// whether this is that process; if not, how it ended.
+    fn in_child(name: &str) -> Option<ExitStatus> {
+        if std::env::var_os(CHILD).is_some() {
+            return None;
+        }
+        let name = format!("{}::{name}", module_path!().split_once("::").unwrap().1);
+        let output = Command::new(std::env::current_exe().unwrap())
+            .args([&name, "--exact", "--nocapture", "--test-threads=1"])
+            .env(CHILD, "1")
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(text.contains("running 1 test"), "{text}");
+        println!("{text}{}", String::from_utf8_lossy(&output.stderr));
+        Some(output.status)
+    }
+
+    static REGION: OnceLock<(Userfault, Reservation)> = OnceLock::new();
+    static FAULTS: AtomicUsize = AtomicUsize::new(0);
+    static STORES: AtomicUsize = AtomicUsize::new(0);
+    static OTHERS: AtomicUsize = AtomicUsize::new(0);
+
+    /// A region of four pages; `None` where there are none.
+    fn region() -> Option<&'static Reservation> {
+        let features = Features::probe(&[]);
+        if !features.has(Feature::UserFaults) {
+            println!("skipped: {:?}", features.reports());
+            return None;
+        }
+        let faults = Userfault::open(FaultService::InThread, &features).unwrap();
+        let memory = Reservation::new(4 * PAGE_BYTES, PAGE_BYTES).unwrap();
+        faults.register(memory.as_ptr(), memory.len()).unwrap();
+        Some(&REGION.get_or_init(|| (faults, memory)).1)
+    }
+
+    /// Installs the page of an address in the region, but for that of the last page; serving the
+    /// third page touches the second.
+    fn serve(address: usize, is_write: bool) -> bool {
+        let (faults, memory) = REGION.get().unwrap();
+        let page = address.wrapping_sub(memory.as_ptr().addr()) / PAGE_BYTES;
+        if page >= 3 {
+            return false;
+        }
+        FAULTS.fetch_add(1, Ordering::Relaxed);
+        STORES.fetch_add(usize::from(is_write), Ordering::Relaxed);
+        let mut source = [page as u8 + 1; PAGE_BYTES];
+        if page == 2 {
+            source[1] = load(memory, PAGE_BYTES);
+        }
+        let target = memory.as_ptr().wrapping_add(page * PAGE_BYTES);
+        // SAFETY: a page of the stack, and one of the region.
+        let copied = unsafe { faults.copy(target, source.as_ptr(), PAGE_BYTES, false) };
+        // SAFETY: the C library's place for the error number of this thread.
+        unsafe { *libc::__errno_location() = libc::EXDEV };
+        copied.is_ok()
+    }
+
+    fn load(memory: &Reservation, offset_bytes: usize) -> u8 {
+        // SAFETY: a byte of the region.
+        unsafe { memory.as_ptr().wrapping_add(offset_bytes).read_volatile() }
+    }
+
+    fn store(memory: &Reservation, offset_bytes: usize, byte: u8) {
+        // SAFETY: a byte of the region.
+        unsafe { memory.as_ptr().wrapping_add(offset_bytes).write_volatile(byte) };
+    }
+
+    #[test]
+    fn a_missing_page_is_served_by_the_thread_that_touches_it() {
+        if let Some(status) = in_child("a_missing_page_is_served_by_the_thread_that_touches_it") {
+            return assert!(status.success(), "{status}");
+        }
+        let Some(memory) = region() else { return };
+        install(serve).unwrap();
+        install(|_, _| false).unwrap();
+        let counts = || [FAULTS.load(Ordering::Relaxed), STORES.load(Ordering::Relaxed)];
+        // SAFETY: the C library's place for the error number of this thread.
+        unsafe { *libc::__errno_location() = libc::EILSEQ };
+        let byte = load(memory, 77);
+        let error = io::Error::last_os_error();
+        assert_eq!(byte, 1);
+        assert_eq!(error.raw_os_error(), Some(libc::EILSEQ), "errno was not preserved");
+        assert_eq!(counts(), [1, 0]);
+        store(memory, 78, 9);
+        assert_eq!(counts(), [1, 0], "the page is there");
+        // A fault while serving a fault.
+        store(memory, 2 * PAGE_BYTES, 8);
+        let told = usize::from(cfg!(target_arch = "x86_64"));
+        assert_eq!(counts(), [3, told]);
+        let bytes = [0, 1].map(|offset| load(memory, 2 * PAGE_BYTES + offset));
+        assert_eq!(bytes, [8, 2]);
+    }
+
+    #[test]
+    fn a_fault_that_nobody_serves_kills() {
+        if let Some(status) = in_child("a_fault_that_nobody_serves_kills") {
+            return assert!(matches!(status.signal(), Some(libc::SIGBUS)), "{status}");
+        }
+        let memory = region();
+        install(serve).unwrap();
+        match memory {
+            Some(memory) => assert_eq!(load(memory, 0), 1),
+            // SAFETY: ends this process as the parent expects.
+            None => drop(unsafe { libc::raise(libc::SIGBUS) }),
+        }
+        load(memory.unwrap(), 3 * PAGE_BYTES);
+        unreachable!("the load did not fault");
+    }
+
+    #[test]
+    fn a_signal_that_was_sent_kills_as_well() {
+        if let Some(status) = in_child("a_signal_that_was_sent_kills_as_well") {
+            return assert!(matches!(status.signal(), Some(libc::SIGBUS)), "{status}");
+        }
+        set_previous(libc::SIG_DFL, 0);
+        install(|_, _| true).unwrap();
+        // SAFETY: ends this process.
+        unsafe { libc::raise(libc::SIGBUS) };
+        unreachable!("the signal was not delivered");
+    }
+
+    #[test]
+    fn the_handler_before_gets_what_is_not_served() {
+        if let Some(status) = in_child("the_handler_before_gets_what_is_not_served") {
+            return assert!(status.success(), "{status}");
+        }
+        let Some(memory) = region() else { return };
+        set_previous(previous_handler as *const () as usize, libc::SA_SIGINFO);
+        install(serve).unwrap();
+        assert_eq!(load(memory, 0), 1);
+        assert_eq!(OTHERS.load(Ordering::Relaxed), 0, "what is served is not passed on");
+        assert_eq!(load(memory, 3 * PAGE_BYTES + 5), 66);
+        assert_eq!(OTHERS.load(Ordering::Relaxed), 1);
+        // SAFETY: a signal that the handler before ours takes.
+        unsafe { libc::raise(libc::SIGBUS) };
+        assert_eq!(OTHERS.load(Ordering::Relaxed), 2, "what is sent is passed on");
+        assert_eq!(FAULTS.load(Ordering::Relaxed), 1);
+    }
+
+    #[test]
+    fn a_plain_handler_before_and_an_ignored_signal_are_kept_to() {
+        if let Some(status) = in_child("a_plain_handler_before_and_an_ignored_signal_are_kept_to") {
+            return assert!(status.success(), "{status}");
+        }
+        set_previous(libc::SIG_IGN, 0);
+        install(|_, _| true).unwrap();
+        // SAFETY: a signal that is ignored.
+        unsafe { libc::raise(libc::SIGBUS) };
+        let mut previous = exchange(None).unwrap();
+        assert_eq!(previous.sa_sigaction, handle as *const () as usize, "still installed");
+        previous.sa_sigaction = plain_handler as *const () as usize;
+        previous.sa_flags = 0;
+        let mut information: libc::siginfo_t = zeroed_information();
+        // SAFETY: a description of a signal, and a handler that takes no context.
+        unsafe { pass_on(&previous, libc::SIGBUS, &raw mut information, ptr::null_mut()) };
+        assert_eq!(OTHERS.load(Ordering::Relaxed), 10);
+    }
+
+    fn zeroed_information() -> libc::siginfo_t {
+        // SAFETY: all zeros is a valid description: a signal that was sent.
+        unsafe { MaybeUninit::zeroed().assume_init() }
+    }
+
+    fn set_previous(handler: usize, flags: libc::c_int) {
+        let mut action = exchange(None).unwrap();
+        action.sa_sigaction = handler;
+        action.sa_flags = flags;
+        exchange(Some(&action)).unwrap();
+    }
+
+    extern "C" fn plain_handler(signal: libc::c_int) {
+        OTHERS.fetch_add(usize::from(signal == libc::SIGBUS) * 10, Ordering::Relaxed);
+    }
+
+    /// Installs the page in its own way.
+    extern "C" fn previous_handler(
+        _signal: libc::c_int,
+        information: *mut libc::siginfo_t,
+        _context: *mut libc::c_void,
+    ) {
+        OTHERS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the kernel's description of the signal.
+        if unsafe { (*information).si_code } == libc::BUS_ADRERR {
+            let (faults, memory) = REGION.get().unwrap();
+            let target = memory.as_ptr().wrapping_add(3 * PAGE_BYTES);
+            let source = [66; PAGE_BYTES];
+            // SAFETY: a page of the stack, and one of the region.
+            unsafe { faults.copy(target, source.as_ptr(), PAGE_BYTES, false) }.unwrap();
+        }
+    }
+}

@@ -1,0 +1,596 @@
+//! Page faults served in user space (`userfaultfd`): a region is registered, threads that touch a
+//! page that is not there wait, or are told by a signal, until the page is installed.
+//!
+//! Used by what maps files. A thread never touches a region that it serves itself: it would wait
+//! for itself. Pages are installed whole and atomically, from memory elsewhere.
+//!
+//! Calls go on after a part was done (EAGAIN) and after an interruption; other errors are the
+//! caller's. No non-cooperative events are asked for, so EAGAIN passes by itself.
+//!
+//! # Safety
+//! Ranges of a registered region are filled, protected and poisoned here. Filling reads from an
+//! address of the caller's; the other calls make pages absent or slower, and change no byte.
+#![allow(unsafe_code)]
+
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use rustix::ioctl::{Opcode, opcode};
+use rustix::mm::UserfaultfdFlags;
+
+use super::control::{control, is_passing};
+use super::probe::{Feature, Features};
+
+/// The version of the interface.
+const API: u64 = 0xAA;
+/// Serve faults of user code only: faults inside system calls fail. Needs no privilege.
+const USER_MODE_ONLY: UserfaultfdFlags = UserfaultfdFlags::from_bits_retain(1);
+
+const FEATURE_FLAG_PROTECTION: u64 = 1 << 0;
+const FEATURE_SIGBUS: u64 = 1 << 7;
+const FEATURE_EXACT_ADDRESS: u64 = 1 << 11;
+const FEATURE_PROTECT_UNPOPULATED: u64 = 1 << 13;
+const FEATURE_POISON: u64 = 1 << 14;
+const FEATURE_PROTECT_ASYNC: u64 = 1 << 15;
+
+const REGISTER_MISSING: u64 = 1 << 0;
+const REGISTER_PROTECT: u64 = 1 << 1;
+const COPY_PROTECT: u64 = 1 << 1;
+const PROTECT: u64 = 1 << 0;
+
+const MESSAGE_BYTES: usize = 32;
+/// Messages taken with one read.
+const MESSAGES_MAX: usize = 64;
+const EVENT_FAULT: u8 = 0x12;
+const FLAG_WRITE: u64 = 1 << 0;
+const FLAG_PROTECTION: u64 = 1 << 1;
+
+#[repr(C)]
+struct ApiCall {
+    api: u64,
+    features: u64,
+    calls: u64,
+}
+
+#[repr(C)]
+struct Range {
+    start: u64,
+    length_bytes: u64,
+}
+
+#[repr(C)]
+struct RegisterCall {
+    range: Range,
+    mode: u64,
+    calls: u64,
+}
+
+#[repr(C)]
+struct CopyCall {
+    target: u64,
+    source: u64,
+    length_bytes: u64,
+    mode: u64,
+    /// Answer: bytes copied, or a negative error number.
+    done: i64,
+}
+
+#[repr(C)]
+struct ProtectCall {
+    range: Range,
+    mode: u64,
+}
+
+#[repr(C)]
+struct PoisonCall {
+    range: Range,
+    mode: u64,
+    /// Answer: bytes poisoned, or a negative error number.
+    done: i64,
+}
+
+const _: () = assert!(size_of::<ApiCall>() == 24);
+const _: () = assert!(size_of::<Range>() == 16);
+const _: () = assert!(size_of::<RegisterCall>() == 32);
+const _: () = assert!(size_of::<CopyCall>() == 40);
+const _: () = assert!(size_of::<ProtectCall>() == 24);
+const _: () = assert!(size_of::<PoisonCall>() == 32);
+
+const DO_API: Opcode = opcode::read_write::<ApiCall>(0xAA, 0x3F);
+const DO_REGISTER: Opcode = opcode::read_write::<RegisterCall>(0xAA, 0x00);
+const DO_WAKE: Opcode = opcode::read::<Range>(0xAA, 0x02);
+const DO_COPY: Opcode = opcode::read_write::<CopyCall>(0xAA, 0x03);
+const DO_PROTECT: Opcode = opcode::read_write::<ProtectCall>(0xAA, 0x06);
+const DO_POISON: Opcode = opcode::read_write::<PoisonCall>(0xAA, 0x08);
+
+/// How the one who touches a missing page is served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FaultService {
+    /// It waits; other threads read messages and install the page.
+    Threads,
+    /// It gets a SIGBUS, and serves itself in the handler (`sys::signal`).
+    InThread,
+}
+
+/// What is asked of the kernel when a [`Userfault`] is opened.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Wishes {
+    /// Faults inside system calls are served too.
+    pub(super) kernel_faults: bool,
+    pub(super) sigbus: bool,
+    /// Stores to protected pages are remembered instead of stopped.
+    pub(super) protect_async: bool,
+    pub(super) poison: bool,
+}
+
+/// A message: somebody waits for a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Fault {
+    /// The byte that was touched.
+    pub(crate) address: usize,
+    /// Whether it was to be stored to.
+    pub(crate) is_write: bool,
+    /// Whether the page is there, but protected against stores.
+    pub(crate) is_protection: bool,
+}
+
+/// A copy that ended early.
+#[derive(Debug)]
+pub(crate) struct CopyError {
+    /// Bytes installed before the page that failed.
+    pub(crate) done_bytes: usize,
+    /// Why the page failed; EEXIST where it was there already.
+    pub(crate) source: io::Error,
+}
+
+impl fmt::Display for CopyError {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "installing pages, after {} bytes: {}", self.done_bytes, self.source)
+    }
+}
+
+impl std::error::Error for CopyError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.source)
+    }
+}
+
+/// The kernel's side of a region whose faults we serve. See the head of the file.
+#[derive(Debug)]
+pub(crate) struct Userfault {
+    descriptor: OwnedFd,
+}
+
+impl Userfault {
+    /// Opens one with what `features` has in use. Reads of it never block.
+    pub(crate) fn open(service: FaultService, features: &Features) -> io::Result<Self> {
+        Self::with(Wishes {
+            kernel_faults: features.has(Feature::KernelFaults),
+            sigbus: service == FaultService::InThread,
+            protect_async: features.has(Feature::WriteProtectAsync),
+            poison: features.has(Feature::FaultPoison),
+        })
+    }
+
+    pub(super) fn with(wishes: Wishes) -> io::Result<Self> {
+        let mut flags = UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::NONBLOCK;
+        if !wishes.kernel_faults {
+            flags |= USER_MODE_ONLY;
+        }
+        // SAFETY: opens a descriptor; nothing of memory changes before a range is registered.
+        let descriptor = unsafe { rustix::mm::userfaultfd(flags) }?;
+        let mut features = FEATURE_FLAG_PROTECTION | FEATURE_EXACT_ADDRESS;
+        if wishes.sigbus {
+            features |= FEATURE_SIGBUS;
+        }
+        if wishes.protect_async {
+            features |= FEATURE_PROTECT_ASYNC | FEATURE_PROTECT_UNPOPULATED;
+        }
+        if wishes.poison {
+            features |= FEATURE_POISON;
+        }
+        let mut call = ApiCall { api: API, features, calls: 0 };
+        // SAFETY: the call's own structure, without addresses.
+        unsafe { control(descriptor.as_fd(), DO_API, &mut call) }?;
+        Ok(Self { descriptor })
+    }
+
+    /// From now on, faults on missing and on protected pages of the range come here. They do until
+    /// the range is unmapped or `self` is dropped.
+    pub(crate) fn register(&self, start: *mut u8, length_bytes: usize) -> io::Result<()> {
+        let mode = REGISTER_MISSING | REGISTER_PROTECT;
+        let mut call = RegisterCall { range: range(start, length_bytes), mode, calls: 0 };
+        // SAFETY: the call's own structure; who touches the range may wait, no byte changes.
+        unsafe { control(self.descriptor.as_fd(), DO_REGISTER, &mut call) }.map(drop)
+    }
+
+    /// Installs pages with a copy of `length_bytes` from `source`, each page at once, and wakes
+    /// those who wait for them. With `protect`, the first store to each is noticed.
+    ///
+    /// Stops at the first page that cannot be installed, EEXIST where one is there already. Those
+    /// who wait for that page are not woken.
+    ///
+    /// # Safety
+    /// `source` is good for reads of `length_bytes` by the kernel, outside of regions that this
+    /// thread serves. `target` lies in a registered region whose bytes the caller may decide on.
+    pub(crate) unsafe fn copy(
+        &self,
+        target: *mut u8,
+        source: *const u8,
+        length_bytes: usize,
+        protect: bool,
+    ) -> Result<(), CopyError> {
+        go_on(length_bytes, |done_bytes| {
+            let mut call = CopyCall {
+                target: target.wrapping_add(done_bytes).addr() as u64,
+                source: source.wrapping_add(done_bytes).addr() as u64,
+                length_bytes: (length_bytes - done_bytes) as u64,
+                mode: if protect { COPY_PROTECT } else { 0 },
+                done: 0,
+            };
+            // SAFETY: the rest of both ranges, for which the caller vouches.
+            let answer = unsafe { control(self.descriptor.as_fd(), DO_COPY, &mut call) };
+            (answer, call.done)
+        })
+    }
+
+    /// Lets those who wait for the range try again.
+    pub(crate) fn wake(&self, start: *mut u8, length_bytes: usize) -> io::Result<()> {
+        let mut call = range(start, length_bytes);
+        // SAFETY: the call's own structure; no memory is touched.
+        self.repeat(|descriptor| unsafe { control(descriptor, DO_WAKE, &mut call) })
+    }
+
+    /// Protects the pages of the range that are there, so that the next store to each is noticed;
+    /// or ends that, and wakes those who wait.
+    pub(crate) fn write_protect(
+        &self,
+        start: *mut u8,
+        length_bytes: usize,
+        protect: bool,
+    ) -> io::Result<()> {
+        let mode = if protect { PROTECT } else { 0 };
+        let mut call = ProtectCall { range: range(start, length_bytes), mode };
+        // SAFETY: the call's own structure; stores may wait, no byte changes.
+        self.repeat(|descriptor| unsafe { control(descriptor, DO_PROTECT, &mut call) })
+    }
+
+    /// Makes touching the missing pages of the range a SIGBUS (BUS_MCEERR_AR), and wakes those who
+    /// wait. EEXIST where a page is there already. Unmapping the page ends it.
+    pub(crate) fn poison(&self, start: *mut u8, length_bytes: usize) -> io::Result<()> {
+        let poisoned = go_on(length_bytes, |done_bytes| {
+            let rest = range(start.wrapping_add(done_bytes), length_bytes - done_bytes);
+            let mut call = PoisonCall { range: rest, mode: 0, done: 0 };
+            // SAFETY: the call's own structure; only missing pages are marked.
+            let answer = unsafe { control(self.descriptor.as_fd(), DO_POISON, &mut call) };
+            (answer, call.done)
+        });
+        poisoned.map_err(|error| error.source)
+    }
+
+    /// Adds the messages of one read to `faults`, at most 64; none if nobody began to wait.
+    pub(crate) fn read_faults(&self, faults: &mut Vec<Fault>) -> io::Result<()> {
+        let mut bytes = [0_u8; MESSAGES_MAX * MESSAGE_BYTES];
+        let read_bytes = loop {
+            match rustix::io::read(&self.descriptor, &mut bytes) {
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return Ok(()),
+                other => break other?,
+            }
+        };
+        faults.extend(bytes[..read_bytes].chunks_exact(MESSAGE_BYTES).filter_map(fault_of));
+        Ok(())
+    }
+
+    /// Blocks until there may be messages, or until `stop` can be read: then it is false.
+    pub(crate) fn wait(&self, stop: BorrowedFd<'_>) -> io::Result<bool> {
+        loop {
+            let mut watched = [
+                PollFd::new(&self.descriptor, PollFlags::IN),
+                PollFd::from_borrowed_fd(stop, PollFlags::IN),
+            ];
+            match poll(&mut watched, None) {
+                Err(Errno::INTR) => continue,
+                other => other?,
+            };
+            if !watched[1].revents().is_empty() {
+                return Ok(false);
+            }
+            let answers = watched[0].revents();
+            if answers.contains(PollFlags::IN) {
+                return Ok(true);
+            }
+            if !answers.is_empty() {
+                return Err(io::Error::other(format!("userfaultfd, poll: {answers:?}")));
+            }
+        }
+    }
+
+    fn repeat(&self, mut call: impl FnMut(BorrowedFd<'_>) -> io::Result<usize>) -> io::Result<()> {
+        loop {
+            match call(self.descriptor.as_fd()) {
+                Err(error) if is_passing(&error) => {}
+                other => return other.map(drop),
+            }
+        }
+    }
+}
+
+fn range(start: *mut u8, length_bytes: usize) -> Range {
+    Range { start: start.addr() as u64, length_bytes: length_bytes as u64 }
+}
+
+/// Repeats `part`, which is told how many bytes are done and answers what more it did, until all
+/// are done or it fails for good.
+fn go_on(
+    length_bytes: usize,
+    mut part: impl FnMut(usize) -> (io::Result<usize>, i64),
+) -> Result<(), CopyError> {
+    let mut done_bytes = 0;
+    while done_bytes < length_bytes {
+        let (answer, more_bytes) = part(done_bytes);
+        // Negative: an error number, which `answer` has too.
+        done_bytes += usize::try_from(more_bytes).unwrap_or(0);
+        match answer {
+            Err(source) if !is_passing(&source) => return Err(CopyError { done_bytes, source }),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// Reads a message: its kind at byte 0, flags at 8, address at 16.
+fn fault_of(message: &[u8]) -> Option<Fault> {
+    let word = |at: usize| {
+        let bytes = message.get(at..at + 8)?.try_into().ok()?;
+        Some(u64::from_ne_bytes(bytes))
+    };
+    let flags = word(8)?;
+    (message[0] == EVENT_FAULT).then_some(Fault {
+        address: word(16)? as usize,
+        is_write: flags & FLAG_WRITE != 0,
+        is_protection: flags & FLAG_PROTECTION != 0,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::memory::{PAGE_BYTES, Reservation};
+    use std::os::fd::AsRawFd;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::thread;
+
+    fn region(pages: usize, masked: &[Feature]) -> Option<(Userfault, Reservation)> {
+        let features = Features::probe(masked);
+        if !features.has(Feature::UserFaults) {
+            println!("skipped: {:?}", features.reports());
+            return None;
+        }
+        let faults = Userfault::open(FaultService::Threads, &features).unwrap();
+        let memory = Reservation::new(pages * PAGE_BYTES, PAGE_BYTES).unwrap();
+        memory.refuse_huge_pages();
+        memory.skip_on_fork().unwrap();
+        faults.register(memory.as_ptr(), memory.len()).unwrap();
+        Some((faults, memory))
+    }
+
+    fn at(memory: &Reservation, page: usize) -> *mut u8 {
+        memory.as_ptr().wrapping_add(page * PAGE_BYTES)
+    }
+
+    fn pages_of(bytes: &[u8]) -> Vec<u8> {
+        bytes.iter().flat_map(|byte| [*byte; PAGE_BYTES]).collect()
+    }
+
+    fn copy(
+        faults: &Userfault,
+        target: *mut u8,
+        source: &[u8],
+        protect: bool,
+    ) -> Result<(), CopyError> {
+        // SAFETY: a slice, and a scratch region.
+        unsafe { faults.copy(target, source.as_ptr(), source.len(), protect) }
+    }
+
+    fn load(place: *mut u8) -> u8 {
+        // SAFETY: all tests load from their scratch region.
+        unsafe { place.read_volatile() }
+    }
+
+    fn store(place: *mut u8, byte: u8) {
+        // SAFETY: all tests store to their scratch region.
+        unsafe { place.write_volatile(byte) };
+    }
+
+    /// Blocks until there is a message.
+    fn next_fault(faults: &Userfault) -> Fault {
+        let (never, _open) = rustix::pipe::pipe().unwrap();
+        let mut found = Vec::new();
+        while found.is_empty() {
+            assert!(faults.wait(never.as_fd()).unwrap());
+            faults.read_faults(&mut found).unwrap();
+        }
+        assert_eq!(found.len(), 1);
+        found[0]
+    }
+
+    #[test]
+    fn a_reader_waits_until_its_page_is_installed() {
+        let Some((faults, memory)) = region(4, &[]) else { return };
+        let place = at(&memory, 2).wrapping_add(77);
+        let address = place.addr();
+        thread::scope(|scope| {
+            let memory = &memory;
+            let reader = scope.spawn(move || load(at(memory, 2).wrapping_add(77)));
+            let fault = next_fault(&faults);
+            assert_eq!(fault, Fault { address, is_write: false, is_protection: false });
+            assert!(!reader.is_finished());
+            // Woken with nothing there, it asks again.
+            faults.wake(at(memory, 2), PAGE_BYTES).unwrap();
+            assert_eq!(next_fault(&faults), fault);
+            copy(&faults, at(memory, 2), &pages_of(&[9]), false).unwrap();
+            assert_eq!(reader.join().unwrap(), 9);
+        });
+        let mut none = Vec::new();
+        faults.read_faults(&mut none).unwrap();
+        assert_eq!(none, []);
+    }
+
+    #[test]
+    fn all_who_wait_are_reported_over_several_reads() {
+        let Some((faults, memory)) = region(70, &[]) else { return };
+        thread::scope(|scope| {
+            let memory = &memory;
+            for page in 0..70 {
+                scope.spawn(move || store(at(memory, page), page as u8));
+            }
+            let (mut found, mut reads) = (Vec::new(), 0);
+            while found.len() < 70 {
+                let before = found.len();
+                faults.read_faults(&mut found).unwrap();
+                assert!(found.len() - before <= MESSAGES_MAX);
+                reads += usize::from(found.len() > before);
+            }
+            assert!(reads >= 2);
+            assert!(found.iter().all(|fault| fault.is_write && !fault.is_protection));
+            found.sort_by_key(|fault| fault.address);
+            for (page, fault) in found.iter().enumerate() {
+                assert_eq!(fault.address, at(memory, page).addr());
+            }
+            copy(&faults, memory.as_ptr(), &pages_of(&[0; 70]), false).unwrap();
+        });
+        assert!((0..70).all(|page| load(at(&memory, page)) == page as u8));
+    }
+
+    #[test]
+    fn a_copy_stops_before_a_page_that_is_there_and_says_where() {
+        let Some((faults, memory)) = region(4, &[]) else { return };
+        copy(&faults, at(&memory, 2), &pages_of(&[1]), false).unwrap();
+        let error = copy(&faults, memory.as_ptr(), &pages_of(&[3, 4, 5, 6]), false).unwrap_err();
+        assert_eq!(error.done_bytes, 2 * PAGE_BYTES);
+        assert_eq!(error.source.raw_os_error(), Some(libc::EEXIST));
+        copy(&faults, at(&memory, 3), &pages_of(&[6]), false).unwrap();
+        assert_eq!([0, 1, 2, 3].map(|page| load(at(&memory, page))), [3, 4, 1, 6]);
+        let outside = Reservation::new(PAGE_BYTES, PAGE_BYTES).unwrap();
+        let error = copy(&faults, outside.as_ptr(), &pages_of(&[1]), false).unwrap_err();
+        assert_eq!(error.done_bytes, 0);
+        assert_eq!(error.source.raw_os_error(), Some(libc::ENOENT));
+    }
+
+    #[test]
+    fn a_protected_page_stops_a_store_and_no_load() {
+        let Some((faults, memory)) = region(2, &[Feature::WriteProtectAsync]) else { return };
+        copy(&faults, memory.as_ptr(), &pages_of(&[1, 2]), true).unwrap();
+        thread::scope(|scope| {
+            let memory = &memory;
+            for round in 0..2 {
+                let place = at(memory, 1).addr();
+                let writer = scope.spawn(move || store(at(memory, 1), 7));
+                let fault = next_fault(&faults);
+                assert_eq!(fault, Fault { address: place, is_write: true, is_protection: true });
+                assert_eq!(load(at(memory, 1)), if round == 0 { 2 } else { 7 });
+                faults.write_protect(at(memory, 1), PAGE_BYTES, false).unwrap();
+                writer.join().unwrap();
+                assert_eq!(load(at(memory, 1)), 7);
+                store(at(memory, 1), 7);
+                faults.write_protect(at(memory, 1), PAGE_BYTES, true).unwrap();
+            }
+        });
+    }
+
+    #[test]
+    fn asynchronous_protection_stops_nobody() {
+        let Some((faults, memory)) = region(1, &[]) else { return };
+        if !Features::probe(&[]).has(Feature::WriteProtectAsync) {
+            return println!("skipped: no asynchronous protection");
+        }
+        copy(&faults, memory.as_ptr(), &pages_of(&[1]), true).unwrap();
+        store(memory.as_ptr(), 2);
+        faults.write_protect(memory.as_ptr(), PAGE_BYTES, true).unwrap();
+        store(memory.as_ptr(), 3);
+        assert_eq!(load(memory.as_ptr()), 3);
+        let mut found = Vec::new();
+        faults.read_faults(&mut found).unwrap();
+        assert_eq!(found, []);
+    }
+
+    /// Has the kernel write a byte to `place`.
+    fn read_zero(place: *mut u8) -> io::Result<()> {
+        let zero = std::fs::File::open("/dev/zero").unwrap();
+        // SAFETY: a byte of a scratch region.
+        let answer = unsafe { libc::read(zero.as_raw_fd(), place.cast(), 1) };
+        if answer == 1 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    }
+
+    #[test]
+    fn a_system_call_waits_for_a_page_or_fails_without_the_privilege() {
+        let Some((faults, memory)) = region(1, &[Feature::KernelFaults]) else { return };
+        let error = read_zero(memory.as_ptr()).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EFAULT));
+        if !Features::probe(&[]).has(Feature::KernelFaults) {
+            return println!("skipped: no faults of system calls");
+        }
+        drop((faults, memory));
+        let (faults, memory) = region(1, &[]).unwrap();
+        thread::scope(|scope| {
+            let memory = &memory;
+            let caller = scope.spawn(move || read_zero(memory.as_ptr()));
+            assert!(next_fault(&faults).is_write);
+            copy(&faults, memory.as_ptr(), &pages_of(&[5]), false).unwrap();
+            caller.join().unwrap().unwrap();
+        });
+        assert_eq!(load(memory.as_ptr()), 0);
+    }
+
+    #[test]
+    fn a_poisoned_page_is_an_error_until_it_is_unmapped() {
+        let Some((faults, memory)) = region(3, &[]) else { return };
+        if !Features::probe(&[]).has(Feature::FaultPoison) {
+            return println!("skipped: no poison");
+        }
+        faults.poison(memory.as_ptr(), 2 * PAGE_BYTES).unwrap();
+        for page in 0..2 {
+            let error = read_zero(at(&memory, page)).unwrap_err();
+            assert_eq!(error.raw_os_error(), Some(libc::EFAULT), "{page}");
+        }
+        memory.release(0, 2 * PAGE_BYTES).unwrap();
+        copy(&faults, memory.as_ptr(), &pages_of(&[1, 2]), false).unwrap();
+        assert_eq!(load(at(&memory, 1)), 2);
+        let error = faults.poison(at(&memory, 1), 2 * PAGE_BYTES).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EEXIST));
+    }
+
+    #[test]
+    fn waiting_ends_when_it_is_told_to_stop() {
+        let Some((faults, memory)) = region(1, &[]) else { return };
+        let (stop, teller) = rustix::pipe::pipe().unwrap();
+        let told = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let waiter = scope.spawn(|| {
+                let goes_on = faults.wait(stop.as_fd()).unwrap();
+                (goes_on, told.load(Ordering::Relaxed))
+            });
+            thread::sleep(std::time::Duration::from_millis(20));
+            told.store(true, Ordering::Relaxed);
+            rustix::io::write(&teller, &[1]).unwrap();
+            assert_eq!(waiter.join().unwrap(), (false, true));
+        });
+        drop(memory);
+    }
+
+    #[test]
+    fn messages_are_read_as_the_kernel_writes_them() {
+        let mut message = [0_u8; MESSAGE_BYTES];
+        message[0] = EVENT_FAULT;
+        message[8..16].copy_from_slice(&3_u64.to_ne_bytes());
+        message[16..24].copy_from_slice(&0x1234_5678_9000_u64.to_ne_bytes());
+        let fault = Fault { address: 0x1234_5678_9000, is_write: true, is_protection: true };
+        assert_eq!(fault_of(&message), Some(fault));
+        message[0] = 0x13;
+        assert_eq!(fault_of(&message), None);
+    }
+}

@@ -1,0 +1,109 @@
+//! Write-outs of folios of a region that are unmapped already: from a copy of their last bytes.
+//!
+//! Called by `reclaim/unmap.rs`, which has locked the folios, and keeps the copies until all has
+//! ended. DIRTY becomes WRITEBACK before the page is unmapped ([`Inode::begin_leaving`]), so a sync
+//! that no longer finds the page waits for its write-out.
+
+use super::batch::{ALL_PAGES, CopyAt, Leaving, WriteBatch, Written};
+use super::dirty::InFlight;
+use super::inode::Inode;
+use crate::error::{Error, ErrorKind, Result};
+use crate::folio::{Flag, Folio, FolioId, FolioRef, Frozen, LockedFolio};
+use crate::io::RUN_PAGES_MAX;
+use crate::mapping::{Lookup, PAGE_BYTES};
+use smallvec::SmallVec;
+use std::time::Duration;
+
+/// Between two attempts to get memory from the kernel.
+const PAUSE: Duration = Duration::from_millis(10);
+
+impl Inode {
+    /// The folio, locked and perhaps frozen, holds bytes that were stored through a map.
+    pub(crate) fn mark_stored(&self, folio: &Folio, id: FolioId) {
+        if !folio.flags.get(Flag::Dirty) {
+            self.drop_slot(folio);
+            self.dirty.mark(&self.memory, id);
+        }
+    }
+
+    /// The write-out of a folio, locked and frozen, begins; its bytes will be given later.
+    pub(crate) fn begin_leaving(&self, frozen: &Frozen<'_>) -> InFlight {
+        self.mark_stored(frozen.folio(), frozen.id());
+        let in_flight = self.dirty.begin(&self.memory, frozen.id());
+        // The number of its marking stood there (rule 4 of `folio`).
+        frozen.folio().set_slot(0);
+        in_flight.expect("marked just now, under its lock")
+    }
+
+    /// The folio stays, as dirty as before.
+    pub(crate) fn cancel_leaving(&self, frozen: &Frozen<'_>, in_flight: InFlight) {
+        self.dirty.end(&self.memory, frozen.id(), in_flight, true);
+    }
+
+    /// Writes out folios whose write-out has begun, in the order of their places, and waits for
+    /// it. Those that failed are dirty again. The caller keeps their locks and copies.
+    pub(crate) fn write_out_leaving(&self, leaving: Vec<Leaving<'_>>) -> Written {
+        let mut batch = WriteBatch::new(self, ALL_PAGES);
+        let mut run: SmallVec<[Leaving<'_>; 1]> = SmallVec::new();
+        for next in leaving {
+            if run.last().is_some_and(|last| !self.leaves_with(last, &next, run.len())) {
+                batch.start(std::mem::take(&mut run));
+            }
+            run.push(next);
+        }
+        if !run.is_empty() {
+            batch.start(run);
+        }
+        batch.finish()
+    }
+
+    /// Whether one transfer takes `next` after `last`, with so many before it.
+    fn leaves_with(&self, last: &Leaving<'_>, next: &Leaving<'_>, count: usize) -> bool {
+        let follows = last.folio.folio().index() + 1 == next.folio.folio().index();
+        (self.spill().is_some() || follows) && (count as u64) < RUN_PAGES_MAX
+    }
+
+    /// Puts the bytes of an unmapped folio back in their place, where readers find them, locked as
+    /// it is. Waits until the kernel has the memory for it: they are nowhere else.
+    pub(crate) fn put_back(&self, folio: &FolioRef<'_>, locked: &LockedFolio<'_>, copy: CopyAt) {
+        let pages = locked.index()..locked.index() + 1;
+        let is_dirty = locked.flags.get(Flag::Dirty);
+        while let Err(error) = self.install(pages.clone(), copy.0.as_ptr(), is_dirty) {
+            log::error!("{}: {error}; {:?} waits for it", self.name(), folio.id());
+            std::thread::sleep(PAUSE);
+        }
+        self.mapping.restore_ready(locked);
+    }
+
+    /// Pages of the file that were stored to through maps are dirty from now on.
+    ///
+    /// # Errors
+    /// The kernel does not tell.
+    pub(crate) fn mark_all_stored(&self) -> Result<()> {
+        let Some(region) = self.frames.region().filter(|region| region.is_tracked()) else {
+            return Ok(());
+        };
+        let end = self.mapping.len_bytes().div_ceil(PAGE_BYTES);
+        let mut written = Vec::new();
+        {
+            // REGION-3: what is not found here is on its way, or on the dirty list.
+            let _section = region.section();
+            region.visit_written(0..end, |pages| written.push(pages)).map_err(not_told)?;
+        }
+        for index in written.into_iter().flatten() {
+            let Lookup::Folio(folio) = self.mapping.get_folio(&self.memory.folios, index, &mut 0)
+            else {
+                continue;
+            };
+            let locked = folio.lock();
+            if locked.owner() == self.address() && locked.flags.get(Flag::Uptodate) {
+                self.mark_stored(&locked, folio.id());
+            }
+        }
+        Ok(())
+    }
+}
+
+fn not_told(source: std::io::Error) -> Error {
+    ErrorKind::Memory { purpose: "the list of pages that were stored to", source }.into()
+}
