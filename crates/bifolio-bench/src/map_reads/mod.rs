@@ -109,7 +109,7 @@ struct Loads {
 
 impl Loads {
     fn of_cache(map: MappedFile) -> Self {
-        Self { words: map.span().clone(), cache: Some(map) }
+        Self { words: map.span(), cache: Some(map) }
     }
 }
 

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use bifolio::Cache;
+use bifolio::{Advice, Cache};
 use indexmap::IndexMap;
 use serde::{Deserialize, Serialize};
 
@@ -136,11 +136,16 @@ fn cache(
     directory: &Path,
 ) -> Result<Answer> {
     let builder = Cache::builder().memory(task.sizes.memory_bytes).spill_in(directory);
-    let file = MappedFile::in_memory(builder, batch_folios, faults, task.load.size_bytes)?;
+    let builder = builder.unmap_batch_folios(batch_folios);
+    let file = MappedFile::in_memory(builder, faults, task.load.size_bytes)?;
     let known = CACHES.iter().map(|(known, ..)| *known).find(|known| *known == series);
-    let team = Team::new(known.unwrap_or("cache"), &task.load, || Ok(file.span().clone()))?;
+    let team = Team::new(known.unwrap_or("cache"), &task.load, || Ok(file.span()))?;
     team.fill()?;
-    measure(&team, &task.load, |_| Ok(()), || Ok(file.counts()))
+    let advice = |order| match order {
+        Order::Sequential => Advice::Normal,
+        Order::Random => Advice::Random,
+    };
+    measure(&team, &task.load, |order| file.advise(advice(order)), || Ok(file.counts()))
 }
 
 fn uncached(task: &Task, directory: &Path) -> Result<Answer> {
