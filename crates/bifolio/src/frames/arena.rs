@@ -253,13 +253,9 @@ impl Arena {
     }
 
     /// Gives a folio's frames back. Its descriptor is frozen.
-    pub(crate) fn free(&self, id: FolioId, folios: &Folios) {
+    pub(crate) fn free(&self, id: FolioId) {
         let mut state = self.state.lock();
-        if self.is_loose(id) {
-            state.put_loose(id, folios);
-        } else {
-            state.put(id);
-        }
+        state.put(id);
         self.publish(&state);
     }
 

@@ -58,6 +58,13 @@ impl Arena {
         self.publish(&state);
         found
     }
+
+    /// Gives both back. The descriptor is frozen.
+    pub(crate) fn free_loose(&self, id: FolioId, folios: &Folios) {
+        let mut state = self.state.lock();
+        state.put_loose(id, folios);
+        self.publish(&state);
+    }
 }
 
 impl State {
@@ -92,7 +99,7 @@ impl State {
     }
 
     /// Gives a page of the budget back, and the descriptor.
-    pub(super) fn put_loose(&mut self, id: FolioId, folios: &Folios) {
+    fn put_loose(&mut self, id: FolioId, folios: &Folios) {
         self.link_loose(id, folios);
         self.loose.used -= 1;
         self.budget.give_back(PAGE_BYTES);

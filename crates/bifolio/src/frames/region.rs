@@ -1,4 +1,4 @@
-//! A region: address space for one mappable file, where the page at index i lies at base + i * 4096.
+//! A region: address space for one mappable file; the page at index i lies at base + i * 4096.
 //!
 //! The other kind of frames. What a caller maps is this memory itself: so a page comes to it whole,
 //! with one call of the kernel (`UFFDIO_COPY`), and evicting it means unmapping it, for many pages

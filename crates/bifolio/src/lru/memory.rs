@@ -64,7 +64,11 @@ struct Grave {
 impl Reaper for Grave {
     fn reap(&self, frozen: Frozen<'_>) {
         self.lru.forget(frozen.folios(), frozen.id());
-        self.orphans.bury(frozen.id());
-        self.arena.free(frozen.id(), frozen.folios());
+        if self.arena.is_loose(frozen.id()) {
+            self.orphans.bury(frozen.id());
+            self.arena.free_loose(frozen.id(), frozen.folios());
+        } else {
+            self.arena.free(frozen.id());
+        }
     }
 }

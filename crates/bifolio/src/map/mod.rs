@@ -39,7 +39,8 @@ use view::View;
 /// # let directory = tempfile::tempdir()?;
 /// # let path = directory.path().join("data");
 /// # std::fs::write(&path, vec![7_u8; 100_000])?;
-/// # if !bifolio::features().iter().any(|f| f.name == "user-faults" && f.available) { return Ok(()) }
+/// # let can_map = |f: &bifolio::FeatureReport| f.name == "user-faults" && f.available;
+/// # if !bifolio::features().iter().any(can_map) { return Ok(()) }
 /// use bifolio::{Cache, OpenOptions};
 ///
 /// let cache = Cache::builder().memory(16 << 20).build()?;
@@ -65,7 +66,8 @@ pub struct Map {
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// # if !bifolio::features().iter().any(|f| f.name == "user-faults" && f.available) { return Ok(()) }
+/// # let can_map = |f: &bifolio::FeatureReport| f.name == "user-faults" && f.available;
+/// # if !bifolio::features().iter().any(can_map) { return Ok(()) }
 /// use bifolio::{Cache, OpenOptions};
 ///
 /// let cache = Cache::builder().memory(16 << 20).build()?;

@@ -1,8 +1,8 @@
 //! Unmapping: folios of regions are evicted a batch at a time, with one flush of the other CPUs'
 //! translations for all of them.
 //!
-//! After the thread V (`kernel-notes`, A4), which unmaps dirty folios one by one but flushes once for
-//! 31 of them before their write-out. Raw writers may be at work on the pages all the time, and
+//! After the thread V (`kernel-notes`, A4), which unmaps dirty folios one by one but flushes once
+//! for 31 of them before their write-out. Raw writers may be at work on the pages all the time, and
 //! nothing stops them but the unmapping itself. So the pages are unmapped first, as in the kernel,
 //! and what is written out is a copy of what they held when the last translation was gone:
 //!
@@ -34,15 +34,14 @@
 //! `tests/map_*.rs`):
 //! - A write through a stale translation before the I/O: the flush of B6 comes before the bytes of
 //!   B7 are read, and only those are written. (The design wanted the pages write-protected in one
-//!   batch before the write-out. That is a flush for each 2 MiB touched: 0.49 a page where pages are
-//!   scattered, measured, against 0.03 here; and a store between the last look and the unmapping
-//!   would be lost.)
+//!   batch before the write-out. That is a flush for each 2 MiB touched: 0.49 a page where pages
+//!   are scattered, measured, against 0.03 here; and a store between the last look and the
+//!   unmapping would be lost.)
 //! - The unlocked window: folios wait for their batch without a lock; B1 repeats every check.
-//! - The missing check for pins: B2 fails for who has any reference more than the table's and ours.
-//! - Early exit with a half-full batch: [`Unmapping::finish`] is called at the end of every scan, and
-//!   by drop.
-//! - A folio that vanishes from both lists: each that stays goes back in [`Unmapping::keep`], the one
-//!   place where they end.
+//! - The missing check for pins: B2 fails for who has any reference beside the table's and ours.
+//! - Early exit with a half-full batch: [`Unmapping::finish`] ends every scan.
+//! - A folio that vanishes from both lists: those that stay end in [`Unmapping::keep`], the one
+//!   place where that is.
 //!
 //! The steps from B3 to B7 are in `departure.rs`.
 

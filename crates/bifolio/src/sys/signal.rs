@@ -80,11 +80,12 @@ extern "C" fn handle(
     let place = unsafe { libc::__errno_location() };
     // SAFETY: valid for as long as the thread lives.
     let error_number = unsafe { *place };
-    // SAFETY: the kernel's description of the signal, for a handler with SA_SIGINFO.
-    let code = unsafe { (*information).si_code };
+    // SAFETY: the kernel's description of the signal, for a handler with SA_SIGINFO; a copy.
+    let told = unsafe { *information };
     // SAFETY: SIGBUS has an address; where somebody sent it, it is not used.
-    let address = unsafe { (*information).si_addr() }.addr();
-    let is_served = code == libc::BUS_ADRERR && (installed.serve)(address, is_write(context));
+    let address = unsafe { told.si_addr() }.addr();
+    let is_ours = told.si_code == libc::BUS_ADRERR;
+    let is_served = is_ours && (installed.serve)(address, is_write(context));
     if !is_served {
         // SAFETY: the arguments of this very call.
         unsafe { pass_on(&installed.previous, signal, information, context) };
@@ -163,6 +164,8 @@ mod tests {
     /// whether this is that process; if not, how it ended.
     fn in_child(name: &str) -> Option<ExitStatus> {
         if std::env::var_os(CHILD).is_some() {
+            let none = rustix::process::Rlimit { current: Some(0), maximum: Some(0) };
+            rustix::process::setrlimit(rustix::process::Resource::Core, none).unwrap();
             return None;
         }
         let name = format!("{}::{name}", module_path!().split_once("::").unwrap().1);
@@ -212,9 +215,15 @@ mod tests {
         let target = memory.as_ptr().wrapping_add(page * PAGE_BYTES);
         // SAFETY: a page of the stack, and one of the region.
         let copied = unsafe { faults.copy(target, source.as_ptr(), PAGE_BYTES, false) };
-        // SAFETY: the C library's place for the error number of this thread.
-        unsafe { *libc::__errno_location() = libc::EXDEV };
+        set_error_number(libc::EXDEV);
         copied.is_ok()
+    }
+
+    fn set_error_number(number: libc::c_int) {
+        // SAFETY: the C library's place for the error number of this thread.
+        let place = unsafe { libc::__errno_location() };
+        // SAFETY: valid for as long as the thread lives.
+        unsafe { *place = number };
     }
 
     fn load(memory: &Reservation, offset_bytes: usize) -> u8 {
@@ -236,8 +245,7 @@ mod tests {
         install(serve).unwrap();
         install(|_, _| false).unwrap();
         let counts = || [FAULTS.load(Ordering::Relaxed), STORES.load(Ordering::Relaxed)];
-        // SAFETY: the C library's place for the error number of this thread.
-        unsafe { *libc::__errno_location() = libc::EILSEQ };
+        set_error_number(libc::EILSEQ);
         let byte = load(memory, 77);
         let error = io::Error::last_os_error();
         assert_eq!(byte, 1);

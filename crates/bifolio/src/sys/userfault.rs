@@ -224,13 +224,7 @@ impl Userfault {
         protect: bool,
     ) -> Result<(), CopyError> {
         go_on(length_bytes, |done_bytes| {
-            let mut call = CopyCall {
-                target: target.wrapping_add(done_bytes).addr() as u64,
-                source: source.wrapping_add(done_bytes).addr() as u64,
-                length_bytes: (length_bytes - done_bytes) as u64,
-                mode: if protect { COPY_PROTECT } else { 0 },
-                done: 0,
-            };
+            let mut call = copy_call(target, source, length_bytes, protect, done_bytes);
             // SAFETY: the rest of both ranges, for which the caller vouches.
             let answer = unsafe { control(self.descriptor.as_fd(), DO_COPY, &mut call) };
             (answer, call.done)
@@ -321,6 +315,23 @@ impl Userfault {
 
 fn range(start: *mut u8, length_bytes: usize) -> Range {
     Range { start: start.addr() as u64, length_bytes: length_bytes as u64 }
+}
+
+/// The call that copies what is left after `done_bytes` of the whole.
+fn copy_call(
+    target: *mut u8,
+    source: *const u8,
+    length_bytes: usize,
+    protect: bool,
+    done_bytes: usize,
+) -> CopyCall {
+    CopyCall {
+        target: target.wrapping_add(done_bytes).addr() as u64,
+        source: source.wrapping_add(done_bytes).addr() as u64,
+        length_bytes: (length_bytes - done_bytes) as u64,
+        mode: if protect { COPY_PROTECT } else { 0 },
+        done: 0,
+    }
 }
 
 /// Repeats `part`, which is told how many bytes are done and answers what more it did, until all
@@ -580,6 +591,28 @@ mod tests {
             assert_eq!(waiter.join().unwrap(), (false, true));
         });
         drop(memory);
+    }
+
+    #[test]
+    fn a_call_that_did_a_part_is_followed_by_one_for_the_rest() {
+        let fail = |number| Err(io::Error::from_raw_os_error(number));
+        let mut answers = vec![
+            (Ok(0), 8192),
+            (fail(libc::EINTR), -i64::from(libc::EINTR)),
+            (fail(libc::EAGAIN), 8192),
+            (fail(libc::EAGAIN), -i64::from(libc::EAGAIN)),
+        ];
+        let mut calls = Vec::new();
+        let done = go_on(16_384, |done_bytes| {
+            let (target, source) = (std::ptr::without_provenance_mut(1 << 20), 1 << 21);
+            let source = std::ptr::without_provenance(source);
+            let call = copy_call(target, source, 16_384, false, done_bytes);
+            calls.push((call.target - (1 << 20), call.source - (1 << 21), call.length_bytes));
+            answers.pop().unwrap()
+        });
+        assert!(done.is_ok());
+        let rest = (8192, 8192, 8192);
+        assert_eq!(calls, [(0, 0, 16_384), (0, 0, 16_384), rest, rest]);
     }
 
     #[test]

@@ -70,11 +70,11 @@ impl Handle {
         let mut batch = Batch::in_order(&self.inode);
         batch.start(run, 0, &mut deliver);
         batch.finish(&mut deliver);
+        let is_there = || mapping.table().load(index, Ordering::Relaxed).is_ready();
         match failed {
             Some(error) => Err(refused(error)),
-            None if end > index + 1
-                && !mapping.table().load(index, Ordering::Acquire).is_ready() =>
-            {
+            // A run that failed: the page by itself.
+            None if end > index + 1 && !is_there() => {
                 self.bring_in_first(index..index + 1, is_write)
             }
             None => Ok(end),

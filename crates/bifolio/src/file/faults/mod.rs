@@ -1,16 +1,15 @@
 //! Faults: somebody touches a page of a region that is not there.
 //!
-//! The kernel tells of it, a thread of ours (`threads.rs`) or the signal handler of the thread itself
-//! asks [`serve`], and the page comes by the same way as for a read (`file/fill.rs`). A page that
-//! cannot be read is poisoned: whoever touches it gets SIGBUS, as with `mmap`; why, is told by the
-//! region ([`Region::errors`]).
+//! The kernel tells of it, a thread of ours (`threads.rs`) or the signal handler of the thread
+//! itself asks [`serve`], and the page comes by the same way as for a read (`file/fill.rs`). A page
+//! that cannot be read is poisoned: whoever touches it gets SIGBUS, as with `mmap`; why, is told by
+//! the region ([`Region::errors`]).
 //!
 //! ```text
 //!   touch --> kernel --> message --> threads.rs --.
-//!               |                                 +--> serve --> Handle::bring_in --> fill.rs, run.rs
-//!               '------> SIGBUS, in the thread  --'       |           |
-//!                                                         |           '--> readahead
-//!                                                         '--> it failed: note it, poison the page
+//!               |                                 +--> serve --> Handle::bring_in --> fill.rs
+//!               '------> SIGBUS, in the thread  --'       |            '--> readahead
+//!                                                         '--> failed: note it, poison the page
 //! ```
 //!
 //! Which region an address is in is known here, for all caches of the process, because a signal

@@ -142,7 +142,7 @@ impl Frames {
 
 impl Drop for Frames {
     fn drop(&mut self) {
-        self.ids.iter().for_each(|id| self.arena.free(*id, &self.folios));
+        self.ids.iter().for_each(|id| self.arena.free(*id));
     }
 }
 
