@@ -77,6 +77,9 @@ struct Departed<'t> {
     inode: &'t Inode,
     exit: MutexGuard<'t, Exit>,
     folios: Vec<Left<'t>>,
+    /// So many pages of the exit, from the first one on, have their copies, and gaps: of those that
+    /// were unmapped with them and did not leave.
+    pages_used: usize,
 }
 
 /// One of them: locked, in the table, its page nowhere but at `copy`.
@@ -202,15 +205,15 @@ impl<'t> Unmapping<'t> {
         let mut left = frozen.into_iter();
         while left.len() > 0 {
             let departed = self.room_for(left.len(), inode, region, counts);
-            let (exit, first) = (&mut *departed.exit, departed.folios.len());
+            let (exit, first) = (&mut *departed.exit, departed.pages_used);
             let count = left.len().min((exit.pages() - first) / 2);
             let batch = left.by_ref().take(count).collect();
             let mut departure = Departure::new(inode, region, exit, first, batch);
             let flushes = departure.take(may_write);
             let leavers = departure.into_leavers();
             self.reclaim.memory.counters.add(Counter::UnmapFlush, flushes);
-            for leaver in leavers {
-                self.settle(inode, leaver, counts);
+            for (page, leaver) in (first..).zip(leavers) {
+                self.settle(inode, page, leaver, counts);
             }
         }
     }
@@ -224,7 +227,7 @@ impl<'t> Unmapping<'t> {
         counts: &mut ScanCounts,
     ) -> &mut Departed<'t> {
         let has_room = self.departed.as_ref().is_some_and(|departed| {
-            let free = departed.exit.pages() - departed.folios.len();
+            let free = departed.exit.pages() - departed.pages_used;
             let is_room = 2 * folios <= free && departed.folios.len() < LEAVING_MAX;
             std::ptr::eq(departed.inode, inode) && is_room
         });
@@ -233,18 +236,25 @@ impl<'t> Unmapping<'t> {
         }
         self.departed.get_or_insert_with(|| {
             let exit = region.regions().exit();
-            Departed { inode, exit, folios: Vec::new() }
+            Departed { inode, exit, folios: Vec::new(), pages_used: 0 }
         })
     }
 
-    /// B8.
-    fn settle(&mut self, inode: &'t Inode, leaver: Leaver<'t>, counts: &mut ScanCounts) {
+    /// B8. Its copy is on `page` of the exit.
+    fn settle(
+        &mut self,
+        inode: &'t Inode,
+        page: usize,
+        leaver: Leaver<'t>,
+        counts: &mut ScanCounts,
+    ) {
         let Leaver { lock, frozen, copy, fate, .. } = leaver;
         let verdict = match fate {
             Fate::Goes => return self.evict(inode, lock, frozen, counts),
             Fate::Leaves(in_flight) => {
                 let folio = frozen.unfreeze();
                 let Some(departed) = &mut self.departed else { unreachable!("where its copy is") };
+                departed.pages_used = page + 1;
                 return departed.folios.push(Left { lock, folio, in_flight, copy });
             }
             Fate::Returns => Verdict::Dirty,
@@ -277,7 +287,7 @@ impl<'t> Unmapping<'t> {
 
     /// B9.
     fn write_out_departed(&mut self, counts: &mut ScanCounts) {
-        let Some(Departed { inode, exit, folios }) = self.departed.take() else { return };
+        let Some(Departed { inode, exit, folios, .. }) = self.departed.take() else { return };
         let mut left = Vec::with_capacity(folios.len());
         let mut leaving = Vec::with_capacity(folios.len());
         for Left { lock, folio, in_flight, copy } in folios {
