@@ -1,5 +1,8 @@
 //! Eviction under a map in batches of which only some pages are dirty: the copies of those wait for
 //! their write-out while the next batch is unmapped, and none takes the place of another.
+//!
+//! # Safety
+//! Loads and stores words of a map that only this test has.
 
 #![allow(unsafe_code)]
 
