@@ -267,6 +267,8 @@ fn map_reads_loads_from_all_mappings_with_every_number_of_threads() {
     let rows = envelope["rows"].as_array().unwrap();
     let threads = envelope["host"]["cpus"].as_u64().unwrap().min(2) as usize;
     assert_eq!(rows.len(), 2 * threads, "hot and uniform");
+    let cases: HashSet<String> = rows.iter().map(|row| row["case"].to_string()).collect();
+    assert_eq!(cases.len(), rows.len());
     for row in rows {
         for series in ["map", "kernel_small", "kernel_mapping"] {
             assert_measured(&envelope, row, series, &[]);
