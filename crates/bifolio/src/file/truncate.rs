@@ -7,7 +7,7 @@
 use super::File;
 use super::access::Access;
 use super::fill::Locked;
-use crate::error::Result;
+use crate::error::{ErrorKind, Result};
 use crate::folio::FolioRef;
 use crate::mapping::{PAGE_BYTES, PAGE_SHIFT};
 
@@ -28,6 +28,7 @@ impl File {
         let inode = &handle.inode;
         let _resizing = inode.lock_resizing();
         if len_bytes >= inode.mapping.len_bytes() {
+            self.uncover(len_bytes)?;
             return Ok(inode.grow(len_bytes)?);
         }
         // A cut must not find out that it cannot get at the bytes it is to zero.
@@ -35,6 +36,21 @@ impl File {
         inode.cut(len_bytes)?;
         inode.remove_folios_from(len_bytes.div_ceil(self.folio_bytes()) * self.folio_bytes());
         self.zero_tail(len_bytes)
+    }
+
+    /// The file is about to grow to `len_bytes` bytes, if it is shorter: what it gets is zeros,
+    /// whatever raw writers have stored behind its end, and whatever stood in the way of those who
+    /// touched what was cut. The caller holds the resizing lock.
+    pub(super) fn uncover(&self, len_bytes: u64) -> Result<()> {
+        let before_bytes = self.len();
+        let Some(region) = self.handle.inode.frames.region() else { return Ok(()) };
+        if len_bytes <= before_bytes {
+            return Ok(());
+        }
+        let pages = before_bytes.div_ceil(PAGE_BYTES)..len_bytes.div_ceil(PAGE_BYTES);
+        let purpose = "pages behind the end of a file";
+        region.clear_all(pages).map_err(|source| ErrorKind::Memory { purpose, source })?;
+        if region.is_tracked() { self.zero_tail(before_bytes) } else { Ok(()) }
     }
 
     /// A reference to the folio of a memory file that `len_bytes` lies in: what is behind it must

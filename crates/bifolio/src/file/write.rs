@@ -47,6 +47,7 @@ impl File {
         let mut resizing: Resizing<'_> = None;
         if end > self.len() {
             resizing = Some(handle.inode.lock_resizing());
+            self.uncover(end)?;
         }
         let mut done = 0;
         while done < buffer.len() {
@@ -57,7 +58,10 @@ impl File {
             let bytes = &buffer[done..done + length as usize];
             match self.write_folio(bytes, at, resizing.is_some()) {
                 Ok(Ok(())) => done += bytes.len(),
-                Ok(Err(MustResize)) => resizing = Some(handle.inode.lock_resizing()),
+                Ok(Err(MustResize)) => {
+                    resizing = Some(handle.inode.lock_resizing());
+                    self.uncover(end)?;
+                }
                 Err(error) if done == 0 => return Err(error),
                 // What was written is written; the caller finds the error where it stands.
                 Err(_) => break,
@@ -96,7 +100,10 @@ impl File {
             self.settle(&locked);
             return Ok(Err(MustResize));
         }
-        self.copy_into(&locked, bytes, position);
+        if let Err(error) = self.copy_into(&locked, bytes, position) {
+            self.settle(&locked);
+            return Err(error);
+        }
         if end > mapping.len_bytes() {
             mapping.set_len_bytes(end);
         }
@@ -114,8 +121,11 @@ impl File {
         position == folio_start && end >= content_end
     }
 
-    fn copy_into(&self, locked: &Locked<'_>, bytes: &[u8], position: u64) {
+    fn copy_into(&self, locked: &Locked<'_>, bytes: &[u8], position: u64) -> Result<()> {
         let inode = &self.handle.inode;
+        if !locked.is_uptodate() && inode.frames.region().is_some() {
+            return self.install(locked, bytes);
+        }
         let in_folio = position - locked.lock.index() * PAGE_BYTES;
         let start = inode.frame_of(&locked.folio);
         let target = start.wrapping_add(in_folio as usize);
@@ -133,6 +143,19 @@ impl File {
             inode.zero_folio_from(&locked.folio, &locked.lock, end_in_folio);
             inode.mapping.mark_uptodate(&locked.lock);
         }
+        Ok(())
+    }
+
+    /// Puts `bytes`, and zeros behind them, in the place of a page of a region that is not there.
+    /// (A store to it would be a fault, and who serves it would wait for the lock we hold.)
+    fn install(&self, locked: &Locked<'_>, bytes: &[u8]) -> Result<()> {
+        let inode = &self.handle.inode;
+        let mut page = [0; PAGE_BYTES as usize];
+        page[..bytes.len()].copy_from_slice(bytes);
+        inode.install(locked.lock.index()..locked.lock.index() + 1, page.as_ptr(), true)?;
+        inode.mark_dirty(&locked.folio, &locked.lock);
+        inode.mapping.mark_uptodate(&locked.lock);
+        Ok(())
     }
 
     /// A folio that was to be overwritten and is not: nobody may see what its frame held before.

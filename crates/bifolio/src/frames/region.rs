@@ -279,16 +279,32 @@ impl Region {
 
     /// Lets pages that could not be read be tried again.
     pub(crate) fn clear_poison(&self, pages: Range<u64>) -> io::Result<()> {
+        self.clear_leftovers(pages, |leftover| leftover == Leftover::Poison)
+    }
+
+    /// Clears pages that are about to belong to the file: they were behind its end, and whatever
+    /// stands there is not a part of it.
+    pub(crate) fn clear_all(&self, pages: Range<u64>) -> io::Result<()> {
+        self.clear_leftovers(pages, |_| true)
+    }
+
+    fn clear_leftovers(
+        &self,
+        pages: Range<u64>,
+        is_unwanted: impl Fn(Leftover) -> bool,
+    ) -> io::Result<()> {
         // Relaxed: who put one there and comes here sees it.
         if !self.has_leftovers.load(Ordering::Relaxed) {
             return Ok(());
         }
         let mut leftovers = self.leftovers.lock();
-        let poisoned = leftovers.range(pages).filter(|(_, left)| **left == Leftover::Poison);
-        let poisoned: Vec<u64> = poisoned.map(|(index, _)| *index).collect();
-        for index in poisoned {
+        let unwanted = leftovers.range(pages).filter(|(_, leftover)| is_unwanted(**leftover));
+        let unwanted: Vec<_> = unwanted.map(|(index, leftover)| (*index, *leftover)).collect();
+        for (index, leftover) in unwanted {
             leftovers.remove(&index);
-            self.regions.unpoison(&self.range_of(&(index..index + 1)))?;
+            if leftover == Leftover::Poison {
+                self.regions.unpoison(&self.range_of(&(index..index + 1)))?;
+            }
             self.unmap_locked(index);
         }
         self.note_leftovers(&leftovers);

@@ -129,6 +129,15 @@ impl Reservation {
     }
 }
 
+/// Whether the page at `address`, which is mapped anonymously, is resident.
+pub(crate) fn is_resident(address: *const u8) -> bool {
+    let mut answer = 0_u8;
+    let page = address.map_addr(|address| address / PAGE_BYTES * PAGE_BYTES).cast_mut();
+    // SAFETY: the call only looks, and stores the answer for one page.
+    let done = unsafe { libc::mincore(page.cast(), PAGE_BYTES, &raw mut answer) };
+    done == 0 && answer & 1 == 1
+}
+
 /// Makes pages of a reservation inaccessible: whoever touches one gets SIGSEGV.
 pub(crate) fn refuse_access(start: *mut u8, length_bytes: usize) -> io::Result<()> {
     protect(start, length_bytes, MprotectFlags::empty())

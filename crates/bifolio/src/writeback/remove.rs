@@ -24,28 +24,34 @@ impl Inode {
     ///
     /// Nobody may be inserting there: the length has been set, or there is no handle left.
     pub(crate) fn remove_folios_from(&self, position_bytes: u64) {
-        self.remove_folios(position_bytes / PAGE_BYTES..u64::MAX, |_| true);
+        let removal = Removal::new(self, Held::Kept);
+        self.remove_folios(removal, position_bytes / PAGE_BYTES..u64::MAX, |_| true);
     }
 
     /// Drops every folio that is clean. Writers may be at work: what they have changed stays.
     pub(crate) fn remove_clean_folios(&self) {
-        self.remove_folios(0..u64::MAX, |locked| !locked.flags.get(Flag::Dirty));
+        let removal = Removal::new(self, Held::Kept);
+        self.remove_folios(removal, 0..u64::MAX, |locked| !locked.flags.get(Flag::Dirty));
     }
 
     /// Takes a locked folio out of the table whose bytes are no longer wanted, dirty or not; no
     /// write-out of it is in flight.
     pub(crate) fn remove_unwanted<'a>(&'a self, folio: FolioRef<'a>, locked: LockedFolio<'a>) {
-        Removal::new(self).remove(folio, locked);
+        Removal::new(self, Held::Kept).remove(folio, locked);
     }
 
     /// Makes whole units of a memory file holes.
     pub(crate) fn punch(&self, pages: Range<u64>) {
-        self.remove_folios(pages, |_| true);
+        self.remove_folios(Removal::new(self, Held::Replaced), pages, |_| true);
     }
 
-    fn remove_folios(&self, pages: Range<u64>, is_unwanted: impl Fn(&LockedFolio<'_>) -> bool) {
+    fn remove_folios<'a>(
+        &'a self,
+        mut removal: Removal<'a>,
+        pages: Range<u64>,
+        is_unwanted: impl Fn(&LockedFolio<'_>) -> bool,
+    ) {
         let mut index = pages.start;
-        let mut removal = Removal::new(self);
         while let Some(found) = self.next_occupied(index).filter(|found| *found < pages.end) {
             index = found;
             let folios = &self.memory.folios;
@@ -98,34 +104,64 @@ impl Inode {
     }
 }
 
+/// What becomes of the page of a region that a pin still leads to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Held {
+    /// It stays until it is let go: no map has it any more.
+    Kept,
+    /// Maps have its place, and are to see zeros: so does whoever holds it.
+    Replaced,
+}
+
 /// Folios on their way out of the table, whose bytes nobody wants. Those of a region leave several
 /// at a time, with one flush.
 #[derive(Debug)]
 struct Removal<'a> {
     inode: &'a Inode,
+    held: Held,
     frozen: Vec<(Frozen<'a>, LockedFolio<'a>)>,
+    /// Whether the batches of the lists were asked for their references.
+    is_drained: bool,
 }
 
 impl<'a> Removal<'a> {
-    fn new(inode: &'a Inode) -> Self {
-        Self { inode, frozen: Vec::new() }
+    fn new(inode: &'a Inode, held: Held) -> Self {
+        Self { inode, held, frozen: Vec::new(), is_drained: false }
     }
 
     /// Takes a folio out of the table, dirty or not; no write-out of it is in flight.
     fn remove(&mut self, folio: FolioRef<'a>, locked: LockedFolio<'a>) {
         let inode = self.inode;
         let Some(region) = inode.frames.region() else { return self.unlink(folio, locked) };
-        match inode.mapping.begin_eviction(folio, &locked) {
+        match self.freeze(folio, &locked) {
             Ok(frozen) => self.frozen.push((frozen, locked)),
             Err(folio) => {
-                // Somebody holds on to the bytes: they stay until he lets go.
-                inode.memory.orphans.note(folio.id(), region, locked.index());
+                // Somebody holds on to the bytes.
+                match self.held {
+                    Held::Kept => inode.memory.orphans.note(folio.id(), region, locked.index()),
+                    // Whoever touches it meanwhile waits for the lock, or tries again.
+                    Held::Replaced => region.unmap(locked.index()),
+                }
                 self.unlink(folio, locked);
             }
         }
         if self.frozen.len() == UNMAPPED_TOGETHER {
             self.finish();
         }
+    }
+
+    fn freeze(
+        &mut self,
+        folio: FolioRef<'a>,
+        locked: &LockedFolio<'a>,
+    ) -> std::result::Result<Frozen<'a>, FolioRef<'a>> {
+        let memory = &self.inode.memory;
+        let frozen = self.inode.mapping.begin_eviction(folio, locked);
+        if frozen.is_ok() || std::mem::replace(&mut self.is_drained, true) {
+            return frozen;
+        }
+        memory.lru.drain_all(&memory.folios);
+        frozen.or_else(|folio| self.inode.mapping.begin_eviction(folio, locked))
     }
 
     fn unlink(&self, folio: FolioRef<'a>, locked: LockedFolio<'a>) {

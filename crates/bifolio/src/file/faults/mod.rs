@@ -26,6 +26,7 @@ use crate::frames::Region;
 use crate::mapping::PAGE_SHIFT;
 use crate::stats::Counter;
 use crate::sync::{RwLock, RwLockReadGuard};
+use crate::sys::memory::is_resident;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, Weak};
@@ -107,8 +108,10 @@ fn wake(region: &Region, pages: &Range<u64>) {
 pub(super) fn serve_in_thread(address: usize, is_write: bool) -> bool {
     let Some((region, _)) = server_of(address) else { return false };
     let index = ((address - region.base().addr()) as u64) >> PAGE_SHIFT;
-    if region.stops_stores() && region.admit_store(index).is_err() {
-        return false;
+    if region.stops_stores() && is_resident(region.address(index)) {
+        // It is there, and was protected. Nothing is waited for: it may be a store of the cache's
+        // own, whose thread holds the folio's lock.
+        return region.admit_store(index).is_ok();
     }
     serve(address, 1, is_write)
 }

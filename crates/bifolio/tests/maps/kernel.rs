@@ -1,0 +1,91 @@
+//! What system calls can do with maps.
+//!
+//! # Safety
+//! The kernel is given addresses inside a map, which lives as long as the call.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::os::fd::AsRawFd;
+
+use bifolio::{FaultMode, Feature, MapMut};
+use bifolio_testing::fill_bytes;
+
+use crate::setup::{Way, load, store};
+use crate::support::{PAGE, assert_same, directory, file_of, read_all};
+
+const LENGTH: usize = 8 * PAGE as usize;
+
+fn answer(count: isize) -> Result<usize, Option<i32>> {
+    usize::try_from(count).map_err(|_| io::Error::last_os_error().raw_os_error())
+}
+
+/// `write(2)` of a whole map to a file.
+fn write_out(start: *const u8, to: &std::fs::File) -> Result<usize, Option<i32>> {
+    // SAFETY: see the head of the file; the kernel only reads.
+    answer(unsafe { libc::pwrite(to.as_raw_fd(), start.cast(), LENGTH, 0) })
+}
+
+/// `read(2)` of a file into a map, from its second page on.
+fn read_in(map: &mut MapMut, from: &std::fs::File, length: usize) -> Result<usize, Option<i32>> {
+    let target = map.as_mut_ptr().wrapping_add(PAGE as usize);
+    // SAFETY: see the head of the file; `length` bytes of the map lie there.
+    answer(unsafe { libc::pread(from.as_raw_fd(), target.cast(), length, 0) })
+}
+
+/// Whether system calls wait for pages that are not resident.
+fn kernel_waits(way: Way) -> bool {
+    let reports = bifolio::features();
+    let is_there = reports.iter().any(|r| r.feature == Feature::KernelFaults && r.available);
+    is_there && way.masked != Some(Feature::KernelFaults) && way.faults == FaultMode::Threads
+}
+
+#[test]
+fn a_system_call_reads_a_map_and_waits_for_its_pages_or_is_refused() {
+    for way in Way::with_and_without(Feature::KernelFaults) {
+        let directory = directory();
+        let bytes = fill_bytes(3, LENGTH);
+        let path = file_of(&directory, "mapped", &bytes);
+        let target = std::fs::File::create(directory.path().join("target")).unwrap();
+        let cache = way.builder(4 << 20).build().unwrap();
+        let file = cache.open(&path, &way.options()).unwrap();
+        let map = file.map(0..file.len()).unwrap();
+        let expected = if kernel_waits(way) { Ok(LENGTH) } else { Err(Some(libc::EFAULT)) };
+        assert_eq!(write_out(map.as_ptr(), &target), expected, "{way:?}");
+        map.prefetch(0..map.len()).unwrap();
+        assert_eq!(write_out(map.as_ptr(), &target), Ok(LENGTH), "{way:?}");
+        assert_same(&std::fs::read(directory.path().join("target")).unwrap(), &bytes);
+        assert!(map.take_error().is_none());
+    }
+}
+
+#[test]
+fn what_a_system_call_stores_in_a_map_is_a_store() {
+    for way in Way::with_and_without(Feature::WriteProtectAsync) {
+        let directory = directory();
+        let mut bytes = fill_bytes(3, LENGTH);
+        let new = fill_bytes(4, 3 * PAGE as usize);
+        let path = file_of(&directory, "mapped", &bytes);
+        let source = std::fs::File::open(file_of(&directory, "source", &new)).unwrap();
+        let cache = way.builder(1 << 20).build().unwrap();
+        let file = cache.open(&path, &way.options()).unwrap();
+        let mut map = file.map_mut(0..file.len()).unwrap();
+        map.prefetch(0..map.len()).unwrap();
+        let stops = way.masked.is_some() && !kernel_waits(way);
+        let answer = read_in(&mut map, &source, new.len());
+        if stops {
+            // The first store to a clean page is a fault, too.
+            assert_eq!(answer, Err(Some(libc::EFAULT)), "{way:?}");
+            for page in 1..4 {
+                store(map.as_mut_ptr(), page * PAGE, &[0]);
+            }
+            assert_eq!(read_in(&mut map, &source, new.len()), Ok(new.len()), "{way:?}");
+        } else {
+            assert_eq!(answer, Ok(new.len()), "{way:?}");
+        }
+        bytes[PAGE as usize..4 * PAGE as usize].copy_from_slice(&new);
+        assert_same(&read_all(&file), &bytes);
+        file.sync_data().unwrap();
+        assert_same(&std::fs::read(&path).unwrap(), &bytes);
+        assert_same(&load(map.as_ptr(), 0..map.len()), &bytes);
+    }
+}

@@ -1,0 +1,15 @@
+//! Maps of files against plain bytes: by one thread (`model.rs`), by several (`threads.rs`), over
+//! storage that fails (`faults.rs`), killed in the middle (`crash.rs`); how maps begin and end
+//! (`lifetimes.rs`), what the kernel can do with them (`kernel.rs`), and what memory they take
+//! (`memory.rs`). `setup.rs` says in what ways each is tried.
+//!
+//! # Safety
+//! Each module that touches a map says why it may.
+#![allow(unsafe_code)]
+
+mod kernel;
+mod model;
+mod setup;
+#[path = "../support/mod.rs"]
+mod support;
+mod threads;

@@ -1,0 +1,173 @@
+//! The ways in which maps are tried: who serves the faults, what the kernel is said to lack; and
+//! loads and stores.
+//!
+//! # Safety
+//! Offsets are checked against the length of the map; that the page can be had is the caller's
+//! business: if it cannot, the process dies. Nothing but bytes is copied, and nobody makes a Rust
+//! reference to a byte of a map.
+#![allow(unsafe_code)]
+
+use std::ops::Range;
+use std::process::{Command, Output};
+use std::sync::atomic::AtomicU64;
+
+use bifolio::{Cache, CacheBuilder, FaultMode, Feature, File, Map, MapMut, OpenOptions};
+
+use crate::support::writable;
+
+/// See the head of the file.
+#[derive(Clone, Copy, Debug)]
+pub struct Way {
+    pub faults: FaultMode,
+    pub masked: Option<Feature>,
+}
+
+/// Who can serve faults.
+pub const MODES: [FaultMode; 2] = [FaultMode::Threads, FaultMode::InThread];
+
+/// What maps can do without.
+pub const MASKS: [Feature; 4] = [
+    Feature::WriteProtectAsync,
+    Feature::FaultPoison,
+    Feature::VectoredUnmap,
+    Feature::KernelFaults,
+];
+
+impl Way {
+    /// With everything the kernel has.
+    pub fn new(faults: FaultMode) -> Self {
+        Self { faults, masked: None }
+    }
+
+    pub fn without(faults: FaultMode, feature: Feature) -> Self {
+        Self { faults, masked: Some(feature) }
+    }
+
+    /// Both modes, with everything.
+    pub fn modes() -> Vec<Self> {
+        skip_all_unless_mapped(MODES.map(Self::new).to_vec())
+    }
+
+    /// Both modes, with everything, and without each feature that maps can do without.
+    pub fn all() -> Vec<Self> {
+        let masked = MODES.into_iter().flat_map(|mode| MASKS.map(|mask| Self::without(mode, mask)));
+        skip_all_unless_mapped(MODES.into_iter().map(Self::new).chain(masked).collect())
+    }
+
+    /// Both modes, with everything, and without `feature`.
+    pub fn with_and_without(feature: Feature) -> Vec<Self> {
+        let masked = MODES.map(|mode| Self::without(mode, feature));
+        skip_all_unless_mapped(MODES.into_iter().map(Self::new).chain(masked).collect())
+    }
+
+    pub fn builder(self, memory_bytes: u64) -> CacheBuilder {
+        self.mask(Cache::builder().memory(memory_bytes))
+    }
+
+    /// Takes the feature from a cache that is to be built.
+    pub fn mask(self, builder: CacheBuilder) -> CacheBuilder {
+        match self.masked {
+            Some(feature) => builder.disable(feature),
+            None => builder,
+        }
+    }
+
+    /// With a spill.
+    pub fn spilling(self, memory_bytes: u64) -> Cache {
+        self.builder(memory_bytes).spill_in(env!("CARGO_TARGET_TMPDIR")).build().unwrap()
+    }
+
+    /// To read, write and map.
+    pub fn options(self) -> OpenOptions {
+        writable().mappable(true).faults(self.faults)
+    }
+
+    /// A memory file of `length` zeros.
+    pub fn memory_file(self, cache: &Cache, length: u64) -> File {
+        let file = cache.memory_file_with("mapped", &self.options()).unwrap();
+        file.set_len(length).unwrap();
+        file
+    }
+}
+
+/// Nothing is tried where files cannot be mapped.
+fn skip_all_unless_mapped(ways: Vec<Way>) -> Vec<Way> {
+    let reports = bifolio::features();
+    let report = reports.iter().find(|report| report.feature == Feature::UserFaults).unwrap();
+    if report.available {
+        return ways;
+    }
+    eprintln!("skipped: files cannot be mapped here: {}", report.reason);
+    Vec::new()
+}
+
+/// Either kind of map, and where it begins in its file.
+#[derive(Debug)]
+pub enum View {
+    Read(Map),
+    Write(MapMut),
+}
+
+impl View {
+    pub fn pointer(&self) -> *const u8 {
+        match self {
+            Self::Read(map) => map.as_ptr(),
+            Self::Write(map) => map.as_ptr(),
+        }
+    }
+}
+
+/// What a map holds in a range, loaded byte for byte.
+pub fn load(start: *const u8, range: Range<u64>) -> Vec<u8> {
+    let length = (range.end - range.start) as usize;
+    let mut bytes = vec![0xEE; length];
+    // SAFETY: see the head of the file.
+    let source = unsafe { start.add(range.start as usize) };
+    // SAFETY: as above; `bytes` is as long, and elsewhere.
+    unsafe { source.copy_to_nonoverlapping(bytes.as_mut_ptr(), length) };
+    bytes
+}
+
+/// Loads one byte, and nothing else of its page.
+pub fn touch(start: *const u8, position: u64) -> u8 {
+    // SAFETY: see the head of the file.
+    let source = unsafe { start.add(position as usize) };
+    // SAFETY: as above.
+    unsafe { source.read_volatile() }
+}
+
+/// Stores bytes from `position` on.
+pub fn store(start: *mut u8, position: u64, bytes: &[u8]) {
+    // SAFETY: see the head of the file.
+    let target = unsafe { start.add(position as usize) };
+    // SAFETY: as above; `bytes` is elsewhere.
+    unsafe { target.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+}
+
+/// A word of a map, which threads may use at the same time.
+pub fn word<'a>(start: *mut u8, position: u64) -> &'a AtomicU64 {
+    assert!(position.is_multiple_of(8));
+    // SAFETY: see the head of the file; the caller drops it before the map.
+    let target = unsafe { start.add(position as usize) }.cast();
+    // SAFETY: aligned, as the start of a map of a whole file is, and used by nobody but as this.
+    unsafe { AtomicU64::from_ptr(target) }
+}
+
+/// An address that other threads may use.
+#[derive(Clone, Copy, Debug)]
+pub struct Address(pub *mut u8);
+
+// SAFETY: an address; whoever uses it says why he may.
+unsafe impl Send for Address {}
+// SAFETY: as above.
+unsafe impl Sync for Address {}
+
+/// Runs the test `name` of this very binary again, alone in a process of its own, with `variable`
+/// set to `value`, however it ends.
+pub fn run_child(name: &str, variable: &str, value: &str) -> Output {
+    Command::new(std::env::current_exe().unwrap())
+        .args([name, "--exact", "--nocapture", "--test-threads=1"])
+        .env(variable, value)
+        .output()
+        .unwrap()
+}

@@ -1,0 +1,217 @@
+//! Stores of several threads while pages are evicted all the time: none is lost.
+//!
+//! Each thread owns words of the file and counts in them; nobody else stores there. Whoever counts
+//! checks what he stored last. An *evictor* reads a second file through the same cache, and makes
+//! the cache smaller and larger.
+//!
+//! # Safety
+//! Words of a map are used as atomic ones, by all threads.
+#![allow(unsafe_code)]
+
+use std::fs;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use bifolio::{Cache, Feature, File};
+use fastrand::Rng;
+
+use crate::setup::{Address, Way, word};
+use crate::support::{PAGE, assert_same, directory, file_of, open, random_file, read};
+
+const MEMORY_BYTES: u64 = 2 << 20;
+const PAGES: u64 = 1500;
+const THREADS: u64 = 3;
+
+/// Which words a thread owns.
+#[derive(Clone, Copy, Debug)]
+enum Owns {
+    /// All words of every third page.
+    Pages,
+    /// Every third word of all pages.
+    Words,
+}
+
+impl Owns {
+    /// Where a word of thread `number` is.
+    fn place(self, number: u64, random: &mut Rng) -> u64 {
+        match self {
+            Self::Pages => {
+                let page = random.u64(..PAGES / THREADS) * THREADS + number;
+                page * PAGE + random.u64(..PAGE / 8) * 8
+            }
+            Self::Words => {
+                let slot = random.u64(..PAGE / 8 / THREADS) * THREADS + number;
+                random.u64(..PAGES) * PAGE + slot * 8
+            }
+        }
+    }
+}
+
+/// What each word must hold at least: told before and after each store.
+struct Ledger {
+    stored: Vec<AtomicU64>,
+}
+
+impl Ledger {
+    fn new() -> Self {
+        Self { stored: (0..PAGES * PAGE / 8).map(|_| AtomicU64::new(0)).collect() }
+    }
+
+    fn at(&self, place: u64) -> &AtomicU64 {
+        &self.stored[place as usize / 8]
+    }
+}
+
+/// Counts in words of its own until the end; how many stores.
+fn count(start: Address, owns: Owns, number: u64, ledger: &Ledger, stop: &AtomicBool) -> u64 {
+    let mut random = Rng::with_seed(number);
+    let mut stores = 0;
+    while !stop.load(Ordering::Relaxed) {
+        // Several stores near each other, as programs make them.
+        let place = owns.place(number, &mut random);
+        for _ in 0..random.u32(1..4) {
+            let word = word(start.0, place);
+            let expected = ledger.at(place).load(Ordering::Relaxed);
+            let found = word.load(Ordering::Relaxed);
+            assert_eq!(found, expected, "a store to page {} was lost", place / PAGE);
+            word.store(found + 1, Ordering::Relaxed);
+            // Release: pairs with the Acquire in `sync_and_look`: the store comes first.
+            ledger.at(place).store(found + 1, Ordering::Release);
+            stores += 1;
+        }
+    }
+    stores
+}
+
+/// Reads a second file, and changes the bound, until the end.
+fn evict(cache: &Cache, other: &File, bytes: &[u8], stop: &AtomicBool) {
+    let mut random = Rng::with_seed(99);
+    while !stop.load(Ordering::Relaxed) {
+        let start = random.usize(..bytes.len() - 60_000);
+        assert_same(&read(other, start as u64, 60_000), &bytes[start..start + 60_000]);
+        if random.u32(..10) == 0 {
+            let bound = random.u64(MEMORY_BYTES / 2..=MEMORY_BYTES);
+            cache.set_memory(bound).unwrap();
+        }
+    }
+}
+
+/// Syncs, and looks at the file from outside, until the end: all that was counted before a sync is
+/// there after it.
+fn sync_and_look(file: &File, path: &Path, ledger: &Ledger, stop: &AtomicBool) -> u32 {
+    let outside = fs::File::open(path).unwrap();
+    let mut found = vec![0; (PAGES * PAGE) as usize];
+    let mut syncs = 0;
+    while !stop.load(Ordering::Relaxed) {
+        // Acquire: pairs with the Release in `count`.
+        let before: Vec<u64> =
+            ledger.stored.iter().map(|word| word.load(Ordering::Acquire)).collect();
+        if syncs % 2 == 0 {
+            file.sync_data().unwrap();
+        } else {
+            file.sync_range(0..file.len()).unwrap();
+        }
+        outside.read_exact_at(&mut found, 0).unwrap();
+        for ((bytes, before), number) in found.chunks(8).zip(before).zip(0_u64..) {
+            let found = u64::from_le_bytes(bytes.try_into().unwrap());
+            let page = number * 8 / PAGE;
+            assert!(found >= before, "page {page}: {before} was synced, {found} is on the disk");
+        }
+        syncs += 1;
+    }
+    syncs
+}
+
+/// Where the counters are.
+enum Place {
+    Memory,
+    Disk,
+}
+
+fn run(way: Way, owns: Owns, place: &Place, duration: Duration) {
+    let directory = directory();
+    let (path, bytes) = random_file(&directory, "other", 6 << 20);
+    let counters = file_of(&directory, "counters", &vec![0; (PAGES * PAGE) as usize]);
+    let cache = way.spilling(MEMORY_BYTES);
+    let other = open(&cache, &path);
+    let file = match place {
+        Place::Memory => way.memory_file(&cache, PAGES * PAGE),
+        Place::Disk => cache.open(&counters, &way.options()).unwrap(),
+    };
+    // Each thread has a map of its own.
+    let mut maps: Vec<_> =
+        (0..THREADS).map(|_| file.map_mut(0..PAGES * PAGE).unwrap()).collect();
+    let (ledger, stop) = (Ledger::new(), AtomicBool::new(false));
+    let counts: Vec<u64> = thread::scope(|scope| {
+        let (ledger, stop) = (&ledger, &stop);
+        scope.spawn(|| evict(&cache, &other, &bytes, stop));
+        if let Place::Disk = place {
+            scope.spawn(|| {
+                let syncs = sync_and_look(&file, &counters, ledger, stop);
+                assert!(syncs > 0, "no sync");
+            });
+        }
+        let threads: Vec<_> = (0..).zip(&mut maps).map(|(number, map)| {
+            let start = Address(map.as_mut_ptr());
+            scope.spawn(move || {
+                let start = start;
+                count(start, owns, number, ledger, stop)
+            })
+        }).collect();
+        // A thread that fails ends the others.
+        let until = Instant::now() + duration;
+        while Instant::now() < until && threads.iter().all(|thread| !thread.is_finished()) {
+            thread::sleep(Duration::from_millis(5));
+        }
+        stop.store(true, Ordering::Relaxed);
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert!(counts.iter().all(|count| *count > 100), "{counts:?} stores");
+    let stats = cache.stats();
+    assert!(stats.unmapped_pages > 1000, "few were evicted: {stats:?}");
+    println!("{way:?} {owns:?}: {counts:?} stores, {} late", stats.stored_late_pages);
+    drop(maps);
+    let expected: Vec<u8> =
+        ledger.stored.iter().flat_map(|word| word.load(Ordering::Relaxed).to_le_bytes()).collect();
+    assert_same(&read(&file, 0, expected.len()), &expected);
+    if let Place::Disk = place {
+        file.sync_all().unwrap();
+        assert_same(&fs::read(&counters).unwrap(), &expected);
+    }
+    drop(file);
+    cache.close().unwrap();
+}
+
+const SHORT: Duration = Duration::from_millis(700);
+
+#[test]
+fn no_store_to_pages_of_one_thread_is_lost() {
+    for way in Way::with_and_without(Feature::WriteProtectAsync) {
+        run(way, Owns::Pages, &Place::Memory, SHORT);
+        run(way, Owns::Pages, &Place::Disk, SHORT);
+    }
+}
+
+#[test]
+fn no_store_to_words_of_shared_pages_is_lost() {
+    for way in Way::with_and_without(Feature::WriteProtectAsync) {
+        run(way, Owns::Words, &Place::Memory, SHORT);
+        run(way, Owns::Words, &Place::Disk, SHORT);
+    }
+    for way in Way::with_and_without(Feature::VectoredUnmap).into_iter().skip(2) {
+        run(way, Owns::Words, &Place::Disk, SHORT);
+    }
+}
+
+/// All threads count in words of a few pages that are stored to all the time, while those are made
+/// to leave by a cache that has become too small for them.
+#[test]
+#[ignore = "takes a minute: stores between the look and the unmapping are rare"]
+fn stores_that_come_late_are_found() {
+    for way in Way::modes() {
+        run(way, Owns::Words, &Place::Memory, Duration::from_secs(20));
+    }
+}
