@@ -33,6 +33,7 @@
 #![allow(unsafe_code)]
 
 mod background;
+mod departed;
 mod departure;
 mod evacuate;
 mod pageout;
