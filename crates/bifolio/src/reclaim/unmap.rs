@@ -12,13 +12,14 @@
 //!     at everything again                         before B6: found by B4, or by B7
 //!  B2 freeze it: no READY, no reference         lookup: finds the Entry, frozen; waits, at the
 //!  B3 take the section (REGION-3)                 most until B8
-//!  B4 who was stored to? DIRTY, WRITEBACK       a sync: looks for stores in a section of its own,
-//!     (a copy of each that seems clean, first)    and waits for WRITEBACK
+//!  B4 who was stored to? DIRTY                  a sync: looks for stores in a section of its own,
+//!     (a copy of each that seems clean, first)    waits for who is frozen, and for WRITEBACK
 //!  B5 keep the pages, beyond their unmapping    access after B6: a fault, which is a lookup
 //!  B6 unmap all: one call, one flush
 //!  B7 read what was kept: the last bytes.
 //!     Clean, and other bytes than before?
-//!     It was stored to after B4: as B4
+//!     It was stored to after B4: DIRTY
+//!     WRITEBACK, now that nothing can fail
 //!  B8 clean: out of the table, free             lookup: a value, a hole; it fills the page anew
 //!     dirty: unfrozen, but locked               lookup: gets it, waits for its lock, until B9
 //!  B9 write the copies out; written: freeze
@@ -77,6 +78,8 @@ pub(super) struct Unmapping<'t> {
 struct Departed<'t> {
     inode: &'t Inode,
     exit: MutexGuard<'t, Exit>,
+    /// Pages of the exit from the first on, where copies are that are still to be written.
+    pages_used: usize,
     folios: Vec<Left<'t>>,
 }
 
@@ -203,8 +206,10 @@ impl<'t> Unmapping<'t> {
         let mut left = frozen.into_iter();
         while left.len() > 0 {
             let departed = self.room_for(left.len(), inode, region, counts);
-            let (exit, first) = (&mut *departed.exit, departed.folios.len());
+            let (exit, first) = (&mut *departed.exit, departed.pages_used);
             let count = left.len().min((exit.pages() - first) / 2);
+            // Copies of those that leave stay where they are, among those of others.
+            departed.pages_used += count;
             let batch = left.by_ref().take(count).collect();
             let mut departure = Departure::new(inode, region, exit, first, batch);
             let flushes = departure.take(may_write);
@@ -212,6 +217,11 @@ impl<'t> Unmapping<'t> {
             self.reclaim.memory.counters.add(Counter::UnmapFlush, flushes);
             for leaver in leavers {
                 self.settle(inode, leaver, counts);
+            }
+            if let Some(departed) = &mut self.departed
+                && departed.folios.is_empty()
+            {
+                departed.pages_used = 0;
             }
         }
     }
@@ -225,7 +235,7 @@ impl<'t> Unmapping<'t> {
         counts: &mut ScanCounts,
     ) -> &mut Departed<'t> {
         let has_room = self.departed.as_ref().is_some_and(|departed| {
-            let free = departed.exit.pages() - departed.folios.len();
+            let free = departed.exit.pages() - departed.pages_used;
             let is_room = 2 * folios <= free && departed.folios.len() < LEAVING_MAX;
             std::ptr::eq(departed.inode, inode) && is_room
         });
@@ -234,7 +244,7 @@ impl<'t> Unmapping<'t> {
         }
         self.departed.get_or_insert_with(|| {
             let exit = region.regions().exit();
-            Departed { inode, exit, folios: Vec::new() }
+            Departed { inode, exit, pages_used: 0, folios: Vec::new() }
         })
     }
 
@@ -278,7 +288,7 @@ impl<'t> Unmapping<'t> {
 
     /// B9.
     fn write_out_departed(&mut self, counts: &mut ScanCounts) {
-        let Some(Departed { inode, exit, folios }) = self.departed.take() else { return };
+        let Some(Departed { inode, exit, folios, .. }) = self.departed.take() else { return };
         let mut left = Vec::with_capacity(folios.len());
         let mut leaving = Vec::with_capacity(folios.len());
         for Left { lock, folio, in_flight, copy } in folios {
