@@ -9,7 +9,8 @@
 //! is seen by the runs it names is a test of its own (`loom_unmap_what_is_left_out_is_missed`):
 //!
 //! - B4: the look before the copy; no look; WRITEBACK there, before the unmapping can fail.
-//! - B5: a copy in place of the pages. B6: no flush. B7: no comparison. B8 of a clean one before B6.
+//! - B5: a copy in place of the pages. B6: no flush. B7: no comparison. B8, of a clean one, too
+//!   early: before B6.
 //! - B9: who waits is not given the page back; what was not written goes.
 //! - REGION-3: no section, on either side. A sync that does not wait for what others have begun.
 //! - A write-out in place that protects the page after it has read the bytes, or without a flush,
