@@ -97,13 +97,16 @@ impl<'d, 't> Departure<'d, 't> {
             log::warn!("{}: stores cannot be looked for: {error}", self.inode.name());
             self.leavers.iter_mut().for_each(|leaver| leaver.fate = Fate::Stays(Verdict::Busy));
         }
-        self.begin(may_write);
+        if !may_write {
+            self.keep_dirty();
+        }
         let going: Vec<usize> = (0..self.there).filter(|at| self.leavers[*at].is_going()).collect();
         let ranges = self.ranges_of(&going);
         let kept = if is_tracked { self.keep(&ranges) } else { self.copy_dirty(&going) };
         if let Err(error) = kept {
             log::warn!("{}: pages cannot be kept: {error}", self.inode.name());
             self.stay(&going);
+            self.begin();
             return 0;
         }
         // SAFETY: pages of folios that are frozen; what raw writers stored there is kept.
@@ -119,6 +122,7 @@ impl<'d, 't> Departure<'d, 't> {
             log::warn!("{}: pages cannot be unmapped: {error}", self.inode.name());
         }
         self.stay(left);
+        self.begin();
         unmapped.flushes_asked
     }
 
@@ -152,20 +156,27 @@ impl<'d, 't> Departure<'d, 't> {
         Ok(())
     }
 
-    /// B4: dirty folios begin their write-out, or stay.
-    fn begin(&mut self, may_write: bool) {
+    /// B4: dirty folios stay, unless they may be written out.
+    fn keep_dirty(&mut self) {
+        // Who spills it is the background thread; others are the flusher's.
+        let verdict = if self.inode.is_memory_file() { Verdict::Busy } else { Verdict::Dirty };
+        for leaver in self.leavers.iter_mut().filter(|leaver| leaver.is_going()) {
+            if leaver.lock.flags.get(Flag::Dirty) {
+                leaver.fate = Fate::Stays(verdict);
+            }
+        }
+    }
+
+    /// B7: the write-out of dirty folios begins. Not before: one that stays after all would have
+    /// been on its way in the eyes of a sync, which waits for that and not for the next one. While
+    /// they are frozen a sync that finds them on the dirty list waits.
+    fn begin(&mut self) {
         let zeros_from = self.there;
         for (at, leaver) in self.leavers.iter_mut().enumerate() {
-            if !leaver.is_going() || !leaver.lock.flags.get(Flag::Dirty) {
+            if !matches!(leaver.fate, Fate::Goes) || !leaver.lock.flags.get(Flag::Dirty) {
                 continue;
             }
-            leaver.fate = if may_write {
-                Fate::Leaves(self.inode.begin_leaving(&leaver.frozen))
-            } else {
-                // Who spills it is the background thread; others are the flusher's.
-                let is_memory_file = self.inode.is_memory_file();
-                Fate::Stays(if is_memory_file { Verdict::Busy } else { Verdict::Dirty })
-            };
+            leaver.fate = Fate::Leaves(self.inode.begin_leaving(&leaver.frozen));
             if at >= zeros_from {
                 // SAFETY: a page of the exit, which is ours.
                 unsafe { copy::zero(leaver.copy.0.as_ptr(), PAGE) };
@@ -188,7 +199,7 @@ impl<'d, 't> Departure<'d, 't> {
     /// B5, where there are no raw writers: the bytes stand still.
     fn copy_dirty(&mut self, going: &[usize]) -> io::Result<()> {
         for leaver in going.iter().map(|at| &self.leavers[*at]) {
-            if let Fate::Leaves(_) = leaver.fate {
+            if leaver.lock.flags.get(Flag::Dirty) {
                 // SAFETY: a page of the exit, which is ours.
                 let target =
                     unsafe { std::slice::from_raw_parts_mut(leaver.copy.0.as_ptr(), PAGE) };
@@ -216,7 +227,7 @@ impl<'d, 't> Departure<'d, 't> {
     fn find_late_stores(&mut self, gone: &[usize], may_write: bool) {
         for at in gone {
             let leaver = &mut self.leavers[*at];
-            let Some(before) = leaver.before.filter(|_| matches!(leaver.fate, Fate::Goes)) else {
+            let Some(before) = leaver.before.filter(|_| !leaver.lock.flags.get(Flag::Dirty)) else {
                 continue;
             };
             // SAFETY: a page of the exit that nobody writes any more.
@@ -226,11 +237,9 @@ impl<'d, 't> Departure<'d, 't> {
             if before != last {
                 self.inode.memory.counters.add(Counter::StoredLate, 1);
                 self.inode.mark_stored(leaver.frozen.folio(), leaver.frozen.id());
-                leaver.fate = if may_write {
-                    Fate::Leaves(self.inode.begin_leaving(&leaver.frozen))
-                } else {
-                    Fate::Returns
-                };
+                if !may_write {
+                    leaver.fate = Fate::Returns;
+                }
             }
         }
     }
@@ -238,11 +247,7 @@ impl<'d, 't> Departure<'d, 't> {
     /// Folios that were not unmapped stay as they are.
     fn stay(&mut self, staying: &[usize]) {
         for at in staying {
-            let leaver = &mut self.leavers[*at];
-            let fate = std::mem::replace(&mut leaver.fate, Fate::Stays(Verdict::Busy));
-            if let Fate::Leaves(in_flight) = fate {
-                self.inode.cancel_leaving(&leaver.frozen, in_flight);
-            }
+            self.leavers[*at].fate = Fate::Stays(Verdict::Busy);
         }
     }
 }

@@ -12,13 +12,14 @@
 //!     at everything again                         before B6: found by B4, or by B7
 //!  B2 freeze it: no READY, no reference         lookup: finds the Entry, frozen; waits, at the
 //!  B3 take the section (REGION-3)                 most until B8
-//!  B4 who was stored to? DIRTY, WRITEBACK       a sync: looks for stores in a section of its own,
-//!     (a copy of each that seems clean, first)    and waits for WRITEBACK
+//!  B4 who was stored to? DIRTY                  a sync: looks for stores in a section of its own,
+//!     (a copy of each that seems clean, first)    waits for who is frozen, and for WRITEBACK
 //!  B5 keep the pages, beyond their unmapping    access after B6: a fault, which is a lookup
 //!  B6 unmap all: one call, one flush
 //!  B7 read what was kept: the last bytes.
 //!     Clean, and other bytes than before?
-//!     It was stored to after B4: as B4
+//!     It was stored to after B4: DIRTY
+//!     WRITEBACK, now that nothing can fail
 //!  B8 clean: out of the table, free             lookup: a value, a hole; it fills the page anew
 //!     dirty: unfrozen, but locked               lookup: gets it, waits for its lock, until B9
 //!  B9 write the copies out; written: freeze

@@ -1,8 +1,9 @@
 //! Write-outs of folios of a region that are unmapped already: from a copy of their last bytes.
 //!
 //! Called by `reclaim/unmap.rs`, which has locked the folios, and keeps the copies until all has
-//! ended. DIRTY becomes WRITEBACK before the page is unmapped ([`Inode::begin_leaving`]), so a sync
-//! that no longer finds the page waits for its write-out.
+//! ended. DIRTY becomes WRITEBACK ([`Inode::begin_leaving`]) once the page is unmapped, while the
+//! folio is frozen: a sync that no longer finds the page finds the folio on the dirty list, where
+//! it waits for the end of the freeze, or in flight.
 
 use super::batch::{ALL_PAGES, CopyAt, Leaving, WriteBatch};
 use super::dirty::InFlight;
@@ -33,11 +34,6 @@ impl Inode {
         // The number of its marking stood there (rule 4 of `folio`).
         frozen.folio().set_slot(0);
         in_flight.expect("marked just now, under its lock")
-    }
-
-    /// The folio stays, as dirty as before.
-    pub(crate) fn cancel_leaving(&self, frozen: &Frozen<'_>, in_flight: InFlight) {
-        self.dirty.end(&self.memory, frozen.id(), in_flight, true);
     }
 
     /// Whether one transfer takes `next` after `last`, with so many before it.
