@@ -2,6 +2,7 @@
 
 use super::File;
 use super::batch::{Batch, Delivery};
+use super::faults::{self, Services};
 use super::registry::Registry;
 use crate::error::{ErrorKind, Result};
 use crate::frames::Region;
@@ -10,14 +11,19 @@ use crate::sync::Ordering;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Counts a map among those in use while it lives.
+/// Counts a map among those in use while it lives; to be dropped before the map's file is.
 #[derive(Debug)]
 pub(crate) struct MapGuard {
     registry: Arc<Registry>,
+    services: Option<Arc<Services>>,
 }
 
 impl Drop for MapGuard {
     fn drop(&mut self) {
+        // So the file is closed by whoever drops it, and not by who served the last fault.
+        if let Some(services) = &self.services {
+            services.wait_for_begun();
+        }
         // Release: pairs with the Acquire in `Registry::close`.
         self.registry.maps.fetch_sub(1, Ordering::Release);
     }
@@ -30,7 +36,7 @@ impl File {
         let registry = Arc::clone(&handle.registry);
         // Before the check: a close that comes between them finds the map.
         registry.maps.fetch_add(1, Ordering::Relaxed);
-        let guard = MapGuard { registry };
+        let mut guard = MapGuard { registry, services: None };
         handle.check_readable()?;
         let length_bytes = range.end.saturating_sub(range.start);
         handle.range_end(range.start, length_bytes)?;
@@ -44,6 +50,7 @@ impl File {
         if range.end > self.len() {
             return Err(handle.past_end(range.start, length_bytes));
         }
+        guard.services = faults::services_of(region);
         Ok((Arc::clone(region), guard))
     }
 
@@ -66,7 +73,9 @@ impl File {
         let mut batch = Batch::new(&handle.inode);
         // What fails is tried once more below, page by page, and told of.
         let mut deliver = |_, _: Delivery<'_>| {};
-        let added = batch.add(handle, pages.clone(), 0, &mut deliver);
+        // What is behind the end is refused below.
+        let end = pages.end.min(self.len().div_ceil(PAGE_BYTES));
+        let added = batch.add(handle, pages.start..end, 0, &mut deliver);
         batch.finish(&mut deliver);
         added?;
         handle.bring_in(pages, false).map_err(|(_, error)| error)

@@ -10,19 +10,20 @@ use std::sync::Arc;
 /// See the head of the file.
 #[derive(Debug)]
 pub(super) struct View {
+    /// Goes first.
+    _guard: MapGuard,
     file: File,
     region: Arc<Region>,
     range: Range<u64>,
     /// How many faults of the file had failed when this was last asked for.
     errors_seen: Mutex<u64>,
-    _guard: MapGuard,
 }
 
 impl View {
     pub(super) fn new(file: &File, range: Range<u64>) -> Result<Self> {
         let (region, guard) = file.begin_map(&range)?;
         let errors_seen = Mutex::new(region.errors().count());
-        Ok(Self { file: file.clone(), region, range, errors_seen, _guard: guard })
+        Ok(Self { _guard: guard, file: file.clone(), region, range, errors_seen })
     }
 
     pub(super) fn new_mut(file: &File, range: Range<u64>) -> Result<Self> {

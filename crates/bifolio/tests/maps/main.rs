@@ -8,6 +8,8 @@
 #![allow(unsafe_code)]
 
 mod kernel;
+mod lifetimes;
+mod memory;
 mod model;
 mod setup;
 #[path = "../support/mod.rs"]

@@ -34,6 +34,7 @@ impl Handle {
     fn bring_in_first(&self, pages: Range<u64>, is_write: bool) -> Result<u64, Refused> {
         let index = pages.start;
         let mapping = &self.inode.mapping;
+        let pages = index..pages.end.min(mapping.len_bytes().div_ceil(PAGE_BYTES));
         let refused = |error| (index, error);
         if index * PAGE_BYTES >= mapping.len_bytes() {
             return Err(refused(self.past_end(index * PAGE_BYTES, 1)));

@@ -16,8 +16,10 @@
 //! handler has nothing else to go by.
 
 mod bring_in;
+mod services;
 mod threads;
 
+pub(super) use services::Services;
 pub(super) use threads::FaultThreads;
 
 use super::handle::Handle;
@@ -27,6 +29,7 @@ use crate::mapping::PAGE_SHIFT;
 use crate::stats::Counter;
 use crate::sync::{RwLock, RwLockReadGuard};
 use crate::sys::memory::is_resident;
+use services::Service;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, Weak};
@@ -35,6 +38,7 @@ use std::sync::{Arc, Weak};
 #[derive(Debug)]
 struct Served {
     region: Arc<Region>,
+    services: Arc<Services>,
     /// The handles of its file, the last one opened last.
     handles: Vec<Weak<Handle>>,
 }
@@ -47,7 +51,11 @@ pub(super) fn enlist(region: &Arc<Region>, handle: &Arc<Handle>) {
     let mut regions = REGIONS.write();
     let served = regions
         .entry(region.base().addr())
-        .or_insert_with(|| Served { region: Arc::clone(region), handles: Vec::new() });
+        .or_insert_with(|| Served {
+            region: Arc::clone(region),
+            services: Arc::default(),
+            handles: Vec::new(),
+        });
     served.handles.retain(|handle| handle.strong_count() > 0);
     served.handles.push(Arc::downgrade(handle));
 }
@@ -59,21 +67,37 @@ pub(super) fn forget(region: &Region) {
     drop(forgotten);
 }
 
-/// Who can serve faults at `address`, and where that is.
-fn server_of(address: usize) -> Option<(Arc<Region>, Arc<Handle>)> {
+/// Who is at work for the faults of a region that is enlisted.
+pub(super) fn services_of(region: &Region) -> Option<Arc<Services>> {
+    REGIONS.read().get(&region.base().addr()).map(|served| Arc::clone(&served.services))
+}
+
+/// Who serves faults at an address. Fields in the order of their drops: the service ends when the
+/// file is not held open any more.
+#[derive(Debug)]
+struct Server {
+    handle: Arc<Handle>,
+    region: Arc<Region>,
+    _service: Service,
+}
+
+/// Who can serve faults at `address`.
+fn server_of(address: usize) -> Option<Server> {
     let regions: RwLockReadGuard<'_, _> = REGIONS.read();
     let (base, served) = regions.range(..=address).next_back()?;
     if address - base >= served.region.len_bytes() {
         return None;
     }
+    let service = served.services.begin();
     let handle = served.handles.iter().rev().find_map(Weak::upgrade)?;
-    Some((Arc::clone(&served.region), handle))
+    Some(Server { handle, region: Arc::clone(&served.region), _service: service })
 }
 
 /// Serves faults at the pages from `address` on, so many bytes; whether whoever raised them can go
 /// on.
 fn serve(address: usize, length_bytes: usize, is_write: bool) -> bool {
-    let Some((region, handle)) = server_of(address) else { return false };
+    let Some(server) = server_of(address) else { return false };
+    let (region, handle) = (&server.region, &server.handle);
     let offset = (address - region.base().addr()) as u64;
     let pages = offset >> PAGE_SHIFT..((offset + length_bytes as u64 - 1) >> PAGE_SHIFT) + 1;
     handle.inode.memory.counters.add(Counter::Fault, 1);
@@ -81,7 +105,7 @@ fn serve(address: usize, length_bytes: usize, is_write: bool) -> bool {
     let mut is_served = true;
     while let Err((index, error)) = handle.bring_in(left.clone(), is_write) {
         is_served = false;
-        give_up(&region, index, error);
+        give_up(region, index, error);
         left.start = index + 1;
     }
     is_served
@@ -106,7 +130,8 @@ fn wake(region: &Region, pages: &Range<u64>) {
 
 /// Serves the fault of the thread itself, in its signal handler.
 pub(super) fn serve_in_thread(address: usize, is_write: bool) -> bool {
-    let Some((region, _)) = server_of(address) else { return false };
+    let Some(server) = server_of(address) else { return false };
+    let region = &server.region;
     let index = ((address - region.base().addr()) as u64) >> PAGE_SHIFT;
     if region.stops_stores() && is_resident(region.address(index)) {
         // It is there, and was protected. Nothing is waited for: it may be a store of the cache's

@@ -101,12 +101,13 @@ impl Shared {
 
     fn serve(&self, request: Request) {
         let Request { address, length_bytes, is_write, is_protection } = request;
-        let Some((region, _)) = server_of(address) else {
+        let Some(server) = server_of(address) else {
             let waked =
                 self.userfault.wake(std::ptr::without_provenance_mut(address), length_bytes);
             log::error!("a fault at {address:#x}, which is in no open file: {waked:?}");
             return;
         };
+        let region = &server.region;
         let first = ((address - region.base().addr()) / PAGE) as u64;
         if is_protection {
             if let Err(error) = region.admit_store(first) {
@@ -115,7 +116,7 @@ impl Shared {
             return;
         }
         serve(address, length_bytes, is_write);
-        wake(&region, &(first..first + (length_bytes / PAGE) as u64));
+        wake(region, &(first..first + (length_bytes / PAGE) as u64));
     }
 }
 

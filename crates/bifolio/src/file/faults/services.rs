@@ -1,0 +1,56 @@
+//! Services: who is at work for the faults of a region just now.
+//!
+//! Whoever serves a fault has the file open for that time. The thread that met the fault goes on a
+//! moment earlier: if it drops the last map then, the file would be closed, and its last bytes
+//! written, by whoever serves, some time later. So a map that is dropped waits for the services
+//! that have begun.
+
+use crate::sync::{Condvar, Mutex};
+use std::sync::Arc;
+
+/// See the head of the file.
+#[derive(Debug, Default)]
+pub(in crate::file) struct Services {
+    state: Mutex<State>,
+    ended: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    begun: u64,
+    /// The numbers of those that have not ended.
+    running: Vec<u64>,
+}
+
+/// A service that has begun; it ends when this is dropped.
+#[derive(Debug)]
+pub(super) struct Service {
+    services: Arc<Services>,
+    number: u64,
+}
+
+impl Services {
+    pub(super) fn begin(self: &Arc<Self>) -> Service {
+        let mut state = self.state.lock();
+        state.begun += 1;
+        let number = state.begun;
+        state.running.push(number);
+        Service { services: Arc::clone(self), number }
+    }
+
+    /// Waits until all that have begun have ended.
+    pub(in crate::file) fn wait_for_begun(&self) {
+        let mut state = self.state.lock();
+        let begun = state.begun;
+        while state.running.iter().any(|number| *number <= begun) {
+            self.ended.wait(&mut state);
+        }
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        self.services.state.lock().running.retain(|number| *number != self.number);
+        self.services.ended.notify_all();
+    }
+}

@@ -1,0 +1,74 @@
+//! What a map of a file that is a hundred times as large as the memory takes of it.
+//!
+//! What the kernel says about a process is about all of it, so this runs alone in a process of its
+//! own.
+//!
+//! # Safety
+//! Only bytes of the file are touched.
+#![allow(unsafe_code)]
+
+use fastrand::Rng;
+
+use crate::setup::{MODES, Way, load, store, touch};
+use crate::support::{PAGE, directory, file_of, run_alone};
+
+const NAME: &str = "memory::a_map_of_a_hundred_times_the_memory_stays_within_the_bound";
+const VARIABLE: &str = "BIFOLIO_TEST_MAP_MEMORY";
+const MIB: u64 = 1 << 20;
+const BOUND: u64 = 16 * MIB;
+const LENGTH: u64 = 100 * BOUND;
+
+/// A number of bytes from `/proc/self/status`.
+fn process_bytes(field: &str) -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with(field)).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
+}
+
+fn roam(way: Way, is_on_disk: bool) {
+    let directory = directory();
+    let path = file_of(&directory, "sparse", &[]);
+    let cache = way.spilling(BOUND);
+    let file = if is_on_disk {
+        let file = cache.open(&path, &way.options()).unwrap();
+        file.set_len(LENGTH).unwrap();
+        file
+    } else {
+        way.memory_file(&cache, LENGTH)
+    };
+    let mut map = file.map_mut(0..LENGTH).unwrap();
+    let mut random = Rng::with_seed(7);
+    let mut marked = Vec::new();
+    for step in 0..12_000_u64 {
+        let page = random.u64(..LENGTH / PAGE);
+        touch(map.as_ptr(), page * PAGE);
+        if step % 4 == 0 {
+            store(map.as_mut_ptr(), page * PAGE + 8, &(page + 1).to_le_bytes());
+            marked.push(page);
+        }
+        let stats = cache.stats();
+        assert!(stats.used_bytes <= BOUND, "{stats:?}");
+    }
+    for page in marked {
+        let found = load(map.as_ptr(), page * PAGE + 8..page * PAGE + 16);
+        assert_eq!(found, (page + 1).to_le_bytes(), "page {page}");
+    }
+    let stats = cache.stats();
+    assert!(stats.unmapped_pages > BOUND / PAGE, "not turned over: {stats:?}");
+    let peak = process_bytes("VmHWM:");
+    println!("{way:?}, disk {is_on_disk}: peak {peak} bytes, bound {BOUND}");
+    assert!(peak <= BOUND + BOUND / 50 + 8 * MIB, "{peak} bytes were resident, of {BOUND}");
+}
+
+#[test]
+fn a_map_of_a_hundred_times_the_memory_stays_within_the_bound() {
+    if let Ok(case) = std::env::var(VARIABLE) {
+        let case: usize = case.parse().unwrap();
+        return roam(Way::new(MODES[case / 2]), case % 2 == 1);
+    }
+    let cases = 2 * Way::modes().len();
+    for case in 0..cases {
+        let output = run_alone(NAME, VARIABLE, &case.to_string());
+        print!("{}", String::from_utf8_lossy(&output.stdout));
+    }
+}
