@@ -17,8 +17,15 @@ fn pages_of_mixed_batches_keep_their_bytes() {
         println!("skipped: no user faults");
         return;
     }
+    for batch in [1, 31, 128] {
+        stores_and_loads(batch);
+    }
+}
+
+fn stores_and_loads(batch: usize) {
     let directory = tempfile::tempdir().unwrap();
-    let cache = Cache::builder().memory(8 << 20).spill_in(directory.path()).build().unwrap();
+    let builder = Cache::builder().memory(8 << 20).spill_in(directory.path());
+    let cache = builder.unmap_batch_folios(batch).build().unwrap();
     let options = OpenOptions::new().read(true).write(true).mappable(true);
     let file = cache.memory_file_with("pages", &options).unwrap();
     file.set_len(PAGES * PAGE_BYTES).unwrap();
@@ -30,7 +37,10 @@ fn pages_of_mixed_batches_keep_their_bytes() {
             let at = start.wrapping_add((page * PAGE_BYTES) as usize).cast::<u64>();
             // SAFETY: inside of the map.
             let loaded = unsafe { at.read_volatile() };
-            assert_eq!(loaded, stored[page as usize], "page {page} in round {round}");
+            assert_eq!(
+                loaded, stored[page as usize],
+                "page {page} in round {round}, batch {batch}"
+            );
             if round == 1 || (page * 7 + round) % 5 < 2 {
                 stored[page as usize] = page * 8 + round;
                 // SAFETY: as above.

@@ -1,8 +1,8 @@
-//! Folios that have departed (B8 and B9 of `unmap.rs`): some are being written out, while others are
-//! gathered for the next transfer.
+//! Folios that have departed (B8 and B9 of `unmap.rs`): some are being written out while others
+//! are gathered for the next transfer.
 //!
-//! The exit has two halves: one with the copies of what is in flight, one for what is gathered. When
-//! that is enough for a transfer, they change places.
+//! The exit has two halves: one with the copies of what is in flight, one for what is gathered.
+//! When that is enough for a transfer, they change places.
 
 use crate::folio::{FolioRef, LockedFolio};
 use crate::frames::{Exit, Region};

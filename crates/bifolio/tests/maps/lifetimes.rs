@@ -210,7 +210,10 @@ fn several_maps_calls_and_pins_see_the_same_bytes() {
             let (start, end) = (5 * PAGE + 123, 9 * PAGE + 17);
             let mut second = file.map_mut(start..end).unwrap();
             assert_eq!((second.len(), second.is_empty()), (end - start, false));
-            assert_same(&load(second.as_ptr(), 0..end - start), &bytes[start as usize..end as usize]);
+            assert_same(
+                &load(second.as_ptr(), 0..end - start),
+                &bytes[start as usize..end as usize],
+            );
             store(second.as_mut_ptr(), 0, b"second");
             store(first.as_mut_ptr(), start + 6, b"first");
             file.write_all_at(b"write", start + 11).unwrap();
@@ -423,6 +426,7 @@ fn what_cannot_be_mapped_is_refused() {
     }
     error_of(file.collapse(0..2 << 20), &["file"]);
     let masked = Cache::builder().memory(1 << 20).disable(Feature::UserFaults).build().unwrap();
-    let error = error_of(masked.memory_file_with("x", &mappable), &["cannot be mapped", "disabled"]);
+    let error =
+        error_of(masked.memory_file_with("x", &mappable), &["cannot be mapped", "disabled"]);
     assert!(matches!(error.kind(), ErrorKind::CannotMap { .. }));
 }

@@ -46,7 +46,8 @@ struct Run<'c> {
 impl<'c> Run<'c> {
     fn new(cache: &'c Cache, file: File, model: Vec<u8>, sizes: Sizes, seed: u64) -> Self {
         let random = Rng::with_seed(seed);
-        let mut run = Self { cache, file, model, maps: Vec::new(), pins: Vec::new(), sizes, random };
+        let mut run =
+            Self { cache, file, model, maps: Vec::new(), pins: Vec::new(), sizes, random };
         run.add_map(0..run.len(), true);
         run.add_map(0..run.len(), false);
         run.add_map(run.len() / 3..run.len() / 2, true);

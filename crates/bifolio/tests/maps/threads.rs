@@ -142,8 +142,7 @@ fn run(way: Way, owns: Owns, place: &Place, duration: Duration) {
         Place::Disk => cache.open(&counters, &way.options()).unwrap(),
     };
     // Each thread has a map of its own.
-    let mut maps: Vec<_> =
-        (0..THREADS).map(|_| file.map_mut(0..PAGES * PAGE).unwrap()).collect();
+    let mut maps: Vec<_> = (0..THREADS).map(|_| file.map_mut(0..PAGES * PAGE).unwrap()).collect();
     let (ledger, stop) = (Ledger::new(), AtomicBool::new(false));
     let counts: Vec<u64> = thread::scope(|scope| {
         let (ledger, stop) = (&ledger, &stop);
@@ -154,13 +153,16 @@ fn run(way: Way, owns: Owns, place: &Place, duration: Duration) {
                 assert!(syncs > 0, "no sync");
             });
         }
-        let threads: Vec<_> = (0..).zip(&mut maps).map(|(number, map)| {
-            let start = Address(map.as_mut_ptr());
-            scope.spawn(move || {
-                let start = start;
-                count(start, owns, number, ledger, stop)
+        let threads: Vec<_> = (0..)
+            .zip(&mut maps)
+            .map(|(number, map)| {
+                let start = Address(map.as_mut_ptr());
+                scope.spawn(move || {
+                    let start = start;
+                    count(start, owns, number, ledger, stop)
+                })
             })
-        }).collect();
+            .collect();
         // A thread that fails ends the others.
         let until = Instant::now() + duration;
         while Instant::now() < until && threads.iter().all(|thread| !thread.is_finished()) {

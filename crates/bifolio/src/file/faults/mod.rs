@@ -49,13 +49,11 @@ static REGIONS: RwLock<BTreeMap<usize, Served>> = RwLock::new(BTreeMap::new());
 /// Lets faults of a region be served through `handle`, too.
 pub(super) fn enlist(region: &Arc<Region>, handle: &Arc<Handle>) {
     let mut regions = REGIONS.write();
-    let served = regions
-        .entry(region.base().addr())
-        .or_insert_with(|| Served {
-            region: Arc::clone(region),
-            services: Arc::default(),
-            handles: Vec::new(),
-        });
+    let served = regions.entry(region.base().addr()).or_insert_with(|| Served {
+        region: Arc::clone(region),
+        services: Arc::default(),
+        handles: Vec::new(),
+    });
     served.handles.retain(|handle| handle.strong_count() > 0);
     served.handles.push(Arc::downgrade(handle));
 }
