@@ -157,6 +157,23 @@ impl Region {
                 }
             }
         }
+        self.lift_poison(pages)
+    }
+
+    /// Lets pages that were just installed be touched, where nothing but access was refused.
+    fn lift_poison(&self, pages: Range<u64>) -> io::Result<()> {
+        // Relaxed: a hint, as in `clear_leftovers`.
+        if !self.has_leftovers.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let mut leftovers = self.leftovers.lock();
+        for index in pages {
+            if leftovers.get(&index) == Some(&Leftover::Poison) {
+                leftovers.remove(&index);
+                self.regions.unpoison(&self.range_of(&(index..index + 1)))?;
+            }
+        }
+        self.note_leftovers(&leftovers);
         Ok(())
     }
 
@@ -172,7 +189,14 @@ impl Region {
         if !self.is_tracked() {
             // Release: pairs with the Acquire in `is_tracked`.
             self.is_tracked.store(true, Ordering::Release);
-            self.protect(0..self.memory.len() as u64 / PAGE_BYTES)?;
+            let range = self.range_of(&(0..self.memory.len() as u64 / PAGE_BYTES));
+            return match &self.stores {
+                Stores::PageTables(pagemap) => pagemap.protect(range.start, range.length_bytes),
+                // No bit is set; going through all of them would make their memory resident.
+                Stores::Faults(_) => {
+                    self.userfault.write_protect(range.start, range.length_bytes, true)
+                }
+            };
         }
         Ok(())
     }

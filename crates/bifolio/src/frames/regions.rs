@@ -122,6 +122,9 @@ impl Regions {
         if self.features.has(Feature::FaultPoison) {
             return userfault.poison(range.start, range.length_bytes);
         }
+        if crate::sys::memory::is_resident(range.start) {
+            return Err(io::ErrorKind::AlreadyExists.into());
+        }
         crate::sys::memory::refuse_access(range.start, range.length_bytes)?;
         userfault.wake(range.start, range.length_bytes)
     }

@@ -7,6 +7,8 @@
 //! Each module that touches a map says why it may.
 #![allow(unsafe_code)]
 
+mod crash;
+mod faults;
 mod kernel;
 mod lifetimes;
 mod memory;

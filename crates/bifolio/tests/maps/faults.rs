@@ -1,0 +1,196 @@
+//! Maps over storage that fails, is short or late.
+//!
+//! # Safety
+//! Only bytes of the file are touched, but where a test says that the process is to die of it.
+#![allow(unsafe_code)]
+
+use std::os::unix::process::ExitStatusExt;
+use std::time::Duration;
+
+use bifolio::{Cache, ErrorKind, Feature, File};
+use bifolio_testing::{Call, Fault, fill_bytes};
+
+use crate::setup::{Way, load, run_child, store, touch};
+use crate::support::{self, Faulty, PAGE, assert_same, error_of, read, read_all};
+
+const PAGE_USIZE: usize = PAGE as usize;
+const NAME: &str = "faults::a_page_that_cannot_be_read_raises_a_signal_until_it_can";
+const VARIABLE: &str = "BIFOLIO_TEST_MAP_FAULT";
+
+fn storage(pages: usize) -> Faulty {
+    Faulty::new(support::Way::Memory, pages * PAGE_USIZE, 5)
+}
+
+/// A cache that does nothing by itself, and the storage as a file that can be mapped.
+fn open(way: Way, storage: &Faulty, memory_bytes: u64) -> (Cache, File) {
+    let cache = way.mask(storage.builder(memory_bytes)).build().unwrap();
+    let file = cache.open_backing(storage.backing.clone(), &way.options()).unwrap();
+    (cache, file)
+}
+
+/// Dies of it, if it is told to.
+fn touch_a_bad_page(way: Way, is_to_die: bool) {
+    let storage = storage(16);
+    let (_cache, file) = open(way, &storage, 1 << 20);
+    let map = file.map(0..file.len()).unwrap();
+    let other = file.map(0..file.len()).unwrap();
+    storage.backing.inject(Fault::on(Call::Read).at(5 * PAGE..6 * PAGE).forever());
+    for answer in [map.prefetch(3 * PAGE..9 * PAGE), map.pin(5 * PAGE..6 * PAGE).map(drop)] {
+        let error = error_of(answer, &["20480"]);
+        assert!(matches!(error.kind(), ErrorKind::Io(_)), "{error:?}");
+    }
+    assert!(file.read_at(&mut [0; 10], 5 * PAGE + 7).is_err());
+    // Its neighbours are there.
+    assert_same(&load(map.as_ptr(), 0..5 * PAGE), &storage.bytes[..5 * PAGE_USIZE]);
+    assert_same(&load(map.as_ptr(), 6 * PAGE..16 * PAGE), &storage.bytes[6 * PAGE_USIZE..]);
+    assert!(map.take_error().is_none() && other.take_error().is_none(), "nobody touched it");
+    if is_to_die {
+        println!("now it dies");
+        touch(map.as_ptr(), 5 * PAGE);
+        return println!("it did not");
+    }
+    storage.backing.heal();
+    assert_same(&load(map.as_ptr(), 0..map.len()), &storage.bytes);
+}
+
+#[test]
+fn a_page_that_cannot_be_read_raises_a_signal_until_it_can() {
+    let ways = Way::with_and_without(Feature::FaultPoison);
+    if let Ok(number) = std::env::var(VARIABLE) {
+        return touch_a_bad_page(ways[number.parse::<usize>().unwrap()], true);
+    }
+    for (number, way) in ways.iter().enumerate() {
+        touch_a_bad_page(*way, false);
+        let output = run_child(NAME, VARIABLE, &number.to_string());
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(text.contains("now it dies") && !text.contains("it did not"), "{way:?}: {text}");
+        let expected = if way.masked.is_some() { libc::SIGSEGV } else { libc::SIGBUS };
+        assert_eq!(output.status.signal(), Some(expected), "{way:?}: {}", output.status);
+    }
+}
+
+/// Has the kernel load a byte, which dies of nothing; whether it could.
+fn kernel_loads(start: *const u8, position: u64) -> bool {
+    use std::os::fd::AsRawFd;
+    let (_read, write) = std::io::pipe().unwrap();
+    let source = start.wrapping_add(position as usize);
+    // SAFETY: one byte of a map that lives, which the kernel only reads.
+    unsafe { libc::write(write.as_raw_fd(), source.cast(), 1) == 1 }
+}
+
+#[test]
+fn a_poisoned_page_is_told_of_once_and_comes_back_with_a_prefetch() {
+    for way in Way::with_and_without(Feature::FaultPoison) {
+        let storage = storage(16);
+        let (_cache, file) = open(way, &storage, 1 << 20);
+        let mut map = file.map_mut(0..file.len()).unwrap();
+        storage.backing.inject(Fault::on(Call::Read).nth(1).fails(libc::EIO));
+        if way.faults == bifolio::FaultMode::InThread {
+            // The kernel cannot ask us: nothing is poisoned, and the next one finds it.
+            assert!(!kernel_loads(map.as_ptr(), 5 * PAGE));
+            assert!(map.take_error().is_none());
+            continue;
+        }
+        assert!(!kernel_loads(map.as_ptr(), 5 * PAGE), "{way:?}: it was to fail");
+        assert!(!kernel_loads(map.as_ptr(), 5 * PAGE), "{way:?}: it is poisoned");
+        let error = map.take_error().unwrap();
+        let ErrorKind::Fault(cause) = error.kind() else { panic!("{error:?}") };
+        assert!(matches!(cause.kind(), ErrorKind::Io(_)), "{cause:?}");
+        assert!(map.take_error().is_none(), "told twice");
+        map.prefetch(5 * PAGE..6 * PAGE).unwrap();
+        assert_same(&load(map.as_ptr(), 0..map.len()), &storage.bytes);
+        store(map.as_mut_ptr(), 5 * PAGE, b"stored");
+        file.sync_data().unwrap();
+        assert_eq!(&storage.stored()[5 * PAGE_USIZE..5 * PAGE_USIZE + 6], b"stored");
+        // A call may bring it back, too.
+        let bad = Fault::on(Call::Read).at(0..PAGE).fails(libc::EIO);
+        drop((map, file, _cache));
+        let (_cache, file) = open(way, &storage, 1 << 20);
+        let map = file.map(0..file.len()).unwrap();
+        storage.backing.inject(bad);
+        assert!(!kernel_loads(map.as_ptr(), 0));
+        assert_same(&read(&file, 0, PAGE_USIZE), &storage.bytes[..PAGE_USIZE]);
+        assert_eq!(touch(map.as_ptr(), 9), storage.bytes[9]);
+    }
+}
+
+#[test]
+fn short_and_late_reads_bring_the_right_bytes() {
+    for way in Way::modes() {
+        let storage = storage(200);
+        let (_cache, file) = open(way, &storage, 512 << 10);
+        let map = file.map(0..file.len()).unwrap();
+        storage.backing.inject(Fault::on(Call::Read).times(40).short_by(2000));
+        let late = Duration::from_millis(2);
+        storage.backing.inject(Fault::on(Call::Read).nth(20).times(40).delayed(late));
+        storage.backing.inject(Fault::on(Call::Read).nth(5).times(2).fails(libc::EINTR));
+        assert_same(&load(map.as_ptr(), 0..map.len()), &storage.bytes);
+        assert!(storage.backing.struck() > 60, "{}", storage.backing.struck());
+        assert!(map.take_error().is_none());
+    }
+}
+
+/// Stores to every page of a file, of four times what the cache holds, while its pages cannot be
+/// written for some time.
+fn store_everywhere(file: &File, bytes: &mut [u8], seed: u64) {
+    let mut map = file.map_mut(0..file.len()).unwrap();
+    for page in 0..file.len() / PAGE {
+        let new = fill_bytes(seed ^ page, 100);
+        let at = page * PAGE + (seed + page) % 3000;
+        store(map.as_mut_ptr(), at, &new);
+        bytes[at as usize..at as usize + 100].copy_from_slice(&new);
+    }
+}
+
+#[test]
+fn what_cannot_be_written_while_it_leaves_stays_and_sync_tells() {
+    for way in Way::with_and_without(Feature::WriteProtectAsync) {
+        for errno in [libc::EIO, libc::ENOSPC] {
+            let storage = storage(512);
+            let mut bytes = storage.bytes.clone();
+            let (cache, file) = open(way, &storage, 512 << 10);
+            storage.backing.inject(Fault::on(Call::Write).nth(2).times(6).fails(errno));
+            storage.backing.inject(Fault::on(Call::Write).nth(20).times(5).short_by(3000));
+            store_everywhere(&file, &mut bytes, 3);
+            assert!(storage.backing.struck() >= 6, "{way:?}: {}", storage.backing.struck());
+            assert!(cache.stats().unmapped_pages > 300, "{:?}", cache.stats());
+            let map = file.map(0..file.len()).unwrap();
+            assert_same(&load(map.as_ptr(), 0..map.len()), &bytes);
+            assert_same(&read_all(&file), &bytes);
+            let error = error_of(file.sync_data(), &[]);
+            assert!(matches!(error.kind(), ErrorKind::Writeback(_)), "{error:?}");
+            file.sync_data().unwrap();
+            assert_same(&storage.stored(), &bytes);
+            assert_same(&load(map.as_ptr(), 0..map.len()), &bytes);
+        }
+    }
+}
+
+#[test]
+fn a_spill_that_fails_while_pages_leave_loses_nothing() {
+    for way in Way::with_and_without(Feature::WriteProtectAsync) {
+        for errno in [libc::EIO, libc::ENOSPC] {
+            let storage = Faulty::new(support::Way::Memory, 0, 6);
+            let builder = storage.builder(512 << 10).spill_backing(storage.backing.clone());
+            let cache = way.mask(builder).build().unwrap();
+            let file = way.memory_file(&cache, 512 * PAGE);
+            let mut bytes = vec![0; 512 * PAGE_USIZE];
+            storage.backing.inject(Fault::on(Call::Write).nth(2).times(6).fails(errno));
+            for round in 0..3 {
+                store_everywhere(&file, &mut bytes, round);
+            }
+            assert_eq!(storage.backing.struck(), 6, "{way:?}");
+            let map = file.map(0..file.len()).unwrap();
+            assert_same(&load(map.as_ptr(), 0..map.len()), &bytes);
+            assert_same(&read_all(&file), &bytes);
+            // Nor does a page that cannot be read back.
+            storage.backing.inject(Fault::on(Call::Read).forever());
+            let error = (0..512)
+                .find_map(|page| map.prefetch(page * PAGE..(page + 1) * PAGE).err())
+                .expect("a page in the spill");
+            assert!(matches!(error.kind(), ErrorKind::SpillRead { .. }), "{error:?}");
+            storage.backing.heal();
+            assert_same(&load(map.as_ptr(), 0..map.len()), &bytes);
+        }
+    }
+}
