@@ -109,21 +109,36 @@ impl<'d, 't> Departure<'d, 't> {
             self.begin();
             return 0;
         }
-        // SAFETY: pages of folios that are frozen; what raw writers stored there is kept.
-        let unmapped = unsafe { region.regions().unmapper().unmap(&ranges) };
-        let done_bytes: usize = ranges[..unmapped.ranges_done].iter().map(|r| r.length_bytes).sum();
-        let (gone, left) = going.split_at(done_bytes / PAGE);
+        let (gone, staying, flushes) = self.unmap(&going, &ranges);
         self.inode.memory.counters.add(Counter::Unmap, gone.len() as u64);
         if is_tracked {
-            self.take_kept(gone);
-            self.find_late_stores(gone, may_write);
+            self.take_kept(&going);
+            self.find_late_stores(&gone, may_write);
         }
-        if let Some(error) = unmapped.error {
-            log::warn!("{}: pages cannot be unmapped: {error}", self.inode.name());
-        }
-        self.stay(left);
+        self.stay(&staying);
         self.begin();
-        unmapped.flushes_asked
+        flushes
+    }
+
+    /// B6. Answers which folios were unmapped, which were not, and how many flushes were asked for.
+    fn unmap(&self, going: &[usize], ranges: &[PageRange]) -> (Vec<usize>, Vec<usize>, u64) {
+        let unmapper = self.region.regions().unmapper();
+        // SAFETY: pages of folios that are frozen; what raw writers stored there is kept.
+        let all = unsafe { unmapper.unmap(ranges) };
+        let Some(error) = all.error else { return (going.to_vec(), Vec::new(), all.flushes_asked) };
+        log::warn!("{}: pages cannot be unmapped: {error}", self.inode.name());
+        let done_bytes: usize = ranges[..all.ranges_done].iter().map(|r| r.length_bytes).sum();
+        let (mut gone, mut staying) = (going[..done_bytes / PAGE].to_vec(), Vec::new());
+        let mut flushes = all.flushes_asked;
+        // Part of the range that failed may be gone: one by one, to know which.
+        for at in &going[gone.len()..] {
+            let index = self.leavers[*at].lock.index();
+            // SAFETY: as above; one that is gone stays so.
+            let one = unsafe { unmapper.unmap(&[self.region.range_of(&(index..index + 1))]) };
+            flushes += one.flushes_asked;
+            if one.error.is_none() { gone.push(*at) } else { staying.push(*at) }
+        }
+        (gone, staying, flushes)
     }
 
     /// B4: marks those that raw writers stored to as dirty; keeps a copy of those that seem clean,
@@ -210,17 +225,18 @@ impl<'d, 't> Departure<'d, 't> {
         Ok(())
     }
 
-    /// B7: the last bytes of what was unmapped, which is a first part of what was kept.
-    fn take_kept(&mut self, gone: &[usize]) {
-        for leaver in gone.iter().map(|at| &self.leavers[*at]) {
-            // SAFETY: a page of the exit, which is ours.
-            while let Err(error) = unsafe { self.exit.keeper.take(leaver.copy.0.as_ptr(), PAGE) } {
-                // The bytes are in the pipe and nowhere else.
-                log::error!("{}: a kept page cannot be read: {error}", self.inode.name());
-                std::thread::yield_now();
+    /// B7: the last bytes of what was kept. (What was not unmapped after all goes on changing.)
+    fn take_kept(&mut self, going: &[usize]) {
+        // The copies of neighbours are neighbours.
+        for row in going.chunk_by(|before, next| before + 1 == *next) {
+            let (start, bytes) = (self.leavers[row[0]].copy.0.as_ptr(), row.len() * PAGE);
+            // SAFETY: pages of the exit, which is ours.
+            if let Err(error) = unsafe { self.exit.keeper.take(start, bytes) } {
+                // They are in a pipe of this process and nowhere else, and it was asked for as much
+                // as it has, without a wait: to go on would be to lose them in silence.
+                panic!("{}: kept pages cannot be read: {error}", self.inode.name());
             }
         }
-        self.exit.keeper.discard();
     }
 
     /// B7: those that seemed clean, and were stored to between the look and the unmapping.
