@@ -12,7 +12,9 @@ use crate::harness::workspace::Workspace;
 use crate::host::Host;
 use crate::progress::Progress;
 use crate::report::Report;
-use crate::{format_bytes, random_reads, scan, seq_reads, small_reads, spill, writes};
+use crate::{
+    format_bytes, map_reads, random_reads, reclaim, scan, seq_reads, small_reads, spill, writes,
+};
 
 /// Every benchmark, in the order in which `bifolio bench` runs them.
 pub fn all() -> &'static [&'static dyn Benchmark] {
@@ -23,6 +25,8 @@ pub fn all() -> &'static [&'static dyn Benchmark] {
         &writes::WriteAndSync,
         &seq_reads::SequentialReads,
         &spill::Spill,
+        &reclaim::Reclaim,
+        &map_reads::MapReads,
     ]
 }
 

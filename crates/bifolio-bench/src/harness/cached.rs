@@ -17,16 +17,30 @@ pub(crate) struct Cached {
 impl Cached {
     /// Opens `path`, to be written too if `write` says so, in a new cache.
     pub(crate) fn open(builder: CacheBuilder, path: &Path, write: bool) -> Result<Self> {
+        Self::open_with(builder, path, &OpenOptions::new().read(true).write(write))
+    }
+
+    /// Opens `path` as `options` say in a new cache.
+    pub(crate) fn open_with(
+        builder: CacheBuilder,
+        path: &Path,
+        options: &OpenOptions,
+    ) -> Result<Self> {
         let cache = builder.build()?;
-        let file = cache.open(path, &OpenOptions::new().read(true).write(write))?;
+        let file = cache.open(path, options)?;
         Ok(Self { file, cache })
     }
 
     /// Makes a memory file with folios of `folio_bytes` in a new cache.
     pub(crate) fn in_memory(builder: CacheBuilder, folio_bytes: u64) -> Result<Self> {
-        let cache = builder.build()?;
         let options = OpenOptions::new().read(true).write(true).folio_bytes(folio_bytes);
-        let file = cache.memory_file_with("bench", &options)?;
+        Self::in_memory_with(builder, &options)
+    }
+
+    /// Makes a memory file as `options` say in a new cache.
+    pub(crate) fn in_memory_with(builder: CacheBuilder, options: &OpenOptions) -> Result<Self> {
+        let cache = builder.build()?;
+        let file = cache.memory_file_with("bench", options)?;
         Ok(Self { file, cache })
     }
 

@@ -43,12 +43,12 @@ impl Sub for DeviceBytes {
     }
 }
 
-fn text(path: &str) -> Result<String> {
+pub(super) fn text(path: &str) -> Result<String> {
     fs::read_to_string(path).map_err(Error::system(format!("read {path}")))
 }
 
 /// The value of a `name value` line.
-fn field(text: &str, name: &str) -> Result<u64> {
+pub(super) fn field(text: &str, name: &str) -> Result<u64> {
     text.lines()
         .find_map(|line| line.strip_prefix(name)?.trim().parse().ok())
         .ok_or_else(|| Error::Refused(format!("the kernel does not count `{name}`")))

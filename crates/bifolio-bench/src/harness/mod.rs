@@ -15,6 +15,9 @@
 //! cost (`seen`, `latency`, `stretches`, `cpu_time`, `syscalls`, `device_bytes`); `direct` and
 //! `raw_ring` go past the page cache, `raw_stream` moves a whole file so, `cached` is a file in a
 //! cache, `memory_group` bounds the kernel's, `swap` is where that goes when it is full.
+//!
+//! Mapped files: `mapping` is the kernel's, `mapped_file` a cache's, `span` the words of either;
+//! `interrupts` and `kernel_reclaim` tell what keeping them within memory cost.
 
 pub(crate) mod access;
 pub(crate) mod cached;
@@ -27,7 +30,11 @@ pub(crate) mod device_bytes;
 pub(crate) mod direct;
 pub(crate) mod filesystem;
 pub(crate) mod interleave;
+pub(crate) mod interrupts;
+pub(crate) mod kernel_reclaim;
 pub(crate) mod latency;
+pub(crate) mod mapped_file;
+pub(crate) mod mapping;
 pub(crate) mod memory;
 pub(crate) mod memory_group;
 pub(crate) mod meter;
@@ -40,6 +47,7 @@ pub(crate) mod resident;
 pub(crate) mod seen;
 pub(crate) mod series;
 pub(crate) mod sizes;
+pub(crate) mod span;
 pub(crate) mod stretches;
 pub(crate) mod swap;
 pub(crate) mod syscalls;

@@ -17,7 +17,8 @@ const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
 const ADDEND: u64 = 0xd1b5_4a32_d192_ed03;
 const WORD_BYTES: usize = size_of::<u64>();
 
-fn word_at(pos_bytes: u64, version: u32) -> u64 {
+/// The word that stands at `pos_bytes` in that version.
+pub(crate) fn word_at(pos_bytes: u64, version: u32) -> u64 {
     let addend = ADDEND.wrapping_add(u64::from(version) << 32);
     pos_bytes.wrapping_mul(MULTIPLIER).wrapping_add(addend)
 }

@@ -4,28 +4,26 @@
 //! advised to be huge pages, as the arena is.
 //!
 //! # Safety
-//! The mapping is made here, is private to this process, lives until `Drop`, and after `filled`
-//! nobody writes to it. Every copy checks that it begins inside, with one comparison; the mapping
+//! The mapping is private to this process, lives as long as the value, and after `filled` nobody
+//! writes to it. Every copy checks that it begins inside, with one comparison; the mapping
 //! goes on for at least 2 MiB behind, so that no block can leave it.
 
 #![allow(unsafe_code)]
 
 use std::ptr::{self, NonNull};
 
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
-
+use super::mapping::{Hint, Mapping};
 use super::pattern;
-use crate::error::{Error, Result};
+use crate::error::Result;
 
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 /// Read-only memory that holds the pattern.
 #[derive(Debug)]
 pub(crate) struct PlainMemory {
-    mapping: NonNull<u8>,
-    mapping_bytes: usize,
     start: NonNull<u8>,
     len_bytes: usize,
+    _mapping: Mapping,
 }
 
 // SAFETY: the memory belongs to this value alone, and no thread is special to a mapping.
@@ -43,28 +41,17 @@ impl PlainMemory {
     pub(crate) fn filled(len_bytes: usize, fill: impl FnOnce(&mut [u8])) -> Result<Self> {
         // Up to 2 MiB in front to align it, 2 MiB behind for blocks that begin at its end.
         let mapping_bytes = len_bytes.next_multiple_of(HUGE_PAGE_BYTES) + 2 * HUGE_PAGE_BYTES;
-        // SAFETY: a new mapping at an address of the kernel's choice touches no memory in use.
-        let address = unsafe {
-            mmap_anonymous(
-                ptr::null_mut(),
-                mapping_bytes,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::PRIVATE,
-            )
-        };
-        let address = address.map_err(Error::system("map plain memory"))?.cast::<u8>();
-        let mapping = NonNull::new(address)
-            .ok_or_else(|| Error::Refused("the kernel mapped plain memory at zero".into()))?;
-        let lead_bytes = address.align_offset(HUGE_PAGE_BYTES);
+        let mapping = Mapping::anonymous(mapping_bytes)?;
+        // Advice only: a kernel without huge pages gives small ones, to the arena as well.
+        let _ = mapping.advise(Hint::HugePages);
+        let lead_bytes = mapping.start().as_ptr().align_offset(HUGE_PAGE_BYTES);
         // SAFETY: less than 2 MiB into a mapping that is larger by 4 MiB than what is asked for.
-        let start = unsafe { mapping.add(lead_bytes) };
-        let memory = Self { mapping, mapping_bytes, start, len_bytes };
-        memory.advise_huge_pages();
+        let start = unsafe { mapping.start().add(lead_bytes) };
         // SAFETY: `len_bytes` from `start` are inside the mapping, zeroed by the kernel, and nobody
         // else knows of them yet.
         let bytes = unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), len_bytes) };
         fill(bytes);
-        Ok(memory)
+        Ok(Self { start, len_bytes, _mapping: mapping })
     }
 
     /// All of it.
@@ -72,13 +59,6 @@ impl PlainMemory {
         // SAFETY: `len_bytes` from `start` are inside the mapping, which `&self` keeps alive, and
         // nobody writes to them after `filled`.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len_bytes) }
-    }
-
-    /// Advice only: a kernel without huge pages gives small ones, to the arena as well.
-    fn advise_huge_pages(&self) {
-        let bytes = self.len_bytes.next_multiple_of(HUGE_PAGE_BYTES);
-        // SAFETY: the range is inside the mapping, and the advice changes no content.
-        let _ = unsafe { madvise(self.start.as_ptr().cast(), bytes, Advice::LinuxHugepage) };
     }
 
     /// Copies `BLOCK` bytes from `pos_bytes`.
@@ -91,14 +71,6 @@ impl PlainMemory {
         // SAFETY: `BLOCK` bytes are readable there, by the same check and because the mapping goes
         // on for 2 MiB; the block is exclusive memory of the caller, so the two cannot overlap.
         unsafe { ptr::copy_nonoverlapping(source, block.as_mut_ptr(), BLOCK) };
-    }
-}
-
-impl Drop for PlainMemory {
-    fn drop(&mut self) {
-        // SAFETY: exactly what `filled` mapped, and `&mut self` proves that no reader is left.
-        let unmapped = unsafe { munmap(self.mapping.as_ptr().cast(), self.mapping_bytes) };
-        debug_assert!(unmapped.is_ok());
     }
 }
 

@@ -39,6 +39,7 @@ impl Series {
     /// Runs one turn.
     pub(crate) fn run(&self, load: &Load<'_>) -> Result<Sample> {
         match load.block_bytes {
+            8 => self.path.run_8(self.name, load),
             64 => self.path.run_64(self.name, load),
             4096 => self.path.run_4096(self.name, load),
             other => Err(Error::Refused(format!("no loop for blocks of {other} bytes"))),
@@ -53,12 +54,17 @@ impl Series {
 }
 
 trait AnyPath {
+    fn run_8(&self, series: &str, load: &Load<'_>) -> Result<Sample>;
     fn run_64(&self, series: &str, load: &Load<'_>) -> Result<Sample>;
     fn run_4096(&self, series: &str, load: &Load<'_>) -> Result<Sample>;
     fn verify(&self, series: &str, file: &Path, threads: usize) -> Result<u64>;
 }
 
 impl<P: ReadPath> AnyPath for P {
+    fn run_8(&self, series: &str, load: &Load<'_>) -> Result<Sample> {
+        run::<8, P>(self, series, load)
+    }
+
     fn run_64(&self, series: &str, load: &Load<'_>) -> Result<Sample> {
         run::<64, P>(self, series, load)
     }

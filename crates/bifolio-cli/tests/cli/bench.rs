@@ -22,7 +22,16 @@ fn names() -> Vec<String> {
 #[test]
 fn every_benchmark_runs_and_prints_its_envelope() {
     let names = names();
-    for name in ["small-reads", "random-reads", "scan", "writes", "seq-reads", "spill"] {
+    for name in [
+        "small-reads",
+        "random-reads",
+        "scan",
+        "writes",
+        "seq-reads",
+        "spill",
+        "reclaim",
+        "map-reads",
+    ] {
         assert!(names.iter().any(|listed| listed == name), "{name}");
     }
     for name in &names {
@@ -206,6 +215,67 @@ fn spill_does_every_phase_and_compares_every_byte_after_it() {
     if rows[0]["series"]["kernel_swap"].is_f64() {
         let pages = |name| rows[0]["counts"]["kernel_swap"][name].as_f64().unwrap();
         assert!(pages("pages_written") > 0.0, "it was not held to its memory");
+    }
+}
+
+#[test]
+fn reclaim_measures_every_series_in_both_orders_and_compares_every_page() {
+    let envelope = envelope_of("reclaim", &["--threads", "2"]);
+    let rows = envelope["rows"].as_array().unwrap();
+    let patterns: Vec<_> = rows.iter().map(|row| row["case"]["pattern"].as_str()).collect();
+    assert_eq!(patterns, [Some("sequential"), Some("random")]);
+    let counts = [
+        "tlb_shootdowns",
+        "function_call_ipis",
+        "p50_fault_ns",
+        "p99_fault_ns",
+        "p999_fault_ns",
+        "peak_bytes",
+    ];
+    let of_reclaim = ["pgscan", "pgsteal", "pages_evicted", "pages_written"];
+    for row in rows {
+        assert_eq!(row["case"]["workers"], 2);
+        assert_eq!(row["unit"], "bogo ops/s");
+        assert_measured(&envelope, row, "raw_direct", &counts);
+        for series in ["kernel_swap", "kernel_mmap"] {
+            assert_measured(&envelope, row, series, &counts);
+            assert_measured(&envelope, row, series, &of_reclaim);
+        }
+        for batch in ["folio", "batch_8", "batch_31", "batch_31_threads", "batch_128", "batch_512"]
+        {
+            let series = format!("flush_per_{batch}");
+            assert_measured(&envelope, row, &series, &counts);
+            assert_measured(&envelope, row, &series, &of_reclaim);
+            assert_measured(&envelope, row, &series, &["flushes", "faults"]);
+            let evicted = &row["counts"][&series]["pages_evicted"];
+            assert!(evicted.as_f64().is_none_or(|pages| pages > 0.0), "{series} evicted nothing");
+        }
+    }
+    // Eight words of each page, of each series, at the end, whatever the windows had time for.
+    let pages = envelope["config"]["size_bytes"].as_u64().unwrap() / 4096;
+    let series = rows[0]["series"].as_object().unwrap().len() as u64;
+    assert!(envelope["verified_bytes"].as_u64().unwrap() > series * pages * 64);
+    if rows[0]["series"]["kernel_swap"].is_f64() {
+        let written = rows[1]["counts"]["kernel_swap"]["pages_written"].as_f64().unwrap();
+        assert!(written > 0.0, "it was not held to its memory");
+    }
+}
+
+#[test]
+fn map_reads_loads_from_all_mappings_with_every_number_of_threads() {
+    let envelope = envelope_of("map-reads", &[]);
+    let rows = envelope["rows"].as_array().unwrap();
+    let threads = envelope["host"]["cpus"].as_u64().unwrap().min(2) as usize;
+    assert_eq!(rows.len(), 2 * threads, "hot and uniform");
+    let cases: HashSet<String> = rows.iter().map(|row| row["case"].to_string()).collect();
+    assert_eq!(cases.len(), rows.len());
+    for row in rows {
+        for series in ["map", "kernel_small", "kernel_mapping"] {
+            assert_measured(&envelope, row, series, &[]);
+        }
+        if row["series"]["map"].is_f64() {
+            assert_eq!(row["counts"]["map"]["faults_per_op"], 0.0, "all is resident");
+        }
     }
 }
 

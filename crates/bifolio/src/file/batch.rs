@@ -107,6 +107,11 @@ impl<'a> Batch<'a> {
         });
     }
 
+    /// Lets the device have what was started.
+    pub(super) fn begin(&mut self) {
+        self.queue.begin();
+    }
+
     /// Waits for everything that is in flight.
     pub(super) fn finish(mut self, deliver: &mut impl FnMut(usize, Delivery<'a>)) {
         loop {

@@ -92,7 +92,8 @@ impl File {
             drop(batch);
             drop(held.take());
             let index = range.start >> PAGE_SHIFT;
-            self.handle.read_ahead_of_miss(index..range.end.div_ceil(PAGE_BYTES));
+            let plan = self.handle.plan_after_miss(index..range.end.div_ceil(PAGE_BYTES));
+            self.handle.read_ahead(plan);
             // The reference keeps it resident until the batch has its own.
             held = self.handle.find_folio(index, Access::Read)?.map(|locked| locked.folio);
         }

@@ -189,6 +189,11 @@ impl HitPath {
         }
         let folio = try_get(&self.memory().folios, seen.folio_id()).ok()?;
         let folio = recheck(word, folio, seen).ok()?;
+        // Acquire: pairs with the Release in `set_ready`. A page of a region may be on its way out
+        // while its folio is not frozen (B9 of `reclaim/unmap.rs`); READY says that it is there.
+        if self.in_place && !Entry::from_word(word.load(Ordering::Acquire)).is_ready() {
+            return None;
+        }
         let start = self.source_of(seen, range.start);
         Some((folio, start))
     }

@@ -43,9 +43,7 @@ impl File {
             }
             return self.read_page_locked(buffer, position);
         };
-        if ahead {
-            self.handle.read_ahead_of_miss(pages.clone());
-        }
+        let plan = if ahead { self.handle.plan_after_miss(pages.clone()) } else { None };
         let mut request = ReadRequest::new(position, buffer);
         let mut failed = None;
         let first_page = run.first_page();
@@ -59,6 +57,11 @@ impl File {
         };
         let mut batch = Batch::in_order(inode);
         batch.start(run, 0, &mut deliver);
+        if plan.is_some() {
+            // Its own transfer first: somebody is waiting for that.
+            batch.begin();
+            self.handle.read_ahead(plan);
+        }
         let rest = batch.add(&self.handle, pages, 0, &mut deliver);
         batch.finish(&mut deliver);
         // What could not be begun is the next call's.

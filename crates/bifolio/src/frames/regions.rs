@@ -17,11 +17,11 @@ use std::io;
 use std::sync::Arc;
 
 /// Pages of the staging memory, and the part of the bound it may have.
-const STAGING_PAGES_MAX: u64 = 512;
-const STAGING_PART_OF_BOUND: u64 = 64;
+const STAGING_PAGES_MAX: u64 = 1024;
+const STAGING_PART_OF_BOUND: u64 = 32;
 /// The same for pages on their way out.
 const EXIT_PAGES_MAX: u64 = 1024;
-const EXIT_PART_OF_BOUND: u64 = 32;
+const EXIT_PART_OF_BOUND: u64 = 64;
 /// The fewest of either.
 const PAGES_MIN: u64 = 8;
 

@@ -67,6 +67,15 @@ impl Reclaim {
         arena.obtainable_pages() < pages || arena.has_loose() && arena.left_pages() < pages
     }
 
+    /// How many pages a round is to free. Pages of regions leave in larger rounds: while some are
+    /// written out, the next are unmapped.
+    fn round_pages(&self, high_pages: u64) -> u64 {
+        if !self.arena().has_loose() {
+            return super::ROUND_PAGES;
+        }
+        high_pages.saturating_sub(self.arena().left_pages()).max(super::ROUND_PAGES)
+    }
+
     fn run(&self) {
         loop {
             {
@@ -98,7 +107,7 @@ impl Reclaim {
                     // What is short is pages for regions, and the arena has what it does not need.
                     self.evacuate_to_release(&turn)
                 } else {
-                    self.shrink(&turn, super::ROUND_PAGES, WriteOut::MemoryFiles)
+                    self.shrink(&turn, self.round_pages(high_pages), WriteOut::MemoryFiles)
                 }
             };
             if counts.reclaimed_pages == 0 {

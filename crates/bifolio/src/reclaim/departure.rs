@@ -97,29 +97,48 @@ impl<'d, 't> Departure<'d, 't> {
             log::warn!("{}: stores cannot be looked for: {error}", self.inode.name());
             self.leavers.iter_mut().for_each(|leaver| leaver.fate = Fate::Stays(Verdict::Busy));
         }
-        self.begin(may_write);
+        if !may_write {
+            self.keep_dirty();
+        }
         let going: Vec<usize> = (0..self.there).filter(|at| self.leavers[*at].is_going()).collect();
         let ranges = self.ranges_of(&going);
         let kept = if is_tracked { self.keep(&ranges) } else { self.copy_dirty(&going) };
         if let Err(error) = kept {
             log::warn!("{}: pages cannot be kept: {error}", self.inode.name());
             self.stay(&going);
+            self.begin();
             return 0;
         }
-        // SAFETY: pages of folios that are frozen; what raw writers stored there is kept.
-        let unmapped = unsafe { region.regions().unmapper().unmap(&ranges) };
-        let done_bytes: usize = ranges[..unmapped.ranges_done].iter().map(|r| r.length_bytes).sum();
-        let (gone, left) = going.split_at(done_bytes / PAGE);
+        let (gone, staying, flushes) = self.unmap(&going, &ranges);
         self.inode.memory.counters.add(Counter::Unmap, gone.len() as u64);
         if is_tracked {
-            self.take_kept(gone);
-            self.find_late_stores(gone, may_write);
+            self.take_kept(&going);
+            self.find_late_stores(&gone, may_write);
         }
-        if let Some(error) = unmapped.error {
-            log::warn!("{}: pages cannot be unmapped: {error}", self.inode.name());
+        self.stay(&staying);
+        self.begin();
+        flushes
+    }
+
+    /// B6. Answers which folios were unmapped, which were not, and how many flushes were asked for.
+    fn unmap(&self, going: &[usize], ranges: &[PageRange]) -> (Vec<usize>, Vec<usize>, u64) {
+        let unmapper = self.region.regions().unmapper();
+        // SAFETY: pages of folios that are frozen; what raw writers stored there is kept.
+        let all = unsafe { unmapper.unmap(ranges) };
+        let Some(error) = all.error else { return (going.to_vec(), Vec::new(), all.flushes_asked) };
+        log::warn!("{}: pages cannot be unmapped: {error}", self.inode.name());
+        let done_bytes: usize = ranges[..all.ranges_done].iter().map(|r| r.length_bytes).sum();
+        let (mut gone, mut staying) = (going[..done_bytes / PAGE].to_vec(), Vec::new());
+        let mut flushes = all.flushes_asked;
+        // Part of the range that failed may be gone: one by one, to know which.
+        for at in &going[gone.len()..] {
+            let index = self.leavers[*at].lock.index();
+            // SAFETY: as above; one that is gone stays so.
+            let one = unsafe { unmapper.unmap(&[self.region.range_of(&(index..index + 1))]) };
+            flushes += one.flushes_asked;
+            if one.error.is_none() { gone.push(*at) } else { staying.push(*at) }
         }
-        self.stay(left);
-        unmapped.flushes_asked
+        (gone, staying, flushes)
     }
 
     /// B4: marks those that raw writers stored to as dirty; keeps a copy of those that seem clean,
@@ -152,20 +171,27 @@ impl<'d, 't> Departure<'d, 't> {
         Ok(())
     }
 
-    /// B4: dirty folios begin their write-out, or stay.
-    fn begin(&mut self, may_write: bool) {
+    /// B4: dirty folios stay, unless they may be written out.
+    fn keep_dirty(&mut self) {
+        // Who spills it is the background thread; others are the flusher's.
+        let verdict = if self.inode.is_memory_file() { Verdict::Busy } else { Verdict::Dirty };
+        for leaver in self.leavers.iter_mut().filter(|leaver| leaver.is_going()) {
+            if leaver.lock.flags.get(Flag::Dirty) {
+                leaver.fate = Fate::Stays(verdict);
+            }
+        }
+    }
+
+    /// B7: the write-out of dirty folios begins. Not before: one that stays after all would have
+    /// been on its way in the eyes of a sync, which waits for that and not for the next one. While
+    /// they are frozen a sync that finds them on the dirty list waits.
+    fn begin(&mut self) {
         let zeros_from = self.there;
         for (at, leaver) in self.leavers.iter_mut().enumerate() {
-            if !leaver.is_going() || !leaver.lock.flags.get(Flag::Dirty) {
+            if !matches!(leaver.fate, Fate::Goes) || !leaver.lock.flags.get(Flag::Dirty) {
                 continue;
             }
-            leaver.fate = if may_write {
-                Fate::Leaves(self.inode.begin_leaving(&leaver.frozen))
-            } else {
-                // Who spills it is the background thread; others are the flusher's.
-                let is_memory_file = self.inode.is_memory_file();
-                Fate::Stays(if is_memory_file { Verdict::Busy } else { Verdict::Dirty })
-            };
+            leaver.fate = Fate::Leaves(self.inode.begin_leaving(&leaver.frozen));
             if at >= zeros_from {
                 // SAFETY: a page of the exit, which is ours.
                 unsafe { copy::zero(leaver.copy.0.as_ptr(), PAGE) };
@@ -188,7 +214,7 @@ impl<'d, 't> Departure<'d, 't> {
     /// B5, where there are no raw writers: the bytes stand still.
     fn copy_dirty(&mut self, going: &[usize]) -> io::Result<()> {
         for leaver in going.iter().map(|at| &self.leavers[*at]) {
-            if let Fate::Leaves(_) = leaver.fate {
+            if leaver.lock.flags.get(Flag::Dirty) {
                 // SAFETY: a page of the exit, which is ours.
                 let target =
                     unsafe { std::slice::from_raw_parts_mut(leaver.copy.0.as_ptr(), PAGE) };
@@ -199,24 +225,25 @@ impl<'d, 't> Departure<'d, 't> {
         Ok(())
     }
 
-    /// B7: the last bytes of what was unmapped, which is a first part of what was kept.
-    fn take_kept(&mut self, gone: &[usize]) {
-        for leaver in gone.iter().map(|at| &self.leavers[*at]) {
-            // SAFETY: a page of the exit, which is ours.
-            while let Err(error) = unsafe { self.exit.keeper.take(leaver.copy.0.as_ptr(), PAGE) } {
-                // The bytes are in the pipe and nowhere else.
-                log::error!("{}: a kept page cannot be read: {error}", self.inode.name());
-                std::thread::yield_now();
+    /// B7: the last bytes of what was kept. (What was not unmapped after all goes on changing.)
+    fn take_kept(&mut self, going: &[usize]) {
+        // The copies of neighbours are neighbours.
+        for row in going.chunk_by(|before, next| before + 1 == *next) {
+            let (start, bytes) = (self.leavers[row[0]].copy.0.as_ptr(), row.len() * PAGE);
+            // SAFETY: pages of the exit, which is ours.
+            if let Err(error) = unsafe { self.exit.keeper.take(start, bytes) } {
+                // They are in a pipe of this process and nowhere else, and it was asked for as much
+                // as it has, without a wait: to go on would be to lose them in silence.
+                panic!("{}: kept pages cannot be read: {error}", self.inode.name());
             }
         }
-        self.exit.keeper.discard();
     }
 
     /// B7: those that seemed clean, and were stored to between the look and the unmapping.
     fn find_late_stores(&mut self, gone: &[usize], may_write: bool) {
         for at in gone {
             let leaver = &mut self.leavers[*at];
-            let Some(before) = leaver.before.filter(|_| matches!(leaver.fate, Fate::Goes)) else {
+            let Some(before) = leaver.before.filter(|_| !leaver.lock.flags.get(Flag::Dirty)) else {
                 continue;
             };
             // SAFETY: a page of the exit that nobody writes any more.
@@ -226,11 +253,9 @@ impl<'d, 't> Departure<'d, 't> {
             if before != last {
                 self.inode.memory.counters.add(Counter::StoredLate, 1);
                 self.inode.mark_stored(leaver.frozen.folio(), leaver.frozen.id());
-                leaver.fate = if may_write {
-                    Fate::Leaves(self.inode.begin_leaving(&leaver.frozen))
-                } else {
-                    Fate::Returns
-                };
+                if !may_write {
+                    leaver.fate = Fate::Returns;
+                }
             }
         }
     }
@@ -238,11 +263,7 @@ impl<'d, 't> Departure<'d, 't> {
     /// Folios that were not unmapped stay as they are.
     fn stay(&mut self, staying: &[usize]) {
         for at in staying {
-            let leaver = &mut self.leavers[*at];
-            let fate = std::mem::replace(&mut leaver.fate, Fate::Stays(Verdict::Busy));
-            if let Fate::Leaves(in_flight) = fate {
-                self.inode.cancel_leaving(&leaver.frozen, in_flight);
-            }
+            self.leavers[*at].fate = Fate::Stays(Verdict::Busy);
         }
     }
 }

@@ -33,6 +33,7 @@
 #![allow(unsafe_code)]
 
 mod background;
+mod departed;
 mod departure;
 mod evacuate;
 mod pageout;
@@ -69,6 +70,10 @@ const SWEEP_PAUSE: Duration = Duration::from_millis(1);
 /// than a step of readahead takes would leave the reader to reclaim, and neighbours without room
 /// beside each other.
 const LOW_PAGES_MIN: u64 = 512;
+/// The part of the bound that is kept free ahead of need; more where pages of regions leave in
+/// large batches, and come in large windows: with half as much a reader in order waits for frames.
+const LOW_PART: u64 = 64;
+const LOW_PART_OF_REGIONS: u64 = 32;
 /// The most pages kept free ahead of need: 16 MiB.
 const LOW_PAGES_MAX: u64 = 4096;
 
@@ -127,7 +132,8 @@ impl Reclaim {
     fn low_pages(&self) -> u64 {
         let bound_pages = self.arena().bound_pages();
         let at_least = LOW_PAGES_MIN.min(bound_pages / 16).max(1);
-        (bound_pages / 64).clamp(at_least, LOW_PAGES_MAX)
+        let part = if self.arena().has_loose() { LOW_PART_OF_REGIONS } else { LOW_PART };
+        (bound_pages / part).clamp(at_least, LOW_PAGES_MAX)
     }
 
     /// Finds frames for a folio; evicts if it must.

@@ -80,6 +80,8 @@ impl Reclaim {
         write_out: WriteOut,
     ) -> ScanCounts {
         let mut total = ScanCounts::default();
+        let how = How { second_chance: true, write_out };
+        let mut unmapping = Unmapping::new(self, turn, how);
         for priority in (0..=PRIORITY_MAX).rev() {
             let sizes = self.memory.lru.sizes();
             let share = |pages: u64| (pages >> priority).max(super::ROUND_PAGES);
@@ -88,13 +90,14 @@ impl Reclaim {
             }
             let inactive_pages = self.memory.lru.sizes().inactive_pages;
             let looked_at = share(inactive_pages).min(inactive_pages);
-            let left_pages = wanted_pages - total.reclaimed_pages;
-            let how = How { second_chance: true, write_out };
-            total.add(&self.shrink_inactive(turn, looked_at, left_pages, how));
-            if total.reclaimed_pages >= wanted_pages {
+            let left_pages = wanted_pages.saturating_sub(total.reclaimed_pages);
+            let scanned = self.shrink_inactive(turn, looked_at, left_pages, how, &mut unmapping);
+            total.add(&scanned);
+            if total.reclaimed_pages + unmapping.leaving_pages() >= wanted_pages {
                 break;
             }
         }
+        unmapping.finish(&mut total);
         total
     }
 
@@ -108,7 +111,7 @@ impl Reclaim {
         self.shrink_active(turn, self.memory.lru.sizes().active_pages);
         let inactive_pages = self.memory.lru.sizes().inactive_pages;
         let mut how = How { second_chance: true, write_out: WriteOut::Everything };
-        let first = self.shrink_inactive(turn, inactive_pages, super::ROUND_PAGES, how);
+        let first = self.shrink_inactive_wholly(turn, inactive_pages, how);
         if first.reclaimed_pages > 0 {
             return first;
         }
@@ -116,24 +119,34 @@ impl Reclaim {
         // Readers may mark folios as fast as we look: what is hot goes too, now.
         let inactive_pages = self.memory.lru.sizes().inactive_pages;
         how.second_chance = false;
-        self.shrink_inactive(turn, inactive_pages, super::ROUND_PAGES, how)
+        self.shrink_inactive_wholly(turn, inactive_pages, how)
     }
 
-    /// Looks at up to `scan_pages` of the inactive tail, until `wanted_pages` are free.
-    fn shrink_inactive(
-        &self,
+    /// As [`Self::shrink_inactive`], until a round's pages are free; nothing is under way then.
+    fn shrink_inactive_wholly(&self, turn: &Turn<'_>, scan_pages: u64, how: How) -> ScanCounts {
+        let mut unmapping = Unmapping::new(self, turn, how);
+        let wanted_pages = super::ROUND_PAGES;
+        let mut counts = self.shrink_inactive(turn, scan_pages, wanted_pages, how, &mut unmapping);
+        unmapping.finish(&mut counts);
+        counts
+    }
+
+    /// Looks at up to `scan_pages` of the inactive tail, until `wanted_pages` are free, or will be
+    /// when what is under way has ended.
+    fn shrink_inactive<'t>(
+        &'t self,
         turn: &Turn<'_>,
         scan_pages: u64,
         wanted_pages: u64,
         how: How,
+        unmapping: &mut Unmapping<'t>,
     ) -> ScanCounts {
         let memory = &self.memory;
         let mut counts = ScanCounts::default();
         let mut scanned_pages = 0;
         let mut batch = Vec::with_capacity(BATCH_SLOTS);
         let mut unspilled = Unspilled::default();
-        let mut unmapping = Unmapping::new(self, turn, how);
-        while counts.reclaimed_pages < wanted_pages {
+        while counts.reclaimed_pages + unmapping.leaving_pages() < wanted_pages {
             // What leaves for the spill leaves together: a few more are looked at for that.
             let scan_pages = scan_pages.max(unspilled.scan_pages()).max(unmapping.scan_pages());
             let left_pages = scan_pages.saturating_sub(scanned_pages).min(STEP_PAGES);
@@ -152,7 +165,6 @@ impl Reclaim {
                 self.spill(turn, &mut unspilled, how, &mut counts);
             }
         }
-        unmapping.finish(&mut counts);
         self.spill(turn, &mut unspilled, how, &mut counts);
         counts
     }

@@ -12,13 +12,14 @@
 //!     at everything again                         before B6: found by B4, or by B7
 //!  B2 freeze it: no READY, no reference         lookup: finds the Entry, frozen; waits, at the
 //!  B3 take the section (REGION-3)                 most until B8
-//!  B4 who was stored to? DIRTY, WRITEBACK       a sync: looks for stores in a section of its own,
-//!     (a copy of each that seems clean, first)    and waits for WRITEBACK
+//!  B4 who was stored to? DIRTY                  a sync: looks for stores in a section of its own,
+//!     (a copy of each that seems clean, first)    waits for who is frozen, and for WRITEBACK
 //!  B5 keep the pages, beyond their unmapping    access after B6: a fault, which is a lookup
 //!  B6 unmap all: one call, one flush
 //!  B7 read what was kept: the last bytes.
 //!     Clean, and other bytes than before?
-//!     It was stored to after B4: as B4
+//!     It was stored to after B4: DIRTY
+//!     WRITEBACK, now that nothing can fail
 //!  B8 clean: out of the table, free             lookup: a value, a hole; it fills the page anew
 //!     dirty: unfrozen, but locked               lookup: gets it, waits for its lock, until B9
 //!  B9 write the copies out; written: freeze
@@ -43,21 +44,20 @@
 //! - A folio that vanishes from both lists: those that stay end in [`Unmapping::keep`], the one
 //!   place where that is.
 //!
-//! The steps from B3 to B7 are in `departure.rs`.
+//! The steps from B3 to B7 are in `departure.rs`; while some folios are written out (B9), the next
+//! are unmapped (`departed.rs`).
 
+use super::departed::{Departed, Left};
 use super::departure::{Departure, Fate, Leaver};
 use super::pageout::{Verdict, WriteOut, is_pinned};
 use super::scan::{How, ScanCounts};
 use super::{Reclaim, Turn};
 use crate::folio::{Flag, FolioRef, Frozen, LockedFolio};
-use crate::frames::{Exit, Region};
+use crate::frames::Region;
 use crate::lru::ListKind;
 use crate::stats::Counter;
-use crate::sync::MutexGuard;
-use crate::writeback::{CopyAt, InFlight, Inode, Leaving};
-
-/// Folios that are written out together, if there are so many: a transfer of 1 MiB.
-const LEAVING_MAX: usize = 256;
+use crate::writeback::Inode;
+use std::ops::Range;
 
 /// See the head of the file. One scan's: what is in it belongs to that.
 #[derive(Debug)]
@@ -71,36 +71,19 @@ pub(super) struct Unmapping<'t> {
     departed: Option<Departed<'t>>,
 }
 
-/// Folios of one file between B8 and B9, and where their bytes are.
-#[derive(Debug)]
-struct Departed<'t> {
-    inode: &'t Inode,
-    exit: MutexGuard<'t, Exit>,
-    /// The exit's pages from this one on hold nothing any more.
-    next_page: usize,
-    folios: Vec<Left<'t>>,
-}
-
-/// One of them: locked, in the table, its page nowhere but at `copy`.
-#[derive(Debug)]
-struct Left<'t> {
-    // The lock goes before the reference.
-    lock: LockedFolio<'t>,
-    folio: FolioRef<'t>,
-    in_flight: InFlight,
-    copy: CopyAt,
-}
-
 impl<'t> Unmapping<'t> {
     pub(super) fn new(reclaim: &'t Reclaim, turn: &'t Turn<'t>, how: How) -> Self {
         Self { reclaim, turn, how, waiting: Vec::new(), departed: None }
     }
 
-    /// How many pages are worth looking at: enough for a batch, and for a transfer.
+    /// How many pages are worth looking at: enough for a batch.
     pub(super) fn scan_pages(&self) -> u64 {
-        let leaving = if self.departed.is_some() { LEAVING_MAX } else { 0 };
-        let batch = if self.waiting.is_empty() { 0 } else { self.reclaim.unmap_batch_folios };
-        leaving.max(batch) as u64
+        if self.waiting.is_empty() { 0 } else { self.reclaim.unmap_batch_folios as u64 }
+    }
+
+    /// Pages that will be free when what is under way has ended.
+    pub(super) fn leaving_pages(&self) -> u64 {
+        self.departed.as_ref().map_or(0, |departed| departed.folios() as u64)
     }
 
     /// Takes an isolated folio of a region.
@@ -114,7 +97,7 @@ impl<'t> Unmapping<'t> {
     /// Everything that waits, for a batch or for a transfer, has gone or is back on a list then.
     pub(super) fn finish(mut self, counts: &mut ScanCounts) {
         self.unmap_waiting(counts);
-        self.write_out_departed(counts);
+        self.end_departed(counts);
     }
 
     /// What stays goes back to where it came from, or to the active list.
@@ -203,48 +186,47 @@ impl<'t> Unmapping<'t> {
         };
         let mut left = frozen.into_iter();
         while left.len() > 0 {
-            let departed = self.room_for(left.len(), inode, region, counts);
-            let (exit, first) = (&mut *departed.exit, departed.next_page);
-            let count = left.len().min((exit.pages() - first) / 2);
+            let room = self.room_for(left.len(), inode, region, counts);
+            let Some(departed) = &mut self.departed else { unreachable!("made just now") };
+            let count = left.len().min(room.len() / 2);
             let batch = left.by_ref().take(count).collect();
-            let mut departure = Departure::new(inode, region, exit, first, batch);
+            let exit = departed.exit();
+            let mut departure = Departure::new(inode, region, exit, room.start, batch);
             let flushes = departure.take(may_write);
             let leavers = departure.into_leavers();
             self.reclaim.memory.counters.add(Counter::UnmapFlush, flushes);
-            for (page, leaver) in (first..).zip(leavers) {
-                self.settle(inode, leaver, page, counts);
+            for (page, leaver) in (room.start..).zip(leavers) {
+                self.settle(inode, page, leaver, counts);
             }
         }
     }
 
-    /// An exit with room for `folios` more folios of the file, or for some of them.
+    /// Pages of the exit for `folios` more folios of the file, two for each, or for some of them.
     fn room_for(
         &mut self,
         folios: usize,
         inode: &'t Inode,
         region: &'t Region,
         counts: &mut ScanCounts,
-    ) -> &mut Departed<'t> {
-        let has_room = self.departed.as_ref().is_some_and(|departed| {
-            let free = departed.exit.pages() - departed.next_page;
-            let is_room = 2 * folios <= free && departed.folios.len() < LEAVING_MAX;
-            std::ptr::eq(departed.inode, inode) && is_room
-        });
-        if !has_room {
-            self.write_out_departed(counts);
+    ) -> Range<usize> {
+        if self.departed.as_ref().is_some_and(|departed| !departed.is_of(inode)) {
+            self.end_departed(counts);
         }
-        self.departed.get_or_insert_with(|| {
-            let exit = region.regions().exit();
-            Departed { inode, exit, next_page: 0, folios: Vec::new() }
-        })
+        let departed = self.departed.get_or_insert_with(|| Departed::new(inode, region));
+        if departed.room().len() < 2 * folios || departed.is_a_transfer() {
+            let ended = departed.rotate(&self.reclaim.memory);
+            self.settle_written(inode, ended, counts);
+        }
+        let Some(departed) = &self.departed else { unreachable!("it stays until it has ended") };
+        departed.room()
     }
 
-    /// B8. Its copy is in page `page` of the exit.
+    /// B8. Its copy is on `page` of the exit.
     fn settle(
         &mut self,
         inode: &'t Inode,
-        leaver: Leaver<'t>,
         page: usize,
+        leaver: Leaver<'t>,
         counts: &mut ScanCounts,
     ) {
         let Leaver { lock, frozen, copy, fate, .. } = leaver;
@@ -253,8 +235,7 @@ impl<'t> Unmapping<'t> {
             Fate::Leaves(in_flight) => {
                 let folio = frozen.unfreeze();
                 let Some(departed) = &mut self.departed else { unreachable!("where its copy is") };
-                departed.next_page = page + 1;
-                return departed.folios.push(Left { lock, folio, in_flight, copy });
+                return departed.add(page, Left { lock, folio, copy }, in_flight);
             }
             Fate::Returns => Verdict::Dirty,
             Fate::Stays(verdict) => verdict,
@@ -284,19 +265,19 @@ impl<'t> Unmapping<'t> {
         inode.end_eviction(frozen, lock, shadow);
     }
 
-    /// B9.
-    fn write_out_departed(&mut self, counts: &mut ScanCounts) {
-        let Some(Departed { inode, exit, folios, .. }) = self.departed.take() else { return };
-        let mut left = Vec::with_capacity(folios.len());
-        let mut leaving = Vec::with_capacity(folios.len());
-        for Left { lock, folio, in_flight, copy } in folios {
-            let again = folio.try_clone().expect("a folio that was just frozen has two references");
-            leaving.push(Leaving { folio: again, in_flight, copy: Some(copy) });
-            left.push((lock, folio, copy));
+    /// Writes out what has departed, and waits for it.
+    fn end_departed(&mut self, counts: &mut ScanCounts) {
+        while let Some(departed) = self.departed.as_mut().filter(|departed| departed.folios() > 0) {
+            let inode = departed.inode();
+            let ended = departed.rotate(&self.reclaim.memory);
+            self.settle_written(inode, ended, counts);
         }
-        self.reclaim.memory.counters.add(Counter::PageOut, left.len() as u64);
-        inode.write_out_leaving(leaving);
-        for (lock, folio, copy) in left {
+        self.departed = None;
+    }
+
+    /// The end of B9.
+    fn settle_written(&self, inode: &Inode, ended: Vec<Left<'t>>, counts: &mut ScanCounts) {
+        for Left { lock, folio, copy } in ended {
             let is_dirty = lock.flags.get(Flag::Dirty);
             let frozen = if is_dirty { Err(folio) } else { folio.try_freeze(1) };
             match frozen {
@@ -309,6 +290,5 @@ impl<'t> Unmapping<'t> {
                 }
             }
         }
-        drop(exit);
     }
 }

@@ -68,7 +68,6 @@ impl Reservation {
     }
 
     /// Asks that a forked child does not have this memory at all: touching it there is a SIGSEGV.
-    #[allow(dead_code)] // Mapped files, which will use it, are not there yet.
     pub(crate) fn skip_on_fork(&self) -> io::Result<()> {
         self.advise(0, self.length_bytes, Advice::LinuxDontFork)
     }

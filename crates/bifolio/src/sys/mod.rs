@@ -2,9 +2,6 @@
 //!
 //! The lowest layer and the only one with raw descriptors, kernel pointers or instructions of one
 //! processor family. Everything here is thin: a call, its error, its contract. Policy lives above.
-//!
-//! Mapped files, which will use `keep`, `pagemap`, `signal`, `unmap` and `userfault`, are not there
-//! yet; until then those may have dead code.
 
 pub(crate) mod array;
 #[cfg(not(all(test, loom)))]
@@ -17,12 +14,10 @@ pub(crate) mod file;
 #[cfg(not(all(test, loom)))]
 pub(crate) mod fork;
 #[cfg(not(all(test, loom)))]
-#[allow(dead_code)]
 pub(crate) mod keep;
 #[cfg(not(all(test, loom)))]
 pub(crate) mod memory;
 #[cfg(not(all(test, loom)))]
-#[allow(dead_code)]
 pub(crate) mod pagemap;
 #[cfg(not(all(test, loom)))]
 pub(crate) mod probe;
@@ -33,13 +28,10 @@ mod probe_ring;
 #[cfg(not(all(test, loom)))]
 pub(crate) mod ring;
 #[cfg(not(all(test, loom)))]
-#[allow(dead_code)]
 pub(crate) mod signal;
 #[cfg(not(all(test, loom)))]
 pub(crate) mod thread;
 #[cfg(not(all(test, loom)))]
-#[allow(dead_code)]
 pub(crate) mod unmap;
 #[cfg(not(all(test, loom)))]
-#[allow(dead_code)]
 pub(crate) mod userfault;

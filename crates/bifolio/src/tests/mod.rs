@@ -27,6 +27,10 @@ mod loom_pin;
 mod loom_table;
 #[cfg(loom)]
 mod loom_throttle;
+#[cfg(loom)]
+mod loom_unmap;
+#[cfg(loom)]
+mod region;
 #[cfg(not(loom))]
 mod search_pin;
 #[cfg(loom)]

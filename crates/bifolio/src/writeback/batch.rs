@@ -311,7 +311,7 @@ impl<'a> WriteBatch<'a> {
         Written { folios: self.written_folios, error: self.error.take() }
     }
 
-    fn finish_all(&mut self) {
+    pub(super) fn finish_all(&mut self) {
         while self.queue.in_flight() > 0 || !self.failed.is_empty() {
             self.complete(self.queue.in_flight());
             for run in std::mem::take(&mut self.failed) {

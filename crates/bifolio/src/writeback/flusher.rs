@@ -172,6 +172,7 @@ impl Flusher {
 
     fn run(&self, memory: &Memory) {
         let tick = (self.settings.age_max / TICKS_PER_AGE).max(TICK_MIN);
+        let mut looked_for_stores = Instant::now();
         loop {
             let wanted_folios = {
                 let mut signal = self.signal.lock();
@@ -184,19 +185,33 @@ impl Flusher {
                 signal.work = false;
                 std::mem::take(&mut signal.wanted_folios)
             };
+            if looked_for_stores.elapsed() >= tick {
+                looked_for_stores = Instant::now();
+                self.look_for_stores();
+            }
             self.flush(memory, wanted_folios);
             self.is_working.store(self.signal.lock().work, Ordering::Relaxed);
         }
     }
 
-    /// Writes out what is old, what is too much, and what is wanted.
-    fn flush(&self, memory: &Memory, wanted_folios: u64) {
-        let files: Vec<_> = self.files.lock().iter().filter_map(Weak::upgrade).collect();
-        let mut total = Written::default();
-        for inode in &files {
+    fn files(&self) -> Vec<Arc<Inode>> {
+        self.files.lock().iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// What was stored through maps begins to age when it is found.
+    fn look_for_stores(&self) {
+        for inode in self.files() {
             if let Err(error) = inode.mark_all_stored() {
                 log::warn!("{}: {error}", inode.name());
             }
+        }
+    }
+
+    /// Writes out what is old, what is too much, and what is wanted.
+    fn flush(&self, memory: &Memory, wanted_folios: u64) {
+        let files = self.files();
+        let mut total = Written::default();
+        for inode in &files {
             let old = inode.dirty.older_than(self.settings.age_max);
             total.add(inode.write_out_until(old, u64::MAX, false));
         }

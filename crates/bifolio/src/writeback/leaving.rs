@@ -1,10 +1,11 @@
 //! Write-outs of folios of a region that are unmapped already: from a copy of their last bytes.
 //!
 //! Called by `reclaim/unmap.rs`, which has locked the folios, and keeps the copies until all has
-//! ended. DIRTY becomes WRITEBACK before the page is unmapped ([`Inode::begin_leaving`]), so a sync
-//! that no longer finds the page waits for its write-out.
+//! ended. DIRTY becomes WRITEBACK ([`Inode::begin_leaving`]) once the page is unmapped, while the
+//! folio is frozen: a sync that no longer finds the page finds the folio on the dirty list, where
+//! it waits for the end of the freeze, or in flight.
 
-use super::batch::{ALL_PAGES, CopyAt, Leaving, WriteBatch, Written};
+use super::batch::{ALL_PAGES, CopyAt, Leaving, WriteBatch};
 use super::dirty::InFlight;
 use super::inode::Inode;
 use crate::error::{Error, ErrorKind, Result};
@@ -33,28 +34,6 @@ impl Inode {
         // The number of its marking stood there (rule 4 of `folio`).
         frozen.folio().set_slot(0);
         in_flight.expect("marked just now, under its lock")
-    }
-
-    /// The folio stays, as dirty as before.
-    pub(crate) fn cancel_leaving(&self, frozen: &Frozen<'_>, in_flight: InFlight) {
-        self.dirty.end(&self.memory, frozen.id(), in_flight, true);
-    }
-
-    /// Writes out folios whose write-out has begun, in the order of their places, and waits for
-    /// it. Those that failed are dirty again. The caller keeps their locks and copies.
-    pub(crate) fn write_out_leaving(&self, leaving: Vec<Leaving<'_>>) -> Written {
-        let mut batch = WriteBatch::new(self, ALL_PAGES);
-        let mut run: SmallVec<[Leaving<'_>; 1]> = SmallVec::new();
-        for next in leaving {
-            if run.last().is_some_and(|last| !self.leaves_with(last, &next, run.len())) {
-                batch.start(std::mem::take(&mut run));
-            }
-            run.push(next);
-        }
-        if !run.is_empty() {
-            batch.start(run);
-        }
-        batch.finish()
     }
 
     /// Whether one transfer takes `next` after `last`, with so many before it.
@@ -101,6 +80,42 @@ impl Inode {
             }
         }
         Ok(())
+    }
+}
+
+/// Write-outs of such folios, some of which may be in flight. The caller keeps their locks and
+/// copies until they have ended; those that failed are dirty again then.
+#[derive(Debug)]
+pub(crate) struct LeavingBatch<'a> {
+    batch: WriteBatch<'a>,
+}
+
+impl<'a> LeavingBatch<'a> {
+    /// For folios of a file, which is not cut while the batch lives.
+    pub(crate) fn new(inode: &'a Inode) -> Self {
+        Self { batch: WriteBatch::new(inode, ALL_PAGES) }
+    }
+
+    /// Starts to write out folios, which are in the order of their places, and does not wait for
+    /// it.
+    pub(crate) fn start(&mut self, leaving: Vec<Leaving<'a>>) {
+        let inode = self.batch.inode;
+        let mut run: SmallVec<[Leaving<'_>; 1]> = SmallVec::new();
+        for next in leaving {
+            if run.last().is_some_and(|last| !inode.leaves_with(last, &next, run.len())) {
+                self.batch.start(std::mem::take(&mut run));
+            }
+            run.push(next);
+        }
+        if !run.is_empty() {
+            self.batch.start(run);
+        }
+        self.batch.queue.begin();
+    }
+
+    /// Waits until all that were started have ended.
+    pub(crate) fn wait(&mut self) {
+        self.batch.finish_all();
     }
 }
 

@@ -63,3 +63,4 @@ pub(crate) use dirty::InFlight;
 pub(crate) use errors::ErrorCursor;
 pub(crate) use flusher::{Flusher, FlusherSettings, FlusherThread};
 pub(crate) use inode::{FileSize, Inode, Services};
+pub(crate) use leaving::LeavingBatch;

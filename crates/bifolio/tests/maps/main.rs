@@ -1,7 +1,7 @@
 //! Maps of files against plain bytes: by one thread (`model.rs`), by several (`threads.rs`), over
 //! storage that fails (`faults.rs`), killed in the middle (`crash.rs`); how maps begin and end
-//! (`lifetimes.rs`), what the kernel can do with them (`kernel.rs`), and what memory they take
-//! (`memory.rs`). `setup.rs` says in what ways each is tried.
+//! (`lifetimes.rs`), what the kernel can do with them (`kernel.rs`) and refuses (`locked.rs`), and
+//! what memory they take (`memory.rs`). `setup.rs` says in what ways each is tried.
 //!
 //! # Safety
 //! Each module that touches a map says why it may.
@@ -11,6 +11,7 @@ mod crash;
 mod faults;
 mod kernel;
 mod lifetimes;
+mod locked;
 mod memory;
 mod model;
 mod setup;

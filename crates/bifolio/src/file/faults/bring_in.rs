@@ -9,6 +9,9 @@ use crate::mapping::PAGE_BYTES;
 use crate::sync::Ordering;
 use std::ops::Range;
 
+/// Pages that come with a page that is touched in order: 128 KiB, as the kernel does.
+const AROUND_PAGES: u64 = 32;
+
 /// A page that cannot be had, and why.
 type Refused = (u64, Error);
 
@@ -42,11 +45,14 @@ impl Handle {
             return Ok(index + 1);
         }
         let claimed = if self.inode.is_absent(seen) {
-            self.claim_run(pages.clone(), Wait::ForFrames).map_err(refused)?
+            let plan = self.plan_after_miss(pages.clone());
+            let end = plan.as_ref().map_or(index + 1, |plan| plan.end_from(index));
+            let end = pages.end.max(end.min(index + AROUND_PAGES));
+            (self.claim_run(index..end, Wait::ForFrames).map_err(refused)?, plan)
         } else {
-            RunClaim::Taken
+            (RunClaim::Taken, None)
         };
-        let RunClaim::New(mut run) = claimed else {
+        let (RunClaim::New(mut run), plan) = claimed else {
             // Somebody else's, or a hole.
             let locked = self.lock_folio(index, Access::Cache).map_err(refused)?;
             if is_write && !locked.was_resident {
@@ -56,7 +62,6 @@ impl Handle {
         };
         let end = run.first_page() + run.pages();
         run.will_be_stored = is_write && run.pages() == 1;
-        self.read_ahead_of_miss(pages);
         let will_be_stored = run.will_be_stored;
         let mut failed = None;
         let mut deliver = |_, delivery: Delivery<'_>| match delivery {
@@ -70,6 +75,13 @@ impl Handle {
         };
         let mut batch = Batch::in_order(&self.inode);
         batch.start(run, 0, &mut deliver);
+        if plan.is_some() {
+            // Its own transfer first: somebody is waiting for that.
+            batch.begin();
+            if let Some(stopped) = self.read_ahead(plan) {
+                self.note_cut(stopped);
+            }
+        }
         batch.finish(&mut deliver);
         let is_there = || mapping.table().load(index, Ordering::Relaxed).is_ready();
         match failed {

@@ -33,6 +33,7 @@ use crate::stats::Counter;
 use crate::sync::{AtomicU8, AtomicU64, Mutex, Ordering};
 use std::ops::Range;
 pub(super) use window::Mode;
+pub(super) use window::Plan;
 use window::{Access, STREAMS, Settings, Streams};
 
 /// No page has this index.
@@ -113,21 +114,22 @@ impl Handle {
     /// Starts the next window if a mark is among `pages`.
     pub(super) fn follow_marks(&self, pages: Range<u64>) {
         if self.readahead.take_mark(&pages) {
-            self.follow(&Access { first_page: pages.start, end_page: pages.end, miss: None });
+            let access = Access { first_page: pages.start, end_page: pages.end, miss: None };
+            self.read_ahead(self.plan_after(&access));
         }
     }
 
     /// A read of `pages` misses the first of them: what else should come?
-    pub(super) fn read_ahead_of_miss(&self, pages: Range<u64>) {
+    pub(super) fn plan_after_miss(&self, pages: Range<u64>) -> Option<Plan> {
         let miss = Some(pages.start);
-        self.follow(&Access { first_page: pages.start, end_page: pages.end, miss });
+        self.plan_after(&Access { first_page: pages.start, end_page: pages.end, miss })
     }
 
-    fn follow(&self, access: &Access) {
+    fn plan_after(&self, access: &Access) -> Option<Plan> {
         let mapping = &self.inode.mapping;
         let mode = self.readahead.mode();
         if self.readahead.window_bytes_max == 0 || mode == Mode::Random {
-            return;
+            return None;
         }
         let bound_bytes = self.reclaim.memory.arena.usage().bound_bytes;
         let file_pages = mapping.len_bytes().div_ceil(PAGE_BYTES);
@@ -135,27 +137,54 @@ impl Handle {
         let parts = WINDOW_PART_OF_BOUND * streams.known().max(2);
         let max_bytes = self.readahead.window_bytes_max.min(bound_bytes / parts);
         let max_pages = max_bytes.max(mapping.folio_bytes()) / PAGE_BYTES;
-        let plan = streams.on_access(access, &Settings { max_pages, mode }, file_pages);
-        drop(streams);
-        let Some(plan) = plan else { return };
+        streams.on_access(access, &Settings { max_pages, mode }, file_pages)
+    }
+
+    /// Starts to read what was planned, if anything was. Answers where it stopped, if frames ran
+    /// short.
+    pub(super) fn read_ahead(&self, plan: Option<Plan>) -> Option<u64> {
+        let plan = plan?;
         if let Some(mark) = plan.mark {
             self.readahead.set_mark(mark);
         }
-        self.start_reading(plan.pages());
+        self.start_reading(plan.pages())
+    }
+
+    /// A plan was carried out up to page `end` only, for lack of frames. Whoever sees no hits must
+    /// not take the next miss, which is there, for a page that was evicted before it was used.
+    pub(super) fn note_cut(&self, end: u64) {
+        self.readahead.streams.lock().cut(end);
     }
 
     /// Starts to read what is absent of some ranges of pages, and does not wait for it. Stops where
-    /// frames run short.
-    pub(super) fn start_reading(&self, ranges: impl IntoIterator<Item = Range<u64>>) {
+    /// frames run short, and answers where. The device gets the first of it while the rest is
+    /// claimed.
+    pub(super) fn start_reading(
+        &self,
+        ranges: impl IntoIterator<Item = Range<u64>>,
+    ) -> Option<u64> {
+        let mut stopped = None;
         let mut runs = Vec::new();
+        let mut is_first = true;
         for pages in ranges {
-            if !self.claim_ahead(pages, &mut runs) {
+            stopped = self.claim_ahead(pages, |run| {
+                runs.push(run);
+                if std::mem::take(&mut is_first) {
+                    self.spawn_reading(std::mem::take(&mut runs));
+                }
+            });
+            if stopped.is_some() {
                 break;
             }
         }
-        if runs.is_empty() {
-            return;
+        if !runs.is_empty() {
+            self.spawn_reading(runs);
         }
+        stopped
+    }
+
+    /// Leaves runs to a worker of the engine.
+    fn spawn_reading(&self, runs: Vec<Run>) {
         let inode = std::sync::Arc::clone(&self.inode);
         let engine = std::sync::Arc::clone(&inode.engine);
         engine.spawn(move || {
@@ -169,8 +198,8 @@ impl Handle {
         });
     }
 
-    /// Claims what is absent of `pages`; `false` when frames run short.
-    fn claim_ahead(&self, pages: Range<u64>, runs: &mut Vec<Run>) -> bool {
+    /// Claims what is absent of `pages`. Answers where frames ran short, if they did.
+    fn claim_ahead(&self, pages: Range<u64>, mut take: impl FnMut(Run)) -> Option<u64> {
         let memory = &self.inode.memory;
         let mut left = pages;
         while let Some(absent) = self.next_absent(left.clone()) {
@@ -181,13 +210,13 @@ impl Handle {
                     }
                     memory.counters.add(Counter::Readahead, run.folios().len() as u64);
                     let end = run.first_page() + run.pages();
-                    runs.push(run);
+                    take(run);
                     end
                 }
                 Ok(RunClaim::Taken) => self.end_of_folio(absent),
-                Ok(RunClaim::NoFrame) | Err(_) => return false,
+                Ok(RunClaim::NoFrame) | Err(_) => return Some(absent),
             };
         }
-        true
+        None
     }
 }

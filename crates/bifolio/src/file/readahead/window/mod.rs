@@ -70,13 +70,19 @@ impl Access {
 
 /// What is to be read now.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Plan {
+pub(crate) struct Plan {
     pieces: ArrayVec<Range<u64>, PIECES_MAX>,
     /// Whoever reads this page is to be told of again: it starts the next plan.
     pub mark: Option<u64>,
 }
 
 impl Plan {
+    /// How far the piece that has page `index` reaches; one page if none has it.
+    pub fn end_from(&self, index: u64) -> u64 {
+        let piece = self.pieces.iter().find(|piece| piece.contains(&index));
+        piece.map_or(index + 1, |piece| piece.end)
+    }
+
     /// The ranges of pages, as they will be wanted: one for a sequential reader, which after a miss
     /// begins at the miss; the pieces to come, without the gaps, for a strided one.
     pub fn pages(self) -> impl IntoIterator<Item = Range<u64>> {
@@ -128,6 +134,13 @@ impl Streams {
         }
         let miss = access.miss?;
         self.on_stray_miss(access, miss, settings.mode, &limits)
+    }
+
+    /// The last plan of the reader who was met last was carried out up to page `end` only.
+    pub(super) fn cut(&mut self, end: u64) {
+        if let Some(stream) = self.sequential.first_mut() {
+            stream.cut(end);
+        }
     }
 
     /// A miss that is on nobody's way.

@@ -107,6 +107,13 @@ impl Sequential {
         }
     }
 
+    /// What was issued last ends before page `end`.
+    pub(super) fn cut(&mut self, end: u64) {
+        if self.read.end < end {
+            self.planned_end = self.planned_end.min(end);
+        }
+    }
+
     fn issue_at_miss(&mut self, miss: u64, limits: &Limits) -> Option<Plan> {
         let window_end = miss.saturating_add(self.window_pages);
         let mark = if self.read.end < window_end { self.read.end } else { miss };

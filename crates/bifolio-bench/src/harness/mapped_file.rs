@@ -1,0 +1,151 @@
+//! A file of a cache of its own, mapped: what the benchmarks of mapped files are about.
+//!
+//! # Safety
+//! The map is kept by the spans of it. Nobody cuts the file, and who reads it has it alone.
+
+#![allow(unsafe_code)]
+
+use std::path::Path;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use bifolio::{Advice, CacheBuilder, FaultMode, Map, MapMut, OpenOptions};
+use serde::{Deserialize, Serialize};
+
+use super::cached::Cached;
+use super::span::{Mapped, Span};
+use crate::error::{Error, Result};
+
+/// Who serves faults.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Faults {
+    /// Threads of the cache.
+    Threads,
+    /// The thread that faults.
+    InThread,
+}
+
+impl From<Faults> for FaultMode {
+    fn from(faults: Faults) -> Self {
+        match faults {
+            Faults::Threads => Self::Threads,
+            Faults::InThread => Self::InThread,
+        }
+    }
+}
+
+/// A mapped file and the cache that only it is in.
+#[derive(Debug)]
+pub(crate) struct MappedFile {
+    span: Span,
+    cached: Cached,
+}
+
+impl Mapped for Map {}
+impl Mapped for MapMut {}
+
+impl MappedFile {
+    /// A memory file of `size_bytes`, mapped to be written, in a new cache.
+    pub(crate) fn in_memory(
+        builder: CacheBuilder,
+        faults: Faults,
+        size_bytes: u64,
+    ) -> Result<Self> {
+        let options = OpenOptions::new().read(true).write(true).mappable(true);
+        let cached = Cached::in_memory_with(builder, &options.faults(faults.into()))?;
+        cached.file.set_len(size_bytes)?;
+        let mut map = cached.file.map_mut(0..size_bytes)?;
+        let (start, len_bytes) = (not_zero(map.as_mut_ptr())?, map.len() as usize);
+        // SAFETY: the map begins with its file, on a page boundary, is as long as it says, to be
+        // written, and its owner is the map itself.
+        let span = unsafe { Span::new(start, len_bytes, true, Arc::new(map)) };
+        Ok(Self { span, cached })
+    }
+
+    /// The file at `path`, mapped to be read, in a new cache; all of it is resident.
+    pub(crate) fn open(builder: CacheBuilder, path: &Path) -> Result<Self> {
+        let cached = Cached::open_with(builder, path, &OpenOptions::new().mappable(true))?;
+        let map = cached.file.map(0..cached.file.len())?;
+        map.prefetch(0..map.len())?;
+        let (start, len_bytes) = (not_zero(map.as_ptr().cast_mut())?, map.len() as usize);
+        // SAFETY: the map begins with its file, on a page boundary, is as long as it says, and its
+        // owner is the map itself; nobody writes to the file, as only this handle is open.
+        let span = unsafe { Span::new(start, len_bytes, false, Arc::new(map)) };
+        Ok(Self { span, cached })
+    }
+
+    pub(crate) fn span(&self) -> Span {
+        self.span.clone()
+    }
+
+    /// Takes advice about the order of accesses.
+    pub(crate) fn advise(&self, advice: Advice) -> Result<()> {
+        Ok(self.cached.file.advise(0..self.span.len_bytes(), advice)?)
+    }
+
+    /// All the cache has counted so far that concerns maps, always in the same order.
+    pub(crate) fn counts(&self) -> Vec<(&'static str, u64)> {
+        let stats = self.cached.stats();
+        vec![
+            ("flushes", stats.unmap_flushes),
+            ("pgscan", stats.pgscan),
+            ("pgsteal", stats.pgsteal),
+            ("pages_evicted", stats.unmapped_pages),
+            ("pages_written", stats.spilled_out_pages),
+            ("pages_read", stats.spilled_in_pages),
+            ("pages_stored_late", stats.stored_late_pages),
+            ("faults", stats.faults),
+        ]
+    }
+}
+
+fn not_zero(start: *mut u8) -> Result<NonNull<u8>> {
+    NonNull::new(start).ok_or_else(|| Error::Refused("the cache mapped a file at zero".into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use bifolio::Cache;
+
+    use super::*;
+    use crate::harness::pattern;
+    use crate::progress::Silent;
+
+    const SIZE_BYTES: u64 = 1 << 20;
+
+    #[test]
+    fn words_go_to_the_file_and_come_from_it_and_faults_are_counted() {
+        for faults in [Faults::Threads, Faults::InThread] {
+            let builder = Cache::builder().memory(8 << 20);
+            let Ok(mapped) = MappedFile::in_memory(builder, faults, SIZE_BYTES) else {
+                return;
+            };
+            mapped.advise(Advice::Random).unwrap();
+            let words = mapped.span();
+            words.store(SIZE_BYTES - 8, 0x1234);
+            assert_eq!((words.load(0), words.load(SIZE_BYTES - 8)), (0, 0x1234));
+            let mut word = [0; 8];
+            mapped.cached.file.read_exact_at(&mut word, SIZE_BYTES - 8).unwrap();
+            assert_eq!(u64::from_ne_bytes(word), 0x1234);
+            let faults = mapped.counts().into_iter().find(|(name, _)| *name == "faults");
+            assert!(faults.unwrap().1 >= 2);
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_opened_is_resident() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        pattern::make_file(&path, SIZE_BYTES, &mut Silent).unwrap();
+        let Ok(mapped) = MappedFile::open(Cache::builder().memory(8 << 20), &path) else {
+            return;
+        };
+        let before = mapped.counts();
+        let mut page = [0; 4096];
+        for pos_bytes in (0..SIZE_BYTES).step_by(4096) {
+            mapped.span().copy(&mut page, pos_bytes);
+            assert!(pattern::matches(&page, pos_bytes));
+        }
+        assert_eq!(mapped.counts(), before, "no fault");
+    }
+}

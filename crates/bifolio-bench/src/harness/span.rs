@@ -1,0 +1,96 @@
+//! Mapped memory as words, whoever mapped it.
+//!
+//! Made by `mapping` (the kernel's) and `mapped_file` (a cache's); used by loops that must be the
+//! same instructions for both. Words are loaded and stored atomically, without any order: threads
+//! may share a span, and no access can be left out.
+//!
+//! # Safety
+//! Whoever makes a span promises its memory (see [`Span::new`]); every access checks that it is
+//! inside.
+
+#![allow(unsafe_code)]
+
+use std::fmt;
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+const WORD_BYTES: u64 = size_of::<u64>() as u64;
+
+/// Something that owns mapped memory.
+pub(crate) trait Mapped: fmt::Debug + Send + Sync {}
+
+/// Mapped memory, kept by this value.
+#[derive(Clone, Debug)]
+pub(crate) struct Span {
+    start: NonNull<u8>,
+    len_bytes: usize,
+    writable: bool,
+    _owner: Arc<dyn Mapped>,
+}
+
+// SAFETY: the memory is mapped for all threads, its owner may be sent, and words are atomic.
+unsafe impl Send for Span {}
+// SAFETY: words are atomic, and what is copied nobody writes to, as `new` was promised.
+unsafe impl Sync for Span {}
+
+impl Span {
+    /// The memory of `owner`.
+    ///
+    /// # Safety
+    /// As long as `owner` lives, `len_bytes` from `start`, which is on a page boundary, are mapped,
+    /// to be written if `writable` says so. If not, nobody writes to them.
+    pub(super) unsafe fn new(
+        start: NonNull<u8>,
+        len_bytes: usize,
+        writable: bool,
+        owner: Arc<dyn Mapped>,
+    ) -> Self {
+        Self { start, len_bytes, writable, _owner: owner }
+    }
+
+    pub(crate) fn len_bytes(&self) -> u64 {
+        self.len_bytes as u64
+    }
+
+    #[inline(always)]
+    pub(crate) fn load(&self, pos_bytes: u64) -> u64 {
+        // Relaxed: a number, and nothing that depends on it.
+        self.word(pos_bytes).load(Ordering::Relaxed)
+    }
+
+    #[inline(always)]
+    pub(crate) fn store(&self, pos_bytes: u64, word: u64) {
+        assert!(self.writable, "mapped to be read");
+        // Relaxed: publishes nothing.
+        self.word(pos_bytes).store(word, Ordering::Relaxed);
+    }
+
+    #[inline(always)]
+    fn word(&self, pos_bytes: u64) -> &AtomicU64 {
+        assert!(pos_bytes.is_multiple_of(WORD_BYTES));
+        let address = self.address(pos_bytes, WORD_BYTES as usize).cast::<AtomicU64>();
+        // SAFETY: inside the mapping and on a boundary of words, by the two checks; `&self` keeps
+        // the owner, and with it the mapping, and all accesses are atomic.
+        unsafe { address.as_ref() }
+    }
+
+    /// Copies `BLOCK` bytes; of memory that is mapped to be read.
+    #[inline(always)]
+    pub(crate) fn copy<const BLOCK: usize>(&self, block: &mut [u8; BLOCK], pos_bytes: u64) {
+        assert!(!self.writable, "somebody may write to it");
+        let source = self.address(pos_bytes, BLOCK).as_ptr();
+        // SAFETY: `BLOCK` bytes are readable there, by the check; nobody writes to them, as `new`
+        // was promised; the block is exclusive memory of the caller, so the two cannot overlap.
+        unsafe { ptr::copy_nonoverlapping(source, block.as_mut_ptr(), BLOCK) };
+    }
+
+    /// Where `pos_bytes` is, once it is sure that `bytes` from there are inside.
+    #[inline(always)]
+    fn address(&self, pos_bytes: u64, bytes: usize) -> NonNull<u8> {
+        assert!(pos_bytes <= (self.len_bytes as u64).saturating_sub(bytes as u64));
+        assert!(bytes <= self.len_bytes);
+        // SAFETY: inside the mapping, by the checks.
+        unsafe { self.start.add(pos_bytes as usize) }
+    }
+}

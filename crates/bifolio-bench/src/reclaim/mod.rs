@@ -1,0 +1,259 @@
+//! `reclaim`: mapped memory four times as large as memory, written and verified by workers.
+//!
+//! What is measured is what keeps it within its bound. A mapped memory file of a cache, which
+//! unmaps so many folios with one flush of the TLBs (`flush_per_folio`, `flush_per_batch_N`, faults
+//! served in the thread that faults, and once by the cache's threads); anonymous memory that the
+//! kernel swaps out to the same disk, and a file that it maps, both held to what a process with
+//! such a cache may have (`kernel_swap`, `kernel_mmap`); and the same work with no cache at all
+//! (`raw_direct`), whose slowest accesses say what the disk itself did in these minutes. A turn is
+//! a child process of its own: resident sizes and control groups belong to processes. It fills the
+//! memory, which is not timed, does a timed window of each order, and compares every page.
+//!
+//! ```text
+//!   work.rs       the workers: the method of `stress-ng --vm`, and where it differs
+//!   pages.rs      how they get at a page
+//!   keeper.rs     the child: who keeps the memory, and what is counted meanwhile
+//!   stress_ng.rs  stress-ng itself, where it is installed
+//!   figures.rs    the figures asked for
+//! ```
+
+mod figures;
+mod keeper;
+mod pages;
+mod parameters;
+mod stress_ng;
+mod work;
+
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use self::keeper::{Answer, CACHES, Done, KERNEL_MMAP, KERNEL_SWAP, Keeper, UNCACHED};
+use self::parameters::Parameters;
+use self::stress_ng::STRESS_NG;
+use self::work::{Load, Order};
+use crate::benchmark::{Benchmark, Context, Needs};
+use crate::config::Config;
+use crate::error::Result;
+use crate::format_bytes;
+use crate::harness::child;
+use crate::harness::interleave::{Rounds, Turn, take_turns};
+use crate::harness::memory_group::MemoryGroup;
+use crate::harness::meter::{self, Measured};
+use crate::harness::swap::SwapFile;
+use crate::progress::Progress;
+use crate::report::{Case, Report, Row, Rss};
+
+const NAME: &str = "reclaim";
+const UNIT: &str = "bogo ops/s";
+
+const SHOWN_COUNTS: [&str; 10] = [
+    "tlb_shootdowns",
+    "function_call_ipis",
+    "flushes",
+    "pgscan",
+    "pgsteal",
+    "pages_evicted",
+    "pages_written",
+    "p50_fault_ns",
+    "p99_fault_ns",
+    "p999_fault_ns",
+];
+
+/// The benchmark; see the head of this module.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reclaim;
+
+impl Benchmark for Reclaim {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn description(&self) -> &'static str {
+        "mapped memory 4 times the bound, written and verified, against the kernel's swap and mmap"
+    }
+
+    fn needs(&self, config: &Config) -> Result<Needs> {
+        Ok(Parameters::from_config(config)?.needs())
+    }
+
+    fn run(&self, context: &Context<'_>, progress: &mut dyn Progress) -> Result<Report> {
+        let parameters = Parameters::from_config(context.config)?;
+        let mut report = Report::new(NAME, context, serde_json::to_value(&parameters)?);
+        report.ratios = figures::RATIOS.to_vec();
+        report.shown_counts = SHOWN_COUNTS.to_vec();
+        let kernel = Kernel::create(context, &parameters);
+        let kernel = report.skip_on_error(&[KERNEL_SWAP, KERNEL_MMAP, STRESS_NG], kernel);
+        let group = kernel.as_ref().map(|kernel| kernel.group.path());
+        measure(context, &parameters, group, &mut report, progress)?;
+        if let Some(group) = group.filter(|_| parameters.stress_ng) {
+            stress_ng::measure(context, &parameters, group, &mut report, progress);
+        }
+        report.notes.push(
+            "interrupts, and what the kernel's series scanned and wrote, are those of the whole \
+             machine; the kernel does not tell how many flushes it asked for"
+                .to_owned(),
+        );
+        if kernel.is_some() {
+            let bytes = format_bytes(parameters.kernel_bytes());
+            report.notes.push(format!(
+                "the kernel's series are held to {bytes}: bound and allowance of a cache's process"
+            ));
+        }
+        report.figures = figures::figures(&report);
+        Ok(report)
+    }
+
+    fn run_in_child(&self, task: Value) -> Result<Value> {
+        Ok(match serde_json::from_value(task)? {
+            ChildTask::Keep(task) => serde_json::to_value(keeper::run(&task)?)?,
+            ChildTask::StressNg(task) => serde_json::to_value(stress_ng::run(&task)?)?,
+        })
+    }
+}
+
+/// What a child may be asked to do.
+#[derive(Debug, Serialize, Deserialize)]
+enum ChildTask {
+    Keep(keeper::Task),
+    StressNg(stress_ng::Task),
+}
+
+/// What the kernel's series run in. Goes away from top to bottom: who has the memory, then where
+/// it was swapped to.
+#[derive(Debug)]
+struct Kernel {
+    group: MemoryGroup,
+    _swap: SwapFile,
+}
+
+impl Kernel {
+    /// # Errors
+    /// There is no way; the message is the reason for which to skip the series.
+    fn create(context: &Context<'_>, parameters: &Parameters) -> Result<Self> {
+        let swap = SwapFile::activate(context.workspace, parameters.swap_bytes())?;
+        Ok(Self { group: MemoryGroup::create(parameters.kernel_bytes())?, _swap: swap })
+    }
+}
+
+/// A series, and who keeps its memory.
+type Series = (&'static str, Keeper);
+
+/// Every series, in the order of the tables; those of the kernel only where there is a group.
+fn all_series(group: Option<&Path>, directory: &Path) -> Vec<Series> {
+    let directory = || directory.to_owned();
+    let mut all = Vec::new();
+    if let Some(group) = group {
+        let group = || group.to_owned();
+        all.push((KERNEL_SWAP, Keeper::Swap { group: group() }));
+        all.push((KERNEL_MMAP, Keeper::Mmap { group: group(), directory: directory() }));
+    }
+    for (name, batch_folios, faults) in CACHES {
+        let series = name.to_owned();
+        let directory = directory();
+        all.push((name, Keeper::Cache { series, batch_folios, faults, directory }));
+    }
+    all.push((UNCACHED, Keeper::Nobody { directory: directory() }));
+    all
+}
+
+fn measure(
+    context: &Context<'_>,
+    parameters: &Parameters,
+    group: Option<&Path>,
+    report: &mut Report,
+    progress: &mut dyn Progress,
+) -> Result<()> {
+    let ask = |keeper: &Keeper, load: Load| -> Result<Answer> {
+        let task = keeper::Task { keeper: keeper.clone(), sizes: parameters.sizes, load };
+        child::ask(&context.config.child_command, NAME, &ChildTask::Keep(task))
+    };
+    let mut series = all_series(group, context.workspace.path());
+    progress.start("try every series", series.len() as u64);
+    series.retain(|(name, keeper)| {
+        progress.advance(1);
+        report.skip_on_error(&[*name], ask(keeper, parameters.trial())).is_some()
+    });
+    let ask = &ask;
+    let mut turns = Vec::new();
+    for &workers in &parameters.workers {
+        let load = parameters.load(workers, parameters.workers.len() * series.len());
+        let row_index = report.rows.len();
+        report.rows.extend(Order::ALL.map(|order| Row::new(case(workers, order.name()), UNIT)));
+        turns.extend(series.iter().map(|(series, keeper)| Turn {
+            row_index,
+            series,
+            run: Box::new(move || ask(keeper, load)),
+        }));
+    }
+    progress.start("measure", (turns.len() * parameters.repetitions) as u64);
+    let given = take_turns(&turns, Rounds::exactly(parameters.repetitions), progress)?;
+    let mut peak_bytes = 0;
+    for (turn, answers) in turns.iter().zip(&given) {
+        for index in 0..Order::ALL.len() {
+            let done: Vec<&Done> = answers.iter().map(|answer| &answer.done[index]).collect();
+            fill(&mut report.rows[turn.row_index + index], turn.series, &done);
+            report.verified_bytes +=
+                done.iter().map(|done| done.measured.verified_bytes).sum::<u64>();
+        }
+        let peak = answers.iter().map(|answer| answer.peak_bytes).max().unwrap_or(0);
+        for row in &mut report.rows[turn.row_index..][..Order::ALL.len()] {
+            row.counts.entry(turn.series).or_default().insert("peak_bytes".into(), peak as f64);
+        }
+        if CACHES.iter().any(|(cache, ..)| *cache == turn.series) {
+            peak_bytes = peak.max(peak_bytes);
+        }
+        report.verified_bytes += answers.iter().map(|answer| answer.verified_bytes).sum::<u64>();
+    }
+    let rss = Rss { bound_bytes: parameters.sizes.memory_bytes, peak_bytes };
+    report.rss = (peak_bytes > 0).then_some(rss);
+    Ok(())
+}
+
+fn case(workers: usize, pattern: &str) -> Case {
+    Case::new().with("workers", workers).with("pattern", pattern)
+}
+
+/// Writes all windows of `series` into `row`; counts are those of all windows together.
+fn fill(row: &mut Row, series: &'static str, done: &[&Done]) {
+    let windows: Vec<Measured> = done.iter().map(|done| done.measured.clone()).collect();
+    meter::fill(row, series, &windows, Measured::operations_rate);
+    let counts = row.counts.entry(series).or_default();
+    // What is timed here are first touches of pages, not calls.
+    for name in ["p50", "p99", "p999", "max"] {
+        if let Some(value) = counts.shift_remove(&format!("{name}_ns")) {
+            counts.insert(format!("{name}_fault_ns"), value);
+        }
+    }
+    for (name, count) in done.iter().flat_map(|done| &done.counts) {
+        *counts.entry(name.clone()).or_default() += *count as f64;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_of_all_windows_are_added_up_and_latencies_are_named_as_faults() {
+        let done = |count: u64| {
+            let measured = serde_json::json!({
+                "operations": 10, "bytes": 40960, "misses": 0, "syscalls_known": 0,
+                "cost": {"elapsed": {"secs": 1, "nanos": 0}, "cpu": {"secs": 0, "nanos": 0},
+                         "syscalls": null},
+                "latencies": [[1000, 3]],
+                "stretches": {"length": {"secs": 1, "nanos": 0}, "operations": [10]},
+                "verified_bytes": 0,
+            });
+            let counts = [("pgscan".to_owned(), count)].into_iter().collect();
+            Done { measured: serde_json::from_value(measured).unwrap(), counts }
+        };
+        let mut row = Row::new(case(1, "random"), UNIT);
+        fill(&mut row, KERNEL_SWAP, &[&done(3), &done(4)]);
+        assert_eq!(row.series[KERNEL_SWAP], 10.0);
+        assert_eq!(row.count(KERNEL_SWAP, "pgscan"), Some(7.0));
+        assert_eq!(row.count(KERNEL_SWAP, "p99_fault_ns"), Some(1000.0));
+        assert_eq!(row.count(KERNEL_SWAP, "p99_ns"), None);
+    }
+}

@@ -1,0 +1,316 @@
+//! What the workers do: write and verify patterns, page by page, in memory larger than memory.
+//!
+//! As `stress-ng --vm` does it, with a few differences that make short windows mean something.
+//! Each worker is a thread with a part of the memory for itself. It passes over its part again and
+//! again, in order or at random. What a pass writes, the next one verifies: [`WORDS_PER_PAGE`]
+//! words of each page, from the first to the last. Half of the stretches of [`STRETCH_PAGES`] are
+//! written while the other half is verified, so that every window has as much of one as of the
+//! other. A page written or verified is one operation ("bogo op"). Every word that is not what was
+//! written last is an error of the run.
+//!
+//! A worker remembers which pass wrote each page, so a window may end in the middle of a pass, and
+//! at the very end every page is compared. The first touch of one page in [`SAMPLE_PAGES`] is
+//! timed: a fault, or none.
+
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+
+use super::pages::Pages;
+use crate::error::{Error, Result};
+use crate::harness::access::PAGE_BYTES;
+use crate::harness::latency::Latencies;
+use crate::harness::meter::{Measured, Meter};
+use crate::harness::pattern;
+use crate::harness::permutation::Permutation;
+use crate::harness::stretches::OperationsByStretch;
+use crate::harness::threads::run_together;
+
+/// The first word of a page, the last, and six between them.
+const WORDS_PER_PAGE: u64 = 8;
+const WORD_STEP_BYTES: u64 = (PAGE_BYTES as u64 - size_of::<u64>() as u64) / (WORDS_PER_PAGE - 1);
+
+/// So many neighbours are written, as many verified: 2 MiB.
+const STRETCH_PAGES: u64 = 512;
+
+/// No power of two: windows of read-ahead are, and each of their pages must have its turn.
+const SAMPLE_PAGES: u64 = 17;
+
+/// How many pages pass between two looks at the clock.
+const PAGES_PER_LOOK: u64 = 64;
+
+/// In which order a pass meets the pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Order {
+    Sequential,
+    Random,
+}
+
+impl Order {
+    /// In the order in which they are measured.
+    pub(super) const ALL: [Self; 2] = [Self::Sequential, Self::Random];
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Sequential => "sequential",
+            Self::Random => "random",
+        }
+    }
+}
+
+/// How much of it.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(super) struct Load {
+    pub(super) size_bytes: u64,
+    pub(super) workers: usize,
+    /// How long each order is timed.
+    pub(super) window: Duration,
+}
+
+/// All workers, with what they remember.
+pub(super) struct Team<P>(Vec<Mutex<Worker<P>>>);
+
+struct Worker<P> {
+    series: &'static str,
+    pages: P,
+    first_page: u64,
+    /// Which pass wrote each of the worker's pages.
+    written_in: Vec<u32>,
+    pass: u32,
+}
+
+impl<P: Pages> Team<P> {
+    /// Shares the memory out. Nothing is written yet: either `fill` does, or the pattern's version
+    /// 0 is there already.
+    pub(super) fn new(
+        series: &'static str,
+        load: &Load,
+        open: impl Fn() -> Result<P>,
+    ) -> Result<Self> {
+        let (pages, workers) = (load.size_bytes / PAGE_BYTES as u64, load.workers as u64);
+        let worker = |index| {
+            let (first_page, end) = (pages * index / workers, pages * (index + 1) / workers);
+            let written_in = vec![0; (end - first_page) as usize];
+            Ok(Mutex::new(Worker { series, pages: open()?, first_page, written_in, pass: 0 }))
+        };
+        Ok(Self((0..workers).map(worker).collect::<Result<_>>()?))
+    }
+
+    /// Writes every page once, in order.
+    pub(super) fn fill(&self) -> Result<()> {
+        self.each(|worker| (0..worker.count()).try_for_each(|page| worker.write(page, &mut None)))
+            .map(drop)
+    }
+
+    /// Passes for `window`.
+    pub(super) fn measure(&self, order: Order, window: Duration) -> Result<Measured> {
+        let meter = Meter::start(None)?;
+        let started = meter.started();
+        let seen = self.each(|worker| worker.pass_until(order, started, window))?;
+        let cost = meter.stop()?;
+        let mut latencies = Latencies::default();
+        let mut stretches = OperationsByStretch::new(window);
+        let (mut operations, mut verified) = (0, 0);
+        for seen in seen {
+            latencies.merge(&seen.latencies);
+            stretches.merge(&seen.stretches);
+            operations += seen.operations;
+            verified += seen.verified;
+        }
+        Ok(Measured {
+            operations,
+            bytes: operations * PAGE_BYTES as u64,
+            misses: 0,
+            syscalls_known: 0,
+            cost,
+            latencies,
+            stretches,
+            verified_bytes: words_bytes(verified),
+        })
+    }
+
+    /// Compares every page, in order; answers how many bytes.
+    pub(super) fn verify(&self) -> Result<u64> {
+        let counts = self.each(|worker| {
+            (0..worker.count()).try_for_each(|page| worker.verify(page, &mut None))?;
+            Ok(worker.count())
+        })?;
+        Ok(words_bytes(counts.into_iter().sum()))
+    }
+
+    /// Has every worker do `work`, all at the same time.
+    fn each<T: Send>(&self, work: impl Fn(&mut Worker<P>) -> Result<T> + Sync) -> Result<Vec<T>> {
+        let prepare = |index: usize| Ok(self.0[index].lock());
+        run_together(self.0.len(), prepare, |mut worker| work(&mut *worker))
+    }
+}
+
+fn words_bytes(pages: u64) -> u64 {
+    pages * WORDS_PER_PAGE * size_of::<u64>() as u64
+}
+
+/// What one worker saw in a window.
+struct Seen {
+    latencies: Latencies,
+    stretches: OperationsByStretch,
+    operations: u64,
+    verified: u64,
+}
+
+impl<P: Pages> Worker<P> {
+    fn count(&self) -> u64 {
+        self.written_in.len() as u64
+    }
+
+    fn pass_until(&mut self, order: Order, started: Instant, window: Duration) -> Result<Seen> {
+        let mut seen = Seen {
+            latencies: Latencies::default(),
+            stretches: OperationsByStretch::new(window),
+            operations: 0,
+            verified: 0,
+        };
+        loop {
+            self.pass += 1;
+            let shuffled = Permutation::new(self.count(), u64::from(self.pass));
+            for step in 0..self.count() {
+                let page = if order == Order::Random { shuffled.apply(step) } else { step };
+                self.operate(page, step, &mut seen)?;
+                if seen.operations.is_multiple_of(PAGES_PER_LOOK) {
+                    let since_start = started.elapsed();
+                    seen.stretches.add(since_start, PAGES_PER_LOOK);
+                    if since_start >= window {
+                        return Ok(seen);
+                    }
+                }
+            }
+        }
+    }
+
+    fn operate(&mut self, page: u64, step: u64, seen: &mut Seen) -> Result<()> {
+        let latencies = &mut seen.latencies;
+        let mut sampled = step.is_multiple_of(SAMPLE_PAGES).then_some(latencies);
+        let is_written = (page / STRETCH_PAGES + u64::from(self.pass)).is_multiple_of(2);
+        if is_written {
+            self.write(page, &mut sampled)?;
+        } else {
+            self.verify(page, &mut sampled)?;
+            seen.verified += 1;
+        }
+        seen.operations += 1;
+        Ok(())
+    }
+
+    fn write(&mut self, page: u64, sampled: &mut Option<&mut Latencies>) -> Result<()> {
+        let version = self.pass;
+        self.written_in[page as usize] = version;
+        for pos_bytes in self.words_of(page) {
+            let word = pattern::word_at(pos_bytes, version);
+            timed(sampled, || self.pages.store(pos_bytes, word))?;
+        }
+        self.pages.leave()
+    }
+
+    fn verify(&mut self, page: u64, sampled: &mut Option<&mut Latencies>) -> Result<()> {
+        let version = self.written_in[page as usize];
+        for pos_bytes in self.words_of(page) {
+            let word = timed(sampled, || self.pages.load(pos_bytes))?;
+            if word != pattern::word_at(pos_bytes, version) {
+                return Err(Error::WrongBytes { series: self.series.to_owned(), pos_bytes });
+            }
+        }
+        self.pages.leave()
+    }
+
+    fn words_of(&self, page: u64) -> impl Iterator<Item = u64> + use<P> {
+        let start = (self.first_page + page) * PAGE_BYTES as u64;
+        (0..WORDS_PER_PAGE).map(move |index| start + index * WORD_STEP_BYTES)
+    }
+}
+
+/// Does `access`; the first one of a page that is sampled is timed.
+#[inline(always)]
+fn timed<T>(sampled: &mut Option<&mut Latencies>, access: impl FnOnce() -> T) -> T {
+    let Some(latencies) = sampled.take() else {
+        return access();
+    };
+    let begin = Instant::now();
+    let given = access();
+    latencies.add(begin.elapsed());
+    given
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::harness::mapping::Mapping;
+    use crate::harness::span::Span;
+
+    const PAGES: u64 = 3 * STRETCH_PAGES + 5;
+    const SIZE_BYTES: u64 = PAGES * PAGE_BYTES as u64;
+    const SHORT: Duration = Duration::from_millis(20);
+
+    fn load(workers: usize) -> Load {
+        Load { size_bytes: SIZE_BYTES, workers, window: SHORT }
+    }
+
+    fn words() -> Span {
+        Arc::new(Mapping::anonymous(SIZE_BYTES as usize).unwrap()).span()
+    }
+
+    #[test]
+    fn the_words_of_a_page_go_from_its_first_to_its_last() {
+        let team = Team::new("x", &load(1), || Ok(words())).unwrap();
+        let positions: Vec<u64> = team.0[0].lock().words_of(1).collect();
+        assert_eq!((positions[0], positions[7]), (4096, 8184));
+        assert!(positions.iter().all(|position| position.is_multiple_of(8)));
+    }
+
+    #[test]
+    fn every_page_is_written_and_verified_by_exactly_one_worker() {
+        let memory = words();
+        let team = Team::new("x", &load(2), || Ok(memory.clone())).unwrap();
+        team.fill().unwrap();
+        for order in Order::ALL {
+            let measured = team.measure(order, SHORT).unwrap();
+            assert!(measured.operations >= 2 * PAGES_PER_LOOK);
+            let verified = measured.verified_bytes / words_bytes(1);
+            let half = measured.operations / 2;
+            assert!(verified.abs_diff(half) <= 2 * STRETCH_PAGES, "{verified} of {half}");
+            let sampled = measured.operations.div_ceil(SAMPLE_PAGES);
+            assert!(measured.latencies.calls().abs_diff(sampled) < sampled / 4 + 4);
+        }
+        assert_eq!(team.verify().unwrap(), PAGES * 64);
+    }
+
+    #[test]
+    fn a_word_that_is_lost_is_an_error_with_its_position() {
+        for word in 0..WORDS_PER_PAGE {
+            let memory = words();
+            let team = Team::new("x", &load(2), || Ok(memory.clone())).unwrap();
+            team.fill().unwrap();
+            let wrong_bytes = (PAGES - 1) * PAGE_BYTES as u64 + word * WORD_STEP_BYTES;
+            memory.store(wrong_bytes, memory.load(wrong_bytes) + 1);
+            let error = team.verify().unwrap_err();
+            assert!(
+                matches!(error, Error::WrongBytes { pos_bytes, .. } if pos_bytes == wrong_bytes)
+            );
+        }
+    }
+
+    #[test]
+    fn a_page_that_comes_back_with_an_older_version_is_noticed() {
+        let memory = words();
+        let team = Team::new("x", &load(1), || Ok(memory.clone())).unwrap();
+        team.fill().unwrap();
+        let old: Vec<u64> = team.0[0].lock().words_of(0).map(|at| memory.load(at)).collect();
+        team.0[0].lock().pass = 2;
+        team.0[0].lock().write(0, &mut None).unwrap();
+        team.verify().unwrap();
+        let positions: Vec<u64> = team.0[0].lock().words_of(0).collect();
+        positions.iter().zip(old).for_each(|(&at, word)| memory.store(at, word));
+        assert!(matches!(team.verify(), Err(Error::WrongBytes { pos_bytes: 0, .. })));
+    }
+}

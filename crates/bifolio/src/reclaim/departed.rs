@@ -1,0 +1,108 @@
+//! Folios that have departed (B8 and B9 of `unmap.rs`): some are being written out while others
+//! are gathered for the next transfer.
+//!
+//! The exit has two halves: one with the copies of what is in flight, one for what is gathered.
+//! When that is enough for a transfer, they change places.
+
+use crate::folio::{FolioRef, LockedFolio};
+use crate::frames::{Exit, Region};
+use crate::lru::Memory;
+use crate::stats::Counter;
+use crate::sync::MutexGuard;
+use crate::writeback::{CopyAt, InFlight, Inode, Leaving, LeavingBatch};
+use std::ops::Range;
+
+/// Folios that are written out together, if there are so many: a transfer of 1 MiB.
+const TRANSFER_FOLIOS: usize = 256;
+
+/// See the head of the file. All of one file.
+#[derive(Debug)]
+pub(super) struct Departed<'t> {
+    inode: &'t Inode,
+    /// What is in flight ends before the copies and the locks go.
+    batch: LeavingBatch<'t>,
+    in_flight: Vec<Left<'t>>,
+    gathered: Vec<Left<'t>>,
+    leaving: Vec<Leaving<'t>>,
+    exit: MutexGuard<'t, Exit>,
+    /// Which half of the exit is for what is gathered: 0 or 1.
+    half: usize,
+    /// So many pages of it have copies, and gaps: of those that were unmapped with them and did not
+    /// leave.
+    pages_used: usize,
+}
+
+/// One folio: locked, in the table, its page nowhere but at `copy`.
+#[derive(Debug)]
+pub(super) struct Left<'t> {
+    // The lock goes before the reference.
+    pub(super) lock: LockedFolio<'t>,
+    pub(super) folio: FolioRef<'t>,
+    pub(super) copy: CopyAt,
+}
+
+impl<'t> Departed<'t> {
+    /// None yet. Waits until the exit is free.
+    pub(super) fn new(inode: &'t Inode, region: &'t Region) -> Self {
+        Self {
+            inode,
+            batch: LeavingBatch::new(inode),
+            in_flight: Vec::new(),
+            gathered: Vec::new(),
+            leaving: Vec::new(),
+            exit: region.regions().exit(),
+            half: 0,
+            pages_used: 0,
+        }
+    }
+
+    pub(super) fn inode(&self) -> &'t Inode {
+        self.inode
+    }
+
+    pub(super) fn is_of(&self, inode: &Inode) -> bool {
+        std::ptr::eq(self.inode, inode)
+    }
+
+    /// How many there are.
+    pub(super) fn folios(&self) -> usize {
+        self.in_flight.len() + self.gathered.len()
+    }
+
+    /// Whether enough are gathered.
+    pub(super) fn is_a_transfer(&self) -> bool {
+        self.gathered.len() >= TRANSFER_FOLIOS
+    }
+
+    pub(super) fn exit(&mut self) -> &mut Exit {
+        &mut self.exit
+    }
+
+    /// The pages of the exit that have no copies.
+    pub(super) fn room(&self) -> Range<usize> {
+        let half_pages = self.exit.pages() / 2;
+        let first = self.half * half_pages;
+        first + self.pages_used..first + half_pages
+    }
+
+    /// Gathers a folio whose write-out has begun; its copy is on `page` of the exit.
+    pub(super) fn add(&mut self, page: usize, left: Left<'t>, in_flight: InFlight) {
+        self.pages_used = page + 1 - self.half * (self.exit.pages() / 2);
+        let again = left.folio.try_clone();
+        let folio = again.expect("a folio that was just frozen has two references");
+        self.leaving.push(Leaving { folio, in_flight, copy: Some(left.copy) });
+        self.gathered.push(left);
+    }
+
+    /// Waits for what is in flight and gives it back; starts to write out what was gathered.
+    pub(super) fn rotate(&mut self, memory: &Memory) -> Vec<Left<'t>> {
+        self.batch.wait();
+        let ended = std::mem::take(&mut self.in_flight);
+        memory.counters.add(Counter::PageOut, self.gathered.len() as u64);
+        self.batch.start(std::mem::take(&mut self.leaving));
+        self.in_flight = std::mem::take(&mut self.gathered);
+        self.half ^= 1;
+        self.pages_used = 0;
+        ended
+    }
+}

@@ -1,0 +1,576 @@
+//! The region of a model run: page tables, translations, raw accesses and a device in place of the
+//! kernel's, and the steps of the batch protocol over them.
+//!
+//! The table, the folios, their locks and flags are the real ones. The steps stand for code that
+//! makes system calls and is not compiled here: B1..B9 for `reclaim/unmap.rs` and `departure.rs`,
+//! [`Region::sync`] and what marks folios for `writeback`, [`Region::look_up`] for `file/fill.rs`.
+//! Whoever changes an order there changes it here.
+//!
+//! What the kernel and the processors do:
+//! - An entry of the page tables changes by read-modify-writes (in life: under a lock), and says
+//!   where the page's bytes are, and whether it was stored to since it was protected.
+//! - A raw store first has a translation, then stores, whatever became of the entry meanwhile. A
+//!   flush waits until no translation from before is in use.
+//! - Bytes outlive their unmapping for who keeps them.
+
+use super::world::{OWNER, World};
+use crate::folio::{Flag, Folio, FolioRef, Frozen, LockedFolio};
+use crate::mapping::{Entry, Lookup};
+use crate::sync::{AtomicU64, Condvar, Mutex, MutexGuard, Ordering};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// A page that is not there.
+const MISSING: u64 = 0;
+/// The page is there; the bits from [`NUMBER_SHIFT`] on are the number of its memory.
+const PRESENT: u64 = 1;
+/// It was stored to since it was installed or protected.
+const WRITTEN: u64 = 2;
+const NUMBER_SHIFT: u32 = 2;
+/// Installations that one run may see.
+const MEMORIES: usize = 8;
+
+/// A step that is left out, or comes at the wrong time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Weakening {
+    None,
+    /// B4: the look for stores before the copy of what seems clean.
+    LookBeforeCopy,
+    /// B4: no look for stores.
+    NoLook,
+    /// B5: a copy instead of the pages themselves.
+    CopyInsteadOfKeep,
+    /// B4: DIRTY becomes WRITEBACK, although the unmapping may fail.
+    BeginBeforeUnmap,
+    /// B6: without a flush.
+    NoFlushAfterUnmap,
+    /// B7: the bytes are not compared with those of B4.
+    NoComparison,
+    /// B8, of a clean one, before B6.
+    EndBeforeUnmap,
+    /// B9: frees whoever waits.
+    NoPutBack,
+    /// B9: what was not written goes all the same.
+    EvictUnwritten,
+    /// A reference suffices, whether the page was READY when it was taken or not.
+    PinWithoutReady,
+    /// REGION-3: not by who evicts.
+    EvictWithoutSection,
+    /// REGION-3: not by who syncs.
+    SyncWithoutSection,
+    /// A sync does not wait for what others have begun.
+    SyncWithoutWait,
+    /// A write-out reads the bytes, then protects the page.
+    ProtectAfterRead,
+    /// Protected without a flush.
+    NoFlushAfterProtect,
+    /// A write-out turns DIRTY to WRITEBACK when it has read the bytes.
+    BeginAfterRead,
+}
+
+/// How a batch is evicted.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct How {
+    /// Dirty ones may be written out.
+    pub(super) may_write: bool,
+    /// The kernel does not unmap.
+    pub(super) unmap_fails: bool,
+    /// The device does not write.
+    pub(super) write_fails: bool,
+}
+
+/// Everything works.
+pub(super) const WELL: How = How { may_write: true, unmap_fails: false, write_fails: false };
+
+/// The dirty list: which pages are on it, and how many are on their way.
+#[derive(Debug, Default)]
+struct Dirty {
+    pages: Vec<u64>,
+    in_flight: u64,
+}
+
+/// One folio of a batch, from B2 on.
+struct Leaver<'a> {
+    lock: LockedFolio<'a>,
+    frozen: Frozen<'a>,
+    /// What it held when it seemed clean.
+    before: Option<u64>,
+    /// Its memory, beyond the unmapping.
+    kept: u64,
+    copy: u64,
+    fate: Fate,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    Goes,
+    Leaves,
+    Stays,
+    Returns,
+}
+
+/// See the head of the file.
+#[derive(Debug)]
+pub(super) struct Region {
+    pub(super) world: Arc<World>,
+    weakening: Weakening,
+    entries: Vec<AtomicU64>,
+    memories: Vec<AtomicU64>,
+    /// Pieces of memory that were installed.
+    taken: AtomicU64,
+    /// Held by a raw writer while he uses a translation.
+    processor: Mutex<()>,
+    section: Mutex<()>,
+    dirty: Mutex<Dirty>,
+    /// Signalled when nothing is in flight.
+    emptied: Condvar,
+    device: Vec<AtomicU64>,
+}
+
+impl Region {
+    /// A file of `pages` pages, where page `i` holds `i + 1`, all resident, clean and protected.
+    pub(super) fn new(pages: u64, weakening: Weakening) -> Arc<Self> {
+        let words = |count: u64| (0..count).map(|_| AtomicU64::new(0)).collect::<Vec<_>>();
+        let region = Self {
+            world: World::with_pages(pages as u32 + 2, pages, 0, 1),
+            weakening,
+            entries: words(pages),
+            memories: words(MEMORIES as u64),
+            taken: AtomicU64::new(0),
+            processor: Mutex::new(()),
+            section: Mutex::new(()),
+            dirty: Mutex::new(Dirty::default()),
+            emptied: Condvar::new(),
+            device: (1..=pages).map(AtomicU64::new).collect(),
+        };
+        for index in 0..pages {
+            region.look_up(index, || ());
+        }
+        Arc::new(region)
+    }
+
+    fn is(&self, weakening: Weakening) -> bool {
+        self.weakening == weakening
+    }
+
+    // The kernel and the processors.
+
+    fn entry(&self, index: u64) -> u64 {
+        // Acquire: pairs with the Release of all changes: who sees a page sees its bytes.
+        self.entries[index as usize].load(Ordering::Acquire)
+    }
+
+    /// Whether the page is there.
+    pub(super) fn is_present(&self, index: u64) -> bool {
+        self.entry(index) & PRESENT != 0
+    }
+
+    /// Whether the folio of the page is dirty.
+    pub(super) fn is_dirty(&self, index: u64) -> bool {
+        let folio = self.world.folios.get(self.world.entry(index).folio_id());
+        folio.flags.get(Flag::Dirty)
+    }
+
+    fn is_written(&self, index: u64) -> bool {
+        self.entry(index) & WRITTEN != 0
+    }
+
+    fn memory(&self, entry: u64) -> &AtomicU64 {
+        &self.memories[(entry >> NUMBER_SHIFT) as usize]
+    }
+
+    /// The bytes of a page that whoever asks knows to be there.
+    fn bytes(&self, index: u64) -> u64 {
+        let entry = self.entry(index);
+        assert!(entry & PRESENT != 0, "a fault inside the cache (REGION-1)");
+        // Acquire: pairs with the Release in `store`: a store is found before its bytes are seen.
+        self.memory(entry).load(Ordering::Acquire)
+    }
+
+    fn flush(&self) {
+        drop(self.processor.lock());
+    }
+
+    /// Puts a page there, over whatever stands there.
+    fn install(&self, index: u64, bytes: u64, will_be_stored: bool) {
+        let number = self.taken.fetch_add(1, Ordering::Relaxed);
+        self.memories[number as usize].store(bytes, Ordering::Relaxed);
+        let written = if will_be_stored { WRITTEN } else { 0 };
+        let entry = (number << NUMBER_SHIFT) | PRESENT | written;
+        // AcqRel: pairs with the Acquire in `entry`.
+        self.entries[index as usize].swap(entry, Ordering::AcqRel);
+    }
+
+    /// Makes a page count as not stored to.
+    fn protect(&self, index: u64) {
+        // AcqRel: pairs with the Acquire in `entry`.
+        self.entries[index as usize].fetch_and(!WRITTEN, Ordering::AcqRel);
+        if !self.is(Weakening::NoFlushAfterProtect) {
+            self.flush();
+        }
+    }
+
+    /// A store through a map.
+    pub(super) fn store(&self, index: u64, value: u64) {
+        while !self.try_store(index, value) {
+            self.look_up(index, || ());
+        }
+    }
+
+    fn try_store(&self, index: u64, value: u64) -> bool {
+        let _translation = self.processor.lock();
+        let word = &self.entries[index as usize];
+        let entry = self.entry(index);
+        if entry & PRESENT == 0 {
+            return false;
+        }
+        // AcqRel: pairs with the Acquire in `entry`.
+        let exchange = (Ordering::AcqRel, Ordering::Relaxed);
+        let written = entry | WRITTEN;
+        if entry != written
+            && word.compare_exchange(entry, written, exchange.0, exchange.1).is_err()
+        {
+            return false;
+        }
+        // Release: pairs with the Acquire in `bytes`.
+        self.memory(entry).store(value, Ordering::Release);
+        true
+    }
+
+    /// A load through a map.
+    pub(super) fn load(&self, index: u64) -> u64 {
+        loop {
+            let entry = self.entry(index);
+            if entry & PRESENT != 0 {
+                return self.memory(entry).load(Ordering::Acquire);
+            }
+            self.look_up(index, || ());
+        }
+    }
+
+    /// What the device has.
+    pub(super) fn on_device(&self, index: u64) -> u64 {
+        self.device[index as usize].load(Ordering::Relaxed)
+    }
+
+    // `file/fill.rs`.
+
+    /// Does something with a page, under the lock of its folio.
+    pub(super) fn look_up<R>(&self, index: u64, act: impl FnOnce() -> R) -> R {
+        let world = &*self.world;
+        loop {
+            match world.mapping.get_folio(&world.folios, index, &mut 0) {
+                Lookup::Folio(folio) => {
+                    let locked = folio.lock();
+                    if locked.owner() == OWNER {
+                        assert!(locked.flags.get(Flag::Uptodate));
+                        self.bytes(index);
+                        return act();
+                    }
+                }
+                Lookup::Absent(seen) => {
+                    let new = world.allocate(index);
+                    let locked = new.lock();
+                    let for_table = new.try_clone().expect("few references");
+                    if world.mapping.insert(&world.folios, &locked, for_table, seen).is_ok() {
+                        self.install(index, self.on_device(index), false);
+                        world.mapping.mark_uptodate(&locked);
+                        return act();
+                    }
+                }
+                Lookup::Refused => panic!("few references"),
+            }
+        }
+    }
+
+    /// The bytes of a page by a reference alone, if it is READY, as `file/hit.rs` has it.
+    pub(super) fn pin(&self, index: u64) -> Option<u64> {
+        let world = &*self.world;
+        let seen = world.entry(index);
+        if !seen.is_ready() {
+            return None;
+        }
+        let _folio = world.mapping.try_get_named(&world.folios, index, seen).ok()?;
+        let has_page = world.entry(index).is_ready() || self.is(Weakening::PinWithoutReady);
+        has_page.then(|| self.bytes(index))
+    }
+
+    // `writeback`.
+
+    fn mark_stored(&self, folio: &Folio) {
+        let mut dirty = self.dirty.lock();
+        if folio.flags.set(Flag::Dirty) {
+            dirty.pages.push(folio.index());
+        }
+    }
+
+    fn begin(&self, folio: &Folio) -> bool {
+        let mut dirty = self.dirty.lock();
+        if !folio.flags.clear(Flag::Dirty) {
+            return false;
+        }
+        dirty.pages.retain(|index| *index != folio.index());
+        assert!(folio.flags.set(Flag::Writeback), "written out twice at a time");
+        dirty.in_flight += 1;
+        true
+    }
+
+    fn end(&self, folio: &Folio, failed: bool) {
+        let mut dirty = self.dirty.lock();
+        if failed && folio.flags.set(Flag::Dirty) {
+            dirty.pages.push(folio.index());
+        }
+        folio.flags.end_writeback();
+        dirty.in_flight -= 1;
+        if dirty.in_flight == 0 {
+            self.emptied.notify_all();
+        }
+    }
+
+    fn enter(&self, without: Weakening) -> Option<MutexGuard<'_, ()>> {
+        (!self.is(without)).then(|| self.section.lock())
+    }
+
+    /// What was stored before the call is on the device.
+    pub(super) fn sync(&self) {
+        self.mark_all_stored();
+        let listed = self.dirty.lock().pages.clone();
+        for index in listed {
+            self.write_out(index);
+        }
+        let mut dirty = self.dirty.lock();
+        while !self.is(Weakening::SyncWithoutWait) && dirty.in_flight > 0 {
+            // In a model no deadline comes.
+            self.emptied.wait_until(&mut dirty, Instant::now());
+        }
+    }
+
+    /// The first part of a sync.
+    pub(super) fn mark_all_stored(&self) {
+        let pages = 0..self.entries.len() as u64;
+        let stored = {
+            let _section = self.enter(Weakening::SyncWithoutSection);
+            pages.filter(|index| self.is_written(*index)).collect::<Vec<_>>()
+        };
+        for index in stored {
+            let Some(folio) = self.world.find(index) else { continue };
+            let locked = folio.lock();
+            if locked.owner() == OWNER && locked.flags.get(Flag::Uptodate) {
+                self.mark_stored(&locked);
+            }
+        }
+    }
+
+    /// Writes a page out where it is, if it is dirty.
+    fn write_out(&self, index: u64) {
+        let Some(folio) = self.world.find(index) else { return };
+        let locked = folio.lock();
+        if locked.owner() != OWNER {
+            return;
+        }
+        locked.flags.wait_for_writeback();
+        let is_late = self.is(Weakening::BeginAfterRead);
+        if !is_late && !self.begin(&locked) {
+            return;
+        }
+        drop(locked);
+        let protect_late = self.is(Weakening::ProtectAfterRead);
+        if !protect_late {
+            self.protect(index);
+        }
+        let bytes = self.bytes(index);
+        if protect_late {
+            self.protect(index);
+        }
+        if is_late && !self.begin(folio.folio()) {
+            return;
+        }
+        self.device[index as usize].store(bytes, Ordering::Relaxed);
+        self.end(folio.folio(), false);
+    }
+
+    // `reclaim/unmap.rs`.
+
+    /// Evicts a batch of pages; those that are busy stay.
+    pub(super) fn evict(&self, pages: &[u64], how: How) {
+        let mut batch: Vec<_> = pages.iter().filter_map(|index| self.freeze(*index)).collect();
+        self.take(&mut batch, how);
+        let mut left = Vec::new();
+        for leaver in batch {
+            left.extend(self.settle(leaver));
+        }
+        for one in left {
+            self.write_out_left(one, how);
+        }
+    }
+
+    /// B1, B2.
+    fn freeze(&self, index: u64) -> Option<Leaver<'_>> {
+        let folio = self.world.find(index)?;
+        let lock = folio.try_lock()?;
+        if lock.owner() != OWNER || lock.flags.get(Flag::Writeback) {
+            return None;
+        }
+        match self.world.mapping.begin_eviction(folio, &lock) {
+            Ok(frozen) => {
+                Some(Leaver { lock, frozen, before: None, kept: 0, copy: 0, fate: Fate::Goes })
+            }
+            Err(folio) => {
+                drop((lock, folio));
+                None
+            }
+        }
+    }
+
+    /// B3 to B7.
+    fn take(&self, batch: &mut [Leaver<'_>], how: How) {
+        let _section = self.enter(Weakening::EvictWithoutSection);
+        self.find_stores(batch);
+        for leaver in batch.iter_mut().filter(|leaver| leaver.is_dirty()) {
+            leaver.fate = if how.may_write { Fate::Leaves } else { Fate::Stays };
+            if how.may_write && self.is(Weakening::BeginBeforeUnmap) {
+                assert!(self.begin(&leaver.lock));
+            }
+        }
+        let going = |leaver: &&mut Leaver<'_>| leaver.fate != Fate::Stays;
+        for leaver in batch.iter_mut().filter(going) {
+            leaver.kept = self.entry(leaver.lock.index());
+            leaver.copy = self.bytes(leaver.lock.index());
+        }
+        if how.unmap_fails {
+            return self.stay(batch);
+        }
+        for leaver in batch.iter_mut().filter(going) {
+            if self.is(Weakening::EndBeforeUnmap) && leaver.fate == Fate::Goes {
+                self.world.mapping.end_eviction(&leaver.frozen, &leaver.lock, |_| Entry::HOLE);
+            }
+            // AcqRel: pairs with the Acquire in `entry`.
+            self.entries[leaver.lock.index() as usize].swap(MISSING, Ordering::AcqRel);
+        }
+        if !self.is(Weakening::NoFlushAfterUnmap) {
+            self.flush();
+        }
+        for leaver in batch.iter_mut().filter(going) {
+            if !self.is(Weakening::CopyInsteadOfKeep) {
+                // Acquire: pairs with the Release in `store`.
+                leaver.copy = self.memory(leaver.kept).load(Ordering::Acquire);
+            }
+            let is_late = leaver.before.is_some_and(|before| before != leaver.copy);
+            if leaver.fate == Fate::Goes && is_late && !self.is(Weakening::NoComparison) {
+                self.mark_stored(&leaver.lock);
+                leaver.fate = if how.may_write { Fate::Leaves } else { Fate::Returns };
+            }
+            if leaver.fate == Fate::Leaves && leaver.is_dirty() {
+                assert!(self.begin(&leaver.lock));
+            }
+        }
+    }
+
+    /// They were not unmapped.
+    fn stay(&self, batch: &mut [Leaver<'_>]) {
+        for leaver in batch {
+            if leaver.lock.flags.get(Flag::Writeback) {
+                self.end(&leaver.lock, true);
+            }
+            leaver.fate = Fate::Stays;
+        }
+    }
+
+    /// B4: a copy of those that seem clean, then the look.
+    fn find_stores(&self, batch: &mut [Leaver<'_>]) {
+        let look = |batch: &[Leaver<'_>]| -> Vec<bool> {
+            batch.iter().map(|leaver| self.is_written(leaver.lock.index())).collect()
+        };
+        let early = self.is(Weakening::LookBeforeCopy).then(|| look(batch));
+        for leaver in batch.iter_mut().filter(|leaver| !leaver.is_dirty()) {
+            leaver.before = Some(self.bytes(leaver.lock.index()));
+        }
+        let stored = early.unwrap_or_else(|| look(batch));
+        for (leaver, is_stored) in batch.iter().zip(stored) {
+            if is_stored && !self.is(Weakening::NoLook) {
+                self.mark_stored(&leaver.lock);
+            }
+        }
+    }
+
+    /// B8. Answers those that are to be written out.
+    fn settle<'a>(&self, leaver: Leaver<'a>) -> Option<Left<'a>> {
+        let mapping = &self.world.mapping;
+        let Leaver { lock, frozen, copy, fate, .. } = leaver;
+        match fate {
+            Fate::Goes => self.free(frozen, lock),
+            Fate::Leaves => return Some((lock, frozen.unfreeze(), copy)),
+            Fate::Stays => {
+                let folio = mapping.cancel_eviction(frozen, &lock);
+                drop(lock);
+                drop(folio);
+            }
+            Fate::Returns => {
+                let folio = frozen.unfreeze();
+                self.put_back(&lock, copy);
+                drop(lock);
+                drop(folio);
+            }
+        }
+        None
+    }
+
+    fn free(&self, frozen: Frozen<'_>, lock: LockedFolio<'_>) {
+        if lock.owner() == OWNER {
+            self.world.mapping.end_eviction(&frozen, &lock, |_| Entry::HOLE);
+        }
+        drop(lock);
+        frozen.free();
+    }
+
+    fn put_back(&self, lock: &LockedFolio<'_>, copy: u64) {
+        self.install(lock.index(), copy, lock.flags.get(Flag::Dirty));
+        self.world.mapping.restore_ready(lock);
+    }
+
+    /// B9.
+    fn write_out_left(&self, (lock, folio, copy): Left<'_>, how: How) {
+        if !how.write_fails {
+            self.device[lock.index() as usize].store(copy, Ordering::Relaxed);
+        }
+        self.end(&lock, how.write_fails);
+        let stays = lock.flags.get(Flag::Dirty) && !self.is(Weakening::EvictUnwritten);
+        let frozen = if stays { Err(folio) } else { folio.try_freeze(1) };
+        match frozen {
+            Ok(frozen) => self.free(frozen, lock),
+            Err(folio) => {
+                if !self.is(Weakening::NoPutBack) {
+                    self.put_back(&lock, copy);
+                }
+                drop(lock);
+                drop(folio);
+            }
+        }
+    }
+
+    // What must hold when nobody is at work.
+
+    /// Page `index` holds `value`, wherever; and after a sync the device does.
+    pub(super) fn check_settled(&self, index: u64, value: u64) {
+        let entry = self.world.entry(index);
+        assert_eq!(entry.is_folio(), self.is_present(index), "REGION-1, REGION-2");
+        assert_eq!(entry.is_ready(), entry.is_folio());
+        assert_eq!(self.load(index), value, "a store is lost");
+        self.sync();
+        assert_eq!(self.on_device(index), value, "a store does not reach the device");
+        assert_eq!(self.load(index), value);
+        let id = self.world.entry(index).folio_id();
+        let folio = self.world.folios.get(id);
+        assert_eq!(folio.references(), 1);
+        assert!(!folio.flags.get(Flag::Dirty) && !folio.flags.get(Flag::Writeback));
+    }
+}
+
+/// A folio between B8 and B9, and its last bytes.
+type Left<'a> = (LockedFolio<'a>, FolioRef<'a>, u64);
+
+impl Leaver<'_> {
+    fn is_dirty(&self) -> bool {
+        self.lock.flags.get(Flag::Dirty)
+    }
+}
