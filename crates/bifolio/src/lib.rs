@@ -31,11 +31,12 @@
 //!
 //! # A tour, in the order of the data's way
 //!
-//! `cache` builds and owns; `file` turns bytes into pages; `mapping` finds a page's Entry;
+//! `cache` builds and owns; `map` is files as memory; `file` turns bytes into pages, and serves
+//! faults; `mapping` finds a page's Entry;
 //! `folio` counts references and locks; `frames` is the memory; `lru` and `reclaim` choose what
 //! goes; `writeback` and `io` talk to the device; `spill` is where memory files go; `sync` and
 //! `sys` are what all stand on. Each folder's `mod.rs` says its protocol and invariants;
-//! `ARCHITECTURE.md` tells one read and one eviction from end to end.
+//! `ARCHITECTURE.md` tells one read, one eviction and one fault from end to end.
 #![cfg_attr(all(test, loom), allow(dead_code, unused_imports))]
 
 #[cfg(not(all(test, loom)))]
@@ -57,7 +58,6 @@ mod map;
 mod mapping;
 #[cfg(not(all(test, loom)))]
 mod reclaim;
-// Memory files, which will use it, are not there yet.
 #[cfg(not(all(test, loom)))]
 mod spill;
 #[cfg(not(all(test, loom)))]
