@@ -17,7 +17,7 @@ use std::io;
 use std::sync::Arc;
 
 /// Pages of the staging memory, and the part of the bound it may have.
-const STAGING_PAGES_MAX: u64 = 1024;
+const STAGING_PAGES_MAX: u64 = 2048;
 const STAGING_PART_OF_BOUND: u64 = 32;
 /// The same for pages on their way out.
 const EXIT_PAGES_MAX: u64 = 1024;

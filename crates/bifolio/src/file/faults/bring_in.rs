@@ -54,6 +54,9 @@ impl Handle {
         };
         let (RunClaim::New(mut run), plan) = claimed else {
             // Somebody else's, or a hole.
+            if seen.is_folio() {
+                self.follow_passed_marks(index);
+            }
             let locked = self.lock_folio(index, Access::Cache).map_err(refused)?;
             if is_write && !locked.was_resident {
                 self.inode.mark_stored(&locked.lock, locked.folio.id());

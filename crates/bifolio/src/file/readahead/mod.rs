@@ -119,6 +119,18 @@ impl Handle {
         }
     }
 
+    /// Somebody waits for the page `index`, which is on its way: starts the next window if a mark
+    /// was passed on the way there. For readers of whom only the misses are seen.
+    pub(super) fn follow_passed_marks(&self, index: u64) {
+        let behind_pages = self.readahead.window_bytes_max / PAGE_BYTES;
+        if self.readahead.take_mark(&(index.saturating_sub(behind_pages)..index + 1)) {
+            let access = Access { first_page: index, end_page: index + 1, miss: None };
+            if let Some(stopped) = self.read_ahead(self.plan_after(&access)) {
+                self.note_cut(stopped);
+            }
+        }
+    }
+
     /// A read of `pages` misses the first of them: what else should come?
     pub(super) fn plan_after_miss(&self, pages: Range<u64>) -> Option<Plan> {
         let miss = Some(pages.start);
