@@ -186,19 +186,26 @@ impl Region {
     /// Looks for stores from now on. To be called before the first raw writer gets an address.
     pub(crate) fn track(&self) -> io::Result<()> {
         let _section = self.section();
-        if !self.is_tracked() {
-            // Release: pairs with the Acquire in `is_tracked`.
-            self.is_tracked.store(true, Ordering::Release);
-            let range = self.range_of(&(0..self.memory.len() as u64 / PAGE_BYTES));
-            return match &self.stores {
-                Stores::PageTables(pagemap) => pagemap.protect(range.start, range.length_bytes),
-                // No bit is set; going through all of them would make their memory resident.
-                Stores::Faults(_) => {
-                    self.userfault.write_protect(range.start, range.length_bytes, true)
-                }
-            };
+        if self.is_tracked() {
+            return Ok(());
         }
-        Ok(())
+        // Before the pages there are: those that come meanwhile are protected, or noted.
+        // Release: pairs with the Acquire in `is_tracked`.
+        self.is_tracked.store(true, Ordering::Release);
+        let range = self.range_of(&(0..self.memory.len() as u64 / PAGE_BYTES));
+        let protected = match &self.stores {
+            Stores::PageTables(pagemap) => pagemap.protect(range.start, range.length_bytes),
+            // No bit is set; going through all of them would make their memory resident.
+            Stores::Faults(_) => {
+                self.userfault.write_protect(range.start, range.length_bytes, true)
+            }
+        };
+        if protected.is_err() {
+            // Nobody gets an address; the next one who wants to tries again.
+            // Release: as above.
+            self.is_tracked.store(false, Ordering::Release);
+        }
+        protected
     }
 
     /// Why pages could not be had.
