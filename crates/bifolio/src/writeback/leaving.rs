@@ -5,7 +5,7 @@
 //! folio is frozen: a sync that no longer finds the page finds the folio on the dirty list, where
 //! it waits for the end of the freeze, or in flight.
 
-use super::batch::{ALL_PAGES, CopyAt, Leaving, WriteBatch};
+use super::batch::{CopyAt, Leaving, WriteBatch};
 use super::dirty::InFlight;
 use super::inode::Inode;
 use crate::error::{Error, ErrorKind, Result};
@@ -93,7 +93,7 @@ pub(crate) struct LeavingBatch<'a> {
 impl<'a> LeavingBatch<'a> {
     /// For folios of a file, which is not cut while the batch lives.
     pub(crate) fn new(inode: &'a Inode) -> Self {
-        Self { batch: WriteBatch::new(inode, ALL_PAGES) }
+        Self { batch: WriteBatch::of_leaving(inode) }
     }
 
     /// Starts to write out folios, which are in the order of their places, and does not wait for
