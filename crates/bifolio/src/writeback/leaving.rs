@@ -45,6 +45,11 @@ impl Inode {
     /// Puts the bytes of an unmapped folio back in their place, where readers find them, locked as
     /// it is. Waits until the kernel has the memory for it: they are nowhere else.
     pub(crate) fn put_back(&self, folio: &FolioRef<'_>, locked: &LockedFolio<'_>, copy: CopyAt) {
+        if !locked.flags.get(Flag::Uptodate) {
+            // Allocated and never written: it had no page. Whoever fills it would wipe one that
+            // raw writers have found meanwhile.
+            return;
+        }
         let pages = locked.index()..locked.index() + 1;
         let is_dirty = locked.flags.get(Flag::Dirty);
         while let Err(error) = self.install(pages.clone(), copy.0.as_ptr(), is_dirty) {
