@@ -121,10 +121,21 @@ impl<'a> WriteBatch<'a> {
     /// An empty batch, which takes neighbours along only if they are `within` these pages. Waits
     /// while the file is being cut.
     pub(super) fn new(inode: &'a Inode, within: Range<u64>) -> Self {
+        Self::with(inode, within, inode.cutting.read())
+    }
+
+    /// A batch of folios that are leaving. Waits for a cut that is under way, but not behind one
+    /// that waits itself: who is ahead of that may wait for a folio that its evictor, our caller,
+    /// has frozen.
+    pub(super) fn of_leaving(inode: &'a Inode) -> Self {
+        Self::with(inode, ALL_PAGES, inode.cutting.read_recursive())
+    }
+
+    fn with(inode: &'a Inode, within: Range<u64>, no_cut: RwLockReadGuard<'a, ()>) -> Self {
         Self {
             inode,
             within,
-            _no_cut: inode.cutting.read(),
+            _no_cut: no_cut,
             queue: inode.engine.queue(),
             failed: Vec::new(),
             begun_folios: 0,

@@ -5,7 +5,7 @@
 //! folio is frozen: a sync that no longer finds the page finds the folio on the dirty list, where
 //! it waits for the end of the freeze, or in flight.
 
-use super::batch::{ALL_PAGES, CopyAt, Leaving, WriteBatch};
+use super::batch::{CopyAt, Leaving, WriteBatch};
 use super::dirty::InFlight;
 use super::inode::Inode;
 use crate::error::{Error, ErrorKind, Result};
@@ -45,6 +45,11 @@ impl Inode {
     /// Puts the bytes of an unmapped folio back in their place, where readers find them, locked as
     /// it is. Waits until the kernel has the memory for it: they are nowhere else.
     pub(crate) fn put_back(&self, folio: &FolioRef<'_>, locked: &LockedFolio<'_>, copy: CopyAt) {
+        if !locked.flags.get(Flag::Uptodate) {
+            // Allocated and never written: it had no page. Whoever fills it would wipe one that
+            // raw writers have found meanwhile.
+            return;
+        }
         let pages = locked.index()..locked.index() + 1;
         let is_dirty = locked.flags.get(Flag::Dirty);
         while let Err(error) = self.install(pages.clone(), copy.0.as_ptr(), is_dirty) {
@@ -93,7 +98,7 @@ pub(crate) struct LeavingBatch<'a> {
 impl<'a> LeavingBatch<'a> {
     /// For folios of a file, which is not cut while the batch lives.
     pub(crate) fn new(inode: &'a Inode) -> Self {
-        Self { batch: WriteBatch::new(inode, ALL_PAGES) }
+        Self { batch: WriteBatch::of_leaving(inode) }
     }
 
     /// Starts to write out folios, which are in the order of their places, and does not wait for
