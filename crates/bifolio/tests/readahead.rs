@@ -73,6 +73,28 @@ fn two_scans_of_one_handle_do_not_disturb_each_other() {
 }
 
 #[test]
+fn windows_of_several_scans_evict_nothing_of_each_other() {
+    const SCANS: usize = 4;
+    let directory = directory();
+    let (path, bytes) = random_file(&directory, "file", LENGTH);
+    for_both_ways(4 << 20, &path, |cache, file| {
+        let mut buffer = vec![0; 16 << 10];
+        // None comes so far that its windows reach what the next one has read.
+        for turn in (0..LENGTH / SCANS - (1 << 20)).step_by(buffer.len()) {
+            for scan in 0..SCANS {
+                let start = scan * LENGTH / SCANS + turn;
+                file.read_exact_at(&mut buffer, start as u64).unwrap();
+                assert_same(&buffer, &bytes[start..start + buffer.len()]);
+            }
+        }
+        let stats = cache.stats();
+        assert_eq!(stats.workingset_refault, 0, "some page was read twice: {stats:?}");
+        assert_eq!(stats.readahead_unused, 0, "{stats:?}");
+        assert!(stats.readahead_folios > stats.misses / 2, "{stats:?}");
+    });
+}
+
+#[test]
 fn random_reads_and_random_advice_read_nothing_ahead() {
     let directory = directory();
     let (path, bytes) = random_file(&directory, "file", LENGTH);

@@ -118,3 +118,38 @@ impl Arena {
         Ok(number)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::HugePages;
+    use crate::folio::{Frozen, Reaper};
+    use crate::sys::probe::Features;
+
+    struct NoReaper;
+
+    impl Reaper for NoReaper {
+        fn reap(&self, _frozen: Frozen<'_>) {
+            unreachable!("no folio lives");
+        }
+    }
+
+    #[test]
+    fn a_chunk_where_the_bound_ends_leaves_room_for_tables() {
+        const FRAME_BYTES: u64 = PAGE_BYTES + DESCRIPTOR_BYTES;
+        // A whole chunk first, then what is left of the bound, for folios of each size.
+        for (order, room_pages) in [(0, 10), (3, 16), (5, 32)] {
+            let bound_bytes = (u64::from(CHUNK_PAGES) + 160) * FRAME_BYTES;
+            let features = Features::probe(&[]);
+            let arena = Arena::new(bound_bytes, 2 * CHUNK_BYTES, HugePages::Never, features);
+            let arena = arena.unwrap();
+            let folios = Folios::new(2 * CHUNK_PAGES as usize, Box::new(NoReaper)).unwrap();
+            while arena.allocate(order, None, &folios).unwrap().is_some() {}
+            let pages = u64::from(CHUNK_PAGES) + 160 - room_pages;
+            assert_eq!(arena.usage().frame_bytes, pages * PAGE_BYTES, "order {order}");
+            let tables = (0..).take_while(|_| arena.charge(PAGE_BYTES)).count() as u64;
+            assert_eq!(tables, room_pages, "order {order}");
+            assert!(arena.usage().used_bytes <= bound_bytes);
+        }
+    }
+}
