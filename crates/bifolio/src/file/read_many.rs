@@ -12,7 +12,7 @@
 
 use super::batch::{Batch, Delivery};
 use super::fill::Locked;
-use super::{File, Registry};
+use super::{File, Registry, faults};
 use crate::error::{Error, ErrorKind, Result};
 use crate::mapping::{PAGE_BYTES, PAGE_SHIFT, is_in_one_page};
 use crate::sys::copy;
@@ -151,6 +151,11 @@ impl File {
             request.result = Err(error);
             return true;
         }
+        if faults::is_mapped(request.buffer) {
+            // Not while anything is in flight: see `read_rest`.
+            request.result = Ok(0);
+            return request.buffer.is_empty();
+        }
         let done = self.read_resident(request.buffer, request.position);
         request.result = Ok(done);
         let is_whole = done > 0 && is_in_one_page(request.position, request.buffer.len() as u64);
@@ -187,6 +192,9 @@ fn read_all(requests: &mut [Addressed<'_, '_>]) {
             continue;
         }
         open.push(number);
+        if faults::is_mapped(request.buffer) {
+            continue;
+        }
         let end = (request.position + request.buffer.len() as u64).min(file.len());
         let pages = request.next() >> PAGE_SHIFT..end.div_ceil(PAGE_BYTES);
         let file = *file;

@@ -7,9 +7,9 @@
 //! Writes into frames whose lock it holds, through `sys::copy`.
 #![allow(unsafe_code)]
 
-use super::File;
 use super::access::Access;
 use super::fill::Locked;
+use super::{File, faults};
 use crate::error::Result;
 use crate::mapping::{PAGE_BYTES, PAGE_SHIFT};
 use crate::stats::Counter;
@@ -56,6 +56,8 @@ impl File {
             let in_folio = at & (self.folio_bytes() - 1);
             let length = (self.folio_bytes() - in_folio).min((buffer.len() - done) as u64);
             let bytes = &buffer[done..done + length as usize];
+            let copied = faults::is_mapped(bytes).then(|| bytes.to_vec());
+            let bytes = copied.as_deref().unwrap_or(bytes);
             match self.write_folio(bytes, at, resizing.is_some()) {
                 Ok(Ok(())) => done += bytes.len(),
                 Ok(Err(MustResize)) => {

@@ -7,6 +7,7 @@
 //! Each module that touches a map says why it may.
 #![allow(unsafe_code)]
 
+mod buffers;
 mod crash;
 mod faults;
 mod kernel;

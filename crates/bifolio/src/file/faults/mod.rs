@@ -27,11 +27,12 @@ use crate::error::Error;
 use crate::frames::Region;
 use crate::mapping::PAGE_SHIFT;
 use crate::stats::Counter;
-use crate::sync::{RwLock, RwLockReadGuard};
+use crate::sync::{Ordering, RwLock, RwLockReadGuard};
 use crate::sys::memory::is_resident;
 use services::Service;
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Weak};
 
 /// A region, and who can fill it.
@@ -46,6 +47,22 @@ struct Served {
 /// All regions, by the address of their first byte.
 static REGIONS: RwLock<BTreeMap<usize, Served>> = RwLock::new(BTreeMap::new());
 
+/// How many regions there are, for those who need not look further.
+static REGIONS_COUNT: AtomicUsize = AtomicUsize::new(0);
+
+/// Whether any of these bytes lie in a region: to touch them may be a fault, which takes folio locks
+/// and waits. So nobody touches them with a folio lock in his hand.
+pub(super) fn is_mapped(bytes: &[u8]) -> bool {
+    // Relaxed: who has an address in a region was given it after it was counted.
+    if REGIONS_COUNT.load(Ordering::Relaxed) == 0 {
+        return false;
+    }
+    let (start, end) = (bytes.as_ptr().addr(), bytes.as_ptr().addr() + bytes.len());
+    let regions = REGIONS.read();
+    let last = regions.range(..end).next_back();
+    last.is_some_and(|(base, served)| start < base + served.region.len_bytes())
+}
+
 /// Lets faults of a region be served through `handle`, too.
 pub(super) fn enlist(region: &Arc<Region>, handle: &Arc<Handle>) {
     let mut regions = REGIONS.write();
@@ -56,11 +73,17 @@ pub(super) fn enlist(region: &Arc<Region>, handle: &Arc<Handle>) {
     });
     served.handles.retain(|handle| handle.strong_count() > 0);
     served.handles.push(Arc::downgrade(handle));
+    REGIONS_COUNT.store(regions.len(), Ordering::Relaxed);
 }
 
 /// No fault of the region is served any more: its file is closed.
 pub(super) fn forget(region: &Region) {
-    let forgotten = REGIONS.write().remove(&region.base().addr());
+    let forgotten = {
+        let mut regions = REGIONS.write();
+        let forgotten = regions.remove(&region.base().addr());
+        REGIONS_COUNT.store(regions.len(), Ordering::Relaxed);
+        forgotten
+    };
     // Not under the lock: it may be the last to have the region.
     drop(forgotten);
 }
