@@ -50,8 +50,8 @@ static REGIONS: RwLock<BTreeMap<usize, Served>> = RwLock::new(BTreeMap::new());
 /// How many regions there are, for those who need not look further.
 static REGIONS_COUNT: AtomicUsize = AtomicUsize::new(0);
 
-/// Whether any of these bytes lie in a region: to touch them may be a fault, which takes folio locks
-/// and waits. So nobody touches them with a folio lock in his hand.
+/// Whether any of these bytes lie in a region: to touch them may be a fault, which takes folio
+/// locks and waits. So nobody touches them with a folio lock in his hand.
 pub(super) fn is_mapped(bytes: &[u8]) -> bool {
     // Relaxed: who has an address in a region was given it after it was counted.
     if REGIONS_COUNT.load(Ordering::Relaxed) == 0 {
