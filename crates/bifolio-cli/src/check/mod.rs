@@ -5,10 +5,10 @@
 //! misses and hits. What the cache answers is compared with a buffered read of the file that knows
 //! nothing of it.
 //!
-//! That is a [`Round`]; each has a cache of its own, one after the other. Where files can be mapped,
-//! there are two more for each [`FaultMode`]. The first asks the map for each block before it looks
-//! at it, so that a page that cannot be read is an error. The second, which begins with an empty
-//! cache, only touches the map: what cannot be read has ended the check by then.
+//! That is a [`Round`]; each has a cache of its own, one after the other. Where files can be
+//! mapped, there are two more for each [`FaultMode`]. The first asks the map for each block before
+//! it looks at it, so that a page that cannot be read is an error. The second, which begins with an
+//! empty cache, only touches the map: what cannot be read has ended the check by then.
 
 mod mapped;
 
