@@ -72,7 +72,7 @@ pub(crate) struct CheckOptions {
     /// Memory bound of the cache.
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub(crate) memory: u64,
-    /// Folio size: a power of two from 4096 to 2M.
+    /// Folio size: a power of two from 4096 to 2M. Mapped, the file has folios of 4096.
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "4096")]
     pub(crate) folio: u64,
     /// Seed of the random order; the same seed reads the same way.

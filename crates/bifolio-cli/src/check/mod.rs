@@ -4,13 +4,20 @@
 //! read in every [`Way`], beginning with another way for each block, so that each way meets both
 //! misses and hits. What the cache answers is compared with a buffered read of the file that knows
 //! nothing of it.
+//!
+//! That is a [`Round`]; each has a cache of its own, one after the other. Where files can be
+//! mapped, there are two more for each [`FaultMode`]. The first asks the map for each block before
+//! it looks at it, so that a page that cannot be read is an error. The second, which begins with an
+//! empty cache, only touches the map: what cannot be read has ended the check by then.
+
+mod mapped;
 
 use std::fmt;
 use std::fs;
 use std::os::unix::fs::FileExt;
 
 use anyhow::{Context, bail};
-use bifolio::{Cache, File, OpenOptions};
+use bifolio::{Cache, FaultMode, Feature, FeatureReport, File, Map, OpenOptions};
 use bifolio_bench::{Progress, format_bytes};
 
 use crate::cli::CheckOptions;
@@ -29,9 +36,9 @@ enum Way {
     ReadSmall,
     Pin,
     Pins,
+    MapPrefetched,
+    MapTouched,
 }
-
-const WAYS: [Way; 4] = [Way::ReadLarge, Way::ReadSmall, Way::Pin, Way::Pins];
 
 impl fmt::Display for Way {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -40,7 +47,42 @@ impl fmt::Display for Way {
             Self::ReadSmall => "read_at, small",
             Self::Pin => "pin",
             Self::Pins => "pins",
+            Self::MapPrefetched => "map, prefetched",
+            Self::MapTouched => "map, touched",
         })
+    }
+}
+
+/// What is done with one cache.
+#[derive(Clone, Copy, Debug)]
+struct Round {
+    /// Where the file is mapped.
+    faults: Option<FaultMode>,
+    ways: &'static [Way],
+}
+
+impl Round {
+    const PLAIN: Self =
+        Self { faults: None, ways: &[Way::ReadLarge, Way::ReadSmall, Way::Pin, Way::Pins] };
+
+    const fn prefetched(faults: FaultMode) -> Self {
+        const WAYS: &[Way] =
+            &[Way::ReadLarge, Way::ReadSmall, Way::Pin, Way::Pins, Way::MapPrefetched];
+        Self { faults: Some(faults), ways: WAYS }
+    }
+
+    const fn touched(faults: FaultMode) -> Self {
+        Self { faults: Some(faults), ways: &[Way::MapTouched] }
+    }
+
+    /// All there are, where files can be mapped, and where they cannot.
+    fn all(can_map: bool) -> Vec<Self> {
+        let modes = [FaultMode::Threads, FaultMode::InThread];
+        let mapped = modes.into_iter().flat_map(|faults| {
+            // What cannot be read must be found out first.
+            [Self::prefetched(faults), Self::touched(faults)]
+        });
+        std::iter::once(Self::PLAIN).chain(mapped.filter(|_| can_map)).collect()
     }
 }
 
@@ -58,34 +100,43 @@ impl std::error::Error for Different {}
 
 /// Checks the file.
 pub(crate) fn run(options: &CheckOptions) -> anyhow::Result<()> {
-    let mut checker = Checker::open(options)?;
-    checker.check_end()?;
+    let name = options.file.display();
+    let missing = why_no_maps(bifolio::features());
+    let rounds = Round::all(missing.is_none());
     let mut progress = Terminal::new();
-    let mut blocks: Vec<u64> = (0..checker.len_bytes.div_ceil(BLOCK_BYTES)).collect();
-    for order in ["sequential", "random"] {
-        if order == "random" {
-            checker.random.shuffle(&mut blocks);
-        }
-        progress.start(order, blocks.len() as u64);
-        for &block in &blocks {
-            checker.check_block(block, order)?;
-            progress.advance(1);
-        }
+    let (mut compared_bytes, mut len_bytes) = (0, 0);
+    for &round in &rounds {
+        let mut checker = Checker::open(options, round)?;
+        checker.check_all(&mut progress)?;
+        compared_bytes += checker.compared_bytes;
+        len_bytes = checker.len_bytes;
     }
     drop(progress);
+    if let Some(reason) = missing {
+        output::print(&format!("{name}: maps skipped: {reason}\n"))?;
+    }
     output::print(&format!(
-        "{}: equal ({}, {} bytes compared, {} ways, sequential and random order)\n",
-        checker.name,
-        format_bytes(checker.len_bytes),
-        checker.compared_bytes,
-        WAYS.len(),
+        "{name}: equal ({}, {compared_bytes} bytes compared, {} ways, sequential and random \
+         order)\n",
+        format_bytes(len_bytes),
+        rounds.iter().map(|round| round.ways.len()).sum::<usize>(),
     ))
+}
+
+/// What keeps files from being mapped here, if anything does.
+fn why_no_maps(features: Vec<FeatureReport>) -> Option<String> {
+    let report = features.into_iter().find(|report| report.feature == Feature::UserFaults);
+    let missing = report.filter(|report| !report.in_use)?;
+    Some(format!("{} is not available: {}", missing.name, missing.reason))
 }
 
 /// A file, through the cache and past it.
 struct Checker {
     name: String,
     cached: File,
+    /// All of the file, if it is mapped and not empty.
+    map: Option<Map>,
+    ways: &'static [Way],
     independent: fs::File,
     len_bytes: u64,
     random: fastrand::Rng,
@@ -95,16 +146,23 @@ struct Checker {
 }
 
 impl Checker {
-    fn open(options: &CheckOptions) -> anyhow::Result<Self> {
+    fn open(options: &CheckOptions, round: Round) -> anyhow::Result<Self> {
         let name = options.file.display().to_string();
         let cache = Cache::builder().memory(options.memory).build()?;
-        let open_options = OpenOptions::new().folio_bytes(options.folio);
+        let open_options = match round.faults {
+            None => OpenOptions::new().folio_bytes(options.folio),
+            Some(faults) => OpenOptions::new().mappable(true).faults(faults),
+        };
         let cached = cache.open(&options.file, &open_options)?;
+        let is_mapped = round.faults.is_some() && !cached.is_empty();
+        let map = is_mapped.then(|| cached.map(0..cached.len())).transpose()?;
         let independent = fs::File::open(&options.file).with_context(|| format!("open {name}"))?;
         let len_bytes = independent.metadata().with_context(|| format!("stat {name}"))?.len();
         Ok(Self {
             name,
             cached,
+            map,
+            ways: round.ways,
             independent,
             len_bytes,
             random: fastrand::Rng::with_seed(options.seed),
@@ -112,6 +170,22 @@ impl Checker {
             answered: vec![0; BLOCK_BYTES as usize],
             compared_bytes: 0,
         })
+    }
+
+    fn check_all(&mut self, progress: &mut Terminal) -> anyhow::Result<()> {
+        self.check_end()?;
+        let mut blocks: Vec<u64> = (0..self.len_bytes.div_ceil(BLOCK_BYTES)).collect();
+        for order in ["sequential", "random"] {
+            if order == "random" {
+                self.random.shuffle(&mut blocks);
+            }
+            progress.start(order, blocks.len() as u64);
+            for &block in &blocks {
+                self.check_block(block, order)?;
+                progress.advance(1);
+            }
+        }
+        Ok(())
     }
 
     /// The size is right, and nothing is read beyond it.
@@ -141,9 +215,9 @@ impl Checker {
         self.independent
             .read_exact_at(&mut self.expected, start)
             .with_context(|| format!("read {}", self.name))?;
-        let first_way = self.random.usize(..WAYS.len());
-        for turn in 0..WAYS.len() {
-            let way = WAYS[(first_way + turn) % WAYS.len()];
+        let first_way = self.random.usize(..self.ways.len());
+        for turn in 0..self.ways.len() {
+            let way = self.ways[(first_way + turn) % self.ways.len()];
             // Nothing of the last way may pass for this one.
             self.answered.clear();
             self.answered.extend(self.expected.iter().map(|byte| !byte));
@@ -181,14 +255,15 @@ impl Checker {
             let pos_bytes = start + done;
             let left = block_bytes - done;
             let length = match way {
-                Way::ReadLarge | Way::Pins => left,
-                Way::ReadSmall => self.random.u64(1..=SMALL_BYTES_MAX).min(left),
+                Way::ReadLarge | Way::Pins | Way::MapPrefetched => left,
+                Way::ReadSmall | Way::MapTouched => self.random.u64(1..=SMALL_BYTES_MAX).min(left),
                 Way::Pin => {
                     let folio_bytes = self.cached.folio_bytes();
                     let in_folio = folio_bytes - pos_bytes % folio_bytes;
                     self.random.u64(1..=SMALL_BYTES_MAX).min(left).min(in_folio)
                 }
             };
+            let map = || self.map.as_ref().context("the file is not mapped");
             let target = &mut self.answered[done as usize..(done + length) as usize];
             match way {
                 Way::ReadLarge | Way::ReadSmall => {
@@ -199,6 +274,8 @@ impl Checker {
                 }
                 Way::Pin => self.cached.pin(pos_bytes..pos_bytes + length)?.copy_to(target),
                 Way::Pins => copy_pins(&self.cached, pos_bytes, target)?,
+                Way::MapPrefetched => mapped::copy_prefetched(map()?, pos_bytes, target)?,
+                Way::MapTouched => mapped::copy(map()?, pos_bytes, target),
             }
             done += length;
         }
@@ -250,7 +327,7 @@ mod tests {
         bytes[at] = 8;
         let other = write("other", &bytes);
 
-        let mut checker = Checker::open(&options(file)).unwrap();
+        let mut checker = Checker::open(&options(file), Round::PLAIN).unwrap();
         checker.independent = fs::File::open(other).unwrap();
         checker.check_end().unwrap();
         assert!(checker.check_block(1, "sequential").is_ok());
@@ -265,9 +342,72 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("file");
         fs::write(&file, [1; 5000]).unwrap();
-        let mut checker = Checker::open(&options(file)).unwrap();
+        let mut checker = Checker::open(&options(file), Round::PLAIN).unwrap();
         checker.len_bytes = 5001;
         let error = checker.check_end().unwrap_err();
         assert!(error.downcast_ref::<Different>().is_some(), "{error:#}");
+    }
+
+    /// The rounds with maps, if there are any here.
+    fn mapped_rounds() -> Vec<Round> {
+        let missing = why_no_maps(bifolio::features());
+        if let Some(reason) = &missing {
+            eprintln!("skipped: {reason}");
+        }
+        Round::all(missing.is_none()).split_off(1)
+    }
+
+    #[test]
+    fn every_map_finds_another_byte_and_who_only_touches_it_comes_last() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("file");
+        fs::write(&file, vec![7; BLOCK_BYTES as usize + 100]).unwrap();
+        let other = dir.path().join("other");
+        fs::write(&other, vec![8; BLOCK_BYTES as usize + 100]).unwrap();
+        let mut prefetched = Vec::new();
+        for round in mapped_rounds() {
+            let mut checker = Checker::open(&options(file.clone()), round).unwrap();
+            checker.ways = &round.ways[round.ways.len() - 1..];
+            let way = checker.ways[0];
+            match way {
+                Way::MapPrefetched => prefetched.push(round.faults),
+                _ => assert!(way == Way::MapTouched && prefetched.contains(&round.faults)),
+            }
+            checker.check_block(1, "sequential").unwrap();
+            checker.independent = fs::File::open(&other).unwrap();
+            let error = checker.check_block(1, "sequential").unwrap_err();
+            let different = error.downcast_ref::<Different>().expect("a difference");
+            assert!(different.0.contains(&way.to_string()), "{different}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_an_error_before_it_is_touched() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("file");
+        let copy = dir.path().join("copy");
+        for round in mapped_rounds().into_iter().step_by(2) {
+            let bytes = vec![7; 3 * BLOCK_BYTES as usize];
+            fs::write(&file, &bytes).unwrap();
+            fs::write(&copy, &bytes).unwrap();
+            let mut checker = Checker::open(&options(file.clone()), round).unwrap();
+            checker.ways = &[Way::MapPrefetched];
+            checker.independent = fs::File::open(&copy).unwrap();
+            // Somebody who does not know of the cache takes it away.
+            fs::OpenOptions::new().write(true).open(&file).unwrap().set_len(BLOCK_BYTES).unwrap();
+            checker.check_block(0, "sequential").unwrap();
+            let error = checker.check_block(2, "sequential").unwrap_err();
+            assert!(error.downcast_ref::<bifolio::Error>().is_some(), "{error:#}");
+        }
+    }
+
+    #[test]
+    fn a_machine_without_maps_checks_the_rest_and_says_why() {
+        let builder = Cache::builder().memory(8 << 20);
+        let cache = builder.disable(Feature::UserFaults).build().unwrap();
+        let reason = why_no_maps(cache.features()).expect("a reason");
+        assert!(reason.starts_with("user-faults is not available: "), "{reason}");
+        let rounds = Round::all(false);
+        assert!(rounds.len() == 1 && rounds[0].faults.is_none());
     }
 }

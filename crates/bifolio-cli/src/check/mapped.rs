@@ -1,0 +1,26 @@
+//! Bytes of a file through a map of it.
+//!
+//! # Safety
+//! A range is compared with the length of the map. Its bytes are copied through raw pointers, and
+//! nobody makes a reference to them, so they may come and go meanwhile. A page that cannot be had
+//! ends the process: whoever copies knows that it can, or asks for it first.
+#![allow(unsafe_code)]
+
+use bifolio::Map;
+
+/// Brings a range in, and copies it: what cannot be had is an error.
+pub(super) fn copy_prefetched(map: &Map, start: u64, target: &mut [u8]) -> bifolio::Result<()> {
+    map.prefetch(start..start + target.len() as u64)?;
+    copy(map, start, target);
+    Ok(())
+}
+
+/// Copies a range, and leaves it to the copy to bring it in.
+pub(super) fn copy(map: &Map, start: u64, target: &mut [u8]) {
+    let left = map.len().checked_sub(start);
+    assert!(left.is_some_and(|left| target.len() as u64 <= left), "a range of the map");
+    // SAFETY: see the head of the file.
+    let source = unsafe { map.as_ptr().add(start as usize) };
+    // SAFETY: as above; the target is as long, and elsewhere.
+    unsafe { source.copy_to_nonoverlapping(target.as_mut_ptr(), target.len()) };
+}
