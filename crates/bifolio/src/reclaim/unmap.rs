@@ -31,18 +31,21 @@
 //! The Entry names the folio from B2 to B8 or B9: the place belongs to the index, and a fill that
 //! came before B6 would be wiped by it (REGION-2).
 //!
-//! What reviewers asked of the thread, and the tests that answer (`tests/loom_unmap.rs`,
-//! `tests/map_*.rs`):
+//! What reviewers asked of the thread, and the tests that answer (`loom_unmap` is
+//! `src/tests/loom_unmap.rs`, the others are in `tests/maps/`):
 //! - A write through a stale translation before the I/O: the flush of B6 comes before the bytes of
 //!   B7 are read, and only those are written. (The design wanted the pages write-protected in one
 //!   batch before the write-out. That is a flush for each 2 MiB touched: 0.49 a page where pages
 //!   are scattered, measured, against 0.03 here; and a store between the last look and the
-//!   unmapping would be lost.)
+//!   unmapping would be lost.) `loom_unmap_vs_store` and those beside it; `threads.rs`.
 //! - The unlocked window: folios wait for their batch without a lock; B1 repeats every check.
+//!   `loom_unmap_vs_lookup`, `loom_unmap_vs_sync`; `model.rs`.
 //! - The missing check for pins: B2 fails for who has any reference beside the table's and ours.
-//! - Early exit with a half-full batch: [`Unmapping::finish`] ends every scan.
+//!   `loom_unmap_vs_pin`; `pinned_pages_of_a_map_stay_and_raise_no_faults`.
+//! - Early exit with a half-full batch: [`Unmapping::finish`] ends every scan. `map_batches.rs`,
+//!   with batches larger than what there is.
 //! - A folio that vanishes from both lists: those that stay end in [`Unmapping::keep`], the one
-//!   place where that is.
+//!   place where that is. `a_cache_full_of_pinned_maps_says_so_and_recovers`.
 //!
 //! The steps from B3 to B7 are in `departure.rs`; while some folios are written out (B9), the next
 //! are unmapped (`departed.rs`).
