@@ -302,7 +302,9 @@ fn pinned_pages_of_a_map_stay_and_raise_no_faults() {
             cache.stats().faults - faults
         };
         map.prefetch(10 * PAGE..31 * PAGE).unwrap();
-        assert!(faults_under_pressure() > 0, "no pressure: {:?}", cache.stats());
+        // Once may not be enough: new pages wait in the batch of a CPU that has nothing else to do.
+        let is_pressed = (0..50).any(|_| faults_under_pressure() > 0);
+        assert!(is_pressed, "no pressure: {:?}", cache.stats());
         let pinned = map.pin(10 * PAGE + 5..30 * PAGE + 1).unwrap();
         assert_eq!(pinned.pages(), 21);
         assert_eq!(faults_under_pressure(), 0, "{way:?}");

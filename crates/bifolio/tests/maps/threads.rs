@@ -224,3 +224,36 @@ fn stores_that_come_late_are_found() {
         run(way, Owns::Words, &Place::Memory, Duration::from_secs(20));
     }
 }
+
+/// What is punched is a hole, or what was stored since; and the page is there for whoever touches
+/// it: one that the table has and the address space has not would be faulted for without end.
+#[test]
+fn pages_that_are_punched_while_they_are_stored_to_can_be_touched() {
+    for way in Way::with_and_without(Feature::WriteProtectAsync) {
+        let cache = way.spilling(MEMORY_BYTES);
+        let file = way.memory_file(&cache, 8 * PAGE);
+        let mut map = file.map_mut(0..8 * PAGE).unwrap();
+        let (start, stop) = (Address(map.as_mut_ptr()), AtomicBool::new(false));
+        let stores = thread::scope(|scope| {
+            let storing = scope.spawn(|| {
+                let start = start;
+                let mut stores = 0;
+                while !stop.load(Ordering::Relaxed) {
+                    stores += 1;
+                    let word = word(start.0, stores % 8 * PAGE);
+                    word.store(stores, Ordering::Relaxed);
+                    let found = word.load(Ordering::Relaxed);
+                    assert!(found == stores || found == 0, "{found} after {stores}");
+                }
+                stores
+            });
+            let until = Instant::now() + SHORT;
+            while Instant::now() < until {
+                file.punch_hole(0..8 * PAGE).unwrap();
+            }
+            stop.store(true, Ordering::Relaxed);
+            storing.join().unwrap()
+        });
+        assert!(stores > 100, "{stores} stores");
+    }
+}
