@@ -235,12 +235,13 @@ fn pages_that_are_punched_while_they_are_stored_to_can_be_touched() {
         let mut map = file.map_mut(0..8 * PAGE).unwrap();
         let (start, stop) = (Address(map.as_mut_ptr()), AtomicBool::new(false));
         let stores = thread::scope(|scope| {
-            let storing = scope.spawn(|| {
-                let start = start;
+            let stop = &stop;
+            let storing = scope.spawn(move || {
+                let Address(start) = { start };
                 let mut stores = 0;
                 while !stop.load(Ordering::Relaxed) {
                     stores += 1;
-                    let word = word(start.0, stores % 8 * PAGE);
+                    let word = word(start, stores % 8 * PAGE);
                     word.store(stores, Ordering::Relaxed);
                     let found = word.load(Ordering::Relaxed);
                     assert!(found == stores || found == 0, "{found} after {stores}");
