@@ -85,7 +85,7 @@ pub(crate) struct CheckOptions {
 pub(crate) enum Set {
     /// Seconds: proves that it works.
     Smoke,
-    /// About a minute for all benchmarks.
+    /// A minute and a half for all benchmarks.
     Quick,
     /// Minutes.
     Full,

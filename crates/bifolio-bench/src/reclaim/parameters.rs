@@ -33,7 +33,7 @@ impl Parameters {
     pub(super) fn from_config(config: &Config) -> Result<Self> {
         let (memory_bytes, timed_seconds, repetitions) = match config.set {
             ParameterSet::Smoke => (4 << 20, 0.5, 1),
-            ParameterSet::Quick => (64 << 20, 8.0, 1),
+            ParameterSet::Quick => (32 << 20, 6.0, 1),
             ParameterSet::Full => (256 << 20, 320.0, 3),
         };
         let parameters = Self {
@@ -90,9 +90,9 @@ mod tests {
     fn the_mapping_is_four_times_the_bound_and_time_is_shared_by_all_windows() {
         let mut config = Config::new(ParameterSet::Quick, Vec::new());
         let quick = Parameters::from_config(&config).unwrap();
-        assert_eq!((quick.sizes.size_bytes, quick.sizes.memory_bytes), (256 << 20, 64 << 20));
-        assert_eq!(quick.needs().disk_bytes, 640 << 20);
-        assert_eq!(quick.load(2, 8).window, Duration::from_millis(500));
+        assert_eq!((quick.sizes.size_bytes, quick.sizes.memory_bytes), (128 << 20, 32 << 20));
+        assert_eq!(quick.needs().disk_bytes, 320 << 20);
+        assert_eq!(quick.load(2, 8).window, Duration::from_millis(375));
         assert_eq!(Parameters::from_config(&config).unwrap().workers, [1, 2]);
         config.size_bytes = Some(4096);
         config.memory_bytes = Some(4 << 20);

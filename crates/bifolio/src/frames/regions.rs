@@ -22,6 +22,8 @@ const STAGING_PART_OF_BOUND: u64 = 32;
 /// The same for pages on their way out.
 const EXIT_PAGES_MAX: u64 = 1024;
 const EXIT_PART_OF_BOUND: u64 = 64;
+/// What it may have for large batches; a batch that needs more is unmapped in parts.
+const EXIT_PART_OF_BOUND_MAX: u64 = 16;
 /// The fewest of either.
 const PAGES_MIN: u64 = 8;
 
@@ -71,10 +73,12 @@ impl Exit {
 impl Regions {
     /// What fits a cache in which at the most `batch` pages leave together.
     pub(crate) fn size_for(arena: &Arena, batch: usize) -> RegionsSize {
-        let part = |part: u64, max: u64| (arena.bound_pages() / part).clamp(PAGES_MIN, max);
+        let part = |part: u64| (arena.bound_pages() / part).max(PAGES_MIN);
+        // Two pages for each folio of a batch, while as many are written out.
+        let for_batch = (4 * batch as u64).min(part(EXIT_PART_OF_BOUND_MAX));
         RegionsSize {
-            staging_pages: part(STAGING_PART_OF_BOUND, STAGING_PAGES_MAX),
-            exit_pages: part(EXIT_PART_OF_BOUND, EXIT_PAGES_MAX.max(4 * batch as u64)),
+            staging_pages: part(STAGING_PART_OF_BOUND).min(STAGING_PAGES_MAX),
+            exit_pages: part(EXIT_PART_OF_BOUND).min(EXIT_PAGES_MAX).max(for_batch),
         }
     }
 
