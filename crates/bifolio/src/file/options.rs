@@ -34,7 +34,7 @@ pub enum FaultMode {
     /// (`write(2)` from a map, say); costs a change of threads.
     #[default]
     Threads,
-    /// The thread that touches the page, in a handler of SIGBUS: a fifth of the cost. A system
+    /// The thread that touches the page, in a handler of SIGBUS: no change of threads. A system
     /// call on a page that is not resident fails with `EFAULT`, so read or [prefetch] it first.
     /// The handler does I/O and takes locks of the cache and of the memory allocator: do not touch
     /// a map inside an allocator, or while the thread holds a lock that such code needs. Whoever

@@ -102,8 +102,9 @@ impl<'d, 't> Departure<'d, 't> {
         }
         let going: Vec<usize> = (0..self.there).filter(|at| self.leavers[*at].is_going()).collect();
         let ranges = self.ranges_of(&going);
-        let kept = if is_tracked { self.keep(&ranges) } else { self.copy_dirty(&going) };
-        if let Err(error) = kept {
+        if !is_tracked {
+            self.copy_dirty(&going);
+        } else if let Err(error) = self.keep(&ranges) {
             log::warn!("{}: pages cannot be kept: {error}", self.inode.name());
             self.stay(&going);
             self.begin();
@@ -212,7 +213,7 @@ impl<'d, 't> Departure<'d, 't> {
     }
 
     /// B5, where there are no raw writers: the bytes stand still.
-    fn copy_dirty(&mut self, going: &[usize]) -> io::Result<()> {
+    fn copy_dirty(&mut self, going: &[usize]) {
         for leaver in going.iter().map(|at| &self.leavers[*at]) {
             if leaver.lock.flags.get(Flag::Dirty) {
                 // SAFETY: a page of the exit, which is ours.
@@ -222,7 +223,6 @@ impl<'d, 't> Departure<'d, 't> {
                 unsafe { copy::copy_out(self.region.address(leaver.lock.index()), target) };
             }
         }
-        Ok(())
     }
 
     /// B7: the last bytes of what was kept. (What was not unmapped after all goes on changing.)
