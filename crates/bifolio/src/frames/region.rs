@@ -157,7 +157,17 @@ impl Region {
                 }
             }
         }
+        if !protect && !will_be_stored && self.is_tracked() {
+            // A raw writer came meanwhile: nothing will tell of his first stores to these.
+            self.note_stores(pages.clone())?;
+        }
         self.lift_poison(pages)
+    }
+
+    /// Pages count as stored to. (Where page tables tell, one that is not protected does.)
+    fn note_stores(&self, mut pages: Range<u64>) -> io::Result<()> {
+        let Stores::Faults(stores) = &self.stores else { return Ok(()) };
+        pages.try_for_each(|index| stores.note(index, || Ok(())))
     }
 
     /// Lets pages that were just installed be touched, where nothing but access was refused.

@@ -258,3 +258,34 @@ fn pages_that_are_punched_while_they_are_stored_to_can_be_touched() {
         assert!(stores > 100, "{stores} stores");
     }
 }
+
+/// Pages come in, many at once, while the file is mapped for writing for the first time: those that
+/// come after the look for stores has begun are watched like the others.
+#[test]
+fn stores_to_pages_that_came_with_the_first_writable_map_are_found() {
+    const LEN: u64 = 1 << 20;
+    for way in Way::with_and_without(Feature::WriteProtectAsync) {
+        let directory = directory();
+        let (path, _) = random_file(&directory, "mapped", LEN as usize);
+        let cache = way.builder(8 << 20).build().unwrap();
+        for round in 0..60 {
+            let file = cache.open(&path, &way.options()).unwrap();
+            let readers = file.map(0..LEN).unwrap();
+            let mut map = thread::scope(|scope| {
+                scope.spawn(|| readers.prefetch(0..LEN).unwrap());
+                thread::sleep(Duration::from_micros(round * 25));
+                file.map_mut(0..LEN).unwrap()
+            });
+            for page in 0..LEN / PAGE {
+                word(map.as_mut_ptr(), page * PAGE).store(round * 1000 + page, Ordering::Relaxed);
+            }
+            file.sync_data().unwrap();
+            let stored = fs::read(&path).unwrap();
+            for page in 0..LEN / PAGE {
+                let at = (page * PAGE) as usize;
+                let found = u64::from_le_bytes(stored[at..at + 8].try_into().unwrap());
+                assert_eq!(found, round * 1000 + page, "page {page} in round {round}, {way:?}");
+            }
+        }
+    }
+}
