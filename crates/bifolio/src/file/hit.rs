@@ -100,7 +100,7 @@ impl HitPath {
         }
         self.touch_predicted(position, 1);
         // SAFETY: as for any copy out of a frame: the caller of the closure answers.
-        self.read_known(buffer, position, |source, target| unsafe {
+        self.read_known(buffer, position, self.in_arena(position), |source, target| unsafe {
             copy::copy_out(source, target);
         })
     }
@@ -122,13 +122,18 @@ impl HitPath {
         self.memory().counters.note_lookups(0, 3 + u64::from(goes_on));
         if !goes_on {
             // SAFETY: as for any copy out of a frame: the caller of the closure answers.
-            return self.read_known(buffer, position, |source, target| unsafe {
-                copy::copy_out(source, target);
-            });
+            return self.read_known(
+                buffer,
+                position,
+                self.in_arena(position),
+                |source, target| unsafe {
+                    copy::copy_out(source, target);
+                },
+            );
         }
         let ahead = self.frame_at(position + length);
         // SAFETY: as above.
-        self.read_known(buffer, position, |source, target| unsafe {
+        self.read_known(buffer, position, self.in_arena(position), |source, target| unsafe {
             copy::copy_out_ahead(source, target, ahead);
         })
     }
@@ -137,29 +142,17 @@ impl HitPath {
     /// condition on that of the arena halves the rate of hot reads, measured.
     #[inline(never)]
     fn read_in_place(&self, buffer: &mut [u8], position: u64) -> bool {
-        let length = buffer.len() as u64;
-        if !is_in_one_page(position, length) || position >= self.in_place_end {
+        if !is_in_one_page(position, buffer.len() as u64) || position >= self.in_place_end {
             return false;
         }
-        let word = self.entry_word(position >> PAGE_SHIFT);
-        let block = ThreadBlock::of(self.counters_id);
-        let copies = Cell::new(false);
-        let is_wanted = |entry: Entry| entry.is_referenced() & block.is_known() & copies.get();
-        let copied = read_validated(word, is_wanted, |entry| {
-            // With the Entry in hand: see `read_known`. To touch a page that is not there would
-            // bring it in.
-            let is_inside = position + length <= self.hot().len_bytes();
-            copies.set(is_inside & entry.is_ready());
-            if copies.get() {
-                // SAFETY: the page has its place in the region, which stays mapped; should it be
-                // leaving, the fault is served; `buffer` is not in it.
-                unsafe { copy::copy_out(self.frames.wrapping_add(position as usize), buffer) };
-            }
-        });
-        if copied.is_some() {
-            block.add(Counter::HitOptimistic, 1);
-        }
-        copied.is_some()
+        // To touch a page that is not there would bring it in. Should it be leaving just now, the
+        // fault is served.
+        let source_of =
+            |entry: Entry| entry.is_ready().then(|| self.frames.wrapping_add(position as usize));
+        // SAFETY: as for any copy out of a frame: the caller of the closure answers.
+        self.read_known(buffer, position, source_of, |source, target| unsafe {
+            copy::copy_out(source, target);
+        })
     }
 
     /// Whether the bytes lie in one page that the table has an Entry for.
@@ -169,27 +162,36 @@ impl HitPath {
         is_in_one_page(position, length) & (position < self.entries_end)
     }
 
-    /// Copies from a page that the table has an Entry for. `copy` gets an address that is readable
-    /// for as many bytes as the buffer has.
+    /// Where an Entry says that the byte at `position` is.
+    #[inline(always)]
+    fn in_arena(&self, position: u64) -> impl Fn(Entry) -> Option<*const u8> + use<> {
+        let (frames, in_page) = (self.frames, (position & (PAGE_BYTES - 1)) as usize);
+        move |entry| Some(frames.wrapping_add(entry.frame_offset_bytes() + in_page))
+    }
+
+    /// Copies from a page that the table has an Entry for. `source_of` tells where its bytes are, if
+    /// that is to be touched at all; `copy` gets an address that is readable for as many bytes as
+    /// the buffer has.
     #[inline(always)]
     fn read_known(
         &self,
         buffer: &mut [u8],
         position: u64,
+        source_of: impl FnOnce(Entry) -> Option<*const u8>,
         copy: impl FnOnce(*const u8, &mut [u8]),
     ) -> bool {
         let word = self.entry_word(position >> PAGE_SHIFT);
         let block = ThreadBlock::of(self.counters_id);
-        let in_file = Cell::new(false);
-        let is_wanted = |entry: Entry| entry.is_referenced() & block.is_known() & in_file.get();
+        let copies = Cell::new(false);
+        let is_wanted = |entry: Entry| entry.is_referenced() & block.is_known() & copies.get();
         let copied = read_validated(word, is_wanted, |entry| {
             // With the Entry in hand: a cut sets the length before it changes the bytes behind it.
-            in_file.set(position + buffer.len() as u64 <= self.hot().len_bytes());
-            let in_page = (position & (PAGE_BYTES - 1)) as usize;
-            let source = self.frames.wrapping_add(entry.frame_offset_bytes() + in_page);
-            // Every Entry leads to a frame of the arena (ENTRY-1), which stays mapped (FRAMES-2);
-            // the range ends inside the frame (`may_read`); `buffer` is not frame memory.
-            if in_file.get() {
+            let is_inside = position + buffer.len() as u64 <= self.hot().len_bytes();
+            // Every Entry leads to a frame of the arena (ENTRY-1), which stays mapped (FRAMES-2),
+            // and every page of a region has its place; the range ends inside the page; `buffer`
+            // is not frame memory.
+            if let Some(source) = source_of(entry).filter(|_| is_inside) {
+                copies.set(true);
                 copy(source, buffer);
             }
         });
