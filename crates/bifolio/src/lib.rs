@@ -77,12 +77,12 @@ mod writeback {
 #[cfg(not(all(test, loom)))]
 mod surface {
     pub use crate::cache::{Cache, CacheBuilder};
-    pub use crate::config::HugePages;
+    pub use crate::config::{FaultMode, HugePages};
     #[cfg(feature = "ablation")]
     pub use crate::config::{PinMode, ReadMode};
     pub use crate::error::{CollapseRefusal, Error, ErrorKind, Result, SpillFileProblem};
     pub use crate::file::{
-        Advice, FaultMode, File, Hold, OpenOptions, Pin, PinMut, Pins, Placement, ReadRequest,
+        Advice, File, Hold, OpenOptions, Pin, PinMut, Pins, Placement, ReadRequest,
     };
     pub use crate::io::{
         Alignment, Backing, DirectIo, DirectStatus, DiskFile, DiskOptions, FileIdentity, FileKind,

@@ -1,7 +1,7 @@
 //! What files that can be mapped need of the cache: made with the first of them.
 
 use super::faults::{self, FaultThreads};
-use super::options::FaultMode;
+use crate::config::FaultMode;
 use crate::error::{Error, ErrorKind, Result};
 use crate::frames::{Region, Regions};
 use crate::mapping::PAGE_BYTES;
@@ -9,7 +9,7 @@ use crate::reclaim::Reclaim;
 use crate::sync::Mutex;
 use crate::sys::probe::{Feature, Features};
 use crate::sys::signal;
-use crate::sys::userfault::{FaultService, Userfault};
+use crate::sys::userfault::Userfault;
 use std::io;
 use std::sync::Arc;
 
@@ -72,24 +72,22 @@ impl Mappables {
     }
 
     fn userfault(&self, made: &mut Made, faults: FaultMode) -> io::Result<Arc<Userfault>> {
+        let known = match faults {
+            FaultMode::Threads => made.threads.as_ref().map(FaultThreads::userfault),
+            FaultMode::InThread => made.in_thread.as_ref(),
+        };
+        if let Some(userfault) = known {
+            return Ok(Arc::clone(userfault));
+        }
+        let userfault = Arc::new(Userfault::open(faults, &self.features)?);
         match faults {
-            FaultMode::Threads => {
-                if made.threads.is_none() {
-                    let userfault = Userfault::open(FaultService::Threads, &self.features)?;
-                    made.threads = Some(FaultThreads::start(&Arc::new(userfault))?);
-                }
-                Ok(made.threads.as_ref().map(|threads| Arc::clone(threads.userfault())))
-            }
+            FaultMode::Threads => made.threads = Some(FaultThreads::start(&userfault)?),
             FaultMode::InThread => {
-                if made.in_thread.is_none() {
-                    signal::install(faults::serve_in_thread)?;
-                    let userfault = Userfault::open(FaultService::InThread, &self.features)?;
-                    made.in_thread = Some(Arc::new(userfault));
-                }
-                Ok(made.in_thread.clone())
+                signal::install(faults::serve_in_thread)?;
+                made.in_thread = Some(Arc::clone(&userfault));
             }
         }
-        .map(|userfault| userfault.expect("made just now"))
+        Ok(userfault)
     }
 }
 

@@ -65,7 +65,7 @@ mod write;
 
 pub use advice::Advice;
 pub(crate) use map::MapGuard;
-pub use options::{FaultMode, OpenOptions};
+pub use options::OpenOptions;
 pub use pin::{Hold, Pin, PinMut, Pins};
 pub use placement::Placement;
 pub use read_many::ReadRequest;

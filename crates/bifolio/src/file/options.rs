@@ -1,6 +1,6 @@
 //! How a file is opened.
 
-use crate::config;
+use crate::config::{self, FaultMode};
 use crate::error::{ErrorKind, Result};
 use crate::io::{DirectIo, DiskOptions};
 
@@ -24,25 +24,6 @@ pub struct OpenOptions {
     direct: DirectIo,
     pub(crate) mappable: bool,
     pub(crate) faults: FaultMode,
-}
-
-/// Who serves the faults of a mapped file: touches of pages that are not resident.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum FaultMode {
-    /// Threads of the cache. Works for every access, also one the kernel makes for a system call
-    /// (`write(2)` from a map, say); costs a change of threads.
-    #[default]
-    Threads,
-    /// The thread that touches the page, in a handler of SIGBUS: no change of threads. A system
-    /// call on a page that is not resident fails with `EFAULT`, so read or [prefetch] it first.
-    /// The handler does I/O and takes locks of the cache and of the memory allocator: do not touch
-    /// a map inside an allocator, or while the thread holds a lock that such code needs. Whoever
-    /// handled SIGBUS before still gets those that are not ours; a handler that is installed later
-    /// must pass ours on.
-    ///
-    /// [prefetch]: crate::Map::prefetch
-    InThread,
 }
 
 /// Reserved for a file that may grow, at the least: 1 TiB, whose table takes 2 GiB of addresses.

@@ -211,10 +211,11 @@ fn answer_of(answer: libc::ssize_t) -> Result<usize, io::Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::FaultMode;
     use crate::sys::memory::Reservation;
     use crate::sys::probe::{Feature, Features};
     use crate::sys::unmap::Unmapper;
-    use crate::sys::userfault::{FaultService, Userfault};
+    use crate::sys::userfault::Userfault;
     use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
     use std::thread;
 
@@ -390,7 +391,7 @@ mod tests {
             println!("skipped: {:?}", features.reports());
             return None;
         }
-        let faults = Userfault::open(FaultService::Threads, &features).unwrap();
+        let faults = Userfault::open(FaultMode::Threads, &features).unwrap();
         let memory = Reservation::new(PAGE_BYTES, PAGE_BYTES).unwrap();
         faults.register(memory.as_ptr(), PAGE_BYTES).unwrap();
         let (stored, is_over) = (AtomicU64::new(0), AtomicBool::new(false));

@@ -141,9 +141,10 @@ impl Pagemap {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::FaultMode;
     use crate::sys::memory::{PAGE_BYTES, Reservation};
     use crate::sys::probe::{Feature, Features};
-    use crate::sys::userfault::{FaultService, Userfault};
+    use crate::sys::userfault::Userfault;
 
     struct World {
         faults: Userfault,
@@ -166,7 +167,7 @@ mod tests {
         }
 
         fn of(pages: usize, features: &Features) -> Self {
-            let faults = Userfault::open(FaultService::Threads, features).unwrap();
+            let faults = Userfault::open(FaultMode::Threads, features).unwrap();
             let memory = Reservation::new(pages * PAGE_BYTES, PAGE_BYTES).unwrap();
             memory.refuse_huge_pages();
             faults.register(memory.as_ptr(), memory.len()).unwrap();

@@ -1,7 +1,7 @@
 //! SIGBUS, served by the thread that gets it.
 //!
 //! Used by what maps files, where the one who touches a missing page installs it himself
-//! (`userfault::FaultService::InThread`). What is not ours goes on to whoever handled SIGBUS
+//! (`config::FaultMode::InThread`). What is not ours goes on to whoever handled SIGBUS
 //! before, or kills the process as it would without us.
 //!
 //! There is no alternate stack (`SA_ONSTACK`): those that threads have are a few KiB, made for
@@ -151,9 +151,10 @@ fn is_write(_context: *mut libc::c_void) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::FaultMode;
     use crate::sys::memory::{PAGE_BYTES, Reservation};
     use crate::sys::probe::{Feature, Features};
-    use crate::sys::userfault::{FaultService, Userfault};
+    use crate::sys::userfault::Userfault;
     use std::os::unix::process::ExitStatusExt;
     use std::process::{Command, ExitStatus};
     use std::sync::atomic::{AtomicUsize, Ordering};
@@ -192,7 +193,7 @@ mod tests {
             println!("skipped: {:?}", features.reports());
             return None;
         }
-        let faults = Userfault::open(FaultService::InThread, &features).unwrap();
+        let faults = Userfault::open(FaultMode::InThread, &features).unwrap();
         let memory = Reservation::new(4 * PAGE_BYTES, PAGE_BYTES).unwrap();
         faults.register(memory.as_ptr(), memory.len()).unwrap();
         Some(&REGION.get_or_init(|| (faults, memory)).1)
