@@ -15,14 +15,15 @@
 #![allow(unsafe_code)]
 
 mod pinned;
-mod view;
 
 pub use pinned::MapPin;
 
-use crate::error::{Error, Result};
-use crate::file::{Advice, File};
-use std::ops::Range;
-use view::View;
+use crate::error::{Error, ErrorKind, Result};
+use crate::file::{Advice, File, MapGuard};
+use crate::frames::Region;
+use crate::sync::Mutex;
+use std::ops::{Deref, Range};
+use std::sync::Arc;
 
 /// A file's bytes as memory, for reading.
 ///
@@ -55,14 +56,21 @@ use view::View;
 /// ```
 #[derive(Debug)]
 pub struct Map {
-    view: View,
+    /// Goes first.
+    _guard: MapGuard,
+    file: File,
+    region: Arc<Region>,
+    range: Range<u64>,
+    /// How many faults of the file had failed when this was last asked for.
+    errors_seen: Mutex<u64>,
 }
 
 /// A file's bytes as memory, for reading and writing.
 ///
-/// As [`Map`], and stores work, too: a page that was stored to is written out by the next sync of
-/// the file, by the flusher when its age comes, or before it is evicted. No store is ever lost to
-/// an eviction. Stores are not atomic with respect to anything: see [`MapMut::as_mut_slice`].
+/// All that a [`Map`] can do, and stores work, too: a page that was stored to is written out by the
+/// next sync of the file, by the flusher when its age comes, or before it is evicted. No store is
+/// ever lost to an eviction. Stores are not atomic with respect to anything: see
+/// [`MapMut::as_mut_slice`].
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -85,7 +93,7 @@ pub struct Map {
 /// ```
 #[derive(Debug)]
 pub struct MapMut {
-    view: View,
+    map: Map,
 }
 
 impl File {
@@ -96,7 +104,9 @@ impl File {
     /// ([`ErrorKind::NotMappable`](crate::ErrorKind::NotMappable)) or not for reading; a range that
     /// is empty or leaves the file.
     pub fn map(&self, range: Range<u64>) -> Result<Map> {
-        Ok(Map { view: View::new(self, range)? })
+        let (region, guard) = self.begin_map(&range)?;
+        let errors_seen = Mutex::new(region.errors().count());
+        Ok(Map { _guard: guard, file: self.clone(), region, range, errors_seen })
     }
 
     /// Maps the bytes of `range`, which must lie in the file, for reading and writing.
@@ -104,99 +114,116 @@ impl File {
     /// # Errors
     /// As [`File::map`]; a handle not opened for writing; a kernel that cannot watch the stores.
     pub fn map_mut(&self, range: Range<u64>) -> Result<MapMut> {
-        Ok(MapMut { view: View::new_mut(self, range)? })
+        self.check_writable()?;
+        let map = self.map(range)?;
+        let purpose = "watching the stores of a map";
+        map.region.track().map_err(|source| ErrorKind::Memory { purpose, source })?;
+        Ok(MapMut { map })
     }
 }
 
-/// What both kinds of map can do.
-macro_rules! common_methods {
-    () => {
-        /// The first byte.
-        pub fn as_ptr(&self) -> *const u8 {
-            self.view.start().cast_const()
-        }
-
-        /// How many bytes are mapped.
-        pub fn len(&self) -> u64 {
-            self.view.len()
-        }
-
-        /// Never: a map of no bytes is refused.
-        pub fn is_empty(&self) -> bool {
-            self.len() == 0
-        }
-
-        /// The file.
-        pub fn file(&self) -> &File {
-            self.view.file()
-        }
-
-        /// The bytes.
-        ///
-        /// # Safety
-        /// While the slice lives nobody may change any of its bytes: through a map, `write_at`, a
-        /// pin, or a cut of the file. Touching a page that cannot be read raises SIGBUS.
-        pub unsafe fn as_slice(&self) -> &[u8] {
-            // SAFETY: address space of the region, which the file keeps; each page of it can be
-            // read or raises a signal; that nobody changes them is the caller's promise.
-            unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len() as usize) }
-        }
-
-        /// Brings the bytes of `range` in, with as few system calls as there are for that, so that
-        /// touching them raises no fault until they are evicted. Tries again what could not be
-        /// read before. Blocks for the device.
-        ///
-        /// # Errors
-        /// The first page that cannot be had; those before it are there. A range that leaves the
-        /// map.
-        pub fn prefetch(&self, range: Range<u64>) -> Result<()> {
-            self.view.prefetch(range)
-        }
-
-        /// Takes advice for the bytes of `range`: [`File::advise`].
-        ///
-        /// # Errors
-        /// As [`File::advise`]; a range that leaves the map.
-        pub fn advise(&self, range: Range<u64>, advice: Advice) -> Result<()> {
-            self.file().advise(self.view.in_file(&range)?, advice)
-        }
-
-        /// Keeps the bytes of `range` resident, as `mlock` does, for as long as the pin lives:
-        /// touching them raises no fault. Blocks for the device.
-        ///
-        /// # Errors
-        /// As [`Self::prefetch`]; more than the bound allows
-        /// ([`ErrorKind::Full`](crate::ErrorKind::Full)).
-        pub fn pin(&self, range: Range<u64>) -> Result<MapPin> {
-            MapPin::new(self.file(), self.view.in_file(&range)?)
-        }
-
-        /// Why a page of the file could not be had when it was touched, if that has happened since
-        /// the map was made or was last asked: the last such error.
-        pub fn take_error(&self) -> Option<Error> {
-            self.view.take_error()
-        }
-    };
-}
-
 impl Map {
-    common_methods!();
+    /// The first byte.
+    pub fn as_ptr(&self) -> *const u8 {
+        self.start().cast_const()
+    }
+
+    /// How many bytes are mapped.
+    pub fn len(&self) -> u64 {
+        self.range.end - self.range.start
+    }
+
+    /// Never: a map of no bytes is refused.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The file.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// The bytes.
+    ///
+    /// # Safety
+    /// While the slice lives nobody may change any of its bytes: through a map, `write_at`, a
+    /// pin, or a cut of the file. Touching a page that cannot be read raises SIGBUS.
+    pub unsafe fn as_slice(&self) -> &[u8] {
+        // SAFETY: address space of the region, which the file keeps; each page of it can be
+        // read or raises a signal; that nobody changes them is the caller's promise.
+        unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len() as usize) }
+    }
+
+    /// Brings the bytes of `range` in, with as few system calls as there are for that, so that
+    /// touching them raises no fault until they are evicted. Tries again what could not be
+    /// read before. Blocks for the device.
+    ///
+    /// # Errors
+    /// The first page that cannot be had; those before it are there. A range that leaves the
+    /// map.
+    pub fn prefetch(&self, range: Range<u64>) -> Result<()> {
+        self.file.populate(self.in_file(&range)?)
+    }
+
+    /// Takes advice for the bytes of `range`: [`File::advise`].
+    ///
+    /// # Errors
+    /// As [`File::advise`]; a range that leaves the map.
+    pub fn advise(&self, range: Range<u64>, advice: Advice) -> Result<()> {
+        self.file.advise(self.in_file(&range)?, advice)
+    }
+
+    /// Keeps the bytes of `range` resident, as `mlock` does, for as long as the pin lives:
+    /// touching them raises no fault. Blocks for the device.
+    ///
+    /// # Errors
+    /// As [`Self::prefetch`]; more than the bound allows
+    /// ([`ErrorKind::Full`](crate::ErrorKind::Full)).
+    pub fn pin(&self, range: Range<u64>) -> Result<MapPin> {
+        MapPin::new(&self.file, self.in_file(&range)?)
+    }
+
+    /// Why a page of the file could not be had when it was touched, if that has happened since
+    /// the map was made or was last asked: the last such error.
+    pub fn take_error(&self) -> Option<Error> {
+        let found = self.region.errors().since(&mut self.errors_seen.lock());
+        found.map(|error| ErrorKind::Fault(error).into())
+    }
 
     /// The bytes, if the file was opened [`immutable`](crate::OpenOptions::immutable): then nobody
     /// can change them. Touching a page that cannot be read raises SIGBUS.
     pub fn as_bytes(&self) -> Option<&[u8]> {
         // SAFETY: while the handle lives, which the map keeps, there is no writer and no cut.
-        self.file().is_immutable().then(|| unsafe { self.as_slice() })
+        self.file.is_immutable().then(|| unsafe { self.as_slice() })
+    }
+
+    fn start(&self) -> *mut u8 {
+        self.region.base().wrapping_add(self.range.start as usize)
+    }
+
+    /// Where bytes of the map are in the file.
+    fn in_file(&self, range: &Range<u64>) -> Result<Range<u64>> {
+        if range.start > range.end || range.end > self.len() {
+            let problem = format!("{range:?} of a map of {} bytes", self.len());
+            return Err(ErrorKind::Config { name: "range", problem }.into());
+        }
+        Ok(self.range.start + range.start..self.range.start + range.end)
+    }
+}
+
+impl Deref for MapMut {
+    type Target = Map;
+
+    fn deref(&self) -> &Map {
+        &self.map
     }
 }
 
 impl MapMut {
-    common_methods!();
-
     /// The first byte. Stores to it and the bytes behind are found by the cache; they are not
     /// ordered with its own calls but by what the caller does.
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
-        self.view.start()
+        self.map.start()
     }
 
     /// The bytes.
@@ -216,6 +243,6 @@ impl MapMut {
     /// # Errors
     /// As [`File::sync_range`]; a range that leaves the map.
     pub fn sync(&self, range: Range<u64>) -> Result<()> {
-        self.file().sync_range(self.view.in_file(&range)?)
+        self.map.file.sync_range(self.map.in_file(&range)?)
     }
 }
