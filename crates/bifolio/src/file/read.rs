@@ -11,12 +11,9 @@
 //!                                     filling or writing it: its folio lock
 //! ```
 
-use super::{File, faults, sequence};
+use super::{File, sequence};
 use crate::error::Result;
 use crate::mapping::is_in_one_page;
-
-/// A read into a map goes through so much memory at a time.
-const BOUNCE_BYTES_MAX: usize = 256 << 10;
 
 impl File {
     /// Reads bytes at `position` into `buffer`. Returns how many: fewer than asked only at the end
@@ -85,30 +82,6 @@ impl File {
     }
 
     fn read_pages(&self, buffer: &mut [u8], position: u64, ahead: bool) -> Result<usize> {
-        if !faults::is_mapped(buffer) {
-            return self.read_to_memory(buffer, position, ahead);
-        }
-        let mut done = 0;
-        let mut bounce = vec![0; buffer.len().min(BOUNCE_BYTES_MAX)];
-        for part in buffer.chunks_mut(BOUNCE_BYTES_MAX) {
-            let bounce = &mut bounce[..part.len()];
-            match self.read_to_memory(bounce, position + done as u64, ahead) {
-                Ok(copied) => {
-                    part[..copied].copy_from_slice(&bounce[..copied]);
-                    done += copied;
-                    if copied < bounce.len() {
-                        break;
-                    }
-                }
-                Err(error) if done == 0 => return Err(error),
-                Err(_) => break,
-            }
-        }
-        Ok(done)
-    }
-
-    /// The loop of all reads; `buffer` lies in no map.
-    fn read_to_memory(&self, buffer: &mut [u8], position: u64, ahead: bool) -> Result<usize> {
         let mut done = 0;
         while done < buffer.len() {
             let at = position + done as u64;

@@ -11,7 +11,7 @@
 use super::access::Access;
 use super::batch::{Batch, Delivery};
 use super::fill::{RunClaim, Wait};
-use super::{File, ReadRequest};
+use super::{File, ReadRequest, faults};
 use crate::error::Result;
 use crate::mapping::{PAGE_BYTES, PAGE_SHIFT};
 use crate::stats::Counter;
@@ -19,6 +19,8 @@ use crate::sys::copy;
 
 /// The most of one request that is on its way at a time: copies and transfers overlap anyway.
 const REQUEST_BYTES_MAX: u64 = 8 << 20;
+/// A read into a map goes through so much memory at a time.
+const BOUNCE_BYTES_MAX: usize = 256 << 10;
 
 impl File {
     /// Copies from pages that are not resident, or that somebody is filling or writing: at least
@@ -29,6 +31,17 @@ impl File {
         position: u64,
         ahead: bool,
     ) -> Result<usize> {
+        if !faults::is_mapped(buffer) {
+            return self.read_absent_locked(buffer, position, ahead);
+        }
+        let mut bounce = vec![0; buffer.len().min(BOUNCE_BYTES_MAX)];
+        let copied = self.read_absent_locked(&mut bounce, position, ahead)?;
+        buffer[..copied].copy_from_slice(&bounce[..copied]);
+        Ok(copied)
+    }
+
+    /// The same; copies to `buffer`, which lies in no map, with folio locks in hand.
+    fn read_absent_locked(&self, buffer: &mut [u8], position: u64, ahead: bool) -> Result<usize> {
         let inode = &*self.handle.inode;
         let length = inode.mapping.len_bytes().saturating_sub(position);
         let length = length.min(buffer.len() as u64).min(REQUEST_BYTES_MAX);

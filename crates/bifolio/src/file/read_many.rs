@@ -151,11 +151,6 @@ impl File {
             request.result = Err(error);
             return true;
         }
-        if faults::is_mapped(request.buffer) {
-            // Not while anything is in flight: see `read_rest`.
-            request.result = Ok(0);
-            return request.buffer.is_empty();
-        }
         let done = self.read_resident(request.buffer, request.position);
         request.result = Ok(done);
         let is_whole = done > 0 && is_in_one_page(request.position, request.buffer.len() as u64);
@@ -193,6 +188,7 @@ fn read_all(requests: &mut [Addressed<'_, '_>]) {
         }
         open.push(number);
         if faults::is_mapped(request.buffer) {
+            // Nothing is copied there with a folio's lock in hand, nor while anything is in flight.
             continue;
         }
         let end = (request.position + request.buffer.len() as u64).min(file.len());

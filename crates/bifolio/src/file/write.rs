@@ -49,6 +49,7 @@ impl File {
             resizing = Some(handle.inode.lock_resizing());
             self.uncover(end)?;
         }
+        let is_mapped = faults::is_mapped(buffer);
         let mut done = 0;
         while done < buffer.len() {
             handle.inode.hold_writer();
@@ -56,7 +57,7 @@ impl File {
             let in_folio = at & (self.folio_bytes() - 1);
             let length = (self.folio_bytes() - in_folio).min((buffer.len() - done) as u64);
             let bytes = &buffer[done..done + length as usize];
-            let copied = faults::is_mapped(bytes).then(|| bytes.to_vec());
+            let copied = is_mapped.then(|| bytes.to_vec());
             let bytes = copied.as_deref().unwrap_or(bytes);
             match self.write_folio(bytes, at, resizing.is_some()) {
                 Ok(Ok(())) => done += bytes.len(),
