@@ -169,9 +169,9 @@ impl HitPath {
         move |entry| Some(frames.wrapping_add(entry.frame_offset_bytes() + in_page))
     }
 
-    /// Copies from a page that the table has an Entry for. `source_of` tells where its bytes are, if
-    /// that is to be touched at all; `copy` gets an address that is readable for as many bytes as
-    /// the buffer has.
+    /// Copies from a page that the table has an Entry for. `source_of` tells where its bytes are,
+    /// if that is to be touched at all; `copy` gets an address that is readable for as many bytes
+    /// as the buffer has.
     #[inline(always)]
     fn read_known(
         &self,

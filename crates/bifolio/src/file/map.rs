@@ -2,7 +2,7 @@
 
 use super::File;
 use super::batch::{Batch, Delivery};
-use super::faults::{self, Services};
+use super::faults::{self, Underway};
 use super::registry::Registry;
 use crate::error::{ErrorKind, Result};
 use crate::frames::Region;
@@ -15,14 +15,14 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub(crate) struct MapGuard {
     registry: Arc<Registry>,
-    services: Option<Arc<Services>>,
+    underway: Option<Arc<Underway>>,
 }
 
 impl Drop for MapGuard {
     fn drop(&mut self) {
         // So the file is closed by whoever drops it, and not by who served the last fault.
-        if let Some(services) = &self.services {
-            services.wait_for_begun();
+        if let Some(underway) = &self.underway {
+            underway.wait_for_begun();
         }
         // Release: pairs with the Acquire in `Registry::close`.
         self.registry.maps.fetch_sub(1, Ordering::Release);
@@ -36,7 +36,7 @@ impl File {
         let registry = Arc::clone(&handle.registry);
         // Before the check: a close that comes between them finds the map.
         registry.maps.fetch_add(1, Ordering::Relaxed);
-        let mut guard = MapGuard { registry, services: None };
+        let mut guard = MapGuard { registry, underway: None };
         handle.check_readable()?;
         let length_bytes = range.end.saturating_sub(range.start);
         handle.range_end(range.start, length_bytes)?;
@@ -50,7 +50,7 @@ impl File {
         if range.end > self.len() {
             return Err(handle.past_end(range.start, length_bytes));
         }
-        guard.services = faults::services_of(region);
+        guard.underway = faults::underway_in(region);
         Ok((Arc::clone(region), guard))
     }
 

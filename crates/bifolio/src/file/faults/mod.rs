@@ -1,9 +1,9 @@
 //! Faults: somebody touches a page of a region that is not there.
 //!
 //! The kernel tells of it, a thread of ours (`threads.rs`) or the signal handler of the thread
-//! itself asks [`serve`], and the page comes by the same way as for a read (`file/fill.rs`). A page
-//! that cannot be read is poisoned: whoever touches it gets SIGBUS, as with `mmap`; why, is told by
-//! the region ([`Region::errors`]).
+//! itself asks [`Server::serve`], and the page comes by the same way as for a read
+//! (`file/fill.rs`). A page that cannot be read is poisoned: whoever touches it gets SIGBUS, as
+//! with `mmap`; why, is told by the region ([`Region::errors`]).
 //!
 //! ```text
 //!   touch --> kernel --> message --> threads.rs --.
@@ -16,11 +16,11 @@
 //! handler has nothing else to go by.
 
 mod bring_in;
-mod services;
 mod threads;
+mod underway;
 
-pub(super) use services::Services;
 pub(super) use threads::FaultThreads;
+pub(super) use underway::Underway;
 
 use super::handle::Handle;
 use crate::error::Error;
@@ -29,17 +29,17 @@ use crate::mapping::PAGE_SHIFT;
 use crate::stats::Counter;
 use crate::sync::{Ordering, RwLock, RwLockReadGuard};
 use crate::sys::memory::is_resident;
-use services::Service;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Weak};
+use underway::Service;
 
 /// A region, and who can fill it.
 #[derive(Debug)]
 struct Served {
     region: Arc<Region>,
-    services: Arc<Services>,
+    underway: Arc<Underway>,
     /// The handles of its file, the last one opened last.
     handles: Vec<Weak<Handle>>,
 }
@@ -68,7 +68,7 @@ pub(super) fn enlist(region: &Arc<Region>, handle: &Arc<Handle>) {
     let mut regions = REGIONS.write();
     let served = regions.entry(region.base().addr()).or_insert_with(|| Served {
         region: Arc::clone(region),
-        services: Arc::default(),
+        underway: Arc::default(),
         handles: Vec::new(),
     });
     served.handles.retain(|handle| handle.strong_count() > 0);
@@ -89,8 +89,8 @@ pub(super) fn forget(region: &Region) {
 }
 
 /// Who is at work for the faults of a region that is enlisted.
-pub(super) fn services_of(region: &Region) -> Option<Arc<Services>> {
-    REGIONS.read().get(&region.base().addr()).map(|served| Arc::clone(&served.services))
+pub(super) fn underway_in(region: &Region) -> Option<Arc<Underway>> {
+    REGIONS.read().get(&region.base().addr()).map(|served| Arc::clone(&served.underway))
 }
 
 /// Who serves faults at an address. Fields in the order of their drops: the service ends when the
@@ -109,27 +109,48 @@ fn server_of(address: usize) -> Option<Server> {
     if address - base >= served.region.len_bytes() {
         return None;
     }
-    let service = served.services.begin();
+    let service = served.underway.begin();
     let handle = served.handles.iter().rev().find_map(Weak::upgrade)?;
     Some(Server { handle, region: Arc::clone(&served.region), _service: service })
 }
 
-/// Serves faults at the pages from `address` on, so many bytes; whether whoever raised them can go
-/// on.
-fn serve(address: usize, length_bytes: usize, is_write: bool) -> bool {
-    let Some(server) = server_of(address) else { return false };
-    let (region, handle) = (&server.region, &server.handle);
-    let offset = (address - region.base().addr()) as u64;
-    let pages = offset >> PAGE_SHIFT..((offset + length_bytes as u64 - 1) >> PAGE_SHIFT) + 1;
-    handle.inode.memory.counters.add(Counter::Fault, 1);
-    let mut left = pages;
-    let mut is_served = true;
-    while let Err((index, error)) = handle.bring_in(left.clone(), is_write) {
-        is_served = false;
-        give_up(region, index, error);
-        left.start = index + 1;
+impl Server {
+    /// The pages from `address` on, so many bytes.
+    fn pages_at(&self, address: usize, length_bytes: usize) -> Range<u64> {
+        let offset = (address - self.region.base().addr()) as u64;
+        offset >> PAGE_SHIFT..((offset + length_bytes as u64 - 1) >> PAGE_SHIFT) + 1
     }
-    is_served
+
+    /// Serves faults at `pages`; whether whoever raised them can go on.
+    fn serve(&self, pages: Range<u64>, is_write: bool) -> bool {
+        self.handle.inode.memory.counters.add(Counter::Fault, 1);
+        let mut left = pages;
+        let mut is_served = true;
+        while let Err((index, error)) = self.handle.bring_in(left.clone(), is_write) {
+            is_served = false;
+            give_up(&self.region, index, error);
+            left.start = index + 1;
+        }
+        is_served
+    }
+
+    /// Somebody stores to a protected page. Nothing is waited for: it may be a store of the cache's
+    /// own, whose thread holds the folio's lock.
+    fn admit_store(&self, index: u64) -> bool {
+        let admitted = self.region.admit_store(index);
+        if let Err(error) = &admitted {
+            log::error!("a store to a page of a map cannot be admitted: {error}");
+        }
+        admitted.is_ok()
+    }
+
+    /// Wakes whoever waits for pages that were there already.
+    fn wake(&self, pages: &Range<u64>) {
+        let range = self.region.range_of(pages);
+        if let Err(error) = self.region.userfault().wake(range.start, range.length_bytes) {
+            log::error!("waiters for a page of a map cannot be woken: {error}");
+        }
+    }
 }
 
 /// A page cannot be had: whoever touches it is to know, and nobody is to wait for it.
@@ -141,23 +162,14 @@ fn give_up(region: &Region, index: u64, error: Error) {
     }
 }
 
-/// Wakes whoever waits for pages that were there already.
-fn wake(region: &Region, pages: &Range<u64>) {
-    let range = region.range_of(pages);
-    if let Err(error) = region.userfault().wake(range.start, range.length_bytes) {
-        log::error!("waiters for a page of a map cannot be woken: {error}");
-    }
-}
-
 /// Serves the fault of the thread itself, in its signal handler.
 pub(super) fn serve_in_thread(address: usize, is_write: bool) -> bool {
     let Some(server) = server_of(address) else { return false };
+    let pages = server.pages_at(address, 1);
     let region = &server.region;
-    let index = ((address - region.base().addr()) as u64) >> PAGE_SHIFT;
-    if region.stops_stores() && is_resident(region.address(index)) {
-        // It is there, and was protected. Nothing is waited for: it may be a store of the cache's
-        // own, whose thread holds the folio's lock.
-        return region.admit_store(index).is_ok();
+    if region.stops_stores() && is_resident(region.address(pages.start)) {
+        // It is there, and was protected.
+        return server.admit_store(pages.start);
     }
-    serve(address, 1, is_write)
+    server.serve(pages, is_write)
 }

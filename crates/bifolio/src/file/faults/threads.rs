@@ -1,7 +1,7 @@
 //! Threads that serve faults: one waits for messages of the kernel, the others serve, or wait for
 //! their turn.
 
-use super::{serve, server_of, wake};
+use super::server_of;
 use crate::sync::Mutex;
 use crate::sys::thread::OwnedThread;
 use crate::sys::userfault::{Fault, Userfault};
@@ -107,16 +107,13 @@ impl Shared {
             log::error!("a fault at {address:#x}, which is in no open file: {waked:?}");
             return;
         };
-        let region = &server.region;
-        let first = ((address - region.base().addr()) / PAGE) as u64;
+        let pages = server.pages_at(address, length_bytes);
         if is_protection {
-            if let Err(error) = region.admit_store(first) {
-                log::error!("a store to a page of a map cannot be admitted: {error}");
-            }
+            server.admit_store(pages.start);
             return;
         }
-        serve(address, length_bytes, is_write);
-        wake(region, &(first..first + (length_bytes / PAGE) as u64));
+        server.serve(pages.clone(), is_write);
+        server.wake(&pages);
     }
 }
 

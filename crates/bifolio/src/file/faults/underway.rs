@@ -1,4 +1,4 @@
-//! Services: who is at work for the faults of a region just now.
+//! What is under way: who is at work for the faults of a region just now.
 //!
 //! Whoever serves a fault has the file open for that time. The thread that met the fault goes on a
 //! moment earlier: if it drops the last map then, the file would be closed, and its last bytes
@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 /// See the head of the file.
 #[derive(Debug, Default)]
-pub(in crate::file) struct Services {
+pub(in crate::file) struct Underway {
     state: Mutex<State>,
     ended: Condvar,
 }
@@ -25,17 +25,17 @@ struct State {
 /// A service that has begun; it ends when this is dropped.
 #[derive(Debug)]
 pub(super) struct Service {
-    services: Arc<Services>,
+    underway: Arc<Underway>,
     number: u64,
 }
 
-impl Services {
+impl Underway {
     pub(super) fn begin(self: &Arc<Self>) -> Service {
         let mut state = self.state.lock();
         state.begun += 1;
         let number = state.begun;
         state.running.push(number);
-        Service { services: Arc::clone(self), number }
+        Service { underway: Arc::clone(self), number }
     }
 
     /// Waits until all that have begun have ended.
@@ -50,7 +50,7 @@ impl Services {
 
 impl Drop for Service {
     fn drop(&mut self) {
-        self.services.state.lock().running.retain(|number| *number != self.number);
-        self.services.ended.notify_all();
+        self.underway.state.lock().running.retain(|number| *number != self.number);
+        self.underway.ended.notify_all();
     }
 }
