@@ -9,7 +9,7 @@ use super::rows::Listed;
 /// Bytes of a chunk.
 pub(crate) const CHUNK_BYTES: u64 = 2 << 20;
 /// Pages of a chunk.
-pub(super) const CHUNK_PAGES: u32 = 512;
+pub(crate) const CHUNK_PAGES: u32 = 512;
 const _: () = assert!(1 << ORDER_MAX == CHUNK_PAGES);
 const WORDS: usize = (CHUNK_PAGES / u64::BITS) as usize;
 

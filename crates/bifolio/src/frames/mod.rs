@@ -29,7 +29,7 @@ mod stores;
 mod watcher;
 
 pub(crate) use arena::Arena;
-pub(crate) use chunk::CHUNK_BYTES;
+pub(crate) use chunk::{CHUNK_BYTES, CHUNK_PAGES};
 pub(crate) use orphans::Orphans;
 pub(crate) use region::Region;
 pub(crate) use regions::{Exit, Regions};

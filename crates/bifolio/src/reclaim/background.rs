@@ -8,14 +8,10 @@
 use super::Reclaim;
 use super::pageout::WriteOut;
 use crate::error::{ErrorKind, Result};
-use crate::frames::CHUNK_BYTES;
-use crate::mapping::PAGE_BYTES;
+use crate::frames::CHUNK_PAGES;
 use crate::stats::Counter;
 use crate::sys::thread::OwnedThread;
 use std::sync::Arc;
-
-/// Pages of a chunk.
-const CHUNK_PAGES: u64 = CHUNK_BYTES / PAGE_BYTES;
 
 /// What the thread is asked to do.
 #[derive(Debug, Default)]
@@ -103,7 +99,8 @@ impl Reclaim {
             let counts = {
                 let turn = self.take_turn();
                 let free_pages = self.arena().usage().free_pages;
-                if self.arena().obtainable_pages() >= high_pages && free_pages >= CHUNK_PAGES {
+                if self.arena().obtainable_pages() >= high_pages && free_pages >= CHUNK_PAGES.into()
+                {
                     // What is short is pages for regions, and the arena has what it does not need.
                     self.evacuate_to_release(&turn)
                 } else {
