@@ -165,7 +165,6 @@ impl Handle {
 
     /// One page behind the folio that holds page `index`.
     pub(super) fn end_of_folio(&self, index: u64) -> u64 {
-        let mapping = &self.inode.mapping;
-        mapping.head_index(index) + (1 << mapping.order())
+        self.inode.mapping.end_of_unit(index)
     }
 }

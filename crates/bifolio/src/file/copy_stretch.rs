@@ -13,7 +13,6 @@
 #![allow(unsafe_code)]
 
 use super::File;
-use crate::folio::Flag;
 use crate::mapping::{PAGE_BYTES, PAGE_SHIFT, Stretch, is_in_one_page};
 use crate::stats::Counter;
 use crate::sync::Ordering;
@@ -149,22 +148,10 @@ impl File {
         }
     }
 
-    /// Marks a page as used, for the replacement policy. The first use of a folio that was read
-    /// ahead is what it was read for, and counts as its fill does: it ends with the last page, or
-    /// where the reader leaves the order.
+    /// Marks a page as used, for the replacement policy (`mapping/first_use.rs`).
     pub(super) fn note_use(&self, index: u64, in_order: bool) {
-        let mapping = &self.handle.inode.mapping;
-        let seen = mapping.table().load(index, Ordering::Relaxed);
-        // Marked already: most are, and their descriptors need not be looked at.
-        if !seen.is_folio() || seen.is_referenced() {
-            return;
-        }
-        let flags = &self.handle.inode.memory.folio(seen.folio_id()).flags;
-        if !flags.get(Flag::Readahead) {
-            mapping.table().mark_referenced(index, seen);
-        } else if !in_order || index + 1 == self.handle.end_of_folio(index) {
-            flags.clear(Flag::Readahead);
-        }
+        let inode = &self.handle.inode;
+        inode.mapping.note_use(&inode.memory.folios, index, in_order);
     }
 }
 

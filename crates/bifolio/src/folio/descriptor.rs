@@ -94,6 +94,14 @@ impl Folio {
         }
     }
 
+    /// F3 of `mapping/first_use.rs`: this one has taken the place of another, whose first use may
+    /// have been noted there meanwhile.
+    pub(crate) fn settle_after(&self, gone: &Frozen<'_>) {
+        if !gone.folio().flags.clear(Flag::Readahead) {
+            self.flags.clear(Flag::Readahead);
+        }
+    }
+
     /// The folio is about to enter its owner's table; the proof is the lock (rule 2).
     pub(crate) fn set_owner(locked: &LockedFolio<'_>, owner: u64) {
         locked.owner.store(owner, Ordering::Relaxed);

@@ -101,7 +101,7 @@ impl File {
     ///
     /// # Errors
     /// A file that was not opened [`mappable`](crate::OpenOptions::mappable)
-    /// ([`ErrorKind::NotMappable`](crate::ErrorKind::NotMappable)) or not for reading; a range that
+    /// ([`ErrorKind::NotMappable`]) or not for reading; a range that
     /// is empty or leaves the file.
     pub fn map(&self, range: Range<u64>) -> Result<Map> {
         let (region, guard) = self.begin_map(&range)?;
@@ -178,7 +178,7 @@ impl Map {
     ///
     /// # Errors
     /// As [`Self::prefetch`]; more than the bound allows
-    /// ([`ErrorKind::Full`](crate::ErrorKind::Full)).
+    /// ([`ErrorKind::Full`]).
     pub fn pin(&self, range: Range<u64>) -> Result<MapPin> {
         MapPin::new(&self.file, self.in_file(&range)?)
     }

@@ -72,6 +72,7 @@ mod bitmap;
 mod collapse;
 mod entry;
 mod evict;
+mod first_use;
 mod insert;
 mod lookup;
 mod optimistic;
@@ -211,6 +212,12 @@ impl Mapping {
     #[inline(always)]
     pub(crate) fn head_index(&self, index: u64) -> u64 {
         index >> self.order << self.order
+    }
+
+    /// One page behind the unit that holds page `index`.
+    #[inline(always)]
+    pub(crate) fn end_of_unit(&self, index: u64) -> u64 {
+        self.head_index(index) + (1 << self.order)
     }
 
     /// Clears the readers' marks of a folio and tells whether there was one.

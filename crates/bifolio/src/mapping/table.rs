@@ -82,11 +82,12 @@ impl Table {
         store_owned(self.word(index), entry.0, ordering);
     }
 
-    /// Marks the page for the replacement policy, if its Entry is READY and still `seen`.
-    pub(crate) fn mark_referenced(&self, index: u64, seen: Entry) {
-        if seen.is_ready() && !seen.is_referenced() {
-            self.exchange_mark(index, seen, seen.with_referenced());
-        }
+    /// Marks the page for the replacement policy, if its Entry is READY; `false`: it is no longer
+    /// the Entry `seen`.
+    pub(crate) fn mark_referenced(&self, index: u64, seen: Entry) -> bool {
+        !seen.is_ready()
+            || seen.is_referenced()
+            || self.exchange_mark(index, seen, seen.with_referenced())
     }
 
     /// Clears the mark and tells whether it was set.
@@ -99,11 +100,11 @@ impl Table {
         referenced
     }
 
-    /// A lost race leaves the mark as the winner wants it: it is a hint.
-    fn exchange_mark(&self, index: u64, seen: Entry, next: Entry) {
+    /// A lost race leaves the mark as the winner wants it, and is told: it is a hint.
+    fn exchange_mark(&self, index: u64, seen: Entry, next: Entry) -> bool {
         // Relaxed: the mark publishes nothing (MAPPING-1: the CAS hits only a word that stands).
         let exchange = (Ordering::Relaxed, Ordering::Relaxed);
-        let _ = self.word(index).compare_exchange(seen.0, next.0, exchange.0, exchange.1);
+        self.word(index).compare_exchange(seen.0, next.0, exchange.0, exchange.1).is_ok()
     }
 
     /// Whether the table page of `index` has been charged against the bound.

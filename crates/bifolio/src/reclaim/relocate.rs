@@ -43,6 +43,7 @@ impl Reclaim {
         // A collapse of one.
         let gone = inode.collapse(vec![Part { lock: locked, folio }], &new, &new_locked);
         let Some(frozen) = gone.and_then(|mut gone| gone.pop()) else { return false };
+        new_locked.settle_after(&frozen);
         inode.hand_on(&frozen, target);
         memory.lru.replace(&memory.folios, frozen.id(), target);
         memory.counters.add(Counter::PgRelocate, 1);

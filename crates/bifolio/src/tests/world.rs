@@ -172,6 +172,19 @@ impl World {
     /// Makes one folio of those of the `1 << order` pages from `index` on; tells whether it did.
     pub(super) fn collapse(&self, index: u64, order: u8) -> bool {
         let Some(parts) = self.lock_run(index, order) else { return false };
+        self.replace(parts, index, order)
+    }
+
+    /// Moves the folio of page `index` to other frames; tells whether it did.
+    pub(super) fn relocate(&self, index: u64) -> bool {
+        let folio = self.find(index).expect("a folio");
+        let Some(lock) = folio.try_lock() else { return false };
+        let order = lock.order();
+        self.replace(vec![Part { lock, folio }], index, order)
+    }
+
+    /// As `Reclaim::relocate` does, for one folio or several.
+    fn replace(&self, parts: Vec<Part<'_>>, index: u64, order: u8) -> bool {
         let frames = parts.iter().flat_map(|part| frames_of(part.folio.id(), part.lock.order()));
         let old_frames = frames.collect::<Vec<_>>();
         let new = self.folios.start(self.take_frames(order), 0, index, order);
@@ -184,10 +197,14 @@ impl World {
                 self.frame(to).copy_from(self.frame(from));
             }
         };
+        locked.take_after(&parts[0].lock);
         let old = self.mapping.collapse(&self.folios, parts, &locked, for_table, copy);
-        drop(locked);
         let collapsed = old.is_ok();
-        old.into_iter().flatten().for_each(Frozen::free);
+        for frozen in old.into_iter().flatten() {
+            locked.settle_after(&frozen);
+            frozen.free();
+        }
+        drop(locked);
         collapsed
     }
 

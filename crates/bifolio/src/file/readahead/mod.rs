@@ -17,9 +17,9 @@
 //! job over and goes on. If it then comes to a page that is on its way, it waits for that folio's
 //! lock. An error is nobody's here: the folio leaves the table, and whoever reads it learns.
 //!
-//! The first use of a page that was read ahead is not a second one: see `File::note_use`. So what
-//! a scan leaves behind goes first, and what it will need next is not evicted for it: all windows
-//! of a handle together stay below half of the bound.
+//! The first use of a page that was read ahead is not a second one: see `mapping/first_use.rs`. So
+//! what a scan leaves behind goes first, and what it will need next is not evicted for it: all
+//! windows of a handle together stay below half of the bound.
 
 mod window;
 
