@@ -88,6 +88,19 @@ pub enum ReadMode {
     LockedOneByOne,
 }
 
+/// When advice to evict drains the LRU batches of other CPUs; for benchmarks only.
+#[cfg(feature = "ablation")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum DrainPolicy {
+    /// Those that hold a folio of the range: how it is.
+    #[default]
+    Targeted,
+    /// All, where a clean folio that is not mapped is referenced: how it is in the thread.
+    WhenItCanHelp,
+    /// All, where any folio stays: how it was before the thread.
+    OnAnyFailure,
+}
+
 /// The settings of a cache.
 #[derive(Clone, Debug)]
 pub(crate) struct Config {
@@ -106,6 +119,8 @@ pub(crate) struct Config {
     pub(crate) pin_mode: PinMode,
     #[cfg(feature = "ablation")]
     pub(crate) read_mode: ReadMode,
+    #[cfg(feature = "ablation")]
+    pub(crate) drain_policy: DrainPolicy,
 }
 
 impl Default for Config {
@@ -126,6 +141,8 @@ impl Default for Config {
             pin_mode: PinMode::FrozenBit,
             #[cfg(feature = "ablation")]
             read_mode: ReadMode::Batched,
+            #[cfg(feature = "ablation")]
+            drain_policy: DrainPolicy::Targeted,
         }
     }
 }

@@ -57,6 +57,8 @@ mod lru;
 mod map;
 mod mapping;
 #[cfg(not(all(test, loom)))]
+mod outcome;
+#[cfg(not(all(test, loom)))]
 mod reclaim;
 #[cfg(not(all(test, loom)))]
 mod spill;
@@ -77,12 +79,13 @@ mod writeback {
 #[cfg(not(all(test, loom)))]
 mod surface {
     pub use crate::cache::{Cache, CacheBuilder};
-    pub use crate::config::{FaultMode, HugePages};
     #[cfg(feature = "ablation")]
-    pub use crate::config::{PinMode, ReadMode};
+    pub use crate::config::{DrainPolicy, PinMode, ReadMode};
+    pub use crate::config::{FaultMode, HugePages};
     pub use crate::error::{CollapseRefusal, Error, ErrorKind, Result, SpillFileProblem};
     pub use crate::file::{
-        Advice, File, Hold, OpenOptions, Pin, PinMut, Pins, Placement, ReadRequest,
+        Advice, File, Hold, OpenOptions, PageResidency, Pin, PinMut, Pins, Placement, ReadRequest,
+        Residency,
     };
     pub use crate::io::{
         Alignment, Backing, DirectIo, DirectStatus, DiskFile, DiskOptions, FileIdentity, FileKind,
@@ -90,6 +93,7 @@ mod surface {
         PositionOutOfRange, Submission,
     };
     pub use crate::map::{Map, MapMut, MapPin};
+    pub use crate::outcome::{Outcome, Remaining};
     pub use crate::stats::Stats;
     pub use crate::sys::probe::{Feature, FeatureReport, Features};
 

@@ -162,6 +162,30 @@ counters! {
     LruDrain lru_drains,
     /// Rounds a lookup waited for a folio that was frozen or just replaced.
     FrozenWait frozen_waits,
+    /// Folios evicted on advice.
+    AdviseEvict advise_evicted,
+    /// Of those, folios that went only after other CPUs' LRU batches had been drained for them.
+    AdviseSecondPass advise_second_pass_evicted,
+    /// Folios that stayed against advice: they reached beyond the range.
+    AdviseStraddling advise_straddling,
+    /// Folios that stayed against advice: somebody else was evicting or removing them.
+    AdviseGone advise_gone,
+    /// Folios that stayed against advice: locked.
+    AdviseLocked advise_locked,
+    /// Folios that stayed against advice: on their way to the device.
+    AdviseWriteback advise_writeback,
+    /// Folios that stayed against advice: memory is the only place they have.
+    AdvisePrivate advise_private,
+    /// Folios that stayed against advice: dirty.
+    AdviseDirty advise_dirty,
+    /// Folios that stayed against advice: part of a map.
+    AdviseMapped advise_mapped,
+    /// Folios that stayed against advice: clean and not mapped, but referenced.
+    AdviseReferenced advise_referenced,
+    /// Times advice asked for a drain of other CPUs' LRU batches.
+    AdviseDrain advise_drains,
+    /// LRU batches drained for advice.
+    AdviseDrainCpu advise_drained_cpus,
     /// Pins taken.
     Pin pins,
     /// Folios read ahead of need.

@@ -154,6 +154,13 @@ impl CacheBuilder {
         self
     }
 
+    /// When advice to evict drains the LRU batches of other CPUs; for benchmarks only.
+    #[cfg(feature = "ablation")]
+    pub fn drain_policy(mut self, drain_policy: config::DrainPolicy) -> Self {
+        self.config.drain_policy = drain_policy;
+        self
+    }
+
     /// Checks all settings.
     ///
     /// # Errors

@@ -10,9 +10,10 @@ pub use builder::CacheBuilder;
 
 use crate::config;
 use crate::error::Result;
-use crate::file::{File, OpenOptions, ReadRequest, Registry};
+use crate::file::{Advice, File, OpenOptions, ReadRequest, Registry};
 use crate::io::{Backing, DiskFile, Engine};
 use crate::mapping::PAGE_BYTES;
+use crate::outcome::Outcome;
 use crate::reclaim::{Background, Reclaim};
 use crate::stats::Stats;
 use crate::sync::Ordering;
@@ -134,6 +135,16 @@ impl Cache {
     pub fn read_many(&self, requests: &mut [(&File, ReadRequest<'_>)]) -> Result<()> {
         self.inner.registry.check()?;
         File::read_many_of(&self.inner.registry, requests)
+    }
+
+    /// Takes advice for all files that are open: [`Advice::DontNeed`] evicts what is clean and
+    /// nobody's, as [`File::advise`] does, and starts the write-out of the rest; [`Advice::Cold`]
+    /// makes everything equally unwanted.
+    ///
+    /// # Errors
+    /// Other advice, which is for one file; the cache is closed.
+    pub fn advise_all(&self, advice: Advice) -> Result<Outcome> {
+        self.inner.registry.advise_all(advice)
     }
 
     /// What the cache has done and what it holds: a snapshot, cheap enough to take every second.

@@ -1,10 +1,16 @@
 //! Advice: what the caller knows about the reads to come.
 
 use super::File;
+use super::handle::Handle;
 use super::readahead::Mode;
-use crate::error::Result;
+use super::registry::Registry;
+use crate::error::{ErrorKind, Result};
 use crate::mapping::{PAGE_BYTES, PAGE_SHIFT};
+use crate::outcome::Outcome;
+use crate::reclaim::Reclaim;
+use crate::writeback::Inode;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// What will be done with a file, or with a range of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -17,18 +23,45 @@ pub enum Advice {
     Sequential,
     /// For the handle: reads have no order; read nothing ahead.
     Random,
+    /// For the handle, until [`Advice::Normal`]: what is read will not be read again. Reads leave
+    /// no mark of use, so that what they bring in goes before what others use.
+    NoReuse,
     /// For the range: it will be read soon; start to read it now.
     WillNeed,
+    /// For the range: it will not be needed soon. It goes first when memory is wanted; until then
+    /// it stays.
+    Cold,
+    /// For the range: it will not be needed. Evict it now, and say what stays, and why.
+    DontNeed,
+    /// For the range: read it now, and wait for it.
+    PopulateRead,
+    /// For the range: read it now, and wait for it; in a memory file allocate its holes, as
+    /// [`File::allocate`] does; in a file with a [`MapMut`](crate::MapMut) let its pages be stored
+    /// to without a fault (they count as changed). The handle must be open for writing.
+    PopulateWrite,
 }
 
 impl File {
-    /// Takes advice. [`Advice::WillNeed`] starts to read `range` and returns; as much of it as fits
-    /// into a quarter of the cache, and for which frames are free, or can be freed without I/O. The
-    /// others are for all reads through this handle and its clones, wherever; `range` is not
-    /// looked at. Never waits for the device.
+    /// Takes advice. What is for the handle is for all reads through it and its clones, wherever;
+    /// `range` is not looked at. The rest is for the bytes of `range`; none is for none, and what
+    /// is behind the end of the file does not matter.
+    ///
+    /// [`Advice::DontNeed`] evicts what is clean and nobody's; the [`Outcome`] counts the folios
+    /// that went and, by reason, those that stay. It starts the write-out of what is dirty and
+    /// does not wait for it (sync first, to evict everything; pages of memory files are spilled by
+    /// reclaim only). A folio only part of which lies in the range stays, unless the rest is behind
+    /// the end of the file; maps and pins are left alone. What could not go now goes first when
+    /// memory is wanted.
+    ///
+    /// [`Advice::WillNeed`] starts to read the range and returns: as much of it as fits into a
+    /// quarter of the cache, and for which frames are free, or can be freed without I/O.
+    ///
+    /// `PopulateRead` and `PopulateWrite` block for the device. The others do not; `DontNeed` may
+    /// wait, in a file that can be mapped, while somebody else is reclaiming.
     ///
     /// # Errors
-    /// The handle was not opened for reading; a range beyond 2^63.
+    /// The handle was not opened for what the advice takes; a range beyond 2^63; for
+    /// `PopulateRead` and `PopulateWrite`, the first page that cannot be had.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -39,25 +72,97 @@ impl File {
     /// use bifolio::{Advice, OpenOptions};
     /// let file = cache.open(&path, &OpenOptions::new())?;
     /// file.advise(0..file.len(), Advice::Random)?;
-    /// file.advise(40_000..60_000, Advice::WillNeed)?;
+    /// file.advise(40_000..60_000, Advice::PopulateRead)?;
+    /// let outcome = file.advise(40_960..u64::MAX >> 1, Advice::DontNeed)?;
+    /// println!("{outcome}");
+    /// assert_eq!(outcome.evicted, 5);
     /// # Ok(())
     /// # }
     /// ```
-    pub fn advise(&self, range: Range<u64>, advice: Advice) -> Result<()> {
+    pub fn advise(&self, range: Range<u64>, advice: Advice) -> Result<Outcome> {
         let handle = &self.handle;
         handle.check_readable()?;
         handle.range_end(range.start, range.end.saturating_sub(range.start))?;
+        let readahead = &handle.readahead;
         match advice {
-            Advice::Normal => handle.readahead.set_mode(Mode::Normal),
-            Advice::Sequential => handle.readahead.set_mode(Mode::Sequential),
-            Advice::Random => handle.readahead.set_mode(Mode::Random),
-            Advice::WillNeed => {
-                let bound_bytes = handle.reclaim.memory.arena.usage().bound_bytes;
-                let end = range.end.min(self.len()).min(range.start + bound_bytes / 4);
-                let pages = range.start >> PAGE_SHIFT..end.div_ceil(PAGE_BYTES);
-                handle.start_reading([pages]);
+            Advice::Normal => {
+                readahead.set_mode(Mode::Normal);
+                readahead.set_reuse(true);
+            }
+            Advice::Sequential => readahead.set_mode(Mode::Sequential),
+            Advice::Random => readahead.set_mode(Mode::Random),
+            Advice::NoReuse => readahead.set_reuse(false),
+            Advice::WillNeed => handle.start_reading_range(&range),
+            Advice::Cold => handle.reclaim.demote(&handle.inode, range),
+            Advice::DontNeed => return Ok(evict(&handle.reclaim, &handle.inode, range)),
+            Advice::PopulateRead => self.populate_in_file(&range)?,
+            Advice::PopulateWrite => self.populate_for_writing(&range)?,
+        }
+        Ok(Outcome::default())
+    }
+
+    fn populate_in_file(&self, range: &Range<u64>) -> Result<()> {
+        let end = range.end.min(self.len());
+        if range.start < end { self.populate(range.start..end) } else { Ok(()) }
+    }
+
+    fn populate_for_writing(&self, range: &Range<u64>) -> Result<()> {
+        let handle = &self.handle;
+        handle.check_writable()?;
+        let range = range.start..range.end.min(self.len());
+        if handle.inode.is_memory_file() && !range.is_empty() {
+            self.allocate(range.clone())?;
+        }
+        self.populate_in_file(&range)?;
+        let pages = range.start >> PAGE_SHIFT..range.end.div_ceil(PAGE_BYTES);
+        match handle.inode.frames.region().filter(|region| region.is_tracked()) {
+            Some(region) if pages.start < pages.end => {
+                let purpose = "stores to a map";
+                let admitted = region.admit_stores(pages);
+                admitted.map_err(|source| ErrorKind::Memory { purpose, source }.into())
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Handle {
+    fn start_reading_range(&self, range: &Range<u64>) {
+        let bound_bytes = self.reclaim.memory.arena.usage().bound_bytes;
+        let len_bytes = self.inode.mapping.len_bytes();
+        let end = range.end.min(len_bytes).min(range.start.saturating_add(bound_bytes / 4));
+        self.start_reading([range.start >> PAGE_SHIFT..end.div_ceil(PAGE_BYTES)]);
+    }
+}
+
+/// `DontNeed` for a range of a file.
+fn evict(reclaim: &Reclaim, inode: &Arc<Inode>, range: Range<u64>) -> Outcome {
+    if range.is_empty() {
+        return Outcome::default();
+    }
+    let outcome = reclaim.invalidate(inode, range.clone());
+    let has_stores = inode.frames.region().is_some_and(|region| region.is_tracked());
+    if !inode.is_memory_file() && (outcome.remaining.dirty > 0 || has_stores) {
+        reclaim.write_soon(inode, range);
+    }
+    outcome
+}
+
+impl Registry {
+    /// Takes advice for all files.
+    pub(crate) fn advise_all(&self, advice: Advice) -> Result<Outcome> {
+        self.check()?;
+        let mut total = Outcome::default();
+        for (_, inode) in self.inodes() {
+            match advice {
+                Advice::DontNeed => total += evict(&self.reclaim, &inode, 0..u64::MAX >> 1),
+                Advice::Cold => self.reclaim.demote(&inode, 0..u64::MAX >> 1),
+                _ => {
+                    let problem = format!("{advice:?} is not for all files");
+                    return Err(ErrorKind::Config { name: "advice", problem }.into());
+                }
             }
         }
-        Ok(())
+        Ok(total)
     }
 }

@@ -151,7 +151,8 @@ impl File {
     /// Marks a page as used, for the replacement policy (`mapping/first_use.rs`).
     pub(super) fn note_use(&self, index: u64, in_order: bool) {
         let inode = &self.handle.inode;
-        inode.mapping.note_use(&inode.memory.folios, index, in_order);
+        let is_reused = || self.handle.readahead.is_reused();
+        inode.mapping.note_use(&inode.memory.folios, index, in_order, is_reused);
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::File;
 use super::batch::{Batch, Delivery};
-use super::faults::{self, Underway};
+use super::faults;
 use super::registry::Registry;
 use crate::error::{ErrorKind, Result};
 use crate::frames::Region;
@@ -15,14 +15,17 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub(crate) struct MapGuard {
     registry: Arc<Registry>,
-    underway: Option<Arc<Underway>>,
+    mapped: Option<(Arc<Region>, Range<u64>)>,
 }
 
 impl Drop for MapGuard {
     fn drop(&mut self) {
-        // So the file is closed by whoever drops it, and not by who served the last fault.
-        if let Some(underway) = &self.underway {
-            underway.wait_for_begun();
+        if let Some((region, pages)) = &self.mapped {
+            region.mapped().remove(pages);
+            // So the file is closed by whoever drops it, and not by who served the last fault.
+            if let Some(underway) = faults::underway_in(region) {
+                underway.wait_for_begun();
+            }
         }
         // Release: pairs with the Acquire in `Registry::close`.
         self.registry.maps.fetch_sub(1, Ordering::Release);
@@ -36,7 +39,7 @@ impl File {
         let registry = Arc::clone(&handle.registry);
         // Before the check: a close that comes between them finds the map.
         registry.maps.fetch_add(1, Ordering::Relaxed);
-        let mut guard = MapGuard { registry, underway: None };
+        let mut guard = MapGuard { registry, mapped: None };
         handle.check_readable()?;
         let length_bytes = range.end.saturating_sub(range.start);
         handle.range_end(range.start, length_bytes)?;
@@ -50,7 +53,9 @@ impl File {
         if range.end > self.len() {
             return Err(handle.past_end(range.start, length_bytes));
         }
-        guard.underway = faults::underway_in(region);
+        let pages = range.start >> PAGE_SHIFT..range.end.div_ceil(PAGE_BYTES);
+        region.mapped().add(pages.clone());
+        guard.mapped = Some((Arc::clone(region), pages));
         Ok((Arc::clone(region), guard))
     }
 

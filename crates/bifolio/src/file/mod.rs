@@ -16,7 +16,8 @@
 //!             one folio, under its lock          fill.rs    if somebody else has it
 //!   read_many the same, all runs in one batch    read_many.rs, batch.rs
 //!   pin       one reference                      pin.rs, pin_many.rs
-//!   advise    what the handle's readers will do  advice.rs
+//!   advise    what the handle's readers will do  advice.rs; what goes: reclaim/invalidate.rs
+//!   residency what is in memory, or was          residency.rs
 //!   write_at  the folio lock, a write window     write.rs
 //!   set_len   lengths and what lies behind them  truncate.rs
 //!   copy_to_fd a batch of references             gather.rs  up to 31 folios, no folio lock
@@ -58,6 +59,7 @@ mod read_many;
 mod read_modes;
 mod readahead;
 mod registry;
+mod residency;
 mod run;
 mod sequence;
 mod truncate;
@@ -70,6 +72,7 @@ pub use pin::{Hold, Pin, PinMut, Pins};
 pub use placement::Placement;
 pub use read_many::ReadRequest;
 pub(crate) use registry::{Gate, Registry};
+pub use residency::{PageResidency, Residency};
 
 use crate::error::Result;
 use handle::Handle;

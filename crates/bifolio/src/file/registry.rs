@@ -81,7 +81,7 @@ struct Files {
 /// See the head of the file.
 #[derive(Debug)]
 pub(crate) struct Registry {
-    reclaim: Arc<Reclaim>,
+    pub(super) reclaim: Arc<Reclaim>,
     services: Services,
     readahead_bytes_max: u64,
     pub(super) gate: Gate,
@@ -272,7 +272,7 @@ impl Registry {
     }
 
     /// The inodes of all files.
-    fn inodes(&self) -> Vec<(Key, Arc<Inode>)> {
+    pub(super) fn inodes(&self) -> Vec<(Key, Arc<Inode>)> {
         let files = self.files.lock();
         files.open.iter().map(|(key, open)| (*key, Arc::clone(&open.inode))).collect()
     }

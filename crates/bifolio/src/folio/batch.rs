@@ -28,10 +28,6 @@ impl FolioBatch {
         self.count as usize == BATCH_SLOTS
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
-        self.count == 0
-    }
-
     /// The folios, oldest first.
     pub(crate) fn as_slice(&self) -> &[FolioId] {
         &self.ids[..self.count as usize]

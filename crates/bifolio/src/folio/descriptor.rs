@@ -41,8 +41,8 @@ pub(crate) struct Folio {
     /// Its number among all markings of its owner's dirty list: how old its dirt is.
     pub(crate) dirtied: AtomicU64,
     version: AtomicU32,
-    /// The CPU whose LRU batch holds the folio, plus one; 0 when none does.
-    pub(crate) batch: AtomicU16,
+    /// See [`Self::batch_cpu`], plus one; 0 is none.
+    batch: AtomicU16,
     order: AtomicU8,
     /// When it came to its list, by the clock of the lists: how old it is there.
     pub(crate) lru_epoch: AtomicU8,
@@ -81,7 +81,23 @@ impl Folio {
         self.index.store(index, Ordering::Relaxed);
         self.order.store(order, Ordering::Relaxed);
         self.set_slot(0);
+        self.batch.store(0, Ordering::Relaxed);
         self.flags.reset();
+    }
+
+    /// The CPU whose LRU batch the folio was given to, if it was: it is in that one, or in none.
+    pub(crate) fn batch_cpu(&self) -> Option<usize> {
+        usize::from(self.batch.load(Ordering::Relaxed)).checked_sub(1)
+    }
+
+    /// Notes what [`Self::batch_cpu`] tells. The caller has the lock of that CPU's batch.
+    pub(crate) fn set_batch_cpu(&self, cpu: usize) {
+        self.batch.store(cpu as u16 + 1, Ordering::Relaxed);
+    }
+
+    /// Whether somebody has the folio lock now; a hint.
+    pub(crate) fn is_locked(&self) -> bool {
+        self.lock.is_held()
     }
 
     /// Takes over what is known of the use of another folio, whose place it will take. Nobody else

@@ -41,7 +41,7 @@ impl FolioLock {
         }
     }
 
-    fn is_held(&self) -> bool {
+    pub(super) fn is_held(&self) -> bool {
         self.0.load(Ordering::Relaxed) != UNLOCKED
     }
 

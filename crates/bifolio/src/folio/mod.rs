@@ -26,7 +26,7 @@
 //! 6. `version`: per frame, not per folio. Written by whoever takes the frame's Entry out of a
 //!    table, read by whoever puts the next one in; between the two the frame changes hands through
 //!    the arena's lock.
-//! 7. `batch`: which CPU's LRU batch holds the folio; written under that batch's lock.
+//! 7. `batch`: to which CPU's LRU batch the folio was given; written under that batch's lock.
 //!
 //! References: 1 the table that names the folio, 1 each LRU batch slot, 1 each isolation, 1 each
 //! pin, 1 each I/O in flight, 1 each thread that looked it up. Being on an LRU list or a dirty list

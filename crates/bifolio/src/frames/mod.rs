@@ -20,6 +20,7 @@ mod chunk;
 mod fault_errors;
 mod growth;
 mod loose;
+mod mapped;
 mod orphans;
 mod region;
 mod regions;

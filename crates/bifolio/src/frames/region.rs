@@ -26,6 +26,7 @@
 
 use super::arena::PAGE_BYTES;
 use super::fault_errors::FaultErrors;
+use super::mapped::MappedPages;
 use super::regions::Regions;
 use super::stores::Stores;
 use crate::folio::FolioId;
@@ -57,6 +58,7 @@ pub(crate) struct Region {
     /// Whether raw writers may be, or have been, at work.
     is_tracked: AtomicBool,
     section: Mutex<()>,
+    mapped: MappedPages,
     errors: FaultErrors,
     leftovers: Mutex<BTreeMap<u64, Leftover>>,
     /// Whether there are any: a hint, exact for who put one there.
@@ -83,6 +85,7 @@ impl Region {
             stores: regions.watch_stores(pages)?,
             is_tracked: AtomicBool::new(false),
             section: Mutex::new(()),
+            mapped: MappedPages::default(),
             errors: FaultErrors::default(),
             leftovers: Mutex::default(),
             has_leftovers: AtomicBool::new(false),
@@ -121,6 +124,11 @@ impl Region {
         let length_bytes = ((pages.end - pages.start) * PAGE_BYTES) as usize;
         assert!(pages.end * PAGE_BYTES <= self.memory.len() as u64, "{pages:?} of a region");
         PageRange { start: self.address(pages.start), length_bytes }
+    }
+
+    /// Which pages have maps.
+    pub(crate) fn mapped(&self) -> &MappedPages {
+        &self.mapped
     }
 
     /// Puts pages there that are not: all bytes of each at once. Whoever waits for one goes on.
@@ -275,6 +283,14 @@ impl Region {
             Stores::PageTables(_) => admit(),
             Stores::Faults(stores) => stores.note(index, admit),
         }
+    }
+
+    /// Stores to pages that are there raise no fault from now on: they count as stored to.
+    pub(crate) fn admit_stores(&self, pages: Range<u64>) -> io::Result<()> {
+        let range = self.range_of(&pages);
+        let admit = || self.userfault.write_protect(range.start, range.length_bytes, false);
+        self.note_stores(pages)?;
+        admit()
     }
 
     /// Whoever touches the page gets SIGBUS, until it is installed or cleared.

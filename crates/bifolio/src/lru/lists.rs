@@ -144,6 +144,27 @@ impl Lists {
         self.link(folios, id, kind);
     }
 
+    /// Moves a folio from wherever it is on its list to the tail of the inactive one. ON_LRU stays
+    /// set, as in [`Self::rotate`].
+    pub(super) fn demote(&mut self, folios: &Folios, id: FolioId) {
+        self.unlink(folios, id);
+        let folio = folios.get(id);
+        folio.flags.clear(Flag::Active);
+        // As old as can be.
+        folio.lru_epoch.store(self.epoch.wrapping_sub(EPOCHS as u8), Ordering::Relaxed);
+        let list = self.list(ListKind::Inactive);
+        let previous = list.tail;
+        list.tail = id.0;
+        list.pages += folio.pages();
+        if previous == NO_FOLIO {
+            list.head = id.0;
+        } else {
+            folios.get(FolioId(previous)).lru_next.store(id.0, Ordering::Relaxed);
+        }
+        folio.lru_previous.store(previous, Ordering::Relaxed);
+        folio.lru_next.store(NO_FOLIO, Ordering::Relaxed);
+    }
+
     /// Unlinks a folio from the list it is on.
     pub(super) fn remove(&mut self, folios: &Folios, id: FolioId) {
         let folio = folios.get(id);
@@ -244,6 +265,30 @@ mod tests {
                 lists.remove(&folios, FolioId(7));
                 let rest: Vec<_> = (0..3).filter(|id| *id != place).collect();
                 assert_eq!(walk(&lists, &folios, kind), rest);
+            }
+        }
+    }
+
+    #[test]
+    fn a_demoted_folio_is_next_to_leave_and_old() {
+        for kind in [ListKind::Inactive, ListKind::Active] {
+            for place in 0..3 {
+                let (folios, mut lists) = (folios(4), Lists::default());
+                lists.add(&folios, FolioId(3), ListKind::Inactive);
+                for id in 0..3 {
+                    lists.add(&folios, FolioId(id), kind);
+                }
+                lists.demote(&folios, FolioId(place));
+                assert_eq!(walk(&lists, &folios, ListKind::Inactive)[0], place);
+                let both = [ListKind::Inactive, ListKind::Active];
+                let mut all = both.map(|kind| walk(&lists, &folios, kind)).concat();
+                all.sort_unstable();
+                assert_eq!(all, [0, 1, 2, 3]);
+                let active_pages = if kind == ListKind::Active { 2 } else { 0 };
+                let sizes = lists.sizes();
+                assert_eq!(sizes.active_pages, active_pages);
+                assert_eq!(sizes.inactive_pages, 4 - active_pages);
+                assert!(lists.is_old(&folios, FolioId(place)));
             }
         }
     }

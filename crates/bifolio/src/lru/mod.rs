@@ -22,7 +22,7 @@
 //! - LRU-3: when `drain` returns, every folio that was in the drained batch before the call is on
 //!   a list and the batch's reference to it is put: the whole of it happens under the batch's lock.
 //!
-//! Lock order: a batch's lock, then the lists' lock. References are put after the lists' lock is
+//! Lock order: the drains' lock, a batch's lock, then the lists' lock. References are put after the lists' lock is
 //! released, because the last put takes it.
 
 mod batches;
@@ -45,6 +45,10 @@ use lists::Lists;
 pub(crate) struct Lru {
     lists: Mutex<Lists>,
     cpus: Box<[Mutex<batches::CpuBatch>]>,
+    /// Drains of all batches that have begun (G4 of `batches.rs`).
+    generation: AtomicU64,
+    /// Held by a drain of all batches.
+    draining: Mutex<()>,
     /// Evictions and activations so far: the clock of refault distances.
     clock: AtomicU64,
 }
@@ -55,6 +59,8 @@ impl Lru {
         Self {
             lists: Mutex::new(Lists::default()),
             cpus: (0..cpus.max(1)).map(|_| Mutex::default()).collect(),
+            generation: AtomicU64::new(0),
+            draining: Mutex::new(()),
             clock: AtomicU64::new(0),
         }
     }
@@ -104,6 +110,20 @@ impl Lru {
             }
         }
         isolated.clear();
+    }
+
+    /// Moves folios to the tail of the inactive list, those that are on a list: they go next. Puts
+    /// the references.
+    pub(crate) fn demote(&self, folios: &Folios, unwanted: &mut Vec<FolioRef<'_>>) {
+        {
+            let mut lists = self.lists.lock();
+            for folio in unwanted.iter() {
+                if folio.folio().flags.get(Flag::OnLru) {
+                    lists.demote(folios, folio.id());
+                }
+            }
+        }
+        unwanted.clear();
     }
 
     /// Takes one folio off its list, if it is on one. The caller has a reference.

@@ -21,6 +21,7 @@ pub use pinned::MapPin;
 use crate::error::{Error, ErrorKind, Result};
 use crate::file::{Advice, File, MapGuard};
 use crate::frames::Region;
+use crate::outcome::Outcome;
 use crate::sync::Mutex;
 use std::ops::{Deref, Range};
 use std::sync::Arc;
@@ -169,7 +170,7 @@ impl Map {
     ///
     /// # Errors
     /// As [`File::advise`]; a range that leaves the map.
-    pub fn advise(&self, range: Range<u64>, advice: Advice) -> Result<()> {
+    pub fn advise(&self, range: Range<u64>, advice: Advice) -> Result<Outcome> {
         self.file.advise(self.in_file(&range)?, advice)
     }
 

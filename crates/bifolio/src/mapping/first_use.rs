@@ -28,14 +28,26 @@ use crate::sync::Ordering;
 impl Mapping {
     /// Marks page `index` as used, for the replacement policy. The first use of a folio that was
     /// read ahead is what it was read for, and counts as its fill does: it ends with the last page,
-    /// or where the reader leaves the order.
+    /// or where the reader leaves the order. One that is not reused is not marked.
     #[inline]
-    pub(crate) fn note_use(&self, folios: &Folios, index: u64, in_order: bool) {
+    pub(crate) fn note_use(
+        &self,
+        folios: &Folios,
+        index: u64,
+        in_order: bool,
+        is_reused: impl Fn() -> bool,
+    ) {
         // Again only if the page was used, moved or evicted meanwhile.
-        while !self.try_note_use(folios, index, in_order) {}
+        while !self.try_note_use(folios, index, in_order, &is_reused) {}
     }
 
-    fn try_note_use(&self, folios: &Folios, index: u64, in_order: bool) -> bool {
+    fn try_note_use(
+        &self,
+        folios: &Folios,
+        index: u64,
+        in_order: bool,
+        is_reused: impl Fn() -> bool,
+    ) -> bool {
         // Acquire: pairs with the Release in `store_marked` (F2): who sees F2 sees F1. What is seen
         // late is found out (U2, U3).
         let seen = self.table().load(index, Ordering::Acquire);
@@ -45,7 +57,7 @@ impl Mapping {
         }
         let flags = &folios.get(seen.folio_id()).flags;
         if !flags.get(Flag::Readahead) {
-            return self.table().mark_referenced(index, seen);
+            return !is_reused() || self.table().mark_referenced(index, seen);
         }
         let is_over = !in_order || index + 1 == self.end_of_unit(index);
         !is_over || flags.clear(Flag::Readahead)

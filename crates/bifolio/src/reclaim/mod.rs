@@ -22,7 +22,8 @@
 //! - RECLAIM-1: a sweep looks at each folio once and is bounded by the lists' lengths; there are at
 //!   most [`SWEEPS_MAX`] of them in a row without a success, and a time limit while folios are
 //!   busy. So an allocation ends: with a frame or with an error.
-//! - RECLAIM-2: whoever takes folios off their tables for lack of memory holds `turn`. A file is
+//! - RECLAIM-2: whoever takes folios off their tables for lack of memory holds `turn`. (On advice,
+//!   a handle keeps the file: `invalidate.rs`.) A file is
 //!   freed only after its table is empty and `turn` was taken once more: nobody in here looks at
 //!   it.
 //!
@@ -33,9 +34,13 @@
 #![allow(unsafe_code)]
 
 mod background;
+mod demote;
 mod departed;
 mod departure;
+#[cfg(feature = "ablation")]
+mod drain_policy;
 mod evacuate;
+mod invalidate;
 mod pageout;
 mod relocate;
 mod rows;
@@ -56,6 +61,7 @@ use crate::sync::{Condvar, Mutex, MutexGuard, Ordering};
 use crate::writeback::{Flusher, Inode, Services};
 use pageout::WriteOut;
 use scan::ScanCounts;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -87,6 +93,8 @@ pub(crate) struct Reclaim {
     flusher: Arc<Flusher>,
     has_spill: bool,
     unmap_batch_folios: usize,
+    #[cfg(feature = "ablation")]
+    drain_policy: crate::config::DrainPolicy,
     wait_max: Duration,
     /// RECLAIM-2.
     turn: Mutex<()>,
@@ -117,6 +125,8 @@ impl Reclaim {
             flusher: Arc::clone(&services.flusher),
             has_spill: services.spill.is_some(),
             unmap_batch_folios: config.unmap_batch_folios,
+            #[cfg(feature = "ablation")]
+            drain_policy: config.drain_policy,
             wait_max: Duration::from_millis(config.reclaim_wait_ms_max),
             turn: Mutex::new(()),
             signal: Mutex::default(),
@@ -249,6 +259,11 @@ impl Reclaim {
         }
         self.flusher.set_bound(bound_bytes);
         Ok(())
+    }
+
+    /// What is dirty in a range of a file, in bytes, is to be written out soon. Waits for nothing.
+    pub(crate) fn write_soon(&self, inode: &Arc<Inode>, range: Range<u64>) {
+        self.flusher.write_soon(inode, range);
     }
 
     fn take_turn(&self) -> Turn<'_> {

@@ -134,10 +134,10 @@ impl Reclaim {
         self.memory.lru.make_shadow(locked.pages(), workingset)
     }
 
-    /// Counts an eviction.
-    pub(super) fn note_eviction(&self, locked: &LockedFolio<'_>) {
+    /// Counts an eviction, as reclaim's or as another's.
+    pub(super) fn note_eviction(&self, locked: &LockedFolio<'_>, counter: Counter) {
         let unused = locked.flags.get(Flag::Readahead);
-        self.memory.counters.add(Counter::PgSteal, 1);
+        self.memory.counters.add(counter, 1);
         self.memory.counters.add(Counter::ReadaheadUnused, u64::from(unused));
     }
 
@@ -149,7 +149,7 @@ impl Reclaim {
     ) -> (Verdict, Option<FolioRef<'a>>) {
         match inode.evict(folio, &locked, self.shadow_of(&locked)) {
             Ok(frozen) => {
-                self.note_eviction(&locked);
+                self.note_eviction(&locked, Counter::PgSteal);
                 // E5: the next life of the frame must not find it locked.
                 drop(locked);
                 frozen.free();

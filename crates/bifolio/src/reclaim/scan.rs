@@ -38,6 +38,15 @@ pub(super) struct How {
     /// What was used lately stays.
     pub(super) second_chance: bool,
     pub(super) write_out: WriteOut,
+    /// What counts the evicted folios.
+    pub(super) counter: Counter,
+}
+
+impl How {
+    /// As reclaim does; who is used lately has a second chance.
+    fn reclaim(write_out: WriteOut) -> Self {
+        Self { second_chance: true, write_out, counter: Counter::PgSteal }
+    }
 }
 
 /// What a scan came to, pages.
@@ -50,6 +59,8 @@ pub(super) struct ScanCounts {
     pub(super) unwritten_pages: u64,
     /// Locked, under I/O, or left to the flusher.
     pub(super) busy_pages: u64,
+    /// Dirty.
+    pub(super) dirty_pages: u64,
 }
 
 impl ScanCounts {
@@ -58,6 +69,7 @@ impl ScanCounts {
         self.pinned_pages += other.pinned_pages;
         self.unwritten_pages += other.unwritten_pages;
         self.busy_pages += other.busy_pages;
+        self.dirty_pages += other.dirty_pages;
     }
 
     pub(super) fn note(&mut self, verdict: Verdict, pages: u64) {
@@ -66,7 +78,8 @@ impl ScanCounts {
             Verdict::Pinned => self.pinned_pages += pages,
             Verdict::Unwritten => self.unwritten_pages += pages,
             Verdict::Busy => self.busy_pages += pages,
-            Verdict::Activate | Verdict::Dirty | Verdict::Unspilled => {}
+            Verdict::Dirty => self.dirty_pages += pages,
+            Verdict::Activate | Verdict::Unspilled => {}
         }
     }
 }
@@ -80,7 +93,7 @@ impl Reclaim {
         write_out: WriteOut,
     ) -> ScanCounts {
         let mut total = ScanCounts::default();
-        let how = How { second_chance: true, write_out };
+        let how = How::reclaim(write_out);
         let mut unmapping = Unmapping::new(self, turn, how);
         for priority in (0..=PRIORITY_MAX).rev() {
             let sizes = self.memory.lru.sizes();
@@ -110,7 +123,7 @@ impl Reclaim {
         self.shrink_active(turn, active_pages);
         self.shrink_active(turn, self.memory.lru.sizes().active_pages);
         let inactive_pages = self.memory.lru.sizes().inactive_pages;
-        let mut how = How { second_chance: true, write_out: WriteOut::Everything };
+        let mut how = How::reclaim(WriteOut::Everything);
         let first = self.shrink_inactive_wholly(turn, inactive_pages, how);
         if first.reclaimed_pages > 0 {
             return first;

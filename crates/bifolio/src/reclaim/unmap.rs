@@ -264,7 +264,7 @@ impl<'t> Unmapping<'t> {
     ) {
         counts.note(Verdict::Evicted, lock.pages());
         let shadow = self.reclaim.shadow_of(&lock);
-        self.reclaim.note_eviction(&lock);
+        self.reclaim.note_eviction(&lock, self.how.counter);
         inode.end_eviction(frozen, lock, shadow);
     }
 

@@ -25,7 +25,7 @@ fn loom_first_use_vs_move() {
     model(|| {
         let world = world_with_page_read_ahead();
         assert!(world.relocate(0) && is_unused(&world), "nobody has used it");
-        let reader = spawn(&world, |world| world.mapping.note_use(&world.folios, 0, true));
+        let reader = spawn(&world, |world| world.mapping.note_use(&world.folios, 0, true, || true));
         assert!(world.relocate(0), "readers hold nothing");
         reader.join().unwrap();
         assert!(!is_unused(&world), "it was used");

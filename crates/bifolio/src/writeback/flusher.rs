@@ -4,7 +4,8 @@
 //! - dirt is older than `dirty_age_ms_max`: that much is lost at the most if the machine stops;
 //! - more than `dirty_bytes_background` is dirty: then down to half of that, the oldest first, so
 //!   that reclaim finds clean folios at the end of its list;
-//! - reclaim came upon dirty folios: then as many.
+//! - reclaim came upon dirty folios: then as many;
+//! - advice asks for a range of a file.
 //!
 //! Writers who outrun the device are held at `dirty_bytes_max`, after their write, with no lock
 //! held, and go on with the first completion that makes room.
@@ -34,6 +35,7 @@ use crate::mapping::PAGE_BYTES;
 use crate::stats::Counter;
 use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex, Ordering};
 use crate::sys::thread::OwnedThread;
+use std::ops::Range;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -54,12 +56,17 @@ pub(crate) struct FlusherSettings {
     pub(crate) age_max: Duration,
 }
 
+/// Ranges that wait to be written out soon, at the most. What does not fit waits for its age.
+const RANGES_MAX: usize = 256;
+
 #[derive(Debug, Default)]
 struct Signal {
     work: bool,
     end: bool,
     /// Folios that reclaim wants clean.
     wanted_folios: u64,
+    /// Bytes of files that are to be written out soon.
+    ranges: Vec<(Weak<Inode>, Range<u64>)>,
 }
 
 /// See the head of the file.
@@ -132,12 +139,32 @@ impl Flusher {
         self.kick(folios);
     }
 
-    fn kick(&self, wanted_folios: u64) {
+    /// What is dirty in a range of a file, in bytes, is to be written out soon. Waits for nothing.
+    pub(crate) fn write_soon(&self, inode: &Arc<Inode>, range: Range<u64>) {
         let mut signal = self.signal.lock();
-        signal.wanted_folios = signal.wanted_folios.max(wanted_folios);
+        let file = Arc::downgrade(inode);
+        let is_full = signal.ranges.len() >= RANGES_MAX;
+        // Who goes through a file step by step asks for one range.
+        match signal.ranges.last_mut() {
+            Some((other, last)) if Weak::ptr_eq(other, &file) && last.end == range.start => {
+                last.end = range.end;
+            }
+            _ if is_full => return,
+            _ => signal.ranges.push((file, range)),
+        }
+        self.wake(&mut signal);
+    }
+
+    fn wake(&self, signal: &mut Signal) {
         signal.work = true;
         self.is_working.store(true, Ordering::Relaxed);
         self.signalled.notify_one();
+    }
+
+    fn kick(&self, wanted_folios: u64) {
+        let mut signal = self.signal.lock();
+        signal.wanted_folios = signal.wanted_folios.max(wanted_folios);
+        self.wake(&mut signal);
     }
 
     /// A write-out has ended.
@@ -174,7 +201,7 @@ impl Flusher {
         let tick = (self.settings.age_max / TICKS_PER_AGE).max(TICK_MIN);
         let mut looked_for_stores = Instant::now();
         loop {
-            let wanted_folios = {
+            let (wanted_folios, ranges) = {
                 let mut signal = self.signal.lock();
                 if !signal.work && !signal.end {
                     self.signalled.wait_for(&mut signal, tick);
@@ -183,8 +210,12 @@ impl Flusher {
                     return;
                 }
                 signal.work = false;
-                std::mem::take(&mut signal.wanted_folios)
+                let ranges = std::mem::take(&mut signal.ranges);
+                (std::mem::take(&mut signal.wanted_folios), ranges)
             };
+            for (inode, range) in ranges {
+                inode.upgrade().inspect(|inode| inode.write_out_soon(range));
+            }
             if looked_for_stores.elapsed() >= tick {
                 looked_for_stores = Instant::now();
                 self.look_for_stores();

@@ -84,9 +84,18 @@ impl Inode {
         self.dirty.wait_for_in_flight();
     }
 
-    /// Writes out what is dirty in `range` (bytes) at the call, and waits for what is in flight
-    /// there. Neighbours outside stay: what becomes of them is not this caller's.
-    fn write_out_range(&self, range: Range<u64>) {
+    /// Writes out what is dirty in `range` (bytes), but for what is busy: that is for another time.
+    pub(super) fn write_out_soon(&self, range: Range<u64>) {
+        if let Err(error) = self.mark_all_stored() {
+            log::warn!("{}: {error}", self.name());
+        }
+        self.write_out_range(range, false);
+    }
+
+    /// Writes out what is dirty in `range` (bytes) at the call. Neighbours outside stay: what
+    /// becomes of them is not this caller's. With `patient`, also what is busy now, and waits for
+    /// what is in flight there.
+    fn write_out_range(&self, range: Range<u64>, patient: bool) {
         let end = range.end.min(self.mapping.len_bytes()).div_ceil(PAGE_BYTES);
         let mut index = self.mapping.head_index(range.start / PAGE_BYTES);
         let within = index..end;
@@ -97,9 +106,11 @@ impl Inode {
             let mut batch = WriteBatch::new(self, within.clone());
             batch.add_all(again, &mut busy);
             batch.finish();
-            self.write_out_busy(busy, within.clone());
-            for folio in gathered {
-                folio.folio().flags.wait_for_writeback();
+            if patient {
+                self.write_out_busy(busy, within.clone());
+                for folio in gathered {
+                    folio.folio().flags.wait_for_writeback();
+                }
             }
         }
     }
@@ -157,7 +168,7 @@ impl Inode {
         let errors_before = self.errors.count();
         match range {
             None => self.write_out_all(),
-            Some(range) => self.write_out_range(range),
+            Some(range) => self.write_out_range(range, true),
         }
         if let Some(error) = self.errors.check_since(cursor, errors_before) {
             return Err(ErrorKind::Writeback(error).into());

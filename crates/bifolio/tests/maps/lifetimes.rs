@@ -421,7 +421,7 @@ fn what_cannot_be_mapped_is_refused() {
             map.prefetch(range.clone()),
             map.sync(range.clone()),
             map.pin(range.clone()).map(drop),
-            map.advise(range.clone(), bifolio::Advice::WillNeed),
+            map.advise(range.clone(), bifolio::Advice::WillNeed).map(drop),
         ] {
             assert!(matches!(error_of(refused, &["range"]).kind(), ErrorKind::Config { .. }));
         }

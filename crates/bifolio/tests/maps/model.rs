@@ -215,7 +215,7 @@ impl<'c> Run<'c> {
         match self.random.u32(..4) {
             0 => map.sync(inside).unwrap(),
             1 => map.prefetch(inside).unwrap(),
-            2 => map.advise(inside, Advice::WillNeed).unwrap(),
+            2 => drop(map.advise(inside, Advice::WillNeed).unwrap()),
             _ => {
                 let end = inside.end.min(inside.start + 8 * PAGE);
                 self.pins.push(map.pin(inside.start..end).unwrap());

@@ -30,7 +30,7 @@ use super::run::Run;
 use crate::folio::Flag;
 use crate::mapping::{PAGE_BYTES, PAGE_SHIFT};
 use crate::stats::Counter;
-use crate::sync::{AtomicU8, AtomicU64, Mutex, Ordering};
+use crate::sync::{AtomicBool, AtomicU8, AtomicU64, Mutex, Ordering};
 use std::ops::Range;
 pub(super) use window::Mode;
 pub(super) use window::Plan;
@@ -50,6 +50,8 @@ pub(crate) struct Readahead {
     marks: [AtomicU64; STREAMS],
     next_mark: AtomicU64,
     mode: AtomicU8,
+    /// Whether what is read may be read again.
+    reuse: AtomicBool,
     /// Where the last read ended, bytes.
     last_end: AtomicU64,
     window_bytes_max: u64,
@@ -63,6 +65,7 @@ impl Readahead {
             marks: std::array::from_fn(|_| AtomicU64::new(NO_MARK)),
             next_mark: AtomicU64::new(0),
             mode: AtomicU8::new(Mode::Normal as u8),
+            reuse: AtomicBool::new(true),
             last_end: AtomicU64::new(0),
             window_bytes_max,
         }
@@ -77,6 +80,16 @@ impl Readahead {
     pub(super) fn set_mode(&self, mode: Mode) {
         self.mode.store(mode as u8, Ordering::Relaxed);
         *self.streams.lock() = Streams::default();
+    }
+
+    /// Whether reads of this handle leave marks of use.
+    pub(super) fn set_reuse(&self, reuse: bool) {
+        self.reuse.store(reuse, Ordering::Relaxed);
+    }
+
+    /// What [`Self::set_reuse`] set.
+    pub(super) fn is_reused(&self) -> bool {
+        self.reuse.load(Ordering::Relaxed)
     }
 
     fn mode(&self) -> Mode {

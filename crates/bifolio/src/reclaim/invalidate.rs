@@ -1,0 +1,348 @@
+//! Invalidation: evicts what a file has resident in a range, because the caller will not need it,
+//! and says of each folio that stays why.
+//!
+//! After the thread F (`kernel-notes`, A3). There, a folio that could not be evicted made every CPU
+//! drain its LRU batches, whatever the reason; the thread counts the reasons, and drains all CPUs
+//! where a clean, unmapped folio has a reference too many, which may be a batch's. Here the
+//! descriptor remembers which batch may have it: only that one is asked, and drained only if it has
+//! the folio.
+//!
+//! PROTOCOL, as two columns:
+//!
+//! ```text
+//!  INVALIDATE (here)                            OTHERS
+//!  N1 drain this CPU's batch                    pin, read, write-out: look the folio up, and
+//!  N2 look at a folio, without a reference:       have a reference; or wait for its lock
+//!     straddling, locked, under WRITEBACK,      store, write_at: DIRTY, under the folio lock;
+//!     private, dirty, mapped? it stays            found by N3, or by the freeze (E2, E3)
+//!  N3 take a reference and the lock; look       fill: A1 to A4 of `lru/batches.rs`
+//!     again; more than two references?          drain: D1 to D4 there: the reference goes with
+//!     then note it, and the CPU of its batch      the lock of the batch
+//!  N4 else freeze, out of the table, free
+//!     (E1 to E5 of `mapping`; B1 to B9 of
+//!     `unmap.rs` for a region)
+//!  N5 for each CPU noted: drain its batch if
+//!     it holds one of the folios noted
+//!  N6 N2 to N4 once more for those noted:
+//!     a reference too many now is somebody's
+//! ```
+//!
+//! - N2 takes no reference: what stays, stays, and most of a mapped file does.
+//! - A folio that only a batch referenced when the call began is evicted: it is in the batch that
+//!   its descriptor names (A2), so N5 finds it, or another drain has put that reference: entirely,
+//!   once N5 has the batch's lock.
+//! - N5 asks for no drain where a pin or a reader holds the folio, which is in no batch. (The
+//!   thread drains there.)
+//! - A pin is never broken: N4 freezes two references, the table's and ours.
+
+use super::Reclaim;
+use super::demote::Demotion;
+use super::pageout::WriteOut;
+use super::scan::{How, ScanCounts};
+use super::unmap::Unmapping;
+use crate::folio::{Flag, Folio, FolioId, FolioRef, TryGet};
+use crate::mapping::{Entry, EvictError, PAGE_BYTES, PAGE_SHIFT};
+use crate::outcome::{Outcome, Reason};
+use crate::stats::Counter;
+use crate::sync::Ordering;
+use crate::sys::cpu;
+use crate::writeback::Inode;
+use std::ops::Range;
+
+/// Folios that are noted before N5 and N6: beyond so many there are several rounds.
+const DOUBTFUL_MAX: usize = 1024;
+
+/// A folio with a reference too many, which may be that of a batch.
+#[derive(Clone, Copy, Debug)]
+struct Doubtful {
+    id: FolioId,
+    index: u64,
+    cpu: usize,
+}
+
+/// A folio as N2 saw it.
+#[derive(Clone, Copy, Debug)]
+struct Seen {
+    /// Where its Entry was loaded from.
+    head: u64,
+    entry: Entry,
+    /// Why it stays, if that is clear already.
+    reason: Option<Reason>,
+}
+
+impl Seen {
+    /// The pages of the folio, which is naturally aligned.
+    fn pages(self) -> Range<u64> {
+        let order = self.entry.order();
+        let first = self.head >> order << order;
+        first..first + (1 << order)
+    }
+}
+
+/// See the head of the file.
+#[derive(Debug)]
+pub(super) struct Invalidation<'a> {
+    reclaim: &'a Reclaim,
+    inode: &'a Inode,
+    /// Only folios that lie wholly in these pages go.
+    whole: Range<u64>,
+    mapped: Vec<Range<u64>>,
+    /// Whether a reference too many may be a batch's, and N5 and N6 follow.
+    may_drain: bool,
+    doubtful: Vec<Doubtful>,
+    /// Isolated folios of a region, to be unmapped.
+    leaving: Vec<FolioRef<'a>>,
+    demotion: Demotion<'a>,
+    outcome: Outcome,
+}
+
+impl Reclaim {
+    /// Evicts what is resident of a range of a file, in bytes. Blocks for no I/O, but, in a file
+    /// that can be mapped, for whoever is reclaiming.
+    pub(crate) fn invalidate(&self, inode: &Inode, range: Range<u64>) -> Outcome {
+        self.memory.lru.drain(&self.memory.folios, cpu::current());
+        #[cfg(feature = "ablation")]
+        let outcome = self.invalidate_by_policy(inode, &range);
+        #[cfg(not(feature = "ablation"))]
+        let outcome = Invalidation::new(self, inode, &range).run(&range, true);
+        self.count(&outcome);
+        outcome
+    }
+
+    fn count(&self, outcome: &Outcome) {
+        let counters = &self.memory.counters;
+        let remaining = &outcome.remaining;
+        let counts = [
+            (Counter::AdviseSecondPass, outcome.second_pass_evicted),
+            (Counter::AdviseStraddling, remaining.straddling),
+            (Counter::AdviseGone, remaining.gone),
+            (Counter::AdviseLocked, remaining.locked),
+            (Counter::AdviseWriteback, remaining.writeback),
+            (Counter::AdvisePrivate, remaining.private),
+            (Counter::AdviseDirty, remaining.dirty),
+            (Counter::AdviseMapped, remaining.mapped),
+            (Counter::AdviseReferenced, remaining.referenced),
+            (Counter::AdviseDrain, outcome.drains_requested),
+            (Counter::AdviseDrainCpu, outcome.cpus_drained),
+        ];
+        for (counter, count) in counts {
+            counters.add(counter, count);
+        }
+    }
+}
+
+impl<'a> Invalidation<'a> {
+    pub(super) fn new(reclaim: &'a Reclaim, inode: &'a Inode, range: &Range<u64>) -> Self {
+        let mapping = &inode.mapping;
+        // The end of the file is nobody's edge.
+        let reaches_end = range.end >= mapping.len_bytes();
+        let end = if reaches_end { u64::MAX } else { range.end >> PAGE_SHIFT };
+        let whole = range.start.div_ceil(PAGE_BYTES)..end;
+        let mapped = inode.frames.region().map(|region| region.mapped().among(&whole));
+        Self {
+            reclaim,
+            inode,
+            whole,
+            mapped: mapped.unwrap_or_default(),
+            may_drain: false,
+            doubtful: Vec::new(),
+            leaving: Vec::new(),
+            demotion: Demotion::new(reclaim, inode),
+            outcome: Outcome::default(),
+        }
+    }
+
+    /// Walks the folios of `range`, in bytes. With `may_drain`, other CPUs' batches are asked for
+    /// what they have of it.
+    pub(super) fn run(mut self, range: &Range<u64>, may_drain: bool) -> Outcome {
+        self.may_drain = may_drain;
+        let table = self.inode.mapping.table();
+        let end = range.end.div_ceil(PAGE_BYTES);
+        let mut index = range.start >> PAGE_SHIFT;
+        while let Some(found) = table.next_folio(index).filter(|found| *found < end) {
+            index = self.visit(found);
+            if self.doubtful.len() == DOUBTFUL_MAX {
+                self.settle();
+            }
+        }
+        self.settle();
+        self.demotion.flush();
+        self.outcome
+    }
+
+    /// N2 to N4 for the folio at page `index`; answers one page behind it.
+    fn visit(&mut self, index: u64) -> u64 {
+        let Some(seen) = self.look(index) else {
+            return self.inode.mapping.end_of_unit(index);
+        };
+        match seen.reason {
+            None => self.try_evict(seen),
+            Some(reason @ (Reason::Dirty | Reason::Writeback)) => {
+                self.stays(reason);
+                let folios = &self.reclaim.memory.folios;
+                let named = self.inode.mapping.try_get_named(folios, seen.head, seen.entry);
+                named.into_iter().for_each(|folio| self.demotion.add(folio));
+            }
+            Some(reason) => self.stays(reason),
+        }
+        seen.pages().end
+    }
+
+    fn stays(&mut self, reason: Reason) {
+        self.outcome.remaining.add(reason, 1);
+    }
+
+    /// N2; `None`: no folio is there any more.
+    fn look(&self, index: u64) -> Option<Seen> {
+        let head = self.inode.mapping.head_index(index);
+        let table = self.inode.mapping.table();
+        // Acquire: pairs with the Release in I1: we see the descriptor set up.
+        let entry = table.load(head, Ordering::Acquire);
+        if !entry.is_folio() {
+            return None;
+        }
+        let mut seen = Seen { head, entry, reason: None };
+        seen.reason = self.reason_of(seen.pages(), self.reclaim.memory.folio(entry.folio_id()));
+        // Relaxed: the flags were loaded with Acquire, so this comes after them.
+        if !table.load(head, Ordering::Relaxed).names_same_folio(entry) {
+            seen.reason = Some(Reason::Gone);
+        }
+        Some(seen)
+    }
+
+    fn reason_of(&self, pages: Range<u64>, folio: &Folio) -> Option<Reason> {
+        if pages.start < self.whole.start || pages.end > self.whole.end {
+            return Some(Reason::Straddling);
+        }
+        let mapped_before = self.mapped.partition_point(|map| map.end <= pages.start);
+        let is_mapped = self.mapped.get(mapped_before).is_some_and(|map| map.start < pages.end);
+        let is_private = !self.inode.is_evictable();
+        let reasons = [
+            (folio.is_locked(), Reason::Locked),
+            (folio.flags.get(Flag::Writeback), Reason::Writeback),
+            (is_private, Reason::Private),
+            (folio.flags.get(Flag::Dirty), Reason::Dirty),
+            (is_mapped, Reason::Mapped),
+        ];
+        reasons.into_iter().find(|(applies, _)| *applies).map(|(_, reason)| reason)
+    }
+
+    /// N3, N4.
+    fn try_evict(&mut self, seen: Seen) {
+        let memory = &self.reclaim.memory;
+        let named = self.inode.mapping.try_get_named(&memory.folios, seen.head, seen.entry);
+        let folio = match named {
+            Ok(folio) => folio,
+            Err(TryGet::Refused) => return self.stays(Reason::Referenced),
+            Err(_) => return self.stays(Reason::Gone),
+        };
+        let Some(lock) = folio.try_lock() else { return self.stays(Reason::Locked) };
+        if lock.owner() != self.inode.address() {
+            return self.stays(Reason::Gone);
+        }
+        for (flag, reason) in [(Flag::Writeback, Reason::Writeback), (Flag::Dirty, Reason::Dirty)] {
+            if lock.flags.get(flag) {
+                drop(lock);
+                self.demotion.add(folio);
+                return self.stays(reason);
+            }
+        }
+        if super::pageout::is_pinned(&folio) {
+            drop(lock);
+            return self.doubt(folio);
+        }
+        if self.inode.frames.region().is_some() {
+            drop(lock);
+            return self.leave(folio);
+        }
+        match self.inode.evict(folio, &lock, self.reclaim.shadow_of(&lock)) {
+            Ok(frozen) => {
+                self.reclaim.note_eviction(&lock, Counter::AdviseEvict);
+                self.outcome.evicted += 1;
+                // E5: the next life of the frame must not find it locked.
+                drop(lock);
+                frozen.free();
+            }
+            Err(EvictError::Referenced(folio)) => {
+                drop(lock);
+                self.doubt(folio);
+            }
+            Err(EvictError::Dirty(_)) => self.stays(Reason::Dirty),
+        }
+    }
+
+    /// Somebody else has a reference.
+    fn doubt(&mut self, folio: FolioRef<'a>) {
+        match folio.folio().batch_cpu().filter(|_| self.may_drain) {
+            Some(cpu) => {
+                let (id, index) = (folio.id(), folio.folio().index());
+                self.doubtful.push(Doubtful { id, index, cpu });
+            }
+            None => {
+                self.stays(Reason::Referenced);
+                self.demotion.add(folio);
+            }
+        }
+    }
+
+    /// N4 of a region: gathers what leaves with one flush.
+    fn leave(&mut self, folio: FolioRef<'a>) {
+        let memory = &self.reclaim.memory;
+        if !memory.lru.isolate_one(&memory.folios, folio.id()) {
+            return self.doubt(folio);
+        }
+        self.leaving.push(folio);
+        if self.leaving.len() >= self.reclaim.unmap_batch_folios {
+            self.unmap_leaving();
+        }
+    }
+
+    fn unmap_leaving(&mut self) {
+        if self.leaving.is_empty() {
+            return;
+        }
+        let turn = self.reclaim.take_turn();
+        let counter = Counter::AdviseEvict;
+        let how = How { second_chance: false, write_out: WriteOut::Nothing, counter };
+        let mut counts = ScanCounts::default();
+        let mut unmapping = Unmapping::new(self.reclaim, &turn, how);
+        for folio in self.leaving.drain(..) {
+            unmapping.add(folio, &mut counts);
+        }
+        unmapping.finish(&mut counts);
+        self.outcome.evicted += counts.reclaimed_pages;
+        let remaining = &mut self.outcome.remaining;
+        remaining.add(Reason::Referenced, counts.pinned_pages);
+        remaining.add(Reason::Dirty, counts.dirty_pages);
+        remaining.add(Reason::Locked, counts.busy_pages - counts.dirty_pages);
+    }
+
+    /// N5, N6.
+    fn settle(&mut self) {
+        self.unmap_leaving();
+        let mut doubtful = std::mem::take(&mut self.doubtful);
+        if doubtful.is_empty() {
+            return;
+        }
+        doubtful.sort_unstable_by_key(|folio| (folio.cpu, folio.id));
+        let batches = doubtful.chunk_by(|one, other| one.cpu == other.cpu);
+        let drained = batches.filter(|batch| self.drain_for(batch)).count() as u64;
+        self.outcome.drains_requested += u64::from(drained > 0);
+        self.outcome.cpus_drained += drained;
+        let evicted_before = self.outcome.evicted;
+        let may_drain = std::mem::replace(&mut self.may_drain, false);
+        for folio in doubtful {
+            self.visit(folio.index);
+        }
+        self.unmap_leaving();
+        self.may_drain = may_drain;
+        self.outcome.second_pass_evicted += self.outcome.evicted - evicted_before;
+    }
+
+    /// N5 for folios of one CPU, in the order of their ids; tells whether its batch had any.
+    fn drain_for(&self, doubtful: &[Doubtful]) -> bool {
+        let memory = &self.reclaim.memory;
+        let is_wanted = |id| doubtful.binary_search_by_key(&id, |folio| folio.id).is_ok();
+        memory.lru.drain_for(&memory.folios, doubtful[0].cpu, is_wanted)
+    }
+}

@@ -1,0 +1,195 @@
+//! Whose LRU batches are drained: those that hold a folio of the range, and no others.
+
+use std::thread;
+
+use bifolio::{Advice, Cache, Feature, File, Outcome};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+use crate::support::{PAGE, assert_same, cache_of, directory, open, random_file, read, writable};
+use crate::{assert_counted, evict, resident_pages};
+
+/// Two CPUs this process may use, if there are two.
+fn two_cpus() -> Option<[usize; 2]> {
+    let allowed = sched_getaffinity(None).unwrap();
+    let mut cpus = (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu));
+    let found = cpus.next().zip(cpus.next());
+    if found.is_none() {
+        eprintln!("skipped: there is one CPU");
+    }
+    found.map(|(one, other)| [one, other])
+}
+
+/// Runs `call` on one CPU, and gives what it gives.
+fn on<T: Send>(cpu: usize, call: impl FnOnce() -> T + Send) -> T {
+    let pinned = || {
+        let mut set = CpuSet::new();
+        set.set(cpu);
+        sched_setaffinity(None, &set).unwrap();
+        call()
+    };
+    thread::scope(|scope| scope.spawn(pinned).join().unwrap())
+}
+
+/// Reads pages one by one, so that each is added to the batch of the CPU.
+fn read_pages(file: &File, pages: impl IntoIterator<Item = u64>) {
+    for page in pages {
+        assert_eq!(read(file, page * PAGE, 1).len(), 1);
+    }
+}
+
+/// A cache that brings in what is asked for, and nothing else.
+fn quiet_cache() -> Cache {
+    Cache::builder().memory(8 << 20).readahead_bytes_max(0).build().unwrap()
+}
+
+/// What drains did: requests, CPUs, folios that went after them.
+fn drains(outcome: &Outcome) -> (u64, u64, u64) {
+    (outcome.drains_requested, outcome.cpus_drained, outcome.second_pass_evicted)
+}
+
+#[test]
+fn ten_times_what_one_cpu_wrote_goes_from_the_other_with_one_drain_of_one_cpu() {
+    let Some([here, there]) = two_cpus() else { return };
+    let directory = directory();
+    let (path, bytes) = random_file(&directory, "file", 8 * PAGE as usize);
+    let cache = quiet_cache();
+    let file = open(&cache, &path);
+    let mut sum = Outcome::default();
+    for _ in 0..10 {
+        on(there, || file.write_all_at(&bytes, 0).unwrap());
+        let outcome = on(here, || {
+            file.sync_data().unwrap();
+            evict(&file)
+        });
+        assert_eq!((outcome.evicted, outcome.remaining.total()), (8, 0), "{outcome}");
+        assert_eq!(drains(&outcome), (1, 1, 8));
+        assert_eq!(resident_pages(&file), 0);
+        sum += outcome;
+    }
+    assert_counted(&cache, &sum);
+}
+
+#[test]
+fn only_batches_with_folios_of_the_range_are_drained() {
+    let Some([here, there]) = two_cpus() else { return };
+    let directory = directory();
+    let (path, _) = random_file(&directory, "file", 64 * PAGE as usize);
+    let (other_path, _) = random_file(&directory, "other", 64 * PAGE as usize);
+    let cache = quiet_cache();
+    let (file, other) = (open(&cache, &path), open(&cache, &other_path));
+    on(here, || read_pages(&file, 0..8));
+    on(there, || read_pages(&other, 0..8));
+    let outcome = on(here, || evict(&file));
+    assert_eq!((outcome.evicted, drains(&outcome)), (8, (0, 0, 0)), "the other's are not wanted");
+    // Nor are those of the same file, outside the range.
+    on(there, || read_pages(&file, 16..20));
+    on(here, || read_pages(&file, 0..8));
+    let range = |pages: std::ops::Range<u64>| pages.start * PAGE..pages.end * PAGE;
+    let outcome = on(here, || file.advise(range(0..8), Advice::DontNeed).unwrap());
+    assert_eq!((outcome.evicted, drains(&outcome)), (8, (0, 0, 0)));
+    let outcome = on(here, || file.advise(range(18..64), Advice::DontNeed).unwrap());
+    assert_eq!((outcome.evicted, drains(&outcome)), (2, (1, 1, 2)));
+    // What was drained along with them is on the lists.
+    let outcome = on(here, || evict(&file));
+    assert_eq!((outcome.evicted, drains(&outcome)), (2, (0, 0, 0)));
+}
+
+#[test]
+fn a_pin_asks_for_no_drain_and_one_in_a_batch_for_one() {
+    let Some([here, there]) = two_cpus() else { return };
+    let directory = directory();
+    let (path, bytes) = random_file(&directory, "file", 8 * PAGE as usize);
+    let cache = quiet_cache();
+    let file = open(&cache, &path);
+    on(there, || read_pages(&file, 0..8));
+    let hold = file.pin(3 * PAGE..4 * PAGE).unwrap().hold();
+    let outcome = on(here, || evict(&file));
+    assert_eq!((outcome.evicted, drains(&outcome)), (7, (1, 1, 7)));
+    assert_eq!((outcome.remaining.referenced, outcome.remaining.total()), (1, 1));
+    // It was given to that batch once, and is not in it any more.
+    on(there, || read_pages(&file, 4..8));
+    let outcome = on(here, || file.advise(0..4 * PAGE, Advice::DontNeed).unwrap());
+    assert_eq!((outcome.evicted, drains(&outcome)), (0, (0, 0, 0)));
+    assert_eq!(outcome.remaining.referenced, 1);
+    drop(hold);
+    assert_eq!(evict(&file).evicted, 5);
+    assert_same(&read(&file, 0, bytes.len()), &bytes);
+}
+
+#[test]
+fn many_doubtful_folios_are_settled_in_rounds() {
+    let Some([here, there]) = two_cpus() else { return };
+    let directory = directory();
+    let pages = 3000;
+    let (path, _) = random_file(&directory, "file", (pages * PAGE) as usize);
+    let cache = Cache::builder().memory(32 << 20).readahead_bytes_max(0).build().unwrap();
+    let file = open(&cache, &path);
+    on(there, || read_pages(&file, 0..pages));
+    let holds: Vec<_> = (0..pages - 10)
+        .map(|page| file.pin(page * PAGE..(page + 1) * PAGE).unwrap().hold())
+        .collect();
+    let outcome = on(here, || evict(&file));
+    assert_eq!((outcome.evicted, outcome.remaining.referenced), (10, pages - 10));
+    assert_eq!(outcome.remaining.total(), pages - 10);
+    drop(holds);
+    assert_eq!(evict(&file).evicted, pages - 10);
+}
+
+/// The thread's stream: a file that stays mapped, advised away chunk by chunk, while the other CPU
+/// keeps its batch filled.
+#[test]
+fn a_mapped_stream_drains_nobody() {
+    let Some([here, there]) = two_cpus() else { return };
+    let reports = bifolio::features();
+    if !reports.iter().any(|report| report.feature == Feature::UserFaults && report.available) {
+        eprintln!("skipped: files cannot be mapped here");
+        return;
+    }
+    let directory = directory();
+    let (path, _) = random_file(&directory, "file", 512 * PAGE as usize);
+    let (other_path, _) = random_file(&directory, "other", 64 * PAGE as usize);
+    let cache = cache_of(8 << 20);
+    let file = cache.open(&path, &writable().mappable(true)).unwrap();
+    let other = open(&cache, &other_path);
+    let map = file.map(0..file.len()).unwrap();
+    map.prefetch(0..map.len()).unwrap();
+    for chunk in 0..8 {
+        on(there, || read_pages(&other, chunk * 8..chunk * 8 + 8));
+        let range = chunk * 64 * PAGE..(chunk + 1) * 64 * PAGE;
+        let outcome = on(here, || map.advise(range, Advice::DontNeed).unwrap());
+        assert_eq!((outcome.remaining.mapped, outcome.remaining.total()), (64, 64));
+        assert_eq!(drains(&outcome), (0, 0, 0));
+    }
+    assert_eq!(resident_pages(&file), 512);
+}
+
+/// A quarter each clean, dirty, mapped, and in the batch of another CPU.
+#[test]
+fn of_a_mixed_range_the_batched_quarter_is_drained_for() {
+    let Some([here, there]) = two_cpus() else { return };
+    let reports = bifolio::features();
+    if !reports.iter().any(|report| report.feature == Feature::UserFaults && report.available) {
+        eprintln!("skipped: files cannot be mapped here");
+        return;
+    }
+    let directory = directory();
+    let (path, _) = random_file(&directory, "file", 32 * PAGE as usize);
+    let cache = Cache::builder()
+        .memory(8 << 20)
+        .readahead_bytes_max(0)
+        .dirty_age_ms_max(3_600_000)
+        .build()
+        .unwrap();
+    let file = cache.open(&path, &writable().mappable(true)).unwrap();
+    let map = file.map(16 * PAGE..24 * PAGE).unwrap();
+    on(here, || {
+        read_pages(&file, 0..8);
+        map.prefetch(0..map.len()).unwrap();
+        (8..16).for_each(|page| file.write_all_at(b"dirty", page * PAGE).unwrap());
+    });
+    on(there, || read_pages(&file, 24..32));
+    let outcome = on(here, || evict(&file));
+    assert_eq!((outcome.evicted, drains(&outcome)), (16, (1, 1, 8)), "{outcome}");
+    assert_eq!((outcome.remaining.dirty, outcome.remaining.mapped), (8, 8));
+    assert_eq!(outcome.remaining.total(), 16);
+}

@@ -1,0 +1,316 @@
+//! Each reason for which a folio stays, and that it goes when the reason has gone.
+
+use std::thread;
+
+use bifolio::{Advice, Cache, FaultMode, Feature, File, Outcome};
+use bifolio_testing::{Call, Fault, Gate};
+
+use crate::support::{
+    FOLIO_SIZES, Faulty, PAGE, Way, assert_same, cache_of, directory, open, random_file, read,
+    read_all, wait_for_stats, writable,
+};
+use crate::{assert_counted, evict, resident_pages};
+
+/// Pages of the files in here, unless a test says otherwise.
+const PAGES: u64 = 16;
+const LENGTH: usize = (PAGES * PAGE) as usize;
+
+/// What a reason makes of so many folios, alone.
+fn remaining(reason: &str, count: u64) -> Vec<(&str, u64)> {
+    vec![(reason, count)]
+}
+
+/// The reasons of an outcome that are not 0.
+fn reasons(outcome: &Outcome) -> Vec<(&'static str, u64)> {
+    outcome.remaining.by_reason().into_iter().filter(|(_, count)| *count > 0).collect()
+}
+
+/// Reads all of it and checks it.
+fn check(file: &File, bytes: &[u8]) {
+    assert_same(&read_all(file), bytes);
+}
+
+/// Runs `test` over storage that can be made to fail.
+fn for_disk_and_memory(test: impl Fn(&Faulty)) {
+    for way in [Way::Threads, Way::Memory] {
+        test(&Faulty::new(way, LENGTH, 1));
+    }
+}
+
+#[test]
+fn what_is_clean_and_nobodys_goes_and_comes_back_as_it_was() {
+    let directory = directory();
+    for folio_bytes in FOLIO_SIZES {
+        // The last folio ends behind the end of the file.
+        let folios = 3;
+        let length = (folios * folio_bytes - 100) as usize;
+        let (path, bytes) = random_file(&directory, "file", length);
+        let cache = cache_of(16 << 20);
+        let file = cache.open(&path, &writable().folio_bytes(folio_bytes)).unwrap();
+        check(&file, &bytes);
+        let outcome = evict(&file);
+        assert_eq!((outcome.evicted, reasons(&outcome)), (folios, vec![]), "{outcome}");
+        assert_eq!(outcome.drains_requested, 0);
+        assert_eq!(resident_pages(&file), 0);
+        assert_counted(&cache, &outcome);
+        assert_eq!(cache.stats().pgsteal, 0, "advice is not reclaim");
+        check(&file, &bytes);
+        assert_eq!(evict(&file).evicted, folios);
+        assert_eq!(evict(&file), Outcome::default());
+    }
+}
+
+#[test]
+fn folios_that_reach_beyond_the_range_stay() {
+    let directory = directory();
+    for folio_bytes in FOLIO_SIZES {
+        let length = (4 * folio_bytes) as usize;
+        let (path, bytes) = random_file(&directory, "file", length);
+        let cache = cache_of(16 << 20);
+        let file = cache.open(&path, &writable().folio_bytes(folio_bytes)).unwrap();
+        check(&file, &bytes);
+        let range = 1..3 * folio_bytes + 1;
+        let outcome = file.advise(range.clone(), Advice::DontNeed).unwrap();
+        assert_eq!((outcome.evicted, reasons(&outcome)), (2, remaining("straddling", 2)));
+        let residency = file.residency_by_page(0..file.len()).unwrap();
+        let resident: Vec<_> = residency.iter().map(|page| page.resident).collect();
+        let pages_a_folio = (folio_bytes / PAGE) as usize;
+        let expected = [true, false, false, true].map(|stays| vec![stays; pages_a_folio]);
+        assert_eq!(resident, expected.concat());
+        check(&file, &bytes);
+        // A range of nothing is for nothing.
+        let within = folio_bytes + 1..folio_bytes + 1;
+        assert_eq!(file.advise(within, Advice::DontNeed).unwrap(), Outcome::default());
+    }
+}
+
+#[test]
+fn dirty_folios_are_written_in_the_background_and_then_they_go() {
+    for_disk_and_memory(|faulty| {
+        let cache = faulty.builder(4 << 20).build().unwrap();
+        let file = faulty.open(&cache);
+        let mut bytes = faulty.bytes.clone();
+        check(&file, &bytes);
+        for page in [2, 3, 9] {
+            let at = page * PAGE as usize + 100;
+            file.write_all_at(b"new", at as u64).unwrap();
+            bytes[at..at + 3].copy_from_slice(b"new");
+        }
+        let first = evict(&file);
+        assert_eq!((first.evicted, reasons(&first)), (PAGES - 3, remaining("dirty", 3)));
+        let stats = wait_for_stats(&cache, "clean", |stats| stats.dirty_bytes == 0);
+        assert_eq!(stats.syncs, 0);
+        assert_same(&faulty.stored(), &bytes);
+        let second = evict(&file);
+        assert_eq!((second.evicted, reasons(&second)), (3, vec![]));
+        let mut sum = first;
+        sum += second;
+        assert_counted(&cache, &sum);
+        check(&file, &bytes);
+    });
+}
+
+#[test]
+fn dirt_outside_the_range_is_nobodys_business() {
+    for_disk_and_memory(|faulty| {
+        let cache = faulty.builder(4 << 20).build().unwrap();
+        let file = faulty.open(&cache);
+        for page in [4, 10] {
+            file.write_all_at(b"new", page * PAGE).unwrap();
+        }
+        let outcome = file.advise(0..5 * PAGE, Advice::DontNeed).unwrap();
+        assert_eq!(reasons(&outcome), remaining("dirty", 1));
+        wait_for_stats(&cache, "one is clean", |stats| stats.dirty_bytes == PAGE);
+        assert_eq!(cache.stats().writeback, 1);
+        assert!(file.residency_by_page(10 * PAGE..11 * PAGE).unwrap()[0].dirty);
+    });
+}
+
+#[test]
+fn a_device_that_refuses_keeps_the_folio_dirty_and_here() {
+    for_disk_and_memory(|faulty| {
+        let cache = faulty.builder(4 << 20).build().unwrap();
+        let file = faulty.open(&cache);
+        file.write_all_at(b"new", 0).unwrap();
+        faulty.backing.inject(Fault::on(Call::Write).forever().fails(libc::EIO));
+        assert_eq!(reasons(&evict(&file)), remaining("dirty", 1));
+        wait_for_stats(&cache, "refused", |stats| stats.writeback_errors > 0);
+        assert_eq!(evict(&file).evicted, 0);
+        assert_eq!(read(&file, 0, 3), b"new");
+        assert!(file.sync_data().is_err(), "who writes is told");
+        faulty.backing.heal();
+        file.sync_data().unwrap();
+        assert_eq!(evict(&file).evicted, 1);
+        assert_eq!(read(&file, 0, 3), b"new");
+    });
+}
+
+#[test]
+fn folios_on_their_way_out_stay_until_they_have_arrived() {
+    for_disk_and_memory(|faulty| {
+        let cache = faulty.builder(4 << 20).build().unwrap();
+        let file = faulty.open(&cache);
+        file.write_all_at(&[7; 2 * PAGE as usize], 4 * PAGE).unwrap();
+        let gate = Gate::new();
+        faulty.backing.inject(Fault::on(Call::Write).held(&gate));
+        assert_eq!(reasons(&evict(&file)), remaining("dirty", 2));
+        gate.wait_for_arrivals(1);
+        assert_eq!(reasons(&evict(&file)), remaining("writeback", 2));
+        assert_eq!(file.residency(0..file.len()).unwrap().writeback, 2);
+        gate.open();
+        wait_for_stats(&cache, "clean", |stats| stats.dirty_bytes == 0);
+        assert_eq!(evict(&file).evicted, 2);
+        assert_eq!(read(&file, 4 * PAGE, 2 * PAGE as usize), [7; 2 * PAGE as usize]);
+    });
+}
+
+#[test]
+fn folios_that_are_being_read_stay() {
+    for_disk_and_memory(|faulty| {
+        let cache = faulty.builder(4 << 20).build().unwrap();
+        let file = faulty.open(&cache);
+        let gate = Gate::new();
+        faulty.backing.inject(Fault::on(Call::Read).held(&gate));
+        thread::scope(|scope| {
+            let reader = scope.spawn(|| read(&file, 3 * PAGE, 4 * PAGE as usize));
+            gate.wait_for_arrivals(1);
+            assert_eq!(reasons(&evict(&file)), remaining("locked", 4));
+            gate.open();
+            let range = 3 * PAGE as usize..7 * PAGE as usize;
+            assert_same(&reader.join().unwrap(), &faulty.bytes[range]);
+        });
+        assert_eq!(evict(&file).evicted, 4);
+    });
+}
+
+#[test]
+fn pinned_folios_stay_and_nobody_is_asked_to_drain() {
+    let directory = directory();
+    let (path, bytes) = random_file(&directory, "file", LENGTH);
+    let cache = cache_of(4 << 20);
+    let file = open(&cache, &path);
+    check(&file, &bytes);
+    let pin = file.pin(5 * PAGE..6 * PAGE).unwrap();
+    let hold = file.pin(7 * PAGE..8 * PAGE).unwrap().hold();
+    let outcome = evict(&file);
+    assert_eq!((outcome.evicted, reasons(&outcome)), (PAGES - 2, remaining("referenced", 2)));
+    assert_eq!(outcome.drains_requested, 0, "this CPU's batch is drained anyway");
+    let mut seen = vec![0; PAGE as usize];
+    pin.copy_to(&mut seen);
+    assert_same(&seen, &bytes[5 * PAGE as usize..6 * PAGE as usize]);
+    drop(pin);
+    assert_eq!(evict(&file).evicted, 1);
+    drop(hold);
+    assert_eq!(evict(&file).evicted, 1);
+    check(&file, &bytes);
+}
+
+/// A cache where files can be mapped, if that is so here.
+fn cache_with_maps() -> Option<Cache> {
+    let reports = bifolio::features();
+    let report = reports.iter().find(|report| report.feature == Feature::UserFaults).unwrap();
+    if !report.available {
+        eprintln!("skipped: files cannot be mapped here: {}", report.reason);
+        return None;
+    }
+    Some(cache_of(4 << 20))
+}
+
+#[test]
+fn mapped_folios_stay_as_long_as_they_are_mapped() {
+    let Some(cache) = cache_with_maps() else { return };
+    let directory = directory();
+    let (path, bytes) = random_file(&directory, "file", LENGTH);
+    for faults in [FaultMode::Threads, FaultMode::InThread] {
+        let file = cache.open(&path, &writable().mappable(true).faults(faults)).unwrap();
+        check(&file, &bytes);
+        let map = file.map(4 * PAGE..12 * PAGE).unwrap();
+        let other = file.map(10 * PAGE + 5..14 * PAGE + 5).unwrap();
+        let before = cache.stats().unmap_flushes;
+        let outcome = evict(&file);
+        // The second map has bytes of page 14.
+        assert_eq!((outcome.evicted, reasons(&outcome)), (5, remaining("mapped", 11)));
+        assert_eq!(outcome.drains_requested, 0);
+        assert_eq!(cache.stats().unmap_flushes - before, 1, "one flush for all five");
+        drop(map);
+        let outcome = evict(&file);
+        assert_eq!((outcome.evicted, reasons(&outcome)), (6, remaining("mapped", 5)));
+        drop(other);
+        assert_eq!(evict(&file).evicted, 5);
+        check(&file, &bytes);
+        assert_eq!(evict(&file).evicted, PAGES);
+    }
+}
+
+#[test]
+fn a_pinned_page_of_a_file_with_maps_stays_for_its_pin() {
+    let Some(cache) = cache_with_maps() else { return };
+    let directory = directory();
+    let (path, bytes) = random_file(&directory, "file", LENGTH);
+    let file = cache.open(&path, &writable().mappable(true)).unwrap();
+    check(&file, &bytes);
+    let pin = file.pin(0..PAGE).unwrap();
+    let outcome = evict(&file);
+    assert_eq!((outcome.evicted, reasons(&outcome)), (PAGES - 1, remaining("referenced", 1)));
+    drop(pin);
+    assert_eq!(evict(&file).evicted, 1);
+}
+
+#[test]
+fn pages_of_memory_files_without_a_spill_have_no_other_place() {
+    let cache = cache_of(4 << 20);
+    let file = cache.memory_file("scratch").unwrap();
+    file.write_all_at(&[7; LENGTH], 0).unwrap();
+    let outcome = evict(&file);
+    assert_eq!((outcome.evicted, reasons(&outcome)), (0, remaining("private", PAGES)));
+    check(&file, &[7; LENGTH]);
+}
+
+#[test]
+fn pages_of_memory_files_go_once_they_are_spilled() {
+    let builder = Cache::builder().memory(2 << 20).spill_in(env!("CARGO_TARGET_TMPDIR"));
+    let cache = builder.build().unwrap();
+    let file = cache.memory_file("scratch").unwrap();
+    file.write_all_at(&[7; LENGTH], 0).unwrap();
+    assert_eq!(reasons(&evict(&file)), remaining("dirty", PAGES));
+    // What comes behind it drives it out; read back, it is clean, and has its place.
+    file.write_all_at(&vec![9; 4 << 20], 1 << 20).unwrap();
+    check_start(&file);
+    assert_eq!(cache.stats().spilled_in_pages, PAGES);
+    let start = 0..LENGTH as u64;
+    let outcome = file.advise(start.clone(), Advice::DontNeed).unwrap();
+    assert_eq!((outcome.evicted, reasons(&outcome)), (PAGES, vec![]));
+    assert_eq!(file.residency(start).unwrap().resident, 0);
+    check_start(&file);
+}
+
+fn check_start(file: &File) {
+    assert_same(&read(file, 0, LENGTH), &[7; LENGTH]);
+}
+
+#[test]
+fn what_stays_goes_first_when_memory_is_wanted() {
+    let directory = directory();
+    let (path, bytes) = random_file(&directory, "file", 8 << 20);
+    let cache = Cache::builder().memory(2 << 20).readahead_bytes_max(0).build().unwrap();
+    let file = open(&cache, &path);
+    // In use, and read last.
+    for _ in 0..3 {
+        assert_same(&read(&file, 0, 64 * PAGE as usize), &bytes[..64 * PAGE as usize]);
+    }
+    let kept = 60;
+    let pin = file.pin(kept * PAGE..(kept + 1) * PAGE).unwrap();
+    let outcome = file.advise(kept * PAGE..(kept + 1) * PAGE, Advice::DontNeed).unwrap();
+    assert_eq!(reasons(&outcome), remaining("referenced", 1));
+    drop(pin);
+    let is_here = |page: u64| file.residency(page * PAGE..(page + 1) * PAGE).unwrap().resident == 1;
+    let mut next = 64;
+    while is_here(kept) {
+        assert_eq!(read(&file, next * PAGE, 1), &bytes[(next * PAGE) as usize..][..1]);
+        next += 1;
+        assert!(next < 2048, "nothing is ever evicted");
+    }
+    let others = (0..64).filter(|page| *page != kept);
+    let gone = others.filter(|page| !is_here(*page)).count();
+    assert!(gone < 32, "{gone} of those in use went with it, or before");
+}
