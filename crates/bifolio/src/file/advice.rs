@@ -131,7 +131,8 @@ impl Handle {
         let bound_bytes = self.reclaim.memory.arena.usage().bound_bytes;
         let len_bytes = self.inode.mapping.len_bytes();
         let end = range.end.min(len_bytes).min(range.start.saturating_add(bound_bytes / 4));
-        self.start_reading([range.start >> PAGE_SHIFT..end.div_ceil(PAGE_BYTES)]);
+        let pages = range.start >> PAGE_SHIFT..end.div_ceil(PAGE_BYTES);
+        self.start_reading([pages]);
     }
 }
 
@@ -164,5 +165,35 @@ impl Registry {
             }
         }
         Ok(total)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::mapping::Lookup;
+    use crate::{Cache, OpenOptions};
+
+    /// A folio that is frozen is on its way out by somebody else's hand.
+    #[test]
+    fn a_folio_that_somebody_else_evicts_is_gone() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("file");
+        std::fs::write(&path, [7; 8192]).unwrap();
+        let cache = Cache::builder().memory(4 << 20).readahead_bytes_max(0).build().unwrap();
+        let file = cache.open(&path, &OpenOptions::new()).unwrap();
+        file.read_exact_at(&mut [0; 8192], 0).unwrap();
+        let inode = &file.handle.inode;
+        let memory = &inode.memory;
+        memory.lru.drain_all(&memory.folios);
+        let Lookup::Folio(folio) = inode.mapping.get_folio(&memory.folios, 0, &mut 0) else {
+            unreachable!("just read")
+        };
+        let frozen = folio.try_freeze(1).unwrap();
+        let outcome = file.advise(0..8192, Advice::DontNeed).unwrap();
+        assert_eq!((outcome.evicted, outcome.remaining.gone), (1, 1));
+        assert_eq!(outcome.remaining.total(), 1);
+        drop(frozen.unfreeze());
+        assert_eq!(file.advise(0..8192, Advice::DontNeed).unwrap().evicted, 1);
     }
 }

@@ -19,11 +19,11 @@
 //!   isolation hold a reference each; a list does not (the last put takes the folio off it).
 //! - LRU-2: ON_LRU is set exactly while the folio is linked in a list, both under the lists' lock.
 //!   Only who holds a reference, or frees, changes it: so the last put may look without the lock.
-//! - LRU-3: when `drain` returns, every folio that was in the drained batch before the call is on
-//!   a list and the batch's reference to it is put: the whole of it happens under the batch's lock.
+//! - LRU-3: when a drain returns, every folio that was in a drained batch before the call is on a
+//!   list and the batch's reference to it is put: the whole of it happens under the batch's lock.
 //!
-//! Lock order: the drains' lock, a batch's lock, then the lists' lock. References are put after the lists' lock is
-//! released, because the last put takes it.
+//! Lock order: the lock of the drains of all, a batch's lock, then the lists' lock. References are
+//! put after the lists' lock is released, because the last put takes it.
 
 mod batches;
 mod lists;

@@ -16,6 +16,8 @@ mod loom_first_use;
 #[cfg(loom)]
 mod loom_handover;
 #[cfg(loom)]
+mod loom_invalidate;
+#[cfg(loom)]
 mod loom_lock;
 #[cfg(loom)]
 mod loom_lookup_vs_evict;

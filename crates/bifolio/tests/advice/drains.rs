@@ -1,33 +1,17 @@
 //! Whose LRU batches are drained: those that hold a folio of the range, and no others.
 
-use std::thread;
-
 use bifolio::{Advice, Cache, Feature, File, Outcome};
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use crate::support::{PAGE, assert_same, cache_of, directory, open, random_file, read, writable};
-use crate::{assert_counted, evict, resident_pages};
+use crate::{assert_counted, cpus, evict, on, resident_pages};
 
 /// Two CPUs this process may use, if there are two.
 fn two_cpus() -> Option<[usize; 2]> {
-    let allowed = sched_getaffinity(None).unwrap();
-    let mut cpus = (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu));
-    let found = cpus.next().zip(cpus.next());
+    let found = cpus().first_chunk().copied();
     if found.is_none() {
         eprintln!("skipped: there is one CPU");
     }
-    found.map(|(one, other)| [one, other])
-}
-
-/// Runs `call` on one CPU, and gives what it gives.
-fn on<T: Send>(cpu: usize, call: impl FnOnce() -> T + Send) -> T {
-    let pinned = || {
-        let mut set = CpuSet::new();
-        set.set(cpu);
-        sched_setaffinity(None, &set).unwrap();
-        call()
-    };
-    thread::scope(|scope| scope.spawn(pinned).join().unwrap())
+    found
 }
 
 /// Reads pages one by one, so that each is added to the batch of the CPU.

@@ -1,6 +1,10 @@
 //! Advice: what is evicted on it, and why the rest stays (`outcomes.rs`), whose batches are drained
 //! for that (`drains.rs`), what the other kinds do (`kinds.rs`), against everybody else at the same
 //! time (`races.rs`); and what a cache says that it has (`residency.rs`).
+//!
+//! # Safety
+//! [`store`] checks its offset against the length of the map, and the page was brought in before.
+#![allow(unsafe_code)]
 
 mod drains;
 mod kinds;
@@ -10,7 +14,41 @@ mod residency;
 #[path = "../support/mod.rs"]
 mod support;
 
-use bifolio::{Advice, Cache, File, Outcome, Stats};
+use std::thread;
+
+use bifolio::{Advice, Cache, File, MapMut, Outcome, Stats};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+/// The CPUs this process may use.
+fn cpus() -> Vec<usize> {
+    let allowed = sched_getaffinity(None).unwrap();
+    (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu)).collect()
+}
+
+/// Runs `call` on one CPU, and gives what it gives.
+fn on<T: Send>(cpu: usize, call: impl FnOnce() -> T + Send) -> T {
+    let pinned = || {
+        let mut set = CpuSet::new();
+        set.set(cpu);
+        sched_setaffinity(None, &set).unwrap();
+        call()
+    };
+    thread::scope(|scope| scope.spawn(pinned).join().unwrap())
+}
+
+/// Runs a test on one CPU: what it brings in is in no other CPU's batch.
+fn on_one(test: impl FnOnce() + Send) {
+    on(cpus()[0], test);
+}
+
+/// Stores one byte through a map.
+fn store(map: &mut MapMut, position: u64, byte: u8) {
+    assert!(position < map.len());
+    // SAFETY: see the head of the file.
+    let target = unsafe { map.as_mut_ptr().add(position as usize) };
+    // SAFETY: as above.
+    unsafe { target.write_volatile(byte) };
+}
 
 /// Evicts what can go of the whole file.
 fn evict(file: &File) -> Outcome {

@@ -9,7 +9,7 @@ use crate::support::{
     FOLIO_SIZES, Faulty, PAGE, Way, assert_same, cache_of, directory, open, random_file, read,
     read_all, wait_for_stats, writable,
 };
-use crate::{assert_counted, evict, resident_pages};
+use crate::{assert_counted, evict, on_one, resident_pages};
 
 /// Pages of the files in here, unless a test says otherwise.
 const PAGES: u64 = 16;
@@ -39,25 +39,27 @@ fn for_disk_and_memory(test: impl Fn(&Faulty)) {
 
 #[test]
 fn what_is_clean_and_nobodys_goes_and_comes_back_as_it_was() {
-    let directory = directory();
-    for folio_bytes in FOLIO_SIZES {
-        // The last folio ends behind the end of the file.
-        let folios = 3;
-        let length = (folios * folio_bytes - 100) as usize;
-        let (path, bytes) = random_file(&directory, "file", length);
-        let cache = cache_of(16 << 20);
-        let file = cache.open(&path, &writable().folio_bytes(folio_bytes)).unwrap();
-        check(&file, &bytes);
-        let outcome = evict(&file);
-        assert_eq!((outcome.evicted, reasons(&outcome)), (folios, vec![]), "{outcome}");
-        assert_eq!(outcome.drains_requested, 0);
-        assert_eq!(resident_pages(&file), 0);
-        assert_counted(&cache, &outcome);
-        assert_eq!(cache.stats().pgsteal, 0, "advice is not reclaim");
-        check(&file, &bytes);
-        assert_eq!(evict(&file).evicted, folios);
-        assert_eq!(evict(&file), Outcome::default());
-    }
+    on_one(|| {
+        let directory = directory();
+        for folio_bytes in FOLIO_SIZES {
+            // The last folio ends behind the end of the file.
+            let folios = 3;
+            let length = (folios * folio_bytes - 100) as usize;
+            let (path, bytes) = random_file(&directory, "file", length);
+            let cache = cache_of(16 << 20);
+            let file = cache.open(&path, &writable().folio_bytes(folio_bytes)).unwrap();
+            check(&file, &bytes);
+            let outcome = evict(&file);
+            assert_eq!((outcome.evicted, reasons(&outcome)), (folios, vec![]), "{outcome}");
+            assert_eq!(outcome.drains_requested, 0);
+            assert_eq!(resident_pages(&file), 0);
+            assert_counted(&cache, &outcome);
+            assert_eq!(cache.stats().pgsteal, 0, "advice is not reclaim");
+            check(&file, &bytes);
+            assert_eq!(evict(&file).evicted, folios);
+            assert_eq!(evict(&file), Outcome::default());
+        }
+    });
 }
 
 #[test]
@@ -185,24 +187,26 @@ fn folios_that_are_being_read_stay() {
 
 #[test]
 fn pinned_folios_stay_and_nobody_is_asked_to_drain() {
-    let directory = directory();
-    let (path, bytes) = random_file(&directory, "file", LENGTH);
-    let cache = cache_of(4 << 20);
-    let file = open(&cache, &path);
-    check(&file, &bytes);
-    let pin = file.pin(5 * PAGE..6 * PAGE).unwrap();
-    let hold = file.pin(7 * PAGE..8 * PAGE).unwrap().hold();
-    let outcome = evict(&file);
-    assert_eq!((outcome.evicted, reasons(&outcome)), (PAGES - 2, remaining("referenced", 2)));
-    assert_eq!(outcome.drains_requested, 0, "this CPU's batch is drained anyway");
-    let mut seen = vec![0; PAGE as usize];
-    pin.copy_to(&mut seen);
-    assert_same(&seen, &bytes[5 * PAGE as usize..6 * PAGE as usize]);
-    drop(pin);
-    assert_eq!(evict(&file).evicted, 1);
-    drop(hold);
-    assert_eq!(evict(&file).evicted, 1);
-    check(&file, &bytes);
+    on_one(|| {
+        let directory = directory();
+        let (path, bytes) = random_file(&directory, "file", LENGTH);
+        let cache = cache_of(4 << 20);
+        let file = open(&cache, &path);
+        check(&file, &bytes);
+        let pin = file.pin(5 * PAGE..6 * PAGE).unwrap();
+        let hold = file.pin(7 * PAGE..8 * PAGE).unwrap().hold();
+        let outcome = evict(&file);
+        assert_eq!((outcome.evicted, reasons(&outcome)), (PAGES - 2, remaining("referenced", 2)));
+        assert_eq!(outcome.drains_requested, 0, "this CPU's batch is drained anyway");
+        let mut seen = vec![0; PAGE as usize];
+        pin.copy_to(&mut seen);
+        assert_same(&seen, &bytes[5 * PAGE as usize..6 * PAGE as usize]);
+        drop(pin);
+        assert_eq!(evict(&file).evicted, 1);
+        drop(hold);
+        assert_eq!(evict(&file).evicted, 1);
+        check(&file, &bytes);
+    });
 }
 
 /// A cache where files can be mapped, if that is so here.
@@ -218,28 +222,30 @@ fn cache_with_maps() -> Option<Cache> {
 
 #[test]
 fn mapped_folios_stay_as_long_as_they_are_mapped() {
-    let Some(cache) = cache_with_maps() else { return };
-    let directory = directory();
-    let (path, bytes) = random_file(&directory, "file", LENGTH);
-    for faults in [FaultMode::Threads, FaultMode::InThread] {
-        let file = cache.open(&path, &writable().mappable(true).faults(faults)).unwrap();
-        check(&file, &bytes);
-        let map = file.map(4 * PAGE..12 * PAGE).unwrap();
-        let other = file.map(10 * PAGE + 5..14 * PAGE + 5).unwrap();
-        let before = cache.stats().unmap_flushes;
-        let outcome = evict(&file);
-        // The second map has bytes of page 14.
-        assert_eq!((outcome.evicted, reasons(&outcome)), (5, remaining("mapped", 11)));
-        assert_eq!(outcome.drains_requested, 0);
-        assert_eq!(cache.stats().unmap_flushes - before, 1, "one flush for all five");
-        drop(map);
-        let outcome = evict(&file);
-        assert_eq!((outcome.evicted, reasons(&outcome)), (6, remaining("mapped", 5)));
-        drop(other);
-        assert_eq!(evict(&file).evicted, 5);
-        check(&file, &bytes);
-        assert_eq!(evict(&file).evicted, PAGES);
-    }
+    on_one(|| {
+        let Some(cache) = cache_with_maps() else { return };
+        let directory = directory();
+        let (path, bytes) = random_file(&directory, "file", LENGTH);
+        for faults in [FaultMode::Threads, FaultMode::InThread] {
+            let file = cache.open(&path, &writable().mappable(true).faults(faults)).unwrap();
+            check(&file, &bytes);
+            let map = file.map(4 * PAGE..12 * PAGE).unwrap();
+            let other = file.map(10 * PAGE + 5..14 * PAGE + 5).unwrap();
+            let before = cache.stats().unmap_flushes;
+            let outcome = evict(&file);
+            // The second map has bytes of page 14.
+            assert_eq!((outcome.evicted, reasons(&outcome)), (5, remaining("mapped", 11)));
+            assert_eq!(outcome.drains_requested, 0);
+            assert_eq!(cache.stats().unmap_flushes - before, 1, "one flush for all five");
+            drop(map);
+            let outcome = evict(&file);
+            assert_eq!((outcome.evicted, reasons(&outcome)), (6, remaining("mapped", 5)));
+            drop(other);
+            assert_eq!(evict(&file).evicted, 5);
+            check(&file, &bytes);
+            assert_eq!(evict(&file).evicted, PAGES);
+        }
+    });
 }
 
 #[test]

@@ -1,1 +1,239 @@
-//! Later.
+//! Advice against readers, writers, pins and maps at the same time: no byte is lost, no pin and no
+//! map is broken, and every folio that stays has a reason.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use bifolio::{Advice, Cache, File};
+use fastrand::Rng;
+
+use crate::evict;
+use crate::support::{PAGE, directory, open, random_file, wait_for_stats, writable};
+
+/// Pages of the file: more than fit into the cache.
+const PAGES: u64 = 768;
+const MEMORY: u64 = 2 << 20;
+const DURATION: Duration = Duration::from_millis(1500);
+
+/// What a page is filled with: which page it is, and the how manieth writing.
+fn stamp(page: u64, generation: u64) -> u64 {
+    page << 32 | generation
+}
+
+/// A file whose pages are stamped, and the generations that were begun and acknowledged.
+struct Stamped {
+    file: File,
+    begun: Vec<AtomicU64>,
+    done: Vec<AtomicU64>,
+    is_over: AtomicBool,
+}
+
+impl Stamped {
+    fn new(file: File) -> Self {
+        let numbers = || (0..PAGES).map(|_| AtomicU64::new(0)).collect();
+        let stamped =
+            Self { file, begun: numbers(), done: numbers(), is_over: AtomicBool::new(false) };
+        (0..PAGES).for_each(|page| stamped.write(page));
+        stamped
+    }
+
+    /// Writes the next generation of a page. Each page has one writer.
+    fn write(&self, page: u64) {
+        let generation = self.begun[page as usize].fetch_add(1, Ordering::SeqCst) + 1;
+        let bytes = stamp(page, generation).to_le_bytes().repeat(PAGE as usize / 8);
+        self.file.write_all_at(&bytes, page * PAGE).unwrap();
+        self.done[page as usize].store(generation, Ordering::SeqCst);
+    }
+
+    /// Reads a page: one generation, which was acknowledged before or begun since.
+    fn check(&self, page: u64) {
+        let at_least = self.done[page as usize].load(Ordering::SeqCst);
+        let mut bytes = [0; PAGE as usize];
+        self.file.read_exact_at(&mut bytes, page * PAGE).unwrap();
+        self.judge(page, &bytes, at_least);
+    }
+
+    fn judge(&self, page: u64, bytes: &[u8], at_least: u64) {
+        let at_most = self.begun[page as usize].load(Ordering::SeqCst);
+        let words: Vec<_> =
+            bytes.as_chunks::<8>().0.iter().copied().map(u64::from_le_bytes).collect();
+        let (of, generation) = (words[0] >> 32, words[0] & u64::from(u32::MAX));
+        assert!(words.iter().all(|word| *word == words[0]), "page {page} is torn");
+        assert_eq!(of, page, "page {page} has bytes of another");
+        assert!(
+            (at_least..=at_most).contains(&generation),
+            "page {page} is of generation {generation}, not {at_least} to {at_most}"
+        );
+    }
+
+    fn is_over(&self) -> bool {
+        self.is_over.load(Ordering::Relaxed)
+    }
+
+    /// Writes pages of its own, one of `parts`.
+    fn run_writer(&self, part: u64, parts: u64) {
+        let mut random = Rng::with_seed(part);
+        while !self.is_over() {
+            self.write(random.u64(..PAGES / parts) * parts + part);
+        }
+    }
+
+    fn run_reader(&self) {
+        let mut random = Rng::with_seed(17);
+        while !self.is_over() {
+            self.check(random.u64(..PAGES));
+        }
+    }
+
+    /// A pinned page is there, and is that page, for as long as the pin is.
+    fn run_pinner(&self) {
+        let mut random = Rng::with_seed(18);
+        while !self.is_over() {
+            let page = random.u64(..PAGES);
+            let at_least = self.done[page as usize].load(Ordering::SeqCst);
+            let pin = self.file.pin(page * PAGE..page * PAGE + 8).unwrap();
+            let outcome = self.advise(page..page + 1, Advice::DontNeed);
+            assert_eq!(outcome.evicted, 0, "a pinned page");
+            // Writers may be at the rest of the page: a word is of one of them.
+            let mut word = [0; 8];
+            pin.copy_to(&mut word);
+            self.judge(page, &word, at_least);
+        }
+    }
+
+    fn advise(&self, pages: std::ops::Range<u64>, advice: Advice) -> bifolio::Outcome {
+        self.file.advise(pages.start * PAGE..pages.end * PAGE, advice).unwrap()
+    }
+
+    fn run_adviser(&self, seed: u64) -> bifolio::Outcome {
+        let mut random = Rng::with_seed(seed);
+        let mut sum = bifolio::Outcome::default();
+        while !self.is_over() {
+            let start = random.u64(..PAGES);
+            let pages = start..(start + random.u64(1..64)).min(PAGES);
+            let advice = match random.u32(..8) {
+                0 => Advice::Cold,
+                1 => Advice::WillNeed,
+                2 => Advice::PopulateRead,
+                3 => Advice::PopulateWrite,
+                _ => Advice::DontNeed,
+            };
+            let outcome = self.advise(pages.clone(), advice);
+            let folios = outcome.evicted + outcome.remaining.total();
+            assert!(folios <= pages.end - pages.start, "{folios} of {pages:?}: counted twice");
+            sum += outcome;
+        }
+        sum
+    }
+
+    /// Everybody at once.
+    fn race(&self) {
+        let sum = thread::scope(|scope| {
+            scope.spawn(|| self.run_writer(0, 2));
+            scope.spawn(|| self.run_writer(1, 2));
+            scope.spawn(|| self.run_reader());
+            scope.spawn(|| self.run_pinner());
+            let advisers = [31, 32].map(|seed| scope.spawn(move || self.run_adviser(seed)));
+            let begun = Instant::now();
+            while begun.elapsed() < DURATION {
+                thread::sleep(Duration::from_millis(10));
+                let _residency = self.file.residency(0..self.file.len()).unwrap();
+            }
+            self.is_over.store(true, Ordering::Relaxed);
+            let mut sum = bifolio::Outcome::default();
+            advisers.into_iter().for_each(|adviser| sum += adviser.join().unwrap());
+            sum
+        });
+        assert!(sum.evicted > 0, "{sum}");
+        (0..PAGES).for_each(|page| self.check(page));
+    }
+}
+
+fn builder() -> bifolio::CacheBuilder {
+    Cache::builder().memory(MEMORY).dirty_age_ms_max(20)
+}
+
+/// Everything that was written is on the disk after a sync, and then nothing need stay.
+fn check_disk(cache: &Cache, stamped: &Stamped, path: &std::path::Path) {
+    stamped.file.sync_data().unwrap();
+    let on_disk = std::fs::read(path).unwrap();
+    for (page, bytes) in on_disk.chunks(PAGE as usize).enumerate() {
+        let last = stamped.done[page].load(Ordering::SeqCst);
+        stamped.judge(page as u64, bytes, last);
+    }
+    wait_for_stats(cache, "everything goes", |_| {
+        evict(&stamped.file);
+        stamped.file.residency(0..stamped.file.len()).unwrap().resident == 0
+    });
+}
+
+#[test]
+fn nothing_is_lost_of_a_file_on_disk() {
+    let directory = directory();
+    for folio_bytes in [PAGE, 4 * PAGE] {
+        let (path, _) = random_file(&directory, "file", (PAGES * PAGE) as usize);
+        let cache = builder().build().unwrap();
+        let file = cache.open(&path, &writable().folio_bytes(folio_bytes)).unwrap();
+        let stamped = Stamped::new(file);
+        stamped.race();
+        check_disk(&cache, &stamped, &path);
+    }
+}
+
+#[test]
+fn nothing_is_lost_of_a_memory_file() {
+    let cache = builder().spill_in(env!("CARGO_TARGET_TMPDIR")).build().unwrap();
+    Stamped::new(cache.memory_file("stamped").unwrap()).race();
+}
+
+#[test]
+fn nothing_is_lost_of_a_file_that_comes_and_goes_as_maps() {
+    let directory = directory();
+    let (path, _) = random_file(&directory, "file", (PAGES * PAGE) as usize);
+    let cache = builder().build().unwrap();
+    let Ok(file) = cache.open(&path, &writable().mappable(true)) else {
+        return eprintln!("skipped: files cannot be mapped here");
+    };
+    let stamped = Stamped::new(file);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut random = Rng::with_seed(19);
+            while !stamped.is_over() {
+                let start = random.u64(..PAGES - 8);
+                let map = stamped.file.map(start * PAGE..(start + 8) * PAGE).unwrap();
+                map.prefetch(0..map.len()).unwrap();
+            }
+        });
+        stamped.race();
+    });
+    check_disk(&cache, &stamped, &path);
+}
+
+#[test]
+fn advice_for_all_files_meets_files_that_come_and_go() {
+    let directory = directory();
+    let paths =
+        [0, 1, 2].map(|name| random_file(&directory, &format!("file-{name}"), 64 * PAGE as usize));
+    let cache = builder().build().unwrap();
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                cache.advise_all(Advice::DontNeed).unwrap();
+                cache.advise_all(Advice::Cold).unwrap();
+            }
+        });
+        let begun = Instant::now();
+        for (path, bytes) in paths.iter().cycle() {
+            let file = open(&cache, path);
+            crate::support::assert_same(&crate::support::read_all(&file), bytes);
+            file.write_all_at(&bytes[..5000], 0).unwrap();
+            if begun.elapsed() > DURATION {
+                break;
+            }
+        }
+        is_over.store(true, Ordering::Relaxed);
+    });
+    cache.close().unwrap();
+}

@@ -1,1 +1,120 @@
-//! Later.
+//! What a cache says that it has.
+
+use bifolio::{Advice, Cache, ErrorKind, PageResidency, Residency};
+use bifolio_testing::{Call, Fault, Gate};
+
+use crate::on_one;
+use crate::support::{
+    FOLIO_SIZES, Faulty, PAGE, Way, cache_of, directory, error_of, open, random_file, read,
+    wait_for_stats, writable,
+};
+
+/// Both answers, after a look at whether they agree.
+#[track_caller]
+fn residency(file: &bifolio::File, range: std::ops::Range<u64>) -> (Residency, Vec<PageResidency>) {
+    let sum = file.residency(range.clone()).unwrap();
+    let pages = file.residency_by_page(range).unwrap();
+    let count =
+        |is: fn(&PageResidency) -> bool| pages.iter().filter(|page| is(page)).count() as u64;
+    assert_eq!(sum.pages, pages.len() as u64);
+    assert_eq!(sum.resident, count(|page| page.resident));
+    assert_eq!(sum.dirty, count(|page| page.dirty));
+    assert_eq!(sum.writeback, count(|page| page.writeback));
+    assert_eq!(sum.evicted, count(|page| page.evicted));
+    assert_eq!(sum.recently_evicted, count(|page| page.recently_evicted));
+    (sum, pages)
+}
+
+#[test]
+fn pages_are_counted_where_folios_of_any_size_hold_them() {
+    let directory = directory();
+    for folio_bytes in FOLIO_SIZES {
+        let length = 3 * folio_bytes + 5;
+        let (path, _) = random_file(&directory, "file", length as usize);
+        let cache = Cache::builder().memory(16 << 20).readahead_bytes_max(0).build().unwrap();
+        let file = cache.open(&path, &writable().folio_bytes(folio_bytes)).unwrap();
+        let pages_a_folio = folio_bytes / PAGE;
+        assert_eq!(read(&file, folio_bytes, 1).len(), 1);
+        file.write_all_at(b"new", 3 * folio_bytes).unwrap();
+        let (sum, pages) = residency(&file, 0..u64::MAX >> 1);
+        assert_eq!((sum.pages, sum.resident), (3 * pages_a_folio + 1, pages_a_folio + 1));
+        assert_eq!((sum.dirty, sum.writeback, sum.evicted), (1, 0, 0));
+        let is_resident = |page: u64| pages[page as usize].resident;
+        assert!(!is_resident(pages_a_folio - 1) && is_resident(pages_a_folio));
+        assert!(is_resident(2 * pages_a_folio - 1) && is_resident(3 * pages_a_folio));
+        // The last page of one folio and the first of the next.
+        let middle = 2 * folio_bytes - 1..2 * folio_bytes + 1;
+        let (sum, _) = residency(&file, middle);
+        assert_eq!((sum.pages, sum.resident), (2, 1));
+        for nothing in [5..5, length..length + PAGE] {
+            assert_eq!(residency(&file, nothing), (Residency::default(), vec![]));
+        }
+    }
+}
+
+#[test]
+fn what_was_evicted_lately_is_told_from_what_never_was_here() {
+    // What is in the batch of another CPU is not evicted.
+    on_one(|| {
+        let directory = directory();
+        let (path, _) = random_file(&directory, "file", 8 << 20);
+        let cache = Cache::builder().memory(2 << 20).readahead_bytes_max(0).build().unwrap();
+        let file = open(&cache, &path);
+        for page in 0..1024 {
+            assert_eq!(read(&file, page * PAGE, 1).len(), 1);
+        }
+        let (sum, pages) = residency(&file, 0..file.len());
+        assert_eq!(sum.resident + sum.evicted, 1024);
+        assert!(pages[0].evicted && !pages[0].resident && pages[1023].resident);
+        assert!(!pages[1024].evicted && !pages[1024].resident);
+        assert_eq!(
+            sum.recently_evicted, 0,
+            "the active list is empty: nothing would have kept them"
+        );
+        // What is read twice becomes active; what goes then would have been kept by a longer list.
+        for start in (1024..2000).step_by(100) {
+            for page in (0..64).chain(start..start + 100) {
+                assert_eq!(read(&file, page * PAGE, 1).len(), 1);
+            }
+        }
+        assert!(cache.stats().active_bytes > 0);
+        let outcome = file.advise(0..PAGE, Advice::DontNeed).unwrap();
+        assert_eq!(outcome.evicted, 1);
+        let (_, pages) = residency(&file, 0..PAGE);
+        assert!(pages[0].recently_evicted && pages[0].evicted && !pages[0].resident);
+    });
+}
+
+#[test]
+fn pages_on_their_way_out_are_told() {
+    let faulty = Faulty::new(Way::Memory, 16 * PAGE as usize, 1);
+    let cache = faulty.builder(4 << 20).build().unwrap();
+    let file = faulty.open(&cache);
+    file.write_all_at(&[7; 3 * PAGE as usize], PAGE).unwrap();
+    let (sum, _) = residency(&file, 0..file.len());
+    assert_eq!((sum.dirty, sum.writeback), (3, 0));
+    let gate = Gate::new();
+    faulty.backing.inject(Fault::on(Call::Write).held(&gate));
+    let outcome = file.advise(0..file.len(), Advice::DontNeed).unwrap();
+    assert_eq!(outcome.remaining.dirty, 3);
+    gate.wait_for_arrivals(1);
+    let (sum, _) = residency(&file, 0..file.len());
+    assert_eq!((sum.dirty, sum.writeback, sum.resident), (0, 3, 3));
+    gate.open();
+    wait_for_stats(&cache, "clean", |stats| stats.dirty_bytes == 0);
+}
+
+#[test]
+fn a_huge_hole_costs_nothing_and_too_long_a_list_is_refused() {
+    let cache = cache_of(4 << 20);
+    let file = cache.memory_file("scratch").unwrap();
+    file.write_all_at(b"end", 1 << 39).unwrap();
+    let sum = file.residency(0..u64::MAX >> 1).unwrap();
+    assert_eq!((sum.pages, sum.resident, sum.dirty), ((1 << 27) + 1, 1, 1));
+    let (sum, pages) = residency(&file, (1 << 39) - PAGE..u64::MAX >> 1);
+    assert_eq!((sum.resident, pages.len()), (1, 2));
+    cache.close().unwrap();
+    let closed = error_of(file.residency(0..PAGE), &[]);
+    assert!(matches!(closed.kind(), ErrorKind::Closed));
+    assert!(file.residency_by_page(0..PAGE).is_err());
+}

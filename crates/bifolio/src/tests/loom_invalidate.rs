@@ -1,0 +1,164 @@
+//! Invalidation (`reclaim/invalidate.rs`) of a folio that a batch may hold, and drains of all
+//! batches that meet (`lru/batches.rs`).
+//!
+//! A batch has two slots in a model run.
+
+use super::world::{World, left_at, model_bounded, spawn};
+use crate::folio::{Flag, FolioId};
+use crate::mapping::{Entry, EvictError};
+use std::sync::Arc;
+
+/// What became of a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verdict {
+    Evicted,
+    Gone,
+    Locked,
+    Referenced,
+}
+
+/// N3 to N6 for one page, as `Invalidation` does them.
+fn invalidate(world: &World, index: u64) -> Verdict {
+    let doubtful = match try_evict(world, index) {
+        Ok(verdict) => return verdict,
+        Err(id) => id,
+    };
+    let cpu = world.folios.get(doubtful).batch_cpu().expect("it was added");
+    world.lru.drain_for(&world.folios, cpu, |id| id == doubtful);
+    try_evict(world, index).unwrap_or(Verdict::Referenced)
+}
+
+/// N3, N4; an error if there is a reference too many.
+fn try_evict(world: &World, index: u64) -> Result<Verdict, FolioId> {
+    let Some(folio) = world.find(index) else { return Ok(Verdict::Gone) };
+    let id = folio.id();
+    let Some(lock) = folio.try_lock() else { return Ok(Verdict::Locked) };
+    if lock.owner() == 0 {
+        return Ok(Verdict::Gone);
+    }
+    if folio.folio().references() > 2 {
+        return Err(id);
+    }
+    match world.mapping.evict(folio, &lock, |page| left_at(index + page)) {
+        Ok(frozen) => {
+            drop(lock);
+            frozen.free();
+            Ok(Verdict::Evicted)
+        }
+        Err(EvictError::Referenced(_)) => Err(id),
+        Err(EvictError::Dirty(_)) => unreachable!("nobody writes"),
+    }
+}
+
+/// Fills page `index` and hands it to the batch of `cpu`.
+fn fill_and_add(world: &World, index: u64, cpu: usize) {
+    assert!(world.fill(index, Entry::HOLE, 1));
+    let folio = world.find(index).expect("just filled");
+    world.lru.add(&world.folios, folio, cpu);
+}
+
+/// A world of two CPUs, with page 0 in the batch of CPU 1.
+fn world_with_batched_page() -> Arc<World> {
+    let world = World::new(2, 0, 2);
+    fill_and_add(&world, 0, 1);
+    world
+}
+
+fn assert_gone(world: &World) {
+    assert!(world.find(0).is_none());
+    assert_eq!(world.lru.sizes().inactive_pages, 0);
+    assert_eq!(world.free_frames(), 2);
+}
+
+/// A folio that only a batch references goes, also while somebody else drains that batch.
+/// Dies with: no second look (N6) where N5 found nothing to drain; a drain that puts the references
+/// after it has unlocked the batch (LRU-3), or forgets in the descriptor which batch it was before
+/// it has put them.
+#[test]
+fn loom_invalidate_vs_drain() {
+    model_bounded(4, || {
+        let world = world_with_batched_page();
+        let drainer = spawn(&world, |world| world.lru.drain(&world.folios, 1));
+        assert_eq!(invalidate(&world, 0), Verdict::Evicted);
+        drainer.join().unwrap();
+        assert_gone(&world);
+    });
+}
+
+/// The same, while its batch becomes full and goes to the lists.
+/// Dies with: as above.
+#[test]
+fn loom_invalidate_vs_add() {
+    model_bounded(4, || {
+        let world = world_with_batched_page();
+        let adder = spawn(&world, |world| fill_and_add(world, 1, 1));
+        assert_eq!(invalidate(&world, 0), Verdict::Evicted);
+        adder.join().unwrap();
+        assert!(world.find(0).is_none() && world.find(1).is_some());
+        assert_eq!(world.free_frames(), 1);
+    });
+}
+
+/// Of two that invalidate the same page one evicts it, whoever drains; or each sees the other at
+/// it, and the next one finds it in no batch.
+/// Dies with: a drain that forgets in the descriptor which batch it was.
+#[test]
+fn loom_invalidate_vs_invalidate() {
+    model_bounded(4, || {
+        let world = world_with_batched_page();
+        let other = spawn(&world, |world| invalidate(world, 0));
+        let verdicts = [invalidate(&world, 0), other.join().unwrap()];
+        let evicted = verdicts.iter().filter(|verdict| **verdict == Verdict::Evicted).count();
+        if evicted == 0 {
+            assert!(!verdicts.contains(&Verdict::Gone), "{verdicts:?}");
+            let id = world.find(0).expect("nobody evicted it").id();
+            assert!(world.folios.get(id).flags.get(Flag::OnLru), "drained");
+            assert_eq!(invalidate(&world, 0), Verdict::Evicted);
+        }
+        assert!(evicted <= 1, "{verdicts:?}");
+        assert_gone(&world);
+    });
+}
+
+/// A pin is never broken: what it looks at is nobody else's yet.
+/// Dies with: a freeze of as many references as there are.
+#[test]
+fn loom_invalidate_vs_pin() {
+    model_bounded(4, || {
+        let world = world_with_batched_page();
+        let pinner = spawn(&world, |world| {
+            if let Some(pin) = world.find(0) {
+                world.frame(pin.id()).content.look();
+            }
+        });
+        let verdict = invalidate(&world, 0);
+        assert!(matches!(verdict, Verdict::Evicted | Verdict::Referenced), "{verdict:?}");
+        pinner.join().unwrap();
+        let second = invalidate(&world, 0);
+        let expected = if verdict == Verdict::Evicted { Verdict::Gone } else { Verdict::Evicted };
+        assert_eq!(second, expected);
+        assert_gone(&world);
+    });
+}
+
+/// R14: drains of all that meet share one, and none returns before what was added before its call
+/// is on a list.
+/// Dies with: G4 after G5; G2 left out.
+#[test]
+fn loom_invalidate_coalesced_drains_never_return_early() {
+    fn add_and_drain(world: &World, cpu: usize) -> usize {
+        let folio = world.allocate(0);
+        let id = folio.id();
+        world.lru.add(&world.folios, folio.try_clone().expect("few references"), cpu);
+        let drained = world.lru.drain_all(&world.folios);
+        assert!(world.folios.get(id).flags.get(Flag::OnLru), "returned early");
+        assert_eq!(folio.folio().references(), 1);
+        drained
+    }
+    model_bounded(4, || {
+        let world = World::new(2, 0, 2);
+        let other = spawn(&world, |world| add_and_drain(world, 0));
+        let drained = [add_and_drain(&world, 1), other.join().unwrap()];
+        assert_eq!(drained.iter().sum::<usize>(), 2, "each batch went once: {drained:?}");
+    });
+}
