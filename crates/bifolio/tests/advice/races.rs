@@ -40,22 +40,30 @@ impl Stamped {
 
     /// Writes the next generation of a page. Each page has one writer.
     fn write(&self, page: u64) {
-        let generation = self.begun[page as usize].fetch_add(1, Ordering::SeqCst) + 1;
+        // Relaxed: the cache orders it before the bytes are seen.
+        let generation = self.begun[page as usize].fetch_add(1, Ordering::Relaxed) + 1;
         let bytes = stamp(page, generation).to_le_bytes().repeat(PAGE as usize / 8);
         self.file.write_all_at(&bytes, page * PAGE).unwrap();
-        self.done[page as usize].store(generation, Ordering::SeqCst);
+        // Release: pairs with the Acquire in `written`: who sees this sees the bytes.
+        self.done[page as usize].store(generation, Ordering::Release);
+    }
+
+    /// The generation that was written last, at the least.
+    fn written(&self, page: u64) -> u64 {
+        // Acquire: pairs with the Release in `write`.
+        self.done[page as usize].load(Ordering::Acquire)
     }
 
     /// Reads a page: one generation, which was acknowledged before or begun since.
     fn check(&self, page: u64) {
-        let at_least = self.done[page as usize].load(Ordering::SeqCst);
+        let at_least = self.written(page);
         let mut bytes = [0; PAGE as usize];
         self.file.read_exact_at(&mut bytes, page * PAGE).unwrap();
         self.judge(page, &bytes, at_least);
     }
 
     fn judge(&self, page: u64, bytes: &[u8], at_least: u64) {
-        let at_most = self.begun[page as usize].load(Ordering::SeqCst);
+        let at_most = self.begun[page as usize].load(Ordering::Relaxed);
         let words: Vec<_> =
             bytes.as_chunks::<8>().0.iter().copied().map(u64::from_le_bytes).collect();
         let (of, generation) = (words[0] >> 32, words[0] & u64::from(u32::MAX));
@@ -91,7 +99,7 @@ impl Stamped {
         let mut random = Rng::with_seed(18);
         while !self.is_over() {
             let page = random.u64(..PAGES);
-            let at_least = self.done[page as usize].load(Ordering::SeqCst);
+            let at_least = self.written(page);
             let pin = self.file.pin(page * PAGE..page * PAGE + 8).unwrap();
             let outcome = self.advise(page..page + 1, Advice::DontNeed);
             assert_eq!(outcome.evicted, 0, "a pinned page");
@@ -159,8 +167,7 @@ fn check_disk(cache: &Cache, stamped: &Stamped, path: &std::path::Path) {
     stamped.file.sync_data().unwrap();
     let on_disk = std::fs::read(path).unwrap();
     for (page, bytes) in on_disk.chunks(PAGE as usize).enumerate() {
-        let last = stamped.done[page].load(Ordering::SeqCst);
-        stamped.judge(page as u64, bytes, last);
+        stamped.judge(page as u64, bytes, stamped.written(page as u64));
     }
     wait_for_stats(cache, "everything goes", |_| {
         evict(&stamped.file);
