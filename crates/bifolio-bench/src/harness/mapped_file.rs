@@ -80,7 +80,8 @@ impl MappedFile {
 
     /// Takes advice about the order of accesses.
     pub(crate) fn advise(&self, advice: Advice) -> Result<()> {
-        Ok(self.cached.file.advise(0..self.span.len_bytes(), advice)?)
+        self.cached.file.advise(0..self.span.len_bytes(), advice)?;
+        Ok(())
     }
 
     /// All the cache has counted so far that concerns maps, always in the same order.
