@@ -28,6 +28,7 @@
 
 use super::batch::Written;
 use super::inode::Inode;
+use super::sync::ALL_BYTES;
 use super::throttle::Throttle;
 use crate::error::{ErrorKind, Result};
 use crate::lru::Memory;
@@ -232,7 +233,7 @@ impl Flusher {
     /// What was stored through maps begins to age when it is found.
     fn look_for_stores(&self) {
         for inode in self.files() {
-            if let Err(error) = inode.mark_all_stored() {
+            if let Err(error) = inode.mark_stored_in(&ALL_BYTES) {
                 log::warn!("{}: {error}", inode.name());
             }
         }

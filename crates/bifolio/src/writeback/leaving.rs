@@ -13,6 +13,7 @@ use crate::folio::{Flag, Folio, FolioId, FolioRef, Frozen, LockedFolio};
 use crate::io::RUN_PAGES_MAX;
 use crate::mapping::{Lookup, PAGE_BYTES};
 use smallvec::SmallVec;
+use std::ops::Range;
 use std::time::Duration;
 
 /// Between two attempts to get memory from the kernel.
@@ -59,20 +60,24 @@ impl Inode {
         self.mapping.restore_ready(locked);
     }
 
-    /// Pages of the file that were stored to through maps are dirty from now on.
+    /// Pages with bytes of `range` that were stored to through maps are dirty from now on.
     ///
     /// # Errors
     /// The kernel does not tell.
-    pub(crate) fn mark_all_stored(&self) -> Result<()> {
+    pub(super) fn mark_stored_in(&self, range: &Range<u64>) -> Result<()> {
         let Some(region) = self.frames.region().filter(|region| region.is_tracked()) else {
             return Ok(());
         };
-        let end = self.mapping.len_bytes().div_ceil(PAGE_BYTES);
+        let end = range.end.min(self.mapping.len_bytes()).div_ceil(PAGE_BYTES);
+        let pages = range.start / PAGE_BYTES..end;
+        if pages.is_empty() {
+            return Ok(());
+        }
         let mut written = Vec::new();
         {
             // REGION-3: what is not found here is on its way, or on the dirty list.
             let _section = region.section();
-            region.visit_written(0..end, |pages| written.push(pages)).map_err(not_told)?;
+            region.visit_written(pages, |pages| written.push(pages)).map_err(not_told)?;
         }
         for index in written.into_iter().flatten() {
             let Lookup::Folio(folio) = self.mapping.get_folio(&self.memory.folios, index, &mut 0)

@@ -19,6 +19,9 @@ const GATHERED_MAX: u64 = 32_768;
 /// Folios of one batch, or so: a cut of the file waits for the batch that is on its way.
 const BATCH_FOLIOS_MAX: u64 = GATHERED_MAX;
 
+/// A whole file.
+pub(super) const ALL_BYTES: Range<u64> = 0..u64::MAX;
+
 impl Inode {
     /// Writes `folios` and their dirty neighbours out, in the order of their places, and waits for
     /// it. Answers what it came to, and which of them were busy.
@@ -77,16 +80,21 @@ impl Inode {
 
     /// Writes out everything that is dirty at the call and waits for what is in flight.
     pub(crate) fn write_out_all(&self) {
-        if let Err(error) = self.mark_all_stored() {
+        if let Err(error) = self.mark_stored_in(&ALL_BYTES) {
             log::error!("{}: {error}", self.name());
         }
+        self.write_out_marked();
+    }
+
+    /// The same, but for what was stored through maps and nobody has marked.
+    fn write_out_marked(&self) {
         self.write_out_until(self.dirty.now(), u64::MAX, true);
         self.dirty.wait_for_in_flight();
     }
 
     /// Writes out what is dirty in `range` (bytes), but for what is busy: that is for another time.
     pub(super) fn write_out_soon(&self, range: Range<u64>) {
-        if let Err(error) = self.mark_all_stored() {
+        if let Err(error) = self.mark_stored_in(&range) {
             log::warn!("{}: {error}", self.name());
         }
         self.write_out_range(range, false);
@@ -164,10 +172,10 @@ impl Inode {
     ) -> Result<()> {
         let Store::Disk(disk) = &self.store else { return Ok(()) };
         let Some(writer) = disk.writer() else { return Ok(()) };
-        self.mark_all_stored()?;
+        self.mark_stored_in(range.as_ref().unwrap_or(&ALL_BYTES))?;
         let errors_before = self.errors.count();
         match range {
-            None => self.write_out_all(),
+            None => self.write_out_marked(),
             Some(range) => self.write_out_range(range, true),
         }
         if let Some(error) = self.errors.check_since(cursor, errors_before) {

@@ -7,7 +7,7 @@ use bifolio_testing::{Call, Fault, Gate};
 
 use crate::support::{
     FOLIO_SIZES, Faulty, PAGE, Way, assert_same, cache_of, directory, open, random_file, read,
-    read_all, wait_for_stats, writable,
+    read_all, wait_for_stats, wait_until, writable,
 };
 use crate::{assert_counted, evict, on_one, resident_pages};
 
@@ -246,6 +246,61 @@ fn mapped_folios_stay_as_long_as_they_are_mapped() {
             assert_eq!(evict(&file).evicted, PAGES);
         }
     });
+}
+
+#[test]
+fn of_several_reasons_the_first_one_counts() {
+    let faulty = Faulty::new(Way::Threads, LENGTH, 1);
+    let cache = faulty.builder(4 << 20).build().unwrap();
+    let options = writable().mappable(true);
+    let Ok(file) = cache.open_backing(faulty.backing.clone(), &options) else {
+        return eprintln!("skipped: files cannot be mapped here");
+    };
+    let map = file.map(0..LENGTH as u64).unwrap();
+    map.prefetch(0..LENGTH as u64).unwrap();
+    file.write_all_at(b"new", 5 * PAGE).unwrap();
+    let writes = Gate::new();
+    faulty.backing.inject(Fault::on(Call::Write).held(&writes));
+    let outcome = file.advise(1..LENGTH as u64, Advice::DontNeed).unwrap();
+    assert_eq!(reasons(&outcome), [("straddling", 1), ("dirty", 1), ("mapped", PAGES - 2)]);
+    writes.wait_for_arrivals(1);
+    assert_eq!(reasons(&evict(&file)), [("writeback", 1), ("mapped", PAGES - 1)]);
+    writes.open();
+    wait_for_stats(&cache, "clean", |stats| stats.dirty_bytes == 0);
+    drop(map);
+    assert_eq!(evict(&file).evicted, PAGES);
+    let _map = file.map(0..LENGTH as u64).unwrap();
+    let reads = Gate::new();
+    faulty.backing.inject(Fault::on(Call::Read).held(&reads));
+    thread::scope(|scope| {
+        let reader = scope.spawn(|| read(&file, 5 * PAGE, 3));
+        reads.wait_for_arrivals(1);
+        assert_eq!(reasons(&evict(&file)), remaining("locked", 1));
+        reads.open();
+        assert_eq!(reader.join().unwrap(), b"new");
+    });
+}
+
+#[test]
+fn what_was_stored_through_a_map_is_written_in_the_background() {
+    let builder = Cache::builder().memory(4 << 20).dirty_age_ms_max(3_600_000);
+    let cache = builder.build().unwrap();
+    let directory = directory();
+    let (path, mut bytes) = random_file(&directory, "file", LENGTH);
+    let Ok(file) = cache.open(&path, &writable().mappable(true)) else {
+        return eprintln!("skipped: files cannot be mapped here");
+    };
+    let mut map = file.map_mut(0..LENGTH as u64).unwrap();
+    map.prefetch(0..LENGTH as u64).unwrap();
+    for page in [3, 9] {
+        let at = page * PAGE + 7;
+        crate::store(&mut map, at, !bytes[at as usize]);
+    }
+    bytes[3 * PAGE as usize + 7] ^= 0xFF;
+    let outcome = file.advise(0..8 * PAGE, Advice::DontNeed).unwrap();
+    assert_eq!(reasons(&outcome), remaining("mapped", 8), "nobody has looked for stores yet");
+    wait_until("what is in the range is on the disk", || std::fs::read(&path).unwrap() == bytes);
+    assert_eq!(cache.stats().writeback, 1, "nothing else is");
 }
 
 #[test]
