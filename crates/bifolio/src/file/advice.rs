@@ -33,11 +33,11 @@ pub enum Advice {
     Cold,
     /// For the range: it will not be needed. Evict it now, and say what stays, and why.
     DontNeed,
-    /// For the range: read it now, and wait for it.
+    /// For the range: read it now, and wait for it. What is a hole of a memory file gets pages.
     PopulateRead,
-    /// For the range: read it now, and wait for it; in a memory file allocate its holes, as
-    /// [`File::allocate`] does; in a file with a [`MapMut`](crate::MapMut) let its pages be stored
-    /// to without a fault (they count as changed). The handle must be open for writing.
+    /// As [`Advice::PopulateRead`], for a handle that is open for writing; in a file with a
+    /// [`MapMut`](crate::MapMut) its pages can be stored to without a fault then, and count as
+    /// changed.
     PopulateWrite,
 }
 
@@ -110,9 +110,6 @@ impl File {
         let handle = &self.handle;
         handle.check_writable()?;
         let range = range.start..range.end.min(self.len());
-        if handle.inode.is_memory_file() && !range.is_empty() {
-            self.allocate(range.clone())?;
-        }
         self.populate_in_file(&range)?;
         let pages = range.start >> PAGE_SHIFT..range.end.div_ceil(PAGE_BYTES);
         match handle.inode.frames.region().filter(|region| region.is_tracked()) {

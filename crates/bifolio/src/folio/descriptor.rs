@@ -81,11 +81,11 @@ impl Folio {
         self.index.store(index, Ordering::Relaxed);
         self.order.store(order, Ordering::Relaxed);
         self.set_slot(0);
-        self.batch.store(0, Ordering::Relaxed);
         self.flags.reset();
     }
 
-    /// The CPU whose LRU batch the folio was given to, if it was: it is in that one, or in none.
+    /// The CPU to whose LRU batch the folio was given last, in this life or an earlier one, if it
+    /// ever was: it is in that one, or in none.
     pub(crate) fn batch_cpu(&self) -> Option<usize> {
         usize::from(self.batch.load(Ordering::Relaxed)).checked_sub(1)
     }

@@ -127,13 +127,14 @@ fn a_map_populated_for_writing_is_stored_to_and_written_out() {
     let mut map = file.map_mut(0..16 * PAGE).unwrap();
     map.advise(bytes_of(4..8), Advice::PopulateWrite).unwrap();
     let faults = cache.stats().faults;
-    for page in 4..8 {
+    // Not to the last one.
+    for page in 4..7 {
         crate::store(&mut map, page * PAGE, 0xAB);
     }
     assert_eq!(cache.stats().faults, faults);
     map.sync(0..16 * PAGE).unwrap();
     let mut expected = bytes;
-    (4..8).for_each(|page| expected[page * PAGE as usize] = 0xAB);
+    (4..7).for_each(|page| expected[page * PAGE as usize] = 0xAB);
     assert_same(&std::fs::read(&path).unwrap(), &expected);
     assert_eq!(cache.stats().writeback, 4, "they count as changed, and no others do");
 }

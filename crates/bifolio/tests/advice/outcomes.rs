@@ -129,6 +129,29 @@ fn dirt_outside_the_range_is_nobodys_business() {
 }
 
 #[test]
+fn ranges_that_wait_for_the_device_stay_apart() {
+    for_disk_and_memory(|faulty| {
+        let cache = faulty.builder(4 << 20).build().unwrap();
+        let file = faulty.open(&cache);
+        for page in [0, 2, 3, 5, 8] {
+            file.write_all_at(b"new", page * PAGE).unwrap();
+        }
+        let gate = Gate::new();
+        faulty.backing.inject(Fault::on(Call::Write).held(&gate));
+        for range in [0..1, 2..3, 3..4, 8..9] {
+            let bytes = range.start * PAGE..range.end * PAGE;
+            let outcome = file.advise(bytes, Advice::DontNeed).unwrap();
+            assert_eq!(reasons(&outcome), remaining("dirty", 1));
+            // The others come while this one is on its way.
+            gate.wait_for_arrivals(1);
+        }
+        gate.open();
+        wait_for_stats(&cache, "one is dirty", |stats| stats.dirty_bytes == PAGE);
+        assert!(file.residency_by_page(5 * PAGE..6 * PAGE).unwrap()[0].dirty);
+    });
+}
+
+#[test]
 fn a_device_that_refuses_keeps_the_folio_dirty_and_here() {
     for_disk_and_memory(|faulty| {
         let cache = faulty.builder(4 << 20).build().unwrap();

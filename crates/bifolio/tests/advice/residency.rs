@@ -1,5 +1,7 @@
 //! What a cache says that it has.
 
+use std::thread;
+
 use bifolio::{Advice, Cache, ErrorKind, PageResidency, Residency};
 use bifolio_testing::{Call, Fault, Gate};
 
@@ -46,6 +48,11 @@ fn pages_are_counted_where_folios_of_any_size_hold_them() {
         let middle = 2 * folio_bytes - 1..2 * folio_bytes + 1;
         let (sum, _) = residency(&file, middle);
         assert_eq!((sum.pages, sum.resident), (2, 1));
+        // What was there is remembered, whatever page of it is asked for.
+        let outcome = file.advise(folio_bytes..2 * folio_bytes, Advice::DontNeed).unwrap();
+        assert_eq!(outcome.evicted, 1);
+        let (sum, _) = residency(&file, 2 * folio_bytes - 1..2 * folio_bytes);
+        assert_eq!((sum.resident, sum.evicted), (0, 1));
         for nothing in [5..5, length..length + PAGE] {
             assert_eq!(residency(&file, nothing), (Residency::default(), vec![]));
         }
@@ -102,6 +109,24 @@ fn pages_on_their_way_out_are_told() {
     assert_eq!((sum.dirty, sum.writeback, sum.resident), (0, 3, 3));
     gate.open();
     wait_for_stats(&cache, "clean", |stats| stats.dirty_bytes == 0);
+}
+
+#[test]
+fn pages_on_their_way_in_are_not_there_yet() {
+    let faulty = Faulty::new(Way::Memory, 16 * PAGE as usize, 1);
+    let cache = faulty.builder(4 << 20).build().unwrap();
+    let file = faulty.open(&cache);
+    let gate = Gate::new();
+    faulty.backing.inject(Fault::on(Call::Read).held(&gate));
+    thread::scope(|scope| {
+        let reader = scope.spawn(|| read(&file, 0, PAGE as usize));
+        gate.wait_for_arrivals(1);
+        let (sum, pages) = residency(&file, 0..file.len());
+        assert_eq!((sum.resident, sum.evicted), (0, 0), "{pages:?}");
+        gate.open();
+        assert_eq!(reader.join().unwrap().len(), PAGE as usize);
+    });
+    assert_eq!(residency(&file, 0..file.len()).0.resident, 1);
 }
 
 #[test]
