@@ -13,7 +13,8 @@ use crate::host::Host;
 use crate::progress::Progress;
 use crate::report::Report;
 use crate::{
-    format_bytes, map_reads, random_reads, reclaim, scan, seq_reads, small_reads, spill, writes,
+    advise, format_bytes, map_reads, random_reads, reclaim, scan, seq_reads, small_reads, spill,
+    writes,
 };
 
 /// Every benchmark, in the order in which `bifolio bench` runs them.
@@ -27,6 +28,7 @@ pub fn all() -> &'static [&'static dyn Benchmark] {
         &spill::Spill,
         &reclaim::Reclaim,
         &map_reads::MapReads,
+        &advise::Advise,
     ]
 }
 

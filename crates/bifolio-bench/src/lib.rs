@@ -10,6 +10,7 @@
 //! Everything here measures in one run what it compares: repetitions of all series take turns, so a
 //! machine that changes its speed changes it for every series. Every benchmark verifies the bytes.
 
+mod advise;
 mod benchmark;
 mod bytes;
 mod config;

@@ -7,7 +7,7 @@ use bifolio::{Cache, CacheBuilder, File, OpenOptions, Stats};
 
 use crate::error::Result;
 
-/// A file and the cache that only it is in.
+/// A file and the cache that is there for it.
 #[derive(Debug)]
 pub(crate) struct Cached {
     pub(crate) file: File,
@@ -42,6 +42,16 @@ impl Cached {
         let cache = builder.build()?;
         let file = cache.memory_file_with("bench", options)?;
         Ok(Self { file, cache })
+    }
+
+    /// Makes a memory file beside it.
+    pub(crate) fn memory_file(&self) -> Result<File> {
+        Ok(self.cache.memory_file("beside")?)
+    }
+
+    /// Opens one more file.
+    pub(crate) fn open_beside(&self, path: &Path) -> Result<File> {
+        Ok(self.cache.open(path, &OpenOptions::new())?)
     }
 
     /// What the cache has counted so far.

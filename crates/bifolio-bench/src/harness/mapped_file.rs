@@ -9,7 +9,7 @@ use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use bifolio::{Advice, CacheBuilder, FaultMode, Map, MapMut, OpenOptions};
+use bifolio::{Advice, CacheBuilder, FaultMode, File, Map, MapMut, OpenOptions};
 use serde::{Deserialize, Serialize};
 
 use super::cached::Cached;
@@ -76,6 +76,16 @@ impl MappedFile {
 
     pub(crate) fn span(&self) -> Span {
         self.span.clone()
+    }
+
+    /// The file, beside its map.
+    pub(crate) fn file(&self) -> &File {
+        &self.cached.file
+    }
+
+    /// Makes a memory file in the same cache.
+    pub(crate) fn memory_file(&self) -> Result<File> {
+        self.cached.memory_file()
     }
 
     /// Takes advice about the order of accesses.

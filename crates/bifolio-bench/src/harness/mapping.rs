@@ -10,11 +10,13 @@
 #![allow(unsafe_code)]
 
 use std::fs::File;
+use std::io;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 
+use super::access::PAGE_BYTES;
 use super::span::{Mapped, Span};
 use crate::error::{Error, Result};
 
@@ -88,6 +90,19 @@ impl Mapping {
         advised.map_err(Error::system(format!("advise {hint:?} about a mapping")))
     }
 
+    /// How many pages of it are in memory, whoever has touched them.
+    pub(crate) fn resident_pages(&self) -> Result<u64> {
+        let mut pages = vec![0_u8; self.len_bytes.div_ceil(PAGE_BYTES)];
+        let start = self.start.as_ptr().cast();
+        // SAFETY: the range is the mapping, and there is a byte for each of its pages.
+        let answer = unsafe { libc::mincore(start, self.len_bytes, pages.as_mut_ptr()) };
+        if answer != 0 {
+            let failed = Error::system("ask which pages of a mapping are in memory");
+            return Err(failed(io::Error::last_os_error()));
+        }
+        Ok(pages.iter().map(|page| u64::from(page & 1)).sum())
+    }
+
     pub(crate) fn start(&self) -> NonNull<u8> {
         self.start
     }
@@ -112,10 +127,10 @@ impl Drop for Mapping {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::FileExt;
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
     use super::*;
-    use crate::harness::access::PAGE_BYTES;
 
     #[test]
     fn words_that_are_stored_in_a_file_are_in_it() {
@@ -148,5 +163,15 @@ mod tests {
         assert!(refused(&|| reader.copy(&mut [0; 16], 4088)));
         reader.copy(&mut [0; 16], 4080);
         assert!(refused(&|| words.copy(&mut [0; 8], 0)));
+    }
+
+    #[test]
+    fn pages_that_were_written_are_resident_and_those_of_a_hole_are_not() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(8 * PAGE_BYTES as u64).unwrap();
+        let mapping = Mapping::of_file(&file, false).unwrap();
+        assert_eq!(mapping.resident_pages().unwrap(), 0);
+        file.write_all_at(&[1; 2 * PAGE_BYTES], 4 * PAGE_BYTES as u64).unwrap();
+        assert_eq!(mapping.resident_pages().unwrap(), 2);
     }
 }

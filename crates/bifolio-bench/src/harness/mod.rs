@@ -17,7 +17,7 @@
 //! cache, `memory_group` bounds the kernel's, `swap` is where that goes when it is full.
 //!
 //! Mapped files: `mapping` is the kernel's, `mapped_file` a cache's, `span` the words of either;
-//! `interrupts` and `kernel_reclaim` tell what keeping them within memory cost.
+//! `interrupts`, `kernel_reclaim` and `waits` tell what keeping them within memory cost.
 
 pub(crate) mod access;
 pub(crate) mod cached;
@@ -55,5 +55,6 @@ pub(crate) mod threads;
 pub(crate) mod timed;
 pub(crate) mod tmpfs;
 pub(crate) mod verify;
+pub(crate) mod waits;
 pub(crate) mod workspace;
 pub(crate) mod zipf;

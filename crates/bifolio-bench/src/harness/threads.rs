@@ -5,6 +5,7 @@
 //! ever.
 
 use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use super::cpus;
@@ -41,8 +42,52 @@ pub(crate) fn run_together<S, T: Send>(
     })
 }
 
+/// Runs `work` in a thread on `cpu`.
+pub(crate) fn run_on<T: Send>(cpu: usize, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    let pinned = || cpus::pin_current_thread(cpu).and_then(|()| work());
+    thread::scope(|scope| scope.spawn(pinned).join().expect("a worker panicked"))
+}
+
+/// Runs `work` in a thread on the first CPU, while `step` is done again and again on the second:
+/// once at least before `work` begins, and once more after each look whether it has ended.
+pub(crate) fn run_beside<T: Send>(
+    [here, there]: [usize; 2],
+    work: impl FnOnce() -> Result<T> + Send,
+    mut step: impl FnMut() -> Result<()> + Send,
+) -> Result<T> {
+    let ended = AtomicBool::new(false);
+    let both_ready = Barrier::new(2);
+    let beside = || -> Result<()> {
+        let first = cpus::pin_current_thread(there).and_then(|()| step());
+        both_ready.wait();
+        first?;
+        // Relaxed: says when to stop, and publishes nothing.
+        while !ended.load(Ordering::Relaxed) {
+            step()?;
+        }
+        Ok(())
+    };
+    let pinned = || {
+        let pinned = cpus::pin_current_thread(here);
+        both_ready.wait();
+        pinned.and_then(|()| work())
+    };
+    thread::scope(|scope| {
+        let beside = scope.spawn(beside);
+        let worked = scope.spawn(pinned).join();
+        // Relaxed: see above.
+        ended.store(true, Ordering::Relaxed);
+        beside.join().expect("a worker panicked")?;
+        worked.expect("a worker panicked")
+    })
+}
+
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicUsize;
+
+    use rustix::thread::CpuSet;
+
     use super::*;
     use crate::error::Error;
 
@@ -55,5 +100,29 @@ mod tests {
         assert!(run_pinned(&[cpu, cpu], prepare, Ok).is_err());
         let all = run_pinned(&[cpu, cpu, cpu], Ok, |index| Ok(index * 2)).unwrap();
         assert_eq!(all, [0, 2, 4]);
+    }
+
+    #[test]
+    fn a_step_is_done_beside_the_work_until_that_ends_whatever_fails() {
+        let cpu = cpus::allowed()[0];
+        let steps = AtomicUsize::new(0);
+        let step = || {
+            steps.fetch_add(1, Ordering::Relaxed);
+            thread::yield_now();
+            Ok(())
+        };
+        let seen = || {
+            let begin = steps.load(Ordering::Relaxed);
+            while steps.load(Ordering::Relaxed) < begin + 3 {
+                thread::yield_now();
+            }
+            Ok(begin)
+        };
+        assert!(run_beside([cpu, cpu], seen, step).unwrap() >= 1);
+        let failed = || Err::<(), _>(Error::Refused("no".into()));
+        assert!(run_beside([cpu, cpu], failed, step).is_err());
+        assert!(run_beside([cpu, cpu], || Ok(1), failed).is_err());
+        assert!(run_beside([CpuSet::MAX_CPU - 1, cpu], || Ok(1), step).is_err(), "no such CPU");
+        assert_eq!(run_on(cpu, || Ok(cpus::allowed())).unwrap(), [cpu]);
     }
 }

@@ -1,0 +1,112 @@
+//! Who caches the file that is to be given up: a cache, by one of its policies, or the kernel.
+
+use std::fs;
+use std::num::NonZeroU64;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use bifolio::{Advice, DrainPolicy, File, Outcome};
+use rustix::fs::{Advice as KernelAdvice, fadvise};
+
+use crate::error::{Error, Result};
+use crate::harness::access::PAGE_BYTES;
+use crate::harness::mapping::Mapping;
+
+/// Drains all CPUs where any folio stays: before the thread.
+pub(super) const ON_ANY_FAILURE: &str = "drain_on_any_failure";
+/// Drains all CPUs where a clean, unmapped folio is referenced: the thread.
+pub(super) const WHEN_IT_CAN_HELP: &str = "drain_when_it_can_help";
+/// Drains the CPUs whose batches hold a folio of the range: ours.
+pub(super) const TARGETED: &str = "targeted";
+/// `posix_fadvise`.
+pub(super) const KERNEL: &str = "kernel";
+
+/// The series of caches, in the order of the tables.
+pub(super) const POLICIES: [(&str, DrainPolicy); 3] = [
+    (ON_ANY_FAILURE, DrainPolicy::OnAnyFailure),
+    (WHEN_IT_CAN_HELP, DrainPolicy::WhenItCanHelp),
+    (TARGETED, DrainPolicy::Targeted),
+];
+
+/// A file that can be given up.
+pub(super) trait Advised: Sync {
+    /// What the advice answers.
+    type Answer;
+
+    fn dont_need(&self, range: Range<u64>) -> Result<Self::Answer>;
+    /// Sums up, where the answer says anything.
+    fn outcome(answer: Self::Answer) -> Option<Outcome>;
+    fn write_page(&self, page: &[u8; PAGE_BYTES], pos_bytes: u64) -> Result<()>;
+    fn sync(&self) -> Result<()>;
+    /// How many pages of the file are in memory.
+    fn resident_pages(&self) -> Result<u64>;
+}
+
+impl Advised for File {
+    type Answer = Outcome;
+
+    fn dont_need(&self, range: Range<u64>) -> Result<Outcome> {
+        Ok(self.advise(range, Advice::DontNeed)?)
+    }
+
+    fn outcome(answer: Outcome) -> Option<Outcome> {
+        Some(answer)
+    }
+
+    fn write_page(&self, page: &[u8; PAGE_BYTES], pos_bytes: u64) -> Result<()> {
+        Ok(self.write_all_at(page, pos_bytes)?)
+    }
+
+    fn sync(&self) -> Result<()> {
+        Ok(self.sync_data()?)
+    }
+
+    fn resident_pages(&self) -> Result<u64> {
+        Ok(self.residency(0..self.len())?.resident)
+    }
+}
+
+/// A file in the kernel's page cache, mapped so that the kernel can be asked for its pages.
+#[derive(Debug)]
+pub(super) struct KernelFile {
+    pub(super) file: fs::File,
+    pub(super) mapping: Arc<Mapping>,
+}
+
+impl KernelFile {
+    /// Opens `path` to be read and written; touches none of it.
+    pub(super) fn open(path: &Path) -> Result<Self> {
+        let file = fs::File::options().read(true).write(true).open(path);
+        let file = file.map_err(Error::system(format!("open {}", path.display())))?;
+        let mapping = Arc::new(Mapping::of_file(&file, false)?);
+        Ok(Self { file, mapping })
+    }
+}
+
+impl Advised for KernelFile {
+    type Answer = ();
+
+    fn dont_need(&self, range: Range<u64>) -> Result<()> {
+        let len_bytes = NonZeroU64::new(range.end.saturating_sub(range.start));
+        let advised = fadvise(&self.file, range.start, len_bytes, KernelAdvice::DontNeed);
+        advised.map_err(Error::system("advise the kernel that a range is not needed"))
+    }
+
+    fn outcome((): ()) -> Option<Outcome> {
+        None
+    }
+
+    fn write_page(&self, page: &[u8; PAGE_BYTES], pos_bytes: u64) -> Result<()> {
+        self.file.write_all_at(page, pos_bytes).map_err(Error::system("write a page"))
+    }
+
+    fn sync(&self) -> Result<()> {
+        self.file.sync_data().map_err(Error::system("sync a file"))
+    }
+
+    fn resident_pages(&self) -> Result<u64> {
+        self.mapping.resident_pages()
+    }
+}

@@ -1,0 +1,171 @@
+//! A mixed range: a quarter each clean, dirty, mapped, and clean in a batch. With a batch of the
+//! other CPU that one has to be drained, and the half that stays does not matter; with one of this
+//! CPU nobody has to be, though the other's batch holds folios of another file.
+//!
+//! There is no series of the kernel: its call starts the write-out of the dirty quarter itself, and
+//! whether the drain, which takes a while, ends before the disk does decides how much of it goes;
+//! and it does not say what stays for which reason.
+
+use std::ops::Range;
+use std::path::Path;
+
+use bifolio::{Cache, DrainPolicy, File, Map, OpenOptions, Outcome};
+
+use super::advised::{Advised, POLICIES};
+use super::parameters::{QUARTER_BYTES, SMALL_MEMORY_BYTES};
+use super::round::{Drains, Round};
+use super::{Series, Stage};
+use crate::error::{Error, Result};
+use crate::harness::access::PAGE_BYTES;
+use crate::harness::cached::Cached;
+use crate::harness::pattern;
+use crate::harness::threads::run_on;
+use crate::progress::Silent;
+use crate::report::Report;
+
+const RANGE_BYTES: u64 = 4 * QUARTER_BYTES;
+const QUARTER_PAGES: u64 = QUARTER_BYTES / PAGE_BYTES as u64;
+
+const CLEAN: Range<u64> = 0..QUARTER_BYTES;
+const DIRTY: Range<u64> = QUARTER_BYTES..2 * QUARTER_BYTES;
+const MAPPED: Range<u64> = 2 * QUARTER_BYTES..3 * QUARTER_BYTES;
+const BATCHED: Range<u64> = 3 * QUARTER_BYTES..RANGE_BYTES;
+
+/// Nobody writes back by itself within a run.
+const DIRTY_AGE_MS: u64 = 3_600_000;
+
+/// Whose batch holds the last quarter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Batched {
+    Elsewhere,
+    Here,
+}
+
+impl Batched {
+    fn drains(self) -> Drains {
+        match self {
+            Self::Elsewhere => Drains::ONE_OF_ONE_CPU,
+            Self::Here => Drains::default(),
+        }
+    }
+}
+
+/// Every series, over the same files.
+pub(super) fn series<'a>(
+    stage: &Stage<'a>,
+    batched: Batched,
+    report: &mut Report,
+) -> Result<Vec<Series<'a>>> {
+    let names = ["mixed", "beside"].map(|name| stage.directory.join(format!("{name}-{batched:?}")));
+    for path in &names {
+        pattern::make_file(path, RANGE_BYTES, &mut Silent)?;
+    }
+    let cpus = stage.cpus;
+    let mut all: Vec<Series<'a>> = Vec::new();
+    for (name, policy) in POLICIES {
+        let mixed = Mixed::new(name, policy, batched, &names);
+        if let Some(mixed) = report.skip_on_error(&[name], mixed) {
+            all.push((name, Box::new(move || mixed.round(cpus))));
+        }
+    }
+    Ok(all)
+}
+
+struct Mixed {
+    name: &'static str,
+    batched: Batched,
+    file: File,
+    map: Map,
+    /// What else the other CPU reads.
+    beside: File,
+    _cache: Cached,
+}
+
+impl Mixed {
+    fn new(
+        name: &'static str,
+        policy: DrainPolicy,
+        batched: Batched,
+        [path, beside]: &[impl AsRef<Path>; 2],
+    ) -> Result<Self> {
+        let builder = Cache::builder().memory(SMALL_MEMORY_BYTES).readahead_bytes_max(0);
+        let builder = builder.dirty_age_ms_max(DIRTY_AGE_MS).drain_policy(policy);
+        let options = OpenOptions::new().read(true).write(true).mappable(true);
+        let cached = Cached::open_with(builder, path.as_ref(), &options)?;
+        let file = cached.file.clone();
+        let (map, beside) = (file.map(MAPPED)?, cached.open_beside(beside.as_ref())?);
+        Ok(Self { name, batched, file, map, beside, _cache: cached })
+    }
+
+    fn round(&self, [here, there]: [usize; 2]) -> Result<Round> {
+        let mut verified_bytes = run_on(here, || self.prepare())?;
+        verified_bytes += match self.batched {
+            Batched::Elsewhere => run_on(there, || self.read(&self.file, BATCHED))?,
+            Batched::Here => {
+                run_on(there, || self.read(&self.beside, CLEAN))?
+                    + run_on(here, || self.read(&self.file, BATCHED))?
+            }
+        };
+        let mut round = run_on(here, || {
+            let mut round = Round::default();
+            round.advise(&self.file, 0..RANGE_BYTES)?;
+            Ok(round)
+        })?;
+        round.verified_bytes = verified_bytes;
+        round.resident_pages = self.file.resident_pages()?;
+        round.exact = round.drained(self.batched.drains()) && round.outcome().is_some_and(is_half);
+        Ok(round)
+    }
+
+    /// Leaves three quarters as they should be, and nothing in the batches.
+    fn prepare(&self) -> Result<u64> {
+        self.file.sync()?;
+        self.file.dont_need(0..RANGE_BYTES)?;
+        self.beside.dont_need(0..RANGE_BYTES)?;
+        self.map.prefetch(0..QUARTER_BYTES)?;
+        let mut page = [0; PAGE_BYTES];
+        for pos_bytes in DIRTY.step_by(PAGE_BYTES) {
+            pattern::fill(&mut page, pos_bytes);
+            self.file.write_page(&page, pos_bytes)?;
+        }
+        self.read(&self.file, CLEAN)
+    }
+
+    /// Reads page by page, so that each is given to the batch of this CPU; answers how many bytes.
+    fn read(&self, file: &File, range: Range<u64>) -> Result<u64> {
+        let mut page = [0; PAGE_BYTES];
+        let len_bytes = range.end - range.start;
+        for pos_bytes in range.step_by(PAGE_BYTES) {
+            file.read_exact_at(&mut page, pos_bytes)?;
+            if !pattern::matches(&page, pos_bytes) {
+                return Err(Error::WrongBytes { series: self.name.to_owned(), pos_bytes });
+            }
+        }
+        Ok(len_bytes)
+    }
+}
+
+/// Whether the clean half went, and the other stays for its reasons.
+fn is_half(outcome: &Outcome) -> bool {
+    let remaining = outcome.remaining;
+    (remaining.dirty, remaining.mapped) == (QUARTER_PAGES, QUARTER_PAGES)
+        && (outcome.evicted, remaining.total()) == (2 * QUARTER_PAGES, 2 * QUARTER_PAGES)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn half_of_the_range_goes_and_each_of_the_others_has_its_reason() {
+        let mut outcome = Outcome::default();
+        outcome.evicted = 16;
+        (outcome.remaining.dirty, outcome.remaining.mapped) = (8, 8);
+        assert!(is_half(&outcome));
+        outcome.remaining.referenced = 1;
+        assert!(!is_half(&outcome));
+        outcome.remaining.referenced = 0;
+        (outcome.remaining.dirty, outcome.remaining.writeback) = (7, 1);
+        assert!(!is_half(&outcome));
+    }
+}

@@ -1,0 +1,180 @@
+//! `advise`: calls that give up a range (`DontNeed`), and when they make other CPUs drain their
+//! LRU batches.
+//!
+//! A folio that stays has one of several reasons, and one of them only is cured by a drain. Three
+//! caches, each with its policy: drain all CPUs where any folio stays (`drain_on_any_failure`, the
+//! kernel before the thread F), where one may be held by a batch (`drain_when_it_can_help`, the
+//! thread), or only those whose batches hold a folio of the range (`targeted`, how the library is);
+//! and `posix_fadvise` (`kernel`). What a call is about is prepared before it and looked at after
+//! it; a call is timed by itself.
+//!
+//! ```text
+//!   stream.rs     a file that stays mapped: nothing can go        MAPPED_STREAM
+//!   fallback.rs   what another CPU wrote: all can go              FALLBACK
+//!   mixed.rs      a quarter each of four kinds: half can go       MIXED, MIXED_HERE
+//!   advised.rs    the policies, and what the file is to each of them
+//!   filler.rs     what the other CPU does meanwhile
+//!   round.rs      what calls came to, and how that becomes a series
+//!   figures.rs    the figures asked for
+//! ```
+
+mod advised;
+mod fallback;
+mod figures;
+mod filler;
+mod mixed;
+mod parameters;
+mod round;
+mod stream;
+
+use std::path::Path;
+
+use self::advised::KERNEL;
+use self::mixed::Batched;
+use self::parameters::Parameters;
+use self::round::Round;
+use crate::benchmark::{Benchmark, Context, Needs};
+use crate::config::Config;
+use crate::error::Result;
+use crate::harness::interleave::{Rounds, Turn, take_turns};
+use crate::harness::{cpus, pattern};
+use crate::progress::Progress;
+use crate::report::{Case, Report, Row, Skipped};
+
+const NAME: &str = "advise";
+const UNIT: &str = "ns/call";
+
+const MAPPED_STREAM: &str = "mapped_stream";
+const FALLBACK: &str = "fallback";
+const MIXED: &str = "mixed";
+/// The same with no folio of the range in the batch of another CPU.
+const MIXED_HERE: &str = "mixed_batched_here";
+
+const SHOWN_COUNTS: [&str; 11] = [
+    "p50_ns",
+    "p99_ns",
+    "rounds",
+    "rounds_evicted",
+    "rounds_exact",
+    "drains_per_round",
+    "cpus_drained_per_round",
+    "waits_per_round",
+    "remaining",
+    "remaining_dirty",
+    "remaining_mapped",
+];
+
+/// The benchmark; see the head of this module.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Advise;
+
+impl Benchmark for Advise {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn description(&self) -> &'static str {
+        "advice to evict what cannot go, and what it drains, against posix_fadvise"
+    }
+
+    fn needs(&self, config: &Config) -> Result<Needs> {
+        Ok(Parameters::from_config(config)?.needs())
+    }
+
+    fn run(&self, context: &Context<'_>, progress: &mut dyn Progress) -> Result<Report> {
+        let parameters = Parameters::from_config(context.config)?;
+        let mut report = Report::new(NAME, context, serde_json::to_value(&parameters)?);
+        report.ratios = figures::RATIOS.to_vec();
+        report.shown_counts = SHOWN_COUNTS.to_vec();
+        let &[here, there, ..] = cpus::allowed().as_slice() else {
+            let reason = "all of it is about batches of another CPU: needs 2 CPUs, there is 1";
+            report.skipped.push(Skipped { series: "*".into(), reason: reason.into() });
+            return Ok(report);
+        };
+        let directory = context.workspace.path();
+        let stage = Stage { parameters: &parameters, directory, cpus: [here, there] };
+        measure(context, &stage, &mut report, progress)?;
+        report.notes = notes(&report);
+        report.figures = figures::figures(&report);
+        Ok(report)
+    }
+}
+
+/// What every workload is given.
+#[derive(Clone, Copy, Debug)]
+struct Stage<'a> {
+    parameters: &'a Parameters,
+    /// Where files are made.
+    directory: &'a Path,
+    cpus: [usize; 2],
+}
+
+/// A series of a workload: its name, and how to do one round of it.
+type Series<'a> = (&'static str, Box<dyn Fn() -> Result<Round> + 'a>);
+
+fn measure(
+    context: &Context<'_>,
+    stage: &Stage<'_>,
+    report: &mut Report,
+    progress: &mut dyn Progress,
+) -> Result<()> {
+    let parameters = stage.parameters;
+    let file = pattern::make_in(context.workspace, parameters.size_bytes, progress)?;
+    progress.start("read it, by every way", 1);
+    let series = stream::series(stage, &file, report);
+    progress.advance(1);
+    let chunks = parameters.size_bytes / parameters.chunk_bytes;
+    add_row(MAPPED_STREAM, series, parameters.stream_rounds(), chunks, report, progress)?;
+    let series = fallback::series(stage, report);
+    add_row(FALLBACK, series, parameters.short_rounds(), 1, report, progress)?;
+    for (workload, batched) in [(MIXED, Batched::Elsewhere), (MIXED_HERE, Batched::Here)] {
+        let series = mixed::series(stage, batched, report)?;
+        add_row(workload, series, parameters.short_rounds(), 1, report, progress)?;
+    }
+    Ok(())
+}
+
+/// Does rounds of all `series` in turns, and adds a row of what they gave; each call is about one
+/// of so many `chunks` of the file.
+fn add_row(
+    workload: &str,
+    series: Vec<Series<'_>>,
+    rounds: Rounds,
+    chunks: u64,
+    report: &mut Report,
+    progress: &mut dyn Progress,
+) -> Result<()> {
+    if series.is_empty() {
+        return Ok(());
+    }
+    let turn = |(series, run)| Turn { row_index: report.rows.len(), series, run };
+    let turns: Vec<Turn<'_, Round>> = series.into_iter().map(turn).collect();
+    progress.start(&format!("measure {workload}"), (turns.len() * rounds.at_least) as u64);
+    let mut row = row(workload);
+    for (turn, rounds) in turns.iter().zip(take_turns(&turns, rounds, progress)?) {
+        round::fill(&mut row, turn.series, &rounds, chunks);
+        report.verified_bytes += rounds.iter().map(|round| round.verified_bytes).sum::<u64>();
+    }
+    report.rows.push(row);
+    Ok(())
+}
+
+fn row(workload: &str) -> Row {
+    Row::new(Case::new().with("workload", workload), UNIT)
+}
+
+fn notes(report: &Report) -> Vec<String> {
+    let mut notes = vec![
+        "remaining: pages in memory after a call, of its range; with a reason: folios that the \
+         call said stay, for it"
+            .to_owned(),
+    ];
+    let stream = report.rows.first().filter(|row| row.case.text("workload") == MAPPED_STREAM);
+    notes.extend(stream.and_then(|row| row.count(KERNEL, "waits_per_round")).map(|waits| {
+        format!(
+            "the kernel does not tell how often it drains; a call that waits for another CPU to do \
+             it sleeps (waits per round): {waits:.0} in a round of the mapped stream"
+        )
+    }));
+    notes
+}
