@@ -1,42 +1,57 @@
 //! What the other CPU does meanwhile: it keeps its LRU batch filled.
 //!
 //! New pages of a memory file, one after the other, so that each is handed to the batch, and no
-//! disk has a part in it. They go again before they are many. In a cache it is a file of the same
-//! cache; in the kernel one that lives in memory as well.
+//! disk has a part in it. They go again, a few at a time, before they are many. In a cache it is a
+//! file of the same cache; in the kernel one that lives in memory as well.
 
 use std::fs;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
-use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, memfd_create};
 
 use crate::error::{Error, Result};
 use crate::harness::access::PAGE_BYTES;
 
-const PAGES: u64 = 256;
+/// How many pages there are at most, and how many of them go together: the fewer, the sooner there
+/// is a new one in the batch.
+const RING_PAGES: u64 = 256;
+const STRETCH_PAGES: u64 = 16;
 
-/// A memory file that pages are added to.
-pub(super) trait Growing: Send {
+/// A memory file.
+pub(super) trait InMemory: Send {
+    fn lengthen(&self, len_bytes: u64) -> Result<()>;
     fn write(&self, page: &[u8; PAGE_BYTES], pos_bytes: u64) -> Result<()>;
-    fn empty(&self) -> Result<()>;
+    fn punch(&self, range: Range<u64>) -> Result<()>;
 }
 
-impl Growing for bifolio::File {
+impl InMemory for bifolio::File {
+    fn lengthen(&self, len_bytes: u64) -> Result<()> {
+        Ok(self.set_len(len_bytes)?)
+    }
+
     fn write(&self, page: &[u8; PAGE_BYTES], pos_bytes: u64) -> Result<()> {
         Ok(self.write_all_at(page, pos_bytes)?)
     }
 
-    fn empty(&self) -> Result<()> {
-        Ok(self.set_len(0)?)
+    fn punch(&self, range: Range<u64>) -> Result<()> {
+        Ok(self.punch_hole(range)?)
     }
 }
 
-impl Growing for fs::File {
+impl InMemory for fs::File {
+    fn lengthen(&self, len_bytes: u64) -> Result<()> {
+        self.set_len(len_bytes).map_err(Error::system("lengthen a file in memory"))
+    }
+
     fn write(&self, page: &[u8; PAGE_BYTES], pos_bytes: u64) -> Result<()> {
         self.write_all_at(page, pos_bytes).map_err(Error::system("write a file in memory"))
     }
 
-    fn empty(&self) -> Result<()> {
-        self.set_len(0).map_err(Error::system("cut a file in memory"))
+    fn punch(&self, range: Range<u64>) -> Result<()> {
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        fallocate(self, flags, range.start, range.end - range.start)
+            .map_err(Error::system("punch a hole into a file in memory"))
     }
 }
 
@@ -44,23 +59,24 @@ impl Growing for fs::File {
 #[derive(Debug)]
 pub(super) struct Filler<F> {
     file: F,
-    pages: u64,
+    page: u64,
 }
 
-impl<F: Growing> Filler<F> {
+impl<F: InMemory> Filler<F> {
     /// With pages of `file`, which is empty.
-    pub(super) fn new(file: F) -> Self {
-        Self { file, pages: 0 }
+    pub(super) fn new(file: F) -> Result<Self> {
+        file.lengthen(RING_PAGES * PAGE_BYTES as u64)?;
+        Ok(Self { file, page: 0 })
     }
 
-    /// Adds a page.
+    /// Adds a page, where a hole is.
     pub(super) fn step(&mut self) -> Result<()> {
-        if self.pages == PAGES {
-            self.file.empty()?;
-            self.pages = 0;
+        let pos_bytes = self.page * PAGE_BYTES as u64;
+        if self.page.is_multiple_of(STRETCH_PAGES) {
+            self.file.punch(pos_bytes..pos_bytes + STRETCH_PAGES * PAGE_BYTES as u64)?;
         }
-        self.file.write(&[1; PAGE_BYTES], self.pages * PAGE_BYTES as u64)?;
-        self.pages += 1;
+        self.file.write(&[1; PAGE_BYTES], pos_bytes)?;
+        self.page = (self.page + 1) % RING_PAGES;
         Ok(())
     }
 }
@@ -73,12 +89,19 @@ pub(super) fn kernel_file() -> Result<fs::File> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::MetadataExt;
+
     use super::*;
 
     #[test]
-    fn it_never_keeps_more_than_its_pages() {
-        let mut filler = Filler::new(kernel_file().unwrap());
-        (0..PAGES + 3).for_each(|_| filler.step().unwrap());
-        assert_eq!(filler.file.metadata().unwrap().len(), 3 * PAGE_BYTES as u64);
+    fn each_page_is_new_and_there_are_never_more_than_the_ring() {
+        let mut filler = Filler::new(kernel_file().unwrap()).unwrap();
+        let blocks = |filler: &Filler<fs::File>| filler.file.metadata().unwrap().blocks() / 8;
+        (0..RING_PAGES).for_each(|_| filler.step().unwrap());
+        assert_eq!(blocks(&filler), RING_PAGES);
+        for page in 0..STRETCH_PAGES {
+            filler.step().unwrap();
+            assert_eq!(blocks(&filler), RING_PAGES - STRETCH_PAGES + page + 1);
+        }
     }
 }

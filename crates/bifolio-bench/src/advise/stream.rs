@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use rustix::fs::{Advice, fadvise};
 
 use super::advised::{Advised, KERNEL, KernelFile, POLICIES};
-use super::filler::{Filler, Growing, kernel_file};
+use super::filler::{Filler, InMemory, kernel_file};
 use super::parameters::Parameters;
 use super::round::{Drains, Round};
 use super::{Series, Stage};
@@ -52,7 +52,7 @@ impl Stream<File, File> {
     ) -> Result<Self> {
         let builder = Cache::builder().memory(parameters.memory_bytes()).drain_policy(policy);
         let mapped = MappedFile::open(builder, path)?;
-        let filler = Mutex::new(Filler::new(mapped.memory_file()?));
+        let filler = Mutex::new(Filler::new(mapped.memory_file()?)?);
         let (words, file) = (mapped.span(), mapped.file().clone());
         Ok(Self { name, words, file, filler, _cache: Some(mapped) })
     }
@@ -70,14 +70,14 @@ impl Stream<KernelFile, std::fs::File> {
             let _ = file.mapping.advise(hint);
         }
         let words = file.mapping.span();
-        let filler = Mutex::new(Filler::new(kernel_file()?));
+        let filler = Mutex::new(Filler::new(kernel_file()?)?);
         let stream = Self { name: KERNEL, words, file, filler, _cache: None };
         stream.touch(0, stream.words.len_bytes())?;
         Ok(stream)
     }
 }
 
-impl<A: Advised + Send, F: Growing> Stream<A, F> {
+impl<A: Advised + Send, F: InMemory> Stream<A, F> {
     fn series<'a>(self, stage: &Stage<'a>) -> Series<'a>
     where
         Self: 'a,
