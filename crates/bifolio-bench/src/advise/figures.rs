@@ -16,6 +16,9 @@ pub(super) const RATIOS: [Ratio; 4] = [
 const OF_ANY_FAILURE_AT_MOST: f64 = 0.75;
 const OF_KERNEL_AT_MOST: f64 = 0.2;
 
+/// Where the other CPU keeps its batch filled.
+const CPUS_DRAINED_AT_LEAST: f64 = 0.5;
+
 /// Every figure that this report has the rows for.
 pub(super) fn figures(report: &Report) -> Vec<Figure> {
     report.rows.iter().flat_map(of_row).collect()
@@ -38,7 +41,7 @@ fn of_row(row: &Row) -> Vec<Figure> {
 }
 
 fn stream(row: &Row) -> Vec<Figure> {
-    let mut figures = Vec::new();
+    let mut figures: Vec<Figure> = other_batch_is_filled(row).into_iter().collect();
     for series in [WHEN_IT_CAN_HELP, TARGETED] {
         figures.extend(row.count(series, "drains_per_round").map(|value| Figure {
             name: format!("{MAPPED_STREAM}, {series}: drains per round"),
@@ -57,6 +60,17 @@ fn stream(row: &Row) -> Vec<Figure> {
         })
     }));
     figures
+}
+
+/// What the workload itself promises: a drain finds something.
+fn other_batch_is_filled(row: &Row) -> Option<Figure> {
+    let count = |name| row.count(ON_ANY_FAILURE, name);
+    Some(Figure {
+        name: format!("{MAPPED_STREAM}, {ON_ANY_FAILURE}: CPUs drained with each drain"),
+        value: count("cpus_drained_per_round")? / count("drains_per_round")?,
+        target: CPUS_DRAINED_AT_LEAST,
+        at_most: false,
+    })
 }
 
 /// Asked of ours alone.
@@ -95,8 +109,10 @@ mod tests {
 
     #[test]
     fn of_a_stream_no_drain_and_two_ratios_are_asked_of_each_series_that_ran() {
-        let row = with(MAPPED_STREAM, &[("drains_per_round", 1.0)]);
-        assert_eq!(verdicts(&row), [(1.0, false), (0.8, false), (0.2, true)]);
+        let counts = [("drains_per_round", 4.0), ("cpus_drained_per_round", 1.0)];
+        let row = with(MAPPED_STREAM, &counts);
+        let all = [(0.25, false), (4.0, false), (0.8, false), (0.2, true)];
+        assert_eq!(verdicts(&row), all);
     }
 
     #[test]

@@ -27,7 +27,7 @@ use crate::report::Report;
 pub(super) fn series<'a>(stage: &Stage<'a>, path: &Path, report: &mut Report) -> Vec<Series<'a>> {
     let mut all: Vec<Series<'a>> = Vec::new();
     for (name, policy) in POLICIES {
-        let stream = Stream::of_cache(name, policy, path, stage.parameters);
+        let stream = Stream::of_cache(name, policy, path, stage);
         all.extend(report.skip_on_error(&[name], stream).map(|stream| stream.series(stage)));
     }
     let stream = Stream::of_kernel(path);
@@ -48,9 +48,11 @@ impl Stream<File, File> {
         name: &'static str,
         policy: DrainPolicy,
         path: &Path,
-        parameters: &Parameters,
+        stage: &Stage<'_>,
     ) -> Result<Self> {
-        let builder = Cache::builder().memory(parameters.memory_bytes()).drain_policy(policy);
+        let builder = Cache::builder().memory(stage.parameters.memory_bytes());
+        // Without a spill pages of memory files cannot be evicted, and come into no batch.
+        let builder = builder.drain_policy(policy).spill_in(stage.directory);
         let mapped = MappedFile::open(builder, path)?;
         let filler = Mutex::new(Filler::new(mapped.memory_file()?)?);
         let (words, file) = (mapped.span(), mapped.file().clone());
