@@ -3,6 +3,7 @@
 //!
 //! Made with the first file that is opened to be mapped, and charged against the bound then.
 
+use super::CHUNK_BYTES;
 use super::arena::{Arena, PAGE_BYTES};
 use super::staging::Staging;
 use super::stores::{FaultedStores, Stores};
@@ -48,6 +49,8 @@ pub(crate) struct Exit {
 pub(crate) struct RegionsSize {
     staging_pages: u64,
     exit_pages: u64,
+    /// Whether it may be in huge pages.
+    huge: bool,
 }
 
 impl RegionsSize {
@@ -79,22 +82,22 @@ impl Regions {
         RegionsSize {
             staging_pages: part(STAGING_PART_OF_BOUND).min(STAGING_PAGES_MAX),
             exit_pages: part(EXIT_PART_OF_BOUND).min(EXIT_PAGES_MAX).max(for_batch),
+            huge: arena.may_use_huge_pages(),
         }
     }
 
     /// Makes resident what is needed, and has been charged.
     pub(crate) fn new(size: RegionsSize, features: &Features) -> io::Result<Self> {
-        let (staging_pages, exit_pages) = (size.staging_pages as usize, size.exit_pages as usize);
-        let bytes = exit_pages * PAGE_BYTES as usize;
-        let memory = Reservation::new(bytes, PAGE_BYTES as usize)?;
-        memory.wipe_on_fork();
-        memory.refuse_huge_pages();
-        memory.populate(0, bytes, false, features)?;
+        let memory = |pages| memory_for_transfers(pages, size.huge, features);
+        let (staging, exit) = (memory(size.staging_pages)?, memory(size.exit_pages)?);
         Ok(Self {
             features: features.clone(),
             unmapper: Unmapper::new(features),
-            staging: Arc::new(Staging::new(staging_pages, features)?),
-            exit: Mutex::new(Exit { memory, keeper: Keeper::new(exit_pages / 2)? }),
+            staging: Arc::new(Staging::new(staging)),
+            exit: Mutex::new(Exit {
+                memory: exit,
+                keeper: Keeper::new(size.exit_pages as usize / 2)?,
+            }),
         })
     }
 
@@ -140,4 +143,17 @@ impl Regions {
         }
         crate::sys::memory::allow_access(range.start, range.length_bytes)
     }
+}
+
+/// So many pages, resident; huge ones as far as they may be, and there are any: a transfer is one
+/// piece to the device then. In scattered pages it is one a page, and takes three times as long.
+fn memory_for_transfers(pages: u64, huge: bool, features: &Features) -> io::Result<Reservation> {
+    let bytes = (pages * PAGE_BYTES) as usize;
+    let memory = Reservation::new(bytes, CHUNK_BYTES as usize)?;
+    memory.wipe_on_fork();
+    if !huge {
+        memory.refuse_huge_pages();
+    }
+    memory.populate(0, bytes, huge, features)?;
+    Ok(memory)
 }

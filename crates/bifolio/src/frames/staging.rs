@@ -7,8 +7,6 @@
 use super::arena::PAGE_BYTES;
 use crate::sync::{Condvar, Mutex};
 use crate::sys::memory::Reservation;
-use crate::sys::probe::Features;
-use std::io;
 use std::sync::Arc;
 
 /// See the head of the file.
@@ -29,14 +27,10 @@ pub(crate) struct Staged {
 }
 
 impl Staging {
-    /// So many pages, resident.
-    pub(super) fn new(pages: usize, features: &Features) -> io::Result<Self> {
-        let bytes = pages * PAGE_BYTES as usize;
-        let memory = Reservation::new(bytes, PAGE_BYTES as usize)?;
-        memory.wipe_on_fork();
-        memory.refuse_huge_pages();
-        memory.populate(0, bytes, false, features)?;
-        Ok(Self { memory, used: Mutex::new(vec![false; pages]), freed: Condvar::new() })
+    /// In `memory`, which is resident.
+    pub(super) fn new(memory: Reservation) -> Self {
+        let pages = memory.len() / PAGE_BYTES as usize;
+        Self { memory, used: Mutex::new(vec![false; pages]), freed: Condvar::new() }
     }
 
     /// The longest row of free pages, at most `pages_max`; waits for one page at least.
@@ -125,7 +119,7 @@ mod tests {
 
     #[test]
     fn who_finds_no_page_waits_for_one_that_is_given_back() {
-        let staging = Arc::new(Staging::new(4, &Features::probe(&[])).unwrap());
+        let staging = Arc::new(Staging::new(Reservation::new(4 * 4096, 4096).unwrap()));
         let mut all = staging.take(9);
         assert_eq!(all.pages(), 4);
         assert!(staging.try_take(1).is_none());
