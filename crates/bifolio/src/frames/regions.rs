@@ -157,3 +157,37 @@ fn memory_for_transfers(pages: u64, huge: bool, features: &Features) -> io::Resu
     memory.populate(0, bytes, huge, features)?;
     Ok(memory)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Bytes of huge pages in the mapping that begins at `memory`.
+    fn huge_bytes(memory: &Reservation) -> u64 {
+        let start = format!("{:x}-", memory.as_ptr().addr());
+        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let mut lines = maps.lines().skip_while(|line| !line.starts_with(&start));
+        let huge = lines.find_map(|line| line.strip_prefix("AnonHugePages:")).unwrap();
+        let kibibytes: u64 = huge.trim_end_matches("kB").trim().parse().unwrap();
+        kibibytes << 10
+    }
+
+    #[test]
+    fn memory_for_transfers_is_in_huge_pages_where_they_fit_and_are_allowed() {
+        let features = Features::probe(&[]);
+        if !features.has(Feature::TransparentHugePages) {
+            return println!("skipped: {:?}", features.reports());
+        }
+        let there_are = Reservation::new(2 * CHUNK_BYTES as usize, CHUNK_BYTES as usize).unwrap();
+        there_are.populate(0, there_are.len(), true, &features).unwrap();
+        if huge_bytes(&there_are) < 2 * CHUNK_BYTES {
+            return println!("skipped: the system has no huge pages to give just now");
+        }
+        // Two whole ones, and a part of a third that must not cost more than it has.
+        let pages = 2 * CHUNK_BYTES / PAGE_BYTES + 1;
+        let huge = memory_for_transfers(pages, true, &features).unwrap();
+        assert_eq!(huge_bytes(&huge), 2 * CHUNK_BYTES);
+        let small = memory_for_transfers(pages, false, &features).unwrap();
+        assert_eq!(huge_bytes(&small), 0);
+    }
+}
