@@ -7,7 +7,7 @@ use bifolio_testing::{Call, Fault, Gate};
 
 use crate::support::{
     FOLIO_SIZES, Faulty, PAGE, Way, assert_same, cache_of, directory, open, random_file, read,
-    read_all, wait_for_stats, wait_until, writable,
+    read_all, wait_for_stats, writable,
 };
 use crate::{assert_counted, evict, on_one, resident_pages};
 
@@ -322,8 +322,9 @@ fn what_was_stored_through_a_map_is_written_in_the_background() {
     bytes[3 * PAGE as usize + 7] ^= 0xFF;
     let outcome = file.advise(0..8 * PAGE, Advice::DontNeed).unwrap();
     assert_eq!(reasons(&outcome), remaining("mapped", 8), "nobody has looked for stores yet");
-    wait_until("what is in the range is on the disk", || std::fs::read(&path).unwrap() == bytes);
-    assert_eq!(cache.stats().writeback, 1, "nothing else is");
+    wait_for_stats(&cache, "what is in the range is written", |stats| stats.writeback == 1);
+    // And nothing else.
+    assert_same(&std::fs::read(&path).unwrap(), &bytes);
 }
 
 #[test]
@@ -374,27 +375,30 @@ fn check_start(file: &File) {
 
 #[test]
 fn what_stays_goes_first_when_memory_is_wanted() {
-    let directory = directory();
-    let (path, bytes) = random_file(&directory, "file", 8 << 20);
-    let cache = Cache::builder().memory(2 << 20).readahead_bytes_max(0).build().unwrap();
-    let file = open(&cache, &path);
-    // In use, and read last.
-    for _ in 0..3 {
-        assert_same(&read(&file, 0, 64 * PAGE as usize), &bytes[..64 * PAGE as usize]);
-    }
-    let kept = 60;
-    let pin = file.pin(kept * PAGE..(kept + 1) * PAGE).unwrap();
-    let outcome = file.advise(kept * PAGE..(kept + 1) * PAGE, Advice::DontNeed).unwrap();
-    assert_eq!(reasons(&outcome), remaining("referenced", 1));
-    drop(pin);
-    let is_here = |page: u64| file.residency(page * PAGE..(page + 1) * PAGE).unwrap().resident == 1;
-    let mut next = 64;
-    while is_here(kept) {
-        assert_eq!(read(&file, next * PAGE, 1), &bytes[(next * PAGE) as usize..][..1]);
-        next += 1;
-        assert!(next < 2048, "nothing is ever evicted");
-    }
-    let others = (0..64).filter(|page| *page != kept);
-    let gone = others.filter(|page| !is_here(*page)).count();
-    assert!(gone < 32, "{gone} of those in use went with it, or before");
+    on_one(|| {
+        let directory = directory();
+        let (path, bytes) = random_file(&directory, "file", 8 << 20);
+        let cache = Cache::builder().memory(2 << 20).readahead_bytes_max(0).build().unwrap();
+        let file = open(&cache, &path);
+        // In use, and read last.
+        for _ in 0..3 {
+            assert_same(&read(&file, 0, 64 * PAGE as usize), &bytes[..64 * PAGE as usize]);
+        }
+        let kept = 60;
+        let pin = file.pin(kept * PAGE..(kept + 1) * PAGE).unwrap();
+        let outcome = file.advise(kept * PAGE..(kept + 1) * PAGE, Advice::DontNeed).unwrap();
+        assert_eq!(reasons(&outcome), remaining("referenced", 1));
+        drop(pin);
+        let is_here =
+            |page: u64| file.residency(page * PAGE..(page + 1) * PAGE).unwrap().resident == 1;
+        let mut next = 64;
+        while is_here(kept) {
+            assert_eq!(read(&file, next * PAGE, 1), &bytes[(next * PAGE) as usize..][..1]);
+            next += 1;
+            assert!(next < 2048, "nothing is ever evicted");
+        }
+        let others = (0..64).filter(|page| *page != kept);
+        let gone = others.filter(|page| !is_here(*page)).count();
+        assert!(gone < 32, "{gone} of those in use went with it, or before");
+    });
 }
