@@ -261,8 +261,9 @@ fn reclaim_measures_every_series_in_both_orders_and_compares_every_page() {
     let series = rows[0]["series"].as_object().unwrap().len() as u64;
     assert!(envelope["verified_bytes"].as_u64().unwrap() > series * pages * 64);
     if rows[0]["series"]["kernel_swap"].is_f64() {
-        let written = rows[1]["counts"]["kernel_swap"]["pages_written"].as_f64().unwrap();
-        assert!(written > 0.0, "it was not held to its memory");
+        // In one of the orders at least, as above.
+        let written = |row: &Value| row["counts"]["kernel_swap"]["pages_written"].as_f64().unwrap();
+        assert!(rows.iter().map(written).sum::<f64>() > 0.0, "it was not held to its memory");
     }
 }
 
