@@ -10,6 +10,7 @@ use crate::benchmark::Needs;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::format_bytes;
+use crate::report::Rss;
 
 /// How many times the bound is the file, unless the user chose both.
 const FILE_FACTOR: u64 = 8;
@@ -50,6 +51,27 @@ impl Sizes {
     pub(crate) fn needs(&self) -> Needs {
         let memory_bytes = self.memory_bytes.saturating_add(self.size_bytes);
         Needs { disk_bytes: self.size_bytes, memory_bytes: memory_bytes.saturating_add(64 << 20) }
+    }
+
+    /// What a series of the kernel may use: as much as the whole process of a cache may have, its
+    /// bound and the same allowance for everything else.
+    pub(crate) fn kernel_bytes(&self) -> u64 {
+        Rss { bound_bytes: self.memory_bytes, peak_bytes: 0 }.allowed_bytes()
+    }
+
+    /// A swap file takes all of a working set of this size, and as much as is in memory at the same
+    /// time.
+    pub(crate) fn swap_bytes(&self) -> u64 {
+        self.size_bytes + self.memory_bytes
+    }
+
+    /// For series that swap and spill: on disk a swap file and a spill, or a file, of the same
+    /// size; in memory a cache and a control group.
+    pub(crate) fn needs_of_swap(&self) -> Needs {
+        Needs {
+            disk_bytes: self.swap_bytes().saturating_mul(2),
+            memory_bytes: self.kernel_bytes().saturating_mul(2).saturating_add(64 << 20),
+        }
     }
 
     fn validate(&self) -> Result<()> {

@@ -8,7 +8,6 @@ use crate::benchmark::Needs;
 use crate::config::{Config, ParameterSet};
 use crate::error::Result;
 use crate::harness::sizes::Sizes;
-use crate::report::Rss;
 
 /// How many reads the deep series keep in flight.
 pub(crate) const DEPTH: u16 = 32;
@@ -50,12 +49,6 @@ impl Parameters {
     pub(crate) fn turn(&self, weight: u32) -> Duration {
         let count = f64::from(weight.max(1)) * self.repetitions as f64;
         Duration::from_secs_f64(self.timed_seconds).div_f64(count)
-    }
-
-    /// What the kernel's series may use: as much as the whole process of a cache may have, its
-    /// bound and the same allowance for everything else.
-    pub(crate) fn kernel_bytes(&self) -> u64 {
-        Rss { bound_bytes: self.sizes.memory_bytes, peak_bytes: 0 }.allowed_bytes()
     }
 
     /// On disk the file; in memory the cache and the kernel's page cache of the same size, and as

@@ -75,7 +75,7 @@ impl Benchmark for Reclaim {
     }
 
     fn needs(&self, config: &Config) -> Result<Needs> {
-        Ok(Parameters::from_config(config)?.needs())
+        Ok(Parameters::from_config(config)?.sizes.needs_of_swap())
     }
 
     fn run(&self, context: &Context<'_>, progress: &mut dyn Progress) -> Result<Report> {
@@ -96,7 +96,7 @@ impl Benchmark for Reclaim {
                 .to_owned(),
         );
         if kernel.is_some() {
-            let bytes = format_bytes(parameters.kernel_bytes());
+            let bytes = format_bytes(parameters.sizes.kernel_bytes());
             report.notes.push(format!(
                 "the kernel's series are held to {bytes}: bound and allowance of a cache's process"
             ));
@@ -132,8 +132,8 @@ impl Kernel {
     /// # Errors
     /// There is no way; the message is the reason for which to skip the series.
     fn create(context: &Context<'_>, parameters: &Parameters) -> Result<Self> {
-        let swap = SwapFile::activate(context.workspace, parameters.swap_bytes())?;
-        Ok(Self { group: MemoryGroup::create(parameters.kernel_bytes())?, _swap: swap })
+        let swap = SwapFile::activate(context.workspace, parameters.sizes.swap_bytes())?;
+        Ok(Self { group: MemoryGroup::create(parameters.sizes.kernel_bytes())?, _swap: swap })
     }
 }
 

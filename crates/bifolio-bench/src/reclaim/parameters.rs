@@ -5,12 +5,10 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::work::{Load, Order};
-use crate::benchmark::Needs;
 use crate::config::{Config, ParameterSet};
 use crate::error::{Error, Result};
 use crate::harness::access::PAGE_BYTES;
 use crate::harness::sizes::Sizes;
-use crate::report::Rss;
 
 /// How many times the bound is the memory that is written and verified.
 const WORKING_SET_FACTOR: u64 = 4;
@@ -61,25 +59,6 @@ impl Parameters {
     pub(super) fn trial(&self) -> Load {
         Load { size_bytes: PAGE_BYTES as u64, workers: 1, window: Duration::ZERO }
     }
-
-    /// What the kernel's series may use: as much as the whole process of a cache may have.
-    pub(super) fn kernel_bytes(&self) -> u64 {
-        Rss { bound_bytes: self.sizes.memory_bytes, peak_bytes: 0 }.allowed_bytes()
-    }
-
-    /// The swap file takes all of it, and as much as is in memory at the same time.
-    pub(super) fn swap_bytes(&self) -> u64 {
-        self.sizes.size_bytes + self.sizes.memory_bytes
-    }
-
-    /// On disk a swap file, and a spill or a file of the same size; in memory a cache or a control
-    /// group, one after the other.
-    pub(super) fn needs(&self) -> Needs {
-        Needs {
-            disk_bytes: self.swap_bytes().saturating_mul(2),
-            memory_bytes: self.kernel_bytes().saturating_mul(2).saturating_add(64 << 20),
-        }
-    }
 }
 
 #[cfg(test)]
@@ -91,7 +70,7 @@ mod tests {
         let mut config = Config::new(ParameterSet::Quick, Vec::new());
         let quick = Parameters::from_config(&config).unwrap();
         assert_eq!((quick.sizes.size_bytes, quick.sizes.memory_bytes), (128 << 20, 32 << 20));
-        assert_eq!(quick.needs().disk_bytes, 320 << 20);
+        assert_eq!(quick.sizes.needs_of_swap().disk_bytes, 320 << 20);
         assert_eq!(quick.load(2, 8).window, Duration::from_millis(375));
         assert_eq!(Parameters::from_config(&config).unwrap().workers, [1, 2]);
         config.size_bytes = Some(4096);

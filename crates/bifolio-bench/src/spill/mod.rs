@@ -56,7 +56,7 @@ impl Benchmark for Spill {
     }
 
     fn needs(&self, config: &Config) -> Result<Needs> {
-        Ok(Parameters::from_config(config)?.needs())
+        Ok(Parameters::from_config(config)?.sizes.needs_of_swap())
     }
 
     fn run(&self, context: &Context<'_>, progress: &mut dyn Progress) -> Result<Report> {
@@ -71,7 +71,7 @@ impl Benchmark for Spill {
             report.notes.push(format!(
                 "{KERNEL} is held to {}: bound and allowance of a cache's process; its pages are \
                  those of the whole machine's swap, and CPU time of kernel threads is not in it",
-                format_bytes(parameters.kernel_bytes())
+                format_bytes(parameters.sizes.kernel_bytes())
             ));
         }
         report.figures = report.rss.as_ref().map(Rss::figure).into_iter().collect();
@@ -96,9 +96,9 @@ impl Kernel {
     /// # Errors
     /// There is no way; the message is the reason for which to skip the series.
     fn create(context: &Context<'_>, parameters: &Parameters) -> Result<Self> {
-        let swap = SwapFile::activate(context.workspace, parameters.swap_bytes())?;
+        let swap = SwapFile::activate(context.workspace, parameters.sizes.swap_bytes())?;
         let tmpfs = Tmpfs::create(context.workspace, parameters.sizes.size_bytes)?;
-        let group = MemoryGroup::create(parameters.kernel_bytes())?;
+        let group = MemoryGroup::create(parameters.sizes.kernel_bytes())?;
         let kernel = Self { group, tmpfs, _swap: swap };
         // One page: whether a child can join is known before anything is timed.
         let page = PAGE_BYTES as u64;

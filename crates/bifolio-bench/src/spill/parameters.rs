@@ -3,12 +3,10 @@
 use serde::Serialize;
 
 use super::work::Load;
-use crate::benchmark::Needs;
 use crate::config::{Config, ParameterSet};
 use crate::error::Result;
 use crate::harness::interleave::Rounds;
 use crate::harness::sizes::Sizes;
-use crate::report::Rss;
 
 /// How many times the bound is the working set.
 const WORKING_SET_FACTOR: u64 = 4;
@@ -58,24 +56,6 @@ impl Parameters {
     pub(super) fn rounds(&self) -> Rounds {
         Rounds::within(self.timed_seconds, self.repetitions)
     }
-
-    /// What the kernel's series may use: as much as the whole process of a cache may have.
-    pub(super) fn kernel_bytes(&self) -> u64 {
-        Rss { bound_bytes: self.sizes.memory_bytes, peak_bytes: 0 }.allowed_bytes()
-    }
-
-    /// The swap file takes all of the working set, and as much as is in memory at the same time.
-    pub(super) fn swap_bytes(&self) -> u64 {
-        self.sizes.size_bytes + self.sizes.memory_bytes
-    }
-
-    /// On disk a swap file and a spill of the same size; in memory a cache and a control group.
-    pub(super) fn needs(&self) -> Needs {
-        Needs {
-            disk_bytes: self.swap_bytes().saturating_mul(2),
-            memory_bytes: self.kernel_bytes().saturating_mul(2).saturating_add(64 << 20),
-        }
-    }
 }
 
 #[cfg(test)]
@@ -88,6 +68,6 @@ mod tests {
         let quick = Parameters::from_config(&config).unwrap();
         assert_eq!((quick.sizes.size_bytes, quick.sizes.memory_bytes), (256 << 20, 64 << 20));
         assert_eq!((quick.random_reads, quick.overwrites), (2048, 16384));
-        assert_eq!(quick.needs().disk_bytes, 640 << 20);
+        assert_eq!(quick.sizes.needs_of_swap().disk_bytes, 640 << 20);
     }
 }
