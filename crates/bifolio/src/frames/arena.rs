@@ -67,7 +67,10 @@ impl Evacuation {
 #[derive(Debug)]
 pub(super) struct State {
     pub(super) budget: Budget,
+    /// Those that have ever been in use, from the first one on.
     pub(super) chunks: Vec<Chunk>,
+    /// How many there may be.
+    pub(super) chunks_max: usize,
     /// For each order, chunks that have free slots of it.
     pub(super) available: [Available; ORDER_MAX as usize + 1],
     /// What misses got last, newest first.
@@ -126,7 +129,8 @@ impl Arena {
         }
         let state = State {
             budget: Budget::new(bound_bytes),
-            chunks: (0..chunks).map(|_| Chunk::vacant()).collect(),
+            chunks: Vec::new(),
+            chunks_max: chunks as usize,
             available: Default::default(),
             lately: [FolioId::default(); LATELY],
             free_pages: 0,

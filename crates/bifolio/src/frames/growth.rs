@@ -5,7 +5,7 @@
 //! charged and marked, and becomes everybody's when its pages are there.
 
 use super::arena::{Arena, DESCRIPTOR_BYTES, PAGE_BYTES, State};
-use super::chunk::{CHUNK_BYTES, CHUNK_PAGES, Role};
+use super::chunk::{CHUNK_BYTES, CHUNK_PAGES, Chunk, Role};
 use crate::folio::{FolioId, Folios};
 use std::io;
 
@@ -26,9 +26,20 @@ impl State {
         is_short && !self.is_growth_refused && self.affordable_pages(0) == CHUNK_PAGES
     }
 
+    /// The first chunk that is not in use. Those that never were cost nothing: there is address
+    /// space for as many as the machine's memory, perhaps.
+    fn vacant_chunk(&mut self) -> Option<usize> {
+        let known = self.chunks.iter().position(|chunk| chunk.role == Role::Vacant);
+        if known.is_none() && self.chunks.len() < self.chunks_max {
+            self.chunks.push(Chunk::vacant());
+            return Some(self.chunks.len() - 1);
+        }
+        known
+    }
+
     /// Charges the first vacant chunk, with so many pages.
     fn begin_growth(&mut self, pages: u32) -> Option<Growth> {
-        let chunk = self.chunks.iter().position(|chunk| chunk.role == Role::Vacant)?;
+        let chunk = self.vacant_chunk()?;
         let known_pages = self.chunks[chunk].descriptor_pages;
         let descriptors = u64::from(pages.saturating_sub(known_pages));
         let cost_bytes = u64::from(pages) * PAGE_BYTES + descriptors * DESCRIPTOR_BYTES;
@@ -151,5 +162,19 @@ mod tests {
             assert_eq!(tables, room_pages, "order {order}");
             assert!(arena.usage().used_bytes <= bound_bytes);
         }
+    }
+
+    #[test]
+    fn chunks_that_were_never_in_use_cost_nothing_and_no_more_come_than_fit() {
+        let features = || Features::probe(&[]);
+        let folios = Folios::new(3 * CHUNK_PAGES as usize, Box::new(NoReaper)).unwrap();
+        let bound_bytes = 5 * CHUNK_BYTES;
+        let large = Arena::new(bound_bytes, 1 << 40, HugePages::Never, features()).unwrap();
+        assert_eq!(large.state.lock().chunks.capacity(), 0);
+        assert!(large.allocate(0, None, &folios).unwrap().is_some());
+        assert_eq!(large.state.lock().chunks.len(), 1);
+        let small = Arena::new(bound_bytes, 3 * CHUNK_BYTES, HugePages::Never, features()).unwrap();
+        let found = (0..).take_while(|_| small.allocate(0, None, &folios).unwrap().is_some());
+        assert_eq!(found.count(), 3 * CHUNK_PAGES as usize);
     }
 }
