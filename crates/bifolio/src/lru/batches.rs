@@ -25,7 +25,7 @@
 //!   the second finds nothing.
 
 use super::{ListKind, Lru};
-use crate::folio::{Flag, FolioBatch, FolioId, FolioRef, Folios};
+use crate::folio::{FolioBatch, FolioId, FolioRef, Folios};
 use crate::sync::Ordering;
 
 /// The folios one CPU has gathered.
@@ -89,10 +89,7 @@ impl Lru {
         {
             let mut lists = self.lists.lock();
             for id in adds.as_slice() {
-                let folio = folios.get(*id);
-                let active = folio.flags.get(Flag::Active);
-                let kind = if active { ListKind::Active } else { ListKind::Inactive };
-                lists.add(folios, *id, kind);
+                lists.add(folios, *id, ListKind::of(folios.get(*id)));
             }
         }
         for id in adds.as_slice() {

@@ -1,6 +1,6 @@
 //! The two lists, linked through the descriptors. Always under the lists' lock (rule 3 of `folio`).
 
-use crate::folio::{Flag, FolioId, Folios, NO_FOLIO};
+use crate::folio::{Flag, Folio, FolioId, Folios, NO_FOLIO};
 use crate::sync::Ordering;
 
 /// Which list.
@@ -10,6 +10,13 @@ pub(crate) enum ListKind {
     Inactive,
     /// What was used more than once.
     Active,
+}
+
+impl ListKind {
+    /// The list that a folio is on, or bound for.
+    pub(crate) fn of(folio: &Folio) -> Self {
+        if folio.flags.get(Flag::Active) { Self::Active } else { Self::Inactive }
+    }
 }
 
 /// Pages on each list.
@@ -98,26 +105,15 @@ impl Lists {
             return;
         }
         successor.flags.set(Flag::OnLru);
-        let active = old.flags.get(Flag::Active);
-        if active {
+        let kind = ListKind::of(old);
+        if kind == ListKind::Active {
             successor.flags.set(Flag::Active);
         }
         successor.lru_epoch.store(old.lru_epoch.load(Ordering::Relaxed), Ordering::Relaxed);
         let next = old.lru_next.load(Ordering::Relaxed);
         let previous = old.lru_previous.load(Ordering::Relaxed);
-        successor.lru_next.store(next, Ordering::Relaxed);
-        successor.lru_previous.store(previous, Ordering::Relaxed);
-        let list = self.list(if active { ListKind::Active } else { ListKind::Inactive });
-        if previous == NO_FOLIO {
-            list.head = new.0;
-        } else {
-            folios.get(FolioId(previous)).lru_next.store(new.0, Ordering::Relaxed);
-        }
-        if next == NO_FOLIO {
-            list.tail = new.0;
-        } else {
-            folios.get(FolioId(next)).lru_previous.store(new.0, Ordering::Relaxed);
-        }
+        self.join(folios, kind, previous, new.0);
+        self.join(folios, kind, new.0, next);
     }
 
     /// Whether a folio is on the inactive list, and in the oldest quarter of it.
@@ -152,17 +148,9 @@ impl Lists {
         folio.flags.clear(Flag::Active);
         // As old as can be.
         folio.lru_epoch.store(self.epoch.wrapping_sub(EPOCHS as u8), Ordering::Relaxed);
-        let list = self.list(ListKind::Inactive);
-        let previous = list.tail;
-        list.tail = id.0;
-        list.pages += folio.pages();
-        if previous == NO_FOLIO {
-            list.head = id.0;
-        } else {
-            folios.get(FolioId(previous)).lru_next.store(id.0, Ordering::Relaxed);
-        }
-        folio.lru_previous.store(previous, Ordering::Relaxed);
-        folio.lru_next.store(NO_FOLIO, Ordering::Relaxed);
+        self.inactive.pages += folio.pages();
+        self.join(folios, ListKind::Inactive, self.inactive.tail, id.0);
+        self.join(folios, ListKind::Inactive, id.0, NO_FOLIO);
     }
 
     /// Unlinks a folio from the list it is on.
@@ -174,36 +162,31 @@ impl Lists {
     }
 
     fn link(&mut self, folios: &Folios, id: FolioId, kind: ListKind) {
-        let folio = folios.get(id);
         let list = self.list(kind);
+        list.pages += folios.get(id).pages();
         let next = list.head;
-        list.head = id.0;
-        list.pages += folio.pages();
-        if next == NO_FOLIO {
-            list.tail = id.0;
-        } else {
-            folios.get(FolioId(next)).lru_previous.store(id.0, Ordering::Relaxed);
-        }
-        folio.lru_next.store(next, Ordering::Relaxed);
-        folio.lru_previous.store(NO_FOLIO, Ordering::Relaxed);
+        self.join(folios, kind, NO_FOLIO, id.0);
+        self.join(folios, kind, id.0, next);
     }
 
     fn unlink(&mut self, folios: &Folios, id: FolioId) {
         let folio = folios.get(id);
-        let active = folio.flags.get(Flag::Active);
-        let list = self.list(if active { ListKind::Active } else { ListKind::Inactive });
-        list.pages -= folio.pages();
+        let kind = ListKind::of(folio);
+        self.list(kind).pages -= folio.pages();
         let next = folio.lru_next.load(Ordering::Relaxed);
         let previous = folio.lru_previous.load(Ordering::Relaxed);
-        if previous == NO_FOLIO {
-            list.head = next;
-        } else {
-            folios.get(FolioId(previous)).lru_next.store(next, Ordering::Relaxed);
+        self.join(folios, kind, previous, next);
+    }
+
+    /// Makes two folios neighbours on a list; [`NO_FOLIO`] on either side is that end of it.
+    fn join(&mut self, folios: &Folios, kind: ListKind, previous: u32, next: u32) {
+        match previous {
+            NO_FOLIO => self.list(kind).head = next,
+            id => folios.get(FolioId(id)).lru_next.store(next, Ordering::Relaxed),
         }
-        if next == NO_FOLIO {
-            list.tail = previous;
-        } else {
-            folios.get(FolioId(next)).lru_previous.store(previous, Ordering::Relaxed);
+        match next {
+            NO_FOLIO => self.list(kind).tail = previous,
+            id => folios.get(FolioId(id)).lru_previous.store(previous, Ordering::Relaxed),
         }
     }
 
@@ -235,7 +218,7 @@ mod tests {
     /// The folios of a list, oldest first, as the links of either direction have them.
     fn walk(lists: &Lists, folios: &Folios, kind: ListKind) -> Vec<u32> {
         let list = if kind == ListKind::Active { &lists.active } else { &lists.inactive };
-        let follow = |from: u32, link: fn(&crate::folio::Folio) -> u32| {
+        let follow = |from: u32, link: fn(&Folio) -> u32| {
             let next = |id: &u32| Some(link(folios.get(FolioId(*id)))).filter(|id| *id != NO_FOLIO);
             let first = Some(from).filter(|id| *id != NO_FOLIO);
             std::iter::successors(first, next).collect::<Vec<_>>()

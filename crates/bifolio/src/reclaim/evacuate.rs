@@ -4,7 +4,7 @@
 use super::pageout::Verdict;
 use super::scan::ScanCounts;
 use super::{Reclaim, Turn};
-use crate::folio::{Flag, FolioId};
+use crate::folio::FolioId;
 use crate::frames::FrameKind;
 use crate::lru::ListKind;
 use crate::stats::Counter;
@@ -67,7 +67,7 @@ impl Reclaim {
         // Frozen or free: on its way out.
         let Ok(folio) = memory.folios.try_get(id) else { return (Verdict::Busy, pages) };
         let was_listed = memory.lru.isolate_one(&memory.folios, id);
-        let active = folio.folio().flags.get(Flag::Active);
+        let kind = ListKind::of(folio.folio());
         let (verdict, kept) = self.pageout_one(turn, folio);
         if verdict == Verdict::Evicted {
             memory.counters.add(Counter::PgEvacuate, 1);
@@ -75,7 +75,6 @@ impl Reclaim {
         if let Some(folio) = kept
             && was_listed
         {
-            let kind = if active { ListKind::Active } else { ListKind::Inactive };
             memory.lru.put_back(&memory.folios, &mut vec![folio], kind);
         }
         (verdict, pages)
