@@ -6,7 +6,6 @@ use crate::error::{ErrorKind, Result};
 use crate::folio::{Flag, Folio};
 use crate::lru::ListSizes;
 use crate::mapping::{Entry, PAGE_BYTES, PAGE_SHIFT};
-use crate::sync::Ordering;
 use std::ops::Range;
 
 /// What the cache has of one page, or had. A snapshot.
@@ -132,16 +131,9 @@ impl Handle {
 
     /// What is true of the unit whose first page is `head`.
     fn residency_of(&self, head: u64, sizes: ListSizes) -> PageResidency {
-        let table = self.inode.mapping.table();
-        // Acquire: pairs with the Release in I1: we see the descriptor set up.
-        let entry = table.load(head, Ordering::Acquire);
-        if !entry.is_folio() {
-            return self.absent_residency(entry, sizes);
-        }
-        let page = folio_residency(self.inode.memory.folio(entry.folio_id()));
-        // Relaxed: the flags were loaded with Acquire, so this comes after them.
-        let now = table.load(head, Ordering::Relaxed);
-        if now.names_same_folio(entry) { page } else { self.absent_residency(now, sizes) }
+        let folios = &self.inode.memory.folios;
+        let peeked = self.inode.mapping.peek(folios, head, |_, folio| folio_residency(folio));
+        peeked.unwrap_or_else(|entry| self.absent_residency(entry, sizes))
     }
 
     fn absent_residency(&self, entry: Entry, sizes: ListSizes) -> PageResidency {

@@ -2,10 +2,11 @@
 //!
 //! The steps are those of the kernel's `filemap_get_entry`: load, try to get, reload, retry. What
 //! is found may be locked, under I/O or not uptodate: the reference only says that it stays.
+//! [`Mapping::peek`] is for who needs none.
 
 use super::{Entry, Mapping};
-use crate::folio::{FolioRef, Folios, TryGet};
-use crate::sync::{AtomicU64, Backoff, Ordering};
+use crate::folio::{Folio, FolioRef, Folios, TryGet};
+use crate::sync::{AtomicU64, Backoff, Ordering, fence};
 
 /// What stands at an index.
 #[derive(Debug)]
@@ -62,6 +63,31 @@ impl Mapping {
     ) -> Result<FolioRef<'a>, TryGet> {
         let folio = folios.try_get(seen.folio_id())?;
         recheck(self.table.word(index), folio, seen)
+    }
+
+    /// Looks at a folio without a reference: what `look` makes of its Entry, at the first page
+    /// `head` of a unit, and of its descriptor. An error: no folio is there, or, once `look` has
+    /// seen one, not that one; the Entry that says so.
+    ///
+    /// A snapshot: who is to act on it takes a reference and looks again.
+    pub(crate) fn peek<T>(
+        &self,
+        folios: &Folios,
+        head: u64,
+        look: impl FnOnce(Entry, &Folio) -> T,
+    ) -> Result<T, Entry> {
+        // Acquire: pairs with the Release in I1; we see the descriptor set up.
+        let seen = self.table.load(head, Ordering::Acquire);
+        if !seen.is_folio() {
+            return Err(seen);
+        }
+        let result = look(seen, folios.get(seen.folio_id()));
+        // Acquire: pairs with the Release in `Flags::set` and in `FolioLock::release`: if `look`
+        // saw what was done after E4, or in a later life of the frame, the load below sees E4.
+        // (The stores that begin a life are Relaxed, though: `look` may see those too early.)
+        fence(Ordering::Acquire);
+        let now = self.table.load(head, Ordering::Relaxed);
+        if now.names_same_folio(seen) { Ok(result) } else { Err(now) }
     }
 }
 

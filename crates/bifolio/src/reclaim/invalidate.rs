@@ -44,7 +44,6 @@ use crate::folio::{Flag, Folio, FolioId, FolioRef, TryGet};
 use crate::mapping::{Entry, EvictError, PAGE_BYTES, PAGE_SHIFT};
 use crate::outcome::{Outcome, Reason};
 use crate::stats::Counter;
-use crate::sync::Ordering;
 use crate::sys::cpu;
 use crate::writeback::Inode;
 use std::ops::Range;
@@ -195,19 +194,13 @@ impl<'a> Invalidation<'a> {
     /// N2; `None`: no folio is there any more.
     fn look(&self, index: u64) -> Option<Seen> {
         let head = self.inode.mapping.head_index(index);
-        let table = self.inode.mapping.table();
-        // Acquire: pairs with the Release in I1: we see the descriptor set up.
-        let entry = table.load(head, Ordering::Acquire);
-        if !entry.is_folio() {
-            return None;
-        }
-        let mut seen = Seen { head, entry, reason: None };
-        seen.reason = self.reason_of(seen.pages(), self.reclaim.memory.folio(entry.folio_id()));
-        // Relaxed: the flags were loaded with Acquire, so this comes after them.
-        if !table.load(head, Ordering::Relaxed).names_same_folio(entry) {
-            seen.reason = Some(Reason::Gone);
-        }
-        Some(seen)
+        let mut seen = None;
+        let look = |entry, folio: &Folio| {
+            let seen = seen.insert(Seen { head, entry, reason: None });
+            seen.reason = self.reason_of(seen.pages(), folio);
+        };
+        let stands = self.inode.mapping.peek(&self.reclaim.memory.folios, head, look).is_ok();
+        seen.map(|seen| if stands { seen } else { Seen { reason: Some(Reason::Gone), ..seen } })
     }
 
     fn reason_of(&self, pages: Range<u64>, folio: &Folio) -> Option<Reason> {

@@ -6,7 +6,7 @@
 //! Two orderings kill no test, because the pin word carries what they carry: the Release of I1 and
 //! the Acquire of L3. Whoever reads a descriptor got it first, and `init` (B5) published it.
 
-use super::world::{OWNER, World, model, model_bounded, spawn};
+use super::world::{OWNER, World, left_at, model, model_bounded, spawn};
 use crate::folio::{Flag, FolioId, FolioRef};
 use crate::mapping::{Entry, EvictError, Lookup};
 use crate::sync::Ordering;
@@ -59,6 +59,25 @@ fn loom_lookup_vs_remove_found_folios_stay() {
         assert_eq!(world.free_frames(), 1);
         assert_eq!(world.entry(0), Entry::HOLE);
         assert_eq!(world.mapping.resident_folios(), 0);
+    });
+}
+
+/// What a peek says of a folio was so while the folio stood there: here it is locked all that time.
+/// Dies with: `peek` without its fence or its second load; Relaxed in `FolioLock::release`.
+#[test]
+fn loom_lookup_vs_evict_a_peek_is_of_the_folio_that_stands() {
+    model(|| {
+        let world = world_with_page_0(1);
+        let folio = world.find(0).expect("just filled");
+        let locked = folio.lock();
+        let peeker = spawn(&world, |world| {
+            let is_locked = world.mapping.peek(&world.folios, 0, |_, folio| folio.is_locked());
+            assert_ne!(is_locked, Ok(false));
+        });
+        let frozen = world.mapping.evict(folio, &locked, left_at).expect("nobody else's");
+        drop(locked);
+        frozen.free();
+        peeker.join().unwrap();
     });
 }
 
