@@ -1,9 +1,11 @@
 //! Whose LRU batches are drained: those that hold a folio of the range, and no others.
 
-use bifolio::{Advice, Cache, Feature, File, Outcome};
+use bifolio::{Advice, Cache, Outcome};
 
-use crate::support::{PAGE, assert_same, cache_of, directory, open, random_file, read, writable};
-use crate::{assert_counted, cpus, evict, on, resident_pages};
+use crate::support::{
+    PAGE, assert_same, cache_of, directory, files_can_be_mapped, open, random_file, read, writable,
+};
+use crate::{assert_counted, cpus, evict, on, quiet_cache, read_pages, resident_pages};
 
 /// Two CPUs this process may use, if there are two.
 fn two_cpus() -> Option<[usize; 2]> {
@@ -12,18 +14,6 @@ fn two_cpus() -> Option<[usize; 2]> {
         eprintln!("skipped: there is one CPU");
     }
     found
-}
-
-/// Reads pages one by one, so that each is added to the batch of the CPU.
-fn read_pages(file: &File, pages: impl IntoIterator<Item = u64>) {
-    for page in pages {
-        assert_eq!(read(file, page * PAGE, 1).len(), 1);
-    }
-}
-
-/// A cache that brings in what is asked for, and nothing else.
-fn quiet_cache() -> Cache {
-    Cache::builder().memory(8 << 20).readahead_bytes_max(0).build().unwrap()
 }
 
 /// What drains did: requests, CPUs, folios that went after them.
@@ -36,7 +26,7 @@ fn ten_times_what_one_cpu_wrote_goes_from_the_other_with_one_drain_of_one_cpu() 
     let Some([here, there]) = two_cpus() else { return };
     let directory = directory();
     let (path, bytes) = random_file(&directory, "file", 8 * PAGE as usize);
-    let cache = quiet_cache();
+    let cache = quiet_cache(8 << 20);
     let file = open(&cache, &path);
     let mut sum = Outcome::default();
     for _ in 0..10 {
@@ -59,7 +49,7 @@ fn only_batches_with_folios_of_the_range_are_drained() {
     let directory = directory();
     let (path, _) = random_file(&directory, "file", 64 * PAGE as usize);
     let (other_path, _) = random_file(&directory, "other", 64 * PAGE as usize);
-    let cache = quiet_cache();
+    let cache = quiet_cache(8 << 20);
     let (file, other) = (open(&cache, &path), open(&cache, &other_path));
     on(here, || read_pages(&file, 0..8));
     on(there, || read_pages(&other, 0..8));
@@ -83,7 +73,7 @@ fn a_pin_asks_for_no_drain_and_one_in_a_batch_for_one() {
     let Some([here, there]) = two_cpus() else { return };
     let directory = directory();
     let (path, bytes) = random_file(&directory, "file", 8 * PAGE as usize);
-    let cache = quiet_cache();
+    let cache = quiet_cache(8 << 20);
     let file = open(&cache, &path);
     on(there, || read_pages(&file, 0..8));
     let hold = file.pin(3 * PAGE..4 * PAGE).unwrap().hold();
@@ -106,7 +96,7 @@ fn many_doubtful_folios_are_settled_in_rounds() {
     let directory = directory();
     let pages = 3000;
     let (path, _) = random_file(&directory, "file", (pages * PAGE) as usize);
-    let cache = Cache::builder().memory(32 << 20).readahead_bytes_max(0).build().unwrap();
+    let cache = quiet_cache(32 << 20);
     let file = open(&cache, &path);
     on(there, || read_pages(&file, 0..pages));
     let holds: Vec<_> = (0..pages - 10)
@@ -123,12 +113,7 @@ fn many_doubtful_folios_are_settled_in_rounds() {
 /// keeps its batch filled.
 #[test]
 fn a_mapped_stream_drains_nobody() {
-    let Some([here, there]) = two_cpus() else { return };
-    let reports = bifolio::features();
-    if !reports.iter().any(|report| report.feature == Feature::UserFaults && report.available) {
-        eprintln!("skipped: files cannot be mapped here");
-        return;
-    }
+    let Some([here, there]) = two_cpus().filter(|_| files_can_be_mapped()) else { return };
     let directory = directory();
     let (path, _) = random_file(&directory, "file", 512 * PAGE as usize);
     let (other_path, _) = random_file(&directory, "other", 64 * PAGE as usize);
@@ -150,12 +135,7 @@ fn a_mapped_stream_drains_nobody() {
 /// A quarter each clean, dirty, mapped, and in the batch of another CPU.
 #[test]
 fn of_a_mixed_range_the_batched_quarter_is_drained_for() {
-    let Some([here, there]) = two_cpus() else { return };
-    let reports = bifolio::features();
-    if !reports.iter().any(|report| report.feature == Feature::UserFaults && report.available) {
-        eprintln!("skipped: files cannot be mapped here");
-        return;
-    }
+    let Some([here, there]) = two_cpus().filter(|_| files_can_be_mapped()) else { return };
     let directory = directory();
     let (path, _) = random_file(&directory, "file", 32 * PAGE as usize);
     let cache = Cache::builder()

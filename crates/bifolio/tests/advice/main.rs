@@ -19,6 +19,7 @@ use std::thread;
 
 use bifolio::{Advice, Cache, File, MapMut, Outcome};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use support::{PAGE, read};
 
 /// The CPUs this process may use.
 fn cpus() -> Vec<usize> {
@@ -40,6 +41,18 @@ fn on<T: Send>(cpu: usize, call: impl FnOnce() -> T + Send) -> T {
 /// Runs a test on one CPU: what it brings in is in no other CPU's batch.
 fn on_one(test: impl FnOnce() + Send) {
     on(cpus()[0], test);
+}
+
+/// A cache that brings in what is asked for, and nothing else.
+fn quiet_cache(memory_bytes: u64) -> Cache {
+    Cache::builder().memory(memory_bytes).readahead_bytes_max(0).build().unwrap()
+}
+
+/// Reads pages one by one, so that each is added to the batch of the CPU.
+fn read_pages(file: &File, pages: impl IntoIterator<Item = u64>) {
+    for page in pages {
+        assert_eq!(read(file, page * PAGE, 1).len(), 1);
+    }
 }
 
 /// Stores one byte through a map.

@@ -2,12 +2,12 @@
 
 use std::thread;
 
-use bifolio::{Advice, Cache, FaultMode, Feature, File, Outcome};
+use bifolio::{Advice, Cache, FaultMode, File, Outcome};
 use bifolio_testing::{Call, Fault, Gate};
 
 use crate::support::{
-    FOLIO_SIZES, Faulty, PAGE, Way, assert_same, cache_of, directory, open, random_file, read,
-    read_all, wait_for_stats, writable,
+    FOLIO_SIZES, Faulty, PAGE, Way, assert_same, cache_of, directory, files_can_be_mapped, open,
+    random_file, read, read_all, wait_for_stats, writable,
 };
 use crate::{assert_counted, evict, on_one, resident_pages};
 
@@ -232,21 +232,13 @@ fn pinned_folios_stay_and_nobody_is_asked_to_drain() {
     });
 }
 
-/// A cache where files can be mapped, if that is so here.
-fn cache_with_maps() -> Option<Cache> {
-    let reports = bifolio::features();
-    let report = reports.iter().find(|report| report.feature == Feature::UserFaults).unwrap();
-    if !report.available {
-        eprintln!("skipped: files cannot be mapped here: {}", report.reason);
-        return None;
-    }
-    Some(cache_of(4 << 20))
-}
-
 #[test]
 fn mapped_folios_stay_as_long_as_they_are_mapped() {
+    if !files_can_be_mapped() {
+        return;
+    }
     on_one(|| {
-        let Some(cache) = cache_with_maps() else { return };
+        let cache = cache_of(4 << 20);
         let directory = directory();
         let (path, bytes) = random_file(&directory, "file", LENGTH);
         for faults in [FaultMode::Threads, FaultMode::InThread] {
@@ -273,12 +265,13 @@ fn mapped_folios_stay_as_long_as_they_are_mapped() {
 
 #[test]
 fn of_several_reasons_the_first_one_counts() {
+    if !files_can_be_mapped() {
+        return;
+    }
     let faulty = Faulty::new(Way::Threads, LENGTH, 1);
     let cache = faulty.builder(4 << 20).build().unwrap();
     let options = writable().mappable(true);
-    let Ok(file) = cache.open_backing(faulty.backing.clone(), &options) else {
-        return eprintln!("skipped: files cannot be mapped here");
-    };
+    let file = cache.open_backing(faulty.backing.clone(), &options).unwrap();
     let map = file.map(0..LENGTH as u64).unwrap();
     map.prefetch(0..LENGTH as u64).unwrap();
     file.write_all_at(b"new", 5 * PAGE).unwrap();
@@ -306,13 +299,14 @@ fn of_several_reasons_the_first_one_counts() {
 
 #[test]
 fn what_was_stored_through_a_map_is_written_in_the_background() {
+    if !files_can_be_mapped() {
+        return;
+    }
     let builder = Cache::builder().memory(4 << 20).dirty_age_ms_max(3_600_000);
     let cache = builder.build().unwrap();
     let directory = directory();
     let (path, mut bytes) = random_file(&directory, "file", LENGTH);
-    let Ok(file) = cache.open(&path, &writable().mappable(true)) else {
-        return eprintln!("skipped: files cannot be mapped here");
-    };
+    let file = cache.open(&path, &writable().mappable(true)).unwrap();
     let mut map = file.map_mut(0..LENGTH as u64).unwrap();
     map.prefetch(0..LENGTH as u64).unwrap();
     for page in [3, 9] {
@@ -329,7 +323,10 @@ fn what_was_stored_through_a_map_is_written_in_the_background() {
 
 #[test]
 fn a_pinned_page_of_a_file_with_maps_stays_for_its_pin() {
-    let Some(cache) = cache_with_maps() else { return };
+    if !files_can_be_mapped() {
+        return;
+    }
+    let cache = cache_of(4 << 20);
     let directory = directory();
     let (path, bytes) = random_file(&directory, "file", LENGTH);
     let file = cache.open(&path, &writable().mappable(true)).unwrap();

@@ -13,7 +13,7 @@ use std::sync::atomic::AtomicU64;
 
 use bifolio::{Cache, CacheBuilder, FaultMode, Feature, File, Map, MapMut, OpenOptions};
 
-use crate::support::writable;
+use crate::support::{files_can_be_mapped, writable};
 
 /// See the head of the file.
 #[derive(Clone, Copy, Debug)]
@@ -92,13 +92,7 @@ impl Way {
 
 /// Nothing is tried where files cannot be mapped.
 fn skip_all_unless_mapped(ways: Vec<Way>) -> Vec<Way> {
-    let reports = bifolio::features();
-    let report = reports.iter().find(|report| report.feature == Feature::UserFaults).unwrap();
-    if report.available {
-        return ways;
-    }
-    eprintln!("skipped: files cannot be mapped here: {}", report.reason);
-    Vec::new()
+    if files_can_be_mapped() { ways } else { Vec::new() }
 }
 
 /// Either kind of map, and where it begins in its file.

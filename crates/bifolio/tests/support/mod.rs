@@ -45,6 +45,16 @@ pub fn cache_of(memory_bytes: u64) -> Cache {
     Cache::builder().memory(memory_bytes).build().unwrap()
 }
 
+/// Whether files can be mapped here; says so if not.
+pub fn files_can_be_mapped() -> bool {
+    let reports = bifolio::features();
+    let report = reports.iter().find(|report| report.feature == Feature::UserFaults).unwrap();
+    if !report.available {
+        eprintln!("skipped: files cannot be mapped here: {}", report.reason);
+    }
+    report.available
+}
+
 /// To read and write.
 pub fn writable() -> OpenOptions {
     OpenOptions::new().read(true).write(true)
