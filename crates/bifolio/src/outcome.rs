@@ -66,30 +66,21 @@ impl Remaining {
     }
 
     pub(crate) fn add(&mut self, reason: Reason, folios: u64) {
-        let count = match reason {
-            Reason::Straddling => &mut self.straddling,
-            Reason::Gone => &mut self.gone,
-            Reason::Locked => &mut self.locked,
-            Reason::Writeback => &mut self.writeback,
-            Reason::Private => &mut self.private,
-            Reason::Dirty => &mut self.dirty,
-            Reason::Mapped => &mut self.mapped,
-            Reason::Referenced => &mut self.referenced,
-        };
-        *count += folios;
+        *self.counts_mut()[reason as usize] += folios;
+    }
+
+    /// In the order of [`Reason`], and of [`Self::by_reason`].
+    fn counts_mut(&mut self) -> [&mut u64; 8] {
+        let Self { straddling, gone, locked, writeback, private, dirty, mapped, referenced } = self;
+        [straddling, gone, locked, writeback, private, dirty, mapped, referenced]
     }
 }
 
 impl AddAssign for Remaining {
     fn add_assign(&mut self, other: Self) {
-        self.straddling += other.straddling;
-        self.gone += other.gone;
-        self.locked += other.locked;
-        self.writeback += other.writeback;
-        self.private += other.private;
-        self.dirty += other.dirty;
-        self.mapped += other.mapped;
-        self.referenced += other.referenced;
+        for (count, (_, more)) in self.counts_mut().into_iter().zip(other.by_reason()) {
+            *count += more;
+        }
     }
 }
 
