@@ -178,6 +178,18 @@ impl Folios {
         Ok(Self { array: ReservedArray::new(length)?, reaper })
     }
 
+    /// For tests in which no folio dies.
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn without_reaper(length: usize) -> Self {
+        struct NoReaper;
+        impl Reaper for NoReaper {
+            fn reap(&self, frozen: Frozen<'_>) {
+                unreachable!("{:?} died", frozen.id());
+            }
+        }
+        Self::new(length, Box::new(NoReaper)).unwrap()
+    }
+
     /// How many descriptors there are.
     pub(crate) fn len(&self) -> usize {
         self.array.len()

@@ -134,16 +134,7 @@ impl Arena {
 mod tests {
     use super::*;
     use crate::config::HugePages;
-    use crate::folio::{Frozen, Reaper};
     use crate::sys::probe::Features;
-
-    struct NoReaper;
-
-    impl Reaper for NoReaper {
-        fn reap(&self, _frozen: Frozen<'_>) {
-            unreachable!("no folio lives");
-        }
-    }
 
     #[test]
     fn a_chunk_where_the_bound_ends_leaves_room_for_tables() {
@@ -154,7 +145,7 @@ mod tests {
             let features = Features::probe(&[]);
             let arena = Arena::new(bound_bytes, 2 * CHUNK_BYTES, HugePages::Never, features);
             let arena = arena.unwrap();
-            let folios = Folios::new(2 * CHUNK_PAGES as usize, Box::new(NoReaper)).unwrap();
+            let folios = Folios::without_reaper(2 * CHUNK_PAGES as usize);
             while arena.allocate(order, None, &folios).unwrap().is_some() {}
             let pages = u64::from(CHUNK_PAGES) + 160 - room_pages;
             assert_eq!(arena.usage().frame_bytes, pages * PAGE_BYTES, "order {order}");
@@ -167,7 +158,7 @@ mod tests {
     #[test]
     fn chunks_that_were_never_in_use_cost_nothing_and_no_more_come_than_fit() {
         let features = || Features::probe(&[]);
-        let folios = Folios::new(3 * CHUNK_PAGES as usize, Box::new(NoReaper)).unwrap();
+        let folios = Folios::without_reaper(3 * CHUNK_PAGES as usize);
         let bound_bytes = 5 * CHUNK_BYTES;
         let large = Arena::new(bound_bytes, 1 << 40, HugePages::Never, features()).unwrap();
         assert_eq!(large.state.lock().chunks.capacity(), 0);

@@ -222,16 +222,8 @@ mod tests {
     use super::super::chunk::CHUNK_BYTES;
     use super::*;
     use crate::config::HugePages;
-    use crate::folio::{Folios, Frozen, Reaper};
+    use crate::folio::Folios;
     use crate::sys::probe::Features;
-
-    struct NoReaper;
-
-    impl Reaper for NoReaper {
-        fn reap(&self, _frozen: Frozen<'_>) {
-            unreachable!("no folio lives");
-        }
-    }
 
     /// An arena of two chunks and their descriptors.
     struct World {
@@ -244,7 +236,7 @@ mod tests {
             let bound_bytes = 2 * (CHUNK_BYTES + 64 * u64::from(CHUNK_PAGES));
             let features = Features::probe(&[]);
             let arena = Arena::new(bound_bytes, 2 * CHUNK_BYTES, HugePages::Never, features);
-            let folios = Folios::new(2 * CHUNK_PAGES as usize, Box::new(NoReaper)).unwrap();
+            let folios = Folios::without_reaper(2 * CHUNK_PAGES as usize);
             Self { arena: arena.unwrap(), folios }
         }
 

@@ -201,19 +201,6 @@ impl Lists {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::folio::{Frozen, Reaper};
-
-    struct NoReaper;
-
-    impl Reaper for NoReaper {
-        fn reap(&self, _frozen: Frozen<'_>) {
-            unreachable!("no folio lives");
-        }
-    }
-
-    fn folios(count: usize) -> Folios {
-        Folios::new(count, Box::new(NoReaper)).unwrap()
-    }
 
     /// The folios of a list, oldest first, as the links of either direction have them.
     fn walk(lists: &Lists, folios: &Folios, kind: ListKind) -> Vec<u32> {
@@ -234,7 +221,7 @@ mod tests {
     fn a_folio_that_replaces_another_has_its_place_on_its_list() {
         for kind in [ListKind::Inactive, ListKind::Active] {
             for place in 0..3 {
-                let folios = folios(8);
+                let folios = Folios::without_reaper(8);
                 let mut lists = Lists::default();
                 for id in 0..3 {
                     lists.add(&folios, FolioId(id), kind);
@@ -256,7 +243,7 @@ mod tests {
     fn a_demoted_folio_is_next_to_leave_and_old() {
         for kind in [ListKind::Inactive, ListKind::Active] {
             for place in 0..3 {
-                let (folios, mut lists) = (folios(4), Lists::default());
+                let (folios, mut lists) = (Folios::without_reaper(4), Lists::default());
                 lists.add(&folios, FolioId(3), ListKind::Inactive);
                 for id in 0..3 {
                     lists.add(&folios, FolioId(id), kind);
@@ -278,7 +265,7 @@ mod tests {
 
     #[test]
     fn a_folio_that_replaces_one_on_no_list_is_on_none() {
-        let (folios, mut lists) = (folios(2), Lists::default());
+        let (folios, mut lists) = (Folios::without_reaper(2), Lists::default());
         lists.replace(&folios, FolioId(0), FolioId(1));
         assert!(walk(&lists, &folios, ListKind::Inactive).is_empty());
         assert!(!folios.get(FolioId(1)).flags.get(Flag::OnLru));
@@ -287,7 +274,7 @@ mod tests {
     #[test]
     fn the_oldest_quarter_of_the_inactive_list_is_old() {
         let count = 1000;
-        let (folios, mut lists) = (folios(count + 2), Lists::default());
+        let (folios, mut lists) = (Folios::without_reaper(count + 2), Lists::default());
         for id in 0..count as u32 {
             lists.add(&folios, FolioId(id), ListKind::Inactive);
         }

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use crate::config::HugePages;
-use crate::folio::{FolioId, Folios, Frozen, Reaper};
+use crate::folio::{FolioId, Folios};
 use crate::frames::Arena;
 use crate::io::engine::Engine;
 use crate::io::*;
@@ -28,14 +28,6 @@ pub(super) struct World {
     pub(super) arena: Arc<Arena>,
     pub(super) features: Features,
     folios: Folios,
-}
-
-struct NoReaper;
-
-impl Reaper for NoReaper {
-    fn reap(&self, _: Frozen<'_>) {
-        panic!("these folios have no life");
-    }
 }
 
 impl World {
@@ -53,8 +45,7 @@ impl World {
         let features = Features::probe(masked);
         let arena = Arena::new(BOUND, BOUND, HugePages::Auto, features.clone()).unwrap();
         let arena = Arc::new(arena);
-        let folios =
-            Folios::new(Arena::descriptors_max(BOUND) as usize, Box::new(NoReaper)).unwrap();
+        let folios = Folios::without_reaper(Arena::descriptors_max(BOUND) as usize);
         let engine = Engine::with_threads(&features, depth, &arena, threads_max);
         Self { name, engine, arena, features, folios }
     }
