@@ -95,26 +95,25 @@ impl File {
             Advice::WillNeed => handle.start_reading_range(&range),
             Advice::Cold => handle.reclaim.demote(&handle.inode, range),
             Advice::DontNeed => return Ok(evict(&handle.reclaim, &handle.inode, range)),
-            Advice::PopulateRead => self.populate_in_file(&range)?,
-            Advice::PopulateWrite => self.populate_for_writing(&range)?,
+            Advice::PopulateRead => self.populate_in_file(range, false)?,
+            Advice::PopulateWrite => self.populate_in_file(range, true)?,
         }
         Ok(Outcome::default())
     }
 
-    fn populate_in_file(&self, range: &Range<u64>) -> Result<()> {
-        let end = range.end.min(self.len());
-        if range.start < end { self.populate(range.start..end) } else { Ok(()) }
-    }
-
-    fn populate_for_writing(&self, range: &Range<u64>) -> Result<()> {
-        let handle = &self.handle;
-        handle.check_writable()?;
+    fn populate_in_file(&self, range: Range<u64>, for_writing: bool) -> Result<()> {
+        if for_writing {
+            self.check_writable()?;
+        }
         let range = range.start..range.end.min(self.len());
-        self.populate_in_file(&range)?;
-        let pages = range.start >> PAGE_SHIFT..range.end.div_ceil(PAGE_BYTES);
-        match handle.inode.frames.region().filter(|region| region.is_tracked()) {
-            Some(region) if pages.start < pages.end => {
+        if range.is_empty() {
+            return Ok(());
+        }
+        self.populate(range.clone())?;
+        match self.handle.inode.frames.region() {
+            Some(region) if for_writing && region.is_tracked() => {
                 let purpose = "stores to a map";
+                let pages = range.start >> PAGE_SHIFT..range.end.div_ceil(PAGE_BYTES);
                 let admitted = region.admit_stores(pages);
                 admitted.map_err(|source| ErrorKind::Memory { purpose, source }.into())
             }

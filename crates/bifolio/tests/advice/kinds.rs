@@ -117,6 +117,9 @@ fn a_map_populated_for_writing_is_stored_to_and_written_out() {
     let file = cache.open(&path, &writable().mappable(true)).unwrap();
     let mut map = file.map_mut(0..16 * PAGE).unwrap();
     map.advise(bytes_of(4..8), Advice::PopulateWrite).unwrap();
+    // A range of nothing is for nothing, also where a page is.
+    map.advise(bytes_of(9..10), Advice::PopulateRead).unwrap();
+    map.advise(9 * PAGE + 5..9 * PAGE + 5, Advice::PopulateWrite).unwrap();
     let faults = cache.stats().faults;
     // Not to the last one.
     for page in 4..7 {
