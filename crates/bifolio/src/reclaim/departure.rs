@@ -145,13 +145,8 @@ impl<'d, 't> Departure<'d, 't> {
     /// B4: marks those that raw writers stored to as dirty; keeps a copy of those that seem clean,
     /// made before the look.
     fn find_stores(&mut self) -> io::Result<()> {
-        let clean = |leaver: &Leaver<'_>| !leaver.lock.flags.get(Flag::Dirty);
-        let indices: Vec<u64> = self.leavers[..self.there]
-            .iter()
-            .filter(|leaver| clean(leaver))
-            .map(|leaver| leaver.lock.index())
-            .collect();
-        for leaver in self.leavers[..self.there].iter_mut().filter(|leaver| clean(leaver)) {
+        let mut indices = Vec::new();
+        for leaver in self.leavers[..self.there].iter_mut().filter(|leaver| !leaver.is_dirty()) {
             let target = self.exit.address(self.spare);
             // SAFETY: a page of the exit, which is ours.
             let target = unsafe { std::slice::from_raw_parts_mut(target, PAGE) };
@@ -159,6 +154,7 @@ impl<'d, 't> Departure<'d, 't> {
             unsafe { copy::copy_out(self.region.address(leaver.lock.index()), target) };
             leaver.before = Some(self.spare);
             self.spare += 1;
+            indices.push(leaver.lock.index());
         }
         let mut stored = Vec::new();
         for pages in runs_of(&indices) {
@@ -176,8 +172,8 @@ impl<'d, 't> Departure<'d, 't> {
     fn keep_dirty(&mut self) {
         // Who spills it is the background thread; others are the flusher's.
         let verdict = if self.inode.is_memory_file() { Verdict::Busy } else { Verdict::Dirty };
-        for leaver in self.leavers.iter_mut().filter(|leaver| leaver.is_going()) {
-            if leaver.lock.flags.get(Flag::Dirty) {
+        for leaver in &mut self.leavers {
+            if leaver.is_going() && leaver.is_dirty() {
                 leaver.fate = Fate::Stays(verdict);
             }
         }
@@ -189,7 +185,7 @@ impl<'d, 't> Departure<'d, 't> {
     fn begin(&mut self) {
         let zeros_from = self.there;
         for (at, leaver) in self.leavers.iter_mut().enumerate() {
-            if !matches!(leaver.fate, Fate::Goes) || !leaver.lock.flags.get(Flag::Dirty) {
+            if !matches!(leaver.fate, Fate::Goes) || !leaver.is_dirty() {
                 continue;
             }
             leaver.fate = Fate::Leaves(self.inode.begin_leaving(&leaver.frozen));
@@ -215,7 +211,7 @@ impl<'d, 't> Departure<'d, 't> {
     /// B5, where there are no raw writers: the bytes stand still.
     fn copy_dirty(&mut self, going: &[usize]) {
         for leaver in going.iter().map(|at| &self.leavers[*at]) {
-            if leaver.lock.flags.get(Flag::Dirty) {
+            if leaver.is_dirty() {
                 // SAFETY: a page of the exit, which is ours.
                 let target =
                     unsafe { std::slice::from_raw_parts_mut(leaver.copy.0.as_ptr(), PAGE) };
@@ -243,9 +239,7 @@ impl<'d, 't> Departure<'d, 't> {
     fn find_late_stores(&mut self, gone: &[usize], may_write: bool) {
         for at in gone {
             let leaver = &mut self.leavers[*at];
-            let Some(before) = leaver.before.filter(|_| !leaver.lock.flags.get(Flag::Dirty)) else {
-                continue;
-            };
+            let Some(before) = leaver.before.filter(|_| !leaver.is_dirty()) else { continue };
             // SAFETY: a page of the exit that nobody writes any more.
             let before = unsafe { std::slice::from_raw_parts(self.exit.address(before), PAGE) };
             // SAFETY: as above.
@@ -271,6 +265,10 @@ impl<'d, 't> Departure<'d, 't> {
 impl Leaver<'_> {
     fn is_going(&self) -> bool {
         !matches!(self.fate, Fate::Stays(_))
+    }
+
+    fn is_dirty(&self) -> bool {
+        self.lock.flags.get(Flag::Dirty)
     }
 }
 
