@@ -3,7 +3,7 @@
 //! The other kind of frames. What a caller maps is this memory itself: so a page comes to it whole,
 //! with one call of the kernel (`UFFDIO_COPY`), and evicting it means unmapping it, for many pages
 //! at once, with one flush of the other CPUs' translations. Who touches a page that is not there
-//! raises a fault (`map/service.rs`). Nothing here knows folios, but for the mark that an orphan
+//! raises a fault (`file/faults`). Nothing here knows folios, but for the mark that an orphan
 //! bears; who may install or unmap which page is said by `mapping` and `reclaim`.
 //!
 //! What raw writers store to is known from the page tables: once a file was mapped for writing its
@@ -333,10 +333,15 @@ impl Region {
     /// Unmaps what stands at a page that no folio of the table has, and that is the caller's.
     fn clear(&self, index: u64) -> io::Result<()> {
         let mut leftovers = self.leftovers.lock();
+        self.clear_locked(&mut leftovers, index)?;
+        self.note_leftovers(&leftovers);
+        Ok(())
+    }
+
+    fn clear_locked(&self, leftovers: &mut BTreeMap<u64, Leftover>, index: u64) -> io::Result<()> {
         if leftovers.remove(&index) == Some(Leftover::Poison) {
             self.regions.unpoison(&self.range_of(&(index..index + 1)))?;
         }
-        self.note_leftovers(&leftovers);
         self.unmap_locked(index);
         Ok(())
     }
@@ -363,13 +368,9 @@ impl Region {
         }
         let mut leftovers = self.leftovers.lock();
         let unwanted = leftovers.range(pages).filter(|(_, leftover)| is_unwanted(**leftover));
-        let unwanted: Vec<_> = unwanted.map(|(index, leftover)| (*index, *leftover)).collect();
-        for (index, leftover) in unwanted {
-            leftovers.remove(&index);
-            if leftover == Leftover::Poison {
-                self.regions.unpoison(&self.range_of(&(index..index + 1)))?;
-            }
-            self.unmap_locked(index);
+        let unwanted: Vec<_> = unwanted.map(|(index, _)| *index).collect();
+        for index in unwanted {
+            self.clear_locked(&mut leftovers, index)?;
         }
         self.note_leftovers(&leftovers);
         Ok(())
