@@ -183,25 +183,24 @@ impl State {
 
     /// Puts a chunk on the lists it belongs to, and takes it off the others.
     pub(super) fn list(&mut self, number: usize) {
-        let chunk = &mut self.chunks[number];
-        let (order, before) = (chunk.order(), chunk.listed);
+        let chunk = &self.chunks[number];
         let is_listed = chunk.is_in_service() && !chunk.draining;
         let roomy = is_listed && chunk.roomy_slots() > 0;
         let odd = is_listed && chunk.free_slots() > chunk.roomy_slots();
-        chunk.listed = Listed { roomy, odd };
-        let available = &mut self.available[order as usize];
-        relist(&mut available.roomy, number, before.roomy, roomy);
-        relist(&mut available.odd, number, before.odd, odd);
+        self.set_listed(number, Listed { roomy, odd });
     }
 
     /// Takes a chunk off all lists: it is about to be cut anew, or given back.
     pub(super) fn unlist(&mut self, number: usize) {
+        self.set_listed(number, Listed::default());
+    }
+
+    fn set_listed(&mut self, number: usize, listed: Listed) {
         let chunk = &mut self.chunks[number];
-        let (order, before) = (chunk.order(), chunk.listed);
-        chunk.listed = Listed::default();
-        let available = &mut self.available[order as usize];
-        relist(&mut available.roomy, number, before.roomy, false);
-        relist(&mut available.odd, number, before.odd, false);
+        let before = std::mem::replace(&mut chunk.listed, listed);
+        let available = &mut self.available[chunk.order() as usize];
+        relist(&mut available.roomy, number, before.roomy, listed.roomy);
+        relist(&mut available.odd, number, before.odd, listed.odd);
     }
 }
 
