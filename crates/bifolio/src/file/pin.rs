@@ -301,8 +301,7 @@ impl File {
         let memory = &self.handle.inode.memory;
         memory.counters.add(Counter::Pin, 1);
         let folio = memory.folios.adopt(id);
-        let in_folio = range.start - folio.folio().index() * PAGE_BYTES;
-        let start = self.handle.inode.frame_of(&folio).wrapping_add(in_folio as usize);
+        let start = self.address_in(&folio, range.start);
         self.pin_at(range, folio, start)
     }
 
@@ -336,8 +335,8 @@ impl File {
         let locked = self.handle.lock_folio(range.start >> PAGE_SHIFT, Access::Cache)?;
         // The file may have been cut while we waited for the lock.
         self.check_pin_range(&range)?;
-        let start = self.address_in(&locked, range.start).cast_mut();
         let Locked { folio, lock, .. } = locked;
+        let start = self.address_in(&folio, range.start);
         let inode = &self.handle.inode;
         inode.mark_dirty(&folio, &lock);
         let pages = range.start >> PAGE_SHIFT..((range.end - 1) >> PAGE_SHIFT) + 1;
@@ -389,10 +388,9 @@ impl File {
         Ok(folio.into_id())
     }
 
-    fn address_in(&self, locked: &Locked<'_>, position: u64) -> *const u8 {
-        let in_folio = position - locked.lock.index() * PAGE_BYTES;
-        let start = self.handle.inode.frame_of(&locked.folio);
-        start.wrapping_add(in_folio as usize)
+    fn address_in(&self, folio: &FolioRef<'_>, position: u64) -> *mut u8 {
+        let in_folio = position - folio.folio().index() * PAGE_BYTES;
+        self.handle.inode.frame_of(folio).wrapping_add(in_folio as usize)
     }
 
     fn check_pin_range(&self, range: &Range<u64>) -> Result<()> {
