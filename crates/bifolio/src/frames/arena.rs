@@ -7,12 +7,11 @@
 //! Allocation prefers the slot after the neighbour's (`near`), then one in a row of free slots
 //! (`rows.rs`), then an empty chunk of another order, then whatever slot of the right order there
 //! is, then a new chunk. What else there is, eviction must free. A chunk that is wanted for another
-//! order, or back by the kernel, is
-//! *evacuated*: nothing is allocated in it any more, its folios are evicted one by one (by
-//! `reclaim`), and when it is empty it changes its role. Where pins keep every chunk from being
-//! emptied, single slots can be *retired*: given back by themselves, at the price of a huge page,
-//! and revived when the budget allows. Whoever holds on to memory of chunks (the engine of `io`)
-//! watches them: see `watcher.rs`.
+//! order, or back by the kernel, is *evacuated*: nothing is allocated in it any more, its folios
+//! are evicted one by one (by `reclaim`), and when it is empty it changes its role. Where pins keep
+//! every chunk from being emptied, single slots can be *retired*: given back by themselves, at the
+//! price of a huge page, and revived when the budget allows. Whoever holds on to memory of chunks
+//! (the engine of `io`) watches them: see `watcher.rs`.
 //!
 //! # Safety
 //! Hands out addresses inside the reservation; touches none.

@@ -23,9 +23,8 @@
 //!   most [`SWEEPS_MAX`] of them in a row without a success, and a time limit while folios are
 //!   busy. So an allocation ends: with a frame or with an error.
 //! - RECLAIM-2: whoever takes folios off their tables for lack of memory holds `turn`. (On advice,
-//!   a handle keeps the file: `invalidate.rs`.) A file is
-//!   freed only after its table is empty and `turn` was taken once more: nobody in here looks at
-//!   it.
+//!   a handle keeps the file: `invalidate.rs`.) A file is freed only after its table is empty and
+//!   `turn` was taken once more: nobody in here looks at it.
 //!
 //! # Safety
 //! [`Turn::owner`] follows a folio's owner; the turn keeps that alive.
