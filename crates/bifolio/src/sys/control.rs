@@ -1,6 +1,7 @@
-//! One `ioctl` that passes a structure, and its error.
+//! What calls of the C library answer, and one `ioctl` that passes a structure.
 //!
-//! Used by `userfault` and `pagemap`, which know the calls and their structures.
+//! Used by those files here that call the kernel without `rustix`; `userfault` and `pagemap` know
+//! the structures.
 //!
 //! # Safety
 //! Hands the address of a structure to the kernel; the caller says that it is the right one.
@@ -25,7 +26,12 @@ pub(super) unsafe fn control<T>(
     let answer = unsafe {
         libc::ioctl(descriptor.as_raw_fd(), operation as _, std::ptr::from_mut(argument))
     };
-    usize::try_from(answer).map_err(|_| io::Error::last_os_error())
+    answer_of(answer)
+}
+
+/// What a call answered: how much, or, if that is negative, the error of this thread.
+pub(super) fn answer_of(answer: impl TryInto<usize>) -> io::Result<usize> {
+    answer.try_into().map_err(|_| io::Error::last_os_error())
 }
 
 /// Whether a call that failed so is to be made again.

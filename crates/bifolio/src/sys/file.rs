@@ -21,6 +21,8 @@ use arrayvec::ArrayVec;
 use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
 
+use super::control::answer_of;
+
 /// The magic number of tmpfs in `statfs`.
 const TMPFS_MAGIC: u64 = 0x0102_1994;
 
@@ -202,8 +204,7 @@ pub(crate) unsafe fn read_at(
 ) -> io::Result<usize> {
     let position = kernel_position(position_bytes)?;
     // SAFETY: the kernel writes at most `length_bytes` bytes at `target`: the caller's contract.
-    let count = unsafe { libc::pread64(file.as_raw_fd(), target.cast(), length_bytes, position) };
-    usize::try_from(count).map_err(|_| io::Error::last_os_error())
+    answer_of(unsafe { libc::pread64(file.as_raw_fd(), target.cast(), length_bytes, position) })
 }
 
 /// Writes once, up to `length_bytes` bytes from `source`, at `position_bytes` of `file`.
@@ -219,8 +220,7 @@ pub(crate) unsafe fn write_at(
 ) -> io::Result<usize> {
     let position = kernel_position(position_bytes)?;
     // SAFETY: the kernel reads at most `length_bytes` bytes at `source`: the caller's contract.
-    let count = unsafe { libc::pwrite64(file.as_raw_fd(), source.cast(), length_bytes, position) };
-    usize::try_from(count).map_err(|_| io::Error::last_os_error())
+    answer_of(unsafe { libc::pwrite64(file.as_raw_fd(), source.cast(), length_bytes, position) })
 }
 
 /// As [`read_at`], to `count` runs of memory, one behind the other.
@@ -237,8 +237,7 @@ pub(crate) unsafe fn read_vectored_at(
     let count = libc::c_int::try_from(count).unwrap_or(libc::c_int::MAX);
     // SAFETY: the kernel reads `count` entries and writes to the memory they name: the caller's
     // contract.
-    let count = unsafe { libc::preadv64(file.as_raw_fd(), targets, count, position) };
-    usize::try_from(count).map_err(|_| io::Error::last_os_error())
+    answer_of(unsafe { libc::preadv64(file.as_raw_fd(), targets, count, position) })
 }
 
 /// As [`write_at`], from `count` runs of memory, one behind the other.
@@ -254,8 +253,7 @@ pub(crate) unsafe fn write_vectored_at(
     let position = kernel_position(position_bytes)?;
     let count = libc::c_int::try_from(count).unwrap_or(libc::c_int::MAX);
     // SAFETY: the kernel reads `count` entries and the memory they name: the caller's contract.
-    let count = unsafe { libc::pwritev64(file.as_raw_fd(), sources, count, position) };
-    usize::try_from(count).map_err(|_| io::Error::last_os_error())
+    answer_of(unsafe { libc::pwritev64(file.as_raw_fd(), sources, count, position) })
 }
 
 /// Pieces of memory, one behind the other, as a vectored call takes them.
@@ -285,9 +283,7 @@ pub(crate) unsafe fn write_row<const PIECES: usize>(
     row: &Row<PIECES>,
 ) -> io::Result<usize> {
     // SAFETY: the kernel reads so many entries and the memory they name: the caller's contract.
-    let count =
-        unsafe { libc::writev(file.as_raw_fd(), row.0.as_ptr(), row.0.len() as libc::c_int) };
-    usize::try_from(count).map_err(|_| io::Error::last_os_error())
+    answer_of(unsafe { libc::writev(file.as_raw_fd(), row.0.as_ptr(), row.0.len() as libc::c_int) })
 }
 
 /// Makes the bytes of `file` durable, and what is needed to find them again.

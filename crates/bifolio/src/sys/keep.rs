@@ -17,6 +17,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, fcntl_getpipe_size, fcntl_setpipe_size, pipe_with};
 
+use super::control::answer_of;
 use super::memory::PAGE_BYTES;
 use super::unmap::PageRange;
 
@@ -202,10 +203,6 @@ fn advance(ranges: &mut [PageRange], mut done_bytes: usize) -> usize {
         done_bytes -= range.length_bytes;
     }
     ranges.len()
-}
-
-fn answer_of(answer: libc::ssize_t) -> Result<usize, io::Error> {
-    usize::try_from(answer).map_err(|_| io::Error::last_os_error())
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@
 use std::io;
 use std::mem::offset_of;
 
-use super::control::is_passing;
+use super::control::{answer_of, is_passing};
 use super::probe::{Feature, Features};
 
 /// Ranges of one call; the kernel takes no more than 1024.
@@ -134,7 +134,7 @@ pub(super) unsafe fn advise_vector(ranges: &[PageRange]) -> io::Result<usize> {
             0,
         )
     };
-    usize::try_from(answer).map_err(|_| io::Error::last_os_error())
+    answer_of(answer)
 }
 
 /// Frees the pages of one range.
@@ -145,7 +145,7 @@ unsafe fn advise_one(range: PageRange) -> io::Result<()> {
     // SAFETY: the range may be freed, says the caller.
     let answer =
         unsafe { libc::madvise(range.start.cast(), range.length_bytes, libc::MADV_DONTNEED) };
-    if answer == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    answer_of(answer).map(drop)
 }
 
 #[cfg(test)]
