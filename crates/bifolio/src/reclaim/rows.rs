@@ -23,6 +23,7 @@ use super::{Reclaim, Turn};
 use crate::folio::{Flag, FolioId};
 use crate::frames::ROW_PAGES;
 use crate::lru::ListKind;
+use crate::stats::Counter;
 use std::ops::Range;
 
 /// The part of a row, in 16ths, that must be free or old for the rest to be moved.
@@ -108,7 +109,7 @@ impl Reclaim {
             return;
         }
         let pages = folio.folio().pages();
-        memory.counters.add(crate::stats::Counter::PgScan, 1);
+        memory.counters.add(Counter::PgScan, 1);
         let (verdict, kept) = self.evict_or_keep(turn, folio, true);
         counts.note(verdict, pages);
         let Some(folio) = kept else { return };

@@ -233,22 +233,19 @@ impl<'t> Unmapping<'t> {
         counts: &mut ScanCounts,
     ) {
         let Leaver { lock, frozen, copy, fate, .. } = leaver;
-        let verdict = match fate {
+        let (folio, verdict) = match fate {
             Fate::Goes => return self.evict(inode, lock, frozen, counts),
             Fate::Leaves(in_flight) => {
                 let folio = frozen.unfreeze();
                 let Some(departed) = &mut self.departed else { unreachable!("where its copy is") };
                 return departed.add(page, Left { lock, folio, copy }, in_flight);
             }
-            Fate::Returns => Verdict::Dirty,
-            Fate::Stays(verdict) => verdict,
-        };
-        let folio = if let Fate::Returns = fate {
-            let folio = frozen.unfreeze();
-            inode.put_back(&folio, &lock, copy);
-            folio
-        } else {
-            inode.mapping.cancel_eviction(frozen, &lock)
+            Fate::Returns => {
+                let folio = frozen.unfreeze();
+                inode.put_back(&folio, &lock, copy);
+                (folio, Verdict::Dirty)
+            }
+            Fate::Stays(verdict) => (inode.mapping.cancel_eviction(frozen, &lock), verdict),
         };
         drop(lock);
         self.keep(folio, verdict, counts);
