@@ -135,8 +135,7 @@ impl File {
     /// Brings the Entry of the page at `position` closer, if there is one.
     fn touch_entry(&self, position: u64) {
         if position < self.len() {
-            let word = self.handle.inode.mapping.table().word(position >> PAGE_SHIFT);
-            copy::prefetch_lines(std::ptr::from_ref(word).cast(), 1);
+            self.handle.inode.mapping.table().touch(position >> PAGE_SHIFT);
         }
     }
 

@@ -14,6 +14,7 @@ use super::bitmap::Bitmap;
 use super::entry::Entry;
 use crate::sync::{AtomicU64, Ordering, store_owned};
 use crate::sys::array::{ReservedArray, ZeroValid};
+use crate::sys::copy;
 
 /// Entries in a page of the table: what is charged at once.
 const ENTRIES_PER_TABLE_PAGE: u64 = 512;
@@ -75,6 +76,11 @@ impl Table {
     #[inline(always)]
     pub(crate) fn word(&self, index: u64) -> &AtomicU64 {
         &self.entries.get(index as usize).0
+    }
+
+    /// Brings an Entry closer that will be looked at soon.
+    pub(crate) fn touch(&self, index: u64) {
+        copy::prefetch_lines(std::ptr::from_ref(self.word(index)).cast(), 1);
     }
 
     /// Stores an Entry that only the caller may change (MAPPING-1).

@@ -50,7 +50,7 @@ pub(crate) use background::Background;
 
 use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
-use crate::folio::{FolioId, LockedFolio};
+use crate::folio::{FolioId, FolioRef, LockedFolio};
 use crate::frames::{Arena, FrameKind};
 use crate::lru::Memory;
 use crate::mapping::{PAGE_BYTES, Table};
@@ -114,6 +114,15 @@ impl Turn<'_> {
         // SAFETY: an inode is freed only after its table is empty and the turn was taken once more
         // after that; we have had the turn since before the folio was locked (RECLAIM-2).
         unsafe { Inode::owner(locked) }
+    }
+
+    /// Brings the Entry of a folio closer that was just isolated.
+    fn touch_entry(&self, isolated: &FolioRef<'_>) {
+        // SAFETY: as in `owner`; the folio came off a list, whose lock we took after the turn, and
+        // our reference keeps it from a life with another inode.
+        if let Some(inode) = unsafe { Inode::owner(isolated.folio()) } {
+            inode.mapping.table().touch(isolated.folio().index());
+        }
     }
 }
 

@@ -227,6 +227,7 @@ impl Reclaim {
         let reclaimed_before = counts.reclaimed_pages;
         let (mut active, mut inactive, mut dirty) = (Vec::new(), Vec::new(), Vec::new());
         let mut evicted = Vec::new();
+        batch.iter().for_each(|folio| turn.touch_entry(folio));
         for folio in batch.drain(..) {
             let (id, pages) = (folio.id(), folio.folio().pages());
             let (verdict, kept) = self.evict_or_keep(turn, folio, how.second_chance);

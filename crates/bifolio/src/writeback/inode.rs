@@ -11,7 +11,7 @@ use super::errors::{ErrorCursor, WriteErrors};
 use super::flusher::Flusher;
 use super::store::{DiskStore, MemoryStore, Store};
 use crate::error::{Error, ErrorKind, Result};
-use crate::folio::{Flag, FolioId, FolioRef, Frozen, LockedFolio};
+use crate::folio::{Flag, Folio, FolioId, FolioRef, Frozen, LockedFolio};
 use crate::frames::Frames;
 use crate::io::{Backing, DirectStatus, Engine, IoError, Operation, Pieces, Transfer};
 use crate::lru::Memory;
@@ -114,15 +114,17 @@ impl Inode {
         })
     }
 
-    /// The inode a locked folio belongs to; `None` once it has left its table.
+    /// The inode a folio belongs to; `None` once it has left its table.
     ///
     /// # Safety
-    /// An inode that was not freed when the folio was locked must not be freed during `'a`.
-    pub(crate) unsafe fn owner<'a>(locked: &LockedFolio<'_>) -> Option<&'a Inode> {
-        let address = NonNull::new(locked.owner() as *mut Inode)?;
-        // SAFETY: `set_up` got the address of a live inode from `address`; it is cleared under the
-        // folio lock when the folio leaves the table, and an inode is freed only after its table
-        // is empty: so it was alive when the folio was locked, and the caller keeps it so.
+    /// What was done before the folio entered its table is seen: the caller has its lock, or had
+    /// that of a list it was put on since. An inode that was not freed then must not be freed
+    /// during `'a`.
+    pub(crate) unsafe fn owner<'a>(folio: &Folio) -> Option<&'a Inode> {
+        let address = NonNull::new(folio.owner() as *mut Inode)?;
+        // SAFETY: `set_owner` got the address of a live inode from `address`; it is cleared when
+        // the folio leaves the table, and an inode is freed only after its table is empty: so it
+        // was alive when the caller took the lock, and the caller keeps it so.
         Some(unsafe { address.as_ref() })
     }
 
