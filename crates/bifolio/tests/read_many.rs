@@ -219,7 +219,7 @@ fn misses_leave_together_and_hits_not_at_all() {
 }
 
 #[test]
-fn the_device_gets_half_a_queue_before_the_rest_and_what_is_less_leaves_at_once() {
+fn the_device_gets_a_part_of_a_queue_before_the_rest_and_what_is_less_leaves_at_once() {
     let directory = directory();
     let (path, _) = random_file(&directory, "file", 4 << 20);
     let cache = Cache::builder().memory(16 << 20).io_depth(32).build().unwrap();

@@ -37,8 +37,10 @@ pub(super) struct Batch<'a> {
     queue: Queue<'a, (Run, usize)>,
     /// How many completions are worth a system call.
     wanted: usize,
-    /// How many transfers the device is given before more are claimed.
+    /// How many transfers are claimed before the device is given some.
     head: usize,
+    /// How many are in flight or claimed before some must complete.
+    most: usize,
 }
 
 impl<'a> Batch<'a> {
@@ -46,15 +48,18 @@ impl<'a> Batch<'a> {
     pub(super) fn new(inode: &'a Inode) -> Self {
         let (folios, queue) = (&inode.memory.folios, inode.engine.queue());
         // Half of what is in flight is claimed, and later handed out, while the device works on the
-        // other half.
-        let half = COMPLETIONS_WANTED.max(queue.depth() / 2);
-        Self { folios, queue, wanted: half, head: half }
+        // other half. As much again stands ready for the moment when it has answered all.
+        let half = queue.depth() / 2;
+        let (wanted, most) = (COMPLETIONS_WANTED.max(half), queue.depth() + half);
+        Self { folios, queue, wanted, head: wanted, most }
     }
 
     /// The same for large runs that somebody is waiting for in their order: each is handed out as
     /// soon as it is there.
     pub(super) fn in_order(inode: &'a Inode) -> Self {
-        Self { wanted: 1, head: 1, ..Self::new(inode) }
+        let batch = Self::new(inode);
+        let most = batch.queue.depth();
+        Self { wanted: 1, head: 1, most, ..batch }
     }
 
     /// Starts to read what is absent of `pages` of a file, as the place `number`. Folios that
@@ -95,11 +100,11 @@ impl<'a> Batch<'a> {
         number: usize,
         deliver: &mut impl FnMut(usize, Delivery<'a>),
     ) {
-        if self.queue.is_full() {
+        if self.queue.in_flight() >= self.most {
             self.complete(self.wanted, deliver);
         } else if self.queue.waiting() == self.head {
             // Only now is it known that there are more: a smaller batch leaves in one call.
-            self.queue.begin();
+            self.queue.feed();
         }
         let folios = self.folios;
         run.start(&mut self.queue, number, |run, number| {

@@ -124,6 +124,18 @@ impl<'e, T> Queue<'e, T> {
         self.submit();
     }
 
+    /// Starts some of what was pushed if nothing is under way, or so little that it may have ended
+    /// soon: few enough for the device to have them at once, enough to keep it at work until the
+    /// rest follows.
+    pub(crate) fn feed(&mut self) {
+        let unseen = self.lease.as_mut().map_or(0, Lease::unsubmitted);
+        if self.started() - unseen <= self.depth() / 8 {
+            self.start_few((self.depth() * 3 / 8).max(1));
+            self.submit();
+            self.call_helpers(0);
+        }
+    }
+
     /// Starts what was pushed, waits until `wanted` transfers are complete (or all, if there are
     /// fewer), and hands out all that are, in whatever order. With `wanted` 0 it waits for nothing
     /// in flight, though perhaps for a ring.
@@ -133,25 +145,6 @@ impl<'e, T> Queue<'e, T> {
     pub(crate) fn complete(
         &mut self,
         wanted: usize,
-        on_done: impl FnMut(T, Result<usize, IoError>),
-    ) {
-        self.complete_between(wanted, usize::MAX, on_done);
-    }
-
-    /// As [`Self::complete`], but hands out no more than `wanted`. A caller who pushes as many
-    /// again lets the device have those before it looks at the rest: work and waiting overlap.
-    pub(crate) fn complete_exactly(
-        &mut self,
-        wanted: usize,
-        on_done: impl FnMut(T, Result<usize, IoError>),
-    ) {
-        self.complete_between(wanted, wanted, on_done);
-    }
-
-    fn complete_between(
-        &mut self,
-        wanted: usize,
-        at_most: usize,
         mut on_done: impl FnMut(T, Result<usize, IoError>),
     ) {
         let wanted = wanted.min(self.in_flight());
@@ -164,9 +157,7 @@ impl<'e, T> Queue<'e, T> {
                 self.submit();
             }
             let handed_out_before = handed_out;
-            while handed_out < at_most
-                && let Some((owner, answer)) = self.done.pop_front()
-            {
+            while let Some((owner, answer)) = self.done.pop_front() {
                 handed_out += 1;
                 on_done(owner, answer);
             }
@@ -179,7 +170,34 @@ impl<'e, T> Queue<'e, T> {
                 self.wait(wanted - handed_out);
             }
         }
-        self.leave();
+        self.submit();
+        self.call_helpers(0);
+        self.release_ring();
+    }
+
+    /// As [`Self::complete`], but hands out exactly `wanted`, and lets what was pushed gather until
+    /// it waits. For callers who push on and on: they make few system calls. If little is under
+    /// way, because the device has answered everything at once, it gets what is waiting before
+    /// anything is handed out: the two work at the same time.
+    pub(crate) fn complete_exactly(
+        &mut self,
+        wanted: usize,
+        mut on_done: impl FnMut(T, Result<usize, IoError>),
+    ) {
+        let wanted = wanted.min(self.in_flight());
+        self.reap();
+        while self.done.len() < wanted {
+            self.start(true);
+            if self.done.len() < wanted {
+                self.wait(wanted - self.done.len());
+            }
+            self.reap();
+        }
+        self.feed();
+        for (owner, answer) in self.done.drain(..wanted) {
+            on_done(owner, answer);
+        }
+        self.release_ring();
     }
 
     fn started(&self) -> usize {
@@ -192,24 +210,29 @@ impl<'e, T> Queue<'e, T> {
 
     /// Starts what is waiting, as far as there is room. `waits`: the caller is about to wait.
     fn start(&mut self, waits: bool) {
+        if waits && self.in_flight() == 1 && self.waiting.len() == 1 {
+            let alone = self.waiting.pop_front();
+            return alone.into_iter().for_each(|(transfer, owner)| self.run(transfer, owner));
+        }
+        self.start_few(usize::MAX);
+        self.call_helpers(usize::from(waits));
+    }
+
+    /// Starts at most so many of those that are waiting; none if others wait for the ring.
+    fn start_few(&mut self, most: usize) {
         if self.lease.as_ref().is_some_and(Lease::is_over) {
             if self.in_kernel > 0 {
                 return;
             }
             self.lease = None;
         }
-        if waits && self.in_flight() == 1 && self.waiting.len() == 1 {
-            let alone = self.waiting.pop_front();
-            return alone.into_iter().for_each(|(transfer, owner)| self.run(transfer, owner));
-        }
         let pushed_before = self.in_kernel;
-        while self.started() < self.depth() {
+        for _ in 0..most.min(self.depth() - self.started()) {
             let Some((transfer, owner)) = self.waiting.pop_front() else { break };
             self.start_one(transfer, owner);
         }
         let pushed = self.in_kernel - pushed_before;
         self.engine.tally().add_ring_transfers(pushed as u64);
-        self.call_helpers(usize::from(waits));
     }
 
     /// Makes a transfer with plain calls, here and now.
@@ -374,10 +397,8 @@ impl<'e, T> Queue<'e, T> {
         }
     }
 
-    /// Leaves with everything under way, and without the ring if it is not needed.
-    fn leave(&mut self) {
-        self.submit();
-        self.call_helpers(0);
+    /// Gives the ring back if nothing is in it.
+    fn release_ring(&mut self) {
         if self.in_kernel == 0 {
             self.lease = None;
         }

@@ -1,5 +1,6 @@
 //! Bytes arrive where they belong, whichever way they go.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::thread;
 
@@ -141,6 +142,54 @@ fn what_was_begun_is_under_way_before_anybody_waits_for_it() {
             assert_eq!(frames.bytes(PAGE), [7; PAGE]);
         }
     }
+}
+
+#[test]
+fn an_idle_device_gets_what_waits_before_anything_is_handed_out() {
+    let world = World::new("rings", &[], 16);
+    if !world.has_rings() {
+        return println!("skipped: there is no io_uring here");
+    }
+    let directory = disk_directory();
+    let backing = files(&directory)[0].clone();
+    backing.set_len(64 * PAGE as u64).unwrap();
+    let mut queue = world.engine.queue();
+    for page in 0..24 {
+        push_read(&mut queue, &world, &backing, page * PAGE as u64, 1, ());
+    }
+    let under_way = || {
+        let counts = world.engine.counts();
+        (counts.ring_enters, counts.ring_transfers)
+    };
+    let mut first = None;
+    queue.complete_exactly(16, |_, _| _ = first.get_or_insert_with(under_way));
+    assert_eq!((first, queue.in_flight()), (Some((2, 16 + 6)), 8), "the head, then the rest");
+    queue.complete_exactly(8, |_, _| assert_eq!(under_way(), (3, 24)));
+    assert_eq!(queue.in_flight(), 0);
+}
+
+#[test]
+fn a_device_at_work_gets_what_waits_with_the_next_wait() {
+    let world = World::new("rings", &[], 16);
+    if !world.has_rings() {
+        return println!("skipped: there is no io_uring here");
+    }
+    let directory = disk_directory();
+    let file = files(&directory)[0].clone();
+    let pipe = Arc::new(Pipe::new());
+    let slow: Arc<dyn Backing> = Arc::clone(&pipe) as _;
+    let mut queue = world.engine.queue();
+    let push_each = |queue: &mut _, backing, tags: Range<usize>| {
+        tags.for_each(|tag| push_read(queue, &world, backing, 0, 1, tag));
+    };
+    push_each(&mut queue, &slow, 0..3);
+    push_each(&mut queue, &file, 3..20);
+    queue.complete_exactly(13, |(_, tag), _| assert!((3..16).contains(&tag)));
+    let enters = world.engine.counts().ring_enters;
+    // Before anything can fail: a queue that goes waits for them.
+    (0..3).for_each(|_| pipe.release());
+    assert_eq!((enters, queue.waiting(), queue.in_flight()), (1, 4, 7));
+    assert_eq!(complete_all(&mut queue).len(), 7);
 }
 
 #[test]
