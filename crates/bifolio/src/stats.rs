@@ -148,7 +148,7 @@ counters! {
     PgEvacuate pgevacuate,
     /// Folios in use that were moved to frames among others that stay.
     PgRelocate pgrelocate,
-    /// Allocations that had to reclaim by themselves.
+    /// Allocations that found no frame and had to reclaim.
     DirectReclaim direct_reclaims,
     /// Times the background thread was woken to reclaim.
     BackgroundReclaim background_reclaims,

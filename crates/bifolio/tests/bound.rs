@@ -244,3 +244,28 @@ fn dirty_pages_of_several_sizes_survive_the_change_of_sizes() {
         assert_same(&std::fs::read(path).unwrap(), bytes);
     }
 }
+
+#[test]
+fn one_reader_of_clean_pages_evicts_for_itself_and_wakes_nobody() {
+    let bound = 16 * MIB;
+    let directory = directory();
+    let path = sparse_file(&directory, 4 * bound);
+    let cache = cache_of(bound);
+    let file = cache.open(&path, &bifolio::OpenOptions::new()).unwrap();
+    file.advise(0..0, bifolio::Advice::Random).unwrap();
+    let mut pages: Vec<u64> = (0..4 * bound / PAGE).collect();
+    Rng::with_seed(5).shuffle(&mut pages);
+    let mut read_pages = |count| {
+        for page in pages.drain(..count) {
+            file.read_exact_at(&mut [0; 8], page * PAGE).unwrap();
+        }
+        cache.stats()
+    };
+    // Until the cache is full, the thread makes memory resident.
+    let full = read_pages(8192);
+    let after = read_pages(4096);
+    assert_eq!(after.misses - full.misses, 4096);
+    assert!(after.pgsteal - full.pgsteal >= 4000, "{}", after.pgsteal - full.pgsteal);
+    assert_eq!(after.background_reclaims, full.background_reclaims);
+    assert_eq!(after.direct_reclaims, full.direct_reclaims, "and never found nothing left");
+}

@@ -1,7 +1,8 @@
 //! The background thread: keeps some frames free, so that an allocation rarely has to reclaim.
 //!
-//! Woken when fewer than LOW pages are obtainable, or when a chunk should be made resident before
-//! somebody has to wait for that; works until there are HIGH (twice as many), in short turns, so
+//! Woken when fewer than LOW pages are obtainable and those who allocate do not keep up by
+//! themselves (`Reclaim::replace_frames`), or when a chunk should be made resident before somebody
+//! has to wait for that; works until there are HIGH (twice as many), in short turns, so
 //! that an allocation that must reclaim by itself gets its turn in between. It spills
 //! memory files; other dirty folios in its way are the flusher's, which it tells.
 
@@ -57,8 +58,13 @@ impl Reclaim {
         }
     }
 
+    /// Whether the thread has been woken and is not done.
+    pub(super) fn is_at_work(&self) -> bool {
+        self.signal.lock().work
+    }
+
     /// Whether fewer pages can be had without reclaim; for regions, too, if there are any.
-    fn is_short_of(&self, pages: u64) -> bool {
+    pub(super) fn is_short_of(&self, pages: u64) -> bool {
         let arena = self.arena();
         arena.obtainable_pages() < pages || arena.has_loose() && arena.left_pages() < pages
     }

@@ -92,10 +92,25 @@ impl Reclaim {
         wanted_pages: u64,
         write_out: WriteOut,
     ) -> ScanCounts {
+        self.shrink_until(turn, wanted_pages, write_out, 0)
+    }
+
+    /// Frees a round's pages or so of what is clean, if the smallest share of the list has them.
+    pub(super) fn shrink_a_little(&self, turn: &Turn<'_>) -> ScanCounts {
+        self.shrink_until(turn, super::ROUND_PAGES, WriteOut::Nothing, PRIORITY_MAX)
+    }
+
+    fn shrink_until(
+        &self,
+        turn: &Turn<'_>,
+        wanted_pages: u64,
+        write_out: WriteOut,
+        priority_min: u32,
+    ) -> ScanCounts {
         let mut total = ScanCounts::default();
         let how = How::reclaim(write_out);
         let mut unmapping = Unmapping::new(self, turn, how);
-        for priority in (0..=PRIORITY_MAX).rev() {
+        for priority in (priority_min..=PRIORITY_MAX).rev() {
             let sizes = self.memory.lru.sizes();
             let share = |pages: u64| (pages >> priority).max(super::ROUND_PAGES);
             if sizes.is_inactive_low() || sizes.inactive_pages == 0 {
