@@ -95,10 +95,12 @@ impl CacheBuilder {
     }
 
     /// How many pages of mapped files are unmapped together when they are evicted, with one flush
-    /// of the other CPUs' address translations: from 1 to 512, 31 by default. Larger batches
-    /// interrupt the other CPUs less often, and keep the pages of a batch from being used a little
-    /// longer. A batch needs four pages of memory for each of its own; where that is more than a
-    /// sixteenth of the bound, it is unmapped in parts.
+    /// of the other CPUs' address translations: from 1 to 512, 31 by default. Neighbours that leave
+    /// one after the other, up to as many, count as one page: a pass over a file, in order, has 256
+    /// pages to a flush, where memory allows. Larger batches interrupt the other CPUs less often,
+    /// and keep the pages of a batch from being used a little longer. A batch needs four pages of
+    /// memory for each of its own; where that is more than a sixteenth of the bound, it is unmapped
+    /// in parts.
     pub fn unmap_batch_folios(mut self, folios: usize) -> Self {
         self.config.unmap_batch_folios = folios;
         self

@@ -58,6 +58,11 @@ impl RegionsSize {
     pub(crate) fn bytes(self) -> u64 {
         (self.staging_pages + self.exit_pages) * PAGE_BYTES
     }
+
+    /// How many folios can leave together: two pages for each, in half of the exit.
+    pub(crate) fn batch_folios(self) -> usize {
+        self.exit_pages as usize / 4
+    }
 }
 
 impl Exit {

@@ -47,6 +47,10 @@
 //! - A folio that vanishes from both lists: those that stay end in [`Unmapping::keep`], the one
 //!   place where that is. `a_cache_full_of_pinned_maps_says_so_and_recovers`.
 //!
+//! A batch is so many rows of neighbours ([`Rows`]): where folios leave in the order in which they
+//! came, a flush is due for some hundreds of them. An unmapping costs the other CPUs an interrupt,
+//! and one more for each first store to a protected page that meets it on its way.
+//!
 //! The steps from B3 to B7 are in `departure.rs`; while some folios are written out (B9), the next
 //! are unmapped (`departed.rs`).
 
@@ -56,11 +60,14 @@ use super::pageout::{Verdict, WriteOut, is_pinned};
 use super::scan::{How, ScanCounts};
 use super::{Reclaim, Turn};
 use crate::folio::{Flag, FolioRef, Frozen, LockedFolio};
-use crate::frames::Region;
+use crate::frames::{Region, Regions};
 use crate::lru::ListKind;
 use crate::stats::Counter;
 use crate::writeback::Inode;
 use std::ops::Range;
+
+/// The most folios of a batch that is larger than what was asked for because they lie in rows.
+const IN_ROWS_MAX: usize = 256;
 
 /// See the head of the file. One scan's: what is in it belongs to that.
 #[derive(Debug)]
@@ -70,13 +77,21 @@ pub(super) struct Unmapping<'t> {
     how: How,
     /// Isolated, and nothing else.
     waiting: Vec<FolioRef<'t>>,
+    /// How those lie.
+    rows: Rows,
+    /// How many may wait, where they lie in rows.
+    waiting_max: usize,
     /// Unmapped, and to be written out.
     departed: Option<Departed<'t>>,
 }
 
 impl<'t> Unmapping<'t> {
     pub(super) fn new(reclaim: &'t Reclaim, turn: &'t Turn<'t>, how: How) -> Self {
-        Self { reclaim, turn, how, waiting: Vec::new(), departed: None }
+        let batch = reclaim.unmap_batch_folios;
+        let room = Regions::size_for(reclaim.arena(), batch).batch_folios();
+        let waiting_max = room.min(IN_ROWS_MAX).max(batch);
+        let (waiting, rows) = (Vec::new(), Rows::default());
+        Self { reclaim, turn, how, waiting, rows, waiting_max, departed: None }
     }
 
     /// How many pages are worth looking at: enough for a batch.
@@ -91,8 +106,10 @@ impl<'t> Unmapping<'t> {
 
     /// Takes an isolated folio of a region.
     pub(super) fn add(&mut self, folio: FolioRef<'t>, counts: &mut ScanCounts) {
+        let batch = self.reclaim.unmap_batch_folios;
+        self.rows.add(folio.folio().index(), batch);
         self.waiting.push(folio);
-        if self.waiting.len() >= self.reclaim.unmap_batch_folios {
+        if self.rows.count >= batch || self.waiting.len() >= self.waiting_max {
             self.unmap_waiting(counts);
         }
     }
@@ -124,6 +141,7 @@ impl<'t> Unmapping<'t> {
     }
 
     fn unmap_waiting(&mut self, counts: &mut ScanCounts) {
+        self.rows = Rows::default();
         let mut locked: Vec<(&'t Inode, LockedFolio<'t>, FolioRef<'t>)> = Vec::new();
         for folio in std::mem::take(&mut self.waiting) {
             match self.look_again(&folio) {
@@ -290,5 +308,50 @@ impl<'t> Unmapping<'t> {
                 }
             }
         }
+    }
+}
+
+/// How many folios a batch has is counted in rows: one flush is due for so many places, and
+/// neighbours are one place to the kernel. A row has no more folios than a batch may have rows: a
+/// batch of one is one folio.
+#[derive(Debug, Default)]
+struct Rows {
+    count: usize,
+    /// Folios of the last one, and which page would make it longer.
+    folios: usize,
+    next_index: u64,
+}
+
+impl Rows {
+    /// The next folio is at page `index`; no row has more than `folios_max`. Of which file it is
+    /// does not matter: the count is a measure of work, no promise.
+    fn add(&mut self, index: u64, folios_max: usize) {
+        if self.count == 0 || index != self.next_index || self.folios >= folios_max {
+            self.count += 1;
+            self.folios = 0;
+        }
+        self.folios += 1;
+        self.next_index = index + 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rows(indices: &[u64], folios_max: usize) -> usize {
+        let mut rows = Rows::default();
+        indices.iter().for_each(|index| rows.add(*index, folios_max));
+        rows.count
+    }
+
+    #[test]
+    fn neighbours_are_one_row_as_far_as_a_row_may_reach() {
+        assert_eq!(rows(&[], 31), 0);
+        assert_eq!(rows(&[7, 8, 9, 20, 21, 3], 31), 3);
+        assert_eq!(rows(&[9, 8, 7], 31), 3, "only what comes in order");
+        assert_eq!(rows(&[7, 8, 9, 10, 11], 2), 3);
+        assert_eq!(rows(&[7, 8, 9], 1), 3, "one flush a folio stays one flush a folio");
+        assert_eq!(rows(&[0, 1], 31), 1);
     }
 }
