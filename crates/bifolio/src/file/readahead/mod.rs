@@ -10,7 +10,8 @@
 //!   claim the absent folios, as runs of up to 1 MiB; stop when frames run short
 //!                                                         |
 //!   a job on a worker of the engine <---------------------'
-//!     reads the runs as one batch; READY one by one, as they come
+//!     reads the runs as one batch; READY one by one, as they come.
+//!     Those of a region in order, a little at a time (pump.rs)
 //! ```
 //!
 //! The reader never waits here: it claims what is free, or can be made free without I/O, hands the
@@ -21,6 +22,7 @@
 //! what a scan leaves behind goes first, and what it will need next is not evicted for it: all
 //! windows of a handle together stay below half of the bound.
 
+mod pump;
 mod window;
 
 use super::batch::{Batch, Delivery};
@@ -31,7 +33,9 @@ use crate::folio::Flag;
 use crate::mapping::{PAGE_BYTES, PAGE_SHIFT};
 use crate::stats::Counter;
 use crate::sync::{AtomicBool, AtomicU8, AtomicU64, Mutex, Ordering};
+use pump::Pump;
 use std::ops::Range;
+use std::sync::Arc;
 pub(super) use window::Mode;
 pub(super) use window::Plan;
 use window::{Access, STREAMS, Settings, Streams};
@@ -55,6 +59,8 @@ pub(crate) struct Readahead {
     /// Where the last read ended, bytes.
     last_end: AtomicU64,
     window_bytes_max: u64,
+    /// Reads what goes to a region.
+    pump: Arc<Pump>,
 }
 
 impl Readahead {
@@ -68,6 +74,7 @@ impl Readahead {
             reuse: AtomicBool::new(true),
             last_end: AtomicU64::new(0),
             window_bytes_max,
+            pump: Arc::default(),
         }
     }
 
@@ -210,8 +217,11 @@ impl Handle {
 
     /// Leaves runs to a worker of the engine.
     fn spawn_reading(&self, runs: Vec<Run>) {
-        let inode = std::sync::Arc::clone(&self.inode);
-        let engine = std::sync::Arc::clone(&inode.engine);
+        if self.inode.frames.region().is_some() {
+            return self.readahead.pump.push(&self.inode, runs);
+        }
+        let inode = Arc::clone(&self.inode);
+        let engine = Arc::clone(&inode.engine);
         engine.spawn(move || {
             let mut batch = Batch::in_order(&inode);
             // A page that cannot be read is an error for whoever reads it.
