@@ -53,8 +53,16 @@ impl File {
         if old.len() == 1 {
             return Ok(());
         }
-        let id = handle.reclaim.allocate(FrameKind::Arena { order, near: None })?;
-        let new = handle.inode.memory.folios.start(id, 0, range.start >> PAGE_SHIFT, order);
+        let new = match self.start_large(&range, order) {
+            Ok(new) => new,
+            Err(_) => {
+                // They may lie in every chunk there is, and no chunk is emptied of what is held.
+                drop(old);
+                let new = self.start_large(&range, order)?;
+                old = self.bring_in(&range)?;
+                new
+            }
+        };
         for _ in 0..ATTEMPTS_MAX {
             let is_one_already = old.len() == 1;
             if is_one_already || self.try_collapse(old, &new) {
@@ -64,6 +72,13 @@ impl File {
             old = self.bring_in(&range)?;
         }
         Err(self.cannot_collapse(&range, CollapseRefusal::InUse))
+    }
+
+    /// A folio of that size for the range, not in the table yet.
+    fn start_large(&self, range: &Range<u64>, order: u8) -> Result<FolioRef<'_>> {
+        let id = self.handle.reclaim.allocate(FrameKind::Arena { order, near: None })?;
+        let folios = &self.handle.inode.memory.folios;
+        Ok(folios.start(id, 0, range.start >> PAGE_SHIFT, order))
     }
 
     fn collapse_order(&self, range: &Range<u64>) -> Result<u8> {
