@@ -161,7 +161,7 @@ impl Reclaim {
         let mut patience = Patience::new(self.wait_max);
         loop {
             if let Some(id) = self.take_frames(kind)? {
-                self.replace_frames();
+                self.replace_frames(kind);
                 return Ok(id);
             }
             self.reclaim_for(kind, &mut patience)?;
@@ -195,20 +195,24 @@ impl Reclaim {
 
     /// Evicts a little if fewer than LOW pages are obtainable. Who reads one page after the other
     /// pays for itself, 5 us in 32 misses: the background thread would run where it is woken, on
-    /// the reader's processor, 0.1 ms in 500. That is for who has no time, and for what takes more.
-    fn replace_frames(&self) {
+    /// the reader's processor, 0.1 ms in 500. That is for who has no time, and for what takes more:
+    /// room in order, for folios with neighbours, and pages that are to be spilled, where it is
+    /// wrong to pick those that are clean, because rows are freed by many that go together.
+    fn replace_frames(&self, kind: FrameKind) {
         let (arena, low_pages) = (self.arena(), self.low_pages());
-        let can_help =
-            !arena.has_loose() && !arena.wants_chunk() && !self.is_short_of(low_pages / 2);
-        if can_help && self.is_short_of(low_pages) {
-            // Whoever has the turn, or will have it, does the same.
-            let guard = if self.is_at_work() { None } else { self.turn.try_lock() };
-            let Some(guard) = guard else { return };
-            if self.shrink_a_little(&Turn { _guard: guard }).reclaimed_pages > 0 {
-                return;
-            }
+        let takes_more = self.has_spill || arena.has_loose() || arena.wants_chunk();
+        if takes_more || self.is_short_of(low_pages / 2) {
+            return self.wake_if_low();
         }
-        self.wake_if_low();
+        let is_scattered = matches!(kind, FrameKind::Arena { near: None, .. });
+        if !is_scattered || !self.is_short_of(low_pages) || self.is_at_work() {
+            return;
+        }
+        // Whoever has the turn does the same.
+        let Some(guard) = self.turn.try_lock() else { return };
+        if self.shrink_a_little(&Turn { _guard: guard }).reclaimed_pages == 0 {
+            self.wake_if_low();
+        }
     }
 
     /// As [`Self::charge_table`], but evicts nothing; whether it is charged now.
