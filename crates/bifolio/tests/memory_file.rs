@@ -311,3 +311,22 @@ fn what_cannot_be_one_folio_is_refused_and_stays_as_it_is() {
     assert_eq!(read(&file, 0, 1 << 20), vec![8; 1 << 20]);
     assert_eq!(resident_pages(&cache), 256);
 }
+
+#[test]
+fn small_folios_that_lie_in_every_chunk_become_a_large_one_too() {
+    let directory = tempfile::tempdir().unwrap();
+    let cache = Cache::builder().memory(8 << 20).spill_in(directory.path()).build().unwrap();
+    let file = with_folios(&cache, 4096);
+    let other = cache.memory_file("other").unwrap();
+    // One of the large folio's pages after three others, until the cache is full of both.
+    for index in 0..512 {
+        file.write_all_at(&page(index, 1), index * PAGE).unwrap();
+        other.write_all_at(&page(index, 2).repeat(3), 3 * index * PAGE).unwrap();
+    }
+    file.collapse(0..2 << 20).unwrap();
+    assert_eq!(cache.stats().collapses, 1);
+    for index in 0..512 {
+        assert_eq!(read(&file, index * PAGE, 4096), page(index, 1), "page {index}");
+        assert_eq!(read(&other, 3 * index * PAGE, 3 * 4096), page(index, 2).repeat(3));
+    }
+}
