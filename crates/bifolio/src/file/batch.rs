@@ -35,10 +35,8 @@ pub(super) enum Delivery<'a> {
 pub(super) struct Batch<'a> {
     folios: &'a Folios,
     queue: Queue<'a, (Run, usize)>,
-    /// How many completions are worth a system call.
+    /// How many transfers, claimed or complete, are worth a system call.
     wanted: usize,
-    /// How many transfers are claimed before the device is given some.
-    head: usize,
     /// How many are in flight or claimed before some must complete.
     most: usize,
 }
@@ -51,15 +49,15 @@ impl<'a> Batch<'a> {
         // other half. As much again stands ready for the moment when it has answered all.
         let half = queue.depth() / 2;
         let (wanted, most) = (COMPLETIONS_WANTED.max(half), queue.depth() + half);
-        Self { folios, queue, wanted, head: wanted, most }
+        Self { folios, queue, wanted, most }
     }
 
     /// The same for large runs that somebody is waiting for in their order: each is handed out as
     /// soon as it is there.
     pub(super) fn in_order(inode: &'a Inode) -> Self {
-        let batch = Self::new(inode);
-        let most = batch.queue.depth();
-        Self { wanted: 1, head: 1, most, ..batch }
+        let (folios, queue) = (&inode.memory.folios, inode.engine.queue());
+        let most = queue.depth();
+        Self { folios, queue, wanted: 1, most }
     }
 
     /// Starts to read what is absent of `pages` of a file, as the place `number`. Folios that
@@ -102,7 +100,7 @@ impl<'a> Batch<'a> {
     ) {
         if self.queue.in_flight() >= self.most {
             self.complete(self.wanted, deliver);
-        } else if self.queue.waiting() == self.head {
+        } else if self.queue.waiting() == self.wanted {
             // Only now is it known that there are more: a smaller batch leaves in one call.
             self.queue.feed();
         }
