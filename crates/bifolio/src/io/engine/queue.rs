@@ -120,8 +120,7 @@ impl<'e, T> Queue<'e, T> {
     /// Starts what was pushed, so that the device works while more is pushed. Waits for nothing in
     /// flight, though perhaps for a ring.
     pub(crate) fn begin(&mut self) {
-        self.start(false);
-        self.submit();
+        self.begin_some(usize::MAX);
     }
 
     /// Starts some of what was pushed if nothing is under way, or so little that it may have ended
@@ -130,10 +129,14 @@ impl<'e, T> Queue<'e, T> {
     pub(crate) fn feed(&mut self) {
         let unseen = self.lease.as_mut().map_or(0, Lease::unsubmitted);
         if self.started() - unseen <= self.depth() / 8 {
-            self.start_few((self.depth() * 3 / 8).max(1));
-            self.submit();
-            self.call_helpers(0);
+            self.begin_some((self.depth() * 3 / 8).max(1));
         }
+    }
+
+    fn begin_some(&mut self, most: usize) {
+        self.start_some(most);
+        self.call_helpers(0);
+        self.submit();
     }
 
     /// Starts what was pushed, waits until `wanted` transfers are complete (or all, if there are
@@ -214,12 +217,12 @@ impl<'e, T> Queue<'e, T> {
             let alone = self.waiting.pop_front();
             return alone.into_iter().for_each(|(transfer, owner)| self.run(transfer, owner));
         }
-        self.start_few(usize::MAX);
+        self.start_some(usize::MAX);
         self.call_helpers(usize::from(waits));
     }
 
     /// Starts at most so many of those that are waiting; none if others wait for the ring.
-    fn start_few(&mut self, most: usize) {
+    fn start_some(&mut self, most: usize) {
         if self.lease.as_ref().is_some_and(Lease::is_over) {
             if self.in_kernel > 0 {
                 return;
