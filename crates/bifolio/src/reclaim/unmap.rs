@@ -79,19 +79,20 @@ pub(super) struct Unmapping<'t> {
     waiting: Vec<FolioRef<'t>>,
     /// How those lie.
     rows: Rows,
-    /// How many may wait, where they lie in rows.
-    waiting_max: usize,
     /// Unmapped, and to be written out.
     departed: Option<Departed<'t>>,
 }
 
 impl<'t> Unmapping<'t> {
     pub(super) fn new(reclaim: &'t Reclaim, turn: &'t Turn<'t>, how: How) -> Self {
-        let batch = reclaim.unmap_batch_folios;
-        let room = Regions::size_for(reclaim.arena(), batch).batch_folios();
-        let waiting_max = room.min(IN_ROWS_MAX).max(batch);
-        let (waiting, rows) = (Vec::new(), Rows::default());
-        Self { reclaim, turn, how, waiting, rows, waiting_max, departed: None }
+        Self { reclaim, turn, how, waiting: Vec::new(), rows: Rows::default(), departed: None }
+    }
+
+    /// How many folios may wait, where they lie in rows.
+    fn waiting_max(&self) -> usize {
+        let batch = self.reclaim.unmap_batch_folios;
+        let room = Regions::size_for(self.reclaim.arena(), batch).batch_folios();
+        room.min(IN_ROWS_MAX).max(batch)
     }
 
     /// How many pages are worth looking at: enough for a batch.
@@ -109,7 +110,7 @@ impl<'t> Unmapping<'t> {
         let batch = self.reclaim.unmap_batch_folios;
         self.rows.add(folio.folio().index(), batch);
         self.waiting.push(folio);
-        if self.rows.count >= batch || self.waiting.len() >= self.waiting_max {
+        if self.rows.count >= batch || self.waiting.len() >= self.waiting_max() {
             self.unmap_waiting(counts);
         }
     }
