@@ -56,10 +56,7 @@ fn a_filter_at_start_is_found_and_named() {
 
 #[test]
 fn a_filter_that_comes_later_costs_the_rings_and_no_transfer() {
-    let world = World::new("rings", &[], 4);
-    if !world.has_rings() {
-        return println!("skipped: there is no io_uring here");
-    }
+    let Some(world) = world_with(Feature::IoUring, 4) else { return };
     let directory = disk_directory();
     let file = read_write(&directory.path().join("f")).unwrap();
     let bytes = pattern(8 * PAGE, 1);

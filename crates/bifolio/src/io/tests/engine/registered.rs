@@ -11,15 +11,6 @@ use crate::frames::CHUNK_BYTES;
 use crate::io::*;
 use crate::sys::probe::Feature;
 
-fn world_with(feature: Feature) -> Option<World> {
-    let world = World::new("rings", &[], 4);
-    if world.has_rings() && world.features.has(feature) {
-        return Some(world);
-    }
-    println!("skipped: there is no {feature} here");
-    None
-}
-
 /// Reads the first page twice, by the ring.
 fn read_by_ring(world: &World, backing: &Arc<dyn Backing>) -> Vec<u8> {
     let mut queue = world.engine.queue();
@@ -33,7 +24,7 @@ fn read_by_ring(world: &World, backing: &Arc<dyn Backing>) -> Vec<u8> {
 
 #[test]
 fn a_closed_file_is_closed_in_every_ring() {
-    let Some(world) = world_with(Feature::RegisteredFiles) else { return };
+    let Some(world) = world_with(Feature::RegisteredFiles, 4) else { return };
     let Some(directory) = small_file_system() else { return };
     for round in 0..3 {
         // Fifteen of the sixteen pages there are: the next round needs them back.
@@ -50,7 +41,7 @@ fn a_closed_file_is_closed_in_every_ring() {
 
 #[test]
 fn a_slot_that_changes_hands_never_shows_the_old_file() {
-    let Some(world) = world_with(Feature::RegisteredFiles) else { return };
+    let Some(world) = world_with(Feature::RegisteredFiles, 4) else { return };
     let directory = disk_directory();
     for round in 0..5 {
         let path = directory.path().join(format!("f{round}"));
@@ -63,7 +54,7 @@ fn a_slot_that_changes_hands_never_shows_the_old_file() {
 
 #[test]
 fn more_files_than_slots_can_be_enrolled_and_work() {
-    let Some(world) = world_with(Feature::RegisteredFiles) else { return };
+    let Some(world) = world_with(Feature::RegisteredFiles, 4) else { return };
     let directory = disk_directory();
     let path = directory.path().join("f");
     fs::write(&path, [9; PAGE]).unwrap();
@@ -93,7 +84,7 @@ fn file_of(directory: &tempfile::TempDir, number: u8) -> Arc<dyn Backing> {
 
 #[test]
 fn a_chunk_that_goes_and_comes_back_is_read_into_its_new_pages() {
-    let Some(world) = world_with(Feature::RegisteredBuffers) else { return };
+    let Some(world) = world_with(Feature::RegisteredBuffers, 4) else { return };
     let directory = disk_directory();
     for number in 1..4 {
         let file = file_of(&directory, number);
@@ -108,7 +99,7 @@ fn a_chunk_that_goes_and_comes_back_is_read_into_its_new_pages() {
 
 #[test]
 fn a_slot_that_goes_and_comes_back_is_read_into_its_new_pages() {
-    let Some(world) = world_with(Feature::RegisteredBuffers) else { return };
+    let Some(world) = world_with(Feature::RegisteredBuffers, 4) else { return };
     let directory = disk_directory();
     let kept = world.frames(1);
     assert_eq!(read_by_ring(&world, &file_of(&directory, 1)), [1; PAGE]);
@@ -133,7 +124,7 @@ fn a_slot_that_goes_and_comes_back_is_read_into_its_new_pages() {
 
 #[test]
 fn a_chunk_that_lacks_pages_is_not_registered_and_not_filled() {
-    let Some(world) = world_with(Feature::RegisteredBuffers) else { return };
+    let Some(world) = world_with(Feature::RegisteredBuffers, 4) else { return };
     let directory = disk_directory();
     world.arena.set_bound(1 << 20);
     assert_eq!(read_by_ring(&world, &file_of(&directory, 1)), [1; PAGE]);
@@ -143,7 +134,7 @@ fn a_chunk_that_lacks_pages_is_not_registered_and_not_filled() {
 
 #[test]
 fn a_chunk_registered_in_one_ring_is_let_go_while_another_is_at_work() {
-    let Some(world) = world_with(Feature::RegisteredBuffers) else { return };
+    let Some(world) = world_with(Feature::RegisteredBuffers, 4) else { return };
     let directory = disk_directory();
     let file = file_of(&directory, 1);
     let pipe = Arc::new(Pipe::new());
@@ -167,7 +158,7 @@ fn a_chunk_registered_in_one_ring_is_let_go_while_another_is_at_work() {
 
 #[test]
 fn a_chunk_let_go_between_push_and_submission_only_costs_another_call() {
-    let Some(world) = world_with(Feature::RegisteredBuffers) else { return };
+    let Some(world) = world_with(Feature::RegisteredBuffers, 4) else { return };
     let directory = disk_directory();
     let file = file_of(&directory, 5);
     assert_eq!(read_by_ring(&world, &file), [5; PAGE]);

@@ -7,6 +7,7 @@ use std::thread;
 use super::super::ways::*;
 use super::world::*;
 use crate::io::*;
+use crate::sys::probe::Feature;
 
 /// A file on a disk, and how its transfers are made: by the engine, or by calling it.
 fn files(directory: &tempfile::TempDir) -> [Arc<dyn Backing>; 2] {
@@ -14,6 +15,16 @@ fn files(directory: &tempfile::TempDir) -> [Arc<dyn Backing>; 2] {
     let mut called = Faulty::new(read_write(&directory.path().join("called")).unwrap());
     called.is_called = true;
     [Arc::new(submitted), Arc::new(called)]
+}
+
+/// Reads pages, each by itself, with its number as the tag.
+fn push_reads(
+    queue: &mut Queue<'_, (Frames, u64)>,
+    world: &World,
+    backing: &Arc<dyn Backing>,
+    pages: Range<u64>,
+) {
+    pages.for_each(|page| push_read(queue, world, backing, page * PAGE as u64, 1, page));
 }
 
 #[test]
@@ -94,22 +105,17 @@ fn a_read_ends_where_the_file_does_in_whichever_piece() {
 
 #[test]
 fn sixteen_transfers_at_once_take_one_system_call() {
-    let world = World::new("rings", &[], 16);
-    if !world.has_rings() {
-        return println!("skipped: there is no io_uring here");
-    }
+    let Some(world) = world_with(Feature::IoUring, 16) else { return };
     let directory = disk_directory();
     let backing = files(&directory)[0].clone();
     backing.set_len(64 * PAGE as u64).unwrap();
     let mut queue = world.engine.queue();
-    for page in 0..16 {
-        push_read(&mut queue, &world, &backing, page * PAGE as u64, 1, ());
-    }
+    push_reads(&mut queue, &world, &backing, 0..16);
     assert_eq!(complete_all(&mut queue).len(), 16);
     let counts = world.engine.counts();
     assert_eq!((counts.ring_transfers, counts.plain_transfers), (16, 0));
     assert_eq!(counts.ring_enters, 1);
-    push_read(&mut queue, &world, &backing, 0, 1, ());
+    push_reads(&mut queue, &world, &backing, 0..1);
     complete_all(&mut queue);
     let counts = world.engine.counts();
     assert_eq!((counts.ring_enters, counts.plain_transfers), (1, 1), "one alone needs no ring");
@@ -146,17 +152,12 @@ fn what_was_begun_is_under_way_before_anybody_waits_for_it() {
 
 #[test]
 fn an_idle_device_gets_what_waits_before_anything_is_handed_out() {
-    let world = World::new("rings", &[], 16);
-    if !world.has_rings() {
-        return println!("skipped: there is no io_uring here");
-    }
+    let Some(world) = world_with(Feature::IoUring, 16) else { return };
     let directory = disk_directory();
     let backing = files(&directory)[0].clone();
     backing.set_len(64 * PAGE as u64).unwrap();
     let mut queue = world.engine.queue();
-    for page in 0..24 {
-        push_read(&mut queue, &world, &backing, page * PAGE as u64, 1, ());
-    }
+    push_reads(&mut queue, &world, &backing, 0..24);
     let under_way = || {
         let counts = world.engine.counts();
         (counts.ring_enters, counts.ring_transfers)
@@ -170,20 +171,14 @@ fn an_idle_device_gets_what_waits_before_anything_is_handed_out() {
 
 #[test]
 fn a_device_at_work_gets_what_waits_with_the_next_wait() {
-    let world = World::new("rings", &[], 16);
-    if !world.has_rings() {
-        return println!("skipped: there is no io_uring here");
-    }
+    let Some(world) = world_with(Feature::IoUring, 16) else { return };
     let directory = disk_directory();
     let file = files(&directory)[0].clone();
     let pipe = Arc::new(Pipe::new());
     let slow: Arc<dyn Backing> = Arc::clone(&pipe) as _;
     let mut queue = world.engine.queue();
-    let push_each = |queue: &mut _, backing, tags: Range<usize>| {
-        tags.for_each(|tag| push_read(queue, &world, backing, 0, 1, tag));
-    };
-    push_each(&mut queue, &slow, 0..3);
-    push_each(&mut queue, &file, 3..20);
+    push_reads(&mut queue, &world, &slow, 0..3);
+    push_reads(&mut queue, &world, &file, 3..20);
     queue.complete_exactly(13, |(_, tag), _| assert!((3..16).contains(&tag)));
     let enters = world.engine.counts().ring_enters;
     // Before anything can fail: a queue that goes waits for them.
@@ -198,9 +193,7 @@ fn without_a_ring_none_is_entered() {
         let directory = disk_directory();
         let backing = files(&directory)[0].clone();
         let mut queue = world.engine.queue();
-        for page in 0..9 {
-            push_read(&mut queue, world, &backing, page * PAGE as u64, 1, ());
-        }
+        push_reads(&mut queue, world, &backing, 0..9);
         assert_eq!(complete_all(&mut queue).len(), 9);
         let counts = world.engine.counts();
         assert_eq!((counts.ring_enters, counts.ring_transfers, counts.plain_transfers), (0, 0, 9));

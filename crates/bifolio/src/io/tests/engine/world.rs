@@ -65,6 +65,16 @@ impl World {
     }
 }
 
+/// The way with rings, if there are any here, with `feature`.
+pub(super) fn world_with(feature: Feature, depth: usize) -> Option<World> {
+    let world = World::new("rings", &[], depth);
+    let found = world.has_rings() && world.features.has(feature);
+    if !found {
+        println!("skipped: there is no {feature} here");
+    }
+    found.then_some(world)
+}
+
 /// Every way a transfer can go. Queues have `depth` transfers in flight.
 pub(super) fn worlds(depth: usize) -> Vec<World> {
     use Feature::{IoUring, RegisteredBuffers, RegisteredFiles};
