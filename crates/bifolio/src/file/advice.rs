@@ -5,7 +5,7 @@ use super::handle::Handle;
 use super::readahead::Mode;
 use super::registry::Registry;
 use crate::error::{ErrorKind, Result};
-use crate::mapping::{PAGE_BYTES, PAGE_SHIFT};
+use crate::mapping::pages_of;
 use crate::outcome::Outcome;
 use crate::reclaim::Reclaim;
 use crate::writeback::Inode;
@@ -113,8 +113,7 @@ impl File {
         match self.handle.inode.frames.region() {
             Some(region) if for_writing && region.is_tracked() => {
                 let purpose = "stores to a map";
-                let pages = range.start >> PAGE_SHIFT..range.end.div_ceil(PAGE_BYTES);
-                let admitted = region.admit_stores(pages);
+                let admitted = region.admit_stores(pages_of(&range));
                 admitted.map_err(|source| ErrorKind::Memory { purpose, source }.into())
             }
             _ => Ok(()),
@@ -127,8 +126,7 @@ impl Handle {
         let bound_bytes = self.reclaim.memory.arena.usage().bound_bytes;
         let len_bytes = self.inode.mapping.len_bytes();
         let end = range.end.min(len_bytes).min(range.start.saturating_add(bound_bytes / 4));
-        let pages = range.start >> PAGE_SHIFT..end.div_ceil(PAGE_BYTES);
-        self.start_reading([pages]);
+        self.start_reading([pages_of(&(range.start..end))]);
     }
 }
 

@@ -5,7 +5,7 @@ use super::access::Access;
 use super::fill::Locked;
 use crate::error::Result;
 use crate::folio::Flag;
-use crate::mapping::{PAGE_BYTES, PAGE_SHIFT};
+use crate::mapping::pages_of;
 use std::ops::Range;
 
 impl File {
@@ -85,9 +85,4 @@ impl File {
             }
         }
     }
-}
-
-/// The pages that hold the bytes of `range`.
-fn pages_of(range: &Range<u64>) -> Range<u64> {
-    range.start >> PAGE_SHIFT..range.end.div_ceil(PAGE_BYTES)
 }

@@ -6,7 +6,7 @@ use super::faults;
 use super::registry::Registry;
 use crate::error::{ErrorKind, Result};
 use crate::frames::Region;
-use crate::mapping::{PAGE_BYTES, PAGE_SHIFT};
+use crate::mapping::{PAGE_BYTES, pages_of};
 use crate::sync::Ordering;
 use std::ops::Range;
 use std::sync::Arc;
@@ -53,7 +53,7 @@ impl File {
         if range.end > self.len() {
             return Err(handle.past_end(range.start, length_bytes));
         }
-        let pages = range.start >> PAGE_SHIFT..range.end.div_ceil(PAGE_BYTES);
+        let pages = pages_of(range);
         region.mapped().add(pages.clone());
         guard.mapped = Some((Arc::clone(region), pages));
         Ok((Arc::clone(region), guard))
@@ -69,7 +69,7 @@ impl File {
     pub(crate) fn populate(&self, range: Range<u64>) -> Result<()> {
         let handle = &self.handle;
         handle.check_readable()?;
-        let pages = range.start >> PAGE_SHIFT..range.end.div_ceil(PAGE_BYTES);
+        let pages = pages_of(&range);
         if let Some(region) = handle.inode.frames.region() {
             let purpose = "a page of a map";
             let cleared = region.clear_poison(pages.clone());

@@ -5,7 +5,7 @@ use super::batch::{Batch, Delivery};
 use super::fill::Locked;
 use super::{File, Pin};
 use crate::error::Result;
-use crate::mapping::{PAGE_BYTES, PAGE_SHIFT};
+use crate::mapping::pages_of;
 use std::ops::Range;
 
 impl File {
@@ -44,10 +44,9 @@ impl File {
             if pins[number].is_some() || self.check_pin(range).is_err() {
                 continue;
             }
-            let pages = range.start >> PAGE_SHIFT..range.end.div_ceil(PAGE_BYTES);
             let mut deliver = |number, delivery| deliver(&mut pins, number, delivery);
             // What cannot be started is tried, and answered, by itself.
-            let _ = batch.add(&self.handle, pages, number, &mut deliver);
+            let _ = batch.add(&self.handle, pages_of(range), number, &mut deliver);
         }
         batch.finish(&mut |number, delivery| deliver(&mut pins, number, delivery));
         let alone = |(number, pin): (usize, Option<_>)| {

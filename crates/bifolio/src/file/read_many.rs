@@ -14,7 +14,7 @@ use super::batch::{Batch, Delivery};
 use super::fill::Locked;
 use super::{File, Registry, faults};
 use crate::error::{Error, ErrorKind, Result};
-use crate::mapping::{PAGE_BYTES, PAGE_SHIFT, is_in_one_page};
+use crate::mapping::{PAGE_BYTES, PAGE_SHIFT, is_in_one_page, pages_of};
 use crate::sys::copy;
 use crate::writeback::Inode;
 use std::sync::Arc;
@@ -191,7 +191,7 @@ fn read_all(requests: &mut [Addressed<'_, '_>]) {
             continue;
         }
         let end = (request.position + request.buffer.len() as u64).min(file.len());
-        let pages = request.next() >> PAGE_SHIFT..end.div_ceil(PAGE_BYTES);
+        let pages = pages_of(&(request.next()..end));
         let file = *file;
         let added = batch.add(&file.handle, pages, number, &mut |number, delivery| {
             deliver(requests, number, delivery);

@@ -5,7 +5,7 @@ use super::handle::Handle;
 use crate::error::{ErrorKind, Result};
 use crate::folio::{Flag, Folio};
 use crate::lru::ListSizes;
-use crate::mapping::{Entry, PAGE_BYTES, PAGE_SHIFT};
+use crate::mapping::{Entry, pages_of};
 use std::ops::Range;
 
 /// What the cache has of one page, or had. A snapshot.
@@ -110,7 +110,7 @@ impl Handle {
         if range.start >= end {
             return Ok(0..0);
         }
-        Ok(range.start >> PAGE_SHIFT..end.div_ceil(PAGE_BYTES))
+        Ok(pages_of(&(range.start..end)))
     }
 
     /// Visits those of `pages` that are in memory, or were.

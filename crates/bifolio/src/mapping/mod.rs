@@ -103,6 +103,11 @@ pub(crate) const PAGE_SHIFT: u32 = 12;
 /// Bytes of a page: what an Entry stands for, and the smallest folio.
 pub(crate) const PAGE_BYTES: u64 = 1 << PAGE_SHIFT;
 
+/// The pages that hold the bytes of `range`.
+pub(crate) fn pages_of(range: &Range<u64>) -> Range<u64> {
+    range.start >> PAGE_SHIFT..range.end.div_ceil(PAGE_BYTES)
+}
+
 /// Whether some bytes lie in one page, of which reads and writes see all or nothing.
 #[inline(always)]
 pub(crate) fn is_in_one_page(position: u64, length: u64) -> bool {

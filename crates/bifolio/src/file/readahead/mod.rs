@@ -30,7 +30,7 @@ use super::fill::{RunClaim, Wait};
 use super::handle::Handle;
 use super::run::Run;
 use crate::folio::Flag;
-use crate::mapping::{PAGE_BYTES, PAGE_SHIFT};
+use crate::mapping::{PAGE_BYTES, pages_of};
 use crate::stats::Counter;
 use crate::sync::{AtomicBool, AtomicU8, AtomicU64, Mutex, Ordering};
 use pump::Pump;
@@ -128,7 +128,7 @@ impl Handle {
     /// Bytes have been read: starts the next window if a mark was among them.
     pub(super) fn note_read(&self, bytes: Range<u64>) {
         self.readahead.last_end.store(bytes.end, Ordering::Relaxed);
-        self.follow_marks(bytes.start >> PAGE_SHIFT..bytes.end.div_ceil(PAGE_BYTES));
+        self.follow_marks(pages_of(&bytes));
     }
 
     /// Starts the next window if a mark is among `pages`.
