@@ -99,7 +99,10 @@ impl AddAssign for Remaining {
 /// let pin = file.pin(4096..8192)?;
 /// let outcome = file.advise(0..40_960, Advice::DontNeed)?;
 /// assert_eq!((outcome.evicted, outcome.remaining.referenced), (9, 1));
-/// println!("{outcome}"); // "evicted 9 folios; 1 stays: 1 referenced"
+/// // With what was drained, if anything was, in between.
+/// let sentence = outcome.to_string();
+/// assert!(sentence.starts_with("evicted 9 folios"));
+/// assert!(sentence.ends_with("; 1 stays: 1 referenced"));
 /// # Ok(())
 /// # }
 /// ```
