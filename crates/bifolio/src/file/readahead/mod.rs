@@ -9,13 +9,12 @@
 //!                                                         v
 //!   claim the absent folios, as runs of up to 1 MiB; stop when frames run short
 //!                                                         |
-//!   a job on a worker of the engine <---------------------'
-//!     reads the runs as one batch; READY one by one, as they come.
-//!     Those of a region in order, a little at a time (pump.rs)
+//!   a worker of the engine <------------------------------'
+//!     reads the runs in order, a part of them at a time                       (pump.rs)
 //! ```
 //!
 //! The reader never waits here: it claims what is free, or can be made free without I/O, hands the
-//! job over and goes on. If it then comes to a page that is on its way, it waits for that folio's
+//! runs over and goes on. If it then comes to a page that is on its way, it waits for that folio's
 //! lock. An error is nobody's here: the folio leaves the table, and whoever reads it learns.
 //!
 //! The first use of a page that was read ahead is not a second one: see `mapping/first_use.rs`. So
@@ -25,7 +24,6 @@
 mod pump;
 mod window;
 
-use super::batch::{Batch, Delivery};
 use super::fill::{RunClaim, Wait};
 use super::handle::Handle;
 use super::run::Run;
@@ -45,6 +43,8 @@ const NO_MARK: u64 = u64::MAX;
 /// The largest window is this part of the bound for each stream, of two at the least: two windows
 /// of each may be ahead, together half of the bound.
 const WINDOW_PART_OF_BOUND: u64 = 4;
+/// What of an advised range is in flight at most.
+const ADVISED_BYTES_MAX: u64 = 8 << 20;
 
 /// What a handle knows of its readers.
 #[derive(Debug)]
@@ -59,8 +59,10 @@ pub(crate) struct Readahead {
     /// Where the last read ended, bytes.
     last_end: AtomicU64,
     window_bytes_max: u64,
-    /// Reads what goes to a region.
-    pump: Arc<Pump>,
+    /// Reads the windows.
+    windows: Arc<Pump>,
+    /// Reads what advice names, which may be much more: no window waits behind it.
+    advised: Arc<Pump>,
 }
 
 impl Readahead {
@@ -74,7 +76,8 @@ impl Readahead {
             reuse: AtomicBool::new(true),
             last_end: AtomicU64::new(0),
             window_bytes_max,
-            pump: Arc::default(),
+            windows: Pump::new(window_bytes_max),
+            advised: Pump::new(ADVISED_BYTES_MAX),
         }
     }
 
@@ -179,7 +182,7 @@ impl Handle {
         if let Some(mark) = plan.mark {
             self.readahead.set_mark(mark);
         }
-        self.start_reading(plan.pages())
+        self.start_reading(&self.readahead.windows, plan.pages())
     }
 
     /// A plan was carried out up to page `end` only, for lack of frames. Whoever sees no hits must
@@ -188,11 +191,17 @@ impl Handle {
         self.readahead.streams.lock().cut(end);
     }
 
-    /// Starts to read what is absent of some ranges of pages, and does not wait for it. Stops where
-    /// frames run short, and answers where. The device gets the first of it while the rest is
-    /// claimed.
-    pub(super) fn start_reading(
+    /// Starts to read what is absent of a range that somebody has said will be needed, and does not
+    /// wait for it. Stops where frames run short.
+    pub(super) fn start_reading_advised(&self, pages: Range<u64>) {
+        self.start_reading(&self.readahead.advised, [pages]);
+    }
+
+    /// Leaves what is absent of some ranges of pages to `pump`. Stops where frames run short, and
+    /// answers where. The device gets the first of it while the rest is claimed.
+    fn start_reading(
         &self,
+        pump: &Arc<Pump>,
         ranges: impl IntoIterator<Item = Range<u64>>,
     ) -> Option<u64> {
         let mut stopped = None;
@@ -202,7 +211,7 @@ impl Handle {
             stopped = self.claim_ahead(pages, |run| {
                 runs.push(run);
                 if std::mem::take(&mut is_first) {
-                    self.spawn_reading(std::mem::take(&mut runs));
+                    pump.push(&self.inode, std::mem::take(&mut runs));
                 }
             });
             if stopped.is_some() {
@@ -210,27 +219,9 @@ impl Handle {
             }
         }
         if !runs.is_empty() {
-            self.spawn_reading(runs);
+            pump.push(&self.inode, runs);
         }
         stopped
-    }
-
-    /// Leaves runs to a worker of the engine.
-    fn spawn_reading(&self, runs: Vec<Run>) {
-        if self.inode.frames.region().is_some() {
-            return self.readahead.pump.push(&self.inode, runs);
-        }
-        let inode = Arc::clone(&self.inode);
-        let engine = Arc::clone(&inode.engine);
-        engine.spawn(move || {
-            let mut batch = Batch::in_order(&inode);
-            // A page that cannot be read is an error for whoever reads it.
-            let mut deliver = |_, _: Delivery<'_>| {};
-            for run in runs {
-                batch.start(run, 0, &mut deliver);
-            }
-            batch.finish(&mut deliver);
-        });
     }
 
     /// Claims what is absent of `pages`. Answers where frames ran short, if they did.
