@@ -5,6 +5,14 @@
 //! device little more than its own. Each is locked for a moment, turned from DIRTY to WRITEBACK
 //! and unlocked; the batch keeps a reference to each until its transfer is complete.
 //!
+//! A part of it is in flight, and as much stands ready in a line: a disk may answer nothing before
+//! it has nothing left to do, and is to have the next transfers before those are ended that it has
+//! answered.
+//!
+//! ```text
+//!   add --> DIRTY to WRITEBACK --> line --> queue: in flight --> answered --> end
+//! ```
+//!
 //! While anything is in flight nobody here waits for a lock or a write-out (IO-5): a folio that is
 //! busy is left to the caller. A transfer of several folios that fails is taken apart and each is
 //! written by itself, so that one bad block keeps only its own folio dirty.
@@ -22,9 +30,15 @@ use crate::spill::SlotRun;
 use crate::stats::Counter;
 use crate::sync::{Ordering, RwLockReadGuard};
 use smallvec::SmallVec;
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
+
+/// What is in flight at most, unless a single transfer is more; and what stands ready.
+const IN_FLIGHT_BYTES_MAX: u64 = 8 << 20;
+/// What is worth a system call.
+const CALL_BYTES: u64 = 256 << 10;
 
 /// All pages there can be.
 pub(super) const ALL_PAGES: Range<u64> = 0..u64::MAX;
@@ -93,12 +107,28 @@ pub(super) struct WriteBatch<'a> {
     within: Range<u64>,
     /// WRITEBACK-4: the length stands until the bytes are written.
     _no_cut: RwLockReadGuard<'a, ()>,
-    pub(super) queue: Queue<'a, Run<'a>>,
+    /// Transfers that stand ready, and how much that is.
+    line: VecDeque<(Transfer, Run<'a>)>,
+    line_bytes: u64,
+    queue: Queue<'a, Run<'a>>,
+    in_flight_bytes: u64,
     /// Transfers of several folios that failed.
     failed: Vec<Run<'a>>,
     pub(super) begun_folios: u64,
+    ended_folios: u64,
     written_folios: u64,
     error: Option<Arc<IoError>>,
+}
+
+/// How far a write-out has come.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Progress {
+    /// Folios whose write-out has begun, those that have ended among them.
+    pub(super) begun_folios: u64,
+    /// Those of them that have not ended.
+    pub(super) in_flight_folios: u64,
+    /// The device has refused something.
+    pub(super) has_failed: bool,
 }
 
 /// What one or several batches came to.
@@ -136,17 +166,25 @@ impl<'a> WriteBatch<'a> {
             inode,
             within,
             _no_cut: no_cut,
+            line: VecDeque::new(),
+            line_bytes: 0,
             queue: inode.engine.queue(),
+            in_flight_bytes: 0,
             failed: Vec::new(),
             begun_folios: 0,
+            ended_folios: 0,
             written_folios: 0,
             error: None,
         }
     }
 
-    /// Folios whose write-out has begun, those that have ended among them.
-    pub(super) fn begun_folios(&self) -> u64 {
-        self.begun_folios
+    /// How far it has come.
+    pub(super) fn progress(&self) -> Progress {
+        Progress {
+            begun_folios: self.begun_folios,
+            in_flight_folios: self.begun_folios - self.ended_folios,
+            has_failed: self.error.is_some(),
+        }
     }
 
     /// Starts to write `folios` and their dirty neighbours, in the order of their places; those
@@ -228,18 +266,10 @@ impl<'a> WriteBatch<'a> {
         Some(Leaving { folio, in_flight, copy: None })
     }
 
-    /// Makes room for another transfer.
-    pub(super) fn make_room(&mut self) {
-        if self.queue.is_full() {
-            self.complete((self.queue.depth() / 2).max(1));
-        }
-    }
-
     pub(super) fn start(&mut self, folios: SmallVec<[Leaving<'a>; 1]>) {
         if self.inode.spill().is_some() {
             return self.spill_run(folios);
         }
-        self.make_room();
         let inode = self.inode;
         let position = folios[0].folio.folio().index() * PAGE_BYTES;
         let run_bytes = folios.len() as u64 * inode.mapping.folio_bytes();
@@ -254,10 +284,67 @@ impl<'a> WriteBatch<'a> {
         let backing = Arc::clone(inode.writer());
         let transfer =
             Transfer { backing, operation: Operation::Write, position_bytes: position, pieces };
-        // SAFETY: IO-1: frames of the arena, which stays mapped (FRAMES-2); the run, which the
-        // queue keeps until it is complete, has a reference to each, so none is given to others,
-        // and nobody changes them meanwhile (WRITEBACK-3).
-        unsafe { self.queue.push(transfer, run) };
+        self.join(transfer, run);
+    }
+
+    /// A transfer joins the line; those in front of it leave when there is room and enough for a
+    /// call, or a call is due to make room.
+    pub(super) fn join(&mut self, transfer: Transfer, run: Run<'a>) {
+        self.line_bytes += run.length;
+        self.line.push_back((transfer, run));
+        let call_transfers = self.queue.depth().div_ceil(2);
+        if self.line_bytes < CALL_BYTES && self.line.len() < call_transfers {
+            return;
+        }
+        self.turn(0);
+        if self.line_bytes >= IN_FLIGHT_BYTES_MAX || self.line.len() >= call_transfers {
+            self.turn(self.queue.in_flight().div_ceil(2));
+        }
+    }
+
+    /// Starts what stands ready, as far as there is room.
+    pub(super) fn begin(&mut self) {
+        self.leave();
+        self.queue.begin();
+    }
+
+    /// Waits until `wanted` transfers are answered, lets the next ones leave, and ends those that
+    /// are answered.
+    fn turn(&mut self, wanted: usize) {
+        let mut answered = Vec::new();
+        let on_done = |run, answer| answered.push((run, answer));
+        if wanted == 0 {
+            self.queue.poll(on_done);
+        } else {
+            self.queue.complete(wanted, on_done);
+        }
+        self.in_flight_bytes -= answered.iter().map(|(run, _)| run.length).sum::<u64>();
+        self.leave();
+        if self.queue.in_flight() > 1 {
+            self.queue.begin();
+        }
+        for (run, answer) in answered {
+            self.judge(run, answer);
+        }
+    }
+
+    /// Gives the queue as much of the line as there is room for.
+    fn leave(&mut self) {
+        while let Some((_, next)) = self.line.front() {
+            let in_flight_bytes = self.in_flight_bytes + next.length;
+            let is_too_much = self.in_flight_bytes > 0 && in_flight_bytes > IN_FLIGHT_BYTES_MAX;
+            if is_too_much || self.queue.is_full() {
+                break;
+            }
+            let Some((transfer, run)) = self.line.pop_front() else { break };
+            self.line_bytes -= run.length;
+            self.in_flight_bytes = in_flight_bytes;
+            // SAFETY: IO-1: frames of the arena, which stays mapped (FRAMES-2), or a copy that
+            // stays until the write-out has ended; the run, which the queue keeps until it is
+            // complete, has a reference to each folio, so none is given to others, and nobody
+            // changes them meanwhile (WRITEBACK-3).
+            unsafe { self.queue.push(transfer, run) };
+        }
     }
 
     /// Sees to it that stores through a map, from now on, are found again: they make the folio
@@ -277,18 +364,14 @@ impl<'a> WriteBatch<'a> {
         }
     }
 
-    fn complete(&mut self, wanted: usize) {
-        let mut ended = Vec::new();
-        self.queue.complete(wanted, |run, answer| ended.push((run, answer)));
-        for (run, answer) in ended {
-            match answer {
-                Ok(_) => self.end(run, None),
-                Err(_) if run.folios.len() > 1 => {
-                    self.settle_slots(&run, false);
-                    self.failed.push(run);
-                }
-                Err(error) => self.end(run, Some(Arc::new(error))),
+    fn judge(&mut self, run: Run<'a>, answer: Result<usize, IoError>) {
+        match answer {
+            Ok(_) => self.end(run, None),
+            Err(_) if run.folios.len() > 1 => {
+                self.settle_slots(&run, false);
+                self.failed.push(run);
             }
+            Err(error) => self.end(run, Some(Arc::new(error))),
         }
     }
 
@@ -296,6 +379,7 @@ impl<'a> WriteBatch<'a> {
     pub(super) fn end(&mut self, run: Run<'a>, error: Option<Arc<IoError>>) {
         let inode = self.inode;
         let count = run.folios.len() as u64;
+        self.ended_folios += count;
         inode.memory.counters.add(Counter::Writeback, count);
         self.settle_slots(&run, error.is_none());
         match &error {
@@ -310,9 +394,11 @@ impl<'a> WriteBatch<'a> {
                 self.error = Some(Arc::clone(error));
             }
         }
-        for Leaving { folio, in_flight, .. } in run.folios {
-            inode.dirty.end(&inode.memory, folio.id(), in_flight, error.is_some());
-        }
+        let (folios, in_flight): (SmallVec<[_; 1]>, SmallVec<[_; 1]>) =
+            run.folios.into_iter().map(|leaving| (leaving.folio, leaving.in_flight)).unzip();
+        let ids = folios.iter().map(FolioRef::id);
+        inode.dirty.end(&inode.memory, ids.zip(in_flight), error.is_some());
+        drop(folios);
         inode.flusher.note_progress(&inode.memory);
     }
 
@@ -323,8 +409,9 @@ impl<'a> WriteBatch<'a> {
     }
 
     pub(super) fn finish_all(&mut self) {
-        while self.queue.in_flight() > 0 || !self.failed.is_empty() {
-            self.complete(self.queue.in_flight());
+        while self.queue.in_flight() > 0 || !self.line.is_empty() || !self.failed.is_empty() {
+            self.leave();
+            self.turn(self.queue.in_flight());
             for run in std::mem::take(&mut self.failed) {
                 for leaving in run.folios {
                     self.start(SmallVec::from_buf([leaving]));

@@ -149,16 +149,27 @@ impl DirtyList {
         Some(InFlight { epoch })
     }
 
-    /// Ends a write-out. One that failed leaves the folio dirty (WRITEBACK-1).
-    pub(super) fn end(&self, memory: &Memory, id: FolioId, in_flight: InFlight, failed: bool) {
+    /// Ends write-outs. Those that failed leave the folios dirty (WRITEBACK-1).
+    pub(super) fn end(
+        &self,
+        memory: &Memory,
+        ended: impl IntoIterator<Item = (FolioId, InFlight)>,
+        failed: bool,
+    ) {
         let mut state = self.state.lock();
-        if failed {
-            state.mark(memory, id, (self.counter)(memory));
+        let mut pages = 0;
+        let mut is_empty = false;
+        for (id, in_flight) in ended {
+            if failed {
+                state.mark(memory, id, (self.counter)(memory));
+            }
+            pages += memory.folio(id).pages();
+            memory.folio(id).flags.end_writeback();
+            state.in_flight[in_flight.epoch] -= 1;
+            is_empty |= state.in_flight[in_flight.epoch] == 0;
         }
-        memory.folio(id).flags.end_writeback();
-        (self.counter)(memory).fetch_sub(memory.folio(id).pages(), Ordering::Relaxed);
-        state.in_flight[in_flight.epoch] -= 1;
-        if state.in_flight[in_flight.epoch] == 0 {
+        (self.counter)(memory).fetch_sub(pages, Ordering::Relaxed);
+        if is_empty {
             self.emptied.notify_all();
         }
     }
@@ -174,16 +185,24 @@ impl DirtyList {
         }
     }
 
-    /// Up to `folios_max` of the oldest folios whose marking has a number in `range`.
+    /// Up to `folios_max` of the oldest folios whose marking has a number in `range`. `last`, to
+    /// which the caller has a reference, came before them: the walk need not begin at the head.
     pub(super) fn oldest<'a>(
         &self,
         memory: &'a Memory,
         range: Range<u64>,
         folios_max: usize,
+        last: Option<FolioId>,
     ) -> Oldest<'a> {
         let state = self.state.lock();
         let mut found = Oldest { folios: Vec::new(), next: range.end, is_cut_short: false };
-        let mut next = state.head;
+        let is_still_there = |last: &FolioId| {
+            let folio = memory.folio(*last);
+            folio.flags.get(Flag::Dirty) && folio.dirtied.load(Ordering::Relaxed) < range.start
+        };
+        let last = last.filter(is_still_there);
+        let mut next =
+            last.map_or(state.head, |last| memory.folio(last).dirty_next.load(Ordering::Relaxed));
         while next != NO_FOLIO {
             let id = FolioId(next);
             let folio = memory.folio(id);
@@ -297,7 +316,7 @@ mod tests {
     }
 
     fn oldest(list: &DirtyList, memory: &Memory, range: Range<u64>) -> Vec<FolioId> {
-        list.oldest(memory, range, 10).folios.iter().map(FolioRef::id).collect()
+        list.oldest(memory, range, 10, None).folios.iter().map(FolioRef::id).collect()
     }
 
     #[test]

@@ -26,7 +26,7 @@
 //! that it is *stuck*: nobody is held then, and reclaim says what the matter is. Nor is anybody
 //! held once the thread has ended.
 
-use super::batch::Written;
+use super::batch::{Progress, Written};
 use super::inode::Inode;
 use super::sync::ALL_BYTES;
 use super::throttle::Throttle;
@@ -221,8 +221,12 @@ impl Flusher {
                 looked_for_stores = Instant::now();
                 self.look_for_stores();
             }
-            self.flush(memory, wanted_folios);
+            let has_written = self.flush(memory, wanted_folios);
             self.is_working.store(self.signal.lock().work, Ordering::Relaxed);
+            // Writers who found it working did not call it; a mark missed here waits for a tick.
+            if has_written {
+                self.note_dirty(memory);
+            }
         }
     }
 
@@ -239,13 +243,13 @@ impl Flusher {
         }
     }
 
-    /// Writes out what is old, what is too much, and what is wanted.
-    fn flush(&self, memory: &Memory, wanted_folios: u64) {
+    /// Writes out what is old, what is too much, and what is wanted; tells whether anything was.
+    fn flush(&self, memory: &Memory, wanted_folios: u64) -> bool {
         let files = self.files();
         let mut total = Written::default();
         for inode in &files {
             let old = inode.dirty.older_than(self.settings.age_max);
-            total.add(inode.write_out_until(old, u64::MAX, false));
+            total.add(inode.write_out_until(old, |_| u64::MAX, false));
         }
         let background_pages = self.background_pages.load(Ordering::Relaxed);
         let dirty_pages = || memory.dirty_pages.load(Ordering::Relaxed);
@@ -253,19 +257,19 @@ impl Flusher {
         let target_pages = if is_much { background_pages / 2 } else { u64::MAX };
         for inode in &files {
             // What all files have together: many small shares are much, too.
-            let excess_folios =
-                || dirty_pages().saturating_sub(target_pages).div_ceil(1 << inode.mapping.order());
             let wanted_folios = wanted_folios.saturating_sub(total.folios);
             let until = Instant::now() + TURN_MAX;
-            loop {
-                let folios_max = excess_folios().max(wanted_folios);
-                let written = inode.write_out_until(inode.dirty.now(), folios_max, false);
-                let goes_on = written.folios > 0 && written.error.is_none() && excess_folios() > 0;
-                total.add(written);
-                if !goes_on || Instant::now() > until || self.signal.lock().end {
-                    break;
+            let left = |progress: Progress| {
+                // What was refused is dirty again, and would be tried again at once.
+                if progress.has_failed || Instant::now() > until || self.signal.lock().end {
+                    return 0;
                 }
-            }
+                let excess_pages = dirty_pages().saturating_sub(target_pages);
+                let excess_folios = excess_pages.div_ceil(1 << inode.mapping.order());
+                let wanted_folios = wanted_folios.saturating_sub(progress.begun_folios);
+                excess_folios.saturating_sub(progress.in_flight_folios).max(wanted_folios)
+            };
+            total.add(inode.write_out_until(u64::MAX, left, false));
         }
         if total.folios > 0 {
             memory.counters.add(Counter::FlusherRound, 1);
@@ -273,6 +277,7 @@ impl Flusher {
         }
         let in_vain = total.folios == 0 && (total.error.is_some() || self.is_too_dirty(memory));
         self.throttle.set_stuck(in_vain);
+        total.folios > 0
     }
 }
 

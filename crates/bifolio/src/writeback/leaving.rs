@@ -120,7 +120,7 @@ impl<'a> LeavingBatch<'a> {
         if !run.is_empty() {
             self.batch.start(run);
         }
-        self.batch.queue.begin();
+        self.batch.begin();
     }
 
     /// Waits until all that were started have ended.

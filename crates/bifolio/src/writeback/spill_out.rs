@@ -5,10 +5,6 @@
 //! however far apart in their file, go to slots in a row, in one transfer of up to 1 MiB, and those
 //! that are neighbours in the file can come back in one. A slot becomes the folio's when its
 //! write-out has ended well; one that failed is given back, and the folio is dirty as before.
-//!
-//! # Safety
-//! Hands frames to the engine; the references kept with each transfer are their owners.
-#![allow(unsafe_code)]
 
 use super::batch::{Leaving, Run, WriteBatch};
 use super::inode::pages_of_still;
@@ -98,7 +94,6 @@ impl<'a> WriteBatch<'a> {
         folios: SmallVec<[Leaving<'a>; 1]>,
         slots: SlotRun,
     ) {
-        self.make_room();
         let inode = self.inode;
         let mut slot = slots.first;
         for leaving in &folios {
@@ -114,10 +109,7 @@ impl<'a> WriteBatch<'a> {
         let (backing, pieces) = (Arc::clone(spill.backing()), run.pieces(inode));
         let transfer =
             Transfer { backing, operation: Operation::Write, position_bytes: position, pieces };
-        // SAFETY: IO-1: frames of the arena, which stays mapped (FRAMES-2); the run, which the
-        // queue keeps until it is complete, has a reference to each, so none is given to others,
-        // and nobody changes them meanwhile (WRITEBACK-3).
-        unsafe { self.queue.push(transfer, run) };
+        self.join(transfer, run);
     }
 
     /// The slots of a run whose transfer has ended become its folios', or are free again.

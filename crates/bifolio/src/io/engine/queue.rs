@@ -178,6 +178,14 @@ impl<'e, T> Queue<'e, T> {
         self.release_ring();
     }
 
+    /// Hands out what is complete by now, without a wait: the kernel is asked.
+    pub(crate) fn poll(&mut self, on_done: impl FnMut(T, Result<usize, IoError>)) {
+        if self.in_kernel > 0 {
+            self.enter(0);
+        }
+        self.complete(0, on_done);
+    }
+
     /// As [`Self::complete`], but hands out exactly `wanted`, and lets what was pushed gather until
     /// it waits. For callers who push on and on: they make few system calls. If little is under
     /// way, because the device has answered everything at once, it gets what is waiting before
