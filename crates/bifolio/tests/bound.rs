@@ -5,7 +5,7 @@
 
 mod support;
 
-use bifolio::{Cache, File};
+use bifolio::{Cache, File, OpenOptions};
 use bifolio_testing::fill_bytes;
 use fastrand::Rng;
 use support::{
@@ -181,6 +181,43 @@ fn tables_take_their_memory_from_the_frames_and_not_from_beyond_the_bound() {
     for position in (0..1 << 30).step_by(2 << 20) {
         check_mark(&file, position, true);
     }
+}
+
+/// Memory that is there from the beginning serves folios of every size, tables, and maps.
+fn populated() {
+    const MEMORY: &str = "RssAnon:";
+    let bound = 64 * MIB;
+    let directory = directory();
+    let path = sparse_file(&directory, 2 * bound);
+    let before = process_bytes(MEMORY);
+    let cache = Cache::builder().memory(bound).populate(true).build().unwrap();
+    let built = process_bytes(MEMORY);
+    assert!(built - before >= bound / 32 * 31 - 2 * MIB, "{before} then {built} bytes resident");
+    for folio_bytes in FOLIO_SIZES {
+        let file = cache.open(&path, &writable().folio_bytes(folio_bytes)).unwrap();
+        for position in (0..2 * bound).step_by(folio_bytes.max(16 << 10) as usize) {
+            check_mark(&file, position, false);
+        }
+    }
+    let options = OpenOptions::new().read(true).mappable(true);
+    let file = cache.open(&path, &options).unwrap();
+    let map = file.map(0..2 * bound).unwrap();
+    for start in (0..2 * bound).step_by(MIB as usize) {
+        map.prefetch(start..start + MIB).unwrap();
+    }
+    let stats = cache.stats();
+    assert!(stats.used_bytes <= bound, "{stats:?}");
+    let peak = process_bytes("VmHWM:");
+    assert!(peak <= resident_bytes_max(bound), "{peak} bytes were resident at a bound of {bound}");
+}
+
+#[test]
+fn memory_that_is_populated_is_there_at_once_and_serves_everything_within_the_bound() {
+    let name = "memory_that_is_populated_is_there_at_once_and_serves_everything_within_the_bound";
+    if std::env::var(VARIABLE).is_ok() {
+        return populated();
+    }
+    run_alone(name, VARIABLE, "64 MiB");
 }
 
 /// How many of the pages of `range` a second look finds in the cache.

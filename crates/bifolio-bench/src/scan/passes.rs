@@ -45,7 +45,7 @@ impl Scan<'_> {
     /// `read_at`, through a cache that has just been made.
     pub(crate) fn read_at(&self, block_bytes: usize) -> Result<Measured> {
         direct::drop_page_cache(self.file)?;
-        let builder = Cache::builder().memory(self.sizes.memory_bytes);
+        let builder = Cache::builder().memory(self.sizes.memory_bytes).populate(true);
         let cached = Cached::open(builder, self.file, false)?;
         let before = cached.stats();
         let mut measured = self.calls("read_at", block_bytes, |block, pos_bytes| {

@@ -2,7 +2,8 @@
 //!
 //! `write_at` and `sync_data` through a new cache, an eighth of the file large; against the device
 //! at its best (`raw_direct`: io_uring, then `fdatasync`) and against the kernel's page cache
-//! (`kernel_write`: `pwrite`, then `fdatasync`), which is not held to the same memory. Every turn
+//! (`kernel_write`: `pwrite`, then `fdatasync`), which is not held to the same memory. The cache's
+//! memory is made resident when it is built, as that of the device's loop is. Every turn
 //! writes a version of its own, and pages are read back past all caches after each.
 //!
 //! The clock covers the sync. Latencies are of the single writes: the longest is the longest stall

@@ -97,7 +97,7 @@ impl Passes<'_> {
     pub(crate) fn write_at(&self, order: Order) -> Result<Measured> {
         direct::drop_page_cache(self.file)?;
         let writes = self.writes(order);
-        let builder = Cache::builder().memory(self.parameters.sizes.memory_bytes);
+        let builder = Cache::builder().memory(self.parameters.sizes.memory_bytes).populate(true);
         let cached = Cached::open(builder, self.file, true)?;
         let before = cached.stats();
         let write = |block: &[u8], pos_bytes| Ok(cached.file.write_at(block, pos_bytes)?);

@@ -32,7 +32,7 @@ use std::sync::{Arc, OnceLock};
 
 pub(super) const PAGE_BYTES: u64 = 4096;
 pub(super) const DESCRIPTOR_BYTES: u64 = 64;
-const FRAME_BYTES: u64 = PAGE_BYTES + DESCRIPTOR_BYTES;
+pub(super) const FRAME_BYTES: u64 = PAGE_BYTES + DESCRIPTOR_BYTES;
 
 /// What the arena is used for, a snapshot.
 #[derive(Clone, Copy, Debug, Default)]

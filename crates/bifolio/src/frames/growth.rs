@@ -1,10 +1,11 @@
-//! Making chunks resident: in need, by whoever allocates, or ahead of need, in the background.
+//! Making chunks resident: in need, by whoever allocates; ahead of need, in the background; or all
+//! that are worth having, when the cache is built.
 //!
 //! The kernel zeroes 2 MiB for a chunk, which takes as long as several reads of the device; done
 //! ahead, no miss waits for it. Ahead of need the arena's lock is not held meanwhile: the chunk is
 //! charged and marked, and becomes everybody's when its pages are there.
 
-use super::arena::{Arena, DESCRIPTOR_BYTES, PAGE_BYTES, State};
+use super::arena::{Arena, DESCRIPTOR_BYTES, FRAME_BYTES, PAGE_BYTES, State};
 use super::chunk::{CHUNK_BYTES, CHUNK_PAGES, Chunk, Role};
 use crate::folio::{FolioId, Folios};
 use std::io;
@@ -71,9 +72,25 @@ impl Arena {
     /// # Errors
     /// The kernel refuses memory that the bound allows.
     pub(crate) fn grow_ahead(&self, folios: &Folios) -> io::Result<bool> {
+        self.grow_if(State::wants_chunk, folios)
+    }
+
+    /// Makes chunks resident until no more than `left_bytes` are left of the bound.
+    ///
+    /// # Errors
+    /// As [`Self::grow_ahead`].
+    pub(crate) fn grow_until(&self, left_bytes: u64, folios: &Folios) -> io::Result<()> {
+        let has_more = |state: &State| {
+            state.budget.left_bytes() >= left_bytes + u64::from(CHUNK_PAGES) * FRAME_BYTES
+        };
+        while self.grow_if(has_more, folios)? {}
+        Ok(())
+    }
+
+    fn grow_if(&self, wants: impl Fn(&State) -> bool, folios: &Folios) -> io::Result<bool> {
         let growth = {
             let mut state = self.state.lock();
-            let growth = if state.wants_chunk() { state.begin_growth(CHUNK_PAGES) } else { None };
+            let growth = if wants(&state) { state.begin_growth(CHUNK_PAGES) } else { None };
             state.is_growing = growth.is_some();
             self.publish(&state);
             growth
