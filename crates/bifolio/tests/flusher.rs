@@ -5,6 +5,7 @@ mod support;
 
 use std::path::Path;
 use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
 
 use bifolio::{Cache, CacheBuilder, DiskFile, DiskOptions, ErrorKind, Feature, Features, File};
@@ -258,6 +259,26 @@ fn one_bad_block_keeps_only_its_own_page_dirty() {
     backing.heal();
     file.sync_data().unwrap();
     assert_same(&on_disk(&path), &bytes);
+}
+
+/// What is refused is dirty again, and the youngest: the round must not come to it once more.
+#[test]
+fn what_the_device_refuses_is_not_tried_again_and_again_in_one_round() {
+    const PAGES: u64 = 1024;
+    let (_, backing) = faulty_memory((PAGES * PAGE) as usize);
+    let cache = quiet(32 << 20).dirty_bytes_background(1 << 20).build().unwrap();
+    let file = cache.open_backing(backing.clone(), &writable()).unwrap();
+    backing.inject(Fault::on(Call::Write).forever().fails(libc::EIO));
+    file.write_all_at(&fill_bytes(4, (PAGES * PAGE) as usize), 0).unwrap();
+    wait_for_stats(&cache, "each page refused", |stats| stats.writeback_errors >= PAGES);
+    thread::sleep(Duration::from_millis(200));
+    // Each page with its neighbours and alone, in as many rounds as begin while it is written.
+    let calls = backing.calls(Call::Write);
+    assert!(calls < 8 * PAGES, "{calls} calls");
+    backing.heal();
+    file.sync_data().unwrap_err();
+    file.sync_data().unwrap();
+    assert_eq!(cache.stats().dirty_bytes, 0);
 }
 
 #[test]

@@ -319,6 +319,33 @@ mod tests {
         list.oldest(memory, range, 10, None).folios.iter().map(FolioRef::id).collect()
     }
 
+    /// What may become of the last one of a part before the next part is asked for.
+    #[test]
+    fn a_walk_in_parts_misses_none_whatever_becomes_of_the_last_one_meanwhile() {
+        let clean = |list: &DirtyList, memory: &Memory, id| list.forget(memory, id);
+        let again = |list: &DirtyList, memory: &Memory, id| {
+            list.forget(memory, id);
+            list.mark(memory, id);
+        };
+        type Meanwhile = fn(&DirtyList, &Memory, FolioId);
+        let meanwhile: [Meanwhile; 3] = [|_, _, _| {}, clean, again];
+        for (case, change) in meanwhile.into_iter().enumerate() {
+            let memory = memory();
+            let list = DirtyList::new(|memory| &memory.dirty_pages);
+            let ids = [0; 5].map(|_| start(&memory));
+            ids.iter().for_each(|id| list.mark(&memory, *id));
+            let end = list.now();
+            let first = list.oldest(&memory, 0..end, 2, None);
+            change(&list, &memory, ids[1]);
+            let second = list.oldest(&memory, first.next..end, 2, Some(ids[1]));
+            let third = list.oldest(&memory, second.next..end, 2, Some(ids[3]));
+            let parts = [first, second, third].map(|part| part.folios);
+            let found: Vec<_> = parts.iter().flatten().map(FolioRef::id).collect();
+            assert_eq!(found, ids, "case {case}");
+            ids.iter().for_each(|id| list.forget(&memory, *id));
+        }
+    }
+
     #[test]
     fn a_folio_that_replaces_a_dirty_one_is_as_dirty_and_as_old() {
         let memory = memory();

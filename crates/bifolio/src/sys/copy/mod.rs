@@ -25,6 +25,9 @@ use portable as arch;
 #[cfg(target_arch = "x86_64")]
 use x86_64 as arch;
 
+/// Bytes of a cache line.
+pub(crate) const LINE_BYTES: usize = 64;
+
 /// Copies `target.len()` bytes from `source`, which others may be writing, into `target`.
 ///
 /// # Safety
@@ -74,9 +77,16 @@ pub(crate) unsafe fn zero(target: *mut u8, length_bytes: usize) {
 /// changes anything.
 #[inline(always)]
 pub(crate) fn prefetch_lines(address: *const u8, lines: usize) {
-    const LINE_BYTES: usize = 64;
     for line in 0..lines {
         arch::prefetch(address.wrapping_add(line * LINE_BYTES));
+    }
+}
+
+/// The same for lines that are about to be written: their old bytes need not wait for the stores.
+#[inline]
+pub(crate) fn prefetch_lines_to_write(address: *const u8, lines: usize) {
+    for line in 0..lines {
+        arch::prefetch_to_write(address.wrapping_add(line * LINE_BYTES));
     }
 }
 

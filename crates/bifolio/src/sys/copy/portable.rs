@@ -76,6 +76,10 @@ pub(super) unsafe fn zero(target: *mut u8, length: usize) {
 #[inline(always)]
 pub(super) fn prefetch(_address: *const u8) {}
 
+#[cfg(not(target_arch = "x86_64"))]
+#[inline(always)]
+pub(super) fn prefetch_to_write(_address: *const u8) {}
+
 /// Walks the aligned words that cover `length` bytes at `address`: word address, bytes to skip in
 /// it, bytes done before it, bytes of it that count.
 fn for_each_word(address: usize, length: usize, mut visit: impl FnMut(usize, usize, usize, usize)) {
