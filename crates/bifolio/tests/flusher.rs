@@ -298,12 +298,15 @@ fn a_sync_of_more_than_is_in_flight_at_a_time_writes_it_all_in_order_or_not() {
         assert_same(&on_disk(&path), &bytes);
         let mut pages: Vec<usize> = (0..LENGTH / PAGE as usize).step_by(3).collect();
         Rng::with_seed(seed as u64).shuffle(&mut pages);
-        for page in pages {
+        for page in &pages {
             let start = page * PAGE as usize;
-            bytes[start..start + 100].fill(page as u8);
+            bytes[start..start + 100].fill(*page as u8);
             file.write_all_at(&bytes[start..start + 100], start as u64).unwrap();
         }
+        let enters_before = cache.stats().ring_enters;
         file.sync_data().unwrap();
+        let enters = cache.stats().ring_enters - enters_before;
+        assert!(enters * 16 < pages.len() as u64, "{enters} calls for {} pages", pages.len());
         assert_same(&on_disk(&path), &bytes);
     }
 }
