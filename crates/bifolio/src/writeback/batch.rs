@@ -287,17 +287,22 @@ impl<'a> WriteBatch<'a> {
         self.join(transfer, run);
     }
 
-    /// A transfer joins the line; those in front of it leave when there is room and enough for a
-    /// call, or a call is due to make room.
+    /// A transfer joins the line; those in front of it leave when they are worth a call.
     pub(super) fn join(&mut self, transfer: Transfer, run: Run<'a>) {
         self.line_bytes += run.length;
         self.line.push_back((transfer, run));
-        let call_transfers = self.queue.depth().div_ceil(2);
-        if self.line_bytes < CALL_BYTES && self.line.len() < call_transfers {
-            return;
+        let many = self.queue.depth().div_ceil(2);
+        if self.line_bytes >= CALL_BYTES {
+            self.turn(0);
+        } else if self.line.len() >= many {
+            // Small ones that find the device at work leave with the next wait.
+            let is_idle = self.in_flight_bytes == 0;
+            self.leave();
+            if is_idle {
+                self.queue.begin();
+            }
         }
-        self.turn(0);
-        if self.line_bytes >= IN_FLIGHT_BYTES_MAX || self.line.len() >= call_transfers {
+        if self.line_bytes >= IN_FLIGHT_BYTES_MAX || self.line.len() >= many {
             self.turn(self.queue.in_flight().div_ceil(2));
         }
     }
