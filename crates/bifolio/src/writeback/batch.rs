@@ -121,7 +121,7 @@ pub(super) struct WriteBatch<'a> {
 }
 
 /// How far a write-out has come.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Progress {
     /// Folios whose write-out has begun, those that have ended among them.
     pub(super) begun_folios: u64,
@@ -129,6 +129,17 @@ pub(super) struct Progress {
     pub(super) in_flight_folios: u64,
     /// The device has refused something.
     pub(super) has_failed: bool,
+}
+
+impl Progress {
+    /// As far as both together.
+    pub(super) fn and(self, other: Self) -> Self {
+        Self {
+            begun_folios: self.begun_folios + other.begun_folios,
+            in_flight_folios: self.in_flight_folios + other.in_flight_folios,
+            has_failed: self.has_failed || other.has_failed,
+        }
+    }
 }
 
 /// What one or several batches came to.

@@ -49,17 +49,17 @@ impl Inode {
         patient: bool,
     ) -> Written {
         let mut total = Written::default();
-        let (mut next, mut begun_before, mut is_enough) = (0, 0, false);
-        while next < end && !is_enough {
+        let (mut next, mut progress) = (0, Progress::default());
+        while next < end && left(progress) > 0 {
             let mut busy = Vec::new();
             let mut batch = WriteBatch::new(self, ALL_PAGES);
-            let left = |mut progress: Progress| {
-                progress.begun_folios += begun_before;
-                left(progress)
-            };
-            is_enough = self.add_oldest(&mut batch, &mut next, end, left, &mut busy);
-            begun_before += batch.progress().begun_folios;
-            total.add(batch.finish());
+            let left = |of_batch| left(progress.and(of_batch));
+            self.add_oldest(&mut batch, &mut next, end, left, &mut busy);
+            let of_batch = batch.progress();
+            let written = batch.finish();
+            progress.begun_folios += of_batch.begun_folios;
+            progress.has_failed |= written.error.is_some();
+            total.add(written);
             if patient {
                 self.write_out_busy(busy, ALL_PAGES);
             }
@@ -68,8 +68,7 @@ impl Inode {
     }
 
     /// Gives the oldest dirty folios with numbers from `next` up to `end` to the batch, until that
-    /// is large or no more are wanted; tells whether that is so, and leaves `next` where the next
-    /// batch goes on.
+    /// is large or no more are wanted; leaves `next` where the next batch goes on.
     fn add_oldest<'a>(
         &'a self,
         batch: &mut WriteBatch<'a>,
@@ -77,12 +76,12 @@ impl Inode {
         end: u64,
         left: impl Fn(Progress) -> u64,
         busy: &mut Vec<FolioRef<'a>>,
-    ) -> bool {
+    ) {
         let mut backoff = Backoff::default();
         while *next < end && batch.progress().begun_folios < BATCH_FOLIOS_MAX {
             let left_folios = left(batch.progress());
             if left_folios == 0 {
-                return true;
+                return;
             }
             let oldest = self.gather_oldest(next, end, left_folios.min(GATHERED_MAX));
             if oldest.is_empty() && *next < end {
@@ -91,7 +90,6 @@ impl Inode {
             }
             batch.add_all(oldest, busy);
         }
-        false
     }
 
     /// References to the oldest dirty folios with numbers from `next` up to `end`: `folios_max`, or
