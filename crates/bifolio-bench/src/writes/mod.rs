@@ -3,8 +3,10 @@
 //! `write_at` and `sync_data` through a new cache, an eighth of the file large; against the device
 //! at its best (`raw_direct`: io_uring, then `fdatasync`) and against the kernel's page cache
 //! (`kernel_write`: `pwrite`, then `fdatasync`), which is not held to the same memory. The cache's
-//! memory is made resident when it is built, as that of the device's loop is. Every turn
-//! writes a version of its own, and pages are read back past all caches after each.
+//! memory is made resident when it is built, as that of the device's loop is. A file that is
+//! written in order may have larger folios, which cost less bookkeeping: the series
+//! `write_at_64k_folios`. Every turn writes a version of its own, and pages are read back past all
+//! caches after each.
 //!
 //! The clock covers the sync. Latencies are of the single writes: the longest is the longest stall
 //! of a writer.
@@ -35,8 +37,13 @@ const NAME: &str = "writes";
 
 const OF_KERNEL: Ratio = Ratio::new("write_at", "kernel_write");
 const OF_RAW: Ratio = Ratio::new("write_at", "raw_direct");
+const LARGE: &str = "write_at_64k_folios";
+const LARGE_OF_RAW: Ratio = Ratio::new(LARGE, "raw_direct");
 const RANDOM_OF_KERNEL_AT_LEAST: f64 = 1.0;
 const SEQUENTIAL_OF_RAW_AT_LEAST: f64 = 0.95;
+
+/// Folios of the series that is named after them.
+const LARGE_FOLIO_BYTES: u64 = 64 << 10;
 
 const RANDOM: &str = "random";
 const SEQUENTIAL: &str = "sequential";
@@ -64,7 +71,7 @@ impl Benchmark for WriteAndSync {
     fn run(&self, context: &Context<'_>, progress: &mut dyn Progress) -> Result<Report> {
         let parameters = Parameters::from_config(context.config)?;
         let mut report = Report::new(NAME, context, serde_json::to_value(&parameters)?);
-        report.ratios = vec![OF_RAW, OF_KERNEL];
+        report.ratios = vec![OF_RAW, LARGE_OF_RAW, OF_KERNEL];
         report.shown_counts = SHOWN_COUNTS.to_vec();
         let file = pattern::make_in(context.workspace, parameters.sizes.size_bytes, progress)?;
         let passes = Passes {
@@ -112,7 +119,10 @@ fn measure(
                 },
             );
         }
-        add("write_at", Box::new(move || passes.write_at(order)));
+        add("write_at", Box::new(move || passes.write_at(order, "write_at", PAGE_BYTES as u64)));
+        if pattern == SEQUENTIAL {
+            add(LARGE, Box::new(move || passes.write_at(order, LARGE, LARGE_FOLIO_BYTES)));
+        }
         add("kernel_write", Box::new(move || passes.kernel_write(order)));
     }
     progress.start("measure", (turns.len() * passes.parameters.repetitions) as u64);
@@ -153,6 +163,7 @@ fn figures(rows: &[Row]) -> Vec<Figure> {
     let asked = [
         (RANDOM, OF_KERNEL, RANDOM_OF_KERNEL_AT_LEAST),
         (SEQUENTIAL, OF_RAW, SEQUENTIAL_OF_RAW_AT_LEAST),
+        (SEQUENTIAL, LARGE_OF_RAW, SEQUENTIAL_OF_RAW_AT_LEAST),
     ];
     let figure = |(pattern, ratio, target): (&str, Ratio, f64)| {
         let row = rows.iter().find(|row| row.case.text("pattern") == pattern)?;

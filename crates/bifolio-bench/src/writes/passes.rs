@@ -1,12 +1,12 @@
 //! The ways to write, each one turn: all blocks, then a sync, with one clock around both.
 
 use std::cell::RefCell;
-use std::fs::OpenOptions;
+use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use bifolio::Cache;
+use bifolio::{Cache, OpenOptions};
 
 use super::ledger::Ledger;
 use super::order::{Order, Writes};
@@ -94,18 +94,24 @@ impl Passes<'_> {
     }
 
     /// `write_at` and `sync_data`, through a cache that has just been made.
-    pub(crate) fn write_at(&self, order: Order) -> Result<Measured> {
+    pub(crate) fn write_at(
+        &self,
+        order: Order,
+        series: &str,
+        folio_bytes: u64,
+    ) -> Result<Measured> {
         direct::drop_page_cache(self.file)?;
         let writes = self.writes(order);
         let builder = Cache::builder().memory(self.parameters.sizes.memory_bytes).populate(true);
-        let cached = Cached::open(builder, self.file, true)?;
+        let options = OpenOptions::new().read(true).write(true).folio_bytes(folio_bytes);
+        let cached = Cached::open_with(builder, self.file, &options)?;
         let before = cached.stats();
         let write = |block: &[u8], pos_bytes| Ok(cached.file.write_at(block, pos_bytes)?);
         let mut measured = self.calls(&writes, write, || Ok(cached.file.sync_data()?))?;
         measured.syscalls_known = cached.since(&before).syscalls_known();
         let throttle_ns_max = count_of(&cached.close()?, "throttle_ns_max");
         self.throttle_ns_max.replace_with(|longest| throttle_ns_max.max(*longest));
-        self.verified(&writes, "write_at", measured)
+        self.verified(&writes, series, measured)
     }
 
     /// `kernel_write`: `pwrite` into the page cache, then `fdatasync`.
@@ -113,7 +119,7 @@ impl Passes<'_> {
         direct::drop_page_cache(self.file)?;
         let writes = self.writes(order);
         let failed = || Error::system(format!("write {}", self.file.display()));
-        let file = OpenOptions::new().write(true).open(self.file).map_err(failed())?;
+        let file = File::options().write(true).open(self.file).map_err(failed())?;
         let write = |block: &[u8], pos_bytes| file.write_at(block, pos_bytes).map_err(failed());
         let measured = self.calls(&writes, write, || file.sync_data().map_err(failed()))?;
         self.verified(&writes, "kernel_write", measured)

@@ -176,6 +176,8 @@ fn writes_compares_every_page_it_wrote_and_every_page_it_left_alone() {
         turns += repetitions.map(|values| values.as_array().unwrap().len()).sum::<usize>();
     }
     assert_eq!(envelope["verified_bytes"].as_u64().unwrap(), turns as u64 * (4 << 20));
+    let sequential = rows.iter().find(|row| row["case"]["pattern"] == "sequential").unwrap();
+    assert_measured(&envelope, sequential, "write_at_64k_folios", &["cpu_s_per_gib"]);
 }
 
 #[test]
