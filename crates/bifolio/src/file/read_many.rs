@@ -175,6 +175,10 @@ impl File {
 fn read_all(requests: &mut [Addressed<'_, '_>]) {
     let Some((first, _)) = requests.first() else { return };
     let inode = &first.handle.inode;
+    // A page of a region that leaves while it is read in place is a fault. Who serves it may wait
+    // for what a batch holds, so that no batch of this thread may be under way then (IO-5).
+    let is_in_place = |(file, _): &Addressed<'_, '_>| file.handle.inode.frames.region().is_some();
+    let hits_come_first = requests.iter().any(is_in_place);
     let mut open = Vec::new();
     let mut batch = Batch::new(inode);
     for number in 0..requests.len() {
@@ -186,24 +190,35 @@ fn read_all(requests: &mut [Addressed<'_, '_>]) {
             continue;
         }
         open.push(number);
-        if faults::is_mapped(request.buffer) {
-            // Nothing is copied there with a folio's lock in hand, nor while anything is in flight.
-            continue;
+        if !hits_come_first {
+            start(requests, number, &mut batch);
         }
-        let end = (request.position + request.buffer.len() as u64).min(file.len());
-        let pages = pages_of(&(request.next()..end));
-        let file = *file;
-        let added = batch.add(&file.handle, pages, number, &mut |number, delivery| {
-            deliver(requests, number, delivery);
-        });
-        if let Err(error) = added {
-            fail(requests[number].1, error);
-        }
+    }
+    if hits_come_first {
+        open.iter().for_each(|number| start(requests, *number, &mut batch));
     }
     batch.finish(&mut |number, delivery| deliver(requests, number, delivery));
     for number in open {
         let (file, request) = &mut requests[number];
         file.read_rest(request);
+    }
+}
+
+/// Starts to read what a request misses.
+fn start<'r>(requests: &mut [Addressed<'r, '_>], number: usize, batch: &mut Batch<'r>) {
+    let (file, request) = &requests[number];
+    if faults::is_mapped(request.buffer) {
+        // Nothing is copied there with a folio's lock in hand, nor while anything is in flight.
+        return;
+    }
+    let end = (request.position + request.buffer.len() as u64).min(file.len());
+    let pages = pages_of(&(request.next()..end));
+    let file = *file;
+    let added = batch.add(&file.handle, pages, number, &mut |number, delivery| {
+        deliver(requests, number, delivery);
+    });
+    if let Err(error) = added {
+        fail(requests[number].1, error);
     }
 }
 
