@@ -17,9 +17,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What is left of the bound when the memory has been made resident: for tables.
-const PART_NOT_POPULATED: u64 = 32;
-
 /// Settings of a cache; every limit has its unit in its name.
 #[derive(Clone, Debug, Default)]
 pub struct CacheBuilder {
@@ -207,10 +204,6 @@ impl CacheBuilder {
             Memory::new(arena, descriptors_max, cpu::possible()).map_err(reservation_error)?;
         let memory = Arc::new(memory);
         let engine = Engine::new(&features, self.config.io_depth, &memory.arena);
-        if self.config.populate {
-            let left_bytes = self.config.memory_bytes / PART_NOT_POPULATED;
-            memory.arena.grow_until(left_bytes, &memory.folios).map_err(frames_error)?;
-        }
         let flusher = Flusher::new(self.flusher_settings(), self.config.memory_bytes);
         let spill = match self.spill {
             Some(place) => {
@@ -222,6 +215,9 @@ impl CacheBuilder {
         let (flusher, spill) = (Arc::new(flusher), spill.map(Arc::new));
         let services = Services { memory, engine, flusher, spill };
         let reclaim = Arc::new(Reclaim::new(&services, &self.config));
+        if self.config.populate {
+            reclaim.populate()?;
+        }
         let background = Background::start(Arc::clone(&reclaim))?;
         let (engine, flusher) = (Arc::clone(&services.engine), Arc::clone(&services.flusher));
         let flusher_thread =
@@ -269,8 +265,4 @@ impl CacheBuilder {
 
 fn reservation_error(source: std::io::Error) -> crate::error::Error {
     ErrorKind::Memory { purpose: "address space", source }.into()
-}
-
-fn frames_error(source: std::io::Error) -> crate::error::Error {
-    ErrorKind::Memory { purpose: "frames", source }.into()
 }

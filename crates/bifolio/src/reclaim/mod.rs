@@ -82,6 +82,8 @@ const LOW_PART_OF_REGIONS: u64 = 32;
 /// The most pages kept free ahead of need: 16 MiB.
 const LOW_PAGES_MAX: u64 = 4096;
 
+/// The part of the bound that is left for tables when memory is populated.
+const PART_NOT_POPULATED: u64 = 32;
 /// The part of the bound that memory files with a spill leave to reads of what is spilled.
 const PART_FOR_READS: u64 = 8;
 
@@ -190,7 +192,13 @@ impl Reclaim {
             FrameKind::Arena { order, near } => self.arena().allocate(order, near, folios),
             FrameKind::Loose => Ok(self.arena().allocate_loose(folios)),
         };
-        found.map_err(|source| ErrorKind::Memory { purpose: "frames", source }.into())
+        found.map_err(frames_refused)
+    }
+
+    /// Makes the bound's memory resident, but for what tables may want.
+    pub(crate) fn populate(&self) -> Result<()> {
+        let left_bytes = self.arena().usage().bound_bytes / PART_NOT_POPULATED;
+        self.arena().grow_until(left_bytes, &self.memory.folios).map_err(frames_refused)
     }
 
     /// Evicts a little if fewer than LOW pages are obtainable; waits for nobody. Who reads here and
@@ -418,4 +426,9 @@ impl Patience {
     fn is_over(&mut self) -> bool {
         self.since.get_or_insert_with(Instant::now).elapsed() > self.wait_max
     }
+}
+
+#[cold]
+fn frames_refused(source: std::io::Error) -> Error {
+    ErrorKind::Memory { purpose: "frames", source }.into()
 }
