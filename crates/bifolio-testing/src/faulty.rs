@@ -254,6 +254,10 @@ impl Backing for FaultyBacking {
         self.inner.set_len(length_bytes)
     }
 
+    fn allocate(&self, bytes: Range<u64>) -> io::Result<()> {
+        self.inner.allocate(bytes)
+    }
+
     fn alignment(&self) -> Alignment {
         self.inner.alignment()
     }

@@ -154,6 +154,8 @@ counters! {
     BackgroundReclaim background_reclaims,
     /// Allocations that waited for frames others hold for a moment (I/O, reads in progress).
     AllocationWait allocation_waits,
+    /// Times a thread waited 100 us or longer for reclaim: for frames, or for a page that leaves.
+    ReclaimStall reclaim_stalls,
     /// Allocations that failed because everything was pinned, or could not be written.
     AllocationFailure allocation_failures,
     /// LRU batches moved to the lists because they were full.

@@ -71,3 +71,42 @@ fn assert_listed(cache: &Cache) {
     });
     assert!(is_so, "{} bytes are on no list", missing());
 }
+
+/// While pages come in order they leave in long transfers; for who touches one here and one there,
+/// and would wait behind those, in short ones.
+#[test]
+fn pages_leave_in_short_transfers_when_nobody_reads_in_order() {
+    if !support::files_can_be_mapped() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let cache = Cache::builder().memory(32 << 20).spill_in(directory.path()).build().unwrap();
+    let options = OpenOptions::new().read(true).write(true).mappable(true);
+    let file = cache.memory_file_with("pages", &options).unwrap();
+    let pages = 128 << 20 >> 12;
+    file.set_len(pages * PAGE_BYTES).unwrap();
+    let mut map = file.map_mut(0..pages * PAGE_BYTES).unwrap();
+    let start = map.as_mut_ptr();
+    let store = |page: u64| {
+        let at = start.wrapping_add((page * PAGE_BYTES) as usize).cast::<u64>();
+        // SAFETY: inside of the map.
+        unsafe { at.write_volatile(page) };
+    };
+    (0..pages).for_each(store);
+    let pages_by_transfer = |touch: &mut dyn FnMut()| {
+        let before = cache.stats();
+        touch();
+        let after = cache.stats();
+        (after.spilled_out_pages - before.spilled_out_pages)
+            / (after.write_requests - before.write_requests)
+    };
+    let in_order = pages_by_transfer(&mut || (0..pages / 2).for_each(store));
+    assert!(in_order > 64, "{in_order} pages");
+    let mut random = fastrand::Rng::with_seed(7);
+    let mut in_no_order = |count| (0..count).for_each(|_| store(random.u64(..pages)));
+    // Until the stream is forgotten.
+    in_no_order(4000);
+    let in_no_order = pages_by_transfer(&mut || in_no_order(4000));
+    // Two that are neighbours by chance look like a stream, for a while.
+    assert!((1..48).contains(&in_no_order), "{in_no_order} pages, {in_order} in order");
+}

@@ -119,8 +119,10 @@ impl CacheBuilder {
 
     /// Lets memory files have more bytes than memory: under pressure, their pages go to a temporary
     /// file in `directory`, which nobody else can open and which is gone with the cache. Put it on
-    /// a fast disk; on a tmpfs it would take the memory it is to save. Without a spill, which is
-    /// the default, memory files stay within the bound.
+    /// a fast disk; on a tmpfs it would take the memory it is to save. Once memory is short the
+    /// file takes room 64 MiB at a time, ahead of need, at the most what the pages of all memory
+    /// files and a sixteenth more take. Without a spill, which is the default, memory files stay
+    /// within the bound.
     pub fn spill_in(mut self, directory: impl Into<PathBuf>) -> Self {
         self.spill = Some(SpillPlace::In(directory.into()));
         self

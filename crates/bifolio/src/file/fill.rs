@@ -18,6 +18,7 @@ use crate::stats::Counter;
 use crate::sync::Ordering;
 use crate::sys::cpu;
 use std::ops::Range;
+use std::time::Instant;
 
 /// What a claim does when no frame is free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,13 +95,20 @@ impl Handle {
             if !access.may_pass_end() && index * PAGE_BYTES >= mapping.len_bytes() {
                 return Ok(None);
             }
+            let since = Instant::now();
             let found = mapping.get_folio(&memory.folios, index, &mut frozen_waits);
             if frozen_waits > 0 {
+                memory.note_stall(since);
                 memory.counters.add(Counter::FrozenWait, std::mem::take(&mut frozen_waits));
             }
             match found {
                 Lookup::Folio(folio) => {
+                    // Locked and on its way to the device: it is to be evicted.
+                    let is_leaving = folio.folio().flags.get(Flag::Writeback);
                     let lock = folio.lock();
+                    if is_leaving {
+                        memory.note_stall(since);
+                    }
                     // It may have left the table while we waited for its lock.
                     if lock.owner() == self.inode.address() {
                         let locked = Locked { lock, folio, was_resident: true };
@@ -284,7 +292,7 @@ impl Handle {
         if shadow.is_workingset() {
             lock.flags.set(Flag::Workingset);
         }
-        if memory.lru.is_near_refault(shadow, memory.lru.sizes()) {
+        if memory.lru.is_near_refault(shadow) {
             memory.counters.add(Counter::RefaultActivate, 1);
             lock.flags.set(Flag::Active);
         }

@@ -4,7 +4,6 @@ use super::File;
 use super::handle::Handle;
 use crate::error::{ErrorKind, Result};
 use crate::folio::{Flag, Folio};
-use crate::lru::ListSizes;
 use crate::mapping::{Entry, pages_of};
 use std::ops::Range;
 
@@ -118,10 +117,9 @@ impl Handle {
         let table = self.inode.mapping.table();
         // What an eviction leaves is at the head of a unit only.
         let mut index = self.inode.mapping.head_index(pages.start);
-        let sizes = self.inode.memory.lru.sizes();
         while let Some(found) = table.next_occupied(index).filter(|found| *found < pages.end) {
             let end = self.inode.mapping.end_of_unit(found);
-            let page = self.residency_of(found, sizes);
+            let page = self.residency_of(found);
             for index in found.max(pages.start)..end.min(pages.end) {
                 visit(index, page);
             }
@@ -130,15 +128,15 @@ impl Handle {
     }
 
     /// What is true of the unit whose first page is `head`.
-    fn residency_of(&self, head: u64, sizes: ListSizes) -> PageResidency {
+    fn residency_of(&self, head: u64) -> PageResidency {
         let folios = &self.inode.memory.folios;
         let peeked = self.inode.mapping.peek(folios, head, |_, folio| folio_residency(folio));
-        peeked.unwrap_or_else(|entry| self.absent_residency(entry, sizes))
+        peeked.unwrap_or_else(|entry| self.absent_residency(entry))
     }
 
-    fn absent_residency(&self, entry: Entry, sizes: ListSizes) -> PageResidency {
+    fn absent_residency(&self, entry: Entry) -> PageResidency {
         let Some(shadow) = self.inode.shadow_of(entry) else { return PageResidency::default() };
-        let recently_evicted = self.inode.memory.lru.is_near_refault(shadow, sizes);
+        let recently_evicted = self.inode.memory.lru.is_near_refault(shadow);
         PageResidency { evicted: true, recently_evicted, ..PageResidency::default() }
     }
 }

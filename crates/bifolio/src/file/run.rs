@@ -23,6 +23,12 @@ use smallvec::SmallVec;
 use std::ops::Range;
 use std::sync::Arc;
 
+/// Folios of a region that are checked, put in their places with one call, and unlocked. Who waits
+/// for the first of a transfer goes on while the others follow: the slowest of a thousand pages
+/// read in order waits 0.42 to 0.49 ms; with all 256 at once, 0.48 to 0.63. (With 16 there are more
+/// waits, and a tenth more CPU.)
+const INSTALLED_TOGETHER: usize = 64;
+
 /// See the head of the file.
 #[derive(Debug)]
 pub(super) struct Run {
@@ -107,6 +113,9 @@ impl Run {
             self.inode.memory.counters.add(Counter::MissWithoutRead, self.folios.len() as u64);
             return finished(self, tag);
         }
+        if let Some(staged) = &self.staged {
+            staged.note_read();
+        }
         self.inode.memory.counters.add(Counter::ReadRequest, 1);
         let targets = self.folios.iter().enumerate().map(|(number, id)| self.target(number, *id));
         let transfer = self.inode.read_transfer(self.first, &self.folios, targets);
@@ -151,8 +160,9 @@ impl Run {
         inode.memory.counters.add(Counter::ReadBytes, bytes);
         let mut done = 0;
         while done < self.folios.len() {
-            // What goes to a region goes there together; a frame is better copied while it is warm.
-            let group_end = if self.staged.is_some() { self.folios.len() } else { done + 1 };
+            // A frame is better copied by the reader while it is warm.
+            let group = if self.staged.is_some() { INSTALLED_TOGETHER } else { 1 };
+            let group_end = self.folios.len().min(done + group);
             let (good_end, judged) = self.judge(folios, done..group_end, bytes);
             let installed = self.install(done..good_end);
             if installed.is_ok() {

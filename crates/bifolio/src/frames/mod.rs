@@ -35,7 +35,7 @@ pub(crate) use orphans::Orphans;
 pub(crate) use region::Region;
 pub(crate) use regions::{Exit, Regions};
 pub(crate) use rows::ROW_PAGES;
-pub(crate) use staging::Staged;
+pub(crate) use staging::{Staged, Staging};
 pub(crate) use watcher::ChunkWatcher;
 
 use crate::folio::FolioId;

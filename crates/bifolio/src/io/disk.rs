@@ -39,6 +39,7 @@
 //! It does not retry, does not continue short transfers, and does not cache or read ahead.
 
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::slice;
@@ -343,6 +344,14 @@ impl Backing for DiskFile {
     fn set_len(&self, length_bytes: u64) -> io::Result<()> {
         range_end(length_bytes, 0)?;
         file::set_len(&self.buffered, length_bytes)
+    }
+
+    fn allocate(&self, bytes: Range<u64>) -> io::Result<()> {
+        // The page cache finds room when it writes out; a tmpfs would take the memory now.
+        if self.direct.is_none() {
+            return Ok(());
+        }
+        file::allocate(&self.buffered, bytes)
     }
 
     fn alignment(&self) -> Alignment {

@@ -35,6 +35,7 @@ mod window;
 
 use std::fmt::Debug;
 use std::io;
+use std::ops::Range;
 
 pub use align::{Alignment, PositionOutOfRange};
 pub use buffer::IoBuffer;
@@ -42,7 +43,9 @@ pub use disk::{DirectIo, DiskFile, DiskOptions, OpenDiskError};
 pub(crate) use engine::{Engine, Pieces, Queue, RUN_PAGES_MAX, Transfer};
 pub use error::{IoError, Operation};
 pub use request::{IoRequest, Submission};
-pub(crate) use transfer::{len_bytes, read_full, set_len, sync_all, sync_data, write_full};
+pub(crate) use transfer::{
+    allocate, len_bytes, read_full, set_len, sync_all, sync_data, write_full,
+};
 pub use window::{IoSource, IoTarget};
 
 pub use crate::sys::file::FileKind;
@@ -66,7 +69,8 @@ pub use crate::sys::file::FileKind;
 ///   [`WouldBlock`](io::ErrorKind::WouldBlock): the cache tries again, the latter a bounded number
 ///   of times. Every other error goes to the caller as it is.
 /// - The storage never gets longer than the end of the last byte written, or what
-///   [`set_len`](Self::set_len) said. Bytes between an old end and a later write are zeros.
+///   [`set_len`](Self::set_len) or [`allocate`](Self::allocate) said. Bytes between an old end and
+///   a later write are zeros.
 /// - A read sees every write that returned before it began.
 /// - It does not call back into the cache.
 pub trait Backing: Send + Sync + Debug {
@@ -136,6 +140,17 @@ pub trait Backing: Send + Sync + Debug {
 
     /// Cuts the storage to `length_bytes`, or lets it grow to that by zeros.
     fn set_len(&self, length_bytes: u64) -> io::Result<()>;
+
+    /// Sets storage aside for bytes that will be written, and which are zeros until then: writing
+    /// them neither has to look for room nor makes the storage longer. It is longer after this
+    /// call, if it was shorter. What was written there stays.
+    ///
+    /// The cache asks for its own spill file only, and goes on whatever the answer is. A backing
+    /// that does not implement it does nothing.
+    fn allocate(&self, bytes: Range<u64>) -> io::Result<()> {
+        let _ = bytes;
+        Ok(())
+    }
 
     /// What memory, positions and lengths must be multiples of. Never changes.
     fn alignment(&self) -> Alignment {

@@ -150,6 +150,11 @@ pub(crate) fn set_len(backing: &dyn Backing, length_bytes: u64) -> Result<(), Io
     persist(None, || backing.set_len(length_bytes)).map_err(fail)
 }
 
+/// Sets storage aside.
+pub(crate) fn allocate(backing: &dyn Backing, bytes: std::ops::Range<u64>) -> io::Result<()> {
+    persist(None, || backing.allocate(bytes.clone()))
+}
+
 /// Asks how long the file is.
 pub(crate) fn len_bytes(backing: &dyn Backing) -> Result<u64, IoError> {
     persist(None, || backing.len_bytes())

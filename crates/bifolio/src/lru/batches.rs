@@ -86,12 +86,11 @@ impl Lru {
 
     fn move_to_lists(&self, folios: &Folios, batch: &mut CpuBatch) {
         let adds = std::mem::take(&mut batch.adds);
-        {
-            let mut lists = self.lists.lock();
+        self.change(|lists| {
             for id in adds.as_slice() {
                 lists.add(folios, *id, ListKind::of(folios.get(*id)));
             }
-        }
+        });
         for id in adds.as_slice() {
             drop(folios.adopt(*id));
         }

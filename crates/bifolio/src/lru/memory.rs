@@ -7,10 +7,14 @@
 use super::Lru;
 use crate::folio::{Folio, FolioId, Folios, Frozen, Reaper};
 use crate::frames::{Arena, Orphans};
-use crate::stats::Counters;
+use crate::stats::{Counter, Counters};
 use crate::sync::AtomicU64;
 use std::io;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Who waits less has not noticed: a miss takes about as long.
+const STALL_MIN: Duration = Duration::from_micros(100);
 
 /// See the head of the file.
 #[derive(Debug)]
@@ -46,6 +50,13 @@ impl Memory {
             dirty_pages: AtomicU64::new(0),
             unspilled_pages: AtomicU64::new(0),
         })
+    }
+
+    /// A thread has waited for reclaim since then.
+    pub(crate) fn note_stall(&self, since: Instant) {
+        if since.elapsed() >= STALL_MIN {
+            self.counters.add(Counter::ReclaimStall, 1);
+        }
     }
 
     /// The descriptor of a folio.

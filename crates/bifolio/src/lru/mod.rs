@@ -37,13 +37,15 @@ pub(crate) use memory::Memory;
 pub(crate) use shadow::Shadow;
 
 use crate::folio::{BATCH_SLOTS, Flag, FolioId, FolioRef, Folios};
-use crate::sync::{AtomicU64, Mutex};
+use crate::sync::{AtomicU64, Mutex, Ordering};
 use lists::Lists;
 
 /// See the head of the file.
 #[derive(Debug)]
 pub(crate) struct Lru {
     lists: Mutex<Lists>,
+    /// Mirror of the lists', for who only looks.
+    active_pages: AtomicU64,
     cpus: Box<[Mutex<batches::CpuBatch>]>,
     /// Drains of all batches that have begun (G4 of `batches.rs`).
     generation: AtomicU64,
@@ -58,6 +60,7 @@ impl Lru {
     pub(crate) fn new(cpus: usize) -> Self {
         Self {
             lists: Mutex::new(Lists::default()),
+            active_pages: AtomicU64::new(0),
             cpus: (0..cpus.max(1)).map(|_| Mutex::default()).collect(),
             generation: AtomicU64::new(0),
             draining: Mutex::new(()),
@@ -68,6 +71,14 @@ impl Lru {
     /// Pages on the lists now.
     pub(crate) fn sizes(&self) -> ListSizes {
         self.lists.lock().sizes()
+    }
+
+    /// Changes the lists.
+    fn change<T>(&self, work: impl FnOnce(&mut Lists) -> T) -> T {
+        let mut lists = self.lists.lock();
+        let answer = work(&mut lists);
+        self.active_pages.store(lists.sizes().active_pages, Ordering::Relaxed);
+        answer
     }
 
     /// Takes folios off the tail of a list, each with a reference: a batch, or so many that they
@@ -81,19 +92,20 @@ impl Lru {
         pages_max: u64,
         isolated: &mut Vec<FolioRef<'a>>,
     ) {
-        let mut lists = self.lists.lock();
-        let mut pages = 0;
-        for _ in 0..BATCH_SLOTS {
-            let Some(id) = lists.tail(kind).filter(|_| pages < pages_max) else { break };
-            pages += folios.get(id).pages();
-            match folios.try_get(id) {
-                Ok(folio) => {
-                    lists.remove(folios, id);
-                    isolated.push(folio);
+        self.change(|lists| {
+            let mut pages = 0;
+            for _ in 0..BATCH_SLOTS {
+                let Some(id) = lists.tail(kind).filter(|_| pages < pages_max) else { break };
+                pages += folios.get(id).pages();
+                match folios.try_get(id) {
+                    Ok(folio) => {
+                        lists.remove(folios, id);
+                        isolated.push(folio);
+                    }
+                    Err(_) => lists.rotate(folios, id, kind),
                 }
-                Err(_) => lists.rotate(folios, id, kind),
             }
-        }
+        });
     }
 
     /// Puts isolated folios back at the head of a list and drops the isolation's references.
@@ -103,37 +115,36 @@ impl Lru {
         isolated: &mut Vec<FolioRef<'_>>,
         kind: ListKind,
     ) {
-        {
-            let mut lists = self.lists.lock();
+        self.change(|lists| {
             for folio in isolated.iter() {
                 lists.add(folios, folio.id(), kind);
             }
-        }
+        });
         isolated.clear();
     }
 
     /// Moves folios to the tail of the inactive list, those that are on a list: they go next. Puts
     /// the references.
     pub(crate) fn demote(&self, folios: &Folios, unwanted: &mut Vec<FolioRef<'_>>) {
-        {
-            let mut lists = self.lists.lock();
+        self.change(|lists| {
             for folio in unwanted.iter() {
                 if folio.folio().flags.get(Flag::OnLru) {
                     lists.demote(folios, folio.id());
                 }
             }
-        }
+        });
         unwanted.clear();
     }
 
     /// Takes one folio off its list, if it is on one. The caller has a reference.
     pub(crate) fn isolate_one(&self, folios: &Folios, id: FolioId) -> bool {
-        let mut lists = self.lists.lock();
-        let listed = folios.get(id).flags.get(Flag::OnLru);
-        if listed {
-            lists.remove(folios, id);
-        }
-        listed
+        self.change(|lists| {
+            let listed = folios.get(id).flags.get(Flag::OnLru);
+            if listed {
+                lists.remove(folios, id);
+            }
+            listed
+        })
     }
 
     /// Those of `ids` that are on the inactive list, in the oldest quarter of it.
@@ -145,7 +156,7 @@ impl Lru {
     /// Puts the folio `new` where `old` is on its list, if that is on one, and takes that off. The
     /// caller owns `old`, frozen, and has a reference to `new`, which is on no list.
     pub(crate) fn replace(&self, folios: &Folios, old: FolioId, new: FolioId) {
-        self.lists.lock().replace(folios, old, new);
+        self.change(|lists| lists.replace(folios, old, new));
     }
 
     /// Takes a dead folio off whatever list it is on. The caller owns it, frozen.

@@ -12,7 +12,7 @@
 //!  +-----------+------------+
 //! ```
 
-use super::{ListSizes, Lru};
+use super::Lru;
 use crate::mapping::VALUE_MAX;
 use crate::sync::Ordering;
 
@@ -47,8 +47,9 @@ impl Lru {
     }
 
     /// Whether a page that left `shadow` and is wanted again belongs on the active list.
-    pub(crate) fn is_near_refault(&self, shadow: Shadow, sizes: ListSizes) -> bool {
-        shadow.distance(self.clock.load(Ordering::Relaxed)) <= sizes.active_pages
+    pub(crate) fn is_near_refault(&self, shadow: Shadow) -> bool {
+        let distance = shadow.distance(self.clock.load(Ordering::Relaxed));
+        distance <= self.active_pages.load(Ordering::Relaxed)
     }
 }
 
@@ -64,9 +65,10 @@ mod tests {
             let _ = lru.make_shadow(1, false);
         }
         assert!(shadow.is_workingset());
-        let sizes = |active_pages| ListSizes { inactive_pages: 0, active_pages };
-        assert!(lru.is_near_refault(shadow, sizes(10)));
-        assert!(!lru.is_near_refault(shadow, sizes(9)));
+        for (active_pages, is_near) in [(10, true), (9, false)] {
+            lru.active_pages.store(active_pages, Ordering::Relaxed);
+            assert_eq!(lru.is_near_refault(shadow), is_near);
+        }
     }
 
     #[test]

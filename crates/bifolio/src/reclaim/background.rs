@@ -11,14 +11,18 @@ use super::pageout::WriteOut;
 use crate::error::{ErrorKind, Result};
 use crate::frames::CHUNK_PAGES;
 use crate::stats::Counter;
+use crate::sync::{AtomicBool, Condvar, Mutex, Ordering};
 use crate::sys::thread::OwnedThread;
 use std::sync::Arc;
 
 /// What the thread is asked to do.
 #[derive(Debug, Default)]
 pub(super) struct Signal {
-    work: bool,
-    end: bool,
+    /// It is to work, or does. Looked at for every allocation while memory is short: without the
+    /// lock.
+    work: AtomicBool,
+    end: Mutex<bool>,
+    changed: Condvar,
 }
 
 /// The running thread; dropping it ends the thread and waits for it.
@@ -40,8 +44,8 @@ impl Background {
 impl Drop for Background {
     fn drop(&mut self) {
         if !self.thread.is_left_behind() {
-            self.reclaim.signal.lock().end = true;
-            self.reclaim.signalled.notify_all();
+            *self.reclaim.signal.end.lock() = true;
+            self.reclaim.signal.changed.notify_all();
         }
     }
 }
@@ -49,18 +53,18 @@ impl Drop for Background {
 impl Reclaim {
     /// Wakes the thread if fewer than LOW pages are obtainable, or a chunk should be made resident.
     pub(super) fn wake_if_low(&self) {
-        if self.arena().wants_chunk() || self.is_short_of(self.low_pages()) {
-            let mut signal = self.signal.lock();
-            if !signal.work {
-                signal.work = true;
-                self.signalled.notify_one();
-            }
+        let is_low = || self.arena().wants_chunk() || self.is_short_of(self.low_pages());
+        // Relaxed, here and below: what is to be done is found out under other locks.
+        if !self.is_at_work() && is_low() && !self.signal.work.swap(true, Ordering::Relaxed) {
+            // Behind the lock the thread has seen the flag, or waits already.
+            drop(self.signal.end.lock());
+            self.signal.changed.notify_one();
         }
     }
 
     /// Whether the thread has been woken and is not done.
     pub(super) fn is_at_work(&self) -> bool {
-        self.signal.lock().work
+        self.signal.work.load(Ordering::Relaxed)
     }
 
     /// Whether fewer pages can be had without reclaim; for regions, too, if there are any.
@@ -81,17 +85,17 @@ impl Reclaim {
     fn run(&self) {
         loop {
             {
-                let mut signal = self.signal.lock();
-                while !signal.work && !signal.end {
-                    self.signalled.wait(&mut signal);
+                let mut end = self.signal.end.lock();
+                while !self.is_at_work() && !*end {
+                    self.signal.changed.wait(&mut end);
                 }
-                if signal.end {
+                if *end {
                     return;
                 }
             }
             self.memory.counters.add(Counter::BackgroundReclaim, 1);
             self.refill();
-            self.signal.lock().work = false;
+            self.signal.work.store(false, Ordering::Relaxed);
         }
     }
 
@@ -101,7 +105,7 @@ impl Reclaim {
         // A refusal is for whoever is in need to tell.
         while self.arena().grow_ahead(&self.memory.folios).unwrap_or(false) {}
         let high_pages = 2 * self.low_pages();
-        while self.is_short_of(high_pages) && !self.signal.lock().end {
+        while self.is_short_of(high_pages) && !*self.signal.end.lock() {
             let counts = {
                 let turn = self.take_turn();
                 let free_pages = self.arena().usage().free_pages;

@@ -5,7 +5,7 @@
 //! When that is enough for a transfer, they change places.
 
 use crate::folio::{FolioRef, LockedFolio};
-use crate::frames::{Exit, Region};
+use crate::frames::{Exit, Region, Staging};
 use crate::lru::Memory;
 use crate::stats::Counter;
 use crate::sync::MutexGuard;
@@ -15,10 +15,15 @@ use std::ops::Range;
 /// Folios that are written out together, if there are so many: a transfer of 1 MiB.
 const TRANSFER_FOLIOS: usize = 256;
 
+/// The same while somebody waits for single pages. Each waits behind no more than this: the device
+/// takes 300 us for 1 MiB.
+const PORTION_FOLIOS: usize = 32;
+
 /// See the head of the file. All of one file.
 #[derive(Debug)]
 pub(super) struct Departed<'t> {
     inode: &'t Inode,
+    staging: &'t Staging,
     /// What is in flight ends before the copies and the locks go.
     batch: LeavingBatch<'t>,
     in_flight: Vec<Left<'t>>,
@@ -46,6 +51,7 @@ impl<'t> Departed<'t> {
     pub(super) fn new(inode: &'t Inode, region: &'t Region) -> Self {
         Self {
             inode,
+            staging: region.regions().staging(),
             batch: LeavingBatch::new(inode),
             in_flight: Vec::new(),
             gathered: Vec::new(),
@@ -94,12 +100,17 @@ impl<'t> Departed<'t> {
         self.gathered.push(left);
     }
 
-    /// Waits for what is in flight and gives it back; starts to write out what was gathered.
+    /// Waits for what is in flight and gives it back; starts to write out what was gathered, and
+    /// waits for all but the last portion of it.
     pub(super) fn rotate(&mut self, memory: &Memory) -> Vec<Left<'t>> {
         self.batch.wait();
         let ended = std::mem::take(&mut self.in_flight);
         memory.counters.add(Counter::PageOut, self.gathered.len() as u64);
-        self.batch.start(std::mem::take(&mut self.leaving));
+        let portion_folios = match self.staging.has_single_readers() {
+            true => PORTION_FOLIOS,
+            false => TRANSFER_FOLIOS,
+        };
+        self.batch.start(std::mem::take(&mut self.leaving), portion_folios);
         self.in_flight = std::mem::take(&mut self.gathered);
         self.half ^= 1;
         self.pages_used = 0;

@@ -56,7 +56,7 @@ use crate::lru::Memory;
 use crate::mapping::{PAGE_BYTES, Table};
 use crate::spill::{STEP_BYTES, Spill};
 use crate::stats::Counter;
-use crate::sync::{Condvar, Mutex, MutexGuard, Ordering};
+use crate::sync::{Mutex, MutexGuard, Ordering};
 use crate::writeback::{Flusher, Inode, Services};
 use pageout::WriteOut;
 use scan::ScanCounts;
@@ -92,7 +92,7 @@ const PART_FOR_READS: u64 = 8;
 pub(crate) struct Reclaim {
     pub(crate) memory: Arc<Memory>,
     flusher: Arc<Flusher>,
-    has_spill: bool,
+    spill: Option<Arc<Spill>>,
     unmap_batch_folios: usize,
     #[cfg(feature = "ablation")]
     drain_policy: crate::config::DrainPolicy,
@@ -100,8 +100,7 @@ pub(crate) struct Reclaim {
     /// RECLAIM-2.
     turn: Mutex<()>,
     /// Asks the background thread to work, or to end.
-    signal: Mutex<background::Signal>,
-    signalled: Condvar,
+    signal: background::Signal,
 }
 
 /// Proof that the caller is the one who reclaims (RECLAIM-2).
@@ -133,14 +132,13 @@ impl Reclaim {
         Self {
             memory: Arc::clone(&services.memory),
             flusher: Arc::clone(&services.flusher),
-            has_spill: services.spill.is_some(),
+            spill: services.spill.clone(),
             unmap_batch_folios: config.unmap_batch_folios,
             #[cfg(feature = "ablation")]
             drain_policy: config.drain_policy,
             wait_max: Duration::from_millis(config.reclaim_wait_ms_max),
             turn: Mutex::new(()),
-            signal: Mutex::default(),
-            signalled: Condvar::new(),
+            signal: background::Signal::default(),
         }
     }
 
@@ -160,13 +158,18 @@ impl Reclaim {
     ///
     /// Blocks while others' I/O has to end first. The folio is free: `Folios::start` it.
     pub(crate) fn allocate(&self, kind: FrameKind) -> Result<FolioId> {
-        let mut patience = Patience::new(self.wait_max);
+        if let Some(id) = self.take_frames(kind)? {
+            self.replace_frames(kind);
+            return Ok(id);
+        }
+        let (since, mut patience) = (Instant::now(), Patience::new(self.wait_max));
         loop {
+            self.reclaim_for(kind, &mut patience)?;
             if let Some(id) = self.take_frames(kind)? {
                 self.replace_frames(kind);
+                self.memory.note_stall(since);
                 return Ok(id);
             }
-            self.reclaim_for(kind, &mut patience)?;
         }
     }
 
@@ -209,7 +212,7 @@ impl Reclaim {
     /// pick those that are clean, because rows are freed by many that go together.
     fn replace_frames(&self, kind: FrameKind) {
         let (arena, low_pages) = (self.arena(), self.low_pages());
-        let takes_more = self.has_spill || arena.has_loose() || arena.wants_chunk();
+        let takes_more = self.spill.is_some() || arena.has_loose() || arena.wants_chunk();
         if takes_more || self.is_short_of(low_pages / 4 * 3) {
             return self.wake_if_low();
         }
@@ -388,7 +391,7 @@ impl Reclaim {
     /// Pages of memory files that have nowhere to go.
     fn unspillable_pages(&self) -> u64 {
         let pages = self.memory.unspilled_pages.load(Ordering::Relaxed);
-        if self.has_spill { 0 } else { pages }
+        if self.spill.is_some() { 0 } else { pages }
     }
 
     /// After a round: go on, wait a moment, or give up.

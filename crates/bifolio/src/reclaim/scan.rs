@@ -92,6 +92,9 @@ impl Reclaim {
         wanted_pages: u64,
         write_out: WriteOut,
     ) -> ScanCounts {
+        if let Some(spill) = self.spill.as_ref().filter(|_| write_out != WriteOut::Nothing) {
+            spill.set_storage_aside();
+        }
         self.shrink_until(turn, wanted_pages, write_out, 0)
     }
 

@@ -63,6 +63,7 @@ use crate::folio::{Flag, FolioRef, Frozen, LockedFolio};
 use crate::frames::{Region, Regions};
 use crate::lru::ListKind;
 use crate::stats::Counter;
+use crate::sync::yield_now;
 use crate::writeback::Inode;
 use std::ops::Range;
 
@@ -219,6 +220,14 @@ impl<'t> Unmapping<'t> {
             self.reclaim.memory.counters.add(Counter::UnmapFlush, flushes);
             for (page, leaver) in (room.start..).zip(leavers) {
                 self.settle(inode, page, leaver, counts);
+            }
+            let staging = region.regions().staging();
+            staging.note_left(count);
+            if staging.has_single_readers() {
+                // Who was woken by his page may have this processor. (The kernel lets the reclaim
+                // thread run where it was woken, which is there: of a thousand misses in no order
+                // one waited 0.9 ms for it, in a cache of 32 MiB, and waits 0.36 ms.)
+                yield_now();
             }
         }
     }

@@ -4,7 +4,8 @@
 //! folios to slots and read them back. One spill serves all memory files of a cache.
 //!
 //! ```text
-//!   slot    0        1    2    3   ...                     slots.rs, step.rs: which are in use
+//!   slot    0        1    2    3   ...                     slots.rs, step.rs: which are in use;
+//!                                                          stretch.rs: which have storage
 //!         +--------+----+----+----+-----
 //!   file  | header |    page each, 4 KiB                   place.rs, header.rs: where, and whose
 //!         +--------+----+----+----+-----
@@ -38,13 +39,14 @@
 //!   has our header.
 //!
 //! The file is never synced, and of no use to anybody but the cache that wrote it. Nothing here
-//! transfers pages, knows folios or waits for anything but the lock over the slots, which is held
-//! for no call and under which no other is taken.
+//! transfers pages, knows folios or waits for anything but the file system, and the lock over the
+//! slots, which is held for no call and under which no other is taken.
 
 mod header;
 mod place;
 mod slots;
 mod step;
+mod stretch;
 #[cfg(test)]
 mod tests;
 mod words;
@@ -64,6 +66,7 @@ use crate::sync::{AtomicU64, Ordering};
 use crate::sys::memory::PAGE_BYTES;
 use crate::sys::probe::Features;
 use slots::Slots;
+use stretch::Stretches;
 use words::Words;
 
 /// Of so many slots one is spare.
@@ -76,6 +79,7 @@ pub(crate) struct Spill {
     name: String,
     slots: Slots,
     words: Words,
+    stretches: Stretches,
     /// Pages of memory files that exist, wherever: each may need a slot.
     pages: AtomicU64,
     /// Behind the backing: the file is closed before others may have it.
@@ -101,8 +105,8 @@ impl Spill {
         let words =
             Words::new(slots.end()).map_err(|source| ErrorKind::Memory { purpose, source })?;
         let name = backing.describe();
-        let pages = AtomicU64::new(0);
-        Ok(Self { backing: enroll(backing), name, slots, words, pages, _lock: lock })
+        let (stretches, pages) = (Stretches::default(), AtomicU64::new(0));
+        Ok(Self { backing: enroll(backing), name, slots, words, stretches, pages, _lock: lock })
     }
 
     /// What pages are written to and read from.
@@ -122,7 +126,16 @@ impl Spill {
 
     /// Cuts the file to its header, so that the space is free again. Nobody needs a slot any more.
     pub(crate) fn cut_to_header(&self) -> std::result::Result<(), IoError> {
+        self.stretches.forget();
         io::set_len(&*self.backing, PAGE_BYTES as u64)
+    }
+
+    /// Has storage set aside for what is written next. For who is about to write, holds the turn to
+    /// reclaim, and has no transfer in flight. Blocks for the file system.
+    pub(crate) fn set_storage_aside(&self) {
+        // The header's slot is none of the capacity.
+        let limit = self.slots.capacity() + 1;
+        self.stretches.reach(&*self.backing, self.slots.next(), limit);
     }
 
     /// Takes free slots in a row: `wanted_pages`, at most [`STEP_SLOTS`]; or, if nowhere there are

@@ -99,6 +99,11 @@ impl Slots {
         Some(run)
     }
 
+    /// Where the next search begins.
+    pub(super) fn next(&self) -> u32 {
+        self.state.lock().cursor
+    }
+
     /// See [`Spill::give_back`](super::Spill::give_back).
     pub(super) fn give_back(&self, run: SlotRun) {
         debug_assert!(run.first > HEADER_SLOT && run.first < self.end);

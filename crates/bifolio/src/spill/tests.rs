@@ -273,3 +273,42 @@ fn transfers_go_through_what_enrolled_the_file() {
     assert_eq!(spill.capacity_slots_max(), (1 << 18) - 1);
     assert_eq!(spill.capacity_slots(), 0);
 }
+
+#[test]
+fn the_file_has_storage_before_anybody_writes() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = file_in(&directory);
+    let spill = open_file(&path).unwrap();
+    let blocks_bytes = || fs::metadata(&path).unwrap().blocks() * 512;
+    for _ in 0..2 {
+        assert!(spill.grow());
+        assert_eq!(blocks_bytes(), PAGE_BYTES as u64, "the header");
+        spill.set_storage_aside();
+        // Not a byte more than there are slots.
+        let end_bytes = Spill::position_bytes(spill.capacity_slots() + 1);
+        assert_eq!(fs::metadata(&path).unwrap().len(), end_bytes);
+        assert!(blocks_bytes() >= end_bytes);
+        let run = spill.take(3, 1).unwrap();
+        write(&spill, run.first, &page(1));
+        assert_eq!(read(&spill, run.first), page(1));
+        spill.give_back(run.first, run.pages);
+        spill.cut_to_header().unwrap();
+    }
+}
+
+#[test]
+fn a_file_on_a_tmpfs_takes_no_memory_ahead() {
+    let Ok(directory) = tempfile::tempdir_in("/dev/shm") else {
+        eprintln!("skipped: there is no /dev/shm");
+        return;
+    };
+    if !file::is_on_tmpfs(fs::File::open(directory.path()).unwrap().as_fd()) {
+        eprintln!("skipped: /dev/shm is no tmpfs");
+        return;
+    }
+    let path = file_in(&directory);
+    let spill = open_file(&path).unwrap();
+    assert!(spill.grow());
+    spill.set_storage_aside();
+    assert_eq!(fs::metadata(&path).unwrap().len(), PAGE_BYTES as u64);
+}

@@ -14,11 +14,12 @@
 
 use std::fmt;
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use arrayvec::ArrayVec;
-use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags, StatxFlags};
+use rustix::fs::{AtFlags, FallocateFlags, FileType, FlockOperation, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
 
 use super::control::answer_of;
@@ -300,6 +301,13 @@ pub(crate) fn sync_all(file: impl AsFd) -> io::Result<()> {
 pub(crate) fn set_len(file: impl AsFd, length_bytes: u64) -> io::Result<()> {
     kernel_position(length_bytes)?;
     Ok(rustix::fs::ftruncate(file, length_bytes)?)
+}
+
+/// Has the file system find room for these bytes of `file`, which becomes as long.
+pub(crate) fn allocate(file: impl AsFd, bytes: Range<u64>) -> io::Result<()> {
+    kernel_position(bytes.end)?;
+    let (flags, length_bytes) = (FallocateFlags::empty(), bytes.end - bytes.start);
+    Ok(rustix::fs::fallocate(file, flags, bytes.start, length_bytes)?)
 }
 
 /// The kernel counts positions with a sign.

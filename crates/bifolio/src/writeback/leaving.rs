@@ -106,9 +106,17 @@ impl<'a> LeavingBatch<'a> {
         Self { batch: WriteBatch::of_leaving(inode) }
     }
 
-    /// Starts to write out folios, which are in the order of their places, and does not wait for
-    /// it.
-    pub(crate) fn start(&mut self, leaving: Vec<Leaving<'a>>) {
+    /// Starts to write out folios, which are in the order of their places; of each portion of so
+    /// many, waits for the one before it.
+    pub(crate) fn start(&mut self, leaving: Vec<Leaving<'a>>, portion_folios: usize) {
+        let mut left = leaving.into_iter().peekable();
+        while left.peek().is_some() {
+            self.wait();
+            self.start_portion(left.by_ref().take(portion_folios));
+        }
+    }
+
+    fn start_portion(&mut self, leaving: impl Iterator<Item = Leaving<'a>>) {
         let inode = self.batch.inode;
         let mut run: SmallVec<[Leaving<'_>; 1]> = SmallVec::new();
         for next in leaving {

@@ -3,12 +3,12 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use bifolio::ErrorKind;
+use bifolio::{Cache, DirectIo, ErrorKind};
 use bifolio_testing::fill_bytes;
 use fastrand::Rng;
 
 use crate::setup::{Setup, check_empty, check_resident};
-use crate::support::{PAGE, assert_same, read};
+use crate::support::{PAGE, assert_same, read, writable};
 
 const PAGE_BYTES: usize = PAGE as usize;
 
@@ -22,6 +22,27 @@ fn an_allocation_keeps_zeros_that_were_only_pinned() {
     file.allocate(0..64 * PAGE).unwrap();
     cache.set_memory(1 << 20).unwrap();
     check_resident(&cache, 64 * PAGE).unwrap();
+}
+
+/// No write of the spill has to look for room, which would keep everybody from reading there.
+#[test]
+fn the_spill_file_has_room_before_pages_are_written_to_it() {
+    const PAGES: u64 = 2048;
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let cache = Cache::builder().memory(2 << 20).build().unwrap();
+    let directly = writable().create(true).direct(DirectIo::Require);
+    if let Err(error) = cache.open(directory.path().join("direct"), &directly) {
+        eprintln!("skipped: {error}");
+        return;
+    }
+    let path = directory.path().join("spill");
+    let cache = Cache::builder().memory(2 << 20).spill_file(&path).build().unwrap();
+    let file = cache.memory_file("scratch").unwrap();
+    let page = vec![1; PAGE_BYTES];
+    (0..PAGES).for_each(|index| file.write_all_at(&page, index * PAGE).unwrap());
+    assert!(cache.stats().spilled_out_pages < PAGES);
+    let length_bytes = std::fs::metadata(&path).unwrap().len();
+    assert!(length_bytes > PAGES * PAGE, "{length_bytes}");
 }
 
 #[test]

@@ -67,6 +67,21 @@ fn all_are_right(file: &File, pages: std::ops::Range<u64>) {
 }
 
 #[test]
+fn who_waits_for_a_slow_write_out_is_counted() {
+    for_each_storage(|storage| {
+        let (cache, file) = make(storage, 4096);
+        let late = Duration::from_millis(2);
+        storage.backing.inject(Fault::on(Call::Write).times(u64::MAX).delayed(late));
+        fill(&file, 0..PAGES / 16).unwrap();
+        assert_eq!(cache.stats().reclaim_stalls, 0, "there was room");
+        fill(&file, 0..PAGES).unwrap();
+        let stats = cache.stats();
+        assert!(stats.reclaim_stalls > 0, "{stats:?}");
+        assert!(stats.reclaim_stalls <= stats.write_requests, "one each, at most: {stats:?}");
+    });
+}
+
+#[test]
 fn a_page_whose_write_fails_stays_and_is_written_later() {
     for errno in [libc::EIO, libc::ENOSPC] {
         for_each_storage(|storage| {

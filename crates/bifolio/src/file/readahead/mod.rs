@@ -43,6 +43,7 @@ const NO_MARK: u64 = u64::MAX;
 /// The largest window is this part of the bound for each stream, of two at the least: two windows
 /// of each may be ahead, together half of the bound.
 const WINDOW_PART_OF_BOUND: u64 = 4;
+const STREAMS_MIN: u64 = 2;
 /// What of an advised range is in flight at most.
 const ADVISED_BYTES_MAX: u64 = 8 << 20;
 
@@ -169,7 +170,7 @@ impl Handle {
         let bound_bytes = self.reclaim.memory.arena.usage().bound_bytes;
         let file_pages = mapping.len_bytes().div_ceil(PAGE_BYTES);
         let mut streams = self.readahead.streams.lock();
-        let parts = WINDOW_PART_OF_BOUND * streams.known().max(2);
+        let parts = WINDOW_PART_OF_BOUND * streams.known().max(STREAMS_MIN);
         let max_bytes = self.readahead.window_bytes_max.min(bound_bytes / parts);
         let max_pages = max_bytes.max(mapping.folio_bytes()) / PAGE_BYTES;
         streams.on_access(access, &Settings { max_pages, mode }, file_pages)
@@ -204,24 +205,9 @@ impl Handle {
         pump: &Arc<Pump>,
         ranges: impl IntoIterator<Item = Range<u64>>,
     ) -> Option<u64> {
-        let mut stopped = None;
-        let mut runs = Vec::new();
-        let mut is_first = true;
-        for pages in ranges {
-            stopped = self.claim_ahead(pages, |run| {
-                runs.push(run);
-                if std::mem::take(&mut is_first) {
-                    pump.push(&self.inode, std::mem::take(&mut runs));
-                }
-            });
-            if stopped.is_some() {
-                break;
-            }
-        }
-        if !runs.is_empty() {
-            pump.push(&self.inode, runs);
-        }
-        stopped
+        ranges
+            .into_iter()
+            .find_map(|pages| self.claim_ahead(pages, |run| pump.push(&self.inode, run)))
     }
 
     /// Claims what is absent of `pages`. Answers where frames ran short, if they did.

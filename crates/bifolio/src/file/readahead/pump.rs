@@ -19,6 +19,7 @@
 //! 8 MiB in flight that copies to memory as cold, 3.41.
 
 use super::super::run::Run;
+use super::{STREAMS_MIN, WINDOW_PART_OF_BOUND};
 use crate::mapping::PAGE_BYTES;
 use crate::sync::Mutex;
 use crate::writeback::Inode;
@@ -30,9 +31,6 @@ use std::sync::Arc;
 /// times the bound, thousand pages a second, two runs of each: 430 so, 380 with 2 MiB, 390 with 512
 /// KiB, 360 with 256 KiB, 342 with all at once.)
 const REGION_PAGES_MAX: u64 = 256;
-
-/// An arena of a small bound has at most this part of it in flight: no more than a window.
-const IN_FLIGHT_PART_OF_BOUND: u64 = 8;
 
 /// See the head of the file.
 #[derive(Debug)]
@@ -48,9 +46,9 @@ impl Pump {
         Arc::new(Self { line: Mutex::default(), in_flight_bytes_max })
     }
 
-    /// Leaves runs of a file to the pump.
-    pub(super) fn push(self: &Arc<Self>, inode: &Arc<Inode>, runs: Vec<Run>) {
-        if self.line.lock().join(runs) {
+    /// Leaves a run of a file to the pump.
+    pub(super) fn push(self: &Arc<Self>, inode: &Arc<Inode>, run: Run) {
+        if self.line.lock().join([run]) {
             let (pump, inode) = (Arc::clone(self), Arc::clone(inode));
             let engine = Arc::clone(&inode.engine);
             engine.spawn(move || pump.serve(&inode));
@@ -94,8 +92,10 @@ impl Pump {
         if inode.frames.region().is_some() {
             return REGION_PAGES_MAX;
         }
+        // In a small cache no more than a window.
+        let parts = WINDOW_PART_OF_BOUND * STREAMS_MIN;
         let bound_bytes = inode.memory.arena.usage().bound_bytes;
-        self.in_flight_bytes_max.min(bound_bytes / IN_FLIGHT_PART_OF_BOUND) / PAGE_BYTES
+        self.in_flight_bytes_max.min(bound_bytes / parts) / PAGE_BYTES
     }
 }
 
@@ -131,7 +131,7 @@ impl<R> Default for Line<R> {
 
 impl<R> Line<R> {
     /// Runs join the line; whether the caller is to send somebody who serves it.
-    fn join(&mut self, runs: Vec<R>) -> bool {
+    fn join(&mut self, runs: impl IntoIterator<Item = R>) -> bool {
         self.runs.extend(runs);
         !std::mem::replace(&mut self.is_served, true)
     }

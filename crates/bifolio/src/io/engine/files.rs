@@ -6,6 +6,7 @@
 //! otherwise a closed file would stay open, and the next file with this slot might be taken for it.
 
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::rings::Rings;
@@ -81,6 +82,10 @@ impl Backing for Enrolled {
 
     fn set_len(&self, length_bytes: u64) -> io::Result<()> {
         self.backing.set_len(length_bytes)
+    }
+
+    fn allocate(&self, bytes: Range<u64>) -> io::Result<()> {
+        self.backing.allocate(bytes)
     }
 
     fn alignment(&self) -> Alignment {
