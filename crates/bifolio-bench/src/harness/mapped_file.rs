@@ -106,6 +106,7 @@ impl MappedFile {
             ("pages_read", stats.spilled_in_pages),
             ("pages_stored_late", stats.stored_late_pages),
             ("faults", stats.faults),
+            ("reclaim_stalls", stats.reclaim_stalls),
         ]
     }
 }

@@ -39,6 +39,10 @@ const SHOOTDOWNS_ASKED: [(Ratio, f64); 5] = [
 /// How much longer than without a cache the slowest of a thousand accesses may wait.
 const WAIT_NS_AT_MOST: f64 = 100_000.0;
 
+/// How many of a thousand accesses may wait 100 us or longer for reclaim: the same, told by who
+/// waits, of what there is to wait for beside the device.
+const STALLS_AT_MOST: f64 = 1.0;
+
 /// Every figure that this report has the rows for.
 pub(super) fn figures(report: &Report) -> Vec<Figure> {
     let mut figures = Vec::new();
@@ -46,6 +50,7 @@ pub(super) fn figures(report: &Report) -> Vec<Figure> {
         figures.extend(ASKED.iter().filter_map(|asked| asked.figure(row)));
         figures.extend(SHOOTDOWNS_ASKED.iter().filter_map(|asked| shootdowns(row, asked)));
         figures.extend(waiting(row));
+        figures.extend(stalls(row));
     }
     figures.extend(report.rss.as_ref().map(Rss::figure));
     figures
@@ -96,6 +101,16 @@ fn waiting(row: &Row) -> Option<Figure> {
     })
 }
 
+fn stalls(row: &Row) -> Option<Figure> {
+    let count = |name| row.count(PER_31, name);
+    Some(Figure {
+        name: format!("touches of a thousand that waited 100 us for reclaim, {}", describe(row)),
+        value: count("reclaim_stalls")? / (count("operations")? / 1000.0),
+        target: STALLS_AT_MOST,
+        at_most: true,
+    })
+}
+
 fn describe(row: &Row) -> String {
     format!("{}, workers {}", row.case.text("pattern"), row.case.text("workers"))
 }
@@ -117,6 +132,7 @@ mod tests {
             counts.insert("tlb_shootdowns".into(), shootdowns);
             counts.insert("pages_evicted".into(), 1000.0);
             counts.insert("p999_fault_ns".into(), slow_ns);
+            counts.insert("operations".into(), 4000.0);
         }
         row
     }
@@ -146,5 +162,14 @@ mod tests {
     fn waiting_is_what_exceeds_the_disk() {
         let figure = waiting(&row(1, "random")).unwrap();
         assert_eq!((figure.value, figure.met()), (50e3, true));
+    }
+
+    #[test]
+    fn stalls_are_counted_by_thousands_of_touches_and_only_where_somebody_counts_them() {
+        let mut row = row(1, "random");
+        assert!(stalls(&row).is_none());
+        row.counts.entry(PER_31).or_default().insert("reclaim_stalls".into(), 6.0);
+        let figure = stalls(&row).unwrap();
+        assert_eq!((figure.value, figure.met()), (1.5, false));
     }
 }

@@ -48,7 +48,7 @@ use crate::report::{Case, Report, Row, Rss};
 const NAME: &str = "reclaim";
 const UNIT: &str = "bogo ops/s";
 
-const SHOWN_COUNTS: [&str; 10] = [
+const SHOWN_COUNTS: [&str; 11] = [
     "tlb_shootdowns",
     "function_call_ipis",
     "flushes",
@@ -59,6 +59,7 @@ const SHOWN_COUNTS: [&str; 10] = [
     "p50_fault_ns",
     "p99_fault_ns",
     "p999_fault_ns",
+    "reclaim_stalls",
 ];
 
 /// The benchmark; see the head of this module.
