@@ -7,7 +7,7 @@ use std::path::Path;
 
 use bifolio::{Advice, Cache, Feature, File, OpenOptions};
 use fastrand::Rng;
-use support::{PAGE, assert_same, directory, random_file, wait_for_stats};
+use support::{PAGE, assert_same, directory, random_file, read, wait_for_stats};
 
 const LENGTH: usize = 32 << 20;
 
@@ -50,6 +50,25 @@ fn a_scan_takes_few_requests_and_nothing_is_read_twice_or_evicted_before_its_use
             assert!(stats.pgactivate < pages / 50, "{block}: a scan makes nothing hot: {stats:?}");
         });
     }
+}
+
+/// What is behind a page that is there already comes in before its turn. It was not used before.
+#[test]
+fn a_scan_makes_nothing_hot_but_what_was_read_before() {
+    const BLOCK: usize = 1 << 20;
+    let directory = directory();
+    let (path, bytes) = random_file(&directory, "file", LENGTH);
+    let cache = Cache::builder().memory(8 << 20).readahead_bytes_max(0).build().unwrap();
+    let file = cache.open(&path, &OpenOptions::new()).unwrap();
+    for start in (0..LENGTH as u64).step_by(BLOCK) {
+        let page = start + 100 * PAGE;
+        assert_same(&read(&file, page, 4096), &bytes[page as usize..][..4096]);
+    }
+    scan(&file, &bytes, BLOCK);
+    scan(&cache.open(&path, &OpenOptions::new()).unwrap(), &bytes, BLOCK);
+    let stats = cache.stats();
+    assert_eq!(stats.readahead_unused, 0, "{stats:?}");
+    assert!(stats.pgactivate <= (LENGTH / BLOCK) as u64, "{stats:?}");
 }
 
 #[test]

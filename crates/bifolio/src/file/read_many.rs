@@ -14,6 +14,7 @@ use super::batch::{Batch, Delivery};
 use super::fill::Locked;
 use super::{File, Registry, faults};
 use crate::error::{Error, ErrorKind, Result};
+use crate::folio::Flag;
 use crate::mapping::{PAGE_BYTES, PAGE_SHIFT, is_in_one_page, pages_of};
 use crate::sys::copy;
 use crate::writeback::Inode;
@@ -77,12 +78,17 @@ impl<'b> ReadRequest<'b> {
         self.next() >> PAGE_SHIFT >= page
     }
 
-    /// Takes its part of a folio of `inode`, if that holds the next byte.
+    /// Takes its part of a folio of `inode` that has just been filled, if that holds the next byte.
+    /// If what is before it is not there yet, it was read ahead, and is used when its turn comes.
     pub(super) fn take(&mut self, inode: &Inode, locked: &Locked<'_>) {
         let (next, done) = (self.next(), self.done());
         let folio_start = locked.lock.index() * PAGE_BYTES;
         let folio_end = folio_start + locked.lock.pages() * PAGE_BYTES;
         let folio_end = folio_end.min(inode.mapping.len_bytes());
+        if next < folio_start {
+            // Whoever has used it since it became READY is forgotten: a hint, no more.
+            locked.lock.flags.set(Flag::Readahead);
+        }
         if self.is_finished() || next < folio_start || next >= folio_end {
             return;
         }
