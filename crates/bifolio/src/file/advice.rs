@@ -180,7 +180,7 @@ mod tests {
         let inode = &file.handle.inode;
         let memory = &inode.memory;
         memory.lru.drain_all(&memory.folios);
-        let Lookup::Folio(folio) = inode.mapping.get_folio(&memory.folios, 0, &mut 0) else {
+        let Lookup::Folio(folio) = inode.mapping.get_folio(&memory.folios, 0) else {
             unreachable!("just read")
         };
         let frozen = folio.try_freeze(1).unwrap();

@@ -13,7 +13,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::folio::{COUNT_MAX, Flag, Folio, FolioId, FolioRef, Folios, LockedFolio};
 use crate::frames::{FrameKind, Frames, Staged};
 use crate::io::RUN_PAGES_MAX;
-use crate::mapping::{Entry, Lookup, PAGE_BYTES};
+use crate::mapping::{Entry, FrozenWaits, Lookup, PAGE_BYTES};
 use crate::stats::Counter;
 use crate::sync::Ordering;
 use crate::sys::cpu;
@@ -90,25 +90,23 @@ impl Handle {
     pub(super) fn find_folio(&self, index: u64, access: Access) -> Result<Option<Locked<'_>>> {
         let mapping = &self.inode.mapping;
         let memory = &*self.inode.memory;
-        let mut frozen_waits = 0;
         loop {
             if !access.may_pass_end() && index * PAGE_BYTES >= mapping.len_bytes() {
                 return Ok(None);
             }
-            let since = Instant::now();
-            let found = mapping.get_folio(&memory.folios, index, &mut frozen_waits);
-            if frozen_waits > 0 {
-                memory.note_stall(since);
-                memory.counters.add(Counter::FrozenWait, std::mem::take(&mut frozen_waits));
+            let mut waits = FrozenWaits::default();
+            let found = mapping.get_folio_and_tell(&memory.folios, index, &mut waits);
+            if waits.rounds > 0 {
+                memory.counters.add(Counter::FrozenWait, waits.rounds);
+                memory.note_stall(waits.since);
             }
             match found {
                 Lookup::Folio(folio) => {
                     // Locked and on its way to the device: it is to be evicted.
                     let is_leaving = folio.folio().flags.get(Flag::Writeback);
+                    let since = is_leaving.then(Instant::now);
                     let lock = folio.lock();
-                    if is_leaving {
-                        memory.note_stall(since);
-                    }
+                    memory.note_stall(since);
                     // It may have left the table while we waited for its lock.
                     if lock.owner() == self.inode.address() {
                         let locked = Locked { lock, folio, was_resident: true };
@@ -133,7 +131,7 @@ impl Handle {
 
     /// The folio that holds page `index`, locked, if it is resident. Blocks for the lock.
     pub(super) fn find_resident(&self, index: u64) -> Option<Locked<'_>> {
-        let found = self.inode.mapping.get_folio(&self.inode.memory.folios, index, &mut 0);
+        let found = self.inode.mapping.get_folio(&self.inode.memory.folios, index);
         let Lookup::Folio(folio) = found else { return None };
         let lock = folio.lock();
         let is_ours = lock.owner() == self.inode.address();

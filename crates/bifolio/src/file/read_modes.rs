@@ -78,7 +78,7 @@ impl File {
             return 0;
         }
         let visible = || inode.mapping.len_bytes().saturating_sub(position).min(in_page_left);
-        match inode.mapping.get_folio(&inode.memory.folios, index, &mut 0) {
+        match inode.mapping.get_folio(&inode.memory.folios, index) {
             Lookup::Folio(folio) if self.has_bytes(&folio, locked) => {
                 counters.note_lookups(1, 4);
                 let word = inode.mapping.table().word(index);

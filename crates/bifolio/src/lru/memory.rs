@@ -52,9 +52,9 @@ impl Memory {
         })
     }
 
-    /// A thread has waited for reclaim since then.
-    pub(crate) fn note_stall(&self, since: Instant) {
-        if since.elapsed() >= STALL_MIN {
+    /// A thread has waited for reclaim since then; or for nothing.
+    pub(crate) fn note_stall(&self, since: Option<Instant>) {
+        if since.is_some_and(|since| since.elapsed() >= STALL_MIN) {
             self.counters.add(Counter::ReclaimStall, 1);
         }
     }

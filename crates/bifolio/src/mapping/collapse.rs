@@ -219,7 +219,7 @@ mod tests {
     /// The folios that hold pages `heads`, locked.
     fn lock<'a>(mapping: &Mapping, folios: &'a Folios, heads: &[u64]) -> Vec<Part<'a>> {
         let part = |index: &u64| {
-            let Lookup::Folio(folio) = mapping.get_folio(folios, *index, &mut 0) else {
+            let Lookup::Folio(folio) = mapping.get_folio(folios, *index) else {
                 panic!("nothing at {index}");
             };
             Part { lock: folio.lock(), folio }

@@ -7,6 +7,7 @@
 use super::{Entry, Mapping};
 use crate::folio::{Folio, FolioRef, Folios, TryGet};
 use crate::sync::{AtomicU64, Backoff, Ordering, fence};
+use std::time::Instant;
 
 /// What stands at an index.
 #[derive(Debug)]
@@ -19,17 +20,30 @@ pub(crate) enum Lookup<'a> {
     Refused,
 }
 
+/// What a lookup waited for frozen folios.
+#[derive(Debug, Default)]
+pub(crate) struct FrozenWaits {
+    pub(crate) rounds: u64,
+    /// When the first round began.
+    pub(crate) since: Option<Instant>,
+}
+
 impl Mapping {
     /// Finds the folio that holds page `index`, whatever its size, and takes a reference to it. It
     /// may begin before the unit of the page.
     ///
-    /// Waits while the folio is frozen, which is for a few instructions of another thread;
-    /// `frozen_waits` counts the rounds.
-    pub(crate) fn get_folio<'a>(
+    /// Waits while the folio is frozen, which is for a few instructions of another thread, or, in a
+    /// region, until the unmapping has ended.
+    pub(crate) fn get_folio<'a>(&self, folios: &'a Folios, index: u64) -> Lookup<'a> {
+        self.get_folio_and_tell(folios, index, &mut FrozenWaits::default())
+    }
+
+    /// As [`Self::get_folio`]; `waits` is what it has waited.
+    pub(crate) fn get_folio_and_tell<'a>(
         &self,
         folios: &'a Folios,
         index: u64,
-        frozen_waits: &mut u64,
+        waits: &mut FrozenWaits,
     ) -> Lookup<'a> {
         let mut backoff = Backoff::default();
         // MAPPING-2: the head Entry decides.
@@ -44,7 +58,8 @@ impl Mapping {
                 Ok(folio) => return Lookup::Folio(folio),
                 Err(TryGet::Refused) => return Lookup::Refused,
                 Err(_) => {
-                    *frozen_waits += 1;
+                    waits.rounds += 1;
+                    waits.since.get_or_insert_with(Instant::now);
                     backoff.wait();
                 }
             }

@@ -86,7 +86,7 @@ pub(crate) use bitmap::Bitmap;
 pub(crate) use collapse::Part;
 pub(crate) use entry::{Entry, VALUE_MAX};
 pub(crate) use evict::EvictError;
-pub(crate) use lookup::{Lookup, recheck};
+pub(crate) use lookup::{FrozenWaits, Lookup, recheck};
 pub(crate) use optimistic::read_validated;
 pub(crate) use stretch::Stretch;
 pub(crate) use table::{TABLE_PAGE_BYTES, Table};

@@ -51,7 +51,7 @@ impl Reclaim {
         while let Some(found) = inode.mapping.table().next_folio(index).filter(|found| *found < end)
         {
             index = inode.mapping.end_of_unit(found);
-            if let Lookup::Folio(folio) = inode.mapping.get_folio(&memory.folios, found, &mut 0) {
+            if let Lookup::Folio(folio) = inode.mapping.get_folio(&memory.folios, found) {
                 index = folio.folio().index() + folio.folio().pages();
                 demotion.add(folio);
             }

@@ -158,18 +158,15 @@ impl Reclaim {
     ///
     /// Blocks while others' I/O has to end first. The folio is free: `Folios::start` it.
     pub(crate) fn allocate(&self, kind: FrameKind) -> Result<FolioId> {
-        if let Some(id) = self.take_frames(kind)? {
-            self.replace_frames(kind);
-            return Ok(id);
-        }
-        let (since, mut patience) = (Instant::now(), Patience::new(self.wait_max));
+        let (mut since, mut patience) = (None, Patience::new(self.wait_max));
         loop {
-            self.reclaim_for(kind, &mut patience)?;
             if let Some(id) = self.take_frames(kind)? {
                 self.replace_frames(kind);
                 self.memory.note_stall(since);
                 return Ok(id);
             }
+            since.get_or_insert_with(Instant::now);
+            self.reclaim_for(kind, &mut patience)?;
         }
     }
 

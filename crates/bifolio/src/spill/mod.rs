@@ -135,7 +135,7 @@ impl Spill {
     pub(crate) fn set_storage_aside(&self) {
         // The header's slot is none of the capacity.
         let limit = self.slots.capacity() + 1;
-        self.stretches.reach(&*self.backing, self.slots.next(), limit);
+        self.stretches.reach(&*self.backing, || self.slots.next(), limit);
     }
 
     /// Takes free slots in a row: `wanted_pages`, at most [`STEP_SLOTS`]; or, if nowhere there are

@@ -15,7 +15,8 @@ use crate::sync::{AtomicU32, Ordering};
 
 /// Slots that get their storage together: 64 MiB.
 const STRETCH_SLOTS: u32 = 16_384;
-/// So many slots ahead of the next one to be handed out have storage: more than leave in a round.
+/// So many slots ahead of the next one to be handed out have storage: as many as leave in a
+/// round, at the most.
 const AHEAD_SLOTS: u32 = 8192;
 
 /// See the head of the file.
@@ -26,12 +27,16 @@ pub(super) struct Stretches {
 }
 
 impl Stretches {
-    /// Sees to it that the slots from `next` on have storage; there are none from `limit` on. One
-    /// caller at a time. A refusal is not told: whoever writes there will learn of it.
-    pub(super) fn reach(&self, backing: &dyn Backing, next: u32, limit: u32) {
+    /// Sees to it that the slots from `next()` on have storage; there are none from `limit` on.
+    /// `next` is asked if there is any left to set aside. One caller at a time. A refusal is not told: whoever writes there will learn of it.
+    pub(super) fn reach(&self, backing: &dyn Backing, next: impl FnOnce() -> u32, limit: u32) {
         // Relaxed: the callers take turns; where nothing was set aside a write is slower, no more.
         let end = self.end.load(Ordering::Relaxed);
-        if next.saturating_add(AHEAD_SLOTS).min(limit) <= end {
+        if limit <= end {
+            return;
+        }
+        let next = next();
+        if next.saturating_add(AHEAD_SLOTS) <= end {
             return;
         }
         let new_end = next.max(end).saturating_add(STRETCH_SLOTS).min(limit);
@@ -99,12 +104,13 @@ mod tests {
         let (backing, stretches) = (Refusing::default(), Stretches::default());
         let (few, all) = (600, 3 * STRETCH_SLOTS - 5);
         let still_ahead = few + STRETCH_SLOTS - AHEAD_SLOTS;
-        stretches.reach(&backing, 1, few);
+        stretches.reach(&backing, || 1, few);
         for next in [1, 9, still_ahead, still_ahead + 1, 2 * STRETCH_SLOTS, all, 1] {
-            stretches.reach(&backing, next, all);
+            stretches.reach(&backing, || next, all);
         }
+        stretches.reach(&backing, || unreachable!("nothing is left"), all);
         stretches.forget();
-        stretches.reach(&backing, 3, few);
+        stretches.reach(&backing, || 3, few);
         let (one, two) = (few + STRETCH_SLOTS, few + 2 * STRETCH_SLOTS);
         let slots = [0..few, few..one, one..two, two..all, 0..few];
         let bytes = |slots: Range<u32>| {

@@ -303,20 +303,19 @@ fn loom_collapse_then_evict_vs_lookup_and_fill() {
     model(|| {
         let world = world_with_two_folios();
         assert!(world.collapse(0, 1));
-        let reader =
-            spawn(&world, |world| match world.mapping.get_folio(&world.folios, 1, &mut 0) {
-                Lookup::Folio(folio) => {
-                    assert_eq!((folio.id(), folio.folio().index()), (FolioId(2), 0));
-                    world.frame(FolioId(3)).content.look();
-                    false
-                }
-                Lookup::Absent(seen) => {
-                    assert_eq!(seen, left_at(1));
-                    assert!(world.fill(1, seen, AFTER), "nobody else fills it");
-                    true
-                }
-                Lookup::Refused => panic!("few references"),
-            });
+        let reader = spawn(&world, |world| match world.mapping.get_folio(&world.folios, 1) {
+            Lookup::Folio(folio) => {
+                assert_eq!((folio.id(), folio.folio().index()), (FolioId(2), 0));
+                world.frame(FolioId(3)).content.look();
+                false
+            }
+            Lookup::Absent(seen) => {
+                assert_eq!(seen, left_at(1));
+                assert!(world.fill(1, seen, AFTER), "nobody else fills it");
+                true
+            }
+            Lookup::Refused => panic!("few references"),
+        });
         let evicted = world.evict(0);
         let filled = reader.join().unwrap();
         assert!(evicted || !filled);

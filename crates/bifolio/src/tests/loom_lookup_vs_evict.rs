@@ -8,7 +8,7 @@
 
 use super::world::{OWNER, World, left_at, model, model_bounded, spawn};
 use crate::folio::{Flag, FolioId, FolioRef};
-use crate::mapping::{Entry, EvictError, Lookup};
+use crate::mapping::{Entry, EvictError, FrozenWaits, Lookup};
 use crate::sync::Ordering;
 use std::sync::Arc;
 
@@ -200,10 +200,10 @@ fn loom_lookup_vs_evict_waiting_is_bounded() {
         let world = world_with_page_0(1);
         world.find(0).expect("resident").folio().flags.set(Flag::Dirty);
         let reader = spawn(&world, |world| {
-            let mut waits = 0;
-            let found = world.mapping.get_folio(&world.folios, 0, &mut waits);
+            let mut waits = FrozenWaits::default();
+            let found = world.mapping.get_folio_and_tell(&world.folios, 0, &mut waits);
             assert!(matches!(found, Lookup::Folio(_)), "{found:?}");
-            assert!(waits <= 4, "{waits} rounds");
+            assert!(waits.rounds <= 4, "{waits:?}");
         });
         assert!(!world.evict(0));
         reader.join().unwrap();

@@ -259,7 +259,7 @@ impl Region {
     pub(super) fn look_up<R>(&self, index: u64, act: impl FnOnce() -> R) -> R {
         let world = &*self.world;
         loop {
-            match world.mapping.get_folio(&world.folios, index, &mut 0) {
+            match world.mapping.get_folio(&world.folios, index) {
                 Lookup::Folio(folio) => {
                     let locked = folio.lock();
                     if locked.owner() == OWNER {

@@ -227,7 +227,7 @@ impl World {
 
     /// What a lookup of page `index` finds, if it is a folio.
     pub(super) fn find(&self, index: u64) -> Option<FolioRef<'_>> {
-        match self.mapping.get_folio(&self.folios, index, &mut 0) {
+        match self.mapping.get_folio(&self.folios, index) {
             Lookup::Folio(folio) => Some(folio),
             Lookup::Absent(_) => None,
             Lookup::Refused => panic!("few references"),

@@ -80,8 +80,7 @@ impl Inode {
             region.visit_written(pages, |pages| written.push(pages)).map_err(not_told)?;
         }
         for index in written.into_iter().flatten() {
-            let Lookup::Folio(folio) = self.mapping.get_folio(&self.memory.folios, index, &mut 0)
-            else {
+            let Lookup::Folio(folio) = self.mapping.get_folio(&self.memory.folios, index) else {
                 continue;
             };
             let locked = folio.lock();

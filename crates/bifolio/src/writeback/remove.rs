@@ -55,7 +55,7 @@ impl Inode {
         while let Some(found) = self.next_occupied(index).filter(|found| *found < pages.end) {
             index = found;
             let folios = &self.memory.folios;
-            let folio = match self.mapping.get_folio(folios, index, &mut 0) {
+            let folio = match self.mapping.get_folio(folios, index) {
                 Lookup::Folio(folio) => folio,
                 Lookup::Absent(seen) => {
                     self.forget_absent(self.mapping.head_index(index), seen);

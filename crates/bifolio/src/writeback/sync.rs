@@ -166,9 +166,7 @@ impl Inode {
             if found.is_none() {
                 break;
             }
-            if let Lookup::Folio(folio) =
-                self.mapping.get_folio(&self.memory.folios, *index, &mut 0)
-            {
+            if let Lookup::Folio(folio) = self.mapping.get_folio(&self.memory.folios, *index) {
                 let flags = &folio.folio().flags;
                 if flags.get(Flag::Dirty) || flags.get(Flag::Writeback) {
                     gathered.push(folio);
