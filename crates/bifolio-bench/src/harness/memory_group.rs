@@ -7,10 +7,13 @@
 //! is as warm as a cache that stays open.
 
 use std::fs;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use serde::{Deserialize, Serialize};
+
 use super::cleanup::{Leftover, Removal};
-use super::memory;
+use super::{memory, resident};
 use crate::error::{Error, Result};
 
 /// Members: to write a process in, to read who is in it.
@@ -18,17 +21,30 @@ pub(super) const MEMBERS: &str = "cgroup.procs";
 
 /// A group of the run's own; goes away with this value, and whoever is in it.
 #[derive(Debug)]
-pub(crate) struct MemoryGroup(Removal);
+pub(crate) struct MemoryGroup {
+    removal: Removal,
+    limit: PathBuf,
+    process_bytes: u64,
+}
+
+/// What a child needs to put itself into the group.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Membership {
+    group: PathBuf,
+    limit: PathBuf,
+    process_bytes: u64,
+}
 
 impl MemoryGroup {
-    /// Makes one that may use `bytes`.
+    /// Makes one in which a process may have `process_bytes` of memory, all that is its own and
+    /// what the kernel keeps for it.
     ///
     /// # Errors
     /// There is no way; the message is the reason for which to skip a series.
-    pub(crate) fn create(bytes: u64) -> Result<Self> {
+    pub(crate) fn create(process_bytes: u64) -> Result<Self> {
         let mut refusal = Error::Refused("no control group with a memory controller".into());
         for parent in memory::groups_of_this_process() {
-            match create_in(&parent.directory, parent.unified, bytes) {
+            match create_in(&parent.directory, parent.unified, process_bytes) {
                 Ok(group) => return Ok(group),
                 Err(error) => refusal = error,
             }
@@ -36,23 +52,27 @@ impl MemoryGroup {
         Err(refusal)
     }
 
-    pub(crate) fn path(&self) -> &Path {
-        self.0.path()
+    /// For a child that is to join; children take turns.
+    pub(crate) fn membership(&self) -> Membership {
+        let (group, limit) = (self.removal.path().to_owned(), self.limit.clone());
+        Membership { group, limit, process_bytes: self.process_bytes }
     }
 }
 
-fn create_in(parent: &Path, unified: bool, bytes: u64) -> Result<MemoryGroup> {
+fn create_in(parent: &Path, unified: bool, process_bytes: u64) -> Result<MemoryGroup> {
     let removal = Removal::of(|| Ok(Leftover::Group(make_directory(parent)?)))?;
     let limit = if unified { "memory.max" } else { "memory.limit_in_bytes" };
     let limit = removal.path().join(limit);
-    let action = format!("limit the memory of the control group {}", removal.path().display());
+    set_limit(&limit, process_bytes)?;
+    Ok(MemoryGroup { removal, limit, process_bytes })
+}
+
+fn set_limit(limit: &Path, bytes: u64) -> Result<()> {
     // Opened, not created: a group without the controller has no such file.
-    let written = fs::OpenOptions::new()
-        .write(true)
-        .open(limit)
-        .and_then(|mut file| std::io::Write::write_all(&mut file, bytes.to_string().as_bytes()));
-    written.map_err(Error::system(action))?;
-    Ok(MemoryGroup(removal))
+    let file = fs::OpenOptions::new().write(true).open(limit);
+    let write = |mut file: fs::File| file.write_all(bytes.to_string().as_bytes());
+    let action = || format!("limit a control group's memory, {}", limit.display());
+    file.and_then(write).map_err(|source| Error::system(action())(source))
 }
 
 fn make_directory(parent: &Path) -> Result<PathBuf> {
@@ -61,18 +81,22 @@ fn make_directory(parent: &Path) -> Result<PathBuf> {
     Ok(made.map_err(refused)?.keep())
 }
 
-/// The most memory the group ever used.
-pub(crate) fn peak_bytes(group: &Path) -> Result<u64> {
-    let names = ["memory.peak", "memory.max_usage_in_bytes"];
-    let text = names.iter().find_map(|name| fs::read_to_string(group.join(name)).ok());
-    text.and_then(|text| text.trim().parse().ok())
-        .ok_or_else(|| Error::Refused(format!("{} reports no peak", group.display())))
-}
+impl Membership {
+    /// Puts this process into the group. What the process has already does not count there, and
+    /// does count as its own: the group may have the rest.
+    pub(crate) fn join(&self) -> Result<()> {
+        set_limit(&self.limit, self.process_bytes.saturating_sub(resident::bytes()?))?;
+        fs::write(self.group.join(MEMBERS), std::process::id().to_string())
+            .map_err(Error::system(format!("join the control group {}", self.group.display())))
+    }
 
-/// Puts this process into the group.
-pub(crate) fn join(group: &Path) -> Result<()> {
-    fs::write(group.join(MEMBERS), std::process::id().to_string())
-        .map_err(Error::system(format!("join the control group {}", group.display())))
+    /// The most memory the group ever used.
+    pub(crate) fn peak_bytes(&self) -> Result<u64> {
+        let names = ["memory.peak", "memory.max_usage_in_bytes"];
+        let text = names.iter().find_map(|name| fs::read_to_string(self.group.join(name)).ok());
+        text.and_then(|text| text.trim().parse().ok())
+            .ok_or_else(|| Error::Refused(format!("{} reports no peak", self.group.display())))
+    }
 }
 
 #[cfg(test)]
@@ -86,7 +110,7 @@ mod tests {
         let Ok(group) = MemoryGroup::create(64 << 20) else {
             return;
         };
-        let path = group.path().to_owned();
+        let path = group.membership().group;
         let mut member = Command::new("sleep").arg("1000").stdin(Stdio::null()).spawn().unwrap();
         fs::write(path.join(MEMBERS), member.id().to_string()).unwrap();
         let limit = ["memory.max", "memory.limit_in_bytes"]

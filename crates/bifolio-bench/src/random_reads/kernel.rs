@@ -13,7 +13,7 @@ use super::one_by_one::{Buffered, Load, read_pages};
 use crate::error::Result;
 use crate::harness::access::{Access, Draws, PAGE_BYTES, Pattern};
 use crate::harness::device_bytes::DeviceBytes;
-use crate::harness::memory_group;
+use crate::harness::memory_group::Membership;
 use crate::harness::meter::Measured;
 
 /// How the child reads.
@@ -37,7 +37,7 @@ impl Way {
 pub(crate) struct Task {
     pub(crate) way: Way,
     /// The control group to join.
-    pub(crate) group: PathBuf,
+    pub(crate) group: Membership,
     pub(crate) file: PathBuf,
     pub(crate) size_bytes: u64,
     pub(crate) pattern: Pattern,
@@ -51,7 +51,7 @@ pub(crate) struct Task {
 
 /// The child's side of a turn.
 pub(crate) fn read(task: &Task) -> Result<Measured> {
-    memory_group::join(&task.group)?;
+    task.group.join()?;
     let access = Access::new(task.pattern, task.size_bytes, task.seed);
     let load = Load {
         series: task.way.series(),

@@ -112,7 +112,7 @@ fn notes(parameters: &Parameters) -> [String; 3] {
     [
         "uniform: every page once before any again, so that every read is a miss".to_owned(),
         format!(
-            "kernel_pread and kernel_mmap are held to {}: bound and allowance of a cache's process",
+            "a process of kernel_pread or kernel_mmap is held to {}, as the process of a cache is",
             format_bytes(parameters.sizes.kernel_bytes())
         ),
         "raw_direct with 32 requests a call waits for all 32 before it goes on, as a call must; \

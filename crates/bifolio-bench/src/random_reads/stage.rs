@@ -169,7 +169,7 @@ impl<'a> Stage<'a> {
         let draw_start = kernel.draws.taken();
         let task = Task {
             way,
-            group: kernel.group.path().to_owned(),
+            group: kernel.group.membership(),
             file: self.setting.file.clone(),
             size_bytes: self.setting.parameters.sizes.size_bytes,
             pattern: self.pattern,

@@ -14,9 +14,10 @@ use crate::error::{Error, Result};
 use crate::harness::kernel_reclaim::{self, Written};
 use crate::harness::mapped_file::{Faults, MappedFile};
 use crate::harness::mapping::{Hint, Mapping};
+use crate::harness::memory_group::Membership;
 use crate::harness::meter::Measured;
 use crate::harness::sizes::Sizes;
-use crate::harness::{direct, interrupts, memory_group, pattern, resident};
+use crate::harness::{direct, interrupts, pattern, resident};
 use crate::progress::Silent;
 
 /// The series of the kernel and of no cache; those of caches are in [`CACHES`].
@@ -55,9 +56,9 @@ pub(super) struct Task {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) enum Keeper {
     /// Anonymous memory of a process in this control group.
-    Swap { group: PathBuf },
+    Swap { group: Membership },
     /// A file to be made in this directory, mapped by a process in this control group.
-    Mmap { group: PathBuf, directory: PathBuf },
+    Mmap { group: Membership, directory: PathBuf },
     /// A memory file of a cache that spills into this directory.
     Cache { series: String, batch_folios: usize, faults: Faults, directory: PathBuf },
     /// Nobody: a file to be made in this directory, read and written page by page.
@@ -96,8 +97,8 @@ pub(super) fn run(task: &Task) -> Result<Answer> {
     }
 }
 
-fn swap(task: &Task, group: &Path) -> Result<Answer> {
-    memory_group::join(group)?;
+fn swap(task: &Task, group: &Membership) -> Result<Answer> {
+    group.join()?;
     let mapping = Arc::new(Mapping::anonymous(len_bytes(task)?)?);
     mapping.advise(Hint::SmallPages)?;
     let team = Team::new(KERNEL_SWAP, &task.load, || Ok(mapping.span()))?;
@@ -106,8 +107,8 @@ fn swap(task: &Task, group: &Path) -> Result<Answer> {
     measure(&team, &task.load, |order| mapping.advise(hint(order)), counters)
 }
 
-fn map_file(task: &Task, group: &Path, directory: &Path) -> Result<Answer> {
-    memory_group::join(group)?;
+fn map_file(task: &Task, group: &Membership, directory: &Path) -> Result<Answer> {
+    group.join()?;
     let open = |path: &Path| {
         let file = File::options().read(true).write(true).open(path);
         file.map_err(Error::system(format!("open {}", path.display())))

@@ -39,7 +39,7 @@ use crate::error::Result;
 use crate::format_bytes;
 use crate::harness::child;
 use crate::harness::interleave::{Rounds, Turn, take_turns};
-use crate::harness::memory_group::MemoryGroup;
+use crate::harness::memory_group::{Membership, MemoryGroup};
 use crate::harness::meter::{self, Measured};
 use crate::harness::swap::SwapFile;
 use crate::progress::Progress;
@@ -86,10 +86,10 @@ impl Benchmark for Reclaim {
         report.shown_counts = SHOWN_COUNTS.to_vec();
         let kernel = Kernel::create(context, &parameters);
         let kernel = report.skip_on_error(&[KERNEL_SWAP, KERNEL_MMAP, STRESS_NG], kernel);
-        let group = kernel.as_ref().map(|kernel| kernel.group.path());
-        measure(context, &parameters, group, &mut report, progress)?;
+        let group = kernel.as_ref().map(|kernel| kernel.group.membership());
+        measure(context, &parameters, group.as_ref(), &mut report, progress)?;
         if let Some(group) = group.filter(|_| parameters.stress_ng) {
-            stress_ng::measure(context, &parameters, group, &mut report, progress);
+            stress_ng::measure(context, &parameters, &group, &mut report, progress);
         }
         report.notes.push(
             "interrupts, and what the kernel's series scanned and wrote, are those of the whole \
@@ -99,7 +99,7 @@ impl Benchmark for Reclaim {
         if kernel.is_some() {
             let bytes = format_bytes(parameters.sizes.kernel_bytes());
             report.notes.push(format!(
-                "the kernel's series are held to {bytes}: bound and allowance of a cache's process"
+                "a process of the kernel's series is held to {bytes}, as the process of a cache is"
             ));
         }
         report.figures = figures::figures(&report);
@@ -142,11 +142,11 @@ impl Kernel {
 type Series = (&'static str, Keeper);
 
 /// Every series, in the order of the tables; those of the kernel only where there is a group.
-fn all_series(group: Option<&Path>, directory: &Path) -> Vec<Series> {
+fn all_series(group: Option<&Membership>, directory: &Path) -> Vec<Series> {
     let directory = || directory.to_owned();
     let mut all = Vec::new();
     if let Some(group) = group {
-        let group = || group.to_owned();
+        let group = || group.clone();
         all.push((KERNEL_SWAP, Keeper::Swap { group: group() }));
         all.push((KERNEL_MMAP, Keeper::Mmap { group: group(), directory: directory() }));
     }
@@ -162,7 +162,7 @@ fn all_series(group: Option<&Path>, directory: &Path) -> Vec<Series> {
 fn measure(
     context: &Context<'_>,
     parameters: &Parameters,
-    group: Option<&Path>,
+    group: Option<&Membership>,
     report: &mut Report,
     progress: &mut dyn Progress,
 ) -> Result<()> {

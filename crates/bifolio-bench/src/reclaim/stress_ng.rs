@@ -3,7 +3,6 @@
 //! Its "bogo ops" are its own, larger than ours: a row apart, never compared. It joins the group
 //! through a child of this program, and who is in the group goes with the group.
 
-use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use serde::{Deserialize, Serialize};
@@ -12,7 +11,8 @@ use super::parameters::Parameters;
 use super::{ChildTask, NAME, UNIT, case};
 use crate::benchmark::Context;
 use crate::error::{Error, Result};
-use crate::harness::{child, memory_group};
+use crate::harness::child;
+use crate::harness::memory_group::Membership;
 use crate::progress::Progress;
 use crate::report::{Report, Row};
 
@@ -27,7 +27,7 @@ const SECONDS_MIN: u64 = 5;
 /// What a child is asked to do.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Task {
-    group: PathBuf,
+    group: Membership,
     workers: usize,
     size_bytes: u64,
     seconds: u64,
@@ -37,7 +37,7 @@ pub(super) struct Task {
 pub(super) fn measure(
     context: &Context<'_>,
     parameters: &Parameters,
-    group: &Path,
+    group: &Membership,
     report: &mut Report,
     progress: &mut dyn Progress,
 ) {
@@ -45,7 +45,7 @@ pub(super) fn measure(
     let share = parameters.timed_seconds * TIME_SHARE / parameters.workers.len() as f64;
     for &workers in &parameters.workers {
         let task = ChildTask::StressNg(Task {
-            group: group.to_owned(),
+            group: group.clone(),
             workers,
             size_bytes: parameters.sizes.size_bytes,
             seconds: (share as u64).max(SECONDS_MIN),
@@ -63,7 +63,7 @@ pub(super) fn measure(
 
 /// The child's side: its rate, by the clock on the wall.
 pub(super) fn run(task: &Task) -> Result<f64> {
-    memory_group::join(&task.group)?;
+    task.group.join()?;
     let arguments = [
         "--vm".to_owned(),
         task.workers.to_string(),

@@ -12,7 +12,8 @@ use crate::error::{Error, Result};
 use crate::harness::access::PAGE_BYTES;
 use crate::harness::cached::Cached;
 use crate::harness::device_bytes::DeviceBytes;
-use crate::harness::{memory_group, resident};
+use crate::harness::memory_group::Membership;
+use crate::harness::resident;
 
 /// The series.
 pub(super) const BIFOLIO: &str = "bifolio_spill";
@@ -40,7 +41,7 @@ pub(super) enum Keeper {
     /// A cache that spills into this directory.
     Bifolio { directory: PathBuf },
     /// A file to be made on a tmpfs, by a process in this control group.
-    Kernel { group: PathBuf, file: PathBuf },
+    Kernel { group: Membership, file: PathBuf },
 }
 
 /// What it found.
@@ -70,14 +71,14 @@ fn spill(load: &Load, directory: &Path) -> Result<Answer> {
     Ok(Answer { done, verified_bytes, peak_bytes })
 }
 
-fn swap(load: &Load, group: &Path, path: &Path) -> Result<Answer> {
-    memory_group::join(group)?;
+fn swap(load: &Load, group: &Membership, path: &Path) -> Result<Answer> {
+    group.join()?;
     let options = File::options().read(true).write(true).create_new(true).clone();
     let file = options.open(path).map_err(Error::system("make a file on tmpfs"))?;
     // Its name goes now: its memory and its swap go with this process, whatever happens.
     std::fs::remove_file(path).map_err(Error::system("remove a file from tmpfs"))?;
     let (done, verified_bytes) = load.run(&Swapped(file))?;
-    Ok(Answer { done, verified_bytes, peak_bytes: memory_group::peak_bytes(group)? })
+    Ok(Answer { done, verified_bytes, peak_bytes: group.peak_bytes()? })
 }
 
 /// A memory file in a cache with a spill.

@@ -69,7 +69,7 @@ impl Benchmark for Spill {
         measure(context, &parameters, kernel.as_ref(), &mut report, progress)?;
         if kernel.is_some() {
             report.notes.push(format!(
-                "{KERNEL} is held to {}: bound and allowance of a cache's process; its pages are \
+                "a process of {KERNEL} is held to {}, as the process of a cache is; its pages are \
                  those of the whole machine's swap, and CPU time of kernel threads is not in it",
                 format_bytes(parameters.sizes.kernel_bytes())
             ));
@@ -109,7 +109,7 @@ impl Kernel {
     }
 
     fn ask(&self, child_command: &[String], load: Load) -> Result<Answer> {
-        let group = self.group.path().to_owned();
+        let group = self.group.membership();
         let file = self.tmpfs.path().join("file");
         child::ask(child_command, NAME, &Task { keeper: Keeper::Kernel { group, file }, load })
     }
