@@ -113,8 +113,8 @@ impl Run {
             self.inode.memory.counters.add(Counter::MissWithoutRead, self.folios.len() as u64);
             return finished(self, tag);
         }
-        if let Some(staged) = &self.staged {
-            staged.note_read();
+        if self.staged.is_some() {
+            self.inode.memory.region_reads.note_read(self.pages());
         }
         self.inode.memory.counters.add(Counter::ReadRequest, 1);
         let targets = self.folios.iter().enumerate().map(|(number, id)| self.target(number, *id));

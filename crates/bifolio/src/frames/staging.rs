@@ -5,15 +5,9 @@
 //! waits until a fill ends, holding no frame and no folio's lock, or does without.
 
 use super::arena::PAGE_BYTES;
-use crate::sync::{Condvar, Mutex, Ordering};
+use crate::sync::{Condvar, Mutex};
 use crate::sys::memory::Reservation;
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
-
-/// Who reads so many pages at once reads in order.
-const ROW_PAGES_MIN: usize = 16;
-/// What came is remembered while so many times the staging's pages leave.
-const MEMORY_FACTOR: usize = 4;
 
 /// See the head of the file.
 #[derive(Debug)]
@@ -22,10 +16,6 @@ pub(crate) struct Staging {
     /// Which pages are in use.
     used: Mutex<Vec<bool>>,
     freed: Condvar,
-    /// So many pages of regions may still leave until the last row that was read is forgotten.
-    row_memory_pages: AtomicUsize,
-    /// The same for what is no row.
-    single_memory_pages: AtomicUsize,
 }
 
 /// Some pages in a row, given back on drop.
@@ -40,13 +30,7 @@ impl Staging {
     /// In `memory`, which is resident.
     pub(super) fn new(memory: Reservation) -> Self {
         let pages = memory.len() / PAGE_BYTES as usize;
-        Self {
-            memory,
-            used: Mutex::new(vec![false; pages]),
-            freed: Condvar::new(),
-            row_memory_pages: AtomicUsize::new(0),
-            single_memory_pages: AtomicUsize::new(0),
-        }
+        Self { memory, used: Mutex::new(vec![false; pages]), freed: Condvar::new() }
     }
 
     /// The longest row of free pages, at most `pages_max`; waits for one page at least.
@@ -63,21 +47,6 @@ impl Staging {
     /// As [`Self::take`], if there is any.
     pub(crate) fn try_take(self: &Arc<Self>, pages_max: usize) -> Option<Staged> {
         self.try_take_locked(&mut self.used.lock(), pages_max)
-    }
-
-    /// Whether those who read of late read single pages, and wait for each. A hint.
-    pub(crate) fn has_single_readers(&self) -> bool {
-        let remembers = |pages: &AtomicUsize| pages.load(Ordering::Relaxed) > 0;
-        remembers(&self.single_memory_pages) && !remembers(&self.row_memory_pages)
-    }
-
-    /// So many pages of regions have left. One caller at a time.
-    pub(crate) fn note_left(&self, pages: usize) {
-        for memory_pages in [&self.row_memory_pages, &self.single_memory_pages] {
-            // Relaxed, and no one operation: a reader who comes meanwhile may be forgotten.
-            let left_pages = memory_pages.load(Ordering::Relaxed).saturating_sub(pages);
-            memory_pages.store(left_pages, Ordering::Relaxed);
-        }
     }
 
     fn try_take_locked(self: &Arc<Self>, used: &mut [bool], pages_max: usize) -> Option<Staged> {
@@ -114,17 +83,6 @@ impl Staged {
         self.staging.memory.as_ptr().wrapping_add(offset_bytes)
     }
 
-    /// The pages are about to be read.
-    pub(crate) fn note_read(&self) {
-        let staging = &*self.staging;
-        let memory_pages = match self.pages >= ROW_PAGES_MIN {
-            true => &staging.row_memory_pages,
-            false => &staging.single_memory_pages,
-        };
-        let all_pages = staging.memory.len() / PAGE_BYTES as usize;
-        memory_pages.store(all_pages * MEMORY_FACTOR, Ordering::Relaxed);
-    }
-
     /// Keeps the first `pages` and gives the others back.
     pub(crate) fn shrink(&mut self, pages: usize) {
         if pages < self.pages {
@@ -157,24 +115,6 @@ mod tests {
         assert_eq!(longest_row(&used("...."), 2), Some((0, 2)));
         assert_eq!(longest_row(&used("xx.xx"), 4), Some((2, 1)));
         assert_eq!(longest_row(&used("xxxx"), 4), None);
-    }
-
-    #[test]
-    fn readers_of_rows_and_of_single_pages_are_remembered_until_enough_has_left() {
-        let staging = Arc::new(Staging::new(Reservation::new(32 * 4096, 4096).unwrap()));
-        let memory_pages = 32 * MEMORY_FACTOR;
-        assert!(!staging.has_single_readers());
-        staging.take(ROW_PAGES_MIN - 1).note_read();
-        assert!(staging.has_single_readers());
-        staging.take(ROW_PAGES_MIN).note_read();
-        staging.note_left(memory_pages - 1);
-        assert!(!staging.has_single_readers());
-        staging.take(1).note_read();
-        assert!(!staging.has_single_readers());
-        staging.note_left(2);
-        assert!(staging.has_single_readers());
-        staging.note_left(memory_pages);
-        assert!(!staging.has_single_readers());
     }
 
     #[test]

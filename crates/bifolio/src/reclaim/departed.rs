@@ -5,7 +5,7 @@
 //! When that is enough for a transfer, they change places.
 
 use crate::folio::{FolioRef, LockedFolio};
-use crate::frames::{Exit, Region, Staging};
+use crate::frames::{Exit, Region};
 use crate::lru::Memory;
 use crate::stats::Counter;
 use crate::sync::MutexGuard;
@@ -23,7 +23,6 @@ const PORTION_FOLIOS: usize = 32;
 #[derive(Debug)]
 pub(super) struct Departed<'t> {
     inode: &'t Inode,
-    staging: &'t Staging,
     /// What is in flight ends before the copies and the locks go.
     batch: LeavingBatch<'t>,
     in_flight: Vec<Left<'t>>,
@@ -51,7 +50,6 @@ impl<'t> Departed<'t> {
     pub(super) fn new(inode: &'t Inode, region: &'t Region) -> Self {
         Self {
             inode,
-            staging: region.regions().staging(),
             batch: LeavingBatch::new(inode),
             in_flight: Vec::new(),
             gathered: Vec::new(),
@@ -106,7 +104,7 @@ impl<'t> Departed<'t> {
         self.batch.wait();
         let ended = std::mem::take(&mut self.in_flight);
         memory.counters.add(Counter::PageOut, self.gathered.len() as u64);
-        let portion_folios = match self.staging.has_single_readers() {
+        let portion_folios = match memory.region_reads.are_single() {
             true => PORTION_FOLIOS,
             false => TRANSFER_FOLIOS,
         };

@@ -221,9 +221,9 @@ impl<'t> Unmapping<'t> {
             for (page, leaver) in (room.start..).zip(leavers) {
                 self.settle(inode, page, leaver, counts);
             }
-            let staging = region.regions().staging();
-            staging.note_left(count);
-            if staging.has_single_readers() {
+            let reads = &self.reclaim.memory.region_reads;
+            reads.note_left(count as u64);
+            if reads.are_single() {
                 // Who was woken by his page may have this processor. (The kernel lets the reclaim
                 // thread run where it was woken, which is there: of a thousand misses in no order
                 // one waited 0.9 ms for it, in a cache of 32 MiB, and waits 0.36 ms.)
