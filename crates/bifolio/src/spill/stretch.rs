@@ -28,7 +28,8 @@ pub(super) struct Stretches {
 
 impl Stretches {
     /// Sees to it that the slots from `next()` on have storage; there are none from `limit` on.
-    /// `next` is asked if there is any left to set aside. One caller at a time. A refusal is not told: whoever writes there will learn of it.
+    /// `next` is asked if there is any left to set aside. One caller at a time. A refusal is not
+    /// told: whoever writes there will learn of it.
     pub(super) fn reach(&self, backing: &dyn Backing, next: impl FnOnce() -> u32, limit: u32) {
         // Relaxed: the callers take turns; where nothing was set aside a write is slower, no more.
         let end = self.end.load(Ordering::Relaxed);
