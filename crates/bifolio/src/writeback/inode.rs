@@ -23,6 +23,7 @@ use crate::sys::copy;
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// A page of zeros.
 static ZEROS: [u8; PAGE_BYTES as usize] = [0; PAGE_BYTES as usize];
@@ -189,7 +190,10 @@ impl Inode {
     pub(crate) fn mark_dirty(&self, folio: &FolioRef<'_>, locked: &LockedFolio<'_>) {
         if locked.flags.get(Flag::Writeback) {
             self.memory.counters.add(Counter::WritebackWait, 1);
+            // What is only in memory is written out to be evicted.
+            let since = self.is_memory_file().then(Instant::now);
             locked.flags.wait_for_writeback();
+            self.memory.note_stall(since);
         }
         self.drop_slot(locked);
         self.dirty.mark(&self.memory, folio.id());

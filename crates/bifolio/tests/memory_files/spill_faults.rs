@@ -3,12 +3,13 @@
 //! Pages are written until most are spilled. Then, and meanwhile, transfers fail, are short or
 //! late, and bits change. A page that is read is right, or an error that names file and position.
 
+use std::thread;
 use std::time::Duration;
 
 use bifolio::{Cache, Error, ErrorKind, Feature, Features, File, ReadRequest};
-use bifolio_testing::{Call, Fault, fill_bytes};
+use bifolio_testing::{Call, Fault, Gate, fill_bytes};
 
-use crate::support::{Faulty, PAGE, Way, assert_same, error_of, writable};
+use crate::support::{Faulty, PAGE, Way, assert_same, error_of, files_can_be_mapped, writable};
 
 const MEMORY_BYTES: u64 = 512 << 10;
 /// Four times what the cache holds.
@@ -79,6 +80,47 @@ fn who_waits_for_a_slow_write_out_is_counted() {
         assert!(stats.reclaim_stalls > 0, "{stats:?}");
         assert!(stats.reclaim_stalls <= stats.write_requests, "one each, at most: {stats:?}");
     });
+}
+
+#[test]
+fn who_waits_for_a_page_that_leaves_is_counted() {
+    for mappable in [false, true] {
+        if mappable && !files_can_be_mapped() {
+            continue;
+        }
+        // Who lets it go may be faster than who waits.
+        let is_counted = (0..20).any(|_| stalls_of_a_leaving_page(mappable) > 0);
+        assert!(is_counted, "mappable: {mappable}");
+    }
+}
+
+/// Writes to a page that is held on its way out for a moment, and comes back; what was counted.
+fn stalls_of_a_leaving_page(mappable: bool) -> u64 {
+    let storage = Faulty::new(Way::Threads, 0, 1);
+    let builder = storage.builder(MEMORY_BYTES).spill_backing(storage.backing.clone());
+    let cache = builder.reclaim_wait_ms_max(1).build().unwrap();
+    let file = cache.memory_file_with("scratch", &writable().mappable(mappable)).unwrap();
+    fill(&file, 0..PAGES / 8).unwrap();
+    assert_eq!(cache.stats().spilled_out_pages, 0, "there is room");
+    let gate = Gate::new();
+    storage.backing.inject(Fault::on(Call::Write).forever().held(&gate));
+    storage.backing.inject(Fault::on(Call::Write).forever().fails(libc::EIO));
+    thread::scope(|scope| {
+        // Nobody allocates, which would be counted, too: that all stay is why this fails.
+        let smaller = scope.spawn(|| cache.set_memory(MEMORY_BYTES / 2));
+        gate.wait_for_arrivals(1);
+        let pages = file.residency_by_page(0..file.len()).unwrap();
+        let leaving = pages.iter().position(|page| page.writeback).unwrap() as u64;
+        scope.spawn(|| {
+            thread::sleep(Duration::from_millis(5));
+            gate.open();
+        });
+        file.write_all_at(&page_of(leaving), leaving * PAGE).unwrap();
+        assert!(smaller.join().unwrap().is_err());
+    });
+    let stalls = cache.stats().reclaim_stalls;
+    all_are_right(&file, 0..PAGES / 8);
+    stalls
 }
 
 #[test]
