@@ -5,10 +5,11 @@
 #![allow(unsafe_code)]
 
 use std::os::unix::process::ExitStatusExt;
+use std::thread;
 use std::time::Duration;
 
-use bifolio::{Cache, ErrorKind, Feature, File};
-use bifolio_testing::{Call, Fault, fill_bytes};
+use bifolio::{Cache, ErrorKind, Feature, File, ReadRequest};
+use bifolio_testing::{Call, Fault, Gate, fill_bytes};
 
 use crate::setup::{Way, load, run_child, store, touch};
 use crate::support::{self, Faulty, PAGE, assert_same, error_of, read, read_all};
@@ -164,6 +165,39 @@ fn what_cannot_be_written_while_it_leaves_stays_and_sync_tells() {
             assert_same(&storage.stored(), &bytes);
             assert_same(&load(map.as_ptr(), 0..map.len()), &bytes);
         }
+    }
+}
+
+/// A page that leaves while it is read in place is a fault, which may wait for staging memory that
+/// the transfers of the same call hold.
+#[test]
+fn read_many_reads_nothing_in_place_while_its_transfers_are_under_way() {
+    const DEPTH: usize = 2;
+    let storage = storage(64);
+    let cache = storage.builder(1 << 20).io_depth(DEPTH).build().unwrap();
+    let way = Way::with_and_without(Feature::WriteProtectAsync)[0];
+    let file = cache.open_backing(storage.backing.clone(), &way.options()).unwrap();
+    let last = 63 * PAGE;
+    read(&file, last, PAGE_USIZE);
+    let hits_before = cache.stats().hits_optimistic;
+    let gate = Gate::new();
+    storage.backing.inject(Fault::on(Call::Read).forever().held(&gate));
+    let mut found = vec![0; 9 * PAGE_USIZE];
+    let places = (0..8).map(|place| 2 * place * PAGE).chain([last]);
+    let mut requests: Vec<_> = places
+        .zip(found.chunks_mut(PAGE_USIZE))
+        .map(|(position, buffer)| ReadRequest::new(position, buffer))
+        .collect();
+    thread::scope(|scope| {
+        scope.spawn(|| file.read_many(&mut requests).unwrap());
+        gate.wait_for_arrivals(1);
+        let hits = cache.stats().hits_optimistic - hits_before;
+        gate.open();
+        assert_eq!(hits, 1, "what is there is read first");
+    });
+    for request in &requests {
+        let start = request.position as usize;
+        assert_same(request.buffer, &storage.bytes[start..start + PAGE_USIZE]);
     }
 }
 
