@@ -13,8 +13,12 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::cleanup::{Leftover, Removal};
+use super::sizes::Sizes;
 use super::{memory, resident};
 use crate::error::{Error, Result};
+
+/// What a process takes beside its pages once it has joined, at the most.
+const WORK_BYTES: u64 = 3 << 20;
 
 /// Members: to write a process in, to read who is in it.
 pub(super) const MEMBERS: &str = "cgroup.procs";
@@ -24,7 +28,7 @@ pub(super) const MEMBERS: &str = "cgroup.procs";
 pub(crate) struct MemoryGroup {
     removal: Removal,
     limit: PathBuf,
-    process_bytes: u64,
+    sizes: Sizes,
 }
 
 /// What a child needs to put itself into the group.
@@ -32,19 +36,19 @@ pub(crate) struct MemoryGroup {
 pub(crate) struct Membership {
     group: PathBuf,
     limit: PathBuf,
-    process_bytes: u64,
+    sizes: Sizes,
 }
 
 impl MemoryGroup {
-    /// Makes one in which a process may have `process_bytes` of memory, all that is its own and
-    /// what the kernel keeps for it.
+    /// Makes one in which a process may have [`Sizes::kernel_bytes`], all that is its own and what
+    /// the kernel keeps for it.
     ///
     /// # Errors
     /// There is no way; the message is the reason for which to skip a series.
-    pub(crate) fn create(process_bytes: u64) -> Result<Self> {
+    pub(crate) fn create(sizes: Sizes) -> Result<Self> {
         let mut refusal = Error::Refused("no control group with a memory controller".into());
         for parent in memory::groups_of_this_process() {
-            match create_in(&parent.directory, parent.unified, process_bytes) {
+            match create_in(&parent.directory, parent.unified, sizes) {
                 Ok(group) => return Ok(group),
                 Err(error) => refusal = error,
             }
@@ -55,16 +59,16 @@ impl MemoryGroup {
     /// For a child that is to join; children take turns.
     pub(crate) fn membership(&self) -> Membership {
         let (group, limit) = (self.removal.path().to_owned(), self.limit.clone());
-        Membership { group, limit, process_bytes: self.process_bytes }
+        Membership { group, limit, sizes: self.sizes }
     }
 }
 
-fn create_in(parent: &Path, unified: bool, process_bytes: u64) -> Result<MemoryGroup> {
+fn create_in(parent: &Path, unified: bool, sizes: Sizes) -> Result<MemoryGroup> {
     let removal = Removal::of(|| Ok(Leftover::Group(make_directory(parent)?)))?;
     let limit = if unified { "memory.max" } else { "memory.limit_in_bytes" };
     let limit = removal.path().join(limit);
-    set_limit(&limit, process_bytes)?;
-    Ok(MemoryGroup { removal, limit, process_bytes })
+    set_limit(&limit, sizes.kernel_bytes())?;
+    Ok(MemoryGroup { removal, limit, sizes })
 }
 
 fn set_limit(limit: &Path, bytes: u64) -> Result<()> {
@@ -83,9 +87,9 @@ fn make_directory(parent: &Path) -> Result<PathBuf> {
 
 impl Membership {
     /// Puts this process into the group. What the process has already does not count there, and
-    /// does count as its own: the group may have the rest.
+    /// does count as its own: the group may have the rest, which is the bound at the least.
     pub(crate) fn join(&self) -> Result<()> {
-        set_limit(&self.limit, self.process_bytes.saturating_sub(resident::bytes()?))?;
+        set_limit(&self.limit, limit_bytes(&self.sizes, resident::bytes()?))?;
         fs::write(self.group.join(MEMBERS), std::process::id().to_string())
             .map_err(Error::system(format!("join the control group {}", self.group.display())))
     }
@@ -99,6 +103,12 @@ impl Membership {
     }
 }
 
+/// What the group may have for a process that has `resident_bytes` already.
+fn limit_bytes(sizes: &Sizes, resident_bytes: u64) -> u64 {
+    let rest_bytes = sizes.kernel_bytes().saturating_sub(resident_bytes);
+    rest_bytes.max(sizes.memory_bytes + WORK_BYTES)
+}
+
 #[cfg(test)]
 mod tests {
     use std::process::{Command, Stdio};
@@ -106,8 +116,18 @@ mod tests {
     use super::*;
 
     #[test]
+    fn what_a_process_has_already_is_not_given_again_and_the_bound_is_left() {
+        let sizes = Sizes { size_bytes: 1 << 30, memory_bytes: 50 << 20 };
+        assert_eq!(limit_bytes(&sizes, 5 << 20), (50 + 1 + 8 - 5) << 20);
+        for resident_bytes in [7, 8, 100] {
+            assert_eq!(limit_bytes(&sizes, resident_bytes << 20), (50 + 3) << 20);
+        }
+    }
+
+    #[test]
     fn whoever_is_left_in_it_goes_with_it() {
-        let Ok(group) = MemoryGroup::create(64 << 20) else {
+        let sizes = Sizes { size_bytes: 1 << 30, memory_bytes: 64 << 20 };
+        let Ok(group) = MemoryGroup::create(sizes) else {
             return;
         };
         let path = group.membership().group;
@@ -116,7 +136,8 @@ mod tests {
         let limit = ["memory.max", "memory.limit_in_bytes"]
             .iter()
             .find_map(|name| fs::read_to_string(path.join(name)).ok());
-        assert_eq!(limit.unwrap().trim(), (64 << 20).to_string());
+        let pages_bytes = sizes.kernel_bytes() / 4096 * 4096;
+        assert_eq!(limit.unwrap().trim(), pages_bytes.to_string());
         drop(group);
         assert!(!path.exists());
         assert!(!member.wait().unwrap().success());

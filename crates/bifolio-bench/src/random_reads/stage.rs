@@ -73,7 +73,7 @@ impl<'a> Stage<'a> {
     /// # Errors
     /// There is no way; the message is the reason for which to skip them.
     pub(crate) fn add_kernel(&mut self) -> Result<()> {
-        let group = MemoryGroup::create(self.setting.parameters.sizes.kernel_bytes())?;
+        let group = MemoryGroup::create(self.setting.parameters.sizes)?;
         self.kernel = Some(Kernel { group, draws: Draws::default() });
         // One page: whether a child can join is known before anything is timed.
         self.kernel(Way::Pread, 1, Duration::MAX, 1).map(drop)

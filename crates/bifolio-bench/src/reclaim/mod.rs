@@ -134,7 +134,7 @@ impl Kernel {
     /// There is no way; the message is the reason for which to skip the series.
     fn create(context: &Context<'_>, parameters: &Parameters) -> Result<Self> {
         let swap = SwapFile::activate(context.workspace, parameters.sizes.swap_bytes())?;
-        Ok(Self { group: MemoryGroup::create(parameters.sizes.kernel_bytes())?, _swap: swap })
+        Ok(Self { group: MemoryGroup::create(parameters.sizes)?, _swap: swap })
     }
 }
 

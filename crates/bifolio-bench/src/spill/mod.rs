@@ -98,7 +98,7 @@ impl Kernel {
     fn create(context: &Context<'_>, parameters: &Parameters) -> Result<Self> {
         let swap = SwapFile::activate(context.workspace, parameters.sizes.swap_bytes())?;
         let tmpfs = Tmpfs::create(context.workspace, parameters.sizes.size_bytes)?;
-        let group = MemoryGroup::create(parameters.sizes.kernel_bytes())?;
+        let group = MemoryGroup::create(parameters.sizes)?;
         let kernel = Self { group, tmpfs, _swap: swap };
         // One page: whether a child can join is known before anything is timed.
         let page = PAGE_BYTES as u64;
