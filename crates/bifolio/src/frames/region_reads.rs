@@ -1,7 +1,7 @@
 //! How pages come into regions of late: in rows, or one by one. A hint to reclaim.
 //!
-//! Who reads in order wants long transfers; who faults here and there waits for each page, behind
-//! whatever else is on its way.
+//! Who reads in order wants long transfers, and room ahead of him; who faults here and there waits
+//! for each page, behind whatever else is on its way, and wants all memory there is.
 
 use super::arena::Arena;
 use crate::sync::Ordering;

@@ -79,6 +79,10 @@ const LOW_PAGES_MIN: u64 = 512;
 /// large batches, and come in large windows: with half as much a reader in order waits for frames.
 const LOW_PART: u64 = 64;
 const LOW_PART_OF_REGIONS: u64 = 32;
+/// The same while pages of regions come one by one: nobody runs out of frames then, and what is
+/// free is no hit. (In 32 MiB of 128, in no order: misses 0.79 of all touches, with 2 to 4 MiB free
+/// 0.81.)
+const LOW_PART_OF_SINGLES: u64 = 128;
 /// The most pages kept free ahead of need: 16 MiB.
 const LOW_PAGES_MAX: u64 = 4096;
 
@@ -149,6 +153,9 @@ impl Reclaim {
     /// Below this many obtainable pages the background thread is woken.
     fn low_pages(&self) -> u64 {
         let bound_pages = self.arena().bound_pages();
+        if self.memory.region_reads.are_single() {
+            return (bound_pages / LOW_PART_OF_SINGLES).clamp(ROUND_PAGES, LOW_PAGES_MAX);
+        }
         let at_least = LOW_PAGES_MIN.min(bound_pages / 16).max(1);
         let part = if self.arena().has_loose() { LOW_PART_OF_REGIONS } else { LOW_PART };
         (bound_pages / part).clamp(at_least, LOW_PAGES_MAX)
