@@ -5,6 +5,7 @@
 
 mod support;
 
+use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -48,7 +49,13 @@ fn limits(subject: &Subject, memory_bytes: std::ops::RangeInclusive<u64>) -> Lim
 }
 
 /// Runs `steps` operations, each on one of the files, and compares them with the disk now and then.
-fn run(seed: u64, memory_bytes: std::ops::RangeInclusive<u64>, files: &[(u64, u64)], steps: u32) {
+/// Answers how many folios were evicted: none if the files happen to be small.
+fn run(
+    seed: u64,
+    memory_bytes: std::ops::RangeInclusive<u64>,
+    files: &[(u64, u64)],
+    steps: u32,
+) -> u64 {
     let mut random = Rng::with_seed(seed);
     let directory = directory();
     let cache = cache_of(*memory_bytes.end());
@@ -84,7 +91,7 @@ fn run(seed: u64, memory_bytes: std::ops::RangeInclusive<u64>, files: &[(u64, u6
         subject.file.sync_all().unwrap();
         compare_with_disk(runner.model(), &subject.path);
     }
-    assert!(cache.stats().pgsteal + cache.stats().pgevacuate > 0, "nothing was evicted");
+    let evicted = cache.stats().pgsteal + cache.stats().pgevacuate;
     cache.close().unwrap();
     // Another cache, with other folios, finds the same.
     let cache = cache_of(8 << 20);
@@ -96,6 +103,7 @@ fn run(seed: u64, memory_bytes: std::ops::RangeInclusive<u64>, files: &[(u64, u6
             runner.model().bytes(),
         );
     }
+    evicted
 }
 
 fn compare_with_disk(model: &Model, path: &Path) {
@@ -106,14 +114,22 @@ fn compare_with_disk(model: &Model, path: &Path) {
 #[test]
 fn small_folios_in_a_tiny_cache_agree_with_the_model_and_the_disk() {
     let files = [(4 << 10, 700_000), (16 << 10, 900_000), (4 << 10, 100_000)];
-    with_seeds(8, |seed| run(seed, 256 << 10..=512 << 10, &files, 400));
+    let evicted = Cell::new(0);
+    with_seeds(8, |seed| {
+        evicted.set(evicted.get() + run(seed, 256 << 10..=512 << 10, &files, 400));
+    });
+    assert!(evicted.get() > 0, "nothing was evicted");
 }
 
 #[test]
 fn folios_of_all_sizes_in_one_cache_agree_with_the_model_and_the_disk() {
     let lengths = [2_000_000, 2_000_000, 4_000_000, 9_000_000];
     let files: Vec<_> = FOLIO_SIZES.into_iter().zip(lengths).collect();
-    with_seeds(4, |seed| run(seed, 5 << 20..=8 << 20, &files, 150));
+    let evicted = Cell::new(0);
+    with_seeds(4, |seed| {
+        evicted.set(evicted.get() + run(seed, 5 << 20..=8 << 20, &files, 150));
+    });
+    assert!(evicted.get() > 0, "nothing was evicted");
 }
 
 #[test]
