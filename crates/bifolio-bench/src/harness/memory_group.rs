@@ -17,8 +17,8 @@ use super::sizes::Sizes;
 use super::{memory, resident};
 use crate::error::{Error, Result};
 
-/// What a process takes beside its pages once it has joined, at the most.
-const WORK_BYTES: u64 = 3 << 20;
+/// In a smaller group the kernel finds nothing to give up where all is dirty, and kills.
+const BYTES_MIN: u64 = 12 << 20;
 
 /// Members: to write a process in, to read who is in it.
 pub(super) const MEMBERS: &str = "cgroup.procs";
@@ -106,7 +106,7 @@ impl Membership {
 /// What the group may have for a process that has `resident_bytes` already.
 fn limit_bytes(sizes: &Sizes, resident_bytes: u64) -> u64 {
     let rest_bytes = sizes.kernel_bytes().saturating_sub(resident_bytes);
-    rest_bytes.max(sizes.memory_bytes + WORK_BYTES)
+    rest_bytes.max(sizes.memory_bytes).max(BYTES_MIN)
 }
 
 #[cfg(test)]
@@ -119,9 +119,11 @@ mod tests {
     fn what_a_process_has_already_is_not_given_again_and_the_bound_is_left() {
         let sizes = Sizes { size_bytes: 1 << 30, memory_bytes: 50 << 20 };
         assert_eq!(limit_bytes(&sizes, 5 << 20), (50 + 1 + 8 - 5) << 20);
-        for resident_bytes in [7, 8, 100] {
-            assert_eq!(limit_bytes(&sizes, resident_bytes << 20), (50 + 3) << 20);
+        for resident_bytes in [9, 10, 100] {
+            assert_eq!(limit_bytes(&sizes, resident_bytes << 20), 50 << 20);
         }
+        let small = Sizes { size_bytes: 1 << 24, memory_bytes: 1 << 20 };
+        assert_eq!(limit_bytes(&small, 1 << 20), BYTES_MIN);
     }
 
     #[test]
