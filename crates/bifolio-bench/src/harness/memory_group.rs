@@ -26,9 +26,8 @@ pub(super) const MEMBERS: &str = "cgroup.procs";
 /// A group of the run's own; goes away with this value, and whoever is in it.
 #[derive(Debug)]
 pub(crate) struct MemoryGroup {
-    removal: Removal,
-    limit: PathBuf,
-    sizes: Sizes,
+    membership: Membership,
+    _removal: Removal,
 }
 
 /// What a child needs to put itself into the group.
@@ -58,25 +57,25 @@ impl MemoryGroup {
 
     /// For a child that is to join; children take turns.
     pub(crate) fn membership(&self) -> Membership {
-        let (group, limit) = (self.removal.path().to_owned(), self.limit.clone());
-        Membership { group, limit, sizes: self.sizes }
+        self.membership.clone()
     }
 }
 
 fn create_in(parent: &Path, unified: bool, sizes: Sizes) -> Result<MemoryGroup> {
     let removal = Removal::of(|| Ok(Leftover::Group(make_directory(parent)?)))?;
-    let limit = if unified { "memory.max" } else { "memory.limit_in_bytes" };
-    let limit = removal.path().join(limit);
+    let group = removal.path().to_owned();
+    let limit = group.join(if unified { "memory.max" } else { "memory.limit_in_bytes" });
     set_limit(&limit, sizes.kernel_bytes())?;
-    Ok(MemoryGroup { removal, limit, sizes })
+    let membership = Membership { group, limit, sizes };
+    Ok(MemoryGroup { membership, _removal: removal })
 }
 
 fn set_limit(limit: &Path, bytes: u64) -> Result<()> {
     // Opened, not created: a group without the controller has no such file.
     let file = fs::OpenOptions::new().write(true).open(limit);
     let write = |mut file: fs::File| file.write_all(bytes.to_string().as_bytes());
-    let action = || format!("limit a control group's memory, {}", limit.display());
-    file.and_then(write).map_err(|source| Error::system(action())(source))
+    let action = format!("limit a control group's memory, {}", limit.display());
+    file.and_then(write).map_err(Error::system(action))
 }
 
 fn make_directory(parent: &Path) -> Result<PathBuf> {

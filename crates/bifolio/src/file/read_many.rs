@@ -88,8 +88,9 @@ impl<'b> ReadRequest<'b> {
         if next < folio_start {
             // Whoever has used it since it became READY is forgotten: a hint, no more.
             locked.lock.flags.set(Flag::Readahead);
+            return;
         }
-        if self.is_finished() || next < folio_start || next >= folio_end {
+        if self.is_finished() || next >= folio_end {
             return;
         }
         let length = ((folio_end - next) as usize).min(self.buffer.len() - done);

@@ -104,10 +104,8 @@ impl<'t> Departed<'t> {
         self.batch.wait();
         let ended = std::mem::take(&mut self.in_flight);
         memory.counters.add(Counter::PageOut, self.gathered.len() as u64);
-        let portion_folios = match memory.region_reads.are_single() {
-            true => PORTION_FOLIOS,
-            false => TRANSFER_FOLIOS,
-        };
+        let are_single = memory.region_reads.are_single();
+        let portion_folios = if are_single { PORTION_FOLIOS } else { TRANSFER_FOLIOS };
         self.batch.start(std::mem::take(&mut self.leaving), portion_folios);
         self.in_flight = std::mem::take(&mut self.gathered);
         self.half ^= 1;
