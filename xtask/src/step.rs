@@ -36,6 +36,12 @@ pub enum Step {
         #[arg(last = true)]
         arguments: Vec<String>,
     },
+    /// Run threads that use everything at once, checked by what their history allows.
+    Torture {
+        /// Arguments for the program: `--seconds`, `--seed`, `--only` ...
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
     /// Run the tests of the workspace with all features.
     Test {
         /// Arguments for the test programs, after `--`.
@@ -53,6 +59,7 @@ impl Step {
             Self::Clippy => "clippy",
             Self::Doc => "doc",
             Self::Loom { .. } => "loom",
+            Self::Torture { .. } => "torture",
             Self::Test { .. } => "test",
         }
     }
@@ -86,6 +93,9 @@ impl Step {
                     .flags("RUSTDOCFLAGS", "-D warnings")
             }
             Self::Loom { name, arguments } => loom::cargo(name.as_deref(), arguments),
+            Self::Torture { arguments } => {
+                Cargo::new("run --release -p bifolio-torture").program_arguments(arguments)
+            }
             Self::Test { arguments } => {
                 Cargo::new("test --workspace --all-features").program_arguments(arguments)
             }

@@ -1,0 +1,402 @@
+//! What a thread does: one operation of the public API after the other, each judged by the history.
+//!
+//! # Safety
+//! Loads and stores raw words through maps, inside their ranges, one aligned word at a time; the
+//! files of such scenes are never cut.
+#![allow(unsafe_code)]
+
+use crate::device::Device;
+use crate::history::{Kind, Violation, WORD_BYTES};
+use crate::scene::{Class, Scene, Target};
+use bifolio::{Advice, Backing, ErrorKind, File, ReadRequest};
+use fastrand::Rng;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// How many operations there are.
+pub const OPERATIONS: usize = 20;
+/// The most that one call reads or writes.
+const CALL_BYTES_MAX: u64 = 256 << 10;
+
+/// A thread of a scene.
+#[derive(Debug)]
+pub struct Worker<'s> {
+    pub scene: &'s Scene,
+    pub number: usize,
+    pub random: Rng,
+}
+
+type Outcome = Result<(), Violation>;
+
+impl Worker<'_> {
+    /// Works until the scene ends.
+    pub fn run(&mut self) -> Outcome {
+        let total: u32 = self.scene.weights.iter().sum();
+        while total > 0 && !self.scene.ends.load(Ordering::Relaxed) {
+            let mut drawn = self.random.u32(0..total);
+            let mut operation = 0;
+            while drawn >= self.scene.weights[operation] {
+                drawn -= self.scene.weights[operation];
+                operation += 1;
+            }
+            self.scene.calls.fetch_add(1, Ordering::Relaxed);
+            let outcome = self.operate(operation);
+            self.scene.clock.end_call(self.number);
+            outcome?;
+        }
+        Ok(())
+    }
+
+    fn operate(&mut self, operation: usize) -> Outcome {
+        let scene = self.scene;
+        let target = &scene.targets[self.random.usize(0..scene.targets.len())];
+        let Some(file) = target.handles[self.number].lock().expect("no panic").clone() else {
+            return Ok(());
+        };
+        match operation {
+            0..=2 => self.read(target, &file),
+            3 => self.read_many(target, &file),
+            4 | 5 => self.pin(target, &file),
+            6 => self.pin_many(target, &file),
+            7..=9 => self.write(target, &file),
+            10 => self.append(target, &file),
+            11 => self.pin_mut(target, &file),
+            12 => self.sync(target, &file, true),
+            13 => self.sync(target, &file, false),
+            14 => self.advise(&file),
+            15 => self.set_len(target, &file),
+            16 => self.punch_or_allocate(target, &file),
+            17 => self.resize(),
+            18 => self.map(target, &file),
+            _ => self.reopen(target, file),
+        }
+    }
+
+    /// A range of whole words of a file, mostly short, often at a page's edge.
+    fn range(&mut self, target: &Target, bytes_max: u64) -> Range<u64> {
+        let most = bytes_max.min(target.len_bytes_max);
+        let random = &mut self.random;
+        let length = match random.u32(0..8) {
+            0..4 => random.u64(1..=64) * WORD_BYTES,
+            4..6 => 4096,
+            6 => 4096 * random.u64(1..=16),
+            _ => random.u64(1..=most / WORD_BYTES) * WORD_BYTES,
+        };
+        let length = length.min(most);
+        let mut start = random.u64(0..=(target.len_bytes_max - length) / WORD_BYTES) * WORD_BYTES;
+        // A few hot pages, and whole ones.
+        if random.u32(0..3) == 0 {
+            start %= 16 << 10;
+        }
+        if random.bool() {
+            start &= !4095;
+        }
+        start..start + length
+    }
+
+    fn read(&mut self, target: &Target, file: &File) -> Outcome {
+        let range = self.range(target, CALL_BYTES_MAX);
+        let mut buffer = vec![0xAA; (range.end - range.start) as usize];
+        let certain = target.len_bytes_certain.load(Ordering::Relaxed);
+        let begun = self.scene.clock.begin_call(self.number);
+        let answer = file.read_at(&mut buffer, range.start);
+        let read = match answer {
+            Ok(read) => read,
+            Err(error) => return self.refused("read_at", target, &error),
+        };
+        if !self.scene.has_cuts() && !self.scene.may_fail() && range.end <= certain {
+            let wanted = buffer.len();
+            // A read may end early only at an error, and there is none here.
+            if read < wanted {
+                return Err(Violation(format!(
+                    "read_at of {range:?} read {read} of {wanted} bytes; {certain} are there"
+                )));
+            }
+        }
+        let whole = read as u64 / WORD_BYTES * WORD_BYTES;
+        target.history.check("read_at", &buffer[..whole as usize], range.start, begun)
+    }
+
+    fn read_many(&mut self, target: &Target, file: &File) -> Outcome {
+        let count = self.random.usize(1..40);
+        let ranges: Vec<_> = (0..count).map(|_| self.range(target, 16 << 10)).collect();
+        let mut buffers: Vec<Vec<u8>> =
+            ranges.iter().map(|range| vec![0xAA; (range.end - range.start) as usize]).collect();
+        let begun = self.scene.clock.begin_call(self.number);
+        let starts = ranges.iter().map(|range| range.start);
+        let mut requests: Vec<_> = starts
+            .zip(&mut buffers)
+            .map(|(start, buffer)| ReadRequest::new(start, buffer))
+            .collect();
+        if let Err(error) = file.read_many(&mut requests) {
+            return self.refused("read_many", target, &error);
+        }
+        for request in requests {
+            match request.result {
+                Ok(read) => {
+                    let whole = read as u64 / WORD_BYTES * WORD_BYTES;
+                    let bytes = &request.buffer[..whole as usize];
+                    target.history.check("read_many", bytes, request.position, begun)?;
+                }
+                Err(error) => self.refused("read_many", target, &error)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// A range in one folio.
+    fn folio_range(&mut self, target: &Target, file: &File) -> Range<u64> {
+        let range = self.range(target, file.folio_bytes());
+        let folio_end = (range.start / file.folio_bytes() + 1) * file.folio_bytes();
+        range.start..range.end.min(folio_end)
+    }
+
+    fn pin(&mut self, target: &Target, file: &File) -> Outcome {
+        let range = self.folio_range(target, file);
+        let begun = self.scene.clock.begin_call(self.number);
+        match file.pin(range.clone()) {
+            Ok(pin) => {
+                let mut buffer = vec![0xAA; pin.len()];
+                pin.copy_to(&mut buffer);
+                let checked = target.history.check("pin", &buffer, range.start, begun);
+                // A pin keeps what was cut off.
+                if self.scene.has_cuts() { Ok(()) } else { checked }
+            }
+            Err(error) => self.refused("pin", target, &error),
+        }
+    }
+
+    fn pin_many(&mut self, target: &Target, file: &File) -> Outcome {
+        // All threads together pin less than an eighth of what there is.
+        let scene = self.scene;
+        let most = scene.memory_bytes / (8 * scene.threads as u64 * file.folio_bytes());
+        let count = self.random.u64(1..=most.clamp(1, 8));
+        let ranges: Vec<_> = (0..count).map(|_| self.folio_range(target, file)).collect();
+        let begun = self.scene.clock.begin_call(self.number);
+        for (pin, range) in file.pin_many(&ranges).into_iter().zip(ranges) {
+            match pin {
+                Ok(pin) => {
+                    let mut buffer = vec![0xAA; pin.len()];
+                    pin.copy_to(&mut buffer);
+                    let checked = target.history.check("pin_many", &buffer, range.start, begun);
+                    if !self.scene.has_cuts() {
+                        checked?;
+                    }
+                }
+                Err(error) => self.refused("pin_many", target, &error)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, target: &Target, file: &File) -> Outcome {
+        let range = self.range(target, CALL_BYTES_MAX);
+        self.write_range("write_at", target, file, range)
+    }
+
+    /// A write at what is the end just now; others may do the same.
+    fn append(&mut self, target: &Target, file: &File) -> Outcome {
+        let start = file.len() / WORD_BYTES * WORD_BYTES;
+        let length = self.random.u64(1..=600) * WORD_BYTES;
+        let end = (start + length).min(target.len_bytes_max);
+        if start >= end {
+            return Ok(());
+        }
+        self.write_range("append", target, file, start..end)
+    }
+
+    fn write_range(
+        &mut self,
+        call: &'static str,
+        target: &Target,
+        file: &File,
+        range: Range<u64>,
+    ) -> Outcome {
+        self.scene.clock.begin_call(self.number);
+        let change = target.history.begin(call, self.number, Kind::Write, range.clone());
+        let words = range.start / WORD_BYTES..range.end / WORD_BYTES;
+        let bytes: Vec<u8> = words.flat_map(|index| change.word(index).to_le_bytes()).collect();
+        let answer = file.write_at(&bytes, range.start);
+        let written = *answer.as_ref().unwrap_or(&0) as u64;
+        target.history.end(&change, written);
+        target.len_bytes_certain.fetch_max(range.start + written, Ordering::Relaxed);
+        match answer {
+            Ok(_) => Ok(()),
+            Err(error) => self.refused(call, target, &error),
+        }
+    }
+
+    fn pin_mut(&mut self, target: &Target, file: &File) -> Outcome {
+        let range = self.folio_range(target, file);
+        self.scene.clock.begin_call(self.number);
+        let change = target.history.begin("pin_mut", self.number, Kind::Write, range.clone());
+        match file.pin_mut(range.clone()) {
+            Ok(mut pin) => {
+                let words = range.start / WORD_BYTES..range.end / WORD_BYTES;
+                for (offset, index) in words.enumerate() {
+                    pin.copy_from(offset * 8, &change.word(index).to_le_bytes());
+                }
+                drop(pin);
+                target.history.end(&change, range.end - range.start);
+                Ok(())
+            }
+            Err(error) => {
+                target.history.end(&change, 0);
+                self.refused("pin_mut", target, &error)
+            }
+        }
+    }
+
+    /// A sync, and what a power cut at this moment would leave.
+    fn sync(&mut self, target: &Target, file: &File, whole: bool) -> Outcome {
+        let range = if whole { 0..target.len_bytes_max } else { self.range(target, 64 << 10) };
+        let begun = self.scene.clock.begin_call(self.number);
+        let answer = match (whole, self.random.u32(0..4)) {
+            (true, 0) => file.sync_all(),
+            (true, _) => file.sync_data(),
+            (false, _) => file.sync_range(range.clone()),
+        };
+        if let Err(error) = answer {
+            return self.refused("sync", target, &error);
+        }
+        let Some(device) = &target.device else { return Ok(()) };
+        for _ in 0..if whole { 16 } else { 4 } {
+            let pages = range.start / 4096..range.end.div_ceil(4096);
+            let page = self.random.u64(pages) * 4096;
+            let part = page.max(range.start)..(page + 4096).min(range.end);
+            let durable = device.durable(part.start, (part.end - part.start) as usize);
+            target.history.check("power cut after a sync", &durable, part.start, begun)?;
+        }
+        Ok(())
+    }
+
+    fn advise(&mut self, file: &File) -> Outcome {
+        let advice = [
+            Advice::Normal,
+            Advice::Sequential,
+            Advice::Random,
+            Advice::NoReuse,
+            Advice::WillNeed,
+            Advice::Cold,
+            Advice::DontNeed,
+            Advice::DontNeed,
+            Advice::PopulateRead,
+        ];
+        let advice = self.random.choice(advice).unwrap_or(Advice::Normal);
+        let start = self.random.u64(0..1 << 20);
+        let length = self.random.u64(0..256 << 10);
+        self.scene.clock.begin_call(self.number);
+        // It promises nothing that could be judged.
+        let _ = file.advise(start..start + length, advice);
+        let _ = file.residency(start..start + length);
+        Ok(())
+    }
+
+    fn set_len(&mut self, target: &Target, file: &File) -> Outcome {
+        if !self.scene.has_cuts() {
+            return Ok(());
+        }
+        let length = self.random.u64(0..=target.len_bytes_max / WORD_BYTES) * WORD_BYTES;
+        self.scene.clock.begin_call(self.number);
+        let cut = length..target.len_bytes_max.next_multiple_of(4096);
+        let change = target.history.begin("set_len", self.number, Kind::Zero, cut.clone());
+        let answer = file.set_len(length);
+        // Whatever the length was, behind the new one there is nothing now.
+        target.history.end(&change, if answer.is_ok() { cut.end - cut.start } else { 0 });
+        match answer {
+            Ok(()) => Ok(()),
+            Err(error) => self.refused("set_len", target, &error),
+        }
+    }
+
+    fn punch_or_allocate(&mut self, target: &Target, file: &File) -> Outcome {
+        if !file.is_memory_file() {
+            return Ok(());
+        }
+        let range = self.range(target, 64 << 10);
+        self.scene.clock.begin_call(self.number);
+        if self.random.bool() {
+            // Holes that are not there, data that is.
+            let _ = (file.seek_hole(range.start), file.seek_data(range.start));
+            let _ = file.allocate(range);
+            return Ok(());
+        }
+        let change = target.history.begin("punch_hole", self.number, Kind::Zero, range.clone());
+        let answer = file.punch_hole(range.clone());
+        let certain = if answer.is_ok() { range.end - range.start } else { 0 };
+        target.history.end(&change, certain);
+        match answer {
+            Ok(()) => Ok(()),
+            Err(error) => self.refused("punch_hole", target, &error),
+        }
+    }
+
+    fn resize(&mut self) -> Outcome {
+        let factor = self.random.u64(4..=16);
+        let bytes = (self.scene.memory_bytes * factor / 8).max(256 << 10);
+        // It says when the bound cannot be reached.
+        let _ = self.scene.cache.set_memory(bytes);
+        Ok(())
+    }
+
+    fn map(&mut self, target: &Target, file: &File) -> Outcome {
+        if self.scene.class != Class::Maps {
+            return Ok(());
+        }
+        let range = self.range(target, 64 << 10);
+        let words = range.start / WORD_BYTES..range.end / WORD_BYTES;
+        let begun = self.scene.clock.begin_call(self.number);
+        if self.random.bool() {
+            let Ok(map) = file.map(range.clone()) else { return Ok(()) };
+            let load = |offset: usize| {
+                let word = map.as_ptr().wrapping_add(offset * 8).cast::<u64>();
+                // SAFETY: an aligned word inside the map, of a file that nobody cuts.
+                unsafe { word.read_volatile() }
+            };
+            let bytes: Vec<u8> =
+                words.enumerate().flat_map(|(offset, _)| load(offset).to_le_bytes()).collect();
+            return target.history.check("map", &bytes, range.start, begun);
+        }
+        let Ok(mut map) = file.map_mut(range.clone()) else { return Ok(()) };
+        let change = target.history.begin("map store", self.number, Kind::Write, range.clone());
+        for (offset, index) in words.enumerate() {
+            let word = map.as_mut_ptr().wrapping_add(offset * 8).cast::<u64>();
+            // SAFETY: as above; words are stored whole, whoever else does.
+            unsafe { word.write_volatile(change.word(index)) };
+        }
+        target.history.end(&change, range.end - range.start);
+        Ok(())
+    }
+
+    /// Lets the thread's handle go and opens the file anew.
+    fn reopen(&mut self, target: &Target, file: File) -> Outcome {
+        let (Class::Handles, Some(device)) = (self.scene.class, &target.device) else {
+            return Ok(());
+        };
+        let mut slot = target.handles[self.number].lock().expect("no panic");
+        drop((slot.take(), file));
+        let backing: Arc<dyn Backing> = Arc::<Device>::clone(device);
+        match self.scene.cache.open_backing(backing, &target.options) {
+            Ok(file) => *slot = Some(file),
+            Err(error) => return Err(Violation(format!("open failed: {error}"))),
+        }
+        Ok(())
+    }
+
+    /// Whether an error may be.
+    fn refused(&self, call: &str, target: &Target, error: &bifolio::Error) -> Outcome {
+        let is_expected = match error.kind() {
+            ErrorKind::PastEnd { .. } => self.scene.has_cuts() || call.starts_with("pin"),
+            _ => false,
+        };
+        if is_expected {
+            return Ok(());
+        }
+        if self.scene.may_fail() {
+            target.has_failed.store(true, Ordering::Relaxed);
+            return Ok(());
+        }
+        Err(Violation(format!("{call} failed: {error} ({error:?})")))
+    }
+}
