@@ -41,12 +41,8 @@ impl File {
             // Acquire: pairs with the Release in `set_ready`: the folio is uptodate.
             let seen = mapping.table().load(batch.end, Ordering::Acquire);
             if seen.is_ready() {
-                let folio = mapping.try_get_named(&inode.memory.folios, batch.end, seen);
+                let folio = mapping.try_get_ready(&inode.memory.folios, batch.end, seen);
                 let Ok(folio) = folio else { break };
-                // Acquire: pairs with the Release in `set_ready`, as in `HitPath::pin`.
-                if !mapping.table().load(batch.end, Ordering::Acquire).is_ready() {
-                    break;
-                }
                 batch.folios.push(folio);
                 batch.end = ((batch.end >> seen.order()) + 1) << seen.order();
             } else {

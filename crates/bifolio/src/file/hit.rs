@@ -15,7 +15,9 @@ use super::sequence;
 use crate::folio::{FolioId, FolioRef, Folios, TryGet};
 use crate::frames::Frames;
 use crate::lru::Memory;
-use crate::mapping::{Entry, Hot, PAGE_BYTES, PAGE_SHIFT, is_in_one_page, read_validated, recheck};
+use crate::mapping::{
+    Entry, Hot, PAGE_BYTES, PAGE_SHIFT, is_in_one_page, read_validated, recheck_ready,
+};
 use crate::stats::{Counter, ThreadBlock};
 use crate::sync::{AtomicU64, Ordering};
 use crate::sys::copy;
@@ -214,18 +216,18 @@ impl HitPath {
             return None;
         }
         let word = self.entry_word(range.start >> PAGE_SHIFT);
-        // Acquire: pairs with the Release in `set_ready`: the folio is uptodate.
+        // Acquire: pairs with the Release in `set_ready`: the descriptor is set up.
         let seen = Entry::from_word(word.load(Ordering::Acquire));
         if !seen.is_referenced() {
             return None;
         }
         let folio = try_get(&self.memory().folios, seen.folio_id()).ok()?;
-        let folio = recheck(word, folio, seen).ok()?;
-        // Acquire: pairs with the Release in `set_ready`. A page of a region may be on its way out
-        // while its folio is not frozen (B9 of `reclaim/unmap.rs`); READY says that it is there.
+        // READY with the reference in hand: the bytes are the page's, and, in a region, they are
+        // there (its page may be on its way out while its folio is not frozen: B9 of
+        // `reclaim/unmap.rs`).
+        let folio = recheck_ready(word, folio, seen).ok()?;
         if self.in_place_end > 0 {
-            let is_there = Entry::from_word(word.load(Ordering::Acquire)).is_ready();
-            return is_there.then(|| (folio, self.frames.wrapping_add(range.start as usize)));
+            return Some((folio, self.frames.wrapping_add(range.start as usize)));
         }
         let in_page = (range.start & (PAGE_BYTES - 1)) as usize;
         Some((folio, self.frames.wrapping_add(seen.frame_offset_bytes() + in_page)))
@@ -270,5 +272,88 @@ impl HitPath {
         // SAFETY: the table has an Entry for every page the file may have, and one more, and lives
         // as long as the inode.
         unsafe { &*self.entries.wrapping_add(index as usize) }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::cache::Cache;
+    use crate::file::{Advice, OpenOptions};
+    use crate::io::{Backing, IoSource, IoTarget};
+    use std::io;
+    use std::sync::atomic::AtomicUsize;
+    use std::sync::{Arc, Barrier};
+    use std::thread;
+
+    /// Sevens, the second read of which arrives at the barrier, and again before it goes on.
+    #[derive(Debug)]
+    struct SlowAtSecond {
+        reads: AtomicUsize,
+        barrier: Barrier,
+    }
+
+    impl Backing for SlowAtSecond {
+        fn read_at(&self, target: &mut IoTarget<'_>, _: u64) -> io::Result<usize> {
+            if self.reads.fetch_add(1, Ordering::Relaxed) == 1 {
+                self.barrier.wait();
+                self.barrier.wait();
+            }
+            target.copy_from_slice(0, &vec![7; target.len()]);
+            Ok(target.len())
+        }
+
+        fn write_at(&self, _: &IoSource<'_>, _: u64) -> io::Result<usize> {
+            Err(io::ErrorKind::Unsupported.into())
+        }
+
+        fn sync_data(&self) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn sync_all(&self) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn len_bytes(&self) -> io::Result<u64> {
+            Ok(PAGE_BYTES)
+        }
+
+        fn set_len(&self, _: u64) -> io::Result<()> {
+            Err(io::ErrorKind::Unsupported.into())
+        }
+
+        fn describe(&self) -> String {
+            "sevens".to_owned()
+        }
+    }
+
+    #[test]
+    fn a_pin_is_never_of_a_page_whose_fill_still_runs() {
+        let backing =
+            Arc::new(SlowAtSecond { reads: AtomicUsize::new(0), barrier: Barrier::new(2) });
+        let cache = Cache::builder().memory(1 << 20).readahead_bytes_max(0).build().unwrap();
+        let file =
+            cache.open_backing(backing.clone(), &OpenOptions::new().immutable(true)).unwrap();
+        // Twice: then it is marked as used.
+        for _ in 0..2 {
+            file.read_at(&mut [0; 8], 0).unwrap();
+        }
+        let page = 0..PAGE_BYTES;
+        let reader = std::cell::Cell::new(None);
+        let pinned = file.hit_path.pin(&page, |folios, id| {
+            // Between the look at the Entry and the reference.
+            assert_eq!(file.advise(page.clone(), Advice::DontNeed).unwrap().evicted, 1);
+            let other = file.clone();
+            reader.set(Some(thread::spawn(move || other.read_at(&mut [0; 8], 0))));
+            backing.barrier.wait();
+            let folio = folios.try_get(id);
+            assert!(folio.is_ok(), "the page did not come to the frame that it had");
+            folio
+        });
+        assert!(pinned.is_none(), "pinned before its bytes are there");
+        backing.barrier.wait();
+        reader.take().unwrap().join().unwrap().unwrap();
+        assert_eq!(file.pin(page).unwrap().as_bytes(), Some(&[7; PAGE_BYTES as usize][..]));
     }
 }

@@ -3,9 +3,7 @@
 use super::File;
 use super::access::Access;
 use crate::error::Result;
-use crate::folio::Flag;
 use crate::mapping::{PAGE_BYTES, PAGE_SHIFT};
-use crate::sync::Ordering;
 use std::ops::Range;
 
 impl File {
@@ -76,6 +74,7 @@ impl File {
         }
         let mut index = inode.mapping.head_index(position >> PAGE_SHIFT);
         while let Some(found) = inode.next_occupied(index) {
+            let found = inode.mapping.head_index(found);
             if found * PAGE_BYTES >= len_bytes {
                 break;
             }
@@ -113,11 +112,7 @@ impl File {
     /// Whether the unit whose first page is `head` was written.
     fn has_data(&self, head: u64) -> bool {
         let inode = &self.handle.inode;
-        // Acquire: pairs with the Release in I1: we see the flags of the life this Entry names.
-        let seen = inode.mapping.table().load(head, Ordering::Acquire);
-        if !seen.is_folio() {
-            return inode.is_absent(seen);
-        }
-        seen.is_ready() || !inode.memory.folio(seen.folio_id()).flags.get(Flag::Allocated)
+        let is_written = inode.mapping.is_written(&inode.memory.folios, head);
+        is_written.unwrap_or_else(|seen| inode.is_absent(seen))
     }
 }

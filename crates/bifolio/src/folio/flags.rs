@@ -54,7 +54,9 @@ impl Flags {
 
     /// A new life begins: no flags. Only the allocator of the folio calls this.
     pub(crate) fn reset(&self) {
-        self.0.store(0, Ordering::Relaxed);
+        // Release: pairs with the Acquire in `get` and in `Mapping::peek`: whoever sees the flags
+        // of this life sees that the folio of the last one has left its table.
+        self.0.store(0, Ordering::Release);
     }
 
     /// Clears WRITEBACK and wakes who waits for it.

@@ -121,6 +121,14 @@ impl Entry {
         (self.0 ^ other.0) & !ignored == 0
     }
 
+    /// Whether both name the same frame and are READY, whatever the version and the mark; that
+    /// `other` is READY is known.
+    #[inline(always)]
+    pub(crate) fn names_same_ready_folio(self, other: Entry) -> bool {
+        let ignored = (VERSION_MASK << VERSION_SHIFT) | REFERENCED;
+        (self.0 ^ other.0) & !ignored == 0
+    }
+
     /// Whether nothing but a mark came or went: the bytes are the same.
     #[inline(always)]
     pub(crate) fn is_same_version(self, other: Entry) -> bool {

@@ -5,7 +5,7 @@
 //! [`Mapping::peek`] is for who needs none.
 
 use super::{Entry, Mapping};
-use crate::folio::{Folio, FolioRef, Folios, TryGet};
+use crate::folio::{Flag, Folio, FolioRef, Folios, TryGet};
 use crate::sync::{AtomicU64, Backoff, Ordering, fence};
 use std::time::Instant;
 
@@ -80,6 +80,19 @@ impl Mapping {
         recheck(self.table.word(index), folio, seen)
     }
 
+    /// Takes a reference to the folio that `seen`, the READY Entry of page `index`, names, if the
+    /// Entry is READY with the reference in hand: see [`recheck_ready`].
+    #[inline(always)]
+    pub(crate) fn try_get_ready<'a>(
+        &self,
+        folios: &'a Folios,
+        index: u64,
+        seen: Entry,
+    ) -> Result<FolioRef<'a>, TryGet> {
+        let folio = folios.try_get(seen.folio_id())?;
+        recheck_ready(self.table.word(index), folio, seen)
+    }
+
     /// Looks at a folio without a reference: what `look` makes of its Entry, at the first page
     /// `head` of a unit, and of its descriptor. An error: no folio is there, or, once `look` has
     /// seen one, not that one; the Entry that says so.
@@ -97,16 +110,35 @@ impl Mapping {
             return Err(seen);
         }
         let result = look(seen, folios.get(seen.folio_id()));
-        // Acquire: pairs with the Release in `Flags::set` and in `FolioLock::release`: if `look`
-        // saw what was done after E4, or in a later life of the frame, the load below sees E4.
-        // (The stores that begin a life are Relaxed, though: `look` may see those too early.)
+        // Acquire: pairs with the Release in `Flags::set`, `Flags::reset` and in
+        // `FolioLock::release`: if `look` saw a flag as it was set after E4, or in a later life of
+        // the frame, the load below sees E4. (Index and order of a new life are stored Relaxed:
+        // `look` may see those too early.)
         fence(Ordering::Acquire);
         let now = self.table.load(head, Ordering::Relaxed);
         if now.names_same_folio(seen) { Ok(result) } else { Err(now) }
     }
+
+    /// Whether the folio at the first page `head` of a unit was written, or is filled from where
+    /// it was: all but one that was allocated and nothing else. An error: no folio is there; the
+    /// Entry that says so.
+    pub(crate) fn is_written(&self, folios: &Folios, head: u64) -> Result<bool, Entry> {
+        loop {
+            let is_written = self.peek(folios, head, |seen, folio| {
+                // The flag of a descriptor that may be another page's by now: `peek` looks again.
+                seen.is_ready() || !folio.flags.get(Flag::Allocated)
+            });
+            match is_written {
+                // Evicted and filled again meanwhile.
+                Err(now) if now.is_folio() => {}
+                answer => return answer,
+            }
+        }
+    }
 }
 
-/// L3: does the Entry still name the folio we hold now? [`TryGet::Frozen`] if it does not.
+/// L3: does the Entry still name the folio we hold now? [`TryGet::Frozen`] if it does not. Nothing
+/// else that `seen` said need be true any more: it may be of an earlier life of the folio's frames.
 #[inline(always)]
 pub(crate) fn recheck<'a>(
     word: &AtomicU64,
@@ -117,4 +149,30 @@ pub(crate) fn recheck<'a>(
     // descriptor. The try_get before it orders this load after our reference.
     let now = Entry(word.load(Ordering::Acquire));
     if now.names_same_folio(seen) { Ok(folio) } else { Err(TryGet::Frozen) }
+}
+
+/// L3 for whoever is after the bytes: is the Entry, which was READY when it was `seen`, READY now,
+/// and names the folio we hold? [`TryGet::Frozen`] if not.
+///
+/// Race (why the first look, which was before the reference, does not tell):
+///
+/// ```text
+///   pin: load (frame 5, v7, READY)   |
+///                                    |  evict the page; claim it again, in frame 5: (v8), locked
+///   pin: try_get frame 5: got it     |
+///   pin: load (frame 5, v8)          |  read the bytes from the device
+///   pin: the same folio, READY? no   |
+/// ```
+///
+/// Covered by `loom_lookup_r12_a_pin_waits_for_the_fill`.
+#[inline(always)]
+pub(crate) fn recheck_ready<'a>(
+    word: &AtomicU64,
+    folio: FolioRef<'a>,
+    seen: Entry,
+) -> Result<FolioRef<'a>, TryGet> {
+    debug_assert!(seen.is_ready());
+    // Acquire: pairs with the Release in `set_ready` and in `Window::drop`: the bytes are there.
+    let now = Entry(word.load(Ordering::Acquire));
+    if now.names_same_ready_folio(seen) { Ok(folio) } else { Err(TryGet::Frozen) }
 }

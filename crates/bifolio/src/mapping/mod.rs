@@ -59,7 +59,9 @@
 //!   table only frozen, or under its lock with the table's own reference: so after L3 the folio is
 //!   at this index. Comparing the frame is enough: for the frame to have gone and come back, the
 //!   reference of L2 would have had to be counted out by a freeze. The version need not match, so
-//!   a writer cannot starve a lookup.
+//!   a writer cannot starve a lookup. Nothing but its place is known of the folio then: whoever is
+//!   after its bytes judges READY by L3, not by L1, which may be of an earlier life of the frame
+//!   (`recheck_ready`), or takes the lock.
 //! - MAPPING-4: READY implies UPTODATE, and implies that the page lies below the file's length
 //!   rounded up to the folio.
 //!
@@ -86,7 +88,7 @@ pub(crate) use bitmap::Bitmap;
 pub(crate) use collapse::Part;
 pub(crate) use entry::{Entry, VALUE_MAX};
 pub(crate) use evict::EvictError;
-pub(crate) use lookup::{FrozenWaits, Lookup, recheck};
+pub(crate) use lookup::{FrozenWaits, Lookup, recheck_ready};
 pub(crate) use optimistic::read_validated;
 pub(crate) use stretch::Stretch;
 pub(crate) use table::{TABLE_PAGE_BYTES, Table};

@@ -81,6 +81,29 @@ fn loom_lookup_vs_evict_a_peek_is_of_the_folio_that_stands() {
     });
 }
 
+/// A page that was written is never taken for one that was only allocated, though its descriptor
+/// becomes that of such a page while it is looked at.
+/// Dies with: `peek` without its fence or its second load; Relaxed in `Flags::get`, together with
+/// no fence in `peek`.
+#[test]
+fn loom_lookup_vs_evict_written_pages_are_no_holes() {
+    model(|| {
+        let world = world_with_page_0(1);
+        let looker = spawn(&world, |world| {
+            let is_written = world.mapping.is_written(&world.folios, 0);
+            assert!(is_written == Ok(true) || is_written == Err(left_at(0)), "{is_written:?}");
+        });
+        if world.evict(0) {
+            let folio = world.allocate(1);
+            let locked = folio.lock();
+            let for_table = folio.try_clone().expect("few references");
+            world.mapping.insert(&world.folios, &locked, for_table, Entry::HOLE).expect("a hole");
+            locked.flags.set(Flag::Allocated);
+        }
+        looker.join().unwrap();
+    });
+}
+
 /// R12: the frame is evicted and comes back as another page; a lookup never returns it as the old
 /// one. Dies with: L3 left out (`recheck`); Relaxed in `try_get` (A2), `init` (B5), A4 or B1.
 #[test]
@@ -117,6 +140,30 @@ fn loom_lookup_r12_an_old_entry_gets_no_other_folio() {
             assert!(world.fill(1, Entry::HOLE, 2));
         }
         reader.join().unwrap();
+    });
+}
+
+/// The page is evicted and claimed again in the same frame, while a pin has its old READY Entry in
+/// hand: the pin gets no folio whose fill is still running.
+/// Dies with: `recheck_ready` that asks only whether it is the same folio; Relaxed in it, together
+/// with Relaxed in `try_get` (A2).
+#[test]
+fn loom_lookup_r12_a_pin_waits_for_the_fill() {
+    model(|| {
+        let world = world_with_page_0(1);
+        let pinner = spawn(&world, |world| {
+            let seen = world.entry(0);
+            if seen.is_ready()
+                && let Ok(folio) = world.mapping.try_get_ready(&world.folios, 0, seen)
+            {
+                assert!(folio.folio().flags.get(Flag::Uptodate));
+                check_found(world, &folio, 0);
+            }
+        });
+        if world.evict(0) {
+            assert!(world.fill(0, left_at(0), 2));
+        }
+        pinner.join().unwrap();
     });
 }
 
