@@ -30,7 +30,7 @@ impl File {
         }
         let inode = &handle.inode;
         let _resizing = inode.lock_resizing();
-        self.uncover(end)?;
+        let _growing = self.uncover(end)?;
         let mut allocated = Vec::new();
         let outcome = self.allocate_pages(pages_of(&range), &mut allocated);
         if outcome.is_err() {

@@ -9,7 +9,23 @@ use super::access::Access;
 use super::fill::Locked;
 use crate::error::{ErrorKind, Result};
 use crate::folio::FolioRef;
+use crate::frames::Region;
 use crate::mapping::{PAGE_BYTES, PAGE_SHIFT};
+
+/// A file grows, if its pages have places: nobody is refused what it is about to have (G1 to G3 of
+/// `frames/region.rs`).
+#[derive(Debug)]
+pub(super) struct Growing<'a> {
+    region: Option<&'a Region>,
+}
+
+impl Drop for Growing<'_> {
+    fn drop(&mut self) {
+        if let Some(region) = self.region {
+            region.end_growth();
+        }
+    }
+}
 
 impl File {
     /// Makes the file `len_bytes` long: cuts what is behind, or grows it by zeros. The file on the
@@ -28,7 +44,7 @@ impl File {
         let inode = &handle.inode;
         let _resizing = inode.lock_resizing();
         if len_bytes >= inode.mapping.len_bytes() {
-            self.uncover(len_bytes)?;
+            let _growing = self.uncover(len_bytes)?;
             return Ok(inode.grow(len_bytes)?);
         }
         // A cut must not find out that it cannot get at the bytes it is to zero.
@@ -40,17 +56,20 @@ impl File {
 
     /// The file is about to grow to `len_bytes` bytes, if it is shorter: what it gets is zeros,
     /// whatever raw writers have stored behind its end, and whatever stood in the way of those who
-    /// touched what was cut. The caller holds the resizing lock.
-    pub(super) fn uncover(&self, len_bytes: u64) -> Result<()> {
+    /// touched what was cut. The caller holds the resizing lock, and the answer until the file has
+    /// grown, or has not.
+    pub(super) fn uncover(&self, len_bytes: u64) -> Result<Growing<'_>> {
         let before_bytes = self.len();
-        let Some(region) = self.handle.inode.frames.region() else { return Ok(()) };
-        if len_bytes <= before_bytes {
-            return Ok(());
-        }
+        let region = self.handle.inode.frames.region().filter(|_| len_bytes > before_bytes);
+        let growing = Growing { region: region.map(|region| &**region) };
+        let Some(region) = growing.region else { return Ok(growing) };
         let pages = before_bytes.div_ceil(PAGE_BYTES)..len_bytes.div_ceil(PAGE_BYTES);
         let purpose = "pages behind the end of a file";
-        region.clear_all(pages).map_err(|source| ErrorKind::Memory { purpose, source })?;
-        if region.is_tracked() { self.zero_tail(before_bytes) } else { Ok(()) }
+        region.begin_growth(pages).map_err(|source| ErrorKind::Memory { purpose, source })?;
+        if region.is_tracked() {
+            self.zero_tail(before_bytes)?;
+        }
+        Ok(growing)
     }
 
     /// A reference to the folio of a memory file that `len_bytes` lies in: what is behind it must

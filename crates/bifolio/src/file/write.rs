@@ -48,10 +48,7 @@ impl File {
         }
         handle.check_len(end)?;
         let mut resizing: Resizing<'_> = None;
-        if end > self.len() {
-            resizing = Some(handle.inode.lock_resizing());
-            self.uncover(end)?;
-        }
+        let mut growing = None;
         let is_mapped = faults::is_mapped(buffer);
         let mut done = 0;
         while done < buffer.len() {
@@ -63,17 +60,27 @@ impl File {
             let copied = is_mapped.then(|| bytes.to_vec());
             let bytes = copied.as_deref().unwrap_or(bytes);
             let follows = buffer.len() - done > bytes.len();
+            // Not before the copy: a part of a map that lies behind the end is refused.
+            if resizing.is_none() && end > self.len() {
+                resizing = Some(handle.inode.lock_resizing());
+                growing = Some(self.uncover(end)?);
+            }
             match self.write_folio(bytes, at, follows, resizing.is_some()) {
-                Ok(Ok(())) => done += bytes.len(),
+                Ok(Ok(())) => {
+                    done += bytes.len();
+                    // What lay between is the file's, and what follows is put in its place.
+                    growing = None;
+                }
                 Ok(Err(MustResize)) => {
                     resizing = Some(handle.inode.lock_resizing());
-                    self.uncover(end)?;
+                    growing = Some(self.uncover(end)?);
                 }
                 Err(error) if done == 0 => return Err(error),
                 // What was written is written; the caller finds the error where it stands.
                 Err(_) => break,
             }
         }
+        drop(growing);
         handle.inode.memory.counters.add(Counter::WriteBytes, done as u64);
         Ok(done)
     }

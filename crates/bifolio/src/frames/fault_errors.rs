@@ -2,6 +2,7 @@
 
 use crate::error::Error;
 use crate::sync::Mutex;
+use std::io;
 use std::sync::Arc;
 
 /// See the head of the file.
@@ -17,11 +18,21 @@ struct State {
 }
 
 impl FaultErrors {
-    /// A page could not be had.
-    pub(crate) fn record(&self, error: Error) {
+    /// A page cannot be had, if `poison` sees to it that nobody touches it unharmed: whoever meets
+    /// that is told. Whether it did.
+    pub(crate) fn record_if(
+        &self,
+        error: Error,
+        poison: impl FnOnce() -> io::Result<bool>,
+    ) -> io::Result<bool> {
         let mut state = self.state.lock();
-        state.count += 1;
-        state.last = Some(Arc::new(error));
+        let is_poisoned = poison()?;
+        if is_poisoned {
+            log::error!("a page of a map cannot be had: {error}");
+            state.count += 1;
+            state.last = Some(Arc::new(error));
+        }
+        Ok(is_poisoned)
     }
 
     /// How many there were.

@@ -33,7 +33,7 @@ mod watcher;
 pub(crate) use arena::Arena;
 pub(crate) use chunk::{CHUNK_BYTES, CHUNK_PAGES};
 pub(crate) use orphans::Orphans;
-pub(crate) use region::Region;
+pub(crate) use region::{FAULT_CLOCK, Refusal, Region};
 pub(crate) use region_reads::RegionReads;
 pub(crate) use regions::{Exit, Regions};
 pub(crate) use rows::ROW_PAGES;

@@ -10,6 +10,25 @@
 //! pages are installed protected, and the first store to each takes the protection away
 //! ([`Region::visit_written`] finds those, [`Region::protect`] starts anew).
 //!
+//! A late message: a fault that somebody else has served meanwhile is served some time later, when
+//! nobody waits for the page any more and the file may have been cut. So a page behind the end
+//! is refused in two steps, and what was found out before the lock is judged again under it:
+//!
+//! ```text
+//!  REFUSE (a service of faults)               GROW (who holds the resizing lock)
+//!  R1 note the number of growths              G1 under the lock: the pages up to the new end are
+//!  R2 try to bring the page in: refused          about to be the file's (`growing_end`); suspicion
+//!  R3 under the lock: another number than        and poison are taken from them; next number
+//!     R1's, or the file is about to have the  G2 the new length stands
+//!     page, or it is there: wake who waits    G3 under the lock: none is about to be the file's;
+//!                                                next number
+//!  R4 behind the end, and nobody is known
+//!     to wait: wake who does, suspect it
+//!  R5 behind the end, and the message was
+//!     read after that: whoever sent it has
+//!     touched the page since: poison it
+//! ```
+//!
 //! Invariants:
 //! - REGION-1: a folio of the table that is uptodate has its page here, but for one that is frozen
 //!   or whose lock is held by whoever evicts it. So nobody inside the cache faults on a page he has
@@ -29,6 +48,7 @@ use super::fault_errors::FaultErrors;
 use super::mapped::MappedPages;
 use super::regions::Regions;
 use super::stores::Stores;
+use crate::error::Error;
 use crate::folio::FolioId;
 use crate::sync::{AtomicBool, Mutex, MutexGuard, Ordering};
 use crate::sys::memory::Reservation;
@@ -38,15 +58,63 @@ use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 /// Something that stands at a page that no folio of the table has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Leftover {
+    /// Behind the end of the file, and perhaps touched there: whoever waited for it was woken at
+    /// this time ([`FaultClock`]).
+    Suspected(u64),
     /// It could not be read: whoever touches it gets SIGBUS.
     Poison,
     /// The bytes of a folio that was cut off, while somebody holds on to it.
     Orphan(FolioId),
 }
+
+/// What stands at pages that no folio of the table has.
+#[derive(Debug, Default)]
+struct Leftovers {
+    at: BTreeMap<u64, Leftover>,
+    /// Pages before this one are about to be the file's (G1).
+    growing_end: u64,
+}
+
+/// A refusal of a page, to be judged again: see the head of the file.
+#[derive(Debug)]
+pub(crate) struct Refusal {
+    pub(crate) index: u64,
+    /// [`Region::growths`] before the page was tried.
+    pub(crate) growths: u64,
+    /// When the message was read; the last moment there is if somebody is known to wait.
+    pub(crate) read_at: u64,
+    pub(crate) error: Error,
+}
+
+/// Orders the reading of messages against the waking of those who sent them.
+#[derive(Debug)]
+pub(crate) struct FaultClock(AtomicU64);
+
+impl FaultClock {
+    pub(crate) const fn new() -> Self {
+        Self(AtomicU64::new(0))
+    }
+
+    /// To be asked before messages are read.
+    pub(crate) fn now(&self) -> u64 {
+        // Acquire: pairs with the AcqRel in `advance`: who waited was woken before.
+        self.0.load(Ordering::Acquire)
+    }
+
+    /// To be asked when somebody was woken: messages read from this time on were sent later.
+    fn advance(&self) -> u64 {
+        // AcqRel: Release pairs with the Acquire in `now`; Acquire only keeps it in its place.
+        self.0.fetch_add(1, Ordering::AcqRel) + 1
+    }
+}
+
+/// Of all regions.
+pub(crate) static FAULT_CLOCK: FaultClock = FaultClock::new();
 
 /// See the head of the file.
 #[derive(Debug)]
@@ -60,7 +128,9 @@ pub(crate) struct Region {
     section: Mutex<()>,
     mapped: MappedPages,
     errors: FaultErrors,
-    leftovers: Mutex<BTreeMap<u64, Leftover>>,
+    leftovers: Mutex<Leftovers>,
+    /// Goes on when the file is about to grow, and when it has grown.
+    growths: AtomicU64,
     /// Whether there are any: a hint, exact for who put one there.
     has_leftovers: AtomicBool,
 }
@@ -88,6 +158,7 @@ impl Region {
             mapped: MappedPages::default(),
             errors: FaultErrors::default(),
             leftovers: Mutex::default(),
+            growths: AtomicU64::new(0),
             has_leftovers: AtomicBool::new(false),
         })
     }
@@ -186,8 +257,8 @@ impl Region {
         }
         let mut leftovers = self.leftovers.lock();
         for index in pages {
-            if leftovers.get(&index) == Some(&Leftover::Poison) {
-                leftovers.remove(&index);
+            if leftovers.at.get(&index) == Some(&Leftover::Poison) {
+                leftovers.at.remove(&index);
                 self.regions.unpoison(&self.range_of(&(index..index + 1)))?;
             }
         }
@@ -293,38 +364,79 @@ impl Region {
         admit()
     }
 
-    /// Whoever touches the page gets SIGBUS, until it is installed or cleared.
-    pub(crate) fn poison(&self, index: u64) -> io::Result<()> {
+    /// A number that changes when the file is about to grow, and when it has grown.
+    pub(crate) fn growths(&self) -> u64 {
+        // Acquire: pairs with the Release in `begin_growth` and `end_growth`: how the page is found
+        // after this is newer.
+        self.growths.load(Ordering::Acquire)
+    }
+
+    /// Judges a refusal again, and if it stands records it and poisons the page: whoever touches it
+    /// gets SIGBUS, until it is installed or cleared. Whether it does; if not, whoever waits for
+    /// the page was woken, or is to be, and tries again. `is_past_end` and `is_there` tell how the
+    /// page is now.
+    pub(crate) fn refuse(
+        &self,
+        refusal: Refusal,
+        is_past_end: impl FnOnce() -> bool,
+        is_there: impl FnOnce() -> bool,
+    ) -> io::Result<bool> {
+        let Refusal { index, growths, read_at, error } = refusal;
+        let range = self.range_of(&(index..index + 1));
         let mut leftovers = self.leftovers.lock();
+        let is_late = growths != self.growths() || index < leftovers.growing_end || is_there();
+        if is_late {
+            return Ok(false);
+        }
+        if is_past_end() {
+            let woken_at = match leftovers.at.get(&index) {
+                Some(Leftover::Suspected(woken_at)) => *woken_at,
+                Some(_) => 0,
+                None => u64::MAX,
+            };
+            if read_at < woken_at {
+                self.userfault.wake(range.start, range.length_bytes)?;
+                let suspected = Leftover::Suspected(FAULT_CLOCK.advance());
+                leftovers.at.entry(index).or_insert(suspected);
+                self.note_leftovers(&leftovers);
+                return Ok(false);
+            }
+        }
+        self.errors.record_if(error, || self.poison(&mut leftovers, index, &range))
+    }
+
+    /// Whether nobody can touch the page now; not if one is there.
+    fn poison(&self, leftovers: &mut Leftovers, index: u64, range: &PageRange) -> io::Result<bool> {
         // First: whoever it wakes may be the one who clears it.
-        let before = leftovers.insert(index, Leftover::Poison);
-        self.note_leftovers(&leftovers);
-        let poisoned = self.regions.poison(&self.userfault, &self.range_of(&(index..index + 1)));
+        let before = leftovers.at.insert(index, Leftover::Poison);
+        self.note_leftovers(leftovers);
+        let poisoned = self.regions.poison(&self.userfault, range);
         if poisoned.is_err() {
             match before {
-                Some(leftover) => leftovers.insert(index, leftover),
-                None => leftovers.remove(&index),
+                Some(leftover) => leftovers.at.insert(index, leftover),
+                None => leftovers.at.remove(&index),
             };
-            self.note_leftovers(&leftovers);
+            self.note_leftovers(leftovers);
         }
-        poisoned.or_else(|error| match error.kind() {
-            io::ErrorKind::AlreadyExists => Ok(()),
-            _ => Err(error),
-        })
+        match poisoned {
+            Ok(()) => Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
     /// Keeps the bytes of a folio that has left its table until [`Self::bury_orphan`].
     pub(crate) fn note_orphan(&self, index: u64, id: FolioId) {
         let mut leftovers = self.leftovers.lock();
-        leftovers.insert(index, Leftover::Orphan(id));
+        leftovers.at.insert(index, Leftover::Orphan(id));
         self.note_leftovers(&leftovers);
     }
 
     /// The last reference to the folio is gone: unmaps its page, unless another one is there.
     pub(crate) fn bury_orphan(&self, index: u64, id: FolioId) {
         let mut leftovers = self.leftovers.lock();
-        if leftovers.get(&index) == Some(&Leftover::Orphan(id)) {
-            leftovers.remove(&index);
+        if leftovers.at.get(&index) == Some(&Leftover::Orphan(id)) {
+            leftovers.at.remove(&index);
             self.note_leftovers(&leftovers);
             self.unmap_locked(index);
         }
@@ -338,8 +450,8 @@ impl Region {
         Ok(())
     }
 
-    fn clear_locked(&self, leftovers: &mut BTreeMap<u64, Leftover>, index: u64) -> io::Result<()> {
-        if leftovers.remove(&index) == Some(Leftover::Poison) {
+    fn clear_locked(&self, leftovers: &mut Leftovers, index: u64) -> io::Result<()> {
+        if leftovers.at.remove(&index) == Some(Leftover::Poison) {
             self.regions.unpoison(&self.range_of(&(index..index + 1)))?;
         }
         self.unmap_locked(index);
@@ -348,37 +460,50 @@ impl Region {
 
     /// Lets pages that could not be read be tried again.
     pub(crate) fn clear_poison(&self, pages: Range<u64>) -> io::Result<()> {
-        self.clear_leftovers(pages, |leftover| leftover == Leftover::Poison)
-    }
-
-    /// Clears pages that are about to belong to the file: they were behind its end, and whatever
-    /// stands there is not a part of it.
-    pub(crate) fn clear_all(&self, pages: Range<u64>) -> io::Result<()> {
-        self.clear_leftovers(pages, |_| true)
-    }
-
-    fn clear_leftovers(
-        &self,
-        pages: Range<u64>,
-        is_unwanted: impl Fn(Leftover) -> bool,
-    ) -> io::Result<()> {
         // Relaxed: who put one there and comes here sees it.
         if !self.has_leftovers.load(Ordering::Relaxed) {
             return Ok(());
         }
         let mut leftovers = self.leftovers.lock();
-        let unwanted = leftovers.range(pages).filter(|(_, leftover)| is_unwanted(**leftover));
+        self.clear_leftovers(&mut leftovers, pages, |leftover| leftover == Leftover::Poison)
+    }
+
+    /// G1: `pages`, which were behind the end, are about to belong to the file: whatever stands
+    /// there is not a part of it. To be followed by [`Self::end_growth`], whatever comes of it.
+    pub(crate) fn begin_growth(&self, pages: Range<u64>) -> io::Result<()> {
+        let mut leftovers = self.leftovers.lock();
+        leftovers.growing_end = pages.end;
+        // Release: pairs with the Acquire in `growths`.
+        self.growths.fetch_add(1, Ordering::Release);
+        self.clear_leftovers(&mut leftovers, pages, |_| true)
+    }
+
+    /// G3.
+    pub(crate) fn end_growth(&self) {
+        let mut leftovers = self.leftovers.lock();
+        leftovers.growing_end = 0;
+        // Release: as above: a page that was refused by the old length is judged by the new one.
+        self.growths.fetch_add(1, Ordering::Release);
+    }
+
+    fn clear_leftovers(
+        &self,
+        leftovers: &mut Leftovers,
+        pages: Range<u64>,
+        is_unwanted: impl Fn(Leftover) -> bool,
+    ) -> io::Result<()> {
+        let unwanted = leftovers.at.range(pages).filter(|(_, leftover)| is_unwanted(**leftover));
         let unwanted: Vec<_> = unwanted.map(|(index, _)| *index).collect();
         for index in unwanted {
-            self.clear_locked(&mut leftovers, index)?;
+            self.clear_locked(leftovers, index)?;
         }
-        self.note_leftovers(&leftovers);
+        self.note_leftovers(leftovers);
         Ok(())
     }
 
-    fn note_leftovers(&self, leftovers: &BTreeMap<u64, Leftover>) {
+    fn note_leftovers(&self, leftovers: &Leftovers) {
         // Relaxed: the lock orders it for all who must know.
-        self.has_leftovers.store(!leftovers.is_empty(), Ordering::Relaxed);
+        self.has_leftovers.store(!leftovers.at.is_empty(), Ordering::Relaxed);
     }
 
     /// Unmaps a page that was not given to readers.

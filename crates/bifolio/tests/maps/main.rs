@@ -9,6 +9,7 @@
 
 mod buffers;
 mod crash;
+mod cuts;
 mod faults;
 mod kernel;
 mod lifetimes;

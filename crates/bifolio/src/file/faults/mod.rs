@@ -9,8 +9,12 @@
 //!   touch --> kernel --> message --> threads.rs --.
 //!               |                                 +--> serve --> Handle::bring_in --> fill.rs
 //!               '------> SIGBUS, in the thread  --'       |            '--> readahead
-//!                                                         '--> failed: note it, poison the page
+//!                                                         '--> failed: judge again, and if it is
+//!                                                              so, note it, poison the page
 //! ```
+//!
+//! A message may be served when nobody waits any more, and the page is another one: the head of
+//! `frames/region.rs` says how a refusal is judged.
 //!
 //! Which region an address is in is known here, for all caches of the process, because a signal
 //! handler has nothing else to go by.
@@ -23,9 +27,8 @@ pub(super) use threads::FaultThreads;
 pub(super) use underway::Underway;
 
 use super::handle::Handle;
-use crate::error::Error;
-use crate::frames::Region;
-use crate::mapping::PAGE_SHIFT;
+use crate::frames::{Refusal, Region};
+use crate::mapping::{PAGE_BYTES, PAGE_SHIFT};
 use crate::stats::Counter;
 use crate::sync::{Ordering, RwLock, RwLockReadGuard};
 use crate::sys::memory::is_resident;
@@ -121,17 +124,34 @@ impl Server {
         offset >> PAGE_SHIFT..((offset + length_bytes as u64 - 1) >> PAGE_SHIFT) + 1
     }
 
-    /// Serves faults at `pages`; whether whoever raised them can go on.
-    fn serve(&self, pages: Range<u64>, is_write: bool) -> bool {
+    /// Serves faults at `pages`, of which a message was read at `read_at`; whether whoever raised
+    /// them can go on.
+    fn serve(&self, pages: Range<u64>, is_write: bool, read_at: u64) -> bool {
         self.handle.inode.memory.counters.add(Counter::Fault, 1);
         let mut left = pages;
         let mut is_served = true;
-        while let Err((index, error)) = self.handle.bring_in(left.clone(), is_write) {
-            is_served = false;
-            give_up(&self.region, index, error);
+        loop {
+            // R1 of `frames/region.rs`.
+            let growths = self.region.growths();
+            let Err((index, error)) = self.handle.bring_in(left.clone(), is_write) else {
+                return is_served;
+            };
+            is_served &= !self.refuse(Refusal { index, growths, read_at, error });
             left.start = index + 1;
         }
-        is_served
+    }
+
+    /// A page cannot be had: if that is still so, whoever touches it is to know, and nobody is to
+    /// wait for it. Whether it is.
+    fn refuse(&self, refusal: Refusal) -> bool {
+        let (index, mapping) = (refusal.index, &self.handle.inode.mapping);
+        let is_past_end = || index * PAGE_BYTES >= mapping.len_bytes();
+        let is_there = || mapping.table().load(index, Ordering::Relaxed).is_ready();
+        let refused = self.region.refuse(refusal, is_past_end, is_there);
+        refused.unwrap_or_else(|error| {
+            log::error!("page {index} of a map cannot be poisoned: {error}");
+            true
+        })
     }
 
     /// Somebody stores to a protected page. Nothing is waited for: it may be a store of the cache's
@@ -153,15 +173,6 @@ impl Server {
     }
 }
 
-/// A page cannot be had: whoever touches it is to know, and nobody is to wait for it.
-fn give_up(region: &Region, index: u64, error: Error) {
-    log::error!("a page of a map cannot be had: {error}");
-    region.errors().record(error);
-    if let Err(error) = region.poison(index) {
-        log::error!("page {index} of a map cannot be poisoned: {error}");
-    }
-}
-
 /// Serves the fault of the thread itself, in its signal handler.
 pub(super) fn serve_in_thread(address: usize, is_write: bool) -> bool {
     let Some(server) = server_of(address) else { return false };
@@ -171,5 +182,6 @@ pub(super) fn serve_in_thread(address: usize, is_write: bool) -> bool {
         // It is there, and was protected.
         return server.admit_store(pages.start);
     }
-    server.serve(pages, is_write)
+    // Nobody has to be asked whether he waits: it is this thread.
+    server.serve(pages, is_write, u64::MAX)
 }

@@ -2,6 +2,7 @@
 //! their turn.
 
 use super::server_of;
+use crate::frames::FAULT_CLOCK;
 use crate::sync::Mutex;
 use crate::sys::thread::OwnedThread;
 use crate::sys::userfault::{Fault, Userfault};
@@ -38,6 +39,8 @@ struct Request {
     length_bytes: usize,
     is_write: bool,
     is_protection: bool,
+    /// When the messages were read: not before this.
+    read_at: u64,
 }
 
 impl FaultThreads {
@@ -91,16 +94,17 @@ impl Shared {
                     return None;
                 }
             }
+            let read_at = FAULT_CLOCK.now();
             if let Err(error) = self.userfault.read_faults(&mut faults) {
                 log::error!("faults cannot be read: {error}");
             }
-            requests.extend(coalesced(faults));
+            requests.extend(coalesced(faults, read_at));
         }
         requests.pop_front()
     }
 
     fn serve(&self, request: Request) {
-        let Request { address, length_bytes, is_write, is_protection } = request;
+        let Request { address, length_bytes, is_write, is_protection, read_at } = request;
         let Some(server) = server_of(address) else {
             let waked =
                 self.userfault.wake(std::ptr::without_provenance_mut(address), length_bytes);
@@ -112,13 +116,13 @@ impl Shared {
             server.admit_store(pages.start);
             return;
         }
-        server.serve(pages.clone(), is_write);
+        server.serve(pages.clone(), is_write, read_at);
         server.wake(&pages);
     }
 }
 
 /// Faults in the order of their addresses, those at adjacent pages as one; each page once.
-fn coalesced(mut faults: Vec<Fault>) -> Vec<Request> {
+fn coalesced(mut faults: Vec<Fault>, read_at: u64) -> Vec<Request> {
     faults.sort_unstable_by_key(|fault| (fault.is_protection, fault.address / PAGE));
     let mut requests: Vec<Request> = Vec::new();
     for Fault { address, is_write, is_protection } in faults {
@@ -137,7 +141,8 @@ fn coalesced(mut faults: Vec<Fault>) -> Vec<Request> {
                 continue;
             }
         }
-        requests.push(Request { address: page, length_bytes: PAGE, is_write, is_protection });
+        let length_bytes = PAGE;
+        requests.push(Request { address: page, length_bytes, is_write, is_protection, read_at });
     }
     requests
 }
@@ -158,18 +163,18 @@ mod tests {
     #[test]
     fn faults_at_adjacent_pages_are_served_together_and_each_page_once() {
         let faults = vec![fault(7, false), fault(5, false), fault(6, false), fault(5, false)];
-        assert_eq!(pages(&coalesced(faults)), [(5, 3, false)]);
+        assert_eq!(pages(&coalesced(faults, 0)), [(5, 3, false)]);
         let faults = vec![fault(5, true), fault(9, false), fault(5, false)];
-        assert_eq!(pages(&coalesced(faults)), [(5, 1, true), (9, 1, false)]);
+        assert_eq!(pages(&coalesced(faults, 0)), [(5, 1, true), (9, 1, false)]);
         // What is only read must not count as stored to.
         let faults = vec![fault(5, false), fault(6, true)];
-        assert_eq!(pages(&coalesced(faults)), [(5, 1, false), (6, 1, true)]);
+        assert_eq!(pages(&coalesced(faults, 0)), [(5, 1, false), (6, 1, true)]);
     }
 
     #[test]
     fn stores_to_protected_pages_are_admitted_one_by_one() {
         let protection = |page: usize| Fault { is_protection: true, ..fault(page, true) };
-        let requests = coalesced(vec![protection(5), fault(6, true), protection(6)]);
+        let requests = coalesced(vec![protection(5), fault(6, true), protection(6)], 0);
         assert_eq!(pages(&requests), [(6, 1, true), (5, 1, true), (6, 1, true)]);
         assert!(!requests[0].is_protection && requests[1].is_protection);
     }
