@@ -5,6 +5,7 @@
 //!
 //! The frame goes to standard error, where cargo's own progress goes, so the two stay in order.
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -36,8 +37,20 @@ pub enum Step {
         #[arg(last = true)]
         arguments: Vec<String>,
     },
+    /// Run the library's tests whose names contain NAME while a seeded scheduler interferes; all
+    /// without a name. `BIFOLIO_CHAOS=seed:rate` says how.
+    Chaos {
+        /// The test or group of tests.
+        name: Option<String>,
+        /// Arguments for the test programs, after `--`.
+        #[arg(last = true)]
+        arguments: Vec<String>,
+    },
     /// Run threads that use everything at once, checked by what their history allows.
     Torture {
+        /// With the scheduler of `cargo x chaos`.
+        #[arg(long)]
+        chaos: bool,
         /// Arguments for the program: `--seconds`, `--seed`, `--only` ...
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
@@ -59,6 +72,7 @@ impl Step {
             Self::Clippy => "clippy",
             Self::Doc => "doc",
             Self::Loom { .. } => "loom",
+            Self::Chaos { .. } => "chaos",
             Self::Torture { .. } => "torture",
             Self::Test { .. } => "test",
         }
@@ -93,8 +107,16 @@ impl Step {
                     .flags("RUSTDOCFLAGS", "-D warnings")
             }
             Self::Loom { name, arguments } => loom::cargo(name.as_deref(), arguments),
-            Self::Torture { arguments } => {
+            Self::Chaos { name, arguments } => {
+                chaos(Cargo::new("test --release -p bifolio --lib --tests"))
+                    .arguments(name.as_slice())
+                    .program_arguments(arguments)
+            }
+            Self::Torture { chaos: false, arguments } => {
                 Cargo::new("run --release -p bifolio-torture").program_arguments(arguments)
+            }
+            Self::Torture { chaos: true, arguments } => {
+                chaos(Cargo::new("run --release -p bifolio-torture")).program_arguments(arguments)
             }
             Self::Test { arguments } => {
                 Cargo::new("test --workspace --all-features").program_arguments(arguments)
@@ -102,6 +124,17 @@ impl Step {
         };
         Some(cargo)
     }
+}
+
+/// The same with every use of an atomic or a lock a point of the chaos scheduler: a build of its
+/// own, in a folder of its own.
+fn chaos(cargo: Cargo) -> Cargo {
+    let folder = std::env::var("CARGO_TARGET_DIR").unwrap_or_else(|_| "target".to_owned());
+    let folder = Path::new(&folder).join("chaos").to_string_lossy().into_owned();
+    cargo
+        .arguments(&["--target-dir".to_owned(), folder])
+        .flags("RUSTFLAGS", "--cfg bifolio_chaos")
+        .default_variable("BIFOLIO_CHAOS", "1:2000")
 }
 
 fn framed(name: &str, shown: &str, work: impl FnOnce() -> Result<()>) -> Result<Duration> {
@@ -128,6 +161,18 @@ mod tests {
         assert!(shown(&Step::Clippy).ends_with("-- -D warnings"));
         let doc = shown(&Step::Doc);
         assert!(doc.starts_with("RUSTDOCFLAGS=") && doc.contains("-D warnings"), "{doc}");
+    }
+
+    #[test]
+    fn chaos_has_its_own_cfg_and_folder() {
+        let (name, arguments) = (Some("pin".to_owned()), Vec::new());
+        let tests = shown(&Step::Chaos { name, arguments: arguments.clone() });
+        assert!(tests.contains("--cfg bifolio_chaos") && tests.contains("/chaos"), "{tests}");
+        assert!(tests.ends_with(" pin"), "{tests}");
+        let torture = shown(&Step::Torture { chaos: true, arguments: arguments.clone() });
+        assert!(torture.contains("bifolio-torture") && torture.contains("--cfg bifolio_chaos"));
+        let torture = shown(&Step::Torture { chaos: false, arguments });
+        assert!(!torture.contains("chaos"), "{torture}");
     }
 
     #[test]

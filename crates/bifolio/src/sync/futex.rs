@@ -6,20 +6,22 @@
 use crate::sync::AtomicU32;
 
 #[cfg(not(all(test, loom)))]
+use crate::sync::word_of;
+#[cfg(not(all(test, loom)))]
 use rustix::thread::futex;
 
 /// Sleeps while `word` holds `expected`, until woken. May return for no reason.
 #[cfg(not(all(test, loom)))]
 pub(crate) fn wait(word: &AtomicU32, expected: u32) {
     // Errors mean "look again": the word differed already, or a signal came.
-    let _ = futex::wait(word, futex::Flags::PRIVATE, expected, None);
+    let _ = futex::wait(word_of(word), futex::Flags::PRIVATE, expected, None);
 }
 
 /// Wakes at most `count` threads that sleep on `word`.
 #[cfg(not(all(test, loom)))]
 pub(crate) fn wake(word: &AtomicU32, count: u32) {
     // The only errors are bad addresses; a reference is never one.
-    let _ = futex::wake(word, futex::Flags::PRIVATE, count);
+    let _ = futex::wake(word_of(word), futex::Flags::PRIVATE, count);
 }
 
 /// In a model run too: whoever nobody wakes is a deadlock, which the checker reports.

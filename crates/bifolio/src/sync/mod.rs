@@ -1,4 +1,5 @@
-//! The one door to atomics, locks and spinning: the real ones, or loom's in a model run.
+//! The one door to atomics, locks and spinning: the real ones, loom's in a model run, or the real
+//! ones with a seeded scheduler's interference (`chaos.rs`).
 //!
 //! Stands below everything that shares memory. Code above never names `std::sync::atomic` or
 //! `parking_lot` itself, so every protocol can be run whole under the model checker
@@ -8,10 +9,15 @@
 //! It does not hold statistics (`stats`): counters are not part of any protocol.
 
 pub(crate) mod futex;
-#[cfg(not(all(test, loom)))]
+#[cfg(not(any(all(test, loom), bifolio_chaos)))]
 mod real;
-#[cfg(not(all(test, loom)))]
+#[cfg(not(any(all(test, loom), bifolio_chaos)))]
 pub(crate) use real::*;
+
+#[cfg(all(bifolio_chaos, not(all(test, loom))))]
+mod chaos;
+#[cfg(all(bifolio_chaos, not(all(test, loom))))]
+pub(crate) use chaos::*;
 
 #[cfg(all(test, loom))]
 mod model;

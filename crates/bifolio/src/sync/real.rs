@@ -22,3 +22,8 @@ pub(crate) fn sleep_briefly() {
 pub(crate) fn store_owned(word: &AtomicU64, value: u64, ordering: Ordering) {
     word.store(value, ordering);
 }
+
+/// The word itself, for the kernel.
+pub(crate) fn word_of(word: &AtomicU32) -> &AtomicU32 {
+    word
+}
