@@ -3,14 +3,18 @@
 //! Used by `sys::array` (tables, descriptors) and `frames::arena`. A reservation costs address
 //! space only (`MAP_NORESERVE`); what is touched counts. It is unmapped on drop and never before.
 //!
+//! In a program that locks all memory to come (`mlockall(MCL_FUTURE)`) a new mapping would be made
+//! resident as a whole: so it is mapped without access, unlocked, and only then opened.
+//!
 //! # Safety
 //! The only place that maps, unmaps and advises memory; every address handed to the kernel lies
 //! inside a [`Reservation`].
 #![allow(unsafe_code)]
 
+use crate::sys::control::{answer_of, is_passing};
 use crate::sys::probe::{Feature, Features};
 use rustix::mm::{
-    Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap_anonymous, mprotect, munmap,
+    Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap_anonymous, mprotect, munlock, munmap,
 };
 use std::io;
 
@@ -42,13 +46,16 @@ impl Reservation {
         let mapped_bytes = length_bytes.checked_add(slack_bytes);
         let mapped_bytes = mapped_bytes.ok_or(io::ErrorKind::OutOfMemory)?;
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        let none = ProtFlags::empty();
         // SAFETY: a null hint without MAP_FIXED replaces no existing mapping.
-        let mapped =
-            unsafe { mmap_anonymous(std::ptr::null_mut(), mapped_bytes, protection, flags) }?;
+        let mapped = unsafe { mmap_anonymous(std::ptr::null_mut(), mapped_bytes, none, flags) }?;
         let mapped = mapped.cast::<u8>();
         let base = mapped.wrapping_add(mapped.align_offset(align_bytes.max(1)));
-        Ok(Self { mapped, mapped_bytes, base, length_bytes })
+        let reservation = Self { mapped, mapped_bytes, base, length_bytes };
+        // SAFETY: the mapping made just now; no byte changes.
+        unsafe { munlock(mapped.cast(), mapped_bytes) }?;
+        protect(mapped, mapped_bytes, MprotectFlags::READ | MprotectFlags::WRITE)?;
+        Ok(reservation)
     }
 
     /// The first byte.
@@ -106,7 +113,9 @@ impl Reservation {
 
     /// Gives the pages of the range back to the kernel; they read as zeros from now on.
     pub(crate) fn release(&self, offset_bytes: usize, length_bytes: usize) -> io::Result<()> {
-        self.advise(offset_bytes, length_bytes, Advice::LinuxDontNeed)
+        let start = self.at(offset_bytes, length_bytes);
+        // SAFETY: `at` checked that the range is ours; zeroing it is what the caller asks for.
+        unsafe { free_pages(start, length_bytes) }
     }
 
     fn advise(&self, offset_bytes: usize, length_bytes: usize, advice: Advice) -> io::Result<()> {
@@ -126,6 +135,31 @@ impl Reservation {
         assert!(inside, "range {offset_bytes}+{length_bytes} of {}", self.len());
         self.base.wrapping_add(offset_bytes)
     }
+}
+
+/// Frees the pages of a range, also those that the program has locked in memory: the next touch
+/// finds zeros, or a missing page. Goes on after an interruption.
+///
+/// # Safety
+/// Whole pages of private memory of ours, on whose bytes nobody relies.
+pub(crate) unsafe fn free_pages(start: *mut u8, length_bytes: usize) -> io::Result<()> {
+    // The second since Linux 5.18; the first refuses what is locked.
+    let mut ways = [libc::MADV_DONTNEED, libc::MADV_DONTNEED_LOCKED].into_iter();
+    let mut way = ways.next();
+    while let Some(advice) = way {
+        // SAFETY: the range may be freed, says the caller.
+        let answer = unsafe { libc::madvise(start.cast(), length_bytes, advice) };
+        match answer_of(answer) {
+            Ok(_) => return Ok(()),
+            Err(error) if is_passing(&error) => {}
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => way = ways.next(),
+            Err(error) => return Err(error),
+        }
+    }
+    // SAFETY: as above; no byte changes.
+    unsafe { munlock(start.cast(), length_bytes) }?;
+    // SAFETY: as above.
+    answer_of(unsafe { libc::madvise(start.cast(), length_bytes, libc::MADV_DONTNEED) }).map(drop)
 }
 
 /// Whether the page at `address`, which is mapped anonymously, is resident.

@@ -11,6 +11,7 @@ use std::io;
 use std::mem::offset_of;
 
 use super::control::{answer_of, is_passing};
+use super::memory::free_pages;
 use super::probe::{Feature, Features};
 
 /// Ranges of one call; the kernel takes no more than 1024.
@@ -100,7 +101,7 @@ impl Unmapper {
             // Longer than one call takes (2 GiB).
         }
         // SAFETY: the first of the caller's ranges.
-        unsafe { advise_one(ranges[0]) }?;
+        unsafe { free_pages(ranges[0].start, ranges[0].length_bytes) }?;
         Ok(1)
     }
 }
@@ -130,22 +131,12 @@ pub(super) unsafe fn advise_vector(ranges: &[PageRange]) -> io::Result<usize> {
             PIDFD_SELF,
             ranges.as_ptr(),
             ranges.len(),
-            libc::MADV_DONTNEED,
+            // What the program has locked, too.
+            libc::MADV_DONTNEED_LOCKED,
             0,
         )
     };
     answer_of(answer)
-}
-
-/// Frees the pages of one range.
-///
-/// # Safety
-/// As for [`Unmapper::unmap`].
-unsafe fn advise_one(range: PageRange) -> io::Result<()> {
-    // SAFETY: the range may be freed, says the caller.
-    let answer =
-        unsafe { libc::madvise(range.start.cast(), range.length_bytes, libc::MADV_DONTNEED) };
-    answer_of(answer).map(drop)
 }
 
 #[cfg(test)]

@@ -1,19 +1,21 @@
-//! Pages that the kernel does not unmap: those the program has locked.
+//! Pages that the program has locked in memory: they come and go as others do.
 //!
 //! # Safety
 //! Locks pages of a map, which changes nothing that Rust knows of.
 #![allow(unsafe_code)]
 
-use crate::setup::{Way, word};
+use crate::setup::{Way, load, run_child, store, word};
+use crate::support::{assert_same, directory, random_file};
+use bifolio::{Advice, Feature};
 use rustix::mm::MlockFlags;
 use std::sync::atomic::Ordering;
 
 const PAGES: u64 = 2048;
 const PAGE: u64 = 4096;
 
-/// A batch of pages in a row, of which the kernel unmaps the first and refuses one in the middle.
+/// A batch of pages in a row, of which one in the middle is locked.
 #[test]
-fn a_batch_that_is_unmapped_in_part_loses_no_store() {
+fn a_batch_with_locked_pages_loses_no_store() {
     for way in Way::modes() {
         let cache = way.spilling(4 << 20);
         let file = way.memory_file(&cache, PAGES * PAGE);
@@ -35,4 +37,85 @@ fn a_batch_that_is_unmapped_in_part_loses_no_store() {
         }
         assert!(cache.stats().unmapped_pages > PAGES, "{:?}", cache.stats());
     }
+}
+
+const NAME: &str = "locked::memory_that_the_program_locks_is_cut_and_evicted_all_the_same";
+const VARIABLE: &str = "BIFOLIO_TEST_LOCKED";
+
+/// Cuts a file that is locked in memory, and evicts it; nothing old is ever seen again.
+fn use_locked_pages(way: Way) {
+    let directory = directory();
+    let (path, mut bytes) = random_file(&directory, "mapped", 200 * PAGE as usize);
+    let builder = way.builder(512 << 10).memory_max(4 << 20).readahead_bytes_max(0);
+    let cache = builder.build().unwrap();
+    let file = cache.open(&path, &way.options().len_max(4 << 20)).unwrap();
+    let mut map = file.map_mut(0..file.len()).unwrap();
+    let start = map.as_mut_ptr();
+    // SAFETY: the map's own addresses.
+    unsafe { rustix::mm::mlock_with(start.cast(), bytes.len(), MlockFlags::ONFAULT) }.unwrap();
+    // More than there is memory for.
+    assert_same(&load(start, 0..map.len()), &bytes);
+    for page in 0..200 {
+        store(start, page * PAGE + 100, &page.to_ne_bytes());
+        bytes[(page * PAGE + 100) as usize..][..8].copy_from_slice(&page.to_ne_bytes());
+    }
+    assert_same(&load(start, 0..map.len()), &bytes);
+    map.advise(0..map.len(), Advice::DontNeed).unwrap();
+    file.sync_data().unwrap();
+    for pages in [150, 100, 3] {
+        file.set_len(pages * PAGE).unwrap();
+        file.set_len(200 * PAGE).unwrap();
+        bytes[(pages * PAGE) as usize..].fill(0);
+        assert_same(&load(start, 0..map.len()), &bytes);
+        file.write_all_at(&[pages as u8; 5000], pages * PAGE).unwrap();
+        bytes[(pages * PAGE) as usize..][..5000].fill(pages as u8);
+        assert_same(&load(start, 0..map.len()), &bytes);
+    }
+    drop(map);
+    drop(file);
+    cache.close().unwrap();
+    assert_same(&std::fs::read(&path).unwrap(), &bytes);
+}
+
+#[test]
+fn memory_that_the_program_locks_is_cut_and_evicted_all_the_same() {
+    let ways = Way::with_and_without(Feature::VectoredUnmap);
+    if let Ok(number) = std::env::var(VARIABLE) {
+        // SAFETY: it changes nothing that is mapped.
+        assert_eq!(unsafe { libc::mlockall(libc::MCL_FUTURE) }, 0);
+        return use_locked_pages(ways[number.parse::<usize>().unwrap()]);
+    }
+    for (number, way) in ways.iter().enumerate() {
+        use_locked_pages(*way);
+        let output = run_child(NAME, VARIABLE, &number.to_string());
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{way:?}: {}: {text}", output.status);
+    }
+}
+
+/// Locking all that is to come makes nothing resident that is only reserved.
+#[test]
+fn a_cache_of_a_program_that_locks_all_memory_stays_within_its_bound() {
+    const NAME: &str = "locked::a_cache_of_a_program_that_locks_all_memory_stays_within_its_bound";
+    if std::env::var(VARIABLE).is_err() {
+        let output = run_child(NAME, VARIABLE, "");
+        let text = String::from_utf8_lossy(&output.stderr);
+        return assert!(output.status.success(), "{}: {text}", output.status);
+    }
+    let resident_bytes = || {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
+    };
+    let before_bytes = resident_bytes();
+    // SAFETY: it changes nothing that is mapped.
+    assert_eq!(unsafe { libc::mlockall(libc::MCL_FUTURE) }, 0);
+    let cache = bifolio::Cache::builder().memory(1 << 20).memory_max(256 << 20).build().unwrap();
+    for way in Way::modes() {
+        let file = cache.memory_file_with("mapped", &way.options().len_max(256 << 20)).unwrap();
+        file.set_len(10 * PAGE).unwrap();
+        file.write_all_at(b"bytes", 3 * PAGE).unwrap();
+    }
+    let grown_bytes = resident_bytes() - before_bytes;
+    assert!(grown_bytes < 64 << 20, "{grown_bytes} bytes");
 }
