@@ -1,14 +1,18 @@
-//! The real primitives, each use of which is a point at which the scheduler of a seed may interfere.
+//! The real primitives; each use of one is a point at which a seeded scheduler may interfere.
 //!
 //! For builds with `--cfg bifolio_chaos` (`cargo x chaos`, `cargo x torture --chaos`): the protocols
-//! are as they are, but a thread may lose the processor between any two steps of one. At a point it
+//! are as they are, but a thread may lose the processor between any two steps. At a point it
 //! goes on, yields, spins, sleeps for up to some hundred microseconds, or moves to another CPU.
 //! Points that change state, or let others see a change, are eight times as likely to be chosen as
 //! plain loads. `BIFOLIO_CHAOS=seed:rate` sets the seed, and how many points in a million of the
 //! likely kind are chosen; 0 chooses none.
 //!
 //! Each thread draws from a generator of its own, made from the seed and the order in which threads
-//! first came here. A run is not replayed exactly by its seed, since time is real; it is as unkind.
+//! first came here. A seed does not replay a run exactly, since time is real.
+//!
+//! # Safety
+//! Says of its atomic word what `sys::array` says of the real one.
+#![allow(unsafe_code)]
 
 use std::cell::Cell;
 use std::ops::{Deref, DerefMut};
@@ -203,6 +207,9 @@ atomic!(
     u64,
     [swap, fetch_add, fetch_sub, fetch_or, fetch_and, fetch_max, fetch_min, fetch_xor]
 );
+
+// SAFETY: a transparent wrapper of a word that is valid when zero and needs no dropping.
+unsafe impl crate::sys::array::ZeroValid for AtomicU64 {}
 
 /// A fence, with a point on either side.
 #[inline]

@@ -22,9 +22,9 @@ pub(crate) use real::ReservedArray;
 #[cfg(not(all(test, loom)))]
 mod real {
     use super::ZeroValid;
-    use crate::sync::AtomicU64;
     use crate::sys::memory::Reservation;
     use std::marker::PhantomData;
+    use std::sync::atomic::AtomicU64;
 
     // SAFETY: an atomic word is valid when zero and needs no dropping.
     unsafe impl ZeroValid for AtomicU64 {}
