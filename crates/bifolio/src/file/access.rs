@@ -15,7 +15,8 @@
 //! | `Write` | a folio | zeroed, or as it is | allowed | locked, any bytes | writes |
 //! | `Falloc` | allocated | zeroed, uptodate | allowed | locked | `allocate` |
 //!
-//! "As it is" and "any bytes" is what a write gets that replaces the whole folio. That `Falloc`
+//! "As it is" and "any bytes" is what a write gets that replaces the whole folio. Whether it does
+//! is judged with the folio locked, and good for as long: until then others may append. That `Falloc`
 //! makes an allocated page uptodate keeps a promise: an `allocate` that fails takes back the pages
 //! it allocated itself, and knows them by their not being uptodate; one that another call was
 //! promised meanwhile stays.
@@ -27,10 +28,12 @@ pub(super) enum Access {
     Read,
     NoAlloc,
     Cache,
+    /// The caller replaces these bytes, which lie in one unit. If they are all that the file has,
+    /// or will have, in the folio, that may come not uptodate, with any bytes, and the caller must
+    /// mark it.
     Write {
-        /// The caller replaces all bytes that the file has, or will have, in the folio. Then it
-        /// may come not uptodate, with any bytes, and the caller must mark it.
-        whole: bool,
+        start: u64,
+        end: u64,
     },
     Falloc,
 }
@@ -40,10 +43,10 @@ pub(super) enum Access {
 pub(super) enum OnAllocated {
     /// No folio: it reads as zeros.
     None,
-    /// The folio as it is.
-    AsIs,
     /// The folio, zeroed and uptodate.
     Zeroed,
+    /// The same, unless all of it is replaced: then the folio as it is.
+    ZeroedForPart,
 }
 
 impl Access {
@@ -61,10 +64,8 @@ impl Access {
     pub(super) fn on_allocated(self) -> OnAllocated {
         match self {
             Self::Get | Self::Read => OnAllocated::None,
-            Self::Write { whole: true } => OnAllocated::AsIs,
-            Self::NoAlloc | Self::Cache | Self::Write { whole: false } | Self::Falloc => {
-                OnAllocated::Zeroed
-            }
+            Self::Write { .. } => OnAllocated::ZeroedForPart,
+            Self::NoAlloc | Self::Cache | Self::Falloc => OnAllocated::Zeroed,
         }
     }
 }

@@ -28,15 +28,13 @@ impl File {
         if range.is_empty() {
             return Ok(());
         }
-        let inode = &handle.inode;
-        let _resizing = inode.lock_resizing();
-        let _growing = self.uncover(end)?;
+        let mut growth = self.begin_growth(end)?;
         let mut allocated = Vec::new();
         let outcome = self.allocate_pages(pages_of(&range), &mut allocated);
         if outcome.is_err() {
             allocated.into_iter().for_each(|pages| self.take_back(pages));
-        } else if end > inode.mapping.len_bytes() {
-            inode.mapping.set_len_bytes(end);
+        } else {
+            growth.reach(end);
         }
         outcome
     }

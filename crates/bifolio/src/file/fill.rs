@@ -146,8 +146,10 @@ impl Handle {
         debug_assert!(locked.lock.flags.get(Flag::Allocated), "not uptodate, and nobody's fill");
         match access.on_allocated() {
             OnAllocated::None => return Ok(None),
-            OnAllocated::AsIs => {}
-            OnAllocated::Zeroed => self.inode.fill_with_zeros(&locked.folio, &locked.lock)?,
+            OnAllocated::ZeroedForPart if self.is_replaced(&locked.lock, access) => {}
+            OnAllocated::Zeroed | OnAllocated::ZeroedForPart => {
+                self.inode.fill_with_zeros(&locked.folio, &locked.lock)?;
+            }
         }
         Ok(Some(locked))
     }
@@ -161,7 +163,7 @@ impl Handle {
         access: Access,
     ) -> Result<Locked<'a>> {
         match access {
-            Access::Write { whole: true } => {
+            Access::Write { .. } if self.is_replaced(&locked.lock, access) => {
                 self.inode.memory.counters.add(Counter::MissWithoutRead, 1);
                 Ok(locked)
             }
@@ -176,6 +178,16 @@ impl Handle {
                 run.read_first(&self.inode)
             }
         }
+    }
+
+    /// Whether `access` is a write that replaces all that the file has in a locked folio. True for
+    /// as long as the lock is held: what the file gets there by growing elsewhere is zeros.
+    fn is_replaced(&self, locked: &LockedFolio<'_>, access: Access) -> bool {
+        let Access::Write { start, end } = access else { return false };
+        let (folio_start, folio_bytes) = (locked.index() * PAGE_BYTES, locked.pages() * PAGE_BYTES);
+        let on_backing = folio_start + self.inode.bytes_on_backing(folio_start, folio_bytes);
+        let len_bytes = self.inode.mapping.len_bytes().min(folio_start + folio_bytes);
+        start == folio_start && end >= len_bytes.max(on_backing)
     }
 
     /// Claims the absent folios that hold `pages`, from the first on: as many in a row as there

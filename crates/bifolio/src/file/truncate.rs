@@ -1,8 +1,9 @@
 //! Changing the length.
 //!
-//! A cut, in this order: the length and the backing, between two write-outs (WRITEBACK-4); then
-//! the folios behind the new end, dirty or not; then zeros behind the end in the folio that holds
-//! it (FILE-1). If the backing refuses, the old length stands again and nothing is lost.
+//! The length and the backing change between two write-outs (WRITEBACK-4). Of a cut, that comes
+//! first; then the folios behind the new end go, dirty or not; then what is behind the end in the
+//! folio that holds it becomes zeros (FILE-1). If the backing refuses, the old length stands again
+//! and nothing is lost.
 
 use super::File;
 use super::access::Access;
@@ -11,25 +12,49 @@ use crate::error::{ErrorKind, Result};
 use crate::folio::FolioRef;
 use crate::frames::Region;
 use crate::mapping::{PAGE_BYTES, PAGE_SHIFT};
+use crate::writeback::Resizing;
 
 /// A file grows, if its pages have places: nobody is refused what it is about to have (G1 to G3 of
 /// `frames/region.rs`).
 #[derive(Debug)]
-pub(super) struct Growing<'a> {
+struct Growing<'a> {
     region: Option<&'a Region>,
 }
 
-impl Drop for Growing<'_> {
-    fn drop(&mut self) {
-        if let Some(region) = self.region {
+impl Growing<'_> {
+    fn end(&mut self) {
+        if let Some(region) = self.region.take() {
             region.end_growth();
         }
     }
 }
 
+impl Drop for Growing<'_> {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// A growth that is under way: nobody else changes the length.
+#[derive(Debug)]
+pub(super) struct Growth<'a> {
+    growing: Growing<'a>,
+    resizing: Resizing<'a>,
+}
+
+impl Growth<'_> {
+    /// The file is `len_bytes` long, if it was shorter: its last bytes are there. What lay between
+    /// is the file's, and what follows in the same growth is put in its place.
+    pub(super) fn reach(&mut self, len_bytes: u64) {
+        self.resizing.extend(len_bytes);
+        self.growing.end();
+    }
+}
+
 impl File {
     /// Makes the file `len_bytes` long: cuts what is behind, or grows it by zeros. The file on the
-    /// device has that length when the call returns; it is durable after a sync. Blocks for I/O.
+    /// device has that length when the call returns; it is durable after a sync. Blocks for I/O:
+    /// its own, and write-outs of the file that are under way.
     ///
     /// Bytes that were pinned and are cut off stay readable through the pin, with any content.
     ///
@@ -42,23 +67,28 @@ impl File {
         handle.range_end(len_bytes, 0)?;
         handle.check_len(len_bytes)?;
         let inode = &handle.inode;
-        let _resizing = inode.lock_resizing();
+        let resizing = inode.lock_resizing();
         if len_bytes >= inode.mapping.len_bytes() {
-            let _growing = self.uncover(len_bytes)?;
-            return Ok(inode.grow(len_bytes)?);
+            let _growing = self.uncover(&resizing, len_bytes)?;
+            return Ok(resizing.set_len(len_bytes)?);
         }
         // A cut must not find out that it cannot get at the bytes it is to zero.
         let _tail = self.hold_tail(len_bytes)?;
-        inode.cut(len_bytes)?;
+        resizing.set_len(len_bytes)?;
         inode.remove_folios_from(len_bytes.div_ceil(self.folio_bytes()) * self.folio_bytes());
         self.zero_tail(len_bytes)
     }
 
+    /// Waits until nobody else changes the length, and prepares the file to be `len_bytes` long.
+    pub(super) fn begin_growth(&self, len_bytes: u64) -> Result<Growth<'_>> {
+        let resizing = self.handle.inode.lock_resizing();
+        Ok(Growth { growing: self.uncover(&resizing, len_bytes)?, resizing })
+    }
+
     /// The file is about to grow to `len_bytes` bytes, if it is shorter: what it gets is zeros,
     /// whatever raw writers have stored behind its end, and whatever stood in the way of those who
-    /// touched what was cut. The caller holds the resizing lock, and the answer until the file has
-    /// grown, or has not.
-    pub(super) fn uncover(&self, len_bytes: u64) -> Result<Growing<'_>> {
+    /// touched what was cut. The caller keeps the answer until the file has grown, or has not.
+    fn uncover(&self, _alone: &Resizing<'_>, len_bytes: u64) -> Result<Growing<'_>> {
         let before_bytes = self.len();
         let region = self.handle.inode.frames.region().filter(|_| len_bytes > before_bytes);
         let growing = Growing { region: region.map(|region| &**region) };

@@ -1,7 +1,7 @@
 //! Writes: folio by folio, under the folio lock, through a write window.
 //!
 //! A write ends in memory; it is on the device after a sync. It never reads what it replaces
-//! whole. Writes that make the file longer hold the resizing lock from beginning to end.
+//! whole. Writes that make the file longer keep a [`Growth`] from there to the end.
 //!
 //! # Safety
 //! Writes into frames whose lock it holds, through `sys::copy`.
@@ -9,20 +9,17 @@
 
 use super::access::Access;
 use super::fill::Locked;
+use super::truncate::Growth;
 use super::{File, faults};
 use crate::error::Result;
 use crate::mapping::{PAGE_BYTES, PAGE_SHIFT};
 use crate::stats::Counter;
-use crate::sync::MutexGuard;
 use crate::sys::copy;
 
 /// Lines of a page.
 const PAGE_LINES: usize = PAGE_BYTES as usize / copy::LINE_BYTES;
 
-/// The resizing lock, once a write needs it.
-type Resizing<'a> = Option<MutexGuard<'a, ()>>;
-
-/// A write of one folio found that the file had been cut: take the resizing lock and try again.
+/// A write of one folio found that the file had been cut: it is to grow, and the write tried again.
 #[derive(Debug)]
 struct MustResize;
 
@@ -47,8 +44,7 @@ impl File {
             return Ok(0);
         }
         handle.check_len(end)?;
-        let mut resizing: Resizing<'_> = None;
-        let mut growing = None;
+        let mut growth: Option<Growth<'_>> = None;
         let is_mapped = faults::is_mapped(buffer);
         let mut done = 0;
         while done < buffer.len() {
@@ -61,26 +57,14 @@ impl File {
             let bytes = copied.as_deref().unwrap_or(bytes);
             let follows = buffer.len() - done > bytes.len();
             // Not before the copy: a part of a map that lies behind the end is refused.
-            if resizing.is_none() && end > self.len() {
-                resizing = Some(handle.inode.lock_resizing());
-                growing = Some(self.uncover(end)?);
-            }
-            match self.write_folio(bytes, at, follows, resizing.is_some()) {
-                Ok(Ok(())) => {
-                    done += bytes.len();
-                    // What lay between is the file's, and what follows is put in its place.
-                    growing = None;
-                }
-                Ok(Err(MustResize)) => {
-                    resizing = Some(handle.inode.lock_resizing());
-                    growing = Some(self.uncover(end)?);
-                }
+            match self.write_or_grow(bytes, at, follows, end, &mut growth) {
+                Ok(()) => done += bytes.len(),
                 Err(error) if done == 0 => return Err(error),
                 // What was written is written; the caller finds the error where it stands.
                 Err(_) => break,
             }
         }
-        drop(growing);
+        drop(growth);
         handle.inode.memory.counters.add(Counter::WriteBytes, done as u64);
         Ok(done)
     }
@@ -97,21 +81,40 @@ impl File {
         Ok(())
     }
 
-    /// Writes bytes that lie in one folio. `follows`: those behind it come next.
+    /// Writes bytes that lie in one folio, in a write that ends at `end`: if the file is shorter,
+    /// that makes it longer from now on. `follows`: those behind the bytes come next.
+    fn write_or_grow<'a>(
+        &'a self,
+        bytes: &[u8],
+        position: u64,
+        follows: bool,
+        end: u64,
+        growth: &mut Option<Growth<'a>>,
+    ) -> Result<()> {
+        loop {
+            if growth.is_none() && end > self.len() {
+                *growth = Some(self.begin_growth(end)?);
+            }
+            if self.write_folio(bytes, position, follows, growth.as_mut())?.is_ok() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// As [`Self::write_or_grow`], if the file is long enough, or that may be changed.
     fn write_folio(
         &self,
         bytes: &[u8],
         position: u64,
         follows: bool,
-        may_grow: bool,
+        growth: Option<&mut Growth<'_>>,
     ) -> Result<std::result::Result<(), MustResize>> {
         let inode = &self.handle.inode;
-        let mapping = &inode.mapping;
         let end = position + bytes.len() as u64;
-        let access = Access::Write { whole: self.replaces_all(position, end) };
+        let access = Access::Write { start: position, end };
         let locked = self.handle.lock_folio(position >> PAGE_SHIFT, access)?;
         // Looked at under the folio lock: a cut of the file takes the folio's lock, or its place.
-        if end > mapping.len_bytes() && !may_grow {
+        if end > inode.mapping.len_bytes() && growth.is_none() {
             self.settle(&locked);
             return Ok(Err(MustResize));
         }
@@ -119,21 +122,10 @@ impl File {
             self.settle(&locked);
             return Err(error);
         }
-        if end > mapping.len_bytes() {
-            mapping.set_len_bytes(end);
+        if let Some(growth) = growth {
+            growth.reach(end);
         }
         Ok(Ok(()))
-    }
-
-    /// Whether the write replaces all that the file has in its unit.
-    fn replaces_all(&self, position: u64, end: u64) -> bool {
-        let inode = &self.handle.inode;
-        let folio_bytes = self.folio_bytes();
-        let folio_start = position & !(folio_bytes - 1);
-        let folio_end = folio_start + folio_bytes;
-        let on_backing = folio_start + inode.bytes_on_backing(folio_start, folio_bytes);
-        let content_end = inode.mapping.len_bytes().min(folio_end).max(on_backing);
-        position == folio_start && end >= content_end
     }
 
     fn copy_into(

@@ -60,6 +60,7 @@ pub use crate::sys::file::FileKind;
 ///   are too, but for the last write before the end of the file: it ends where the file ends.
 /// - Two writes of the same bytes never overlap in time; reads and writes of different bytes may,
 ///   from several threads.
+/// - [`set_len`](Self::set_len) overlaps no write, and no other `set_len`.
 /// - The bytes of an [`IoSource`] do not change during a write, nor until it has ended: what was
 ///   written of a folio is one state of it.
 ///

@@ -401,7 +401,7 @@ impl<'a> WriteBatch<'a> {
         match &error {
             None => {
                 inode.memory.counters.add(Counter::WrittenBytes, run.length);
-                inode.note_written(run.position + run.length);
+                inode.note_written(run.position, run.length);
                 self.written_folios += count;
             }
             Some(error) => {

@@ -18,7 +18,7 @@ use crate::lru::Memory;
 use crate::mapping::{Entry, Mapping, PAGE_BYTES, Part};
 use crate::spill::Spill;
 use crate::stats::Counter;
-use crate::sync::{Mutex, MutexGuard, RwLock};
+use crate::sync::{Mutex, RwLock};
 use crate::sys::copy;
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -49,9 +49,9 @@ pub(crate) struct Inode {
     pub(super) store: Store,
     pub(super) dirty: DirtyList,
     pub(super) errors: WriteErrors,
-    /// Held by whoever changes the length.
-    resizing: Mutex<()>,
-    /// Shared by write-outs, held alone by a cut: see WRITEBACK-4.
+    /// Held by whoever changes the length (`resizing.rs`).
+    pub(super) resizing: Mutex<()>,
+    /// Shared by write-outs, held alone by `set_len`: see WRITEBACK-4.
     pub(super) cutting: RwLock<()>,
     /// The most the file may grow to, bytes.
     pub(crate) len_max_bytes: u64,
@@ -160,11 +160,6 @@ impl Inode {
         if let Store::Disk(disk) = &self.store {
             disk.allow_writes(&self.engine, backing);
         }
-    }
-
-    /// Takes the lock that serialises changes of the length.
-    pub(crate) fn lock_resizing(&self) -> MutexGuard<'_, ()> {
-        self.resizing.lock()
     }
 
     /// Bytes the backing has from `position_bytes` on, at most `length_bytes`.
@@ -387,37 +382,10 @@ impl Inode {
         installed.map_err(|source| ErrorKind::Memory { purpose: "a page of a map", source }.into())
     }
 
-    /// The backing is at least `end_bytes` long now.
-    pub(super) fn note_written(&self, end_bytes: u64) {
+    /// So many bytes have been written to the backing. The caller shares `cutting`.
+    pub(super) fn note_written(&self, position_bytes: u64, length_bytes: u64) {
         if let Store::Disk(disk) = &self.store {
-            disk.note_written(end_bytes);
-        }
-    }
-
-    /// Cuts the file and its backing. If the backing refuses, the old length stands again, and
-    /// nothing was written out by the new one (WRITEBACK-4). The caller holds the resizing lock.
-    pub(crate) fn cut(&self, len_bytes: u64) -> std::result::Result<(), IoError> {
-        let before_bytes = self.mapping.len_bytes();
-        let _no_write_out = self.cutting.write();
-        self.mapping.set_len_bytes(len_bytes);
-        let result = self.set_len_on_backing(len_bytes);
-        if result.is_err() {
-            self.mapping.set_len_bytes(before_bytes);
-        }
-        result
-    }
-
-    /// Lets the file and its backing grow by zeros. The caller holds the resizing lock.
-    pub(crate) fn grow(&self, len_bytes: u64) -> std::result::Result<(), IoError> {
-        self.set_len_on_backing(len_bytes)?;
-        self.mapping.set_len_bytes(len_bytes);
-        Ok(())
-    }
-
-    fn set_len_on_backing(&self, len_bytes: u64) -> std::result::Result<(), IoError> {
-        match &self.store {
-            Store::Disk(disk) => disk.set_len(len_bytes),
-            Store::Memory(_) => Ok(()),
+            disk.note_written(position_bytes, length_bytes);
         }
     }
 }

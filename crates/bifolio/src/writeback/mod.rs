@@ -33,17 +33,18 @@
 //! - WRITEBACK-3: DIRTY is cleared before the bytes are read for the device, and nobody changes
 //!   them until the write-out has ended: a writer waits for that, with the folio locked
 //!   (`Inode::mark_dirty`). So what the device gets of a folio is one state of it, never a mixture.
-//! - WRITEBACK-4: what is written ends at the length of the file, which no cut changes meanwhile:
-//!   a cut first waits for what is in flight, then sets the length, then asks the backing, and
-//!   nothing is written out before that has agreed, or the old length stands again. (Written out
-//!   by a length that does not come true, a folio would be clean, and its last bytes lost.)
+//! - WRITEBACK-4: what is written ends at the length of the file, which no `set_len` changes
+//!   meanwhile (`resizing.rs`): that first waits for what is in flight, and nothing is written out
+//!   before the backing has agreed, or the old length stands again. (Written out by a length that
+//!   does not come true, a folio would be clean, and its last bytes lost. And a kernel's direct
+//!   write beside a change of the length may be reported as lost.)
 //!
 //! - WRITEBACK-5: a sync misses nothing that was dirty at its call. What is on the list stays
 //!   there, with its number, until its write-out begins; what has begun is in an epoch that the
 //!   sync waits for.
 //!
-//! Lock order: folio lock, then the cut's, then the dirty list's lock; with the cut's lock shared,
-//! as write-outs have it, folio locks are only tried.
+//! Lock order: folio lock, then `cutting`, then the dirty list's lock; with `cutting` shared, as
+//! write-outs have it, folio locks are only tried.
 
 mod absent;
 mod batch;
@@ -53,6 +54,7 @@ mod flusher;
 mod inode;
 mod leaving;
 mod remove;
+mod resizing;
 mod spill_out;
 mod store;
 mod sync;
@@ -64,3 +66,4 @@ pub(crate) use errors::ErrorCursor;
 pub(crate) use flusher::{Flusher, FlusherSettings, FlusherThread};
 pub(crate) use inode::{FileSize, Inode, Services};
 pub(crate) use leaving::LeavingBatch;
+pub(crate) use resizing::Resizing;

@@ -13,7 +13,8 @@ pub(in crate::writeback) struct DiskStore {
     reader: Arc<dyn Backing>,
     /// Set by the first handle that may write.
     writer: OnceLock<Arc<dyn Backing>>,
-    /// Length of the backing as we made or found it: behind it there is nothing to read.
+    /// Length of the backing as we made or found it: behind it there is nothing to read. Who
+    /// changes it, and with which lock: `resizing.rs`.
     len_bytes: AtomicU64,
 }
 
@@ -56,12 +57,16 @@ impl DiskStore {
         len.saturating_sub(position_bytes).min(length_bytes)
     }
 
-    /// The backing is at least `end_bytes` long now.
-    pub(in crate::writeback) fn note_written(&self, end_bytes: u64) {
-        self.len_bytes.fetch_max(end_bytes, Ordering::Relaxed);
+    /// So many bytes have been written: the backing is as long at least. To write none makes it no
+    /// longer: of a folio behind the end of the file, whose removal is under way, nothing is
+    /// written. `cutting` is shared, so no change of the length is under way.
+    pub(in crate::writeback) fn note_written(&self, position_bytes: u64, length_bytes: u64) {
+        if length_bytes > 0 {
+            self.len_bytes.fetch_max(position_bytes + length_bytes, Ordering::Relaxed);
+        }
     }
 
-    /// Cuts the backing, or lets it grow by zeros.
+    /// Cuts the backing, or lets it grow by zeros. The caller has `cutting` alone.
     pub(in crate::writeback) fn set_len(&self, len_bytes: u64) -> Result<(), IoError> {
         let writer = self.writer.get().unwrap_or(&self.reader);
         io::set_len(&**writer, len_bytes)?;

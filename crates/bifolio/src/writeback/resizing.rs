@@ -1,0 +1,62 @@
+//! Changing the length of a file: who may, and what has to stand still meanwhile.
+//!
+//! Everything that changes the length comes through [`Resizing`], the proof that one thread does.
+//! Calls the backing, which is cut or grows.
+//!
+//! | change | who | the file's length | the backing's |
+//! |---|---|---|---|
+//! | [`Resizing::extend`] | writes, `allocate` | after the bytes are there | by write-outs, later |
+//! | [`Resizing::set_len`], shorter | `set_len` | first: readers see no missing bytes | then |
+//! | [`Resizing::set_len`], longer | `set_len` | then | first: it may refuse |
+//!
+//! Lock order: `resizing`, then folio locks, one at a time and not during a change, then `cutting`.
+//! `set_len` has `cutting` alone, so that it meets no write-out: those end at the length
+//! (WRITEBACK-4), and beside a change of the length a kernel's direct writes fail, with bytes lost.
+//! So what the store takes for the backing's length changes in two places: write-outs raise it with
+//! `cutting` shared, and it is set here with `cutting` alone.
+
+use super::inode::Inode;
+use super::store::Store;
+use crate::io::IoError;
+use crate::sync::MutexGuard;
+
+/// See the head of the file.
+#[derive(Debug)]
+pub(crate) struct Resizing<'a> {
+    inode: &'a Inode,
+    _alone: MutexGuard<'a, ()>,
+}
+
+impl Inode {
+    /// Waits until nobody else changes the length. The caller has no folio locked.
+    pub(crate) fn lock_resizing(&self) -> Resizing<'_> {
+        Resizing { inode: self, _alone: self.resizing.lock() }
+    }
+}
+
+impl Resizing<'_> {
+    /// The file is `len_bytes` long, if it was shorter: what it gets is in memory, or zeros.
+    pub(crate) fn extend(&self, len_bytes: u64) {
+        let mapping = &self.inode.mapping;
+        if len_bytes > mapping.len_bytes() {
+            mapping.set_len_bytes(len_bytes);
+        }
+    }
+
+    /// Cuts the file and its backing, or lets both grow by zeros. If the backing refuses, the old
+    /// length stands, and nothing was written out by the new one. Blocks for write-outs.
+    pub(crate) fn set_len(&self, len_bytes: u64) -> Result<(), IoError> {
+        let inode = self.inode;
+        let before_bytes = inode.mapping.len_bytes();
+        let _no_write_out = inode.cutting.write();
+        if len_bytes < before_bytes {
+            inode.mapping.set_len_bytes(len_bytes);
+        }
+        let result = match &inode.store {
+            Store::Disk(disk) => disk.set_len(len_bytes),
+            Store::Memory(_) => Ok(()),
+        };
+        inode.mapping.set_len_bytes(if result.is_ok() { len_bytes } else { before_bytes });
+        result
+    }
+}
