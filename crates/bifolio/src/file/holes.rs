@@ -15,7 +15,8 @@ impl File {
     ///
     /// # Errors
     /// Not a memory file; a handle not opened for writing; a range beyond 2^63; the spill's, for
-    /// the first and the last folio: then nothing is changed.
+    /// the first and the last folio: then nothing is changed, unless the last one could be read at
+    /// first and no longer after the first one was zeroed.
     pub fn punch_hole(&self, range: Range<u64>) -> Result<()> {
         let handle = &self.handle;
         handle.check_writable()?;
@@ -34,16 +35,13 @@ impl File {
         if whole.start > whole.end {
             return self.zero_part(range);
         }
-        // Whatever can fail comes first.
-        let last = if whole.end < range.end {
-            self.handle.find_folio(whole.end >> PAGE_SHIFT, Access::Read)?
-        } else {
-            None
-        };
-        let last = last.map(|locked| locked.folio);
+        // Whatever can fail comes first: the last one is read before anything is changed. It is not
+        // held: there may be room for one folio only.
+        if whole.end < range.end {
+            drop(self.handle.find_folio(whole.end >> PAGE_SHIFT, Access::Read)?);
+        }
         self.zero_part(range.start..whole.start)?;
         self.zero_part(whole.end..range.end)?;
-        drop(last);
         handle.inode.punch(whole.start >> PAGE_SHIFT..whole.end >> PAGE_SHIFT);
         Ok(())
     }

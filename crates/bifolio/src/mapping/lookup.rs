@@ -46,23 +46,30 @@ impl Mapping {
         waits: &mut FrozenWaits,
     ) -> Lookup<'a> {
         let mut backoff = Backoff::default();
+        loop {
+            if let Some(found) = self.try_get_folio(folios, index) {
+                return found;
+            }
+            waits.rounds += 1;
+            waits.since.get_or_insert_with(Instant::now);
+            backoff.wait();
+        }
+    }
+
+    /// As [`Self::get_folio`], but does not wait; `None` while the folio is frozen.
+    #[inline]
+    pub(crate) fn try_get_folio<'a>(&self, folios: &'a Folios, index: u64) -> Option<Lookup<'a>> {
         // MAPPING-2: the head Entry decides.
         let head = self.head_index(index);
-        loop {
-            // Acquire: pairs with the Release in I1; we see the descriptor set up.
-            let seen = self.table.load(head, Ordering::Acquire);
-            if !seen.is_folio() {
-                return Lookup::Absent(seen);
-            }
-            match self.try_get_named(folios, head, seen) {
-                Ok(folio) => return Lookup::Folio(folio),
-                Err(TryGet::Refused) => return Lookup::Refused,
-                Err(_) => {
-                    waits.rounds += 1;
-                    waits.since.get_or_insert_with(Instant::now);
-                    backoff.wait();
-                }
-            }
+        // Acquire: pairs with the Release in I1; we see the descriptor set up.
+        let seen = self.table.load(head, Ordering::Acquire);
+        if !seen.is_folio() {
+            return Some(Lookup::Absent(seen));
+        }
+        match self.try_get_named(folios, head, seen) {
+            Ok(folio) => Some(Lookup::Folio(folio)),
+            Err(TryGet::Refused) => Some(Lookup::Refused),
+            Err(_) => None,
         }
     }
 

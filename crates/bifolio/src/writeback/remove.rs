@@ -4,7 +4,11 @@
 //! In a memory file that is the end of the bytes, wherever they are: a folio goes, dirty or not,
 //! and a slot of the spill is given back. A folio of several units that reaches beyond the range
 //! stays, and its part of the range is zeroed in place.
-
+//!
+//! Folios of a region are gathered, frozen, until some leave together. Whoever meets one of them
+//! waits. So this thread waits for nobody while it has any: what it cannot have at once it waits
+//! for after those that are gathered have left. (The owner of a `PinMut`, whose folio is next, may
+//! come for one of them.)
 //!
 //! # Safety
 //! Unmaps pages of folios it has frozen.
@@ -55,7 +59,11 @@ impl Inode {
         while let Some(found) = self.next_occupied(index).filter(|found| *found < pages.end) {
             index = found;
             let folios = &self.memory.folios;
-            let folio = match self.mapping.get_folio(folios, index) {
+            let found = self.mapping.try_get_folio(folios, index).unwrap_or_else(|| {
+                removal.finish();
+                self.mapping.get_folio(folios, index)
+            });
+            let folio = match found {
                 Lookup::Folio(folio) => folio,
                 Lookup::Absent(seen) => {
                     self.forget_absent(self.mapping.head_index(index), seen);
@@ -63,11 +71,17 @@ impl Inode {
                 }
                 Lookup::Refused => continue,
             };
-            let locked = folio.lock();
+            let locked = folio.try_lock().unwrap_or_else(|| {
+                removal.finish();
+                folio.lock()
+            });
             if locked.owner() != self.address() {
                 continue;
             }
-            locked.flags.wait_for_writeback();
+            if locked.flags.get(Flag::Writeback) {
+                removal.finish();
+                locked.flags.wait_for_writeback();
+            }
             let own = locked.index()..locked.index() + locked.pages();
             if !is_unwanted(&locked) {
                 index = own.end;
@@ -155,11 +169,12 @@ impl<'a> Removal<'a> {
         folio: FolioRef<'a>,
         locked: &LockedFolio<'a>,
     ) -> std::result::Result<Frozen<'a>, FolioRef<'a>> {
-        let memory = &self.inode.memory;
         let frozen = self.inode.mapping.begin_eviction(folio, locked);
         if frozen.is_ok() || std::mem::replace(&mut self.is_drained, true) {
             return frozen;
         }
+        self.finish();
+        let memory = &self.inode.memory;
         memory.lru.drain_all(&memory.folios);
         frozen.or_else(|folio| self.inode.mapping.begin_eviction(folio, locked))
     }
