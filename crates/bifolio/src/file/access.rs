@@ -16,8 +16,8 @@
 //! | `Falloc` | allocated | zeroed, uptodate | allowed | locked | `allocate` |
 //!
 //! "As it is" and "any bytes" is what a write gets that replaces the whole folio. Whether it does
-//! is judged with the folio locked, and good for as long: until then others may append. That `Falloc`
-//! makes an allocated page uptodate keeps a promise: an `allocate` that fails takes back the pages
+//! is judged with the folio locked, and good for as long: until then others may append. That
+//! `Falloc` makes an allocated page uptodate keeps a promise: an `allocate` that fails takes back the pages
 //! it allocated itself, and knows them by their not being uptodate; one that another call was
 //! promised meanwhile stays.
 
