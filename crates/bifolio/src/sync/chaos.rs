@@ -1,7 +1,7 @@
 //! The real primitives; each use of one is a point at which a seeded scheduler may interfere.
 //!
-//! For builds with `--cfg bifolio_chaos` (`cargo x chaos`, `cargo x torture --chaos`): the protocols
-//! are as they are, but a thread may lose the processor between any two steps. At a point it
+//! For builds with `--cfg bifolio_chaos` (`cargo x chaos`, `cargo x torture --chaos`): the
+//! protocols are as they are, but a thread may lose the processor between two steps. At a point it
 //! goes on, yields, spins, sleeps for up to some hundred microseconds, or moves to another CPU.
 //! Points that change state, or let others see a change, are eight times as likely to be chosen as
 //! plain loads. `BIFOLIO_CHAOS=seed:rate` sets the seed, and how many points in a million of the
