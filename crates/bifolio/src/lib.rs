@@ -73,6 +73,7 @@ mod writeback;
 /// The protocols of `writeback` that a model run can follow.
 #[cfg(all(test, loom))]
 mod writeback {
+    pub(crate) mod dirty;
     pub(crate) mod throttle;
 }
 

@@ -65,7 +65,7 @@ impl File {
             return Ok(false);
         }
         let locked = self.handle.lock_folio(index, Access::Falloc)?;
-        if !locked.lock.flags.get(Flag::Dirty) && locked.lock.slot() == 0 {
+        if !locked.lock.flags.write_state().is_dirty() && locked.lock.slot() == 0 {
             // Zeros that were pinned: what is clean and nowhere else may go.
             inode.mark_dirty(&locked.folio, &locked.lock);
         }

@@ -7,7 +7,7 @@ use super::File;
 use super::access::Access;
 use crate::config;
 use crate::error::{CollapseRefusal, ErrorKind, Result};
-use crate::folio::{Flag, FolioRef};
+use crate::folio::{Flag, FolioRef, Frozen};
 use crate::frames::FrameKind;
 use crate::mapping::{PAGE_BYTES, PAGE_SHIFT, Part};
 use crate::stats::Counter;
@@ -116,12 +116,14 @@ impl File {
         else {
             return false;
         };
-        inode.mark_dirty(new, &lock);
+        // Only here do dirty bytes change their folio. Nobody looks for them by the dirty list of a
+        // memory file, which has no syncs; the folios stay locked, those that go are frozen.
+        inode.pass_dirt(&gone, new.id());
         if inode.is_evictable() {
             memory.lru.add(&memory.folios, for_lru, cpu::current());
         }
         drop(lock);
-        gone.into_iter().for_each(|frozen| inode.free_collapsed(frozen));
+        gone.into_iter().for_each(Frozen::free);
         memory.counters.add(Counter::Collapse, 1);
         true
     }
@@ -131,7 +133,7 @@ impl File {
         let lock = |folio: FolioRef<'a>| {
             let lock = folio.try_lock()?;
             let is_ours = lock.owner() == self.handle.inode.address();
-            let is_still = lock.flags.get(Flag::Uptodate) && !lock.flags.get(Flag::Writeback);
+            let is_still = lock.flags.get(Flag::Uptodate) && !lock.flags.write_state().is_writing();
             (is_ours && is_still).then_some(Part { lock, folio })
         };
         folios.into_iter().map(lock).collect()

@@ -103,7 +103,7 @@ impl Handle {
             match found {
                 Lookup::Folio(folio) => {
                     // Locked and on its way to the device: it is to be evicted.
-                    let is_leaving = folio.folio().flags.get(Flag::Writeback);
+                    let is_leaving = folio.folio().flags.write_state().is_writing();
                     let since = is_leaving.then(Instant::now);
                     let lock = folio.lock();
                     memory.note_stall(since);

@@ -142,10 +142,11 @@ impl Handle {
 }
 
 fn folio_residency(folio: &Folio) -> PageResidency {
+    let write_state = folio.flags.write_state();
     PageResidency {
         resident: folio.flags.get(Flag::Uptodate),
-        dirty: folio.flags.get(Flag::Dirty),
-        writeback: folio.flags.get(Flag::Writeback),
+        dirty: write_state.is_dirty(),
+        writeback: write_state.is_writing(),
         ..PageResidency::default()
     }
 }

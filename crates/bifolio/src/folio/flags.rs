@@ -1,8 +1,22 @@
-//! The flags of a folio: one 32-bit word of independent bits.
+//! The flags of a folio: one 32-bit word of independent bits, and of one state of two bits.
 //!
-//! Set and cleared by read-modify-writes, so that a bit guarded by the folio lock and one guarded
-//! by the LRU lock can live in the same word. Who may change which is rules 3 and 5 of
-//! `folio/mod.rs`. Waiting for write-back to end is a futex wait on the word.
+//! Changed by read-modify-writes, so that a bit guarded by the folio lock and one guarded by the
+//! LRU lock can live in the same word. Who may change which is rules 3 and 5 of `folio/mod.rs`.
+//! Waiting for write-back to end is a futex wait on the word.
+//!
+//! How the bytes stand to the device is one [`WriteState`]: each transition is one
+//! read-modify-write, each look one load, so nobody ever sees a folio between two states. A
+//! transition is named after where it leads, and answers what the caller, who has the lock of the
+//! dirty list (WRITEBACK-1), must do with that list now:
+//!
+//! ```text
+//!              to_dirty: Add             to_writing: Remove
+//!   Clean -----------------------> Dirty --------------------> Writing -- to_written --> Clean
+//!     ^------ to_clean: Remove ------'^                         |   |
+//!                                     |---- to_unwritten: Add --'   | to_dirty: Add
+//!                                     |                             v
+//!                                     '-- to_written, to_unwritten: Keep -- Redirtied
+//! ```
 
 use crate::sync::{AtomicU32, Ordering, futex};
 
@@ -12,11 +26,7 @@ use crate::sync::{AtomicU32, Ordering, futex};
 pub(crate) enum Flag {
     /// The bytes are those of the file.
     Uptodate = 1 << 0,
-    /// The bytes are newer than those on the device.
-    Dirty = 1 << 1,
-    /// The bytes are on their way to the device.
-    Writeback = 1 << 2,
-    /// Somebody sleeps until WRITEBACK is clear.
+    /// Somebody sleeps until the write-out ends. (Bits 1 and 2 are the [`WriteState`].)
     WritebackWaiters = 1 << 3,
     /// On the inactive or the active list.
     OnLru = 1 << 4,
@@ -28,6 +38,58 @@ pub(crate) enum Flag {
     Readahead = 1 << 7,
     /// Reserved by `allocate` and never written: reads as zeros, whatever its frame holds.
     Allocated = 1 << 8,
+}
+
+/// The bits of the state, and its halves: on the dirty list, and on the way to the device.
+const STATE: u32 = LISTED | IN_FLIGHT;
+const LISTED: u32 = 1 << 1;
+const IN_FLIGHT: u32 = 1 << 2;
+
+/// How the bytes stand to those on the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub(crate) enum WriteState {
+    /// The same, as far as anybody cares.
+    Clean = 0,
+    /// Newer: the folio is on the dirty list of its file.
+    Dirty = LISTED,
+    /// On their way to the device.
+    Writing = IN_FLIGHT,
+    /// On their way, and newer again: the folio is on the dirty list, too.
+    Redirtied = LISTED | IN_FLIGHT,
+}
+
+impl WriteState {
+    fn of(word: u32) -> Self {
+        match word & STATE {
+            LISTED => Self::Dirty,
+            IN_FLIGHT => Self::Writing,
+            STATE => Self::Redirtied,
+            _ => Self::Clean,
+        }
+    }
+
+    /// Whether there are bytes whose write-out has not begun: the folio is on the dirty list.
+    pub(crate) fn is_dirty(self) -> bool {
+        self as u32 & LISTED != 0
+    }
+
+    /// Whether a write-out is in flight.
+    pub(crate) fn is_writing(self) -> bool {
+        self as u32 & IN_FLIGHT != 0
+    }
+}
+
+/// What whoever has changed the state must do with the dirty list, before its lock is let go.
+#[must_use]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Listing {
+    /// Put the folio on the list.
+    Add,
+    /// Take it off.
+    Remove,
+    /// Leave it where it is, on the list or not.
+    Keep,
 }
 
 /// See the head of the file.
@@ -48,33 +110,82 @@ impl Flags {
 
     /// Clears the bit; tells whether it was set.
     pub(crate) fn clear(&self, flag: Flag) -> bool {
-        // Release: pairs with the Acquire in `get`: who sees WRITEBACK clear sees the I/O done.
+        // Release: pairs with the Acquire in `get`.
         self.0.fetch_and(!(flag as u32), Ordering::Release) & flag as u32 != 0
     }
 
-    /// A new life begins: no flags. Only the allocator of the folio calls this.
+    /// A new life begins: no flags, clean. Only the allocator of the folio calls this.
     pub(crate) fn reset(&self) {
         // Release: pairs with the Acquire in `get` and in `Mapping::peek`: whoever sees the flags
         // of this life sees that the folio of the last one has left its table.
         self.0.store(0, Ordering::Release);
     }
 
-    /// Clears WRITEBACK and wakes who waits for it.
-    pub(crate) fn end_writeback(&self) {
-        let ended = Flag::Writeback as u32 | Flag::WritebackWaiters as u32;
-        // Release: pairs with the Acquire in `get` and in `wait_for_writeback`.
-        let before = self.0.fetch_and(!ended, Ordering::Release);
-        if before & Flag::WritebackWaiters as u32 != 0 {
+    /// How the bytes stand to the device.
+    pub(crate) fn write_state(&self) -> WriteState {
+        // Acquire: pairs with the Release in `change`: who sees that nothing is in flight sees the
+        // I/O done.
+        WriteState::of(self.0.load(Ordering::Acquire))
+    }
+
+    /// The bytes are newer than the device's from now on. `Add` or `Keep`.
+    pub(crate) fn transition_to_dirty(&self) -> Listing {
+        self.change(|state| state | LISTED)
+    }
+
+    /// The bytes are as good as the device's, without a write-out: nobody wants them. `Remove` or
+    /// `Keep`.
+    pub(crate) fn transition_to_clean(&self) -> Listing {
+        self.change(|state| state & !LISTED)
+    }
+
+    /// A write-out begins, if the bytes are dirty and none is in flight: then `Remove`, otherwise
+    /// nothing has changed.
+    pub(crate) fn transition_to_writing(&self) -> Listing {
+        self.change(|state| if state == LISTED { IN_FLIGHT } else { state })
+    }
+
+    /// The write-out has ended well: clean, or dirty if the bytes have changed since. `Keep`.
+    pub(crate) fn transition_to_written(&self) -> Listing {
+        self.change(|state| state & !IN_FLIGHT)
+    }
+
+    /// The write-out has failed: the bytes are dirty as before. `Add` or `Keep`.
+    pub(crate) fn transition_to_unwritten(&self) -> Listing {
+        self.change(|state| state & !IN_FLIGHT | LISTED)
+    }
+
+    /// Changes the state in one step, and wakes who waits for the end of a write-out if that is it.
+    fn change(&self, next: impl Fn(u32) -> u32) -> Listing {
+        let mut before = self.0.load(Ordering::Relaxed);
+        let after = loop {
+            let mut after = before & !STATE | next(before & STATE);
+            if after & IN_FLIGHT == 0 {
+                after &= !(Flag::WritebackWaiters as u32);
+            }
+            // Release: pairs with the Acquire in `write_state` and in `wait_for_writeback`: the I/O
+            // is done, or the folio set up. On failure, Relaxed: only the value counts.
+            match self.0.compare_exchange(before, after, Ordering::Release, Ordering::Relaxed) {
+                Ok(_) => break after,
+                Err(now) => before = now,
+            }
+        };
+        if before & !after & Flag::WritebackWaiters as u32 != 0 {
             futex::wake(&self.0, u32::MAX >> 1);
+        }
+        match (before & LISTED, after & LISTED) {
+            (0, LISTED) => Listing::Add,
+            (LISTED, 0) => Listing::Remove,
+            _ => Listing::Keep,
         }
     }
 
-    /// Blocks until WRITEBACK is clear.
+    /// Blocks until no write-out is in flight.
     pub(crate) fn wait_for_writeback(&self) {
         loop {
-            // Acquire: pairs with the Release in `end_writeback`.
+            // Acquire: pairs with the Release in `change`.
             let now = self.0.load(Ordering::Acquire);
-            if now & Flag::Writeback as u32 == 0 {
+            if now & IN_FLIGHT == 0 {
                 return;
             }
             let waiting = now | Flag::WritebackWaiters as u32;
@@ -86,6 +197,51 @@ impl Flags {
                     .is_ok();
             if announced {
                 futex::wait(&self.0, waiting);
+            }
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    /// Each state, and what each transition makes of it and asks for.
+    #[test]
+    fn every_transition_leads_where_its_name_says() {
+        use Listing::{Add, Keep, Remove};
+        use WriteState::{Clean, Dirty, Redirtied, Writing};
+        type Transition = fn(&Flags) -> Listing;
+        let table: [(Transition, [(WriteState, Listing); 4]); 5] = [
+            (
+                Flags::transition_to_dirty,
+                [(Dirty, Add), (Dirty, Keep), (Redirtied, Add), (Redirtied, Keep)],
+            ),
+            (
+                Flags::transition_to_clean,
+                [(Clean, Keep), (Clean, Remove), (Writing, Keep), (Writing, Remove)],
+            ),
+            (
+                Flags::transition_to_writing,
+                [(Clean, Keep), (Writing, Remove), (Writing, Keep), (Redirtied, Keep)],
+            ),
+            (
+                Flags::transition_to_written,
+                [(Clean, Keep), (Dirty, Keep), (Clean, Keep), (Dirty, Keep)],
+            ),
+            (
+                Flags::transition_to_unwritten,
+                [(Dirty, Add), (Dirty, Keep), (Dirty, Add), (Dirty, Keep)],
+            ),
+        ];
+        for (transition, outcomes) in table {
+            for (from, (to, listing)) in
+                [Clean, Dirty, Writing, Redirtied].into_iter().zip(outcomes)
+            {
+                let others = Flag::Uptodate as u32 | Flag::OnLru as u32;
+                let flags = Flags(AtomicU32::new(others | from as u32));
+                assert_eq!((transition(&flags), flags.write_state()), (listing, to), "{from:?}");
+                assert!(flags.get(Flag::Uptodate) && flags.get(Flag::OnLru));
             }
         }
     }

@@ -16,10 +16,12 @@
 //! 3. `lru_next`, `lru_previous`, `lru_epoch`, and the flags ON_LRU and ACTIVE: under the LRU lock.
 //! 4. `dirty_next`, `dirty_previous`, `dirtied`: under the dirty lock of the owner. While a folio
 //!    is not dirty nobody asks for `dirtied`; in a memory file the word is its spill slot then,
-//!    under the folio lock, or with WRITEBACK set.
+//!    under the folio lock, or while a write-out is in flight.
 //! 5. UPTODATE is set under the folio lock and never cleared while anybody holds a reference.
-//!    DIRTY is set and cleared under the folio lock. WRITEBACK is set under the folio lock and
-//!    cleared by whoever does the I/O. READAHEAD is set by whoever fills the folio, before it is
+//!    The write state changes under the dirty lock of the owner (WRITEBACK-1), one
+//!    read-modify-write a transition; it becomes dirty, or clean without a write-out, and a
+//!    write-out begins, only with the folio lock held as well; it is ended by whoever does the
+//!    I/O. READAHEAD is set by whoever fills the folio, before it is
 //!    READY, and cleared by its first user: a hint. ALLOCATED is set and cleared under the folio
 //!    lock, while the folio is not uptodate; who sees it without the lock must look at the Entry
 //!    again.
@@ -40,7 +42,7 @@ mod pin;
 
 pub(crate) use batch::{BATCH_SLOTS, FolioBatch};
 pub(crate) use descriptor::{Folio, FolioId, FolioRef, Folios, Frozen, NO_FOLIO, Reaper};
-pub(crate) use flags::Flag;
+pub(crate) use flags::{Flag, Listing, WriteState};
 pub(crate) use lock::LockedFolio;
 pub(crate) use pin::{COUNT_MAX, TryGet};
 #[cfg(test)]

@@ -26,9 +26,9 @@ pub(crate) struct Memory {
     pub(crate) counters: Counters,
     pub(crate) region_reads: RegionReads,
     /// Pages that are dirty, and pages being written out: one that is both counts twice.
-    pub(crate) dirty_pages: AtomicU64,
+    pub(crate) dirty_pages: Arc<AtomicU64>,
     /// The same of memory files, which have no backing: pages that are nowhere else.
-    pub(crate) unspilled_pages: AtomicU64,
+    pub(crate) unspilled_pages: Arc<AtomicU64>,
 }
 
 impl Memory {
@@ -49,8 +49,8 @@ impl Memory {
             lru,
             orphans,
             counters: Counters::new(),
-            dirty_pages: AtomicU64::new(0),
-            unspilled_pages: AtomicU64::new(0),
+            dirty_pages: Arc::default(),
+            unspilled_pages: Arc::default(),
         })
     }
 

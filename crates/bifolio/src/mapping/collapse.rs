@@ -31,7 +31,8 @@
 //!
 //! Why each step, and why there (what would happen without):
 //! - The locks of the old folios until C4: a writer changes an old frame after C2 copied it, and
-//!   the write is lost. (So DIRTY and the bytes stand still, and C4 needs no test after it.)
+//!   the write is lost. (So the write state and the bytes stand still, and C4 needs no test after
+//!   it.)
 //! - C1 before C2: an optimistic reader of the last life of a new frame sees a copied byte and
 //!   still finds its own Entry. The fence pairs with O3, as that of `insert` does.
 //! - C3: the old frame comes back to the same page with the version it had: see `mod.rs`.
@@ -122,7 +123,7 @@ impl Mapping {
             let flags = &part.lock.flags;
             let found = part.lock.index() == at && part.lock.owner() != 0;
             at += part.lock.pages();
-            found && flags.get(Flag::Uptodate) && !flags.get(Flag::Writeback)
+            found && flags.get(Flag::Uptodate) && !flags.write_state().is_writing()
         };
         let follow = old.iter().all(is_next);
         let is_aligned = new.index().is_multiple_of(new.pages()) && new.order() >= self.order;

@@ -15,7 +15,7 @@
 //! (Release / Acquire on the pin word) and the dirty test sees the mark.
 
 use super::{Entry, Mapping};
-use crate::folio::{Flag, Folio, FolioRef, Frozen, LockedFolio};
+use crate::folio::{Flag, Folio, FolioRef, Frozen, LockedFolio, WriteState};
 use crate::sync::Ordering;
 
 /// Why a folio could not be evicted. It is in the table as before.
@@ -42,7 +42,7 @@ impl Mapping {
             Ok(frozen) => frozen,
             Err(folio) => return Err(EvictError::Referenced(folio)),
         };
-        if locked.flags.get(Flag::Dirty) || locked.flags.get(Flag::Writeback) {
+        if locked.flags.write_state() != WriteState::Clean {
             return Err(EvictError::Dirty(self.cancel_eviction(frozen, locked)));
         }
         self.end_eviction(&frozen, locked, leave);

@@ -268,7 +268,7 @@ impl Leaver<'_> {
     }
 
     fn is_dirty(&self) -> bool {
-        self.lock.flags.get(Flag::Dirty)
+        self.lock.flags.write_state().is_dirty()
     }
 }
 

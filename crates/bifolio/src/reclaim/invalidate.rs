@@ -13,7 +13,7 @@
 //!  INVALIDATE (here)                            OTHERS
 //!  N1 drain this CPU's batch                    pin, read, write-out: look the folio up, and
 //!  N2 look at a folio, without a reference:       have a reference; or wait for its lock
-//!     straddling, locked, under WRITEBACK,      store, write_at: DIRTY, under the folio lock;
+//!     straddling, locked, on its way out,       store, write_at: dirty, under the folio lock;
 //!     private, dirty, mapped? it stays            found by N3, or by the freeze (E2, E3)
 //!  N3 take a reference and the lock; look       fill: A1 to A4 of `lru/batches.rs`
 //!     again; more than two references?          drain: D1 to D4 there: the reference goes with
@@ -40,7 +40,7 @@ use super::demote::Demotion;
 use super::pageout::WriteOut;
 use super::scan::{How, ScanCounts};
 use super::unmap::Unmapping;
-use crate::folio::{Flag, Folio, FolioId, FolioRef, TryGet};
+use crate::folio::{Folio, FolioId, FolioRef, TryGet, WriteState};
 use crate::mapping::{Entry, EvictError, PAGE_BYTES, PAGE_SHIFT};
 use crate::outcome::{Outcome, Reason};
 use crate::stats::Counter;
@@ -210,11 +210,12 @@ impl<'a> Invalidation<'a> {
         let mapped_before = self.mapped.partition_point(|map| map.end <= pages.start);
         let is_mapped = self.mapped.get(mapped_before).is_some_and(|map| map.start < pages.end);
         let is_private = !self.inode.is_evictable();
+        let write_state = folio.flags.write_state();
         let reasons = [
             (folio.is_locked(), Reason::Locked),
-            (folio.flags.get(Flag::Writeback), Reason::Writeback),
+            (write_state.is_writing(), Reason::Writeback),
             (is_private, Reason::Private),
-            (folio.flags.get(Flag::Dirty), Reason::Dirty),
+            (write_state.is_dirty(), Reason::Dirty),
             (is_mapped, Reason::Mapped),
         ];
         reasons.into_iter().find(|(applies, _)| *applies).map(|(_, reason)| reason)
@@ -233,12 +234,12 @@ impl<'a> Invalidation<'a> {
         if lock.owner() != self.inode.address() {
             return self.stays(Reason::Gone);
         }
-        for (flag, reason) in [(Flag::Writeback, Reason::Writeback), (Flag::Dirty, Reason::Dirty)] {
-            if lock.flags.get(flag) {
-                drop(lock);
-                self.demotion.add(folio);
-                return self.stays(reason);
-            }
+        let write_state = lock.flags.write_state();
+        if write_state != WriteState::Clean {
+            drop(lock);
+            self.demotion.add(folio);
+            let is_writing = write_state.is_writing();
+            return self.stays(if is_writing { Reason::Writeback } else { Reason::Dirty });
         }
         if super::pageout::is_pinned(&folio) {
             drop(lock);

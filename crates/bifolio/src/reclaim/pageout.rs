@@ -53,14 +53,14 @@ impl Reclaim {
             // Truncated: whoever still holds it frees it with the last put.
             return (Verdict::Pinned, Some(folio));
         };
-        if locked.flags.get(Flag::Writeback) {
+        if locked.flags.write_state().is_writing() {
             return (Verdict::Busy, Some(folio));
         }
         if second_chance && inode.mapping.test_and_clear_referenced(&locked) {
             return (Verdict::Activate, Some(folio));
         }
         // Before the references: whoever is about to write it out holds one, too.
-        if locked.flags.get(Flag::Dirty) {
+        if locked.flags.write_state().is_dirty() {
             let verdict = match (inode.is_memory_file(), inode.is_evictable()) {
                 (false, _) => Verdict::Dirty,
                 (true, true) => Verdict::Unspilled,

@@ -2,9 +2,10 @@
 //!
 //! It costs a copy of a small folio. Nobody waits for more than that: readers without references
 //! try again, lookups meet a frozen folio. Whoever holds a reference keeps the folio where it is.
+//! A dirty folio is not moved (WRITEBACK-1).
 
 use super::{Reclaim, Turn};
-use crate::folio::{Flag, FolioId, FolioRef, LockedFolio};
+use crate::folio::{Flag, FolioId, FolioRef, LockedFolio, WriteState};
 use crate::mapping::Part;
 use crate::stats::Counter;
 use crate::sync::Ordering;
@@ -12,14 +13,14 @@ use crate::writeback::Inode;
 
 impl Reclaim {
     /// Moves a folio to an odd slot in another row; on its lists it keeps its place. Tells whether
-    /// that worked: not if it is in use right now, if it lies beside its neighbours of the file, or
-    /// if there is no odd slot.
+    /// that worked: not if it is in use right now, dirty or being written, if it lies beside its
+    /// neighbours of the file, or if there is no odd slot.
     pub(super) fn move_away(&self, turn: &Turn<'_>, id: FolioId) -> bool {
         let Ok(folio) = self.memory.folios.try_get(id) else { return false };
         let Some(locked) = folio.try_lock() else { return false };
         let Some(inode) = turn.owner(&locked) else { return false };
         let is_movable = locked.flags.get(Flag::Uptodate)
-            && !locked.flags.get(Flag::Writeback)
+            && locked.flags.write_state() == WriteState::Clean
             && !stands_in_row(inode, &locked, id);
         if !is_movable {
             return false;
@@ -44,7 +45,8 @@ impl Reclaim {
         let gone = inode.collapse(vec![Part { lock: locked, folio }], &new, &new_locked);
         let Some(frozen) = gone.and_then(|mut gone| gone.pop()) else { return false };
         new_locked.settle_after(&frozen);
-        inode.hand_on(&frozen, target);
+        // Both are clean: in a memory file, the slot is where its bytes are (rule 4 of `folio`).
+        new_locked.set_slot(frozen.folio().slot());
         memory.lru.replace(&memory.folios, frozen.id(), target);
         memory.counters.add(Counter::PgRelocate, 1);
         frozen.free();

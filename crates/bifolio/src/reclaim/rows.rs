@@ -9,8 +9,9 @@
 //!     old: clean, and in the oldest quarter of the inactive list. Looked at as if their turn had
 //!       come.
 //!     others: moved to odd slots (`relocate.rs`), where they keep their place on their lists.
-//!     What is locked, pinned, on its way to the device, or beside its neighbours in the file
-//!     stays where it is. If that is too much, or too little is gained, nothing is done.
+//!     What is locked, pinned, or beside its neighbours in the file stays where it is. If that is
+//!     too much, or too little is gained, nothing is done. What is dirty stays, too (WRITEBACK-1);
+//!     it may be clean when the row is looked at again, with its next eviction.
 //! ```
 //!
 //! What comes into a row comes at the same time, then: so it is old at the same time, and there is
@@ -20,7 +21,7 @@
 use super::pageout::Verdict;
 use super::scan::ScanCounts;
 use super::{Reclaim, Turn};
-use crate::folio::{Flag, FolioId};
+use crate::folio::{Flag, FolioId, WriteState};
 use crate::frames::ROW_PAGES;
 use crate::lru::ListKind;
 use crate::stats::Counter;
@@ -88,14 +89,13 @@ impl Reclaim {
             let flags = &folio.flags;
             if folio.references() == 0 {
                 survey.free += 1;
-            } else if folio.pages() == pages && flags.get(Flag::OnLru) {
-                on_list.push(FolioId(frame));
-            } else {
+            } else if folio.pages() != pages || !flags.get(Flag::OnLru) {
                 survey.fixed += 1;
+            } else if flags.write_state() == WriteState::Clean {
+                on_list.push(FolioId(frame));
             }
         }
         survey.old = memory.lru.old_among(&memory.folios, &on_list);
-        survey.old.retain(|id| !memory.folio(*id).flags.get(Flag::Dirty));
         on_list.retain(|id| !survey.old.contains(id));
         survey.movable = on_list;
         survey

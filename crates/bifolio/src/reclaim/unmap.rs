@@ -12,14 +12,14 @@
 //!     at everything again                         before B6: found by B4, or by B7
 //!  B2 freeze it: no READY, no reference         lookup: finds the Entry, frozen; waits, at the
 //!  B3 take the section (REGION-3)                 most until B8
-//!  B4 who was stored to? DIRTY                  a sync: looks for stores in a section of its own,
-//!     (a copy of each that seems clean, first)    waits for who is frozen, and for WRITEBACK
+//!  B4 who was stored to? dirty                  a sync: looks for stores in a section of its own,
+//!     (a copy of each that seems clean, first)    waits for who is frozen, or in flight
 //!  B5 keep the pages, beyond their unmapping    access after B6: a fault, which is a lookup
 //!  B6 unmap all: one call, one flush
 //!  B7 read what was kept: the last bytes.
 //!     Clean, and other bytes than before?
-//!     It was stored to after B4: DIRTY
-//!     WRITEBACK, now that nothing can fail
+//!     It was stored to after B4: dirty
+//!     writing, now that nothing can fail
 //!  B8 clean: out of the table, free             lookup: a value, a hole; it fills the page anew
 //!     dirty: unfrozen, but locked               lookup: gets it, waits for its lock, until B9
 //!  B9 write the copies out; written: freeze
@@ -180,7 +180,7 @@ impl<'t> Unmapping<'t> {
         // Truncated: whoever still holds it frees it with the last put.
         let inode = self.turn.owner(&lock).ok_or(Verdict::Pinned)?;
         debug_assert!(!lock.flags.get(Flag::OnLru), "isolated folios are on no list (LRU-1)");
-        if lock.flags.get(Flag::Writeback) {
+        if lock.flags.write_state().is_writing() {
             return Err(Verdict::Busy);
         }
         if self.how.second_chance && inode.mapping.test_and_clear_referenced(&lock) {
@@ -306,7 +306,7 @@ impl<'t> Unmapping<'t> {
     /// The end of B9.
     fn settle_written(&self, inode: &Inode, ended: Vec<Left<'t>>, counts: &mut ScanCounts) {
         for Left { lock, folio, copy } in ended {
-            let is_dirty = lock.flags.get(Flag::Dirty);
+            let is_dirty = lock.flags.write_state().is_dirty();
             let frozen = if is_dirty { Err(folio) } else { folio.try_freeze(1) };
             match frozen {
                 Ok(frozen) => self.evict(inode, lock, frozen, counts),

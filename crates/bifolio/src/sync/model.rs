@@ -68,9 +68,13 @@ impl Condvar {
         Self(loom::sync::Condvar::new())
     }
 
-    pub(crate) fn wait_until<T>(&self, guard: &mut MutexGuard<'_, T>, _: Instant) -> Woken {
+    pub(crate) fn wait<T>(&self, guard: &mut MutexGuard<'_, T>) {
         let inner = guard.0.take().unwrap();
         guard.0 = Some(self.0.wait(inner).unwrap());
+    }
+
+    pub(crate) fn wait_until<T>(&self, guard: &mut MutexGuard<'_, T>, _: Instant) -> Woken {
+        self.wait(guard);
         Woken
     }
 

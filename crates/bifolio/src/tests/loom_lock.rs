@@ -4,7 +4,7 @@
 //! deadlock, which loom reports.
 
 use super::world::{World, join_all, model, model_bounded, spawn};
-use crate::folio::{Flag, FolioId};
+use crate::folio::{Flag, FolioId, Listing};
 use std::sync::Arc;
 
 fn world_with_a_folio() -> (Arc<World>, FolioId) {
@@ -49,19 +49,21 @@ fn loom_lock_try_lock_excludes_and_publishes() {
 }
 
 /// Who waited for write-back sees the I/O done, and is woken.
-/// Dies with: Relaxed in `end_writeback`, in `wait_for_writeback`; no wake in `end_writeback`.
+/// Dies with: Relaxed in `change`, in `wait_for_writeback`; no wake in `change`.
 #[test]
 fn loom_lock_writeback_waiters_see_its_end() {
     model(|| {
         let (world, id) = world_with_a_folio();
-        world.folios.get(id).flags.set(Flag::Writeback);
+        let flags = &world.folios.get(id).flags;
+        assert_eq!(flags.transition_to_dirty(), Listing::Add);
+        assert_eq!(flags.transition_to_writing(), Listing::Remove);
         let wait = move |world: &World| {
             world.folios.get(id).flags.wait_for_writeback();
             world.frame(id).content.look();
         };
         let waiters = [spawn(&world, wait), spawn(&world, wait)];
         world.frame(id).content.change();
-        world.folios.get(id).flags.end_writeback();
+        assert_eq!(world.folios.get(id).flags.transition_to_written(), Listing::Keep);
         join_all(waiters);
         assert!(!world.folios.get(id).flags.get(Flag::WritebackWaiters));
     });

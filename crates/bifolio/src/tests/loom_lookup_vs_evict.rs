@@ -245,7 +245,7 @@ fn loom_lookup_vs_insert_follows_the_removal_it_replaces() {
 fn loom_lookup_vs_evict_waiting_is_bounded() {
     model(|| {
         let world = world_with_page_0(1);
-        world.find(0).expect("resident").folio().flags.set(Flag::Dirty);
+        let _listing = world.find(0).expect("resident").folio().flags.transition_to_dirty();
         let reader = spawn(&world, |world| {
             let mut waits = FrozenWaits::default();
             let found = world.mapping.get_folio_and_tell(&world.folios, 0, &mut waits);
@@ -268,7 +268,7 @@ fn loom_lookup_vs_evict_r13_no_dirty_folio_is_evicted() {
         let writer = spawn(&world, |world| {
             let Some(folio) = world.find(0) else { return false };
             // Without the folio lock: the pin word alone must carry it.
-            folio.folio().flags.set(Flag::Dirty);
+            let _listing = folio.folio().flags.transition_to_dirty();
             true
         });
         let folio = world.find(0).expect("resident");

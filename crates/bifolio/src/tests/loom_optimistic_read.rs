@@ -142,7 +142,7 @@ fn loom_optimistic_read_vs_partial_truncate() {
 fn loom_optimistic_read_vs_failed_evict() {
     model(|| {
         let world = world_with_page_0();
-        world.folios.get(FolioId(0)).flags.set(Flag::Dirty);
+        let _listing = world.folios.get(FolioId(0)).flags.transition_to_dirty();
         let reader = spawn(&world, read_page_0);
         let version = world.entry(0).version();
         assert!(!world.evict(0));

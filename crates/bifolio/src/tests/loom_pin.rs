@@ -5,7 +5,7 @@
 //! published around the word, are proved only here.
 
 use super::world::{Checked, World, join_all, model, spawn};
-use crate::folio::{COUNT_MAX, Flag, PinWord, Put, TryGet};
+use crate::folio::{COUNT_MAX, PinWord, Put, TryGet, WriteState};
 use crate::sync::{AtomicU32, Ordering};
 use std::sync::Arc;
 
@@ -277,7 +277,7 @@ fn loom_pin_r13_the_dirty_test_after_the_freeze_misses_nothing() {
             let got = is_got(page.word.pin.try_get(1));
             if got {
                 // Relaxed: the pin word alone must carry it.
-                page.dirty.store(Flag::Dirty as u32, Ordering::Relaxed);
+                page.dirty.store(WriteState::Dirty as u32, Ordering::Relaxed);
                 assert_eq!(page.word.pin.put_and_test(1), Put::Done);
             }
             got

@@ -8,13 +8,14 @@
 //! The steps are those of the model (`region.rs`), so weakenings are made there, by name; that each
 //! is seen by the runs it names is a test of its own (`loom_unmap_what_is_left_out_is_missed`):
 //!
-//! - B4: the look before the copy; no look; WRITEBACK there, before the unmapping can fail.
+//! - B4: the look before the copy; no look; the write-out begun there, before the unmapping can
+//!   fail.
 //! - B5: a copy in place of the pages. B6: no flush. B7: no comparison. B8, of a clean one, too
 //!   early: before B6.
 //! - B9: who waits is not given the page back; what was not written goes.
 //! - REGION-3: no section, on either side. A sync that does not wait for what others have begun.
 //! - A write-out in place that protects the page after it has read the bytes, or without a flush,
-//!   or that turns DIRTY to WRITEBACK after that.
+//!   or whose write-out begins after that.
 //! - A pin that does not look for READY once it has its reference.
 //!
 //! Besides, with a weaker table: `begin_eviction` that does not clear READY (`vs_pin`), does not
@@ -77,7 +78,7 @@ fn vs_store_marked(weakening: Weakening) {
     region.check_settled(0, 3);
 }
 
-/// Nor one to a page that is DIRTY already, of which no copy is made at B4.
+/// Nor one to a page that is dirty already, of which no copy is made at B4.
 #[test]
 fn loom_unmap_vs_store_marked() {
     holds(vs_store_marked);

@@ -12,6 +12,8 @@
 #[cfg(loom)]
 mod loom_collapse;
 #[cfg(loom)]
+mod loom_dirty;
+#[cfg(loom)]
 mod loom_first_use;
 #[cfg(loom)]
 mod loom_handover;

@@ -14,7 +14,7 @@
 //! - Bytes outlive their unmapping for who keeps them.
 
 use super::world::{OWNER, World};
-use crate::folio::{Flag, Folio, FolioRef, Frozen, LockedFolio};
+use crate::folio::{Flag, Folio, FolioRef, Frozen, Listing, LockedFolio, WriteState};
 use crate::mapping::{Entry, Lookup};
 use crate::sync::{AtomicU64, Condvar, Mutex, MutexGuard, Ordering};
 use std::sync::Arc;
@@ -40,7 +40,7 @@ pub(super) enum Weakening {
     NoLook,
     /// B5: a copy instead of the pages themselves.
     CopyInsteadOfKeep,
-    /// B4: DIRTY becomes WRITEBACK, although the unmapping may fail.
+    /// B4: the write-out begins, although the unmapping may fail.
     BeginBeforeUnmap,
     /// B6: without a flush.
     NoFlushAfterUnmap,
@@ -64,7 +64,7 @@ pub(super) enum Weakening {
     ProtectAfterRead,
     /// Protected without a flush.
     NoFlushAfterProtect,
-    /// A write-out turns DIRTY to WRITEBACK when it has read the bytes.
+    /// A write-out goes from dirty to writing when it has read the bytes.
     BeginAfterRead,
 }
 
@@ -168,7 +168,7 @@ impl Region {
     /// Whether the folio of the page is dirty.
     pub(super) fn is_dirty(&self, index: u64) -> bool {
         let folio = self.world.folios.get(self.world.entry(index).folio_id());
-        folio.flags.get(Flag::Dirty)
+        folio.flags.write_state().is_dirty()
     }
 
     fn is_written(&self, index: u64) -> bool {
@@ -299,28 +299,30 @@ impl Region {
 
     fn mark_stored(&self, folio: &Folio) {
         let mut dirty = self.dirty.lock();
-        if folio.flags.set(Flag::Dirty) {
+        if folio.flags.transition_to_dirty() == Listing::Add {
             dirty.pages.push(folio.index());
         }
     }
 
     fn begin(&self, folio: &Folio) -> bool {
         let mut dirty = self.dirty.lock();
-        if !folio.flags.clear(Flag::Dirty) {
+        assert!(folio.flags.write_state() != WriteState::Redirtied, "written out twice at a time");
+        if folio.flags.transition_to_writing() != Listing::Remove {
             return false;
         }
         dirty.pages.retain(|index| *index != folio.index());
-        assert!(folio.flags.set(Flag::Writeback), "written out twice at a time");
         dirty.in_flight += 1;
         true
     }
 
     fn end(&self, folio: &Folio, failed: bool) {
         let mut dirty = self.dirty.lock();
-        if failed && folio.flags.set(Flag::Dirty) {
+        let flags = &folio.flags;
+        let listing =
+            if failed { flags.transition_to_unwritten() } else { flags.transition_to_written() };
+        if listing == Listing::Add {
             dirty.pages.push(folio.index());
         }
-        folio.flags.end_writeback();
         dirty.in_flight -= 1;
         if dirty.in_flight == 0 {
             self.emptied.notify_all();
@@ -408,7 +410,7 @@ impl Region {
     fn freeze(&self, index: u64) -> Option<Leaver<'_>> {
         let folio = self.world.find(index)?;
         let lock = folio.try_lock()?;
-        if lock.owner() != OWNER || lock.flags.get(Flag::Writeback) {
+        if lock.owner() != OWNER || lock.flags.write_state().is_writing() {
             return None;
         }
         match self.world.mapping.begin_eviction(folio, &lock) {
@@ -469,7 +471,7 @@ impl Region {
     /// They were not unmapped.
     fn stay(&self, batch: &mut [Leaver<'_>]) {
         for leaver in batch {
-            if leaver.lock.flags.get(Flag::Writeback) {
+            if leaver.lock.flags.write_state().is_writing() {
                 self.end(&leaver.lock, true);
             }
             leaver.fate = Fate::Stays;
@@ -524,7 +526,7 @@ impl Region {
     }
 
     fn put_back(&self, lock: &LockedFolio<'_>, copy: u64) {
-        self.install(lock.index(), copy, lock.flags.get(Flag::Dirty));
+        self.install(lock.index(), copy, lock.flags.write_state().is_dirty());
         self.world.mapping.restore_ready(lock);
     }
 
@@ -534,7 +536,7 @@ impl Region {
             self.device[lock.index() as usize].store(copy, Ordering::Relaxed);
         }
         self.end(&lock, how.write_fails);
-        let stays = lock.flags.get(Flag::Dirty) && !self.is(Weakening::EvictUnwritten);
+        let stays = lock.flags.write_state().is_dirty() && !self.is(Weakening::EvictUnwritten);
         let frozen = if stays { Err(folio) } else { folio.try_freeze(1) };
         match frozen {
             Ok(frozen) => self.free(frozen, lock),
@@ -562,7 +564,7 @@ impl Region {
         let id = self.world.entry(index).folio_id();
         let folio = self.world.folios.get(id);
         assert_eq!(folio.references(), 1);
-        assert!(!folio.flags.get(Flag::Dirty) && !folio.flags.get(Flag::Writeback));
+        assert_eq!(folio.flags.write_state(), WriteState::Clean);
     }
 }
 
@@ -571,6 +573,6 @@ type Left<'a> = (LockedFolio<'a>, FolioRef<'a>, u64);
 
 impl Leaver<'_> {
     fn is_dirty(&self) -> bool {
-        self.lock.flags.get(Flag::Dirty)
+        self.lock.flags.write_state().is_dirty()
     }
 }

@@ -18,7 +18,7 @@
 
 use super::inode::Inode;
 use super::store::Store;
-use crate::folio::{Flag, Folio, FolioId, FolioRef, Frozen, LockedFolio};
+use crate::folio::{Folio, FolioId, FolioRef, Frozen, LockedFolio};
 use crate::lru::Shadow;
 use crate::mapping::{Entry, EvictError};
 use crate::spill::Spill;
@@ -135,7 +135,7 @@ impl Inode {
     /// flight. It is about to leave the table.
     pub(super) fn forget_content(&self, folio: &Folio, id: FolioId) {
         self.drop_slot(folio);
-        self.dirty.forget(&self.memory, id);
+        self.dirty.forget(&self.memory.folios, id);
         self.note_gone_if(true, folio.pages());
     }
 
@@ -153,7 +153,7 @@ impl Inode {
     /// it is in flight.
     pub(super) fn drop_slot(&self, folio: &Folio) {
         if let Some(spill) = self.spill()
-            && !folio.flags.get(Flag::Dirty)
+            && !folio.flags.write_state().is_dirty()
             && folio.slot() != 0
         {
             spill.give_back(folio.slot(), folio.pages() as u32);
@@ -161,20 +161,12 @@ impl Inode {
         }
     }
 
-    /// Frees a folio whose bytes are another one's since a collapse.
-    pub(crate) fn free_collapsed(&self, frozen: Frozen<'_>) {
-        self.drop_slot(frozen.folio());
-        self.dirty.forget(&self.memory, frozen.id());
-        frozen.free();
-    }
-
-    /// The folio `new`, locked, has taken the place of `old`: it is as dirty as that was, or has
-    /// its slot.
-    pub(crate) fn hand_on(&self, old: &Frozen<'_>, new: FolioId) {
-        let is_dirty = self.dirty.replace(&self.memory, old.id(), new);
-        if !is_dirty && self.spill().is_some() {
-            self.memory.folio(new).set_slot(old.folio().slot());
-        }
+    /// The folio `new`, locked, has the bytes of all of `old` since a collapse: it is dirty from
+    /// now on, and they are not, in one step.
+    pub(crate) fn pass_dirt(&self, old: &[Frozen<'_>], new: FolioId) {
+        // Before: what is dirty has a number where the slot would be (rule 4 of `folio`).
+        old.iter().for_each(|frozen| self.drop_slot(frozen.folio()));
+        self.dirty.replace(&self.memory.folios, old.iter().map(Frozen::id), new);
     }
 
     fn note_gone_if(&self, is_gone: bool, pages: u64) {

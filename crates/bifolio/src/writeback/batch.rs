@@ -2,7 +2,7 @@
 //!
 //! Used by syncs, by the flusher and by reclaim; there is no other way to the device. A folio that
 //! is given to the batch takes its dirty neighbours along, up to 1 MiB: their write-out costs the
-//! device little more than its own. Each is locked for a moment, turned from DIRTY to WRITEBACK
+//! device little more than its own. Each is locked for a moment, turned from dirty to writing
 //! and unlocked; the batch keeps a reference to each until its transfer is complete.
 //!
 //! A part of it is in flight, and as much stands ready in a line: a disk may answer nothing before
@@ -10,7 +10,7 @@
 //! answered.
 //!
 //! ```text
-//!   add --> DIRTY to WRITEBACK --> line --> queue: in flight --> answered --> end
+//!   add --> dirty to writing --> line --> queue: in flight --> answered --> end
 //! ```
 //!
 //! While anything is in flight nobody here waits for a lock or a write-out (IO-5): a folio that is
@@ -23,7 +23,7 @@
 
 use super::dirty::InFlight;
 use super::inode::{Inode, pieces_of};
-use crate::folio::{Flag, FolioRef, LockedFolio};
+use crate::folio::{Folio, FolioRef, LockedFolio, WriteState};
 use crate::io::{IoError, Operation, Pieces, Queue, RUN_PAGES_MAX, Transfer};
 use crate::mapping::PAGE_BYTES;
 use crate::spill::SlotRun;
@@ -224,12 +224,14 @@ impl<'a> WriteBatch<'a> {
         if locked.owner() != self.inode.address() {
             return Added::Done;
         }
-        if locked.flags.get(Flag::Writeback) {
-            // Clean but for what is in flight, perhaps in this very batch; or dirty again.
-            return if locked.flags.get(Flag::Dirty) { Added::Busy } else { Added::Done };
+        match locked.flags.write_state() {
+            // In flight, perhaps in this very batch.
+            WriteState::Clean | WriteState::Writing => return Added::Done,
+            WriteState::Redirtied => return Added::Busy,
+            WriteState::Dirty => {}
         }
         let (index, pages) = (locked.index(), locked.pages());
-        let Some(in_flight) = self.inode.dirty.begin(&self.inode.memory, folio.id()) else {
+        let Some(in_flight) = self.inode.dirty.begin(&self.inode.memory.folios, folio.id()) else {
             return Added::Done;
         };
         drop(locked);
@@ -264,15 +266,16 @@ impl<'a> WriteBatch<'a> {
         }
         // Acquire: pairs with the Release in I1, as in `get_folio`.
         let seen = inode.mapping.table().load(index, Ordering::Acquire);
-        if !seen.is_folio() || !inode.memory.folio(seen.folio_id()).flags.get(Flag::Dirty) {
+        let is_dirty = |folio: &Folio| folio.flags.write_state() == WriteState::Dirty;
+        if !seen.is_folio() || !is_dirty(inode.memory.folio(seen.folio_id())) {
             return None;
         }
         let folio = inode.mapping.try_get_named(&inode.memory.folios, index, seen).ok()?;
         let locked = folio.try_lock()?;
-        if locked.owner() != inode.address() || locked.flags.get(Flag::Writeback) {
+        if locked.owner() != inode.address() {
             return None;
         }
-        let in_flight = inode.dirty.begin(&inode.memory, folio.id())?;
+        let in_flight = inode.dirty.begin(&inode.memory.folios, folio.id())?;
         drop(locked);
         Some(Leaving { folio, in_flight, copy: None })
     }
@@ -406,14 +409,16 @@ impl<'a> WriteBatch<'a> {
             }
             Some(error) => {
                 inode.memory.counters.add(Counter::WritebackError, count);
-                inode.errors.record(Arc::clone(error));
                 self.error = Some(Arc::clone(error));
             }
         }
         let (folios, in_flight): (SmallVec<[_; 1]>, SmallVec<[_; 1]>) =
             run.folios.into_iter().map(|leaving| (leaving.folio, leaving.in_flight)).unzip();
-        let ids = folios.iter().map(FolioRef::id);
-        inode.dirty.end(&inode.memory, ids.zip(in_flight), error.is_some());
+        let (ended, all) = (folios.iter().map(FolioRef::id).zip(in_flight), &inode.memory.folios);
+        match error {
+            None => inode.dirty.end(all, ended),
+            Some(error) => inode.dirty.end_failed(all, ended, || inode.errors.record(error)),
+        }
         drop(folios);
         inode.flusher.note_progress(&inode.memory);
     }

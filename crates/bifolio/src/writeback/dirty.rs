@@ -2,33 +2,57 @@
 //!
 //! Linked through the descriptors (rule 4 of `folio`), so that being dirty costs no memory. Each
 //! marking has a number, and the list is in its order: so "everything that was dirty at the call"
-//! is a number, and a walk that many take part in misses nothing, whoever else takes folios off.
+//! is a number. A walk over the list goes on where it stopped, whatever has left the list
+//! meanwhile: who takes a folio off moves the walks that stand at it to the next one. So a walk is
+//! linear in the length of the list, however often it lets the lock go.
 //!
-//! What is in flight is counted in two epochs: to wait for everything submitted so far, a sync
-//! starts the other epoch and waits for the old one to empty, however much is submitted meanwhile.
+//! What is in flight is counted in epochs: to wait for everything submitted so far, a sync closes
+//! the epoch of the day and waits until that and all earlier ones have ended, however much is
+//! submitted meanwhile. Any number of syncs wait at the same time.
+//!
+//! PROTOCOL of a folio under write-out against a sync, as two columns (model-checked in
+//! `loom_dirty`); each line of the left is one critical section of the list's lock:
+//!
+//! ```text
+//!  WRITE-OUT                                   SYNC
+//!  D1 mark: to dirty, on the list, a number    S1 count the errors so far
+//!  D2 begin: to writing, off the list, into    S2 end = the number of the next marking
+//!     the epoch of the day                     S3 write out what is on the list with a number
+//!  D3 end, well: to written, out of its           below `end`, in its range
+//!     epoch                                    S4 close the epoch; wait until it, and those
+//!  D4 end, failed: the error is recorded; to      before it, are empty
+//!     unwritten, on the list with a new        S5 errors since S1? then fail; else flush
+//!     number; out of its epoch
+//! ```
+//!
+//! What was dirty at S1 is on the list at S3 with a number below `end` (D1 before S2), or its D2
+//! came before S3: its epoch is one that S4 waits for. If that write-out fails before S1, D4 has
+//! put the folio on the list before S2, and S3 finds it; if after S1, S5 finds the error. Were the
+//! error recorded before D4, a sync could begin in between: S1 has counted it, S3 finds nothing.
 
-use crate::folio::{Flag, Folio, FolioId, FolioRef, NO_FOLIO};
-use crate::lru::Memory;
+use crate::folio::{Folio, FolioId, FolioRef, Folios, Listing, NO_FOLIO};
 use crate::sync::{AtomicU64, Condvar, Mutex, Ordering};
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How many times are remembered, to tell the age of dirt, and how many in the age that is asked
 /// for: so those that are remembered go back four times as far.
 const TICKS_MAX: usize = 64;
 const TICKS_PER_AGE: u32 = 16;
+/// Folios that a walk looks at before it lets the lock of the list go.
+const LOOKS_MAX: usize = 2048;
 
 /// See the head of the file.
 #[derive(Debug)]
-pub(super) struct DirtyList {
-    /// Which of the cache's pages are counted here: dirty ones, and those on their way.
-    counter: fn(&Memory) -> &AtomicU64,
+pub(crate) struct DirtyList {
+    /// Pages that are counted here: dirty ones, and those on their way; one that is both counts
+    /// twice.
+    counter: Arc<AtomicU64>,
     state: Mutex<State>,
-    /// Signalled when an epoch empties.
-    emptied: Condvar,
-    /// One waiter for an epoch at a time: there are only two.
-    flipping: Mutex<()>,
+    /// Signalled when the oldest epoch has ended.
+    epoch_ended: Condvar,
 }
 
 #[derive(Debug)]
@@ -40,58 +64,72 @@ struct State {
     next: u64,
     /// What `next` was at some times in the past, oldest first.
     ticks: VecDeque<(Instant, u64)>,
-    epoch: usize,
-    in_flight: [u64; 2],
+    /// At which folio each walk goes on.
+    cursors: Vec<(u64, u32)>,
+    next_cursor: u64,
+    /// Write-outs in flight in each epoch, from the oldest that has not ended to that of the day.
+    /// No more of them than syncs that wait, and one.
+    in_flight: VecDeque<u64>,
+    /// The number of the oldest of them.
+    oldest_epoch: u64,
 }
 
 impl Default for State {
     fn default() -> Self {
-        let (head, tail) = (NO_FOLIO, NO_FOLIO);
-        Self { head, tail, folios: 0, next: 1, ticks: VecDeque::new(), epoch: 0, in_flight: [0; 2] }
+        Self {
+            head: NO_FOLIO,
+            tail: NO_FOLIO,
+            folios: 0,
+            next: 1,
+            ticks: VecDeque::new(),
+            cursors: Vec::new(),
+            next_cursor: 0,
+            in_flight: VecDeque::from([0]),
+            oldest_epoch: 0,
+        }
     }
 }
 
-/// A write-out that has begun; [`DirtyList::end`] takes it back.
+/// A write-out that has begun; [`DirtyList::end`] or [`DirtyList::end_failed`] takes it back.
 #[derive(Debug)]
 #[must_use]
 pub(crate) struct InFlight {
-    epoch: usize,
+    epoch: u64,
 }
 
 /// Some of the oldest dirty folios.
 #[derive(Debug)]
-pub(super) struct Oldest<'a> {
-    pub(super) folios: Vec<FolioRef<'a>>,
-    /// Where the walk goes on.
-    pub(super) next: u64,
+pub(crate) struct Part<'a> {
+    pub(crate) folios: Vec<FolioRef<'a>>,
     /// It ended before a folio that is frozen for the moment.
-    pub(super) is_cut_short: bool,
+    pub(crate) is_cut_short: bool,
 }
 
 impl DirtyList {
     /// An empty list, whose pages are counted by `counter`, too.
-    pub(super) fn new(counter: fn(&Memory) -> &AtomicU64) -> Self {
-        Self {
-            counter,
-            state: Mutex::default(),
-            emptied: Condvar::default(),
-            flipping: Mutex::default(),
-        }
+    pub(crate) fn new(counter: Arc<AtomicU64>) -> Self {
+        Self { counter, state: Mutex::default(), epoch_ended: Condvar::default() }
     }
 
     /// Folios on the list.
-    pub(super) fn len(&self) -> u64 {
+    pub(crate) fn len(&self) -> u64 {
         self.state.lock().folios
     }
 
+    /// Whether nothing is dirty, and no write-out in flight, which might fail.
+    pub(crate) fn is_settled(&self) -> bool {
+        let state = self.state.lock();
+        state.folios == 0 && state.in_flight.iter().all(|count| *count == 0)
+    }
+
     /// The number that all markings so far are below.
-    pub(super) fn now(&self) -> u64 {
+    pub(crate) fn now(&self) -> u64 {
         self.state.lock().next
     }
 
     /// The number that all markings older than `age` are below, exact to a few calls: what is not
     /// asked for in time looks younger than it is.
-    pub(super) fn older_than(&self, age: Duration) -> u64 {
+    pub(crate) fn older_than(&self, age: Duration) -> u64 {
         let mut state = self.state.lock();
         let now = Instant::now();
         let last = state.ticks.back().map(|(time, _)| *time);
@@ -106,188 +144,274 @@ impl DirtyList {
         state.ticks.iter().rev().find(is_old).map_or(0, |tick| tick.1)
     }
 
-    /// Sets DIRTY; the caller holds the folio lock.
-    pub(super) fn mark(&self, memory: &Memory, id: FolioId) {
-        self.state.lock().mark(memory, id, (self.counter)(memory));
+    /// D1; the caller holds the folio lock.
+    pub(crate) fn mark(&self, folios: &Folios, id: FolioId) {
+        self.mark_in(&mut self.state.lock(), folios, id);
     }
 
-    /// Makes the folio `new`, locked, dirty in the place of `old`, if that is dirty: as old as that
-    /// was; tells whether. Nobody has a reference to `old`.
-    pub(super) fn replace(&self, memory: &Memory, old: FolioId, new: FolioId) -> bool {
-        let mut state = self.state.lock();
-        let is_dirty = memory.folio(old).flags.clear(Flag::Dirty);
-        if is_dirty {
-            memory.folio(new).flags.set(Flag::Dirty);
-            state.replace(memory, old, new);
-        }
-        is_dirty
-    }
-
-    /// Clears DIRTY without a write-out: the bytes are no longer wanted. The folio is locked.
-    pub(super) fn forget(&self, memory: &Memory, id: FolioId) {
-        let mut state = self.state.lock();
-        if memory.folio(id).flags.get(Flag::Dirty) {
-            state.unmark(memory, id);
-            let pages = memory.folio(id).pages();
-            (self.counter)(memory).fetch_sub(pages, Ordering::Relaxed);
+    fn mark_in(&self, state: &mut State, folios: &Folios, id: FolioId) {
+        if folios.get(id).flags.transition_to_dirty() == Listing::Add {
+            state.link(folios, id);
+            self.counter.fetch_add(folios.get(id).pages(), Ordering::Relaxed);
         }
     }
 
-    /// Turns DIRTY into WRITEBACK, if it is set; the caller holds the folio lock and there is no
-    /// write-out of the folio in flight.
-    pub(super) fn begin(&self, memory: &Memory, id: FolioId) -> Option<InFlight> {
-        let folio = memory.folio(id);
-        let mut state = self.state.lock();
-        if !folio.flags.get(Flag::Dirty) {
-            return None;
-        }
-        state.unmark(memory, id);
-        let fresh = folio.flags.set(Flag::Writeback);
-        debug_assert!(fresh, "{id:?} is written out twice at a time");
-        let epoch = state.epoch;
-        state.in_flight[epoch] += 1;
-        Some(InFlight { epoch })
+    /// Takes a folio off the list without a write-out: the bytes are no longer wanted. The folio is
+    /// locked.
+    pub(crate) fn forget(&self, folios: &Folios, id: FolioId) {
+        self.forget_in(&mut self.state.lock(), folios, id);
     }
 
-    /// Ends write-outs. Those that failed leave the folios dirty (WRITEBACK-1).
-    pub(super) fn end(
+    fn forget_in(&self, state: &mut State, folios: &Folios, id: FolioId) {
+        if folios.get(id).flags.transition_to_clean() == Listing::Remove {
+            state.unlink(folios, id);
+            self.counter.fetch_sub(folios.get(id).pages(), Ordering::Relaxed);
+        }
+    }
+
+    /// Takes the folios `old` off the list, those that are on it, and puts `new`, which has their
+    /// bytes, at its end. All are locked or frozen, and no write-out of them is in flight.
+    pub(crate) fn replace(
         &self,
-        memory: &Memory,
-        ended: impl IntoIterator<Item = (FolioId, InFlight)>,
-        failed: bool,
+        folios: &Folios,
+        old: impl Iterator<Item = FolioId>,
+        new: FolioId,
     ) {
         let mut state = self.state.lock();
-        let mut pages = 0;
-        let mut is_empty = false;
-        for (id, in_flight) in ended {
-            if failed {
-                state.mark(memory, id, (self.counter)(memory));
-            }
-            pages += memory.folio(id).pages();
-            memory.folio(id).flags.end_writeback();
-            state.in_flight[in_flight.epoch] -= 1;
-            is_empty |= state.in_flight[in_flight.epoch] == 0;
-        }
-        (self.counter)(memory).fetch_sub(pages, Ordering::Relaxed);
-        if is_empty {
-            self.emptied.notify_all();
-        }
+        old.for_each(|id| self.forget_in(&mut state, folios, id));
+        self.mark_in(&mut state, folios, new);
     }
 
-    /// Blocks until everything that was in flight at the call has ended.
-    pub(super) fn wait_for_in_flight(&self) {
-        let _one_at_a_time = self.flipping.lock();
+    /// D2, if the folio is dirty; the caller holds the folio lock and there is no write-out of the
+    /// folio in flight.
+    pub(crate) fn begin(&self, folios: &Folios, id: FolioId) -> Option<InFlight> {
         let mut state = self.state.lock();
-        let epoch = state.epoch;
-        state.epoch ^= 1;
-        while state.in_flight[epoch] > 0 {
-            self.emptied.wait(&mut state);
+        if folios.get(id).flags.transition_to_writing() != Listing::Remove {
+            return None;
+        }
+        state.unlink(folios, id);
+        let newest = state.in_flight.len() - 1;
+        state.in_flight[newest] += 1;
+        Some(InFlight { epoch: state.oldest_epoch + newest as u64 })
+    }
+
+    /// D3 for several folios.
+    pub(crate) fn end(&self, folios: &Folios, ended: impl Iterator<Item = (FolioId, InFlight)>) {
+        let mut state = self.state.lock();
+        let mut pages = 0;
+        for (id, in_flight) in ended {
+            pages += folios.get(id).pages();
+            let listing = folios.get(id).flags.transition_to_written();
+            debug_assert_eq!(listing, Listing::Keep);
+            state.leave_epoch(in_flight);
+        }
+        self.note_ended(&mut state, pages);
+    }
+
+    /// D4 for several folios: `record` notes the error, and is called with the list locked.
+    pub(crate) fn end_failed(
+        &self,
+        folios: &Folios,
+        ended: impl Iterator<Item = (FolioId, InFlight)>,
+        record: impl FnOnce(),
+    ) {
+        let mut state = self.state.lock();
+        record();
+        let mut pages = 0;
+        for (id, in_flight) in ended {
+            if folios.get(id).flags.transition_to_unwritten() == Listing::Add {
+                state.link(folios, id);
+            } else {
+                pages += folios.get(id).pages();
+            }
+            state.leave_epoch(in_flight);
+        }
+        self.note_ended(&mut state, pages);
+    }
+
+    fn note_ended(&self, state: &mut State, pages: u64) {
+        self.counter.fetch_sub(pages, Ordering::Relaxed);
+        if state.drop_ended_epochs() {
+            self.epoch_ended.notify_all();
         }
     }
 
-    /// Up to `folios_max` of the oldest folios whose marking has a number in `range`. `last`, to
-    /// which the caller has a reference, came before them: the walk need not begin at the head.
-    pub(super) fn oldest<'a>(
+    /// S4: blocks until everything that was in flight at the call has ended.
+    pub(crate) fn wait_for_in_flight(&self) {
+        let mut state = self.state.lock();
+        if *state.newest_in_flight() > 0 {
+            state.in_flight.push_back(0);
+        }
+        let new_epoch = state.oldest_epoch + state.in_flight.len() as u64 - 1;
+        while state.oldest_epoch < new_epoch {
+            self.epoch_ended.wait(&mut state);
+        }
+    }
+
+    /// A walk over the folios whose markings have numbers below `end`, oldest first.
+    pub(crate) fn walk(&self, end: u64) -> Walk<'_> {
+        let mut state = self.state.lock();
+        let (cursor, head) = (state.next_cursor, state.head);
+        state.next_cursor += 1;
+        state.cursors.push((cursor, head));
+        Walk { list: self, cursor, end, is_over: false }
+    }
+
+    /// Those of `ids`, which were found in the table of the file that is at the address `owner`,
+    /// that are on the list with a number below `end`. (What is on the list stands in the table
+    /// before it comes there, and until it is off again: a dirty folio is never moved.)
+    pub(crate) fn among<'a>(
         &self,
-        memory: &'a Memory,
-        range: Range<u64>,
-        folios_max: usize,
-        last: Option<FolioId>,
-    ) -> Oldest<'a> {
-        let state = self.state.lock();
-        let mut found = Oldest { folios: Vec::new(), next: range.end, is_cut_short: false };
-        let is_still_there = |last: &FolioId| {
-            let folio = memory.folio(*last);
-            folio.flags.get(Flag::Dirty) && folio.dirtied.load(Ordering::Relaxed) < range.start
-        };
-        let last = last.filter(is_still_there);
-        let mut next =
-            last.map_or(state.head, |last| memory.folio(last).dirty_next.load(Ordering::Relaxed));
-        while next != NO_FOLIO {
-            let id = FolioId(next);
-            let folio = memory.folio(id);
-            let number = folio.dirtied.load(Ordering::Relaxed);
-            if number >= range.end {
-                break;
-            }
-            next = folio.dirty_next.load(Ordering::Relaxed);
-            if number < range.start {
+        folios: &'a Folios,
+        ids: &[FolioId],
+        owner: u64,
+        end: u64,
+    ) -> Part<'a> {
+        let _state = self.state.lock();
+        let mut part = Part { folios: Vec::new(), is_cut_short: false };
+        for &id in ids {
+            let folio = folios.get(id);
+            // A folio of a file that is dirty is on the list of that file.
+            let is_listed = folio.flags.write_state().is_dirty() && folio.owner() == owner;
+            if !is_listed || folio.dirtied.load(Ordering::Relaxed) >= end {
                 continue;
             }
-            let reference = (found.folios.len() < folios_max).then(|| memory.folios.try_get(id));
-            let Some(Ok(reference)) = reference else {
-                found.is_cut_short = reference.is_some();
-                found.next = number;
+            match folios.try_get(id) {
+                Ok(folio) => part.folios.push(folio),
+                Err(_) => part.is_cut_short = true,
+            }
+        }
+        part
+    }
+}
+
+/// Goes through a dirty list in parts. Folios that are on the list from its beginning until it is
+/// over are met once, whatever becomes of others meanwhile.
+#[derive(Debug)]
+pub(crate) struct Walk<'l> {
+    list: &'l DirtyList,
+    cursor: u64,
+    end: u64,
+    is_over: bool,
+}
+
+impl Walk<'_> {
+    /// Whether all folios were met.
+    pub(crate) fn is_over(&self) -> bool {
+        self.is_over
+    }
+
+    /// References to up to `folios_max` of the next folios that have pages `within`. Fewer, or
+    /// none, if many others lie between them; one that is frozen is met by the next call, or, with
+    /// `pass_frozen`, not at all.
+    pub(crate) fn next_part<'a>(
+        &mut self,
+        folios: &'a Folios,
+        within: &Range<u64>,
+        folios_max: usize,
+        pass_frozen: bool,
+    ) -> Part<'a> {
+        let mut part = Part { folios: Vec::new(), is_cut_short: false };
+        let mut state = self.list.state.lock();
+        let mut next = state.cursor(self.cursor);
+        let mut looks = 0;
+        while looks < LOOKS_MAX && part.folios.len() < folios_max {
+            let folio = (next != NO_FOLIO).then(|| folios.get(FolioId(next)));
+            let Some(folio) = folio.filter(|it| it.dirtied.load(Ordering::Relaxed) < self.end)
+            else {
+                self.is_over = true;
                 break;
             };
-            found.folios.push(reference);
+            looks += 1;
+            let first = folio.index();
+            if first < within.end && first + folio.pages() > within.start {
+                match folios.try_get(FolioId(next)) {
+                    Ok(reference) => part.folios.push(reference),
+                    Err(_) if pass_frozen => {}
+                    Err(_) => {
+                        part.is_cut_short = true;
+                        break;
+                    }
+                }
+            }
+            next = folio.dirty_next.load(Ordering::Relaxed);
         }
-        found
+        state.set_cursor(self.cursor, next);
+        // References are put with no lock of the list held.
+        drop(state);
+        part
+    }
+}
+
+impl Drop for Walk<'_> {
+    fn drop(&mut self) {
+        self.list.state.lock().cursors.retain(|(cursor, _)| *cursor != self.cursor);
     }
 }
 
 impl State {
-    fn mark(&mut self, memory: &Memory, id: FolioId, counter: &AtomicU64) {
-        let folio = memory.folio(id);
-        if folio.flags.set(Flag::Dirty) {
-            counter.fetch_add(folio.pages(), Ordering::Relaxed);
-            folio.dirtied.store(self.next, Ordering::Relaxed);
-            self.next += 1;
-            self.link(memory, id);
+    fn newest_in_flight(&self) -> &u64 {
+        self.in_flight.back().expect("there is always the epoch of the day")
+    }
+
+    fn leave_epoch(&mut self, in_flight: InFlight) {
+        self.in_flight[(in_flight.epoch - self.oldest_epoch) as usize] -= 1;
+    }
+
+    /// Forgets epochs that have ended, but for that of the day; tells whether there were any.
+    fn drop_ended_epochs(&mut self) -> bool {
+        let before = self.oldest_epoch;
+        while self.in_flight.len() > 1 && self.in_flight[0] == 0 {
+            self.in_flight.pop_front();
+            self.oldest_epoch += 1;
         }
+        self.oldest_epoch > before
     }
 
-    fn unmark(&mut self, memory: &Memory, id: FolioId) {
-        memory.folio(id).flags.clear(Flag::Dirty);
-        self.unlink(memory, id);
+    fn cursor(&self, cursor: u64) -> u32 {
+        let found = self.cursors.iter().find(|(other, _)| *other == cursor);
+        found.map_or(NO_FOLIO, |(_, next)| *next)
     }
 
-    fn link(&mut self, memory: &Memory, id: FolioId) {
-        let folio = memory.folio(id);
+    fn set_cursor(&mut self, cursor: u64, next: u32) {
+        let found = self.cursors.iter_mut().find(|(other, _)| *other == cursor);
+        found.expect("a walk has its cursor until it is dropped").1 = next;
+    }
+
+    /// Puts a folio at the end, with the next number.
+    fn link(&mut self, folios: &Folios, id: FolioId) {
+        let folio = folios.get(id);
+        folio.dirtied.store(self.next, Ordering::Relaxed);
+        self.next += 1;
         let previous = self.tail;
         set_links(folio, previous, NO_FOLIO);
         if previous == NO_FOLIO {
             self.head = id.0;
         } else {
-            memory.folio(FolioId(previous)).dirty_next.store(id.0, Ordering::Relaxed);
+            folios.get(FolioId(previous)).dirty_next.store(id.0, Ordering::Relaxed);
         }
         self.tail = id.0;
         self.folios += 1;
     }
 
-    fn replace(&mut self, memory: &Memory, old: FolioId, new: FolioId) {
-        let (old, successor) = (memory.folio(old), memory.folio(new));
-        successor.dirtied.store(old.dirtied.load(Ordering::Relaxed), Ordering::Relaxed);
-        let previous = old.dirty_previous.load(Ordering::Relaxed);
-        let next = old.dirty_next.load(Ordering::Relaxed);
-        set_links(successor, previous, next);
-        if previous == NO_FOLIO {
-            self.head = new.0;
-        } else {
-            memory.folio(FolioId(previous)).dirty_next.store(new.0, Ordering::Relaxed);
-        }
-        if next == NO_FOLIO {
-            self.tail = new.0;
-        } else {
-            memory.folio(FolioId(next)).dirty_previous.store(new.0, Ordering::Relaxed);
-        }
-    }
-
-    fn unlink(&mut self, memory: &Memory, id: FolioId) {
-        let folio = memory.folio(id);
+    fn unlink(&mut self, folios: &Folios, id: FolioId) {
+        let folio = folios.get(id);
         let previous = folio.dirty_previous.load(Ordering::Relaxed);
         let next = folio.dirty_next.load(Ordering::Relaxed);
         if previous == NO_FOLIO {
             self.head = next;
         } else {
-            memory.folio(FolioId(previous)).dirty_next.store(next, Ordering::Relaxed);
+            folios.get(FolioId(previous)).dirty_next.store(next, Ordering::Relaxed);
         }
         if next == NO_FOLIO {
             self.tail = previous;
         } else {
-            memory.folio(FolioId(next)).dirty_previous.store(previous, Ordering::Relaxed);
+            folios.get(FolioId(next)).dirty_previous.store(previous, Ordering::Relaxed);
         }
         self.folios -= 1;
+        for (_, at) in self.cursors.iter_mut().filter(|(_, at)| *at == id.0) {
+            *at = next;
+        }
     }
 }
 
@@ -296,87 +420,118 @@ fn set_links(folio: &Folio, previous: u32, next: u32) {
     folio.dirty_next.store(next, Ordering::Relaxed);
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::config::HugePages;
-    use crate::frames::Arena;
-    use crate::sys::probe::Features;
 
-    fn memory() -> Memory {
-        let bytes = 4 << 20;
-        let arena = Arena::new(bytes, bytes, HugePages::Never, Features::probe(&[])).unwrap();
-        Memory::new(arena, 1024, 1).unwrap()
+    fn folios() -> Folios {
+        let folios = Folios::without_reaper(8);
+        folios.init_free(FolioId(0), 8);
+        folios
     }
 
-    /// A folio that has a reference for as long as the memory lives.
-    fn start(memory: &Memory) -> FolioId {
-        let id = memory.arena.allocate(0, None, &memory.folios).unwrap().expect("a free frame");
-        memory.folios.start(id, 0, 0, 0).into_id()
+    fn list() -> DirtyList {
+        DirtyList::new(Arc::new(AtomicU64::new(0)))
     }
 
-    fn oldest(list: &DirtyList, memory: &Memory, range: Range<u64>) -> Vec<FolioId> {
-        list.oldest(memory, range, 10, None).folios.iter().map(FolioRef::id).collect()
+    /// Folios 0, 1, ... of a file, dirty in this order; each has a reference for ever.
+    fn dirty(folios: &Folios, list: &DirtyList, count: u32) -> Vec<FolioId> {
+        let ids: Vec<_> = (0..count).map(FolioId).collect();
+        for id in &ids {
+            let _for_ever = folios.start(*id, 64, u64::from(id.0), 0).into_id();
+            list.mark(folios, *id);
+        }
+        ids
     }
 
-    /// What may become of the last one of a part before the next part is asked for.
+    const ALL: Range<u64> = 0..u64::MAX;
+
+    fn ids(part: &Part<'_>) -> Vec<FolioId> {
+        part.folios.iter().map(FolioRef::id).collect()
+    }
+
+    /// What may become of the folio at which a walk stands before the next part is asked for.
     #[test]
-    fn a_walk_in_parts_misses_none_whatever_becomes_of_the_last_one_meanwhile() {
-        let clean = |list: &DirtyList, memory: &Memory, id| list.forget(memory, id);
-        let again = |list: &DirtyList, memory: &Memory, id| {
-            list.forget(memory, id);
-            list.mark(memory, id);
+    fn a_walk_in_parts_misses_none_whatever_leaves_meanwhile() {
+        let clean = |list: &DirtyList, folios: &Folios, id| list.forget(folios, id);
+        let again = |list: &DirtyList, folios: &Folios, id| {
+            list.forget(folios, id);
+            list.mark(folios, id);
         };
-        type Meanwhile = fn(&DirtyList, &Memory, FolioId);
+        type Meanwhile = fn(&DirtyList, &Folios, FolioId);
         let meanwhile: [Meanwhile; 3] = [|_, _, _| {}, clean, again];
         for (case, change) in meanwhile.into_iter().enumerate() {
-            let memory = memory();
-            let list = DirtyList::new(|memory| &memory.dirty_pages);
-            let ids = [0; 5].map(|_| start(&memory));
-            ids.iter().for_each(|id| list.mark(&memory, *id));
-            let end = list.now();
-            let first = list.oldest(&memory, 0..end, 2, None);
-            change(&list, &memory, ids[1]);
-            let second = list.oldest(&memory, first.next..end, 2, Some(ids[1]));
-            let third = list.oldest(&memory, second.next..end, 2, Some(ids[3]));
-            let parts = [first, second, third].map(|part| part.folios);
-            let found: Vec<_> = parts.iter().flatten().map(FolioRef::id).collect();
-            assert_eq!(found, ids, "case {case}");
-            ids.iter().for_each(|id| list.forget(&memory, *id));
+            let (folios, list) = (folios(), list());
+            let all = dirty(&folios, &list, 6);
+            let mut walk = list.walk(list.now());
+            let first = walk.next_part(&folios, &ALL, 2, false);
+            change(&list, &folios, all[1]);
+            change(&list, &folios, all[2]);
+            let second = walk.next_part(&folios, &ALL, 2, false);
+            let third = walk.next_part(&folios, &ALL, 3, false);
+            let met: Vec<_> = [&first, &second, &third].into_iter().flat_map(ids).collect();
+            let expected =
+                if case == 0 { &all[..] } else { &[all[0], all[1], all[3], all[4], all[5]] };
+            assert_eq!(met, expected, "case {case}");
+            assert!(walk.is_over());
+            drop(walk);
+            all.iter().for_each(|id| list.forget(&folios, *id));
+            assert!(list.is_settled() && list.state.lock().cursors.is_empty());
+            assert_eq!(list.counter.load(Ordering::Relaxed), 0);
         }
     }
 
     #[test]
-    fn a_folio_that_replaces_a_dirty_one_is_as_dirty_and_as_old() {
-        let memory = memory();
-        for place in 0..3 {
-            let list = DirtyList::new(|memory| &memory.dirty_pages);
-            let mut ids = [0; 3].map(|_| start(&memory));
-            let numbers = ids.map(|id| {
-                list.mark(&memory, id);
-                list.now() - 1
-            });
-            let (old, new) = (ids[place], start(&memory));
-            let dirty_pages = memory.dirty_pages.load(Ordering::Relaxed);
-            assert!(list.replace(&memory, old, new));
-            ids[place] = new;
-            assert_eq!(oldest(&list, &memory, 0..list.now()), ids);
-            let its_own = numbers[place]..numbers[place] + 1;
-            assert_eq!(oldest(&list, &memory, its_own), [new]);
-            assert_eq!(memory.dirty_pages.load(Ordering::Relaxed), dirty_pages);
-            assert!(!memory.folio(old).flags.get(Flag::Dirty));
-            // The next one is the youngest.
-            let youngest = start(&memory);
-            list.mark(&memory, youngest);
-            let ids = [&ids[..], &[youngest]].concat();
-            assert_eq!(oldest(&list, &memory, 0..list.now()), ids);
-            // One in the place of a clean one is clean.
-            assert!(!list.replace(&memory, old, start(&memory)));
-            assert_eq!(oldest(&list, &memory, 0..list.now()), ids);
-            for id in ids {
-                list.forget(&memory, id);
-            }
-            assert_eq!(list.len(), 0);
+    fn a_walk_gives_only_what_lies_within_and_was_dirty_before_it() {
+        let (folios, list) = (folios(), list());
+        let all = dirty(&folios, &list, 5);
+        let end = list.now();
+        list.forget(&folios, all[1]);
+        list.mark(&folios, all[1]);
+        let mut walk = list.walk(end);
+        assert_eq!(ids(&walk.next_part(&folios, &(1..4), 10, false)), all[2..4]);
+        assert!(walk.is_over());
+        assert_eq!(ids(&list.among(&folios, &all[1..4], 64, end)), all[2..4]);
+        assert!(list.among(&folios, &all[1..4], 128, end).folios.is_empty(), "another file's");
+    }
+
+    #[test]
+    fn a_frozen_folio_is_met_later_or_passed() {
+        let (folios, list) = (folios(), list());
+        let all = dirty(&folios, &list, 3);
+        let end = list.now();
+        let frozen = folios.adopt(all[1]).try_freeze(0).expect("one reference");
+        let mut walk = list.walk(end);
+        let part = walk.next_part(&folios, &ALL, 10, false);
+        assert_eq!((ids(&part), part.is_cut_short), (vec![all[0]], true));
+        assert!(list.among(&folios, &all, 64, end).is_cut_short);
+        assert_eq!(ids(&list.walk(end).next_part(&folios, &ALL, 10, true)), [all[0], all[2]]);
+        frozen.unfreeze().into_id();
+        assert_eq!(ids(&walk.next_part(&folios, &ALL, 10, false)), all[1..]);
+        assert!(walk.is_over());
+    }
+
+    #[test]
+    fn epochs_that_have_ended_are_forgotten() {
+        let (folios, list) = (folios(), list());
+        let all = dirty(&folios, &list, 3);
+        let mut in_flight = Vec::new();
+        for id in &all {
+            in_flight.push((*id, list.begin(&folios, *id).expect("dirty")));
+            let mut state = list.state.lock();
+            state.in_flight.push_back(0);
         }
+        assert!(!list.is_settled());
+        let oldest_epoch = || list.state.lock().oldest_epoch;
+        let mut end = |at| list.end(&folios, std::iter::once(in_flight.remove(at)));
+        end(1);
+        assert_eq!(oldest_epoch(), 0, "the first one has not ended");
+        end(0);
+        assert_eq!(oldest_epoch(), 2);
+        end(0);
+        assert_eq!(oldest_epoch(), 3);
+        assert!(list.is_settled());
+        list.wait_for_in_flight();
+        assert_eq!(list.state.lock().in_flight, [0]);
     }
 }

@@ -249,7 +249,7 @@ impl Flusher {
         let mut total = Written::default();
         for inode in &files {
             let old = inode.dirty.older_than(self.settings.age_max);
-            total.add(inode.write_out_until(old, |_| u64::MAX, false));
+            total.add(inode.write_out_until(old, |_| u64::MAX));
         }
         let background_pages = self.background_pages.load(Ordering::Relaxed);
         let dirty_pages = || memory.dirty_pages.load(Ordering::Relaxed);
@@ -269,7 +269,7 @@ impl Flusher {
                 let wanted_folios = wanted_folios.saturating_sub(progress.begun_folios);
                 excess_folios.saturating_sub(progress.in_flight_folios).max(wanted_folios)
             };
-            total.add(inode.write_out_until(u64::MAX, left, false));
+            total.add(inode.write_out_until(u64::MAX, left));
         }
         if total.folios > 0 {
             memory.counters.add(Counter::FlusherRound, 1);

@@ -1,7 +1,7 @@
 //! Write-outs of folios of a region that are unmapped already: from a copy of their last bytes.
 //!
 //! Called by `reclaim/unmap.rs`, which has locked the folios, and keeps the copies until all has
-//! ended. DIRTY becomes WRITEBACK ([`Inode::begin_leaving`]) once the page is unmapped, while the
+//! ended. The write-out begins ([`Inode::begin_leaving`]) once the page is unmapped, while the
 //! folio is frozen: a sync that no longer finds the page finds the folio on the dirty list, where
 //! it waits for the end of the freeze, or in flight.
 
@@ -22,16 +22,16 @@ const PAUSE: Duration = Duration::from_millis(10);
 impl Inode {
     /// The folio, locked and perhaps frozen, holds bytes that were stored through a map.
     pub(crate) fn mark_stored(&self, folio: &Folio, id: FolioId) {
-        if !folio.flags.get(Flag::Dirty) {
+        if !folio.flags.write_state().is_dirty() {
             self.drop_slot(folio);
-            self.dirty.mark(&self.memory, id);
+            self.dirty.mark(&self.memory.folios, id);
         }
     }
 
     /// The write-out of a folio, locked and frozen, begins; its bytes will be given later.
     pub(crate) fn begin_leaving(&self, frozen: &Frozen<'_>) -> InFlight {
         self.mark_stored(frozen.folio(), frozen.id());
-        let in_flight = self.dirty.begin(&self.memory, frozen.id());
+        let in_flight = self.dirty.begin(&self.memory.folios, frozen.id());
         // The number of its marking stood there (rule 4 of `folio`).
         frozen.folio().set_slot(0);
         in_flight.expect("marked just now, under its lock")
@@ -52,7 +52,7 @@ impl Inode {
             return;
         }
         let pages = locked.index()..locked.index() + 1;
-        let is_dirty = locked.flags.get(Flag::Dirty);
+        let is_dirty = locked.flags.write_state().is_dirty();
         while let Err(error) = self.install(pages.clone(), copy.0.as_ptr(), is_dirty) {
             log::error!("{}: {error}; {:?} waits for it", self.name(), folio.id());
             std::thread::sleep(PAUSE);

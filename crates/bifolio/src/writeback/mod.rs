@@ -18,30 +18,33 @@
 //! The life of a dirty folio:
 //!
 //! ```text
-//!   clean --mark_dirty--> DIRTY, on the dirty list (oldest first)
-//!     ^                     | add: lock, clear DIRTY, off the list, set WRITEBACK, unlock; submit
+//!   clean --mark_dirty--> dirty, on the dirty list (oldest first)
+//!     ^                     | add: lock; to writing, off the list, into an epoch; unlock; submit
 //!     |                     v
-//!     '----- ok ------- WRITEBACK ----- failed: DIRTY again, on the list, error recorded
+//!     '----- ok -------- writing ----- failed: dirty again, on the list, error recorded
 //! ```
 //!
 //! Invariants:
-//! - WRITEBACK-1: DIRTY is set exactly while the folio is on its inode's dirty list; both change
-//!   under the list's lock. It is set by a holder of the folio lock, or by the end of a failed
-//!   write-out before WRITEBACK is cleared.
-//! - WRITEBACK-2: a folio under WRITEBACK has a reference of its own and is in its table: eviction
+//! - WRITEBACK-1: the write state of a folio (`folio/flags.rs`) is one of four, and changes in one
+//!   step, under the lock of its inode's dirty list, together with what it says: the folio is on
+//!   the list exactly while it is dirty, and counted in an epoch exactly while it is writing. It
+//!   becomes dirty by a holder of the folio lock, or by the end of a failed write-out; the error is
+//!   recorded under the same hold of the list's lock. A dirty folio stands in its table, and it is
+//!   never moved: its bytes change their folio only in a collapse, of a memory file.
+//! - WRITEBACK-2: a folio that is writing has a reference of its own and is in its table: eviction
 //!   fails on either, truncation waits. So the end of a write-out needs no lock to find its inode.
-//! - WRITEBACK-3: DIRTY is cleared before the bytes are read for the device, and nobody changes
+//! - WRITEBACK-3: a folio is writing before its bytes are read for the device, and nobody changes
 //!   them until the write-out has ended: a writer waits for that, with the folio locked
 //!   (`Inode::mark_dirty`). So what the device gets of a folio is one state of it, never a mixture.
+//!   (A store through a map does not wait: it makes the folio dirty again meanwhile.)
 //! - WRITEBACK-4: what is written ends at the length of the file, which no `set_len` changes
 //!   meanwhile (`resizing.rs`): that first waits for what is in flight, and nothing is written out
 //!   before the backing has agreed, or the old length stands again. (Written out by a length that
 //!   does not come true, a folio would be clean, and its last bytes lost. And a kernel's direct
 //!   write beside a change of the length may be reported as lost.)
 //!
-//! - WRITEBACK-5: a sync misses nothing that was dirty at its call. What is on the list stays
-//!   there, with its number, until its write-out begins; what has begun is in an epoch that the
-//!   sync waits for.
+//! - WRITEBACK-5: a sync, of a file or of a range, misses nothing that was dirty at its call: S1 to
+//!   S5 at the head of `dirty.rs`, the one way to wait for the storage.
 //!
 //! Lock order: folio lock, then `cutting`, then the dirty list's lock; with `cutting` shared, as
 //! write-outs have it, folio locks are only tried.

@@ -35,7 +35,7 @@ impl Inode {
     /// Drops every folio that is clean. Writers may be at work: what they have changed stays.
     pub(crate) fn remove_clean_folios(&self) {
         let removal = Removal::new(self, Held::Kept);
-        self.remove_folios(removal, 0..u64::MAX, |locked| !locked.flags.get(Flag::Dirty));
+        self.remove_folios(removal, 0..u64::MAX, |locked| !locked.flags.write_state().is_dirty());
     }
 
     /// Takes a locked folio out of the table whose bytes are no longer wanted, dirty or not; no
@@ -78,7 +78,7 @@ impl Inode {
             if locked.owner() != self.address() {
                 continue;
             }
-            if locked.flags.get(Flag::Writeback) {
+            if locked.flags.write_state().is_writing() {
                 removal.finish();
                 locked.flags.wait_for_writeback();
             }

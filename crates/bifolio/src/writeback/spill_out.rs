@@ -1,10 +1,10 @@
 //! Write-outs of a memory file: to the spill, for lack of memory.
 //!
-//! A part of [`WriteBatch`], and much like it: DIRTY becomes WRITEBACK, a transfer is in flight,
-//! both end. But a page has no place of its own in the spill. So folios that leave together,
-//! however far apart in their file, go to slots in a row, in one transfer of up to 1 MiB, and those
-//! that are neighbours in the file can come back in one. A slot becomes the folio's when its
-//! write-out has ended well; one that failed is given back, and the folio is dirty as before.
+//! A part of [`WriteBatch`], and much like it: a folio goes from dirty to writing, a transfer is in
+//! flight, both end. But a page has no place of its own in the spill. So folios that leave
+//! together, however far apart in their file, go to slots in a row, in one transfer of up to 1 MiB,
+//! and those that are neighbours in the file can come back in one. A slot becomes the folio's when
+//! its write-out has ended well; one that failed is given back, and the folio is dirty as before.
 
 use super::batch::{Leaving, Run, WriteBatch};
 use super::inode::pages_of_still;
@@ -46,10 +46,10 @@ impl<'a> WriteBatch<'a> {
             return None;
         };
         let inode = self.inode;
-        if locked.owner() != inode.address() || locked.flags.get(Flag::Writeback) {
+        if locked.owner() != inode.address() {
             return None;
         }
-        let in_flight = inode.dirty.begin(&inode.memory, folio.id())?;
+        let in_flight = inode.dirty.begin(&inode.memory.folios, folio.id())?;
         locked.set_slot(0);
         if locked.flags.get(Flag::Allocated) {
             let filled = inode.fill_with_zeros(&folio, &locked);
@@ -120,7 +120,7 @@ impl<'a> WriteBatch<'a> {
         }
         let mut slot = slots.first;
         for Leaving { folio, .. } in &run.folios {
-            // Nobody else looks at it while WRITEBACK is set (rule 4 of `folio`).
+            // Nobody else looks at it while the write-out is in flight (rule 4 of `folio`).
             folio.folio().set_slot(slot);
             slot += folio.folio().pages() as u32;
         }

@@ -1,15 +1,16 @@
 //! Syncs: everything dirty at the call is on the device when they return, or an error tells.
 
 use super::batch::{ALL_PAGES, Added, Progress, WriteBatch, Written};
+use super::dirty::{Part, Walk};
 use super::errors::ErrorCursor;
 use super::inode::Inode;
 use super::store::Store;
 use crate::error::{ErrorKind, Result};
-use crate::folio::{Flag, FolioRef};
+use crate::folio::{FolioId, FolioRef};
 use crate::io;
-use crate::mapping::{Lookup, PAGE_BYTES};
+use crate::mapping::PAGE_BYTES;
 use crate::stats::Counter;
-use crate::sync::Backoff;
+use crate::sync::{Backoff, Ordering};
 use std::ops::Range;
 
 /// Folios that are gathered before they are put in order and written; what a write-out needs
@@ -21,6 +22,10 @@ const BATCH_FOLIOS_MAX: u64 = GATHERED_MAX;
 /// Folios that are gathered in one go, with the dirty list locked: two transfers of 1 MiB. If they
 /// are in order already they leave before more are gathered.
 const PART_FOLIOS: u64 = 512;
+
+/// Units of a range that the list is asked for one by one: fewer than a walk over a list of some
+/// length costs.
+const ASKED_MAX: u64 = 512;
 
 /// A whole file.
 pub(super) const ALL_BYTES: Range<u64> = 0..u64::MAX;
@@ -39,76 +44,40 @@ impl Inode {
     }
 
     /// Writes out what was marked dirty before the number `end`, the oldest first, and waits for
-    /// it. With `patient`, also what is busy now. Tries every folio, whatever happens to the
-    /// others; errors are recorded. Ends early once `left`, which is told how far it has come, says
-    /// that no more folios are wanted.
-    pub(super) fn write_out_until(
-        &self,
-        end: u64,
-        left: impl Fn(Progress) -> u64,
-        patient: bool,
-    ) -> Written {
+    /// it, but not for what is busy. Tries every folio, whatever happens to the others; errors are
+    /// recorded. Ends early once `left`, which is told how far it has come, says that no more
+    /// folios are wanted.
+    pub(super) fn write_out_until(&self, end: u64, left: impl Fn(Progress) -> u64) -> Written {
+        self.write_out(&Wanted { end, pages: ALL_PAGES, patient: false }, left)
+    }
+
+    /// Writes out what is `wanted`, and waits for it: the one way from the dirty list to the
+    /// storage. `left` as in [`Self::write_out_until`].
+    fn write_out(&self, wanted: &Wanted, left: impl Fn(Progress) -> u64) -> Written {
         let mut total = Written::default();
-        let (mut next, mut progress) = (0, Progress::default());
-        while next < end && left(progress) > 0 {
+        let mut progress = Progress::default();
+        let mut source = Source::new(self, wanted);
+        let mut backoff = Backoff::default();
+        while !source.is_over() && left(progress) > 0 {
             let mut busy = Vec::new();
-            let mut batch = WriteBatch::new(self, ALL_PAGES);
+            let mut batch = WriteBatch::new(self, wanted.pages.clone());
             let left = |of_batch| left(progress.and(of_batch));
-            self.add_oldest(&mut batch, &mut next, end, left, &mut busy);
+            let is_held_up = source.fill(&mut batch, left, &mut busy);
             let of_batch = batch.progress();
             let written = batch.finish();
             progress.begun_folios += of_batch.begun_folios;
             progress.has_failed |= written.error.is_some();
             total.add(written);
-            if patient {
-                self.write_out_busy(busy, ALL_PAGES);
+            if wanted.patient {
+                self.write_out_busy(busy, &wanted.pages);
+            }
+            if is_held_up && of_batch.begun_folios == 0 {
+                // A few instructions of somebody who will find it dirty; nothing is in flight here,
+                // and no lock held (IO-5).
+                backoff.wait();
             }
         }
         total
-    }
-
-    /// Gives the oldest dirty folios with numbers from `next` up to `end` to the batch, until that
-    /// is large or no more are wanted; leaves `next` where the next batch goes on.
-    fn add_oldest<'a>(
-        &'a self,
-        batch: &mut WriteBatch<'a>,
-        next: &mut u64,
-        end: u64,
-        left: impl Fn(Progress) -> u64,
-        busy: &mut Vec<FolioRef<'a>>,
-    ) {
-        let mut backoff = Backoff::default();
-        while *next < end && batch.progress().begun_folios < BATCH_FOLIOS_MAX {
-            let left_folios = left(batch.progress());
-            if left_folios == 0 {
-                return;
-            }
-            let oldest = self.gather_oldest(next, end, left_folios.min(GATHERED_MAX));
-            if oldest.is_empty() && *next < end {
-                // A few instructions of somebody who will find it dirty.
-                backoff.wait();
-            }
-            batch.add_all(oldest, busy);
-        }
-    }
-
-    /// References to the oldest dirty folios with numbers from `next` up to `end`: `folios_max`, or
-    /// fewer if they are in order; leaves `next` where the next call goes on. None before `end` if
-    /// the first is frozen for the moment.
-    fn gather_oldest(&self, next: &mut u64, end: u64, folios_max: u64) -> Vec<FolioRef<'_>> {
-        let mut gathered: Vec<FolioRef<'_>> = Vec::new();
-        while *next < end && (gathered.len() as u64) < folios_max {
-            let wanted = PART_FOLIOS.min(folios_max - gathered.len() as u64);
-            let last = gathered.last().map(FolioRef::id);
-            let mut part = self.dirty.oldest(&self.memory, *next..end, wanted as usize, last);
-            *next = part.next;
-            let is_over = part.is_cut_short || is_in_order(&part.folios);
-            gathered.append(&mut part.folios);
-            if is_over {
-                break;
-            }
-        }
-        gathered
     }
 
     /// Writes out everything that is dirty at the call and waits for what is in flight.
@@ -121,7 +90,7 @@ impl Inode {
 
     /// The same, but for what was stored through maps and nobody has marked.
     fn write_out_marked(&self) {
-        self.write_out_until(self.dirty.now(), |_| u64::MAX, true);
+        self.write_out_dirty(ALL_PAGES, true);
         self.dirty.wait_for_in_flight();
     }
 
@@ -130,55 +99,19 @@ impl Inode {
         if let Err(error) = self.mark_stored_in(&range) {
             log::warn!("{}: {error}", self.name());
         }
-        self.write_out_range(range, false);
+        self.write_out_dirty(pages_of(&range), false);
     }
 
-    /// Writes out what is dirty in `range` (bytes) at the call. Neighbours outside stay: what
-    /// becomes of them is not this caller's. With `patient`, also what is busy now, and waits for
-    /// what is in flight there.
-    fn write_out_range(&self, range: Range<u64>, patient: bool) {
-        let end = range.end.min(self.mapping.len_bytes()).div_ceil(PAGE_BYTES);
-        let mut index = self.mapping.head_index(range.start / PAGE_BYTES);
-        let within = index..end;
-        while index < end {
-            let gathered = self.gather_unwritten(&mut index, end);
-            let again = gathered.iter().filter_map(FolioRef::try_clone).collect();
-            let mut busy = Vec::new();
-            let mut batch = WriteBatch::new(self, within.clone());
-            batch.add_all(again, &mut busy);
-            batch.finish();
-            if patient {
-                self.write_out_busy(busy, within.clone());
-                for folio in gathered {
-                    folio.folio().flags.wait_for_writeback();
-                }
-            }
-        }
-    }
-
-    /// References to folios from page `index` on that are dirty or on their way to the device;
-    /// leaves `index` where the next call goes on.
-    fn gather_unwritten(&self, index: &mut u64, end: u64) -> Vec<FolioRef<'_>> {
-        let mut gathered = Vec::new();
-        while (gathered.len() as u64) < GATHERED_MAX {
-            let found = self.mapping.table().next_folio(*index).filter(|found| *found < end);
-            *index = found.map_or(end, |found| self.mapping.head_index(found));
-            if found.is_none() {
-                break;
-            }
-            if let Lookup::Folio(folio) = self.mapping.get_folio(&self.memory.folios, *index) {
-                let flags = &folio.folio().flags;
-                if flags.get(Flag::Dirty) || flags.get(Flag::Writeback) {
-                    gathered.push(folio);
-                }
-            }
-            *index += 1 << self.mapping.order();
-        }
-        gathered
+    /// Writes out what is dirty at the call in folios that have some of `pages`, and waits for it.
+    /// Neighbours outside stay: what becomes of them is not this caller's. With `patient`, also
+    /// what is busy now.
+    fn write_out_dirty(&self, pages: Range<u64>, patient: bool) {
+        let end = self.dirty.now();
+        self.write_out(&Wanted { end, pages, patient }, |_| u64::MAX);
     }
 
     /// Writes out what was busy, one by one, waiting for each. Errors are recorded.
-    fn write_out_busy<'a>(&'a self, busy: Vec<FolioRef<'a>>, within: Range<u64>) {
+    fn write_out_busy<'a>(&'a self, busy: Vec<FolioRef<'a>>, within: &Range<u64>) {
         for folio in busy {
             let locked = folio.lock();
             // One write-out of a folio at a time. The lock keeps others from starting one.
@@ -189,6 +122,23 @@ impl Inode {
             debug_assert_eq!(added, Added::Done);
             batch.finish();
         }
+    }
+
+    /// The folios that the table names for some pages now.
+    fn folios_in(&self, pages: Range<u64>) -> Vec<FolioId> {
+        let table = self.mapping.table();
+        let mut ids = Vec::new();
+        let mut index = self.mapping.head_index(pages.start);
+        while let Some(found) = table.next_folio(index).filter(|found| *found < pages.end) {
+            let head = self.mapping.head_index(found);
+            // Acquire: pairs with the Release in I1, as in `get_folio`.
+            let seen = table.load(head, Ordering::Acquire);
+            if seen.is_folio() {
+                ids.push(seen.folio_id());
+            }
+            index = head + (1 << self.mapping.order());
+        }
+        ids
     }
 
     /// Makes everything durable that was written before the call, in all of the file or in a range
@@ -203,12 +153,12 @@ impl Inode {
     ) -> Result<()> {
         let Store::Disk(disk) = &self.store else { return Ok(()) };
         let Some(writer) = disk.writer() else { return Ok(()) };
-        self.mark_stored_in(range.as_ref().unwrap_or(&ALL_BYTES))?;
+        let range = range.unwrap_or(ALL_BYTES);
+        self.mark_stored_in(&range)?;
+        // S1 to S5 of `dirty.rs`.
         let errors_before = self.errors.count();
-        match range {
-            None => self.write_out_marked(),
-            Some(range) => self.write_out_range(range, true),
-        }
+        self.write_out_dirty(pages_of(&range), true);
+        self.dirty.wait_for_in_flight();
         if let Some(error) = self.errors.check_since(cursor, errors_before) {
             return Err(ErrorKind::Writeback(error).into());
         }
@@ -216,6 +166,118 @@ impl Inode {
         let synced = if metadata { io::sync_all(&**writer) } else { io::sync_data(&**writer) };
         synced.map_err(crate::error::Error::from)
     }
+}
+
+/// Which dirty folios are to be written out.
+#[derive(Debug)]
+struct Wanted {
+    /// Those whose marking has a number below this.
+    end: u64,
+    /// Those that have some of these pages.
+    pages: Range<u64>,
+    /// Also those that are busy now.
+    patient: bool,
+}
+
+/// Where the folios of a write-out come from: all of the list, walked; or, for few pages, the list
+/// asked for each of them, so that what a small range costs does not grow with the list.
+#[derive(Debug)]
+struct Source<'a> {
+    inode: &'a Inode,
+    wanted: &'a Wanted,
+    origin: Origin<'a>,
+}
+
+#[derive(Debug)]
+enum Origin<'a> {
+    List(Walk<'a>),
+    /// Pages that were not asked for yet.
+    Table(Range<u64>),
+}
+
+impl<'a> Source<'a> {
+    fn new(inode: &'a Inode, wanted: &'a Wanted) -> Self {
+        let end = wanted.pages.end.min(inode.mapping.table().pages());
+        let pages = wanted.pages.start.min(end)..end;
+        let units = (pages.end - pages.start) >> inode.mapping.order();
+        let origin = if units <= ASKED_MAX && units < inode.dirty.len() {
+            Origin::Table(pages)
+        } else {
+            Origin::List(inode.dirty.walk(wanted.end))
+        };
+        Self { inode, wanted, origin }
+    }
+
+    fn is_over(&self) -> bool {
+        match &self.origin {
+            Origin::List(walk) => walk.is_over(),
+            Origin::Table(pages) => pages.is_empty(),
+        }
+    }
+
+    /// Gives folios to the batch, the oldest first, until that is large or no more are wanted.
+    /// Tells whether it ended before one that is frozen for the moment.
+    fn fill(
+        &mut self,
+        batch: &mut WriteBatch<'a>,
+        left: impl Fn(Progress) -> u64,
+        busy: &mut Vec<FolioRef<'a>>,
+    ) -> bool {
+        while !self.is_over() && batch.progress().begun_folios < BATCH_FOLIOS_MAX {
+            let left_folios = left(batch.progress());
+            if left_folios == 0 {
+                return false;
+            }
+            let gathered = self.gather(left_folios.min(GATHERED_MAX));
+            batch.add_all(gathered.folios, busy);
+            if gathered.is_cut_short {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// References to the next folios: `folios_max`, or fewer if they are in order or the next is
+    /// frozen.
+    fn gather(&mut self, folios_max: u64) -> Part<'a> {
+        let mut gathered = Part { folios: Vec::new(), is_cut_short: false };
+        while !self.is_over() && (gathered.folios.len() as u64) < folios_max {
+            let wanted = PART_FOLIOS.min(folios_max - gathered.folios.len() as u64);
+            let mut part = self.next_part(wanted);
+            gathered.is_cut_short = part.is_cut_short;
+            let is_over = part.is_cut_short || is_in_order(&part.folios);
+            gathered.folios.append(&mut part.folios);
+            if is_over {
+                break;
+            }
+        }
+        gathered
+    }
+
+    fn next_part(&mut self, folios_max: u64) -> Part<'a> {
+        let (inode, wanted) = (self.inode, self.wanted);
+        let folios = &inode.memory.folios;
+        match &mut self.origin {
+            Origin::List(walk) => {
+                walk.next_part(folios, &wanted.pages, folios_max as usize, !wanted.patient)
+            }
+            Origin::Table(pages) => {
+                let ids = inode.folios_in(pages.clone());
+                let mut part = inode.dirty.among(folios, &ids, inode.address(), wanted.end);
+                part.is_cut_short &= wanted.patient;
+                if !part.is_cut_short {
+                    *pages = pages.end..pages.end;
+                }
+                part
+            }
+        }
+    }
+}
+
+/// The pages that have bytes of a range.
+fn pages_of(bytes: &Range<u64>) -> Range<u64> {
+    let end = bytes.end.div_ceil(PAGE_BYTES);
+    if bytes.is_empty() { end..end } else { bytes.start / PAGE_BYTES..end }
 }
 
 /// Whether most of the folios are followed by their neighbours: nothing is gained by sorting more.

@@ -1,0 +1,191 @@
+//! The dirty list (`writeback/dirty.rs`) with the write state of a folio (`folio/flags.rs`): the
+//! two columns at the head of the list.
+//!
+//! The list and the state are the real ones; invented is the device, which has one word for the one
+//! folio and refuses what it is told to.
+
+use super::world::{join_all, model, model_bounded, spawn};
+use crate::folio::{FolioId, FolioRef, Folios, Frozen, Reaper, WriteState};
+use crate::sync::{AtomicU64, Ordering};
+use crate::writeback::dirty::{DirtyList, Part};
+use std::sync::Arc;
+
+const OWNER: u64 = 64;
+const FOLIO: FolioId = FolioId(0);
+
+#[derive(Debug)]
+struct NoReaper;
+
+impl Reaper for NoReaper {
+    fn reap(&self, frozen: Frozen<'_>) {
+        unreachable!("{:?} died", frozen.id());
+    }
+}
+
+/// A file of one folio.
+#[derive(Debug)]
+struct Disk {
+    folios: Folios,
+    list: DirtyList,
+    /// What the folio holds, and what the device has of it.
+    memory: AtomicU64,
+    device: AtomicU64,
+    /// Write-outs that the device is still to refuse.
+    refusals: AtomicU64,
+    errors: AtomicU64,
+}
+
+impl Disk {
+    fn new(refusals: u64) -> Arc<Self> {
+        let folios = Folios::new(1, Box::new(NoReaper)).unwrap();
+        folios.init_free(FOLIO, 1);
+        let _for_ever = folios.start(FOLIO, OWNER, 0, 0).into_id();
+        Arc::new(Self {
+            folios,
+            list: DirtyList::new(Arc::new(AtomicU64::new(0))),
+            memory: AtomicU64::new(0),
+            device: AtomicU64::new(0),
+            refusals: AtomicU64::new(refusals),
+            errors: AtomicU64::new(0),
+        })
+    }
+
+    fn folio(&self) -> FolioRef<'_> {
+        self.folios.try_get(FOLIO).expect("alive")
+    }
+
+    /// A store that does not wait for a write-out, as through a map.
+    fn store(&self, value: u64) {
+        let folio = self.folio();
+        let _locked = folio.lock();
+        self.memory.store(value, Ordering::Relaxed);
+        self.list.mark(&self.folios, FOLIO);
+    }
+
+    /// Writes the folio out, if it is dirty.
+    fn write_out(&self) {
+        let folio = self.folio();
+        let locked = folio.lock();
+        locked.flags.wait_for_writeback();
+        let Some(in_flight) = self.list.begin(&self.folios, FOLIO) else { return };
+        drop(locked);
+        let ended = std::iter::once((FOLIO, in_flight));
+        // Relaxed: in the model, who has the folio's write-out is the only one here.
+        let refusals = self.refusals.load(Ordering::Relaxed);
+        if refusals > 0 {
+            self.refusals.store(refusals - 1, Ordering::Relaxed);
+            self.list.end_failed(&self.folios, ended, || {
+                self.errors.fetch_add(1, Ordering::Relaxed);
+            });
+        } else {
+            self.device.store(self.memory.load(Ordering::Relaxed), Ordering::Relaxed);
+            self.list.end(&self.folios, ended);
+        }
+    }
+
+    /// S1 to S5; tells whether it went well.
+    fn sync(&self, gather: impl Fn(&Self, u64) -> bool) -> bool {
+        let errors_before = self.errors.load(Ordering::Relaxed);
+        let end = self.list.now();
+        if gather(self, end) {
+            self.write_out();
+        }
+        self.list.wait_for_in_flight();
+        self.errors.load(Ordering::Relaxed) == errors_before
+    }
+
+    fn on_device(&self) -> u64 {
+        self.device.load(Ordering::Relaxed)
+    }
+}
+
+/// Whether the walk of a whole file finds the folio.
+fn walked(disk: &Disk, end: u64) -> bool {
+    is_found(&disk.list.walk(end).next_part(&disk.folios, &(0..1), 9, false))
+}
+
+/// Whether a range of one page finds it.
+fn asked(disk: &Disk, end: u64) -> bool {
+    is_found(&disk.list.among(&disk.folios, &[FOLIO], OWNER, end))
+}
+
+fn is_found(part: &Part<'_>) -> bool {
+    !part.folios.is_empty()
+}
+
+/// A sync that meets somebody's write-out, good or bad, answers well only with the bytes on the
+/// device, and the other way round the page is dirty afterwards.
+/// Dies with: an error recorded before `end_failed` (the list not locked); a state that is clean
+/// between dirty and writing (`transition_to_writing` in two steps); no wait at S4.
+#[test]
+fn loom_dirty_a_sync_meets_a_write_out() {
+    for gather in [walked, asked] {
+        for refusals in 0..=2 {
+            // Three preemptions: all of it takes minutes.
+            model_bounded(3, move || {
+                let disk = Disk::new(refusals);
+                disk.store(7);
+                let flusher = spawn(&disk, Disk::write_out);
+                if disk.sync(gather) {
+                    assert_eq!(disk.on_device(), 7, "the sync answered too early");
+                }
+                flusher.join().unwrap();
+                let is_written = disk.on_device() == 7;
+                let state = disk.folio().folio().flags.write_state();
+                assert_eq!(state, if is_written { WriteState::Clean } else { WriteState::Dirty });
+                assert_eq!(disk.list.is_settled(), is_written);
+            });
+        }
+    }
+}
+
+/// What was stored before the sync, during a write-out that began earlier, is on the device too.
+/// Dies with: `transition_to_written` that forgets that the folio is dirty again.
+#[test]
+fn loom_dirty_a_store_during_a_write_out_is_synced() {
+    for gather in [walked, asked] {
+        model_bounded(3, move || {
+            let disk = Disk::new(0);
+            disk.store(7);
+            let flusher = spawn(&disk, Disk::write_out);
+            disk.store(8);
+            assert!(disk.sync(gather));
+            assert_eq!(disk.on_device(), 8);
+            flusher.join().unwrap();
+            assert!(disk.list.is_settled());
+        });
+    }
+}
+
+/// Whoever asks whether all is settled never takes a write-out that will fail for the end of it.
+/// Dies with: `is_settled` that does not count what is in flight.
+#[test]
+fn loom_dirty_what_is_in_flight_is_not_settled() {
+    model(|| {
+        let disk = Disk::new(1);
+        disk.store(7);
+        let flusher = spawn(&disk, Disk::write_out);
+        assert!(!disk.list.is_settled());
+        flusher.join().unwrap();
+        assert!(!disk.list.is_settled());
+    });
+}
+
+/// Two syncs wait at the same time, and both are woken.
+/// Dies with: no `notify_all` in `note_ended`; epochs that are not dropped.
+#[test]
+fn loom_dirty_two_syncs_wait_together() {
+    model_bounded(2, || {
+        let disk = Disk::new(0);
+        disk.store(7);
+        let others = [(); 2].map(|()| {
+            spawn(&disk, |disk: &Disk| {
+                assert!(disk.sync(asked));
+                assert_eq!(disk.on_device(), 7);
+            })
+        });
+        disk.write_out();
+        join_all(others);
+        assert!(disk.list.is_settled());
+    });
+}
