@@ -270,6 +270,10 @@ impl Backing for FaultyBacking {
         self.inner.identity()
     }
 
+    fn device(&self) -> Option<u64> {
+        self.inner.device()
+    }
+
     fn direct(&self) -> DirectStatus {
         self.inner.direct()
     }

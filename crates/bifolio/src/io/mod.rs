@@ -167,6 +167,14 @@ pub trait Backing: Send + Sync + Debug {
         None
     }
 
+    /// What it stands on: files that say the same number share a flusher and a part of what may be
+    /// dirty, and may hold each other up when the storage is full, slow, or does not answer. Files
+    /// of different devices do not. By default the device of [`identity`](Self::identity); `None`
+    /// is a device of its own. Never changes.
+    fn device(&self) -> Option<u64> {
+        self.identity().map(|identity| identity.device)
+    }
+
     /// Whether transfers reach the device directly, for the statistics. May change while open.
     fn direct(&self) -> DirectStatus {
         DirectStatus::Custom

@@ -295,6 +295,15 @@ impl Inode {
         }
     }
 
+    /// Where transfers come from that fill folios.
+    pub(crate) fn reads_from(&self) -> &Arc<dyn Backing> {
+        match (&self.store, self.spill()) {
+            (Store::Disk(disk), _) => disk.reader(),
+            (_, Some(spill)) => spill.backing(),
+            _ => unreachable!("a memory file has nothing to read from"),
+        }
+    }
+
     /// Where the file is written to.
     pub(super) fn writer(&self) -> &Arc<dyn Backing> {
         let Store::Disk(disk) = &self.store else { unreachable!("a memory file has no backing") };

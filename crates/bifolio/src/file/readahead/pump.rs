@@ -51,7 +51,8 @@ impl Pump {
         if self.line.lock().join([run]) {
             let (pump, inode) = (Arc::clone(self), Arc::clone(inode));
             let engine = Arc::clone(&inode.engine);
-            engine.spawn(move || pump.serve(&inode));
+            let backing = Arc::clone(inode.reads_from());
+            engine.spawn(&backing, move || pump.serve(&inode));
         }
     }
 

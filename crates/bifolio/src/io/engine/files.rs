@@ -100,6 +100,10 @@ impl Backing for Enrolled {
         self.backing.identity()
     }
 
+    fn device(&self) -> Option<u64> {
+        self.backing.device()
+    }
+
     fn direct(&self) -> DirectStatus {
         self.backing.direct()
     }

@@ -39,7 +39,7 @@ use self::chunks::Chunks;
 use self::counts::Counts;
 use self::files::Enrolled;
 use self::rings::{Plan, Rings};
-use self::workers::{THREADS_MAX, Workers};
+use self::workers::{THREADS_MAX, Urgency, Workers};
 use super::Backing;
 use crate::config::IO_DEPTH_MAX;
 use crate::frames::Arena;
@@ -100,10 +100,14 @@ impl Engine {
         }
     }
 
-    /// Runs `job` on another thread, soon; on this one, if there is no other. It may use queues,
-    /// and may be the last to know the engine.
-    pub(crate) fn spawn(self: &Arc<Self>, job: impl FnOnce() + Send + 'static) {
-        if let Err(job) = self.workers.offer(Box::new(job)) {
+    /// Runs `job`, which transfers to or from `backing`, on another thread, now; on this one, if
+    /// none is free. It may use queues, and may be the last to know the engine.
+    pub(crate) fn spawn(
+        self: &Arc<Self>,
+        backing: &Arc<dyn Backing>,
+        job: impl FnOnce() + Send + 'static,
+    ) {
+        if let Err(job) = self.workers.offer(lane_of(backing), Urgency::Now, Box::new(job)) {
             job();
         }
     }
@@ -128,6 +132,11 @@ impl Engine {
     fn tally(&self) -> &Counts {
         self.rings.counts()
     }
+}
+
+/// What tells the device of a backing from others.
+fn lane_of(backing: &Arc<dyn Backing>) -> u64 {
+    backing.device().unwrap_or_else(|| Arc::as_ptr(backing).addr() as u64)
 }
 
 #[cfg(test)]

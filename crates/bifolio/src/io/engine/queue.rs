@@ -36,6 +36,7 @@ use super::Engine;
 use super::lease::Lease;
 use super::life::{Answer, Transfer};
 use super::todos::Todos;
+use super::workers::Urgency;
 use crate::io::align::range_end;
 use crate::io::{IoError, IoRequest, Operation};
 use crate::sys::copy;
@@ -53,6 +54,10 @@ pub(crate) struct Queue<'e, T> {
     /// There while anything is in the kernel.
     lease: Option<Lease<'e>>,
     todos: Option<Arc<Todos>>,
+    /// The device that the last transfer for helpers is of.
+    lane: u64,
+    /// No ring was to be had lately: what is started goes by helpers, until the queue is empty.
+    is_without_ring: bool,
     /// Complete and not handed out.
     done: VecDeque<(T, Answer)>,
 }
@@ -84,6 +89,8 @@ impl<'e, T> Queue<'e, T> {
             in_kernel: 0,
             lease: None,
             todos: None,
+            lane: 0,
+            is_without_ring: false,
             done: VecDeque::new(),
         }
     }
@@ -285,8 +292,9 @@ impl<'e, T> Queue<'e, T> {
         if !is_possible {
             return None;
         }
-        if self.lease.is_none() {
+        if self.lease.is_none() && !self.is_without_ring {
             self.lease = self.engine.rings().lease();
+            self.is_without_ring = self.lease.is_none();
         }
         let spans = transfer.pieces.spans();
         let lease = self.lease.as_mut()?;
@@ -296,6 +304,7 @@ impl<'e, T> Queue<'e, T> {
     fn lend(&mut self, transfer: Transfer, owner: T) {
         let token = self.vacant_slot();
         self.slots[token] = Slot::Helpers(owner);
+        self.lane = super::lane_of(&transfer.backing);
         self.todos.get_or_insert_default().lend(token, transfer);
     }
 
@@ -304,7 +313,8 @@ impl<'e, T> Queue<'e, T> {
         let Some(todos) = self.todos.as_ref().filter(|_| self.in_helpers() > 0) else { return };
         for _ in 0..todos.call_helpers(own) {
             let shared = Arc::clone(todos);
-            if self.engine.workers().offer(Box::new(move || shared.help())).is_err() {
+            let job = Box::new(move || shared.help());
+            if self.engine.workers().offer(self.lane, Urgency::Whenever, job).is_err() {
                 todos.forget_helper();
             }
         }
@@ -412,6 +422,9 @@ impl<'e, T> Queue<'e, T> {
     fn release_ring(&mut self) {
         if self.in_kernel == 0 {
             self.lease = None;
+        }
+        if self.started() == 0 {
+            self.is_without_ring = false;
         }
     }
 }

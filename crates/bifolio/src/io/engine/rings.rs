@@ -7,12 +7,17 @@
 //! ring run empty and leases again, behind those who wait. And nobody who has one waits for another
 //! (IO-5: while transfers are in flight their queue's owner waits for nothing else).
 //!
+//! A device that does not answer may keep every ring there is. So nobody waits for one for long:
+//! after [`WAIT_MAX`] without a ring given back the pool is *stalled*, and until one is given back
+//! transfers are made with plain calls, as if there were no rings.
+//!
 //! Rings live as long as the pool, with their tables: whatever is registered stays registered for
 //! the next lease. The pool is the arena's watcher and lets go of chunks before their pages go.
 //!
 //! Lock order: arena, pool, tables of a ring. None is held during a transfer.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::chunks::Chunks;
 use super::counts::Counts;
@@ -21,6 +26,10 @@ use super::tables::{SLOTS, Tables};
 use crate::frames::ChunkWatcher;
 use crate::sync::{Condvar, Mutex};
 use crate::sys::ring::{self, RingQueues};
+
+/// How long a queue waits for a ring while none is given back. A turn with one takes less, unless
+/// its transfers are large or the device is slow: plain calls are as good then.
+const WAIT_MAX: Duration = Duration::from_millis(100);
 
 /// See the head of the file.
 #[derive(Debug)]
@@ -52,6 +61,8 @@ struct Pool {
     all: Vec<Arc<Tables>>,
     slots: Vec<u32>,
     waiting: usize,
+    /// Somebody has waited in vain, and no ring has been given back since.
+    is_stalled: bool,
     /// The kernel does not let us use rings any more.
     is_broken: bool,
 }
@@ -71,6 +82,7 @@ impl Rings {
             all: Vec::new(),
             slots: if plan.files { (0..SLOTS).rev().collect() } else { Vec::new() },
             waiting: 0,
+            is_stalled: false,
             is_broken: plan.rings_max == 0,
         };
         Self {
@@ -91,7 +103,8 @@ impl Rings {
         self.plan.chunks.as_ref()
     }
 
-    /// A ring of the caller's own; waits while all are leased. `None`: there are no rings here.
+    /// A ring of the caller's own; waits while all are leased, but not for long. `None`: there are
+    /// no rings here, or those that are do not come back.
     pub(super) fn lease(&self) -> Option<Lease<'_>> {
         let mut pool = self.pool.lock();
         let mut has_waited = false;
@@ -104,13 +117,15 @@ impl Rings {
                 }
                 return Some(Lease::new(self, ring));
             }
-            if pool.all.is_empty() {
+            if pool.all.is_empty() || pool.is_stalled {
                 return None;
             }
             pool.waiting += 1;
-            self.returned.wait(&mut pool);
+            let timed_out = self.returned.wait_for(&mut pool, WAIT_MAX).timed_out();
             pool.waiting -= 1;
             has_waited = true;
+            // One that was given back just now is for whoever is woken for it.
+            pool.is_stalled = timed_out && pool.free.is_empty();
         }
         None
     }
@@ -135,7 +150,10 @@ impl Rings {
 
     /// Takes a ring back whose lease has ended.
     pub(super) fn give_back(&self, ring: Ring) {
-        self.pool.lock().free.push(ring);
+        let mut pool = self.pool.lock();
+        pool.free.push(ring);
+        pool.is_stalled = false;
+        drop(pool);
         self.returned.notify_one();
     }
 

@@ -1,14 +1,21 @@
-//! A few threads that run jobs, in the order they come.
+//! A few threads that run jobs.
 //!
 //! Used by queues for transfers no ring makes (`todos.rs`), and by `file` for what nobody waits
 //! for. A thread is started when a job comes and nobody is idle, up to [`THREADS_MAX`]; it stays
-//! until the engine goes. Jobs wait in a list that is as long as their makers allow: each transfer
-//! in flight and each read-ahead of a handle is one at most. Nothing here waits for a job, but for
-//! the end: dropping the workers runs what is left and joins the threads.
+//! until the engine goes. Nothing here waits for a job, but for the end: dropping the workers runs
+//! what is left and joins the threads.
+//!
+//! A job may never end: storage hangs. So each job names its *lane*, the device whose storage it
+//! calls, and of one lane at most [`LANE_HELPERS_MAX`] run at a time: a device that hangs keeps
+//! that many threads and no more. Jobs of a lane that is full wait in a list, and so do jobs for
+//! which there is no thread. That list is as long as their makers allow (each transfer in flight is
+//! one at most), and no progress may depend on a job in it: what must be done soon, whoever does
+//! it, is offered as [`Urgency::Now`], may have as many threads again, and comes back to its maker
+//! where there is none for it.
 //!
 //! A forked child has no threads, and a copy of the list that it leaves alone.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -16,8 +23,29 @@ use std::sync::Arc;
 use crate::sync::{Condvar, Mutex, MutexGuard};
 use crate::sys::thread::OwnedThread;
 
-/// The most threads.
-pub(super) const THREADS_MAX: usize = 16;
+/// The most threads: enough for two devices that hang, and others that do not.
+pub(super) const THREADS_MAX: usize = 6 * LANE_HELPERS_MAX;
+/// The most jobs of one device that run at a time, unless they are urgent.
+const LANE_HELPERS_MAX: usize = 16;
+
+/// How soon a job is to run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Urgency {
+    /// When there is a thread: it makes something faster, or is done by others meanwhile.
+    Whenever,
+    /// Now, or by its maker.
+    Now,
+}
+
+impl Urgency {
+    /// How many jobs of a lane may run beside this one, and this one.
+    fn lane_max(self) -> usize {
+        match self {
+            Self::Whenever => LANE_HELPERS_MAX,
+            Self::Now => 2 * LANE_HELPERS_MAX,
+        }
+    }
+}
 
 /// What a worker runs.
 pub(super) type Job = Box<dyn FnOnce() + Send>;
@@ -38,11 +66,49 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
-    jobs: VecDeque<Job>,
+    /// Jobs whose lane has room for them: they count as running.
+    ready: VecDeque<(u64, Job)>,
+    /// Jobs whose lane is full.
+    waiting: VecDeque<(u64, Job)>,
+    /// How many jobs of a lane run; none stands for 0.
+    running: HashMap<u64, usize>,
     threads: Vec<OwnedThread>,
-    /// Threads that wait for a job.
+    /// Threads that run no job.
     idle: usize,
     is_ending: bool,
+}
+
+impl State {
+    fn has_room(&self, lane: u64, urgency: Urgency) -> bool {
+        self.running.get(&lane).is_none_or(|running| *running < urgency.lane_max())
+    }
+
+    fn begin(&mut self, lane: u64, job: Job) {
+        *self.running.entry(lane).or_default() += 1;
+        self.ready.push_back((lane, job));
+    }
+
+    /// A job of the lane has ended: the next that waited for that may run.
+    fn end(&mut self, lane: u64) {
+        self.idle += 1;
+        if let Some(running) = self.running.get_mut(&lane) {
+            *running -= 1;
+            if *running == 0 {
+                self.running.remove(&lane);
+            }
+        }
+        if self.has_room(lane, Urgency::Whenever)
+            && let Some(at) = self.waiting.iter().position(|(other, _)| *other == lane)
+            && let Some((lane, job)) = self.waiting.remove(at)
+        {
+            self.begin(lane, job);
+        }
+    }
+
+    /// Whether a thread will have nothing to do when all jobs that are ready run.
+    fn has_spare(&self) -> bool {
+        self.idle > self.ready.len()
+    }
 }
 
 impl Workers {
@@ -51,24 +117,34 @@ impl Workers {
         Self { shared: Arc::new(Shared::new()), threads_max }
     }
 
-    /// Lets a thread run `job`. Gives it back if there is no thread and none can be started.
-    pub(super) fn offer(&self, job: Job) -> Result<(), Job> {
+    /// Lets a thread run `job`, of the device `lane`. Gives it back if there is no thread and none
+    /// can be started, or if it is urgent and all threads that it may have are at work.
+    pub(super) fn offer(&self, lane: u64, urgency: Urgency, job: Job) -> Result<(), Job> {
         let mut state = self.shared.state.lock();
-        if state.jobs.len() >= state.idle && state.threads.len() < self.threads_max {
+        let has_room = state.has_room(lane, urgency);
+        if has_room && !state.has_spare() && state.threads.len() < self.threads_max {
             self.start_thread(&mut state);
         }
-        if state.threads.is_empty() {
+        let is_late = urgency == Urgency::Now && !(has_room && state.has_spare());
+        if state.threads.is_empty() || is_late {
             return Err(job);
         }
-        state.jobs.push_back(job);
-        self.shared.changed.notify_one();
+        if has_room {
+            state.begin(lane, job);
+            self.shared.changed.notify_one();
+        } else {
+            state.waiting.push_back((lane, job));
+        }
         Ok(())
     }
 
     fn start_thread(&self, state: &mut State) {
         let shared = Arc::clone(&self.shared);
         match OwnedThread::start("bifolio-io", move || shared.run()) {
-            Ok(thread) => state.threads.push(thread),
+            Ok(thread) => {
+                state.threads.push(thread);
+                state.idle += 1;
+            }
             Err(error) => log::debug!("cannot start a thread for I/O: {error}"),
         }
     }
@@ -104,15 +180,16 @@ impl Shared {
     fn run(&self) {
         let mut state = self.state.lock();
         loop {
-            if let Some(job) = state.jobs.pop_front() {
+            if let Some((lane, job)) = state.ready.pop_front() {
+                state.idle -= 1;
                 // A job that panics has been reported by the runtime; the thread goes on.
                 MutexGuard::unlocked(&mut state, || drop(catch_unwind(AssertUnwindSafe(job))));
+                state.end(lane);
             } else if state.is_ending {
+                // What waits for its lane is run by those who are at work there.
                 return;
             } else {
-                state.idle += 1;
                 self.changed.wait(&mut state);
-                state.idle -= 1;
             }
         }
     }
@@ -121,5 +198,36 @@ impl Shared {
 impl fmt::Debug for Shared {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.debug_struct("Shared").finish_non_exhaustive()
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+
+    #[test]
+    fn a_lane_that_hangs_leaves_threads_to_others() {
+        let workers = Workers::new(THREADS_MAX);
+        let (let_go, held) = mpsc::channel::<()>();
+        let held = Arc::new(Mutex::new(held));
+        let hang = || {
+            let held = Arc::clone(&held);
+            Box::new(move || assert!(held.lock().recv().is_err()))
+        };
+        for _ in 0..3 * LANE_HELPERS_MAX {
+            assert!(workers.offer(1, Urgency::Whenever, hang()).is_ok(), "waits in the list");
+        }
+        let urgent = (0..).take_while(|_| workers.offer(1, Urgency::Now, hang()).is_ok()).count();
+        assert!(urgent <= 2 * LANE_HELPERS_MAX, "{urgent} beside those that were not");
+        let (done, all_done) = mpsc::channel();
+        for urgency in [Urgency::Whenever, Urgency::Now] {
+            let done = done.clone();
+            let job = Box::new(move || done.send(urgency).unwrap());
+            assert!(workers.offer(2, urgency, job).is_ok());
+            assert_eq!(all_done.recv().unwrap(), urgency);
+        }
+        assert!(workers.shared.state.lock().threads.len() <= THREADS_MAX);
+        drop(let_go);
     }
 }

@@ -68,7 +68,8 @@ fn jobs_on_every_worker_use_queues_and_none_waits_for_another() {
             let (world, file, done) = (Arc::clone(&world), Arc::clone(&file), done.clone());
             let barrier = Arc::clone(&barrier);
             let engine = Arc::clone(&world.engine);
-            engine.spawn(move || {
+            let backing = Arc::clone(&file);
+            engine.spawn(&backing, move || {
                 barrier.wait();
                 read_all(&world, &file, job, 3);
                 done.send(job).unwrap();
@@ -82,30 +83,44 @@ fn jobs_on_every_worker_use_queues_and_none_waits_for_another() {
 #[test]
 fn a_job_that_panics_takes_no_worker_with_it() {
     let world = World::with_threads("threads", &[], 8, 1);
-    let (done, all_done) = mpsc::channel();
-    world.engine.spawn(|| std::panic::resume_unwind(Box::new("a job of the test")));
-    world.engine.spawn(move || done.send(()).unwrap());
-    all_done.recv().unwrap();
+    let directory = disk_directory();
+    let file = file_of_numbers(&directory);
+    world.engine.spawn(&file, || std::panic::resume_unwind(Box::new("a job of the test")));
+    let has_run_there = || {
+        let (done, all_done) = mpsc::channel();
+        world.engine.spawn(&file, move || done.send(thread::current().id()).unwrap());
+        all_done.recv().unwrap() != thread::current().id()
+    };
+    // While the worker is in the first job, the caller runs its own.
+    while !has_run_there() {
+        thread::yield_now();
+    }
 }
 
 #[test]
 fn an_engine_runs_what_was_spawned_before_it_goes() {
     let world = World::with_threads("threads", &[], 8, 1);
+    let directory = disk_directory();
+    let file = file_of_numbers(&directory);
     let (done, all_done) = mpsc::channel();
     for job in 0..100 {
         let done = done.clone();
-        world.engine.spawn(move || done.send(job).unwrap());
+        world.engine.spawn(&file, move || done.send(job).unwrap());
     }
     drop((world, done));
-    assert_eq!(all_done.try_iter().collect::<Vec<_>>(), (0..100).collect::<Vec<_>>());
+    let mut jobs: Vec<_> = all_done.try_iter().collect();
+    jobs.sort_unstable();
+    assert_eq!(jobs, (0..100).collect::<Vec<_>>());
 }
 
 #[test]
 fn the_last_owner_of_an_engine_may_be_one_of_its_jobs() {
     let World { engine, .. } = World::with_threads("threads", &[], 8, 2);
+    let directory = disk_directory();
+    let file = file_of_numbers(&directory);
     let (ours, theirs) = (mpsc::channel(), mpsc::channel());
     let last: Arc<Engine> = Arc::clone(&engine);
-    engine.spawn(move || {
+    engine.spawn(&file, move || {
         // Until the test has dropped its own.
         ours.1.recv().unwrap();
         assert_eq!(Arc::strong_count(&last), 1);
