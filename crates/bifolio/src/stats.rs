@@ -84,7 +84,8 @@ macro_rules! counters {
 counters! {
     /// Pages read without a reference: copied, and found unchanged afterwards.
     HitOptimistic hits_optimistic,
-    /// Pages copied to a descriptor with a reference and without the folio lock.
+    /// Pages copied with a reference and without the folio lock: to a descriptor, or out of a file
+    /// that can be mapped.
     HitPinned hits_pinned,
     /// Pages that were resident but could only be read or pinned under the folio lock.
     HitSlow hits_slow,

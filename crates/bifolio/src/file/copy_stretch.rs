@@ -3,16 +3,18 @@
 //! Entries are gathered, not references: up to 64 in a row are loaded, their frames copied with one
 //! copy, and all of them loaded again ([`Stretch`]). Who holds no reference shares no write: the
 //! batch of references of the thread S costs a locked instruction and a line of memory a page, and
-//! a page that is evicted or written meanwhile is found out anyway (ablation: `read_modes.rs`). The
-//! length is read again for each copy, with the Entries in hand. The walk is by position, and a
-//! page is left only when the position has moved past it: so a copy that an old length cut short in
-//! the middle of a folio goes on in the same folio, not behind it.
+//! a page that is evicted or written meanwhile is found out anyway (ablation: `read_modes.rs`).
+//! Pages of a region are referenced all the same: they do not stay mapped. The length is read again
+//! for each copy, with the Entries in hand. The walk is by position, and a page is left only when
+//! the position has moved past it: so a copy that an old length cut short in the middle of a folio
+//! goes on in the same folio, not behind it.
 //!
 //! # Safety
-//! Copies out of frames that stay mapped, whatever becomes of their pages.
+//! Copies out of frames that stay mapped, whatever becomes of their pages, or that it has
+//! references to.
 #![allow(unsafe_code)]
 
-use super::File;
+use super::{File, faults};
 use crate::mapping::{PAGE_BYTES, PAGE_SHIFT, Stretch, is_in_one_page};
 use crate::stats::Counter;
 use crate::sync::Ordering;
@@ -52,7 +54,10 @@ impl File {
             }
         }
         let pages = (done as u64).div_ceil(PAGE_BYTES);
-        self.handle.inode.memory.counters.add(Counter::HitOptimistic, pages);
+        let inode = &self.handle.inode;
+        let is_in_region = inode.frames.region().is_some();
+        let hit = if is_in_region { Counter::HitPinned } else { Counter::HitOptimistic };
+        inode.memory.counters.add(hit, pages);
         done
     }
 
@@ -75,9 +80,14 @@ impl File {
         }
         let mut end = (position + visible).div_ceil(PAGE_BYTES).min(end_max);
         let inode = &self.handle.inode;
+        let is_in_region = inode.frames.region().is_some();
+        if is_in_region && end - first > 1 && faults::is_mapped(buffer) {
+            // To copy there may be a fault, which may need memory: as little as can be is held.
+            end = first + 1;
+        }
         for _ in 0..ATTEMPTS_MAX {
-            let stretch =
-                Stretch::find(inode.mapping.table(), first..end, inode.frames.region().is_some());
+            let mut stretch = Stretch::find(inode.mapping.table(), first..end, is_in_region);
+            let _held = is_in_region.then(|| stretch.hold(&inode.memory.folios));
             let Some(copied) = self.copy_once(&stretch, position, buffer, goes_on) else {
                 return 0;
             };
@@ -120,14 +130,16 @@ impl File {
         // Inside a row of frames the processor foresees what comes next; behind its last page not.
         let ahead = if next == behind { 0 } else { target.len().min(PAGE_BYTES as usize) };
         let (most, last) = target.split_at_mut(target.len() - ahead);
-        // SAFETY: READY Entries name frames of the arena, which stays mapped (FRAMES-2), and these
-        // stand in a row, as far as `length` reaches; `target` is the caller's memory.
+        // SAFETY: READY Entries name frames of the arena, which stays mapped (FRAMES-2), or pages
+        // of a region, which the references of the caller keep there (REGION-4); these stand in a
+        // row, as far as `length` reaches; `target` is the caller's memory.
         unsafe { copy::copy_out(source, most) };
         // SAFETY: as above.
         unsafe { copy::copy_out_ahead(source.wrapping_add(most.len()), last, next) };
         let pages = (in_page + length).div_ceil(PAGE_BYTES);
         let good = stretch.unchanged(pages);
-        inode.memory.counters.note_lookups(0, stretch.pages() + pages);
+        let references = if inode.frames.region().is_some() { stretch.pages() } else { 0 };
+        inode.memory.counters.note_lookups(references, stretch.pages() + pages);
         Some(bytes_of(good, in_page, length) as usize)
     }
 

@@ -2,7 +2,8 @@
 //!
 //! Everything a hit needs stands in the `File` itself: the table, the frames, the length. One
 //! bounds check covers the page and the table; the length is judged with the Entry in hand. Two
-//! cache lines of shared memory are read, the Entry and the data; none is written. A long read
+//! cache lines of shared memory are read, the Entry and the data; none is written. (Of a file that
+//! can be mapped, pages may leave for good: there a reference is taken, and put.) A long read
 //! looks at the Entry before it copies, so that a hole does not cost a copy, and touches the next
 //! page if the thread reads on (`sequence.rs`).
 //!
@@ -98,11 +99,11 @@ impl HitPath {
             return self.read_long(buffer, position);
         }
         if !self.may_read(position, buffer.len() as u64) {
-            return self.read_in_place(buffer, position);
+            return self.read_referenced(buffer, position);
         }
         self.touch_predicted(position, 1);
         // SAFETY: as for any copy out of a frame: the caller of the closure answers.
-        self.read_known(buffer, position, self.in_arena(position), |source, target| unsafe {
+        self.read_known(buffer, position, |source, target| unsafe {
             copy::copy_out(source, target);
         })
     }
@@ -113,7 +114,7 @@ impl HitPath {
     fn read_long(&self, buffer: &mut [u8], position: u64) -> bool {
         let length = buffer.len() as u64;
         if !self.may_read(position, length) {
-            return self.read_in_place(buffer, position);
+            return self.read_referenced(buffer, position);
         }
         self.touch_predicted(position, 4);
         let word = self.entry_word(position >> PAGE_SHIFT);
@@ -124,37 +125,52 @@ impl HitPath {
         self.memory().counters.note_lookups(0, 3 + u64::from(goes_on));
         if !goes_on {
             // SAFETY: as for any copy out of a frame: the caller of the closure answers.
-            return self.read_known(
-                buffer,
-                position,
-                self.in_arena(position),
-                |source, target| unsafe {
-                    copy::copy_out(source, target);
-                },
-            );
+            return self.read_known(buffer, position, |source, target| unsafe {
+                copy::copy_out(source, target);
+            });
         }
         let ahead = self.frame_at(position + length);
         // SAFETY: as above.
-        self.read_known(buffer, position, self.in_arena(position), |source, target| unsafe {
+        self.read_known(buffer, position, |source, target| unsafe {
             copy::copy_out_ahead(source, target, ahead);
         })
     }
 
-    /// The same for a file in a region; `false` for others. On a path of its own: one more
-    /// condition on that of the arena halves the rate of hot reads, measured.
+    /// The same for a file in a region, whose page may leave at any moment: with a reference, which
+    /// keeps it there (REGION-4). `false` for other files. On a path of its own: one more condition
+    /// on that of the arena halves the rate of hot reads, measured.
     #[inline(never)]
-    fn read_in_place(&self, buffer: &mut [u8], position: u64) -> bool {
-        if !is_in_one_page(position, buffer.len() as u64) || position >= self.in_place_end {
+    fn read_referenced(&self, buffer: &mut [u8], position: u64) -> bool {
+        let length = buffer.len() as u64;
+        if !is_in_one_page(position, length) || position >= self.in_place_end {
             return false;
         }
-        // To touch a page that is not there would bring it in. Should it be leaving just now, the
-        // fault is served.
-        let source_of =
-            |entry: Entry| entry.is_ready().then(|| self.frames.wrapping_add(position as usize));
-        // SAFETY: as for any copy out of a frame: the caller of the closure answers.
-        self.read_known(buffer, position, source_of, |source, target| unsafe {
-            copy::copy_out(source, target);
-        })
+        let word = self.entry_word(position >> PAGE_SHIFT);
+        let block = ThreadBlock::of(self.counters_id);
+        // Acquire: pairs with the Release in `set_ready`: the descriptor is set up.
+        let seen = Entry::from_word(word.load(Ordering::Acquire));
+        if !seen.is_referenced() | !block.is_known() {
+            return false;
+        }
+        let Ok(_held) = self.memory().folios.try_get(seen.folio_id()) else { return false };
+        let copied = read_validated(word, Entry::is_ready, |entry| {
+            // With the Entry in hand: a cut sets the length before it changes the bytes behind it.
+            let is_inside = position + length <= self.hot().len_bytes();
+            // READY with the reference in hand, as `recheck_ready` has it.
+            let is_there = entry.names_same_ready_folio(seen) & is_inside;
+            if is_there {
+                let source = self.frames.wrapping_add(position as usize);
+                // SAFETY: in a page of the region that is there while the reference lives
+                // (REGION-4), which the bytes do not leave; `buffer` is the caller's memory.
+                unsafe { copy::copy_out(source, buffer) };
+            }
+            is_there
+        });
+        let is_good = copied == Some(true);
+        if is_good {
+            block.add(Counter::HitPinned, 1);
+        }
+        is_good
     }
 
     /// Whether the bytes lie in one page that the table has an Entry for.
@@ -164,22 +180,13 @@ impl HitPath {
         is_in_one_page(position, length) & (position < self.entries_end)
     }
 
-    /// Where an Entry says that the byte at `position` is.
-    #[inline(always)]
-    fn in_arena(&self, position: u64) -> impl Fn(Entry) -> Option<*const u8> + use<> {
-        let (frames, in_page) = (self.frames, (position & (PAGE_BYTES - 1)) as usize);
-        move |entry| Some(frames.wrapping_add(entry.frame_offset_bytes() + in_page))
-    }
-
-    /// Copies from a page that the table has an Entry for. `source_of` tells where its bytes are,
-    /// if that is to be touched at all; `copy` gets an address that is readable for as many bytes
-    /// as the buffer has.
+    /// Copies from a page of the arena that the table has an Entry for. `copy` gets an address that
+    /// is readable for as many bytes as the buffer has.
     #[inline(always)]
     fn read_known(
         &self,
         buffer: &mut [u8],
         position: u64,
-        source_of: impl FnOnce(Entry) -> Option<*const u8>,
         copy: impl FnOnce(*const u8, &mut [u8]),
     ) -> bool {
         let word = self.entry_word(position >> PAGE_SHIFT);
@@ -188,13 +195,12 @@ impl HitPath {
         let is_wanted = |entry: Entry| entry.is_referenced() & block.is_known() & copies.get();
         let copied = read_validated(word, is_wanted, |entry| {
             // With the Entry in hand: a cut sets the length before it changes the bytes behind it.
-            let is_inside = position + buffer.len() as u64 <= self.hot().len_bytes();
-            // Every Entry leads to a frame of the arena (ENTRY-1), which stays mapped (FRAMES-2),
-            // and every page of a region has its place; the range ends inside the page; `buffer`
-            // is not frame memory.
-            if let Some(source) = source_of(entry).filter(|_| is_inside) {
+            if position + buffer.len() as u64 <= self.hot().len_bytes() {
                 copies.set(true);
-                copy(source, buffer);
+                let in_page = (position & (PAGE_BYTES - 1)) as usize;
+                // Every Entry leads to a frame of the arena (ENTRY-1), which stays mapped
+                // (FRAMES-2); the range ends inside the page; `buffer` is not frame memory.
+                copy(self.frames.wrapping_add(entry.frame_offset_bytes() + in_page), buffer);
             }
         });
         if copied.is_some() {

@@ -114,7 +114,9 @@ impl File {
     /// page is neither, or is being written, or lies behind the end.
     pub(super) fn read_resident(&self, buffer: &mut [u8], position: u64) -> usize {
         #[cfg(feature = "ablation")]
-        if let Some(done) = self.read_by_mode(buffer, position) {
+        if self.handle.inode.frames.region().is_none()
+            && let Some(done) = self.read_by_mode(buffer, position)
+        {
             return done;
         }
         let file = self.handle.inode.mapping.hot();

@@ -182,10 +182,9 @@ impl File {
 fn read_all(requests: &mut [Addressed<'_, '_>]) {
     let Some((first, _)) = requests.first() else { return };
     let inode = &first.handle.inode;
-    // A page of a region that leaves while it is read in place is a fault. Who serves it may wait
-    // for what a batch holds, so that no batch of this thread may be under way then (IO-5).
-    let is_in_place = |(file, _): &Addressed<'_, '_>| file.handle.inode.frames.region().is_some();
-    let hits_come_first = requests.iter().any(is_in_place);
+    // To copy into a map may be a fault. Who serves it may wait for what a batch holds, so that no
+    // batch of this thread may be under way then (IO-5).
+    let hits_come_first = requests.iter().any(|(_, request)| faults::is_mapped(request.buffer));
     let mut open = Vec::new();
     let mut batch = Batch::new(inode);
     for number in 0..requests.len() {

@@ -95,7 +95,15 @@ impl File {
         let Some(region) = growing.region else { return Ok(growing) };
         let pages = before_bytes.div_ceil(PAGE_BYTES)..len_bytes.div_ceil(PAGE_BYTES);
         let purpose = "pages behind the end of a file";
-        region.begin_growth(pages).map_err(|source| ErrorKind::Memory { purpose, source })?;
+        let begun = region.begin_growth(pages.clone());
+        begun.map_err(|source| ErrorKind::Memory { purpose, source })?;
+        for index in region.orphaned_among(pages) {
+            // Somebody holds what was cut off there, and maps see it: it stays, and becomes zeros.
+            if let Err(error) = self.handle.lock_folio(index, Access::Write { whole: false }) {
+                self.handle.inode.remove_folios_from(before_bytes.next_multiple_of(PAGE_BYTES));
+                return Err(error);
+            }
+        }
         if region.is_tracked() {
             self.zero_tail(before_bytes)?;
         }

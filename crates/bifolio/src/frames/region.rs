@@ -31,13 +31,16 @@
 //!
 //! Invariants:
 //! - REGION-1: a folio of the table that is uptodate has its page here, but for one that is frozen
-//!   or whose lock is held by whoever evicts it. So nobody inside the cache faults on a page he has
-//!   a reference to.
+//!   or whose lock is held by whoever evicts it.
 //! - REGION-2: a page is unmapped before its Entry may be filled again: an unmapping that came
 //!   later would wipe the new page. (The Entry names the frozen folio until then; a lookup that
 //!   meets it waits.)
 //! - REGION-3: while [`Region::section`] is held by somebody else, no page leaves that was stored
 //!   to and is not on the dirty list or on its way: whoever looks for stores takes it.
+//! - REGION-4: a page stays while anybody has a reference to a folio that had it, taken with READY
+//!   seen after it (L3 of `mapping/mod.rs`) or with the folio's lock; also when the file is cut,
+//!   grows, and the page comes to another folio, whose bytes are put over the others then. So no
+//!   read, pin or write of the cache ever touches a page that is not there.
 //!
 //! # Safety
 //! Hands addresses inside its own reservation to the kernel.
@@ -51,28 +54,31 @@ use super::stores::Stores;
 use crate::error::Error;
 use crate::folio::FolioId;
 use crate::sync::{AtomicBool, Mutex, MutexGuard, Ordering};
+use crate::sys::copy;
 use crate::sys::memory::Reservation;
 use crate::sys::unmap::PageRange;
 use crate::sys::userfault::{CopyError, Userfault};
+use smallvec::{SmallVec, smallvec};
 use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-/// Something that stands at a page that no folio of the table has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Something that stands at a page, and is not of the folio that the table has there.
+#[derive(Debug)]
 enum Leftover {
     /// Behind the end of the file, and perhaps touched there: whoever waited for it was woken at
     /// this time ([`FaultClock`]).
     Suspected(u64),
     /// It could not be read: whoever touches it gets SIGBUS.
     Poison,
-    /// The bytes of a folio that was cut off, while somebody holds on to it.
-    Orphan(FolioId),
+    /// The page is there, and does not leave (REGION-4): folios that were cut off had it, and
+    /// somebody holds on to them. With `is_taken` a folio of the table has it now.
+    Held { orphans: SmallVec<[FolioId; 1]>, is_taken: bool },
 }
 
-/// What stands at pages that no folio of the table has.
+/// All of that.
 #[derive(Debug, Default)]
 struct Leftovers {
     at: BTreeMap<u64, Leftover>,
@@ -217,13 +223,15 @@ impl Region {
         will_be_stored: bool,
     ) -> io::Result<()> {
         let protect = self.is_tracked() && !will_be_stored;
+        let source_of =
+            |index: u64| source.wrapping_add(((index - pages.start) * PAGE_BYTES) as usize);
         let mut next = pages.start;
         while next < pages.end {
             let range = self.range_of(&(next..pages.end));
-            let source = source.wrapping_add(((next - pages.start) * PAGE_BYTES) as usize);
+            let (target, length_bytes) = (range.start, range.length_bytes);
             // SAFETY: the caller's contract, for the rest of the pages.
             let copied =
-                unsafe { self.userfault.copy(range.start, source, range.length_bytes, protect) };
+                unsafe { self.userfault.copy(target, source_of(next), length_bytes, protect) };
             match copied {
                 Ok(()) => break,
                 Err(CopyError { done_bytes, source: error }) => {
@@ -232,7 +240,8 @@ impl Region {
                         return Err(error);
                     }
                     // Whoever installs owns the page: what stands there is a leftover.
-                    self.clear(next)?;
+                    // SAFETY: the caller's contract, for this page.
+                    next += u64::from(unsafe { self.take_place(next, source_of(next)) }?);
                 }
             }
         }
@@ -257,7 +266,7 @@ impl Region {
         }
         let mut leftovers = self.leftovers.lock();
         for index in pages {
-            if leftovers.at.get(&index) == Some(&Leftover::Poison) {
+            if matches!(leftovers.at.get(&index), Some(Leftover::Poison)) {
                 leftovers.at.remove(&index);
                 self.regions.unpoison(&self.range_of(&(index..index + 1)))?;
             }
@@ -425,33 +434,83 @@ impl Region {
         }
     }
 
-    /// Keeps the bytes of a folio that has left its table until [`Self::bury_orphan`].
+    /// Keeps the page of a folio that is about to leave its table, and that somebody may hold on
+    /// to, until [`Self::bury_orphan`].
     pub(crate) fn note_orphan(&self, index: u64, id: FolioId) {
         let mut leftovers = self.leftovers.lock();
-        leftovers.at.insert(index, Leftover::Orphan(id));
+        match leftovers.at.get_mut(&index) {
+            Some(Leftover::Held { orphans, is_taken }) => {
+                orphans.push(id);
+                *is_taken = false;
+            }
+            _ => {
+                let held = Leftover::Held { orphans: smallvec![id], is_taken: false };
+                leftovers.at.insert(index, held);
+            }
+        }
         self.note_leftovers(&leftovers);
     }
 
-    /// The last reference to the folio is gone: unmaps its page, unless another one is there.
+    /// The last reference to the folio is gone: unmaps its page, unless that is somebody else's.
     pub(crate) fn bury_orphan(&self, index: u64, id: FolioId) {
         let mut leftovers = self.leftovers.lock();
-        if leftovers.at.get(&index) == Some(&Leftover::Orphan(id)) {
+        let found = leftovers.at.get_mut(&index);
+        let Some(Leftover::Held { orphans, is_taken }) = found else { return };
+        orphans.retain(|orphan| *orphan != id);
+        if orphans.is_empty() {
+            let is_taken = *is_taken;
             leftovers.at.remove(&index);
             self.note_leftovers(&leftovers);
-            self.unmap_locked(index);
+            if !is_taken {
+                self.unmap_locked(index);
+            }
         }
     }
 
-    /// Unmaps what stands at a page that no folio of the table has, and that is the caller's.
-    fn clear(&self, index: u64) -> io::Result<()> {
+    /// Whether the page may not leave, whoever has it now (REGION-4). Who has the lock of the folio
+    /// in the table there finds that it may go on to be so, but does not come to be.
+    pub(crate) fn is_held(&self, index: u64) -> bool {
+        // Relaxed: as in `clear_poison`.
+        self.has_leftovers.load(Ordering::Relaxed)
+            && matches!(self.leftovers.lock().at.get(&index), Some(Leftover::Held { .. }))
+    }
+
+    /// The pages among `pages` that orphans have, and no folio of the table.
+    pub(crate) fn orphaned_among(&self, pages: Range<u64>) -> Vec<u64> {
+        let leftovers = self.leftovers.lock();
+        let is_orphaned =
+            |leftover: &Leftover| matches!(leftover, Leftover::Held { is_taken: false, .. });
+        let found = leftovers.at.range(pages).filter(|(_, leftover)| is_orphaned(leftover));
+        found.map(|(index, _)| *index).collect()
+    }
+
+    /// Something stands at a page that is the caller's now: lets it be installed, or puts the bytes
+    /// in its place and answers `true`. They count as stored to then.
+    ///
+    /// # Safety
+    /// As for [`Self::install`], for one page.
+    unsafe fn take_place(&self, index: u64, source: *const u8) -> io::Result<bool> {
         let mut leftovers = self.leftovers.lock();
-        self.clear_locked(&mut leftovers, index)?;
-        self.note_leftovers(&leftovers);
-        Ok(())
+        let Some(Leftover::Held { is_taken, .. }) = leftovers.at.get_mut(&index) else {
+            self.clear_locked(&mut leftovers, index)?;
+            self.note_leftovers(&leftovers);
+            return Ok(false);
+        };
+        *is_taken = true;
+        if self.stops_stores() {
+            // Whoever would admit ours may be waiting for the lock.
+            self.admit_stores(index..index + 1)?;
+        }
+        // SAFETY: a page, by the caller's contract.
+        let bytes = unsafe { std::slice::from_raw_parts(source, PAGE_BYTES as usize) };
+        // SAFETY: a page that is there while the orphan is; the caller has the lock of its folio,
+        // and whoever holds the orphan expects any bytes.
+        unsafe { copy::copy_in(self.address(index), bytes) };
+        Ok(true)
     }
 
     fn clear_locked(&self, leftovers: &mut Leftovers, index: u64) -> io::Result<()> {
-        if leftovers.at.remove(&index) == Some(Leftover::Poison) {
+        if matches!(leftovers.at.remove(&index), Some(Leftover::Poison)) {
             self.regions.unpoison(&self.range_of(&(index..index + 1)))?;
         }
         self.unmap_locked(index);
@@ -465,17 +524,19 @@ impl Region {
             return Ok(());
         }
         let mut leftovers = self.leftovers.lock();
-        self.clear_leftovers(&mut leftovers, pages, |leftover| leftover == Leftover::Poison)
+        self.clear_leftovers(&mut leftovers, pages, |leftover| matches!(leftover, Leftover::Poison))
     }
 
     /// G1: `pages`, which were behind the end, are about to belong to the file: whatever stands
-    /// there is not a part of it. To be followed by [`Self::end_growth`], whatever comes of it.
+    /// there is not a part of it. ([`Self::orphaned_among`] those are pages to be filled by the
+    /// caller.) To be followed by [`Self::end_growth`], whatever comes of it.
     pub(crate) fn begin_growth(&self, pages: Range<u64>) -> io::Result<()> {
         let mut leftovers = self.leftovers.lock();
         leftovers.growing_end = pages.end;
         // Release: pairs with the Acquire in `growths`.
         self.growths.fetch_add(1, Ordering::Release);
-        self.clear_leftovers(&mut leftovers, pages, |_| true)
+        let is_unwanted = |leftover: &Leftover| !matches!(leftover, Leftover::Held { .. });
+        self.clear_leftovers(&mut leftovers, pages, is_unwanted)
     }
 
     /// G3.
@@ -490,9 +551,9 @@ impl Region {
         &self,
         leftovers: &mut Leftovers,
         pages: Range<u64>,
-        is_unwanted: impl Fn(Leftover) -> bool,
+        is_unwanted: impl Fn(&Leftover) -> bool,
     ) -> io::Result<()> {
-        let unwanted = leftovers.at.range(pages).filter(|(_, leftover)| is_unwanted(**leftover));
+        let unwanted = leftovers.at.range(pages).filter(|(_, leftover)| is_unwanted(leftover));
         let unwanted: Vec<_> = unwanted.map(|(index, _)| *index).collect();
         for index in unwanted {
             self.clear_locked(leftovers, index)?;
@@ -506,10 +567,12 @@ impl Region {
         self.has_leftovers.store(!leftovers.at.is_empty(), Ordering::Relaxed);
     }
 
-    /// Unmaps a page that was not given to readers.
+    /// Unmaps a page that was not given to readers, unless others had it before and hold it.
     pub(crate) fn unmap(&self, index: u64) {
-        let _leftovers = self.leftovers.lock();
-        self.unmap_locked(index);
+        match self.leftovers.lock().at.get_mut(&index) {
+            Some(Leftover::Held { is_taken, .. }) => *is_taken = false,
+            _ => self.unmap_locked(index),
+        }
     }
 
     fn unmap_locked(&self, index: u64) {

@@ -6,10 +6,16 @@
 //! business, and so is the length of the file, which is read with the Entries in hand: a cut sets
 //! it before it changes the bytes behind it, and the other way round when the file grows. Then a
 //! page that stands at both looks was, when the length was read, what was copied.
+//!
+//! Where frames may be unmapped, the second look of [`Stretch::hold`] comes between: a reference to
+//! each folio, and READY with that in hand.
 
 use super::entry::Entry;
+use super::lookup::recheck_ready;
 use super::table::Table;
+use crate::folio::{BATCH_SLOTS, FolioRef, Folios};
 use crate::sync::{Ordering, fence};
+use crate::sys::copy;
 use arrayvec::ArrayVec;
 use std::ops::Range;
 
@@ -47,6 +53,25 @@ impl<'a> Stretch<'a> {
     #[inline(always)]
     pub(crate) fn start(&self) -> Option<Entry> {
         self.seen.first().copied()
+    }
+
+    /// References to the folios of the pages, for frames that do not stay mapped by themselves. The
+    /// stretch ends before the first page of which none can be had, and after as many as a batch
+    /// has.
+    pub(crate) fn hold<'f>(&mut self, folios: &'f Folios) -> ArrayVec<FolioRef<'f>, BATCH_SLOTS> {
+        self.seen.truncate(BATCH_SLOTS);
+        for seen in &self.seen {
+            // An atomic add waits for its line, and the next one for it.
+            copy::prefetch_lines(std::ptr::from_ref(folios.get(seen.folio_id())).cast(), 1);
+        }
+        let named = self.seen.iter().zip(self.first..);
+        let references = named.map_while(|(seen, index)| {
+            let folio = folios.try_get(seen.folio_id()).ok()?;
+            recheck_ready(self.table.word(index), folio, *seen).ok()
+        });
+        let held: ArrayVec<_, BATCH_SLOTS> = references.collect();
+        self.seen.truncate(held.len());
+        held
     }
 
     /// How many pages.

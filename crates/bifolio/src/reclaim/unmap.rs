@@ -186,7 +186,8 @@ impl<'t> Unmapping<'t> {
         if self.how.second_chance && inode.mapping.test_and_clear_referenced(&lock) {
             return Err(Verdict::Activate);
         }
-        if is_pinned(folio) {
+        let is_held = inode.frames.region().is_some_and(|region| region.is_held(lock.index()));
+        if is_held || is_pinned(folio) {
             return Err(Verdict::Pinned);
         }
         Ok((inode, lock))

@@ -290,9 +290,12 @@ impl Region {
         if !seen.is_ready() {
             return None;
         }
-        let _folio = world.mapping.try_get_named(&world.folios, index, seen).ok()?;
-        let has_page = world.entry(index).is_ready() || self.is(Weakening::PinWithoutReady);
-        has_page.then(|| self.bytes(index))
+        let folio = if self.is(Weakening::PinWithoutReady) {
+            world.mapping.try_get_named(&world.folios, index, seen)
+        } else {
+            world.mapping.try_get_ready(&world.folios, index, seen)
+        };
+        folio.is_ok().then(|| self.bytes(index))
     }
 
     // `writeback`.

@@ -46,7 +46,7 @@ impl Inode {
 
     /// Makes whole units of a memory file holes.
     pub(crate) fn punch(&self, pages: Range<u64>) {
-        self.remove_folios(Removal::new(self, Held::Replaced), pages, |_| true);
+        self.remove_folios(Removal::new(self, Held::Zeroed), pages, |_| true);
     }
 
     fn remove_folios<'a>(
@@ -123,8 +123,8 @@ impl Inode {
 enum Held {
     /// It stays until it is let go: no map has it any more.
     Kept,
-    /// Maps have its place, and are to see zeros: so does whoever holds it.
-    Replaced,
+    /// Maps have its place, and are to see zeros: so does whoever holds it, and it is no hole.
+    Zeroed,
 }
 
 /// Folios on their way out of the table, whose bytes nobody wants. Those of a region leave several
@@ -147,17 +147,26 @@ impl<'a> Removal<'a> {
     fn remove(&mut self, folio: FolioRef<'a>, locked: LockedFolio<'a>) {
         let inode = self.inode;
         let Some(region) = inode.frames.region() else { return self.unlink(folio, locked) };
-        match self.freeze(folio, &locked) {
+        // REGION-4: others may have had the page before, and hold it.
+        let frozen = match region.is_held(locked.index()) {
+            true => Err(folio),
+            false => self.freeze(folio, &locked),
+        };
+        match frozen {
             Ok(frozen) => self.frozen.push((frozen, locked)),
-            Err(folio) => {
-                // Somebody holds on to the bytes.
-                match self.held {
-                    Held::Kept => inode.memory.orphans.note(folio.id(), region, locked.index()),
-                    // Whoever touches it meanwhile waits for the lock, or tries again.
-                    Held::Replaced => region.unmap(locked.index()),
+            // Allocated and never written: there is no page.
+            Err(folio) if !locked.flags.get(Flag::Uptodate) => self.unlink(folio, locked),
+            // Somebody holds on to the bytes.
+            Err(folio) => match self.held {
+                Held::Kept => {
+                    inode.memory.orphans.note(folio.id(), region, locked.index());
+                    self.unlink(folio, locked);
                 }
-                self.unlink(folio, locked);
-            }
+                Held::Zeroed => {
+                    let start = locked.index() * PAGE_BYTES;
+                    inode.zero_in_place(&folio, &locked, start..start + PAGE_BYTES);
+                }
+            },
         }
         if self.frozen.len() == UNMAPPED_TOGETHER {
             self.finish();

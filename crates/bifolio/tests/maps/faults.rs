@@ -168,10 +168,10 @@ fn what_cannot_be_written_while_it_leaves_stays_and_sync_tells() {
     }
 }
 
-/// A page that leaves while it is read in place is a fault, which may wait for staging memory that
-/// the transfers of the same call hold.
+/// To copy into a map may be a fault, which may wait for staging memory that the transfers of the
+/// same call hold.
 #[test]
-fn read_many_reads_nothing_in_place_while_its_transfers_are_under_way() {
+fn read_many_fills_no_map_while_its_transfers_are_under_way() {
     const DEPTH: usize = 2;
     let storage = storage(64);
     let cache = storage.builder(1 << 20).io_depth(DEPTH).build().unwrap();
@@ -179,19 +179,22 @@ fn read_many_reads_nothing_in_place_while_its_transfers_are_under_way() {
     let file = cache.open_backing(storage.backing.clone(), &way.options()).unwrap();
     let last = 63 * PAGE;
     read(&file, last, PAGE_USIZE);
-    let hits_before = cache.stats().hits_optimistic;
+    let hits_before = cache.stats().hits_pinned;
     let gate = Gate::new();
     storage.backing.inject(Fault::on(Call::Read).forever().held(&gate));
-    let mut found = vec![0; 9 * PAGE_USIZE];
+    let mut map = way.memory_file(&cache, PAGE).map_mut(0..PAGE).unwrap();
+    // SAFETY: nobody else uses these bytes.
+    let mapped = unsafe { map.as_mut_slice() };
+    let mut found = vec![0; 8 * PAGE_USIZE];
     let places = (0..8).map(|place| 2 * place * PAGE).chain([last]);
     let mut requests: Vec<_> = places
-        .zip(found.chunks_mut(PAGE_USIZE))
+        .zip(found.chunks_mut(PAGE_USIZE).chain([mapped]))
         .map(|(position, buffer)| ReadRequest::new(position, buffer))
         .collect();
     thread::scope(|scope| {
         scope.spawn(|| file.read_many(&mut requests).unwrap());
         gate.wait_for_arrivals(1);
-        let hits = cache.stats().hits_optimistic - hits_before;
+        let hits = cache.stats().hits_pinned - hits_before;
         gate.open();
         assert_eq!(hits, 1, "what is there is read first");
     });

@@ -1,6 +1,7 @@
 //! Maps of files against plain bytes: by one thread (`model.rs`), by several (`threads.rs`), over
 //! storage that fails (`faults.rs`), killed in the middle (`crash.rs`); how maps begin and end
-//! (`lifetimes.rs`), what the kernel can do with them (`kernel.rs`) and refuses (`locked.rs`), and
+//! (`lifetimes.rs`), what reads and pins of their files
+//! meet (`reads.rs`), what the kernel can do with them (`kernel.rs`) and refuses (`locked.rs`), and
 //! what memory they take (`memory.rs`). `setup.rs` says in what ways each is tried.
 //!
 //! # Safety
@@ -16,6 +17,7 @@ mod lifetimes;
 mod locked;
 mod memory;
 mod model;
+mod reads;
 mod setup;
 #[path = "../support/mod.rs"]
 mod support;
