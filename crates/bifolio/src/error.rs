@@ -347,12 +347,54 @@ pub enum ErrorKind {
     /// A thread could not be started.
     #[error("the system refused a thread: {0}")]
     Thread(std::io::Error),
+    /// Files could not be made durable: the cache is still open, and nothing is lost.
+    #[error("the cache was not closed: {}", list(failures))]
+    Close {
+        /// Each file that is not durable, and why. All others are.
+        failures: Vec<CloseFailure>,
+    },
     /// The cache was closed.
     #[error("the cache is closed")]
     Closed,
     /// The process was forked after the cache was built; the child cannot use it.
     #[error("this cache belongs to the parent process: a forked child cannot use it")]
     Forked,
+}
+
+/// How many failures a message lists.
+const FAILURES_LISTED_MAX: usize = 4;
+
+fn list(failures: &[CloseFailure]) -> String {
+    let listed = failures.iter().take(FAILURES_LISTED_MAX).map(ToString::to_string);
+    let mut text = listed.collect::<Vec<_>>().join("; ");
+    if let more @ 1.. = failures.len().saturating_sub(FAILURES_LISTED_MAX) {
+        text += &format!("; and {more} more files");
+    }
+    text
+}
+
+/// A file that could not be made durable.
+#[derive(Debug, thiserror::Error)]
+#[error("{file}: {unwritten_bytes} bytes are not written, or not flushed: {cause}")]
+#[non_exhaustive]
+pub struct CloseFailure {
+    /// The file.
+    pub file: String,
+    /// Bytes in dirty folios. If there are none, what was written could not be flushed.
+    pub unwritten_bytes: u64,
+    /// The last failure, with its operation and position.
+    #[source]
+    pub cause: Error,
+}
+
+/// A file without a handle whose unwritten bytes were given up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Discarded {
+    /// The file.
+    pub file: String,
+    /// Bytes that were in dirty folios.
+    pub bytes: u64,
 }
 
 /// Why a file cannot be a cache's spill file.

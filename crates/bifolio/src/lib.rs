@@ -83,7 +83,9 @@ mod surface {
     #[cfg(feature = "ablation")]
     pub use crate::config::{DrainPolicy, PinMode, ReadMode};
     pub use crate::config::{FaultMode, HugePages};
-    pub use crate::error::{CollapseRefusal, Error, ErrorKind, Result, SpillFileProblem};
+    pub use crate::error::{
+        CloseFailure, CollapseRefusal, Discarded, Error, ErrorKind, Result, SpillFileProblem,
+    };
     pub use crate::file::{
         Advice, File, Hold, OpenOptions, PageResidency, Pin, PinMut, Pins, Placement, ReadRequest,
         Residency,

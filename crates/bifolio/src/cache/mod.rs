@@ -9,7 +9,7 @@ mod builder;
 pub use builder::CacheBuilder;
 
 use crate::config;
-use crate::error::Result;
+use crate::error::{Discarded, Result};
 use crate::file::{Advice, File, OpenOptions, ReadRequest, Registry};
 use crate::io::{Backing, DiskFile, Engine};
 use crate::mapping::PAGE_BYTES;
@@ -206,17 +206,32 @@ impl Cache {
         self.inner.reclaim.set_bound(bytes)
     }
 
-    /// Writes everything out, makes it durable, and closes the cache: every later call on it or
-    /// its files answers [`ErrorKind::Closed`](crate::ErrorKind::Closed). Pins and holds stay
-    /// readable. Blocks for the devices.
+    /// Makes everything durable that was written and not synced since, and closes the cache: every
+    /// later call on it or its files answers [`ErrorKind::Closed`](crate::ErrorKind::Closed). Pins
+    /// and holds stay readable. Blocks for the devices, file after file.
     ///
-    /// Dropping a cache does the same for each file with its last handle, as well as it can, and
-    /// logs what it could not write.
+    /// That goes for files whose handles are gone, too: dropping the last handle makes a file
+    /// durable as well as it can; what it cannot is logged as an error (file, bytes, cause), kept
+    /// in the cache, and tried again here. Dropping the last `Cache` and file tries once more, and
+    /// logs what is lost then: call `close` to be told. Calls that run at the same time on other
+    /// threads may answer `Closed` although the close fails in the end.
     ///
     /// # Errors
-    /// The first file that cannot be written or flushed. Then the cache is still open, and nothing
-    /// that was in it is lost.
+    /// [`ErrorKind::Close`](crate::ErrorKind::Close), which lists every file that is not durable;
+    /// all others are. Then the cache is still open, and nothing is lost: find room and close
+    /// again, or give the bytes up ([`File::discard_dirty`], [`Cache::discard_closed`]).
+    /// [`ErrorKind::MapsAlive`](crate::ErrorKind::MapsAlive).
     pub fn close(&self) -> Result<()> {
         self.inner.registry.close()
+    }
+
+    /// Gives up what could not be written of files that have no handle any more, and tells how much
+    /// that was. For files that have one there is [`File::discard_dirty`]. Blocks for write-outs
+    /// that are in flight.
+    ///
+    /// # Errors
+    /// The cache is closed.
+    pub fn discard_closed(&self) -> Result<Vec<Discarded>> {
+        self.inner.registry.discard_closed()
     }
 }

@@ -1,7 +1,8 @@
 //! What all clones of a `File` share: rights, the inode, the error cursor.
 
+use super::closing::Membership;
 use super::readahead::Readahead;
-use super::registry::{Key, Registry};
+use super::registry::Registry;
 use crate::error::{Error, ErrorKind, Result};
 use crate::frames::Frames;
 use crate::reclaim::Reclaim;
@@ -11,7 +12,6 @@ use std::sync::Arc;
 /// See the head of the file.
 #[derive(Debug)]
 pub(crate) struct Handle {
-    pub(super) key: Key,
     pub(super) inode: Arc<Inode>,
     pub(super) reclaim: Arc<Reclaim>,
     pub(super) registry: Arc<Registry>,
@@ -24,6 +24,8 @@ pub(crate) struct Handle {
     pub(super) pin_mode: crate::config::PinMode,
     #[cfg(feature = "ablation")]
     pub(super) read_mode: crate::config::ReadMode,
+    /// The last field, so that the handle has let go of everything else when the file is told.
+    pub(super) _membership: Membership,
 }
 
 /// The last position a file can have is below this.
@@ -91,11 +93,5 @@ impl Handle {
         }
         let file = self.inode.name();
         Err(ErrorKind::TooLong { file, wanted_bytes, len_max_bytes }.into())
-    }
-}
-
-impl Drop for Handle {
-    fn drop(&mut self) {
-        self.registry.release(self);
     }
 }

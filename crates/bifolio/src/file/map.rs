@@ -7,7 +7,6 @@ use super::registry::Registry;
 use crate::error::{ErrorKind, Result};
 use crate::frames::Region;
 use crate::mapping::{PAGE_BYTES, pages_of};
-use crate::sync::Ordering;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -27,8 +26,7 @@ impl Drop for MapGuard {
                 underway.wait_for_begun();
             }
         }
-        // Release: pairs with the Acquire in `Registry::close`.
-        self.registry.maps.fetch_sub(1, Ordering::Release);
+        self.registry.gate.end_map();
     }
 }
 
@@ -38,7 +36,7 @@ impl File {
         let handle = &self.handle;
         let registry = Arc::clone(&handle.registry);
         // Before the check: a close that comes between them finds the map.
-        registry.maps.fetch_add(1, Ordering::Relaxed);
+        registry.gate.begin_map();
         let mut guard = MapGuard { registry, mapped: None };
         handle.check_readable()?;
         let length_bytes = range.end.saturating_sub(range.start);

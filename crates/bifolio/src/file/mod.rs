@@ -25,7 +25,8 @@
 //! ```
 //!
 //! [`Handle`] is what clones of a `File` share (`handle.rs`); `registry.rs` knows which files are
-//! open, gives one inode to all handles of a file, and buries it after the last.
+//! open and gives one inode to all handles of a file; `closing.rs` makes it durable and frees it
+//! after the last, and closes the cache.
 //!
 //! Invariants:
 //! - FILE-1: the bytes of a folio behind the length of the file are zeros. So growing a file needs
@@ -37,6 +38,7 @@ mod access;
 mod advice;
 mod allocate;
 mod batch;
+mod closing;
 mod collapse;
 mod copy_stretch;
 mod copy_to_fd;

@@ -1,13 +1,28 @@
-//! Which files are open: one inode for each, shared by all handles; born at the first open, buried
-//! after the last.
+//! Which files are open: one inode for each, shared by all handles; born at the first open,
+//! released after the last handle is gone (`closing.rs`).
 //!
-//! An inode that cannot be buried, because its dirty pages cannot be written, stays: nothing is
-//! lost, the next open of the file finds it, `Cache::close` tries again and reports.
+//! Each file has a *slot*. The registry's lock is held for a look at the slots and never while
+//! storage, another file or another lock is waited for: a thread that makes or releases an inode
+//! takes the slot and lets go of the lock, and whoever wants that very file waits for the slot.
 //!
-//! Invariant REGISTRY-1: an inode is dropped from here only when it has no handle (so nothing is
-//! inserted any more), its table is empty, and reclaim has been waited for: then nobody can find
-//! its address in a folio (`Inode::owner`).
+//! ```text
+//!   none --first open--> making: length asked for, tables made ----------> open: handles, or kept
+//!     ^                                                                     |   ^
+//!     |                                            no handle, made durable  |   | not durable
+//!     '--- free --- releasing: pages dropped, descriptors closed  <---------'---'
+//! ```
+//!
+//! The slot stays open, without a handle, while the last close makes the file durable: an open that
+//! comes meanwhile shares the inode. A file that cannot be made durable is *kept*: nothing is lost,
+//! the next open of it and `Cache::close` try again.
+//!
+//! Invariant REGISTRY-1: an inode is freed only by whoever took its slot when it had no handle (so
+//! nothing is inserted any more) and was durable; after its table is empty and reclaim has been
+//! waited for, so that nobody can find its address in a folio (`Inode::owner`), and after every
+//! other reference to it is gone. Its slot is free only after that: its descriptors are closed
+//! before the file can be opened anew.
 
+use super::closing::{Busy, Membership};
 use super::handle::Handle;
 use super::mappables::Mappables;
 use super::readahead::Readahead;
@@ -18,23 +33,29 @@ use crate::frames::Frames;
 use crate::io::{Backing, DirectStatus, FileIdentity};
 use crate::mapping::PAGE_BYTES;
 use crate::reclaim::Reclaim;
-use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering};
+use crate::sync::{AtomicU64, Condvar, Mutex, Ordering};
 use crate::sys::fork::ForkGuard;
 use crate::sys::probe::Features;
 use crate::writeback::{FileSize, Inode, Services};
-use std::collections::{HashMap, hash_map};
+use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Whether the cache may be used: not closed, not in a forked child.
+/// Whether the cache may be used: not closed, not in a forked child; and how many maps are in use,
+/// which a close must not meet.
 #[derive(Debug)]
 pub(crate) struct Gate {
-    closed: AtomicBool,
+    /// The number of maps in use, and `CLOSED`. One word: a map that begins and a close that comes
+    /// see each other, whichever is first.
+    state: AtomicU64,
     fork_guard: ForkGuard,
 }
 
+/// Set in the state of a gate that is closed.
+const CLOSED: u64 = 1 << 63;
+
 impl Gate {
     pub(crate) fn new(fork_guard: ForkGuard) -> Self {
-        Self { closed: AtomicBool::new(false), fork_guard }
+        Self { state: AtomicU64::new(0), fork_guard }
     }
 
     pub(crate) fn check(&self) -> Result<()> {
@@ -42,26 +63,57 @@ impl Gate {
             return Err(ErrorKind::Forked.into());
         }
         // Acquire: pairs with the Release in `close`: what it flushed is flushed.
-        if self.closed.load(Ordering::Acquire) { Err(ErrorKind::Closed.into()) } else { Ok(()) }
+        let is_closed = self.state.load(Ordering::Acquire) & CLOSED != 0;
+        if is_closed { Err(ErrorKind::Closed.into()) } else { Ok(()) }
     }
 
     pub(crate) fn is_forked(&self) -> bool {
         self.fork_guard.is_forked()
     }
 
-    fn close(&self) {
+    /// Counts a map; the caller checks the gate afterwards.
+    pub(super) fn begin_map(&self) {
+        // Relaxed: a close changes the same word, so one of the two sees the other.
+        self.state.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn end_map(&self) {
+        // Release: pairs with the Acquire in `close`: what was stored through the map is found.
+        self.state.fetch_sub(1, Ordering::Release);
+    }
+
+    /// Closes the gate, unless maps are in use: then answers how many.
+    pub(super) fn close(&self) -> std::result::Result<(), u64> {
+        // AcqRel/Acquire: pairs with the Release in `end_map`, and with the Acquire in `check`.
+        let closed = self.state.compare_exchange(0, CLOSED, Ordering::AcqRel, Ordering::Acquire);
+        closed.map(drop).map_err(|state| state & !CLOSED)
+    }
+
+    /// Opens the gate again: the close has failed.
+    pub(super) fn reopen(&self) {
         // Release: pairs with the Acquire in `check`.
-        self.closed.store(true, Ordering::Release);
+        self.state.fetch_and(!CLOSED, Ordering::Release);
+    }
+
+    /// Refuses while maps are in use.
+    pub(super) fn check_maps(&self) -> Result<()> {
+        // Acquire: pairs with the Release in `end_map`, as in `close`.
+        match self.state.load(Ordering::Acquire) & !CLOSED {
+            0 => Ok(()),
+            maps => Err(ErrorKind::MapsAlive { maps }.into()),
+        }
     }
 }
 
 /// A file and how many handles of which kind it has.
 #[derive(Debug)]
-struct Open {
-    inode: Arc<Inode>,
-    handles: u64,
-    writable: u64,
-    immutable: u64,
+pub(super) struct Open {
+    pub(super) inode: Arc<Inode>,
+    pub(super) handles: u64,
+    pub(super) writable: u64,
+    pub(super) immutable: u64,
+    /// Its last handle is gone, and it could not be made durable.
+    pub(super) is_kept: bool,
 }
 
 /// What the registry finds a file by.
@@ -72,23 +124,43 @@ pub(super) enum Key {
     Single(u64),
 }
 
+/// See the head of the file.
+#[derive(Debug)]
+pub(super) enum Slot {
+    /// Somebody makes the inode.
+    Making,
+    /// Somebody releases it, or finds that it must be kept.
+    Releasing,
+    Open(Open),
+}
+
 #[derive(Debug, Default)]
-struct Files {
-    open: HashMap<Key, Open>,
+pub(super) struct Files {
+    pub(super) slots: HashMap<Key, Slot>,
     next_single: u64,
+}
+
+/// What a look at a slot has come to.
+enum Found<'r> {
+    /// Another handle of a file that is open.
+    Handle(Arc<Handle>),
+    /// The file is not open: the slot is the caller's, who makes the inode.
+    Vacant(Busy<'r>),
 }
 
 /// See the head of the file.
 #[derive(Debug)]
 pub(crate) struct Registry {
     pub(super) reclaim: Arc<Reclaim>,
-    services: Services,
+    pub(super) services: Services,
     readahead_bytes_max: u64,
     pub(super) gate: Gate,
-    files: Mutex<Files>,
+    pub(super) files: Mutex<Files>,
+    /// Signalled when a slot is busy no more.
+    pub(super) settled: Condvar,
+    /// One close at a time.
+    pub(super) closing: Mutex<()>,
     mappables: Mappables,
-    /// Maps that are in use.
-    pub(crate) maps: AtomicU64,
     #[cfg(feature = "ablation")]
     pin_mode: config::PinMode,
     #[cfg(feature = "ablation")]
@@ -109,8 +181,9 @@ impl Registry {
             readahead_bytes_max: config.readahead_bytes_max,
             gate,
             files: Mutex::default(),
+            settled: Condvar::new(),
+            closing: Mutex::new(()),
             mappables: Mappables::new(features, config.unmap_batch_folios),
-            maps: AtomicU64::new(0),
             #[cfg(feature = "ablation")]
             pin_mode: config.pin_mode,
             #[cfg(feature = "ablation")]
@@ -131,20 +204,16 @@ impl Registry {
     ) -> Result<File> {
         self.check()?;
         options.validate()?;
-        let mut files = self.files.lock();
-        let key = backing.identity().map_or_else(|| files.single_key(), Key::Identified);
-        let open = match files.open.entry(key) {
-            hash_map::Entry::Occupied(known) => known.into_mut(),
-            hash_map::Entry::Vacant(new) => {
-                new.insert(Open::new(self.make_inode(&backing, options)?))
+        let key = backing.identity().map_or_else(|| self.single_key(), Key::Identified);
+        let handle = match self.find(key, &backing, options)? {
+            Found::Handle(handle) => handle,
+            Found::Vacant(busy) => {
+                let mut open = Open::new(self.make_inode(&backing, options)?);
+                let handle = self.join(key, &mut open, &backing, options)?;
+                busy.fill(open);
+                handle
             }
         };
-        open.admit(options)?;
-        if options.write {
-            open.inode.allow_writes(&backing);
-        }
-        let handle = self.make_handle(key, open, options);
-        drop(files);
         let file = File::new(handle);
         if options.truncate {
             file.set_len(0)?;
@@ -163,13 +232,63 @@ impl Registry {
         let size = self.size_of(options, 0)?;
         let frames = self.frames_for(options, size)?;
         let inode = Inode::new_in_memory(&self.services, frames, name, size);
-        let inode = Arc::new(inode.map_err(no_table)?);
-        let mut files = self.files.lock();
-        let key = files.single_key();
-        let open = files.open.entry(key).or_insert(Open::new(inode));
-        let handle = self.make_handle(key, open, options);
-        drop(files);
+        let mut open = Open::new(Arc::new(inode.map_err(no_table)?));
+        let key = self.single_key();
+        let handle = self.make_handle(key, &mut open, options);
+        self.files.lock().slots.insert(key, Slot::Open(open));
         Ok(File::new(handle))
+    }
+
+    /// The key of a file that cannot be opened twice.
+    fn single_key(&self) -> Key {
+        let mut files = self.files.lock();
+        files.next_single += 1;
+        Key::Single(files.next_single)
+    }
+
+    /// Looks for the file, and waits for it, and for no other, while somebody makes or releases it.
+    fn find<'r>(
+        self: &'r Arc<Self>,
+        key: Key,
+        backing: &Arc<dyn Backing>,
+        options: &OpenOptions,
+    ) -> Result<Found<'r>> {
+        let mut is_tried = false;
+        loop {
+            let mut files = self.files.lock();
+            match files.slots.get_mut(&key) {
+                None => {
+                    files.slots.insert(key, Slot::Making);
+                    return Ok(Found::Vacant(Busy::new(self, key)));
+                }
+                Some(Slot::Making | Slot::Releasing) => self.settled.wait(&mut files),
+                Some(Slot::Open(open)) if open.is_kept && !is_tried => {
+                    // It may be writable by now. If so it is opened anew: others may have changed
+                    // it since its last handle was dropped.
+                    drop(files);
+                    is_tried = true;
+                    self.retire_logged(key);
+                }
+                Some(Slot::Open(open)) => {
+                    return self.join(key, open, backing, options).map(Found::Handle);
+                }
+            }
+        }
+    }
+
+    /// Makes another handle of a file, through `backing` if that is its first that may write.
+    fn join(
+        self: &Arc<Self>,
+        key: Key,
+        open: &mut Open,
+        backing: &Arc<dyn Backing>,
+        options: &OpenOptions,
+    ) -> Result<Arc<Handle>> {
+        open.admit(options)?;
+        if options.write {
+            open.inode.allow_writes(backing);
+        }
+        Ok(self.make_handle(key, open, options))
     }
 
     fn size_of(&self, options: &OpenOptions, len_bytes: u64) -> Result<FileSize> {
@@ -204,11 +323,11 @@ impl Registry {
         open: &mut Open,
         options: &OpenOptions,
     ) -> Arc<Handle> {
+        open.is_kept = false;
         open.handles += 1;
         open.writable += u64::from(options.write);
         open.immutable += u64::from(options.immutable);
         let handle = Arc::new(Handle {
-            key,
             inode: Arc::clone(&open.inode),
             reclaim: Arc::clone(&self.reclaim),
             registry: Arc::clone(self),
@@ -221,6 +340,7 @@ impl Registry {
             pin_mode: self.pin_mode,
             #[cfg(feature = "ablation")]
             read_mode: self.read_mode,
+            _membership: Membership::new(self, key, options),
         });
         if let Some(region) = open.inode.frames.region() {
             faults::enlist(region, &handle);
@@ -228,81 +348,27 @@ impl Registry {
         handle
     }
 
-    /// A handle is gone. After the last one the file is written out and buried.
-    pub(super) fn release(&self, handle: &Handle) {
-        if self.gate.is_forked() {
-            return;
-        }
-        let last = {
-            let mut files = self.files.lock();
-            let Some(open) = files.open.get_mut(&handle.key) else { return };
-            open.handles -= 1;
-            open.writable -= u64::from(handle.writable);
-            open.immutable -= u64::from(handle.immutable);
-            open.handles == 0
-        };
-        if last {
-            if !handle.inode.is_memory_file() {
-                handle.inode.write_out_all();
-            }
-            self.bury(handle.key);
-        }
+    /// The files that are open, one after the other: only the one that the caller is at work with
+    /// is held.
+    pub(super) fn inodes(&self) -> impl Iterator<Item = (Key, Arc<Inode>)> {
+        let keys: Vec<_> = self.files.lock().slots.keys().copied().collect();
+        keys.into_iter().filter_map(|key| Some((key, self.inode_of(key, |_| true)?)))
     }
 
-    /// Forgets a file that has no handles, unless it has dirty pages or was opened again.
-    fn bury(&self, key: Key) {
+    /// The file of a slot, if it is as wanted. Waits while it is being released: it may be kept.
+    pub(super) fn inode_of(
+        &self,
+        key: Key,
+        is_wanted: impl FnOnce(&Open) -> bool,
+    ) -> Option<Arc<Inode>> {
         let mut files = self.files.lock();
-        let Some(open) = files.open.get(&key) else { return };
-        if open.handles > 0 {
-            return;
+        while let Some(Slot::Releasing) = files.slots.get(&key) {
+            self.settled.wait(&mut files);
         }
-        if open.inode.is_dirty() {
-            let name = open.inode.name();
-            log::error!("{name}: closed, but dirty pages could not be written; they are kept");
-            return;
+        match files.slots.get(&key)? {
+            Slot::Open(open) => is_wanted(open).then(|| Arc::clone(&open.inode)),
+            Slot::Making | Slot::Releasing => None,
         }
-        let inode = Arc::clone(&open.inode);
-        // Under the registry's lock: nobody opens the file meanwhile.
-        inode.remove_folios_from(0);
-        self.reclaim.wait_for_turn();
-        if let Some(region) = inode.frames.region() {
-            faults::forget(region);
-        }
-        files.open.remove(&key);
-    }
-
-    /// The inodes of all files.
-    pub(super) fn inodes(&self) -> Vec<(Key, Arc<Inode>)> {
-        let files = self.files.lock();
-        files.open.iter().map(|(key, open)| (*key, Arc::clone(&open.inode))).collect()
-    }
-
-    /// Writes everything out and makes it durable; then no call works any more. On an error
-    /// nothing is closed and nothing lost.
-    pub(crate) fn close(&self) -> Result<()> {
-        self.check()?;
-        // Acquire: pairs with the Release in `MapGuard::drop`: what was stored through a map that
-        // is gone is found.
-        let maps = self.maps.load(Ordering::Acquire);
-        if maps > 0 {
-            return Err(ErrorKind::MapsAlive { maps }.into());
-        }
-        for (_, inode) in self.inodes() {
-            inode.sync(&inode.sample_errors(), None, false)?;
-        }
-        self.gate.close();
-        // What was written between the sync and the closing of the gate.
-        for (key, inode) in self.inodes() {
-            inode.sync(&inode.sample_errors(), None, false)?;
-            if inode.is_memory_file() {
-                inode.remove_folios_from(0);
-            } else {
-                // A write that was under way may end only now: it goes home with the last handle.
-                inode.remove_clean_folios();
-            }
-            self.bury(key);
-        }
-        Ok(())
     }
 
     /// Bytes of the spill that are in use.
@@ -313,22 +379,13 @@ impl Registry {
 
     /// What is done instead of direct I/O, file by file.
     pub(crate) fn fallbacks(&self) -> Vec<String> {
-        let inodes = self.inodes();
         let reason = |inode: &Inode| match inode.direct() {
             DirectStatus::Buffered { reason } => {
                 Some(format!("direct-io of {}: buffered: {reason}", inode.name()))
             }
             _ => None,
         };
-        inodes.iter().filter_map(|(_, inode)| reason(inode)).collect()
-    }
-}
-
-impl Files {
-    /// The key of a file that cannot be opened twice.
-    fn single_key(&mut self) -> Key {
-        self.next_single += 1;
-        Key::Single(self.next_single)
+        self.inodes().filter_map(|(_, inode)| reason(&inode)).collect()
     }
 }
 
@@ -339,7 +396,7 @@ fn no_table(source: std::io::Error) -> crate::error::Error {
 
 impl Open {
     fn new(inode: Arc<Inode>) -> Self {
-        Self { inode, handles: 0, writable: 0, immutable: 0 }
+        Self { inode, handles: 0, writable: 0, immutable: 0, is_kept: false }
     }
 
     /// Whether another handle with `options` goes with those there are.
@@ -362,32 +419,5 @@ impl Open {
             return Err(kind.into());
         }
         Ok(())
-    }
-}
-
-impl Drop for Registry {
-    fn drop(&mut self) {
-        if self.gate.is_forked() {
-            // The memory is not ours; leave it, and the parent's files, alone.
-            std::mem::take(&mut self.files.lock().open).into_values().for_each(std::mem::forget);
-            return;
-        }
-        for (_, inode) in self.inodes() {
-            // No handle is left (each keeps the registry), so no memory file: what is here could
-            // not be written.
-            inode.write_out_all();
-            if inode.is_dirty() {
-                log::error!(
-                    "{}: the cache ends with dirty pages that cannot be written",
-                    inode.name()
-                );
-            }
-            inode.remove_folios_from(0);
-        }
-        self.reclaim.wait_for_turn();
-        if let Some(spill) = &self.services.spill {
-            // Its pages are nobody's now. Who cannot cut it finds it longer than it need be.
-            let _ = spill.cut_to_header();
-        }
     }
 }

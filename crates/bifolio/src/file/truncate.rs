@@ -75,7 +75,13 @@ impl File {
         // A cut must not find out that it cannot get at the bytes it is to zero.
         let _tail = self.hold_tail(len_bytes)?;
         resizing.set_len(len_bytes)?;
-        inode.remove_folios_from(len_bytes.div_ceil(self.folio_bytes()) * self.folio_bytes());
+        self.forget_behind(len_bytes)
+    }
+
+    /// Drops what lies behind the new end of the file, which has been cut to `len_bytes` bytes.
+    pub(super) fn forget_behind(&self, len_bytes: u64) -> Result<()> {
+        let folio_bytes = self.folio_bytes();
+        self.handle.inode.remove_folios_from(len_bytes.div_ceil(folio_bytes) * folio_bytes);
         self.zero_tail(len_bytes)
     }
 

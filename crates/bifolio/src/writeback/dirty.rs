@@ -118,8 +118,14 @@ impl DirtyList {
 
     /// Whether nothing is dirty, and no write-out in flight, which might fail.
     pub(crate) fn is_settled(&self) -> bool {
+        self.unwritten() == 0
+    }
+
+    /// Folios that are not on the storage: those on the list, and those in flight, which are on it
+    /// again if their write-out fails.
+    pub(crate) fn unwritten(&self) -> u64 {
         let state = self.state.lock();
-        state.folios == 0 && state.in_flight.iter().all(|count| *count == 0)
+        state.folios + state.in_flight.iter().sum::<u64>()
     }
 
     /// The number that all markings so far are below.

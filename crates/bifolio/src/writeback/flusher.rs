@@ -230,8 +230,10 @@ impl Flusher {
         }
     }
 
-    fn files(&self) -> Vec<Arc<Inode>> {
-        self.files.lock().iter().filter_map(Weak::upgrade).collect()
+    /// The files, one after the other: only the one that is at hand is kept from being freed.
+    fn files(&self) -> impl Iterator<Item = Arc<Inode>> + use<> {
+        let files = self.files.lock().clone();
+        files.into_iter().filter_map(|file| file.upgrade())
     }
 
     /// What was stored through maps begins to age when it is found.
@@ -245,9 +247,8 @@ impl Flusher {
 
     /// Writes out what is old, what is too much, and what is wanted; tells whether anything was.
     fn flush(&self, memory: &Memory, wanted_folios: u64) -> bool {
-        let files = self.files();
         let mut total = Written::default();
-        for inode in &files {
+        for inode in self.files() {
             let old = inode.dirty.older_than(self.settings.age_max);
             total.add(inode.write_out_until(old, |_| u64::MAX));
         }
@@ -255,7 +256,7 @@ impl Flusher {
         let dirty_pages = || memory.dirty_pages.load(Ordering::Relaxed);
         let is_much = dirty_pages() > background_pages;
         let target_pages = if is_much { background_pages / 2 } else { u64::MAX };
-        for inode in &files {
+        for inode in self.files() {
             // What all files have together: many small shares are much, too.
             let wanted_folios = wanted_folios.saturating_sub(total.folios);
             let until = Instant::now() + TURN_MAX;

@@ -175,16 +175,19 @@ impl Inode {
         self.errors.sample()
     }
 
-    /// Whether there is anything that is to be written to a backing.
-    pub(crate) fn is_dirty(&self) -> bool {
-        !self.is_memory_file() && self.dirty.len() > 0
+    /// Bytes that are to be written to a backing: dirty ones, and those in flight, which are dirty
+    /// again if that fails.
+    pub(crate) fn unwritten_bytes(&self) -> u64 {
+        if self.is_memory_file() { 0 } else { self.dirty.unwritten() * self.mapping.folio_bytes() }
     }
 
-    /// Whether there is anything whose write-out has not ended well: dirty, or in flight and dirty
-    /// again if that fails. One look, under one lock. Of a memory file: anything not spilled.
-    #[expect(dead_code, reason = "asked for by those who close files")]
-    pub(crate) fn has_unwritten(&self) -> bool {
-        !self.dirty.is_settled()
+    /// Whether the backing has everything, and has been flushed since the last change to it.
+    pub(crate) fn is_durable(&self) -> bool {
+        // In this order: what is in flight changes the backing before it is counted as written.
+        match &self.store {
+            Store::Disk(disk) => self.dirty.is_settled() && disk.is_flushed(),
+            Store::Memory(_) => true,
+        }
     }
 
     /// The folio's bytes are about to become newer than the device's. Waits for a write-out of it
@@ -402,6 +405,13 @@ impl Inode {
     pub(super) fn note_written(&self, position_bytes: u64, length_bytes: u64) {
         if let Store::Disk(disk) = &self.store {
             disk.note_written(position_bytes, length_bytes);
+        }
+    }
+
+    /// Gives up what a flush that failed was to make durable.
+    pub(super) fn forget_failed_flush(&self) {
+        if let Store::Disk(disk) = &self.store {
+            disk.forget_failed_flush();
         }
     }
 }

@@ -15,9 +15,12 @@
 #![allow(unsafe_code)]
 
 use super::inode::Inode;
+use super::sync::ALL_BYTES;
+use crate::error::Result;
 use crate::folio::{BATCH_SLOTS, Flag, FolioRef, Frozen, LockedFolio};
 use crate::mapping::{Entry, Lookup, PAGE_BYTES};
 use crate::stats::Counter;
+use std::cell::Cell;
 use std::ops::Range;
 
 /// Folios of a region that leave with one flush.
@@ -36,6 +39,35 @@ impl Inode {
     pub(crate) fn remove_clean_folios(&self) {
         let removal = Removal::new(self, Held::Kept);
         self.remove_folios(removal, 0..u64::MAX, |locked| !locked.flags.write_state().is_dirty());
+    }
+
+    /// Drops every folio that is dirty, and tells how many bytes of the file that were. Users may
+    /// be at work: what they write meanwhile is dropped or not.
+    pub(crate) fn discard_dirty(&self) -> Result<u64> {
+        self.mark_stored_in(&ALL_BYTES)?;
+        let len_bytes = self.mapping.len_bytes();
+        let discarded_bytes = Cell::new(0);
+        let is_unwanted = |locked: &LockedFolio<'_>| {
+            let is_dirty = locked.flags.write_state().is_dirty();
+            if is_dirty {
+                let start = locked.index() * PAGE_BYTES;
+                let bytes = len_bytes.saturating_sub(start).min(locked.pages() * PAGE_BYTES);
+                discarded_bytes.update(|sum| sum + bytes);
+            }
+            is_dirty
+        };
+        self.remove_folios(Removal::new(self, Held::Replaced), 0..u64::MAX, is_unwanted);
+        self.forget_failed_flush();
+        Ok(discarded_bytes.get())
+    }
+
+    /// Drops everything; the file has no handle. Tells how many bytes were not written.
+    pub(crate) fn discard_all(&self) -> u64 {
+        self.dirty.wait_for_in_flight();
+        let bytes = self.unwritten_bytes();
+        self.remove_folios_from(0);
+        self.forget_failed_flush();
+        bytes
     }
 
     /// Takes a locked folio out of the table whose bytes are no longer wanted, dirty or not; no

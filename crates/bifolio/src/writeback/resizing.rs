@@ -8,6 +8,7 @@
 //! | [`Resizing::extend`] | writes, `allocate` | after the bytes are there | by write-outs, later |
 //! | [`Resizing::set_len`], shorter | `set_len` | first: readers see no missing bytes | then |
 //! | [`Resizing::set_len`], longer | `set_len` | then | first: it may refuse |
+//! | [`Resizing::cut_to_backing`] | `discard_dirty` | as the backing's, if longer | is asked |
 //!
 //! Lock order: `resizing`, then folio locks, one at a time and not during a change, then `cutting`.
 //! `set_len` has `cutting` alone, so that it meets no write-out: those end at the length
@@ -58,5 +59,17 @@ impl Resizing<'_> {
         };
         inode.mapping.set_len_bytes(if result.is_ok() { len_bytes } else { before_bytes });
         result
+    }
+
+    /// Cuts the file to the length of its backing, if it is longer; returns its length then. Blocks
+    /// for write-outs.
+    pub(crate) fn cut_to_backing(&self) -> Result<u64, IoError> {
+        let inode = self.inode;
+        let _no_write_out = inode.cutting.write();
+        let before_bytes = inode.mapping.len_bytes();
+        let Store::Disk(disk) = &inode.store else { return Ok(before_bytes) };
+        let len_bytes = disk.take_len()?.min(before_bytes);
+        inode.mapping.set_len_bytes(len_bytes);
+        Ok(len_bytes)
     }
 }

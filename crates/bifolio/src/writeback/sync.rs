@@ -7,7 +7,6 @@ use super::inode::Inode;
 use super::store::Store;
 use crate::error::{ErrorKind, Result};
 use crate::folio::{FolioId, FolioRef};
-use crate::io;
 use crate::mapping::PAGE_BYTES;
 use crate::stats::Counter;
 use crate::sync::{Backoff, Ordering};
@@ -80,20 +79,6 @@ impl Inode {
         total
     }
 
-    /// Writes out everything that is dirty at the call and waits for what is in flight.
-    pub(crate) fn write_out_all(&self) {
-        if let Err(error) = self.mark_stored_in(&ALL_BYTES) {
-            log::error!("{}: {error}", self.name());
-        }
-        self.write_out_marked();
-    }
-
-    /// The same, but for what was stored through maps and nobody has marked.
-    fn write_out_marked(&self) {
-        self.write_out_dirty(ALL_PAGES, true);
-        self.dirty.wait_for_in_flight();
-    }
-
     /// Writes out what is dirty in `range` (bytes), but for what is busy: that is for another time.
     pub(super) fn write_out_soon(&self, range: Range<u64>) {
         if let Err(error) = self.mark_stored_in(&range) {
@@ -152,7 +137,9 @@ impl Inode {
         metadata: bool,
     ) -> Result<()> {
         let Store::Disk(disk) = &self.store else { return Ok(()) };
-        let Some(writer) = disk.writer() else { return Ok(()) };
+        if disk.writer().is_none() {
+            return Ok(());
+        }
         let range = range.unwrap_or(ALL_BYTES);
         self.mark_stored_in(&range)?;
         // S1 to S5 of `dirty.rs`.
@@ -163,8 +150,23 @@ impl Inode {
             return Err(ErrorKind::Writeback(error).into());
         }
         self.memory.counters.add(Counter::Sync, 1);
-        let synced = if metadata { io::sync_all(&**writer) } else { io::sync_data(&**writer) };
-        synced.map_err(crate::error::Error::from)
+        Ok(disk.flush(metadata)?)
+    }
+
+    /// Makes everything durable that was written before the call, unless it is. `cursor` is told
+    /// of errors as by [`Self::sync`].
+    pub(crate) fn make_durable(&self, cursor: &ErrorCursor) -> Result<()> {
+        if self.is_memory_file() {
+            return Ok(());
+        }
+        self.mark_stored_in(&ALL_BYTES)?;
+        if !self.is_durable() {
+            return self.sync(cursor, None, false);
+        }
+        match self.errors.check_since(cursor, self.errors.count()) {
+            Some(error) => Err(ErrorKind::Writeback(error).into()),
+            None => Ok(()),
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! The store of a file that has a backing: who reads, who writes, and how long it is there.
 
 use crate::io::{self, Backing, Engine, IoError};
-use crate::sync::{AtomicU64, Ordering};
+use crate::sync::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 /// See the head of the file.
@@ -16,6 +16,11 @@ pub(in crate::writeback) struct DiskStore {
     /// Length of the backing as we made or found it: behind it there is nothing to read. Who
     /// changes it, and with which lock: `resizing.rs`.
     len_bytes: AtomicU64,
+    /// How often the backing was changed, and how often when the last good flush began.
+    changes: AtomicU64,
+    flushed_changes: AtomicU64,
+    /// The last flush failed.
+    has_flush_failed: AtomicBool,
 }
 
 impl DiskStore {
@@ -30,6 +35,9 @@ impl DiskStore {
             reader: engine.enroll(Arc::clone(backing)),
             writer: OnceLock::new(),
             len_bytes: AtomicU64::new(len_bytes),
+            changes: AtomicU64::new(0),
+            flushed_changes: AtomicU64::new(0),
+            has_flush_failed: AtomicBool::new(false),
         }
     }
 
@@ -64,12 +72,63 @@ impl DiskStore {
         if length_bytes > 0 {
             self.len_bytes.fetch_max(position_bytes + length_bytes, Ordering::Relaxed);
         }
+        self.note_change();
+    }
+
+    /// The backing has been changed: it is durable after the next flush that begins now or later.
+    fn note_change(&self) {
+        // Release: pairs with the Acquire in `flush` and `is_flushed`.
+        self.changes.fetch_add(1, Ordering::Release);
+    }
+
+    /// Makes what has been written durable.
+    pub(in crate::writeback) fn flush(&self, metadata: bool) -> Result<(), IoError> {
+        let Some(writer) = self.writer.get() else { return Ok(()) };
+        // Acquire: pairs with the Release in `note_change`: the device has what is counted.
+        let changes = self.changes.load(Ordering::Acquire);
+        let flushed = if metadata { io::sync_all(&**writer) } else { io::sync_data(&**writer) };
+        // Release: pairs with the Acquire in `is_flushed`.
+        self.has_flush_failed.store(flushed.is_err(), Ordering::Release);
+        if flushed.is_ok() {
+            // Release: pairs with the Acquire in `is_flushed`.
+            self.flushed_changes.fetch_max(changes, Ordering::Release);
+        }
+        flushed
+    }
+
+    /// Whether the backing was flushed since it was last changed.
+    pub(in crate::writeback) fn is_flushed(&self) -> bool {
+        // Acquire: pairs with the Release in `flush` and `note_change`.
+        let flushed_changes = self.flushed_changes.load(Ordering::Acquire);
+        // Acquire: as above.
+        self.changes.load(Ordering::Acquire) <= flushed_changes
+    }
+
+    /// Gives up what a flush that failed was to make durable.
+    pub(in crate::writeback) fn forget_failed_flush(&self) {
+        // AcqRel: pairs with the Release in `flush`.
+        if self.has_flush_failed.swap(false, Ordering::AcqRel) {
+            // Acquire: pairs with the Release in `note_change`.
+            let changes = self.changes.load(Ordering::Acquire);
+            // Release: pairs with the Acquire in `is_flushed`.
+            self.flushed_changes.fetch_max(changes, Ordering::Release);
+        }
+    }
+
+    /// Asks the backing how long it is. The caller has `cutting` alone.
+    pub(in crate::writeback) fn take_len(&self) -> Result<u64, IoError> {
+        let len_bytes = io::len_bytes(&**self.writer.get().unwrap_or(&self.reader))?;
+        self.len_bytes.store(len_bytes, Ordering::Relaxed);
+        Ok(len_bytes)
     }
 
     /// Cuts the backing, or lets it grow by zeros. The caller has `cutting` alone.
     pub(in crate::writeback) fn set_len(&self, len_bytes: u64) -> Result<(), IoError> {
         let writer = self.writer.get().unwrap_or(&self.reader);
-        io::set_len(&**writer, len_bytes)?;
+        let resized = io::set_len(&**writer, len_bytes);
+        // One that failed may have done a part of it.
+        self.note_change();
+        resized?;
         self.len_bytes.store(len_bytes, Ordering::Relaxed);
         Ok(())
     }

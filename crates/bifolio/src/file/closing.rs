@@ -1,0 +1,319 @@
+//! How files end: the last handle, `File::close`, `Cache::close`, and giving up what cannot be
+//! written.
+//!
+//! A file leaves its slot (`registry.rs`) only when it is durable: written, and flushed since it
+//! was last changed. What is in flight counts as unwritten, because it is dirty again if it fails.
+//!
+//! ```text
+//!  LAST CLOSE of a file                            OPEN of it, another LAST CLOSE
+//!  L1 make it durable; the slot is open            shares the inode: L2 finds its handle, or it
+//!                                                    has been closed and L3 finds what it wrote
+//!  L2 lock; a handle? then leave it to that.
+//!     Take the slot; unlock                        waits for the slot until L5
+//!  L3 drop clean pages, wait for reclaim; not
+//!     durable? back into the slot: L1 again,
+//!     or, if L1 has failed, kept
+//!  L4 wait until nobody else has the inode
+//!     (the flusher, a look at all files); free
+//!     it: its descriptors are closed
+//!  L5 lock; free the slot; unlock; wake            opens the file anew
+//! ```
+//!
+//! A close of the cache syncs twice: with the cache open, when all may fail and nothing has
+//! changed, and once more with the gate closed, for what was written meanwhile; if that fails the
+//! gate opens again.
+
+use super::registry::{Key, Open, Registry, Slot};
+use super::{File, OpenOptions};
+use crate::error::{CloseFailure, Discarded, ErrorKind, Result};
+use crate::sync::Backoff;
+use crate::writeback::Inode;
+use std::sync::Arc;
+
+/// A slot that is the owner's alone; free when this is dropped.
+#[derive(Debug)]
+pub(super) struct Busy<'r> {
+    registry: &'r Registry,
+    key: Key,
+}
+
+impl<'r> Busy<'r> {
+    /// The caller has marked the slot as taken.
+    pub(super) fn new(registry: &'r Registry, key: Key) -> Self {
+        Self { registry, key }
+    }
+
+    /// Opens the file in the slot.
+    pub(super) fn fill(self, open: Open) {
+        self.settle(Some(open));
+        std::mem::forget(self);
+    }
+
+    fn settle(&self, open: Option<Open>) {
+        let mut files = self.registry.files.lock();
+        match open {
+            Some(open) => files.slots.insert(self.key, Slot::Open(open)),
+            None => files.slots.remove(&self.key),
+        };
+        drop(files);
+        self.registry.settled.notify_all();
+    }
+}
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        self.settle(None);
+    }
+}
+
+/// That a handle is one of its file's.
+#[derive(Debug)]
+pub(super) struct Membership {
+    registry: Arc<Registry>,
+    key: Key,
+    is_writable: bool,
+    is_immutable: bool,
+}
+
+impl Membership {
+    pub(super) fn new(registry: &Arc<Registry>, key: Key, options: &OpenOptions) -> Self {
+        let registry = Arc::clone(registry);
+        Self { registry, key, is_writable: options.write, is_immutable: options.immutable }
+    }
+}
+
+impl Drop for Membership {
+    fn drop(&mut self) {
+        if self.registry.gate.is_forked() {
+            return;
+        }
+        let is_last = {
+            let mut files = self.registry.files.lock();
+            let Some(Slot::Open(open)) = files.slots.get_mut(&self.key) else { return };
+            open.handles -= 1;
+            open.writable -= u64::from(self.is_writable);
+            open.immutable -= u64::from(self.is_immutable);
+            open.handles == 0
+        };
+        if is_last {
+            self.registry.retire_logged(self.key);
+        }
+    }
+}
+
+impl Registry {
+    /// As [`Self::retire`]; a failure is logged, for there is nobody to tell.
+    pub(super) fn retire_logged(&self, key: Key) {
+        if let Err(failure) = self.retire(key) {
+            log::error!("{failure}; it has no handle any more, and is kept in the cache");
+        }
+    }
+
+    /// Ends a file, if it has no handles: L1 to L5.
+    fn retire(&self, key: Key) -> std::result::Result<(), CloseFailure> {
+        // Each round was made necessary by somebody who opened the file, wrote and closed.
+        while let Some(inode) = self.inode_of(key, |open| open.handles == 0) {
+            let failure = durable(&inode).err();
+            drop(inode);
+            let Some((busy, open)) = self.take_unused(key) else { break };
+            if self.drop_pages(&open.inode) {
+                self.free(open);
+                break;
+            }
+            busy.fill(Open { is_kept: failure.is_some(), ..open });
+            if let Some(failure) = failure {
+                return Err(failure);
+            }
+        }
+        Ok(())
+    }
+
+    /// L2.
+    fn take_unused(&self, key: Key) -> Option<(Busy<'_>, Open)> {
+        let mut files = self.files.lock();
+        let slot = files.slots.get_mut(&key)?;
+        if !matches!(slot, Slot::Open(open) if open.handles == 0) {
+            return None;
+        }
+        let Slot::Open(open) = std::mem::replace(slot, Slot::Releasing) else { return None };
+        Some((Busy::new(self, key), open))
+    }
+
+    /// L3 for a file whose slot is the caller's: tells whether it can go.
+    fn drop_pages(&self, inode: &Inode) -> bool {
+        if inode.is_memory_file() {
+            inode.remove_folios_from(0);
+        } else {
+            inode.remove_clean_folios();
+        }
+        self.reclaim.wait_for_turn();
+        inode.is_durable() && inode.mapping.resident_folios() == 0
+    }
+
+    /// L4; the caller has the slot, and no page is left.
+    fn free(&self, open: Open) {
+        let mut shared = open.inode;
+        if let Some(region) = shared.frames.region() {
+            super::faults::forget(region);
+        }
+        let mut backoff = Backoff::default();
+        while let Err(other) = Arc::try_unwrap(shared).map(drop) {
+            shared = other;
+            backoff.wait();
+        }
+    }
+
+    /// Makes all files durable; an error lists those that are not.
+    fn make_durable(&self) -> Result<()> {
+        let failures: Vec<_> =
+            self.inodes().filter_map(|(_, inode)| durable(&inode).err()).collect();
+        if failures.is_empty() { Ok(()) } else { Err(ErrorKind::Close { failures }.into()) }
+    }
+
+    /// Makes everything durable; then no call works any more. On an error nothing is closed and
+    /// nothing lost.
+    pub(crate) fn close(&self) -> Result<()> {
+        let _one_at_a_time = self.closing.lock();
+        self.check()?;
+        self.gate.check_maps()?;
+        self.make_durable()?;
+        self.gate.close().map_err(|maps| ErrorKind::MapsAlive { maps })?;
+        // What was written between the sync and the closing of the gate.
+        self.make_durable().inspect_err(|_| self.gate.reopen())?;
+        for (key, inode) in self.inodes() {
+            // A write that was under way may end only now: it goes home with the last handle.
+            if inode.is_memory_file() {
+                inode.remove_folios_from(0);
+            } else {
+                inode.remove_clean_folios();
+            }
+            drop(inode);
+            self.retire_logged(key);
+        }
+        Ok(())
+    }
+
+    /// Gives up what cannot be written of files that have no handle any more.
+    pub(crate) fn discard_closed(&self) -> Result<Vec<Discarded>> {
+        self.check()?;
+        let keys: Vec<_> = self.inodes().map(|(key, _)| key).collect();
+        let mut discarded = Vec::new();
+        for key in keys {
+            if self.inode_of(key, |open| open.is_kept).is_none() {
+                continue;
+            }
+            let Some((_busy, open)) = self.take_unused(key) else { continue };
+            let file = open.inode.name();
+            discarded.push(Discarded { file, bytes: open.inode.discard_all() });
+            self.reclaim.wait_for_turn();
+            self.free(open);
+        }
+        Ok(discarded)
+    }
+}
+
+/// L1.
+fn durable(inode: &Inode) -> std::result::Result<(), CloseFailure> {
+    inode.make_durable(&inode.sample_errors()).map_err(|cause| CloseFailure {
+        file: inode.name(),
+        unwritten_bytes: inode.unwritten_bytes(),
+        cause,
+    })
+}
+
+impl Drop for Registry {
+    fn drop(&mut self) {
+        let forked = self.gate.is_forked();
+        if forked {
+            // The memory is not ours; leave it, and the parent's files, alone.
+            std::mem::take(&mut self.files.get_mut().slots)
+                .into_values()
+                .for_each(std::mem::forget);
+            return;
+        }
+        // No handle is left (each keeps the registry), so no memory file: what is here could not
+        // be written.
+        let keys: Vec<_> = self.files.get_mut().slots.keys().copied().collect();
+        for key in keys {
+            let Err(failure) = self.retire(key) else { continue };
+            log::error!("{failure}; these bytes are lost: the cache ends");
+            if let Some((_busy, open)) = self.take_unused(key) {
+                open.inode.remove_folios_from(0);
+                self.reclaim.wait_for_turn();
+                self.free(open);
+            }
+        }
+        if let Some(spill) = &self.services.spill {
+            // Its pages are nobody's now. Who cannot cut it finds it longer than it need be.
+            let _ = spill.cut_to_header();
+        }
+    }
+}
+
+impl File {
+    /// Makes everything durable that was written to the file, through whatever handle, and closes
+    /// this handle. Blocks for the device; costs nothing if the file was synced since it was last
+    /// changed.
+    ///
+    /// The file itself is closed with its last handle: clones, holds and maps are, or keep,
+    /// handles. Its descriptors are closed then, when this returns.
+    ///
+    /// # Errors
+    /// As [`File::sync_data`]. The handle is gone all the same, and nothing else is: what could
+    /// not be written stays in the cache, dirty. The next open of the file finds it,
+    /// [`Cache::close`](crate::Cache::close) tries again and tells, and
+    /// [`Cache::discard_closed`](crate::Cache::discard_closed) gives it up. Whoever wants the
+    /// handle after a failure calls `sync_data` first.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("log");
+    /// # use bifolio::{Cache, OpenOptions};
+    /// let cache = Cache::builder().memory(16 << 20).build()?;
+    /// let log = cache.open(&path, &OpenOptions::new().write(true).create(true))?;
+    /// log.write_at(b"entry", 0)?;
+    /// log.close()?;
+    /// assert_eq!(std::fs::read(&path)?, b"entry");
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn close(self) -> Result<()> {
+        if self.handle.registry.gate.is_forked() {
+            return Err(ErrorKind::Forked.into());
+        }
+        self.handle.inode.make_durable(&self.handle.error_cursor)
+    }
+
+    /// Gives up what was written to the file and is not on its storage: from now on the file holds
+    /// what the storage holds, and has its length. Returns how many bytes were given up. This is
+    /// the only way to lose them while the cache lives; it is for storage that will not take them,
+    /// where [`Cache::close`](crate::Cache::close) would fail for ever.
+    ///
+    /// If the last flush of the file failed, what it was to make durable is given up, too (it is
+    /// not counted: it may be on the device or not); syncs of the file go on failing.
+    ///
+    /// What is written while this runs may be given up or not. Bytes that are pinned stay readable
+    /// through the pin, with any content. Blocks for write-outs that are in flight. Nothing happens
+    /// to a memory file.
+    ///
+    /// # Errors
+    /// A handle not opened for writing; the storage cannot tell its length: then what was given up
+    /// is gone, and the length stands.
+    pub fn discard_dirty(&self) -> Result<u64> {
+        let handle = &self.handle;
+        handle.check_writable()?;
+        let inode = &handle.inode;
+        if inode.is_memory_file() {
+            return Ok(0);
+        }
+        let resizing = inode.lock_resizing();
+        let bytes = inode.discard_dirty()?;
+        let before_bytes = self.len();
+        let len_bytes = resizing.cut_to_backing()?;
+        if len_bytes < before_bytes {
+            self.forget_behind(len_bytes)?;
+        }
+        Ok(bytes)
+    }
+}

@@ -1,0 +1,127 @@
+//! `File::close`, and giving up what storage will not take.
+
+use bifolio::{Cache, ErrorKind};
+use bifolio_testing::{Call, Fault};
+
+use crate::support::{Faulty, PAGE, Way, assert_same, error_of, read_all};
+
+const LENGTH: usize = 10 * PAGE as usize + 100;
+
+fn setup() -> (Faulty, Cache) {
+    let faulty = Faulty::new(Way::Memory, LENGTH, 7);
+    let cache = faulty.builder(4 << 20).build().unwrap();
+    (faulty, cache)
+}
+
+fn refuse_writes(faulty: &Faulty) {
+    faulty.backing.inject(Fault::on(Call::Write).forever().fails(libc::ENOSPC));
+}
+
+#[test]
+fn a_file_that_is_closed_is_durable() {
+    let (faulty, cache) = setup();
+    let file = faulty.open(&cache);
+    file.write_at(b"written", PAGE).unwrap();
+    file.close().unwrap();
+    assert_eq!(&faulty.stored()[4096..4103], b"written");
+    assert_eq!(faulty.backing.calls(Call::SyncData), 1);
+    let file = faulty.open(&cache);
+    file.write_at(b"again", PAGE).unwrap();
+    file.sync_data().unwrap();
+    file.clone().close().unwrap();
+    file.close().unwrap();
+    assert_eq!(faulty.backing.calls(Call::SyncData), 2, "nothing was left to flush");
+    cache.close().unwrap();
+}
+
+#[test]
+fn what_a_failed_close_could_not_write_is_tried_by_the_cache() {
+    let (faulty, cache) = setup();
+    let file = faulty.open(&cache);
+    refuse_writes(&faulty);
+    file.write_at(b"written", PAGE).unwrap();
+    let error = error_of(file.close(), &["4096", "os error 28"]);
+    assert!(matches!(error.kind(), ErrorKind::Writeback(_)), "{error:?}");
+    let error = error_of(cache.close(), &["4096 bytes are not written", "os error 28"]);
+    let ErrorKind::Close { failures } = error.kind() else { panic!("{error:?}") };
+    assert_eq!((failures.len(), failures[0].unwritten_bytes), (1, PAGE));
+    faulty.backing.heal();
+    cache.close().unwrap();
+    assert_eq!(&faulty.stored()[4096..4103], b"written");
+}
+
+/// Whether the cache can be closed after this, and what it costs.
+#[test]
+fn an_unwritable_file_blocks_no_close_once_it_is_given_up() {
+    let (faulty, cache) = setup();
+    let file = faulty.open(&cache);
+    assert_same(&read_all(&file), &faulty.bytes);
+    file.write_at(b"reached the device", 3 * PAGE).unwrap();
+    file.sync_data().unwrap();
+    refuse_writes(&faulty);
+    file.write_at(&[1; 2 * PAGE as usize], 5 * PAGE).unwrap();
+    // In the last page, and behind the end.
+    file.write_all_at(&[2; 3 * PAGE as usize], LENGTH as u64 - 50).unwrap();
+    error_of(cache.close(), &["os error 28"]);
+    error_of(cache.close(), &["os error 28"]);
+    let grown_bytes = 3 * PAGE - 50;
+    assert_eq!(file.len(), LENGTH as u64 + grown_bytes);
+    assert_eq!(file.discard_dirty().unwrap(), 2 * PAGE + 100 + grown_bytes);
+    assert_eq!(cache.stats().dirty_bytes, 0);
+    let mut expected = faulty.bytes.clone();
+    expected[3 * PAGE as usize..][..18].copy_from_slice(b"reached the device");
+    assert_same(&read_all(&file), &expected);
+    assert_eq!(file.discard_dirty().unwrap(), 0);
+    // As good as new, once there is room.
+    faulty.backing.heal();
+    file.write_at(b"far behind the end", LENGTH as u64 + PAGE).unwrap();
+    cache.close().unwrap();
+    expected.resize(LENGTH + PAGE as usize, 0);
+    expected.extend(b"far behind the end");
+    assert_same(&faulty.stored(), &expected);
+}
+
+#[test]
+fn a_file_without_a_handle_is_given_up_by_the_cache() {
+    let (faulty, cache) = setup();
+    let (others, _) = setup();
+    let open = others.open(&cache);
+    for faulty in [&faulty, &others] {
+        refuse_writes(faulty);
+    }
+    let file = faulty.open(&cache);
+    file.write_at(&[1; 5000], PAGE).unwrap();
+    open.write_at(b"kept", 0).unwrap();
+    drop(file);
+    error_of(cache.close(), &["os error 28"]);
+    let discarded = cache.discard_closed().unwrap();
+    assert_eq!(discarded.len(), 1, "{discarded:?}");
+    assert_eq!((&*discarded[0].file, discarded[0].bytes), ("faulty memory", 2 * PAGE));
+    assert_eq!(cache.stats().dirty_bytes, PAGE, "what has a handle stays");
+    assert_eq!(cache.discard_closed().unwrap(), []);
+    others.backing.heal();
+    cache.close().unwrap();
+    assert_same(&faulty.stored(), &faulty.bytes);
+    assert_eq!(&others.stored()[..4], b"kept");
+}
+
+#[test]
+fn a_flush_that_keeps_failing_can_be_given_up() {
+    for has_handle in [true, false] {
+        let (faulty, cache) = setup();
+        let file = faulty.open(&cache);
+        file.write_at(b"written", PAGE).unwrap();
+        faulty.backing.inject(Fault::on(Call::SyncData).forever().fails(libc::EIO));
+        if has_handle {
+            error_of(cache.close(), &["0 bytes", "os error 5"]);
+            assert_eq!(file.discard_dirty().unwrap(), 0);
+            error_of(file.sync_data(), &["os error 5"]);
+        } else {
+            drop(file);
+            error_of(cache.close(), &["0 bytes", "os error 5"]);
+            assert_eq!(cache.discard_closed().unwrap()[0].bytes, 0);
+        }
+        cache.close().unwrap();
+        assert_eq!(&faulty.stored()[4096..4103], b"written");
+    }
+}

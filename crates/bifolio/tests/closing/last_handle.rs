@@ -1,0 +1,89 @@
+//! What the drop of a last handle leaves behind.
+
+use std::thread;
+use std::time::Duration;
+
+use bifolio::{Advice, Cache};
+use bifolio_testing::{Call, Fault, Gate};
+
+use crate::support::{Faulty, wait_until};
+use crate::support::{PAGE, Way, assert_same, error_of};
+
+/// The bytes of a page.
+fn page(index: u64) -> std::ops::Range<u64> {
+    index * PAGE..(index + 1) * PAGE
+}
+
+/// The last handle goes while one write-out of the file is in flight and another, of a page that
+/// could not be written, is being tried again: nothing is dirty at that moment, and nothing is
+/// clean.
+#[test]
+fn a_page_whose_write_out_is_tried_again_is_kept() {
+    let faulty = Faulty::new(Way::Memory, 100 * PAGE as usize, 3);
+    let cache = faulty.builder(4 << 20).build().unwrap();
+    let file = faulty.open(&cache);
+    let (of_close, of_retry) = (Gate::new(), Gate::new());
+    let write = Fault::on(Call::Write);
+    faulty.backing.inject(write.clone().at(page(50)).held(&of_close));
+    faulty.backing.inject(write.clone().at(page(0)).times(2).fails(libc::EIO));
+    faulty.backing.inject(write.at(page(0)).nth(2).held(&of_retry));
+    file.write_at(b"other", 50 * PAGE).unwrap();
+    thread::scope(|scope| {
+        let closing = scope.spawn(|| cache.close());
+        of_close.wait_for_arrivals(1);
+        file.write_at(b"precious", 0).unwrap();
+        // It fails once, and waits for what the close has in flight.
+        let dropping = scope.spawn(|| drop(file));
+        wait_until("it failed", || cache.stats().writeback_errors == 1);
+        thread::sleep(Duration::from_millis(100));
+        cache.advise_all(Advice::DontNeed).unwrap();
+        of_retry.wait_for_arrivals(1);
+        of_close.open();
+        thread::sleep(Duration::from_millis(100));
+        of_retry.open();
+        dropping.join().unwrap();
+        // Whatever it answers: the cache that says it is closed has written everything.
+        let closed = closing.join().unwrap();
+        if closed.is_err() {
+            cache.close().unwrap();
+        }
+    });
+    let mut expected = faulty.bytes.clone();
+    expected[..8].copy_from_slice(b"precious");
+    expected[50 * PAGE as usize..][..5].copy_from_slice(b"other");
+    assert_same(&faulty.stored(), &expected);
+}
+
+#[test]
+fn what_a_dropped_file_held_is_durable_when_the_cache_is_closed() {
+    let faulty = Faulty::new(Way::Memory, 10 * PAGE as usize, 4);
+    let cache = faulty.builder(4 << 20).build().unwrap();
+    let file = faulty.open(&cache);
+    file.write_at(b"bytes", 0).unwrap();
+    drop(file);
+    cache.close().unwrap();
+    assert!(faulty.backing.calls(Call::SyncData) > 0, "the device was never flushed");
+
+    // The same if the flusher was faster.
+    let cache: Cache = faulty.builder(4 << 20).dirty_age_ms_max(5).build().unwrap();
+    let file = faulty.open(&cache);
+    let before = faulty.backing.calls(Call::SyncData);
+    file.write_at(b"bytes", 0).unwrap();
+    wait_until("written", || cache.stats().dirty_bytes == 0);
+    drop(file);
+    cache.close().unwrap();
+    assert!(faulty.backing.calls(Call::SyncData) > before, "the device was never flushed");
+}
+
+#[test]
+fn a_flush_that_fails_at_the_last_drop_is_told_by_close() {
+    let faulty = Faulty::new(Way::Memory, 10 * PAGE as usize, 5);
+    let cache = faulty.builder(4 << 20).build().unwrap();
+    let file = faulty.open(&cache);
+    file.write_at(b"bytes", 0).unwrap();
+    faulty.backing.inject(Fault::on(Call::SyncData).forever().fails(libc::EIO));
+    drop(file);
+    error_of(cache.close(), &["os error 5", "faulty memory"]);
+    faulty.backing.heal();
+    cache.close().unwrap();
+}

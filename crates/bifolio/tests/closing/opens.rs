@@ -1,0 +1,88 @@
+//! Opens do not wait for what happens to other files.
+
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use bifolio::Advice;
+use bifolio_testing::{Call, Fault, Gate};
+
+use crate::support::{Faulty, PAGE, Way, read};
+
+/// Runs `test` on a thread of its own, for as long as a stuck one is told from a slow one.
+fn in_time(what: &str, test: impl FnOnce() + Send + 'static) {
+    let (done, is_done) = mpsc::channel();
+    let running = thread::spawn(move || {
+        test();
+        let _ = done.send(());
+    });
+    match is_done.recv_timeout(Duration::from_secs(30)) {
+        Err(mpsc::RecvTimeoutError::Timeout) => panic!("{what}: stuck"),
+        _ => running.join().unwrap(),
+    }
+}
+
+#[test]
+fn a_file_opens_while_the_length_of_another_is_waited_for() {
+    in_time("an open", || {
+        let slow = Faulty::new(Way::Memory, 8192, 1);
+        let fast = Faulty::new(Way::Memory, 8192, 2);
+        let cache = fast.builder(4 << 20).build().unwrap();
+        let gate = Gate::new();
+        slow.backing.inject(Fault::on(Call::Len).held(&gate));
+        thread::scope(|scope| {
+            let opening = scope.spawn(|| slow.open(&cache));
+            gate.wait_for_arrivals(1);
+            let file = fast.open(&cache);
+            assert_eq!(read(&file, 0, 100), fast.bytes[..100]);
+            drop(file);
+            gate.open();
+            assert_eq!(read(&opening.join().unwrap(), PAGE, 100), slow.bytes[4096..4196]);
+        });
+    });
+}
+
+/// Somebody reclaims, with the lock for that, and waits for a device: whoever drops a file waits
+/// for the lock, and nobody else waits for him.
+#[test]
+fn a_file_opens_while_the_last_close_of_another_waits() {
+    in_time("an open", || {
+        let (stuck, other) =
+            (Faulty::new(Way::Memory, 1 << 20, 1), Faulty::new(Way::Memory, 8192, 2));
+        let cache = stuck.builder(512 << 10).build().unwrap();
+        let (file, dropped) = (stuck.open(&cache), other.open(&cache));
+        read(&dropped, 0, 8192);
+        let gate = Gate::new();
+        stuck.backing.inject(Fault::on(Call::Write).forever().held(&gate));
+        // The flusher is stuck, and all that is not pinned is dirty: whoever wants a frame has to
+        // write out himself.
+        file.write_at(&[7], 0).unwrap();
+        file.advise(0..PAGE, Advice::DontNeed).unwrap();
+        gate.wait_for_arrivals(1);
+        let dirty_pages = 20;
+        file.write_all_at(&vec![7; dirty_pages * PAGE as usize], PAGE).unwrap();
+        let is_over = std::sync::atomic::AtomicBool::new(false);
+        thread::scope(|scope| {
+            let reader = scope.spawn(|| {
+                let mut holds = Vec::new();
+                for page in dirty_pages as u64 + 1..250 {
+                    match file.pin(page * PAGE..(page + 1) * PAGE) {
+                        Ok(pin) => holds.push(pin.hold()),
+                        Err(_) => break,
+                    }
+                }
+                is_over.store(true, std::sync::atomic::Ordering::Relaxed);
+            });
+            gate.wait_for_arrivals(2);
+            let dropping = scope.spawn(|| drop(dropped));
+            thread::sleep(Duration::from_millis(100));
+            assert!(!dropping.is_finished() || is_over.load(std::sync::atomic::Ordering::Relaxed));
+            let third = Faulty::new(Way::Memory, 8192, 3);
+            let opened = third.open(&cache);
+            assert_eq!(opened.len(), 8192);
+            gate.open();
+            dropping.join().unwrap();
+            reader.join().unwrap();
+        });
+    });
+}

@@ -1,0 +1,70 @@
+//! `Cache::close`: every file is tried, every failure is told, and the cache stays open then.
+
+use std::thread;
+
+use bifolio::ErrorKind;
+use bifolio_testing::{Call, Fault, Gate};
+
+use crate::support::{Faulty, PAGE, Way, assert_same, cache_of, error_of, writable};
+
+#[test]
+fn the_first_failing_file_does_not_stop_the_syncs_of_others() {
+    let files: Vec<_> = (0..8).map(|seed| Faulty::new(Way::Memory, 8192, seed)).collect();
+    let cache = files[0].builder(4 << 20).build().unwrap();
+    let handles: Vec<_> = files.iter().map(|faulty| faulty.open(&cache)).collect();
+    for (faulty, handle) in files.iter().zip(&handles) {
+        handle.write_at(b"new", PAGE).unwrap();
+        faulty.backing.inject(Fault::on(Call::Write).forever().fails(libc::ENOSPC));
+    }
+    let good = [2, 5];
+    good.iter().for_each(|index: &usize| files[*index].backing.heal());
+    error_of(cache.close(), &["os error 28", "4096"]);
+    for index in good {
+        assert_eq!(&files[index].stored()[4096..4099], b"new", "file {index} was not written");
+        assert!(files[index].backing.calls(Call::SyncData) > 0, "file {index} was not flushed");
+    }
+    files.iter().for_each(|faulty| faulty.backing.heal());
+    cache.close().unwrap();
+    assert!(files.iter().all(|faulty| &faulty.stored()[4096..4099] == b"new"));
+}
+
+/// What is written while the cache closes may fail when that has gone far.
+#[test]
+fn a_cache_whose_close_failed_late_is_open() {
+    let faulty = Faulty::new(Way::Memory, 8192, 1);
+    let cache = faulty.builder(4 << 20).build().unwrap();
+    let file = faulty.open(&cache);
+    let gate = Gate::new();
+    file.write_at(b"first", 0).unwrap();
+    faulty.backing.inject(Fault::on(Call::SyncData).held(&gate));
+    thread::scope(|scope| {
+        let closing = scope.spawn(|| cache.close());
+        gate.wait_for_arrivals(1);
+        file.write_at(b"second", PAGE).unwrap();
+        faulty.backing.inject(Fault::on(Call::Write).forever().fails(libc::ENOSPC));
+        gate.open();
+        error_of(closing.join().unwrap(), &["os error 28"]);
+    });
+    file.write_at(b"third", 100).unwrap();
+    faulty.backing.heal();
+    cache.close().unwrap();
+    let mut expected = faulty.bytes.clone();
+    expected[..5].copy_from_slice(b"first");
+    expected[PAGE as usize..][..6].copy_from_slice(b"second");
+    expected[100..105].copy_from_slice(b"third");
+    assert_same(&faulty.stored(), &expected);
+    let answer = cache.open_backing(faulty.backing.clone(), &writable());
+    assert!(matches!(error_of(answer, &[]).kind(), ErrorKind::Closed));
+}
+
+#[test]
+fn a_file_that_was_synced_is_not_flushed_again_by_close() {
+    let faulty = Faulty::new(Way::Memory, 8192, 1);
+    let cache = cache_of(4 << 20);
+    let file = faulty.open(&cache);
+    file.write_at(b"first", 0).unwrap();
+    file.sync_data().unwrap();
+    let before = faulty.backing.calls(Call::SyncData);
+    cache.close().unwrap();
+    assert_eq!(faulty.backing.calls(Call::SyncData), before);
+}
