@@ -17,9 +17,9 @@
 //!
 //! "As it is" and "any bytes" is what a write gets that replaces the whole folio. Whether it does
 //! is judged with the folio locked, and good for as long: until then others may append. That
-//! `Falloc` makes an allocated page uptodate keeps a promise: an `allocate` that fails takes back the pages
-//! it allocated itself, and knows them by their not being uptodate; one that another call was
-//! promised meanwhile stays.
+//! `Falloc` makes an allocated page uptodate keeps a promise: an `allocate` that fails takes back
+//! the pages it allocated itself, and knows them by their not being uptodate; one that another call
+//! was promised meanwhile stays.
 
 /// See the head of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -104,8 +104,11 @@ impl File {
         let begun = region.begin_growth(pages.clone());
         begun.map_err(|source| ErrorKind::Memory { purpose, source })?;
         for index in region.orphaned_among(pages) {
-            // Somebody holds what was cut off there, and maps see it: it stays, and becomes zeros.
-            if let Err(error) = self.handle.lock_folio(index, Access::Write { whole: false }) {
+            // Somebody holds what was cut off there, and maps see it: it stays, and becomes zeros,
+            // as for a write of part of it.
+            let end = (index + 1) * PAGE_BYTES;
+            if let Err(error) = self.handle.lock_folio(index, Access::Write { start: end - 1, end })
+            {
                 self.handle.inode.remove_folios_from(before_bytes.next_multiple_of(PAGE_BYTES));
                 return Err(error);
             }
