@@ -23,9 +23,11 @@
 //! changed, and once more with the gate closed, for what was written meanwhile; if that fails the
 //! gate opens again.
 
+use super::access::Access;
 use super::registry::{Key, Open, Registry, Slot};
 use super::{File, OpenOptions};
 use crate::error::{CloseFailure, Discarded, ErrorKind, Result};
+use crate::mapping::PAGE_BYTES;
 use crate::sync::Backoff;
 use crate::writeback::Inode;
 use std::sync::Arc;
@@ -313,6 +315,12 @@ impl File {
         let len_bytes = resizing.cut_to_backing()?;
         if len_bytes < before_bytes {
             self.forget_behind(len_bytes)?;
+        }
+        if let Some(region) = inode.frames.region() {
+            // Maps see what is held (REGION-4): it becomes what the storage holds. Where that
+            // cannot be read, the next one who wants it learns why.
+            let held = region.orphaned_among(0..len_bytes.div_ceil(PAGE_BYTES));
+            held.into_iter().for_each(|index| drop(handle.lock_folio(index, Access::Cache)));
         }
         Ok(bytes)
     }

@@ -42,7 +42,8 @@ impl Inode {
     }
 
     /// Drops every folio that is dirty, and tells how many bytes of the file that were. Users may
-    /// be at work: what they write meanwhile is dropped or not.
+    /// be at work: what they write meanwhile is dropped or not. In a region, what somebody holds
+    /// stays for maps to see until the page is filled anew.
     pub(crate) fn discard_dirty(&self) -> Result<u64> {
         self.mark_stored_in(&ALL_BYTES)?;
         let len_bytes = self.mapping.len_bytes();
@@ -56,7 +57,7 @@ impl Inode {
             }
             is_dirty
         };
-        self.remove_folios(Removal::new(self, Held::Replaced), 0..u64::MAX, is_unwanted);
+        self.remove_folios(Removal::new(self, Held::Kept), 0..u64::MAX, is_unwanted);
         self.forget_failed_flush();
         Ok(discarded_bytes.get())
     }
@@ -153,7 +154,7 @@ impl Inode {
 /// What becomes of the page of a region that a pin still leads to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Held {
-    /// It stays until it is let go: no map has it any more.
+    /// It stays until it is let go, or comes to the next folio there.
     Kept,
     /// Maps have its place, and are to see zeros: so does whoever holds it, and it is no hole.
     Zeroed,
