@@ -45,7 +45,7 @@ impl Gate {
     }
 
     /// Arrives, and waits until the gate is open.
-    pub(crate) fn pass(&self) {
+    pub fn pass(&self) {
         self.shared.state.lock().expect("no panic under the lock").arrivals += 1;
         self.shared.changed.notify_all();
         self.wait_while(|state| !state.open);

@@ -74,6 +74,7 @@ mod writeback;
 #[cfg(all(test, loom))]
 mod writeback {
     pub(crate) mod dirty;
+    pub(crate) mod flush;
     pub(crate) mod throttle;
 }
 

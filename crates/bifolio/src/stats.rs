@@ -131,8 +131,12 @@ counters! {
     Collapse collapses,
     /// Bytes accepted by writes.
     WriteBytes write_bytes,
-    /// Syncs that were asked of devices.
+    /// Syncs of files that came to the flush of their device: by one of their own, or by sharing.
     Sync syncs,
+    /// Flushes of devices that were made for syncs.
+    DeviceFlush device_flushes,
+    /// Syncs that shared the flush of another sync of their file.
+    SyncShared syncs_shared,
     /// Folios looked at by reclaim on the inactive list.
     PgScan pgscan,
     /// Folios evicted by reclaim.

@@ -155,12 +155,22 @@ impl File {
     /// Makes every write that returned before this call durable: writes dirty pages out, then
     /// flushes the device. Blocks for the device.
     ///
+    /// Syncs of a file that come at the same time, through whatever handles, share flushes: while
+    /// one is in flight all others wait, and one more serves them all. So threads that each write
+    /// and sync their own records need no group commit of their own (`Stats::device_flushes`,
+    /// `Stats::syncs_shared`).
+    ///
+    /// A sync through any handle is one of the file: one that was opened for reading writes out
+    /// what others wrote. Signals do not end it.
+    ///
     /// # Errors
     /// What failed now, or, once for each handle, what failed since its last sync
     /// ([`ErrorKind::Writeback`](crate::ErrorKind::Writeback)). Pages that could not be written
     /// are dirty as before: the next sync tries them again, and no sync succeeds until they are on
-    /// the device. A failed flush of the device stays failed for as long as the file is open, as
-    /// nobody can tell what reached the device then.
+    /// the device. A flush that fails is told to all who shared it. One of a file of the system
+    /// stays failed, for every handle and every kind of sync, until the last handle is closed and
+    /// the file is opened again, as nobody can tell what reached the device then; with a
+    /// [`Backing`](crate::Backing) of your own that is yours to say.
     pub fn sync_data(&self) -> Result<()> {
         self.handle.check_usable()?;
         self.handle.inode.sync(&self.handle.error_cursor, None, false)
@@ -175,7 +185,12 @@ impl File {
         self.handle.inode.sync(&self.handle.error_cursor, None, true)
     }
 
-    /// As [`File::sync_data`], for the bytes of `range` only: other dirty pages stay in memory.
+    /// As [`File::sync_data`], for the bytes of `range` only: other dirty pages stay in memory,
+    /// even beside those of the range.
+    ///
+    /// A range of up to 512 folios costs a look at each of them, a longer one a walk over all dirty
+    /// folios of the file; both wait for write-outs that others have in flight anywhere in the
+    /// file, 16 MiB or so a caller, and for a flush, which is of the whole device.
     ///
     /// # Errors
     /// As [`File::sync_data`]; a range beyond 2^63.

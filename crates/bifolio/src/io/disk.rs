@@ -53,6 +53,7 @@ use super::{
     Alignment, Backing, DirectStatus, FileIdentity, IoRequest, IoSource, IoTarget, Operation,
     Submission,
 };
+use crate::sync::Mutex;
 use crate::sys::file::{self, FileKind, OpenMode};
 use crate::sys::probe::Features;
 
@@ -140,8 +141,9 @@ pub struct DiskFile {
     direct_required: bool,
     /// Why transfers go through the page cache; while it is empty they go directly (IO-3).
     buffered_reason: OnceLock<String>,
-    /// The errno of the sync that failed (IO-4).
-    sync_failed: OnceLock<Option<i32>>,
+    /// The errno of the sync that failed (IO-4). Held through a sync: the kernel tells of a write
+    /// that it has lost once for each descriptor.
+    sync_failed: Mutex<Option<Option<i32>>>,
 }
 
 impl DiskFile {
@@ -205,7 +207,7 @@ impl DiskFile {
             direct,
             direct_required: options.direct == DirectIo::Require,
             buffered_reason,
-            sync_failed: OnceLock::new(),
+            sync_failed: Mutex::new(None),
         }))
     }
 
@@ -256,16 +258,18 @@ impl DiskFile {
         answer
     }
 
-    /// Runs one sync, unless one has failed before (IO-4).
+    /// Runs one sync, unless one has failed before (IO-4). One at a time: of two, one would be told
+    /// of the failure and the other would have looked before that.
     pub(super) fn sync_once(&self, sync: fn(&OwnedFd) -> io::Result<()>) -> io::Result<()> {
-        if let Some(errno) = self.sync_failed.get() {
-            return Err(earlier_failure(*errno));
+        let mut failed = self.sync_failed.lock();
+        if let Some(errno) = *failed {
+            return Err(earlier_failure(errno));
         }
         let answer = sync(&self.buffered);
         match &answer {
             // An interrupted sync has lost nothing; it is simply not over.
             Err(error) if error.kind() != io::ErrorKind::Interrupted => {
-                self.sync_failed.get_or_init(|| error.raw_os_error());
+                *failed = Some(error.raw_os_error());
             }
             _ => {}
         }

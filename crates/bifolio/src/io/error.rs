@@ -58,6 +58,19 @@ pub struct IoError {
 }
 
 impl IoError {
+    /// The same error once more, for another caller: with the system's number, or else its kind and
+    /// text.
+    pub(crate) fn again(&self) -> Self {
+        let of_text = || io::Error::new(self.source.kind(), self.source.to_string());
+        Self {
+            file: self.file.clone(),
+            operation: self.operation,
+            position_bytes: self.position_bytes,
+            length_bytes: self.length_bytes,
+            source: self.source.raw_os_error().map_or_else(of_text, io::Error::from_raw_os_error),
+        }
+    }
+
     fn place(&self) -> String {
         let Self { operation, position_bytes, length_bytes, .. } = self;
         match operation {

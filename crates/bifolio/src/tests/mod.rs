@@ -16,6 +16,8 @@ mod loom_dirty;
 #[cfg(loom)]
 mod loom_first_use;
 #[cfg(loom)]
+mod loom_flush;
+#[cfg(loom)]
 mod loom_handover;
 #[cfg(loom)]
 mod loom_invalidate;

@@ -8,6 +8,7 @@
 
 use super::dirty::DirtyList;
 use super::errors::{ErrorCursor, WriteErrors};
+use super::flush::Flushes;
 use super::flusher::Flusher;
 use super::store::{DiskStore, MemoryStore, Store};
 use crate::error::{Error, ErrorKind, Result};
@@ -49,6 +50,7 @@ pub(crate) struct Inode {
     pub(super) store: Store,
     pub(super) dirty: DirtyList,
     pub(super) errors: WriteErrors,
+    pub(super) flushes: Flushes<Arc<IoError>>,
     /// Held by whoever changes the length (`resizing.rs`).
     pub(super) resizing: Mutex<()>,
     /// Shared by write-outs, held alone by `set_len`: see WRITEBACK-4.
@@ -109,6 +111,7 @@ impl Inode {
             store,
             dirty,
             errors: WriteErrors::default(),
+            flushes: Flushes::default(),
             resizing: Mutex::new(()),
             cutting: RwLock::new(()),
             len_max_bytes: size.len_max_bytes,

@@ -7,7 +7,7 @@
 //! a spill, when reclaim finds no other memory (`store/`, `absent.rs`, `spill_out.rs`).
 //!
 //! ```text
-//!   file: syncs ----------------.      sync.rs
+//!   file: syncs ----------------.      sync.rs; the flush of the device: flush.rs
 //!   flusher: age, share --------+--> WriteBatch --> io::Queue --> device     batch.rs
 //!     ^    |                    |     one folio and its dirty neighbours are one transfer
 //!     |    '--> held writers    |      flusher.rs, throttle.rs
@@ -53,6 +53,7 @@ mod absent;
 mod batch;
 mod dirty;
 mod errors;
+mod flush;
 mod flusher;
 mod inode;
 mod leaving;

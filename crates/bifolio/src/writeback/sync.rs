@@ -4,13 +4,14 @@ use super::batch::{ALL_PAGES, Added, Progress, WriteBatch, Written};
 use super::dirty::{Part, Walk};
 use super::errors::ErrorCursor;
 use super::inode::Inode;
-use super::store::Store;
+use super::store::{DiskStore, Store};
 use crate::error::{ErrorKind, Result};
 use crate::folio::{FolioId, FolioRef};
 use crate::mapping::PAGE_BYTES;
 use crate::stats::Counter;
 use crate::sync::{Backoff, Ordering};
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Folios that are gathered before they are put in order and written; what a write-out needs
 /// beside the bound is a reference to each, 16 bytes. Many: random writes in the order of their
@@ -150,7 +151,16 @@ impl Inode {
             return Err(ErrorKind::Writeback(error).into());
         }
         self.memory.counters.add(Counter::Sync, 1);
-        Ok(disk.flush(metadata)?)
+        self.flush_device(disk, metadata)
+    }
+
+    /// Flushes the device, or shares a flush (FLUSH-1).
+    fn flush_device(&self, disk: &DiskStore, metadata: bool) -> Result<()> {
+        let flush = |metadata| disk.flush(metadata).map_err(Arc::new);
+        let flushed = self.flushes.flush(metadata, flush);
+        let counter = if flushed.is_shared { Counter::SyncShared } else { Counter::DeviceFlush };
+        self.memory.counters.add(counter, 1);
+        flushed.result.map_err(|error| error.again().into())
     }
 
     /// Makes everything durable that was written before the call, unless it is. `cursor` is told

@@ -336,6 +336,24 @@ fn after_a_failed_sync_no_later_one_succeeds() {
     read_write(&directory.path().join("f")).unwrap().sync_data().unwrap();
 }
 
+/// The kernel tells of a write that it has lost once for each descriptor.
+#[test]
+fn two_syncs_at_a_time_are_both_told_of_a_failure() {
+    static HAS_LOST: AtomicBool = AtomicBool::new(true);
+    let directory = disk_directory();
+    let file = &read_write(&directory.path().join("f")).unwrap();
+    let tells_once = |_: &std::os::fd::OwnedFd| {
+        thread::sleep(std::time::Duration::from_millis(50));
+        let lost = HAS_LOST.swap(false, Ordering::Relaxed);
+        if lost { Err(io::Error::from_raw_os_error(libc::ENOSPC)) } else { Ok(()) }
+    };
+    let told = thread::scope(|scope| {
+        let syncs = [(); 2].map(|()| scope.spawn(move || file.sync_once(tells_once).is_err()));
+        syncs.map(|sync| sync.join().unwrap())
+    });
+    assert_eq!(told, [true; 2]);
+}
+
 #[test]
 fn a_full_disk_is_its_own_error_and_not_a_refusal() {
     let Some(directory) = small_file_system() else { return };

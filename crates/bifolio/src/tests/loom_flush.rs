@@ -1,0 +1,93 @@
+//! Shared flushes (`writeback/flush.rs`): the columns at its head.
+//!
+//! The device is a word a thread, written before its sync, and what a flush has made durable of
+//! each; a flush takes what it finds when it begins.
+
+use super::world::{join_all, model_bounded, spawn};
+use crate::sync::{AtomicU64, Ordering};
+use crate::writeback::flush::Flushes;
+use std::sync::Arc;
+
+#[derive(Debug)]
+struct Device {
+    flushes: Flushes<&'static str>,
+    written: [AtomicU64; 3],
+    durable: [AtomicU64; 3],
+    in_flight: AtomicU64,
+    /// Flushes so far, those with metadata, and which of them fails, counted from 1.
+    count: AtomicU64,
+    with_metadata: AtomicU64,
+    fails: u64,
+}
+
+impl Device {
+    fn new(fails: u64) -> Arc<Self> {
+        let words = || [(); 3].map(|()| AtomicU64::new(0));
+        Arc::new(Self {
+            flushes: Flushes::default(),
+            written: words(),
+            durable: words(),
+            in_flight: AtomicU64::new(0),
+            count: AtomicU64::new(0),
+            with_metadata: AtomicU64::new(0),
+            fails,
+        })
+    }
+
+    fn flush(&self, metadata: bool) -> Result<(), &'static str> {
+        // Relaxed: nobody else may be here.
+        assert_eq!(self.in_flight.fetch_add(1, Ordering::Relaxed), 0, "two flushes at a time");
+        let taken = self.written.each_ref().map(|word| word.load(Ordering::Relaxed));
+        let nth = self.count.fetch_add(1, Ordering::Relaxed) + 1;
+        self.with_metadata.fetch_add(u64::from(metadata), Ordering::Relaxed);
+        if nth != self.fails {
+            for (word, taken) in self.durable.iter().zip(taken) {
+                word.store(taken, Ordering::Relaxed);
+            }
+        }
+        self.in_flight.fetch_sub(1, Ordering::Relaxed);
+        if nth == self.fails { Err("failed") } else { Ok(()) }
+    }
+
+    /// Writes and syncs; tells whether it went well.
+    fn sync(&self, own: usize) -> bool {
+        self.written[own].store(7, Ordering::Relaxed);
+        let flushed = self.flushes.flush(own == 0, |metadata| self.flush(metadata));
+        if flushed.result.is_ok() {
+            let durable = self.durable[own].load(Ordering::Relaxed);
+            assert_eq!(durable, 7, "the flush began before the write");
+        }
+        flushed.result.is_ok()
+    }
+}
+
+/// Whoever is answered `Ok` is covered by the flush, and there is one at a time.
+/// Dies with: F1 that joins the round in flight; F4 that opens no new round; F3 that does not wait;
+/// no wake-up at F6; `notify_one` there.
+#[test]
+fn loom_flush_covers_everybody_it_answers() {
+    model_bounded(2, || {
+        let device = Device::new(0);
+        let others = [1, 2].map(|own| spawn(&device, move |device: &Device| device.sync(own)));
+        assert!(device.sync(0));
+        assert_eq!(join_all(others), [true, true]);
+        let count = device.count.load(Ordering::Relaxed);
+        assert!((1..=3).contains(&count));
+        assert_eq!(device.with_metadata.load(Ordering::Relaxed), 1, "one of them wanted it");
+    });
+}
+
+/// Of a flush that fails, all who shared it are told, and nobody else.
+/// Dies with: an answer that is `Ok` for the others.
+#[test]
+fn loom_flush_failure_is_told_to_all_who_shared_it() {
+    model_bounded(2, || {
+        let device = Device::new(1);
+        let others = [1, 2].map(|own| spawn(&device, move |device: &Device| device.sync(own)));
+        let own = device.sync(0);
+        let [first, second] = join_all(others);
+        assert!(!(own && first && second), "nobody was told");
+        let count = device.count.load(Ordering::Relaxed);
+        assert_eq!(count > 1, own || first || second);
+    });
+}
