@@ -307,8 +307,9 @@ pub enum ErrorKind {
     #[error(
         "the cache is full: of {bound_bytes} bytes, {pinned_bytes} are pinned, {unwritten_bytes} \
          cannot be written out, {unspillable_bytes} are in memory files without a spill, \
-         {busy_bytes} are in use by other calls, and {metadata_bytes} are descriptors and tables; \
-         unpin, sync, spill (CacheBuilder::spill_in), or raise the bound (Cache::set_memory)"
+         {busy_bytes} are in use by other calls, and {metadata_bytes} are descriptors and tables\
+         {}; unpin, sync, spill (CacheBuilder::spill_in), or raise the bound (Cache::set_memory)",
+        fragmentation(*free_bytes, *wanted_bytes)
     )]
     Full {
         /// The bound.
@@ -323,6 +324,10 @@ pub enum ErrorKind {
         busy_bytes: u64,
         /// Descriptors and tables, which stay while the cache and its files are open.
         metadata_bytes: u64,
+        /// What was wanted, in one piece.
+        wanted_bytes: u64,
+        /// Free all the same, in pieces that are too small, or needed for tables.
+        free_bytes: u64,
     },
     /// A folio has as many references as one can have.
     #[error(
@@ -359,6 +364,16 @@ pub enum ErrorKind {
     /// The process was forked after the cache was built; the child cannot use it.
     #[error("this cache belongs to the parent process: a forked child cannot use it")]
     Forked,
+}
+
+/// What the message of a full cache says about memory that is free all the same.
+fn fragmentation(free_bytes: u64, wanted_bytes: u64) -> String {
+    if free_bytes < wanted_bytes {
+        return String::new();
+    }
+    format!(
+        "; {free_bytes} are free, but fragmented: in no piece of the {wanted_bytes} that are wanted"
+    )
 }
 
 /// How many failures a message lists.

@@ -274,7 +274,7 @@ impl Handle {
             Wait::ForFrames => {
                 self.reclaim.charge_table(mapping.table(), index)?;
                 if let Some(spill) = spill {
-                    self.reclaim.charge_slots(spill, 1 << order)?;
+                    self.reclaim.charge_slots(spill, kind)?;
                 }
                 self.reclaim.allocate(kind).map(Some)
             }

@@ -6,18 +6,20 @@
 //!
 //! Allocation prefers the slot after the neighbour's (`near`), then one in a row of free slots
 //! (`rows.rs`), then an empty chunk of another order, then whatever slot of the right order there
-//! is, then a new chunk. What else there is, eviction must free. A chunk that is wanted for another
-//! order, or back by the kernel, is *evacuated*: nothing is allocated in it any more, its folios
-//! are evicted one by one (by `reclaim`), and when it is empty it changes its role. Where pins keep
-//! every chunk from being emptied, single slots can be *retired*: given back by themselves, at the
-//! price of a huge page, and revived when the budget allows. Whoever holds on to memory of chunks
-//! (the engine of `io`) watches them: see `watcher.rs`.
+//! is, then what the bound still allows (`growth.rs`), then what is free around a few folios of
+//! another order. Nobody asks whether there would be something:
+//! to allocate is to find out. What else there is, eviction must free. A chunk that is wanted for
+//! another order, or back by the kernel, is *evacuated*: nothing is allocated in it any more, its
+//! folios are evicted one by one (by `reclaim`), and when it is empty it changes its role. If some
+//! stay, what lies between them serves the other order (`chunk.rs`), or its pages are *retired*:
+//! given back by themselves, at the price of a huge page, and revived when the budget allows.
+//! Whoever holds on to memory of chunks (the engine of `io`) watches them: see `watcher.rs`.
 //!
 //! # Safety
 //! Hands out addresses inside the reservation; touches none.
 
 use super::budget::Budget;
-use super::chunk::{CHUNK_BYTES, CHUNK_PAGES, Chunk, Role};
+use super::chunk::{CHUNK_BYTES, CHUNK_PAGES, Chunk};
 use super::loose::Loose;
 use super::rows::{Available, LATELY};
 use super::watcher::ChunkWatcher;
@@ -28,11 +30,15 @@ use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex, Ordering};
 use crate::sys::memory::Reservation;
 use crate::sys::probe::{Feature, Features};
 use std::io;
+use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 pub(super) const PAGE_BYTES: u64 = 4096;
 pub(super) const DESCRIPTOR_BYTES: u64 = 64;
 pub(super) const FRAME_BYTES: u64 = PAGE_BYTES + DESCRIPTOR_BYTES;
+
+/// How many chunks of another order are looked at for one of which much is free.
+const LISTED_LOOKED_AT_MAX: usize = 16;
 
 /// What the arena is used for, a snapshot.
 #[derive(Clone, Copy, Debug, Default)]
@@ -43,8 +49,17 @@ pub(crate) struct ArenaUse {
     pub(crate) used_bytes: u64,
     /// Resident frames, bytes.
     pub(crate) frame_bytes: u64,
-    /// Free pages in resident chunks.
+    /// Free pages in resident chunks, whatever folios they are good for.
     pub(crate) free_pages: u64,
+}
+
+/// What a chunk is emptied for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// To give it back to the kernel.
+    Vacate,
+    /// For folios of this order.
+    Order(u8),
 }
 
 /// A chunk that is being emptied; finish or cancel it.
@@ -74,10 +89,15 @@ pub(super) struct State {
     pub(super) available: [Available; ORDER_MAX as usize + 1],
     /// What misses got last, newest first.
     pub(super) lately: [FolioId; LATELY],
+    /// Pages of free slots.
     pub(super) free_pages: u64,
+    /// Resident pages that are in no folio: those, and what lies between folios of other orders.
+    pub(super) unused_pages: u64,
     pub(super) frame_pages: u64,
-    /// In all chunks.
-    retired_slots: u64,
+    /// Retired pages of chunks in service.
+    pub(super) retired_pages: u64,
+    /// How many of `chunks_max` are vacant.
+    pub(super) vacant_chunks: u64,
     /// A chunk is being made resident ahead of need.
     pub(super) is_growing: bool,
     /// The order that was last asked for.
@@ -117,7 +137,7 @@ impl Arena {
         huge_pages: HugePages,
         features: Features,
     ) -> io::Result<Self> {
-        let chunks = bound_bytes_max.div_ceil(CHUNK_BYTES);
+        let chunks = Self::chunks_max(bound_bytes_max);
         let too_large = || io::Error::from(io::ErrorKind::OutOfMemory);
         let bytes = chunks.checked_mul(CHUNK_BYTES).ok_or_else(too_large)?;
         let bytes = usize::try_from(bytes).map_err(|_| too_large())?;
@@ -133,8 +153,10 @@ impl Arena {
             available: Default::default(),
             lately: [FolioId::default(); LATELY],
             free_pages: 0,
+            unused_pages: 0,
             frame_pages: 0,
-            retired_slots: 0,
+            retired_pages: 0,
+            vacant_chunks: chunks,
             is_growing: false,
             last_order: 0,
             is_growth_refused: false,
@@ -167,10 +189,15 @@ impl Arena {
         self.memory.len() / CHUNK_BYTES as usize
     }
 
+    /// Chunks that are needed: those of one order may all be whole but the last.
+    pub(super) fn chunks_max(bound_bytes_max: u64) -> u64 {
+        bound_bytes_max.div_ceil(CHUNK_BYTES) + u64::from(ORDER_MAX)
+    }
+
     /// Descriptors that are needed: one for each frame there is address space for, and as many
     /// for loose pages.
     pub(crate) fn descriptors_max(bound_bytes_max: u64) -> u64 {
-        2 * bound_bytes_max.div_ceil(CHUNK_BYTES) * u64::from(CHUNK_PAGES)
+        2 * Self::chunks_max(bound_bytes_max) * u64::from(CHUNK_PAGES)
     }
 
     /// Address of frame 0; frame i follows at i * 4096 bytes.
@@ -190,17 +217,21 @@ impl Arena {
         self.obtainable_pages.load(Ordering::Relaxed)
     }
 
+    /// Whether so many pages are free, or would be made resident, for folios as `kind` says.
+    pub(crate) fn has_room_for(&self, kind: FrameKind, pages: u64) -> bool {
+        let state = self.state.lock();
+        let room_pages = match kind {
+            FrameKind::Arena { .. } if state.affordable_pages(0) > 0 => state.obtainable_pages(),
+            FrameKind::Arena { .. } => state.free_pages,
+            // What is free in the arena can be given back for them.
+            FrameKind::Loose => state.free_pages.max(state.budget.left_bytes() / PAGE_BYTES),
+        };
+        room_pages >= pages
+    }
+
     /// The bound, pages.
     pub(crate) fn bound_pages(&self) -> u64 {
         self.bound_pages.load(Ordering::Relaxed)
-    }
-
-    /// Whether [`Self::allocate`] would find something now.
-    pub(crate) fn can_allocate(&self, kind: FrameKind) -> bool {
-        let FrameKind::Arena { order, .. } = kind else { return self.left_pages() > 0 };
-        let state = self.state.lock();
-        let room = state.any_slot(order).is_some() || state.empty_chunk(order).is_some();
-        room || state.affordable_pages(order) > 0 || state.revivable_slot(order).is_some()
     }
 
     /// Finds a free frame run for a folio of `order`, after `near` if possible.
@@ -219,7 +250,8 @@ impl Arena {
             if let Some(found) = state.slot_for(order, near) {
                 break found;
             }
-            if state.convert_empty(order) {
+            let empty = state.empty_chunk(order);
+            if state.convert(empty, order) {
                 continue;
             }
             if let Some(found) = state.odd_slot(order, None) {
@@ -230,12 +262,12 @@ impl Arena {
                 self.grown.wait(&mut state);
                 continue;
             }
-            if self.add_chunk(&mut state, order, folios)?.is_some() {
+            if self.grow(&mut state, order, folios)? {
                 continue;
             }
-            match self.revive_slot(&mut state, order)? {
-                Some(found) => break found,
-                None => return Ok(None),
+            let roomy = state.roomy_chunk(order);
+            if !state.convert(roomy, order) {
+                return Ok(None);
             }
         };
         state.take(chunk, slot);
@@ -303,111 +335,129 @@ impl Arena {
             bound_bytes: state.budget.bound_bytes,
             used_bytes: state.budget.used_bytes,
             frame_bytes: (state.frame_pages + state.loose.pages()) * PAGE_BYTES,
-            free_pages: state.free_pages,
+            free_pages: state.unused_pages,
         }
     }
 
-    /// Starts to empty the chunk with the fewest folios among those that `wanted` accepts by
-    /// order and resident pages and that are not in `tried`.
-    pub(crate) fn begin_evacuation(
+    /// Starts to empty the chunk with the fewest pages in use, of those that can serve `purpose`
+    /// and do not, and are not in `tried`.
+    pub(crate) fn begin_evacuation(&self, purpose: Purpose, tried: &[usize]) -> Option<Evacuation> {
+        let fits = |chunk: &Chunk| match purpose {
+            Purpose::Vacate => true,
+            Purpose::Order(order) => {
+                chunk.resident_pages() >= 1 << order && !chunk.is_all_of(order)
+            }
+        };
+        self.begin_evacuation_of(fits, tried)
+    }
+
+    /// Starts to empty a chunk that cannot serve folios of `order`, because too little of it is
+    /// resident.
+    pub(crate) fn begin_evacuation_of_part(
         &self,
-        wanted: impl Fn(u8, u32) -> bool,
+        order: u8,
+        tried: &[usize],
+    ) -> Option<Evacuation> {
+        self.begin_evacuation_of(|chunk| chunk.resident_pages() < 1 << order, tried)
+    }
+
+    fn begin_evacuation_of(
+        &self,
+        fits: impl Fn(&Chunk) -> bool,
         tried: &[usize],
     ) -> Option<Evacuation> {
         let mut state = self.state.lock();
         let candidates = state.chunks.iter().enumerate().filter(|(number, chunk)| {
-            let fits = chunk.is_in_service() && wanted(chunk.order(), chunk.pages);
-            fits && !chunk.draining && !tried.contains(number)
+            let is_idle = chunk.is_in_service() && !chunk.draining && !tried.contains(number);
+            is_idle && fits(chunk)
         });
-        let (number, _) = candidates.min_by_key(|(_, c)| c.used_slots() << c.order())?;
+        let (number, _) = candidates.min_by_key(|(_, chunk)| chunk.used_pages())?;
         let chunk = &mut state.chunks[number];
         chunk.draining = true;
-        let order = chunk.order();
-        let id_of = |slot: u32| FolioId(number as u32 * CHUNK_PAGES + (slot << order));
-        let folios = chunk.used().map(id_of).collect();
+        let id_of = |first: u32| FolioId(number as u32 * CHUNK_PAGES + first);
+        let folios = chunk.folios().map(id_of).collect();
         state.unlist(number);
         self.publish(&state);
         Some(Evacuation { chunk: number, folios })
     }
 
-    /// Ends an evacuation. An empty chunk goes back to the kernel if `release`, else it is free
-    /// for any order; one that could not be emptied serves on. Tells whether it was emptied.
-    pub(crate) fn finish_evacuation(&self, evacuation: &Evacuation, release: bool) -> bool {
+    /// Ends an evacuation. An empty chunk goes back to the kernel, or is free for any order; of one
+    /// that could not be emptied, what has become free serves the order it was wanted for. Tells
+    /// whether anything was gained.
+    pub(crate) fn finish_evacuation(&self, evacuation: &Evacuation, purpose: Purpose) -> bool {
         let number = evacuation.chunk;
         let mut state = self.state.lock();
         state.chunks[number].draining = false;
-        let empty = state.chunks[number].is_empty();
-        if empty && (release || state.chunks[number].retired_slots() > 0) {
-            self.release_chunk(&mut state, number);
-        } else {
-            state.list(number);
-        }
-        self.publish(&state);
-        empty
-    }
-
-    /// Gives an empty chunk back to the kernel. Its descriptors stay, and stay charged.
-    fn release_chunk(&self, state: &mut State, number: usize) {
-        let chunk = &mut state.chunks[number];
-        let whole_bytes = u64::from(chunk.pages) * PAGE_BYTES;
-        let resident_pages = u64::from(chunk.resident_pages());
-        let retired_slots = u64::from(chunk.retired_slots());
-        let free_pages = u64::from(chunk.free_pages());
-        let offset_bytes = number * CHUNK_BYTES as usize;
-        self.tell_before_release(number);
-        if self.memory.release(offset_bytes, whole_bytes as usize).is_err() {
-            // The kernel keeps it, so it stays charged and in service.
-            state.list(number);
-            return;
-        }
-        chunk.cut(0);
-        chunk.role = Role::Vacant;
-        chunk.pages = 0;
-        state.frame_pages -= resident_pages;
-        state.retired_slots -= retired_slots;
-        state.free_pages -= free_pages;
-        state.budget.give_back(resident_pages * PAGE_BYTES);
-    }
-
-    /// Gives the frames of one free slot, of the smallest folio size there is, back to the kernel.
-    /// Tells whether there was one.
-    pub(crate) fn retire_slot(&self) -> bool {
-        let mut state = self.state.lock();
-        let Some((number, slot)) = (0..=ORDER_MAX).find_map(|order| state.any_slot(order)) else {
-            return false;
+        let is_empty = state.chunks[number].is_empty();
+        let gained = match purpose {
+            Purpose::Vacate if is_empty => self.release_chunk(&mut state, number),
+            Purpose::Order(order) => {
+                let is_cut = state.cut_around(number, order);
+                // Of what has holes everywhere, a whole one may take the place.
+                is_cut || is_empty && self.release_chunk(&mut state, number)
+            }
+            Purpose::Vacate => false,
         };
-        let order = state.chunks[number].order();
-        let bytes = PAGE_BYTES << order;
-        let offset_bytes = slot_offset_bytes(number, slot, order);
+        if state.chunks[number].is_in_service() {
+            state.list(number);
+        }
+        self.publish(&state);
+        gained
+    }
+
+    /// Gives an empty chunk back to the kernel; whether it took it. Its descriptors stay, and stay
+    /// charged.
+    fn release_chunk(&self, state: &mut State, number: usize) -> bool {
         self.tell_before_release(number);
-        if self.memory.release(offset_bytes, bytes as usize).is_err() {
+        let offset_bytes = number * CHUNK_BYTES as usize;
+        if self.memory.release(offset_bytes, CHUNK_BYTES as usize).is_err() {
+            // The kernel keeps it, so it stays charged and in service.
             return false;
         }
-        state.chunks[number].retire(slot);
-        state.list(number);
-        state.retired_slots += 1;
-        state.free_pages -= 1 << order;
-        state.frame_pages -= 1 << order;
-        state.budget.give_back(bytes);
-        self.publish(&state);
+        let chunk = &mut state.chunks[number];
+        let resident_pages = u64::from(chunk.resident_pages());
+        state.retired_pages -= u64::from(chunk.retired_pages());
+        state.free_pages -= u64::from(chunk.free_pages());
+        state.unused_pages -= resident_pages;
+        chunk.vacate();
+        state.vacant_chunks += 1;
+        state.frame_pages -= resident_pages;
+        state.budget.give_back(resident_pages * PAGE_BYTES);
         true
     }
 
-    /// Makes a retired slot of the right size resident again, if the budget allows it.
-    fn revive_slot(&self, state: &mut State, order: u8) -> io::Result<Option<(usize, u32)>> {
-        let Some((number, slot)) = state.revivable_slot(order) else { return Ok(None) };
-        let bytes = PAGE_BYTES << order;
-        let offset_bytes = slot_offset_bytes(number, slot, order);
-        self.memory.populate(offset_bytes, bytes as usize, false, &self.features)?;
-        let taken = state.budget.try_take(bytes);
-        debug_assert!(taken, "looked at just now");
-        state.chunks[number].revive(slot);
-        self.tell_if_whole(&state.chunks[number], number);
-        state.retired_slots -= 1;
-        state.free_pages += 1 << order;
-        state.frame_pages += 1 << order;
+    /// Gives free frames that stand in a row, at most `pages_max`, back to the kernel: those of
+    /// chunks that have been broken already before others. Tells how many.
+    pub(crate) fn retire_pages(&self, pages_max: u32) -> u32 {
+        let mut state = self.state.lock();
+        let found = state.free_pages_to_retire(pages_max);
+        let Some((number, pages)) = found else { return 0 };
+        let count = pages.end - pages.start;
+        let (offset_bytes, bytes) = place_of(number, &pages);
+        self.tell_before_release(number);
+        if !self.keep_small(number) || self.memory.release(offset_bytes, bytes).is_err() {
+            return 0;
+        }
+        let chunk = &mut state.chunks[number];
+        let free_before = u64::from(chunk.free_pages());
+        chunk.retire(pages);
+        let free_after = u64::from(chunk.free_pages());
+        state.free_pages = state.free_pages + free_after - free_before;
+        state.unused_pages -= u64::from(count);
+        state.retired_pages += u64::from(count);
+        state.frame_pages -= u64::from(count);
+        state.budget.give_back(u64::from(count) * PAGE_BYTES);
         state.list(number);
-        Ok(Some((number, slot)))
+        self.publish(&state);
+        count
+    }
+
+    /// The kernel must not make a huge page of a chunk that is there in part: it would bring what
+    /// is not charged. Whether it will not.
+    pub(super) fn keep_small(&self, number: usize) -> bool {
+        let offset_bytes = number * CHUNK_BYTES as usize;
+        !self.may_use_huge_pages()
+            || self.memory.refuse_huge_pages_in(offset_bytes, CHUNK_BYTES as usize).is_ok()
     }
 
     pub(super) fn may_use_huge_pages(&self) -> bool {
@@ -442,76 +492,102 @@ impl Arena {
     }
 }
 
-fn slot_offset_bytes(chunk: usize, slot: u32, order: u8) -> usize {
-    chunk * CHUNK_BYTES as usize + ((slot as usize) << order) * PAGE_BYTES as usize
+/// Where pages of a chunk lie in the arena, and how long they are, bytes.
+pub(super) fn place_of(chunk: usize, pages: &Range<u32>) -> (usize, usize) {
+    let offset_bytes = chunk * CHUNK_BYTES as usize + pages.start as usize * PAGE_BYTES as usize;
+    (offset_bytes, (pages.end - pages.start) as usize * PAGE_BYTES as usize)
 }
 
 impl State {
     fn obtainable_pages(&self) -> u64 {
-        self.free_pages + self.budget.left_bytes() / FRAME_BYTES
+        // What the budget allows and no chunk has a place for is nothing.
+        let places = self.vacant_chunks * u64::from(CHUNK_PAGES) + self.retired_pages;
+        self.free_pages + places.min(self.budget.left_bytes() / FRAME_BYTES)
     }
 
-    /// Pages a new chunk may have: all, or, where the bound ends, what is worth having. Some room
-    /// is left for the tables then, so that a small cache need not evacuate for each of them.
-    pub(super) fn affordable_pages(&self, order: u8) -> u32 {
-        let left = self.budget.left_bytes() / FRAME_BYTES;
-        if left >= u64::from(CHUNK_PAGES) {
-            return CHUNK_PAGES;
-        }
-        let worthwhile = (self.budget.bound_bytes / PAGE_BYTES / 8).min(64);
-        let pages = ((left - left / 16) >> order) << order;
-        if pages >= worthwhile.max(1) { pages as u32 } else { 0 }
+    /// A chunk for another order that holds nothing, and has a slot of this one.
+    fn empty_chunk(&self, order: u8) -> Option<usize> {
+        let fits = |chunk: &Chunk| chunk.is_empty() && chunk.has_slot_of(order);
+        self.listed_for_others(order, usize::MAX).find(|number| fits(&self.chunks[*number]))
     }
 
-    fn any_slot(&self, order: u8) -> Option<(usize, u32)> {
-        let number = self.available[order as usize].chunks().next()?;
-        let slot = self.chunks[number].first_free();
-        slot.map(|slot| (number, slot))
-    }
-
-    /// A slot that could be made resident again.
-    fn revivable_slot(&self, order: u8) -> Option<(usize, u32)> {
-        if self.retired_slots == 0 || self.budget.left_bytes() < PAGE_BYTES << order {
+    /// A chunk for another order of which a good part is free. What is in it may be pinned, or have
+    /// nowhere to go: nobody need be evicted for what is free beside it.
+    fn roomy_chunk(&self, order: u8) -> Option<usize> {
+        if self.free_pages < self.frame_pages / 64 {
+            // So much is free ahead of need: the lists are not worth a look.
             return None;
         }
-        let usable = |chunk: &Chunk| chunk.role == Role::Slots { order } && !chunk.draining;
-        let mut slots = self.chunks.iter().enumerate().filter(|(_, chunk)| usable(chunk));
-        slots.find_map(|(number, chunk)| Some((number, chunk.first_retired()?)))
-    }
-
-    /// A chunk that holds nothing, of another order.
-    fn empty_chunk(&self, order: u8) -> Option<usize> {
-        let others = (0..=ORDER_MAX).filter(|other| *other != order);
-        let mut listed = others.flat_map(|other| self.available[other as usize].chunks());
         let fits = |chunk: &Chunk| {
-            chunk.is_empty() && chunk.retired_slots() == 0 && chunk.pages >= 1 << order
+            let is_roomy = chunk.used_pages() <= chunk.resident_pages() / 4 * 3;
+            is_roomy && chunk.has_slot_of(order)
         };
+        let mut listed = self.listed_for_others(order, LISTED_LOOKED_AT_MAX);
         listed.find(|number| fits(&self.chunks[*number]))
     }
 
-    /// Cuts a chunk that holds nothing anew; whether there is one.
-    fn convert_empty(&mut self, order: u8) -> bool {
-        let Some(number) = self.empty_chunk(order) else { return false };
+    /// Chunks that have free slots of another order, so many of each.
+    fn listed_for_others(&self, order: u8, each_max: usize) -> impl Iterator<Item = usize> + '_ {
+        let others = (0..=ORDER_MAX).filter(move |other| *other != order);
+        others.flat_map(move |other| self.available[other as usize].chunks().take(each_max))
+    }
+
+    /// Cuts a chunk anew for folios of `order`; whether there is one.
+    fn convert(&mut self, chunk: Option<usize>, order: u8) -> bool {
+        let Some(number) = chunk else { return false };
         self.unlist(number);
-        self.free_pages -= u64::from(self.chunks[number].free_pages());
-        self.chunks[number].cut(order);
-        self.free_pages += u64::from(self.chunks[number].free_pages());
+        self.cut(number, order);
         self.list(number);
         true
+    }
+
+    /// Cuts a chunk anew, which is on no list.
+    fn cut(&mut self, number: usize, order: u8) {
+        let chunk = &mut self.chunks[number];
+        let free_before = u64::from(chunk.free_pages());
+        chunk.cut(order);
+        self.free_pages = self.free_pages + u64::from(chunk.free_pages()) - free_before;
+    }
+
+    /// Cuts a chunk, which is on no list, for folios of `order`, around those that are in it; not
+    /// if there is no room for one.
+    fn cut_around(&mut self, number: usize, order: u8) -> bool {
+        let pages_max = self.affordable_pages(order);
+        let chunk = &self.chunks[number];
+        let has_room =
+            chunk.has_slot_of(order) || chunk.revivable(order, pages_max, false).is_some();
+        if has_room {
+            self.cut(number, order);
+        }
+        has_room
+    }
+
+    /// What [`Arena::retire_pages`] takes: where little is lost.
+    fn free_pages_to_retire(&self, pages_max: u32) -> Option<(usize, Range<u32>)> {
+        let is_candidate = |chunk: &Chunk| {
+            let is_idle = chunk.is_in_service() && !chunk.draining;
+            is_idle && chunk.used_pages() < chunk.resident_pages()
+        };
+        let chunks = self.chunks.iter().enumerate().filter(|(_, chunk)| is_candidate(chunk));
+        let (number, chunk) =
+            chunks.min_by_key(|(_, chunk)| (chunk.retired_pages() == 0, chunk.order()))?;
+        Some((number, chunk.first_free_pages(pages_max)?))
     }
 
     fn take(&mut self, number: usize, slot: u32) {
         let chunk = &mut self.chunks[number];
         chunk.take(slot);
         self.free_pages -= 1 << chunk.order();
+        self.unused_pages -= 1 << chunk.order();
         self.list(number);
     }
 
     fn put(&mut self, id: FolioId) {
         let number = (id.0 / CHUNK_PAGES) as usize;
         let chunk = &mut self.chunks[number];
-        chunk.put((id.0 % CHUNK_PAGES) >> chunk.order());
-        self.free_pages += 1 << chunk.order();
+        let free_before = u64::from(chunk.free_pages());
+        self.unused_pages += u64::from(chunk.put(id.0 % CHUNK_PAGES));
+        self.free_pages += u64::from(chunk.free_pages()) - free_before;
         self.list(number);
     }
 }

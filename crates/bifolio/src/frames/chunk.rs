@@ -1,17 +1,27 @@
-//! A chunk: 2 MiB of frames, dedicated to one folio order at a time. Pure bookkeeping.
+//! A chunk: 2 MiB of frames, cut for one folio order at a time. Pure bookkeeping.
 //!
-//! A chunk is the unit in which memory is taken from and given back to the kernel (one huge page)
-//! and in which folio sizes change: a slot is a folio of the chunk's order.
+//! A chunk is the unit in which memory is taken from the kernel (one huge page) and in which folio
+//! sizes change: a slot is what a folio of the chunk's order gets. The truth is kept by page:
+//!
+//! ```text
+//!   page       retired   free   used        retired: not resident, not charged
+//!   slot       free: all its pages are      (of the order the chunk is cut for)
+//! ```
+//!
+//! So a chunk may be cut anew while folios of another order are in it (those are *foreign* then):
+//! what lies between them serves. And one that is there only in part, where the bound ends or where
+//! pins kept it when the bound shrank, is one with retired pages.
 
 use super::ORDER_MAX;
+use super::bits::PageBits;
 use super::rows::Listed;
+use std::ops::Range;
 
 /// Bytes of a chunk.
 pub(crate) const CHUNK_BYTES: u64 = 2 << 20;
 /// Pages of a chunk.
 pub(crate) const CHUNK_PAGES: u32 = 512;
 const _: () = assert!(1 << ORDER_MAX == CHUNK_PAGES);
-const WORDS: usize = (CHUNK_PAGES / u64::BITS) as usize;
 
 /// What a chunk is used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,7 +30,7 @@ pub(super) enum Role {
     Vacant,
     /// Charged, and being made resident by somebody who does not hold the arena's lock for that.
     Growing,
-    /// Resident, cut into slots of this order.
+    /// Resident, at least in part, and cut into slots of this order.
     Slots { order: u8 },
 }
 
@@ -28,9 +38,7 @@ pub(super) enum Role {
 #[derive(Debug)]
 pub(super) struct Chunk {
     pub(super) role: Role,
-    /// Pages from the front that are resident; fewer than all only where the bound ends.
-    pub(super) pages: u32,
-    /// Pages whose descriptors have ever been charged: those stay resident.
+    /// Pages whose descriptors have ever been charged, from the first on: those stay resident.
     pub(super) descriptor_pages: u32,
     /// Being emptied: nothing is allocated here.
     pub(super) draining: bool,
@@ -39,26 +47,34 @@ pub(super) struct Chunk {
     free_slots: u32,
     /// Of those, in roomy rows.
     roomy_slots: u32,
-    retired_slots: u32,
+    used_pages: u32,
+    /// Folios of another order than the chunk's.
+    foreign_folios: u32,
     /// Bit i: slot i is free.
-    free: [u64; WORDS],
-    /// Bit i: slot i is not resident, though the chunk is.
-    retired: [u64; WORDS],
+    free: PageBits,
+    /// Bit i: page i is in a folio.
+    used: PageBits,
+    /// Bit i: page i is the first one of a folio. A folio ends where the next one, or a page that
+    /// is not used, begins.
+    heads: PageBits,
+    retired: PageBits,
 }
 
 impl Chunk {
     pub(super) fn vacant() -> Self {
         Self {
             role: Role::Vacant,
-            pages: 0,
             descriptor_pages: 0,
             draining: false,
             listed: Listed::default(),
             free_slots: 0,
             roomy_slots: 0,
-            retired_slots: 0,
-            free: [0; WORDS],
-            retired: [0; WORDS],
+            used_pages: 0,
+            foreign_folios: 0,
+            free: PageBits::default(),
+            used: PageBits::default(),
+            heads: PageBits::default(),
+            retired: PageBits::ALL,
         }
     }
 
@@ -70,26 +86,31 @@ impl Chunk {
     }
 
     pub(super) fn slots(&self) -> u32 {
-        self.pages >> self.order()
+        CHUNK_PAGES >> self.order()
     }
 
-    pub(super) fn used_slots(&self) -> u32 {
-        self.slots() - self.free_slots - self.retired_slots
+    fn pages_of(&self, slot: u32) -> Range<u32> {
+        slot << self.order()..(slot + 1) << self.order()
     }
 
-    pub(super) fn retired_slots(&self) -> u32 {
-        self.retired_slots
+    pub(super) fn used_pages(&self) -> u32 {
+        self.used_pages
     }
 
-    /// Pages that are resident: all but those of retired slots.
+    pub(super) fn retired_pages(&self) -> u32 {
+        self.retired.count()
+    }
+
+    /// Pages that are resident.
     pub(super) fn resident_pages(&self) -> u32 {
-        self.pages - (self.retired_slots << self.order())
+        CHUNK_PAGES - self.retired_pages()
     }
 
     pub(super) fn free_slots(&self) -> u32 {
         self.free_slots
     }
 
+    /// Pages of free slots; others that are free are of no use to folios of the chunk's order.
     pub(super) fn free_pages(&self) -> u32 {
         self.free_slots << self.order()
     }
@@ -99,20 +120,41 @@ impl Chunk {
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.is_in_service() && self.used_slots() == 0
+        self.is_in_service() && self.used_pages == 0
     }
 
-    /// Cuts the resident pages into free slots of `order`.
+    /// Whether it is cut for folios of `order` and has no others.
+    pub(super) fn is_all_of(&self, order: u8) -> bool {
+        self.role == Role::Slots { order } && self.foreign_folios == 0
+    }
+
+    /// Cuts it into slots of `order`; folios that are in it stay where they are.
     pub(super) fn cut(&mut self, order: u8) {
         self.role = Role::Slots { order };
-        self.free_slots = self.slots();
-        self.retired_slots = 0;
-        self.free = [0; WORDS];
-        self.retired = [0; WORDS];
-        for slot in 0..self.free_slots {
-            self.free[slot as usize / 64] |= 1 << (slot % 64);
+        let lost = self.used.or(&self.retired);
+        self.free = PageBits::default();
+        for slot in 0..self.slots() {
+            if lost.count_in(self.pages_of(slot)) == 0 {
+                self.free.set(slot..slot + 1, true);
+            }
         }
+        self.free_slots = self.free.count();
         self.roomy_slots = self.count_roomy_slots();
+        let is_foreign = |first: &u32| self.end_of_folio(*first) - first != 1 << order;
+        self.foreign_folios = self.heads.iter().filter(is_foreign).count() as u32;
+    }
+
+    /// Puts a chunk into service of which so much is resident, cut into slots of `order`.
+    pub(super) fn begin(&mut self, pages: Range<u32>, order: u8) {
+        self.retired.set(pages, false);
+        self.cut(order);
+    }
+
+    /// Nothing is in it, and nothing resident.
+    pub(super) fn vacate(&mut self) {
+        debug_assert!(self.is_empty(), "{self:?}");
+        let (descriptor_pages, listed) = (self.descriptor_pages, self.listed);
+        *self = Self { descriptor_pages, listed, ..Self::vacant() };
     }
 
     /// Whether folios of `order` may come in.
@@ -126,64 +168,109 @@ impl Chunk {
 
     /// The bits of 64 slots, among them `slot`.
     pub(super) fn free_word(&self, slot: u32) -> u64 {
-        self.free[slot as usize / 64]
+        self.free.word(slot)
     }
 
     pub(super) fn is_free(&self, slot: u32) -> bool {
-        slot < self.slots() && self.free[slot as usize / 64] & (1 << (slot % 64)) != 0
+        self.free.has(slot)
     }
 
-    /// Takes the given slot, which must be free.
+    fn set_free(&mut self, slot: u32, free: bool) {
+        let roomy_before = self.roomy_slots_beside(slot);
+        self.free.set(slot..slot + 1, free);
+        self.free_slots = if free { self.free_slots + 1 } else { self.free_slots - 1 };
+        self.roomy_slots = self.roomy_slots + self.roomy_slots_beside(slot) - roomy_before;
+    }
+
+    /// Pages have changed: the slots they lie in are free, or no longer.
+    fn note_changed(&mut self, pages: Range<u32>) {
+        let order = self.order();
+        for slot in pages.start >> order..=(pages.end - 1) >> order {
+            let own = self.pages_of(slot);
+            let free = self.used.count_in(own.clone()) + self.retired.count_in(own) == 0;
+            if free != self.is_free(slot) {
+                self.set_free(slot, free);
+            }
+        }
+    }
+
+    /// Gives the slot, which must be free, to a folio.
     pub(super) fn take(&mut self, slot: u32) {
         debug_assert!(self.is_free(slot), "slot {slot} is in use");
-        let roomy_before = self.roomy_slots_beside(slot);
-        self.free[slot as usize / 64] &= !(1 << (slot % 64));
-        self.free_slots -= 1;
-        self.roomy_slots = self.roomy_slots + self.roomy_slots_beside(slot) - roomy_before;
+        let pages = self.pages_of(slot);
+        self.used_pages += pages.end - pages.start;
+        self.heads.set(pages.start..pages.start + 1, true);
+        self.used.set(pages, true);
+        self.set_free(slot, false);
     }
 
-    /// The lowest free slot.
-    pub(super) fn first_free(&self) -> Option<u32> {
-        let word = self.free.iter().position(|word| *word != 0)?;
-        Some(word as u32 * 64 + self.free[word].trailing_zeros())
+    fn end_of_folio(&self, first: u32) -> u32 {
+        self.heads.next(first + 1, true).min(self.used.next(first, false))
     }
 
-    pub(super) fn put(&mut self, slot: u32) {
-        debug_assert!(slot < self.slots() && !self.is_free(slot), "slot {slot} freed twice");
-        let roomy_before = self.roomy_slots_beside(slot);
-        self.free[slot as usize / 64] |= 1 << (slot % 64);
-        self.free_slots += 1;
-        self.roomy_slots = self.roomy_slots + self.roomy_slots_beside(slot) - roomy_before;
+    /// Takes the pages of the folio back whose first one is `first`, and tells how many.
+    pub(super) fn put(&mut self, first: u32) -> u32 {
+        debug_assert!(self.heads.has(first), "page {first} freed twice");
+        let pages = first..self.end_of_folio(first);
+        let count = pages.end - pages.start;
+        self.used_pages -= count;
+        self.foreign_folios -= u32::from(count != 1 << self.order());
+        self.heads.set(first..first + 1, false);
+        self.used.set(pages.clone(), false);
+        self.note_changed(pages);
+        count
     }
 
-    /// Makes a free slot one that is not resident.
-    pub(super) fn retire(&mut self, slot: u32) {
-        self.take(slot);
-        self.retired[slot as usize / 64] |= 1 << (slot % 64);
-        self.retired_slots += 1;
+    /// The first free pages in a row, at most `pages_max`, whether they make a slot or not.
+    pub(super) fn first_free_pages(&self, pages_max: u32) -> Option<Range<u32>> {
+        let lost = self.used.or(&self.retired);
+        let start = lost.next(0, false);
+        let end = lost.next(start, true).min(start.saturating_add(pages_max));
+        (start < end).then_some(start..end)
     }
 
-    /// Makes a retired slot a free one.
-    pub(super) fn revive(&mut self, slot: u32) {
-        debug_assert!(self.is_retired(slot), "slot {slot} is not retired");
-        self.retired[slot as usize / 64] &= !(1 << (slot % 64));
-        self.retired_slots -= 1;
-        self.put(slot);
+    /// Free pages are given back to the kernel.
+    pub(super) fn retire(&mut self, pages: Range<u32>) {
+        self.retired.set(pages.clone(), true);
+        self.note_changed(pages);
     }
 
-    /// The lowest retired slot.
-    pub(super) fn first_retired(&self) -> Option<u32> {
-        let word = self.retired.iter().position(|word| *word != 0)?;
-        Some(word as u32 * 64 + self.retired[word].trailing_zeros())
+    /// Pages that are resident again, or for the first time, are free ones.
+    pub(super) fn revive(&mut self, pages: Range<u32>) {
+        self.retired.set(pages.clone(), false);
+        self.note_changed(pages);
     }
 
-    fn is_retired(&self, slot: u32) -> bool {
-        self.retired[slot as usize / 64] & (1 << (slot % 64)) != 0
+    /// Retired pages of a range.
+    pub(super) fn retired_in(&self, pages: Range<u32>) -> u32 {
+        self.retired.count_in(pages)
     }
 
-    /// The slots in use.
-    pub(super) fn used(&self) -> impl Iterator<Item = u32> + '_ {
-        (0..self.slots()).filter(|slot| !self.is_free(*slot) && !self.is_retired(*slot))
+    /// The first slots in a row of `order` that would be free if they were resident, of which at
+    /// most `pages_max` pages are not; as pages. With `known`, only where descriptors are.
+    pub(super) fn revivable(&self, order: u8, pages_max: u32, known: bool) -> Option<Range<u32>> {
+        let pages_of = |slot: u32| slot << order..(slot + 1) << order;
+        let is_wanted = |slot: &u32| {
+            let own = pages_of(*slot);
+            self.used.count_in(own.clone()) == 0 && self.retired.count_in(own) > 0
+        };
+        let slots = if known { self.descriptor_pages } else { CHUNK_PAGES } >> order;
+        let first = (0..slots).find(is_wanted)?;
+        let start = pages_of(first).start;
+        let fits = |slot: &u32| self.retired.count_in(start..pages_of(*slot).end) <= pages_max;
+        let last = (first..slots).take_while(|slot| is_wanted(slot) && fits(slot)).last()?;
+        Some(start..pages_of(last).end)
+    }
+
+    /// Whether it has a free slot of `order`, or would have one if it was cut for that.
+    pub(super) fn has_slot_of(&self, order: u8) -> bool {
+        let lost = self.used.or(&self.retired);
+        (0..CHUNK_PAGES >> order).any(|slot| lost.count_in(slot << order..(slot + 1) << order) == 0)
+    }
+
+    /// The first pages of the folios in it.
+    pub(super) fn folios(&self) -> impl Iterator<Item = u32> + '_ {
+        self.heads.iter()
     }
 }
 
@@ -191,43 +278,102 @@ impl Chunk {
 mod tests {
     use super::*;
 
+    /// The lowest free slot.
+    fn first_free(chunk: &Chunk) -> Option<u32> {
+        Some(chunk.free.next(0, true)).filter(|slot| *slot < chunk.slots())
+    }
+
+    fn chunk_of(order: u8, resident_pages: u32) -> Chunk {
+        let mut chunk = Chunk::vacant();
+        chunk.begin(0..resident_pages, order);
+        chunk
+    }
+
     #[test]
     fn every_slot_is_handed_out_once_at_every_order() {
         for order in 0..=ORDER_MAX {
-            let mut chunk = Chunk::vacant();
-            chunk.pages = CHUNK_PAGES - 5;
-            chunk.cut(order);
+            let mut chunk = chunk_of(order, CHUNK_PAGES - 5);
             let mut taken = Vec::new();
-            while let Some(slot) = chunk.first_free() {
+            while let Some(slot) = first_free(&chunk) {
                 chunk.take(slot);
                 taken.push(slot);
             }
             let expected = (CHUNK_PAGES - 5) >> order;
             assert_eq!(taken, (0..expected).collect::<Vec<_>>(), "order {order}");
-            assert_eq!((chunk.free_pages(), chunk.used().count()), (0, expected as usize));
+            assert_eq!((chunk.free_pages(), chunk.folios().count()), (0, expected as usize));
             for slot in taken {
-                chunk.put(slot);
+                chunk.put(slot << order);
             }
             assert!(chunk.is_empty());
         }
     }
 
     #[test]
-    fn a_retired_slot_is_neither_free_nor_used_nor_resident() {
+    fn a_retired_page_is_neither_free_nor_used_nor_resident() {
         for order in 0..ORDER_MAX {
-            let mut chunk = Chunk::vacant();
-            chunk.pages = CHUNK_PAGES;
-            chunk.cut(order);
+            let mut chunk = chunk_of(order, CHUNK_PAGES);
             let slots = chunk.slots();
             chunk.take(0);
-            chunk.retire(1);
-            assert_eq!((chunk.free_slots(), chunk.used_slots()), (slots - 2, 1));
-            assert_eq!(chunk.resident_pages(), CHUNK_PAGES - (1 << order));
-            assert_eq!(chunk.used().collect::<Vec<_>>(), [0]);
-            assert!(!chunk.is_free(1) && chunk.first_retired() == Some(1));
-            chunk.revive(1);
+            let second = 1 << order..2 << order;
+            chunk.retire(second.start..second.start + 1);
+            assert_eq!((chunk.free_slots(), chunk.used_pages()), (slots - 2, 1 << order));
+            assert_eq!(chunk.resident_pages(), CHUNK_PAGES - 1);
+            assert_eq!(chunk.folios().collect::<Vec<_>>(), [0]);
+            assert_eq!(chunk.revivable(order, 1, false), Some(second.clone()));
+            assert_eq!(chunk.revivable(order, 0, false), None);
+            chunk.revive(second);
             assert_eq!((chunk.free_slots(), chunk.resident_pages()), (slots - 1, CHUNK_PAGES));
-            assert_eq!(chunk.first_retired(), None);
+            assert_eq!(chunk.revivable(order, 512, false), None);
+        }
+    }
+
+    #[test]
+    fn a_chunk_that_is_cut_anew_serves_around_what_is_in_it() {
+        let mut chunk = chunk_of(4, CHUNK_PAGES);
+        for slot in 0..3 {
+            chunk.take(slot);
+        }
+        chunk.put(1 << 4);
+        chunk.cut(0);
+        assert_eq!((chunk.free_slots(), chunk.used_pages()), (CHUNK_PAGES - 32, 32));
+        assert!(!chunk.is_all_of(0) && first_free(&chunk) == Some(16));
+        chunk.take(16);
+        chunk.cut(4);
+        assert_eq!((chunk.free_slots(), first_free(&chunk)), (29, Some(3)));
+        assert!(!chunk.is_all_of(4), "a small folio is in it");
+        // Each folio gives back what it has, whatever the chunk is cut for.
+        chunk.put(0);
+        assert_eq!((chunk.free_slots(), first_free(&chunk)), (30, Some(0)));
+        chunk.put(16);
+        assert!(chunk.is_all_of(4) && chunk.is_free(1));
+        chunk.cut(9);
+        assert!(!chunk.has_slot_of(9) && chunk.has_slot_of(8));
+        chunk.put(32);
+        assert!(chunk.is_empty() && first_free(&chunk) == Some(0));
+    }
+
+    #[test]
+    fn folios_that_touch_each_other_are_told_apart() {
+        let mut random = fastrand::Rng::with_seed(1);
+        let mut chunk = chunk_of(0, CHUNK_PAGES);
+        let mut folios: Vec<(u32, u8)> = Vec::new();
+        for _ in 0..20_000 {
+            if random.bool() && !folios.is_empty() {
+                chunk.put(folios.swap_remove(random.usize(..folios.len())).0);
+            } else {
+                let order = random.u8(0..=5);
+                chunk.cut(order);
+                let Some(slot) = first_free(&chunk) else { continue };
+                chunk.take(slot);
+                folios.push((slot << order, order));
+            }
+            let mut firsts: Vec<_> = folios.iter().map(|folio| folio.0).collect();
+            firsts.sort_unstable();
+            assert_eq!(chunk.folios().collect::<Vec<_>>(), firsts);
+            let pages = folios.iter().map(|folio| 1 << folio.1).sum::<u32>();
+            assert_eq!((chunk.used_pages(), chunk.used.count()), (pages, pages));
+            let foreign = folios.iter().filter(|folio| folio.1 != chunk.order()).count();
+            assert_eq!(chunk.is_all_of(chunk.order()), foreign == 0);
         }
     }
 }

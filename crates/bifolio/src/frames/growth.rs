@@ -1,20 +1,28 @@
-//! Making chunks resident: in need, by whoever allocates; ahead of need, in the background; or all
+//! Making frames resident: in need, by whoever allocates; ahead of need, in the background; or all
 //! that are worth having, when the cache is built.
+//!
+//! Where the bound allows a whole chunk, that is one that was vacant, as a huge page. What is less
+//! than that goes where pages are retired, to the end of a chunk that is there in part: so a bound
+//! that is raised in small steps does not leave a part of a chunk behind with each, and address
+//! space does not run out before the bound does.
 //!
 //! The kernel zeroes 2 MiB for a chunk, which takes as long as several reads of the device; done
 //! ahead, no miss waits for it. Ahead of need the arena's lock is not held meanwhile: the chunk is
 //! charged and marked, and becomes everybody's when its pages are there.
 
-use super::arena::{Arena, DESCRIPTOR_BYTES, FRAME_BYTES, PAGE_BYTES, State};
+use super::arena::{Arena, DESCRIPTOR_BYTES, FRAME_BYTES, PAGE_BYTES, State, place_of};
 use super::chunk::{CHUNK_BYTES, CHUNK_PAGES, Chunk, Role};
 use crate::folio::{FolioId, Folios};
 use std::io;
+use std::ops::Range;
 
-/// A chunk on its way to be resident.
+/// Pages of a chunk on their way to be resident.
 #[derive(Debug)]
 struct Growth {
     chunk: usize,
-    pages: u32,
+    pages: Range<u32>,
+    /// How many of them are not resident yet.
+    new_pages: u32,
     /// Pages whose descriptors have been in use before.
     known_pages: u32,
     cost_bytes: u64,
@@ -24,12 +32,57 @@ impl State {
     /// Whether less than a chunk is free while the bound allows another whole one.
     pub(super) fn wants_chunk(&self) -> bool {
         let is_short = self.frame_pages > 0 && self.free_pages < u64::from(CHUNK_PAGES);
-        is_short && !self.is_growth_refused && self.affordable_pages(0) == CHUNK_PAGES
+        let has_place = self.vacant_chunks > 0 && !self.is_growth_refused;
+        is_short && has_place && self.affordable_pages(0) == CHUNK_PAGES
+    }
+
+    /// Pages that may be made resident for folios of `order`: a whole chunk, or, where the bound
+    /// ends, what is worth having. Some room is left for the tables then, so that a small cache
+    /// need not evacuate for each of them.
+    pub(super) fn affordable_pages(&self, order: u8) -> u32 {
+        let left = self.budget.left_bytes() / FRAME_BYTES;
+        if left >= u64::from(CHUNK_PAGES) {
+            return CHUNK_PAGES;
+        }
+        let worthwhile = (self.budget.bound_bytes / PAGE_BYTES / 8).min(64);
+        let pages = ((left - left / 16) >> order) << order;
+        if pages >= worthwhile.max(1) { pages as u32 } else { 0 }
+    }
+
+    /// Where pages for folios of `order` are to come, and which.
+    fn place_to_grow(&mut self, order: u8) -> Option<(usize, Range<u32>)> {
+        let pages_max = self.affordable_pages(order);
+        if pages_max == 0 {
+            // What was retired comes back page by page.
+            let left_pages = self.budget.left_bytes() / PAGE_BYTES;
+            return self.revivable(order, left_pages.min(CHUNK_PAGES.into()) as u32, true);
+        }
+        let whole = (pages_max == CHUNK_PAGES).then(|| self.vacant_chunk()).flatten();
+        if let Some(chunk) = whole {
+            return Some((chunk, 0..CHUNK_PAGES));
+        }
+        let revivable = self.revivable(order, pages_max, false);
+        revivable.or_else(|| Some((self.vacant_chunk()?, 0..pages_max)))
+    }
+
+    /// Retired pages in a chunk for folios of `order`.
+    fn revivable(&self, order: u8, pages_max: u32, known: bool) -> Option<(usize, Range<u32>)> {
+        if self.retired_pages == 0 || pages_max < 1 << order {
+            return None;
+        }
+        let chunks = self.chunks.iter().enumerate().filter(|(_, chunk)| chunk.is_for(order));
+        let mut found = chunks.filter_map(|(number, chunk)| {
+            Some((number, chunk.revivable(order, pages_max, known)?))
+        });
+        found.next()
     }
 
     /// The first chunk that is not in use. Those that never were cost nothing: there is address
     /// space for as many as the machine's memory, perhaps.
     fn vacant_chunk(&mut self) -> Option<usize> {
+        if self.vacant_chunks == 0 {
+            return None;
+        }
         let known = self.chunks.iter().position(|chunk| chunk.role == Role::Vacant);
         if known.is_none() && self.chunks.len() < self.chunks_max {
             self.chunks.push(Chunk::vacant());
@@ -38,33 +91,43 @@ impl State {
         known
     }
 
-    /// Charges the first vacant chunk, with so many pages.
-    fn begin_growth(&mut self, pages: u32) -> Option<Growth> {
-        let chunk = self.vacant_chunk()?;
-        let known_pages = self.chunks[chunk].descriptor_pages;
-        let descriptors = u64::from(pages.saturating_sub(known_pages));
-        let cost_bytes = u64::from(pages) * PAGE_BYTES + descriptors * DESCRIPTOR_BYTES;
-        if pages == 0 || !self.budget.try_take(cost_bytes) {
+    /// Charges pages of a chunk that are to be made resident.
+    fn begin_growth(&mut self, number: usize, pages: Range<u32>) -> Option<Growth> {
+        let chunk = &self.chunks[number];
+        let (new_pages, known_pages) = (chunk.retired_in(pages.clone()), chunk.descriptor_pages);
+        let descriptors = u64::from(pages.end.saturating_sub(known_pages));
+        let cost_bytes = u64::from(new_pages) * PAGE_BYTES + descriptors * DESCRIPTOR_BYTES;
+        if new_pages == 0 || !self.budget.try_take(cost_bytes) {
             return None;
         }
-        self.chunks[chunk].role = Role::Growing;
-        self.frame_pages += u64::from(pages);
-        Some(Growth { chunk, pages, known_pages, cost_bytes })
+        if chunk.role == Role::Vacant {
+            self.chunks[number].role = Role::Growing;
+            self.vacant_chunks -= 1;
+        }
+        self.frame_pages += u64::from(new_pages);
+        Some(Growth { chunk: number, pages, new_pages, known_pages, cost_bytes })
+    }
+
+    /// Takes back what [`Self::begin_growth`] did.
+    fn cancel_growth(&mut self, growth: &Growth) {
+        if self.chunks[growth.chunk].role == Role::Growing {
+            self.chunks[growth.chunk].role = Role::Vacant;
+            self.vacant_chunks += 1;
+        }
+        self.frame_pages -= u64::from(growth.new_pages);
+        self.budget.give_back(growth.cost_bytes);
     }
 }
 
 impl Arena {
-    /// Makes a vacant chunk resident, if the bound allows one worth having.
-    pub(super) fn add_chunk(
-        &self,
-        state: &mut State,
-        order: u8,
-        folios: &Folios,
-    ) -> io::Result<Option<usize>> {
-        let pages = state.affordable_pages(order);
-        let Some(growth) = state.begin_growth(pages) else { return Ok(None) };
+    /// Makes frames resident for folios of `order`, if the bound allows what is worth having;
+    /// whether there is a free slot more.
+    pub(super) fn grow(&self, state: &mut State, order: u8, folios: &Folios) -> io::Result<bool> {
+        let Some((chunk, pages)) = state.place_to_grow(order) else { return Ok(false) };
+        let Some(growth) = state.begin_growth(chunk, pages) else { return Ok(false) };
         let populated = self.populate(&growth);
-        self.end_growth(state, growth, order, populated, folios).map(Some)
+        self.end_growth(state, &growth, order, populated, folios)?;
+        Ok(true)
     }
 
     /// Makes a chunk resident that will be needed soon; whether there was one.
@@ -90,7 +153,8 @@ impl Arena {
     fn grow_if(&self, wants: impl Fn(&State) -> bool, folios: &Folios) -> io::Result<bool> {
         let growth = {
             let mut state = self.state.lock();
-            let growth = if wants(&state) { state.begin_growth(CHUNK_PAGES) } else { None };
+            let vacant = if wants(&state) { state.vacant_chunk() } else { None };
+            let growth = vacant.and_then(|chunk| state.begin_growth(chunk, 0..CHUNK_PAGES));
             state.is_growing = growth.is_some();
             self.publish(&state);
             growth
@@ -99,51 +163,65 @@ impl Arena {
         let populated = self.populate(&growth);
         let mut state = self.state.lock();
         let order = state.last_order;
-        let ended = self.end_growth(&mut state, growth, order, populated, folios);
+        let ended = self.end_growth(&mut state, &growth, order, populated, folios);
         state.is_growth_refused = ended.is_err();
         state.is_growing = false;
         self.grown.notify_all();
         self.publish(&state);
-        ended.map(|_| true)
+        ended.map(|()| true)
     }
 
     fn populate(&self, growth: &Growth) -> io::Result<()> {
-        let offset_bytes = growth.chunk * CHUNK_BYTES as usize;
-        let frame_bytes = growth.pages as usize * PAGE_BYTES as usize;
-        let huge = self.may_use_huge_pages() && growth.pages == CHUNK_PAGES;
-        self.memory.populate(offset_bytes, frame_bytes, huge, &self.features)
+        let (offset_bytes, bytes) = place_of(growth.chunk, &growth.pages);
+        let is_whole = growth.pages == (0..CHUNK_PAGES);
+        if !is_whole && !self.keep_small(growth.chunk) {
+            return Err(io::ErrorKind::OutOfMemory.into());
+        }
+        let huge = self.may_use_huge_pages() && is_whole;
+        self.memory.populate(offset_bytes, bytes, huge, &self.features)
     }
 
-    /// Cuts a chunk whose pages are there into slots of `order`, or takes everything back.
+    /// Makes pages that are there free ones, in a chunk that was vacant as slots of `order`; or
+    /// takes everything back.
     fn end_growth(
         &self,
         state: &mut State,
-        growth: Growth,
+        growth: &Growth,
         order: u8,
         populated: io::Result<()>,
         folios: &Folios,
-    ) -> io::Result<usize> {
-        let Growth { chunk: number, pages, known_pages, cost_bytes } = growth;
+    ) -> io::Result<()> {
+        let Growth { chunk: number, ref pages, new_pages, known_pages, .. } = *growth;
         if let Err(error) = populated {
-            let offset_bytes = number * CHUNK_BYTES as usize;
-            let _ = self.memory.release(offset_bytes, pages as usize * PAGE_BYTES as usize);
-            state.chunks[number].role = Role::Vacant;
-            state.frame_pages -= u64::from(pages);
-            state.budget.give_back(cost_bytes);
+            let (offset_bytes, bytes) = place_of(number, pages);
+            let _ = self.memory.release(offset_bytes, bytes);
+            state.cancel_growth(growth);
             return Err(error);
         }
-        if pages > known_pages {
+        if pages.end > known_pages {
             let first_new = FolioId(number as u32 * CHUNK_PAGES + known_pages);
-            folios.init_free(first_new, (pages - known_pages) as usize);
+            folios.init_free(first_new, (pages.end - known_pages) as usize);
         }
+        state.unused_pages += u64::from(new_pages);
         let chunk = &mut state.chunks[number];
-        chunk.pages = pages;
-        chunk.descriptor_pages = known_pages.max(pages);
-        chunk.cut(order);
-        self.tell_if_whole(chunk, number);
-        state.free_pages += u64::from(state.chunks[number].free_pages());
+        chunk.descriptor_pages = known_pages.max(pages.end);
+        if chunk.role == Role::Growing {
+            chunk.begin(pages.clone(), order);
+            state.retired_pages += u64::from(CHUNK_PAGES - new_pages);
+            state.free_pages += u64::from(chunk.free_pages());
+        } else {
+            let free_before = u64::from(chunk.free_pages());
+            chunk.revive(pages.clone());
+            state.retired_pages -= u64::from(new_pages);
+            state.free_pages += u64::from(chunk.free_pages()) - free_before;
+            if chunk.retired_pages() == 0 && self.may_use_huge_pages() {
+                let offset_bytes = number * CHUNK_BYTES as usize;
+                self.memory.prefer_huge_pages_in(offset_bytes, CHUNK_BYTES as usize);
+            }
+        }
+        self.tell_if_whole(&state.chunks[number], number);
         state.list(number);
-        Ok(number)
+        Ok(())
     }
 }
 
@@ -151,7 +229,8 @@ impl Arena {
 mod tests {
     use super::*;
     use crate::config::HugePages;
-    use crate::sys::probe::Features;
+    use crate::sys::memory::kernel_flags;
+    use crate::sys::probe::{Feature, Features};
 
     #[test]
     fn a_chunk_where_the_bound_ends_leaves_room_for_tables() {
@@ -175,14 +254,42 @@ mod tests {
     #[test]
     fn chunks_that_were_never_in_use_cost_nothing_and_no_more_come_than_fit() {
         let features = || Features::probe(&[]);
-        let folios = Folios::without_reaper(3 * CHUNK_PAGES as usize);
-        let bound_bytes = 5 * CHUNK_BYTES;
+        let chunks_max = Arena::chunks_max(CHUNK_BYTES);
+        let pages_max = chunks_max as usize * CHUNK_PAGES as usize;
+        let folios = Folios::without_reaper(pages_max);
+        let bound_bytes = 2 * chunks_max * CHUNK_BYTES;
         let large = Arena::new(bound_bytes, 1 << 40, HugePages::Never, features()).unwrap();
         assert_eq!(large.state.lock().chunks.capacity(), 0);
         assert!(large.allocate(0, None, &folios).unwrap().is_some());
         assert_eq!(large.state.lock().chunks.len(), 1);
-        let small = Arena::new(bound_bytes, 3 * CHUNK_BYTES, HugePages::Never, features()).unwrap();
+        let small = Arena::new(bound_bytes, CHUNK_BYTES, HugePages::Never, features()).unwrap();
         let found = (0..).take_while(|_| small.allocate(0, None, &folios).unwrap().is_some());
-        assert_eq!(found.count(), 3 * CHUNK_PAGES as usize);
+        assert_eq!(found.count(), pages_max);
+        assert_eq!(small.obtainable_pages(), 0, "no place is left for what the bound allows");
+    }
+
+    #[test]
+    fn the_kernel_makes_no_huge_page_of_a_chunk_with_holes() {
+        let features = Features::probe(&[]);
+        if !features.has(Feature::TransparentHugePages) {
+            return;
+        }
+        let folios = Folios::without_reaper(16 * CHUNK_PAGES as usize);
+        let pages = u64::from(CHUNK_PAGES);
+        let bound_bytes = (pages + 200) * FRAME_BYTES;
+        let arena = Arena::new(bound_bytes, 4 * CHUNK_BYTES, HugePages::Auto, features).unwrap();
+        let may_be_huge = |frame: u64| {
+            let flags = kernel_flags(arena.base().wrapping_add((frame * PAGE_BYTES) as usize));
+            !flags.contains(&"nh".to_owned()) && flags.contains(&"hg".to_owned())
+        };
+        let all = (0..pages + 188).map(|_| arena.allocate(0, None, &folios).unwrap().unwrap());
+        let all: Vec<_> = all.collect();
+        assert!(may_be_huge(0) && !may_be_huge(pages), "a whole one, and part of one");
+        arena.free(all[7]);
+        assert_eq!(arena.retire_pages(1), 1);
+        assert!(!may_be_huge(0), "it has a hole");
+        arena.set_bound(2 * pages * FRAME_BYTES);
+        arena.allocate(0, None, &folios).unwrap().unwrap();
+        assert!(may_be_huge(0) && !may_be_huge(pages), "it is whole again");
     }
 }

@@ -15,6 +15,7 @@
 //!   that lock orders the last life of a frame before the next.
 
 mod arena;
+mod bits;
 mod budget;
 mod chunk;
 mod fault_errors;
@@ -30,7 +31,7 @@ mod staging;
 mod stores;
 mod watcher;
 
-pub(crate) use arena::Arena;
+pub(crate) use arena::{Arena, Evacuation, Purpose};
 pub(crate) use chunk::{CHUNK_BYTES, CHUNK_PAGES};
 pub(crate) use orphans::Orphans;
 pub(crate) use region::{FAULT_CLOCK, Refusal, Region};

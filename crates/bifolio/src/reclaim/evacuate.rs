@@ -1,11 +1,12 @@
 //! Evacuating a chunk: its last folios are evicted wherever they stand in the lists, so that the
-//! chunk can serve another folio size, or go back to the kernel.
+//! chunk can serve another folio size, or go back to the kernel. Folios that are pinned, or have
+//! nowhere to go, stay; what lies around them serves the other size.
 
 use super::pageout::Verdict;
 use super::scan::ScanCounts;
-use super::{Reclaim, Turn};
+use super::{ROUND_PAGES, Reclaim, Turn};
 use crate::folio::FolioId;
-use crate::frames::FrameKind;
+use crate::frames::{Evacuation, FrameKind, Purpose};
 use crate::lru::ListKind;
 use crate::stats::Counter;
 
@@ -13,36 +14,50 @@ use crate::stats::Counter;
 const CHUNKS_TRIED_MAX: usize = 8;
 
 impl Reclaim {
-    /// Empties a chunk of another order, for a folio. Failing that, gives one back that is too
-    /// small for such a folio: a whole one may take its place. For a page of a region, gives any
-    /// back.
+    /// Empties a chunk for a folio, or as much of one as can be. Failing that, gives one back of
+    /// which too little is resident for such a folio: a whole one may take its place. For a page of
+    /// a region, gives any back, or free frames of what stays.
     pub(super) fn evacuate_for(&self, turn: &Turn<'_>, kind: FrameKind) -> ScanCounts {
-        let FrameKind::Arena { order, .. } = kind else { return self.evacuate_to_release(turn) };
-        let wanted_pages = 1 << order;
-        let fits = |other, pages| other != order && pages >= wanted_pages;
-        let mut counts = self.evacuate(turn, fits, false);
-        if counts.reclaimed_pages == 0 {
-            counts.add(&self.evacuate(turn, |_, pages| pages < wanted_pages, true));
+        let arena = &self.memory.arena;
+        let FrameKind::Arena { order, .. } = kind else {
+            let (mut counts, is_gained) = self.evacuate_any(turn);
+            if !is_gained {
+                counts.reclaimed_pages += u64::from(arena.retire_pages(ROUND_PAGES as u32));
+            }
+            return counts;
+        };
+        let purpose = Purpose::Order(order);
+        let next = |tried: &[usize]| arena.begin_evacuation(purpose, tried);
+        let (mut counts, is_gained) = self.evacuate(turn, next, purpose);
+        if !is_gained {
+            let next = |tried: &[usize]| arena.begin_evacuation_of_part(order, tried);
+            counts.add(&self.evacuate(turn, next, Purpose::Vacate).0);
         }
         counts
     }
 
     /// Empties any chunk and gives it back to the kernel.
     pub(super) fn evacuate_to_release(&self, turn: &Turn<'_>) -> ScanCounts {
-        self.evacuate(turn, |_, _| true, true)
+        self.evacuate_any(turn).0
     }
 
+    fn evacuate_any(&self, turn: &Turn<'_>) -> (ScanCounts, bool) {
+        let next = |tried: &[usize]| self.memory.arena.begin_evacuation(Purpose::Vacate, tried);
+        self.evacuate(turn, next, Purpose::Vacate)
+    }
+
+    /// Empties the chunks that `next` names until something is gained; whether anything was.
     fn evacuate(
         &self,
         turn: &Turn<'_>,
-        wanted: impl Fn(u8, u32) -> bool,
-        release: bool,
-    ) -> ScanCounts {
+        next: impl Fn(&[usize]) -> Option<Evacuation>,
+        purpose: Purpose,
+    ) -> (ScanCounts, bool) {
         let memory = &self.memory;
         let mut counts = ScanCounts::default();
         let mut tried = Vec::new();
         while tried.len() < CHUNKS_TRIED_MAX {
-            let Some(evacuation) = memory.arena.begin_evacuation(&wanted, &tried) else { break };
+            let Some(evacuation) = next(&tried) else { break };
             if tried.is_empty() {
                 memory.lru.drain_all(&memory.folios);
             }
@@ -51,13 +66,13 @@ impl Reclaim {
                 let (verdict, pages) = self.evict_from_chunk(turn, *id);
                 counts.note(verdict, pages);
             }
-            if memory.arena.finish_evacuation(&evacuation, release) {
-                // An empty chunk is progress, even if it was empty before.
+            if memory.arena.finish_evacuation(&evacuation, purpose) {
+                // Room is progress, even if it was there before.
                 counts.reclaimed_pages = counts.reclaimed_pages.max(1);
-                break;
+                return (counts, true);
             }
         }
-        counts
+        (counts, false)
     }
 
     /// Evicts one folio of a chunk that is being emptied.

@@ -12,6 +12,7 @@
 //!      |         folio by folio: busy? used? dirty -> write out, evict      pageout.rs
 //!      |         row by row: what lies beside goes too, or moves away       rows.rs, relocate.rs
 //!      |       freed the wrong sizes? evacuate a chunk                      evacuate.rs
+//!      |       frames now? done, with the turn: nobody else was faster
 //!      '--- yes -- freed anything?
 //!                   | no: drain the batches, sweep both lists; still nothing?
 //!                   |     others are in the middle of something: wait a moment, again
@@ -21,7 +22,8 @@
 //! Invariants:
 //! - RECLAIM-1: a sweep looks at each folio once and is bounded by the lists' lengths; there are at
 //!   most [`SWEEPS_MAX`] of them in a row without a success, and a time limit while folios are
-//!   busy. So an allocation ends: with a frame or with an error.
+//!   busy, or others take what a round has freed. So an allocation ends: with a frame or with an
+//!   error.
 //! - RECLAIM-2: whoever takes folios off their tables for lack of memory holds `turn`. (On advice,
 //!   a handle keeps the file: `invalidate.rs`.) A file is freed only after its table is empty and
 //!   `turn` was taken once more: nobody in here looks at it.
@@ -29,7 +31,8 @@
 //! # Safety
 //! [`Turn::owner`] follows a folio's owner; the turn keeps that alive.
 //!
-//! Lock order: `turn`, then folio locks (only ever tried), then what `lru` and `writeback` take.
+//! Lock order: `rebounding`, `turn`, then folio locks (only ever tried), then what `lru` and
+//! `writeback` take.
 #![allow(unsafe_code)]
 
 mod background;
@@ -51,7 +54,7 @@ pub(crate) use background::Background;
 use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
 use crate::folio::{FolioId, FolioRef, LockedFolio};
-use crate::frames::{Arena, FrameKind};
+use crate::frames::{Arena, CHUNK_PAGES, FrameKind};
 use crate::lru::Memory;
 use crate::mapping::{PAGE_BYTES, Table};
 use crate::spill::{STEP_BYTES, Spill};
@@ -69,6 +72,8 @@ const ROUND_PAGES: u64 = 32;
 /// Sweeps without a success after which everything counts as pinned: a thread that holds a
 /// reference for a moment may have lost its CPU.
 const SWEEPS_MAX: u32 = 10;
+/// Rounds that free something, which is gone when the caller looks, after which it waits.
+const ROUNDS_MAX: u32 = 100;
 /// The pause between such sweeps: readers hold a batch for less.
 const SWEEP_PAUSE: Duration = Duration::from_millis(1);
 /// The fewest pages kept free ahead of need, if that is not too much of the bound: 2 MiB. Fewer
@@ -103,6 +108,8 @@ pub(crate) struct Reclaim {
     wait_max: Duration,
     /// RECLAIM-2.
     turn: Mutex<()>,
+    /// Held by whoever changes the bound: one failure puts back what it found.
+    rebounding: Mutex<()>,
     /// Asks the background thread to work, or to end.
     signal: background::Signal,
 }
@@ -142,6 +149,7 @@ impl Reclaim {
             drain_policy: config.drain_policy,
             wait_max: Duration::from_millis(config.reclaim_wait_ms_max),
             turn: Mutex::new(()),
+            rebounding: Mutex::new(()),
             signal: background::Signal::default(),
         }
     }
@@ -165,16 +173,16 @@ impl Reclaim {
     ///
     /// Blocks while others' I/O has to end first. The folio is free: `Folios::start` it.
     pub(crate) fn allocate(&self, kind: FrameKind) -> Result<FolioId> {
-        let (mut since, mut patience) = (None, Patience::new(self.wait_max));
-        loop {
-            if let Some(id) = self.take_frames(kind)? {
-                self.replace_frames(kind);
-                self.memory.note_stall(since);
-                return Ok(id);
-            }
+        let wanted_bytes = kind.pages() * PAGE_BYTES;
+        let (mut since, mut patience) = (None, Patience::new(self.wait_max, wanted_bytes));
+        let mut found = self.take_frames(kind)?;
+        while found.is_none() {
             since.get_or_insert_with(Instant::now);
-            self.reclaim_for(kind, &mut patience)?;
+            found = self.reclaim_for(kind, &mut patience)?;
         }
+        self.replace_frames(kind);
+        self.memory.note_stall(since);
+        Ok(found.expect("the loop ends with frames"))
     }
 
     /// As [`Self::allocate`], but waits for nobody: evicts only what is clean, and only if nobody
@@ -246,7 +254,7 @@ impl Reclaim {
 
     /// Charges metadata; evicts if it must.
     pub(crate) fn charge(&self, bytes: u64) -> Result<()> {
-        let mut patience = Patience::new(self.wait_max);
+        let mut patience = Patience::new(self.wait_max, PAGE_BYTES);
         while !self.arena().charge(bytes) {
             self.make_room_for_metadata(&mut patience)?;
         }
@@ -255,24 +263,27 @@ impl Reclaim {
 
     /// Charges the table page of `index` before it is touched; evicts if it must.
     pub(crate) fn charge_table(&self, table: &Table, index: u64) -> Result<()> {
-        let mut patience = Patience::new(self.wait_max);
+        let mut patience = Patience::new(self.wait_max, PAGE_BYTES);
         while !self.try_charge_table(table, index) {
             self.make_room_for_metadata(&mut patience)?;
         }
         Ok(())
     }
 
-    /// Charges what the slots of `pages` more pages of memory files cost, before they are made, so
-    /// that to spill a page takes no memory; evicts if it must. Refuses pages for which, with the
+    /// Charges what the slots of a folio more of a memory file cost, before it is made, so that to
+    /// spill a page takes no memory; evicts if it must. Refuses pages for which, with the
     /// spill full, only memory would be left that reads of spilled ones need.
-    pub(crate) fn charge_slots(&self, spill: &Spill, pages: u64) -> Result<()> {
+    pub(crate) fn charge_slots(&self, spill: &Spill, kind: FrameKind) -> Result<()> {
+        let pages = kind.pages();
         let bound_pages = self.arena().bound_pages();
         let memory_pages = bound_pages - bound_pages / PART_FOR_READS;
         if spill.pages() + pages > u64::from(spill.capacity_slots_max()) + memory_pages {
             let unwritten_pages = self.memory.unspilled_pages.load(Ordering::Relaxed);
-            return Err(self.full(ScanCounts { unwritten_pages, ..ScanCounts::default() }));
+            let counts = ScanCounts { unwritten_pages, ..ScanCounts::default() };
+            return Err(self.full(counts, pages * PAGE_BYTES));
         }
-        let mut patience = Patience::new(self.wait_max);
+        self.leave_room_for_reads(kind)?;
+        let mut patience = Patience::new(self.wait_max, PAGE_BYTES);
         while spill.is_short_for(pages) {
             if !self.arena().charge(STEP_BYTES) {
                 self.make_room_for_metadata(&mut patience)?;
@@ -283,6 +294,34 @@ impl Reclaim {
         Ok(())
     }
 
+    /// New pages of a memory file leave a few frames free for reads of what is spilled, and what
+    /// such a read brings is clean and can go for the next. So those pages can be read whatever the
+    /// reason is why no more can be spilled: a device that is full, or fails.
+    ///
+    /// (Who then writes to what was read makes its slot free, and that has storage for another.)
+    fn leave_room_for_reads(&self, kind: FrameKind) -> Result<()> {
+        let (arena, pages) = (self.arena(), kind.pages());
+        let kept_pages =
+            (self.low_pages() / 2).max(pages).min(arena.bound_pages() / PART_FOR_READS);
+        let kept_pages = kept_pages / pages * pages;
+        let (mut since, mut patience) = (None, Patience::new(self.wait_max, pages * PAGE_BYTES));
+        while !arena.has_room_for(kind, kept_pages + pages) {
+            since.get_or_insert_with(Instant::now);
+            let counts = self.free_a_round(kind);
+            self.decide(counts, &mut patience)?;
+        }
+        self.memory.note_stall(since);
+        Ok(())
+    }
+
+    /// Evicts what is wanted first, or else anything.
+    fn free_a_round(&self, kind: FrameKind) -> ScanCounts {
+        let turn = self.take_turn();
+        self.memory.counters.add(Counter::DirectReclaim, 1);
+        let counts = self.shrink(&turn, ROUND_PAGES.max(kind.pages()), WriteOut::Everything);
+        if counts.reclaimed_pages > 0 { counts } else { self.sweep(&turn) }
+    }
+
     fn make_room_for_metadata(&self, patience: &mut Patience) -> Result<()> {
         let counts = self.give_memory_back(1);
         self.decide(counts, patience)
@@ -290,9 +329,10 @@ impl Reclaim {
 
     /// Sets the bound, giving memory back first if it shrinks. On failure the old bound stands.
     pub(crate) fn set_bound(&self, bound_bytes: u64) -> Result<()> {
+        let _guard = self.rebounding.lock();
         let before_bytes = self.arena().usage().bound_bytes;
         self.arena().set_bound(bound_bytes);
-        let mut patience = Patience::new(self.wait_max);
+        let mut patience = Patience::new(self.wait_max, PAGE_BYTES);
         while self.arena().excess_bytes() > 0 {
             let excess_pages = self.arena().excess_bytes() / PAGE_BYTES;
             let counts = self.give_memory_back(excess_pages + 1);
@@ -319,29 +359,28 @@ impl Reclaim {
         drop(self.take_turn());
     }
 
-    /// One round for an allocation that found nothing: an error when there is no hope.
-    fn reclaim_for(&self, kind: FrameKind, patience: &mut Patience) -> Result<()> {
+    /// One round for an allocation that found nothing: frames, if it made some; an error when there
+    /// is no hope. Only an allocation tells whether there are frames, so it is tried whenever that
+    /// matters, with the turn: what a round has freed is its own first.
+    fn reclaim_for(&self, kind: FrameKind, patience: &mut Patience) -> Result<Option<FolioId>> {
         let counts = {
             let turn = self.take_turn();
-            patience.rounds += 1;
-            if self.arena().can_allocate(kind) {
-                // Somebody freed enough while we waited for our turn. When that happens again and
-                // again, others are faster, or empty a chunk each time we look: we wait for them.
-                if patience.rounds == 1 {
-                    return Ok(());
-                }
-                drop(turn);
-                let busy_pages = kind.pages();
-                return self.decide(ScanCounts { busy_pages, ..ScanCounts::default() }, patience);
+            // Somebody may have freed enough while we waited for our turn.
+            let found = self.take_frames(kind)?;
+            if found.is_some() {
+                return Ok(found);
             }
             self.memory.counters.add(Counter::DirectReclaim, 1);
             let mut counts =
                 self.shrink(&turn, ROUND_PAGES.max(kind.pages()), WriteOut::Everything);
-            if counts.reclaimed_pages > 0 && !self.arena().can_allocate(kind) {
+            if counts.reclaimed_pages > 0 {
+                let found = self.take_frames(kind)?;
+                if found.is_some() {
+                    return Ok(found);
+                }
                 // What went was of other sizes: empty a chunk of those.
                 counts.add(&self.evacuate_for(&turn, kind));
-            }
-            if counts.reclaimed_pages == 0 {
+            } else {
                 counts = self.sweep(&turn);
                 // What stays in the chunk has been counted by the sweep already, but for folios
                 // that somebody is just making: those are on no list yet.
@@ -349,14 +388,25 @@ impl Reclaim {
                 counts.reclaimed_pages += evacuated.reclaimed_pages;
                 counts.busy_pages = counts.busy_pages.max(evacuated.busy_pages);
             }
+            let found = self.take_frames(kind)?;
+            if found.is_some() {
+                return Ok(found);
+            }
             counts
         };
-        self.decide(counts, patience)
+        patience.rounds += 1;
+        if patience.rounds > ROUNDS_MAX {
+            // Others are faster, again and again: we wait for them.
+            let busy_pages = counts.busy_pages.max(kind.pages());
+            let counts = ScanCounts { reclaimed_pages: 0, busy_pages, ..counts };
+            return self.decide(counts, patience).map(|()| None);
+        }
+        self.decide(counts, patience).map(|()| None)
     }
 
-    /// Gives a chunk back to the kernel or, where pins keep each of them in use, single slots: as
-    /// many as `slots_max`, if that many can be emptied.
-    fn give_memory_back(&self, slots_max: u64) -> ScanCounts {
+    /// Gives a chunk back to the kernel or, where pins keep each of them in use, free frames: as
+    /// many as `pages_max`, if there are so many.
+    fn give_memory_back(&self, pages_max: u64) -> ScanCounts {
         let turn = self.take_turn();
         let evacuated = self.evacuate_to_release(&turn);
         if evacuated.reclaimed_pages > 0 {
@@ -370,15 +420,22 @@ impl Reclaim {
                 counts = self.sweep(&turn);
             }
         }
-        let retired = (0..slots_max).take_while(|_| self.arena().retire_slot()).count();
+        let mut left_pages = pages_max;
+        while left_pages > 0 {
+            let retired = self.arena().retire_pages(left_pages.min(CHUNK_PAGES.into()) as u32);
+            if retired == 0 {
+                break;
+            }
+            left_pages -= u64::from(retired);
+        }
         // Pages of regions have been given back as they went.
         let loose = used_bytes.saturating_sub(self.arena().usage().used_bytes) / PAGE_BYTES;
-        counts.reclaimed_pages = loose.max(retired as u64);
+        counts.reclaimed_pages = loose.max(pages_max - left_pages);
         counts
     }
 
     #[cold]
-    fn full(&self, counts: ScanCounts) -> Error {
+    fn full(&self, counts: ScanCounts, wanted_bytes: u64) -> Error {
         self.memory.counters.add(Counter::AllocationFailure, 1);
         let usage = self.arena().usage();
         ErrorKind::Full {
@@ -388,6 +445,9 @@ impl Reclaim {
             unspillable_bytes: self.unspillable_pages() * PAGE_BYTES,
             busy_bytes: counts.busy_pages * PAGE_BYTES,
             metadata_bytes: usage.used_bytes - usage.frame_bytes,
+            wanted_bytes,
+            free_bytes: usage.free_pages * PAGE_BYTES
+                + usage.bound_bytes.saturating_sub(usage.used_bytes),
         }
         .into()
     }
@@ -401,13 +461,13 @@ impl Reclaim {
     /// After a round: go on, wait a moment, or give up.
     fn decide(&self, counts: ScanCounts, patience: &mut Patience) -> Result<()> {
         if counts.reclaimed_pages > 0 {
-            patience.futile_sweeps = 0;
+            patience.note_progress();
             return Ok(());
         }
         patience.futile_sweeps += 1;
         let hopeless = counts.busy_pages == 0 && patience.futile_sweeps >= SWEEPS_MAX;
         if hopeless || patience.is_over() {
-            return Err(self.full(counts));
+            return Err(self.full(counts, patience.wanted_bytes));
         }
         self.memory.counters.add(Counter::AllocationWait, 1);
         std::thread::sleep(SWEEP_PAUSE);
@@ -418,6 +478,8 @@ impl Reclaim {
 /// How long an allocation has tried in vain.
 #[derive(Debug)]
 struct Patience {
+    /// What it wants, in one piece.
+    wanted_bytes: u64,
     rounds: u32,
     futile_sweeps: u32,
     wait_max: Duration,
@@ -425,11 +487,16 @@ struct Patience {
 }
 
 impl Patience {
-    fn new(wait_max: Duration) -> Self {
-        Self { rounds: 0, futile_sweeps: 0, wait_max, since: None }
+    fn new(wait_max: Duration, wanted_bytes: u64) -> Self {
+        Self { wanted_bytes, rounds: 0, futile_sweeps: 0, wait_max, since: None }
     }
 
-    /// The clock starts with the first futile sweep.
+    fn note_progress(&mut self) {
+        self.futile_sweeps = 0;
+        self.since = None;
+    }
+
+    /// The clock starts with the first futile sweep since there was progress.
     fn is_over(&mut self) -> bool {
         self.since.get_or_insert_with(Instant::now).elapsed() > self.wait_max
     }

@@ -85,6 +85,27 @@ impl Reservation {
         let _ = self.advise(0, self.length_bytes, Advice::LinuxNoHugepage);
     }
 
+    /// As [`Self::refuse_huge_pages`], for a part; from now on the kernel makes no huge page of it
+    /// by itself either.
+    ///
+    /// # Errors
+    /// The kernel has no room to note it. One without huge pages has nothing to refuse.
+    pub(crate) fn refuse_huge_pages_in(
+        &self,
+        offset_bytes: usize,
+        length_bytes: usize,
+    ) -> io::Result<()> {
+        match self.advise(offset_bytes, length_bytes, Advice::LinuxNoHugepage) {
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(()),
+            other => other,
+        }
+    }
+
+    /// Lets the kernel make huge pages of a part. A refusal only means base pages.
+    pub(crate) fn prefer_huge_pages_in(&self, offset_bytes: usize, length_bytes: usize) {
+        let _ = self.advise(offset_bytes, length_bytes, Advice::LinuxHugepage);
+    }
+
     /// Makes `length_bytes` from `offset_bytes` on resident, with huge pages if `huge`.
     ///
     /// Falls back to touching each page where the kernel has no `MADV_POPULATE_WRITE`.
@@ -96,8 +117,7 @@ impl Reservation {
         features: &Features,
     ) -> io::Result<()> {
         if huge {
-            // A refusal only means base pages; the kernel's own counters tell which it was.
-            let _ = self.advise(offset_bytes, length_bytes, Advice::LinuxHugepage);
+            self.prefer_huge_pages_in(offset_bytes, length_bytes);
         }
         if features.has(Feature::PopulateWrite) {
             return self.advise(offset_bytes, length_bytes, Advice::LinuxPopulateWrite);
@@ -195,6 +215,22 @@ impl Drop for Reservation {
     }
 }
 
+/// What the kernel notes about the mapping that has `address`: two letters a flag.
+#[cfg(test)]
+pub(crate) fn kernel_flags(address: *const u8) -> Vec<String> {
+    let has = |line: &str| {
+        let ends = line.split(' ').next().and_then(|range| range.split_once('-'));
+        let number = |text| usize::from_str_radix(text, 16).ok();
+        let ends = ends.and_then(|(start, end)| Some(number(start)?..number(end)?));
+        ends.is_some_and(|range| range.contains(&address.addr()))
+    };
+    let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    // The line of the range comes first, then what is known of it, then its flags.
+    let mut lines = maps.lines().skip_while(|line| !has(line));
+    let flags = lines.find_map(|line| line.strip_prefix("VmFlags:")).unwrap();
+    flags.split_whitespace().map(str::to_owned).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -229,19 +265,7 @@ mod tests {
     fn a_forked_child_can_be_spared_the_memory() {
         let memory = Reservation::new(2 * PAGE_BYTES, PAGE_BYTES).unwrap();
         memory.skip_on_fork().unwrap();
-        let address = memory.as_ptr().addr();
-        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
-        // The line of our range comes first, then what is known of it, then its flags.
-        let mut lines = maps.lines().skip_while(|line| !has(line, address));
-        let flags = lines.find_map(|line| line.strip_prefix("VmFlags:")).unwrap();
-        assert!(flags.split_whitespace().any(|flag| flag == "dc"), "{flags}");
-    }
-
-    /// Whether `line` begins with a range of addresses that has `address`.
-    fn has(line: &str, address: usize) -> bool {
-        let ends = line.split(' ').next().and_then(|range| range.split_once('-'));
-        let number = |text| usize::from_str_radix(text, 16).ok();
-        let ends = ends.and_then(|(start, end)| Some(number(start)?..number(end)?));
-        ends.is_some_and(|range| range.contains(&address))
+        let flags = kernel_flags(memory.as_ptr());
+        assert!(flags.contains(&"dc".to_owned()), "{flags:?}");
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::super::ways::*;
 use super::world::*;
-use crate::frames::CHUNK_BYTES;
+use crate::frames::{CHUNK_BYTES, Purpose};
 use crate::io::*;
 use crate::sys::probe::Feature;
 
@@ -90,8 +90,8 @@ fn a_chunk_that_goes_and_comes_back_is_read_into_its_new_pages() {
         let file = file_of(&directory, number);
         assert_eq!(read_by_ring(&world, &file), [number; PAGE]);
         assert_eq!(world.engine.registered_chunks(), 1, "the tests of this file test something");
-        let evacuation = world.arena.begin_evacuation(|_, _| true, &[]).unwrap();
-        assert!(world.arena.finish_evacuation(&evacuation, true), "nothing is in use");
+        let evacuation = world.arena.begin_evacuation(Purpose::Vacate, &[]).unwrap();
+        assert!(world.arena.finish_evacuation(&evacuation, Purpose::Vacate), "nothing is in use");
         assert_eq!(world.arena.usage().frame_bytes, 0);
         assert_eq!(world.engine.registered_chunks(), 0);
     }
@@ -105,7 +105,7 @@ fn a_slot_that_goes_and_comes_back_is_read_into_its_new_pages() {
     assert_eq!(read_by_ring(&world, &file_of(&directory, 1)), [1; PAGE]);
     assert_eq!(world.engine.registered_chunks(), 1);
     // The lowest free page: the one that was just read into.
-    assert!(world.arena.retire_slot());
+    assert_eq!(world.arena.retire_pages(1), 1);
     assert_eq!(world.engine.registered_chunks(), 0);
     assert_eq!(read_by_ring(&world, &file_of(&directory, 2)), [2; PAGE]);
     assert_eq!(world.engine.registered_chunks(), 0, "a chunk with a hole would fill it");
@@ -145,7 +145,7 @@ fn a_chunk_registered_in_one_ring_is_let_go_while_another_is_at_work() {
     queue.complete(0, |_, _| panic!("nothing was written to the pipe"));
     assert_eq!(read_by_ring(&world, &file), [1; PAGE]);
     assert_eq!(world.engine.registered_chunks(), 2, "one chunk in two rings");
-    assert!(world.arena.retire_slot());
+    assert_eq!(world.arena.retire_pages(1), 1);
     assert_eq!(world.engine.registered_chunks(), 0);
     assert_eq!(read_by_ring(&world, &file), [1; PAGE]);
     pipe.release();
@@ -179,7 +179,7 @@ fn a_chunk_let_go_between_push_and_submission_only_costs_another_call() {
     queue.complete(3, |(frames, tag), answer| {
         if tags.is_empty() {
             assert_eq!((tag, world.engine.registered_chunks()), ("second", 1));
-            assert!(world.arena.retire_slot());
+            assert_eq!(world.arena.retire_pages(1), 1);
         }
         assert_eq!(answer.unwrap(), PAGE);
         assert_eq!(frames.bytes(PAGE), [5; PAGE]);
