@@ -133,6 +133,7 @@ impl Spill {
     /// Has storage set aside for what is written next. For who is about to write, holds the turn to
     /// reclaim, and has no transfer in flight. Blocks for the file system.
     pub(crate) fn set_storage_aside(&self) {
+        self.slots.try_again();
         // The header's slot is none of the capacity.
         let limit = self.slots.capacity() + 1;
         self.stretches.reach(&*self.backing, || self.slots.next(), limit);
@@ -145,6 +146,13 @@ impl Spill {
     /// of it he gives back.
     pub(crate) fn take(&self, wanted_pages: u32, least_pages: u32) -> Option<SlotRun> {
         self.slots.take(wanted_pages, least_pages)
+    }
+
+    /// The storage has taken slots of which the caller is the owner, or refused to. While it
+    /// refuses more than it has, those that were written once are handed out, and no others but
+    /// one run a round.
+    pub(crate) fn note_written(&self, slots: SlotRun, is_written: bool) {
+        self.slots.note_written(slots, is_written);
     }
 
     /// Makes slots free again, of which the caller is the owner; they may be parts of several runs.

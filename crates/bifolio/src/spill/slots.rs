@@ -18,6 +18,10 @@
 //! is, and then the first one of a length after the cursor, are found exactly, in some thousand
 //! comparisons when the file has a TiB and is full of fragments.
 //!
+//! Storage may be refused for less than the capacity: the device is full. What was written once has
+//! storage, so then runs come from there, however short, and only one a round from beyond, to find
+//! out whether there is room again. Such a search looks at all steps.
+//!
 //! Metadata exists for slots up to the capacity, which grows by steps, as pages come to exist that
 //! may need a slot. It never shrinks: steps that were once needed stay, and what is freed in them
 //! is used again before anything grows.
@@ -68,6 +72,12 @@ struct State {
     group_reach: Vec<u16>,
     /// Where the next search begins.
     cursor: u32,
+    /// One more than the highest slot that was ever written.
+    written_end: u32,
+    /// The last write beyond that was refused.
+    is_refused: bool,
+    /// Whether one more may be tried all the same.
+    may_try: bool,
 }
 
 impl Slots {
@@ -88,15 +98,31 @@ impl Slots {
         debug_assert!(0 < least_pages && least_pages <= wanted_pages);
         debug_assert!(wanted_pages <= STEP_SLOTS, "{wanted_pages} pages");
         let mut state = self.state.lock();
-        let pages = wanted_pages.min(state.longest());
-        if pages < least_pages {
-            return None;
-        }
-        let run = SlotRun { first: state.find(pages)?, pages };
+        let run = state.choose(wanted_pages, least_pages)?;
         state.set(run, false);
-        state.cursor = run.first + pages;
-        self.used.fetch_add(pages, Ordering::Relaxed);
+        state.cursor = run.first + run.pages;
+        self.used.fetch_add(run.pages, Ordering::Relaxed);
         Some(run)
+    }
+
+    /// A run, whose owner the caller is, was written, or refused by the storage.
+    pub(super) fn note_written(&self, run: SlotRun, is_written: bool) {
+        let mut state = self.state.lock();
+        let end = run.first + run.pages;
+        if end > state.written_end {
+            state.is_refused = !is_written;
+            if is_written {
+                state.written_end = end;
+            } else {
+                // A smaller one may find room there.
+                state.cursor = state.written_end;
+            }
+        }
+    }
+
+    /// A round begins: if the storage refuses more, it is asked once more.
+    pub(super) fn try_again(&self) {
+        self.state.lock().may_try = true;
     }
 
     /// Where the next search begins.
@@ -144,6 +170,50 @@ impl Slots {
 }
 
 impl State {
+    /// The run of free slots that is handed out next.
+    fn choose(&mut self, wanted_pages: u32, least_pages: u32) -> Option<SlotRun> {
+        if self.is_refused {
+            let found = self.find_written(wanted_pages, least_pages);
+            if found.is_some() || !std::mem::replace(&mut self.may_try, false) {
+                return found;
+            }
+        }
+        let wanted_pages = if self.is_refused { least_pages } else { wanted_pages };
+        let pages = wanted_pages.min(self.longest());
+        if pages < least_pages {
+            return None;
+        }
+        Some(SlotRun { first: self.find(pages)?, pages })
+    }
+
+    /// The longest run of free slots that were written once, or the first one that is long enough.
+    fn find_written(&self, wanted_pages: u32, least_pages: u32) -> Option<SlotRun> {
+        let mut longest = SlotRun { first: 0, pages: 0 };
+        let mut last = longest;
+        let steps = self.written_end.div_ceil(STEP_SLOTS);
+        // From the cursor on, and round: a place that fails again and again is not the first each
+        // time.
+        let from = (self.cursor / STEP_SLOTS).min(steps);
+        for step in (from..steps).chain(0..from) {
+            let base = step * STEP_SLOTS;
+            for run in self.steps.get(step as usize).into_iter().flat_map(|step| step.runs(0)) {
+                let (first, end) = (base + run.start, (base + run.end).min(self.written_end));
+                let pages = end.saturating_sub(first);
+                let follows = first > 0 && last.first + last.pages == first;
+                let (first, pages) =
+                    if follows { (last.first, last.pages + pages) } else { (first, pages) };
+                last = SlotRun { first, pages };
+                if pages >= wanted_pages {
+                    return Some(SlotRun { first, pages: wanted_pages });
+                }
+                if pages > longest.pages {
+                    longest = last;
+                }
+            }
+        }
+        (longest.pages >= least_pages).then_some(longest)
+    }
+
     /// The longest run of free slots there is, at most [`STEP_SLOTS`].
     fn longest(&self) -> u32 {
         self.group_reach.iter().max().map_or(0, |reach| (*reach).into())

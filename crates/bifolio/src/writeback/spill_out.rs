@@ -115,6 +115,7 @@ impl<'a> WriteBatch<'a> {
     /// The slots of a run whose transfer has ended become its folios', or are free again.
     pub(super) fn settle_slots(&self, run: &Run<'a>, is_written: bool) {
         let (Some(spill), Some(slots)) = (self.inode.spill(), run.slots) else { return };
+        spill.note_written(slots, is_written);
         if !is_written {
             return spill.give_back(slots.first, slots.pages);
         }

@@ -138,6 +138,33 @@ fn a_page_whose_write_fails_stays_and_is_written_later() {
 }
 
 #[test]
+fn what_is_spilled_can_be_read_while_the_device_is_full() {
+    for folio_bytes in [PAGE, 4 * PAGE] {
+        for_each_storage(|storage| {
+            let (cache, file) = make(storage, folio_bytes);
+            // Less than the spill may have.
+            let end_bytes = 2 * MEMORY_BYTES;
+            let beyond = Fault::on(Call::Write).at(end_bytes..u64::MAX);
+            storage.backing.inject(beyond.forever().fails(libc::ENOSPC));
+            let error = fill(&file, 0..PAGES).unwrap_err();
+            assert!(matches!(error.kind(), ErrorKind::Full { .. }), "{error}");
+            let written = file.len() / folio_bytes * folio_bytes / PAGE;
+            assert!(written > (end_bytes + MEMORY_BYTES / 2) / PAGE, "only {written} pages");
+            for round in 0..3 {
+                all_are_right(&file, 0..written);
+                for index in (round..written).step_by(5) {
+                    file.write_all_at(&page_of(index), index * PAGE).unwrap();
+                }
+            }
+            storage.backing.heal();
+            fill(&file, written..PAGES).unwrap();
+            all_are_right(&file, 0..PAGES);
+            assert!(cache.stats().used_bytes <= cache.stats().bound_bytes);
+        });
+    }
+}
+
+#[test]
 fn a_spill_that_takes_nothing_is_no_room_and_loses_nothing() {
     for_each_storage(|storage| {
         let (cache, file) = make(storage, 4096);
