@@ -358,6 +358,16 @@ pub enum ErrorKind {
         /// Each file that is not durable, and why. All others are.
         failures: Vec<CloseFailure>,
     },
+    /// The kernel refused something that could neither be undone nor done without, for a page of a
+    /// map. What is resident can still be read; nothing else works any more, and nothing is written
+    /// out: build another cache, and begin with what the devices hold.
+    #[error("the cache cannot be relied upon any more: {what}: {source}")]
+    Poisoned {
+        /// What could not be done.
+        what: &'static str,
+        /// The kernel's answer.
+        source: Arc<std::io::Error>,
+    },
     /// The cache was closed.
     #[error("the cache is closed")]
     Closed,

@@ -12,6 +12,7 @@
 mod support;
 
 use bifolio::{Cache, CacheBuilder, ErrorKind, Feature, File, OpenOptions, Result};
+use bifolio_testing::{Call, Fault};
 use support::{assert_same, directory, random_file, read, read_all, run_alone, writable};
 
 const VARIABLE: &str = "BIFOLIO_TEST_FORK";
@@ -117,6 +118,37 @@ fn dropping_child() {
     cache.close().unwrap();
 }
 
+/// A child that drops a map of which a fault is being served.
+fn dropping_mapped_child() {
+    if !support::files_can_be_mapped() {
+        return;
+    }
+    let storage = support::Faulty::new(support::Way::Memory, 100_000, 5);
+    let cache = storage.builder(1 << 20).build().unwrap();
+    let file = cache.open_backing(storage.backing.clone(), &writable().mappable(true)).unwrap();
+    let map = file.map(0..file.len()).unwrap();
+    let gate = bifolio_testing::Gate::new();
+    storage.backing.inject(Fault::on(Call::Read).times(1).held(&gate));
+    let start = map.as_ptr().expose_provenance();
+    let toucher = std::thread::spawn(move || {
+        // SAFETY: a byte of a map that outlives this thread; nobody changes it.
+        unsafe { std::ptr::with_exposed_provenance::<u8>(start).read_volatile() }
+    });
+    gate.wait_for_arrivals(1);
+    let mut inherited = Some((map, file, cache));
+    let status = in_child(|| {
+        drop(inherited.take());
+        0
+    });
+    assert_eq!(status, 0);
+    gate.open();
+    assert_eq!(toucher.join().unwrap(), storage.bytes[0]);
+    let (map, file, cache) = inherited.unwrap();
+    assert_same(&read_all(&file), &storage.bytes);
+    drop((map, file));
+    cache.close().unwrap();
+}
+
 #[test]
 fn a_forked_child_gets_errors_and_the_parent_goes_on() {
     let masked = || Cache::builder().disable(Feature::WipeOnFork);
@@ -124,8 +156,9 @@ fn a_forked_child_gets_errors_and_the_parent_goes_on() {
         Ok("errors") => parent(Cache::builder()),
         Ok("masked") => parent(masked()),
         Ok("dropping") => dropping_child(),
+        Ok("mapped") => dropping_mapped_child(),
         _ => {
-            for value in ["errors", "masked", "dropping"] {
+            for value in ["errors", "masked", "dropping", "mapped"] {
                 run_alone("a_forked_child_gets_errors_and_the_parent_goes_on", VARIABLE, value);
             }
         }

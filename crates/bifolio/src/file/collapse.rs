@@ -43,7 +43,7 @@ impl File {
     /// ```
     pub fn collapse(&self, range: Range<u64>) -> Result<()> {
         let handle = &self.handle;
-        handle.check_usable()?;
+        handle.check_sound()?;
         handle.check_memory_file("collapse folios")?;
         handle.check_unmappable("collapse folios")?;
         let order = self.collapse_order(&range)?;

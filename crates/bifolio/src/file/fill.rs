@@ -88,6 +88,17 @@ impl Handle {
     /// none ([`Access`]), which then reads as zeros or lies behind the end. Blocks for the lock
     /// and for I/O.
     pub(super) fn find_folio(&self, index: u64, access: Access) -> Result<Option<Locked<'_>>> {
+        self.find_folio_while(index, access, None)
+    }
+
+    /// As [`Self::find_folio`]; none, too, if it is not wanted any more, which is asked now and
+    /// then while the lock is waited for.
+    pub(super) fn find_folio_while(
+        &self,
+        index: u64,
+        access: Access,
+        wants: Option<&dyn Fn() -> bool>,
+    ) -> Result<Option<Locked<'_>>> {
         let mapping = &self.inode.mapping;
         let memory = &*self.inode.memory;
         loop {
@@ -105,8 +116,12 @@ impl Handle {
                     // Locked and on its way to the device: it is to be evicted.
                     let is_leaving = folio.folio().flags.write_state().is_writing();
                     let since = is_leaving.then(Instant::now);
-                    let lock = folio.lock();
+                    let lock = match wants {
+                        Some(wants) => folio.lock_while(wants),
+                        None => Some(folio.lock()),
+                    };
                     memory.note_stall(since);
+                    let Some(lock) = lock else { return Ok(None) };
                     // It may have left the table while we waited for its lock.
                     if lock.owner() == self.inode.address() {
                         let locked = Locked { lock, folio, was_resident: true };
@@ -114,6 +129,7 @@ impl Handle {
                     }
                 }
                 Lookup::Absent(seen) => {
+                    self.check_sound()?;
                     let is_hole = self.inode.is_hole(seen);
                     if is_hole && !access.fills_holes() {
                         return Ok(None);
@@ -234,7 +250,7 @@ impl Handle {
     /// Puts a new folio, locked and not uptodate, into the table, where its first page is `index`
     /// and `seen` stands now.
     fn claim(&self, index: u64, seen: Entry, wait: Wait) -> Result<Claim<'_>> {
-        self.check_usable()?;
+        self.check_sound()?;
         let mapping = &self.inode.mapping;
         let memory = &*self.inode.memory;
         let order = mapping.order();

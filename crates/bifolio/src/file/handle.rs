@@ -37,13 +37,19 @@ impl Handle {
         self.registry.gate.check()
     }
 
+    /// Refuses what must not be done in a cache that is poisoned, or cannot be used at all.
+    pub(super) fn check_sound(&self) -> Result<()> {
+        self.check_usable()?;
+        self.inode.memory.soundness.check()
+    }
+
     pub(super) fn check_readable(&self) -> Result<()> {
         self.check_usable()?;
         if self.readable { Ok(()) } else { Err(self.not_opened_for("reading")) }
     }
 
     pub(super) fn check_writable(&self) -> Result<()> {
-        self.check_usable()?;
+        self.check_sound()?;
         if self.writable { Ok(()) } else { Err(self.not_opened_for("writing")) }
     }
 

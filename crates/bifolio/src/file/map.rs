@@ -19,6 +19,10 @@ pub(crate) struct MapGuard {
 
 impl Drop for MapGuard {
     fn drop(&mut self) {
+        if self.registry.gate.is_forked() {
+            // Locks may be held by threads that are not in this process.
+            return;
+        }
         if let Some((region, pages)) = &self.mapped {
             region.mapped().remove(pages);
             // So the file is closed by whoever drops it, and not by who served the last fault.
@@ -38,6 +42,7 @@ impl File {
         // Before the check: a close that comes between them finds the map.
         registry.gate.begin_map();
         let mut guard = MapGuard { registry, mapped: None };
+        handle.check_sound()?;
         handle.check_readable()?;
         let length_bytes = range.end.saturating_sub(range.start);
         handle.range_end(range.start, length_bytes)?;

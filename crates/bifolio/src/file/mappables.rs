@@ -62,7 +62,7 @@ impl Mappables {
         }
         let size = Regions::size_for(&reclaim.memory.arena, self.unmap_batch_folios);
         reclaim.charge(size.bytes())?;
-        let regions = Regions::new(size, &self.features);
+        let regions = Regions::new(size, &self.features, &reclaim.memory.soundness);
         if regions.is_err() {
             reclaim.memory.arena.uncharge(size.bytes());
         }

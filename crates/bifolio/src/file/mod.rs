@@ -172,7 +172,7 @@ impl File {
     /// the file is opened again, as nobody can tell what reached the device then; with a
     /// [`Backing`](crate::Backing) of your own that is yours to say.
     pub fn sync_data(&self) -> Result<()> {
-        self.handle.check_usable()?;
+        self.handle.check_sound()?;
         self.handle.inode.sync(&self.handle.error_cursor, None, false)
     }
 
@@ -181,7 +181,7 @@ impl File {
     /// # Errors
     /// As [`File::sync_data`].
     pub fn sync_all(&self) -> Result<()> {
-        self.handle.check_usable()?;
+        self.handle.check_sound()?;
         self.handle.inode.sync(&self.handle.error_cursor, None, true)
     }
 
@@ -195,7 +195,7 @@ impl File {
     /// # Errors
     /// As [`File::sync_data`]; a range beyond 2^63.
     pub fn sync_range(&self, range: Range<u64>) -> Result<()> {
-        self.handle.check_usable()?;
+        self.handle.check_sound()?;
         let length_bytes = range.end.saturating_sub(range.start);
         self.handle.range_end(range.start, length_bytes)?;
         self.handle.inode.sync(&self.handle.error_cursor, Some(range), false)

@@ -191,9 +191,10 @@ impl Registry {
         }
     }
 
-    /// Whether the cache may be used.
+    /// Whether the cache may be used, and can be relied upon.
     pub(crate) fn check(&self) -> Result<()> {
-        self.gate.check()
+        self.gate.check()?;
+        self.services.memory.soundness.check()
     }
 
     /// Opens a handle of the file that `backing` is.

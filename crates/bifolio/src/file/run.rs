@@ -164,15 +164,14 @@ impl Run {
             let group = if self.staged.is_some() { INSTALLED_TOGETHER } else { 1 };
             let group_end = self.folios.len().min(done + group);
             let (good_end, judged) = self.judge(folios, done..group_end, bytes);
-            let installed = self.install(done..good_end);
-            if installed.is_ok() {
-                for id in &self.folios[done..good_end] {
-                    let locked = Locked::adopt(folios, *id);
-                    inode.mapping.mark_uptodate(&locked.lock);
-                    visit(locked);
-                }
-                done = good_end;
+            // What raw writers see already stays, whatever becomes of the rest.
+            let (there, installed) = self.install(done..good_end);
+            for id in &self.folios[done..done + there] {
+                let locked = Locked::adopt(folios, *id);
+                inode.mapping.mark_uptodate(&locked.lock);
+                visit(locked);
             }
+            done += there;
             if let Err(error) = installed.and(judged) {
                 self.folios.drain(..done);
                 return Err(error);
@@ -214,13 +213,15 @@ impl Run {
         (group.end, Ok(()))
     }
 
-    /// Puts staged folios in their places.
-    fn install(&self, group: Range<usize>) -> Result<()> {
+    /// Puts staged folios in their places; how many are there then.
+    fn install(&self, group: Range<usize>) -> (usize, Result<()>) {
         let Some(staged) = self.staged.as_ref().filter(|_| !group.is_empty()) else {
-            return Ok(());
+            return (group.len(), Ok(()));
         };
         let pages = self.first + group.start as u64..self.first + group.end as u64;
-        self.inode.install(pages, staged.address(group.start), self.will_be_stored)
+        let source = staged.address(group.start);
+        let (there, outcome) = self.inode.install(pages, source, self.will_be_stored);
+        (there as usize, outcome)
     }
 }
 

@@ -170,7 +170,7 @@ impl File {
         let inode = &self.handle.inode;
         let mut page = [0; PAGE_BYTES as usize];
         page[..bytes.len()].copy_from_slice(bytes);
-        inode.install(locked.lock.index()..locked.lock.index() + 1, page.as_ptr(), true)?;
+        inode.install(locked.lock.index()..locked.lock.index() + 1, page.as_ptr(), true).1?;
         inode.mark_dirty(&locked.folio, &locked.lock);
         inode.mapping.mark_uptodate(&locked.lock);
         Ok(())

@@ -278,6 +278,11 @@ impl<'a> FolioRef<'a> {
         LockedFolio::lock(self.folio())
     }
 
+    /// As [`Self::lock`]; nothing if the lock is not wanted any more, which is asked now and then.
+    pub(crate) fn lock_while(&self, wants: &dyn Fn() -> bool) -> Option<LockedFolio<'a>> {
+        LockedFolio::lock_while(self.folio(), wants)
+    }
+
     /// Takes the folio lock if it is free.
     pub(crate) fn try_lock(&self) -> Option<LockedFolio<'a>> {
         LockedFolio::try_lock(self.folio())

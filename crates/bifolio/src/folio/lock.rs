@@ -41,6 +41,20 @@ impl FolioLock {
         }
     }
 
+    /// As [`Self::acquire`], but looks whether it still `wants` the lock about every millisecond.
+    /// Whether it has it.
+    fn acquire_while(&self, wants: &dyn Fn() -> bool) -> bool {
+        // Acquire: pairs with the Release in `release`. Who leaves has made it CONTENDED: at the
+        // worst one wake too many.
+        while self.0.swap(CONTENDED, Ordering::Acquire) != UNLOCKED {
+            if !wants() {
+                return false;
+            }
+            futex::wait_for(&self.0, CONTENDED, 1);
+        }
+        true
+    }
+
     pub(super) fn is_held(&self) -> bool {
         self.0.load(Ordering::Relaxed) != UNLOCKED
     }
@@ -64,6 +78,11 @@ impl<'a> LockedFolio<'a> {
     pub(super) fn lock(folio: &'a Folio) -> Self {
         folio.lock.acquire();
         Self { folio }
+    }
+
+    /// As [`Self::lock`]; nothing if the lock is not wanted any more, which is asked now and then.
+    pub(super) fn lock_while(folio: &'a Folio, wants: &dyn Fn() -> bool) -> Option<Self> {
+        folio.lock.acquire_while(wants).then(|| Self { folio })
     }
 
     /// Takes the lock if it is free.

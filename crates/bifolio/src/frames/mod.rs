@@ -27,6 +27,7 @@ mod region;
 mod region_reads;
 mod regions;
 mod rows;
+mod soundness;
 mod staging;
 mod stores;
 mod watcher;
@@ -38,6 +39,7 @@ pub(crate) use region::{FAULT_CLOCK, Refusal, Region};
 pub(crate) use region_reads::RegionReads;
 pub(crate) use regions::{Exit, Regions};
 pub(crate) use rows::ROW_PAGES;
+pub(crate) use soundness::Soundness;
 pub(crate) use staging::Staged;
 pub(crate) use watcher::ChunkWatcher;
 

@@ -78,6 +78,9 @@ enum Leftover {
     Held { orphans: SmallVec<[FolioId; 1]>, is_taken: bool },
 }
 
+/// How often the kernel is asked to unmap pages whose bytes nobody wants.
+const UNMAP_TRIES_MAX: u32 = 3;
+
 /// All of that.
 #[derive(Debug, Default)]
 struct Leftovers {
@@ -214,42 +217,49 @@ impl Region {
     /// # Safety
     /// `source` is readable for so many pages, and no part of a region.
     ///
+    /// Answers how many are there, from the first on: all, unless there is an error.
+    ///
     /// # Errors
-    /// The kernel has no memory. Those before the one it refused are there.
+    /// The kernel has no memory, or refuses something else.
     pub(crate) unsafe fn install(
         &self,
         pages: Range<u64>,
         source: *const u8,
         will_be_stored: bool,
-    ) -> io::Result<()> {
+    ) -> (u64, io::Result<()>) {
         let protect = self.is_tracked() && !will_be_stored;
         let source_of =
             |index: u64| source.wrapping_add(((index - pages.start) * PAGE_BYTES) as usize);
         let mut next = pages.start;
-        while next < pages.end {
+        let mut outcome = Ok(());
+        while next < pages.end && outcome.is_ok() {
             let range = self.range_of(&(next..pages.end));
             let (target, length_bytes) = (range.start, range.length_bytes);
             // SAFETY: the caller's contract, for the rest of the pages.
             let copied =
                 unsafe { self.userfault.copy(target, source_of(next), length_bytes, protect) };
             match copied {
-                Ok(()) => break,
+                Ok(()) => next = pages.end,
                 Err(CopyError { done_bytes, source: error }) => {
                     next += done_bytes as u64 / PAGE_BYTES;
-                    if error.kind() != io::ErrorKind::AlreadyExists {
-                        return Err(error);
-                    }
-                    // Whoever installs owns the page: what stands there is a leftover.
-                    // SAFETY: the caller's contract, for this page.
-                    next += u64::from(unsafe { self.take_place(next, source_of(next)) }?);
+                    outcome = match error.kind() {
+                        // Whoever installs owns the page: what stands there is a leftover.
+                        io::ErrorKind::AlreadyExists => {
+                            // SAFETY: the caller's contract, for this page.
+                            let taken = unsafe { self.take_place(next, source_of(next)) };
+                            taken.map(|is_there| next += u64::from(is_there))
+                        }
+                        _ => Err(error),
+                    };
                 }
             }
         }
+        let there = pages.start..next;
         if !protect && !will_be_stored && self.is_tracked() {
             // A raw writer came meanwhile: nothing will tell of his first stores to these.
-            self.note_stores(pages.clone())?;
+            outcome = outcome.and(self.note_stores(there.clone()));
         }
-        self.lift_poison(pages)
+        (next - pages.start, outcome.and(self.lift_poison(there)))
     }
 
     /// Pages count as stored to. (Where page tables tell, one that is not protected does.)
@@ -268,7 +278,12 @@ impl Region {
         for index in pages {
             if matches!(leftovers.at.get(&index), Some(Leftover::Poison)) {
                 leftovers.at.remove(&index);
-                self.regions.unpoison(&self.range_of(&(index..index + 1)))?;
+                let answer = self.regions.unpoison(&self.range_of(&(index..index + 1)));
+                // It is there, perhaps among others that are seen already, and cannot be touched.
+                answer.inspect_err(|error| {
+                    let told = io::Error::new(error.kind(), error.to_string());
+                    self.regions.soundness().lose("access to a page of a map is refused", told);
+                })?;
             }
         }
         self.note_leftovers(&leftovers);
@@ -462,7 +477,8 @@ impl Region {
             leftovers.at.remove(&index);
             self.note_leftovers(&leftovers);
             if !is_taken {
-                self.unmap_locked(index);
+                // The cache is poisoned if it fails.
+                let _ = self.unmap_locked(index);
             }
         }
     }
@@ -513,8 +529,7 @@ impl Region {
         if matches!(leftovers.at.remove(&index), Some(Leftover::Poison)) {
             self.regions.unpoison(&self.range_of(&(index..index + 1)))?;
         }
-        self.unmap_locked(index);
-        Ok(())
+        self.unmap_locked(index)
     }
 
     /// Lets pages that could not be read be tried again.
@@ -567,20 +582,32 @@ impl Region {
         self.has_leftovers.store(!leftovers.at.is_empty(), Ordering::Relaxed);
     }
 
-    /// Unmaps a page that was not given to readers, unless others had it before and hold it.
-    pub(crate) fn unmap(&self, index: u64) {
-        match self.leftovers.lock().at.get_mut(&index) {
-            Some(Leftover::Held { is_taken, .. }) => *is_taken = false,
-            _ => self.unmap_locked(index),
-        }
-    }
-
-    fn unmap_locked(&self, index: u64) {
+    fn unmap_locked(&self, index: u64) -> io::Result<()> {
         let range = self.range_of(&(index..index + 1));
         // SAFETY: a page of ours whose bytes nobody wants.
-        let unmapped = unsafe { self.regions.unmapper().unmap(std::slice::from_ref(&range)) };
-        if let Some(error) = unmapped.error {
-            log::error!("a page of a region cannot be unmapped: {error}");
+        unsafe { self.unmap_unwanted(std::slice::from_ref(&range)) }.map(drop)
+    }
+
+    /// Unmaps pages; answers how many flushes were asked for. Tries a few times: a page that the
+    /// table gives up and that stays would show old bytes, and take memory that nobody counts. If
+    /// the kernel goes on refusing, the cache is poisoned.
+    ///
+    /// # Safety
+    /// Pages of this region whose bytes nobody wants.
+    pub(crate) unsafe fn unmap_unwanted(&self, ranges: &[PageRange]) -> io::Result<u64> {
+        let (mut left, mut flushes, mut tries) = (ranges, 0, 0);
+        loop {
+            // SAFETY: some of the caller's.
+            let unmapped = unsafe { self.regions.unmapper().unmap(left) };
+            flushes += unmapped.flushes_asked;
+            let Some(error) = unmapped.error else { return Ok(flushes) };
+            left = &left[unmapped.ranges_done..];
+            tries += 1;
+            if tries == UNMAP_TRIES_MAX {
+                let told = io::Error::new(error.kind(), error.to_string());
+                self.regions.soundness().lose("pages of a map cannot be unmapped", told);
+                return Err(error);
+            }
         }
     }
 }

@@ -5,6 +5,7 @@
 
 use super::CHUNK_BYTES;
 use super::arena::{Arena, PAGE_BYTES};
+use super::soundness::Soundness;
 use super::staging::Staging;
 use super::stores::{FaultedStores, Stores};
 use crate::sync::{Mutex, MutexGuard};
@@ -31,6 +32,7 @@ const PAGES_MIN: u64 = 8;
 #[derive(Debug)]
 pub(crate) struct Regions {
     features: Features,
+    soundness: Arc<Soundness>,
     unmapper: Unmapper,
     staging: Arc<Staging>,
     exit: Mutex<Exit>,
@@ -91,11 +93,16 @@ impl Regions {
     }
 
     /// Makes resident what is needed, and has been charged.
-    pub(crate) fn new(size: RegionsSize, features: &Features) -> io::Result<Self> {
+    pub(crate) fn new(
+        size: RegionsSize,
+        features: &Features,
+        soundness: &Arc<Soundness>,
+    ) -> io::Result<Self> {
         let memory = |pages| memory_for_transfers(pages, size.huge, features);
         let (staging, exit) = (memory(size.staging_pages)?, memory(size.exit_pages)?);
         Ok(Self {
             features: features.clone(),
+            soundness: Arc::clone(soundness),
             unmapper: Unmapper::new(features),
             staging: Arc::new(Staging::new(staging)),
             exit: Mutex::new(Exit {
@@ -113,6 +120,11 @@ impl Regions {
     /// Where pages are on their way out; one thread's at a time.
     pub(crate) fn exit(&self) -> MutexGuard<'_, Exit> {
         self.exit.lock()
+    }
+
+    /// Whether the cache can be relied upon.
+    pub(crate) fn soundness(&self) -> &Soundness {
+        &self.soundness
     }
 
     /// Unmaps pages.

@@ -6,7 +6,7 @@
 
 use super::Lru;
 use crate::folio::{Folio, FolioId, Folios, Frozen, Reaper};
-use crate::frames::{Arena, Orphans, RegionReads};
+use crate::frames::{Arena, Orphans, RegionReads, Soundness};
 use crate::stats::{Counter, Counters};
 use crate::sync::AtomicU64;
 use std::io;
@@ -25,6 +25,7 @@ pub(crate) struct Memory {
     pub(crate) orphans: Arc<Orphans>,
     pub(crate) counters: Counters,
     pub(crate) region_reads: RegionReads,
+    pub(crate) soundness: Arc<Soundness>,
     /// Pages that are dirty, and pages being written out: one that is both counts twice.
     pub(crate) dirty_pages: Arc<AtomicU64>,
     /// The same of memory files, which have no backing: pages that are nowhere else.
@@ -45,6 +46,7 @@ impl Memory {
         Ok(Self {
             folios: Folios::new(descriptors_max, Box::new(grave))?,
             region_reads: RegionReads::new(&arena),
+            soundness: Arc::default(),
             arena,
             lru,
             orphans,

@@ -59,6 +59,8 @@ pub(super) enum Fate {
     Stays(Verdict),
     /// It was unmapped, is dirty, and is not to be written out now.
     Returns,
+    /// It was unmapped, and its last bytes cannot be had.
+    Lost(io::Error),
 }
 
 impl<'d, 't> Departure<'d, 't> {
@@ -93,6 +95,10 @@ impl<'d, 't> Departure<'d, 't> {
         let region = self.region;
         let _section = region.section();
         let is_tracked = region.is_tracked();
+        if self.inode.memory.soundness.is_lost() {
+            self.leavers.iter_mut().for_each(|leaver| leaver.fate = Fate::Stays(Verdict::Busy));
+            return 0;
+        }
         if is_tracked && let Err(error) = self.find_stores() {
             log::warn!("{}: stores cannot be looked for: {error}", self.inode.name());
             self.leavers.iter_mut().for_each(|leaver| leaver.fate = Fate::Stays(Verdict::Busy));
@@ -113,8 +119,10 @@ impl<'d, 't> Departure<'d, 't> {
         let (gone, staying, flushes) = self.unmap(&going, &ranges);
         self.inode.memory.counters.add(Counter::Unmap, gone.len() as u64);
         if is_tracked {
-            self.take_kept(&going);
-            self.find_late_stores(&gone, may_write);
+            match self.take_kept(&going) {
+                Ok(()) => self.find_late_stores(&gone, may_write),
+                Err(error) => self.give_up(&gone, &error),
+            }
         }
         self.stay(&staying);
         self.begin();
@@ -222,16 +230,22 @@ impl<'d, 't> Departure<'d, 't> {
     }
 
     /// B7: the last bytes of what was kept. (What was not unmapped after all goes on changing.)
-    fn take_kept(&mut self, going: &[usize]) {
+    fn take_kept(&mut self, going: &[usize]) -> io::Result<()> {
         // The copies of neighbours are neighbours.
         for row in going.chunk_by(|before, next| before + 1 == *next) {
             let (start, bytes) = (self.leavers[row[0]].copy.0.as_ptr(), row.len() * PAGE);
             // SAFETY: pages of the exit, which is ours.
-            if let Err(error) = unsafe { self.exit.keeper.take(start, bytes) } {
-                // They are in a pipe of this process and nowhere else, and it was asked for as much
-                // as it has, without a wait: to go on would be to lose them in silence.
-                panic!("{}: kept pages cannot be read: {error}", self.inode.name());
-            }
+            unsafe { self.exit.keeper.take(start, bytes) }?;
+        }
+        Ok(())
+    }
+
+    /// B7: the last bytes are in a pipe of this process and nowhere else, and it was asked for as
+    /// much as it has, without a wait: somebody else has read from it, or closed it.
+    fn give_up(&mut self, gone: &[usize], error: &io::Error) {
+        self.exit.keeper.discard();
+        for at in gone {
+            self.leavers[*at].fate = Fate::Lost(io::Error::new(error.kind(), error.to_string()));
         }
     }
 
@@ -264,7 +278,7 @@ impl<'d, 't> Departure<'d, 't> {
 
 impl Leaver<'_> {
     fn is_going(&self) -> bool {
-        !matches!(self.fate, Fate::Stays(_))
+        !matches!(self.fate, Fate::Stays(_) | Fate::Lost(_))
     }
 
     fn is_dirty(&self) -> bool {

@@ -177,6 +177,7 @@ impl Reclaim {
         let (mut since, mut patience) = (None, Patience::new(self.wait_max, wanted_bytes));
         let mut found = self.take_frames(kind)?;
         while found.is_none() {
+            self.memory.soundness.check()?;
             since.get_or_insert_with(Instant::now);
             found = self.reclaim_for(kind, &mut patience)?;
         }

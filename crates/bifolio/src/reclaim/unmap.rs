@@ -271,8 +271,13 @@ impl<'t> Unmapping<'t> {
             }
             Fate::Returns => {
                 let folio = frozen.unfreeze();
-                inode.put_back(&folio, &lock, copy);
-                (folio, Verdict::Dirty)
+                return self.put_back(inode, Left { lock, folio, copy }, Verdict::Dirty, counts);
+            }
+            Fate::Lost(error) => {
+                let folio = frozen.unfreeze();
+                let table_reference = inode.lose(&folio, &lock, error);
+                drop((lock, table_reference));
+                return;
             }
             Fate::Stays(verdict) => (inode.mapping.cancel_eviction(frozen, &lock), verdict),
         };
@@ -305,19 +310,33 @@ impl<'t> Unmapping<'t> {
     }
 
     /// The end of B9.
-    fn settle_written(&self, inode: &Inode, ended: Vec<Left<'t>>, counts: &mut ScanCounts) {
+    fn settle_written(&self, inode: &'t Inode, ended: Vec<Left<'t>>, counts: &mut ScanCounts) {
         for Left { lock, folio, copy } in ended {
             let is_dirty = lock.flags.write_state().is_dirty();
             let frozen = if is_dirty { Err(folio) } else { folio.try_freeze(1) };
             match frozen {
                 Ok(frozen) => self.evict(inode, lock, frozen, counts),
                 Err(folio) => {
-                    inode.put_back(&folio, &lock, copy);
-                    drop(lock);
                     let verdict = if is_dirty { Verdict::Unwritten } else { Verdict::Busy };
-                    self.keep(folio, verdict, counts);
+                    self.put_back(inode, Left { lock, folio, copy }, verdict, counts);
                 }
             }
+        }
+    }
+
+    /// The bytes of an unmapped folio go back to their place, and it stays; or it leaves the table.
+    fn put_back(
+        &self,
+        inode: &'t Inode,
+        left: Left<'t>,
+        verdict: Verdict,
+        counts: &mut ScanCounts,
+    ) {
+        let Left { lock, folio, copy } = left;
+        let table_reference = inode.put_back(&folio, &lock, copy);
+        drop(lock);
+        if table_reference.is_none() {
+            self.keep(folio, verdict, counts);
         }
     }
 }

@@ -17,6 +17,17 @@ pub(crate) fn wait(word: &AtomicU32, expected: u32) {
     let _ = futex::wait(word_of(word), futex::Flags::PRIVATE, expected, None);
 }
 
+/// As [`wait`], at the most for `milliseconds`.
+#[cfg(not(all(test, loom)))]
+pub(crate) fn wait_for(word: &AtomicU32, expected: u32, milliseconds: u32) {
+    let nanoseconds = i64::from(milliseconds) * 1_000_000;
+    let timeout = futex::Timespec {
+        tv_sec: nanoseconds / 1_000_000_000,
+        tv_nsec: nanoseconds % 1_000_000_000,
+    };
+    let _ = futex::wait(word_of(word), futex::Flags::PRIVATE, expected, Some(&timeout));
+}
+
 /// Wakes at most `count` threads that sleep on `word`.
 #[cfg(not(all(test, loom)))]
 pub(crate) fn wake(word: &AtomicU32, count: u32) {
@@ -26,7 +37,7 @@ pub(crate) fn wake(word: &AtomicU32, count: u32) {
 
 /// In a model run too: whoever nobody wakes is a deadlock, which the checker reports.
 #[cfg(all(test, loom))]
-pub(crate) use model::{wait, wake};
+pub(crate) use model::{wait, wait_for, wake};
 #[cfg(all(test, loom))]
 mod model {
     use crate::sync::{AtomicU32, Ordering};
@@ -46,6 +57,11 @@ mod model {
             SLEEPERS.with_borrow_mut(|sleepers| sleepers.push(sleeper));
             loom::thread::park();
         }
+    }
+
+    /// No time passes in a model run: it looks again.
+    pub(crate) fn wait_for(_word: &AtomicU32, _expected: u32, _milliseconds: u32) {
+        loom::thread::yield_now();
     }
 
     pub(crate) fn wake(word: &AtomicU32, count: u32) {

@@ -111,9 +111,11 @@ impl Pipe {
         while self.kept_bytes > 0 {
             match rustix::io::read(&self.reader, &mut scratch) {
                 Err(Errno::INTR) => {}
-                Ok(discarded_bytes @ 1..) => self.kept_bytes -= discarded_bytes,
-                // Nobody else reads from it, so what was counted is there.
-                other => unreachable!("reading a pipe: {other:?}"),
+                Ok(discarded_bytes @ 1..) => {
+                    self.kept_bytes = self.kept_bytes.saturating_sub(discarded_bytes);
+                }
+                // Somebody else has read from it, or has closed it: then there is nothing.
+                _ => self.kept_bytes = 0,
             }
         }
     }

@@ -120,10 +120,6 @@ impl Inode {
         locked: &LockedFolio<'_>,
     ) -> FolioRef<'a> {
         let folios = &self.memory.folios;
-        if let Some(region) = self.frames.region() {
-            // Some of its run may have been installed.
-            region.unmap(locked.index());
-        }
         if !self.is_memory_file() {
             return self.mapping.remove(folio, locked, folios, |_| Entry::HOLE);
         }

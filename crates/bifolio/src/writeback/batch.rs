@@ -23,6 +23,7 @@
 
 use super::dirty::InFlight;
 use super::inode::{Inode, pieces_of};
+use crate::error::Error;
 use crate::folio::{Folio, FolioRef, LockedFolio, WriteState};
 use crate::io::{IoError, Operation, Pieces, Queue, RUN_PAGES_MAX, Transfer};
 use crate::mapping::PAGE_BYTES;
@@ -281,6 +282,9 @@ impl<'a> WriteBatch<'a> {
     }
 
     pub(super) fn start(&mut self, folios: SmallVec<[Leaving<'a>; 1]>) {
+        if let Err(error) = self.inode.memory.soundness.check() {
+            return self.refuse(folios, error);
+        }
         if self.inode.spill().is_some() {
             return self.spill_run(folios);
         }
@@ -299,6 +303,22 @@ impl<'a> WriteBatch<'a> {
         let transfer =
             Transfer { backing, operation: Operation::Write, position_bytes: position, pieces };
         self.join(transfer, run);
+    }
+
+    /// What is in the folios is not certain: nothing is written any more, and they stay dirty.
+    #[cold]
+    fn refuse(&mut self, folios: SmallVec<[Leaving<'a>; 1]>, error: Error) {
+        let position = folios[0].folio.folio().index() * PAGE_BYTES;
+        let length_bytes = folios.len() as u64 * self.inode.mapping.folio_bytes();
+        let error = IoError {
+            file: self.inode.name(),
+            operation: Operation::Write,
+            position_bytes: position,
+            length_bytes,
+            source: std::io::Error::other(error),
+        };
+        let run = Run { folios, position, length: 0, slots: None };
+        self.end(run, Some(Arc::new(error)));
     }
 
     /// A transfer joins the line; those in front of it leave when they are worth a call.

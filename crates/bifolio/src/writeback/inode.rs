@@ -377,7 +377,7 @@ impl Inode {
         locked: &LockedFolio<'_>,
     ) -> Result<()> {
         if self.frames.region().is_some() {
-            self.install(locked.index()..locked.index() + 1, ZEROS.as_ptr(), false)?;
+            self.install(locked.index()..locked.index() + 1, ZEROS.as_ptr(), false).1?;
         } else {
             self.zero_folio_from(folio, locked, 0);
         }
@@ -386,7 +386,8 @@ impl Inode {
     }
 
     /// Puts the bytes of locked folios that are not uptodate, whole pages in a row, where readers
-    /// of a map see them; in the arena they are there already.
+    /// of a map see them; in the arena they are there already. Answers how many are there, from the
+    /// first on: all, unless there is an error.
     ///
     /// # Errors
     /// The kernel has no memory.
@@ -395,13 +396,13 @@ impl Inode {
         pages: Range<u64>,
         source: *const u8,
         will_be_stored: bool,
-    ) -> Result<()> {
-        let Some(region) = self.frames.region() else { return Ok(()) };
-        let count = pages.end - pages.start;
+    ) -> (u64, Result<()>) {
+        let Some(region) = self.frames.region() else { return (pages.end - pages.start, Ok(())) };
         // SAFETY: the callers give as many pages of memory of their own, in no region.
-        let installed = unsafe { region.install(pages, source, will_be_stored) };
-        self.memory.counters.add(Counter::MapIn, count);
-        installed.map_err(|source| ErrorKind::Memory { purpose: "a page of a map", source }.into())
+        let (there, installed) = unsafe { region.install(pages, source, will_be_stored) };
+        self.memory.counters.add(Counter::MapIn, there);
+        let refused = |source| ErrorKind::Memory { purpose: "a page of a map", source }.into();
+        (there, installed.map_err(refused))
     }
 
     /// So many bytes have been written to the backing. The caller shares `cutting`.

@@ -11,13 +11,15 @@ use super::inode::Inode;
 use crate::error::{Error, ErrorKind, Result};
 use crate::folio::{Flag, Folio, FolioId, FolioRef, Frozen, LockedFolio};
 use crate::io::RUN_PAGES_MAX;
-use crate::mapping::{Lookup, PAGE_BYTES};
+use crate::mapping::{Entry, Lookup, PAGE_BYTES};
 use smallvec::SmallVec;
 use std::ops::Range;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Between two attempts to get memory from the kernel.
 const PAUSE: Duration = Duration::from_millis(10);
+/// How long they go on: who waits holds the reclaim lock, and the lock of the folio.
+const PUT_BACK_MAX: Duration = Duration::from_secs(2);
 
 impl Inode {
     /// The folio, locked and perhaps frozen, holds bytes that were stored through a map.
@@ -44,20 +46,48 @@ impl Inode {
     }
 
     /// Puts the bytes of an unmapped folio back in their place, where readers find them, locked as
-    /// it is. Waits until the kernel has the memory for it: they are nowhere else.
-    pub(crate) fn put_back(&self, folio: &FolioRef<'_>, locked: &LockedFolio<'_>, copy: CopyAt) {
+    /// it is. If the kernel has no memory for it, waits for some, with a bound, where they are
+    /// nowhere else. Then the folio leaves the table: the table's reference is answered. Bytes that
+    /// were clean are read in anew; for those that are lost the cache is poisoned.
+    pub(crate) fn put_back<'a>(
+        &'a self,
+        folio: &FolioRef<'a>,
+        locked: &LockedFolio<'_>,
+        copy: CopyAt,
+    ) -> Option<FolioRef<'a>> {
         if !locked.flags.get(Flag::Uptodate) {
             // Allocated and never written: it had no page. Whoever fills it would wipe one that
             // raw writers have found meanwhile.
-            return;
+            return None;
         }
         let pages = locked.index()..locked.index() + 1;
         let is_dirty = locked.flags.write_state().is_dirty();
-        while let Err(error) = self.install(pages.clone(), copy.0.as_ptr(), is_dirty) {
-            log::error!("{}: {error}; {:?} waits for it", self.name(), folio.id());
+        let begun = Instant::now();
+        while let Err(error) = self.install(pages.clone(), copy.0.as_ptr(), is_dirty).1 {
+            if !is_dirty {
+                return Some(self.remove_unfilled(folio, locked));
+            }
+            if begun.elapsed() >= PUT_BACK_MAX || self.memory.soundness.is_lost() {
+                return Some(self.lose(folio, locked, std::io::Error::other(error)));
+            }
+            log::warn!("{}: {error}; {:?} waits for it", self.name(), folio.id());
             std::thread::sleep(PAUSE);
         }
         self.mapping.restore_ready(locked);
+        None
+    }
+
+    /// The bytes of an unmapped, dirty folio cannot be had back: the cache is poisoned, so that
+    /// nobody takes its place for a hole, or reads old bytes in. The table's reference is answered.
+    pub(crate) fn lose<'a>(
+        &'a self,
+        folio: &FolioRef<'a>,
+        locked: &LockedFolio<'_>,
+        error: std::io::Error,
+    ) -> FolioRef<'a> {
+        self.memory.soundness.lose("a page of a map cannot be put back", error);
+        self.forget_content(locked, folio.id());
+        self.mapping.remove(folio, locked, &self.memory.folios, |_| Entry::HOLE)
     }
 
     /// Pages with bytes of `range` that were stored to through maps are dirty from now on.

@@ -238,12 +238,9 @@ impl<'a> Removal<'a> {
         let indices = self.frozen.iter().map(|(frozen, _)| frozen.folio().index());
         let ranges: Vec<_> = indices.map(|index| region.range_of(&(index..index + 1))).collect();
         // SAFETY: pages of folios that are frozen, whose bytes nobody wants.
-        let unmapped = unsafe { region.regions().unmapper().unmap(&ranges) };
-        inode.memory.counters.add(Counter::UnmapFlush, unmapped.flushes_asked);
-        if let Some(error) = unmapped.error {
-            // Whoever fills such a page finds it there, and unmaps it.
-            log::error!("{}: pages cannot be unmapped: {error}", inode.name());
-        }
+        let flushes = unsafe { region.unmap_unwanted(&ranges) };
+        // Nobody fills such a page again if that failed: the cache is poisoned.
+        inode.memory.counters.add(Counter::UnmapFlush, flushes.unwrap_or(0));
         for (frozen, locked) in self.frozen.drain(..) {
             inode.forget_content(&locked, frozen.id());
             inode.mapping.end_eviction(&frozen, &locked, |_| Entry::HOLE);

@@ -11,12 +11,14 @@
 mod buffers;
 mod crash;
 mod cuts;
+mod drops;
 mod faults;
 mod kernel;
 mod lifetimes;
 mod locked;
 mod memory;
 mod model;
+mod poisoned;
 mod reads;
 mod setup;
 #[path = "../support/mod.rs"]

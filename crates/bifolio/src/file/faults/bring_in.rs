@@ -4,9 +4,10 @@ use super::super::access::Access;
 use super::super::batch::{Batch, Delivery};
 use super::super::fill::{RunClaim, Wait};
 use super::super::handle::Handle;
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::mapping::PAGE_BYTES;
 use crate::sync::Ordering;
+use crate::sys::memory::is_resident;
 use std::ops::Range;
 
 /// Pages that come with a page that is touched in order: 128 KiB, as the kernel does.
@@ -22,7 +23,11 @@ impl Handle {
     /// # Errors
     /// The first page that cannot be had: the storage's error, no memory, or it lies behind the end
     /// of the file.
-    pub(crate) fn bring_in(&self, pages: Range<u64>, is_write: bool) -> Result<(), Refused> {
+    pub(crate) fn bring_in(
+        &self,
+        pages: Range<u64>,
+        is_write: bool,
+    ) -> std::result::Result<(), Refused> {
         let mut left = pages;
         while left.start < left.end {
             left.start = self.bring_in_first(left.clone(), is_write)?;
@@ -30,8 +35,13 @@ impl Handle {
         Ok(())
     }
 
-    /// Brings in the first of `pages`, and perhaps more; one page behind those.
-    fn bring_in_first(&self, pages: Range<u64>, is_write: bool) -> Result<u64, Refused> {
+    /// Brings in the first of `pages`, and perhaps more; the first page that is to be looked at
+    /// next.
+    fn bring_in_first(
+        &self,
+        pages: Range<u64>,
+        is_write: bool,
+    ) -> std::result::Result<u64, Refused> {
         let index = pages.start;
         let mapping = &self.inode.mapping;
         let pages = index..pages.end.min(mapping.len_bytes().div_ceil(PAGE_BYTES));
@@ -41,7 +51,7 @@ impl Handle {
         }
         // Acquire: pairs with the Release in `unlink`, as in `claim_run`.
         let seen = mapping.table().load(index, Ordering::Acquire);
-        if seen.is_ready() {
+        if seen.is_ready() || seen.is_folio() && !self.is_missing(index) {
             return Ok(index + 1);
         }
         let claimed = if self.inode.is_absent(seen) {
@@ -57,11 +67,7 @@ impl Handle {
             if seen.is_folio() {
                 self.follow_passed_marks(index);
             }
-            let locked = self.lock_folio(index, Access::Cache).map_err(refused)?;
-            if is_write && !locked.was_resident {
-                self.inode.mark_stored(&locked.lock, locked.folio.id());
-            }
-            return Ok(index + 1);
+            return self.await_page(index, is_write).map_err(refused);
         };
         let end = run.first_page() + run.pages();
         run.will_be_stored = is_write && run.pages() == 1;
@@ -95,5 +101,27 @@ impl Handle {
             }
             None => Ok(end),
         }
+    }
+
+    /// Waits for a page that somebody else brings in, or puts zeros in a hole; which page is to be
+    /// looked at next.
+    fn await_page(&self, index: u64, is_write: bool) -> Result<u64> {
+        let is_missing = || self.is_missing(index);
+        let Some(locked) = self.find_folio_while(index, Access::Cache, Some(&is_missing))? else {
+            // It came meanwhile, or is behind the end.
+            return Ok(index);
+        };
+        if is_write && !locked.was_resident {
+            self.inode.mark_stored(&locked.lock, locked.folio.id());
+        }
+        Ok(index + 1)
+    }
+
+    /// Whether the kernel finds no page there. Where there is one whose lock somebody has, who
+    /// touched it can go on: the lock may be held for as long as a caller likes, one who is about
+    /// to touch another page.
+    fn is_missing(&self, index: u64) -> bool {
+        let region = self.inode.frames.region();
+        region.is_none_or(|region| !is_resident(region.address(index)))
     }
 }

@@ -3,10 +3,15 @@
 //! Whoever serves a fault has the file open for that time. The thread that met the fault goes on a
 //! moment earlier: if it drops the last map then, the file would be closed, and its last bytes
 //! written, by whoever serves, some time later. So a map that is dropped waits for the services
-//! that have begun.
+//! that have begun; not for ever, because one of them may be waiting for something that the dropper
+//! holds.
 
 use crate::sync::{Condvar, Mutex};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long a map that is dropped waits: a service that takes longer closes the file.
+const WAIT_MAX: Duration = Duration::from_secs(1);
 
 /// See the head of the file.
 #[derive(Debug, Default)]
@@ -38,12 +43,14 @@ impl Underway {
         Service { underway: Arc::clone(self), number }
     }
 
-    /// Waits until all that have begun have ended.
+    /// Waits until all that have begun have ended, for a second at the most.
     pub(in crate::file) fn wait_for_begun(&self) {
         let mut state = self.state.lock();
-        let begun = state.begun;
+        let (begun, until) = (state.begun, Instant::now() + WAIT_MAX);
         while state.running.iter().any(|number| *number <= begun) {
-            self.ended.wait(&mut state);
+            if self.ended.wait_until(&mut state, until).timed_out() {
+                return;
+            }
         }
     }
 }

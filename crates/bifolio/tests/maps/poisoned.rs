@@ -1,0 +1,254 @@
+//! What the kernel refuses in the middle of things: nothing that was seen is lost in silence.
+//!
+//! # Safety
+//! Only bytes of the file are touched; descriptors of the cache are broken in a process of its own.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+
+use bifolio::{Backing, ErrorKind, IoSource, IoTarget};
+use bifolio_testing::{Call, Fault};
+
+use crate::setup::{Address, Way, refuse_calls, run_child, store, word};
+use crate::support::{self, Faulty, PAGE, directory, random_file, writable};
+
+const PAGE_USIZE: usize = PAGE as usize;
+const VARIABLE: &str = "BIFOLIO_TEST_POISONED";
+
+/// Lets the cache find its pipes empty: those that pages are kept in do not block.
+fn break_pipes() {
+    for entry in std::fs::read_dir("/proc/self/fd").unwrap() {
+        let entry = entry.unwrap();
+        let target = std::fs::read_link(entry.path()).unwrap_or_default();
+        let number: i32 = entry.file_name().to_str().unwrap().parse().unwrap();
+        // SAFETY: it only looks.
+        let flags = unsafe { libc::fcntl(number, libc::F_GETFL) };
+        let is_reader = flags & (libc::O_ACCMODE | libc::O_NONBLOCK) == libc::O_NONBLOCK;
+        if target.to_string_lossy().starts_with("pipe:") && is_reader {
+            let null = std::fs::File::open("/dev/null").unwrap();
+            // SAFETY: makes one more descriptor, which keeps the pipe open.
+            assert!(unsafe { libc::dup(number) } >= 0);
+            // SAFETY: what the cache has under this number is another file now, as it may be in a
+            // program that closes what is not its own.
+            assert!(unsafe { libc::dup2(std::os::fd::AsRawFd::as_raw_fd(&null), number) } >= 0);
+        }
+    }
+}
+
+fn is_poisoned<T: std::fmt::Debug>(answer: bifolio::Result<T>) -> bool {
+    answer.is_err_and(|error| matches!(error.kind(), ErrorKind::Poisoned { .. }))
+}
+
+fn lose_kept_pages(way: Way) {
+    let directory = directory();
+    let (path, old) = random_file(&directory, "mapped", 400 * PAGE_USIZE);
+    let cache = way.builder(512 << 10).dirty_age_ms_max(600_000).build().unwrap();
+    let file = cache.open(&path, &way.options()).unwrap();
+    let mut map = file.map_mut(0..file.len()).unwrap();
+    for page in 0..40 {
+        store(map.as_mut_ptr(), page * PAGE, b"stored");
+    }
+    break_pipes();
+    let error = (40..400).find_map(|page| map.prefetch(page * PAGE..(page + 1) * PAGE).err());
+    let error = error.expect("more pages than there is memory for");
+    assert!(matches!(error.kind(), ErrorKind::Poisoned { .. }), "{error:?}");
+    let mut resident = 0;
+    for page in 0..400 {
+        let mut found = vec![0; PAGE_USIZE];
+        match file.read_exact_at(&mut found, page * PAGE) {
+            Err(error) => assert!(matches!(error.kind(), ErrorKind::Poisoned { .. }), "{error:?}"),
+            Ok(()) => {
+                let mut expected = old[(page * PAGE) as usize..][..PAGE_USIZE].to_vec();
+                if page < 40 {
+                    expected[..6].copy_from_slice(b"stored");
+                }
+                assert!(found == expected, "page {page}");
+                resident += 1;
+            }
+        }
+    }
+    assert!(resident > 0, "what is resident can be read");
+    assert!(is_poisoned(file.write_at(b"x", 0)) && is_poisoned(file.set_len(0)));
+    assert!(is_poisoned(file.sync_data()) && is_poisoned(file.map(0..PAGE)));
+    assert!(is_poisoned(cache.open(directory.path().join("mapped"), &writable())));
+    assert!(is_poisoned(cache.set_memory(1 << 20)) && is_poisoned(cache.close()));
+    drop((map, file, cache));
+    // Written out before, or not at all.
+    let disk = std::fs::File::open(&path).unwrap();
+    for page in 0..400 {
+        let mut found = vec![0; PAGE_USIZE];
+        disk.read_exact_at(&mut found, page * PAGE).unwrap();
+        let expected = &old[(page * PAGE) as usize..][..PAGE_USIZE];
+        assert!(found[6..] == expected[6..], "page {page}");
+        assert!(found[..6] == expected[..6] || found[..6] == *b"stored", "page {page}");
+    }
+    println!("it has ended well");
+}
+
+/// Pages that are unmapped, cannot be written, and cannot be put back.
+fn find_no_memory(way: Way) {
+    /// Of `ioctl`: UFFDIO_COPY.
+    const COPY: u32 = 0xC028_AA03;
+    let storage = Faulty::new(support::Way::Memory, 400 * PAGE_USIZE, 5);
+    let cache = way.mask(storage.builder(512 << 10).reclaim_wait_ms_max(50)).build().unwrap();
+    let file = cache.open_backing(storage.backing.clone(), &way.options()).unwrap();
+    let mut map = file.map_mut(0..file.len()).unwrap();
+    for page in 0..200 {
+        store(map.as_mut_ptr(), page * PAGE, b"stored");
+    }
+    storage.backing.inject(Fault::on(Call::Write).forever().fails(libc::EIO));
+    refuse_calls(libc::SYS_ioctl, Some(COPY), libc::ENOMEM);
+    cache.set_memory(256 << 10).unwrap_err();
+    let error = map.prefetch(399 * PAGE..400 * PAGE).unwrap_err();
+    assert!(error.to_string().contains("put back"), "{error:?}");
+    assert!(is_poisoned(file.write_at(b"x", 0)) && is_poisoned(file.sync_data()));
+    drop((map, file, cache));
+    println!("it has ended well");
+}
+
+/// Pages whose last bytes cannot be had back poison the cache; nobody dies, waits, or is misled.
+#[test]
+fn kept_pages_that_are_lost_poison_the_cache() {
+    const NAME: &str = "poisoned::kept_pages_that_are_lost_poison_the_cache";
+    let ways = Way::modes();
+    if let Ok(number) = std::env::var(VARIABLE) {
+        // SAFETY: it only sets a timer, whose signal ends the process.
+        unsafe { libc::alarm(60) };
+        return lose_kept_pages(ways[number.parse::<usize>().unwrap()]);
+    }
+    run_to_a_good_end(NAME, ways.len());
+}
+
+#[test]
+fn pages_that_cannot_be_put_back_poison_the_cache_in_time() {
+    const NAME: &str = "poisoned::pages_that_cannot_be_put_back_poison_the_cache_in_time";
+    let ways = Way::modes();
+    if let Ok(number) = std::env::var(VARIABLE) {
+        // SAFETY: it only sets a timer, whose signal ends the process.
+        unsafe { libc::alarm(60) };
+        return find_no_memory(ways[number.parse::<usize>().unwrap()]);
+    }
+    run_to_a_good_end(NAME, ways.len());
+}
+
+/// Runs the test `name` in a process of its own for each of so many ways.
+fn run_to_a_good_end(name: &str, ways: usize) {
+    for number in 0..ways {
+        let output = run_child(name, VARIABLE, &number.to_string());
+        let text = String::from_utf8_lossy(&output.stdout);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(text.contains("it has ended well"), "{}: {errors}", output.status);
+        assert!(output.status.success() && !errors.contains("panicked"), "{errors}");
+    }
+}
+
+/// Storage of zeros that makes one page of what it has read unreadable, for the kernel, too.
+#[derive(Debug, Default)]
+struct Hostile {
+    is_armed: AtomicBool,
+    /// The page, until the next read.
+    protected: Mutex<Option<usize>>,
+}
+
+const PAGES: usize = 8;
+/// Which page of a transfer it is.
+const BAD_PAGE: usize = 3;
+
+fn protect(address: usize, protection: i32) {
+    let page = std::ptr::without_provenance_mut(address);
+    // SAFETY: a page of the cache's that it has lent for a read, and that only this test uses.
+    assert_eq!(unsafe { libc::mprotect(page, PAGE_USIZE, protection) }, 0);
+}
+
+impl Hostile {
+    fn heal(&self) {
+        if let Some(page) = self.protected.lock().unwrap().take() {
+            protect(page, libc::PROT_READ | libc::PROT_WRITE);
+        }
+    }
+}
+
+impl Backing for Hostile {
+    fn read_at(&self, target: &mut IoTarget<'_>, _position: u64) -> io::Result<usize> {
+        self.heal();
+        let length = target.len();
+        target.copy_from_slice(0, &vec![0; length]);
+        if length == PAGES * PAGE_USIZE && self.is_armed.swap(false, Ordering::Relaxed) {
+            let page = target.as_ptr().addr() + BAD_PAGE * PAGE_USIZE;
+            protect(page, libc::PROT_NONE);
+            *self.protected.lock().unwrap() = Some(page);
+        }
+        Ok(length)
+    }
+
+    fn write_at(&self, source: &IoSource<'_>, _position: u64) -> io::Result<usize> {
+        Ok(source.len())
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn sync_all(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn len_bytes(&self) -> io::Result<u64> {
+        Ok((PAGES * PAGE_USIZE) as u64)
+    }
+
+    fn set_len(&self, _length: u64) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn describe(&self) -> String {
+        "hostile".into()
+    }
+}
+
+fn is_resident(address: *mut u8) -> bool {
+    let mut answer = 0_u8;
+    // SAFETY: it only looks.
+    unsafe { libc::mincore(address.cast(), PAGE_USIZE, &raw mut answer) == 0 && answer & 1 == 1 }
+}
+
+/// Adds to the first word of a map as soon as its page is there; how often.
+fn add_at_once(start: Address) -> u64 {
+    while !is_resident(start.0) {
+        std::hint::spin_loop();
+    }
+    let count = 100;
+    for _ in 0..count {
+        word(start.0, 0).fetch_add(1, Ordering::Relaxed);
+    }
+    count
+}
+
+/// What was stored to the first pages of a transfer, of which the kernel refuses a later one.
+#[test]
+fn pages_in_front_of_one_that_is_refused_keep_what_was_stored() {
+    for way in Way::modes() {
+        for round in 0..100 {
+            let cache = way.builder(1 << 20).build().unwrap();
+            let backing = Arc::new(Hostile::default());
+            backing.is_armed.store(true, Ordering::Relaxed);
+            let file = cache.open_backing(backing.clone(), &way.options()).unwrap();
+            let mut map = file.map_mut(0..file.len()).unwrap();
+            let start = Address(map.as_mut_ptr());
+            let added = thread::scope(|scope| {
+                let adding = scope.spawn(|| add_at_once(start));
+                // One by one they can all be had.
+                map.prefetch(0..map.len()).unwrap();
+                adding.join().unwrap()
+            });
+            assert!(!backing.is_armed.load(Ordering::Relaxed), "no transfer of all pages");
+            let found = word(start.0, 0).load(Ordering::Relaxed);
+            assert_eq!(found, added, "round {round}, {way:?}");
+            backing.heal();
+        }
+    }
+}
