@@ -18,6 +18,7 @@ mod arena;
 mod bits;
 mod budget;
 mod chunk;
+mod fault_clock;
 mod fault_errors;
 mod growth;
 mod loose;
@@ -34,8 +35,9 @@ mod watcher;
 
 pub(crate) use arena::{Arena, Evacuation, Purpose};
 pub(crate) use chunk::{CHUNK_BYTES, CHUNK_PAGES};
+pub(crate) use fault_clock::FAULT_CLOCK;
 pub(crate) use orphans::Orphans;
-pub(crate) use region::{FAULT_CLOCK, Refusal, Region};
+pub(crate) use region::{Refusal, Region};
 pub(crate) use region_reads::RegionReads;
 pub(crate) use regions::{Exit, Regions};
 pub(crate) use rows::ROW_PAGES;

@@ -47,6 +47,7 @@
 #![allow(unsafe_code)]
 
 use super::arena::PAGE_BYTES;
+use super::fault_clock::FAULT_CLOCK;
 use super::fault_errors::FaultErrors;
 use super::mapped::MappedPages;
 use super::regions::Regions;
@@ -69,7 +70,7 @@ use std::sync::atomic::AtomicU64;
 #[derive(Debug)]
 enum Leftover {
     /// Behind the end of the file, and perhaps touched there: whoever waited for it was woken at
-    /// this time ([`FaultClock`]).
+    /// this time ([`FAULT_CLOCK`]).
     Suspected(u64),
     /// It could not be read: whoever touches it gets SIGBUS.
     Poison,
@@ -99,31 +100,6 @@ pub(crate) struct Refusal {
     pub(crate) read_at: u64,
     pub(crate) error: Error,
 }
-
-/// Orders the reading of messages against the waking of those who sent them.
-#[derive(Debug)]
-pub(crate) struct FaultClock(AtomicU64);
-
-impl FaultClock {
-    pub(crate) const fn new() -> Self {
-        Self(AtomicU64::new(0))
-    }
-
-    /// To be asked before messages are read.
-    pub(crate) fn now(&self) -> u64 {
-        // Acquire: pairs with the AcqRel in `advance`: who waited was woken before.
-        self.0.load(Ordering::Acquire)
-    }
-
-    /// To be asked when somebody was woken: messages read from this time on were sent later.
-    fn advance(&self) -> u64 {
-        // AcqRel: Release pairs with the Acquire in `now`; Acquire only keeps it in its place.
-        self.0.fetch_add(1, Ordering::AcqRel) + 1
-    }
-}
-
-/// Of all regions.
-pub(crate) static FAULT_CLOCK: FaultClock = FaultClock::new();
 
 /// See the head of the file.
 #[derive(Debug)]
