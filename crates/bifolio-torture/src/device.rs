@@ -149,7 +149,7 @@ impl Device {
         rate > 0 && {
             let call = self.calls.fetch_add(1, Ordering::Relaxed);
             let mixed =
-                fastrand::Rng::with_seed(call ^ (self.identity.inode << 32)).u32(..1_000_000);
+                fastrand::Rng::with_seed(call ^ (self.identity.inode() << 32)).u32(..1_000_000);
             mixed < rate
         }
     }

@@ -125,7 +125,7 @@ impl Scene {
         let slow = if random.bool() { 0 } else { 100_000 };
         let faults = Faults { slow: faults.slow.max(slow), ..faults };
         let name = format!("seed-{}-file-{number}", self.seed);
-        let identity = FileIdentity { device: 1 + number as u64, inode: 1 + number as u64 };
+        let identity = FileIdentity::custom(1 + number as u64, 1 + number as u64);
         let device = (!is_memory_file).then(|| Device::new(name.clone(), identity, faults));
         let device = device.map(Arc::new);
         let first = match &device {

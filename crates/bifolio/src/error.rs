@@ -3,7 +3,7 @@
 //! A leaf open to all layers. [`Error`] is one word wide, so that a result of a read costs nothing
 //! to return; [`Error::kind`] tells the cases apart.
 
-use crate::io::{IoError, OpenDiskError};
+use crate::io::{DirectIo, IoError, OpenDiskError};
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -292,6 +292,16 @@ pub enum ErrorKind {
         wanted: &'static str,
         /// What other handles have.
         open: &'static str,
+    },
+    /// The file is open, and its transfers go another way than asked for.
+    #[error("{file}: cannot be opened with {wanted:?}: it is open in this cache, and {reason}")]
+    DirectConflict {
+        /// The file.
+        file: String,
+        /// What was asked for.
+        wanted: DirectIo,
+        /// How its transfers go, and why.
+        reason: String,
     },
     /// The file is open with another folio size.
     #[error("{file}: cannot be opened with folios of {wanted_bytes} bytes: it has {open_bytes}")]

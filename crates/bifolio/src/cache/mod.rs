@@ -11,7 +11,7 @@ pub use builder::CacheBuilder;
 use crate::config;
 use crate::error::{Discarded, Result};
 use crate::file::{Advice, File, OpenOptions, ReadRequest, Registry};
-use crate::io::{Backing, DiskFile, Engine};
+use crate::io::{Backing, Engine};
 use crate::mapping::PAGE_BYTES;
 use crate::outcome::Outcome;
 use crate::reclaim::{Background, Reclaim};
@@ -20,6 +20,7 @@ use crate::sync::Ordering;
 use crate::sys::probe::{FeatureReport, Features};
 use crate::writeback::{Flusher, FlusherThread};
 use std::fmt;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -72,19 +73,59 @@ impl Cache {
     /// Opens the regular file at `path`.
     ///
     /// A file that is open in this cache already (by device and inode) is shared: one mapping, one
-    /// length, one copy of its pages. Blocks for the file system.
+    /// length, one copy of its pages. Blocks for the file system, and, if another thread is just
+    /// opening or closing this very file, for that.
+    ///
+    /// # Locks of the process (`fcntl`)
+    /// A process that closes a descriptor of a file loses all its POSIX locks on that file. While a
+    /// file is open in the cache, no descriptor of it is closed: not by opening it again, with
+    /// other rights, or by another name, and not by closing all but the last of its handles. When
+    /// the last handle is closed, so are the descriptors, before `close` or the drop returns. (A
+    /// file that could not be made durable then keeps them until it is, or is given up.) An open
+    /// that fails may close a descriptor of a file that was not open in the cache. Locks of open
+    /// file descriptions (`F_OFD_SETLK`, `flock`) are not affected at all.
+    ///
+    /// # Signals
+    /// With a limit on the size of files (`RLIMIT_FSIZE`) the kernel ends the process by `SIGXFSZ`
+    /// when the cache writes beyond it, which may be long after `write_at`. Programs that have such
+    /// a limit ignore that signal; then it is an error of the write-out, `EFBIG`.
     ///
     /// # Errors
     /// What the file system says; anything but a regular file; options that contradict each other,
-    /// or those of other handles: immutable and writable, another folio size.
+    /// or those of other handles: immutable and writable, another folio size, another
+    /// [`DirectIo`](crate::DirectIo).
     pub fn open(&self, path: impl AsRef<Path>, options: &OpenOptions) -> Result<File> {
-        self.inner.registry.check()?;
-        options.validate()?;
-        let disk = DiskFile::open(path, &options.disk_options(), &self.inner.features)?;
-        self.open_backing(Arc::new(disk), options)
+        self.inner.registry.open_path(path.as_ref(), options, &self.inner.features)
     }
 
-    /// Opens a file over storage of your own.
+    /// Opens the regular file that `descriptor` is of; it needs no name. The descriptor is open
+    /// until the file is closed, as those that [`Cache::open`] makes, and whether it is used or
+    /// not. For direct transfers the file is opened once more, by `/proc/self/fd`: where that is
+    /// refused, they go through the page cache.
+    ///
+    /// # Errors
+    /// As [`Cache::open`]; a descriptor that was not opened for reading, or, if the file is to be
+    /// written, not for writing or with `O_APPEND`. On errors the descriptor is closed, unless the
+    /// file is open in the cache.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use bifolio::{Cache, OpenOptions};
+    /// let unnamed = tempfile::tempfile()?;
+    /// let cache = Cache::builder().memory(16 << 20).build()?;
+    /// let file = cache.open_fd(unnamed.into(), &OpenOptions::new().write(true))?;
+    /// file.write_at(b"no name", 0)?;
+    /// file.close()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn open_fd(&self, descriptor: OwnedFd, options: &OpenOptions) -> Result<File> {
+        self.inner.registry.open_fd(descriptor, options, &self.inner.features)
+    }
+
+    /// Opens a file over storage of your own. If a file of its
+    /// [`identity`](crate::Backing::identity) is open already, that is shared, and `backing` is let
+    /// go, unless it is the first that may write.
     ///
     /// # Errors
     /// As [`Cache::open`], and what the backing answers when asked for its length.

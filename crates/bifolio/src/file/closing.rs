@@ -45,6 +45,10 @@ impl<'r> Busy<'r> {
         Self { registry, key }
     }
 
+    pub(super) fn key(&self) -> Key {
+        self.key
+    }
+
     /// Opens the file in the slot.
     pub(super) fn fill(self, open: Open) {
         self.settle(Some(open));
@@ -154,7 +158,8 @@ impl Registry {
 
     /// L4; the caller has the slot, and no page is left.
     fn free(&self, open: Open) {
-        let mut shared = open.inode;
+        // Also the descriptors, before the slot is free.
+        let Open { inode: mut shared, disks: _disks, spare: _spare, .. } = open;
         if let Some(region) = shared.frames.region() {
             super::faults::forget(region);
         }

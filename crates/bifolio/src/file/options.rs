@@ -21,7 +21,7 @@ pub struct OpenOptions {
     pub(crate) immutable: bool,
     pub(crate) folio_bytes: u64,
     len_max_bytes: Option<u64>,
-    direct: DirectIo,
+    pub(crate) direct: DirectIo,
     pub(crate) mappable: bool,
     pub(crate) faults: FaultMode,
 }
@@ -103,7 +103,9 @@ impl OpenOptions {
     }
 
     /// Whether transfers go past the kernel's page cache. By default where the file system allows
-    /// it; what is in use is in the statistics.
+    /// it; what is in use is in the statistics. All handles of a file have one answer: an open that
+    /// asks for the other one is refused
+    /// ([`ErrorKind::DirectConflict`](crate::ErrorKind::DirectConflict)).
     pub fn direct(mut self, direct: DirectIo) -> Self {
         self.direct = direct;
         self

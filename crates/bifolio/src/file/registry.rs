@@ -21,6 +21,11 @@
 //! waited for, so that nobody can find its address in a folio (`Inode::owner`), and after every
 //! other reference to it is gone. Its slot is free only after that: its descriptors are closed
 //! before the file can be opened anew.
+//!
+//! Invariant REGISTRY-2: while a regular file is open here, no descriptor of it is closed: the
+//! kernel would drop all POSIX locks (`fcntl`) that this process has on the file. So a path is
+//! looked up before anything is opened ([`Located`], by `O_PATH`, whose closing drops none), and
+//! what is opened all the same, or given, stays with the file, used or not.
 
 use super::closing::{Busy, Membership};
 use super::handle::Handle;
@@ -28,9 +33,9 @@ use super::mappables::Mappables;
 use super::readahead::Readahead;
 use super::{File, OpenOptions, faults};
 use crate::config;
-use crate::error::{ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::frames::Frames;
-use crate::io::{Backing, DirectStatus, FileIdentity};
+use crate::io::{Backing, DirectIo, DirectStatus, DiskFile, FileIdentity, Located};
 use crate::mapping::PAGE_BYTES;
 use crate::reclaim::Reclaim;
 use crate::sync::{AtomicU64, Condvar, Mutex, Ordering};
@@ -38,6 +43,8 @@ use crate::sys::fork::ForkGuard;
 use crate::sys::probe::Features;
 use crate::writeback::{FileSize, Inode, Services};
 use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::sync::Arc;
 
 /// Whether the cache may be used: not closed, not in a forked child; and how many maps are in use,
@@ -114,6 +121,11 @@ pub(super) struct Open {
     pub(super) immutable: u64,
     /// Its last handle is gone, and it could not be made durable.
     pub(super) is_kept: bool,
+    /// What was opened for it. None of its descriptors is closed before the file is: a close drops
+    /// all the locks (`fcntl`) that this process has on the file.
+    pub(super) disks: Vec<Arc<DiskFile>>,
+    /// Descriptors that were given for it and were not needed.
+    pub(super) spare: Vec<OwnedFd>,
 }
 
 /// What the registry finds a file by.
@@ -144,6 +156,8 @@ pub(super) struct Files {
 enum Found<'r> {
     /// Another handle of a file that is open.
     Handle(Arc<Handle>),
+    /// The file is open, but not so that it can be opened like this.
+    Unsuitable,
     /// The file is not open: the slot is the caller's, who makes the inode.
     Vacant(Busy<'r>),
 }
@@ -206,20 +220,113 @@ impl Registry {
         self.check()?;
         options.validate()?;
         let key = backing.identity().map_or_else(|| self.single_key(), Key::Identified);
-        let handle = match self.find(key, &backing, options)? {
-            Found::Handle(handle) => handle,
-            Found::Vacant(busy) => {
-                let mut open = Open::new(self.make_inode(&backing, options)?);
-                let handle = self.join(key, &mut open, &backing, options)?;
-                busy.fill(open);
-                handle
-            }
-        };
-        let file = File::new(handle);
-        if options.truncate {
-            file.set_len(0)?;
+        let found = self.find(key, |open| self.join(key, open, &backing, options).map(Some))?;
+        match found {
+            Found::Vacant(busy) => self.open_first(busy, &backing, None, options),
+            Found::Handle(handle) => opened(handle, options),
+            Found::Unsuitable => unreachable!("it is joined, or refused"),
         }
-        Ok(file)
+    }
+
+    /// Opens a handle of the regular file at `path`. If that is open already, nothing of it is
+    /// opened, unless it is to be written for the first time, and nothing is closed.
+    pub(crate) fn open_path(
+        self: &Arc<Self>,
+        path: &Path,
+        options: &OpenOptions,
+        features: &Features,
+    ) -> Result<File> {
+        self.check()?;
+        options.validate()?;
+        let disk_options = options.disk_options();
+        let open = || Ok::<_, Error>(Arc::new(DiskFile::open(path, &disk_options, features)?));
+        let Some(located) = Located::find(path)? else { return self.open_disk(open()?, options) };
+        let may_join = located.may_open(options.write)?;
+        let key = Key::Identified(located.identity);
+        let found = self.find(key, |open| {
+            open.admit(options)?;
+            let is_enough = may_join && (!options.write || open.inode.is_writable());
+            Ok(is_enough.then(|| self.make_handle(key, open, options)))
+        })?;
+        match found {
+            Found::Handle(handle) => opened(handle, options),
+            Found::Unsuitable => self.open_disk(open()?, options),
+            Found::Vacant(busy) => {
+                let disk = open()?;
+                if disk.identity() == Some(located.identity) {
+                    let backing: Arc<dyn Backing> = Arc::clone(&disk) as _;
+                    return self.open_first(busy, &backing, Some(disk), options);
+                }
+                // Another file has that name now.
+                drop(busy);
+                self.open_disk(disk, options)
+            }
+        }
+    }
+
+    /// Opens a handle of the regular file that `descriptor` is of.
+    pub(crate) fn open_fd(
+        self: &Arc<Self>,
+        descriptor: OwnedFd,
+        options: &OpenOptions,
+        features: &Features,
+    ) -> Result<File> {
+        self.check()?;
+        options.validate()?;
+        let disk_options = options.disk_options();
+        let key = Key::Identified(DiskFile::check_fd(&descriptor, &disk_options)?);
+        let mut descriptor = Some(descriptor);
+        let found = self.find(key, |open| {
+            if options.write && !open.inode.is_writable() {
+                return open.admit(options).map(|()| None);
+            }
+            // Also if it is refused: to close it would drop locks.
+            open.spare.extend(descriptor.take());
+            open.admit(options)?;
+            Ok(Some(self.make_handle(key, open, options)))
+        })?;
+        if let Found::Handle(handle) = found {
+            return opened(handle, options);
+        }
+        let descriptor = descriptor.expect("it was not needed yet");
+        let disk = Arc::new(DiskFile::from_fd(descriptor, &disk_options, features)?);
+        match found {
+            Found::Vacant(busy) => {
+                let backing: Arc<dyn Backing> = Arc::clone(&disk) as _;
+                self.open_first(busy, &backing, Some(disk), options)
+            }
+            _ => self.open_disk(disk, options),
+        }
+    }
+
+    /// Opens a handle of a file that has just been opened, though it may be open already.
+    fn open_disk(self: &Arc<Self>, disk: Arc<DiskFile>, options: &OpenOptions) -> Result<File> {
+        let backing: Arc<dyn Backing> = Arc::clone(&disk) as _;
+        let key = backing.identity().map_or_else(|| self.single_key(), Key::Identified);
+        let found = self.find(key, |open| {
+            open.disks.push(Arc::clone(&disk));
+            self.join(key, open, &backing, options).map(Some)
+        })?;
+        match found {
+            Found::Vacant(busy) => self.open_first(busy, &backing, Some(disk), options),
+            Found::Handle(handle) => opened(handle, options),
+            Found::Unsuitable => unreachable!("it is joined, or refused"),
+        }
+    }
+
+    /// Makes the inode of a file whose slot is the caller's, and its first handle.
+    fn open_first(
+        self: &Arc<Self>,
+        busy: Busy<'_>,
+        backing: &Arc<dyn Backing>,
+        disk: Option<Arc<DiskFile>>,
+        options: &OpenOptions,
+    ) -> Result<File> {
+        let mut open = Open::new(self.make_inode(backing, options)?);
+        open.disks.extend(disk);
+        let handle = self.join(busy.key(), &mut open, backing, options)?;
+        busy.fill(open);
+        opened(handle, options)
     }
 
     /// Opens the first handle of a new file without a backing.
@@ -248,11 +355,11 @@ impl Registry {
     }
 
     /// Looks for the file, and waits for it, and for no other, while somebody makes or releases it.
+    /// `join` makes a handle of one that is open, if it is suitable.
     fn find<'r>(
-        self: &'r Arc<Self>,
+        &'r self,
         key: Key,
-        backing: &Arc<dyn Backing>,
-        options: &OpenOptions,
+        mut join: impl FnMut(&mut Open) -> Result<Option<Arc<Handle>>>,
     ) -> Result<Found<'r>> {
         let mut is_tried = false;
         loop {
@@ -271,7 +378,7 @@ impl Registry {
                     self.retire_logged(key);
                 }
                 Some(Slot::Open(open)) => {
-                    return self.join(key, open, backing, options).map(Found::Handle);
+                    return Ok(join(open)?.map_or(Found::Unsuitable, Found::Handle));
                 }
             }
         }
@@ -390,6 +497,15 @@ impl Registry {
     }
 }
 
+/// The end of every open.
+fn opened(handle: Arc<Handle>, options: &OpenOptions) -> Result<File> {
+    let file = File::new(handle);
+    if options.truncate {
+        file.set_len(0)?;
+    }
+    Ok(file)
+}
+
 fn no_table(source: std::io::Error) -> crate::error::Error {
     let purpose = "a file's table (OpenOptions::len_max)";
     ErrorKind::Memory { purpose, source }.into()
@@ -397,7 +513,8 @@ fn no_table(source: std::io::Error) -> crate::error::Error {
 
 impl Open {
     fn new(inode: Arc<Inode>) -> Self {
-        Self { inode, handles: 0, writable: 0, immutable: 0, is_kept: false }
+        let (disks, spare) = (Vec::new(), Vec::new());
+        Self { inode, handles: 0, writable: 0, immutable: 0, is_kept: false, disks, spare }
     }
 
     /// Whether another handle with `options` goes with those there are.
@@ -419,6 +536,28 @@ impl Open {
             let kind = ErrorKind::FolioSizeConflict { file: file(), wanted_bytes, open_bytes };
             return Err(kind.into());
         }
-        Ok(())
+        self.admit_way(options.direct).map_err(|reason| {
+            let (file, wanted) = (file(), options.direct);
+            ErrorKind::DirectConflict { file, wanted, reason }.into()
+        })
+    }
+
+    /// Whether transfers go the way that is wanted, and will.
+    fn admit_way(&self, wanted: DirectIo) -> std::result::Result<(), String> {
+        match (wanted, self.inode.direct()) {
+            (DirectIo::Require, DirectStatus::Buffered { reason }) => {
+                Err(format!("transfers go through the page cache: {reason}"))
+            }
+            (DirectIo::Require, DirectStatus::Custom) => {
+                Err("its storage is not a file of the kernel".to_owned())
+            }
+            (DirectIo::Require, DirectStatus::Direct) => {
+                self.disks.iter().try_for_each(|disk| disk.require_direct())
+            }
+            (DirectIo::Never, DirectStatus::Direct) => {
+                Err("transfers go directly to the device".to_owned())
+            }
+            _ => Ok(()),
+        }
     }
 }

@@ -43,7 +43,12 @@ impl Direct {
 #[derive(Debug)]
 pub(super) enum Choice {
     Direct(Direct),
-    Buffered { reason: String },
+    /// With the descriptor that was refused later than at its opening: to close it would drop the
+    /// locks that this process has on the file.
+    Buffered {
+        reason: String,
+        unused: Option<OwnedFd>,
+    },
 }
 
 /// Whether an error means that the file system does not do direct transfers, or not like this.
@@ -62,14 +67,14 @@ pub(super) fn choose(
 ) -> io::Result<Choice> {
     let (alignment, certain) = match plan(buffered, options.direct, features) {
         Ok(plan) => plan,
-        Err(reason) => return Ok(Choice::Buffered { reason }),
+        Err(reason) => return Ok(Choice::Buffered { reason, unused: None }),
     };
     let mode = OpenMode { read: options.read, write: options.write, create: false, direct: true };
     let descriptor = match file::open(path, mode) {
         Ok(descriptor) => descriptor,
         Err(error) if is_refusal(&error) => {
             let reason = format!("the file system refuses O_DIRECT at open ({error})");
-            return Ok(Choice::Buffered { reason });
+            return Ok(Choice::Buffered { reason, unused: None });
         }
         Err(error) => return Err(error),
     };
@@ -78,7 +83,7 @@ pub(super) fn choose(
         && let Err(error) = try_one_read(descriptor.as_fd(), alignment)
     {
         let reason = format!("the file system refuses a direct read at open ({error})");
-        return Ok(Choice::Buffered { reason });
+        return Ok(Choice::Buffered { reason, unused: Some(descriptor) });
     }
     Ok(Choice::Direct(Direct { descriptor, alignment }))
 }

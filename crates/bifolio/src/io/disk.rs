@@ -29,6 +29,10 @@
 //! cache of the device, into which the direct writes went. It runs on the buffered descriptor,
 //! where a failed write-out of the tail is reported.
 //!
+//! # Closing
+//! To close any descriptor of a file drops all POSIX locks that the process has on it. So one that
+//! was opened in vain is kept, and `Located` tells which file a path names without opening it.
+//!
 //! # Invariants
 //! - IO-2: whole blocks of aligned memory at aligned positions go directly, everything else goes
 //!   through the page cache.
@@ -53,8 +57,8 @@ use super::{
     Alignment, Backing, DirectStatus, FileIdentity, IoRequest, IoSource, IoTarget, Operation,
     Submission,
 };
-use crate::sync::Mutex;
-use crate::sys::file::{self, FileKind, OpenMode};
+use crate::sync::{AtomicBool, Mutex, Ordering};
+use crate::sys::file::{self, FileKind, OpenMode, Rights};
 use crate::sys::probe::Features;
 
 /// How often a file may be replaced under our hands before opening it fails.
@@ -123,6 +127,14 @@ pub enum OpenDiskError {
         /// Why it cannot be had.
         reason: String,
     },
+    /// A descriptor that cannot be used.
+    #[error("{}: the descriptor cannot be used: {problem}", path.display())]
+    Descriptor {
+        /// What the file was called when it was opened.
+        path: PathBuf,
+        /// Why not.
+        problem: &'static str,
+    },
     /// The path named another file each time it was looked at.
     #[error("{}: the file kept being replaced while it was opened", path.display())]
     Replaced {
@@ -138,7 +150,9 @@ pub struct DiskFile {
     identity: FileIdentity,
     buffered: OwnedFd,
     direct: Option<Direct>,
-    direct_required: bool,
+    /// Open for the sake of the locks that would go with it.
+    _unused: Vec<OwnedFd>,
+    direct_required: AtomicBool,
     /// Why transfers go through the page cache; while it is empty they go directly (IO-3).
     buffered_reason: OnceLock<String>,
     /// The errno of the sync that failed (IO-4). Held through a sync: the kernel tells of a write
@@ -173,42 +187,72 @@ impl DiskFile {
         options: &DiskOptions,
         features: &Features,
     ) -> Result<Option<Self>, OpenDiskError> {
-        let system = |source| OpenDiskError::System { path: path.to_owned(), source };
         let (buffered, identity) = open_buffered(path, options)?;
-        let choice = match choose(path, buffered.as_fd(), options, features) {
-            Ok(choice) => choice,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(system(error)),
-        };
-        let buffered_reason = OnceLock::new();
-        let direct = match choice {
-            Choice::Direct(direct) => {
-                if identity_of(direct.descriptor.as_fd()).map_err(system)? != identity {
-                    return Ok(None);
-                }
-                file::set_blocking(direct.descriptor.as_fd()).map_err(system)?;
-                Some(direct)
-            }
-            Choice::Buffered { reason } if options.direct == DirectIo::Require => {
-                return Err(OpenDiskError::DirectRefused { path: path.to_owned(), reason });
-            }
-            Choice::Buffered { reason } => {
-                buffered_reason.get_or_init(|| reason);
-                None
-            }
-        };
-        if options.truncate {
-            file::set_len(&buffered, 0).map_err(system)?;
-        }
-        Ok(Some(Self {
-            path: path.to_owned(),
+        let (name, unused) = (path.to_owned(), Vec::new());
+        let opened = Opened { path, name, buffered, identity, unused, is_given: false };
+        opened.finish(options, features)
+    }
+
+    /// The file that a descriptor is of, without opening that one again but for direct transfers.
+    /// The descriptor is closed with the file.
+    pub(crate) fn from_fd(
+        descriptor: OwnedFd,
+        options: &DiskOptions,
+        features: &Features,
+    ) -> Result<Self, OpenDiskError> {
+        let name = file::name_of(descriptor.as_fd());
+        let system = |source| OpenDiskError::System { path: name.clone(), source };
+        let identity = identity_of(descriptor.as_fd()).map_err(system)?;
+        let path = file::path_of(descriptor.as_fd());
+        let mut opened = Opened {
+            path: &path,
+            name: name.clone(),
+            buffered: descriptor,
             identity,
-            buffered,
-            direct,
-            direct_required: options.direct == DirectIo::Require,
-            buffered_reason,
-            sync_failed: Mutex::new(None),
-        }))
+            unused: Vec::new(),
+            is_given: true,
+        };
+        if file::rights(opened.buffered.as_fd()).map_err(system)?.direct {
+            // Its transfers need an alignment: it is no way for the rest.
+            let DiskOptions { read, write, .. } = *options;
+            let mode = OpenMode { read, write, create: false, direct: false };
+            let buffered = file::open(&path, mode).map_err(system)?;
+            file::set_blocking(buffered.as_fd()).map_err(system)?;
+            opened.unused.push(std::mem::replace(&mut opened.buffered, buffered));
+        }
+        opened.finish(options, features)?.ok_or(OpenDiskError::Replaced { path: name })
+    }
+
+    /// Refuses a descriptor that cannot be used as `options` want; its identity if it can.
+    pub(crate) fn check_fd(
+        descriptor: &OwnedFd,
+        options: &DiskOptions,
+    ) -> Result<FileIdentity, OpenDiskError> {
+        let path = file::name_of(descriptor.as_fd());
+        let rights = file::rights(descriptor.as_fd());
+        let system = |source| OpenDiskError::System { path: path.clone(), source };
+        let (rights, status) =
+            (rights.map_err(system)?, file::status(descriptor.as_fd()).map_err(system)?);
+        check_regular(&path, status.kind)?;
+        let problem = match rights {
+            Rights { read: false, .. } => "it was not opened for reading",
+            Rights { write: false, .. } if options.write => "it was not opened for writing",
+            Rights { appends: true, .. } if options.write => {
+                "with O_APPEND every write goes to the end of the file"
+            }
+            _ => return Ok(FileIdentity::of(status)),
+        };
+        Err(OpenDiskError::Descriptor { path, problem })
+    }
+
+    /// From now on no transfer falls back to the page cache.
+    ///
+    /// # Errors
+    /// Why transfers go through the page cache already.
+    pub(crate) fn require_direct(&self) -> Result<(), String> {
+        // Relaxed: a transfer that is refused at this moment falls back or not.
+        self.direct_required.store(true, Ordering::Relaxed);
+        self.buffered_reason.get().map_or(Ok(()), |reason| Err(reason.clone()))
     }
 
     /// The same file, called `name` in messages.
@@ -229,7 +273,7 @@ impl DiskFile {
     /// is every later one.
     fn falls_back(&self, request: &IoRequest, answer: &io::Result<usize>) -> bool {
         match answer {
-            Err(error) if is_refusal(error) && !self.direct_required => {
+            Err(error) if is_refusal(error) && !self.is_direct_required() => {
                 let is_direct = self.direct.as_ref().is_some_and(|direct| direct.takes(request));
                 if is_direct {
                     self.buffered_reason.get_or_init(|| {
@@ -241,6 +285,10 @@ impl DiskFile {
             }
             _ => false,
         }
+    }
+
+    fn is_direct_required(&self) -> bool {
+        self.direct_required.load(Ordering::Relaxed)
     }
 
     /// One attempt at a transfer: `transfer` moves the first bytes of it, as many as it is told.
@@ -274,6 +322,71 @@ impl DiskFile {
             _ => {}
         }
         answer
+    }
+}
+
+/// A file that is open through the page cache, and not yet directly.
+struct Opened<'a> {
+    /// By which it is opened once more.
+    path: &'a Path,
+    name: PathBuf,
+    buffered: OwnedFd,
+    identity: FileIdentity,
+    unused: Vec<OwnedFd>,
+    /// We were given the descriptor, and may have no right to open the file again.
+    is_given: bool,
+}
+
+impl Opened<'_> {
+    /// Chooses the way of its transfers; `None` if the path changed its meaning between our looks
+    /// at it.
+    fn finish(
+        self,
+        options: &DiskOptions,
+        features: &Features,
+    ) -> Result<Option<DiskFile>, OpenDiskError> {
+        let Self { path, name, buffered, identity, mut unused, is_given } = self;
+        let system = |source| OpenDiskError::System { path: name.clone(), source };
+        let choice = match choose(path, buffered.as_fd(), options, features) {
+            Ok(choice) => choice,
+            Err(error) if is_given => {
+                let reason = format!("the file cannot be opened again ({error})");
+                Choice::Buffered { reason, unused: None }
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(system(error)),
+        };
+        let buffered_reason = OnceLock::new();
+        let direct = match choice {
+            Choice::Direct(direct) => {
+                if identity_of(direct.descriptor.as_fd()).map_err(system)? != identity {
+                    return Ok(None);
+                }
+                file::set_blocking(direct.descriptor.as_fd()).map_err(system)?;
+                Some(direct)
+            }
+            Choice::Buffered { reason, .. } if options.direct == DirectIo::Require => {
+                return Err(OpenDiskError::DirectRefused { path: name, reason });
+            }
+            Choice::Buffered { reason, unused: refused } => {
+                unused.extend(refused);
+                buffered_reason.get_or_init(|| reason);
+                None
+            }
+        };
+        if options.truncate {
+            file::set_len(&buffered, 0).map_err(system)?;
+        }
+        Ok(Some(DiskFile {
+            path: name,
+            identity,
+            buffered,
+            direct,
+            _unused: unused,
+            direct_required: AtomicBool::new(options.direct == DirectIo::Require),
+            buffered_reason,
+            sync_failed: Mutex::new(None),
+        }))
     }
 }
 
@@ -413,10 +526,10 @@ fn open_buffered(
     let status = file::status(descriptor.as_fd()).map_err(system)?;
     check_regular(path, status.kind)?;
     file::set_blocking(descriptor.as_fd()).map_err(system)?;
-    Ok((descriptor, FileIdentity { device: status.device, inode: status.inode }))
+    Ok((descriptor, FileIdentity::of(status)))
 }
 
-fn check_regular(path: &Path, kind: FileKind) -> Result<(), OpenDiskError> {
+pub(super) fn check_regular(path: &Path, kind: FileKind) -> Result<(), OpenDiskError> {
     match kind {
         FileKind::Regular => Ok(()),
         _ => Err(OpenDiskError::NotRegular { path: path.to_owned(), kind }),
@@ -424,8 +537,7 @@ fn check_regular(path: &Path, kind: FileKind) -> Result<(), OpenDiskError> {
 }
 
 fn identity_of(descriptor: BorrowedFd<'_>) -> io::Result<FileIdentity> {
-    let status = file::status(descriptor)?;
-    Ok(FileIdentity { device: status.device, inode: status.inode })
+    Ok(FileIdentity::of(file::status(descriptor)?))
 }
 
 fn earlier_failure(errno: Option<i32>) -> io::Error {
@@ -447,7 +559,7 @@ impl DiskFile {
     pub(super) fn descriptors_agree(&self) -> bool {
         let same = |descriptor: &OwnedFd| {
             let status = file::status(descriptor.as_fd()).expect("an open file has a status");
-            let identity = FileIdentity { device: status.device, inode: status.inode };
+            let identity = FileIdentity::of(status);
             status.kind == FileKind::Regular && identity == self.identity
         };
         same(&self.buffered) && self.direct.as_ref().is_none_or(|direct| same(&direct.descriptor))

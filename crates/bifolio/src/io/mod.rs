@@ -11,6 +11,7 @@
 //!     |                                      what is asked of it, where it may go      request.rs
 //!     |-- DiskFile                           O_DIRECT, the unaligned tail, fallbacks   disk.rs
 //!     |                                      which of the two ways a file goes         direct.rs
+//!     |                                      which file a path names                   located.rs
 //!     '-- yours                              object stores, tests, faults
 //!   IoTarget / IoSource                      memory that others may touch meanwhile    window.rs
 //!   Span                                     an address and a length                   span.rs
@@ -26,6 +27,7 @@ mod direct;
 mod disk;
 mod engine;
 mod error;
+mod located;
 mod request;
 mod span;
 #[cfg(test)]
@@ -36,12 +38,14 @@ mod window;
 use std::fmt::Debug;
 use std::io;
 use std::ops::Range;
+use std::os::fd::AsFd;
 
 pub use align::{Alignment, PositionOutOfRange};
 pub use buffer::IoBuffer;
 pub use disk::{DirectIo, DiskFile, DiskOptions, OpenDiskError};
 pub(crate) use engine::{Engine, Pieces, Queue, RUN_PAGES_MAX, Transfer};
 pub use error::{IoError, Operation};
+pub(crate) use located::Located;
 pub use request::{IoRequest, Submission};
 pub(crate) use transfer::{
     allocate, len_bytes, read_full, set_len, sync_all, sync_data, write_full,
@@ -182,12 +186,44 @@ pub trait Backing: Send + Sync + Debug {
 }
 
 /// Which file it is, for as long as it is open somewhere.
+///
+/// A file of the kernel is known by device and inode, anything else by numbers of your own. The
+/// two never meet: numbers of your own are equal to no file's, whatever they are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FileIdentity {
-    /// The file system: `st_dev`, or a number of your own.
-    pub device: u64,
-    /// The file in it: `st_ino`, or a number of your own.
-    pub inode: u64,
+    is_custom: bool,
+    device: u64,
+    inode: u64,
+}
+
+impl FileIdentity {
+    /// An identity of your own: the same numbers are the same file.
+    pub const fn custom(device: u64, inode: u64) -> Self {
+        Self { is_custom: true, device, inode }
+    }
+
+    /// The identity of an open file, for a backing that stands for that very file: whoever opens
+    /// its path in the cache shares its pages.
+    ///
+    /// # Errors
+    /// What `fstat` says.
+    pub fn of_file(file: impl AsFd) -> io::Result<Self> {
+        Ok(Self::of(crate::sys::file::status(file.as_fd())?))
+    }
+
+    pub(crate) fn of(status: crate::sys::file::Status) -> Self {
+        Self { is_custom: false, device: status.device, inode: status.inode }
+    }
+
+    /// The file system (`st_dev`), or the first number of your own.
+    pub const fn device(self) -> u64 {
+        self.device
+    }
+
+    /// The file in it (`st_ino`), or the second number of your own.
+    pub const fn inode(self) -> u64 {
+        self.inode
+    }
 }
 
 /// How the transfers of a file reach its storage.

@@ -152,7 +152,7 @@ fn check_same(
 ) -> std::result::Result<(), OpenDiskError> {
     let status = file::status(descriptor.as_fd())
         .map_err(|source| OpenDiskError::System { path: path.to_owned(), source })?;
-    let identity = FileIdentity { device: status.device, inode: status.inode };
+    let identity = FileIdentity::of(status);
     if opened.identity() == Some(identity) {
         return Ok(());
     }

@@ -60,7 +60,7 @@ fn names_of(backing: &dyn Backing) -> u64 {
     let open = fs::read_dir("/proc/self/fd").unwrap();
     let mut statuses = open.filter_map(|entry| fs::metadata(entry.unwrap().path()).ok());
     statuses
-        .find(|status| status.ino() == identity.inode && status.dev() == identity.device)
+        .find(|status| status.ino() == identity.inode() && status.dev() == identity.device())
         .map(|status| status.nlink())
         .expect("the file is open")
 }
@@ -229,7 +229,7 @@ fn a_file_that_is_replaced_while_it_is_opened_is_never_locked_in_place_of_anothe
             match place::open(SpillPlace::File(a.clone()), &features) {
                 Ok(opened) => {
                     let locked = file::status(opened.lock.unwrap().as_fd()).unwrap();
-                    assert_eq!(opened.backing.identity().unwrap().inode, locked.inode);
+                    assert_eq!(opened.backing.identity().unwrap().inode(), locked.inode);
                 }
                 Err(error) => {
                     assert!(error.to_string().contains("kept being replaced"), "{error}");

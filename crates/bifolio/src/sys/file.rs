@@ -19,7 +19,9 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use arrayvec::ArrayVec;
-use rustix::fs::{AtFlags, FallocateFlags, FileType, FlockOperation, Mode, OFlags, StatxFlags};
+use rustix::fs::{
+    Access, AtFlags, FallocateFlags, FileType, FlockOperation, Mode, OFlags, StatxFlags,
+};
 use rustix::io::Errno;
 
 use super::control::answer_of;
@@ -115,6 +117,45 @@ pub(crate) fn open(path: &Path, mode: OpenMode) -> io::Result<OwnedFd> {
     flags.set(OFlags::CREATE, mode.create);
     flags.set(OFlags::DIRECT, mode.direct);
     Ok(rustix::fs::open(path, flags, Mode::from_raw_mode(0o666))?)
+}
+
+/// Takes hold of what `path` names without opening it (`O_PATH`): nothing acts, no right is needed,
+/// and to close it drops no locks.
+pub(crate) fn locate(path: &Path) -> io::Result<OwnedFd> {
+    Ok(rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?)
+}
+
+/// Whether this process may open a file it has a descriptor of; needs `/proc`.
+pub(crate) fn may_open(file: BorrowedFd<'_>, write: bool) -> io::Result<()> {
+    let access = if write { Access::READ_OK | Access::WRITE_OK } else { Access::READ_OK };
+    Ok(rustix::fs::accessat(rustix::fs::CWD, path_of(file), access, AtFlags::EACCESS)?)
+}
+
+/// What a descriptor was opened for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Rights {
+    pub(crate) read: bool,
+    pub(crate) write: bool,
+    /// Every write goes to the end, whatever its position.
+    pub(crate) appends: bool,
+    pub(crate) direct: bool,
+}
+
+/// Asks what a descriptor was opened for.
+pub(crate) fn rights(file: BorrowedFd<'_>) -> io::Result<Rights> {
+    let flags = rustix::fs::fcntl_getfl(file)?;
+    let (mode, is_path) = (flags & OFlags::RWMODE, flags.contains(OFlags::PATH));
+    Ok(Rights {
+        read: !is_path && mode != OFlags::WRONLY,
+        write: !is_path && mode != OFlags::RDONLY,
+        appends: flags.contains(OFlags::APPEND),
+        direct: flags.contains(OFlags::DIRECT),
+    })
+}
+
+/// What the file of a descriptor was called when it was opened, as far as that can be told.
+pub(crate) fn name_of(file: BorrowedFd<'_>) -> PathBuf {
+    std::fs::read_link(path_of(file)).unwrap_or_else(|_| path_of(file))
 }
 
 /// Makes a file at `path`, where there must be none, for its owner's eyes only.

@@ -158,6 +158,11 @@ impl Inode {
         }
     }
 
+    /// Whether there is a backing that takes writes.
+    pub(crate) fn is_writable(&self) -> bool {
+        matches!(&self.store, Store::Disk(disk) if disk.writer().is_some())
+    }
+
     /// Lets writes go to `backing` from now on, unless they go somewhere already.
     pub(crate) fn allow_writes(&self, backing: &Arc<dyn Backing>) {
         if let Store::Disk(disk) = &self.store {
