@@ -168,9 +168,10 @@ impl File {
     /// ([`ErrorKind::Writeback`](crate::ErrorKind::Writeback)). Pages that could not be written
     /// are dirty as before: the next sync tries them again, and no sync succeeds until they are on
     /// the device. A flush that fails is told to all who shared it. One of a file of the system
-    /// stays failed, for every handle and every kind of sync, until the last handle is closed and
-    /// the file is opened again, as nobody can tell what reached the device then; with a
-    /// [`Backing`](crate::Backing) of your own that is yours to say.
+    /// stays failed, for every handle and every kind of sync, until it is given up
+    /// ([`File::discard_dirty`]), the last handle is closed and the file is opened again, as nobody
+    /// can tell what reached the device then; with a [`Backing`](crate::Backing) of your own that
+    /// is yours to say.
     pub fn sync_data(&self) -> Result<()> {
         self.handle.check_sound()?;
         self.handle.inode.sync(&self.handle.error_cursor, None, false)

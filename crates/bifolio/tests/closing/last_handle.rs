@@ -1,5 +1,6 @@
 //! What the drop of a last handle leaves behind.
 
+use std::sync::Mutex;
 use std::thread;
 use std::time::Duration;
 
@@ -86,4 +87,50 @@ fn a_flush_that_fails_at_the_last_drop_is_told_by_close() {
     error_of(cache.close(), &["os error 5", "faulty memory"]);
     faulty.backing.heal();
     cache.close().unwrap();
+}
+
+/// Keeps what the library logs as errors.
+struct Errors(Mutex<Vec<String>>);
+
+impl log::Log for Errors {
+    fn enabled(&self, metadata: &log::Metadata<'_>) -> bool {
+        metadata.level() == log::Level::Error
+    }
+
+    fn log(&self, record: &log::Record<'_>) {
+        if self.enabled(record.metadata()) {
+            self.0.lock().unwrap().push(record.args().to_string());
+        }
+    }
+
+    fn flush(&self) {}
+}
+
+static ERRORS: Errors = Errors(Mutex::new(Vec::new()));
+
+#[test]
+fn what_a_drop_cannot_write_is_logged_with_its_cause() {
+    log::set_logger(&ERRORS).unwrap();
+    log::set_max_level(log::LevelFilter::Error);
+    // No other test of this program has this error.
+    let (faulty, cause) = (Faulty::new(Way::Memory, 8192, 6), "os error 122");
+    let logged = || {
+        let mut errors = ERRORS.0.lock().unwrap();
+        errors.retain(|line| line.contains(cause));
+        std::mem::take(&mut *errors)
+    };
+    let cache = faulty.builder(4 << 20).build().unwrap();
+    let file = faulty.open(&cache);
+    faulty.backing.inject(Fault::on(Call::Write).forever().fails(libc::EDQUOT));
+    file.write_at(b"precious", PAGE).unwrap();
+    drop(file);
+    let lines = logged();
+    let [line] = &lines[..] else { panic!("not one line: {lines:?}") };
+    for needle in ["faulty memory: 4096 bytes", "position 4096", "kept"] {
+        assert!(line.contains(needle), "{line:?} does not name {needle:?}");
+    }
+    drop(cache);
+    let lines = logged();
+    let [line] = &lines[..] else { panic!("not one line: {lines:?}") };
+    assert!(line.contains("4096 bytes") && line.contains("lost"), "{line:?}");
 }
