@@ -7,26 +7,32 @@ use std::io;
 use std::slice;
 use std::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use bifolio::{Alignment, Backing, IoSource, IoTarget};
+use bifolio::{Alignment, Backing, FileIdentity, IoSource, IoTarget};
 
 /// A file that is a vector of bytes.
 #[derive(Debug)]
 pub struct MemoryBacking {
     bytes: RwLock<Vec<u8>>,
     alignment: Alignment,
+    identity: Option<FileIdentity>,
 }
 
 impl MemoryBacking {
     /// A file that holds `bytes`.
     pub fn new(bytes: Vec<u8>) -> Self {
-        Self { bytes: RwLock::new(bytes), alignment: Alignment::NONE }
+        Self { bytes: RwLock::new(bytes), alignment: Alignment::NONE, identity: None }
+    }
+
+    /// The same, and every other one of this identity is the same file.
+    pub fn identified(self, identity: FileIdentity) -> Self {
+        Self { identity: Some(identity), ..self }
     }
 
     /// A file that holds `bytes` and refuses (EINVAL) every transfer that is not aligned as the
     /// contract of [`Backing`] promises.
     pub fn strict(bytes: Vec<u8>, alignment: Alignment) -> Self {
         assert!(alignment.is_valid());
-        Self { bytes: RwLock::new(bytes), alignment }
+        Self { bytes: RwLock::new(bytes), alignment, identity: None }
     }
 
     /// Flips the `bits` of a byte: what a device should not do.
@@ -131,6 +137,10 @@ impl Backing for MemoryBacking {
 
     fn describe(&self) -> String {
         "memory".to_owned()
+    }
+
+    fn identity(&self) -> Option<FileIdentity> {
+        self.identity
     }
 }
 

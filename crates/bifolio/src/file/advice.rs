@@ -148,7 +148,7 @@ impl Registry {
     pub(crate) fn advise_all(&self, advice: Advice) -> Result<Outcome> {
         self.check()?;
         let mut total = Outcome::default();
-        for (_, inode) in self.inodes() {
+        for inode in self.inodes() {
             match advice {
                 Advice::DontNeed => total += evict(&self.reclaim, &inode, 0..u64::MAX >> 1),
                 Advice::Cold => self.reclaim.demote(&inode, 0..u64::MAX >> 1),

@@ -62,7 +62,7 @@ impl<'r> Busy<'r> {
             None => files.slots.remove(&self.key),
         };
         drop(files);
-        self.registry.settled.notify_all();
+        self.registry.changed.notify_all();
     }
 }
 
@@ -118,7 +118,7 @@ impl Registry {
     /// Ends a file, if it has no handles: L1 to L5.
     fn retire(&self, key: Key) -> std::result::Result<(), CloseFailure> {
         // Each round was made necessary by somebody who opened the file, wrote and closed.
-        while let Some(inode) = self.inode_of(key, |open| open.handles == 0) {
+        while let Some(inode) = self.settled(key, |open| open.handles == 0) {
             let failure = durable(&inode).err();
             drop(inode);
             let Some((busy, open)) = self.take_unused(key) else { break };
@@ -172,8 +172,8 @@ impl Registry {
 
     /// Makes all files durable; an error lists those that are not.
     fn make_durable(&self) -> Result<()> {
-        let failures: Vec<_> =
-            self.inodes().filter_map(|(_, inode)| durable(&inode).err()).collect();
+        let files = self.keys().into_iter().filter_map(|key| self.settled(key, |_| true));
+        let failures: Vec<_> = files.filter_map(|inode| durable(&inode).err()).collect();
         if failures.is_empty() { Ok(()) } else { Err(ErrorKind::Close { failures }.into()) }
     }
 
@@ -187,7 +187,8 @@ impl Registry {
         self.gate.close().map_err(|maps| ErrorKind::MapsAlive { maps })?;
         // What was written between the sync and the closing of the gate.
         self.make_durable().inspect_err(|_| self.gate.reopen())?;
-        for (key, inode) in self.inodes() {
+        for key in self.keys() {
+            let Some(inode) = self.settled(key, |_| true) else { continue };
             // A write that was under way may end only now: it goes home with the last handle.
             if inode.is_memory_file() {
                 inode.remove_folios_from(0);
@@ -203,10 +204,9 @@ impl Registry {
     /// Gives up what cannot be written of files that have no handle any more.
     pub(crate) fn discard_closed(&self) -> Result<Vec<Discarded>> {
         self.check()?;
-        let keys: Vec<_> = self.inodes().map(|(key, _)| key).collect();
         let mut discarded = Vec::new();
-        for key in keys {
-            if self.inode_of(key, |open| open.is_kept).is_none() {
+        for key in self.keys() {
+            if self.settled(key, |open| open.is_kept).is_none() {
                 continue;
             }
             let Some((_busy, open)) = self.take_unused(key) else { continue };

@@ -146,6 +146,15 @@ pub(super) enum Slot {
     Open(Open),
 }
 
+impl Slot {
+    fn inode_if(&self, is_wanted: impl FnOnce(&Open) -> bool) -> Option<Arc<Inode>> {
+        match self {
+            Self::Open(open) => is_wanted(open).then(|| Arc::clone(&open.inode)),
+            Self::Making | Self::Releasing => None,
+        }
+    }
+}
+
 #[derive(Debug, Default)]
 pub(super) struct Files {
     pub(super) slots: HashMap<Key, Slot>,
@@ -170,8 +179,8 @@ pub(crate) struct Registry {
     readahead_bytes_max: u64,
     pub(super) gate: Gate,
     pub(super) files: Mutex<Files>,
-    /// Signalled when a slot is busy no more.
-    pub(super) settled: Condvar,
+    /// Signalled when a slot is not somebody's any more.
+    pub(super) changed: Condvar,
     /// One close at a time.
     pub(super) closing: Mutex<()>,
     mappables: Mappables,
@@ -195,7 +204,7 @@ impl Registry {
             readahead_bytes_max: config.readahead_bytes_max,
             gate,
             files: Mutex::default(),
-            settled: Condvar::new(),
+            changed: Condvar::new(),
             closing: Mutex::new(()),
             mappables: Mappables::new(features, config.unmap_batch_folios),
             #[cfg(feature = "ablation")]
@@ -369,7 +378,7 @@ impl Registry {
                     files.slots.insert(key, Slot::Making);
                     return Ok(Found::Vacant(Busy::new(self, key)));
                 }
-                Some(Slot::Making | Slot::Releasing) => self.settled.wait(&mut files),
+                Some(Slot::Making | Slot::Releasing) => self.changed.wait(&mut files),
                 Some(Slot::Open(open)) if open.is_kept && !is_tried => {
                     // It may be writable by now. If so it is opened anew: others may have changed
                     // it since its last handle was dropped.
@@ -457,26 +466,27 @@ impl Registry {
     }
 
     /// The files that are open, one after the other: only the one that the caller is at work with
-    /// is held.
-    pub(super) fn inodes(&self) -> impl Iterator<Item = (Key, Arc<Inode>)> {
-        let keys: Vec<_> = self.files.lock().slots.keys().copied().collect();
-        keys.into_iter().filter_map(|key| Some((key, self.inode_of(key, |_| true)?)))
+    /// is held. Those that are being made or released are passed over.
+    pub(super) fn inodes(&self) -> impl Iterator<Item = Arc<Inode>> {
+        let files = move |key| Slot::inode_if(self.files.lock().slots.get(&key)?, |_| true);
+        self.keys().into_iter().filter_map(files)
+    }
+
+    pub(super) fn keys(&self) -> Vec<Key> {
+        self.files.lock().slots.keys().copied().collect()
     }
 
     /// The file of a slot, if it is as wanted. Waits while it is being released: it may be kept.
-    pub(super) fn inode_of(
+    pub(super) fn settled(
         &self,
         key: Key,
         is_wanted: impl FnOnce(&Open) -> bool,
     ) -> Option<Arc<Inode>> {
         let mut files = self.files.lock();
         while let Some(Slot::Releasing) = files.slots.get(&key) {
-            self.settled.wait(&mut files);
+            self.changed.wait(&mut files);
         }
-        match files.slots.get(&key)? {
-            Slot::Open(open) => is_wanted(open).then(|| Arc::clone(&open.inode)),
-            Slot::Making | Slot::Releasing => None,
-        }
+        Slot::inode_if(files.slots.get(&key)?, is_wanted)
     }
 
     /// Bytes of the spill that are in use.
@@ -493,7 +503,7 @@ impl Registry {
             }
             _ => None,
         };
-        self.inodes().filter_map(|(_, inode)| reason(&inode)).collect()
+        self.inodes().filter_map(|inode| reason(&inode)).collect()
     }
 }
 
@@ -559,5 +569,26 @@ impl Open {
             }
             _ => Ok(()),
         }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_map_that_begins_and_a_close_see_each_other() {
+        let gate = Gate::new(ForkGuard::new(&Features::probe(&[])).unwrap());
+        gate.begin_map();
+        assert_eq!(gate.close(), Err(1));
+        assert!(gate.check().is_ok() && gate.check_maps().is_err());
+        gate.end_map();
+        gate.close().unwrap();
+        // One that comes too late is refused by its own check.
+        gate.begin_map();
+        assert!(gate.check().is_err());
+        gate.end_map();
+        gate.reopen();
+        assert!(gate.check().is_ok());
     }
 }

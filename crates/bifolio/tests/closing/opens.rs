@@ -1,13 +1,13 @@
 //! Opens do not wait for what happens to other files.
 
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use bifolio::Advice;
-use bifolio_testing::{Call, Fault, Gate};
+use bifolio::{Advice, FileIdentity};
+use bifolio_testing::{Call, Fault, Gate, MemoryBacking};
 
-use crate::support::{Faulty, PAGE, Way, read};
+use crate::support::{Faulty, PAGE, Way, cache_of, directory, random_file, read, writable};
 
 /// Runs `test` on a thread of its own, for as long as a stuck one is told from a slow one.
 fn in_time(what: &str, test: impl FnOnce() + Send + 'static) {
@@ -80,9 +80,30 @@ fn a_file_opens_while_the_last_close_of_another_waits() {
             let third = Faulty::new(Way::Memory, 8192, 3);
             let opened = third.open(&cache);
             assert_eq!(opened.len(), 8192);
+            assert!(cache.stats().dirty_bytes > 0);
             gate.open();
             dropping.join().unwrap();
             reader.join().unwrap();
         });
     });
+}
+
+#[test]
+fn an_identity_of_ones_own_is_never_that_of_a_file() {
+    let directory = directory();
+    let (path, bytes) = random_file(&directory, "file", 8192);
+    let cache = cache_of(4 << 20);
+    let file = cache.open(&path, &writable()).unwrap();
+    let real = FileIdentity::of_file(std::fs::File::open(&path).unwrap()).unwrap();
+    let numbers = FileIdentity::custom(real.device(), real.inode());
+    let open = |byte, identity| {
+        let backing = MemoryBacking::new(vec![byte; 100]).identified(identity);
+        cache.open_backing(Arc::new(backing), &writable()).unwrap()
+    };
+    let own = open(1, numbers);
+    assert_eq!(read(&own, 0, 10), [1; 10]);
+    assert_eq!(read(&open(2, numbers), 0, 10), [1; 10], "the same numbers are the same file");
+    assert_eq!(read(&open(3, real), 0, 10), bytes[..10], "it says that it is that file");
+    own.write_at(b"x", 0).unwrap();
+    assert_eq!(read(&file, 0, 10), bytes[..10]);
 }
