@@ -238,6 +238,12 @@ pub enum ErrorKind {
         /// What the probe found.
         reason: String,
     },
+    /// Files cannot be mapped for writing on this system, only for reading.
+    #[error("files cannot be mapped for writing here: {reason}")]
+    CannotMapMut {
+        /// What the probe found.
+        reason: String,
+    },
     /// A page of a map could not be had when it was touched.
     #[error("a page of a map could not be had: {0}")]
     Fault(Arc<Error>),

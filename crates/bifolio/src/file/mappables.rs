@@ -51,7 +51,7 @@ impl Mappables {
         }
         let mut made = self.made.lock();
         let regions = self.regions(&mut made, reclaim)?;
-        let userfault = self.userfault(&mut made, faults).map_err(refused)?;
+        let userfault = self.userfault(&mut made, faults)?;
         let pages = len_max_bytes.div_ceil(PAGE_BYTES).max(1);
         Region::new(pages, &userfault, &regions).map_err(refused)
     }
@@ -71,7 +71,7 @@ impl Mappables {
         Ok(regions)
     }
 
-    fn userfault(&self, made: &mut Made, faults: FaultMode) -> io::Result<Arc<Userfault>> {
+    fn userfault(&self, made: &mut Made, faults: FaultMode) -> Result<Arc<Userfault>> {
         let known = match faults {
             FaultMode::Threads => made.threads.as_ref().map(FaultThreads::userfault),
             FaultMode::InThread => made.in_thread.as_ref(),
@@ -79,11 +79,15 @@ impl Mappables {
         if let Some(userfault) = known {
             return Ok(Arc::clone(userfault));
         }
-        let userfault = Arc::new(Userfault::open(faults, &self.features)?);
+        let userfault = Userfault::open(faults, &self.features).map_err(refused)?;
+        let userfault = Arc::new(userfault);
         match faults {
-            FaultMode::Threads => made.threads = Some(FaultThreads::start(&userfault)?),
+            FaultMode::Threads => {
+                let threads = FaultThreads::start(&userfault).map_err(ErrorKind::Thread)?;
+                made.threads = Some(threads);
+            }
             FaultMode::InThread => {
-                signal::install(faults::serve_in_thread)?;
+                signal::install(faults::serve_in_thread).map_err(refused)?;
                 made.in_thread = Some(Arc::clone(&userfault));
             }
         }

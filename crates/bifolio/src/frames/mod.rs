@@ -30,7 +30,6 @@ mod regions;
 mod rows;
 mod soundness;
 mod staging;
-mod stores;
 mod watcher;
 
 pub(crate) use arena::{Arena, Evacuation, Purpose};

@@ -51,12 +51,12 @@ use super::fault_clock::FAULT_CLOCK;
 use super::fault_errors::FaultErrors;
 use super::mapped::MappedPages;
 use super::regions::Regions;
-use super::stores::Stores;
 use crate::error::Error;
 use crate::folio::FolioId;
 use crate::sync::{AtomicBool, Mutex, MutexGuard, Ordering};
 use crate::sys::copy;
 use crate::sys::memory::Reservation;
+use crate::sys::pagemap::Pagemap;
 use crate::sys::unmap::PageRange;
 use crate::sys::userfault::{CopyError, Userfault};
 use smallvec::{SmallVec, smallvec};
@@ -107,7 +107,8 @@ pub(crate) struct Region {
     memory: Reservation,
     userfault: Arc<Userfault>,
     regions: Arc<Regions>,
-    stores: Stores,
+    /// Where stores are seen, if the kernel can tell: then there may be raw writers.
+    pagemap: Option<Pagemap>,
     /// Whether raw writers may be, or have been, at work.
     is_tracked: AtomicBool,
     section: Mutex<()>,
@@ -137,7 +138,7 @@ impl Region {
             memory,
             userfault: Arc::clone(userfault),
             regions: Arc::clone(regions),
-            stores: regions.watch_stores(pages)?,
+            pagemap: regions.watch_stores()?,
             is_tracked: AtomicBool::new(false),
             section: Mutex::new(()),
             mapped: MappedPages::default(),
@@ -231,17 +232,7 @@ impl Region {
             }
         }
         let there = pages.start..next;
-        if !protect && !will_be_stored && self.is_tracked() {
-            // A raw writer came meanwhile: nothing will tell of his first stores to these.
-            outcome = outcome.and(self.note_stores(there.clone()));
-        }
         (next - pages.start, outcome.and(self.lift_poison(there)))
-    }
-
-    /// Pages count as stored to. (Where page tables tell, one that is not protected does.)
-    fn note_stores(&self, mut pages: Range<u64>) -> io::Result<()> {
-        let Stores::Faults(stores) = &self.stores else { return Ok(()) };
-        pages.try_for_each(|index| stores.note(index, || Ok(())))
     }
 
     /// Lets pages that were just installed be touched, where nothing but access was refused.
@@ -272,23 +263,24 @@ impl Region {
         self.is_tracked.load(Ordering::Acquire)
     }
 
+    /// Where stores are seen.
+    fn pagemap(&self) -> io::Result<&Pagemap> {
+        self.pagemap.as_ref().ok_or_else(|| io::ErrorKind::Unsupported.into())
+    }
+
     /// Looks for stores from now on. To be called before the first raw writer gets an address.
     pub(crate) fn track(&self) -> io::Result<()> {
         let _section = self.section();
+        let pagemap = self.pagemap()?;
         if self.is_tracked() {
             return Ok(());
         }
-        // Before the pages there are: those that come meanwhile are protected, or noted.
+        // Before the pages there are: those that come meanwhile are protected, or count as stored
+        // to.
         // Release: pairs with the Acquire in `is_tracked`.
         self.is_tracked.store(true, Ordering::Release);
         let range = self.range_of(&(0..self.memory.len() as u64 / PAGE_BYTES));
-        let protected = match &self.stores {
-            Stores::PageTables(pagemap) => pagemap.protect(range.start, range.length_bytes),
-            // No bit is set; going through all of them would make their memory resident.
-            Stores::Faults(_) => {
-                self.userfault.write_protect(range.start, range.length_bytes, true)
-            }
-        };
+        let protected = pagemap.protect(range.start, range.length_bytes);
         if protected.is_err() {
             // Nobody gets an address; the next one who wants to tries again.
             // Release: as above.
@@ -300,11 +292,6 @@ impl Region {
     /// Why pages could not be had.
     pub(crate) fn errors(&self) -> &FaultErrors {
         &self.errors
-    }
-
-    /// Whether the first store to a clean page is a fault that waits for [`Self::admit_store`].
-    pub(crate) fn stops_stores(&self) -> bool {
-        matches!(self.stores, Stores::Faults(_))
     }
 
     /// REGION-3.
@@ -320,48 +307,23 @@ impl Region {
         mut visit: impl FnMut(Range<u64>),
     ) -> io::Result<()> {
         let range = self.range_of(&pages);
-        match &self.stores {
-            Stores::PageTables(pagemap) => {
-                pagemap.written(range.start, range.length_bytes, |start, length_bytes| {
-                    let first = (start.addr() - self.base().addr()) as u64 / PAGE_BYTES;
-                    visit(first..first + length_bytes as u64 / PAGE_BYTES);
-                })
-            }
-            Stores::Faults(stores) => {
-                stores.visit(pages, visit);
-                Ok(())
-            }
-        }
+        self.pagemap()?.written(range.start, range.length_bytes, |start, length_bytes| {
+            let first = (start.addr() - self.base().addr()) as u64 / PAGE_BYTES;
+            visit(first..first + length_bytes as u64 / PAGE_BYTES);
+        })
     }
 
     /// Makes pages count as not stored to: who stores to one from now on is found again. When it
     /// returns, what was stored before can be read.
     pub(crate) fn protect(&self, pages: Range<u64>) -> io::Result<()> {
         let range = self.range_of(&pages);
-        match &self.stores {
-            Stores::PageTables(pagemap) => pagemap.protect(range.start, range.length_bytes),
-            Stores::Faults(stores) => stores.forget(pages, || {
-                self.userfault.write_protect(range.start, range.length_bytes, true)
-            }),
-        }
-    }
-
-    /// Somebody stores to a protected page, and waits for this.
-    pub(crate) fn admit_store(&self, index: u64) -> io::Result<()> {
-        let range = self.range_of(&(index..index + 1));
-        let admit = || self.userfault.write_protect(range.start, range.length_bytes, false);
-        match &self.stores {
-            Stores::PageTables(_) => admit(),
-            Stores::Faults(stores) => stores.note(index, admit),
-        }
+        self.pagemap()?.protect(range.start, range.length_bytes)
     }
 
     /// Stores to pages that are there raise no fault from now on: they count as stored to.
     pub(crate) fn admit_stores(&self, pages: Range<u64>) -> io::Result<()> {
         let range = self.range_of(&pages);
-        let admit = || self.userfault.write_protect(range.start, range.length_bytes, false);
-        self.note_stores(pages)?;
-        admit()
+        self.userfault.write_protect(range.start, range.length_bytes, false)
     }
 
     /// A number that changes when the file is about to grow, and when it has grown.
@@ -489,10 +451,6 @@ impl Region {
             return Ok(false);
         };
         *is_taken = true;
-        if self.stops_stores() {
-            // Whoever would admit ours may be waiting for the lock.
-            self.admit_stores(index..index + 1)?;
-        }
         // SAFETY: a page, by the caller's contract.
         let bytes = unsafe { std::slice::from_raw_parts(source, PAGE_BYTES as usize) };
         // SAFETY: a page that is there while the orphan is; the caller has the lock of its folio,

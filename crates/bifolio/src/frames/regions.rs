@@ -7,7 +7,6 @@ use super::CHUNK_BYTES;
 use super::arena::{Arena, PAGE_BYTES};
 use super::soundness::Soundness;
 use super::staging::Staging;
-use super::stores::{FaultedStores, Stores};
 use crate::sync::{Mutex, MutexGuard};
 use crate::sys::keep::Keeper;
 use crate::sys::memory::Reservation;
@@ -132,12 +131,16 @@ impl Regions {
         &self.unmapper
     }
 
-    /// A way to know the stores to a region of so many pages.
-    pub(super) fn watch_stores(&self, pages: u64) -> io::Result<Stores> {
-        if self.features.has(Feature::WriteProtectAsync) {
-            return Pagemap::open().map(Stores::PageTables);
-        }
-        FaultedStores::new(pages).map(Stores::Faults)
+    /// A way to know the stores to a region, if the kernel has one.
+    pub(super) fn watch_stores(&self) -> io::Result<Option<Pagemap>> {
+        self.features.has(Feature::WriteProtectAsync).then(Pagemap::open).transpose()
+    }
+
+    /// Why there can be no raw writers, if so.
+    pub(crate) fn why_no_stores(&self) -> Option<String> {
+        let reports = self.features.reports().into_iter();
+        let mut stores = reports.filter(|report| report.feature == Feature::WriteProtectAsync);
+        stores.find(|report| !report.in_use).map(|report| report.reason)
     }
 
     /// Makes pages that are not there inaccessible.

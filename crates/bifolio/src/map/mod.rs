@@ -113,10 +113,15 @@ impl File {
     /// Maps the bytes of `range`, which must lie in the file, for reading and writing.
     ///
     /// # Errors
-    /// As [`File::map`]; a handle not opened for writing; a kernel that cannot watch the stores.
+    /// As [`File::map`]; a handle not opened for writing; a kernel that cannot tell which pages
+    /// were stored to, or lets us keep none beyond their eviction ([`ErrorKind::CannotMapMut`];
+    /// Linux 6.7 and later can, unless a filter of system calls forbids it).
     pub fn map_mut(&self, range: Range<u64>) -> Result<MapMut> {
         self.check_writable()?;
         let map = self.map(range)?;
+        if let Some(reason) = map.region.regions().why_no_stores() {
+            return Err(ErrorKind::CannotMapMut { reason }.into());
+        }
         let purpose = "watching the stores of a map";
         map.region.track().map_err(|source| ErrorKind::Memory { purpose, source })?;
         Ok(MapMut { map })

@@ -117,7 +117,7 @@ impl Feature {
             Self::KernelFaults => {
                 "a system call on a page of a map that is not resident fails with EFAULT"
             }
-            Self::WriteProtectAsync => "a fault for the first store to each clean page",
+            Self::WriteProtectAsync => "files can be mapped for reading only",
             Self::FaultPoison => "a page that cannot be read is made inaccessible (SIGSEGV)",
             Self::VectoredUnmap => "one madvise and one TLB flush a page",
         }

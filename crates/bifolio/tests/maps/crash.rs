@@ -42,7 +42,7 @@ const CHILD_SECONDS_MAX: u32 = 60;
 /// The way of a round.
 fn way_of(round: u32) -> Way {
     let mode = [FaultMode::Threads, FaultMode::InThread][round as usize % 2];
-    if round % 4 == 3 { Way::without(mode, Feature::WriteProtectAsync) } else { Way::new(mode) }
+    if round % 4 == 3 { Way::without(mode, Feature::VectoredUnmap) } else { Way::new(mode) }
 }
 
 fn value(slot: u64, sequence: u64) -> u64 {
@@ -223,7 +223,7 @@ fn fork(way: Way) {
 
 #[test]
 fn a_forked_child_is_refused_and_the_parent_is_unharmed() {
-    let ways = Way::with_and_without(Feature::WriteProtectAsync);
+    let ways = Way::modes();
     if let Ok(number) = std::env::var(FORK_VARIABLE) {
         return fork(ways[number.parse::<usize>().unwrap()]);
     }

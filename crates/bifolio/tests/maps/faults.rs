@@ -145,7 +145,7 @@ fn store_everywhere(file: &File, bytes: &mut [u8], seed: u64) {
 
 #[test]
 fn what_cannot_be_written_while_it_leaves_stays_and_sync_tells() {
-    for way in Way::with_and_without(Feature::WriteProtectAsync) {
+    for way in Way::modes() {
         for errno in [libc::EIO, libc::ENOSPC] {
             let storage = storage(512);
             let mut bytes = storage.bytes.clone();
@@ -175,7 +175,7 @@ fn read_many_fills_no_map_while_its_transfers_are_under_way() {
     const DEPTH: usize = 2;
     let storage = storage(64);
     let cache = storage.builder(1 << 20).io_depth(DEPTH).build().unwrap();
-    let way = Way::with_and_without(Feature::WriteProtectAsync)[0];
+    let way = Way::modes()[0];
     let file = cache.open_backing(storage.backing.clone(), &way.options()).unwrap();
     let last = 63 * PAGE;
     read(&file, last, PAGE_USIZE);
@@ -206,7 +206,7 @@ fn read_many_fills_no_map_while_its_transfers_are_under_way() {
 
 #[test]
 fn a_spill_that_fails_while_pages_leave_loses_nothing() {
-    for way in Way::with_and_without(Feature::WriteProtectAsync) {
+    for way in Way::modes() {
         for errno in [libc::EIO, libc::ENOSPC] {
             let storage = Faulty::new(support::Way::Memory, 0, 6);
             let builder = storage.builder(512 << 10).spill_backing(storage.backing.clone());

@@ -129,7 +129,7 @@ fn grow(file: &File, way: u32, len: u64) {
 
 #[test]
 fn growth_after_a_cut_brings_zeros_whatever_was_stored_behind_the_end() {
-    for way in Way::with_and_without(Feature::WriteProtectAsync) {
+    for way in Way::modes() {
         for how in 0..4 {
             let bytes = fill_bytes(2, 20 * PAGE_USIZE);
             for_both_files(way, &bytes, |cache, file| {
@@ -201,7 +201,7 @@ fn holds_of_pages_that_are_cut_stay_readable() {
 
 #[test]
 fn several_maps_calls_and_pins_see_the_same_bytes() {
-    for way in Way::with_and_without(Feature::WriteProtectAsync) {
+    for way in Way::modes() {
         let mut bytes = fill_bytes(4, 30 * PAGE_USIZE + 77);
         for_both_files(way, &bytes.clone(), |_, file| {
             let whole = file.map(0..file.len()).unwrap();
@@ -264,7 +264,7 @@ fn a_cache_with_maps_is_not_closed_and_closes_after_them() {
 
 #[test]
 fn a_map_keeps_its_file_and_the_last_stores_reach_the_disk() {
-    for way in Way::with_and_without(Feature::WriteProtectAsync) {
+    for way in Way::modes() {
         let directory = directory();
         let (path, mut bytes) = random_file(&directory, "mapped", 2_000_000);
         let cache = way.builder(1 << 20).build().unwrap();
@@ -280,6 +280,40 @@ fn a_map_keeps_its_file_and_the_last_stores_reach_the_disk() {
         assert_same(&load(map.as_ptr(), 0..map.len()), &bytes);
         drop(map);
         assert_same(&std::fs::read(&path).unwrap(), &bytes);
+    }
+}
+
+/// Whether this process has the file open.
+fn is_open(path: &std::path::Path) -> bool {
+    let descriptors = std::fs::read_dir("/proc/self/fd").unwrap();
+    descriptors.flatten().any(|entry| std::fs::read_link(entry.path()).is_ok_and(|it| it == path))
+}
+
+#[test]
+fn a_mapped_file_is_closed_with_its_last_map() {
+    for way in Way::modes() {
+        let directory = directory();
+        let (path, mut bytes) = random_file(&directory, "mapped", 64 * PAGE_USIZE);
+        // The flusher looks for stores all the time.
+        let cache = way.builder(1 << 20).dirty_age_ms_max(1).build().unwrap();
+        for round in 0..100_usize {
+            let file = cache.open(&path, &way.options()).unwrap();
+            assert_same(&read_all(&file), &bytes);
+            let mut map = file.map_mut(0..file.len()).unwrap();
+            for page in 0..64 {
+                store(map.as_mut_ptr(), page * PAGE, &round.to_ne_bytes());
+            }
+            drop(file);
+            drop(map);
+            assert!(!is_open(&path), "round {round}, {way:?}");
+            // By another program.
+            bytes[..8].copy_from_slice(&round.to_ne_bytes());
+            bytes
+                .chunks_mut(PAGE_USIZE)
+                .for_each(|page| page[..8].copy_from_slice(&round.to_ne_bytes()));
+            bytes[1000] ^= 1;
+            std::fs::write(&path, &bytes).unwrap();
+        }
     }
 }
 

@@ -15,6 +15,7 @@ mod drops;
 mod faults;
 mod kernel;
 mod lifetimes;
+mod limits;
 mod locked;
 mod memory;
 mod model;

@@ -338,5 +338,5 @@ fn both_agree_with_the_model_whatever_the_kernel_lacks() {
         with_seeds(1, |seed| on_disk(way, sizes, seed));
         with_seeds(1, |seed| in_memory(way, sizes, seed));
     }
-    assert!(MASKS.contains(&Feature::WriteProtectAsync));
+    assert!(MASKS.contains(&Feature::VectoredUnmap));
 }

@@ -26,12 +26,8 @@ pub struct Way {
 pub const MODES: [FaultMode; 2] = [FaultMode::Threads, FaultMode::InThread];
 
 /// What maps can do without.
-pub const MASKS: [Feature; 4] = [
-    Feature::WriteProtectAsync,
-    Feature::FaultPoison,
-    Feature::VectoredUnmap,
-    Feature::KernelFaults,
-];
+pub const MASKS: [Feature; 3] =
+    [Feature::FaultPoison, Feature::VectoredUnmap, Feature::KernelFaults];
 
 impl Way {
     /// With everything the kernel has.

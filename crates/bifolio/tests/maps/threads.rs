@@ -205,7 +205,7 @@ const SHORT: Duration = Duration::from_millis(400);
 
 #[test]
 fn no_store_to_pages_of_one_thread_is_lost() {
-    for way in Way::with_and_without(Feature::WriteProtectAsync) {
+    for way in Way::modes() {
         run(way, Owns::Pages, &Place::Memory, SHORT);
         run(way, Owns::Pages, &Place::Disk, SHORT);
     }
@@ -213,7 +213,7 @@ fn no_store_to_pages_of_one_thread_is_lost() {
 
 #[test]
 fn no_store_to_words_of_shared_pages_is_lost() {
-    for way in Way::with_and_without(Feature::WriteProtectAsync) {
+    for way in Way::modes() {
         run(way, Owns::Words, &Place::Memory, SHORT);
         run(way, Owns::Words, &Place::Disk, SHORT);
     }
@@ -236,7 +236,7 @@ fn stores_that_come_late_are_found() {
 /// it: one that the table has and the address space has not would be faulted for without end.
 #[test]
 fn pages_that_are_punched_while_they_are_stored_to_can_be_touched() {
-    for way in Way::with_and_without(Feature::WriteProtectAsync) {
+    for way in Way::modes() {
         let cache = way.spilling(MEMORY_BYTES);
         let file = way.memory_file(&cache, 8 * PAGE);
         let mut map = file.map_mut(0..8 * PAGE).unwrap();
@@ -271,7 +271,7 @@ fn pages_that_are_punched_while_they_are_stored_to_can_be_touched() {
 #[test]
 fn stores_to_pages_that_came_with_the_first_writable_map_are_found() {
     const LEN: u64 = 1 << 20;
-    for way in Way::with_and_without(Feature::WriteProtectAsync) {
+    for way in Way::modes() {
         let directory = directory();
         let (path, _) = random_file(&directory, "mapped", LEN as usize);
         let cache = way.builder(8 << 20).build().unwrap();

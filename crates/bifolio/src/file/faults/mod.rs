@@ -31,7 +31,6 @@ use crate::frames::{Refusal, Region};
 use crate::mapping::{PAGE_BYTES, PAGE_SHIFT};
 use crate::stats::Counter;
 use crate::sync::{Ordering, RwLock, RwLockReadGuard};
-use crate::sys::memory::is_resident;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::AtomicUsize;
@@ -154,16 +153,6 @@ impl Server {
         })
     }
 
-    /// Somebody stores to a protected page. Nothing is waited for: it may be a store of the cache's
-    /// own, whose thread holds the folio's lock.
-    fn admit_store(&self, index: u64) -> bool {
-        let admitted = self.region.admit_store(index);
-        if let Err(error) = &admitted {
-            log::error!("a store to a page of a map cannot be admitted: {error}");
-        }
-        admitted.is_ok()
-    }
-
     /// Wakes whoever waits for pages that were there already.
     fn wake(&self, pages: &Range<u64>) {
         let range = self.region.range_of(pages);
@@ -177,11 +166,6 @@ impl Server {
 pub(super) fn serve_in_thread(address: usize, is_write: bool) -> bool {
     let Some(server) = server_of(address) else { return false };
     let pages = server.pages_at(address, 1);
-    let region = &server.region;
-    if region.stops_stores() && is_resident(region.address(pages.start)) {
-        // It is there, and was protected.
-        return server.admit_store(pages.start);
-    }
     // Nobody has to be asked whether he waits: it is this thread.
     server.serve(pages, is_write, u64::MAX)
 }

@@ -38,7 +38,6 @@ struct Request {
     address: usize,
     length_bytes: usize,
     is_write: bool,
-    is_protection: bool,
     /// When the messages were read: not before this.
     read_at: u64,
 }
@@ -49,13 +48,14 @@ impl FaultThreads {
         let (stopped, stop) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
         let requests = Mutex::default();
         let shared = Arc::new(Shared { userfault: Arc::clone(userfault), stopped, requests });
-        let start = |number| {
-            let shared = Arc::clone(&shared);
-            OwnedThread::start(&format!("bifolio-fault-{number}"), move || shared.run())
-        };
-        let threads = (0..THREADS).map(start).collect::<io::Result<Vec<_>>>();
-        // Those that were started end with `stop` if one was not.
-        Ok(Self { threads: threads?, stop: Some(stop), shared })
+        // Its drop ends those that were started if one cannot be.
+        let mut started = Self { shared, stop: Some(stop), threads: Vec::new() };
+        for number in 0..THREADS {
+            let shared = Arc::clone(&started.shared);
+            let name = format!("bifolio-fault-{number}");
+            started.threads.push(OwnedThread::start(&name, move || shared.run())?);
+        }
+        Ok(started)
     }
 
     /// Where their regions register.
@@ -104,7 +104,7 @@ impl Shared {
     }
 
     fn serve(&self, request: Request) {
-        let Request { address, length_bytes, is_write, is_protection, read_at } = request;
+        let Request { address, length_bytes, is_write, read_at } = request;
         let Some(server) = server_of(address) else {
             let waked =
                 self.userfault.wake(std::ptr::without_provenance_mut(address), length_bytes);
@@ -112,10 +112,6 @@ impl Shared {
             return;
         };
         let pages = server.pages_at(address, length_bytes);
-        if is_protection {
-            server.admit_store(pages.start);
-            return;
-        }
         server.serve(pages.clone(), is_write, read_at);
         server.wake(&pages);
     }
@@ -123,14 +119,11 @@ impl Shared {
 
 /// Faults in the order of their addresses, those at adjacent pages as one; each page once.
 fn coalesced(mut faults: Vec<Fault>, read_at: u64) -> Vec<Request> {
-    faults.sort_unstable_by_key(|fault| (fault.is_protection, fault.address / PAGE));
+    faults.sort_unstable_by_key(|fault| fault.address / PAGE);
     let mut requests: Vec<Request> = Vec::new();
-    for Fault { address, is_write, is_protection } in faults {
+    for Fault { address, is_write, .. } in faults {
         let page = address / PAGE * PAGE;
-        if let Some(last) = requests.last_mut()
-            && !is_protection
-            && !last.is_protection
-        {
+        if let Some(last) = requests.last_mut() {
             let end = last.address + last.length_bytes;
             if page + PAGE == end {
                 last.is_write |= is_write;
@@ -142,7 +135,7 @@ fn coalesced(mut faults: Vec<Fault>, read_at: u64) -> Vec<Request> {
             }
         }
         let length_bytes = PAGE;
-        requests.push(Request { address: page, length_bytes, is_write, is_protection, read_at });
+        requests.push(Request { address: page, length_bytes, is_write, read_at });
     }
     requests
 }
@@ -169,13 +162,5 @@ mod tests {
         // What is only read must not count as stored to.
         let faults = vec![fault(5, false), fault(6, true)];
         assert_eq!(pages(&coalesced(faults, 0)), [(5, 1, false), (6, 1, true)]);
-    }
-
-    #[test]
-    fn stores_to_protected_pages_are_admitted_one_by_one() {
-        let protection = |page: usize| Fault { is_protection: true, ..fault(page, true) };
-        let requests = coalesced(vec![protection(5), fault(6, true), protection(6)], 0);
-        assert_eq!(pages(&requests), [(6, 1, true), (5, 1, true), (6, 1, true)]);
-        assert!(!requests[0].is_protection && requests[1].is_protection);
     }
 }

@@ -1,0 +1,100 @@
+//! Limits of the system that a program meets: what cannot be had is an error, and all else goes on.
+//!
+//! # Safety
+//! Gives up privileges, or has calls refused, in a process of its own.
+#![allow(unsafe_code)]
+
+use bifolio::{ErrorKind, FaultMode, Feature};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use crate::setup::{Way, refuse_calls, run_child, store, touch};
+use crate::support::{PAGE, error_of, files_can_be_mapped, read};
+
+const VARIABLE: &str = "BIFOLIO_TEST_LIMITS";
+
+/// Goes on as a user who has no other processes.
+fn become_a_user() {
+    let user = 54_000 + std::process::id() % 10_000;
+    // SAFETY: it changes what this process may do, in all its threads.
+    assert_eq!(unsafe { libc::setgid(user) }, 0);
+    // SAFETY: as above.
+    assert_eq!(unsafe { libc::setuid(user) }, 0);
+    // SAFETY: lets the process see itself in /proc again.
+    assert_eq!(unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 1, 0, 0, 0) }, 0);
+}
+
+fn allow_threads(current: Option<u64>) {
+    let maximum = getrlimit(Resource::Nproc).maximum;
+    setrlimit(Resource::Nproc, Rlimit { current, maximum }).unwrap();
+}
+
+fn start_too_many_threads() {
+    become_a_user();
+    let way = Way::new(FaultMode::Threads);
+    let cache = way.builder(1 << 20).build().unwrap();
+    let plain = cache.memory_file("plain").unwrap();
+    plain.write_all_at(b"bytes", 0).unwrap();
+    let threads = std::fs::read_dir("/proc/self/task").unwrap().count() as u64;
+    for more in 0..3 {
+        allow_threads(Some(threads + more));
+        let error = error_of(cache.memory_file_with("mapped", &way.options()), &["thread"]);
+        assert!(matches!(error.kind(), ErrorKind::Thread(_)), "{error:?}");
+        assert_eq!(read(&plain, 0, 5), b"bytes");
+    }
+    allow_threads(getrlimit(Resource::Nproc).maximum);
+    let file = way.memory_file(&cache, 8 * PAGE);
+    let mut map = file.map_mut(0..8 * PAGE).unwrap();
+    store(map.as_mut_ptr(), 5 * PAGE, b"x");
+    assert_eq!(touch(map.as_ptr(), 5 * PAGE), b'x');
+    drop(map);
+    cache.close().unwrap();
+    println!("it has ended well");
+}
+
+#[test]
+fn threads_that_cannot_be_started_are_an_error() {
+    const NAME: &str = "limits::threads_that_cannot_be_started_are_an_error";
+    if std::env::var(VARIABLE).is_ok() {
+        // SAFETY: it only sets a timer, whose signal ends the process.
+        unsafe { libc::alarm(20) };
+        return start_too_many_threads();
+    }
+    if rustix::process::geteuid().is_root() && files_can_be_mapped() {
+        run_to_a_good_end(NAME);
+    }
+}
+
+fn run_to_a_good_end(name: &str) {
+    let output = run_child(name, VARIABLE, "");
+    let text = String::from_utf8_lossy(&output.stdout);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(text.contains("it has ended well"), "{}: {errors}", output.status);
+}
+
+/// Without a way to keep pages beyond their eviction, there are maps for reading, and no others.
+fn forbid_vmsplice() {
+    refuse_calls(libc::SYS_vmsplice, None, libc::EPERM);
+    for way in Way::modes() {
+        let cache = way.builder(512 << 10).build().unwrap();
+        let file = way.memory_file(&cache, 50 * PAGE);
+        let error = error_of(file.map_mut(0..PAGE), &["for writing", "write protection"]);
+        assert!(matches!(error.kind(), ErrorKind::CannotMapMut { .. }), "{error:?}");
+        file.write_all_at(b"x", 5 * PAGE).unwrap();
+        assert_eq!(touch(file.map(0..file.len()).unwrap().as_ptr(), 5 * PAGE), b'x');
+        let reports = cache.features();
+        let report = reports.iter().find(|it| it.feature == Feature::WriteProtectAsync).unwrap();
+        assert!(!report.in_use && report.fallback.contains("reading only"), "{report:?}");
+    }
+    println!("it has ended well");
+}
+
+#[test]
+fn maps_for_writing_need_what_evicting_them_needs() {
+    const NAME: &str = "limits::maps_for_writing_need_what_evicting_them_needs";
+    if std::env::var(VARIABLE).is_ok() {
+        return forbid_vmsplice();
+    }
+    if files_can_be_mapped() {
+        run_to_a_good_end(NAME);
+    }
+}
