@@ -149,6 +149,38 @@ fn dropping_mapped_child() {
     cache.close().unwrap();
 }
 
+/// A child that drops pins it inherited, which its parent goes on with.
+fn unpinning_child() {
+    let directory = directory();
+    let (path, mut bytes) = random_file(&directory, "file", 100_000);
+    let cache = Cache::builder().memory(1 << 20).build().unwrap();
+    let file = cache.open(&path, &writable()).unwrap();
+    assert_same(&read_all(&file), &bytes);
+    let mut pin_mut = file.pin_mut(8192..8200).unwrap();
+    pin_mut.copy_from(0, b"changed!");
+    bytes[8192..8200].copy_from_slice(b"changed!");
+    let pins = [0, 0, 20_000].map(|start| file.pin(start..start + 10).unwrap());
+    let mut inherited = Some((pin_mut, pins));
+    let status = in_child(|| {
+        let (pin_mut, pins) = inherited.take().unwrap();
+        let mut found = [1; 10];
+        pins[0].copy_to(&mut found);
+        drop(pins);
+        drop(pin_mut);
+        i32::from(found != [0; 10])
+    });
+    assert_eq!(status, 0);
+    let (pin_mut, pins) = inherited.unwrap();
+    let mut found = [0; 10];
+    pins[2].copy_to(&mut found);
+    assert_same(&found, &bytes[20_000..20_010]);
+    drop((pin_mut, pins));
+    assert_same(&read_all(&file), &bytes);
+    file.sync_data().unwrap();
+    assert_same(&std::fs::read(&path).unwrap(), &bytes);
+    cache.close().unwrap();
+}
+
 #[test]
 fn a_forked_child_gets_errors_and_the_parent_goes_on() {
     let masked = || Cache::builder().disable(Feature::WipeOnFork);
@@ -157,8 +189,9 @@ fn a_forked_child_gets_errors_and_the_parent_goes_on() {
         Ok("masked") => parent(masked()),
         Ok("dropping") => dropping_child(),
         Ok("mapped") => dropping_mapped_child(),
+        Ok("unpinning") => unpinning_child(),
         _ => {
-            for value in ["errors", "masked", "dropping", "mapped"] {
+            for value in ["errors", "masked", "dropping", "mapped", "unpinning"] {
                 run_alone("a_forked_child_gets_errors_and_the_parent_goes_on", VARIABLE, value);
             }
         }

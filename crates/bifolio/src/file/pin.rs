@@ -26,6 +26,9 @@ use std::sync::Arc;
 
 /// Bytes of one folio, resident for as long as this lives. Not `Send`: see [`Pin::hold`].
 ///
+/// In a forked child the bytes read as zeros; those of a file that can be mapped cannot be touched
+/// there at all. Dropping a pin there does nothing. The same goes for [`Hold`] and [`PinMut`].
+///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let directory = tempfile::tempdir()?;

@@ -90,6 +90,13 @@ impl PinState {
         if self.is_frozen() { 0 } else { self.0 & COUNT_MASK }
     }
 
+    /// Whether the word may be that of a forked child, in which the descriptors are zeros: there
+    /// references that the parent has are put, and that does nothing. (A word that is alive has a
+    /// generation, but once in 2^24 lives.)
+    fn is_wiped(self) -> bool {
+        self.0.wrapping_neg() <= COUNT_MAX
+    }
+
     /// Whether an add that gave this word got its reference.
     #[inline(always)]
     pub(crate) fn is_got(self) -> bool {
@@ -202,7 +209,10 @@ impl PinWord {
         // Release: pairs with the Acquire of the CAS in `put_cold` and in `try_freeze`; whoever
         // frees or freezes sees all we did with the folio.
         let before = PinState(self.0.fetch_sub(references, Ordering::Release));
-        debug_assert!(before.count() >= references, "put of {references} on {before:?}");
+        debug_assert!(
+            before.count() >= references || before.is_wiped(),
+            "put of {references} on {before:?}"
+        );
         if before.0 & COUNT_MASK == references { self.put_cold(before) } else { Put::Done }
     }
 

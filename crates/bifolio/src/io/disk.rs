@@ -103,7 +103,8 @@ pub enum OpenDiskError {
         /// What is wrong with the options.
         problem: &'static str,
     },
-    /// Only regular files can be cached.
+    /// Only regular files can be cached, and none whose length the kernel does not tell
+    /// ([`FileKind::Generated`]).
     #[error("{}: it is {kind}, and only regular files can be cached", path.display())]
     NotRegular {
         /// The path as it was given.
@@ -525,6 +526,9 @@ fn open_buffered(
         file::open(path, OpenMode { read, write, create, direct: false }).map_err(system)?;
     let status = file::status(descriptor.as_fd()).map_err(system)?;
     check_regular(path, status.kind)?;
+    if file::is_generated(descriptor.as_fd()) {
+        check_regular(path, FileKind::Generated)?;
+    }
     file::set_blocking(descriptor.as_fd()).map_err(system)?;
     Ok((descriptor, FileIdentity::of(status)))
 }

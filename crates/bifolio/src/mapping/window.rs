@@ -39,6 +39,10 @@ impl Drop for Window<'_> {
     fn drop(&mut self) {
         for index in self.pages.clone() {
             let entry = self.mapping.table.load(index, Ordering::Relaxed);
+            if !entry.is_folio() {
+                // In a forked child, where the table is zeros.
+                continue;
+            }
             // A write is a use: the page is marked as one.
             let next = entry.with_next_version().with_ready().with_referenced();
             // Release: pairs with the Acquire in `read_validated` (O1).

@@ -45,6 +45,10 @@ pub enum FileKind {
     BlockDevice,
     /// A character device.
     CharacterDevice,
+    /// A file that the kernel makes up as it is read, in procfs, sysfs, cgroupfs, debugfs, tracefs,
+    /// securityfs, configfs, selinuxfs, bpffs, pstore or efivarfs: what it says of the length of
+    /// such a file is 0, or a page, and not what there is to read.
+    Generated,
     /// Something else.
     Other,
 }
@@ -72,6 +76,7 @@ impl fmt::Display for FileKind {
             Self::Socket => "a socket",
             Self::BlockDevice => "a block device",
             Self::CharacterDevice => "a character device",
+            Self::Generated => "made up by the kernel as it is read",
             Self::Other => "neither a file nor a directory",
         })
     }
@@ -226,6 +231,31 @@ pub(crate) fn direct_alignment(file: BorrowedFd<'_>) -> DirectAlignment {
         }
         _ => DirectAlignment::Unknown,
     }
+}
+
+/// The file systems whose files have no length that could be known before they are read.
+const GENERATING: [libc::c_long; 12] = [
+    libc::PROC_SUPER_MAGIC,
+    libc::SYSFS_MAGIC,
+    libc::CGROUP_SUPER_MAGIC,
+    libc::CGROUP2_SUPER_MAGIC,
+    libc::DEBUGFS_MAGIC,
+    libc::TRACEFS_MAGIC,
+    libc::SECURITYFS_MAGIC,
+    libc::SELINUX_MAGIC,
+    libc::BPF_FS_MAGIC,
+    CONFIGFS_MAGIC,
+    PSTOREFS_MAGIC,
+    EFIVARFS_MAGIC,
+];
+const CONFIGFS_MAGIC: libc::c_long = 0x6265_6570;
+const PSTOREFS_MAGIC: libc::c_long = 0x6165_676C;
+const EFIVARFS_MAGIC: libc::c_long = 0xDE5E_81E4;
+
+/// Whether `file` is one that the kernel makes up as it is read ([`FileKind::Generated`]).
+pub(crate) fn is_generated(file: BorrowedFd<'_>) -> bool {
+    rustix::fs::fstatfs(file)
+        .is_ok_and(|found| GENERATING.contains(&(found.f_type as libc::c_long)))
 }
 
 /// Whether `file` lives in memory only, on a tmpfs.

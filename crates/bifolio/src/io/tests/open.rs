@@ -68,6 +68,27 @@ fn only_regular_files_are_opened_and_nothing_waits() {
     assert!(message.ends_with("fifo: it is a named pipe, and only regular files can be cached"));
 }
 
+#[test]
+fn files_whose_length_the_kernel_does_not_tell_are_refused() {
+    // Of length 0, and of a page: neither is what there is to read.
+    for path in ["/proc/self/status", "/sys/kernel/mm/transparent_hugepage/enabled"] {
+        let path = Path::new(path);
+        if !path.exists() {
+            println!("skipped: no {}", path.display());
+            continue;
+        }
+        let error = read_only(path).unwrap_err();
+        let is_named = matches!(error, OpenDiskError::NotRegular { kind: FileKind::Generated, .. });
+        assert!(is_named, "{error:?}");
+        assert!(error.to_string().contains("made up by the kernel as it is read"), "{error}");
+    }
+    // Through procfs, but not in it.
+    let directory = disk_directory();
+    let file = fs::File::create(directory.path().join("file")).unwrap();
+    let link = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file));
+    read_only(Path::new(&link)).unwrap();
+}
+
 /// Calls `attempt` often while another thread keeps exchanging what `a` and `b` name.
 fn while_exchanging(a: &Path, b: &Path, mut attempt: impl FnMut()) {
     use rustix::fs::{RenameFlags, renameat_with};
