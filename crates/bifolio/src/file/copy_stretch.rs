@@ -140,7 +140,10 @@ impl File {
         let good = stretch.unchanged(pages);
         let references = if inode.frames.region().is_some() { stretch.pages() } else { 0 };
         inode.memory.counters.note_lookups(references, stretch.pages() + pages);
-        Some(bytes_of(good, in_page, length) as usize)
+        let good_bytes = bytes_of(good, in_page, length);
+        // The rest is of other pages, perhaps of other files: it is not left to the caller.
+        buffer[good_bytes as usize..length as usize].fill(0);
+        Some(good_bytes as usize)
     }
 
     /// Where the byte at `position`, the end of the file at the most, is, if it is resident: to be

@@ -37,7 +37,8 @@ impl File {
     /// reads any more raises SIGPIPE, which Rust programs ignore from the start.
     ///
     /// # Errors
-    /// All that a read can fail with, and the descriptor's ([`ErrorKind::CopyToFd`]).
+    /// All that a read can fail with, and the descriptor's ([`ErrorKind::CopyToFd`]); a descriptor
+    /// that takes nothing is one ([`WriteZero`](std::io::ErrorKind::WriteZero)).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -80,6 +81,7 @@ impl File {
                 // SAFETY: pieces of frames that the batch has references to, which stay mapped
                 // (FRAMES-2), or of ZEROS.
                 return match unsafe { sys_file::write_row(descriptor, &row) } {
+                    Ok(0) => Err(self.not_taken(range, io::ErrorKind::WriteZero.into())),
                     Ok(count) => {
                         let pages = (count as u64).div_ceil(PAGE_BYTES);
                         self.handle.inode.memory.counters.add(Counter::HitPinned, pages);

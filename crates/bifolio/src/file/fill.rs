@@ -136,7 +136,9 @@ impl Handle {
                     }
                     let head = mapping.head_index(index);
                     let staged = self.stage(1, Wait::ForFrames);
-                    if let Claim::New(locked) = self.claim(head, seen, Wait::ForFrames)? {
+                    let may_pass_end = access.may_pass_end();
+                    let claimed = self.claim(head, seen, Wait::ForFrames, may_pass_end)?;
+                    if let Claim::New(locked) = claimed {
                         return self.fill(locked, staged, is_hole, access).map(Some);
                     }
                 }
@@ -225,7 +227,7 @@ impl Handle {
                 break;
             }
             let wait = if run.is_empty() { wait } else { Wait::Never };
-            match self.claim(index, seen, wait) {
+            match self.claim(index, seen, wait, false) {
                 Ok(Claim::New(locked)) => run.push(locked),
                 Ok(Claim::NoFrame) if run.is_empty() => return Ok(RunClaim::NoFrame),
                 Err(error) if run.is_empty() => return Err(error),
@@ -249,7 +251,7 @@ impl Handle {
 
     /// Puts a new folio, locked and not uptodate, into the table, where its first page is `index`
     /// and `seen` stands now.
-    fn claim(&self, index: u64, seen: Entry, wait: Wait) -> Result<Claim<'_>> {
+    fn claim(&self, index: u64, seen: Entry, wait: Wait, may_pass_end: bool) -> Result<Claim<'_>> {
         self.check_sound()?;
         let mapping = &self.inode.mapping;
         let memory = &*self.inode.memory;
@@ -269,6 +271,10 @@ impl Handle {
         }
         memory.counters.add(Counter::Miss, 1);
         self.inode.take_over(&lock, seen);
+        if !may_pass_end && mapping.was_cut(&lock) {
+            drop(self.inode.remove_unfilled(&folio, &lock));
+            return Ok(Claim::Taken);
+        }
         self.note_refault(&lock, seen);
         if self.inode.is_evictable() && memory.lru.add(&memory.folios, for_lru, cpu::current()) {
             memory.counters.add(Counter::LruBatch, 1);
@@ -329,5 +335,30 @@ impl Handle {
         let file = self.inode.name();
         let position_bytes = index * PAGE_BYTES;
         ErrorKind::TooManyPins { file, position_bytes, pins: COUNT_MAX }.into()
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::cache::Cache;
+
+    #[test]
+    fn pages_claimed_by_an_old_length_do_not_stay_behind_the_end() {
+        let cache = Cache::builder().memory(1 << 20).build().unwrap();
+        let file = cache.memory_file("cut").unwrap();
+        file.write_all_at(&[7; 10_000], 0).unwrap();
+        file.set_len(PAGE_BYTES).unwrap();
+        // As whoever looked at the length before the cut goes on.
+        let (handle, table) = (&file.handle, file.handle.inode.mapping.table());
+        let claimed = handle.claim(2, Entry::HOLE, Wait::ForFrames, false).unwrap();
+        assert!(!matches!(claimed, Claim::New(_)), "{claimed:?}");
+        assert_eq!(table.next_occupied(1), None);
+        assert!(matches!(handle.claim_run(1..3, Wait::ForFrames), Ok(RunClaim::Taken)));
+        assert_eq!(handle.inode.mapping.resident_folios(), 1);
+        // A write that is about to make the file longer may.
+        let claimed = handle.claim(2, Entry::HOLE, Wait::ForFrames, true).unwrap();
+        let Claim::New(locked) = claimed else { panic!("{claimed:?}") };
+        drop(handle.inode.remove_unfilled(&locked.folio, &locked.lock));
     }
 }

@@ -153,22 +153,24 @@ impl HitPath {
             return false;
         }
         let Ok(_held) = self.memory().folios.try_get(seen.folio_id()) else { return false };
+        let mut is_there = false;
         let copied = read_validated(word, Entry::is_ready, |entry| {
             // With the Entry in hand: a cut sets the length before it changes the bytes behind it.
             let is_inside = position + length <= self.hot().len_bytes();
             // READY with the reference in hand, as `recheck_ready` has it.
-            let is_there = entry.names_same_ready_folio(seen) & is_inside;
+            is_there = entry.names_same_ready_folio(seen) & is_inside;
             if is_there {
                 let source = self.frames.wrapping_add(position as usize);
                 // SAFETY: in a page of the region that is there while the reference lives
                 // (REGION-4), which the bytes do not leave; `buffer` is the caller's memory.
                 unsafe { copy::copy_out(source, buffer) };
             }
-            is_there
         });
-        let is_good = copied == Some(true);
+        let is_good = is_there & copied.is_some();
         if is_good {
             block.add(Counter::HitPinned, 1);
+        } else if is_there {
+            forget(buffer);
         }
         is_good
     }
@@ -205,6 +207,8 @@ impl HitPath {
         });
         if copied.is_some() {
             block.add(Counter::HitOptimistic, 1);
+        } else if copies.get() {
+            forget(buffer);
         }
         copied.is_some()
     }
@@ -279,6 +283,13 @@ impl HitPath {
         // as long as the inode.
         unsafe { &*self.entries.wrapping_add(index as usize) }
     }
+}
+
+/// Forgets what a copy in vain has left: the bytes of another page, perhaps of another file.
+#[cold]
+#[inline(never)]
+fn forget(buffer: &mut [u8]) {
+    buffer.fill(0);
 }
 
 #[cfg(all(test, not(loom)))]

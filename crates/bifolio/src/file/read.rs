@@ -20,7 +20,9 @@ impl File {
     /// of the file, or before a byte that cannot be read (the next call there says why).
     ///
     /// A resident page is copied without a lock, a reference or a shared write. Blocks for I/O on
-    /// a miss. Atomic with respect to `write_at` inside one 4 KiB page.
+    /// a miss. Atomic with respect to `write_at` inside one 4 KiB page. Behind the bytes that were
+    /// read, and after an error, `buffer` holds what it held before, or zeros: never bytes of other
+    /// files.
     ///
     /// # Errors
     /// The storage's, with file, position and length; the cache full of pinned pages; a handle not

@@ -90,10 +90,13 @@ impl File {
     /// the end of the file.
     fn read_page_locked(&self, buffer: &mut [u8], position: u64) -> Result<usize> {
         let mapping = &self.handle.inode.mapping;
-        if position >= mapping.len_bytes() {
+        let len_before_bytes = mapping.len_bytes();
+        if position >= len_before_bytes {
             return Ok(0);
         }
         let found = self.handle.find_folio(position >> PAGE_SHIFT, Access::Read)?;
+        #[cfg(all(test, not(loom)))]
+        tests::meanwhile();
         if found.as_ref().is_some_and(|locked| locked.was_resident) {
             self.handle.inode.memory.counters.add(Counter::HitSlow, 1);
             let goes_on_in_page =
@@ -103,7 +106,11 @@ impl File {
             }
         }
         let in_page = position & (PAGE_BYTES - 1);
-        let visible = mapping.len_bytes().saturating_sub(position);
+        // A page: the length as it is with the lock in hand. A hole: as it was before that was
+        // seen, too; an append fills holes before it sets the length.
+        let len_bytes = mapping.len_bytes();
+        let len_bytes = if found.is_some() { len_bytes } else { len_bytes.min(len_before_bytes) };
+        let visible = len_bytes.saturating_sub(position);
         let length = (PAGE_BYTES - in_page).min(visible).min(buffer.len() as u64) as usize;
         let target = &mut buffer[..length];
         let Some(locked) = found else {
@@ -115,5 +122,35 @@ impl File {
         // SAFETY: inside a frame whose lock and reference we hold; nobody writes it now.
         unsafe { copy::copy_out(start.wrapping_add(in_folio as usize), target) };
         Ok(length)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use crate::cache::Cache;
+    use std::cell::RefCell;
+
+    thread_local! {
+        /// What happens between the look for a page and the look at the length.
+        static MEANWHILE: RefCell<Option<Box<dyn FnOnce()>>> = const { RefCell::new(None) };
+    }
+
+    pub(super) fn meanwhile() {
+        if let Some(action) = MEANWHILE.take() {
+            action();
+        }
+    }
+
+    #[test]
+    fn a_hole_is_read_up_to_where_the_file_ended() {
+        let cache = Cache::builder().memory(1 << 20).build().unwrap();
+        let file = cache.memory_file("holes").unwrap();
+        file.set_len(100).unwrap();
+        let other = file.clone();
+        MEANWHILE.set(Some(Box::new(move || other.write_all_at(&[7; 100], 100).unwrap())));
+        let mut buffer = [1; 300];
+        assert_eq!(file.read_page_locked(&mut buffer, 0).unwrap(), 100);
+        assert_eq!(file.read_page_locked(&mut buffer, 0).unwrap(), 200);
+        assert_eq!((buffer[99], buffer[100]), (0, 7));
     }
 }

@@ -49,7 +49,8 @@ pub struct ReadRequest<'b> {
     pub position: u64,
     /// What to fill.
     pub buffer: &'b mut [u8],
-    /// How many bytes were read, as [`File::read_at`] would say; `Ok(0)` before the call.
+    /// How many bytes were read, as [`File::read_at`] would say, and what `buffer` holds behind
+    /// them; `Ok(0)` before the call.
     pub result: Result<usize>,
 }
 

@@ -1,8 +1,8 @@
 //! Putting a new folio into the table, and declaring it READY (I1-I3 of `mapping/mod.rs`).
 
-use super::{Entry, Mapping};
+use super::{Entry, Mapping, PAGE_BYTES};
 use crate::folio::{Flag, Folio, FolioId, FolioRef, Folios, LockedFolio};
-use crate::sync::{Ordering, fence};
+use crate::sync::{Ordering, barrier_of_store_and_load, fence};
 
 /// Somebody else's folio stands at the index already: use that one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,10 +58,42 @@ impl Mapping {
         let resident = self.resident.fetch_add(1, Ordering::Relaxed) + 1;
         let published = &self.hot.predicted_distance;
         self.prediction.note_insert(head, first.0, resident, published);
+        self.begin_fill();
+        Ok(())
+    }
+
+    /// Whether a folio that the caller has just inserted, by the length as it was before, lies
+    /// behind the end by now: then it must go again (MAPPING-4).
+    ///
+    /// Race (why the length is looked at again, and what the barriers are for):
+    ///
+    /// ```text
+    ///   filler: page 7 is inside           |
+    ///                                      |  cut: sets the length; barrier; walks, and finds
+    ///                                      |    nothing at page 7
+    ///   filler: inserts page 7; barrier;   |
+    ///     is it inside? no                 |
+    /// ```
+    ///
+    /// Covered by `loom_lookup_vs_cut_no_page_is_left_behind_the_end`.
+    pub(crate) fn was_cut(&self, folio: &LockedFolio<'_>) -> bool {
+        barrier_of_store_and_load();
+        folio.index() * PAGE_BYTES >= self.len_bytes()
+    }
+
+    /// The length of a cut is set: a walk that begins after this finds all folios behind it but
+    /// those of which [`Self::was_cut`] tells.
+    pub(crate) fn begin_walk_behind_end(&self) {
+        barrier_of_store_and_load();
+    }
+
+    /// The caller is about to write bytes of folios that are inserted and not uptodate. (To be
+    /// called by whoever does: the inserter may have given them to another thread. What the kernel
+    /// writes is ordered by the system calls that begin and end it.)
+    pub(crate) fn begin_fill(&self) {
         // Release: pairs with the Acquire fence in `read_validated` (O3): an optimistic reader of
         // the frame's last life that sees a byte of the fill sees that its Entry is gone.
         fence(Ordering::Release);
-        Ok(())
     }
 
     /// The folio is filled: readers may use it (I3).

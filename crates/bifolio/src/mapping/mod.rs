@@ -41,7 +41,7 @@
 //!
 //! O4 must see E1 if O2 saw a byte of the new fill: E1 happens before the frame is freed, that
 //! before it is allocated again (the arena's lock), and the filler issues a Release fence before
-//! it writes a byte ([`Mapping::insert`]); that fence pairs with O3.
+//! it writes a byte ([`Mapping::insert`], [`Mapping::begin_fill`]); that fence pairs with O3.
 //!
 //! Invariants:
 //! - MAPPING-1: Entries of a folio change only under its lock; a hole only by I1, a value only by

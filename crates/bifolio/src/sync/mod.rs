@@ -24,6 +24,13 @@ mod model;
 #[cfg(all(test, loom))]
 pub(crate) use model::*;
 
+/// Between a store and a load of another word, on each of two sides: one of the two sees what the
+/// other has stored.
+pub(crate) fn barrier_of_store_and_load() {
+    // SeqCst: pairs with the same on the other side.
+    fence(Ordering::SeqCst);
+}
+
 /// Waits a little longer each time, for a window that somebody else is about to close.
 ///
 /// Used only where the other side holds the window open for a few instructions (a frozen folio):

@@ -216,6 +216,32 @@ fn loom_lookup_vs_insert_the_losers_folio_is_nobodys() {
     });
 }
 
+/// Of a page that is filled by an old length and a cut of the file one sees the other: no folio is
+/// left behind the end.
+/// Dies with: `was_cut` left out; without the barrier in it, or in `begin_walk_behind_end`.
+#[test]
+fn loom_lookup_vs_cut_no_page_is_left_behind_the_end() {
+    model(|| {
+        let world = World::new(1, 0, 1);
+        let filler = spawn(&world, |world| {
+            let folio = world.allocate(1);
+            let locked = folio.lock();
+            let for_table = folio.try_clone().expect("few references");
+            world.mapping.insert(&world.folios, &locked, for_table, Entry::HOLE).expect("a hole");
+            if world.mapping.was_cut(&locked) {
+                let hole = |_| Entry::HOLE;
+                drop(world.mapping.remove(&folio, &locked, &world.folios, hole));
+            } else {
+                world.mapping.mark_uptodate(&locked);
+            }
+        });
+        world.truncate(1);
+        filler.join().unwrap();
+        assert_eq!(world.entry(1), Entry::HOLE);
+        assert_eq!((world.mapping.resident_folios(), world.free_frames()), (0, 1));
+    });
+}
+
 /// An insertion comes after the removal of what stood at the index before, even if it looked
 /// before that was there: the place is its own.
 /// Dies with: Release instead of AcqRel in I1 (found so by this test); Relaxed in E4.

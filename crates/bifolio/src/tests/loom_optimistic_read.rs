@@ -88,6 +88,29 @@ fn loom_optimistic_read_vs_refill_by_another_thread() {
     });
 }
 
+/// As before, when the bytes come from a third thread, to which the inserter has given the folio.
+/// Dies with: the fence of `begin_fill` left out there, or that of `read_validated` (O3).
+#[test]
+fn loom_optimistic_read_vs_fill_by_a_thread_that_did_not_insert() {
+    model(|| {
+        let world = world_with_page_0();
+        let reader = spawn(&world, read_page_0);
+        if world.evict(0) {
+            let folio = world.allocate(1);
+            let locked = folio.lock();
+            let for_table = folio.try_clone().expect("few references");
+            world.mapping.insert(&world.folios, &locked, for_table, Entry::HOLE).expect("a hole");
+            let filler = spawn(&world, |world| {
+                world.mapping.begin_fill();
+                world.frame(FolioId(0)).store(OTHER_PAGE);
+            });
+            filler.join().unwrap();
+            world.mapping.mark_uptodate(&locked);
+        }
+        reader.join().unwrap();
+    });
+}
+
 /// Against eviction and the frame's return as the same page, with other bytes.
 /// Dies with: `save_versions` left out; a version that does not move on in `insert`; either fence
 /// left out; Relaxed in O1 or in `set_ready` (I3).

@@ -299,6 +299,7 @@ impl World {
     /// Cuts the file behind its first `pages` pages.
     pub(super) fn truncate(&self, pages: u64) {
         self.mapping.set_len_bytes(pages * PAGE_BYTES);
+        self.mapping.begin_walk_behind_end();
         let mut index = pages;
         while let Some(found) = self.mapping.table().next_folio(index) {
             self.punch(found);

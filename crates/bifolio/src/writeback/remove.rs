@@ -29,8 +29,10 @@ const UNMAPPED_TOGETHER: usize = BATCH_SLOTS;
 impl Inode {
     /// Drops every folio from byte `position_bytes` (a multiple of the unit) on, dirty or not.
     ///
-    /// Nobody may be inserting there: the length has been set, or there is no handle left.
+    /// The length has been set: who inserts there all the same takes it out again; or there is no
+    /// handle left.
     pub(crate) fn remove_folios_from(&self, position_bytes: u64) {
+        self.mapping.begin_walk_behind_end();
         let removal = Removal::new(self, Held::Kept);
         self.remove_folios(removal, position_bytes / PAGE_BYTES..u64::MAX, |_| true);
     }
