@@ -1,4 +1,5 @@
-//! `writes`: pages at random, and the whole file in order, each turn with a sync at its end.
+//! `writes`: pages at random, and the whole file in order, each turn with a sync at its end; and
+//! records of eight threads, each with a sync of its own.
 //!
 //! `write_at` and `sync_data` through a new cache, an eighth of the file large; against the device
 //! at its best (`raw_direct`: io_uring, then `fdatasync`) and against the kernel's page cache
@@ -8,6 +9,11 @@
 //! `write_at_64k_folios`. Every turn writes a version of its own, and pages are read back past all
 //! caches after each.
 //!
+//! Records are a page each: eight threads write one and sync it, again and again, each in its own
+//! region of the file (`records`, in syncs a second). The kernel's rivals are `pwrite` and
+//! `fdatasync` of the same threads on one descriptor, through the page cache and past it
+//! (`kernel_direct`). How many flushes the cache made for each sync is counted beside it.
+//!
 //! The clock covers the sync. Latencies are of the single writes: the longest is the longest stall
 //! of a writer.
 
@@ -15,6 +21,7 @@ mod ledger;
 mod order;
 mod parameters;
 mod passes;
+mod records;
 
 use std::cell::RefCell;
 
@@ -45,11 +52,25 @@ const SEQUENTIAL_OF_RAW_AT_LEAST: f64 = 0.95;
 /// Folios of the series that is named after them.
 const LARGE_FOLIO_BYTES: u64 = 64 << 10;
 
+const OF_KERNEL_DIRECT: Ratio = Ratio::new("write_at", "kernel_direct");
+const RECORDS_OF_KERNEL_AT_LEAST: f64 = 2.0;
+
 const RANDOM: &str = "random";
 const SEQUENTIAL: &str = "sequential";
+const RECORDS: &str = "records";
 
-const SHOWN_COUNTS: [&str; 7] =
-    ["p50_ns", "p99_ns", "p999_ns", "max_ns", "cpu_s_per_gib", "syscalls_per_op", "operations"];
+const FLUSHES_PER_SYNC: &str = "flushes_per_sync";
+
+const SHOWN_COUNTS: [&str; 8] = [
+    "p50_ns",
+    "p99_ns",
+    "p999_ns",
+    "max_ns",
+    "cpu_s_per_gib",
+    "syscalls_per_op",
+    "operations",
+    FLUSHES_PER_SYNC,
+];
 
 /// The benchmark; see the head of this module.
 #[derive(Clone, Copy, Debug)]
@@ -61,7 +82,7 @@ impl Benchmark for WriteAndSync {
     }
 
     fn description(&self) -> &'static str {
-        "random pages and a whole file, written and synced, against the device and the kernel"
+        "random pages, a whole file, records of 8 threads, each synced, against device and kernel"
     }
 
     fn needs(&self, config: &Config) -> Result<Needs> {
@@ -71,7 +92,7 @@ impl Benchmark for WriteAndSync {
     fn run(&self, context: &Context<'_>, progress: &mut dyn Progress) -> Result<Report> {
         let parameters = Parameters::from_config(context.config)?;
         let mut report = Report::new(NAME, context, serde_json::to_value(&parameters)?);
-        report.ratios = vec![OF_RAW, LARGE_OF_RAW, OF_KERNEL];
+        report.ratios = vec![OF_RAW, LARGE_OF_RAW, OF_KERNEL, OF_KERNEL_DIRECT];
         report.shown_counts = SHOWN_COUNTS.to_vec();
         let file = pattern::make_in(context.workspace, parameters.sizes.size_bytes, progress)?;
         let passes = Passes {
@@ -80,6 +101,7 @@ impl Benchmark for WriteAndSync {
             tracepoint: syscalls::tracepoint_for(&mut report, context.workspace),
             ledger: RefCell::new(Ledger::new(parameters.sizes.pages())?),
             throttle_ns_max: RefCell::new(None),
+            flushes: RefCell::new((0, 0)),
         };
         let shape = report.skip_on_error(&["raw_direct"], choose_shape(&passes, progress));
         measure(&passes, shape, &mut report, progress)?;
@@ -104,7 +126,7 @@ fn measure(
     let random = Order::Random { writes: passes.parameters.random_writes };
     let orders =
         [(RANDOM, random, PAGE_BYTES), (SEQUENTIAL, Order::Sequential, SEQUENTIAL_BLOCK_BYTES)];
-    let values = [Measured::operations_rate, Measured::gibibytes_rate];
+    let values = [Measured::operations_rate, Measured::gibibytes_rate, Measured::operations_rate];
     let mut turns: Vec<Turn<'_, Measured>> = Vec::new();
     for (row_index, (pattern, order, block_bytes)) in orders.into_iter().enumerate() {
         let case = Case::new().with("pattern", pattern).with("block_bytes", block_bytes);
@@ -125,6 +147,7 @@ fn measure(
         }
         add("kernel_write", Box::new(move || passes.kernel_write(order)));
     }
+    add_records(passes, shape.is_some(), report, &mut turns);
     progress.start("measure", (turns.len() * passes.parameters.repetitions) as u64);
     let given = take_turns(&turns, passes.parameters.rounds(), progress)?;
     for (turn, given) in turns.iter().zip(&given) {
@@ -135,11 +158,40 @@ fn measure(
     Ok(())
 }
 
+/// The turns of the last row.
+fn add_records<'a>(
+    passes: &'a Passes<'_>,
+    is_direct: bool,
+    report: &mut Report,
+    turns: &mut Vec<Turn<'a, Measured>>,
+) {
+    let row_index = report.rows.len();
+    let case = Case::new().with("pattern", RECORDS).with("block_bytes", PAGE_BYTES);
+    report.rows.push(Row::new(case, "syncs/s"));
+    let mut add = |series, run| turns.push(Turn { row_index, series, run });
+    add("write_at", Box::new(move || passes.cached_records("write_at")));
+    add("kernel_write", Box::new(move || passes.kernel_records("kernel_write", false)));
+    if is_direct {
+        add("kernel_direct", Box::new(move || passes.kernel_records("kernel_direct", true)));
+    }
+}
+
 fn add_notes(passes: &Passes<'_>, shape: Option<Shape>, report: &mut Report) {
     if let Some(shape) = shape {
         report.notes.push(format!("raw_direct writes {} in order", shape.describe()));
     }
     report.notes.push("kernel_write may use all memory of the machine".to_owned());
+    let (flushes, syncs) = *passes.flushes.borrow();
+    if syncs > 0 {
+        let per_sync = flushes as f64 / syncs as f64;
+        let threads = records::THREADS;
+        let note = format!("records: {threads} threads, {per_sync:.3} flushes for each sync");
+        report.notes.push(note);
+        let row = report.rows.iter_mut().find(|row| row.case.text("pattern") == RECORDS);
+        if let Some(counts) = row.and_then(|row| row.counts.get_mut("write_at")) {
+            counts.insert(FLUSHES_PER_SYNC.to_owned(), per_sync);
+        }
+    }
     for row in &report.rows {
         let longest = |series| row.count(series, "max_ns").unwrap_or(0.0) / 1e6;
         report.notes.push(format!(
@@ -164,6 +216,8 @@ fn figures(rows: &[Row]) -> Vec<Figure> {
         (RANDOM, OF_KERNEL, RANDOM_OF_KERNEL_AT_LEAST),
         (SEQUENTIAL, OF_RAW, SEQUENTIAL_OF_RAW_AT_LEAST),
         (SEQUENTIAL, LARGE_OF_RAW, SEQUENTIAL_OF_RAW_AT_LEAST),
+        (RECORDS, OF_KERNEL, RECORDS_OF_KERNEL_AT_LEAST),
+        (RECORDS, OF_KERNEL_DIRECT, RECORDS_OF_KERNEL_AT_LEAST),
     ];
     let figure = |(pattern, ratio, target): (&str, Ratio, f64)| {
         let row = rows.iter().find(|row| row.case.text("pattern") == pattern)?;

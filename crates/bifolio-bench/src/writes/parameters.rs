@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use super::records::Records;
 use crate::config::{Config, ParameterSet};
 use crate::error::Result;
 use crate::harness::interleave::Rounds;
@@ -17,6 +18,8 @@ pub(crate) struct Parameters {
     pub(crate) sizes: Sizes,
     /// Pages written at random by one turn.
     pub(crate) random_writes: u64,
+    /// Records that each thread writes and syncs in one turn.
+    pub(crate) records_per_thread: u64,
     /// All turns together; at least `repetitions` of each are taken.
     pub(crate) timed_seconds: f64,
     pub(crate) repetitions: usize,
@@ -31,14 +34,24 @@ impl Parameters {
             ParameterSet::Quick => (64 << 20, 9.0, 2, 256),
             ParameterSet::Full => (512 << 20, 240.0, 5, 8192),
         };
+        let records_per_thread = match config.set {
+            ParameterSet::Smoke => 4,
+            ParameterSet::Quick => 100,
+            ParameterSet::Full => 1000,
+        };
         let sizes = Sizes::choose(config, memory_bytes)?;
         Ok(Self {
             sizes,
             random_writes: sizes.pages().div_ceil(RANDOM_SHARE),
+            records_per_thread,
             timed_seconds: config.timed.map_or(timed_seconds, |timed| timed.as_secs_f64()),
             repetitions,
             verified_pages: verified_pages.min(sizes.pages()),
         })
+    }
+
+    pub(crate) fn records(&self) -> Records {
+        Records::new(self.sizes.pages(), self.records_per_thread)
     }
 
     pub(crate) fn rounds(&self) -> Rounds {

@@ -38,7 +38,8 @@
 //!   through the page cache.
 //! - IO-3: a file that was once refused a direct transfer never tries one again.
 //! - IO-4: after one failed sync no later one succeeds. The kernel may drop what it could not write
-//!   and then report success for having nothing left: durability could only be pretended.
+//!   and then report success for having nothing left: durability could only be pretended. Syncs of
+//!   one file are made one at a time, because the kernel reports a loss once for each descriptor.
 //!
 //! It does not retry, does not continue short transfers, and does not cache or read ahead.
 
@@ -65,9 +66,27 @@ use crate::sys::probe::Features;
 const OPEN_ATTEMPTS_MAX: u32 = 5;
 
 /// Whether transfers of a file go directly to the device.
+///
+/// # What a buffered file does not promise
+/// A write through the kernel's page cache has not reached the device: the kernel writes it there
+/// later, and may fail (no space on a thin volume, a network that is gone, a bad block). Bifolio
+/// takes such a page for clean, so it may evict it, and the kernel may drop its own copy of what it
+/// could not write. Then a read finds what the device has, which may be the bytes from before the
+/// write, and nobody knows until the next sync asks. That sync fails, and so does every later one
+/// of any kind and through any handle, until the loss is accepted
+/// ([`File::discard_dirty`](crate::File::discard_dirty),
+/// [`Cache::discard_closed`](crate::Cache::discard_closed)), the last handle closed, and the file
+/// opened again: what was written since the last good sync must be taken for lost.
+///
+/// With direct transfers a failure is an error of the write-out itself, and the page stays in
+/// memory, dirty, and is tried again. A program that must not read old bytes in such a case opens
+/// its files with [`DirectIo::Require`], or looks at
+/// [`Stats::fallbacks`](crate::Stats::fallbacks). The last block of a file whose length is not a
+/// multiple of one is always written through the page cache, by the same rules.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum DirectIo {
-    /// Directly where the file system offers it, otherwise through the kernel's page cache.
+    /// Directly where the file system offers it, otherwise through the kernel's page cache: see
+    /// what such a file does not promise.
     #[default]
     Auto,
     /// Always through the kernel's page cache.
