@@ -179,3 +179,35 @@ fn a_hole_with_two_spilled_ends_needs_room_for_one_page() {
     expected[1000..PAGE as usize + 1000].fill(0);
     assert_eq!(read_all(&file), expected);
 }
+
+/// The pages of the one are evicted for those of the other.
+#[test]
+fn a_change_of_one_length_holds_up_no_read_of_another_file() {
+    if !files_can_be_mapped() {
+        return;
+    }
+    let bytes = vec![1; 12 << 20];
+    let backing = Arc::new(FaultyBacking::new(MemoryBacking::new(bytes.clone())));
+    let cache = cache_of(8 << 20);
+    let options = writable().mappable(true);
+    let file = cache.open_backing(backing.clone(), &options).unwrap();
+    let other = cache.open_backing(Arc::new(MemoryBacking::new(bytes.clone())), &options).unwrap();
+    assert_eq!(read_all(&file), bytes);
+    let gate = Gate::new();
+    backing.inject(Fault::on(Call::SetLen).held(&gate));
+    thread::scope(|scope| {
+        let change = scope.spawn(|| file.set_len(10 << 20));
+        gate.wait_for_arrivals(1);
+        let reader = scope.spawn(|| read_all(&other));
+        thread::sleep(A_MOMENT);
+        let begun = std::time::Instant::now();
+        while !reader.is_finished() && begun.elapsed() < Duration::from_secs(20) {
+            thread::sleep(Duration::from_millis(5));
+        }
+        let is_held_up = !reader.is_finished();
+        gate.open();
+        assert!(!is_held_up);
+        assert_eq!(reader.join().unwrap(), bytes);
+        change.join().unwrap().unwrap();
+    });
+}

@@ -11,7 +11,7 @@ pub use builder::CacheBuilder;
 use crate::config;
 use crate::error::{Discarded, Result};
 use crate::file::{Advice, File, OpenOptions, ReadRequest, Registry};
-use crate::io::{Backing, Engine};
+use crate::io::{Backing, Engine, Guarded};
 use crate::mapping::PAGE_BYTES;
 use crate::outcome::Outcome;
 use crate::reclaim::{Background, Reclaim};
@@ -130,7 +130,8 @@ impl Cache {
     /// # Errors
     /// As [`Cache::open`], and what the backing answers when asked for its length.
     pub fn open_backing(&self, backing: Arc<dyn Backing>, options: &OpenOptions) -> Result<File> {
-        self.inner.registry.open(backing, options)
+        let guarded = Guarded::new(backing)?;
+        self.inner.registry.open(Arc::new(guarded), options)
     }
 
     /// Makes an empty file without a file behind it, for scratch space, temporary tables, sort

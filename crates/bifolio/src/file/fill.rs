@@ -260,7 +260,7 @@ impl Handle {
         // Without an owner until it is locked: reclaim may come by, on its way through the chunk,
         // and must not take it for a folio that is in its table.
         let folio = memory.folios.start(id, 0, index, order);
-        let lock = folio.lock();
+        let lock = folio.lock_new();
         Folio::set_owner(&lock, self.inode.address());
         let references = (folio.try_clone(), folio.try_clone());
         let (Some(for_table), Some(for_lru)) = references else {

@@ -14,7 +14,7 @@
 use super::flags::{Flag, Flags};
 use super::lock::{FolioLock, LockedFolio};
 use super::pin::{PinWord, Put, TryGet};
-use crate::sync::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
+use crate::sync::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, blocking};
 use crate::sys::array::{ReservedArray, ZeroValid};
 use std::fmt;
 
@@ -275,6 +275,12 @@ impl<'a> FolioRef<'a> {
     /// Blocks until the folio lock is ours. The guard must not outlive the caller's reference
     /// (or the freeze it turned into): the descriptor stays, but the folio could die locked.
     pub(crate) fn lock(&self) -> LockedFolio<'a> {
+        blocking::check("a folio lock");
+        LockedFolio::lock(self.folio())
+    }
+
+    /// The same for a folio that was just started: nobody keeps its lock.
+    pub(crate) fn lock_new(&self) -> LockedFolio<'a> {
         LockedFolio::lock(self.folio())
     }
 
@@ -311,6 +317,7 @@ impl<'a> FolioRef<'a> {
         if !self.folio().pin.try_freeze(others + 1) {
             return Err(self);
         }
+        blocking::note_frozen();
         let frozen = Frozen { folios: self.folios, id: self.id(), references: others + 1 };
         std::mem::forget(self);
         Ok(frozen)
@@ -363,11 +370,13 @@ impl<'a> Frozen<'a> {
         debug_assert!(self.references > 0, "the last put cannot be taken back");
         let folio = self.folio();
         folio.pin.unfreeze(self.references);
+        blocking::note_unfrozen();
         FolioRef { folios: self.folios, folio }
     }
 
     /// Ends the folio's life: hands it to the reaper.
     pub(crate) fn free(self) {
+        blocking::note_unfrozen();
         self.folios.reaper.reap(self);
     }
 }

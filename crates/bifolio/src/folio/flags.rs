@@ -18,7 +18,7 @@
 //!                                     '-- to_written, to_unwritten: Keep -- Redirtied
 //! ```
 
-use crate::sync::{AtomicU32, Ordering, futex};
+use crate::sync::{AtomicU32, Ordering, blocking, futex};
 
 /// One bit of the word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -182,6 +182,7 @@ impl Flags {
 
     /// Blocks until no write-out is in flight.
     pub(crate) fn wait_for_writeback(&self) {
+        blocking::check("the end of a write-out");
         loop {
             // Acquire: pairs with the Release in `change`.
             let now = self.0.load(Ordering::Acquire);

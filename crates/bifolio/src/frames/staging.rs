@@ -5,7 +5,7 @@
 //! waits until a fill ends, holding no frame and no folio's lock, or does without.
 
 use super::arena::PAGE_BYTES;
-use crate::sync::{Condvar, Mutex};
+use crate::sync::{Condvar, Mutex, blocking};
 use crate::sys::memory::Reservation;
 use std::sync::Arc;
 
@@ -35,6 +35,7 @@ impl Staging {
 
     /// The longest row of free pages, at most `pages_max`; waits for one page at least.
     pub(crate) fn take(self: &Arc<Self>, pages_max: usize) -> Staged {
+        blocking::check("staging memory");
         let mut used = self.used.lock();
         loop {
             if let Some(found) = self.try_take_locked(&mut used, pages_max) {

@@ -9,6 +9,7 @@
 //!     |                                      what failed, where, how much was left     error.rs
 //!   trait Backing                            one attempt each
 //!     |                                      what is asked of it, where it may go      request.rs
+//!     |-- Guarded                            around yours: panics are errors         guarded.rs
 //!     |-- DiskFile                           O_DIRECT, the unaligned tail, fallbacks   disk.rs
 //!     |                                      which of the two ways a file goes         direct.rs
 //!     |                                      which file a path names                   located.rs
@@ -27,6 +28,7 @@ mod direct;
 mod disk;
 mod engine;
 mod error;
+mod guarded;
 mod located;
 mod request;
 mod span;
@@ -45,6 +47,7 @@ pub use buffer::IoBuffer;
 pub use disk::{DirectIo, DiskFile, DiskOptions, OpenDiskError};
 pub(crate) use engine::{Engine, Pieces, Queue, RUN_PAGES_MAX, Transfer};
 pub use error::{IoError, Operation};
+pub(crate) use guarded::Guarded;
 pub(crate) use located::Located;
 pub use request::{IoRequest, Submission};
 pub(crate) use transfer::{
@@ -78,6 +81,7 @@ pub use crate::sys::file::FileKind;
 ///   a later write are zeros.
 /// - A read sees every write that returned before it began.
 /// - It does not call back into the cache.
+/// - It does not panic. A call that does is one that failed.
 pub trait Backing: Send + Sync + Debug {
     /// Reads into `target` from `position_bytes` on. Returns how many bytes it filled, from the
     /// first on; 0 only at or behind the end. Bytes of `target` after those may hold anything.

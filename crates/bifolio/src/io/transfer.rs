@@ -22,6 +22,7 @@ use std::time::Duration;
 
 use super::align::{range_end, round_down};
 use super::{Backing, IoError, IoSource, IoTarget, Operation};
+use crate::sync::blocking;
 
 /// Interruptions in a row before one is passed on; a backing that always answers EINTR is broken.
 pub(super) const INTERRUPTIONS_MAX: u32 = 1000;
@@ -134,12 +135,14 @@ fn write_once(
 
 /// Makes everything written before durable. A backing that panics has failed.
 pub(crate) fn sync_data(backing: &dyn Backing) -> Result<(), IoError> {
+    blocking::check("a sync");
     caught(backing, Operation::SyncData, || persist(None, || backing.sync_data()))
 }
 
 /// Makes everything written before durable, and the file's metadata. A backing that panics has
 /// failed.
 pub(crate) fn sync_all(backing: &dyn Backing) -> Result<(), IoError> {
+    blocking::check("a sync");
     caught(backing, Operation::SyncAll, || persist(None, || backing.sync_all()))
 }
 

@@ -6,7 +6,7 @@
 
 use super::{Entry, Mapping};
 use crate::folio::{Flag, Folio, FolioRef, Folios, TryGet};
-use crate::sync::{AtomicU64, Backoff, Ordering, fence};
+use crate::sync::{AtomicU64, Backoff, Ordering, blocking, fence};
 use std::time::Instant;
 
 /// What stands at an index.
@@ -50,6 +50,7 @@ impl Mapping {
             if let Some(found) = self.try_get_folio(folios, index) {
                 return found;
             }
+            blocking::check("a frozen folio");
             waits.rounds += 1;
             waits.since.get_or_insert_with(Instant::now);
             backoff.wait();

@@ -23,8 +23,9 @@ const PORTION_FOLIOS: usize = 32;
 #[derive(Debug)]
 pub(super) struct Departed<'t> {
     inode: &'t Inode,
-    /// What is in flight ends before the copies and the locks go.
-    batch: LeavingBatch<'t>,
+    /// What is in flight ends before the copies and the locks go. None as long as nothing is to be
+    /// written out: whoever may not wait never writes out.
+    batch: Option<LeavingBatch<'t>>,
     in_flight: Vec<Left<'t>>,
     gathered: Vec<Left<'t>>,
     leaving: Vec<Leaving<'t>>,
@@ -50,7 +51,7 @@ impl<'t> Departed<'t> {
     pub(super) fn new(inode: &'t Inode, region: &'t Region) -> Self {
         Self {
             inode,
-            batch: LeavingBatch::new(inode),
+            batch: None,
             in_flight: Vec::new(),
             gathered: Vec::new(),
             leaving: Vec::new(),
@@ -99,14 +100,20 @@ impl<'t> Departed<'t> {
     }
 
     /// Waits for what is in flight and gives it back; starts to write out what was gathered, and
-    /// waits for all but the last portion of it.
+    /// waits for all but the last portion of it. Nothing is frozen.
     pub(super) fn rotate(&mut self, memory: &Memory) -> Vec<Left<'t>> {
-        self.batch.wait();
+        if let Some(batch) = &mut self.batch {
+            batch.wait();
+        }
         let ended = std::mem::take(&mut self.in_flight);
         memory.counters.add(Counter::PageOut, self.gathered.len() as u64);
         let are_single = memory.region_reads.are_single();
         let portion_folios = if are_single { PORTION_FOLIOS } else { TRANSFER_FOLIOS };
-        self.batch.start(std::mem::take(&mut self.leaving), portion_folios);
+        let leaving = std::mem::take(&mut self.leaving);
+        if !leaving.is_empty() {
+            let batch = self.batch.get_or_insert_with(|| LeavingBatch::new(self.inode));
+            batch.start(leaving, portion_folios);
+        }
         self.in_flight = std::mem::take(&mut self.gathered);
         self.half ^= 1;
         self.pages_used = 0;

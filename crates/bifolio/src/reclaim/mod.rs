@@ -59,7 +59,7 @@ use crate::lru::Memory;
 use crate::mapping::{PAGE_BYTES, Table};
 use crate::spill::{STEP_BYTES, Spill};
 use crate::stats::Counter;
-use crate::sync::{Mutex, MutexGuard, Ordering};
+use crate::sync::{Mutex, MutexGuard, Ordering, blocking};
 use crate::writeback::{Flusher, Inode, Services};
 use pageout::WriteOut;
 use scan::ScanCounts;
@@ -173,6 +173,7 @@ impl Reclaim {
     ///
     /// Blocks while others' I/O has to end first. The folio is free: `Folios::start` it.
     pub(crate) fn allocate(&self, kind: FrameKind) -> Result<FolioId> {
+        blocking::check("frames");
         let wanted_bytes = kind.pages() * PAGE_BYTES;
         let (mut since, mut patience) = (None, Patience::new(self.wait_max, wanted_bytes));
         let mut found = self.take_frames(kind)?;
@@ -324,6 +325,7 @@ impl Reclaim {
     }
 
     fn make_room_for_metadata(&self, patience: &mut Patience) -> Result<()> {
+        blocking::check("room for metadata");
         let counts = self.give_memory_back(1);
         self.decide(counts, patience)
     }
@@ -352,6 +354,7 @@ impl Reclaim {
     }
 
     fn take_turn(&self) -> Turn<'_> {
+        blocking::check("the turn to reclaim");
         Turn { _guard: self.turn.lock() }
     }
 

@@ -39,7 +39,7 @@ impl Reclaim {
         let memory = &self.memory;
         // As in a fill: without an owner until it is in the table.
         let new = memory.folios.start(target, 0, locked.index(), locked.order());
-        let new_locked = new.lock();
+        let new_locked = new.lock_new();
         new_locked.take_after(&locked);
         // A collapse of one.
         let gone = inode.collapse(vec![Part { lock: locked, folio }], &new, &new_locked);

@@ -155,20 +155,34 @@ impl<'t> Unmapping<'t> {
         let mut left = locked.into_iter().peekable();
         while let Some((inode, ..)) = left.peek() {
             let inode = *inode;
-            let mut frozen = Vec::new();
+            let mut of_one = Vec::new();
             while let Some((_, lock, folio)) =
                 left.next_if(|(other, ..)| std::ptr::eq(*other, inode))
             {
-                match inode.mapping.begin_eviction(folio, &lock) {
-                    Ok(folio) => frozen.push((lock, folio)),
-                    Err(folio) => {
-                        drop(lock);
-                        self.keep(folio, Verdict::Pinned, counts);
-                    }
+                of_one.push((lock, folio));
+            }
+            self.unmap_of(inode, of_one, counts);
+        }
+    }
+
+    /// B2: of these folios, those that nobody else has a reference to.
+    fn freeze(
+        &self,
+        inode: &Inode,
+        folios: impl Iterator<Item = (LockedFolio<'t>, FolioRef<'t>)>,
+        counts: &mut ScanCounts,
+    ) -> Vec<(LockedFolio<'t>, Frozen<'t>)> {
+        let mut frozen = Vec::new();
+        for (lock, folio) in folios {
+            match inode.mapping.begin_eviction(folio, &lock) {
+                Ok(folio) => frozen.push((lock, folio)),
+                Err(folio) => {
+                    drop(lock);
+                    self.keep(folio, Verdict::Pinned, counts);
                 }
             }
-            self.unmap_of(inode, frozen, counts);
         }
+        frozen
     }
 
     /// B1.
@@ -193,11 +207,12 @@ impl<'t> Unmapping<'t> {
         Ok((inode, lock))
     }
 
-    /// B3 to B8, for folios of one file in order: as many at a time as there is room for copies.
+    /// B2 to B8, for folios of one file in order: as many at a time as there is room for copies,
+    /// which may have to be waited for; nothing is frozen then.
     fn unmap_of(
         &mut self,
         inode: &'t Inode,
-        frozen: Vec<(LockedFolio<'t>, Frozen<'t>)>,
+        folios: Vec<(LockedFolio<'t>, FolioRef<'t>)>,
         counts: &mut ScanCounts,
     ) {
         let Some(region) = inode.frames.region() else {
@@ -208,12 +223,16 @@ impl<'t> Unmapping<'t> {
             WriteOut::MemoryFiles => inode.is_memory_file(),
             WriteOut::Everything => true,
         };
-        let mut left = frozen.into_iter();
+        let mut left = folios.into_iter();
         while left.len() > 0 {
             let room = self.room_for(left.len(), inode, region, counts);
-            let Some(departed) = &mut self.departed else { unreachable!("made just now") };
             let count = left.len().min(room.len() / 2);
-            let batch = left.by_ref().take(count).collect();
+            let batch = self.freeze(inode, left.by_ref().take(count), counts);
+            let count = batch.len();
+            if count == 0 {
+                continue;
+            }
+            let Some(departed) = &mut self.departed else { unreachable!("made just now") };
             let exit = departed.exit();
             let mut departure = Departure::new(inode, region, exit, room.start, batch);
             let flushes = departure.take(may_write);

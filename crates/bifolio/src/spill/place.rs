@@ -23,7 +23,9 @@ use std::sync::Arc;
 
 use super::{PAGE_BYTES, header};
 use crate::error::{ErrorKind, Result, SpillFileProblem};
-use crate::io::{self, Backing, DiskFile, DiskOptions, FileIdentity, IoBuffer, OpenDiskError};
+use crate::io::{
+    self, Backing, DiskFile, DiskOptions, FileIdentity, Guarded, IoBuffer, OpenDiskError,
+};
 use crate::sys::file::{self, OpenMode};
 use crate::sys::probe::Features;
 
@@ -62,7 +64,9 @@ pub(super) fn open(place: SpillPlace, features: &Features) -> Result<Opened> {
             Ok(Opened { backing: Arc::new(file), lock: None })
         }
         SpillPlace::File(path) => open_named(&path, features),
-        SpillPlace::Backing(backing) => Ok(Opened { backing, lock: None }),
+        SpillPlace::Backing(backing) => {
+            Ok(Opened { backing: Arc::new(Guarded::new(backing)?), lock: None })
+        }
     }
 }
 

@@ -8,6 +8,7 @@
 //!
 //! It does not hold statistics (`stats`): counters are not part of any protocol.
 
+pub(crate) mod blocking;
 pub(crate) mod futex;
 #[cfg(not(any(all(test, loom), bifolio_chaos)))]
 mod real;

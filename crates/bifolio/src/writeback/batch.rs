@@ -29,7 +29,7 @@ use crate::io::{IoError, Operation, Pieces, Queue, RUN_PAGES_MAX, Transfer};
 use crate::mapping::PAGE_BYTES;
 use crate::spill::SlotRun;
 use crate::stats::Counter;
-use crate::sync::{Ordering, RwLockReadGuard};
+use crate::sync::{Ordering, RwLockReadGuard, blocking};
 use smallvec::SmallVec;
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -163,13 +163,14 @@ impl<'a> WriteBatch<'a> {
     /// An empty batch, which takes neighbours along only if they are `within` these pages. Waits
     /// while the file is being cut.
     pub(super) fn new(inode: &'a Inode, within: Range<u64>) -> Self {
+        blocking::check("`cutting`");
         Self::with(inode, within, inode.cutting.read())
     }
 
     /// A batch of folios that are leaving. Waits for a cut that is under way, but not behind one
-    /// that waits itself: who is ahead of that may wait for a folio that its evictor, our caller,
-    /// has frozen.
+    /// that waits itself: others may wait for the folios, which our caller has locked.
     pub(super) fn of_leaving(inode: &'a Inode) -> Self {
+        blocking::check("`cutting`");
         Self::with(inode, ALL_PAGES, inode.cutting.read_recursive())
     }
 

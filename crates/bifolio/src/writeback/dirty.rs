@@ -31,7 +31,7 @@
 //! error recorded before D4, a sync could begin in between: S1 has counted it, S3 finds nothing.
 
 use crate::folio::{Folio, FolioId, FolioRef, Folios, Listing, NO_FOLIO};
-use crate::sync::{AtomicU64, Condvar, Mutex, Ordering};
+use crate::sync::{AtomicU64, Condvar, Mutex, Ordering, blocking};
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
@@ -244,6 +244,7 @@ impl DirtyList {
 
     /// S4: blocks until everything that was in flight at the call has ended.
     pub(crate) fn wait_for_in_flight(&self) {
+        blocking::check("the write-outs of an epoch");
         let mut state = self.state.lock();
         if *state.newest_in_flight() > 0 {
             state.in_flight.push_back(0);

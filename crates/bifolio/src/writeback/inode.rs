@@ -19,7 +19,7 @@ use crate::lru::Memory;
 use crate::mapping::{Entry, Mapping, PAGE_BYTES, Part};
 use crate::spill::Spill;
 use crate::stats::Counter;
-use crate::sync::{Mutex, RwLock};
+use crate::sync::{Mutex, RwLock, blocking};
 use crate::sys::copy;
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -217,6 +217,7 @@ impl Inode {
 
     /// Holds the caller, who writes, while too much is dirty. No folio lock is held.
     pub(crate) fn hold_writer(&self) {
+        blocking::check("less dirt");
         if !self.is_memory_file() {
             self.flusher.hold_writer(&self.memory);
         }

@@ -19,7 +19,7 @@
 use super::inode::Inode;
 use super::store::Store;
 use crate::io::IoError;
-use crate::sync::MutexGuard;
+use crate::sync::{MutexGuard, blocking};
 
 /// See the head of the file.
 #[derive(Debug)]
@@ -31,6 +31,7 @@ pub(crate) struct Resizing<'a> {
 impl Inode {
     /// Waits until nobody else changes the length. The caller has no folio locked.
     pub(crate) fn lock_resizing(&self) -> Resizing<'_> {
+        blocking::check("`resizing`");
         Resizing { inode: self, _alone: self.resizing.lock() }
     }
 }
@@ -49,6 +50,7 @@ impl Resizing<'_> {
     pub(crate) fn set_len(&self, len_bytes: u64) -> Result<(), IoError> {
         let inode = self.inode;
         let before_bytes = inode.mapping.len_bytes();
+        blocking::check("`cutting`, and the backing");
         let _no_write_out = inode.cutting.write();
         if len_bytes < before_bytes {
             inode.mapping.set_len_bytes(len_bytes);

@@ -2,15 +2,13 @@
 //!
 //! Called by the queue's own thread and by its helpers (`todos.rs`). A ring makes first attempts
 //! only; what is left after one (short, interrupted, refused) is made here with plain calls, by
-//! `transfer.rs`. Whatever way a transfer goes, it ends here, and a backing that panics is a
-//! transfer that failed.
+//! `transfer.rs`. Whatever way a transfer goes, it ends here.
 //!
 //! # Safety
 //! Makes windows of a transfer's pieces: IO-1 is what `Queue::push` was promised.
 #![allow(unsafe_code)]
 
 use std::io;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use super::Pieces;
@@ -69,30 +67,15 @@ impl Transfer {
     ) -> Answer {
         let backing = Arc::clone(&self.backing);
         let position = self.position_bytes;
-        let calls = AssertUnwindSafe(|| {
-            let first = first(&*backing);
-            if self.operation == Operation::Write {
-                // SAFETY: IO-1, the caller's contract.
-                let sources = unsafe { self.pieces.sources() };
-                write_full(&*backing, sources, position, first)
-            } else {
-                // SAFETY: IO-1, the caller's contract.
-                let targets = unsafe { self.pieces.targets() };
-                read_full(&*backing, targets, position, first)
-            }
-        });
-        catch_unwind(calls).unwrap_or_else(|_| Err(self.panicked()))
-    }
-
-    #[cold]
-    fn panicked(&self) -> IoError {
-        IoError {
-            // Not asked again: it might panic again.
-            file: "a backing".to_owned(),
-            operation: self.operation,
-            position_bytes: self.position_bytes,
-            length_bytes: self.pieces.len_bytes() as u64,
-            source: io::Error::other("the backing panicked"),
+        let first = first(&*backing);
+        if self.operation == Operation::Write {
+            // SAFETY: IO-1, the caller's contract.
+            let sources = unsafe { self.pieces.sources() };
+            write_full(&*backing, sources, position, first)
+        } else {
+            // SAFETY: IO-1, the caller's contract.
+            let targets = unsafe { self.pieces.targets() };
+            read_full(&*backing, targets, position, first)
         }
     }
 }

@@ -23,23 +23,16 @@ pub(crate) const RUN_PAGES_MAX: u64 = 256;
 #[derive(Debug, Default)]
 pub(crate) struct Pieces {
     spans: SmallVec<[Span; 1]>,
-    length_bytes: usize,
 }
 
 impl Pieces {
     /// Adds `length_bytes` bytes of frame memory at `start`, behind what there is.
     pub(crate) fn push(&mut self, start: NonNull<u8>, length_bytes: usize) {
-        self.length_bytes += length_bytes;
         match self.spans.last_mut() {
             Some(last) if last.end() == start.as_ptr() => last.grow(length_bytes),
             _ => self.spans.push(Span::new(start, length_bytes)),
         }
         debug_assert!(self.spans.len() as u64 <= RUN_PAGES_MAX, "too many pieces");
-    }
-
-    /// Bytes of all pieces.
-    pub(crate) fn len_bytes(&self) -> usize {
-        self.length_bytes
     }
 
     /// The pieces as they are. A row of several lies on the heap: it stays where it is when the

@@ -19,6 +19,7 @@
 //! Invariants:
 //! - IO-5: while a queue has transfers in flight, its owner blocks on nothing but the queue: no
 //!   folio lock, no write-out, no allocation that waits. So queues never wait for each other.
+//!   Debug builds check it (`sync/blocking.rs`).
 //! - IO-7: a slot holds its owner until the kernel has answered, or the helper has. There is no way
 //!   out of `Slot::Kernel` but an answer that was reaped, or a ring that never saw the call.
 //!
@@ -39,6 +40,7 @@ use super::todos::Todos;
 use super::workers::Urgency;
 use crate::io::align::range_end;
 use crate::io::{IoError, IoRequest, Operation};
+use crate::sync::blocking;
 use crate::sys::copy;
 use crate::sys::ring::{RingCall, RingMemory};
 
@@ -121,6 +123,7 @@ impl<'e, T> Queue<'e, T> {
     /// IO-1 holds for its pieces until `owner` has been handed out by `complete`, or dropped by the
     /// queue's own drop.
     pub(crate) unsafe fn push(&mut self, transfer: Transfer, owner: T) {
+        blocking::note_pushed();
         self.waiting.push_back((transfer, owner));
     }
 
@@ -168,6 +171,7 @@ impl<'e, T> Queue<'e, T> {
             }
             let handed_out_before = handed_out;
             while let Some((owner, answer)) = self.done.pop_front() {
+                blocking::note_handed_out(1);
                 handed_out += 1;
                 on_done(owner, answer);
             }
@@ -213,6 +217,7 @@ impl<'e, T> Queue<'e, T> {
         }
         self.feed();
         for (owner, answer) in self.done.drain(..wanted) {
+            blocking::note_handed_out(1);
             on_done(owner, answer);
         }
         self.release_ring();
@@ -255,6 +260,8 @@ impl<'e, T> Queue<'e, T> {
 
     /// Makes a transfer with plain calls, here and now.
     fn run(&mut self, transfer: Transfer, owner: T) {
+        // It is in flight no more, and not done.
+        blocking::check_in_queue("a transfer", self.in_flight() + 1);
         self.engine.tally().add_plain_transfers(1);
         // SAFETY: IO-1, promised to `push`; the owner is here.
         let answer = unsafe { transfer.run() };
@@ -293,6 +300,7 @@ impl<'e, T> Queue<'e, T> {
             return None;
         }
         if self.lease.is_none() && !self.is_without_ring {
+            blocking::check_in_queue("a ring", self.in_flight() + 1);
             self.lease = self.engine.rings().lease();
             self.is_without_ring = self.lease.is_none();
         }
@@ -378,6 +386,7 @@ impl<'e, T> Queue<'e, T> {
     /// Waits until something more is complete: `wanted` of those in the kernel, or one of those
     /// that helpers make; or does a helper's work.
     fn wait(&mut self, wanted: usize) {
+        blocking::check_in_queue("a transfer", self.in_flight());
         if let Some((token, transfer)) = self.take_lent() {
             self.submit();
             // SAFETY: IO-1, promised to `push`; the slot keeps the owner.
@@ -431,17 +440,20 @@ impl<'e, T> Queue<'e, T> {
 
 impl<T> Drop for Queue<'_, T> {
     fn drop(&mut self) {
+        blocking::note_handed_out(self.waiting.len());
         self.waiting.clear();
         while let Some((token, transfer)) = self.take_lent() {
             // Never begun; its owner goes with the slot.
             drop(transfer);
             self.slots[token] = Slot::Vacant;
             self.vacant.push(token);
+            blocking::note_handed_out(1);
         }
         while self.started() > 0 {
             self.wait(self.started());
             self.reap();
         }
+        blocking::note_handed_out(self.done.len());
     }
 }
 

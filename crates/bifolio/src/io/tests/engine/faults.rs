@@ -23,7 +23,7 @@ fn with_faults(
         for (position, faults) in faults {
             faulty.strike(*position, faults);
         }
-        let backing: Arc<dyn Backing> = Arc::new(faulty);
+        let backing: Arc<dyn Backing> = Arc::new(Guarded::new(Arc::new(faulty)).unwrap());
         let mut queue = world.engine.queue();
         push_read(&mut queue, &world, &backing, 0, 4, 0);
         push_read(&mut queue, &world, &backing, 4 * PAGE as u64, 4, 4);

@@ -1,0 +1,133 @@
+//! The rule about blocking, checked in debug builds: **nothing is waited for with a folio frozen,
+//! and by the owner of transfers nothing but those** (IO-5).
+//!
+//! Whoever meets a frozen folio waits until it is frozen no more, whatever else it holds; and the
+//! owner of a transfer has folios locked, or under write-back, that others wait for. If such a
+//! thread waited for somebody, the two could wait for each other.
+//!
+//! So each thread counts the folios it has frozen and the transfers it has handed to a queue and
+//! not got back; and each place where it may sleep until somebody else has done something says so
+//! first, whether it will sleep this time or not:
+//!
+//! | place | call |
+//! |---|---|
+//! | folio lock, end of a write-out, a folio that others have frozen | [`check`] |
+//! | frames and metadata that somebody must free, the turn to reclaim | [`check`] |
+//! | `cutting`, `resizing`, too much dirt, an epoch of write-outs | [`check`] |
+//! | staging memory | [`check`] |
+//! | a backing's sync and change of length | [`check`] |
+//! | a transfer, a ring to make one | [`check_in_queue`] |
+//!
+//! A mutex that nobody keeps while he sleeps is none of these. Release builds count nothing,
+//! and under loom, where many threads are one, neither.
+
+#[cfg(all(debug_assertions, not(all(test, loom))))]
+mod counts {
+    use std::cell::Cell;
+
+    thread_local! {
+        static FROZEN: Cell<usize> = const { Cell::new(0) };
+        static TRANSFERS: Cell<usize> = const { Cell::new(0) };
+    }
+
+    pub(super) fn frozen() -> usize {
+        FROZEN.get()
+    }
+
+    pub(super) fn transfers() -> usize {
+        TRANSFERS.get()
+    }
+
+    pub(super) fn add_frozen(more: isize) {
+        FROZEN.set(FROZEN.get().checked_add_signed(more).expect("unfrozen by who froze it"));
+    }
+
+    pub(super) fn add_transfers(more: isize) {
+        TRANSFERS.set(TRANSFERS.get().checked_add_signed(more).expect("a queue is one thread's"));
+    }
+}
+
+#[cfg(not(all(debug_assertions, not(all(test, loom)))))]
+mod counts {
+    #[inline(always)]
+    pub(super) fn frozen() -> usize {
+        0
+    }
+
+    #[inline(always)]
+    pub(super) fn transfers() -> usize {
+        0
+    }
+
+    #[inline(always)]
+    pub(super) fn add_frozen(_: isize) {}
+
+    #[inline(always)]
+    pub(super) fn add_transfers(_: isize) {}
+}
+
+/// This thread has frozen a folio.
+#[inline(always)]
+pub(crate) fn note_frozen() {
+    counts::add_frozen(1);
+}
+
+/// This thread has unfrozen or freed one that it had frozen.
+#[inline(always)]
+pub(crate) fn note_unfrozen() {
+    counts::add_frozen(-1);
+}
+
+/// This thread has handed a transfer to a queue.
+#[inline(always)]
+pub(crate) fn note_pushed() {
+    counts::add_transfers(1);
+}
+
+/// Queues have handed so many back, or dropped them.
+#[inline(always)]
+pub(crate) fn note_handed_out(transfers: usize) {
+    counts::add_transfers(-(transfers as isize));
+}
+
+/// This thread is about to wait for `what`, which somebody else must do.
+#[inline(always)]
+#[track_caller]
+pub(crate) fn check(what: &str) {
+    check_in_queue(what, 0);
+}
+
+/// The same, for a queue that has `own` transfers.
+#[inline(always)]
+#[track_caller]
+pub(crate) fn check_in_queue(what: &str, own: usize) {
+    let (frozen, transfers) = (counts::frozen(), counts::transfers());
+    debug_assert!(
+        frozen == 0 && (transfers == own || cfg!(all(test, loom))) || std::thread::panicking(),
+        "waits for {what} with {frozen} folios frozen and {transfers} transfers, {own} its own"
+    );
+}
+
+#[cfg(all(test, debug_assertions, not(loom)))]
+mod tests {
+    use super::*;
+    use std::panic::catch_unwind;
+
+    #[test]
+    fn whoever_owns_something_may_not_wait_for_others() {
+        check("nothing");
+        note_frozen();
+        assert!(catch_unwind(|| check("a lock")).is_err());
+        assert!(catch_unwind(|| check_in_queue("a transfer", 0)).is_err());
+        std::thread::spawn(|| check("a lock")).join().unwrap();
+        note_unfrozen();
+        check("a lock");
+        note_pushed();
+        note_pushed();
+        check_in_queue("a transfer", 2);
+        assert!(catch_unwind(|| check_in_queue("a transfer of another queue", 1)).is_err());
+        assert!(catch_unwind(|| check("a lock")).is_err());
+        note_handed_out(2);
+        check("a lock");
+    }
+}
