@@ -49,6 +49,14 @@ impl Full {
         }
     }
 
+    /// Holds so many pages, for which there is room.
+    fn hold(&mut self, pages: usize) {
+        for _ in 0..pages {
+            let start = self.holds.len() as u64 * PAGE;
+            self.holds.push(self.other.pin(start..start + PAGE).unwrap().hold());
+        }
+    }
+
     /// Makes room for so many pages, without reclaim.
     fn let_go(&mut self, pages: usize) {
         for _ in 0..pages {
@@ -73,10 +81,12 @@ fn an_overwrite_that_waits_for_memory_keeps_what_is_appended() {
     scratch.write_all_at(&[1; PAGE as usize], 0).unwrap();
     scratch.punch_hole(0..PAGE).unwrap();
     full.hold_all();
+    let room_pages = full.holds.len();
+    full.let_go(room_pages);
     let gate = Gate::new();
     full.spill.inject(Fault::on(Call::Write).forever().held(&gate));
-    full.let_go(1);
     scratch.write_all_at(&[1; PAGE as usize], 0).unwrap();
+    full.hold(room_pages - 1);
 
     thread::scope(|scope| {
         let overwrite = scope.spawn(|| file.write_all_at(&[b'b'; 100], 0));
