@@ -43,8 +43,12 @@ pub enum HugePages {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum FaultMode {
-    /// Threads of the cache. Works for every access, also one the kernel makes for a system call
-    /// (`write(2)` from a map, say); costs a change of threads.
+    /// Threads of the cache; costs a change of threads. Works for every load and store. An access
+    /// that the kernel makes for a system call (`write(2)` from a map, say) waits for its page only
+    /// where the process may serve such faults
+    /// ([`Feature::KernelFaults`](crate::Feature::KernelFaults): as root, or with
+    /// `vm.unprivileged_userfaultfd` set to 1); elsewhere the call fails with `EFAULT` on a page
+    /// that is not resident.
     #[default]
     Threads,
     /// The thread that touches the page, in a handler of SIGBUS: no change of threads. A system
@@ -52,7 +56,8 @@ pub enum FaultMode {
     /// The handler does I/O and takes locks of the cache and of the memory allocator: do not touch
     /// a map inside an allocator, or while the thread holds a lock that such code needs. Whoever
     /// handled SIGBUS before still gets those that are not ours; a handler that is installed later
-    /// must pass ours on.
+    /// must pass ours on. A thread that blocks SIGBUS cannot be served, and the process dies:
+    /// making a map in such a thread is refused, but nobody watches those that use it.
     ///
     /// [prefetch]: crate::Map::prefetch
     InThread,

@@ -96,5 +96,5 @@ impl Mappables {
 }
 
 fn refused(source: io::Error) -> Error {
-    ErrorKind::Memory { purpose: "a file that can be mapped", source }.into()
+    ErrorKind::Memory { purpose: "a file that can be mapped (OpenOptions::len_max)", source }.into()
 }

@@ -28,6 +28,9 @@ pub struct OpenOptions {
 
 /// Reserved for a file that may grow, at the least: 1 TiB, whose table takes 2 GiB of addresses.
 const LEN_MAX_BYTES_DEFAULT: u64 = 1 << 40;
+/// The same of a file that can be mapped, which takes as much address space as it may have bytes:
+/// 64 GiB, of which a process has room for some two thousand.
+const MAPPABLE_LEN_MAX_BYTES_DEFAULT: u64 = 1 << 36;
 /// The longest table address space can reasonably hold: 4 PiB of file.
 const LEN_MAX_BYTES_LIMIT: u64 = 1 << 52;
 
@@ -95,8 +98,11 @@ impl OpenOptions {
     }
 
     /// The most the file may grow to while it is open, bytes: address space for its table (one
-    /// 512th of this) is reserved at the first open. By default 1 TiB or four times the length,
-    /// whichever is more, unless the file is immutable.
+    /// 512th of this) is reserved at the first open, and for a file that can be
+    /// [mapped](Self::mappable) for all of its bytes: a process has 128 TiB. By default 1 TiB, or
+    /// 64 GiB if it can be mapped, or four times the length, whichever is more, unless the file is
+    /// immutable. Where the system does not overcommit memory (`vm.overcommit_memory` is 2)
+    /// address space counts as memory: give the length that the file will have.
     pub fn len_max(mut self, bytes: u64) -> Self {
         self.len_max_bytes = Some(bytes);
         self
@@ -152,7 +158,9 @@ impl OpenOptions {
     /// What the table of a file of `len_bytes` bytes is reserved for.
     pub(crate) fn len_max_bytes(&self, len_bytes: u64) -> Result<u64> {
         let chosen = self.len_max_bytes.unwrap_or_else(|| {
-            let growing = len_bytes.saturating_mul(4).max(LEN_MAX_BYTES_DEFAULT);
+            let least =
+                if self.mappable { MAPPABLE_LEN_MAX_BYTES_DEFAULT } else { LEN_MAX_BYTES_DEFAULT };
+            let growing = len_bytes.saturating_mul(4).max(least);
             // Also for a reader: a writer may come later.
             let wanted = if self.immutable { len_bytes } else { growing };
             wanted.min(LEN_MAX_BYTES_LIMIT).max(len_bytes)

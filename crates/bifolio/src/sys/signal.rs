@@ -30,6 +30,7 @@ pub(crate) type Serve = fn(address: usize, is_write: bool) -> bool;
 #[derive(Clone, Copy)]
 struct Installed {
     serve: Serve,
+    own: libc::sigaction,
     previous: libc::sigaction,
 }
 
@@ -48,12 +49,23 @@ pub(crate) fn install(serve: Serve) -> io::Result<()> {
         return Ok(());
     }
     let previous = exchange(None)?;
-    INSTALLED.get_or_init(|| Installed { serve, previous });
     // SAFETY: all zeros is a valid `sigaction`: the default action, an empty mask.
     let mut action: libc::sigaction = unsafe { MaybeUninit::zeroed().assume_init() };
     action.sa_sigaction = handle as *const () as usize;
     action.sa_flags = libc::SA_SIGINFO | libc::SA_NODEFER | libc::SA_RESTART;
+    INSTALLED.get_or_init(|| Installed { serve, own: action, previous });
     exchange(Some(&action)).map(drop)
+}
+
+/// Whether the calling thread blocks SIGBUS: a fault kills the process then, whoever would serve
+/// it.
+pub(crate) fn is_blocked() -> bool {
+    let mut blocked = MaybeUninit::<libc::sigset_t>::zeroed();
+    // SAFETY: without a new set it only tells the old one, to a place for one.
+    let answer =
+        unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, ptr::null(), blocked.as_mut_ptr()) };
+    // SAFETY: a set that was zeroed, and then written by the C library.
+    answer == 0 && unsafe { libc::sigismember(blocked.as_ptr(), libc::SIGBUS) } == 1
 }
 
 /// Installs `action`, if there is one, for SIGBUS; returns what was installed before.
@@ -89,6 +101,12 @@ extern "C" fn handle(
     if !is_served {
         // SAFETY: the arguments of this very call.
         unsafe { pass_on(&installed.previous, signal, information, context) };
+        // A handler such as that of Rust's standard library takes itself away, expecting that a
+        // fault comes again. One that was sent does not, and faults are to be served as before.
+        let is_sent = told.si_code <= 0;
+        if is_sent && installed.previous.sa_sigaction != libc::SIG_DFL {
+            let _ = exchange(Some(&installed.own));
+        }
     }
     // SAFETY: as above.
     unsafe { *place = error_number };
@@ -306,6 +324,32 @@ mod tests {
         unsafe { libc::raise(libc::SIGBUS) };
         assert_eq!(OTHERS.load(Ordering::Relaxed), 2, "what is sent is passed on");
         assert_eq!(FAULTS.load(Ordering::Relaxed), 1);
+    }
+
+    #[test]
+    fn a_signal_that_was_sent_leaves_the_handler_in_its_place() {
+        if let Some(status) = in_child("a_signal_that_was_sent_leaves_the_handler_in_its_place") {
+            return assert!(status.success(), "{status}");
+        }
+        let Some(memory) = region() else { return };
+        set_previous(vanishing_handler as *const () as usize, libc::SA_SIGINFO);
+        install(serve).unwrap();
+        for page in 0..3 {
+            // SAFETY: a signal that the handler before ours takes.
+            unsafe { libc::raise(libc::SIGBUS) };
+            assert_eq!(load(memory, page * PAGE_BYTES), page as u8 + 1);
+        }
+        assert_eq!(OTHERS.load(Ordering::Relaxed), 3);
+    }
+
+    /// As that of the standard library: the next one is to kill.
+    extern "C" fn vanishing_handler(
+        _signal: libc::c_int,
+        _information: *mut libc::siginfo_t,
+        _context: *mut libc::c_void,
+    ) {
+        OTHERS.fetch_add(1, Ordering::Relaxed);
+        set_previous(libc::SIG_DFL, 0);
     }
 
     #[test]

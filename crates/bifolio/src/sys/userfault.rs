@@ -154,6 +154,8 @@ impl std::error::Error for CopyError {
 #[derive(Debug)]
 pub(crate) struct Userfault {
     descriptor: OwnedFd,
+    /// Whether faults are signals to who raises them.
+    pub(crate) signals: bool,
 }
 
 impl Userfault {
@@ -187,7 +189,7 @@ impl Userfault {
         let mut call = ApiCall { api: API, features, calls: 0 };
         // SAFETY: the call's own structure, without addresses.
         unsafe { control(descriptor.as_fd(), DO_API, &mut call) }?;
-        Ok(Self { descriptor })
+        Ok(Self { descriptor, signals: wishes.sigbus })
     }
 
     /// From now on, faults on missing and on protected pages of the range come here. They do until

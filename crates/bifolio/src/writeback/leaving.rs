@@ -114,7 +114,14 @@ impl Inode {
                 continue;
             };
             let locked = folio.lock();
-            if locked.owner() == self.address() && locked.flags.get(Flag::Uptodate) {
+            let is_ours = locked.owner() == self.address() && locked.flags.get(Flag::Uptodate);
+            if !is_ours || locked.flags.write_state().is_dirty() {
+                continue;
+            }
+            // It may have been written out since the look: what was seen then is out of date.
+            let mut is_stored = false;
+            region.visit_written(index..index + 1, |_| is_stored = true).map_err(not_told)?;
+            if is_stored {
                 self.mark_stored(&locked, folio.id());
             }
         }

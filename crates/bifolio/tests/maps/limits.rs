@@ -98,3 +98,42 @@ fn maps_for_writing_need_what_evicting_them_needs() {
         run_to_a_good_end(NAME);
     }
 }
+
+#[test]
+fn hundreds_of_files_can_be_mapped_at_once() {
+    for way in Way::modes() {
+        let cache = way.builder(16 << 20).build().unwrap();
+        let files: Vec<_> = (0..300).map(|_| way.memory_file(&cache, PAGE)).collect();
+        let maps: Vec<_> = files.iter().map(|file| file.map_mut(0..PAGE).unwrap()).collect();
+        for (number, mut map) in maps.into_iter().enumerate() {
+            store(map.as_mut_ptr(), 0, &[number as u8]);
+            assert_eq!(touch(map.as_ptr(), 0), number as u8);
+        }
+    }
+}
+
+/// A thread that blocks the signal of its own faults is told so before it dies of one.
+#[test]
+fn a_thread_that_blocks_the_signal_of_faults_gets_no_map() {
+    for way in Way::modes().into_iter().filter(|way| way.faults == FaultMode::InThread) {
+        let cache = way.builder(1 << 20).build().unwrap();
+        let file = way.memory_file(&cache, PAGE);
+        std::thread::scope(|scope| {
+            let blocking = scope.spawn(|| {
+                // SAFETY: all zeros is a valid set of signals.
+                let mut set: libc::sigset_t = unsafe { std::mem::zeroed() };
+                // SAFETY: a set of ours.
+                assert_eq!(unsafe { libc::sigaddset(&raw mut set, libc::SIGBUS) }, 0);
+                // SAFETY: blocks a signal in this thread, which ends with this test.
+                let answer = unsafe {
+                    libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut())
+                };
+                assert_eq!(answer, 0);
+                error_of(file.map(0..PAGE), &["SIGBUS"])
+            });
+            let error = blocking.join().unwrap();
+            assert!(matches!(error.kind(), ErrorKind::Config { name: "faults", .. }), "{error:?}");
+        });
+        assert_eq!(touch(file.map(0..PAGE).unwrap().as_ptr(), 0), 0);
+    }
+}
