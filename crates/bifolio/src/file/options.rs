@@ -110,8 +110,7 @@ impl OpenOptions {
 
     /// Whether transfers go past the kernel's page cache. By default where the file system allows
     /// it; what is in use is in the statistics. All handles of a file have one answer: an open that
-    /// asks for the other one is refused
-    /// ([`ErrorKind::DirectConflict`](crate::ErrorKind::DirectConflict)).
+    /// asks for the other one is refused ([`ErrorKind::DirectConflict`]).
     pub fn direct(mut self, direct: DirectIo) -> Self {
         self.direct = direct;
         self
