@@ -137,6 +137,8 @@ fn descriptors_that_cannot_be_used_are_refused() {
     error_of(cache.open_fd(appending, &writable()), &["O_APPEND"]);
     let (pipe, _writer) = std::io::pipe().unwrap();
     error_of(cache.open_fd(pipe.into(), &OpenOptions::new()), &["named pipe"]);
+    let generated = std::fs::File::open("/proc/self/status").unwrap();
+    error_of(cache.open_fd(generated.into(), &OpenOptions::new()), &["made up by the kernel"]);
     let flags = rustix::fs::OFlags::PATH;
     let located = rustix::fs::open(&path, flags, rustix::fs::Mode::empty()).unwrap();
     error_of(cache.open_fd(located, &OpenOptions::new()), &["not opened for reading"]);

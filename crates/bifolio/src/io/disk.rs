@@ -253,7 +253,7 @@ impl DiskFile {
         let system = |source| OpenDiskError::System { path: path.clone(), source };
         let (rights, status) =
             (rights.map_err(system)?, file::status(descriptor.as_fd()).map_err(system)?);
-        check_regular(&path, status.kind)?;
+        check_descriptor(&path, descriptor.as_fd(), status.kind)?;
         let problem = match rights {
             Rights { read: false, .. } => "it was not opened for reading",
             Rights { write: false, .. } if options.write => "it was not opened for writing",
@@ -544,12 +544,20 @@ fn open_buffered(
     let descriptor =
         file::open(path, OpenMode { read, write, create, direct: false }).map_err(system)?;
     let status = file::status(descriptor.as_fd()).map_err(system)?;
-    check_regular(path, status.kind)?;
-    if file::is_generated(descriptor.as_fd()) {
-        check_regular(path, FileKind::Generated)?;
-    }
+    check_descriptor(path, descriptor.as_fd(), status.kind)?;
     file::set_blocking(descriptor.as_fd()).map_err(system)?;
     Ok((descriptor, FileIdentity::of(status)))
+}
+
+/// As [`check_regular`], for a file that is open.
+fn check_descriptor(
+    path: &Path,
+    descriptor: BorrowedFd<'_>,
+    kind: FileKind,
+) -> Result<(), OpenDiskError> {
+    check_regular(path, kind)?;
+    let is_generated = file::is_generated(descriptor);
+    check_regular(path, if is_generated { FileKind::Generated } else { kind })
 }
 
 pub(super) fn check_regular(path: &Path, kind: FileKind) -> Result<(), OpenDiskError> {
