@@ -11,7 +11,7 @@
 #![allow(unsafe_code)]
 
 use super::fill::Locked;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::Result;
 use crate::folio::{FolioId, Folios};
 use crate::frames::Staged;
 use crate::io::{IoError, Queue, RUN_PAGES_MAX};
@@ -196,7 +196,9 @@ impl Run {
             // a cut sets the length first.
             let visible = inode.mapping.len_bytes().saturating_sub(position);
             if valid < expected.min(visible) {
-                return (number, Err(cut_short(inode, position, expected.min(visible), valid)));
+                let id = self.folios[number];
+                let error = inode.cut_short(id, position, expected.min(visible), valid);
+                return (number, Err(error));
             }
             let locked = Locked::adopt(folios, self.folios[number]);
             let start = self.target(number, self.folios[number]);
@@ -234,10 +236,4 @@ impl Drop for Run {
             drop(inode.remove_unfilled(&folio, &lock));
         }
     }
-}
-
-#[cold]
-fn cut_short(inode: &Inode, position_bytes: u64, expected_bytes: u64, got_bytes: u64) -> Error {
-    let file = inode.name();
-    ErrorKind::CutShort { file, position_bytes, expected_bytes, got_bytes }.into()
 }

@@ -316,6 +316,31 @@ impl Inode {
         }
     }
 
+    /// The storage of the folio `id`, whose page is at `position_bytes`, is shorter than it was: of
+    /// a memory file, that is the spill.
+    #[cold]
+    pub(crate) fn cut_short(
+        &self,
+        id: FolioId,
+        position_bytes: u64,
+        expected_bytes: u64,
+        got_bytes: u64,
+    ) -> Error {
+        let Some(spill) = self.spill() else {
+            let file = self.name();
+            return ErrorKind::CutShort { file, position_bytes, expected_bytes, got_bytes }.into();
+        };
+        let kind = std::io::ErrorKind::UnexpectedEof;
+        let source = IoError {
+            file: spill.name().to_owned(),
+            operation: Operation::Read,
+            position_bytes: Spill::position_bytes(self.memory.folio(id).slot()) + got_bytes,
+            length_bytes: expected_bytes - got_bytes,
+            source: std::io::Error::new(kind, "it was cut by somebody else"),
+        };
+        self.read_error(position_bytes, source)
+    }
+
     /// Where the file is written to.
     pub(super) fn writer(&self) -> &Arc<dyn Backing> {
         let Store::Disk(disk) = &self.store else { unreachable!("a memory file has no backing") };

@@ -3,10 +3,11 @@
 //! Pages are written until most are spilled. Then, and meanwhile, transfers fail, are short or
 //! late, and bits change. A page that is read is right, or an error that names file and position.
 
+use std::cell::Cell;
 use std::thread;
 use std::time::Duration;
 
-use bifolio::{Cache, Error, ErrorKind, Feature, Features, File, ReadRequest};
+use bifolio::{Backing, Cache, Error, ErrorKind, Feature, Features, File, ReadRequest};
 use bifolio_testing::{Call, Fault, Gate, fill_bytes};
 
 use crate::support::{Faulty, PAGE, Way, assert_same, error_of, files_can_be_mapped, writable};
@@ -162,6 +163,35 @@ fn what_is_spilled_can_be_read_while_the_device_is_full() {
             assert!(cache.stats().used_bytes <= cache.stats().bound_bytes);
         });
     }
+}
+
+#[test]
+fn a_spill_that_was_cut_is_named_with_its_position() {
+    for_each_storage(|storage| {
+        let (_cache, file) = make(storage, PAGE);
+        fill(&file, 0..PAGES).unwrap();
+        let end_bytes = 64 * PAGE;
+        storage.set_len_from_outside(end_bytes);
+        let spill_name = storage.backing.describe();
+        let cut = Cell::new(0);
+        let failed = read_pages(&file, 0..PAGES, |index, error| {
+            let (page_bytes, spill, spill_bytes) = match error.kind() {
+                ErrorKind::SpillRead { position_bytes, source, .. } => {
+                    cut.set(cut.get() + 1);
+                    (*position_bytes, &source.file, source.position_bytes)
+                }
+                // What is spilled meanwhile makes it longer again, by zeros.
+                ErrorKind::SpillCorrupt { position_bytes, spill, spill_position_bytes, .. } => {
+                    (*position_bytes, spill, *spill_position_bytes)
+                }
+                _ => panic!("page {index}: {error}"),
+            };
+            assert_eq!((page_bytes, spill), (index * PAGE, &spill_name));
+            assert!(spill_bytes >= end_bytes, "{error}");
+        });
+        assert!(cut.get() > 0);
+        assert!(failed.len() as u64 > PAGES / 4, "{} are gone", failed.len());
+    });
 }
 
 #[test]
