@@ -18,6 +18,7 @@ mod arena;
 mod bits;
 mod budget;
 mod chunk;
+mod evacuation;
 mod fault_clock;
 mod fault_errors;
 mod growth;
@@ -32,8 +33,9 @@ mod soundness;
 mod staging;
 mod watcher;
 
-pub(crate) use arena::{Arena, Evacuation, Purpose};
+pub(crate) use arena::Arena;
 pub(crate) use chunk::{CHUNK_BYTES, CHUNK_PAGES};
+pub(crate) use evacuation::{Evacuation, Purpose};
 pub(crate) use fault_clock::FAULT_CLOCK;
 pub(crate) use orphans::Orphans;
 pub(crate) use region::{Refusal, Region};

@@ -153,7 +153,7 @@ impl State {
     }
 
     /// The first slot of a roomy row.
-    fn roomy_slot(&self, order: u8) -> Option<(usize, u32)> {
+    pub(super) fn roomy_slot(&self, order: u8) -> Option<(usize, u32)> {
         let number = *self.available[order as usize].roomy.front()? as usize;
         let chunk = &self.chunks[number];
         Some((number, chunk.lowest_free_of(chunk.roomy_row()?)?))

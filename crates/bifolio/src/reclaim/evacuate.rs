@@ -1,6 +1,7 @@
 //! Evacuating a chunk: its last folios are evicted wherever they stand in the lists, so that the
-//! chunk can serve another folio size, or go back to the kernel. Folios that are pinned, or have
-//! nowhere to go, stay; what lies around them serves the other size.
+//! chunk can serve another folio size, or go back to the kernel. Those of memory files that have
+//! nowhere to go are moved to other chunks. What is pinned stays, or finds no room; what lies
+//! around it serves the other size.
 
 use super::pageout::Verdict;
 use super::scan::ScanCounts;
@@ -91,6 +92,9 @@ impl Reclaim {
             && was_listed
         {
             memory.lru.put_back(&memory.folios, &mut vec![folio], kind);
+        }
+        if verdict == Verdict::Unwritten && self.move_out(turn, id) {
+            return (Verdict::Moved, pages);
         }
         (verdict, pages)
     }

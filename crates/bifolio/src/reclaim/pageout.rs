@@ -36,6 +36,8 @@ pub(super) enum Verdict {
     Unwritten,
     /// Others hold references.
     Pinned,
+    /// It is in other frames now.
+    Moved,
 }
 
 impl Reclaim {

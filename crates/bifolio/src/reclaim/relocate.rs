@@ -2,7 +2,8 @@
 //!
 //! It costs a copy of a small folio. Nobody waits for more than that: readers without references
 //! try again, lookups meet a frozen folio. Whoever holds a reference keeps the folio where it is.
-//! A dirty folio is not moved (WRITEBACK-1).
+//! A dirty folio is not moved (WRITEBACK-1), unless it is one of a memory file, for which nobody
+//! looks by the dirty list, and which has nowhere to go: so that its chunk can be emptied.
 
 use super::{Reclaim, Turn};
 use crate::folio::{Flag, FolioId, FolioRef, LockedFolio, WriteState};
@@ -29,6 +30,23 @@ impl Reclaim {
         self.relocate(inode, folio, locked, target)
     }
 
+    /// Moves a dirty folio of a memory file out of a chunk that is being emptied, to a free slot of
+    /// another one. Tells whether that worked: not if it is in use right now or being written, or
+    /// if there is no such slot.
+    pub(super) fn move_out(&self, turn: &Turn<'_>, id: FolioId) -> bool {
+        let Ok(folio) = self.memory.folios.try_get(id) else { return false };
+        let Some(locked) = folio.try_lock() else { return false };
+        let Some(inode) = turn.owner(&locked) else { return false };
+        let is_movable = inode.is_memory_file()
+            && locked.flags.get(Flag::Uptodate)
+            && locked.flags.write_state() == WriteState::Dirty;
+        if !is_movable {
+            return false;
+        }
+        let Some(target) = self.arena().allocate_elsewhere(locked.order()) else { return false };
+        self.relocate(inode, folio, locked, target)
+    }
+
     fn relocate(
         &self,
         inode: &Inode,
@@ -45,8 +63,12 @@ impl Reclaim {
         let gone = inode.collapse(vec![Part { lock: locked, folio }], &new, &new_locked);
         let Some(frozen) = gone.and_then(|mut gone| gone.pop()) else { return false };
         new_locked.settle_after(&frozen);
-        // Both are clean: in a memory file, the slot is where its bytes are (rule 4 of `folio`).
-        new_locked.set_slot(frozen.folio().slot());
+        if frozen.folio().flags.write_state() == WriteState::Dirty {
+            inode.pass_dirt(std::slice::from_ref(&frozen), target);
+        } else {
+            // In a memory file, the slot is where its bytes are (rule 4 of `folio`).
+            new_locked.set_slot(frozen.folio().slot());
+        }
         memory.lru.replace(&memory.folios, frozen.id(), target);
         memory.counters.add(Counter::PgRelocate, 1);
         frozen.free();

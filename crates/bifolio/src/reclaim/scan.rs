@@ -79,7 +79,7 @@ impl ScanCounts {
             Verdict::Unwritten => self.unwritten_pages += pages,
             Verdict::Busy => self.busy_pages += pages,
             Verdict::Dirty => self.dirty_pages += pages,
-            Verdict::Activate | Verdict::Unspilled => {}
+            Verdict::Activate | Verdict::Unspilled | Verdict::Moved => {}
         }
     }
 }

@@ -30,7 +30,8 @@
 //!   the list exactly while it is dirty, and counted in an epoch exactly while it is writing. It
 //!   becomes dirty by a holder of the folio lock, or by the end of a failed write-out; the error is
 //!   recorded under the same hold of the list's lock. A dirty folio stands in its table, and it is
-//!   never moved: its bytes change their folio only in a collapse, of a memory file.
+//!   never moved: its bytes change their folio only in a collapse, of a memory file. (A collapse of
+//!   one makes room where it stood.)
 //! - WRITEBACK-2: a folio that is writing has a reference of its own and is in its table: eviction
 //!   fails on either, truncation waits. So the end of a write-out needs no lock to find its inode.
 //! - WRITEBACK-3: a folio is writing before its bytes are read for the device, and nobody changes
