@@ -21,6 +21,10 @@ use crate::sync::Ordering;
 use crate::sys::copy;
 use std::ops::Range;
 
+/// So many pages of a region are held at a time: 32 KiB, next to which what a copy costs besides is
+/// little. What a reader holds others cannot have, which counts in a cache of a hundred pages.
+const HELD_PAGES_MAX: u64 = 8;
+
 /// Attempts at the first page of a stretch, before its lock decides.
 const ATTEMPTS_MAX: u32 = 4;
 
@@ -81,9 +85,11 @@ impl File {
         let mut end = (position + visible).div_ceil(PAGE_BYTES).min(end_max);
         let inode = &self.handle.inode;
         let is_in_region = inode.frames.region().is_some();
-        if is_in_region && end - first > 1 && faults::is_mapped(buffer) {
-            // To copy there may be a fault, which may need memory: as little as can be is held.
-            end = first + 1;
+        if is_in_region {
+            // To copy into a map may be a fault, which may need memory: as little as can be is
+            // held.
+            let is_fault = end - first > 1 && faults::is_mapped(buffer);
+            end = end.min(first + if is_fault { 1 } else { HELD_PAGES_MAX });
         }
         for _ in 0..ATTEMPTS_MAX {
             let mut stretch = Stretch::find(inode.mapping.table(), first..end, is_in_region);
