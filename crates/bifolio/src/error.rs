@@ -319,13 +319,36 @@ pub enum ErrorKind {
         /// The folio size it has while it is open.
         open_bytes: u64,
     },
+    /// The device of the file takes nothing, and as much is dirty there as may be
+    /// ([`CacheBuilder::dirty_bytes_max`](crate::CacheBuilder::dirty_bytes_max)): a page that is
+    /// clean cannot be changed. Nothing that was written before is lost; what is dirty already can
+    /// be changed; and once the device takes some of it, writes go on.
+    #[error(
+        "{file}: {length_bytes} bytes at position {position_bytes} cannot be accepted: \
+         {dirty_bytes} bytes wait for a device that takes nothing: {cause}"
+    )]
+    Unwritable {
+        /// The file.
+        file: String,
+        /// Where the part of the write begins that was not accepted.
+        position_bytes: u64,
+        /// How long it is.
+        length_bytes: u64,
+        /// What is dirty on the device of the file.
+        dirty_bytes: u64,
+        /// What the device has answered, to a write-out of this file or of another one there;
+        /// [`TimedOut`](std::io::ErrorKind::TimedOut) if it has not answered for long.
+        #[source]
+        cause: Arc<IoError>,
+    },
     /// The bound is reached and nothing can be evicted.
     #[error(
         "the cache is full: of {bound_bytes} bytes, {pinned_bytes} are pinned, {unwritten_bytes} \
          cannot be written out, {unspillable_bytes} are in memory files without a spill, \
          {busy_bytes} are in use by other calls, and {metadata_bytes} are descriptors and tables\
-         {}; unpin, sync, spill (CacheBuilder::spill_in), or raise the bound (Cache::set_memory)",
-        fragmentation(*free_bytes, *wanted_bytes)
+         {}; unpin, sync, spill (CacheBuilder::spill_in), or raise the bound (Cache::set_memory){}",
+        fragmentation(*free_bytes, *wanted_bytes),
+        because(cause)
     )]
     Full {
         /// The bound.
@@ -344,6 +367,10 @@ pub enum ErrorKind {
         wanted_bytes: u64,
         /// Free all the same, in pieces that are too small, or needed for tables.
         free_bytes: u64,
+        /// Why what cannot be written out cannot: what its device has answered, with the file and
+        /// the position.
+        #[source]
+        cause: Option<Arc<IoError>>,
     },
     /// A folio has as many references as one can have.
     #[error(
@@ -436,6 +463,11 @@ pub struct Discarded {
     pub file: String,
     /// Bytes that were in dirty folios.
     pub bytes: u64,
+}
+
+/// The end of a message, if there is a cause.
+fn because(cause: &Option<Arc<IoError>>) -> String {
+    cause.as_ref().map_or_else(String::new, |cause| format!("; what cannot be written: {cause}"))
 }
 
 /// Why a file cannot be a cache's spill file.

@@ -98,7 +98,7 @@ mod surface {
     };
     pub use crate::map::{Map, MapMut, MapPin};
     pub use crate::outcome::{Outcome, Remaining};
-    pub use crate::stats::Stats;
+    pub use crate::stats::{DeviceStats, Stats};
     pub use crate::sys::probe::{Feature, FeatureReport, Features};
 
     /// Probes the system's optional features, as a cache does when it is built: what is available,

@@ -16,6 +16,26 @@ use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+/// What there is to say about a device, which files of one
+/// [`Backing::device`](crate::Backing::device) share.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DeviceStats {
+    /// Its number; none for a backing that is a device of its own.
+    pub device: Option<u64>,
+    /// The name of the file that was first opened on it.
+    pub first_file: String,
+    /// Pages of its files that are newer in memory, or on their way there, bytes.
+    pub dirty_bytes: u64,
+    /// How much that may be now: three quarters of what other devices leave of
+    /// [`dirty_bytes_max`](crate::CacheBuilder::dirty_bytes_max), bytes.
+    pub dirty_bytes_max: u64,
+    /// Whether it took nothing when it was last asked.
+    pub is_stuck: bool,
+    /// What it last refused, and why, with file and position; of the past if it is not stuck.
+    pub last_error: Option<String>,
+}
+
 macro_rules! counters {
     ($($(#[doc = $doc:literal])+ $(#[cfg($only:meta)])? $variant:ident $field:ident,)+) => {
         /// What is counted.
@@ -63,6 +83,8 @@ macro_rules! counters {
             pub throttle_ns_max: u64,
             /// What is done instead of a feature the system lacks, one name each.
             pub fallbacks: Vec<String>,
+            /// The devices that open files stand on.
+            pub devices: Vec<DeviceStats>,
         }
 
         impl Stats {

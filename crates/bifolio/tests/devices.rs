@@ -5,26 +5,54 @@
 
 mod support;
 
+use std::fs;
 use std::io;
 use std::os::fd::AsFd;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bifolio::{
-    Backing, Cache, Feature, Features, File, IoRequest, IoSource, IoTarget, ReadRequest, Submission,
+    Backing, Cache, CacheBuilder, Error, Feature, Features, File, IoRequest, IoSource, IoTarget,
+    ReadRequest, Submission,
 };
 use bifolio_testing::{Call, Fault, FaultyBacking, Gate, MemoryBacking, fill_bytes};
-use support::{PAGE, assert_same, directory, open, random_file, read, writable};
+use fastrand::Rng;
+use support::{
+    PAGE, assert_same, directory, error_of, open, random_file, read, read_all, writable,
+};
 
+/// No call on a healthy file takes so long.
+const CALL_MAX: Duration = Duration::from_secs(5);
 /// Nothing that is expected to end takes so long.
 const TEST_MAX: Duration = Duration::from_secs(45);
+/// The bound of most caches here; half of it may be dirty.
+const MEMORY: u64 = 4 << 20;
 
 fn faulty_memory(length: usize) -> (Arc<MemoryBacking>, Arc<FaultyBacking>) {
     let memory = Arc::new(MemoryBacking::new(vec![0; length]));
     (memory.clone(), Arc::new(FaultyBacking::over(memory)))
+}
+
+fn full_disk() -> Fault {
+    Fault::on(Call::Write).forever().fails(libc::ENOSPC)
+}
+
+fn small_cache() -> CacheBuilder {
+    Cache::builder().memory(MEMORY).dirty_age_ms_max(20)
+}
+
+/// Writes page after page, until one is refused: how many bytes were accepted, and the error.
+fn write_until_refused(file: &File, bytes: &[u8]) -> (usize, Error) {
+    for (start, page) in (0..).step_by(PAGE as usize).zip(bytes.chunks(PAGE as usize)) {
+        if let Err(error) = file.write_all_at(page, start) {
+            return (start as usize, error);
+        }
+    }
+    panic!("{} bytes were accepted, and nothing written", bytes.len());
 }
 
 /// Runs `work` on a thread; `None` if it does not end in time. (The thread is left to itself then.)
@@ -32,6 +60,163 @@ fn in_time<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Opti
     let (done, answer) = mpsc::channel();
     thread::spawn(move || done.send(work()));
     answer.recv_timeout(TEST_MAX).ok()
+}
+
+/// A file on the disk of the build, and what it holds; read and written until it is dropped.
+struct Healthy {
+    file: File,
+    bytes: Vec<u8>,
+    rng: Rng,
+    slowest: Duration,
+    path: PathBuf,
+    _directory: tempfile::TempDir,
+}
+
+impl Healthy {
+    fn new(cache: &Cache, length: usize) -> Self {
+        let directory = directory();
+        let (path, bytes) = random_file(&directory, "healthy", length);
+        let file = open(cache, &path);
+        let rng = Rng::with_seed(7);
+        Self { file, bytes, rng, slowest: Duration::ZERO, path, _directory: directory }
+    }
+
+    fn timed<T>(&mut self, work: impl FnOnce(&mut Self) -> T) -> T {
+        let begun = Instant::now();
+        let result = work(self);
+        self.slowest = self.slowest.max(begun.elapsed());
+        result
+    }
+
+    /// Reads, writes and syncs here and there, so many times.
+    fn work(&mut self, rounds: usize) {
+        let pages = self.bytes.len() as u64 / PAGE;
+        for round in 0..rounds {
+            let start = self.rng.u64(0..pages) * PAGE;
+            let range = start as usize..(start + PAGE) as usize;
+            if round % 3 == 0 {
+                let fresh = fill_bytes(self.rng.u64(..), PAGE as usize);
+                self.bytes[range].copy_from_slice(&fresh);
+                self.timed(|it| it.file.write_all_at(&fresh, start)).unwrap();
+            } else {
+                let found = self.timed(|it| read(&it.file, start, PAGE as usize));
+                assert_same(&found, &self.bytes[range]);
+            }
+            if round % 100 == 99 {
+                self.timed(|it| it.file.sync_data()).unwrap();
+            }
+        }
+        self.timed(|it| it.file.sync_data()).unwrap();
+        assert!(self.slowest < CALL_MAX, "a call took {:?}", self.slowest);
+        assert_same(&fs::read(&self.path).unwrap(), &self.bytes);
+    }
+}
+
+fn cause_of(error: &Error) -> Option<i32> {
+    let mut next: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    while let Some(error) = next {
+        if let Some(io) = error.downcast_ref::<io::Error>() {
+            return io.raw_os_error();
+        }
+        next = error.source();
+    }
+    None
+}
+
+#[test]
+fn a_full_device_refuses_writes_at_its_limit_and_says_why() {
+    let (memory, backing) = faulty_memory(8 << 20);
+    backing.inject(full_disk());
+    let cache = small_cache().build().unwrap();
+    let file = cache.open_backing(backing.clone(), &writable()).unwrap();
+    let bytes = fill_bytes(5, 8 << 20);
+    let (accepted, error) = write_until_refused(&file, &bytes);
+    assert!(cache.stats().dirty_bytes <= MEMORY / 2, "{:?}", cache.stats());
+    assert!(accepted as u64 >= MEMORY / 4, "held at {accepted} bytes");
+    error_of(Err::<(), _>(error), &["faulty", "position", "os error 28", &accepted.to_string()]);
+    // What is dirty already may change; what was accepted is there.
+    file.write_all_at(&bytes[..100], 50).unwrap();
+    file.write_all_at(&bytes[..150], 0).unwrap();
+    assert_same(&read_all(&file)[..accepted], &bytes[..accepted]);
+    error_of(file.sync_data(), &["os error 28"]);
+    backing.heal();
+    file.write_all_at(&bytes[accepted..], accepted as u64).unwrap();
+    file.sync_data().unwrap();
+    assert_same(&memory.bytes(), &bytes);
+    assert_eq!(cache.stats().allocation_failures, 0);
+}
+
+#[test]
+fn the_cause_of_a_refused_write_can_be_asked_for() {
+    let (_, backing) = faulty_memory(8 << 20);
+    backing.inject(full_disk());
+    let cache = small_cache().build().unwrap();
+    let file = cache.open_backing(backing, &writable()).unwrap();
+    let (_, error) = write_until_refused(&file, &fill_bytes(5, 8 << 20));
+    assert_eq!(cause_of(&error), Some(libc::ENOSPC), "{error:?}");
+}
+
+#[test]
+fn a_pin_for_writing_is_refused_as_a_write_is() {
+    let (memory, backing) = faulty_memory(8 << 20);
+    backing.inject(full_disk());
+    let cache = small_cache().build().unwrap();
+    let file = cache.open_backing(backing.clone(), &writable()).unwrap();
+    let mut refused = None;
+    for page in 0..2048 {
+        match file.pin_mut(page * PAGE..(page + 1) * PAGE) {
+            Ok(mut pin) => pin.copy_from(0, &[page as u8 | 1]),
+            Err(error) => {
+                refused = Some((page, error));
+                break;
+            }
+        }
+    }
+    let (page, error) = refused.expect("a limit");
+    error_of(Err::<(), _>(error), &["faulty", "os error 28"]);
+    assert!(cache.stats().dirty_bytes <= MEMORY / 2);
+    error_of(file.sync_data(), &["os error 28"]);
+    backing.heal();
+    file.pin_mut(page * PAGE..page * PAGE + 1).unwrap().copy_from(0, &[7]);
+    file.sync_data().unwrap();
+    assert_eq!(memory.bytes()[(page * PAGE) as usize], 7);
+    assert!((0..page).all(|page| memory.bytes()[(page * PAGE) as usize] == page as u8 | 1));
+}
+
+#[test]
+fn a_healthy_file_works_beside_a_full_and_a_hung_device() {
+    let cache = small_cache().build().unwrap();
+    let mut healthy = Healthy::new(&cache, 16 << 20);
+    let bytes = fill_bytes(5, 8 << 20);
+    let (full_memory, full) = faulty_memory(8 << 20);
+    full.inject(full_disk());
+    let full_file = cache.open_backing(full.clone(), &writable()).unwrap();
+    let (hung_memory, hung) = faulty_memory(8 << 20);
+    let gate = Gate::new();
+    hung.inject(Fault::on(Call::Write).forever().held(&gate));
+    let hung_file = cache.open_backing(hung, &writable()).unwrap();
+    let (full_accepted, _) = write_until_refused(&full_file, &bytes);
+    let accepted = thread::scope(|scope| {
+        let writer = scope.spawn(|| write_until_refused(&hung_file, &bytes));
+        gate.wait_for_arrivals(1);
+        healthy.work(1000);
+        // Held, and at last told that nothing comes of it; the other goes on all the time.
+        while !writer.is_finished() {
+            healthy.work(200);
+        }
+        writer.join().unwrap().0
+    });
+    healthy.work(1000);
+    let stats = cache.stats();
+    assert_eq!(stats.allocation_failures, 0, "{stats:?}");
+    assert!(stats.dirty_bytes <= MEMORY / 2, "{stats:?}");
+    gate.open();
+    full.heal();
+    let _told_of_the_past = full_file.sync_data();
+    full_file.sync_data().unwrap();
+    hung_file.sync_data().unwrap();
+    assert_same(&full_memory.bytes()[..full_accepted], &bytes[..full_accepted]);
+    assert_same(&hung_memory.bytes()[..accepted], &bytes[..accepted]);
 }
 
 /// Storage whose reads wait for ever in the kernel, until `hung` is dropped: those of an empty

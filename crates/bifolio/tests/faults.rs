@@ -233,7 +233,7 @@ fn assert_writeback_of_any(result: bifolio::Result<()>, errno: i32) {
 }
 
 #[test]
-fn a_cache_full_of_unwritable_pages_says_so_and_recovers() {
+fn a_file_full_of_unwritable_pages_says_so_and_recovers() {
     let (memory, backing, _) = memory();
     let cache = cache_of(256 << 10);
     let file = cache.open_backing(backing.clone(), &writable()).unwrap();
@@ -246,10 +246,11 @@ fn a_cache_full_of_unwritable_pages_says_so_and_recovers() {
             Err(error) => break error,
         }
     };
-    let ErrorKind::Full { unwritten_bytes, pinned_bytes, .. } = *error.kind() else {
+    let ErrorKind::Unwritable { dirty_bytes, position_bytes, ref cause, .. } = *error.kind() else {
         panic!("{error:?}")
     };
-    assert_eq!((unwritten_bytes, pinned_bytes), (written as u64, 0), "{error}");
+    assert_eq!((dirty_bytes, position_bytes), (written as u64, written as u64), "{error}");
+    assert_eq!(cause.source.raw_os_error(), Some(libc::ENOSPC));
     assert_same(&read(&file, 0, written), &bytes[..written]);
     backing.heal();
     file.write_all_at(&bytes[written..], written as u64).unwrap();

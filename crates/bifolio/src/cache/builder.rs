@@ -12,7 +12,7 @@ use crate::spill::{Spill, SpillPlace};
 use crate::sys::cpu;
 use crate::sys::fork::ForkGuard;
 use crate::sys::probe::{Feature, Features};
-use crate::writeback::{Flusher, FlusherSettings, FlusherThread, Services};
+use crate::writeback::{Flusher, FlusherSettings, FlusherThreads, Services};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -85,14 +85,17 @@ impl CacheBuilder {
     }
 
     /// How much may be dirty before the flusher writes it out in the background, bytes: by default
-    /// a quarter of the bound, at the most half of it.
+    /// a quarter of the bound, at the most half of it. For each device, what others leave of that.
     pub fn dirty_bytes_background(mut self, bytes: u64) -> Self {
         self.config.dirty_bytes_background = Some(bytes);
         self
     }
 
     /// How much may be dirty before writers are held until the device has taken some, bytes: by
-    /// default half of the bound, which is also the most.
+    /// default half of the bound, which is also the most. That is for all files together, and no
+    /// write exceeds it; one device ([`Backing::device`]) may have three quarters of what others
+    /// leave, so that one which takes nothing leaves room to the others. A writer whose device
+    /// takes nothing gets [`ErrorKind::Unwritable`] then.
     pub fn dirty_bytes_max(mut self, bytes: u64) -> Self {
         self.config.dirty_bytes_max = Some(bytes);
         self
@@ -222,10 +225,16 @@ impl CacheBuilder {
         }
         let background = Background::start(Arc::clone(&reclaim))?;
         let (engine, flusher) = (Arc::clone(&services.engine), Arc::clone(&services.flusher));
-        let flusher_thread =
-            FlusherThread::start(Arc::clone(&flusher), Arc::clone(&services.memory))?;
+        let flusher_threads = FlusherThreads::start(Arc::clone(&flusher), &services.memory)?;
         let gate = Gate::new(ForkGuard::new(&features).map_err(reservation_error)?);
-        let registry = Registry::new(Arc::clone(&reclaim), services, gate, &features, &self.config);
+        let registry = Registry::new(
+            Arc::clone(&reclaim),
+            services,
+            flusher_threads,
+            gate,
+            &features,
+            &self.config,
+        );
         let inner = Inner {
             registry: Arc::new(registry),
             reclaim,
@@ -234,7 +243,6 @@ impl CacheBuilder {
             engine,
             flusher,
             _background: background,
-            _flusher_thread: flusher_thread,
         };
         Ok(Cache { inner: Arc::new(inner) })
     }

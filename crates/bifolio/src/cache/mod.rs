@@ -18,7 +18,7 @@ use crate::reclaim::{Background, Reclaim};
 use crate::stats::Stats;
 use crate::sync::Ordering;
 use crate::sys::probe::{FeatureReport, Features};
-use crate::writeback::{Flusher, FlusherThread};
+use crate::writeback::Flusher;
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -50,9 +50,8 @@ struct Inner {
     features: Features,
     engine: Arc<Engine>,
     flusher: Arc<Flusher>,
-    /// End with the last `Cache`; files that live on reclaim and write out by themselves.
+    /// Ends with the last `Cache`; files that live on reclaim by themselves.
     _background: Background,
-    _flusher_thread: FlusherThread,
 }
 
 impl fmt::Debug for Cache {
@@ -212,6 +211,7 @@ impl Cache {
             plain_transfers: transfers.plain_transfers,
             throttle_ns_max: self.inner.flusher.stall_ns_max(),
             fallbacks: self.fallbacks(),
+            devices: self.inner.flusher.device_stats(),
             ..memory.counters.snapshot()
         }
     }

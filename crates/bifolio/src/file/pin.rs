@@ -327,21 +327,27 @@ impl File {
         Pins { file: self, left: range }
     }
 
-    /// Pins the bytes of `range` for changing them in place. Blocks for the folio's lock and I/O.
+    /// Pins the bytes of `range` for changing them in place. Blocks for the folio's lock and I/O,
+    /// and as [`File::write_at`] while too much is dirty.
     ///
     /// # Errors
-    /// As [`File::pin`]; a handle not opened for writing.
+    /// As [`File::pin`]; a handle not opened for writing; a device that takes nothing, as for
+    /// [`File::write_at`].
     pub fn pin_mut(&self, range: Range<u64>) -> Result<PinMut<'_>> {
         self.handle.check_writable()?;
         self.check_pin_range(&range)?;
-        self.handle.inode.hold_writer();
-        let locked = self.handle.lock_folio(range.start >> PAGE_SHIFT, Access::Cache)?;
-        // The file may have been cut while we waited for the lock.
-        self.check_pin_range(&range)?;
-        let Locked { folio, lock, .. } = locked;
-        let start = self.address_in(&folio, range.start);
         let inode = &self.handle.inode;
-        inode.mark_dirty(&folio, &lock);
+        let Locked { folio, lock, .. } = loop {
+            let locked = self.handle.lock_folio(range.start >> PAGE_SHIFT, Access::Cache)?;
+            // The file may have been cut while we waited for the lock.
+            self.check_pin_range(&range)?;
+            if inode.try_mark_dirty(&locked.folio, &locked.lock).is_ok() {
+                break locked;
+            }
+            drop(locked);
+            inode.wait_for_room(range.start, range.end - range.start)?;
+        };
+        let start = self.address_in(&folio, range.start);
         let pages = range.start >> PAGE_SHIFT..((range.end - 1) >> PAGE_SHIFT) + 1;
         let window = inode.mapping.open_window(&lock, pages);
         let length = (range.end - range.start) as usize;

@@ -41,7 +41,7 @@ use crate::reclaim::Reclaim;
 use crate::sync::{AtomicU64, Condvar, Mutex, Ordering};
 use crate::sys::fork::ForkGuard;
 use crate::sys::probe::Features;
-use crate::writeback::{FileSize, Inode, Services};
+use crate::writeback::{FileSize, FlusherThreads, Inode, Services};
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -176,6 +176,8 @@ enum Found<'r> {
 pub(crate) struct Registry {
     pub(super) reclaim: Arc<Reclaim>,
     pub(super) services: Services,
+    /// End when the last file is closed, and every `Cache` is gone.
+    _flusher_threads: FlusherThreads,
     readahead_bytes_max: u64,
     pub(super) gate: Gate,
     pub(super) files: Mutex<Files>,
@@ -194,6 +196,7 @@ impl Registry {
     pub(crate) fn new(
         reclaim: Arc<Reclaim>,
         services: Services,
+        flusher_threads: FlusherThreads,
         gate: Gate,
         features: &Features,
         config: &config::Config,
@@ -201,6 +204,7 @@ impl Registry {
         Self {
             reclaim,
             services,
+            _flusher_threads: flusher_threads,
             readahead_bytes_max: config.readahead_bytes_max,
             gate,
             files: Mutex::default(),

@@ -15,13 +15,19 @@ use crate::error::Result;
 use crate::mapping::{PAGE_BYTES, PAGE_SHIFT};
 use crate::stats::Counter;
 use crate::sys::copy;
+use crate::writeback::NoRoom;
 
 /// Lines of a page.
 const PAGE_LINES: usize = PAGE_BYTES as usize / copy::LINE_BYTES;
 
-/// A write of one folio found that the file had been cut: it is to grow, and the write tried again.
+/// Why a write of one folio has changed nothing, and is to be tried again.
 #[derive(Debug)]
-struct MustResize;
+enum Again {
+    /// The file is shorter than it was: it must be made longer first.
+    MustResize,
+    /// As much is dirty as may be.
+    NoRoom,
+}
 
 impl File {
     /// Writes `buffer` at `position`, growing the file if it ends behind its end; what lies
@@ -29,13 +35,15 @@ impl File {
     /// on the way (the next call there says which).
     ///
     /// Blocks for I/O when it replaces part of a folio that is not resident, while that folio is
-    /// being written out, and while too much is dirty
+    /// being written out, and, for a page that is not dirty yet, while too much is dirty
     /// ([`dirty_bytes_max`](crate::CacheBuilder::dirty_bytes_max)). Atomic with respect to
     /// `read_at` inside one 4 KiB page.
     ///
     /// # Errors
     /// The storage's, with file, position and length; the cache full of pinned pages; a handle not
-    /// opened for writing; a length beyond what the file was opened for.
+    /// opened for writing; a length beyond what the file was opened for;
+    /// [`ErrorKind::Unwritable`](crate::ErrorKind::Unwritable) with the storage's own error, if it
+    /// takes nothing and no more may be dirty: once it takes some again, the next call goes on.
     pub fn write_at(&self, buffer: &[u8], position: u64) -> Result<usize> {
         let handle = &self.handle;
         handle.check_writable()?;
@@ -48,7 +56,6 @@ impl File {
         let is_mapped = faults::is_mapped(buffer);
         let mut done = 0;
         while done < buffer.len() {
-            handle.inode.hold_writer();
             let at = position + done as u64;
             let in_folio = at & (self.folio_bytes() - 1);
             let length = (self.folio_bytes() - in_folio).min((buffer.len() - done) as u64);
@@ -95,8 +102,12 @@ impl File {
             if growth.is_none() && end > self.len() {
                 *growth = Some(self.begin_growth(end)?);
             }
-            if self.write_folio(bytes, position, follows, growth.as_mut())?.is_ok() {
-                return Ok(());
+            match self.write_folio(bytes, position, follows, growth.as_mut())? {
+                Ok(()) => return Ok(()),
+                Err(Again::MustResize) => {}
+                Err(Again::NoRoom) => {
+                    self.handle.inode.wait_for_room(position, bytes.len() as u64)?;
+                }
             }
         }
     }
@@ -108,7 +119,7 @@ impl File {
         position: u64,
         follows: bool,
         growth: Option<&mut Growth<'_>>,
-    ) -> Result<std::result::Result<(), MustResize>> {
+    ) -> Result<std::result::Result<(), Again>> {
         let inode = &self.handle.inode;
         let end = position + bytes.len() as u64;
         let access = Access::Write { start: position, end };
@@ -116,11 +127,12 @@ impl File {
         // Looked at under the folio lock: a cut of the file takes the folio's lock, or its place.
         if end > inode.mapping.len_bytes() && growth.is_none() {
             self.settle(&locked);
-            return Ok(Err(MustResize));
+            return Ok(Err(Again::MustResize));
         }
-        if let Err(error) = self.copy_into(&locked, bytes, position, follows) {
+        let copied = self.copy_into(&locked, bytes, position, follows);
+        if !matches!(copied, Ok(Ok(()))) {
             self.settle(&locked);
-            return Err(error);
+            return copied.map(|copied| copied.map_err(|NoRoom| Again::NoRoom));
         }
         if let Some(growth) = growth {
             growth.reach(end);
@@ -134,7 +146,7 @@ impl File {
         bytes: &[u8],
         position: u64,
         follows: bool,
-    ) -> Result<()> {
+    ) -> Result<std::result::Result<(), NoRoom>> {
         let inode = &self.handle.inode;
         if !locked.is_uptodate() && inode.frames.region().is_some() {
             return self.install(locked, bytes);
@@ -142,7 +154,9 @@ impl File {
         let in_folio = position - locked.lock.index() * PAGE_BYTES;
         let start = inode.frame_of(&locked.folio);
         let target = start.wrapping_add(in_folio as usize);
-        inode.mark_dirty(&locked.folio, &locked.lock);
+        if let Err(no_room) = inode.try_mark_dirty(&locked.folio, &locked.lock) {
+            return Ok(Err(no_room));
+        }
         let end = position + bytes.len() as u64;
         if locked.is_uptodate() {
             let pages = position >> PAGE_SHIFT..((end - 1) >> PAGE_SHIFT) + 1;
@@ -161,19 +175,30 @@ impl File {
             inode.zero_folio_from(&locked.folio, &locked.lock, end_in_folio);
             inode.mapping.mark_uptodate(&locked.lock);
         }
-        Ok(())
+        Ok(Ok(()))
     }
 
     /// Puts `bytes`, and zeros behind them, in the place of a page of a region that is not there.
     /// (A store to it would be a fault, and who serves it would wait for the lock we hold.)
-    fn install(&self, locked: &Locked<'_>, bytes: &[u8]) -> Result<()> {
+    fn install(
+        &self,
+        locked: &Locked<'_>,
+        bytes: &[u8],
+    ) -> Result<std::result::Result<(), NoRoom>> {
         let inode = &self.handle.inode;
+        let was_dirty = locked.lock.flags.write_state().is_dirty();
+        if let Err(no_room) = inode.try_mark_dirty(&locked.folio, &locked.lock) {
+            return Ok(Err(no_room));
+        }
         let mut page = [0; PAGE_BYTES as usize];
         page[..bytes.len()].copy_from_slice(bytes);
-        inode.install(locked.lock.index()..locked.lock.index() + 1, page.as_ptr(), true).1?;
-        inode.mark_dirty(&locked.folio, &locked.lock);
+        let pages = locked.lock.index()..locked.lock.index() + 1;
+        if let Err(error) = inode.install(pages, page.as_ptr(), true).1 {
+            inode.forget_dirt(&locked.folio, &locked.lock, was_dirty);
+            return Err(error);
+        }
         inode.mapping.mark_uptodate(&locked.lock);
-        Ok(())
+        Ok(Ok(()))
     }
 
     /// A folio that was to be overwritten and is not: nobody may see what its frame held before.

@@ -179,9 +179,14 @@ impl<'d, 't> Departure<'d, 't> {
     /// B4: dirty folios stay, unless they may be written out.
     fn keep_dirty(&mut self) {
         // Who spills it is the background thread; others are the flusher's.
-        let verdict = if self.inode.is_memory_file() { Verdict::Busy } else { Verdict::Dirty };
         for leaver in &mut self.leavers {
             if leaver.is_going() && leaver.is_dirty() {
+                let is_left = self.inode.is_memory_file() || self.inode.clean_soon();
+                let verdict = match self.inode.is_memory_file() {
+                    true => Verdict::Busy,
+                    false if is_left => Verdict::Dirty,
+                    false => Verdict::Unwritten,
+                };
                 leaver.fate = Fate::Stays(verdict);
             }
         }

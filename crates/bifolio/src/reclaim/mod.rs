@@ -9,7 +9,7 @@
 //!      |            v
 //!      |     direct reclaim, one thread at a time:
 //!      |       shrink: scan the inactive tail, ever larger shares of it     scan.rs
-//!      |         folio by folio: busy? used? dirty -> write out, evict      pageout.rs
+//!      |         folio by folio: busy? used? dirty -> the flusher; evict      pageout.rs
 //!      |         row by row: what lies beside goes too, or moves away       rows.rs, relocate.rs
 //!      |       freed the wrong sizes? evacuate a chunk                      evacuate.rs
 //!      |       frames now? done, with the turn: nobody else was faster
@@ -175,7 +175,7 @@ impl Reclaim {
     pub(crate) fn allocate(&self, kind: FrameKind) -> Result<FolioId> {
         blocking::check("frames");
         let wanted_bytes = kind.pages() * PAGE_BYTES;
-        let (mut since, mut patience) = (None, Patience::new(self.wait_max, wanted_bytes));
+        let (mut since, mut patience) = (None, Patience::new(self, wanted_bytes));
         let mut found = self.take_frames(kind)?;
         while found.is_none() {
             self.memory.soundness.check()?;
@@ -256,7 +256,7 @@ impl Reclaim {
 
     /// Charges metadata; evicts if it must.
     pub(crate) fn charge(&self, bytes: u64) -> Result<()> {
-        let mut patience = Patience::new(self.wait_max, PAGE_BYTES);
+        let mut patience = Patience::new(self, PAGE_BYTES);
         while !self.arena().charge(bytes) {
             self.make_room_for_metadata(&mut patience)?;
         }
@@ -265,7 +265,7 @@ impl Reclaim {
 
     /// Charges the table page of `index` before it is touched; evicts if it must.
     pub(crate) fn charge_table(&self, table: &Table, index: u64) -> Result<()> {
-        let mut patience = Patience::new(self.wait_max, PAGE_BYTES);
+        let mut patience = Patience::new(self, PAGE_BYTES);
         while !self.try_charge_table(table, index) {
             self.make_room_for_metadata(&mut patience)?;
         }
@@ -285,7 +285,7 @@ impl Reclaim {
             return Err(self.full(counts, pages * PAGE_BYTES));
         }
         self.leave_room_for_reads(kind)?;
-        let mut patience = Patience::new(self.wait_max, PAGE_BYTES);
+        let mut patience = Patience::new(self, PAGE_BYTES);
         while spill.is_short_for(pages) {
             if !self.arena().charge(STEP_BYTES) {
                 self.make_room_for_metadata(&mut patience)?;
@@ -306,7 +306,7 @@ impl Reclaim {
         let kept_pages =
             (self.low_pages() / 2).max(pages).min(arena.bound_pages() / PART_FOR_READS);
         let kept_pages = kept_pages / pages * pages;
-        let (mut since, mut patience) = (None, Patience::new(self.wait_max, pages * PAGE_BYTES));
+        let (mut since, mut patience) = (None, Patience::new(self, pages * PAGE_BYTES));
         while !arena.has_room_for(kind, kept_pages + pages) {
             since.get_or_insert_with(Instant::now);
             let counts = self.free_a_round(kind);
@@ -320,7 +320,7 @@ impl Reclaim {
     fn free_a_round(&self, kind: FrameKind) -> ScanCounts {
         let turn = self.take_turn();
         self.memory.counters.add(Counter::DirectReclaim, 1);
-        let counts = self.shrink(&turn, ROUND_PAGES.max(kind.pages()), WriteOut::Everything);
+        let counts = self.shrink(&turn, ROUND_PAGES.max(kind.pages()), WriteOut::MemoryFiles);
         if counts.reclaimed_pages > 0 { counts } else { self.sweep(&turn) }
     }
 
@@ -335,7 +335,7 @@ impl Reclaim {
         let _guard = self.rebounding.lock();
         let before_bytes = self.arena().usage().bound_bytes;
         self.arena().set_bound(bound_bytes);
-        let mut patience = Patience::new(self.wait_max, PAGE_BYTES);
+        let mut patience = Patience::new(self, PAGE_BYTES);
         while self.arena().excess_bytes() > 0 {
             let excess_pages = self.arena().excess_bytes() / PAGE_BYTES;
             let counts = self.give_memory_back(excess_pages + 1);
@@ -376,7 +376,7 @@ impl Reclaim {
             }
             self.memory.counters.add(Counter::DirectReclaim, 1);
             let mut counts =
-                self.shrink(&turn, ROUND_PAGES.max(kind.pages()), WriteOut::Everything);
+                self.shrink(&turn, ROUND_PAGES.max(kind.pages()), WriteOut::MemoryFiles);
             if counts.reclaimed_pages > 0 {
                 let found = self.take_frames(kind)?;
                 if found.is_some() {
@@ -419,7 +419,7 @@ impl Reclaim {
         let used_bytes = self.arena().usage().used_bytes;
         let mut counts = ScanCounts::default();
         if self.arena().usage().free_pages == 0 {
-            counts = self.shrink(&turn, ROUND_PAGES, WriteOut::Everything);
+            counts = self.shrink(&turn, ROUND_PAGES, WriteOut::MemoryFiles);
             if counts.reclaimed_pages == 0 {
                 counts = self.sweep(&turn);
             }
@@ -452,6 +452,7 @@ impl Reclaim {
             wanted_bytes,
             free_bytes: usage.free_pages * PAGE_BYTES
                 + usage.bound_bytes.saturating_sub(usage.used_bytes),
+            cause: if counts.unwritten_pages > 0 { self.flusher.trouble() } else { None },
         }
         .into()
     }
@@ -466,6 +467,7 @@ impl Reclaim {
     fn decide(&self, counts: ScanCounts, patience: &mut Patience) -> Result<()> {
         if counts.reclaimed_pages > 0 {
             patience.note_progress();
+            patience.ended = self.flusher.ended();
             return Ok(());
         }
         patience.futile_sweeps += 1;
@@ -474,7 +476,13 @@ impl Reclaim {
             return Err(self.full(counts, patience.wanted_bytes));
         }
         self.memory.counters.add(Counter::AllocationWait, 1);
-        std::thread::sleep(SWEEP_PAUSE);
+        if counts.busy_pages > 0 {
+            // What was left to the flusher may be clean before that; nobody waits for one device.
+            self.flusher.wait_for_progress(patience.ended, SWEEP_PAUSE);
+        } else {
+            std::thread::sleep(SWEEP_PAUSE);
+        }
+        patience.ended = self.flusher.ended();
         Ok(())
     }
 }
@@ -488,11 +496,14 @@ struct Patience {
     futile_sweeps: u32,
     wait_max: Duration,
     since: Option<Instant>,
+    /// Write-outs that had ended when the last round began.
+    ended: u64,
 }
 
 impl Patience {
-    fn new(wait_max: Duration, wanted_bytes: u64) -> Self {
-        Self { wanted_bytes, rounds: 0, futile_sweeps: 0, wait_max, since: None }
+    fn new(reclaim: &Reclaim, wanted_bytes: u64) -> Self {
+        let (wait_max, ended) = (reclaim.wait_max, reclaim.flusher.ended());
+        Self { wanted_bytes, rounds: 0, futile_sweeps: 0, wait_max, since: None, ended }
     }
 
     fn note_progress(&mut self) {

@@ -3,20 +3,18 @@
 use super::{Reclaim, Turn};
 use crate::folio::{Flag, FolioRef, LockedFolio};
 use crate::lru::Shadow;
-use crate::mapping::EvictError;
+use crate::mapping::{EvictError, PAGE_BYTES};
 use crate::stats::Counter;
 use crate::writeback::Inode;
 
-/// What a scan does with dirty folios.
+/// What a scan does with dirty folios. Those of files with a backing are always left to the
+/// flusher, which is told: a device may take for ever, and nobody else is to wait for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WriteOut {
-    /// Leaves them: those of memory files to the background thread, others to the flusher.
+    /// Leaves those of memory files to others.
     Nothing,
-    /// Spills those of memory files, and waits; leaves others to the flusher.
+    /// Spills those of memory files, and waits.
     MemoryFiles,
-    /// Spills those of memory files, writes out others where nothing else could be evicted, and
-    /// waits.
-    Everything,
 }
 
 /// Why a folio stays, or that it went.
@@ -28,7 +26,7 @@ pub(super) enum Verdict {
     Busy,
     /// Used since the last look.
     Activate,
-    /// To be written out first.
+    /// To be written out first, by the flusher, which has been told.
     Dirty,
     /// Of a memory file, and to be spilled first.
     Unspilled,
@@ -64,7 +62,8 @@ impl Reclaim {
         // Before the references: whoever is about to write it out holds one, too.
         if locked.flags.write_state().is_dirty() {
             let verdict = match (inode.is_memory_file(), inode.is_evictable()) {
-                (false, _) => Verdict::Dirty,
+                (false, _) if inode.clean_soon() => Verdict::Dirty,
+                (false, _) => Verdict::Unwritten,
                 (true, true) => Verdict::Unspilled,
                 (true, false) => Verdict::Unwritten,
             };
@@ -77,14 +76,19 @@ impl Reclaim {
         self.evict(inode, folio, locked)
     }
 
-    /// As [`Self::evict_or_keep`], but writes the folio out if it is dirty.
+    /// As [`Self::evict_or_keep`], but spills the folio, or asks the flusher for this one, if it is
+    /// dirty.
     pub(super) fn pageout_one<'a>(
         &self,
         turn: &Turn<'_>,
         folio: FolioRef<'a>,
     ) -> (Verdict, Option<FolioRef<'a>>) {
         match self.evict_or_keep(turn, folio, false) {
-            (Verdict::Dirty | Verdict::Unspilled, Some(folio)) => {
+            (Verdict::Dirty, Some(folio)) => {
+                self.write_soon_one(turn, &folio);
+                (Verdict::Dirty, Some(folio))
+            }
+            (Verdict::Unspilled, Some(folio)) => {
                 let mut judged = self.pageout_batch(turn, vec![folio]);
                 let (verdict, _, kept) = judged.pop().expect("a verdict for each folio");
                 (verdict, kept)
@@ -93,9 +97,16 @@ impl Reclaim {
         }
     }
 
-    /// Writes out dirty folios, file by file in one batch each, waits for it, and evicts those that
-    /// are still clean then: everything is looked at again. Answers for each the verdict, its pages
-    /// and, if it stays, the folio.
+    fn write_soon_one(&self, turn: &Turn<'_>, folio: &FolioRef<'_>) {
+        let Some(locked) = folio.try_lock() else { return };
+        let Some(inode) = turn.owner(&locked) else { return };
+        let start = locked.index() * PAGE_BYTES;
+        self.flusher.write_soon(inode, start..start + locked.pages() * PAGE_BYTES);
+    }
+
+    /// Spills dirty folios of memory files, file by file in one batch each, waits for it, and
+    /// evicts those that are still clean then: everything is looked at again. Answers for each the
+    /// verdict, its pages and, if it stays, the folio.
     pub(super) fn pageout_batch<'a>(
         &self,
         turn: &Turn<'_>,

@@ -78,7 +78,10 @@ impl ScanCounts {
             Verdict::Pinned => self.pinned_pages += pages,
             Verdict::Unwritten => self.unwritten_pages += pages,
             Verdict::Busy => self.busy_pages += pages,
-            Verdict::Dirty => self.dirty_pages += pages,
+            Verdict::Dirty => {
+                self.dirty_pages += pages;
+                self.busy_pages += pages;
+            }
             Verdict::Activate | Verdict::Unspilled | Verdict::Moved => {}
         }
     }
@@ -141,7 +144,7 @@ impl Reclaim {
         self.shrink_active(turn, active_pages);
         self.shrink_active(turn, self.memory.lru.sizes().active_pages);
         let inactive_pages = self.memory.lru.sizes().inactive_pages;
-        let mut how = How::reclaim(WriteOut::Everything);
+        let mut how = How::reclaim(WriteOut::MemoryFiles);
         let first = self.shrink_inactive_wholly(turn, inactive_pages, how);
         if first.reclaimed_pages > 0 {
             return first;
@@ -242,8 +245,7 @@ impl Reclaim {
         counts: &mut ScanCounts,
         unspilled: &mut Unspilled<'a>,
     ) {
-        let reclaimed_before = counts.reclaimed_pages;
-        let (mut active, mut inactive, mut dirty) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut active, mut inactive) = (Vec::new(), Vec::new());
         let mut evicted = Vec::new();
         batch.iter().for_each(|folio| turn.touch_entry(folio));
         for folio in batch.drain(..) {
@@ -253,24 +255,12 @@ impl Reclaim {
             match verdict {
                 Verdict::Evicted => evicted.push((id, pages)),
                 Verdict::Activate => active.extend(kept),
-                Verdict::Dirty => dirty.extend(kept),
                 Verdict::Unspilled => {
                     unspilled.folios.extend(kept);
                     unspilled.pages += pages;
                 }
                 _ => inactive.extend(kept),
             }
-        }
-        let must_write = counts.reclaimed_pages == reclaimed_before;
-        if must_write && how.write_out == WriteOut::Everything {
-            for (verdict, pages, kept) in self.pageout_batch(turn, dirty) {
-                counts.note(verdict, pages);
-                inactive.extend(kept);
-            }
-        } else if !dirty.is_empty() {
-            self.flusher.clean_ahead(dirty.len() as u64);
-            counts.busy_pages += dirty.iter().map(|folio| folio.folio().pages()).sum::<u64>();
-            inactive.append(&mut dirty);
         }
         let lru = &self.memory.lru;
         self.memory.counters.add(Counter::PgActivate, active.len() as u64);

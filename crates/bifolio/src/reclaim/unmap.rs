@@ -133,10 +133,6 @@ impl<'t> Unmapping<'t> {
         match verdict {
             Verdict::Activate => memory.counters.add(Counter::PgActivate, 1),
             Verdict::Pinned => memory.counters.add(Counter::PgPinned, 1),
-            Verdict::Dirty => {
-                counts.busy_pages += 1;
-                self.reclaim.flusher.clean_ahead(1);
-            }
             _ => {}
         }
         memory.lru.put_back(&memory.folios, &mut vec![folio], kind);
@@ -218,11 +214,7 @@ impl<'t> Unmapping<'t> {
         let Some(region) = inode.frames.region() else {
             unreachable!("a loose folio is a region's")
         };
-        let may_write = match self.how.write_out {
-            WriteOut::Nothing => false,
-            WriteOut::MemoryFiles => inode.is_memory_file(),
-            WriteOut::Everything => true,
-        };
+        let may_write = self.how.write_out == WriteOut::MemoryFiles && inode.is_memory_file();
         let mut left = folios.into_iter();
         while left.len() > 0 {
             let room = self.room_for(left.len(), inode, region, counts);

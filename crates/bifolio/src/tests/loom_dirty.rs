@@ -8,6 +8,7 @@ use super::world::{join_all, model, model_bounded, spawn};
 use crate::folio::{FolioId, FolioRef, Folios, Frozen, Reaper, WriteState};
 use crate::sync::{AtomicU64, Ordering};
 use crate::writeback::dirty::{DirtyList, Part};
+use crate::writeback::throttle::DirtyPages;
 use std::sync::Arc;
 
 const OWNER: u64 = 64;
@@ -42,7 +43,7 @@ impl Disk {
         let _for_ever = folios.start(FOLIO, OWNER, 0, 0).into_id();
         Arc::new(Self {
             folios,
-            list: DirtyList::new(Arc::new(AtomicU64::new(0))),
+            list: DirtyList::new(DirtyPages::alone(&Arc::new(AtomicU64::new(0)))),
             memory: AtomicU64::new(0),
             device: AtomicU64::new(0),
             refusals: AtomicU64::new(refusals),

@@ -1,40 +1,55 @@
-//! The gate of writers (`writeback/throttle.rs`) against completions: the columns of `flusher.rs`.
+//! The gate of writers (`writeback/throttle.rs`) against completions, on one device and on two: the
+//! columns of `flusher.rs`.
 //!
 //! A wait of the model has no deadline: a wake-up that is lost is a deadlock, which loom reports.
 
 use super::world::{model, spawn};
 use crate::sync::{AtomicU64, Ordering};
-use crate::writeback::throttle::Throttle;
+use crate::writeback::throttle::{DirtyPages, Throttle};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Dirty pages and the gate.
+/// So many pages may be dirty; of one device, if the other has none, six.
+const MAX_PAGES: u64 = 8;
+
+/// The dirty pages of two devices, and the gate.
 #[derive(Debug)]
 struct Shared {
-    dirty_pages: AtomicU64,
+    all: Arc<AtomicU64>,
+    devices: [DirtyPages; 2],
+    /// Not 0 if the first one takes nothing.
+    trouble: AtomicU64,
     throttle: Throttle,
 }
 
 impl Shared {
-    fn new(dirty_pages: u64) -> Arc<Self> {
-        let dirty_pages = AtomicU64::new(dirty_pages);
-        Arc::new(Self { dirty_pages, throttle: Throttle::new() })
+    fn new(dirty_pages: [u64; 2]) -> Arc<Self> {
+        let all = Arc::new(AtomicU64::new(0));
+        let devices = dirty_pages.map(|pages| {
+            let device = DirtyPages::alone(&all);
+            device.add(pages);
+            device
+        });
+        let (trouble, throttle) = (AtomicU64::new(0), Throttle::new());
+        Arc::new(Self { all, devices, trouble, throttle })
     }
 
-    fn dirty_pages(&self) -> u64 {
-        self.dirty_pages.load(Ordering::Relaxed)
+    fn hold(&self, device: usize) {
+        self.throttle.hold_while(Instant::now(), || !self.devices[device].has_room(1, MAX_PAGES));
     }
 
-    /// A writer at a gate that lets one dirty page through.
-    fn write(&self) {
-        self.throttle.hold_while(Instant::now(), || self.dirty_pages() > 1);
-        self.dirty_pages.fetch_add(1, Ordering::Relaxed);
+    /// A writer makes a page dirty as soon as there is room.
+    fn write(&self, device: usize) {
+        while !self.devices[device].try_add(1, MAX_PAGES) {
+            self.hold(device);
+        }
+        assert!(self.all.load(Ordering::Relaxed) <= MAX_PAGES);
     }
 
-    /// The write-out of one page has ended.
-    fn complete(&self) {
-        self.dirty_pages.fetch_sub(1, Ordering::Relaxed);
-        self.throttle.release_if(|| self.dirty_pages() <= 1);
+    /// The write-out of some pages has ended.
+    fn complete(&self, device: usize, pages: u64) {
+        self.devices[device].sub(pages);
+        self.throttle.release();
     }
 }
 
@@ -43,12 +58,12 @@ impl Shared {
 #[test]
 fn loom_throttle_a_completion_releases_the_writer() {
     model(|| {
-        let shared = Shared::new(3);
-        let writer = spawn(&shared, Shared::write);
-        shared.complete();
-        shared.complete();
+        let shared = Shared::new([7, 0]);
+        let writer = spawn(&shared, |shared| shared.write(0));
+        shared.complete(0, 1);
+        shared.complete(0, 1);
         writer.join().unwrap();
-        assert_eq!(shared.dirty_pages(), 2);
+        assert_eq!(shared.devices[0].own(), 6);
     });
 }
 
@@ -56,28 +71,44 @@ fn loom_throttle_a_completion_releases_the_writer() {
 #[test]
 fn loom_throttle_every_writer_is_released() {
     model(|| {
-        let shared = Shared::new(2);
-        let writers = [(); 2].map(|()| {
-            spawn(&shared, |shared: &Shared| {
-                shared.throttle.hold_while(Instant::now(), || shared.dirty_pages() > 1);
-            })
-        });
-        shared.complete();
+        let shared = Shared::new([7, 0]);
+        let writers = [(); 2].map(|()| spawn(&shared, |shared: &Shared| shared.hold(0)));
+        shared.complete(0, 2);
         for writer in writers {
             writer.join().unwrap();
         }
     });
 }
 
-/// When nothing can come of waiting, nobody waits, however much is dirty.
-/// Dies with: a `set_stuck` that wakes nobody; T2 that does not look at it.
+/// Two writers of two devices never make more dirty than may be, and both go on when there is room
+/// for both: the completion of one device lets the writer of the other go.
+/// Dies with: `try_add` that looks and then adds; a gate for each device.
+#[test]
+fn loom_throttle_two_devices_share_what_may_be_dirty() {
+    model(|| {
+        let shared = Shared::new([6, 2]);
+        let writer = spawn(&shared, |shared| shared.write(1));
+        shared.complete(0, 3);
+        shared.write(0);
+        writer.join().unwrap();
+        assert_eq!(shared.all.load(Ordering::Relaxed), 7);
+    });
+}
+
+/// Where nothing can come of waiting, nobody waits, however much is dirty.
+/// Dies with: trouble that wakes nobody; T2 that does not look at it.
 #[test]
 fn loom_throttle_nobody_waits_in_vain() {
     model(|| {
-        let shared = Shared::new(3);
-        let writer = spawn(&shared, Shared::write);
-        shared.throttle.set_stuck(true);
+        let shared = Shared::new([8, 0]);
+        let writer = spawn(&shared, |shared| {
+            shared.throttle.hold_while(Instant::now(), || {
+                let has_room = shared.devices[0].has_room(1, MAX_PAGES);
+                !has_room && shared.trouble.load(Ordering::Relaxed) == 0
+            });
+        });
+        shared.trouble.store(1, Ordering::Relaxed);
+        shared.throttle.release();
         writer.join().unwrap();
-        assert!(shared.throttle.is_stuck());
     });
 }

@@ -436,12 +436,16 @@ impl<'a> WriteBatch<'a> {
         let (folios, in_flight): (SmallVec<[_; 1]>, SmallVec<[_; 1]>) =
             run.folios.into_iter().map(|leaving| (leaving.folio, leaving.in_flight)).unzip();
         let (ended, all) = (folios.iter().map(FolioRef::id).zip(in_flight), &inode.memory.folios);
-        match error {
+        match &error {
             None => inode.dirty.end(all, ended),
-            Some(error) => inode.dirty.end_failed(all, ended, || inode.errors.record(error)),
+            Some(error) => {
+                inode.dirty.end_failed(all, ended, || inode.errors.record(Arc::clone(error)));
+            }
         }
         drop(folios);
-        inode.flusher.note_progress(&inode.memory);
+        if let Some(device) = &inode.device {
+            inode.flusher.note_progress(device, error.as_ref());
+        }
     }
 
     /// Waits for everything that is in flight.

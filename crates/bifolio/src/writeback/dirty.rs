@@ -30,11 +30,11 @@
 //! put the folio on the list before S2, and S3 finds it; if after S1, S5 finds the error. Were the
 //! error recorded before D4, a sync could begin in between: S1 has counted it, S3 finds nothing.
 
+use super::throttle::DirtyPages;
 use crate::folio::{Folio, FolioId, FolioRef, Folios, Listing, NO_FOLIO};
-use crate::sync::{AtomicU64, Condvar, Mutex, Ordering, blocking};
+use crate::sync::{Condvar, Mutex, Ordering, blocking};
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How many times are remembered, to tell the age of dirt, and how many in the age that is asked
@@ -47,9 +47,8 @@ const LOOKS_MAX: usize = 2048;
 /// See the head of the file.
 #[derive(Debug)]
 pub(crate) struct DirtyList {
-    /// Pages that are counted here: dirty ones, and those on their way; one that is both counts
-    /// twice.
-    counter: Arc<AtomicU64>,
+    /// Where its pages are counted.
+    pages: DirtyPages,
     state: Mutex<State>,
     /// Signalled when the oldest epoch has ended.
     epoch_ended: Condvar,
@@ -106,9 +105,9 @@ pub(crate) struct Part<'a> {
 }
 
 impl DirtyList {
-    /// An empty list, whose pages are counted by `counter`, too.
-    pub(crate) fn new(counter: Arc<AtomicU64>) -> Self {
-        Self { counter, state: Mutex::default(), epoch_ended: Condvar::default() }
+    /// An empty list, whose pages are counted among `pages`, too.
+    pub(crate) fn new(pages: DirtyPages) -> Self {
+        Self { pages, state: Mutex::default(), epoch_ended: Condvar::default() }
     }
 
     /// Folios on the list.
@@ -152,14 +151,23 @@ impl DirtyList {
 
     /// D1; the caller holds the folio lock.
     pub(crate) fn mark(&self, folios: &Folios, id: FolioId) {
-        self.mark_in(&mut self.state.lock(), folios, id);
+        if self.mark_counted(folios, id) {
+            self.pages.add(folios.get(id).pages());
+        }
     }
 
-    fn mark_in(&self, state: &mut State, folios: &Folios, id: FolioId) {
-        if folios.get(id).flags.transition_to_dirty() == Listing::Add {
+    /// D1, for a folio whose pages are counted already, if it is not dirty: tells whether it was
+    /// not. The caller holds the folio lock.
+    pub(crate) fn mark_counted(&self, folios: &Folios, id: FolioId) -> bool {
+        Self::mark_in(&mut self.state.lock(), folios, id)
+    }
+
+    fn mark_in(state: &mut State, folios: &Folios, id: FolioId) -> bool {
+        let is_new = folios.get(id).flags.transition_to_dirty() == Listing::Add;
+        if is_new {
             state.link(folios, id);
-            self.counter.fetch_add(folios.get(id).pages(), Ordering::Relaxed);
         }
+        is_new
     }
 
     /// Takes a folio off the list without a write-out: the bytes are no longer wanted. The folio is
@@ -171,7 +179,7 @@ impl DirtyList {
     fn forget_in(&self, state: &mut State, folios: &Folios, id: FolioId) {
         if folios.get(id).flags.transition_to_clean() == Listing::Remove {
             state.unlink(folios, id);
-            self.counter.fetch_sub(folios.get(id).pages(), Ordering::Relaxed);
+            self.pages.sub(folios.get(id).pages());
         }
     }
 
@@ -185,7 +193,9 @@ impl DirtyList {
     ) {
         let mut state = self.state.lock();
         old.for_each(|id| self.forget_in(&mut state, folios, id));
-        self.mark_in(&mut state, folios, new);
+        if Self::mark_in(&mut state, folios, new) {
+            self.pages.add(folios.get(new).pages());
+        }
     }
 
     /// D2, if the folio is dirty; the caller holds the folio lock and there is no write-out of the
@@ -236,7 +246,7 @@ impl DirtyList {
     }
 
     fn note_ended(&self, state: &mut State, pages: u64) {
-        self.counter.fetch_sub(pages, Ordering::Relaxed);
+        self.pages.sub(pages);
         if state.drop_ended_epochs() {
             self.epoch_ended.notify_all();
         }
@@ -430,6 +440,8 @@ fn set_links(folio: &Folio, previous: u32, next: u32) {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use crate::sync::AtomicU64;
+    use std::sync::Arc;
 
     fn folios() -> Folios {
         let folios = Folios::without_reaper(8);
@@ -438,7 +450,7 @@ mod tests {
     }
 
     fn list() -> DirtyList {
-        DirtyList::new(Arc::new(AtomicU64::new(0)))
+        DirtyList::new(DirtyPages::alone(&Arc::new(AtomicU64::new(0))))
     }
 
     /// Folios 0, 1, ... of a file, dirty in this order; each has a reference for ever.
@@ -484,7 +496,7 @@ mod tests {
             drop(walk);
             all.iter().for_each(|id| list.forget(&folios, *id));
             assert!(list.is_settled() && list.state.lock().cursors.is_empty());
-            assert_eq!(list.counter.load(Ordering::Relaxed), 0);
+            assert_eq!(list.pages.own(), 0);
         }
     }
 

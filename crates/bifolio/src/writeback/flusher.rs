@@ -1,53 +1,76 @@
 //! The flusher: writes dirty folios out before anybody has to wait for that.
 //!
-//! One thread for all files of a cache. It works when
+//! It works for each device by itself (`device.rs`), in rounds, when
 //! - dirt is older than `dirty_age_ms_max`: that much is lost at the most if the machine stops;
-//! - more than `dirty_bytes_background` is dirty: then down to half of that, the oldest first, so
-//!   that reclaim finds clean folios at the end of its list;
-//! - reclaim came upon dirty folios: then as many;
+//! - more than `dirty_bytes_background` is dirty, of a device its part of that: then down to half
+//!   of it, the oldest first, so that reclaim finds clean folios at the end of its list;
+//! - reclaim came upon dirty folios: then as many. Reclaim itself writes to no device;
+//! - a writer is held;
 //! - advice asks for a range of a file.
 //!
-//! Writers who outrun the device are held at `dirty_bytes_max`, after their write, with no lock
-//! held, and go on with the first completion that makes room.
+//! THREADS. A round may never end: storage hangs. So one thread listens at all times: before it
+//! goes on a round, it starts another one, up to [`THREADS_MAX`], unless one listens already. While
+//! a thread is on a round, the next device waits [`HASTE`] for it, so that many devices that answer
+//! need two threads, and each that does not keeps one. Where so many devices hang at once as there
+//! may be threads, or no thread can be had, others wait for them. The threads stay until the last
+//! file is closed and the last `Cache` gone.
 //!
-//! PROTOCOL of the throttle, as two columns (model-checked in `loom_throttle`):
+//! HELD WRITERS. A page that becomes dirty is counted before its bytes change, under the folio
+//! lock, if there is room (`DirtyPages::try_add`). A writer who finds none waits at the gate, with
+//! no folio lock held, until a completion makes room; or until a round that began after he came has
+//! found that the device takes nothing: then its error is his. So no more is ever dirty than
+//! `dirty_bytes_max`, but for what is stored through maps, which nobody can refuse; and a write to
+//! what is dirty already is never held.
+//!
+//! PROTOCOL of the gate, as two columns (model-checked in `loom_throttle`):
 //!
 //! ```text
-//!  WRITER                                     COMPLETION
-//!  T1 lock the gate                           C1 dirty pages -= those that are done
-//!  T2 dirty pages > max, and not stuck?       C2 lock the gate; anybody waiting, and
-//!     then wait (unlocks), T2 again              dirty pages <= max? notify all; unlock
+//!  WRITER                                     COMPLETION, or ROUND IN VAIN
+//!  T1 lock the gate                           C1 dirty pages -= those that are done; or trouble
+//!  T2 no room on my device, and no trouble    C2 lock the gate; anybody waiting? notify all;
+//!     there since I came? then wait              unlock
+//!     (unlocks), T2 again
 //!  T3 unlock
 //! ```
 //!
-//! No wake-up is lost: T2 looks under the gate, and C2 comes after C1.
-//!
-//! A flusher that gets nowhere (the device refuses everything, or all dirty folios are locked) says
-//! that it is *stuck*: nobody is held then, and reclaim says what the matter is. Nor is anybody
-//! held once the thread has ended.
+//! No wake-up is lost: T2 looks under the gate, and C2 comes after C1. There is one gate for all
+//! devices, since what ends on one makes room on others: whoever still finds none waits again.
+//! Reclaim waits at the same gate, and never long, for folios that it has found dirty.
 
 use super::batch::{Progress, Written};
+use super::device::{Device, Round};
 use super::inode::Inode;
 use super::sync::ALL_BYTES;
-use super::throttle::Throttle;
+use super::throttle::{DirtyPages, Throttle, part_of};
 use crate::error::{ErrorKind, Result};
+use crate::io::{Backing, IoError};
 use crate::lru::Memory;
 use crate::mapping::PAGE_BYTES;
-use crate::stats::Counter;
-use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex, Ordering};
+use crate::stats::{Counter, DeviceStats};
+use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex, MutexGuard, Ordering};
 use crate::sys::thread::OwnedThread;
 use std::ops::Range;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// How long the flusher stays with one file before it looks at the others.
+/// How long a round stays with one file before it looks at the others.
 const TURN_MAX: Duration = Duration::from_secs(1);
-/// The longest a writer is held, if completions come but none makes room.
+/// The longest a writer is held while his device answers nothing.
 const STALL_MAX: Duration = Duration::from_secs(10);
+/// How often a writer who is held asks for another round.
+const ASK_EVERY: Duration = Duration::from_millis(50);
 /// How often dirt is looked at in the age it may reach.
 const TICKS_PER_AGE: u32 = 4;
 /// The most often.
 const TICK_MIN: Duration = Duration::from_millis(5);
+/// The most threads: so many devices that hang hold up no other.
+const THREADS_MAX: usize = 64;
+/// How long a device waits for a thread that is on another round.
+const HASTE: Duration = Duration::from_millis(5);
+/// The pause after a round in which the device took nothing.
+const RETRY_PAUSE: Duration = Duration::from_millis(20);
+/// The most folios of a round because reclaim has met some.
+const WANTED_FOLIOS_MAX: u64 = 256;
 
 /// When the flusher works; `None` is a part of the bound.
 #[derive(Clone, Copy, Debug, Default)]
@@ -55,19 +78,6 @@ pub(crate) struct FlusherSettings {
     pub(crate) background_bytes: Option<u64>,
     pub(crate) max_bytes: Option<u64>,
     pub(crate) age_max: Duration,
-}
-
-/// Ranges that wait to be written out soon, at the most. What does not fit waits for its age.
-const RANGES_MAX: usize = 256;
-
-#[derive(Debug, Default)]
-struct Signal {
-    work: bool,
-    end: bool,
-    /// Folios that reclaim wants clean.
-    wanted_folios: u64,
-    /// Bytes of files that are to be written out soon.
-    ranges: Vec<(Weak<Inode>, Range<u64>)>,
 }
 
 /// See the head of the file.
@@ -79,28 +89,51 @@ pub(crate) struct Flusher {
     max_pages: AtomicU64,
     /// Two of the largest folios of any file: a writer of those is not held for the first one.
     floor_pages: AtomicU64,
-    files: Mutex<Vec<Weak<Inode>>>,
-    signal: Mutex<Signal>,
-    signalled: Condvar,
-    /// Mirrors `Signal::work`: a writer need not take the lock to find it set.
-    is_working: AtomicBool,
+    /// Devices with dirty pages.
+    dirty_devices: Arc<AtomicU64>,
+    roster: Mutex<Roster>,
+    /// Signalled when a device is called, and when all is to end.
+    called: Condvar,
+    is_ending: AtomicBool,
     throttle: Throttle,
+    /// Write-outs that have ended, whatever became of them.
+    ended: AtomicU64,
     stall_ns_max: AtomicU64,
 }
 
+/// Who is to be looked after, and by whom.
+#[derive(Debug)]
+struct Roster {
+    devices: Vec<Weak<Device>>,
+    /// Devices that wait for a round, and from when on they may have it.
+    calls: Vec<(Instant, Arc<Device>)>,
+    next_tick: Instant,
+    threads: Vec<OwnedThread>,
+    listening: usize,
+    on_rounds: usize,
+}
+
 impl Flusher {
-    /// A flusher without its thread: see [`FlusherThread`].
+    /// A flusher without threads: see [`FlusherThreads`].
     pub(crate) fn new(settings: FlusherSettings, bound_bytes: u64) -> Self {
         let flusher = Self {
             settings,
             background_pages: AtomicU64::new(0),
             max_pages: AtomicU64::new(0),
             floor_pages: AtomicU64::new(0),
-            files: Mutex::default(),
-            signal: Mutex::default(),
-            signalled: Condvar::new(),
-            is_working: AtomicBool::new(false),
+            dirty_devices: Arc::new(AtomicU64::new(0)),
+            roster: Mutex::new(Roster {
+                devices: Vec::new(),
+                calls: Vec::new(),
+                next_tick: Instant::now(),
+                threads: Vec::new(),
+                listening: 0,
+                on_rounds: 0,
+            }),
+            called: Condvar::new(),
+            is_ending: AtomicBool::new(false),
             throttle: Throttle::new(),
+            ended: AtomicU64::new(0),
             stall_ns_max: AtomicU64::new(0),
         };
         flusher.set_bound(bound_bytes);
@@ -115,82 +148,152 @@ impl Flusher {
         let background = self.settings.background_bytes.unwrap_or(bound_bytes / 4).min(max);
         self.background_pages.store(background / PAGE_BYTES, Ordering::Relaxed);
         self.max_pages.store(max / PAGE_BYTES, Ordering::Relaxed);
+        self.throttle.release();
+    }
+
+    /// The device that a file over `backing` stands on.
+    pub(super) fn device_of(&self, backing: &dyn Backing, memory: &Memory) -> Arc<Device> {
+        let number = backing.device();
+        let name = backing.describe();
+        let mut roster = self.roster.lock();
+        roster.devices.retain(|device| device.strong_count() > 0);
+        let is_it = |device: &Arc<Device>| number.is_some() && device.number() == number;
+        if let Some(known) = roster.devices.iter().filter_map(Weak::upgrade).find(is_it) {
+            return known;
+        }
+        let device = Arc::new(Device::new(
+            number,
+            name,
+            DirtyPages::new(&memory.dirty_pages, &self.dirty_devices),
+        ));
+        roster.devices.push(Arc::downgrade(&device));
+        device
     }
 
     /// Looks after a file from now on.
     pub(crate) fn enlist(&self, inode: &Arc<Inode>) {
         let folio_pages = 1 << inode.mapping.order();
         self.floor_pages.fetch_max(2 * folio_pages, Ordering::Relaxed);
-        let mut files = self.files.lock();
-        files.retain(|file| file.strong_count() > 0);
-        files.push(Arc::downgrade(inode));
-    }
-
-    /// Pages have become dirty.
-    pub(super) fn note_dirty(&self, memory: &Memory) {
-        let dirty_pages = memory.dirty_pages.load(Ordering::Relaxed);
-        let much = dirty_pages > self.background_pages.load(Ordering::Relaxed);
-        if much && !self.is_working.load(Ordering::Relaxed) {
-            self.kick(0);
+        if let Some(device) = &inode.device {
+            device.enlist(inode);
         }
     }
 
-    /// Reclaim has found so many dirty folios in its way.
-    pub(crate) fn clean_ahead(&self, folios: u64) {
-        self.kick(folios);
+    /// Asks for a round of a device.
+    pub(super) fn call(&self, device: &Arc<Device>) {
+        if device.call() {
+            self.send(device, Duration::ZERO);
+        }
     }
 
     /// What is dirty in a range of a file, in bytes, is to be written out soon. Waits for nothing.
-    pub(crate) fn write_soon(&self, inode: &Arc<Inode>, range: Range<u64>) {
-        let mut signal = self.signal.lock();
-        let file = Arc::downgrade(inode);
-        let is_full = signal.ranges.len() >= RANGES_MAX;
-        // Who goes through a file step by step asks for one range.
-        match signal.ranges.last_mut() {
-            Some((other, last)) if Weak::ptr_eq(other, &file) && last.end == range.start => {
-                last.end = range.end;
-            }
-            _ if is_full => return,
-            _ => signal.ranges.push((file, range)),
+    pub(crate) fn write_soon(&self, inode: &Inode, range: Range<u64>) {
+        if let Some(device) = &inode.device
+            && device.call_for(inode, range)
+        {
+            self.send(device, Duration::ZERO);
         }
-        self.wake(&mut signal);
     }
 
-    fn wake(&self, signal: &mut Signal) {
-        signal.work = true;
-        self.is_working.store(true, Ordering::Relaxed);
-        self.signalled.notify_one();
+    fn send(&self, device: &Arc<Device>, pause: Duration) {
+        // A device that took nothing is not asked at once again.
+        let pause = if device.is_stuck() { pause.max(RETRY_PAUSE) } else { pause };
+        self.roster.lock().calls.push((Instant::now() + pause, Arc::clone(device)));
+        self.called.notify_one();
     }
 
-    fn kick(&self, wanted_folios: u64) {
-        let mut signal = self.signal.lock();
-        signal.wanted_folios = signal.wanted_folios.max(wanted_folios);
-        self.wake(&mut signal);
+    /// Pages of a device have become dirty.
+    pub(super) fn note_dirty(&self, device: &Arc<Device>) {
+        if self.is_much(device) && !device.is_called() {
+            self.call(device);
+        }
     }
 
-    /// A write-out has ended.
-    pub(super) fn note_progress(&self, memory: &Memory) {
-        self.throttle.release_if(|| !self.is_too_dirty(memory));
-    }
-
-    fn is_too_dirty(&self, memory: &Memory) -> bool {
+    fn background_pages(&self, device: &Device) -> u64 {
         let max_pages = self.max_pages.load(Ordering::Relaxed);
-        let max_pages = max_pages.max(self.floor_pages.load(Ordering::Relaxed));
-        memory.dirty_pages.load(Ordering::Relaxed) > max_pages
+        let background_pages = self.background_pages.load(Ordering::Relaxed);
+        device.dirty_pages.background_pages(background_pages, max_pages)
     }
 
-    /// Holds a writer while too much is dirty. The caller holds no lock.
-    pub(crate) fn hold_writer(&self, memory: &Memory) {
-        if !self.is_too_dirty(memory) || self.throttle.is_stuck() {
-            return;
-        }
+    fn is_much(&self, device: &Device) -> bool {
+        device.dirty_pages.own() > self.background_pages(device)
+    }
+
+    /// The most pages that may be dirty.
+    fn max_pages(&self) -> u64 {
+        let floor_pages = self.floor_pages.load(Ordering::Relaxed);
+        self.max_pages.load(Ordering::Relaxed).max(floor_pages)
+    }
+
+    /// Counts pages of a device that are about to become dirty, if there is room for them.
+    pub(super) fn try_add(&self, device: &Device, pages: u64) -> bool {
+        device.dirty_pages.try_add(pages, self.max_pages())
+    }
+
+    /// A write-out of a device has ended.
+    pub(super) fn note_progress(&self, device: &Device, error: Option<&Arc<IoError>>) {
+        device.note_end(error);
+        self.ended.fetch_add(1, Ordering::Relaxed);
+        self.throttle.release();
+    }
+
+    /// How many write-outs have ended, for [`Self::wait_for_progress`].
+    pub(crate) fn ended(&self) -> u64 {
+        self.ended.load(Ordering::Relaxed)
+    }
+
+    /// Waits until a write-out ends, if none has since there were `ended`; not longer than `max`.
+    pub(crate) fn wait_for_progress(&self, ended: u64, max: Duration) {
+        self.throttle.hold_while(Instant::now() + max, || self.ended() == ended);
+    }
+
+    /// Holds a writer until there is room for so many more dirty pages on a device. The caller
+    /// holds no folio lock.
+    ///
+    /// # Errors
+    /// Why there will be none; `None` if the device does not answer.
+    pub(super) fn wait_for_room(
+        &self,
+        device: &Arc<Device>,
+        memory: &Memory,
+        pages: u64,
+    ) -> std::result::Result<(), Option<Arc<IoError>>> {
         let begun = Instant::now();
-        self.kick(0);
-        self.throttle.hold_while(begun + STALL_MAX, || self.is_too_dirty(memory));
+        let result = self.wait_for_room_since(begun, device, pages);
         let nanoseconds = begun.elapsed().as_nanos() as u64;
         memory.counters.add(Counter::ThrottleWait, 1);
         memory.counters.add(Counter::ThrottleNs, nanoseconds);
         self.stall_ns_max.fetch_max(nanoseconds, Ordering::Relaxed);
+        result
+    }
+
+    fn wait_for_room_since(
+        &self,
+        begun: Instant,
+        device: &Arc<Device>,
+        pages: u64,
+    ) -> std::result::Result<(), Option<Arc<IoError>>> {
+        let _held = device.hold();
+        let round = device.rounds_begun();
+        let has_room = || device.dirty_pages.has_room(pages, self.max_pages());
+        let (mut answers, mut since) = (device.answers(), begun);
+        loop {
+            self.call(device);
+            self.throttle.hold_while(Instant::now() + ASK_EVERY, || {
+                !has_room() && device.trouble_after(round).is_none()
+            });
+            if has_room() {
+                return Ok(());
+            }
+            if let Some(cause) = device.trouble_after(round) {
+                return Err(Some(cause));
+            }
+            if device.answers() != answers {
+                (answers, since) = (device.answers(), Instant::now());
+            } else if since.elapsed() > STALL_MAX {
+                return Err(None);
+            }
+        }
     }
 
     /// The longest a writer was held so far, nanoseconds.
@@ -198,71 +301,163 @@ impl Flusher {
         self.stall_ns_max.load(Ordering::Relaxed)
     }
 
-    fn run(&self, memory: &Memory) {
-        let tick = (self.settings.age_max / TICKS_PER_AGE).max(TICK_MIN);
-        let mut looked_for_stores = Instant::now();
+    /// What there is to say about each device.
+    pub(crate) fn device_stats(&self) -> Vec<DeviceStats> {
+        let max_pages = self.max_pages();
+        self.devices().iter().map(|device| device.stats(max_pages)).collect()
+    }
+
+    /// Why some device takes nothing, if there is one.
+    pub(crate) fn trouble(&self) -> Option<Arc<IoError>> {
+        self.devices().iter().find_map(|device| device.trouble())
+    }
+
+    fn devices(&self) -> Vec<Arc<Device>> {
+        self.roster.lock().devices.iter().filter_map(Weak::upgrade).collect()
+    }
+
+    fn tick(&self) -> Duration {
+        (self.settings.age_max / TICKS_PER_AGE).max(TICK_MIN)
+    }
+
+    /// What a thread does: goes on one round after the other.
+    fn run(self: &Arc<Self>, memory: &Arc<Memory>) {
+        let mut roster = self.roster.lock();
+        while let Some(device) = self.next_device(&mut roster) {
+            roster.listening -= 1;
+            roster.on_rounds += 1;
+            if roster.listening == 0
+                && let Err(error) = self.start_thread(&mut roster, memory)
+            {
+                log::debug!("no other thread writes out: {error}");
+            }
+            MutexGuard::unlocked(&mut roster, || self.go(device, memory));
+            roster.on_rounds -= 1;
+            roster.listening += 1;
+        }
+    }
+
+    /// Waits for a device to go to; `None` when all is to end.
+    fn next_device(&self, roster: &mut MutexGuard<'_, Roster>) -> Option<Arc<Device>> {
         loop {
-            let (wanted_folios, ranges) = {
-                let mut signal = self.signal.lock();
-                if !signal.work && !signal.end {
-                    self.signalled.wait_for(&mut signal, tick);
-                }
-                if signal.end {
-                    return;
-                }
-                signal.work = false;
-                let ranges = std::mem::take(&mut signal.ranges);
-                (std::mem::take(&mut signal.wanted_folios), ranges)
-            };
-            for (inode, range) in ranges {
-                inode.upgrade().inspect(|inode| inode.write_out_soon(range));
+            if self.is_ending.load(Ordering::Relaxed) {
+                return None;
             }
-            if looked_for_stores.elapsed() >= tick {
-                looked_for_stores = Instant::now();
-                self.look_for_stores();
+            let now = Instant::now();
+            if now >= roster.next_tick {
+                roster.next_tick = now + self.tick();
+                let devices: Vec<_> = roster.devices.iter().filter_map(Weak::upgrade).collect();
+                for device in devices.into_iter().filter(|device| device.may_age()) {
+                    if device.call() {
+                        roster.calls.push((now, device));
+                    }
+                }
             }
-            let has_written = self.flush(memory, wanted_folios);
-            self.is_working.store(self.signal.lock().work, Ordering::Relaxed);
-            // Writers who found it working did not call it; a mark missed here waits for a tick.
-            if has_written {
-                self.note_dirty(memory);
+            let haste = if roster.on_rounds > 0 { HASTE } else { Duration::ZERO };
+            let oldest = roster.calls.iter().enumerate().min_by_key(|(_, (from, _))| *from);
+            let (at, from) =
+                oldest.map_or((0, roster.next_tick), |(at, call)| (at, call.0 + haste));
+            if from <= now && at < roster.calls.len() {
+                return Some(roster.calls.swap_remove(at).1);
+            }
+            let until = from.min(roster.next_tick);
+            self.called.wait_until(roster, until);
+        }
+    }
+
+    fn start_thread(
+        self: &Arc<Self>,
+        roster: &mut Roster,
+        memory: &Arc<Memory>,
+    ) -> std::io::Result<()> {
+        if roster.threads.len() >= THREADS_MAX {
+            return Ok(());
+        }
+        let (flusher, memory) = (Arc::clone(self), Arc::clone(memory));
+        let thread = OwnedThread::start("bifolio-flush", move || flusher.run(&memory))?;
+        roster.threads.push(thread);
+        roster.listening += 1;
+        Ok(())
+    }
+
+    /// One round of a device.
+    fn go(&self, device: Arc<Device>, memory: &Memory) {
+        let round = device.begin_round(self.tick());
+        for (inode, range) in &round.ranges {
+            inode.upgrade().inspect(|inode| inode.write_out_soon(range.clone()));
+        }
+        if round.looks_for_stores {
+            look_for_stores(&device);
+        }
+        let total = self.flush(&device, memory, &round);
+        let taken = total.folios;
+        let is_stuck = device.end_round(&round, taken, total.error);
+        self.throttle.release();
+        // Who found the flusher there did not call it; a mark missed here waits for a tick.
+        if taken > 0 && self.is_much(&device) || round.is_probe && !is_stuck {
+            device.call();
+        }
+        if device.leave() {
+            self.send(&device, Duration::ZERO);
+        }
+        if memory.dirty_pages.load(Ordering::Relaxed)
+            > self.background_pages.load(Ordering::Relaxed)
+        {
+            self.call_others();
+        }
+    }
+
+    /// Much is dirty, all together: whoever has more than the mean may have had less when he last
+    /// marked a page.
+    fn call_others(&self) {
+        for device in self.devices() {
+            if !device.is_called() && !device.is_stuck() && self.is_much(&device) {
+                self.call(&device);
             }
         }
     }
 
-    /// The files, one after the other: only the one that is at hand is kept from being freed.
-    fn files(&self) -> impl Iterator<Item = Arc<Inode>> + use<> {
-        let files = self.files.lock().clone();
-        files.into_iter().filter_map(|file| file.upgrade())
-    }
-
-    /// What was stored through maps begins to age when it is found.
-    fn look_for_stores(&self) {
-        for inode in self.files() {
-            if let Err(error) = inode.mark_stored_in(&ALL_BYTES) {
-                log::warn!("{}: {error}", inode.name());
-            }
-        }
-    }
-
-    /// Writes out what is old, what is too much, and what is wanted; tells whether anything was.
-    fn flush(&self, memory: &Memory, wanted_folios: u64) -> bool {
+    /// Writes out what is old, what is too much, and what is wanted. A device that took nothing the
+    /// last time is asked to take one folio of each file.
+    fn flush(&self, device: &Device, memory: &Memory, round: &Round) -> Written {
         let mut total = Written::default();
-        for inode in self.files() {
-            let old = inode.dirty.older_than(self.settings.age_max);
-            total.add(inode.write_out_until(old, |_| u64::MAX));
+        if round.is_probe {
+            for inode in device.files() {
+                let left = |progress: Progress| u64::from(progress.begun_folios == 0);
+                total.add(inode.write_out_until(u64::MAX, left));
+            }
+        } else {
+            for inode in device.files() {
+                let old = inode.dirty.older_than(self.settings.age_max);
+                total.add(inode.write_out_until(old, |_| u64::MAX));
+            }
+            self.flush_excess(device, round.wanted_folios, &mut total);
         }
-        let background_pages = self.background_pages.load(Ordering::Relaxed);
-        let dirty_pages = || memory.dirty_pages.load(Ordering::Relaxed);
-        let is_much = dirty_pages() > background_pages;
-        let target_pages = if is_much { background_pages / 2 } else { u64::MAX };
-        for inode in self.files() {
+        if total.folios > 0 {
+            memory.counters.add(Counter::FlusherRound, 1);
+            memory.counters.add(Counter::FlusherFolio, total.folios);
+        }
+        total
+    }
+
+    fn flush_excess(&self, device: &Device, wanted_folios: u64, total: &mut Written) {
+        let dirty_pages = || device.dirty_pages.own();
+        let target_pages = if device.holds_writers() {
+            let part_pages = part_of(device.dirty_pages.left_of(self.max_pages()));
+            self.background_pages(device).min(part_pages).min(dirty_pages()) / 2
+        } else if self.is_much(device) {
+            self.background_pages(device) / 2
+        } else {
+            u64::MAX
+        };
+        for inode in device.files() {
             // What all files have together: many small shares are much, too.
-            let wanted_folios = wanted_folios.saturating_sub(total.folios);
+            let wanted_folios = wanted_folios.min(WANTED_FOLIOS_MAX).saturating_sub(total.folios);
             let until = Instant::now() + TURN_MAX;
             let left = |progress: Progress| {
                 // What was refused is dirty again, and would be tried again at once.
-                if progress.has_failed || Instant::now() > until || self.signal.lock().end {
+                let is_over = Instant::now() > until || self.is_ending.load(Ordering::Relaxed);
+                if progress.has_failed || is_over {
                     return 0;
                 }
                 let excess_pages = dirty_pages().saturating_sub(target_pages);
@@ -272,39 +467,49 @@ impl Flusher {
             };
             total.add(inode.write_out_until(u64::MAX, left));
         }
-        if total.folios > 0 {
-            memory.counters.add(Counter::FlusherRound, 1);
-            memory.counters.add(Counter::FlusherFolio, total.folios);
+    }
+}
+
+/// What was stored through maps begins to age when it is found.
+fn look_for_stores(device: &Device) {
+    for inode in device.files() {
+        if let Err(error) = inode.mark_stored_in(&ALL_BYTES) {
+            log::warn!("{}: {error}", inode.name());
         }
-        let in_vain = total.folios == 0 && (total.error.is_some() || self.is_too_dirty(memory));
-        self.throttle.set_stuck(in_vain);
-        total.folios > 0
     }
 }
 
-/// The running thread; dropping it ends the thread and waits for it.
+/// The running threads; dropping them ends them and waits for that. They stay while a file is
+/// open.
 #[derive(Debug)]
-pub(crate) struct FlusherThread {
+pub(crate) struct FlusherThreads {
     flusher: Arc<Flusher>,
-    thread: Option<OwnedThread>,
+    /// A forked child inherits this value, but no threads.
+    process: u32,
 }
 
-impl FlusherThread {
-    /// Starts the thread.
-    pub(crate) fn start(flusher: Arc<Flusher>, memory: Arc<Memory>) -> Result<Self> {
-        let shared = Arc::clone(&flusher);
-        let thread = OwnedThread::start("bifolio-flush", move || shared.run(&memory));
-        Ok(Self { flusher, thread: Some(thread.map_err(ErrorKind::Thread)?) })
+impl FlusherThreads {
+    /// Starts the first thread.
+    pub(crate) fn start(flusher: Arc<Flusher>, memory: &Arc<Memory>) -> Result<Self> {
+        flusher.start_thread(&mut flusher.roster.lock(), memory).map_err(ErrorKind::Thread)?;
+        Ok(Self { flusher, process: std::process::id() })
     }
 }
 
-impl Drop for FlusherThread {
+impl Drop for FlusherThreads {
     fn drop(&mut self) {
-        let Some(thread) = self.thread.take_if(|thread| !thread.is_left_behind()) else { return };
-        self.flusher.signal.lock().end = true;
-        self.flusher.signalled.notify_all();
-        drop(thread);
-        // Nobody writes out any more for those whose files live on.
-        self.flusher.throttle.set_stuck(true);
+        if std::process::id() != self.process {
+            // The lock may be held for ever, and there is nobody to wait for.
+            std::mem::forget(Arc::clone(&self.flusher));
+            return;
+        }
+        let threads = {
+            let mut roster = self.flusher.roster.lock();
+            self.flusher.is_ending.store(true, Ordering::Relaxed);
+            roster.calls.clear();
+            std::mem::take(&mut roster.threads)
+        };
+        self.flusher.called.notify_all();
+        drop(threads);
     }
 }

@@ -6,11 +6,13 @@
 //! here for `io`.
 #![allow(unsafe_code)]
 
+use super::device::Device;
 use super::dirty::DirtyList;
 use super::errors::{ErrorCursor, WriteErrors};
 use super::flush::Flushes;
 use super::flusher::Flusher;
 use super::store::{DiskStore, MemoryStore, Store};
+use super::throttle::DirtyPages;
 use crate::error::{Error, ErrorKind, Result};
 use crate::folio::{Flag, Folio, FolioId, FolioRef, Frozen, LockedFolio};
 use crate::frames::Frames;
@@ -47,6 +49,8 @@ pub(crate) struct Inode {
     pub(crate) frames: Frames,
     pub(crate) engine: Arc<Engine>,
     pub(super) flusher: Arc<Flusher>,
+    /// Where it is written to; none for a memory file.
+    pub(super) device: Option<Arc<Device>>,
     pub(super) store: Store,
     pub(super) dirty: DirtyList,
     pub(super) errors: WriteErrors,
@@ -58,6 +62,10 @@ pub(crate) struct Inode {
     /// The most the file may grow to, bytes.
     pub(crate) len_max_bytes: u64,
 }
+
+/// As much is dirty as may be; nothing was changed.
+#[derive(Debug)]
+pub(crate) struct NoRoom;
 
 /// How large a file is, and what its unit is.
 #[derive(Clone, Copy, Debug)]
@@ -78,7 +86,9 @@ impl Inode {
         size: FileSize,
     ) -> std::io::Result<Self> {
         let store = DiskStore::new(&services.engine, backing, size.len_bytes);
-        Self::with_store(services, frames, Store::Disk(store), size)
+        let device = services.flusher.device_of(&**backing, &services.memory);
+        let dirty_pages = device.dirty_pages.clone();
+        Self::with_store(services, frames, Store::Disk(store), size, dirty_pages, Some(device))
     }
 
     /// An empty file without a backing.
@@ -89,7 +99,8 @@ impl Inode {
         size: FileSize,
     ) -> std::io::Result<Self> {
         let store = MemoryStore::new(name.to_owned(), services.spill.clone());
-        Self::with_store(services, frames, Store::Memory(store), size)
+        let dirty_pages = DirtyPages::alone(&services.memory.unspilled_pages);
+        Self::with_store(services, frames, Store::Memory(store), size, dirty_pages, None)
     }
 
     fn with_store(
@@ -97,19 +108,18 @@ impl Inode {
         frames: Frames,
         store: Store,
         size: FileSize,
+        dirty_pages: DirtyPages,
+        device: Option<Arc<Device>>,
     ) -> std::io::Result<Self> {
-        let dirty = DirtyList::new(match store {
-            Store::Disk(_) => Arc::clone(&services.memory.dirty_pages),
-            Store::Memory(_) => Arc::clone(&services.memory.unspilled_pages),
-        });
         Ok(Self {
             mapping: Mapping::new(size.order, size.len_bytes, size.len_max_bytes)?,
             memory: Arc::clone(&services.memory),
             frames,
             engine: Arc::clone(&services.engine),
             flusher: Arc::clone(&services.flusher),
+            device,
             store,
-            dirty,
+            dirty: DirtyList::new(dirty_pages),
             errors: WriteErrors::default(),
             flushes: Flushes::default(),
             resizing: Mutex::new(()),
@@ -198,28 +208,100 @@ impl Inode {
         }
     }
 
-    /// The folio's bytes are about to become newer than the device's. Waits for a write-out of it
-    /// that is in flight (WRITEBACK-3).
+    /// The folio's bytes are about to become newer than the device's, if there is room for more
+    /// that is dirty there; [`Self::wait_for_room`] waits for that. Waits for a write-out of the
+    /// folio that is in flight (WRITEBACK-3).
+    pub(crate) fn try_mark_dirty(
+        &self,
+        folio: &FolioRef<'_>,
+        locked: &LockedFolio<'_>,
+    ) -> std::result::Result<(), NoRoom> {
+        let Some(device) = &self.device else {
+            self.mark_dirty(folio, locked);
+            return Ok(());
+        };
+        self.wait_for_write_out(locked);
+        // Clean or dirty: under the folio lock, and with no write-out in flight, it stays so.
+        if locked.flags.write_state().is_dirty() {
+            return Ok(());
+        }
+        if !self.flusher.try_add(device, locked.pages()) {
+            return Err(NoRoom);
+        }
+        let is_new = self.dirty.mark_counted(&self.memory.folios, folio.id());
+        debug_assert!(is_new, "{:?} has become dirty without its lock", folio.id());
+        self.flusher.note_dirty(device);
+        Ok(())
+    }
+
+    /// Holds the caller until the folio that has `position_bytes` may become dirty. No folio lock
+    /// is held.
+    ///
+    /// # Errors
+    /// The device takes nothing, and as much is dirty there as may be.
+    pub(crate) fn wait_for_room(&self, position_bytes: u64, length_bytes: u64) -> Result<()> {
+        blocking::check("less dirt");
+        let Some(device) = &self.device else { return Ok(()) };
+        let pages = 1 << self.mapping.order();
+        let waited = self.flusher.wait_for_room(device, &self.memory, pages);
+        waited.map_err(|cause| {
+            let no_answer = || {
+                Arc::new(IoError {
+                    file: self.name(),
+                    operation: Operation::Write,
+                    position_bytes,
+                    length_bytes,
+                    source: std::io::ErrorKind::TimedOut.into(),
+                })
+            };
+            let dirty_bytes = device.dirty_pages.own() * PAGE_BYTES;
+            let cause = cause.unwrap_or_else(no_answer);
+            let file = self.name();
+            ErrorKind::Unwritable { file, position_bytes, length_bytes, dirty_bytes, cause }.into()
+        })
+    }
+
+    /// Reclaim has met a dirty folio of the file, and wants it clean. Whether that may be: not if
+    /// the device took nothing when it was last asked.
+    pub(crate) fn clean_soon(&self) -> bool {
+        let Some(device) = &self.device else { return false };
+        device.note_met();
+        if !device.is_called() {
+            self.flusher.call(device);
+        }
+        !device.is_stuck()
+    }
+
+    /// The folio's bytes are about to become newer than the device's, whatever else is dirty. Waits
+    /// for a write-out of it that is in flight (WRITEBACK-3).
     pub(crate) fn mark_dirty(&self, folio: &FolioRef<'_>, locked: &LockedFolio<'_>) {
+        self.wait_for_write_out(locked);
+        self.drop_slot(locked);
+        self.dirty.mark(&self.memory.folios, folio.id());
+        if let Some(device) = &self.device {
+            self.flusher.note_dirty(device);
+        }
+    }
+
+    /// A folio was marked dirty, and its bytes are as they were: it is dirty if it was before.
+    pub(crate) fn forget_dirt(
+        &self,
+        folio: &FolioRef<'_>,
+        _locked: &LockedFolio<'_>,
+        was_dirty: bool,
+    ) {
+        if !was_dirty {
+            self.dirty.forget(&self.memory.folios, folio.id());
+        }
+    }
+
+    fn wait_for_write_out(&self, locked: &LockedFolio<'_>) {
         if locked.flags.write_state().is_writing() {
             self.memory.counters.add(Counter::WritebackWait, 1);
             // What is only in memory is written out to be evicted.
             let since = self.is_memory_file().then(Instant::now);
             locked.flags.wait_for_writeback();
             self.memory.note_stall(since);
-        }
-        self.drop_slot(locked);
-        self.dirty.mark(&self.memory.folios, folio.id());
-        if !self.is_memory_file() {
-            self.flusher.note_dirty(&self.memory);
-        }
-    }
-
-    /// Holds the caller, who writes, while too much is dirty. No folio lock is held.
-    pub(crate) fn hold_writer(&self) {
-        blocking::check("less dirt");
-        if !self.is_memory_file() {
-            self.flusher.hold_writer(&self.memory);
         }
     }
 

@@ -10,8 +10,8 @@
 //!   file: syncs ----------------.      sync.rs; the flush of the device: flush.rs
 //!   flusher: age, share --------+--> WriteBatch --> io::Queue --> device     batch.rs
 //!     ^    |                    |     one folio and its dirty neighbours are one transfer
-//!     |    '--> held writers    |      flusher.rs, throttle.rs
-//!   reclaim: dirty in the way --'
+//!     |    '--> held writers    |      flusher.rs, device.rs, throttle.rs
+//!   reclaim: dirty in the way   |      tells the flusher, and writes nothing
 //!   reclaim: of a memory file ------> WriteBatch --> slots of the spill    spill_out.rs
 //! ```
 //!
@@ -52,6 +52,7 @@
 
 mod absent;
 mod batch;
+mod device;
 mod dirty;
 mod errors;
 mod flush;
@@ -68,7 +69,7 @@ mod throttle;
 pub(crate) use batch::{CopyAt, Leaving};
 pub(crate) use dirty::InFlight;
 pub(crate) use errors::ErrorCursor;
-pub(crate) use flusher::{Flusher, FlusherSettings, FlusherThread};
-pub(crate) use inode::{FileSize, Inode, Services};
+pub(crate) use flusher::{Flusher, FlusherSettings, FlusherThreads};
+pub(crate) use inode::{FileSize, Inode, NoRoom, Services};
 pub(crate) use leaving::LeavingBatch;
 pub(crate) use resizing::Resizing;

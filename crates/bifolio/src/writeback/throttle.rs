@@ -1,59 +1,187 @@
-//! The gate at which writers wait while too much is dirty: see the protocol in `flusher.rs`.
+//! How much may be dirty, and the gate at which threads wait for write-outs: see the protocol in
+//! `flusher.rs`.
+//!
+//! THE PART OF A DEVICE. What may be dirty (`dirty_bytes_max`) is the cache's, and a promise: a
+//! page that becomes dirty is counted before, by one compare-and-exchange that refuses more. Of
+//! that, one device may have three quarters of what the others leave. So whatever is dirty on
+//! devices that take nothing, a quarter of the rest stays for the next device: the first has 3/4,
+//! the second 3/16, ..., without a list of who is healthy, and a device that is alone has most.
+//! (As switches share the memory of their ports: a queue may have so many times what is free.)
 
-use crate::sync::{Condvar, Mutex};
+use crate::sync::{AtomicU64, Condvar, Mutex, Ordering};
+use std::sync::Arc;
 use std::time::Instant;
 
-/// See the head of the file.
+/// Pages of a cache that are dirty or on their way to a device; one that is both counts twice.
+#[derive(Clone, Debug)]
+pub(crate) struct DirtyPages {
+    /// Of all devices together.
+    all: Arc<AtomicU64>,
+    /// Of this one.
+    own: Arc<AtomicU64>,
+    /// How many devices have some.
+    devices: Arc<AtomicU64>,
+}
+
+impl DirtyPages {
+    /// Of one more device.
+    pub(crate) fn new(all: &Arc<AtomicU64>, devices: &Arc<AtomicU64>) -> Self {
+        let own = Arc::new(AtomicU64::new(0));
+        Self { all: Arc::clone(all), own, devices: Arc::clone(devices) }
+    }
+
+    /// Of something else that is counted alone.
+    pub(crate) fn alone(all: &Arc<AtomicU64>) -> Self {
+        Self::new(all, &Arc::new(AtomicU64::new(0)))
+    }
+
+    /// Counts pages, however many there are.
+    pub(crate) fn add(&self, pages: u64) {
+        self.all.fetch_add(pages, Ordering::Relaxed);
+        self.add_own(pages);
+    }
+
+    fn add_own(&self, pages: u64) {
+        if self.own.fetch_add(pages, Ordering::Relaxed) == 0 {
+            self.devices.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Counts no longer.
+    pub(crate) fn sub(&self, pages: u64) {
+        self.all.fetch_sub(pages, Ordering::Relaxed);
+        if pages > 0 && self.own.fetch_sub(pages, Ordering::Relaxed) == pages {
+            self.devices.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Counts pages, if there is room for them among `max_pages`. What all have is exact; what one
+    /// device has may be more than its part by what several threads add at the same time.
+    pub(crate) fn try_add(&self, pages: u64, max_pages: u64) -> bool {
+        let has_room = |all| self.has_room_beside(all, pages, max_pages).then_some(all + pages);
+        let added = self.all.fetch_update(Ordering::Relaxed, Ordering::Relaxed, has_room).is_ok();
+        if added {
+            self.add_own(pages);
+        }
+        added
+    }
+
+    /// Whether there is room for so many pages now.
+    pub(crate) fn has_room(&self, pages: u64, max_pages: u64) -> bool {
+        self.has_room_beside(self.all.load(Ordering::Relaxed), pages, max_pages)
+    }
+
+    fn has_room_beside(&self, all: u64, pages: u64, max_pages: u64) -> bool {
+        let own = self.own();
+        let part = part_of(max_pages.saturating_sub(all.saturating_sub(own)));
+        // One folio may be dirty, however large it is.
+        all + pages <= max_pages && (own + pages <= part || own == 0)
+    }
+
+    /// Of this device.
+    pub(crate) fn own(&self) -> u64 {
+        self.own.load(Ordering::Relaxed)
+    }
+
+    /// What sets the flusher to work for this device, where that are `background_pages` of the
+    /// `max_pages` that all may have: its part of what others leave; and if all have more than
+    /// that together, the mean, so that many small shares are much, too.
+    pub(crate) fn background_pages(&self, background_pages: u64, max_pages: u64) -> u64 {
+        let left_pages = u128::from(self.left_of(max_pages));
+        let part = u128::from(background_pages) * left_pages / u128::from(max_pages.max(1));
+        let mean = background_pages / self.devices.load(Ordering::Relaxed).max(1);
+        let is_much = self.all.load(Ordering::Relaxed) > background_pages;
+        if is_much { mean.min(part as u64) } else { part as u64 }
+    }
+
+    /// What others leave of `pages`.
+    pub(crate) fn left_of(&self, pages: u64) -> u64 {
+        let others = self.all.load(Ordering::Relaxed).saturating_sub(self.own());
+        pages.saturating_sub(others)
+    }
+}
+
+/// The part of what others leave that one device may have.
+pub(crate) fn part_of(left_pages: u64) -> u64 {
+    left_pages - left_pages / 4
+}
+
+/// The gate. One for a cache: who waits says for what.
 #[derive(Debug)]
 pub(crate) struct Throttle {
-    gate: Mutex<Gate>,
+    /// How many wait.
+    gate: Mutex<u64>,
     released: Condvar,
 }
 
-#[derive(Debug, Default)]
-struct Gate {
-    waiting: u64,
-    is_stuck: bool,
-}
-
 impl Throttle {
-    /// An open gate.
+    /// A gate at which nobody waits.
     pub(crate) fn new() -> Self {
-        Self { gate: Mutex::new(Gate::default()), released: Condvar::new() }
+        Self { gate: Mutex::new(0), released: Condvar::new() }
     }
 
-    /// Waits while there is too much, but not while nothing can come of it, nor longer than until
-    /// `deadline` (T1-T3).
-    pub(crate) fn hold_while(&self, deadline: Instant, is_too_much: impl Fn() -> bool) {
-        let mut gate = self.gate.lock();
-        gate.waiting += 1;
-        while is_too_much() && !gate.is_stuck {
-            if self.released.wait_until(&mut gate, deadline).timed_out() {
+    /// Waits while `must_wait` says so, but not longer than until `deadline` (T1-T3).
+    pub(crate) fn hold_while(&self, deadline: Instant, must_wait: impl Fn() -> bool) {
+        let mut waiting = self.gate.lock();
+        *waiting += 1;
+        while must_wait() {
+            if self.released.wait_until(&mut waiting, deadline).timed_out() {
                 break;
             }
         }
-        gate.waiting -= 1;
+        *waiting -= 1;
     }
 
-    /// Lets everybody go, if it is time (C2). The caller has taken off what is done before.
-    pub(crate) fn release_if(&self, is_enough: impl Fn() -> bool) {
-        let gate = self.gate.lock();
-        if gate.waiting > 0 && is_enough() {
+    /// Lets everybody look again (C2). What they look at has changed before.
+    pub(crate) fn release(&self) {
+        if *self.gate.lock() > 0 {
             self.released.notify_all();
         }
     }
+}
 
-    /// Whether nobody is held, however much there is.
-    pub(crate) fn is_stuck(&self) -> bool {
-        self.gate.lock().is_stuck
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_that_take_nothing_leave_room_to_the_next() {
+        let all = Arc::new(AtomicU64::new(0));
+        let mut free = 1024;
+        for _ in 0..4 {
+            let device = DirtyPages::alone(&all);
+            while device.try_add(1, 1024) {}
+            assert!(!device.has_room(1, 1024));
+            assert_eq!(device.own(), free - free / 4);
+            free /= 4;
+            assert_eq!(all.load(Ordering::Relaxed), 1024 - free);
+        }
+        assert_eq!(free, 4);
     }
 
-    /// Says whether waiting is in vain.
-    pub(crate) fn set_stuck(&self, is_stuck: bool) {
-        let mut gate = self.gate.lock();
-        gate.is_stuck = is_stuck;
-        if is_stuck {
-            self.released.notify_all();
-        }
+    #[test]
+    fn a_device_may_have_one_folio_however_large() {
+        let all = Arc::new(AtomicU64::new(0));
+        let (first, second) = (DirtyPages::alone(&all), DirtyPages::alone(&all));
+        assert!(first.try_add(512, 1024));
+        assert!(!first.try_add(512, 1024), "more than its part");
+        assert!(second.try_add(512, 1024));
+        assert!(!DirtyPages::alone(&all).try_add(1, 1024), "more than all may have");
+        second.sub(512);
+        assert!(second.has_room(512, 1024));
+    }
+
+    #[test]
+    fn many_devices_with_little_dirt_are_much_together() {
+        let (all, devices) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+        let many: Vec<_> = (0..8).map(|_| DirtyPages::new(&all, &devices)).collect();
+        many.iter().for_each(|device| device.add(40));
+        assert_eq!(devices.load(Ordering::Relaxed), 8);
+        assert_eq!(many[0].background_pages(256, 1024), 32);
+        many[1..].iter().for_each(|device| device.sub(40));
+        assert_eq!(devices.load(Ordering::Relaxed), 1);
+        assert_eq!(many[0].background_pages(256, 1024), 256);
+        many[1].add(512);
+        assert_eq!(many[0].background_pages(256, 1024), 128);
     }
 }

@@ -42,48 +42,47 @@ fn a_file_opens_while_the_length_of_another_is_waited_for() {
     });
 }
 
-/// Somebody reclaims, with the lock for that, and waits for a device: whoever drops a file waits
-/// for the lock, and nobody else waits for him.
+/// A device does not answer, and all that is not pinned is dirty there: whoever drops a file of it
+/// waits for it, and whoever wants a frame for frames; nobody else waits for them.
 #[test]
 fn a_file_opens_while_the_last_close_of_another_waits() {
     in_time("an open", || {
         let (stuck, other) =
             (Faulty::new(Way::Memory, 1 << 20, 1), Faulty::new(Way::Memory, 8192, 2));
-        let cache = stuck.builder(512 << 10).build().unwrap();
+        let cache = stuck.builder(512 << 10).reclaim_wait_ms_max(500).build().unwrap();
         let (file, dropped) = (stuck.open(&cache), other.open(&cache));
         read(&dropped, 0, 8192);
         let gate = Gate::new();
         stuck.backing.inject(Fault::on(Call::Write).forever().held(&gate));
-        // The flusher is stuck, and all that is not pinned is dirty: whoever wants a frame has to
-        // write out himself.
         file.write_at(&[7], 0).unwrap();
         file.advise(0..PAGE, Advice::DontNeed).unwrap();
         gate.wait_for_arrivals(1);
         let dirty_pages = 20;
         file.write_all_at(&vec![7; dirty_pages * PAGE as usize], PAGE).unwrap();
-        let is_over = std::sync::atomic::AtomicBool::new(false);
         thread::scope(|scope| {
-            let reader = scope.spawn(|| {
+            let pinned = file.clone();
+            let reader = scope.spawn(move || {
                 let mut holds = Vec::new();
                 for page in dirty_pages as u64 + 1..250 {
-                    match file.pin(page * PAGE..(page + 1) * PAGE) {
+                    match pinned.pin(page * PAGE..(page + 1) * PAGE) {
                         Ok(pin) => holds.push(pin.hold()),
                         Err(_) => break,
                     }
                 }
-                is_over.store(true, std::sync::atomic::Ordering::Relaxed);
             });
-            gate.wait_for_arrivals(2);
             let dropping = scope.spawn(|| drop(dropped));
+            reader.join().unwrap();
+            dropping.join().unwrap();
+            let closing = scope.spawn(|| drop(file));
+            gate.wait_for_arrivals(2);
             thread::sleep(Duration::from_millis(100));
-            assert!(!dropping.is_finished() || is_over.load(std::sync::atomic::Ordering::Relaxed));
+            assert!(!closing.is_finished(), "it is dirty, and not written");
             let third = Faulty::new(Way::Memory, 8192, 3);
             let opened = third.open(&cache);
             assert_eq!(opened.len(), 8192);
             assert!(cache.stats().dirty_bytes > 0);
             gate.open();
-            dropping.join().unwrap();
-            reader.join().unwrap();
+            closing.join().unwrap();
         });
     });
 }

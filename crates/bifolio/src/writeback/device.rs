@@ -1,0 +1,329 @@
+//! A device, as write-back knows it: what the files that stand on it share.
+//!
+//! Files are of one device if their backings say so (`Backing::device`: by default `st_dev`, or
+//! the number of a user's identity); a backing that says nothing is a device of its own. A device
+//! has its dirty pages, its part of what may be dirty, its flusher, and its trouble: what one
+//! device does must not stop the files of another.
+//!
+//! ```text
+//!   Flusher ---- devices, threads, the gate of held writers      flusher.rs, throttle.rs
+//!     '-- Device   files, dirty pages, calls, rounds, trouble    here
+//!           '-- DirtyPages   its part of what may be dirty       throttle.rs
+//! ```
+//!
+//! ROUNDS AND TROUBLE. The flusher comes to a device in rounds. A round in which the device took
+//! nothing and refused something leaves its trouble: the cause, and the number of the round. A
+//! writer who finds no room asks for a round and waits for room, or for the trouble of a round that
+//! began after he came: then the device was asked on his behalf, and its answer is his error. The
+//! first folio that is taken ends the trouble.
+
+use super::inode::Inode;
+use super::throttle::{DirtyPages, part_of};
+use crate::io::IoError;
+use crate::mapping::PAGE_BYTES;
+use crate::stats::DeviceStats;
+use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering};
+use std::ops::Range;
+use std::sync::{Arc, Weak};
+use std::time::Instant;
+
+/// Ranges that wait to be written out soon, at the most. What does not fit waits for its age.
+const RANGES_MAX: usize = 256;
+
+/// What the flusher is asked to do for a device.
+#[derive(Debug)]
+struct Calls {
+    /// It is on its way to the device, or there.
+    is_called: bool,
+    /// It has been called since it came there.
+    again: bool,
+    /// Bytes of files that are to be written out soon.
+    ranges: Vec<(Weak<Inode>, Range<u64>)>,
+    /// When stores through maps were last looked for.
+    looked_for_stores: Instant,
+}
+
+/// What rounds came to.
+#[derive(Debug, Default)]
+struct Rounds {
+    begun: u64,
+    trouble: Option<(u64, Arc<IoError>)>,
+    last_error: Option<Arc<IoError>>,
+}
+
+/// See the head of the file.
+#[derive(Debug)]
+pub(crate) struct Device {
+    number: Option<u64>,
+    /// The file that was first opened on it.
+    first_file: String,
+    pub(super) dirty_pages: DirtyPages,
+    files: Mutex<Vec<Weak<Inode>>>,
+    /// Some of its files are in regions, where stores must be looked for.
+    has_regions: AtomicBool,
+    calls: Mutex<Calls>,
+    /// Mirrors `Calls::is_called`: whoever marks a page need not take the lock to find it set.
+    is_called: AtomicBool,
+    rounds: Mutex<Rounds>,
+    /// Mirrors `Rounds::trouble`.
+    is_stuck: AtomicBool,
+    /// Dirty folios that reclaim has met since the last round.
+    met_folios: AtomicU64,
+    /// Writers who are held.
+    held: AtomicU64,
+    /// Write-outs that have ended well.
+    answers: AtomicU64,
+}
+
+/// What a round begins with.
+#[derive(Debug)]
+pub(super) struct Round {
+    number: u64,
+    pub(super) ranges: Vec<(Weak<Inode>, Range<u64>)>,
+    /// The stores through maps are to be looked for.
+    pub(super) looks_for_stores: bool,
+    /// Folios that reclaim wants clean.
+    pub(super) wanted_folios: u64,
+    /// The device took nothing in the last one.
+    pub(super) is_probe: bool,
+}
+
+impl Device {
+    pub(super) fn new(number: Option<u64>, first_file: String, dirty_pages: DirtyPages) -> Self {
+        Self {
+            number,
+            first_file,
+            dirty_pages,
+            files: Mutex::default(),
+            has_regions: AtomicBool::new(false),
+            calls: Mutex::new(Calls {
+                is_called: false,
+                again: false,
+                ranges: Vec::new(),
+                looked_for_stores: Instant::now(),
+            }),
+            is_called: AtomicBool::new(false),
+            rounds: Mutex::default(),
+            is_stuck: AtomicBool::new(false),
+            met_folios: AtomicU64::new(0),
+            held: AtomicU64::new(0),
+            answers: AtomicU64::new(0),
+        }
+    }
+
+    /// The same storage, for whoever opens a file there.
+    pub(super) fn number(&self) -> Option<u64> {
+        self.number
+    }
+
+    pub(super) fn enlist(&self, inode: &Arc<Inode>) {
+        if inode.frames.region().is_some() {
+            self.has_regions.store(true, Ordering::Relaxed);
+        }
+        let mut files = self.files.lock();
+        files.retain(|file| file.strong_count() > 0);
+        files.push(Arc::downgrade(inode));
+    }
+
+    /// The files, one after the other: only the one that is at hand is kept from being freed.
+    pub(super) fn files(&self) -> impl Iterator<Item = Arc<Inode>> + use<> {
+        let files = self.files.lock().clone();
+        files.into_iter().filter_map(|file| file.upgrade())
+    }
+
+    /// Whether there may be something to do when time has passed.
+    pub(super) fn may_age(&self) -> bool {
+        self.dirty_pages.own() > 0 || self.has_regions.load(Ordering::Relaxed)
+    }
+
+    /// Whether the flusher is on its way, or there.
+    pub(super) fn is_called(&self) -> bool {
+        self.is_called.load(Ordering::Relaxed)
+    }
+
+    /// Asks for a round; whether somebody must be sent for it.
+    pub(super) fn call(&self) -> bool {
+        self.calls.lock().call(&self.is_called)
+    }
+
+    /// As [`Self::call`], for a range of a file. What does not fit waits for its age.
+    pub(super) fn call_for(&self, inode: &Inode, range: Range<u64>) -> bool {
+        let is_it = |file: &&Weak<Inode>| std::ptr::eq(file.as_ptr(), inode);
+        let Some(file) = self.files.lock().iter().find(is_it).cloned() else { return false };
+        let mut calls = self.calls.lock();
+        let is_full = calls.ranges.len() >= RANGES_MAX;
+        // Who goes through a file step by step asks for one range.
+        match calls.ranges.last_mut() {
+            Some((other, last)) if Weak::ptr_eq(other, &file) && last.end == range.start => {
+                last.end = range.end;
+            }
+            _ if is_full => return false,
+            _ => calls.ranges.push((file, range)),
+        }
+        calls.call(&self.is_called)
+    }
+
+    /// Reclaim has met a dirty folio.
+    pub(super) fn note_met(&self) {
+        self.met_folios.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The flusher is there. Calls from now on are for the next round.
+    pub(super) fn begin_round(&self, tick: std::time::Duration) -> Round {
+        let mut calls = self.calls.lock();
+        calls.again = false;
+        let looks_for_stores =
+            self.has_regions.load(Ordering::Relaxed) && calls.looked_for_stores.elapsed() >= tick;
+        if looks_for_stores {
+            calls.looked_for_stores = Instant::now();
+        }
+        let ranges = std::mem::take(&mut calls.ranges);
+        drop(calls);
+        let mut rounds = self.rounds.lock();
+        rounds.begun += 1;
+        Round {
+            number: rounds.begun,
+            ranges,
+            looks_for_stores,
+            wanted_folios: self.met_folios.swap(0, Ordering::Relaxed),
+            is_probe: rounds.trouble.is_some(),
+        }
+    }
+
+    /// A round has come to so many folios taken, and this error. Whether there is trouble now.
+    pub(super) fn end_round(&self, round: &Round, taken: u64, error: Option<Arc<IoError>>) -> bool {
+        let mut rounds = self.rounds.lock();
+        if taken > 0 || self.dirty_pages.own() == 0 {
+            rounds.trouble = None;
+        } else if let Some(error) = error {
+            rounds.trouble = Some((round.number, error));
+        }
+        let is_stuck = rounds.trouble.is_some();
+        self.is_stuck.store(is_stuck, Ordering::Relaxed);
+        is_stuck
+    }
+
+    /// The flusher leaves; whether it has been called again, and must come back.
+    pub(super) fn leave(&self) -> bool {
+        let mut calls = self.calls.lock();
+        calls.is_called = calls.again;
+        self.is_called.store(calls.again, Ordering::Relaxed);
+        calls.again
+    }
+
+    /// How many rounds have begun.
+    pub(super) fn rounds_begun(&self) -> u64 {
+        self.rounds.lock().begun
+    }
+
+    /// Why a round that began after the first so many took nothing, if that was the last one.
+    pub(super) fn trouble_after(&self, round: u64) -> Option<Arc<IoError>> {
+        let rounds = self.rounds.lock();
+        let trouble = rounds.trouble.as_ref().filter(|(number, _)| *number > round);
+        trouble.map(|(_, error)| Arc::clone(error))
+    }
+
+    /// Why nothing can be written there, if that is so.
+    pub(super) fn trouble(&self) -> Option<Arc<IoError>> {
+        self.trouble_after(0)
+    }
+
+    /// Whether the device took nothing when it was last asked.
+    pub(super) fn is_stuck(&self) -> bool {
+        self.is_stuck.load(Ordering::Relaxed)
+    }
+
+    /// A write-out has ended.
+    pub(super) fn note_end(&self, error: Option<&Arc<IoError>>) {
+        match error {
+            None => {
+                self.answers.fetch_add(1, Ordering::Relaxed);
+            }
+            Some(error) => self.rounds.lock().last_error = Some(Arc::clone(error)),
+        }
+    }
+
+    /// Write-outs that have ended well.
+    pub(super) fn answers(&self) -> u64 {
+        self.answers.load(Ordering::Relaxed)
+    }
+
+    /// A writer is held, until the result is dropped.
+    pub(super) fn hold(&self) -> Held<'_> {
+        self.held.fetch_add(1, Ordering::Relaxed);
+        Held(self)
+    }
+
+    /// Whether writers are held.
+    pub(super) fn holds_writers(&self) -> bool {
+        self.held.load(Ordering::Relaxed) > 0
+    }
+
+    pub(super) fn stats(&self, max_pages: u64) -> DeviceStats {
+        let rounds = self.rounds.lock();
+        DeviceStats {
+            device: self.number,
+            first_file: self.first_file.clone(),
+            dirty_bytes: self.dirty_pages.own() * PAGE_BYTES,
+            dirty_bytes_max: part_of(self.dirty_pages.left_of(max_pages)) * PAGE_BYTES,
+            is_stuck: rounds.trouble.is_some(),
+            last_error: rounds.last_error.as_ref().map(ToString::to_string),
+        }
+    }
+}
+
+impl Calls {
+    fn call(&mut self, mirror: &AtomicBool) -> bool {
+        self.again = true;
+        let must_send = !std::mem::replace(&mut self.is_called, true);
+        mirror.store(true, Ordering::Relaxed);
+        must_send
+    }
+}
+
+/// See [`Device::hold`].
+#[derive(Debug)]
+pub(super) struct Held<'d>(&'d Device);
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.0.held.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_trouble_of_an_older_round_is_not_a_later_writers() {
+        let device = Device::new(None, "f".into(), DirtyPages::alone(&Arc::new(AtomicU64::new(0))));
+        device.dirty_pages.add(1);
+        let error = || {
+            Some(Arc::new(IoError {
+                file: "f".into(),
+                operation: crate::io::Operation::Write,
+                position_bytes: 0,
+                length_bytes: 1,
+                source: std::io::ErrorKind::StorageFull.into(),
+            }))
+        };
+        assert!(device.call() && !device.call());
+        let round = device.begin_round(std::time::Duration::ZERO);
+        assert!(!round.is_probe);
+        let came = device.rounds_begun();
+        assert!(device.end_round(&round, 0, error()) && device.is_stuck());
+        assert!(device.trouble().is_some() && device.trouble_after(came).is_none());
+        assert!(!device.leave(), "the calls were before the round");
+        assert!(device.call());
+        let round = device.begin_round(std::time::Duration::ZERO);
+        assert!(round.is_probe);
+        assert!(!device.call(), "somebody is there");
+        device.end_round(&round, 0, error());
+        assert!(device.trouble_after(came).is_some());
+        assert!(device.leave(), "called meanwhile");
+        let round = device.begin_round(std::time::Duration::ZERO);
+        assert!(!device.end_round(&round, 1, error()) && !device.is_stuck());
+        assert!(!device.leave());
+    }
+}
