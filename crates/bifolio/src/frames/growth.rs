@@ -53,6 +53,14 @@ impl State {
     fn place_to_grow(&mut self, order: u8) -> Option<(usize, Range<u32>)> {
         let pages_max = self.affordable_pages(order);
         if pages_max == 0 {
+            let vacant = self.vacant_chunk();
+            // A chunk whose descriptors stayed may fit where a new one does not.
+            let known = |chunk: &usize| self.chunks[*chunk].descriptor_pages == CHUNK_PAGES;
+            if let Some(chunk) = vacant.filter(known)
+                && self.budget.left_bytes() >= CHUNK_BYTES
+            {
+                return Some((chunk, 0..CHUNK_PAGES));
+            }
             // What was retired comes back page by page.
             let left_pages = self.budget.left_bytes() / PAGE_BYTES;
             return self.revivable(order, left_pages.min(CHUNK_PAGES.into()) as u32, true);

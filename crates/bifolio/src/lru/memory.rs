@@ -7,6 +7,7 @@
 use super::Lru;
 use crate::folio::{Folio, FolioId, Folios, Frozen, Reaper};
 use crate::frames::{Arena, Orphans, RegionReads, Soundness};
+use crate::mapping::Tables;
 use crate::stats::{Counter, Counters};
 use crate::sync::AtomicU64;
 use std::io;
@@ -30,6 +31,8 @@ pub(crate) struct Memory {
     pub(crate) dirty_pages: Arc<AtomicU64>,
     /// The same of memory files, which have no backing: pages that are nowhere else.
     pub(crate) unspilled_pages: Arc<AtomicU64>,
+    /// The tables of all files.
+    pub(crate) tables: Tables,
 }
 
 impl Memory {
@@ -53,6 +56,7 @@ impl Memory {
             counters: Counters::new(),
             dirty_pages: Arc::default(),
             unspilled_pages: Arc::default(),
+            tables: Tables::default(),
         })
     }
 

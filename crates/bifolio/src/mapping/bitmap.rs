@@ -2,9 +2,10 @@
 //!
 //! Tells a table which of its pages are charged (`table.rs`). A table may describe 2^50 bytes of a
 //! file of which a few pages were touched, so the bitmap is a tree of words: a bit of level 0 is
-//! what the caller sets, a bit of a level above says that the word below it may not be zero. Bits
-//! are set and never cleared. The levels stand in one array, the highest first, so that those above
-//! the lowest share few pages.
+//! what the caller sets, a bit of a level above says that the word below it may not be zero, and is
+//! never cleared. The first word of each level, all that a small file needs, stands by itself, so
+//! that such a file has no page of words. The levels stand in one array, the highest first, so that
+//! those above the lowest share few pages.
 //!
 //! BITMAP-1: a bit of level 0 is seen set only when its bits above are: [`Bitmap::set`] goes from
 //! the top down. Otherwise a walk could pass a folio by that somebody put into a page that another
@@ -15,11 +16,15 @@ use crate::sync::{AtomicU64, Ordering};
 use crate::sys::array::ReservedArray;
 
 const WORD_BITS: u64 = u64::BITS as u64;
+/// Enough for a bit each of 2^64.
+const LEVELS_MAX: usize = 11;
 
 /// See the head of the file.
 #[derive(Debug)]
 pub(crate) struct Bitmap {
     words: ReservedArray<Word>,
+    /// The first word of each level.
+    first: [AtomicU64; LEVELS_MAX],
     /// The words of each level, from level 0 on. The last level is one word.
     levels: Vec<std::ops::Range<u64>>,
 }
@@ -39,7 +44,8 @@ impl Bitmap {
         };
         let levels = sizes.into_iter().map(&mut place).collect();
         let total = usize::try_from(total).map_err(|_| std::io::ErrorKind::OutOfMemory)?;
-        Ok(Self { words: ReservedArray::new(total)?, levels })
+        let first = std::array::from_fn(|_| AtomicU64::new(0));
+        Ok(Self { words: ReservedArray::new(total)?, first, levels })
     }
 
     /// Whether the bit is set.
@@ -57,6 +63,12 @@ impl Bitmap {
         }
         // Release: pairs with the Acquire in `is_set`: the bits above are seen first (BITMAP-1).
         self.word(0, bit / WORD_BITS).fetch_or(mask(bit), Ordering::Release) & mask(bit) == 0
+    }
+
+    /// Clears the bit; nobody sets it at the same time.
+    pub(crate) fn clear(&self, bit: u64) {
+        // Relaxed: who sets it again follows the caller by what keeps the two apart.
+        self.word(0, bit / WORD_BITS).fetch_and(!mask(bit), Ordering::Relaxed);
     }
 
     /// The first bit from `bit` on that is set.
@@ -85,6 +97,9 @@ impl Bitmap {
     }
 
     fn word(&self, level: usize, index: u64) -> &AtomicU64 {
+        if index == 0 {
+            return &self.first[level];
+        }
         let words = &self.levels[level];
         debug_assert!(index < words.end - words.start, "word {index} of {words:?}");
         &self.words.get((words.start + index) as usize).0

@@ -4,7 +4,8 @@
 //! without a lock. What was touched is charged against the memory bound by whoever inserts
 //! ([`Table::is_charged`]), a table page (512 Entries, 2 MiB of file) at a time. A table may be for
 //! far more than will ever be touched: walks look only at what is charged, and cost nothing for
-//! the rest. (The bitmap that tells is not charged itself; a page of it stands for 64 GiB of file.)
+//! the rest. What names nothing any more can be given back (`give_back.rs`).
+//! (The bitmap that tells is not charged itself; a page of it stands for 64 GiB of file.)
 //!
 //! # Safety
 //! Vouches that its words are valid when zero, as reserved memory is.
@@ -12,6 +13,7 @@
 
 use super::bitmap::Bitmap;
 use super::entry::Entry;
+use super::give_back::{Fillers, Filling};
 use crate::sync::{AtomicU64, Ordering, store_owned};
 use crate::sys::array::{ReservedArray, ZeroValid};
 use crate::sys::copy;
@@ -37,6 +39,9 @@ pub(crate) struct Table {
     charged: Bitmap,
     /// How many that are.
     charged_pages: AtomicU64,
+    pub(super) fillers: Fillers,
+    /// The page of the table that is looked at next (`give_back.rs`).
+    pub(super) looked_at: AtomicU64,
 }
 
 impl Table {
@@ -47,6 +52,8 @@ impl Table {
             entries: ReservedArray::new(entries)?,
             charged: Bitmap::new(pages.div_ceil(ENTRIES_PER_TABLE_PAGE))?,
             charged_pages: AtomicU64::new(0),
+            fillers: Fillers::default(),
+            looked_at: AtomicU64::new(0),
         })
     }
 
@@ -111,6 +118,41 @@ impl Table {
         // Relaxed: the mark publishes nothing (MAPPING-1: the CAS hits only a word that stands).
         let exchange = (Ordering::Relaxed, Ordering::Relaxed);
         self.word(index).compare_exchange(seen.0, next.0, exchange.0, exchange.1).is_ok()
+    }
+
+    /// For who is about to insert a folio, until that is done: what is charged stays charged. Waits
+    /// while pages are given back.
+    pub(crate) fn fill(&self) -> Filling<'_> {
+        self.fillers.enter()
+    }
+
+    /// The first page of the table at or after `page` that is charged.
+    pub(super) fn next_charged(&self, page: u64) -> Option<u64> {
+        self.charged.next(page)
+    }
+
+    /// Whether any Entry of a page of the table is one that `is_wanted`. The first ones first.
+    pub(super) fn any_of(&self, page: u64, is_wanted: impl Fn(Entry) -> bool) -> bool {
+        let first = page * ENTRIES_PER_TABLE_PAGE;
+        let mut entries = first..(first + ENTRIES_PER_TABLE_PAGE).min(self.pages());
+        // Acquire: pairs with the Release in `unlink`: who sees the first page of a folio gone sees
+        // the others gone.
+        entries.any(|index| is_wanted(self.load(index, Ordering::Acquire)))
+    }
+
+    /// Gives the memory of a page of the table back, if the kernel takes it: all its Entries are
+    /// holes now. Nobody is filling.
+    pub(super) fn discharge(&self, page: u64) -> bool {
+        let first = page * ENTRIES_PER_TABLE_PAGE;
+        let end = (first + ENTRIES_PER_TABLE_PAGE).min(self.pages());
+        let is_given = self.entries.release(first as usize..end as usize, |word| {
+            word.0.store(Entry::HOLE.0, Ordering::Relaxed);
+        });
+        if is_given {
+            self.charged.clear(page);
+            self.charged_pages.fetch_sub(1, Ordering::Relaxed);
+        }
+        is_given
     }
 
     /// Whether the table page of `index` has been charged against the bound.

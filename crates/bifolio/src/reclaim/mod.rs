@@ -93,6 +93,9 @@ const LOW_PAGES_MAX: u64 = 4096;
 
 /// The part of the bound that is left for tables when memory is populated.
 const PART_NOT_POPULATED: u64 = 32;
+/// The part of the bound that metadata may have before pages of tables are given back for more:
+/// what they say of pages that left is of use.
+const PART_OF_METADATA: u64 = 8;
 /// The part of the bound that memory files with a spill leave to reads of what is spilled.
 const PART_FOR_READS: u64 = 8;
 
@@ -326,6 +329,11 @@ impl Reclaim {
 
     fn make_room_for_metadata(&self, patience: &mut Patience) -> Result<()> {
         blocking::check("room for metadata");
+        let usage = self.arena().usage();
+        let metadata_bytes = usage.used_bytes - usage.frame_bytes;
+        if metadata_bytes > usage.bound_bytes / PART_OF_METADATA && self.give_tables_back() {
+            return Ok(());
+        }
         let counts = self.give_memory_back(1);
         self.decide(counts, patience)
     }
@@ -392,6 +400,9 @@ impl Reclaim {
                 counts.reclaimed_pages += evacuated.reclaimed_pages;
                 counts.busy_pages = counts.busy_pages.max(evacuated.busy_pages);
             }
+            if counts.reclaimed_pages == 0 && self.give_tables_back() {
+                counts.reclaimed_pages = 1;
+            }
             let found = self.take_frames(kind)?;
             if found.is_some() {
                 return Ok(found);
@@ -406,6 +417,13 @@ impl Reclaim {
             return self.decide(counts, patience).map(|()| None);
         }
         self.decide(counts, patience).map(|()| None)
+    }
+
+    /// Gives back pages of tables that name nothing any more; whether there were any.
+    fn give_tables_back(&self) -> bool {
+        let given = self.memory.tables.give_back(ROUND_PAGES);
+        self.arena().uncharge(given * crate::mapping::TABLE_PAGE_BYTES);
+        given > 0
     }
 
     /// Gives a chunk back to the kernel or, where pins keep each of them in use, free frames: as
@@ -435,7 +453,15 @@ impl Reclaim {
         // Pages of regions have been given back as they went.
         let loose = used_bytes.saturating_sub(self.arena().usage().used_bytes) / PAGE_BYTES;
         counts.reclaimed_pages = loose.max(pages_max - left_pages);
+        if counts.reclaimed_pages == 0 && self.give_tables_back() {
+            counts.reclaimed_pages = 1;
+        }
         counts
+    }
+
+    /// There is no room for a folio of `order` and what it needs beside its frames.
+    pub(crate) fn full_for(&self, order: u8) -> Error {
+        self.full(ScanCounts::default(), PAGE_BYTES << order)
     }
 
     #[cold]

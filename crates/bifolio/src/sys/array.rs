@@ -22,8 +22,9 @@ pub(crate) use real::ReservedArray;
 #[cfg(not(all(test, loom)))]
 mod real {
     use super::ZeroValid;
-    use crate::sys::memory::Reservation;
+    use crate::sys::memory::{PAGE_BYTES, Reservation};
     use std::marker::PhantomData;
+    use std::ops::Range;
     use std::sync::atomic::AtomicU64;
 
     // SAFETY: an atomic word is valid when zero and needs no dropping.
@@ -75,6 +76,14 @@ mod real {
             unsafe { &*element }
         }
 
+        /// Gives the pages of some elements back, which fill whole pages, but for the last of the
+        /// array: they are zero then. Whether the kernel took them. (In a model, `reset` zeroes.)
+        pub(crate) fn release(&self, elements: Range<usize>, _reset: impl Fn(&T)) -> bool {
+            let bytes = elements.start * size_of::<T>()..elements.end * size_of::<T>();
+            let length_bytes = (bytes.end - bytes.start).next_multiple_of(PAGE_BYTES);
+            self.memory.release(bytes.start, length_bytes).is_ok()
+        }
+
         /// The first element's address.
         #[inline(always)]
         pub(crate) fn as_ptr(&self) -> *const T {
@@ -96,6 +105,11 @@ mod model {
     impl<T: ZeroValid> ReservedArray<T> {
         pub(crate) fn new(length: usize) -> std::io::Result<Self> {
             Ok(Self((0..length).map(|_| T::default()).collect()))
+        }
+
+        pub(crate) fn release(&self, elements: std::ops::Range<usize>, reset: impl Fn(&T)) -> bool {
+            self.0[elements].iter().for_each(reset);
+            true
         }
 
         pub(crate) fn len(&self) -> usize {

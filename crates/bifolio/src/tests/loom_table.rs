@@ -1,4 +1,5 @@
-//! What is not a folio: values, which are taken by one, and the bitmap of what is charged.
+//! What is not a folio: values, which are taken by one, the bitmap of what is charged, and pages of
+//! a table that are given back.
 
 use super::world::{World, left_at, model, spawn};
 use crate::mapping::{Bitmap, Entry};
@@ -85,4 +86,30 @@ fn loom_table_a_charged_page_is_found() {
         setter.join().unwrap();
         assert_eq!(bitmap.next(0), Some(100));
     });
+}
+
+/// T1..T4 against G1..G4: what is inserted stays, and stays charged.
+#[test]
+fn loom_table_a_page_that_is_filled_is_not_given_back() {
+    let given = std::sync::atomic::AtomicBool::new(false);
+    let given = &*Box::leak(Box::new(given));
+    model(|| {
+        let world = World::new(2, 0, 1);
+        let filler = spawn(&world, |world| {
+            let table = world.mapping.table();
+            let _filling = table.fill();
+            // As reclaim does: charged, and charged again if it was given back.
+            table.set_charged(0);
+            assert!(world.fill(0, Entry::HOLE, 1));
+        });
+        let pages = world.mapping.table().give_back(false);
+        if pages > 0 {
+            given.store(true, std::sync::atomic::Ordering::Relaxed);
+        }
+        filler.join().unwrap();
+        assert!(world.entry(0).is_folio());
+        assert!(world.mapping.table().is_charged(0));
+        assert_eq!(world.mapping.table().give_back(false), 0);
+    });
+    assert!(given.load(std::sync::atomic::Ordering::Relaxed), "it raced with nothing");
 }

@@ -18,7 +18,7 @@ use crate::folio::{Flag, Folio, FolioId, FolioRef, Frozen, LockedFolio};
 use crate::frames::Frames;
 use crate::io::{Backing, DirectStatus, Engine, IoError, Operation, Pieces, Transfer};
 use crate::lru::Memory;
-use crate::mapping::{Entry, Mapping, PAGE_BYTES, Part};
+use crate::mapping::{Entry, HasTable, Mapping, PAGE_BYTES, Part, Table};
 use crate::spill::Spill;
 use crate::stats::Counter;
 use crate::sync::{Mutex, RwLock, blocking};
@@ -561,6 +561,16 @@ pub(super) fn pieces_of(length_bytes: u64, folios: impl Iterator<Item = (*mut u8
         left -= part;
     }
     pieces
+}
+
+impl HasTable for Inode {
+    fn table(&self) -> &Table {
+        self.mapping.table()
+    }
+
+    fn keeps_values(&self) -> bool {
+        self.is_memory_file()
+    }
 }
 
 impl Drop for Inode {

@@ -1,0 +1,146 @@
+//! Giving pages of a table back whose Entries name nothing any more.
+//!
+//! Called by `reclaim` when memory for metadata is short. A page of a table that names no folio,
+//! nor a slot of the spill, says nothing that a hole does not, but for shadows, which are hints and
+//! go with it. Its memory goes back to the kernel; its address space stays, and reads as zeros,
+//! which are holes: so readers need not know (FRAMES-2 is the same rule for frames).
+//!
+//! ```text
+//!  FILL (who inserts a folio)                  GIVE BACK
+//!  T1 fillers + 1; closed? take it back,       G1 fillers 0 -> CLOSED; else give up
+//!     wait, again                              G2 a page that is charged: does any Entry name
+//!  T2 charged? else charge, set the bit           a folio, or a slot? then leave it
+//!  T3 insert (I1, I2)                          G3 give the memory back, clear the bit, uncharge
+//!  T4 fillers - 1                              G4 open again
+//! ```
+//!
+//! Nobody but T3 makes an Entry name a folio where none did (MAPPING-1): evictions, removals and
+//! collapses store over Entries of a folio, and the first page of that, which G2 looks at first, is
+//! the last they store to. So between G1 and G4 a page that passed G2 stays as it is.
+//!
+//! A reader that has lost its processor between the load of an Entry and the mark it sets there may
+//! touch a page that went meanwhile: its exchange fails, but 4 KiB are resident and not charged
+//! then, until the page is charged again or the file is closed.
+
+use super::entry::Entry;
+use super::table::Table;
+use crate::sync::{AtomicU64, Backoff, Mutex, Ordering};
+use std::collections::VecDeque;
+use std::fmt::Debug;
+use std::sync::{Arc, Weak};
+
+/// Nobody may fill.
+const CLOSED: u64 = 1 << 63;
+/// Charged pages that are looked at in one go: fillers wait for it.
+const LOOKED_AT_MAX: u64 = 64;
+
+/// How many are filling pages of a table, or that nobody may.
+#[derive(Debug, Default)]
+pub(super) struct Fillers(AtomicU64);
+
+/// While it lives, no page of the table is given back.
+#[derive(Debug)]
+#[must_use]
+pub(crate) struct Filling<'t>(&'t Fillers);
+
+impl Fillers {
+    /// T1.
+    pub(super) fn enter(&self) -> Filling<'_> {
+        let mut backoff = Backoff::default();
+        loop {
+            // Acquire: pairs with the Release of G4: we see which pages are charged no more.
+            if self.0.fetch_add(1, Ordering::Acquire) & CLOSED == 0 {
+                return Filling(self);
+            }
+            self.0.fetch_sub(1, Ordering::Relaxed);
+            backoff.wait();
+        }
+    }
+
+    /// G1 to G4 around `work`; whether nobody was filling.
+    pub(super) fn close_for(&self, work: impl FnOnce()) -> bool {
+        // Acquire: pairs with the Release of T4: we see what was inserted. On failure, Relaxed:
+        // nothing is looked at.
+        let exchange = (Ordering::Acquire, Ordering::Relaxed);
+        if self.0.compare_exchange(0, CLOSED, exchange.0, exchange.1).is_err() {
+            return false;
+        }
+        work();
+        // Release: pairs with the Acquire of T1.
+        self.0.fetch_and(!CLOSED, Ordering::Release);
+        true
+    }
+}
+
+impl Drop for Filling<'_> {
+    fn drop(&mut self) {
+        // Release: pairs with the Acquire of G1: what was inserted is seen.
+        self.0.0.fetch_sub(1, Ordering::Release);
+    }
+}
+
+/// A file that has a table.
+pub(crate) trait HasTable: Send + Sync + Debug {
+    /// The table.
+    fn table(&self) -> &Table;
+    /// Whether what an Entry holds without a folio is more than a hint.
+    fn keeps_values(&self) -> bool;
+}
+
+/// The tables of all files, those first that were not looked at for longest.
+#[derive(Debug, Default)]
+pub(crate) struct Tables {
+    files: Mutex<VecDeque<Weak<dyn HasTable>>>,
+}
+
+impl Tables {
+    /// A file has been opened.
+    pub(crate) fn enlist(&self, file: Weak<dyn HasTable>) {
+        self.files.lock().push_back(file);
+    }
+
+    /// Gives back pages of tables, `wanted` or a few more, if there are so many; how many. The
+    /// caller takes them off the budget.
+    pub(crate) fn give_back(&self, wanted: u64) -> u64 {
+        let mut given = 0;
+        let count = self.files.lock().len();
+        for _ in 0..count {
+            let Some(file) = self.files.lock().pop_front() else { break };
+            let Some(file) = file.upgrade() else { continue };
+            given += file.table().give_back(file.keeps_values());
+            self.files.lock().push_back(Arc::downgrade(&file));
+            if given >= wanted {
+                break;
+            }
+        }
+        given
+    }
+}
+
+impl Table {
+    /// Gives back what names nothing, of some of the pages that are charged: the next ones each
+    /// time. How many.
+    pub(crate) fn give_back(&self, keeps_values: bool) -> u64 {
+        if self.charged_bytes() == 0 {
+            return 0;
+        }
+        let is_needed = |entry: Entry| entry.is_folio() || keeps_values && entry != Entry::HOLE;
+        let mut given = 0;
+        self.fillers.close_for(|| {
+            // Relaxed: a hint of where to look, under the closure.
+            let mut at = self.looked_at.load(Ordering::Relaxed);
+            for _ in 0..LOOKED_AT_MAX {
+                let Some(page) = self.next_charged(at) else {
+                    at = 0;
+                    break;
+                };
+                at = page + 1;
+                if !self.any_of(page, is_needed) && self.discharge(page) {
+                    given += 1;
+                }
+            }
+            self.looked_at.store(at, Ordering::Relaxed);
+        });
+        given
+    }
+}
