@@ -30,6 +30,26 @@ use std::sync::LazyLock;
 /// nothing that one would notice.
 const LONG_BYTES: u64 = 512;
 
+/// What came of the attempt at a hit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Hit {
+    /// The bytes are in the buffer.
+    Done,
+    /// The buffer is as it was.
+    None,
+    /// The buffer holds bytes of another page, perhaps of another file.
+    InVain,
+}
+
+impl Hit {
+    /// Zeroes a buffer that holds what it should not.
+    pub(super) fn forget(self, buffer: &mut [u8]) {
+        if self == Self::InVain {
+            buffer.fill(0);
+        }
+    }
+}
+
 /// Addresses of what a hit reads; valid as long as the handle they were taken from.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct HitPath {
@@ -94,7 +114,7 @@ impl HitPath {
     /// changes meanwhile; tells whether it did. A page that was not marked as used yet is not
     /// served: the cold path marks it. Nor is a thread's first read, which registers its counters.
     #[inline(always)]
-    pub(super) fn read(&self, buffer: &mut [u8], position: u64) -> bool {
+    pub(super) fn read(&self, buffer: &mut [u8], position: u64) -> Hit {
         if buffer.len() as u64 >= LONG_BYTES {
             return self.read_long(buffer, position);
         }
@@ -111,7 +131,7 @@ impl HitPath {
     /// A read of which the copy is what takes the time: it is not begun in vain, and if reads
     /// follow each other, what comes next is touched before it.
     #[inline(never)]
-    fn read_long(&self, buffer: &mut [u8], position: u64) -> bool {
+    fn read_long(&self, buffer: &mut [u8], position: u64) -> Hit {
         let length = buffer.len() as u64;
         if !self.may_read(position, length) {
             return self.read_referenced(buffer, position);
@@ -120,7 +140,7 @@ impl HitPath {
         let word = self.entry_word(position >> PAGE_SHIFT);
         let goes_on = sequence::goes_on(self.hot, position, length);
         if !Entry::from_word(word.load(Ordering::Relaxed)).is_referenced() {
-            return false;
+            return Hit::None;
         }
         self.memory().counters.note_lookups(0, 3 + u64::from(goes_on));
         if !goes_on {
@@ -140,19 +160,19 @@ impl HitPath {
     /// keeps it there (REGION-4). `false` for other files. On a path of its own: one more condition
     /// on that of the arena halves the rate of hot reads, measured.
     #[inline(never)]
-    fn read_referenced(&self, buffer: &mut [u8], position: u64) -> bool {
+    fn read_referenced(&self, buffer: &mut [u8], position: u64) -> Hit {
         let length = buffer.len() as u64;
         if !is_in_one_page(position, length) || position >= self.in_place_end {
-            return false;
+            return Hit::None;
         }
         let word = self.entry_word(position >> PAGE_SHIFT);
         let block = ThreadBlock::of(self.counters_id);
         // Acquire: pairs with the Release in `set_ready`: the descriptor is set up.
         let seen = Entry::from_word(word.load(Ordering::Acquire));
         if !seen.is_referenced() | !block.is_known() {
-            return false;
+            return Hit::None;
         }
-        let Ok(_held) = self.memory().folios.try_get(seen.folio_id()) else { return false };
+        let Ok(_held) = self.memory().folios.try_get(seen.folio_id()) else { return Hit::None };
         let mut is_there = false;
         let copied = read_validated(word, Entry::is_ready, |entry| {
             // With the Entry in hand: a cut sets the length before it changes the bytes behind it.
@@ -166,13 +186,14 @@ impl HitPath {
                 unsafe { copy::copy_out(source, buffer) };
             }
         });
-        let is_good = is_there & copied.is_some();
-        if is_good {
-            block.add(Counter::HitPinned, 1);
-        } else if is_there {
-            forget(buffer);
+        if !is_there {
+            return Hit::None;
         }
-        is_good
+        if copied.is_none() {
+            return Hit::InVain;
+        }
+        block.add(Counter::HitPinned, 1);
+        Hit::Done
     }
 
     /// Whether the bytes lie in one page that the table has an Entry for.
@@ -190,7 +211,7 @@ impl HitPath {
         buffer: &mut [u8],
         position: u64,
         copy: impl FnOnce(*const u8, &mut [u8]),
-    ) -> bool {
+    ) -> Hit {
         let word = self.entry_word(position >> PAGE_SHIFT);
         let block = ThreadBlock::of(self.counters_id);
         let copies = Cell::new(false);
@@ -207,10 +228,9 @@ impl HitPath {
         });
         if copied.is_some() {
             block.add(Counter::HitOptimistic, 1);
-        } else if copies.get() {
-            forget(buffer);
+            return Hit::Done;
         }
-        copied.is_some()
+        if copies.get() { Hit::InVain } else { Hit::None }
     }
 
     /// Takes a reference to the folio that `range` lies in, if that is resident and was marked as
@@ -283,13 +303,6 @@ impl HitPath {
         // as long as the inode.
         unsafe { &*self.entries.wrapping_add(index as usize) }
     }
-}
-
-/// Forgets what a copy in vain has left: the bytes of another page, perhaps of another file.
-#[cold]
-#[inline(never)]
-fn forget(buffer: &mut [u8]) {
-    buffer.fill(0);
 }
 
 #[cfg(all(test, not(loom)))]

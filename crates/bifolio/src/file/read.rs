@@ -11,6 +11,7 @@
 //!                                     filling or writing it: its folio lock
 //! ```
 
+use super::hit::Hit;
 use super::{File, sequence};
 use crate::error::Result;
 use crate::mapping::is_in_one_page;
@@ -43,10 +44,10 @@ impl File {
     /// ```
     #[inline]
     pub fn read_at(&self, buffer: &mut [u8], position: u64) -> Result<usize> {
-        if self.hit_path.read(buffer, position) {
-            return Ok(buffer.len());
+        match self.hit_path.read(buffer, position) {
+            Hit::Done => Ok(buffer.len()),
+            hit => self.read_at_miss(buffer, position, hit),
         }
-        self.read_at_miss(buffer, position)
     }
 
     /// Reads exactly `buffer.len()` bytes at `position`.
@@ -56,13 +57,15 @@ impl File {
     /// fewer bytes; `buffer` may have been filled in part then.
     #[inline]
     pub fn read_exact_at(&self, buffer: &mut [u8], position: u64) -> Result<()> {
-        if self.hit_path.read(buffer, position) {
+        let mut hit = self.hit_path.read(buffer, position);
+        if hit == Hit::Done {
             return Ok(());
         }
         let mut done = 0;
         while done < buffer.len() {
             let (at, wanted) = (position + done as u64, buffer.len() - done);
-            let count = self.read_at_miss(&mut buffer[done..], at)?;
+            let count = self.read_at_miss(&mut buffer[done..], at, hit)?;
+            hit = Hit::None;
             if count == 0 || count < wanted && is_in_one_page(at, wanted as u64) {
                 return Err(self.handle.past_end(position, buffer.len() as u64));
             }
@@ -72,7 +75,8 @@ impl File {
     }
 
     #[inline(never)]
-    fn read_at_miss(&self, buffer: &mut [u8], position: u64) -> Result<usize> {
+    fn read_at_miss(&self, buffer: &mut [u8], position: u64, hit: Hit) -> Result<usize> {
+        hit.forget(buffer);
         self.handle.check_readable()?;
         self.handle.range_end(position, buffer.len() as u64)?;
         self.read_pages(buffer, position, true)

@@ -12,6 +12,7 @@
 
 use super::batch::{Batch, Delivery};
 use super::fill::Locked;
+use super::hit::Hit;
 use super::{File, Registry, faults};
 use crate::error::{Error, ErrorKind, Result};
 use crate::folio::Flag;
@@ -150,9 +151,12 @@ impl File {
     /// What is resident of a request, and whether that is all there is to do.
     fn read_hits(&self, request: &mut ReadRequest<'_>) -> bool {
         request.result = Ok(0);
-        if self.hit_path.read(request.buffer, request.position) {
-            request.result = Ok(request.buffer.len());
-            return true;
+        match self.hit_path.read(request.buffer, request.position) {
+            Hit::Done => {
+                request.result = Ok(request.buffer.len());
+                return true;
+            }
+            hit => hit.forget(request.buffer),
         }
         if let Err(error) = self.handle.range_end(request.position, request.buffer.len() as u64) {
             request.result = Err(error);
