@@ -1,9 +1,13 @@
 //! `File::close`, and giving up what storage will not take.
 
-use bifolio::{Cache, ErrorKind};
-use bifolio_testing::{Call, Fault};
+use std::sync::Arc;
 
-use crate::support::{Faulty, PAGE, Way, assert_same, error_of, read_all};
+use bifolio::{Cache, ErrorKind};
+use bifolio_testing::{Call, CrashingBacking, Fault, FaultyBacking};
+
+use crate::support::{
+    Faulty, PAGE, Way, assert_same, error_of, read_all, wait_for_stats, writable,
+};
 
 const LENGTH: usize = 10 * PAGE as usize + 100;
 
@@ -123,5 +127,32 @@ fn a_flush_that_keeps_failing_can_be_given_up() {
         }
         cache.close().unwrap();
         assert_eq!(&faulty.stored()[4096..4103], b"written");
+    }
+}
+
+/// A backing whose flush fails once: what is written after that is flushed by the next one.
+#[test]
+fn giving_up_a_flush_gives_up_nothing_written_later() {
+    for has_handle in [true, false] {
+        let crashing = Arc::new(CrashingBacking::new(vec![0; 8 * PAGE as usize]));
+        let backing = Arc::new(FaultyBacking::over(crashing.clone()));
+        let cache = Cache::builder().memory(4 << 20).dirty_age_ms_max(5).build().unwrap();
+        let file = cache.open_backing(backing.clone(), &writable()).unwrap();
+        let write_out = |bytes: &[u8], page: u64| {
+            file.write_at(bytes, page * PAGE).unwrap();
+            wait_for_stats(&cache, "written out", |stats| stats.dirty_bytes == 0);
+        };
+        write_out(b"given up", 1);
+        backing.inject(Fault::on(Call::SyncData).fails(libc::EIO));
+        error_of(file.sync_data(), &["os error 5"]);
+        write_out(b"written later", 3);
+        assert_eq!(file.discard_dirty().unwrap(), 0);
+        if has_handle {
+            file.close().unwrap();
+        } else {
+            drop(file);
+            cache.close().unwrap();
+        }
+        assert_eq!(&crashing.durable()[3 * PAGE as usize..][..13], b"written later");
     }
 }

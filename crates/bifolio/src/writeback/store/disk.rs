@@ -1,7 +1,7 @@
 //! The store of a file that has a backing: who reads, who writes, and how long it is there.
 
 use crate::io::{self, Backing, Engine, IoError};
-use crate::sync::{AtomicBool, AtomicU64, Ordering};
+use crate::sync::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 /// See the head of the file.
@@ -19,8 +19,8 @@ pub(in crate::writeback) struct DiskStore {
     /// How often the backing was changed, and how often when the last good flush began.
     changes: AtomicU64,
     flushed_changes: AtomicU64,
-    /// The last flush failed.
-    has_flush_failed: AtomicBool,
+    /// The same of the last flush that failed.
+    failed_changes: AtomicU64,
 }
 
 impl DiskStore {
@@ -37,7 +37,7 @@ impl DiskStore {
             len_bytes: AtomicU64::new(len_bytes),
             changes: AtomicU64::new(0),
             flushed_changes: AtomicU64::new(0),
-            has_flush_failed: AtomicBool::new(false),
+            failed_changes: AtomicU64::new(0),
         }
     }
 
@@ -87,12 +87,12 @@ impl DiskStore {
         // Acquire: pairs with the Release in `note_change`: the device has what is counted.
         let changes = self.changes.load(Ordering::Acquire);
         let flushed = if metadata { io::sync_all(&**writer) } else { io::sync_data(&**writer) };
-        // Release: pairs with the Acquire in `is_flushed`.
-        self.has_flush_failed.store(flushed.is_err(), Ordering::Release);
-        if flushed.is_ok() {
+        match flushed {
             // Release: pairs with the Acquire in `is_flushed`.
-            self.flushed_changes.fetch_max(changes, Ordering::Release);
-        }
+            Ok(()) => self.flushed_changes.fetch_max(changes, Ordering::Release),
+            // Relaxed: only the value counts.
+            Err(_) => self.failed_changes.fetch_max(changes, Ordering::Relaxed),
+        };
         flushed
     }
 
@@ -104,15 +104,12 @@ impl DiskStore {
         self.changes.load(Ordering::Acquire) <= flushed_changes
     }
 
-    /// Gives up what a flush that failed was to make durable.
+    /// Gives up what a flush that failed was to make durable, and no change that came later.
     pub(in crate::writeback) fn forget_failed_flush(&self) {
-        // AcqRel: pairs with the Release in `flush`.
-        if self.has_flush_failed.swap(false, Ordering::AcqRel) {
-            // Acquire: pairs with the Release in `note_change`.
-            let changes = self.changes.load(Ordering::Acquire);
-            // Release: pairs with the Acquire in `is_flushed`.
-            self.flushed_changes.fetch_max(changes, Ordering::Release);
-        }
+        // Relaxed: only the value counts.
+        let failed_changes = self.failed_changes.load(Ordering::Relaxed);
+        // Release: pairs with the Acquire in `is_flushed`.
+        self.flushed_changes.fetch_max(failed_changes, Ordering::Release);
     }
 
     /// Asks the backing how long it is. The caller has `cutting` alone.
