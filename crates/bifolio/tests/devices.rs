@@ -22,7 +22,7 @@ use bifolio::{
 use bifolio_testing::{Call, Fault, FaultyBacking, Gate, MemoryBacking, fill_bytes};
 use fastrand::Rng;
 use support::{
-    PAGE, assert_same, directory, error_of, open, random_file, read, read_all, writable,
+    PAGE, assert_same, directory, error_of, open, random_file, read, read_all, wait_until, writable,
 };
 
 /// No call on a healthy file takes so long.
@@ -181,6 +181,42 @@ fn a_pin_for_writing_is_refused_as_a_write_is() {
     file.sync_data().unwrap();
     assert_eq!(memory.bytes()[(page * PAGE) as usize], 7);
     assert!((0..page).all(|page| memory.bytes()[(page * PAGE) as usize] == page as u8 | 1));
+}
+
+#[test]
+fn one_bad_page_does_not_stop_writes_of_others() {
+    let (memory, backing) = faulty_memory(8 << 20);
+    backing.inject(Fault::on(Call::Write).at(0..PAGE).forever().fails(libc::EIO));
+    let cache = small_cache().dirty_bytes_max(256 << 10).build().unwrap();
+    let file = cache.open_backing(backing.clone(), &writable()).unwrap();
+    for round in 0..3 {
+        file.write_all_at(&[round], 0).unwrap();
+        // There is nothing else that the device could take.
+        wait_until("the device is in trouble", || cache.stats().devices[0].is_stuck);
+        // Not the page's neighbour, which would be part of its transfer.
+        for page in 2..1024 {
+            file.write_all_at(&[round + 1], page * PAGE).unwrap();
+        }
+        wait_until("the rest is written", || cache.stats().dirty_bytes <= PAGE);
+        assert!((2..1024).all(|page| memory.bytes()[(page * PAGE) as usize] == round + 1));
+    }
+}
+
+#[test]
+fn a_sync_that_the_device_takes_ends_its_trouble() {
+    let (_, backing) = faulty_memory(8 << 20);
+    backing.inject(full_disk());
+    let cache = Cache::builder().memory(MEMORY).dirty_age_ms_max(60_000).build().unwrap();
+    let file = cache.open_backing(backing.clone(), &writable()).unwrap();
+    write_until_refused(&file, &fill_bytes(5, 8 << 20));
+    let is_stuck = || cache.stats().devices[0].is_stuck;
+    assert!(is_stuck());
+    // The rounds that were asked for have been made.
+    thread::sleep(Duration::from_millis(300));
+    backing.heal();
+    let _told_of_the_past = file.sync_data();
+    file.sync_data().unwrap();
+    assert!(!is_stuck(), "{:?}", cache.stats().devices);
 }
 
 #[test]

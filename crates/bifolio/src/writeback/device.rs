@@ -15,7 +15,7 @@
 //! nothing and refused something leaves its trouble: the cause, and the number of the round. A
 //! writer who finds no room asks for a round and waits for room, or for the trouble of a round that
 //! began after he came: then the device was asked on his behalf, and its answer is his error. The
-//! first folio that is taken ends the trouble.
+//! first folio that is taken, for the flusher or for a sync, ends the trouble.
 
 use super::inode::Inode;
 use super::throttle::{DirtyPages, part_of};
@@ -47,6 +47,8 @@ struct Calls {
 #[derive(Debug, Default)]
 struct Rounds {
     begun: u64,
+    /// Write-outs that have ended well.
+    answers: u64,
     trouble: Option<(u64, Arc<IoError>)>,
     last_error: Option<Arc<IoError>>,
 }
@@ -71,14 +73,14 @@ pub(crate) struct Device {
     met_folios: AtomicU64,
     /// Writers who are held.
     held: AtomicU64,
-    /// Write-outs that have ended well.
-    answers: AtomicU64,
 }
 
 /// What a round begins with.
 #[derive(Debug)]
 pub(super) struct Round {
     number: u64,
+    /// Write-outs that had ended well before it.
+    answers: u64,
     pub(super) ranges: Vec<(Weak<Inode>, Range<u64>)>,
     /// The stores through maps are to be looked for.
     pub(super) looks_for_stores: bool,
@@ -107,7 +109,6 @@ impl Device {
             is_stuck: AtomicBool::new(false),
             met_folios: AtomicU64::new(0),
             held: AtomicU64::new(0),
-            answers: AtomicU64::new(0),
         }
     }
 
@@ -183,6 +184,7 @@ impl Device {
         rounds.begun += 1;
         Round {
             number: rounds.begun,
+            answers: rounds.answers,
             ranges,
             looks_for_stores,
             wanted_folios: self.met_folios.swap(0, Ordering::Relaxed),
@@ -190,10 +192,11 @@ impl Device {
         }
     }
 
-    /// A round has come to so many folios taken, and this error. Whether there is trouble now.
-    pub(super) fn end_round(&self, round: &Round, taken: u64, error: Option<Arc<IoError>>) -> bool {
+    /// A round has come to this error, if to one. Whether there is trouble now.
+    pub(super) fn end_round(&self, round: &Round, error: Option<Arc<IoError>>) -> bool {
         let mut rounds = self.rounds.lock();
-        if taken > 0 || self.dirty_pages.own() == 0 {
+        let has_taken = rounds.answers > round.answers;
+        if has_taken || self.dirty_pages.own() == 0 {
             rounds.trouble = None;
         } else if let Some(error) = error {
             rounds.trouble = Some((round.number, error));
@@ -233,19 +236,22 @@ impl Device {
         self.is_stuck.load(Ordering::Relaxed)
     }
 
-    /// A write-out has ended.
+    /// A write-out has ended, whoever began it.
     pub(super) fn note_end(&self, error: Option<&Arc<IoError>>) {
+        let mut rounds = self.rounds.lock();
         match error {
             None => {
-                self.answers.fetch_add(1, Ordering::Relaxed);
+                rounds.answers += 1;
+                rounds.trouble = None;
+                self.is_stuck.store(false, Ordering::Relaxed);
             }
-            Some(error) => self.rounds.lock().last_error = Some(Arc::clone(error)),
+            Some(error) => rounds.last_error = Some(Arc::clone(error)),
         }
     }
 
     /// Write-outs that have ended well.
     pub(super) fn answers(&self) -> u64 {
-        self.answers.load(Ordering::Relaxed)
+        self.rounds.lock().answers
     }
 
     /// A writer is held, until the result is dropped.
@@ -312,18 +318,20 @@ mod tests {
         let round = device.begin_round(std::time::Duration::ZERO);
         assert!(!round.is_probe);
         let came = device.rounds_begun();
-        assert!(device.end_round(&round, 0, error()) && device.is_stuck());
+        assert!(device.end_round(&round, error()) && device.is_stuck());
         assert!(device.trouble().is_some() && device.trouble_after(came).is_none());
         assert!(!device.leave(), "the calls were before the round");
         assert!(device.call());
         let round = device.begin_round(std::time::Duration::ZERO);
         assert!(round.is_probe);
         assert!(!device.call(), "somebody is there");
-        device.end_round(&round, 0, error());
+        device.end_round(&round, error());
         assert!(device.trouble_after(came).is_some());
         assert!(device.leave(), "called meanwhile");
         let round = device.begin_round(std::time::Duration::ZERO);
-        assert!(!device.end_round(&round, 1, error()) && !device.is_stuck());
+        device.note_end(None);
+        assert!(!device.is_stuck(), "something was taken");
+        assert!(!device.end_round(&round, error()) && !device.is_stuck());
         assert!(!device.leave());
     }
 }

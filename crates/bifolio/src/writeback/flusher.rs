@@ -69,6 +69,9 @@ const THREADS_MAX: usize = 64;
 const HASTE: Duration = Duration::from_millis(5);
 /// The pause after a round in which the device took nothing.
 const RETRY_PAUSE: Duration = Duration::from_millis(20);
+/// How many of the oldest folios of a file a device is asked to take that took nothing: more than
+/// one, so that a bad place of it, where a folio stays dirty, is not taken for all of the device.
+const PROBED_FOLIOS: u64 = 8;
 /// The most folios of a round because reclaim has met some.
 const WANTED_FOLIOS_MAX: u64 = 256;
 
@@ -391,7 +394,7 @@ impl Flusher {
         }
         let total = self.flush(&device, memory, &round);
         let taken = total.folios;
-        let is_stuck = device.end_round(&round, taken, total.error);
+        let is_stuck = device.end_round(&round, total.error);
         self.throttle.release();
         // Who found the flusher there did not call it; a mark missed here waits for a tick.
         if taken > 0 && self.is_much(&device) || round.is_probe && !is_stuck {
@@ -418,12 +421,12 @@ impl Flusher {
     }
 
     /// Writes out what is old, what is too much, and what is wanted. A device that took nothing the
-    /// last time is asked to take one folio of each file.
+    /// last time is asked to take a few folios of each file.
     fn flush(&self, device: &Device, memory: &Memory, round: &Round) -> Written {
         let mut total = Written::default();
         if round.is_probe {
             for inode in device.files() {
-                let left = |progress: Progress| u64::from(progress.begun_folios == 0);
+                let left = |progress: Progress| PROBED_FOLIOS.saturating_sub(progress.begun_folios);
                 total.add(inode.write_out_until(u64::MAX, left));
             }
         } else {
