@@ -25,6 +25,8 @@ pub struct Faults {
     pub short: u32,
     /// Calls that take up to a millisecond.
     pub slow: u32,
+    /// Flushes that fail with EIO: what they were to make durable is left to the next one.
+    pub flush: u32,
 }
 
 /// See the head of the file.
@@ -39,6 +41,7 @@ pub struct Device {
     write: AtomicU32,
     short: AtomicU32,
     slow: AtomicU32,
+    flush: AtomicU32,
     /// Writes fail with ENOSPC.
     is_full: AtomicBool,
     /// Writes and flushes wait until this is taken back.
@@ -104,6 +107,7 @@ impl Device {
             write: AtomicU32::new(faults.write),
             short: AtomicU32::new(faults.short),
             slow: AtomicU32::new(faults.slow),
+            flush: AtomicU32::new(faults.flush),
             is_full: AtomicBool::new(false),
             is_hung: AtomicBool::new(false),
             calls: AtomicU64::new(0),
@@ -112,7 +116,7 @@ impl Device {
 
     /// No more faults.
     pub fn heal(&self) {
-        for rate in [&self.read, &self.write, &self.short, &self.slow] {
+        for rate in [&self.read, &self.write, &self.short, &self.slow, &self.flush] {
             rate.store(0, Ordering::Relaxed);
         }
         self.is_full.store(false, Ordering::Relaxed);
@@ -229,6 +233,9 @@ impl Backing for Device {
 
     fn sync_data(&self) -> io::Result<()> {
         let _alone = self.flushing.lock().expect("nobody panics in a flush");
+        if self.strikes(&self.flush) {
+            return Err(error(libc::EIO));
+        }
         let (pages, len, len_version) = {
             let mut state = self.state();
             let numbers = std::mem::take(&mut state.unflushed);

@@ -166,7 +166,13 @@ impl Scene {
 
 fn faults(random: &mut Rng) -> Faults {
     let mut rate = |most: u32| if random.bool() { 0 } else { random.u32(0..most) };
-    Faults { read: rate(50_000), write: rate(200_000), short: rate(300_000), slow: rate(300_000) }
+    Faults {
+        read: rate(50_000),
+        write: rate(200_000),
+        short: rate(300_000),
+        slow: rate(300_000),
+        flush: rate(300_000),
+    }
 }
 
 /// Some operations are left out, some are wildly common.

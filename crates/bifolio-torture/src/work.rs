@@ -260,13 +260,25 @@ impl Worker<'_> {
         if let Err(error) = answer {
             return self.refused("sync", target, &error);
         }
+        self.cut_power("power cut after a sync", target, range, if whole { 16 } else { 4 }, begun)
+    }
+
+    /// What a power cut now would leave of some pages of what was made durable.
+    fn cut_power(
+        &mut self,
+        what: &str,
+        target: &Target,
+        range: Range<u64>,
+        looks: u32,
+        begun: u64,
+    ) -> Outcome {
         let Some(device) = &target.device else { return Ok(()) };
-        for _ in 0..if whole { 16 } else { 4 } {
+        for _ in 0..looks {
             let pages = range.start / 4096..range.end.div_ceil(4096);
             let page = self.random.u64(pages) * 4096;
             let part = page.max(range.start)..(page + 4096).min(range.end);
             let durable = device.durable(part.start, (part.end - part.start) as usize);
-            target.history.check("power cut after a sync", &durable, part.start, begun)?;
+            target.history.check(what, &durable, part.start, begun)?;
         }
         Ok(())
     }
@@ -369,15 +381,26 @@ impl Worker<'_> {
         Ok(())
     }
 
-    /// Lets the thread's handle go and opens the file anew.
+    /// Lets the thread's handle go, or closes it, and opens the file anew, perhaps only to read.
     fn reopen(&mut self, target: &Target, file: File) -> Outcome {
         let (Class::Handles, Some(device)) = (self.scene.class, &target.device) else {
             return Ok(());
         };
         let mut slot = target.handles[self.number].lock().expect("no panic");
-        drop((slot.take(), file));
+        drop(slot.take());
+        if self.random.bool() {
+            let begun = self.scene.clock.begin_call(self.number);
+            if let Err(error) = file.close() {
+                return self.refused("close", target, &error);
+            }
+            let whole = 0..target.len_bytes_max;
+            self.cut_power("power cut after a close", target, whole, 16, begun)?;
+        } else {
+            drop(file);
+        }
         let backing: Arc<dyn Backing> = Arc::<Device>::clone(device);
-        match self.scene.cache.open_backing(backing, &target.options) {
+        let options = target.options.clone().write(self.random.u32(0..8) > 0);
+        match self.scene.cache.open_backing(backing, &options) {
             Ok(file) => *slot = Some(file),
             Err(error) => return Err(Violation(format!("open failed: {error}"))),
         }
@@ -388,6 +411,7 @@ impl Worker<'_> {
     fn refused(&self, call: &str, target: &Target, error: &bifolio::Error) -> Outcome {
         let is_expected = match error.kind() {
             ErrorKind::PastEnd { .. } => self.scene.has_cuts() || call.starts_with("pin"),
+            ErrorKind::NotOpenedFor { .. } => self.scene.class == Class::Handles,
             _ => false,
         };
         if is_expected {
