@@ -121,7 +121,7 @@ impl Registry {
         while let Some(inode) = self.settled(key, |open| open.handles == 0) {
             let failure = durable(&inode).err();
             drop(inode);
-            let Some((busy, open)) = self.take_unused(key) else { break };
+            let Some((busy, open)) = self.take_unused(key, |_| true) else { break };
             if self.drop_pages(&open.inode) {
                 self.free(open);
                 break;
@@ -134,11 +134,15 @@ impl Registry {
         Ok(())
     }
 
-    /// L2.
-    fn take_unused(&self, key: Key) -> Option<(Busy<'_>, Open)> {
+    /// L2, if the file is as wanted.
+    fn take_unused(
+        &self,
+        key: Key,
+        is_wanted: impl FnOnce(&Open) -> bool,
+    ) -> Option<(Busy<'_>, Open)> {
         let mut files = self.files.lock();
         let slot = files.slots.get_mut(&key)?;
-        if !matches!(slot, Slot::Open(open) if open.handles == 0) {
+        if !matches!(slot, Slot::Open(open) if open.handles == 0 && is_wanted(open)) {
             return None;
         }
         let Slot::Open(open) = std::mem::replace(slot, Slot::Releasing) else { return None };
@@ -206,10 +210,10 @@ impl Registry {
         self.check()?;
         let mut discarded = Vec::new();
         for key in self.keys() {
-            if self.settled(key, |open| open.is_kept).is_none() {
-                continue;
-            }
-            let Some((_busy, open)) = self.take_unused(key) else { continue };
+            // One that is being released may be kept.
+            drop(self.settled(key, |_| false));
+            // Judged with the slot taken: another last close may be about to make it durable.
+            let Some((_busy, open)) = self.take_unused(key, |open| open.is_kept) else { continue };
             let file = open.inode.name();
             discarded.push(Discarded { file, bytes: open.inode.discard_all() });
             self.reclaim.wait_for_turn();
@@ -244,7 +248,7 @@ impl Drop for Registry {
         for key in keys {
             let Err(failure) = self.retire(key) else { continue };
             log::error!("{failure}; these bytes are lost: the cache ends");
-            if let Some((_busy, open)) = self.take_unused(key) {
+            if let Some((_busy, open)) = self.take_unused(key, |_| true) {
                 open.inode.remove_folios_from(0);
                 self.reclaim.wait_for_turn();
                 self.free(open);
