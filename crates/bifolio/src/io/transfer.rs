@@ -16,7 +16,6 @@
 //! Nothing here retries anything else, or decides what an error means for a page.
 
 use std::io;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread;
 use std::time::Duration;
 
@@ -133,33 +132,18 @@ fn write_once(
     }
 }
 
-/// Makes everything written before durable. A backing that panics has failed.
+/// Makes everything written before durable.
 pub(crate) fn sync_data(backing: &dyn Backing) -> Result<(), IoError> {
     blocking::check("a sync");
-    caught(backing, Operation::SyncData, || persist(None, || backing.sync_data()))
+    persist(None, || backing.sync_data())
+        .map_err(|error| plain_error(backing, Operation::SyncData, 0, error))
 }
 
-/// Makes everything written before durable, and the file's metadata. A backing that panics has
-/// failed.
+/// Makes everything written before durable, and the file's metadata.
 pub(crate) fn sync_all(backing: &dyn Backing) -> Result<(), IoError> {
     blocking::check("a sync");
-    caught(backing, Operation::SyncAll, || persist(None, || backing.sync_all()))
-}
-
-/// Others may wait for the answer of this call: it must not be lost to a panic.
-fn caught(
-    backing: &dyn Backing,
-    operation: Operation,
-    call: impl FnOnce() -> io::Result<()>,
-) -> Result<(), IoError> {
-    let whole =
-        AssertUnwindSafe(|| call().map_err(|error| plain_error(backing, operation, 0, error)));
-    catch_unwind(whole).unwrap_or_else(|_| {
-        // Not asked for its name: it might panic again.
-        let source = io::Error::other("the backing panicked");
-        let file = "a backing".to_owned();
-        Err(IoError { file, operation, position_bytes: 0, length_bytes: 0, source })
-    })
+    persist(None, || backing.sync_all())
+        .map_err(|error| plain_error(backing, Operation::SyncAll, 0, error))
 }
 
 /// Cuts or grows the file.

@@ -15,7 +15,7 @@
 //! | frames and metadata that somebody must free, the turn to reclaim | [`check`] |
 //! | `cutting`, `resizing`, too much dirt, an epoch of write-outs | [`check`] |
 //! | staging memory | [`check`] |
-//! | a backing's sync and change of length | [`check`] |
+//! | a flush, and a change of a backing's length | [`check`] |
 //! | a transfer, a ring to make one | [`check_in_queue`] |
 //!
 //! A mutex that nobody keeps while he sleeps is none of these. Release builds count nothing,

@@ -25,7 +25,7 @@
 //! FLUSH-2: all who joined a round get its answer, the error too. What follows from an error is the
 //! backing's to know: a file of the kernel stays failed (IO-4).
 
-use crate::sync::{Condvar, Mutex};
+use crate::sync::{Condvar, Mutex, blocking};
 
 /// See the head of the file.
 #[derive(Debug)]
@@ -84,6 +84,7 @@ impl<E: Clone> Flushes<E> {
         metadata: bool,
         flush: impl FnOnce(bool) -> Result<(), E>,
     ) -> Flushed<E> {
+        blocking::check("a flush");
         let mut state = self.state.lock();
         let round = state.round;
         state.joined += 1;

@@ -67,6 +67,7 @@ impl Resizing<'_> {
     /// for write-outs.
     pub(crate) fn cut_to_backing(&self) -> Result<u64, IoError> {
         let inode = self.inode;
+        blocking::check("`cutting`, and the backing");
         let _no_write_out = inode.cutting.write();
         let before_bytes = inode.mapping.len_bytes();
         let Store::Disk(disk) = &inode.store else { return Ok(before_bytes) };
