@@ -85,17 +85,17 @@ impl CacheBuilder {
     }
 
     /// How much may be dirty before the flusher writes it out in the background, bytes: by default
-    /// a quarter of the bound, at the most half of it. For each device, what others leave of that.
+    /// a quarter of the bound, at the most `dirty_bytes_max`. For each device, what others leave of that.
     pub fn dirty_bytes_background(mut self, bytes: u64) -> Self {
         self.config.dirty_bytes_background = Some(bytes);
         self
     }
 
     /// How much may be dirty before writers are held until the device has taken some, bytes: by
-    /// default half of the bound, which is also the most. That is for all files together, and no
-    /// write exceeds it; one device ([`Backing::device`]) may have three quarters of what others
-    /// leave, so that one which takes nothing leaves room to the others. A writer whose device
-    /// takes nothing gets [`ErrorKind::Unwritable`] then.
+    /// default two thirds of the bound, which is also the most. That is for all files together, and
+    /// no write exceeds it; one device ([`Backing::device`]) may have three quarters of what others
+    /// leave (half of the bound, if it is alone), so that one which takes nothing leaves room to
+    /// the others. A writer whose device takes nothing gets [`ErrorKind::Unwritable`] then.
     pub fn dirty_bytes_max(mut self, bytes: u64) -> Self {
         self.config.dirty_bytes_max = Some(bytes);
         self

@@ -143,11 +143,12 @@ impl Flusher {
         flusher
     }
 
-    /// Fits the thresholds to the bound: a quarter of it dirty sets the flusher to work, half of it
-    /// holds writers, unless the caller has chosen. Much: random writes leave in the order of their
-    /// places, and the more there are the faster the device takes them.
+    /// Fits the thresholds to the bound: a quarter of it dirty sets the flusher to work, two thirds
+    /// hold writers, unless the caller has chosen; a device that is alone may have half. Much:
+    /// random writes leave in the order of their places, and the more there are the faster the
+    /// device takes them.
     pub(crate) fn set_bound(&self, bound_bytes: u64) {
-        let max = self.settings.max_bytes.unwrap_or(u64::MAX).min(bound_bytes / 2);
+        let max = self.settings.max_bytes.unwrap_or(u64::MAX).min(bound_bytes / 3 * 2);
         let background = self.settings.background_bytes.unwrap_or(bound_bytes / 4).min(max);
         self.background_pages.store(background / PAGE_BYTES, Ordering::Relaxed);
         self.max_pages.store(max / PAGE_BYTES, Ordering::Relaxed);
