@@ -8,6 +8,7 @@ use crate::error::{ErrorKind, Result};
 use crate::frames::Region;
 use crate::mapping::{PAGE_BYTES, pages_of};
 use crate::sys::signal;
+use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -66,6 +67,11 @@ impl File {
         region.mapped().add(pages.clone());
         guard.mapped = Some((Arc::clone(region), pages));
         Ok((Arc::clone(region), guard))
+    }
+
+    /// Looks for stores from now on: before a raw writer gets an address.
+    pub(crate) fn track_stores(&self, region: &Region) -> io::Result<()> {
+        self.handle.inode.track_stores(region)
     }
 
     /// Refuses a handle that may not write.

@@ -53,7 +53,7 @@ use super::mapped::MappedPages;
 use super::regions::Regions;
 use crate::error::Error;
 use crate::folio::FolioId;
-use crate::sync::{AtomicBool, Mutex, MutexGuard, Ordering};
+use crate::sync::{AtomicBool, AtomicU8, Mutex, MutexGuard, Ordering};
 use crate::sys::copy;
 use crate::sys::memory::Reservation;
 use crate::sys::pagemap::Pagemap;
@@ -78,6 +78,13 @@ enum Leftover {
     /// somebody holds on to them. With `is_taken` a folio of the table has it now.
     Held { orphans: SmallVec<[FolioId; 1]>, is_taken: bool },
 }
+
+/// Stores are not looked for: there can be none.
+const UNTRACKED: u8 = 0;
+/// They are, but write-outs that began before may still be reading the pages themselves.
+const TRACKED: u8 = 1;
+/// All that is written out is copied.
+const COPIED: u8 = 2;
 
 /// How often the kernel is asked to unmap pages whose bytes nobody wants.
 const UNMAP_TRIES_MAX: u32 = 3;
@@ -109,8 +116,8 @@ pub(crate) struct Region {
     regions: Arc<Regions>,
     /// Where stores are seen, if the kernel can tell: then there may be raw writers.
     pagemap: Option<Pagemap>,
-    /// Whether raw writers may be, or have been, at work.
-    is_tracked: AtomicBool,
+    /// Whether raw writers may be, or have been, at work: [`UNTRACKED`] and what follows.
+    tracking: AtomicU8,
     section: Mutex<()>,
     mapped: MappedPages,
     errors: FaultErrors,
@@ -139,7 +146,7 @@ impl Region {
             userfault: Arc::clone(userfault),
             regions: Arc::clone(regions),
             pagemap: regions.watch_stores()?,
-            is_tracked: AtomicBool::new(false),
+            tracking: AtomicU8::new(UNTRACKED),
             section: Mutex::new(()),
             mapped: MappedPages::default(),
             errors: FaultErrors::default(),
@@ -260,7 +267,7 @@ impl Region {
     /// Whether stores are looked for.
     pub(crate) fn is_tracked(&self) -> bool {
         // Acquire: pairs with the Release in `track`: the pages that were there are protected.
-        self.is_tracked.load(Ordering::Acquire)
+        self.tracking.load(Ordering::Acquire) != UNTRACKED
     }
 
     /// Where stores are seen.
@@ -268,7 +275,8 @@ impl Region {
         self.pagemap.as_ref().ok_or_else(|| io::ErrorKind::Unsupported.into())
     }
 
-    /// Looks for stores from now on. To be called before the first raw writer gets an address.
+    /// Looks for stores from now on. To be called before the first raw writer gets an address, who
+    /// is to wait for the write-outs that are in flight, unless [`Self::is_copied`].
     pub(crate) fn track(&self) -> io::Result<()> {
         let _section = self.section();
         let pagemap = self.pagemap()?;
@@ -278,15 +286,27 @@ impl Region {
         // Before the pages there are: those that come meanwhile are protected, or count as stored
         // to.
         // Release: pairs with the Acquire in `is_tracked`.
-        self.is_tracked.store(true, Ordering::Release);
+        self.tracking.store(TRACKED, Ordering::Release);
         let range = self.range_of(&(0..self.memory.len() as u64 / PAGE_BYTES));
         let protected = pagemap.protect(range.start, range.length_bytes);
         if protected.is_err() {
             // Nobody gets an address; the next one who wants to tries again.
             // Release: as above.
-            self.is_tracked.store(false, Ordering::Release);
+            self.tracking.store(UNTRACKED, Ordering::Release);
         }
         protected
+    }
+
+    /// Whether no write-out reads the pages themselves any more.
+    pub(crate) fn is_copied(&self) -> bool {
+        // Acquire: pairs with the Release in `note_copied`: those that did have ended.
+        self.tracking.load(Ordering::Acquire) == COPIED
+    }
+
+    /// The write-outs that were in flight when stores were first looked for have ended.
+    pub(crate) fn note_copied(&self) {
+        // Release: pairs with the Acquire in `is_copied`.
+        self.tracking.store(COPIED, Ordering::Release);
     }
 
     /// Why pages could not be had.

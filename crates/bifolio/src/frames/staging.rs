@@ -3,6 +3,9 @@
 //! A transfer into a region would show half a page to whoever maps it, so it goes here, and from
 //! here the whole page goes to its place. A fixed number of pages, charged once; who finds none
 //! waits until a fill ends, holding no frame and no folio's lock, or does without.
+//!
+//! Pages of regions that are written out while they may be stored to are copied to it, too: to a
+//! half of it at most, for a device may keep them for long.
 
 use super::arena::PAGE_BYTES;
 use crate::sync::{Condvar, Mutex, blocking};
@@ -13,9 +16,16 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub(crate) struct Staging {
     memory: Reservation,
-    /// Which pages are in use.
-    used: Mutex<Vec<bool>>,
+    used: Mutex<Used>,
     freed: Condvar,
+}
+
+#[derive(Debug)]
+struct Used {
+    /// Which pages are in use.
+    pages: Vec<bool>,
+    /// How many of them are copies of what is written out.
+    copies: usize,
 }
 
 /// Some pages in a row, given back on drop.
@@ -24,13 +34,18 @@ pub(crate) struct Staged {
     staging: Arc<Staging>,
     first: usize,
     pages: usize,
+    are_copies: bool,
 }
 
 impl Staging {
     /// In `memory`, which is resident.
     pub(super) fn new(memory: Reservation) -> Self {
         let pages = memory.len() / PAGE_BYTES as usize;
-        Self { memory, used: Mutex::new(vec![false; pages]), freed: Condvar::new() }
+        Self {
+            memory,
+            used: Mutex::new(Used { pages: vec![false; pages], copies: 0 }),
+            freed: Condvar::new(),
+        }
     }
 
     /// The longest row of free pages, at most `pages_max`; waits for one page at least.
@@ -38,7 +53,7 @@ impl Staging {
         blocking::check("staging memory");
         let mut used = self.used.lock();
         loop {
-            if let Some(found) = self.try_take_locked(&mut used, pages_max) {
+            if let Some(found) = self.try_take_locked(&mut used.pages, pages_max) {
                 return found;
             }
             self.freed.wait(&mut used);
@@ -47,13 +62,23 @@ impl Staging {
 
     /// As [`Self::take`], if there is any.
     pub(crate) fn try_take(self: &Arc<Self>, pages_max: usize) -> Option<Staged> {
-        self.try_take_locked(&mut self.used.lock(), pages_max)
+        self.try_take_locked(&mut self.used.lock().pages, pages_max)
+    }
+
+    /// As [`Self::try_take`], for copies of what is to be written out.
+    pub(crate) fn try_take_for_copies(self: &Arc<Self>, pages_max: usize) -> Option<Staged> {
+        let mut used = self.used.lock();
+        let pages_max = pages_max.min((used.pages.len() / 2).saturating_sub(used.copies));
+        let mut taken = self.try_take_locked(&mut used.pages, pages_max)?;
+        used.copies += taken.pages;
+        taken.are_copies = true;
+        Some(taken)
     }
 
     fn try_take_locked(self: &Arc<Self>, used: &mut [bool], pages_max: usize) -> Option<Staged> {
         let (first, pages) = longest_row(used, pages_max)?;
         used[first..first + pages].fill(true);
-        Some(Staged { staging: Arc::clone(self), first, pages })
+        Some(Staged { staging: Arc::clone(self), first, pages, are_copies: false })
     }
 }
 
@@ -93,7 +118,12 @@ impl Staged {
     }
 
     fn give_back(&self, pages: std::ops::Range<usize>) {
-        self.staging.used.lock()[pages].fill(false);
+        let mut used = self.staging.used.lock();
+        if self.are_copies {
+            used.copies -= pages.len();
+        }
+        used.pages[pages].fill(false);
+        drop(used);
         self.staging.freed.notify_all();
     }
 }
@@ -116,6 +146,21 @@ mod tests {
         assert_eq!(longest_row(&used("...."), 2), Some((0, 2)));
         assert_eq!(longest_row(&used("xx.xx"), 4), Some((2, 1)));
         assert_eq!(longest_row(&used("xxxx"), 4), None);
+    }
+
+    #[test]
+    fn copies_take_a_half_at_most() {
+        let staging = Arc::new(Staging::new(Reservation::new(8 * 4096, 4096).unwrap()));
+        let mut copies = staging.try_take_for_copies(3).unwrap();
+        let last = staging.try_take_for_copies(3).unwrap();
+        assert_eq!((copies.pages(), last.pages()), (3, 1));
+        assert!(staging.try_take_for_copies(1).is_none());
+        copies.shrink(1);
+        assert_eq!(staging.try_take_for_copies(8).unwrap().pages(), 2);
+        drop((copies, last));
+        let fill = staging.take(6);
+        assert_eq!(fill.pages(), 6);
+        assert_eq!(staging.try_take_for_copies(8).unwrap().pages(), 2);
     }
 
     #[test]

@@ -110,7 +110,8 @@ impl File {
         Ok(Map { _guard: guard, file: self.clone(), region, range, errors_seen })
     }
 
-    /// Maps the bytes of `range`, which must lie in the file, for reading and writing.
+    /// Maps the bytes of `range`, which must lie in the file, for reading and writing. The first
+    /// call for a file waits for what of it is being written out.
     ///
     /// # Errors
     /// As [`File::map`]; a handle not opened for writing; a kernel that cannot tell which pages
@@ -123,7 +124,7 @@ impl File {
             return Err(ErrorKind::CannotMapMut { reason }.into());
         }
         let purpose = "watching the stores of a map";
-        map.region.track().map_err(|source| ErrorKind::Memory { purpose, source })?;
+        self.track_stores(&map.region).map_err(|source| ErrorKind::Memory { purpose, source })?;
         Ok(MapMut { map })
     }
 }

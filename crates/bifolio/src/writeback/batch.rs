@@ -21,6 +21,7 @@
 //! Hands frames to the engine; the references kept with each transfer are their owners.
 #![allow(unsafe_code)]
 
+use super::copies::Copies;
 use super::dirty::InFlight;
 use super::inode::{Inode, pieces_of};
 use crate::error::Error;
@@ -82,11 +83,16 @@ pub(super) struct Run<'a> {
     pub(super) length: u64,
     /// Where they go if they are spilled.
     pub(super) slots: Option<SlotRun>,
+    /// Where their bytes are, if others may store to the folios.
+    pub(super) copies: Option<Copies>,
 }
 
 impl Run<'_> {
     /// Where its bytes are.
     pub(super) fn pieces(&self, inode: &Inode) -> Pieces {
+        if let Some(copies) = &self.copies {
+            return pieces_of(self.length, std::iter::once((copies.address(0), self.length)));
+        }
         let folios = self.folios.iter();
         pieces_of(self.length, folios.map(|leaving| (leaving.start(inode), leaving.folio_bytes())))
     }
@@ -289,16 +295,27 @@ impl<'a> WriteBatch<'a> {
         if self.inode.spill().is_some() {
             return self.spill_run(folios);
         }
+        match self.needs_copies(&folios) {
+            Some(region) => self.start_copied(folios, region),
+            None => self.start_from(folios, None),
+        }
+    }
+
+    /// Starts the transfer of neighbours, from `copies` or from where they are.
+    pub(super) fn start_from(
+        &mut self,
+        folios: SmallVec<[Leaving<'a>; 1]>,
+        copies: Option<Copies>,
+    ) {
         let inode = self.inode;
         let position = folios[0].folio.folio().index() * PAGE_BYTES;
         let run_bytes = folios.len() as u64 * inode.mapping.folio_bytes();
         let length = inode.mapping.len_bytes().saturating_sub(position).min(run_bytes);
-        let run = Run { folios, position, length, slots: None };
+        let run = Run { folios, position, length, slots: None, copies };
         if length == 0 {
             return self.end(run, None);
         }
         inode.memory.counters.add(Counter::WriteRequest, 1);
-        self.revoke(&run);
         let pieces = run.pieces(inode);
         let backing = Arc::clone(inode.writer());
         let transfer =
@@ -318,7 +335,7 @@ impl<'a> WriteBatch<'a> {
             length_bytes,
             source: std::io::Error::other(error),
         };
-        let run = Run { folios, position, length: 0, slots: None };
+        let run = Run { folios, position, length: 0, slots: None, copies: None };
         self.end(run, Some(Arc::new(error)));
     }
 
@@ -368,6 +385,17 @@ impl<'a> WriteBatch<'a> {
         }
     }
 
+    /// Transfers that were started and have not ended.
+    pub(super) fn started(&self) -> usize {
+        self.line.len() + self.queue.in_flight()
+    }
+
+    /// Waits until some of the transfers that were started have ended.
+    pub(super) fn wait_for_some(&mut self) {
+        self.leave();
+        self.turn(self.queue.in_flight().div_ceil(2));
+    }
+
     /// Gives the queue as much of the line as there is room for.
     fn leave(&mut self) {
         while let Some((_, next)) = self.line.front() {
@@ -379,36 +407,20 @@ impl<'a> WriteBatch<'a> {
             let Some((transfer, run)) = self.line.pop_front() else { break };
             self.line_bytes -= run.length;
             self.in_flight_bytes = in_flight_bytes;
-            // SAFETY: IO-1: frames of the arena, which stays mapped (FRAMES-2), or a copy that
-            // stays until the write-out has ended; the run, which the queue keeps until it is
-            // complete, has a reference to each folio, so none is given to others, and nobody
-            // changes them meanwhile (WRITEBACK-3).
+            // SAFETY: IO-1: frames of the arena, which stays mapped (FRAMES-2), pages of a region,
+            // or copies that stay until the write-out has ended; the run, which the queue keeps
+            // until it is complete, has a reference to each folio, so none is given to others, and
+            // nobody changes them meanwhile (WRITEBACK-3), nor the copies, which are the run's.
             unsafe { self.queue.push(transfer, run) };
         }
     }
 
-    /// Sees to it that stores through a map, from now on, are found again: they make the folio
-    /// dirty once more. What was stored before is in the bytes that are written (invariant 1 of
-    /// `kernel-notes` A4: the flush comes before the bytes are read).
-    fn revoke(&self, run: &Run<'_>) {
-        let Some(region) = self.inode.frames.region().filter(|region| region.is_tracked()) else {
-            return;
-        };
-        if run.folios[0].copy.is_some() {
-            return;
-        }
-        let first = run.position / PAGE_BYTES;
-        if let Err(error) = region.protect(first..first + run.folios.len() as u64) {
-            // They count as stored to, and will be written once more.
-            log::warn!("{}: stores cannot be watched: {error}", self.inode.name());
-        }
-    }
-
-    fn judge(&mut self, run: Run<'a>, answer: Result<usize, IoError>) {
+    fn judge(&mut self, mut run: Run<'a>, answer: Result<usize, IoError>) {
         match answer {
             Ok(_) => self.end(run, None),
             Err(_) if run.folios.len() > 1 => {
                 self.settle_slots(&run, false);
+                run.copies = None;
                 self.failed.push(run);
             }
             Err(error) => self.end(run, Some(Arc::new(error))),

@@ -10,6 +10,7 @@ use super::dirty::InFlight;
 use super::inode::Inode;
 use crate::error::{Error, ErrorKind, Result};
 use crate::folio::{Flag, Folio, FolioId, FolioRef, Frozen, LockedFolio};
+use crate::frames::Region;
 use crate::io::RUN_PAGES_MAX;
 use crate::mapping::{Entry, Lookup, PAGE_BYTES};
 use smallvec::SmallVec;
@@ -88,6 +89,22 @@ impl Inode {
         self.memory.soundness.lose("a page of a map cannot be put back", error);
         self.forget_content(locked, folio.id());
         self.mapping.remove(folio, locked, &self.memory.folios, |_| Entry::HOLE)
+    }
+
+    /// Stores to the file's region are looked for from now on, and what is written out is copied.
+    /// Waits, if they were not before, for the write-outs that are in flight.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub(crate) fn track_stores(&self, region: &Region) -> std::io::Result<()> {
+        region.track()?;
+        if !region.is_copied() {
+            // A write-out that begins behind this sees that stores are looked for; one that has
+            // begun before has ended then.
+            self.dirty.wait_for_in_flight();
+            region.note_copied();
+        }
+        Ok(())
     }
 
     /// Pages with bytes of `range` that were stored to through maps are dirty from now on.

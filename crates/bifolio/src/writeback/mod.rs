@@ -37,7 +37,8 @@
 //! - WRITEBACK-3: a folio is writing before its bytes are read for the device, and nobody changes
 //!   them until the write-out has ended: a writer waits for that, with the folio locked
 //!   (`Inode::mark_dirty`). So what the device gets of a folio is one state of it, never a mixture.
-//!   (A store through a map does not wait: it makes the folio dirty again meanwhile.)
+//!   (A store through a map does not wait: it makes the folio dirty again, and what the device gets
+//!   is a copy: `copies.rs`.)
 //! - WRITEBACK-4: what is written ends at the length of the file, which no `set_len` changes
 //!   meanwhile (`resizing.rs`): that first waits for what is in flight, and nothing is written out
 //!   before the backing has agreed, or the old length stands again. (Written out by a length that
@@ -52,6 +53,7 @@
 
 mod absent;
 mod batch;
+mod copies;
 mod device;
 mod dirty;
 mod errors;

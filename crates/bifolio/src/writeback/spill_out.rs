@@ -70,7 +70,13 @@ impl<'a> WriteBatch<'a> {
             let least = first.folio.folio().pages() as u32;
             let Some(slots) = spill.take(left_pages as u32, least) else {
                 let error = Arc::new(no_slots(spill, left_pages));
-                let run = Run { folios: left.collect(), position: 0, length: 0, slots: None };
+                let run = Run {
+                    folios: left.collect(),
+                    position: 0,
+                    length: 0,
+                    slots: None,
+                    copies: None,
+                };
                 return self.end(run, Some(error));
             };
             let mut run = SmallVec::new();
@@ -105,7 +111,7 @@ impl<'a> WriteBatch<'a> {
         let position = Spill::position_bytes(slots.first);
         let length = Spill::position_bytes(slots.pages);
         inode.memory.counters.add(Counter::WriteRequest, 1);
-        let run = Run { folios, position, length, slots: Some(slots) };
+        let run = Run { folios, position, length, slots: Some(slots), copies: None };
         let (backing, pieces) = (Arc::clone(spill.backing()), run.pieces(inode));
         let transfer =
             Transfer { backing, operation: Operation::Write, position_bytes: position, pieces };

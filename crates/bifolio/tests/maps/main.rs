@@ -1,14 +1,15 @@
 //! Maps of files against plain bytes: by one thread (`model.rs`), by several (`threads.rs`), over
-//! storage that fails (`faults.rs`), killed in the middle (`crash.rs`); how maps begin and end
-//! (`lifetimes.rs`), what reads and pins of their files
-//! meet (`reads.rs`), what the kernel can do with them (`kernel.rs`) and refuses (`locked.rs`), and
-//! what memory they take (`memory.rs`). `setup.rs` says in what ways each is tried.
+//! storage that fails (`faults.rs`) or looks twice (`copies.rs`), killed in the middle
+//! (`crash.rs`); how maps begin and end (`lifetimes.rs`), what reads and pins of their files meet
+//! (`reads.rs`), what the kernel can do with them (`kernel.rs`) and refuses (`locked.rs`), and what
+//! memory they take (`memory.rs`). `setup.rs` says in what ways each is tried.
 //!
 //! # Safety
 //! Each module that touches a map says why it may.
 #![allow(unsafe_code)]
 
 mod buffers;
+mod copies;
 mod crash;
 mod cuts;
 mod drops;
