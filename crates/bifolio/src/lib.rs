@@ -96,7 +96,7 @@ mod surface {
         IoBuffer, IoError, IoRequest, IoSource, IoTarget, OpenDiskError, Operation,
         PositionOutOfRange, Submission,
     };
-    pub use crate::map::{Map, MapMut, MapPin};
+    pub use crate::map::{Map, MapMut, MapPin, MapPinMut};
     pub use crate::outcome::{Outcome, Remaining};
     pub use crate::stats::{DeviceStats, Stats};
     pub use crate::sys::probe::{Feature, FeatureReport, Features};

@@ -169,6 +169,23 @@ impl Hold {
     fn is_immutable(&self) -> bool {
         self.handle.immutable
     }
+
+    /// The page counts as stored to through a map, if it is still a part of the file. Waits for its
+    /// lock.
+    pub(crate) fn mark_stored(&self) {
+        let inode = &self.handle.inode;
+        // Our own reference keeps the folio alive: as for a clone.
+        let folio = self.memory.folios.try_get(self.id).expect("2^38 references to one folio");
+        let locked = folio.lock();
+        if locked.owner() == inode.address() {
+            inode.mark_stored(&locked, folio.id());
+        }
+    }
+
+    /// Whether this is a process that the cache was not made in.
+    pub(crate) fn is_forked(&self) -> bool {
+        self.handle.registry.gate.is_forked()
+    }
 }
 
 impl Clone for Hold {
@@ -186,7 +203,7 @@ impl Clone for Hold {
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        if self.handle.registry.gate.is_forked() {
+        if self.is_forked() {
             // The reference is the parent's.
             return;
         }

@@ -1,9 +1,10 @@
-//! Which pages of a region have maps: what advice leaves alone.
+//! Which pages of a region have maps, which advice leaves alone; and which of them others write to
+//! without the page tables being told.
 
 use crate::sync::Mutex;
 use std::ops::Range;
 
-/// The pages of each map that lives; in no order.
+/// The pages of each map that lives, or of each pin of one; in no order.
 #[derive(Debug, Default)]
 pub(crate) struct MappedPages(Mutex<Vec<Range<u64>>>);
 

@@ -120,6 +120,8 @@ pub(crate) struct Region {
     tracking: AtomicU8,
     section: Mutex<()>,
     mapped: MappedPages,
+    /// Pages that the kernel or a device may write to, of which the page tables tell nothing.
+    written_unseen: MappedPages,
     errors: FaultErrors,
     leftovers: Mutex<Leftovers>,
     /// Goes on when the file is about to grow, and when it has grown.
@@ -149,6 +151,7 @@ impl Region {
             tracking: AtomicU8::new(UNTRACKED),
             section: Mutex::new(()),
             mapped: MappedPages::default(),
+            written_unseen: MappedPages::default(),
             errors: FaultErrors::default(),
             leftovers: Mutex::default(),
             growths: AtomicU64::new(0),
@@ -319,14 +322,22 @@ impl Region {
         self.section.lock()
     }
 
+    /// Pages that count as stored to whenever somebody looks.
+    pub(crate) fn written_unseen(&self) -> &MappedPages {
+        &self.written_unseen
+    }
+
     /// Visits the pages among `pages` that are there and were stored to since they were installed
-    /// or protected.
+    /// or protected, and those of [`Self::written_unseen`].
     pub(crate) fn visit_written(
         &self,
         pages: Range<u64>,
         mut visit: impl FnMut(Range<u64>),
     ) -> io::Result<()> {
         let range = self.range_of(&pages);
+        for unseen in self.written_unseen.among(&pages) {
+            visit(unseen.start.max(pages.start)..unseen.end.min(pages.end));
+        }
         self.pagemap()?.written(range.start, range.length_bytes, |start, length_bytes| {
             let first = (start.addr() - self.base().addr()) as u64 / PAGE_BYTES;
             visit(first..first + length_bytes as u64 / PAGE_BYTES);

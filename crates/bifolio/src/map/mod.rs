@@ -16,7 +16,7 @@
 
 mod pinned;
 
-pub use pinned::MapPin;
+pub use pinned::{MapPin, MapPinMut};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::file::{Advice, File, MapGuard};
@@ -112,6 +112,10 @@ impl File {
 
     /// Maps the bytes of `range`, which must lie in the file, for reading and writing. The first
     /// call for a file waits for what of it is being written out.
+    ///
+    /// Stores are found in the page tables. What the kernel or a device writes into a map without
+    /// them (a read with `O_DIRECT`, `io_uring`, RDMA) it must write under a [`MapMut::pin_mut`]:
+    /// else it may be lost.
     ///
     /// # Errors
     /// As [`File::map`]; a handle not opened for writing; a kernel that cannot tell which pages
@@ -242,6 +246,44 @@ impl MapMut {
     pub unsafe fn as_mut_slice(&mut self) -> &mut [u8] {
         // SAFETY: as for `as_slice`; that nobody else uses them is the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.as_mut_ptr(), self.len() as usize) }
+    }
+
+    /// Lets the kernel or a device write to the bytes of `range` while the pin lives, by whatever
+    /// way: a read with `O_DIRECT`, `io_uring`, RDMA. (Such a transfer stores to memory that it has
+    /// looked up before; without a pin, what it stores while the page is evicted or written out is
+    /// lost.) Its pages stay resident, and count as stored to. Blocks for the device.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let can_map = |f: &bifolio::FeatureReport| f.name == "user-faults" && f.available;
+    /// # if !bifolio::features().iter().any(can_map) { return Ok(()) }
+    /// use bifolio::{Cache, OpenOptions};
+    /// use std::{io::Read, slice};
+    ///
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("source");
+    /// # std::fs::write(&path, b"from the kernel")?;
+    /// let cache = Cache::builder().memory(16 << 20).build()?;
+    /// let options = OpenOptions::new().read(true).write(true).mappable(true);
+    /// let file = cache.memory_file_with("target", &options)?;
+    /// file.set_len(1 << 20)?;
+    /// let map = file.map_mut(0..1 << 20)?;
+    /// let mut pin = map.pin_mut(4096..4096 + 15)?;
+    /// // SAFETY: the bytes are there, and nobody else uses them.
+    /// let target = unsafe { slice::from_raw_parts_mut(pin.as_mut_ptr(), 15) };
+    /// std::fs::File::open(&path)?.read_exact(target)?;
+    /// drop(pin);
+    /// let mut found = [0; 15];
+    /// file.read_exact_at(&mut found, 4096)?;
+    /// assert_eq!(&found, b"from the kernel");
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Map::pin`].
+    pub fn pin_mut(&self, range: Range<u64>) -> Result<MapPinMut> {
+        MapPinMut::new(&self.map.file, &self.map.region, self.map.in_file(&range)?)
     }
 
     /// Makes what was stored to `range` before the call durable, and whatever else of the file

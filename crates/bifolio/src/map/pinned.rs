@@ -1,8 +1,29 @@
-//! Pins of maps: bytes that stay resident.
+//! Pins of maps: bytes that stay resident; and those that the kernel or a device writes.
+//!
+//! A store of a program is found in the page tables. What the kernel stores on behalf of a transfer
+//! with direct I/O, or a device, is not: the transfer has looked the page up when it began, and
+//! its bytes come whenever they come, perhaps behind a write-out that has made the page clean. So
+//! the pages of a [`MapPinMut`] count as stored to whenever somebody looks, and once more at its
+//! end:
+//!
+//! ```text
+//!   PIN                                          SYNC
+//!   P1 references: no page is evicted            S0 look for stores: pages of pins are among them
+//!   P2 count as stored to from now on            S1 to S5 of `writeback/dirty.rs`: written, clean
+//!   P3 (the device writes)
+//!   P4 dirty, under the folio's lock
+//!   P5 count as stored to no more
+//! ```
+//!
+//! What was written before a sync's S0 is in what it writes: the page is dirty by P4, or by S0.
+//! What comes after its copy was made is found by the next look, or by P4.
 
 use crate::error::Result;
 use crate::file::{File, Hold};
+use crate::frames::Region;
+use crate::mapping::pages_of;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Bytes of a map that stay resident while this lives, and are not evicted. A pin guarantees
 /// residency, not that the bytes stay what they are.
@@ -22,5 +43,56 @@ impl MapPin {
     /// How many pages are pinned.
     pub fn pages(&self) -> usize {
         self.holds.len()
+    }
+}
+
+/// Bytes of a map that the kernel or a device may write to while this lives; see
+/// [`MapMut::pin_mut`](crate::MapMut::pin_mut).
+///
+/// Its pages stay resident, and count as stored to: each sync meanwhile, and the flusher, writes
+/// them as they are then. When it is dropped they are dirty. Can be sent to another thread, and be
+/// dropped by the one that learns of the end of the transfer. Dropping it waits for whoever has the
+/// lock of one of the pages ([`PinMut`](crate::PinMut)).
+#[derive(Debug)]
+pub struct MapPinMut {
+    pin: MapPin,
+    region: Arc<Region>,
+    range: Range<u64>,
+}
+
+impl MapPinMut {
+    /// Pins every page that holds bytes of `range`, a range of the file that is mapped.
+    pub(super) fn new(file: &File, region: &Arc<Region>, range: Range<u64>) -> Result<Self> {
+        let pin = MapPin::new(file, range.clone())?;
+        region.written_unseen().add(pages_of(&range));
+        pin.holds.iter().for_each(Hold::mark_stored);
+        Ok(Self { pin, region: Arc::clone(region), range })
+    }
+
+    /// The first byte of the range: where the kernel or the device is to write.
+    pub fn as_mut_ptr(&mut self) -> *mut u8 {
+        self.region.base().wrapping_add(self.range.start as usize)
+    }
+
+    /// How many bytes are pinned.
+    pub fn len(&self) -> u64 {
+        self.range.end - self.range.start
+    }
+
+    /// Whether no bytes are pinned.
+    pub fn is_empty(&self) -> bool {
+        self.range.is_empty()
+    }
+}
+
+impl Drop for MapPinMut {
+    fn drop(&mut self) {
+        let holds = &self.pin.holds;
+        // In a forked child, locks may be held by threads that are not there.
+        if holds.first().is_some_and(Hold::is_forked) {
+            return;
+        }
+        holds.iter().for_each(Hold::mark_stored);
+        self.region.written_unseen().remove(&pages_of(&self.range));
     }
 }

@@ -12,6 +12,7 @@ mod buffers;
 mod copies;
 mod crash;
 mod cuts;
+mod devices;
 mod drops;
 mod faults;
 mod kernel;

@@ -1,0 +1,198 @@
+//! What the kernel writes into a map without the page tables, by direct I/O, while the pages are
+//! synced and evicted: none of it is lost under a `pin_mut`. A mapping of the kernel's does the
+//! same beside it.
+//!
+//! # Safety
+//! The kernel is given addresses inside a map, which lives as long as the call; nobody makes a
+//! reference to the bytes.
+#![allow(unsafe_code)]
+
+use std::fs;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use bifolio::{Advice, File, MapMut};
+use bifolio_testing::fill_bytes;
+use fastrand::Rng;
+use tempfile::TempDir;
+
+use crate::setup::{Address, Way};
+use crate::support::{directory, file_of, read_all};
+
+const MEMORY_BYTES: u64 = 2 << 20;
+/// Four times as much.
+const LENGTH: u64 = 8 << 20;
+const CHUNK: u64 = 64 << 10;
+const ROUNDS: u64 = 3;
+const THREADS: u64 = 2;
+
+/// What is to be read in, in one round after the other.
+struct Sources {
+    directory: TempDir,
+    files: Vec<fs::File>,
+    bytes: Vec<Vec<u8>>,
+}
+
+impl Sources {
+    /// Nothing if the place has no direct I/O.
+    fn new() -> Option<Self> {
+        let directory = directory();
+        let (mut files, mut bytes) = (Vec::new(), Vec::new());
+        for round in 0..ROUNDS {
+            let of_round = fill_bytes(round + 1, LENGTH as usize);
+            let path = file_of(&directory, &format!("source {round}"), &of_round);
+            let mut options = fs::OpenOptions::new();
+            let Ok(file) = options.read(true).custom_flags(libc::O_DIRECT).open(path) else {
+                eprintln!("skipped: no direct I/O in {}", directory.path().display());
+                return None;
+            };
+            files.push(file);
+            bytes.push(of_round);
+        }
+        Some(Self { directory, files, bytes })
+    }
+
+    fn target(&self, name: &str) -> PathBuf {
+        file_of(&self.directory, name, &vec![0; LENGTH as usize])
+    }
+
+    /// Reads a chunk of a round to its place in memory.
+    fn read_to(&self, round: usize, position: u64, target: *mut u8) {
+        let (file, length) = (self.files[round].as_raw_fd(), CHUNK as usize);
+        // SAFETY: see the head of the file; the caller's place has room for a chunk.
+        let count = unsafe { libc::pread(file, target.cast(), length, position as i64) };
+        assert_eq!(count, CHUNK as isize, "{}", std::io::Error::last_os_error());
+    }
+
+    /// Reads a whole round in, by several threads, while `beside` runs again and again.
+    fn read_round(&self, round: usize, read: impl Fn(u64) + Sync, beside: impl Fn() + Sync) {
+        let is_over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let readers: Vec<_> = (0..THREADS)
+                .map(|number| {
+                    let read = &read;
+                    scope.spawn(move || {
+                        let mut chunks: Vec<_> =
+                            (0..LENGTH / CHUNK).filter(|chunk| chunk % THREADS == number).collect();
+                        Rng::with_seed(round as u64).shuffle(&mut chunks);
+                        chunks.into_iter().for_each(|chunk| read(chunk * CHUNK));
+                    })
+                })
+                .collect();
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    beside();
+                    thread::sleep(Duration::from_micros(200));
+                }
+            });
+            let results: Vec<_> = readers.into_iter().map(|reader| reader.join()).collect();
+            is_over.store(true, Ordering::Relaxed);
+            results.into_iter().for_each(|result| result.unwrap());
+        });
+    }
+
+    /// How many pages are not as a round left them.
+    fn lost_pages(&self, round: usize, found: &[u8]) -> usize {
+        assert_eq!(found.len(), LENGTH as usize);
+        let pages = found.chunks(4096).zip(self.bytes[round].chunks(4096));
+        pages.filter(|(found, expected)| found != expected).count()
+    }
+
+    /// All rounds, into a map; `on_disk` is where the bytes are after a sync.
+    fn read_into(&self, file: &File, map: &MapMut, on_disk: Option<&Path>, way: Way) {
+        for round in 0..ROUNDS as usize {
+            let read = |position| {
+                let mut pin = map.pin_mut(position..position + CHUNK).unwrap();
+                self.read_to(round, position, pin.as_mut_ptr());
+            };
+            self.read_round(round, read, || {
+                file.sync_data().unwrap();
+                file.advise(0..LENGTH, Advice::DontNeed).unwrap();
+            });
+            file.sync_data().unwrap();
+            if let Some(path) = on_disk {
+                let lost = self.lost_pages(round, &fs::read(path).unwrap());
+                assert_eq!(lost, 0, "pages lost on disk in round {round}, {way:?}");
+            }
+            let lost = self.lost_pages(round, &read_all(file));
+            assert_eq!(lost, 0, "pages lost in round {round}, {way:?}");
+        }
+    }
+}
+
+#[test]
+fn direct_reads_into_a_pinned_map_of_a_file_are_kept() {
+    let Some(sources) = Sources::new() else { return };
+    for way in Way::modes() {
+        let path = sources.target("target");
+        let cache = way.builder(MEMORY_BYTES).build().unwrap();
+        let file = cache.open(&path, &way.options()).unwrap();
+        let map = file.map_mut(0..LENGTH).unwrap();
+        sources.read_into(&file, &map, Some(&path), way);
+        drop((map, file));
+        cache.close().unwrap();
+        assert_eq!(sources.lost_pages(ROUNDS as usize - 1, &fs::read(&path).unwrap()), 0);
+    }
+}
+
+#[test]
+fn direct_reads_into_a_pinned_memory_file_are_kept() {
+    let Some(sources) = Sources::new() else { return };
+    for way in Way::modes() {
+        let cache = way.spilling(MEMORY_BYTES);
+        let file = way.memory_file(&cache, LENGTH);
+        let map = file.map_mut(0..LENGTH).unwrap();
+        sources.read_into(&file, &map, None, way);
+    }
+}
+
+/// What a program expects of a mapping.
+#[test]
+fn direct_reads_into_a_mapping_of_the_kernel_are_kept() {
+    let Some(sources) = Sources::new() else { return };
+    let path = sources.target("target");
+    let file = fs::OpenOptions::new().read(true).write(true).open(&path).unwrap();
+    let (protection, length) = (libc::PROT_READ | libc::PROT_WRITE, LENGTH as usize);
+    let (null, descriptor) = (std::ptr::null_mut(), file.as_raw_fd());
+    // SAFETY: a new mapping of a file that nobody else uses.
+    let start = unsafe { libc::mmap(null, length, protection, libc::MAP_SHARED, descriptor, 0) };
+    assert_ne!(start, libc::MAP_FAILED);
+    let start = Address(start.cast());
+    for round in 0..ROUNDS as usize {
+        let at = |position: u64| {
+            let Address(start) = { start };
+            start.wrapping_add(position as usize)
+        };
+        let read = |position| sources.read_to(round, position, at(position));
+        sources.read_round(round, read, || file.sync_data().unwrap());
+        file.sync_data().unwrap();
+        assert_eq!(sources.lost_pages(round, &fs::read(&path).unwrap()), 0);
+    }
+    // SAFETY: nobody uses it any more.
+    assert_eq!(unsafe { libc::munmap(start.0.cast(), length) }, 0);
+}
+
+/// While a page is pinned every sync writes it anew, though nobody stores to it in sight.
+#[test]
+fn a_sync_writes_what_came_under_a_pin() {
+    let Some(sources) = Sources::new() else { return };
+    for way in Way::modes() {
+        let path = sources.target("target");
+        let cache = way.builder(MEMORY_BYTES).build().unwrap();
+        let file = cache.open(&path, &way.options()).unwrap();
+        let map = file.map_mut(0..LENGTH).unwrap();
+        let pin = map.pin_mut(CHUNK..2 * CHUNK).unwrap();
+        let writes = || {
+            let before = cache.stats().written_bytes;
+            file.sync_range(0..LENGTH).unwrap();
+            cache.stats().written_bytes - before
+        };
+        assert_eq!([writes(), writes()], [CHUNK; 2], "{way:?}");
+        drop(pin);
+        assert_eq!([writes(), writes()], [CHUNK, 0], "{way:?}");
+    }
+}
