@@ -1,9 +1,12 @@
 //! Room for the tables of large files in a full cache: it is found a chunk at a time, and kept.
 
 use std::io::Result;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use bifolio::{Backing, Cache, IoSource, IoTarget, OpenOptions, ReadRequest};
+use bifolio_testing::{Call, Fault, FaultyBacking, Gate, MemoryBacking};
 
 const PAGE: u64 = 4096;
 const LENGTH: u64 = 8 << 30;
@@ -133,4 +136,39 @@ fn the_least_memory_for_a_folio_is_enough_for_a_long_file() {
         }
         assert!(cache.stats().used_bytes <= cache.stats().bound_bytes);
     }
+}
+
+/// A page of a table that was charged for a read is not what makes room for the frame of that read,
+/// over and over, where there will be room once a write-out has ended.
+#[test]
+fn a_read_waits_for_room_and_does_not_take_its_own_table() {
+    let backing = Arc::new(FaultyBacking::new(MemoryBacking::new(vec![1; PAGE as usize])));
+    let cache = Cache::builder().memory(256 << 10).dirty_age_ms_max(1).build().unwrap();
+    let options = OpenOptions::new().read(true).write(true);
+    let file = cache.open_backing(backing.clone(), &options).unwrap();
+    let gate = Gate::new();
+    backing.inject(Fault::on(Call::Write).held(&gate));
+    file.write_at(b"written", 0).unwrap();
+    gate.wait_for_arrivals(1);
+    let sparse = tempfile::NamedTempFile::new().unwrap();
+    sparse.as_file().set_len(LENGTH).unwrap();
+    let sparse = cache.open(sparse.path(), &OpenOptions::new()).unwrap();
+    let is_open = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(500));
+            is_open.store(true, Ordering::Relaxed);
+            gate.open();
+        });
+        let mut holds = Vec::new();
+        // Each needs a frame, and a page of the table.
+        let error = loop {
+            let start = holds.len() as u64 * (2 << 20);
+            match sparse.pin(start..start + PAGE) {
+                Ok(pin) => holds.push(pin.hold()),
+                Err(error) => break error,
+            }
+        };
+        assert!(is_open.load(Ordering::Relaxed), "{} holds, then {error:?}", holds.len());
+    });
 }

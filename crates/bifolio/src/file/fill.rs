@@ -20,10 +20,6 @@ use crate::sys::cpu;
 use std::ops::Range;
 use std::time::Instant;
 
-/// How often frames are looked for whose page of the table went meanwhile: the bound is too small
-/// for both then.
-const ATTEMPTS_MAX: u32 = 8;
-
 /// What a claim does when no frame is free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wait {
@@ -260,7 +256,7 @@ impl Handle {
         let mapping = &self.inode.mapping;
         let memory = &*self.inode.memory;
         let order = mapping.order();
-        let mut attempts = 0..ATTEMPTS_MAX;
+        let mut _kept = None;
         let (id, _filling) = loop {
             let Some(id) = self.frames_for(index, seen, wait)? else { return Ok(Claim::NoFrame) };
             // The page of the table may have been given back while frames were looked for, the last
@@ -269,13 +265,12 @@ impl Handle {
             if self.reclaim.try_charge_table(mapping.table(), index) {
                 break (id, filling);
             }
-            drop((filling, memory.folios.start(id, 0, index, order)));
+            drop(memory.folios.start(id, 0, index, order));
             if matches!(wait, Wait::Never) {
                 return Ok(Claim::NoFrame);
             }
-            if attempts.next().is_none() {
-                return Err(self.reclaim.full_for(order));
-            }
+            // Nor is it what makes room the next time: that is waited for.
+            _kept = Some(filling);
         };
         // Without an owner until it is locked: reclaim may come by, on its way through the chunk,
         // and must not take it for a folio that is in its table.

@@ -18,6 +18,10 @@
 //! collapses store over Entries of a folio, and the first page of that, which G2 looks at first, is
 //! the last they store to. So between G1 and G4 a page that passed G2 stays as it is.
 //!
+//! Who charges a page looks for frames before T1, which may be what gives that very page back: then
+//! it does both again after T1, once, and waits for room that is not its own. (G1 gives up, and
+//! waits for no filler, so a filler may wait.)
+//!
 //! A reader that has lost its processor between the load of an Entry and the mark it sets there may
 //! touch a page that went meanwhile: its exchange fails, but 4 KiB are resident and not charged
 //! then, until the page is charged again or the file is closed.

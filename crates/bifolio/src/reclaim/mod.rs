@@ -459,11 +459,6 @@ impl Reclaim {
         counts
     }
 
-    /// There is no room for a folio of `order` and what it needs beside its frames.
-    pub(crate) fn full_for(&self, order: u8) -> Error {
-        self.full(ScanCounts::default(), PAGE_BYTES << order)
-    }
-
     #[cold]
     fn full(&self, counts: ScanCounts, wanted_bytes: u64) -> Error {
         self.memory.counters.add(Counter::AllocationFailure, 1);
