@@ -83,6 +83,9 @@ pub(crate) struct FlusherSettings {
     pub(crate) age_max: Duration,
 }
 
+/// So many pages beyond what sets the flusher to work are a little more.
+const JUST_PAGES: u64 = 16;
+
 /// See the head of the file.
 #[derive(Debug)]
 pub(crate) struct Flusher {
@@ -208,9 +211,20 @@ impl Flusher {
 
     /// Pages of a device have become dirty.
     pub(super) fn note_dirty(&self, device: &Arc<Device>) {
-        if self.is_much(device) && !device.is_called() {
-            self.call(device);
+        if self.is_much(device) {
+            if !device.is_called() {
+                self.call(device);
+            }
+        } else if self.has_just_become_much(device) {
+            self.call_others();
         }
+    }
+
+    /// Whether all devices together have a little more than what sets the flusher to work.
+    fn has_just_become_much(&self, device: &Device) -> bool {
+        let background_pages = self.background_pages.load(Ordering::Relaxed);
+        let excess_pages = device.dirty_pages.all().checked_sub(background_pages);
+        excess_pages.is_some_and(|pages| (1..=JUST_PAGES).contains(&pages))
     }
 
     fn background_pages(&self, device: &Device) -> u64 {
@@ -411,8 +425,8 @@ impl Flusher {
         }
     }
 
-    /// Much is dirty, all together: whoever has more than the mean may have had less when he last
-    /// marked a page.
+    /// Much is dirty, all together: a device that has more than the mean may have had less than its
+    /// part when a page there was last marked.
     fn call_others(&self) {
         for device in self.devices() {
             if !device.is_called() && !device.is_stuck() && self.is_much(&device) {

@@ -78,6 +78,11 @@ impl DirtyPages {
         all + pages <= max_pages && (own + pages <= part || own == 0)
     }
 
+    /// Of all devices.
+    pub(crate) fn all(&self) -> u64 {
+        self.all.load(Ordering::Relaxed)
+    }
+
     /// Of this device.
     pub(crate) fn own(&self) -> u64 {
         self.own.load(Ordering::Relaxed)

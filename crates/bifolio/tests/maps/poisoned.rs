@@ -89,13 +89,14 @@ fn lose_kept_pages(way: Way) {
     println!("it has ended well");
 }
 
-/// Pages that are unmapped, cannot be written, and cannot be put back.
+/// Pages that are unmapped, cannot be swapped, and cannot be put back.
 fn find_no_memory(way: Way) {
     /// Of `ioctl`: UFFDIO_COPY.
     const COPY: u32 = 0xC028_AA03;
-    let storage = Faulty::new(support::Way::Memory, 400 * PAGE_USIZE, 5);
-    let cache = way.mask(storage.builder(512 << 10).reclaim_wait_ms_max(50)).build().unwrap();
-    let file = cache.open_backing(storage.backing.clone(), &way.options()).unwrap();
+    let storage = Faulty::new(support::Way::Memory, 0, 5);
+    let builder = storage.builder(512 << 10).spill_backing(storage.backing.clone());
+    let cache = way.mask(builder.reclaim_wait_ms_max(50)).build().unwrap();
+    let file = way.memory_file(&cache, 400 * PAGE);
     let mut map = file.map_mut(0..file.len()).unwrap();
     // As many as there is memory for, and not half of it later.
     for page in 0..70 {
