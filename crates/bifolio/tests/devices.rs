@@ -9,6 +9,7 @@ use std::fs;
 use std::io;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
@@ -253,6 +254,52 @@ fn a_healthy_file_works_beside_a_full_and_a_hung_device() {
     hung_file.sync_data().unwrap();
     assert_same(&full_memory.bytes()[..full_accepted], &bytes[..full_accepted]);
     assert_same(&hung_memory.bytes()[..accepted], &bytes[..accepted]);
+}
+
+/// A file system of 16 MiB; goes away with this value.
+struct SmallDisk(tempfile::TempDir);
+
+impl SmallDisk {
+    /// `None` where it cannot be mounted.
+    fn mount() -> Option<Self> {
+        let directory = tempfile::tempdir().unwrap();
+        let mut command = Command::new("mount");
+        command.args(["-t", "tmpfs", "-o", "size=16m", "bifolio-test"]).arg(directory.path());
+        let is_mounted = command.output().is_ok_and(|output| output.status.success());
+        is_mounted.then(|| Self(directory))
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("--lazy").arg(self.0.path()).output();
+    }
+}
+
+#[test]
+fn a_file_system_that_is_full_refuses_writes_until_there_is_space() {
+    let Some(disk) = SmallDisk::mount() else {
+        return println!("skipped: a file system can be mounted by root only");
+    };
+    let (path, filler) = (disk.0.path().join("full"), disk.0.path().join("filler"));
+    fs::write(&filler, vec![1; 15 << 20]).unwrap();
+    let cache = small_cache().build().unwrap();
+    let mut healthy = Healthy::new(&cache, 8 << 20);
+    let file = cache.open(&path, &writable().create(true)).unwrap();
+    let bytes = fill_bytes(9, 8 << 20);
+    let (accepted, error) = write_until_refused(&file, &bytes);
+    let position = accepted.to_string();
+    error_of(Err::<(), _>(error), &["full", "position", "os error 28", &position]);
+    healthy.work(500);
+    assert_same(&read_all(&file)[..accepted], &bytes[..accepted]);
+    fs::remove_file(&filler).unwrap();
+    file.write_all_at(&bytes[accepted..], accepted as u64).unwrap();
+    let _told_of_the_past = file.sync_data();
+    file.sync_data().unwrap();
+    healthy.work(100);
+    assert_same(&fs::read(&path).unwrap(), &bytes);
+    drop((file, healthy));
+    cache.close().unwrap();
 }
 
 /// Storage whose reads wait for ever in the kernel, until `hung` is dropped: those of an empty

@@ -85,7 +85,8 @@ impl CacheBuilder {
     }
 
     /// How much may be dirty before the flusher writes it out in the background, bytes: by default
-    /// a quarter of the bound, at the most `dirty_bytes_max`. For each device, what others leave of that.
+    /// a quarter of the bound, at the most `dirty_bytes_max`. For each device, what others leave of
+    /// that.
     pub fn dirty_bytes_background(mut self, bytes: u64) -> Self {
         self.config.dirty_bytes_background = Some(bytes);
         self

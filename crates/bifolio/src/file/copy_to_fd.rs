@@ -59,8 +59,13 @@ impl File {
         self.handle.check_readable()?;
         self.handle.range_end(range.start, range.end.saturating_sub(range.start))?;
         let mut at = range.start;
-        while at < range.end.min(self.len()) {
-            match self.copy_some(at..range.end.min(self.len()), descriptor.as_fd()) {
+        loop {
+            // Read once: the file may be cut at any moment.
+            let end = range.end.min(self.len());
+            if at >= end {
+                break;
+            }
+            match self.copy_some(at..end, descriptor.as_fd()) {
                 Ok(count) => at += count,
                 Err(error) if at == range.start => return Err(error),
                 // What was taken was taken; the caller finds the error where it stands.
@@ -70,7 +75,8 @@ impl File {
         Ok(at - range.start)
     }
 
-    /// Copies at least the first byte of `range`, which is not empty.
+    /// Copies at least the first byte of `range`, which is not empty; or nothing, if the file was
+    /// cut before it.
     fn copy_some(&self, range: Range<u64>, descriptor: BorrowedFd<'_>) -> Result<u64> {
         let mut held = None;
         loop {
@@ -98,6 +104,9 @@ impl File {
             self.handle.read_ahead(plan);
             // The reference keeps it resident until the batch has its own.
             held = self.handle.find_folio(index, Access::Read)?.map(|locked| locked.folio);
+            if range.start >= self.len() {
+                return Ok(0);
+            }
         }
     }
 
