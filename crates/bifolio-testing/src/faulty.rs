@@ -23,8 +23,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
 
 use bifolio::{
-    Alignment, Backing, DirectStatus, FileIdentity, IoRequest, IoSource, IoTarget, Operation,
-    Submission,
+    Alignment, Backing, DeviceIdentity, DirectStatus, FileIdentity, IoRequest, IoSource, IoTarget,
+    Operation, Submission,
 };
 
 use crate::fault::{CALLS, Call, Effect, Fault};
@@ -270,7 +270,7 @@ impl Backing for FaultyBacking {
         self.inner.identity()
     }
 
-    fn device(&self) -> Option<u64> {
+    fn device(&self) -> Option<DeviceIdentity> {
         self.inner.device()
     }
 

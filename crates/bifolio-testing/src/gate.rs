@@ -1,13 +1,25 @@
 //! A gate that holds calls until a test lets them go, so that no test has to guess with sleeps.
+//!
+//! A test that fails does not come to open its gates, and what they hold may be what its unwinding
+//! waits for: threads of a scope, the last handle of a file. So a thread that panics opens the
+//! gates that it has made, before anything is unwound.
 
-use std::sync::{Arc, Condvar, Mutex};
+use std::cell::RefCell;
+use std::panic;
+use std::sync::{Arc, Condvar, Mutex, Once, Weak};
 use std::time::Duration;
 
 /// How long anyone waits before the test is called stuck.
 const WAIT_MAX: Duration = Duration::from_secs(60);
 
-/// Closed when made; whoever arrives waits until it is opened. Clones are the same gate.
-#[derive(Clone, Debug, Default)]
+thread_local! {
+    /// The gates that this thread has made.
+    static MADE_HERE: RefCell<Vec<Weak<Shared>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Closed when made; whoever arrives waits until it is opened, or until the thread that made it
+/// panics. Clones are the same gate.
+#[derive(Clone, Debug)]
 pub struct Gate {
     shared: Arc<Shared>,
 }
@@ -27,13 +39,25 @@ struct State {
 impl Gate {
     /// A closed gate.
     pub fn new() -> Self {
-        Self::default()
+        static HOOK: Once = Once::new();
+        HOOK.call_once(|| {
+            let before = panic::take_hook();
+            panic::set_hook(Box::new(move |panic| {
+                open_those_made_here();
+                before(panic);
+            }));
+        });
+        let shared = Arc::new(Shared::default());
+        MADE_HERE.with_borrow_mut(|made| {
+            made.retain(|gate| gate.strong_count() > 0);
+            made.push(Arc::downgrade(&shared));
+        });
+        Self { shared }
     }
 
     /// Lets everyone go, those who wait and those who come.
     pub fn open(&self) {
-        self.shared.state.lock().expect("no panic under the lock").open = true;
-        self.shared.changed.notify_all();
+        self.shared.open();
     }
 
     /// Waits until `count` calls have arrived at the gate since it was made.
@@ -59,10 +83,46 @@ impl Gate {
     }
 }
 
+impl Default for Gate {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Shared {
+    fn open(&self) {
+        self.state.lock().expect("no panic under the lock").open = true;
+        self.changed.notify_all();
+    }
+}
+
+/// The thread panics, wherever it is.
+fn open_those_made_here() {
+    let made = MADE_HERE.try_with(|made| made.try_borrow().map(|made| made.clone()));
+    let made = made.ok().and_then(Result::ok).unwrap_or_default();
+    made.iter().filter_map(Weak::upgrade).for_each(|gate| gate.open());
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::thread;
+
+    #[test]
+    fn a_thread_that_panics_opens_its_gates_and_no_others() {
+        let others = Gate::new();
+        let failing = thread::spawn(|| {
+            let gate = Gate::new();
+            // The scope waits for the thread before it goes on to unwind.
+            thread::scope(|scope| {
+                scope.spawn(|| gate.pass());
+                gate.wait_for_arrivals(1);
+                panic!("as a test does that fails");
+            });
+        });
+        assert!(failing.join().is_err());
+        assert!(!others.shared.state.lock().unwrap().open);
+    }
 
     #[test]
     fn a_gate_holds_who_arrives_until_it_opens() {

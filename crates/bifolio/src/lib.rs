@@ -92,9 +92,9 @@ mod surface {
         Residency,
     };
     pub use crate::io::{
-        Alignment, Backing, DirectIo, DirectStatus, DiskFile, DiskOptions, FileIdentity, FileKind,
-        IoBuffer, IoError, IoRequest, IoSource, IoTarget, OpenDiskError, Operation,
-        PositionOutOfRange, Submission,
+        Alignment, Backing, DeviceIdentity, DirectIo, DirectStatus, DiskFile, DiskOptions,
+        FileIdentity, FileKind, IoBuffer, IoError, IoRequest, IoSource, IoTarget, OpenDiskError,
+        Operation, PositionOutOfRange, Submission,
     };
     pub use crate::map::{Map, MapMut, MapPin, MapPinMut};
     pub use crate::outcome::{Outcome, Remaining};

@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeviceStats {
-    /// Its number; none for a backing that is a device of its own.
+    /// The number of its file system, or the backings' own; none for a device of its own.
     pub device: Option<u64>,
     /// The name of the file that was first opened on it.
     pub first_file: String,

@@ -17,8 +17,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use bifolio::{
-    Backing, Cache, CacheBuilder, Error, Feature, Features, File, IoRequest, IoSource, IoTarget,
-    ReadRequest, Submission,
+    Backing, Cache, CacheBuilder, DeviceIdentity, Error, Feature, Features, File, FileIdentity,
+    IoRequest, IoSource, IoTarget, ReadRequest, Submission,
 };
 use bifolio_testing::{Call, Fault, FaultyBacking, Gate, MemoryBacking, fill_bytes};
 use fastrand::Rng;
@@ -254,6 +254,23 @@ fn a_healthy_file_works_beside_a_full_and_a_hung_device() {
     hung_file.sync_data().unwrap();
     assert_same(&full_memory.bytes()[..full_accepted], &bytes[..full_accepted]);
     assert_same(&hung_memory.bytes()[..accepted], &bytes[..accepted]);
+}
+
+#[test]
+fn a_device_of_ones_own_is_no_file_system() {
+    let cache = small_cache().build().unwrap();
+    let mut healthy = Healthy::new(&cache, 1 << 20);
+    let file_system = DeviceIdentity::of_file(fs::File::open(&healthy.path).unwrap()).unwrap();
+    let own = FileIdentity::custom(file_system.number(), 1);
+    assert_ne!(own.device(), file_system);
+    let full = FaultyBacking::new(MemoryBacking::new(vec![0; 8 << 20]).identified(own));
+    full.inject(full_disk());
+    let full = Arc::new(full);
+    let file = cache.open_backing(full.clone(), &writable()).unwrap();
+    write_until_refused(&file, &fill_bytes(5, 8 << 20));
+    assert_eq!(cache.stats().devices.len(), 2, "{:?}", cache.stats().devices);
+    healthy.work(200);
+    full.heal();
 }
 
 /// A file system of 16 MiB; goes away with this value.

@@ -10,8 +10,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use super::{
-    Alignment, Backing, DirectStatus, FileIdentity, IoError, IoRequest, IoSource, IoTarget,
-    Operation, Submission,
+    Alignment, Backing, DeviceIdentity, DirectStatus, FileIdentity, IoError, IoRequest, IoSource,
+    IoTarget, Operation, Submission,
 };
 
 /// What a backing is called that cannot say it.
@@ -24,7 +24,7 @@ pub(crate) struct Guarded {
     /// Asked once: a transfer relies on it, and it never changes.
     alignment: Alignment,
     identity: Option<FileIdentity>,
-    device: Option<u64>,
+    device: Option<DeviceIdentity>,
 }
 
 impl Guarded {
@@ -118,7 +118,7 @@ impl Backing for Guarded {
         self.identity
     }
 
-    fn device(&self) -> Option<u64> {
+    fn device(&self) -> Option<DeviceIdentity> {
         self.device
     }
 

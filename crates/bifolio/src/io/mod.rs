@@ -175,17 +175,47 @@ pub trait Backing: Send + Sync + Debug {
         None
     }
 
-    /// What it stands on: files that say the same number share a flusher and a part of what may be
+    /// What it stands on: files that say the same share a flusher and a part of what may be
     /// dirty, and may hold each other up when the storage is full, slow, or does not answer. Files
     /// of different devices do not. By default the device of [`identity`](Self::identity); `None`
     /// is a device of its own. Never changes.
-    fn device(&self) -> Option<u64> {
-        self.identity().map(|identity| identity.device)
+    fn device(&self) -> Option<DeviceIdentity> {
+        self.identity().map(FileIdentity::device)
     }
 
     /// Whether transfers reach the device directly, for the statistics. May change while open.
     fn direct(&self) -> DirectStatus {
         DirectStatus::Custom
+    }
+}
+
+/// Which device it is: what files share that may hold each other up.
+///
+/// A file system of the kernel is known by its number, anything else by one of your own. The two
+/// never meet: a number of your own is equal to no file system's, whatever it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct DeviceIdentity {
+    is_custom: bool,
+    number: u64,
+}
+
+impl DeviceIdentity {
+    /// A device of your own: the same number is the same device.
+    pub const fn custom(number: u64) -> Self {
+        Self { is_custom: true, number }
+    }
+
+    /// The file system an open file is on, for a backing that stands on it.
+    ///
+    /// # Errors
+    /// What `fstat` says.
+    pub fn of_file(file: impl AsFd) -> io::Result<Self> {
+        FileIdentity::of_file(file).map(FileIdentity::device)
+    }
+
+    /// The number of the file system (`st_dev`), or your own.
+    pub const fn number(self) -> u64 {
+        self.number
     }
 }
 
@@ -195,15 +225,15 @@ pub trait Backing: Send + Sync + Debug {
 /// two never meet: numbers of your own are equal to no file's, whatever they are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FileIdentity {
-    is_custom: bool,
-    device: u64,
+    device: DeviceIdentity,
     inode: u64,
 }
 
 impl FileIdentity {
-    /// An identity of your own: the same numbers are the same file.
+    /// An identity of your own: the same numbers are the same file. The first is that of its
+    /// [device](DeviceIdentity::custom).
     pub const fn custom(device: u64, inode: u64) -> Self {
-        Self { is_custom: true, device, inode }
+        Self { device: DeviceIdentity::custom(device), inode }
     }
 
     /// The identity of an open file, for a backing that stands for that very file: whoever opens
@@ -216,11 +246,12 @@ impl FileIdentity {
     }
 
     pub(crate) fn of(status: crate::sys::file::Status) -> Self {
-        Self { is_custom: false, device: status.device, inode: status.inode }
+        let device = DeviceIdentity { is_custom: false, number: status.device };
+        Self { device, inode: status.inode }
     }
 
-    /// The file system (`st_dev`), or the first number of your own.
-    pub const fn device(self) -> u64 {
+    /// What it is on: a file system, or a device of your own.
+    pub const fn device(self) -> DeviceIdentity {
         self.device
     }
 

@@ -60,7 +60,9 @@ fn names_of(backing: &dyn Backing) -> u64 {
     let open = fs::read_dir("/proc/self/fd").unwrap();
     let mut statuses = open.filter_map(|entry| fs::metadata(entry.unwrap().path()).ok());
     statuses
-        .find(|status| status.ino() == identity.inode() && status.dev() == identity.device())
+        .find(|status| {
+            status.ino() == identity.inode() && status.dev() == identity.device().number()
+        })
         .map(|status| status.nlink())
         .expect("the file is open")
 }

@@ -1,9 +1,9 @@
 //! A device, as write-back knows it: what the files that stand on it share.
 //!
-//! Files are of one device if their backings say so (`Backing::device`: by default `st_dev`, or
-//! the number of a user's identity); a backing that says nothing is a device of its own. A device
-//! has its dirty pages, its part of what may be dirty, its flusher, and its trouble: what one
-//! device does must not stop the files of another.
+//! Files are of one device if their backings say so (`Backing::device`: by default `st_dev`, or a
+//! number of the user's own, which is never taken for one); a backing that says nothing is a device
+//! of its own. A device has its dirty pages, its part of what may be dirty, its flusher, and its
+//! trouble: what one device does must not stop the files of another.
 //!
 //! ```text
 //!   Flusher ---- devices, threads, the gate of held writers      flusher.rs, throttle.rs
@@ -19,7 +19,7 @@
 
 use super::inode::Inode;
 use super::throttle::{DirtyPages, part_of};
-use crate::io::IoError;
+use crate::io::{DeviceIdentity, IoError};
 use crate::mapping::PAGE_BYTES;
 use crate::stats::DeviceStats;
 use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering};
@@ -56,7 +56,7 @@ struct Rounds {
 /// See the head of the file.
 #[derive(Debug)]
 pub(crate) struct Device {
-    number: Option<u64>,
+    identity: Option<DeviceIdentity>,
     /// The file that was first opened on it.
     first_file: String,
     pub(super) dirty_pages: DirtyPages,
@@ -91,9 +91,13 @@ pub(super) struct Round {
 }
 
 impl Device {
-    pub(super) fn new(number: Option<u64>, first_file: String, dirty_pages: DirtyPages) -> Self {
+    pub(super) fn new(
+        identity: Option<DeviceIdentity>,
+        first_file: String,
+        dirty_pages: DirtyPages,
+    ) -> Self {
         Self {
-            number,
+            identity,
             first_file,
             dirty_pages,
             files: Mutex::default(),
@@ -113,8 +117,8 @@ impl Device {
     }
 
     /// The same storage, for whoever opens a file there.
-    pub(super) fn number(&self) -> Option<u64> {
-        self.number
+    pub(super) fn identity(&self) -> Option<DeviceIdentity> {
+        self.identity
     }
 
     pub(super) fn enlist(&self, inode: &Arc<Inode>) {
@@ -268,7 +272,7 @@ impl Device {
     pub(super) fn stats(&self, max_pages: u64) -> DeviceStats {
         let rounds = self.rounds.lock();
         DeviceStats {
-            device: self.number,
+            device: self.identity.map(DeviceIdentity::number),
             first_file: self.first_file.clone(),
             dirty_bytes: self.dirty_pages.own() * PAGE_BYTES,
             dirty_bytes_max: part_of(self.dirty_pages.left_of(max_pages)) * PAGE_BYTES,

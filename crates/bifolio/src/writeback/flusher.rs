@@ -160,16 +160,16 @@ impl Flusher {
 
     /// The device that a file over `backing` stands on.
     pub(super) fn device_of(&self, backing: &dyn Backing, memory: &Memory) -> Arc<Device> {
-        let number = backing.device();
+        let identity = backing.device();
         let name = backing.describe();
         let mut roster = self.roster.lock();
         roster.devices.retain(|device| device.strong_count() > 0);
-        let is_it = |device: &Arc<Device>| number.is_some() && device.number() == number;
+        let is_it = |device: &Arc<Device>| identity.is_some() && device.identity() == identity;
         if let Some(known) = roster.devices.iter().filter_map(Weak::upgrade).find(is_it) {
             return known;
         }
         let device = Arc::new(Device::new(
-            number,
+            identity,
             name,
             DirtyPages::new(&memory.dirty_pages, &self.dirty_devices),
         ));

@@ -94,7 +94,7 @@ fn an_identity_of_ones_own_is_never_that_of_a_file() {
     let cache = cache_of(4 << 20);
     let file = cache.open(&path, &writable()).unwrap();
     let real = FileIdentity::of_file(std::fs::File::open(&path).unwrap()).unwrap();
-    let numbers = FileIdentity::custom(real.device(), real.inode());
+    let numbers = FileIdentity::custom(real.device().number(), real.inode());
     let open = |byte, identity| {
         let backing = MemoryBacking::new(vec![byte; 100]).identified(identity);
         cache.open_backing(Arc::new(backing), &writable()).unwrap()

@@ -11,7 +11,8 @@ use std::sync::Arc;
 
 use super::rings::Rings;
 use crate::io::{
-    Alignment, Backing, DirectStatus, FileIdentity, IoRequest, IoSource, IoTarget, Submission,
+    Alignment, Backing, DeviceIdentity, DirectStatus, FileIdentity, IoRequest, IoSource, IoTarget,
+    Submission,
 };
 
 /// See the head of the file.
@@ -100,7 +101,7 @@ impl Backing for Enrolled {
         self.backing.identity()
     }
 
-    fn device(&self) -> Option<u64> {
+    fn device(&self) -> Option<DeviceIdentity> {
         self.backing.device()
     }
 

@@ -40,7 +40,7 @@ use self::counts::Counts;
 use self::files::Enrolled;
 use self::rings::{Plan, Rings};
 use self::workers::{THREADS_MAX, Urgency, Workers};
-use super::Backing;
+use super::{Backing, DeviceIdentity};
 use crate::config::IO_DEPTH_MAX;
 use crate::frames::Arena;
 use crate::sys::probe::{Feature, Features};
@@ -135,8 +135,15 @@ impl Engine {
 }
 
 /// What tells the device of a backing from others.
-fn lane_of(backing: &Arc<dyn Backing>) -> u64 {
-    backing.device().unwrap_or_else(|| Arc::as_ptr(backing).addr() as u64)
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Lane {
+    Of(DeviceIdentity),
+    /// A backing that is a device of its own, by its address.
+    Alone(usize),
+}
+
+fn lane_of(backing: &Arc<dyn Backing>) -> Lane {
+    backing.device().map_or_else(|| Lane::Alone(Arc::as_ptr(backing).addr()), Lane::Of)
 }
 
 #[cfg(test)]

@@ -33,11 +33,11 @@ use std::fmt;
 use std::io;
 use std::sync::Arc;
 
-use super::Engine;
 use super::lease::Lease;
 use super::life::{Answer, Transfer};
 use super::todos::Todos;
 use super::workers::Urgency;
+use super::{Engine, Lane};
 use crate::io::align::range_end;
 use crate::io::{IoError, IoRequest, Operation};
 use crate::sync::blocking;
@@ -57,7 +57,7 @@ pub(crate) struct Queue<'e, T> {
     lease: Option<Lease<'e>>,
     todos: Option<Arc<Todos>>,
     /// The device that the last transfer for helpers is of.
-    lane: u64,
+    lane: Lane,
     /// No ring was to be had lately: what is started goes by helpers, until the queue is empty.
     is_without_ring: bool,
     /// Complete and not handed out.
@@ -91,7 +91,7 @@ impl<'e, T> Queue<'e, T> {
             in_kernel: 0,
             lease: None,
             todos: None,
-            lane: 0,
+            lane: Lane::Alone(0),
             is_without_ring: false,
             done: VecDeque::new(),
         }

@@ -20,6 +20,7 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
+use super::Lane;
 use crate::sync::{Condvar, Mutex, MutexGuard};
 use crate::sys::thread::OwnedThread;
 
@@ -67,11 +68,11 @@ struct Shared {
 #[derive(Default)]
 struct State {
     /// Jobs whose lane has room for them: they count as running.
-    ready: VecDeque<(u64, Job)>,
+    ready: VecDeque<(Lane, Job)>,
     /// Jobs whose lane is full.
-    waiting: VecDeque<(u64, Job)>,
+    waiting: VecDeque<(Lane, Job)>,
     /// How many jobs of a lane run; none stands for 0.
-    running: HashMap<u64, usize>,
+    running: HashMap<Lane, usize>,
     threads: Vec<OwnedThread>,
     /// Threads that run no job.
     idle: usize,
@@ -79,17 +80,17 @@ struct State {
 }
 
 impl State {
-    fn has_room(&self, lane: u64, urgency: Urgency) -> bool {
+    fn has_room(&self, lane: Lane, urgency: Urgency) -> bool {
         self.running.get(&lane).is_none_or(|running| *running < urgency.lane_max())
     }
 
-    fn begin(&mut self, lane: u64, job: Job) {
+    fn begin(&mut self, lane: Lane, job: Job) {
         *self.running.entry(lane).or_default() += 1;
         self.ready.push_back((lane, job));
     }
 
     /// A job of the lane has ended: the next that waited for that may run.
-    fn end(&mut self, lane: u64) {
+    fn end(&mut self, lane: Lane) {
         self.idle += 1;
         if let Some(running) = self.running.get_mut(&lane) {
             *running -= 1;
@@ -119,7 +120,7 @@ impl Workers {
 
     /// Lets a thread run `job`, of the device `lane`. Gives it back if there is no thread and none
     /// can be started, or if it is urgent and all threads that it may have are at work.
-    pub(super) fn offer(&self, lane: u64, urgency: Urgency, job: Job) -> Result<(), Job> {
+    pub(super) fn offer(&self, lane: Lane, urgency: Urgency, job: Job) -> Result<(), Job> {
         let mut state = self.shared.state.lock();
         let has_room = state.has_room(lane, urgency);
         if has_room && !state.has_spare() && state.threads.len() < self.threads_max {
@@ -216,15 +217,20 @@ mod tests {
             Box::new(move || assert!(held.lock().recv().is_err()))
         };
         for _ in 0..3 * LANE_HELPERS_MAX {
-            assert!(workers.offer(1, Urgency::Whenever, hang()).is_ok(), "waits in the list");
+            assert!(
+                workers.offer(Lane::Alone(1), Urgency::Whenever, hang()).is_ok(),
+                "waits in the list"
+            );
         }
-        let urgent = (0..).take_while(|_| workers.offer(1, Urgency::Now, hang()).is_ok()).count();
+        let urgent = (0..)
+            .take_while(|_| workers.offer(Lane::Alone(1), Urgency::Now, hang()).is_ok())
+            .count();
         assert!(urgent <= 2 * LANE_HELPERS_MAX, "{urgent} beside those that were not");
         let (done, all_done) = mpsc::channel();
         for urgency in [Urgency::Whenever, Urgency::Now] {
             let done = done.clone();
             let job = Box::new(move || done.send(urgency).unwrap());
-            assert!(workers.offer(2, urgency, job).is_ok());
+            assert!(workers.offer(Lane::Alone(2), urgency, job).is_ok());
             assert_eq!(all_done.recv().unwrap(), urgency);
         }
         assert!(workers.shared.state.lock().threads.len() <= THREADS_MAX);
