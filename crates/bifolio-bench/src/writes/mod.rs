@@ -9,10 +9,11 @@
 //! `write_at_64k_folios`. Every turn writes a version of its own, and pages are read back past all
 //! caches after each.
 //!
-//! Records are a page each: eight threads write one and sync it, again and again, each in its own
-//! region of the file (`records`, in syncs a second). The kernel's rivals are `pwrite` and
-//! `fdatasync` of the same threads on one descriptor, through the page cache and past it
-//! (`kernel_direct`). How many flushes the cache made for each sync is counted beside it.
+//! Eight threads write a record and sync it, again and again (in syncs a second): records of 256
+//! bytes to one `log`, whichever thread is next, or `records` of a page, each thread in its own
+//! region of the file. The kernel's rivals are `pwrite` and `fdatasync` of the same threads on one
+//! descriptor, through the page cache and, for whole pages, past it (`kernel_direct`). How many
+//! flushes the cache made for each sync is counted beside it.
 //!
 //! The clock covers the sync. Latencies are of the single writes: the longest is the longest stall
 //! of a writer.
@@ -29,6 +30,7 @@ use self::ledger::Ledger;
 use self::order::{Order, SEQUENTIAL_BLOCK_BYTES};
 use self::parameters::Parameters;
 use self::passes::Passes;
+use self::records::Layout;
 use crate::benchmark::{Benchmark, Context, Needs};
 use crate::config::Config;
 use crate::error::Result;
@@ -57,6 +59,7 @@ const RECORDS_OF_KERNEL_AT_LEAST: f64 = 2.0;
 
 const RANDOM: &str = "random";
 const SEQUENTIAL: &str = "sequential";
+const LOG: &str = "log";
 const RECORDS: &str = "records";
 
 const FLUSHES_PER_SYNC: &str = "flushes_per_sync";
@@ -101,7 +104,7 @@ impl Benchmark for WriteAndSync {
             tracepoint: syscalls::tracepoint_for(&mut report, context.workspace),
             ledger: RefCell::new(Ledger::new(parameters.sizes.pages())?),
             throttle_ns_max: RefCell::new(None),
-            flushes: RefCell::new((0, 0)),
+            flushes: RefCell::default(),
         };
         let shape = report.skip_on_error(&["raw_direct"], choose_shape(&passes, progress));
         measure(&passes, shape, &mut report, progress)?;
@@ -126,7 +129,8 @@ fn measure(
     let random = Order::Random { writes: passes.parameters.random_writes };
     let orders =
         [(RANDOM, random, PAGE_BYTES), (SEQUENTIAL, Order::Sequential, SEQUENTIAL_BLOCK_BYTES)];
-    let values = [Measured::operations_rate, Measured::gibibytes_rate, Measured::operations_rate];
+    let syncs = Measured::operations_rate;
+    let values = [Measured::operations_rate, Measured::gibibytes_rate, syncs, syncs];
     let mut turns: Vec<Turn<'_, Measured>> = Vec::new();
     for (row_index, (pattern, order, block_bytes)) in orders.into_iter().enumerate() {
         let case = Case::new().with("pattern", pattern).with("block_bytes", block_bytes);
@@ -158,21 +162,25 @@ fn measure(
     Ok(())
 }
 
-/// The turns of the last row.
+/// The turns of the last rows.
 fn add_records<'a>(
     passes: &'a Passes<'_>,
     is_direct: bool,
     report: &mut Report,
     turns: &mut Vec<Turn<'a, Measured>>,
 ) {
-    let row_index = report.rows.len();
-    let case = Case::new().with("pattern", RECORDS).with("block_bytes", PAGE_BYTES);
-    report.rows.push(Row::new(case, "syncs/s"));
-    let mut add = |series, run| turns.push(Turn { row_index, series, run });
-    add("write_at", Box::new(move || passes.cached_records("write_at")));
-    add("kernel_write", Box::new(move || passes.kernel_records("kernel_write", false)));
-    if is_direct {
-        add("kernel_direct", Box::new(move || passes.kernel_records("kernel_direct", true)));
+    for (pattern, layout) in [(LOG, Layout::Log), (RECORDS, Layout::Regions)] {
+        let row_index = report.rows.len();
+        let block_bytes = passes.parameters.records(layout).record_bytes();
+        let case = Case::new().with("pattern", pattern).with("block_bytes", block_bytes);
+        report.rows.push(Row::new(case, "syncs/s"));
+        let mut add = |series, run| turns.push(Turn { row_index, series, run });
+        add("write_at", Box::new(move || passes.cached_records(layout, "write_at")));
+        add("kernel_write", Box::new(move || passes.kernel_records(layout, "kernel_write", false)));
+        if is_direct && layout == Layout::Regions {
+            let series = "kernel_direct";
+            add(series, Box::new(move || passes.kernel_records(layout, series, true)));
+        }
     }
 }
 
@@ -181,13 +189,14 @@ fn add_notes(passes: &Passes<'_>, shape: Option<Shape>, report: &mut Report) {
         report.notes.push(format!("raw_direct writes {} in order", shape.describe()));
     }
     report.notes.push("kernel_write may use all memory of the machine".to_owned());
-    let (flushes, syncs) = *passes.flushes.borrow();
-    if syncs > 0 {
-        let per_sync = flushes as f64 / syncs as f64;
+    let flushes = *passes.flushes.borrow();
+    for (pattern, layout) in [(LOG, Layout::Log), (RECORDS, Layout::Regions)] {
+        let (flushes, syncs) = flushes[layout as usize];
+        let per_sync = flushes as f64 / syncs.max(1) as f64;
         let threads = records::THREADS;
-        let note = format!("records: {threads} threads, {per_sync:.3} flushes for each sync");
+        let note = format!("{pattern}: {threads} threads, {per_sync:.3} flushes for each sync");
         report.notes.push(note);
-        let row = report.rows.iter_mut().find(|row| row.case.text("pattern") == RECORDS);
+        let row = report.rows.iter_mut().find(|row| row.case.text("pattern") == pattern);
         if let Some(counts) = row.and_then(|row| row.counts.get_mut("write_at")) {
             counts.insert(FLUSHES_PER_SYNC.to_owned(), per_sync);
         }
@@ -216,6 +225,7 @@ fn figures(rows: &[Row]) -> Vec<Figure> {
         (RANDOM, OF_KERNEL, RANDOM_OF_KERNEL_AT_LEAST),
         (SEQUENTIAL, OF_RAW, SEQUENTIAL_OF_RAW_AT_LEAST),
         (SEQUENTIAL, LARGE_OF_RAW, SEQUENTIAL_OF_RAW_AT_LEAST),
+        (LOG, OF_KERNEL, RECORDS_OF_KERNEL_AT_LEAST),
         (RECORDS, OF_KERNEL, RECORDS_OF_KERNEL_AT_LEAST),
         (RECORDS, OF_KERNEL_DIRECT, RECORDS_OF_KERNEL_AT_LEAST),
     ];

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::records::Records;
+use super::records::{Layout, Records};
 use crate::config::{Config, ParameterSet};
 use crate::error::Result;
 use crate::harness::interleave::Rounds;
@@ -50,8 +50,8 @@ impl Parameters {
         })
     }
 
-    pub(crate) fn records(&self) -> Records {
-        Records::new(self.sizes.pages(), self.records_per_thread)
+    pub(crate) fn records(&self, layout: Layout) -> Records {
+        Records::new(layout, self.sizes.pages(), self.records_per_thread)
     }
 
     pub(crate) fn rounds(&self) -> Rounds {

@@ -32,8 +32,8 @@ pub(crate) struct Passes<'a> {
     pub(crate) ledger: RefCell<Ledger>,
     /// The longest any caller was held back by the cache, so far.
     pub(crate) throttle_ns_max: RefCell<Option<u64>>,
-    /// Flushes and syncs of the cache, in all turns of records so far.
-    pub(crate) flushes: RefCell<(u64, u64)>,
+    /// Flushes and syncs of the cache, in all turns of each layout of records so far.
+    pub(crate) flushes: RefCell<[(u64, u64); 2]>,
 }
 
 impl Passes<'_> {

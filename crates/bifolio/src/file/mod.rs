@@ -155,10 +155,12 @@ impl File {
     /// Makes every write that returned before this call durable: writes dirty pages out, then
     /// flushes the device. Blocks for the device.
     ///
-    /// Syncs of a file that come at the same time, through whatever handles, share flushes: while
-    /// one is in flight all others wait, and one more serves them all. So threads that each write
-    /// and sync their own records need no group commit of their own (`Stats::device_flushes`,
-    /// `Stats::syncs_shared`).
+    /// Syncs of a file that come at the same time, through whatever handles, go together: while one
+    /// is under way all others wait, and one more serves them all, with one flush, and one
+    /// write-out if less than 1 MiB is dirty. So threads that each write and sync their own records
+    /// need no group commit of their own (`Stats::device_flushes`, `Stats::syncs_shared`). If
+    /// several came to the sync before, the first to come waits for the others, for an eighth of
+    /// the time that one took or a millisecond at the most.
     ///
     /// A sync through any handle is one of the file: one that was opened for reading writes out
     /// what others wrote. Signals do not end it.

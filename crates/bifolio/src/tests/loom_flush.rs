@@ -1,16 +1,18 @@
 //! Shared flushes (`writeback/flush.rs`): the columns at its head.
 //!
-//! The device is a word a thread, written before its sync, and what a flush has made durable of
-//! each; a flush takes what it finds when it begins.
+//! The device is a word a thread, and what a flush has made durable of each; a flush takes what it
+//! finds when it begins. A thread dirties its word before its sync, and whoever leads writes out
+//! the words that are wanted.
 
 use super::world::{join_all, model_bounded, spawn};
 use crate::sync::{AtomicU64, Ordering};
-use crate::writeback::flush::Flushes;
+use crate::writeback::flush::{Flushes, Wants};
 use std::sync::Arc;
 
 #[derive(Debug)]
 struct Device {
     flushes: Flushes<&'static str>,
+    dirty: [AtomicU64; 3],
     written: [AtomicU64; 3],
     durable: [AtomicU64; 3],
     in_flight: AtomicU64,
@@ -25,6 +27,7 @@ impl Device {
         let words = || [(); 3].map(|()| AtomicU64::new(0));
         Arc::new(Self {
             flushes: Flushes::default(),
+            dirty: words(),
             written: words(),
             durable: words(),
             in_flight: AtomicU64::new(0),
@@ -34,12 +37,15 @@ impl Device {
         })
     }
 
-    fn flush(&self, metadata: bool) -> Result<(), &'static str> {
+    fn lead(&self, wants: Wants) -> Result<(), &'static str> {
         // Relaxed: nobody else may be here.
         assert_eq!(self.in_flight.fetch_add(1, Ordering::Relaxed), 0, "two flushes at a time");
+        for (word, dirty) in self.written.iter().zip(&self.dirty).take(wants.end as usize) {
+            word.store(dirty.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
         let taken = self.written.each_ref().map(|word| word.load(Ordering::Relaxed));
         let nth = self.count.fetch_add(1, Ordering::Relaxed) + 1;
-        self.with_metadata.fetch_add(u64::from(metadata), Ordering::Relaxed);
+        self.with_metadata.fetch_add(u64::from(wants.metadata), Ordering::Relaxed);
         if nth != self.fails {
             for (word, taken) in self.durable.iter().zip(taken) {
                 word.store(taken, Ordering::Relaxed);
@@ -51,8 +57,9 @@ impl Device {
 
     /// Writes and syncs; tells whether it went well.
     fn sync(&self, own: usize) -> bool {
-        self.written[own].store(7, Ordering::Relaxed);
-        let flushed = self.flushes.flush(own == 0, |metadata| self.flush(metadata));
+        self.dirty[own].store(7, Ordering::Relaxed);
+        let wants = Wants { metadata: own == 0, end: own as u64 + 1 };
+        let flushed = self.flushes.flush(wants, |wants| self.lead(wants));
         if flushed.result.is_ok() {
             let durable = self.durable[own].load(Ordering::Relaxed);
             assert_eq!(durable, 7, "the flush began before the write");
@@ -62,8 +69,8 @@ impl Device {
 }
 
 /// Whoever is answered `Ok` is covered by the flush, and there is one at a time.
-/// Dies with: F1 that joins the round in flight; F4 that opens no new round; F3 that does not wait;
-/// no wake-up at F6; `notify_one` there.
+/// Dies with: F1 that joins the round in flight; F5 that opens no new round; F3 that does not wait;
+/// no wake-up at F7; `notify_one` there; a round that wants what the last who joined wants.
 #[test]
 fn loom_flush_covers_everybody_it_answers() {
     model_bounded(2, || {

@@ -29,6 +29,8 @@
 //! came before S3: its epoch is one that S4 waits for. If that write-out fails before S1, D4 has
 //! put the folio on the list before S2, and S3 finds it; if after S1, S5 finds the error. Were the
 //! error recorded before D4, a sync could begin in between: S1 has counted it, S3 finds nothing.
+//! S3 and S4 may be another thread's, with a later `end`: they come between this sync's S2 and S5
+//! all the same (`flush.rs`).
 
 use super::throttle::DirtyPages;
 use crate::folio::{Folio, FolioId, FolioRef, Folios, Listing, NO_FOLIO};

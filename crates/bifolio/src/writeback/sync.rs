@@ -3,8 +3,9 @@
 use super::batch::{ALL_PAGES, Added, Progress, WriteBatch, Written};
 use super::dirty::{Part, Walk};
 use super::errors::ErrorCursor;
+use super::flush::Wants;
 use super::inode::Inode;
-use super::store::{DiskStore, Store};
+use super::store::Store;
 use crate::error::{ErrorKind, Result};
 use crate::folio::{FolioId, FolioRef};
 use crate::mapping::PAGE_BYTES;
@@ -26,6 +27,10 @@ const PART_FOLIOS: u64 = 512;
 /// Units of a range that the list is asked for one by one: fewer than a walk over a list of some
 /// length costs.
 const ASKED_MAX: u64 = 512;
+
+/// What is dirty of a file, at most, if those who sync all of it share the write-outs as well as
+/// the flush: what takes the device about as long as a flush.
+const SHARED_BYTES_MAX: u64 = 1 << 20;
 
 /// A whole file.
 pub(super) const ALL_BYTES: Range<u64> = 0..u64::MAX;
@@ -145,21 +150,24 @@ impl Inode {
         self.mark_stored_in(&range)?;
         // S1 to S5 of `dirty.rs`.
         let errors_before = self.errors.count();
-        self.write_out_dirty(pages_of(&range), true);
-        self.dirty.wait_for_in_flight();
+        let mut wants = Wants { metadata, end: 0 };
+        if range == ALL_BYTES && self.dirty.len() * self.mapping.folio_bytes() <= SHARED_BYTES_MAX {
+            wants.end = self.dirty.now();
+        } else {
+            self.write_out_dirty(pages_of(&range), true);
+        }
+        let flushed = self.flushes.flush(wants, |wants| {
+            let wanted = Wanted { end: wants.end, pages: ALL_PAGES, patient: true };
+            self.write_out(&wanted, |_| u64::MAX);
+            self.dirty.wait_for_in_flight();
+            disk.flush(wants.metadata).map_err(Arc::new)
+        });
+        let counters = &self.memory.counters;
+        counters.add(Counter::Sync, 1);
+        counters.add(if flushed.is_shared { Counter::SyncShared } else { Counter::DeviceFlush }, 1);
         if let Some(error) = self.errors.check_since(cursor, errors_before) {
             return Err(ErrorKind::Writeback(error).into());
         }
-        self.memory.counters.add(Counter::Sync, 1);
-        self.flush_device(disk, metadata)
-    }
-
-    /// Flushes the device, or shares a flush (FLUSH-1).
-    fn flush_device(&self, disk: &DiskStore, metadata: bool) -> Result<()> {
-        let flush = |metadata| disk.flush(metadata).map_err(Arc::new);
-        let flushed = self.flushes.flush(metadata, flush);
-        let counter = if flushed.is_shared { Counter::SyncShared } else { Counter::DeviceFlush };
-        self.memory.counters.add(counter, 1);
         flushed.result.map_err(|error| error.again().into())
     }
 

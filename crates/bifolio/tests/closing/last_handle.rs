@@ -20,8 +20,8 @@ fn page(index: u64) -> std::ops::Range<u64> {
 /// clean.
 #[test]
 fn a_page_whose_write_out_is_tried_again_is_kept() {
-    let faulty = Faulty::new(Way::Memory, 100 * PAGE as usize, 3);
-    let cache = faulty.builder(4 << 20).build().unwrap();
+    let faulty = Faulty::new(Way::Memory, 500 * PAGE as usize, 3);
+    let cache = faulty.builder(8 << 20).build().unwrap();
     let file = faulty.open(&cache);
     let (of_close, of_retry) = (Gate::new(), Gate::new());
     let write = Fault::on(Call::Write);
@@ -29,6 +29,9 @@ fn a_page_whose_write_out_is_tried_again_is_kept() {
     faulty.backing.inject(write.clone().at(page(0)).times(2).fails(libc::EIO));
     faulty.backing.inject(write.at(page(0)).nth(2).held(&of_retry));
     file.write_at(b"other", 50 * PAGE).unwrap();
+    // So much that the close writes it before it joins a round of syncs.
+    let many = vec![5; 400 * PAGE as usize];
+    file.write_all_at(&many, 60 * PAGE).unwrap();
     thread::scope(|scope| {
         let closing = scope.spawn(|| cache.close());
         of_close.wait_for_arrivals(1);
@@ -52,6 +55,7 @@ fn a_page_whose_write_out_is_tried_again_is_kept() {
     let mut expected = faulty.bytes.clone();
     expected[..8].copy_from_slice(b"precious");
     expected[50 * PAGE as usize..][..5].copy_from_slice(b"other");
+    expected[60 * PAGE as usize..][..many.len()].copy_from_slice(&many);
     assert_same(&faulty.stored(), &expected);
 }
 
