@@ -83,6 +83,8 @@ impl Times {
 /// What a change leaves in the words it covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
+    /// What the file held when its history began.
+    Birth,
     /// Words that name the change.
     Write,
     /// Zeros: the file was cut there, or a hole was punched.
@@ -115,8 +117,8 @@ impl Change {
     /// What the word `index` holds after the change.
     pub fn word(&self, index: u64) -> u64 {
         match self.kind {
-            Kind::Write => self.id << PLACE_BITS | place(index),
-            Kind::Zero => 0,
+            Kind::Write => word_of(self.id, index),
+            Kind::Birth | Kind::Zero => 0,
         }
     }
 
@@ -150,6 +152,10 @@ pub struct History {
     name: String,
     clock: Arc<Clock>,
     next_id: AtomicU64,
+    /// The words at birth; those behind the last are zeros.
+    birth: Vec<u64>,
+    /// Changes of a page that are remembered before some are dropped.
+    changes_kept: usize,
     pages: Vec<Mutex<Vec<Arc<Change>>>>,
 }
 
@@ -162,17 +168,28 @@ impl History {
     pub fn new(name: String, clock: Arc<Clock>, len_bytes_max: u64) -> Self {
         let pages = len_bytes_max.div_ceil(PAGE_WORDS * WORD_BYTES);
         assert!(len_bytes_max / WORD_BYTES <= 1 << PLACE_BITS, "too large for the places of words");
-        let zeros = Arc::new(Change {
+        let birth = Arc::new(Change {
             id: 0,
-            kind: Kind::Zero,
+            kind: Kind::Birth,
             call: "birth",
             thread: 0,
             words: 0..u64::MAX,
             begun: 0,
             end: Mutex::new(End { moment: 0, certain_end: u64::MAX }),
         });
-        let pages = (0..pages).map(|_| Mutex::new(vec![Arc::clone(&zeros)])).collect();
-        Self { name, clock, next_id: AtomicU64::new(1), pages }
+        let pages = (0..pages).map(|_| Mutex::new(vec![Arc::clone(&birth)])).collect();
+        let changes_kept = CHANGES_KEPT;
+        Self { name, clock, next_id: AtomicU64::new(1), birth: Vec::new(), changes_kept, pages }
+    }
+
+    /// A file that held these bytes, of which nothing is forgotten: what is not durable yet may
+    /// be seen long after it was overwritten.
+    pub fn of_bytes(name: String, clock: Arc<Clock>, bytes: &[u8]) -> Self {
+        let words = bytes.chunks_exact(WORD_BYTES as usize);
+        let birth =
+            words.map(|word| u64::from_le_bytes(word.try_into().unwrap_or_default())).collect();
+        let changes_kept = usize::MAX;
+        Self { birth, changes_kept, ..Self::new(name, clock, bytes.len() as u64) }
     }
 
     /// A change of the bytes of `range` (whole words) begins.
@@ -183,9 +200,21 @@ impl History {
         kind: Kind,
         range: Range<u64>,
     ) -> Arc<Change> {
+        self.begin_as(self.next_id.fetch_add(1, Ordering::Relaxed), call, thread, kind, range)
+    }
+
+    /// As [`begin`](Self::begin), of a change that has a number already.
+    pub fn begin_as(
+        &self,
+        id: u64,
+        call: &'static str,
+        thread: usize,
+        kind: Kind,
+        range: Range<u64>,
+    ) -> Arc<Change> {
         let words = range.start / WORD_BYTES..range.end / WORD_BYTES;
         let change = Arc::new(Change {
-            id: self.next_id.fetch_add(1, Ordering::Relaxed),
+            id,
             kind,
             call,
             thread,
@@ -197,7 +226,7 @@ impl History {
         let pages = words.start / PAGE_WORDS..words.end.div_ceil(PAGE_WORDS);
         for page in pages.start..pages.end.min(self.pages.len() as u64) {
             let mut changes = self.page(page);
-            if changes.len() > CHANGES_KEPT {
+            if changes.len() > self.changes_kept {
                 forget(&mut changes, page, oldest_call);
             }
             changes.push(Arc::clone(&change));
@@ -232,7 +261,8 @@ impl History {
             for _ in 0..here {
                 let Some(word) = words.next() else { return Ok(()) };
                 let value = u64::from_le_bytes(word.try_into().unwrap_or_default());
-                if !may_be(&changes, &by_id, index, value, begun, ended) {
+                let birth = self.birth.get(index as usize).copied().unwrap_or(0);
+                if !may_be(&changes, &by_id, index, (value, birth), begun, ended) {
                     let told = self.tell(what, &changes, index, value, begun, ended);
                     return Err(Violation(told));
                 }
@@ -258,12 +288,13 @@ impl History {
     ) -> String {
         let mut text = format!(
             "{}: {what} from {begun} to {ended} saw {value:#x} in word {index} (byte {}, page {}): \
-             change {}, place {}; changes of this word:\n",
+             change {}, place {}; at first it was {:#x}; changes of this word:\n",
             self.name,
             index * WORD_BYTES,
             index / PAGE_WORDS,
             value >> PLACE_BITS,
             if value & ((1 << PLACE_BITS) - 1) == place(index) { "right" } else { "wrong" },
+            self.birth.get(index as usize).copied().unwrap_or(0),
         );
         for change in changes.iter().filter(|change| change.covers(index)) {
             let certain = change.is_certain_before(index, u64::MAX);
@@ -284,12 +315,17 @@ impl History {
     }
 }
 
-/// Whether a read may return `value`: see the head of the file.
+/// The word that a change of this number leaves at `index`.
+pub fn word_of(id: u64, index: u64) -> u64 {
+    id << PLACE_BITS | place(index)
+}
+
+/// Whether a read may return `value`, if it was `birth` at first: see the head of the file.
 fn may_be(
     changes: &[Arc<Change>],
     by_id: &HashMap<u64, &Arc<Change>>,
     index: u64,
-    value: u64,
+    (value, birth): (u64, u64),
     begun: u64,
     ended: u64,
 ) -> bool {
@@ -299,6 +335,9 @@ fn may_be(
     };
     let could_be_seen =
         |change: &Change| change.covers(index) && change.begun < ended && !is_hidden(change);
+    if value == birth && by_id.get(&0).is_some_and(|change| could_be_seen(change)) {
+        return true;
+    }
     if value == 0 {
         return changes.iter().any(|change| change.kind == Kind::Zero && could_be_seen(change));
     }
@@ -381,6 +420,20 @@ mod tests {
         assert!(history.check("read", &bytes(&first, 0), 0, now).is_err());
         assert!(history.check("read", &bytes(&first, 1), 8, now).is_ok());
         assert!(history.check("read", &bytes(&second, 1), 8, now).is_ok());
+    }
+
+    #[test]
+    fn what_a_file_held_at_first_is_seen_until_it_is_overwritten() {
+        let clock = Arc::new(Clock::new(1));
+        let history = History::of_bytes("file".into(), clock, &[7; 4096]);
+        let change = history.begin_as(100, "write", 0, Kind::Write, 8..16);
+        history.end(&change, 8);
+        let now = history.clock.tick();
+        assert!(history.check("read", &[7; 8], 0, now).is_ok());
+        assert!(history.check("read", &[0; 8], 0, now).is_err(), "zeros");
+        assert!(history.check("read", &[7; 8], 8, 0).is_ok(), "a read from before");
+        assert!(history.check("read", &[7; 8], 8, now).is_err(), "overwritten");
+        assert!(history.check("read", &word_of(100, 1).to_le_bytes(), 8, now).is_ok());
     }
 
     #[test]

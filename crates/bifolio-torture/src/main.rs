@@ -3,15 +3,22 @@
 //! A scene is drawn from a seed (`scene.rs`); its threads work (`work.rs`) over simulated devices
 //! (`device.rs`) and judge what they see by the history (`history.rs`). Afterwards, at rest, every
 //! word is read once more, every word is durable after a sync, and the cache closes.
+//!
+//! Scenes of kills are of another kind (`kills.rs`): a child process (`victim.rs`) works on real
+//! files, keeps a journal (`journal.rs`), and is killed.
 
 mod device;
 mod history;
+mod journal;
+mod kills;
 mod scene;
+mod victim;
 mod work;
 
 use clap::Parser;
 use history::Violation;
 use scene::{CLASSES, Class, Scene, Target};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::atomic::Ordering;
 use std::thread;
@@ -30,46 +37,119 @@ struct Arguments {
     /// The first seed; drawn if not given.
     #[arg(long)]
     seed: Option<u64>,
-    /// Only scenes of this class.
-    #[arg(long)]
-    only: Option<Class>,
+    /// Only scenes of these classes, by turns.
+    #[arg(long, value_delimiter = ',')]
+    only: Vec<Class>,
+    /// No scenes of these classes.
+    #[arg(long, value_delimiter = ',')]
+    without: Vec<Class>,
     /// How long a scene lasts, milliseconds.
     #[arg(long, default_value_t = 1500)]
     scene_ms: u64,
     /// Threads of a scene.
     #[arg(long, default_value_t = 4)]
     threads: usize,
+    /// End after so many kills, if not before.
+    #[arg(long, default_value_t = u64::MAX)]
+    kills: u64,
+    /// The folder of a scene of kills: this is its child.
+    #[arg(long, hide = true)]
+    victim: Option<PathBuf>,
+    /// Which child.
+    #[arg(long, hide = true, default_value_t = 0)]
+    life: u64,
+}
+
+impl Arguments {
+    /// The classes whose turn it is, one after the other.
+    fn classes(&self) -> Vec<Class> {
+        let all = if self.only.is_empty() { &CLASSES[..] } else { &self.only };
+        all.iter().copied().filter(|class| !self.without.contains(class)).collect()
+    }
+}
+
+/// What all scenes have done.
+#[derive(Debug, Default)]
+struct Tally {
+    scenes: u64,
+    calls: u64,
+    kills: kills::Tally,
 }
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let first = arguments.seed.unwrap_or_else(|| fastrand::u64(0..1 << 40));
-    let begun = Instant::now();
-    let (mut scenes, mut calls) = (0, 0);
-    println!("torture: {} s, first seed {first}", arguments.seconds);
-    while begun.elapsed() < Duration::from_secs(arguments.seconds) {
-        let seed = first + scenes;
-        let class = arguments.only.unwrap_or(CLASSES[seed as usize % CLASSES.len()]);
-        let played = Scene::new(class, seed, arguments.threads)
-            .map_err(|error| Violation(format!("the scene cannot be set up: {error:#}")))
-            .and_then(|scene| play(&scene, Duration::from_millis(arguments.scene_ms)));
-        match played {
-            Ok(made) => calls += made,
-            Err(Violation(told)) => {
-                println!("torture: class {class:?}, seed {seed}\n{told}");
-                println!("again: cargo x torture --only {class:?} --seed {seed}");
-                return ExitCode::FAILURE;
+    if let Some(directory) = &arguments.victim {
+        return match victim::live(directory, first, arguments.life) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                eprintln!("torture: the child of seed {first}, life {}: {error:#}", arguments.life);
+                ExitCode::FAILURE
             }
-        }
-        scenes += 1;
+        };
     }
-    let seconds = begun.elapsed().as_secs_f64();
-    println!(
-        "torture: {scenes} scenes, seeds {first} to {}, {calls} calls, {:.0} calls a second: clean",
-        first + scenes.max(1) - 1,
-        calls as f64 / seconds
-    );
+    let classes = arguments.classes();
+    let begun = Instant::now();
+    let mut tally = Tally::default();
+    println!("torture: {} s, first seed {first}", arguments.seconds);
+    while begun.elapsed() < Duration::from_secs(arguments.seconds)
+        && tally.kills.kills < arguments.kills
+    {
+        let seed = first + tally.scenes;
+        let Some(class) = classes.get(seed as usize % classes.len().max(1)).copied() else {
+            println!("torture: no class is left");
+            return ExitCode::FAILURE;
+        };
+        if let Err(Violation(told)) = play_one(class, seed, &arguments, &mut tally) {
+            println!("torture: class {}, seed {seed}\n{told}", class.name());
+            println!("again: cargo x torture --only {} --seed {seed}", class.name());
+            return ExitCode::FAILURE;
+        }
+        tally.scenes += 1;
+    }
+    tell(first, &tally, begun.elapsed());
     ExitCode::SUCCESS
+}
+
+/// Plays one scene.
+fn play_one(
+    class: Class,
+    seed: u64,
+    arguments: &Arguments,
+    tally: &mut Tally,
+) -> Result<(), Violation> {
+    let duration = Duration::from_millis(arguments.scene_ms);
+    if class == Class::Kills {
+        let made = kills::play(seed, duration, arguments.kills - tally.kills.kills)?;
+        tally.kills.add(made);
+        return Ok(());
+    }
+    let scene = Scene::new(class, seed, arguments.threads)
+        .map_err(|error| Violation(format!("the scene cannot be set up: {error:#}")))?;
+    tally.calls += play(&scene, duration)?;
+    Ok(())
+}
+
+fn tell(first: u64, tally: &Tally, elapsed: Duration) {
+    let last = first + tally.scenes.max(1) - 1;
+    let a_second = |count: u64| count as f64 / elapsed.as_secs_f64();
+    let kills = &tally.kills;
+    if kills.kills + kills.ends > 0 {
+        println!(
+            "torture: {} kills, {:.1} a second, {} orderly ends; {} changes, {} syncs judged",
+            kills.kills,
+            a_second(kills.kills),
+            kills.ends,
+            kills.changes,
+            kills.syncs
+        );
+    }
+    println!(
+        "torture: {} scenes, seeds {first} to {last}, {} calls, {:.0} calls a second: clean",
+        tally.scenes,
+        tally.calls,
+        a_second(tally.calls)
+    );
 }
 
 /// Lets the threads of a scene work, and judges what is left; the number of calls.

@@ -22,11 +22,27 @@ pub enum Class {
     Maps,
     /// Handles come and go, the last of a file among them.
     Handles,
+    /// A child process is killed, again and again.
+    Kills,
 }
 
 /// All of them.
-pub const CLASSES: [Class; 6] =
-    [Class::Steady, Class::Cuts, Class::Faults, Class::Memory, Class::Maps, Class::Handles];
+pub const CLASSES: [Class; 7] = [
+    Class::Steady,
+    Class::Cuts,
+    Class::Faults,
+    Class::Memory,
+    Class::Maps,
+    Class::Handles,
+    Class::Kills,
+];
+
+impl Class {
+    /// As it is written on the command line.
+    pub fn name(self) -> String {
+        format!("{self:?}").to_lowercase()
+    }
+}
 
 /// One file of a scene.
 #[derive(Debug)]

@@ -1,0 +1,283 @@
+//! Scenes of kills: a child works on real files through a cache, keeps a journal in shared memory,
+//! and is killed with SIGKILL at a random moment; what its syncs acknowledged must be in the files.
+//! Then the next child goes on with the same files.
+//!
+//! What it proves: when a sync, or a close, has answered Ok, what was written before it has left
+//! the process, for the right places of the file, and no later part of that process's life, nor its
+//! death in the midst of anything, takes it back; and a file, its length, a spill file with a name
+//! and their locks are fit for use after a death at any moment. With direct transfers (most lives)
+//! the bytes are at the block device then; with buffered ones they are in the kernel's page cache,
+//! which survives the process.
+//!
+//! What it does not prove: that the device was flushed. A kill forgets nothing that the kernel has.
+//! The simulated devices of the other scenes do (`device.rs`): they show what is durable at the
+//! moment of each acknowledged sync.
+//!
+//! Transfers that were in flight when the process died may reach the file after its death: before
+//! the file is judged, `fallocate` waits for them, as all calls do that change a file's blocks.
+//!
+//! # Safety
+//! One system call on an open descriptor, without memory of ours.
+#![allow(unsafe_code)]
+
+use crate::history::{Clock, History, Kind, Violation};
+use crate::journal::{Entry, Journal, What};
+use crate::victim;
+use anyhow::Context as _;
+use fastrand::Rng;
+use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::FileExt as _;
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::Path;
+use std::process::{Child, Command};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+const PAGE: u64 = 4096;
+/// A child that has not begun anything after so long hangs.
+const HANG: Duration = Duration::from_secs(60);
+
+/// What a scene of kills has done.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Tally {
+    pub kills: u64,
+    /// Children that came to an orderly end before their turn.
+    pub ends: u64,
+    pub changes: u64,
+    /// Syncs that were acknowledged, and so judged.
+    pub syncs: u64,
+}
+
+impl Tally {
+    /// Adds what another scene has done.
+    pub fn add(&mut self, other: Self) {
+        self.kills += other.kills;
+        self.ends += other.ends;
+        self.changes += other.changes;
+        self.syncs += other.syncs;
+    }
+}
+
+/// The files of a scene, and what they held when the last child had died.
+struct Scene {
+    directory: tempfile::TempDir,
+    seed: u64,
+    journal: Journal,
+    files: Vec<File>,
+    known: Vec<Vec<u8>>,
+    tally: Tally,
+}
+
+/// Kills children until the time is over or `kills_max` are dead.
+pub fn play(seed: u64, duration: Duration, kills_max: u64) -> Result<Tally, Violation> {
+    let told = |error: anyhow::Error| Violation(format!("{error:#}"));
+    let mut scene = Scene::new(seed).map_err(told)?;
+    let mut random = Rng::with_seed(seed);
+    let begun = Instant::now();
+    for life in 0.. {
+        if begun.elapsed() >= duration || scene.tally.kills >= kills_max {
+            break;
+        }
+        scene.kill_one(life, &mut random).map_err(told)?;
+        scene.judge().map_err(|Violation(told)| Violation(format!("life {life}: {told}")))?;
+    }
+    Ok(scene.tally)
+}
+
+impl Scene {
+    fn new(seed: u64) -> anyhow::Result<Self> {
+        let directory = tempfile::tempdir()?;
+        std::fs::create_dir(victim::files_in(directory.path()))?;
+        let journal = Journal::open(&directory.path().join("journal"))?;
+        let mut files = Vec::new();
+        for file in 0..victim::FILES {
+            let [name, link] = victim::names(directory.path(), file);
+            files.push(File::options().read(true).write(true).create_new(true).open(&name)?);
+            std::fs::hard_link(&name, &link)?;
+        }
+        let known = vec![vec![0; victim::len_bytes_max(seed) as usize]; victim::FILES];
+        Ok(Self { directory, seed, journal, files, known, tally: Tally::default() })
+    }
+
+    /// Lets a child live for a while.
+    fn kill_one(&mut self, life: u64, random: &mut Rng) -> anyhow::Result<()> {
+        let program = std::env::current_exe()?;
+        let mut command = Command::new(program);
+        command.arg("--victim").arg(self.directory.path());
+        command.arg("--seed").arg(self.seed.to_string()).arg("--life").arg(life.to_string());
+        let mut child = command.spawn().context("a child cannot be started")?;
+        // Now and then it dies while it is born.
+        if random.u32(0..10) > 0 {
+            wait_for_work(&mut child, &self.journal)?;
+        }
+        let most_us = random.choice([1_000, 10_000, 60_000]).unwrap_or(10_000);
+        thread::sleep(Duration::from_micros(random.u64(0..most_us)));
+        child.kill()?;
+        let status = child.wait()?;
+        match status.signal() {
+            Some(libc::SIGKILL) => self.tally.kills += 1,
+            None if status.success() => self.tally.ends += 1,
+            _ => anyhow::bail!("life {life}: the child ended with {status}"),
+        }
+        let count = self.journal.count();
+        for file in &self.files {
+            wait_for_transfers(file).with_context(|| format!("{count} records"))?;
+        }
+        check_folder(&victim::files_in(self.directory.path()))
+    }
+
+    /// Compares the files with the journal; what they hold is known afterwards.
+    fn judge(&mut self) -> Result<(), Violation> {
+        let entries = self.journal.take();
+        for number in 0..self.files.len() {
+            let mut found = vec![0; self.known[number].len()];
+            let mut read = 0;
+            while read < found.len() {
+                match self.files[number].read_at(&mut found[read..], read as u64) {
+                    Ok(0) => break,
+                    Ok(count) => read += count,
+                    Err(error) => {
+                        return Err(Violation(format!("the file cannot be read: {error}")));
+                    }
+                }
+            }
+            let name = format!("seed-{}-file-{number}", self.seed);
+            let own = entries.iter().filter(|entry| entry.file == number);
+            self.tally.syncs += judge_file(name, &self.known[number], &found, own)?;
+            self.known[number] = found;
+        }
+        let is_change = |entry: &&Entry| entry.what != What::Sync;
+        self.tally.changes += entries.iter().filter(is_change).count() as u64;
+        Ok(())
+    }
+}
+
+fn wait_for_work(child: &mut Child, journal: &Journal) -> anyhow::Result<()> {
+    let begun = Instant::now();
+    while journal.count() == 0 && child.try_wait()?.is_none() {
+        if begun.elapsed() > HANG {
+            child.kill()?;
+            anyhow::bail!("the child did nothing for {HANG:?}");
+        }
+        thread::sleep(Duration::from_micros(200));
+    }
+    Ok(())
+}
+
+/// Waits for direct transfers that the dead child had in flight: see the head of the file.
+fn wait_for_transfers(file: &File) -> anyhow::Result<()> {
+    // SAFETY: a descriptor that is open; no memory is involved.
+    let answer = unsafe {
+        libc::fallocate(file.as_raw_fd(), libc::FALLOC_FL_KEEP_SIZE, 0, PAGE as libc::off_t)
+    };
+    anyhow::ensure!(answer == 0, "fallocate: {}", std::io::Error::last_os_error());
+    Ok(())
+}
+
+/// Nothing is left behind: a spill without a name is gone with its process.
+fn check_folder(folder: &Path) -> anyhow::Result<()> {
+    for entry in std::fs::read_dir(folder)? {
+        let name = entry?.file_name().to_string_lossy().into_owned();
+        let is_ours = name.starts_with("file-") || name.starts_with("link-");
+        anyhow::ensure!(is_ours, "the child left {name} behind");
+    }
+    Ok(())
+}
+
+/// Whether the file, which held `known` at first, may hold `found` after these; how many syncs
+/// said so.
+fn judge_file<'e>(
+    name: String,
+    known: &[u8],
+    found: &[u8],
+    entries: impl Iterator<Item = &'e Entry>,
+) -> Result<u64, Violation> {
+    let clock = Arc::new(Clock::new(1));
+    let history = History::of_bytes(name, Arc::clone(&clock), known);
+    // The beginnings and ends in their order.
+    let mut moments = BTreeMap::new();
+    for entry in entries {
+        moments.insert(entry.begun, (entry, true));
+        if entry.ended > 0 {
+            moments.insert(entry.ended, (entry, false));
+        }
+    }
+    let mut begun = HashMap::new();
+    let mut sync_begun = HashMap::new();
+    let mut syncs = Vec::new();
+    for (entry, is_beginning) in moments.into_values() {
+        let range = entry.start..entry.end;
+        match (entry.what, is_beginning) {
+            (What::Sync, true) => drop(sync_begun.insert(entry.begun, clock.tick())),
+            (What::Sync, false) => syncs.push((range, sync_begun[&entry.begun])),
+            (what, true) => {
+                let kind = if what == What::Zero { Kind::Zero } else { Kind::Write };
+                let (id, call) = (entry.begun, entry.call);
+                begun.insert(id, history.begin_as(id, call, entry.thread, kind, range));
+            }
+            (_, false) => history.end(&begun[&entry.begun], entry.certain_end - entry.start),
+        }
+    }
+    // For each page the last sync of all of it; those of parts by themselves.
+    let mut pages = vec![0; found.len() / PAGE as usize];
+    for (range, moment) in &syncs {
+        for page in range.start.div_ceil(PAGE)..range.end / PAGE {
+            pages[page as usize] = pages[page as usize].max(*moment);
+        }
+        let (start, end) = (range.start as usize, range.end as usize);
+        if !range.start.is_multiple_of(PAGE) || !range.end.is_multiple_of(PAGE) {
+            history.check("what a sync acknowledged", &found[start..end], range.start, *moment)?;
+        }
+    }
+    for (page, moment) in (0..).step_by(PAGE as usize).zip(pages) {
+        let bytes = &found[page as usize..][..PAGE as usize];
+        history.check("what syncs acknowledged", bytes, page, moment)?;
+    }
+    Ok(syncs.len() as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::history::word_of;
+
+    fn entry(what: What, begun: u64, ended: u64) -> Entry {
+        let (start, end, certain_end) = (0, PAGE, PAGE);
+        Entry { what, call: "call", file: 0, thread: 0, start, end, begun, ended, certain_end }
+    }
+
+    fn page(id: u64) -> Vec<u8> {
+        (0..512).flat_map(|index| word_of(id, index).to_le_bytes()).collect()
+    }
+
+    fn judge(found: &[u8], entries: &[Entry]) -> Result<u64, Violation> {
+        judge_file("file".into(), &page(1), found, entries.iter())
+    }
+
+    #[test]
+    fn what_no_sync_acknowledged_may_be_there_or_not() {
+        let write = entry(What::Write, 5, 6);
+        for found in [page(1), page(5)] {
+            assert!(judge(&found, &[write, entry(What::Sync, 7, 0)]).is_ok());
+            // A sync that had begun before the write was over.
+            assert!(judge(&found, &[entry(What::Write, 5, 8), entry(What::Sync, 7, 9)]).is_ok());
+        }
+        assert!(judge(&page(9), &[write]).is_err(), "what nobody wrote");
+        assert!(judge(&[0; 4096], &[write]).is_err(), "nothing");
+    }
+
+    #[test]
+    fn what_a_sync_acknowledged_must_be_there() {
+        let entries = [entry(What::Write, 5, 6), entry(What::Sync, 7, 8)];
+        assert_eq!(judge(&page(5), &entries).ok(), Some(1));
+        assert!(judge(&page(1), &entries).is_err());
+        let later = [entries[0], entries[1], entry(What::Write, 9, 0)];
+        assert!(judge(&page(9), &later).is_ok(), "and what was written later may be");
+        let cut = [entries[0], entry(What::Zero, 7, 8), entry(What::Sync, 9, 10)];
+        assert!(judge(&[0; 4096], &cut).is_ok());
+        assert!(judge(&page(5), &cut).is_err());
+    }
+}
