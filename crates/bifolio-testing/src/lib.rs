@@ -18,6 +18,7 @@ mod fault;
 mod faulty;
 mod gate;
 mod holes;
+mod mapped;
 mod memory;
 mod model;
 mod op;

@@ -3,6 +3,7 @@
 //! Positions and lengths are wishes: where a rule of the API narrows them (a pin lies in one folio
 //! and before the end), the runner does, with the model at hand.
 
+use bifolio::Advice;
 use fastrand::Rng;
 
 /// What kind of operation; what weights are drawn for.
@@ -42,6 +43,16 @@ pub enum OpKind {
     SeekHole,
     /// [`Op::Collapse`].
     Collapse,
+    /// [`Op::SyncRange`].
+    SyncRange,
+    /// [`Op::Advise`].
+    Advise,
+    /// [`Op::PinMany`].
+    PinMany,
+    /// [`Op::MapRead`].
+    MapRead,
+    /// [`Op::MapWrite`].
+    MapWrite,
 }
 
 impl OpKind {
@@ -64,6 +75,13 @@ impl OpKind {
     /// What only memory files can do.
     pub const MEMORY_FILE: [Self; 5] =
         [Self::Allocate, Self::PunchHole, Self::SeekData, Self::SeekHole, Self::Collapse];
+
+    /// What every file can do, too, and an exerciser asks for: advice moves pages, so that who
+    /// counts them leaves it out.
+    pub const EXERCISER: [Self; 3] = [Self::SyncRange, Self::Advise, Self::PinMany];
+
+    /// What only files that can be mapped can do.
+    pub const MAPPABLE_FILE: [Self; 2] = [Self::MapRead, Self::MapWrite];
 }
 
 /// An operation.
@@ -173,6 +191,45 @@ pub enum Op {
         position_bytes: u64,
         /// About how much.
         length: usize,
+    },
+    /// Makes a range durable.
+    SyncRange {
+        /// Where.
+        position_bytes: u64,
+        /// How much.
+        length: usize,
+    },
+    /// Advice for a range, or for the handle.
+    Advise {
+        /// Where.
+        position_bytes: u64,
+        /// How much.
+        length: usize,
+        /// What.
+        advice: Advice,
+    },
+    /// Pins several ranges at once and looks at each.
+    PinMany {
+        /// Where, and how much.
+        ranges: Vec<(u64, usize)>,
+    },
+    /// Maps a range and loads it.
+    MapRead {
+        /// Where.
+        position_bytes: u64,
+        /// How much.
+        length: usize,
+    },
+    /// Maps a range for writing and stores to it.
+    MapWrite {
+        /// Where.
+        position_bytes: u64,
+        /// How much.
+        length: usize,
+        /// What: the argument of [`fill_bytes`].
+        fill: u64,
+        /// Whether its pages are pinned meanwhile.
+        is_pinned: bool,
     },
 }
 

@@ -12,14 +12,17 @@ use std::io::{Read, Seek};
 use std::ops::Range;
 use std::thread;
 
-use bifolio::{Cache, CollapseRefusal, Error as CacheError, ErrorKind, File, ReadRequest};
+use bifolio::{Advice, Cache, CollapseRefusal, Error as CacheError, ErrorKind, File, ReadRequest};
 use thiserror::Error;
 
+use crate::mapped;
 use crate::model::compare;
 use crate::{Model, Op, fill_bytes};
 
 /// The largest folio.
 const FOLIO_BYTES_MAX: u64 = 2 << 20;
+/// As much of a map is pinned at most.
+const PIN_BYTES_MAX: u64 = 16 << 10;
 
 /// A file, its model, and the way from one step to the next.
 #[derive(Debug)]
@@ -160,6 +163,17 @@ impl<'a> Runner<'a> {
                 self.model.check_seek_hole(position, found)
             }
             Op::Collapse { position_bytes, length } => self.collapse(position_bytes, length),
+            Op::SyncRange { position_bytes, length } => {
+                self.file.sync_range(self.placed(position_bytes, length)).map_err(text)
+            }
+            Op::Advise { position_bytes, length, advice } => {
+                self.advise(self.placed(position_bytes, length), advice)
+            }
+            Op::PinMany { ref ranges } => self.pin_many(ranges),
+            Op::MapRead { position_bytes, length } => self.map_read(position_bytes, length),
+            Op::MapWrite { position_bytes, length, fill, is_pinned } => {
+                self.map_write(position_bytes, length, fill, is_pinned)
+            }
         }
     }
 
@@ -322,6 +336,69 @@ impl<'a> Runner<'a> {
             found.extend(part);
         }
         compare(range.start, &found, self.model.read(range.start..end))
+    }
+
+    /// As many of them as are a quarter of what there is: pinning all would be too much.
+    fn pin_many(&mut self, ranges: &[(u64, usize)]) -> Result<(), String> {
+        let most = self.cache.stats().bound_bytes / (4 * self.file.folio_bytes());
+        let ranges: Vec<_> = ranges
+            .iter()
+            .filter_map(|(position, length)| self.pinnable(*position, *length))
+            .take(most.max(1) as usize)
+            .collect();
+        for (pin, range) in self.file.pin_many(&ranges).into_iter().zip(ranges) {
+            let Some(pin) = self.unless_full(pin)? else { continue };
+            self.model.note_pinned(range.clone());
+            let mut found = vec![0xEE; pin.len()];
+            pin.copy_to(&mut found);
+            compare(range.start, &found, self.model.read(range))?;
+        }
+        Ok(())
+    }
+
+    /// What holes get by it may be in memory now, even if it fails in the middle.
+    fn advise(&mut self, range: Range<u64>, advice: Advice) -> Result<(), String> {
+        if matches!(advice, Advice::PopulateRead | Advice::PopulateWrite) {
+            self.model.note_pinned(range.start..range.end.min(self.model.end_bytes()));
+        }
+        self.unless_full(self.file.advise(range, advice)).map(drop)
+    }
+
+    fn map_read(&mut self, position_bytes: u64, length: usize) -> Result<(), String> {
+        let Some(range) = self.existing(position_bytes, length) else { return Ok(()) };
+        let map = self.file.map(range.clone()).map_err(text)?;
+        // What cannot be had is an error here, and a signal below.
+        if self.unless_full(map.prefetch(0..map.len()))?.is_none() {
+            return Ok(());
+        }
+        self.model.note_pinned(range.clone());
+        compare(range.start, &mapped::load(&map), self.model.read(range))
+    }
+
+    fn map_write(
+        &mut self,
+        position_bytes: u64,
+        length: usize,
+        fill: u64,
+        is_pinned: bool,
+    ) -> Result<(), String> {
+        let Some(range) = self.existing(position_bytes, length) else { return Ok(()) };
+        let bytes = fill_bytes(fill, length_of(&range));
+        let mut map = self.file.map_mut(range.clone()).map_err(text)?;
+        if self.unless_full(map.prefetch(0..map.len()))?.is_none() {
+            return Ok(());
+        }
+        if is_pinned {
+            let end = map.len().min(PIN_BYTES_MAX);
+            let Some(pin) = self.unless_full(map.pin_mut(0..end))? else { return Ok(()) };
+            mapped::store(&mut map, &bytes);
+            drop(pin);
+        } else {
+            mapped::store(&mut map, &bytes);
+        }
+        compare(range.start, &mapped::load(&map), &bytes)?;
+        self.model.write(range.start, &bytes);
+        Ok(())
     }
 
     fn pin_mut(&mut self, position_bytes: u64, length: usize, fill: u64) -> Result<(), String> {

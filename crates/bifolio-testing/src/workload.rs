@@ -7,6 +7,7 @@
 
 use std::ops::RangeInclusive;
 
+use bifolio::Advice;
 use fastrand::Rng;
 
 use crate::op::FILL_ZEROS;
@@ -15,6 +16,20 @@ use crate::{Op, OpKind};
 const PAGE: u64 = 4096;
 /// The most ranges of one [`Op::ReadMany`].
 const READ_MANY_MAX: usize = 6;
+/// All advice, some of it more often.
+const ADVICE: [Advice; 11] = [
+    Advice::Normal,
+    Advice::Sequential,
+    Advice::Random,
+    Advice::NoReuse,
+    Advice::WillNeed,
+    Advice::WillNeed,
+    Advice::Cold,
+    Advice::DontNeed,
+    Advice::DontNeed,
+    Advice::PopulateRead,
+    Advice::PopulateWrite,
+];
 
 /// What a workload may do.
 #[derive(Clone, Debug)]
@@ -101,6 +116,20 @@ impl Workload {
             OpKind::SeekData => Op::SeekData { position_bytes },
             OpKind::SeekHole => Op::SeekHole { position_bytes },
             OpKind::Collapse => Op::Collapse { position_bytes, length },
+            OpKind::SyncRange => Op::SyncRange { position_bytes, length },
+            OpKind::Advise => {
+                let advice = *self.random.choice(&ADVICE).expect("not empty");
+                Op::Advise { position_bytes, length, advice }
+            }
+            OpKind::PinMany => {
+                let count = self.random.usize(1..=READ_MANY_MAX);
+                Op::PinMany { ranges: (0..count).map(|_| self.range()).collect() }
+            }
+            OpKind::MapRead => Op::MapRead { position_bytes, length },
+            OpKind::MapWrite => {
+                let is_pinned = self.random.u32(..4) == 0;
+                Op::MapWrite { position_bytes, length, fill, is_pinned }
+            }
         }
     }
 
@@ -170,18 +199,28 @@ mod tests {
             transfer_bytes_max: 50_000,
             folio_bytes: 16384,
             memory_bytes: 1 << 20..=2 << 20,
-            kinds: [&OpKind::ANY_FILE[..], &OpKind::MEMORY_FILE].concat(),
+            kinds: [
+                &OpKind::ANY_FILE[..],
+                &OpKind::MEMORY_FILE,
+                &OpKind::EXERCISER,
+                &OpKind::MAPPABLE_FILE,
+            ]
+            .concat(),
         }
     }
 
     fn range_of(op: &Op) -> Option<(u64, usize)> {
         match *op {
-            Op::ReadMany { ref ranges } => ranges.first().copied(),
+            Op::ReadMany { ref ranges } | Op::PinMany { ref ranges } => ranges.first().copied(),
             Op::Read { position_bytes, length }
             | Op::CopyToFd { position_bytes, length, .. }
             | Op::Allocate { position_bytes, length }
             | Op::PunchHole { position_bytes, length }
             | Op::Collapse { position_bytes, length }
+            | Op::SyncRange { position_bytes, length }
+            | Op::Advise { position_bytes, length, .. }
+            | Op::MapRead { position_bytes, length }
+            | Op::MapWrite { position_bytes, length, .. }
             | Op::Write { position_bytes, length, .. }
             | Op::Pin { position_bytes, length }
             | Op::Hold { position_bytes, length }

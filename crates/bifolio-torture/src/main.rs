@@ -5,12 +5,15 @@
 //! word is read once more, every word is durable after a sync, and the cache closes.
 //!
 //! Scenes of kills are of another kind (`kills.rs`): a child process (`victim.rs`) works on real
-//! files, keeps a journal (`journal.rs`), and is killed.
+//! files, keeps a journal (`journal.rs`), and is killed. And the exerciser (`exerciser.rs`) has one
+//! thread and a model instead of a history.
 
 mod device;
+mod exerciser;
 mod history;
 mod journal;
 mod kills;
+mod memory;
 mod scene;
 mod victim;
 mod work;
@@ -52,6 +55,12 @@ struct Arguments {
     /// End after so many kills, if not before.
     #[arg(long, default_value_t = u64::MAX)]
     kills: u64,
+    /// End after so many operations of the exerciser, if not before.
+    #[arg(long, default_value_t = u64::MAX)]
+    operations: u64,
+    /// Only these operations of the exerciser's first seed.
+    #[arg(long, value_delimiter = ',')]
+    keep: Vec<usize>,
     /// The folder of a scene of kills: this is its child.
     #[arg(long, hide = true)]
     victim: Option<PathBuf>,
@@ -73,7 +82,17 @@ impl Arguments {
 struct Tally {
     scenes: u64,
     calls: u64,
+    operations: u64,
     kills: kills::Tally,
+}
+
+impl Tally {
+    /// Whether as much has been done as was asked for.
+    fn is_enough(&self, arguments: &Arguments) -> bool {
+        self.kills.kills >= arguments.kills
+            || self.operations >= arguments.operations
+            || !arguments.keep.is_empty() && self.scenes > 0
+    }
 }
 
 fn main() -> ExitCode {
@@ -92,9 +111,7 @@ fn main() -> ExitCode {
     let begun = Instant::now();
     let mut tally = Tally::default();
     println!("torture: {} s, first seed {first}", arguments.seconds);
-    while begun.elapsed() < Duration::from_secs(arguments.seconds)
-        && tally.kills.kills < arguments.kills
-    {
+    while begun.elapsed() < Duration::from_secs(arguments.seconds) && !tally.is_enough(&arguments) {
         let seed = first + tally.scenes;
         let Some(class) = classes.get(seed as usize % classes.len().max(1)).copied() else {
             println!("torture: no class is left");
@@ -124,10 +141,33 @@ fn play_one(
         tally.kills.add(made);
         return Ok(());
     }
+    if class == Class::Exerciser {
+        tally.operations += exercise(seed, &arguments.keep)?;
+        return Ok(());
+    }
     let scene = Scene::new(class, seed, arguments.threads)
         .map_err(|error| Violation(format!("the scene cannot be set up: {error:#}")))?;
     tally.calls += play(&scene, duration)?;
     Ok(())
+}
+
+/// One case of the exerciser, watched.
+fn exercise(seed: u64, keep: &[usize]) -> Result<u64, Violation> {
+    thread::scope(|scope| {
+        let case = scope.spawn(|| exerciser::play(seed, keep));
+        let mut last = (0, Instant::now());
+        while !case.is_finished() {
+            thread::sleep(Duration::from_millis(2));
+            let progress = exerciser::PROGRESS.load(Ordering::Relaxed);
+            if progress != last.0 {
+                last = (progress, Instant::now());
+            } else if last.1.elapsed() > HANG {
+                println!("torture: class exerciser, seed {seed}: nothing ended for {HANG:?}");
+                std::process::abort();
+            }
+        }
+        case.join().unwrap_or_else(|_| Err(Violation("a panic".to_owned())))
+    })
 }
 
 fn tell(first: u64, tally: &Tally, elapsed: Duration) {
@@ -143,6 +183,10 @@ fn tell(first: u64, tally: &Tally, elapsed: Duration) {
             kills.changes,
             kills.syncs
         );
+    }
+    if tally.operations > 0 {
+        let (made, rate) = (tally.operations, a_second(tally.operations));
+        println!("torture: {made} operations of the exerciser, {rate:.0} a second");
     }
     println!(
         "torture: {} scenes, seeds {first} to {last}, {} calls, {:.0} calls a second: clean",

@@ -24,10 +24,12 @@ pub enum Class {
     Handles,
     /// A child process is killed, again and again.
     Kills,
+    /// One thread on one small file, compared with a vector.
+    Exerciser,
 }
 
 /// All of them.
-pub const CLASSES: [Class; 7] = [
+pub const CLASSES: [Class; 8] = [
     Class::Steady,
     Class::Cuts,
     Class::Faults,
@@ -35,6 +37,7 @@ pub const CLASSES: [Class; 7] = [
     Class::Maps,
     Class::Handles,
     Class::Kills,
+    Class::Exerciser,
 ];
 
 impl Class {

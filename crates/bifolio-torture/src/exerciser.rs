@@ -1,0 +1,302 @@
+//! Random operations of one thread on one small file, each compared with a plain vector.
+//!
+//! A case is a cache, a file and some thousand operations, all drawn from a seed. The operations,
+//! the model and the comparison are those of the library's own tests (`bifolio-testing`); here are
+//! more kinds of them (maps, advice, syncs of ranges, opening anew), all kinds of files, and many
+//! more of each. A case that fails is made again with fewer operations, and what is left is
+//! printed: with `--keep` the program makes just those again.
+//!
+//! What is checked: after each operation the bytes it saw and the length; now and then the bound;
+//! when a handle closes, the file on the disk; at the end every byte, what is resident, and that
+//! nothing is left in the cache.
+
+use crate::history::Violation;
+use crate::memory;
+use bifolio::{Cache, DirectIo, FaultMode, File, OpenOptions};
+use bifolio_testing::{Limits, Model, Op, OpKind, Runner, Workload, fill_bytes, shrink};
+use fastrand::Rng;
+use std::fmt::Write as _;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// Operations of a case.
+pub const STEPS: usize = 2000;
+/// For so long a case that failed is made again with fewer operations.
+const SHRINK_TIME: Duration = Duration::from_secs(120);
+const SHRINK_ATTEMPTS_MAX: usize = 2000;
+/// Operations of a printed list, if it could not be made shorter.
+const TOLD_MAX: usize = 60;
+
+/// Counts operations, so that a hang is seen.
+pub static PROGRESS: AtomicU64 = AtomicU64::new(0);
+
+/// Where the pages of a case are when they are not in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Storage {
+    Direct,
+    Buffered,
+    /// Nowhere.
+    Memory,
+    Spilled,
+}
+
+/// See the head of the file.
+#[derive(Clone, Debug)]
+struct Case {
+    seed: u64,
+    storage: Storage,
+    faults: Option<FaultMode>,
+    memory_bytes: u64,
+    folio_bytes: u64,
+    length_bytes_max: u64,
+    /// What a file on the disk has at first.
+    length_bytes: u64,
+}
+
+/// An operation, or what the runner cannot do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Step {
+    Op(Op),
+    /// Closes the file, compares it with the disk, and opens it anew.
+    Reopen,
+}
+
+/// Plays the case of a seed, or the steps of it that `keep` names; how many.
+pub fn play(seed: u64, keep: &[usize]) -> Result<u64, Violation> {
+    let case = Case::new(seed);
+    let all: Vec<(usize, Step)> = case.steps().into_iter().enumerate().collect();
+    let kept: Vec<_> = match keep {
+        [] => all,
+        keep => all.into_iter().filter(|(number, _)| keep.contains(number)).collect(),
+    };
+    match case.agrees(&kept) {
+        Ok(()) => Ok(kept.len() as u64),
+        Err(problem) => Err(Violation(case.tell(&kept, problem))),
+    }
+}
+
+impl Case {
+    fn new(seed: u64) -> Self {
+        let mut random = Rng::with_seed(seed);
+        let storages = [Storage::Direct, Storage::Buffered, Storage::Memory, Storage::Spilled];
+        let storage = random.choice(storages).unwrap_or(Storage::Direct);
+        let faults = [None, None, Some(FaultMode::Threads), Some(FaultMode::InThread)];
+        let faults = random.choice(faults).unwrap_or_default();
+        let memory_bytes = (256 << 10) << random.u32(0..6);
+        let mut folio_bytes = if faults.is_some() { 4096 } else { 4096 << random.u32(0..10) };
+        while 2 * folio_bytes + (256 << 10) > memory_bytes && folio_bytes > 4096 {
+            folio_bytes /= 2;
+        }
+        let most = (random.u64(1..=3) * (64 << 10)) << random.u32(0..5);
+        // What has nowhere to go must about fit; an uneven end otherwise.
+        let length_bytes_max = match storage {
+            Storage::Memory => most.min(memory_bytes / 2),
+            _ => most + random.u64(0..8192),
+        };
+        let length_bytes = random.u64(0..=length_bytes_max);
+        let case = Self {
+            seed,
+            storage,
+            faults,
+            memory_bytes,
+            folio_bytes,
+            length_bytes_max,
+            length_bytes,
+        };
+        assert!(case.memory_bytes_min() <= memory_bytes);
+        case
+    }
+
+    fn is_memory_file(&self) -> bool {
+        matches!(self.storage, Storage::Memory | Storage::Spilled)
+    }
+
+    /// What the bound is lowered to.
+    fn memory_bytes_min(&self) -> u64 {
+        let needed = if self.folio_bytes == 4096 { 0 } else { 2 * self.folio_bytes };
+        (needed + (256 << 10)).max(self.memory_bytes / 8 * 5)
+    }
+
+    fn kinds(&self) -> Vec<OpKind> {
+        let mut kinds = [&OpKind::ANY_FILE[..], &OpKind::EXERCISER].concat();
+        match (self.is_memory_file(), self.faults.is_some()) {
+            // A map brings neighbours in, so that nobody can say where the holes are.
+            (true, true) => kinds.extend([OpKind::Allocate, OpKind::PunchHole]),
+            (true, false) => kinds.extend(OpKind::MEMORY_FILE),
+            (false, _) => {}
+        }
+        if self.faults.is_some() {
+            kinds.extend(OpKind::MAPPABLE_FILE);
+        }
+        kinds
+    }
+
+    fn steps(&self) -> Vec<Step> {
+        let limits = Limits {
+            length_bytes_max: self.length_bytes_max,
+            transfer_bytes_max: (self.length_bytes_max / 4) as usize,
+            folio_bytes: self.folio_bytes,
+            memory_bytes: self.memory_bytes_min()..=self.memory_bytes,
+            kinds: self.kinds(),
+        };
+        let mut random = Rng::with_seed(self.seed ^ 1);
+        let workload = Workload::new(self.seed, limits);
+        let step = |op| match !self.is_memory_file() && random.u32(0..100) == 0 {
+            true => Step::Reopen,
+            false => Step::Op(op),
+        };
+        workload.take(STEPS).map(step).collect()
+    }
+
+    /// Makes the steps of a file that is new; what is wrong, if anything.
+    fn agrees(&self, steps: &[(usize, Step)]) -> Result<(), String> {
+        let directory = tempfile::tempdir().map_err(text)?;
+        let path = directory.path().join("file");
+        let start = match self.is_memory_file() {
+            true => Vec::new(),
+            false => fill_bytes(self.seed, self.length_bytes as usize),
+        };
+        std::fs::write(&path, &start).map_err(text)?;
+        let mut model = Model::new(start);
+        if self.is_memory_file() {
+            model = model.in_memory(self.folio_bytes);
+        }
+        let own_bytes = 2 * self.length_bytes_max;
+        let before = memory::resident_bytes();
+        let mut builder = Cache::builder().memory(self.memory_bytes).reclaim_wait_ms_max(20_000);
+        builder = builder.dirty_age_ms_max([5, 50, 30_000][self.seed as usize % 3]);
+        if self.storage == Storage::Spilled {
+            builder = builder.spill_in(directory.path()).spill_bytes_max(64 << 20);
+        }
+        let cache = builder.build().map_err(text)?;
+        let mut file = self.open(&cache, &path)?;
+        let mut lives = steps.split(|(_, step)| *step == Step::Reopen).peekable();
+        while let Some(life) = lives.next() {
+            model = self.live(&cache, &file, model, life)?;
+            if lives.peek().is_some() {
+                file.close().map_err(text)?;
+                compare_with_disk(&model, &path)?;
+                file = self.open(&cache, &path)?;
+            }
+        }
+        memory::check_resident(&cache.stats(), before, own_bytes).map_err(|told| told.0)?;
+        file.close().map_err(text)?;
+        if !self.is_memory_file() {
+            compare_with_disk(&model, &path)?;
+        }
+        // What was collapsed may be as large as there is.
+        memory::check_empty(&cache, 2 << 20).map_err(|told| told.0)?;
+        cache.close().map_err(text)
+    }
+
+    fn open(&self, cache: &Cache, path: &Path) -> Result<File, String> {
+        let options = OpenOptions::new().read(true).write(true).folio_bytes(self.folio_bytes);
+        let options = options.mappable(self.faults.is_some());
+        let options = options.faults(self.faults.unwrap_or_default()).len_max(16 << 20);
+        match self.storage {
+            Storage::Memory | Storage::Spilled => cache.memory_file_with("file", &options),
+            Storage::Direct => cache.open(path, &options),
+            Storage::Buffered => cache.open(path, &options.direct(DirectIo::Never)),
+        }
+        .map_err(text)
+    }
+
+    /// From one opening of the file to the next; what the model says then.
+    fn live(
+        &self,
+        cache: &Cache,
+        file: &File,
+        model: Model,
+        steps: &[(usize, Step)],
+    ) -> Result<Model, String> {
+        let mut runner = Runner::new(cache, file, model);
+        if self.storage == Storage::Memory {
+            runner = runner.may_be_full();
+        }
+        if self.storage == Storage::Spilled {
+            runner = runner.may_be_in_use();
+        }
+        for (number, step) in steps {
+            PROGRESS.fetch_add(1, Ordering::Relaxed);
+            let Step::Op(op) = step else { continue };
+            runner.apply(op).map_err(|failure| format!("step {number}: {}", failure.problem))?;
+            if number % 16 == 0 {
+                let stats = cache.stats();
+                if stats.used_bytes > stats.bound_bytes {
+                    return Err(format!("step {number}: beyond the bound: {stats:?}"));
+                }
+            }
+        }
+        runner.check_all().map_err(|failure| failure.to_string())?;
+        Ok(runner.into_model())
+    }
+
+    /// What went wrong, in as few steps as can be found.
+    fn tell(&self, steps: &[(usize, Step)], problem: String) -> String {
+        let begun = Instant::now();
+        println!("torture: the exerciser's seed {} failed ({problem}); shrinking", self.seed);
+        let fails = |steps: &[(usize, Step)]| {
+            if begun.elapsed() > SHRINK_TIME {
+                return None;
+            }
+            catch_unwind(AssertUnwindSafe(|| self.agrees(steps).err()))
+                .unwrap_or_else(|_| Some("a panic".to_owned()))
+        };
+        let (steps, problem, again) = match shrink(steps, SHRINK_ATTEMPTS_MAX, fails) {
+            Some((steps, problem)) => (steps, problem, true),
+            None => (steps.to_vec(), format!("{problem} (not again)"), false),
+        };
+        let mut told = format!("{self:?}\n{problem}\n");
+        for (number, step) in steps.iter().take(TOLD_MAX) {
+            let _ = writeln!(told, "  {number}: {step:?}");
+        }
+        if steps.len() > TOLD_MAX {
+            let _ = writeln!(told, "  and {} more", steps.len() - TOLD_MAX);
+        }
+        if again {
+            let numbers: Vec<_> = steps.iter().map(|(number, _)| number.to_string()).collect();
+            let _ = writeln!(
+                told,
+                "just these: cargo x torture --only exerciser --seed {} --keep {}",
+                self.seed,
+                numbers.join(",")
+            );
+        }
+        told
+    }
+}
+
+fn compare_with_disk(model: &Model, path: &Path) -> Result<(), String> {
+    let found = std::fs::read(path).map_err(text)?;
+    model.compare(&found).map_err(|problem| format!("on the disk, after a close: {problem}"))
+}
+
+fn text(error: impl std::fmt::Display) -> String {
+    error.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_seed_is_one_case_and_some_of_its_steps_can_be_made_alone() {
+        let (case, again) = (Case::new(5), Case::new(5));
+        assert_eq!(case.steps(), again.steps());
+        assert_eq!(play(5, &[1, 2, 3, 1500]).ok(), Some(4));
+    }
+
+    #[test]
+    fn what_fails_is_told_with_few_steps() {
+        let case = Case { storage: Storage::Buffered, faults: None, ..Case::new(7) };
+        let mut steps: Vec<_> = case.steps().into_iter().enumerate().take(40).collect();
+        // Nobody can write there.
+        let wrong = Op::Write { position_bytes: 1 << 30, length: 1, fill: 0 };
+        steps[20].1 = Step::Op(wrong);
+        let problem = case.agrees(&steps).unwrap_err();
+        let told = case.tell(&steps, problem);
+        assert!(told.contains("--keep 20\n"), "{told}");
+    }
+}

@@ -1,0 +1,76 @@
+//! What the process has resident, and what of it is the harness's own.
+//!
+//! Anonymous and shared memory count; pages of the program and of files do not, for they are the
+//! kernel's to take back. What the harness keeps while a cache lives is counted by those who keep
+//! it, and taken off.
+//!
+//! # Safety
+//! One call of the C library, which takes a number.
+#![allow(unsafe_code)]
+
+use crate::history::Violation;
+use bifolio::{Cache, Stats};
+use std::fs;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// What is allowed beyond the bound, and 2 % of it.
+const SLACK_BYTES: u64 = 8 << 20;
+/// Folios in a batch of the lists.
+const BATCH_FOLIOS: u64 = 31;
+/// How long reclaim may be at work when nothing is left to do.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// What is resident now, bytes; memory that the allocator keeps for later is given back before.
+pub fn resident_bytes() -> u64 {
+    give_back();
+    let rollup = fs::read_to_string("/proc/self/smaps_rollup").unwrap_or_default();
+    let field = |name: &str| {
+        let line = rollup.lines().find_map(|line| line.strip_prefix(name));
+        let number = line.and_then(|rest| rest.split_whitespace().next());
+        number.and_then(|number| number.parse::<u64>().ok()).unwrap_or(0) << 10
+    };
+    field("Anonymous:") + field("Pss_Shmem:")
+}
+
+/// Whether a cache has taken more than it may: `before` was resident when there was none, and the
+/// harness has `own_bytes` more than then.
+pub fn check_resident(stats: &Stats, before: u64, own_bytes: u64) -> Result<(), Violation> {
+    let resident = resident_bytes().saturating_sub(before);
+    let allowed = stats.bound_bytes + stats.bound_bytes / 50 + SLACK_BYTES + own_bytes;
+    if before == 0 || resident <= allowed {
+        return Ok(());
+    }
+    Err(Violation(format!(
+        "{resident} bytes have become resident, {allowed} are allowed: the bound is {}, the \
+         harness has {own_bytes}; {stats:?}",
+        stats.bound_bytes
+    )))
+}
+
+/// Waits until a cache without open files holds nothing but what a batch of the lists still refers
+/// to: some folios of each CPU, of `folio_bytes` at most. Reclaim may be at work for a moment.
+pub fn check_empty(cache: &Cache, folio_bytes: u64) -> Result<(), Violation> {
+    let cpus = thread::available_parallelism().map_or(1, usize::from) as u64;
+    let batches_bytes = cpus * BATCH_FOLIOS * folio_bytes;
+    let begun = Instant::now();
+    loop {
+        let stats = cache.stats();
+        let is_empty = stats.dirty_bytes == 0
+            && stats.unspilled_bytes == 0
+            && stats.spill_bytes == 0
+            && stats.frame_bytes.saturating_sub(stats.free_bytes) <= batches_bytes;
+        if is_empty {
+            return Ok(());
+        }
+        if begun.elapsed() > PATIENCE {
+            return Err(Violation(format!("no file is open, and this is left: {stats:?}")));
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn give_back() {
+    // SAFETY: any number is a valid argument.
+    unsafe { libc::malloc_trim(0) };
+}
