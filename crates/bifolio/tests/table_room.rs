@@ -1,11 +1,10 @@
 //! Room for the tables of large files in a full cache: it is found a chunk at a time, and kept.
 
-use std::io::Result;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use bifolio::{Backing, Cache, IoSource, IoTarget, OpenOptions, ReadRequest};
+use bifolio::{Cache, OpenOptions, ReadRequest};
 use bifolio_testing::{Call, Fault, FaultyBacking, Gate, MemoryBacking};
 
 const PAGE: u64 = 4096;
@@ -36,91 +35,6 @@ fn the_tables_of_a_large_file_cost_no_more_evictions_than_they_take_room() {
     let room_pages = LENGTH / 512 / PAGE;
     assert!(stats.pgevacuate <= room_pages, "{} of {room_pages}", stats.pgevacuate);
     assert!(stats.used_bytes <= stats.bound_bytes);
-}
-
-/// A number of bytes from `/proc/self/status`.
-fn resident_bytes() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find(|line| line.starts_with("RssAnon:")).unwrap();
-    line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
-}
-
-/// More small files than the bound has room for tables of, all kept open, are read and written;
-/// what the process has beyond the bound is little for each.
-#[test]
-fn many_small_files_are_kept_open_in_a_small_cache() {
-    const FILES: u64 = 3000;
-    const BOUND: u64 = 2 << 20;
-    /// What a handle, a file and its places cost beside the bound.
-    const FILE_BYTES_MAX: u64 = 6 << 10;
-    let before_bytes = resident_bytes();
-    let cache = Cache::builder().memory(BOUND).memory_max(BOUND).build().unwrap();
-    let options = OpenOptions::new().read(true).write(true).len_max(1 << 20);
-    let backings: Vec<_> = (0..FILES).map(|_| Arc::new(Page::default())).collect();
-    let open = |backing: &Arc<Page>| cache.open_backing(backing.clone(), &options).unwrap();
-    let files: Vec<_> = backings.iter().map(open).collect();
-    for round in 1..=3_u64 {
-        for (number, file) in (1..).zip(&files) {
-            let mut found = [0; 8];
-            file.read_exact_at(&mut found, 0).unwrap();
-            let expected = if round == 1 { 0 } else { number ^ (round - 1) << 32 };
-            assert_eq!(u64::from_le_bytes(found), expected);
-            file.write_all_at(&(number ^ round << 32).to_le_bytes(), 0).unwrap();
-        }
-        let stats = cache.stats();
-        assert!(stats.used_bytes <= BOUND, "{stats:?}");
-    }
-    let more_bytes = resident_bytes() - before_bytes;
-    println!("{more_bytes} bytes for {FILES} files in {BOUND}");
-    assert!(more_bytes < BOUND + BOUND / 50 + (8 << 20) + FILES * FILE_BYTES_MAX, "{more_bytes}");
-}
-
-/// Storage of a page.
-#[derive(Debug)]
-struct Page(Mutex<[u8; PAGE as usize]>);
-
-impl Default for Page {
-    fn default() -> Self {
-        Self(Mutex::new([0; PAGE as usize]))
-    }
-}
-
-impl Backing for Page {
-    fn read_at(&self, target: &mut IoTarget<'_>, position: u64) -> Result<usize> {
-        let bytes = self.0.lock().unwrap();
-        let bytes = &bytes[position.min(PAGE) as usize..];
-        let count = bytes.len().min(target.len());
-        target.copy_from_slice(0, &bytes[..count]);
-        Ok(count)
-    }
-
-    fn write_at(&self, source: &IoSource<'_>, position: u64) -> Result<usize> {
-        let mut bytes = self.0.lock().unwrap();
-        let bytes = &mut bytes[position as usize..];
-        let count = bytes.len().min(source.len());
-        source.copy_to_slice(0, &mut bytes[..count]);
-        Ok(count)
-    }
-
-    fn sync_data(&self) -> Result<()> {
-        Ok(())
-    }
-
-    fn sync_all(&self) -> Result<()> {
-        Ok(())
-    }
-
-    fn len_bytes(&self) -> Result<u64> {
-        Ok(PAGE)
-    }
-
-    fn set_len(&self, _: u64) -> Result<()> {
-        Ok(())
-    }
-
-    fn describe(&self) -> String {
-        "a page".into()
-    }
 }
 
 #[test]

@@ -262,7 +262,7 @@ impl Handle {
             // The page of the table may have been given back while frames were looked for, the last
             // thing that is done for some. From here on it stays.
             let filling = mapping.table().fill();
-            if self.reclaim.try_charge_table(mapping.table(), index) {
+            if self.reclaim.try_charge_table(&self.inode, index) {
                 break (id, filling);
             }
             drop(memory.folios.start(id, 0, index, order));
@@ -309,7 +309,7 @@ impl Handle {
         };
         match wait {
             Wait::ForFrames => {
-                self.reclaim.charge_table(mapping.table(), index)?;
+                self.reclaim.charge_table(&self.inode, index)?;
                 if let Some(spill) = spill {
                     self.reclaim.charge_slots(spill, kind)?;
                 }
@@ -317,7 +317,7 @@ impl Handle {
             }
             // Nobody makes pages of a memory file without waiting.
             Wait::Never if spill.is_some() => Ok(None),
-            Wait::Never if self.reclaim.try_charge_table(mapping.table(), index) => {
+            Wait::Never if self.reclaim.try_charge_table(&self.inode, index) => {
                 self.reclaim.try_allocate(kind)
             }
             Wait::Never => Ok(None),

@@ -45,7 +45,7 @@ use crate::writeback::{FileSize, FlusherThreads, Inode, Services};
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 /// Whether the cache may be used: not closed, not in a forked child; and how many maps are in use,
 /// which a close must not meet.
@@ -353,9 +353,7 @@ impl Registry {
         let size = self.size_of(options, 0)?;
         let frames = self.frames_for(options, size)?;
         let inode = Inode::new_in_memory(&self.services, frames, name, size);
-        let inode = Arc::new(inode.map_err(no_table)?);
-        self.enlist_table(&inode);
-        let mut open = Open::new(inode);
+        let mut open = Open::new(inode.map_err(no_table)?);
         let key = self.single_key();
         let handle = self.make_handle(key, &mut open, options);
         self.files.lock().slots.insert(key, Slot::Open(open));
@@ -431,19 +429,10 @@ impl Registry {
         Ok(Frames::Region(Arc::new(region)))
     }
 
-    fn enlist_table(&self, inode: &Arc<Inode>) {
-        let inode: Weak<Inode> = Arc::downgrade(inode);
-        self.services.memory.tables.enlist(inode);
-    }
-
     fn make_inode(&self, backing: &Arc<dyn Backing>, options: &OpenOptions) -> Result<Arc<Inode>> {
         let size = self.size_of(options, crate::io::len_bytes(&**backing)?)?;
         let frames = self.frames_for(options, size)?;
-        let inode = Inode::new(&self.services, frames, backing, size);
-        let inode = Arc::new(inode.map_err(no_table)?);
-        self.services.flusher.enlist(&inode);
-        self.enlist_table(&inode);
-        Ok(inode)
+        Inode::new(&self.services, frames, backing, size).map_err(no_table)
     }
 
     fn make_handle(

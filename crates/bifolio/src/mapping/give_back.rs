@@ -28,10 +28,9 @@
 
 use super::entry::Entry;
 use super::table::Table;
-use crate::sync::{AtomicU64, Backoff, Mutex, Ordering};
-use std::collections::VecDeque;
+use crate::sync::{AtomicU8, AtomicU64, Backoff, Mutex, Ordering, WeakList};
 use std::fmt::Debug;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 /// Nobody may fill.
 const CLOSED: u64 = 1 << 63;
@@ -91,16 +90,56 @@ pub(crate) trait HasTable: Send + Sync + Debug {
     fn keeps_values(&self) -> bool;
 }
 
-/// The tables of all files, those first that were not looked at for longest.
+/// Whether a table is among [`Tables`]: see there.
 #[derive(Debug, Default)]
+pub(super) struct Listed(AtomicU8);
+
+impl Listed {
+    /// Says that it is; whether it was not, and is to be put there.
+    fn begin(&self) -> bool {
+        // AcqRel: pairs with itself in `end`: of the two that meet, the second sees what the first
+        // has charged, or that it is to be listed again.
+        self.0.swap(1, Ordering::AcqRel) == 0
+    }
+
+    /// Says that it is not; what was charged before it was last listed is seen afterwards.
+    fn end(&self) {
+        // AcqRel: pairs with itself in `begin`.
+        self.0.swap(0, Ordering::AcqRel);
+    }
+}
+
+/// The tables that have pages which are charged, those first that were not looked at for longest.
+/// What a look for pages costs does not grow with files that have none, however many are open.
+///
+/// ```text
+///  CHARGE                                      LOOK
+///  K1 set the bit, count the page              H1 take a table off, give back what it can
+///  K2 listed = 1; was it 0? then put it        H2 pages left? put it on
+///     on the list                              H3 else listed = 0; pages now, and listed = 1
+///                                                 was 0? put it on
+/// ```
+///
+/// Whichever of K2 and H3 comes second sees what the other did: so a table with a page that is
+/// charged is on the list, or in the hands of somebody who will put it there.
+#[derive(Debug)]
 pub(crate) struct Tables {
-    files: Mutex<VecDeque<Weak<dyn HasTable>>>,
+    files: Mutex<WeakList<dyn HasTable>>,
+}
+
+impl Default for Tables {
+    fn default() -> Self {
+        Self { files: Mutex::new(WeakList::default()) }
+    }
 }
 
 impl Tables {
-    /// A file has been opened.
-    pub(crate) fn enlist(&self, file: Weak<dyn HasTable>) {
-        self.files.lock().push_back(file);
+    /// K2: a page of the table has been charged.
+    pub(crate) fn enlist<T: HasTable + 'static>(&self, file: &Arc<T>) {
+        if file.table().listed.begin() {
+            let file: Arc<dyn HasTable> = Arc::<T>::clone(file);
+            self.files.lock().push(Arc::downgrade(&file));
+        }
     }
 
     /// Gives back pages of tables, `wanted` or a few more, if there are so many; how many. The
@@ -109,10 +148,18 @@ impl Tables {
         let mut given = 0;
         let count = self.files.lock().len();
         for _ in 0..count {
-            let Some(file) = self.files.lock().pop_front() else { break };
-            let Some(file) = file.upgrade() else { continue };
-            given += file.table().give_back(file.keeps_values());
-            self.files.lock().push_back(Arc::downgrade(&file));
+            let Some(file) = self.files.lock().pop() else { break };
+            let table = file.table();
+            given += table.give_back(file.keeps_values());
+            let has_pages = || table.charged_bytes() > 0;
+            let mut stays = has_pages();
+            if !stays {
+                table.listed.end();
+                stays = has_pages() && table.listed.begin();
+            }
+            if stays {
+                self.files.lock().push(Arc::downgrade(&file));
+            }
             if given >= wanted {
                 break;
             }
@@ -146,5 +193,48 @@ impl Table {
             self.looked_at.store(at, Ordering::Relaxed);
         });
         given
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[derive(Debug)]
+    struct File(Table);
+
+    impl HasTable for File {
+        fn table(&self) -> &Table {
+            &self.0
+        }
+
+        fn keeps_values(&self) -> bool {
+            false
+        }
+    }
+
+    #[test]
+    fn only_tables_that_have_pages_are_looked_at() {
+        let tables = Tables::default();
+        let mut files: Vec<_> =
+            (0..1000).map(|_| Arc::new(File(Table::new(2048).unwrap()))).collect();
+        let charge = |number: usize, index| {
+            assert!(files[number].0.set_charged(index));
+            tables.enlist(&files[number]);
+        };
+        for number in [3, 500, 999] {
+            charge(number, 0);
+            charge(number, 600);
+        }
+        let listed = || tables.files.lock().len();
+        assert_eq!(listed(), 3, "once each, however many pages it has");
+        files[500].0.store(7, Entry::folio(3, 0, 0), Ordering::Relaxed);
+        assert_eq!(tables.give_back(1), 2, "all of the first one");
+        assert_eq!(listed(), 2);
+        charge(3, 1200);
+        assert_eq!((listed(), tables.give_back(100), listed()), (3, 4, 1));
+        assert_eq!((tables.give_back(100), listed()), (0, 1), "it names a folio");
+        files.clear();
+        assert_eq!((tables.give_back(100), listed()), (0, 0));
     }
 }

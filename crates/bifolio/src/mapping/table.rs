@@ -13,7 +13,7 @@
 
 use super::bitmap::Bitmap;
 use super::entry::Entry;
-use super::give_back::{Fillers, Filling};
+use super::give_back::{Fillers, Filling, Listed};
 use crate::sync::{AtomicU64, Ordering, store_owned};
 use crate::sys::array::{ReservedArray, ZeroValid};
 use crate::sys::copy;
@@ -40,6 +40,7 @@ pub(crate) struct Table {
     /// How many that are.
     charged_pages: AtomicU64,
     pub(super) fillers: Fillers,
+    pub(super) listed: Listed,
     /// The page of the table that is looked at next (`give_back.rs`).
     pub(super) looked_at: AtomicU64,
 }
@@ -53,6 +54,7 @@ impl Table {
             charged: Bitmap::new(pages.div_ceil(ENTRIES_PER_TABLE_PAGE))?,
             charged_pages: AtomicU64::new(0),
             fillers: Fillers::default(),
+            listed: Listed::default(),
             looked_at: AtomicU64::new(0),
         })
     }

@@ -56,7 +56,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::folio::{FolioId, FolioRef, LockedFolio};
 use crate::frames::{Arena, CHUNK_PAGES, FrameKind};
 use crate::lru::Memory;
-use crate::mapping::{PAGE_BYTES, Table};
+use crate::mapping::{PAGE_BYTES, TABLE_PAGE_BYTES};
 use crate::spill::{STEP_BYTES, Spill};
 use crate::stats::Counter;
 use crate::sync::{Mutex, MutexGuard, Ordering, blocking};
@@ -245,16 +245,21 @@ impl Reclaim {
     }
 
     /// As [`Self::charge_table`], but evicts nothing; whether it is charged now.
-    pub(crate) fn try_charge_table(&self, table: &Table, index: u64) -> bool {
+    pub(crate) fn try_charge_table(&self, inode: &Arc<Inode>, index: u64) -> bool {
+        let table = inode.mapping.table();
         if table.is_charged(index) {
             return true;
         }
-        let charged = self.arena().charge(crate::mapping::TABLE_PAGE_BYTES);
-        if charged && !table.set_charged(index) {
-            // Somebody else was faster.
-            self.arena().uncharge(crate::mapping::TABLE_PAGE_BYTES);
+        if !self.arena().charge(TABLE_PAGE_BYTES) {
+            return false;
         }
-        charged
+        if table.set_charged(index) {
+            self.memory.tables.enlist(inode);
+        } else {
+            // Somebody else was faster.
+            self.arena().uncharge(TABLE_PAGE_BYTES);
+        }
+        true
     }
 
     /// Charges metadata; evicts if it must.
@@ -267,9 +272,9 @@ impl Reclaim {
     }
 
     /// Charges the table page of `index` before it is touched; evicts if it must.
-    pub(crate) fn charge_table(&self, table: &Table, index: u64) -> Result<()> {
+    pub(crate) fn charge_table(&self, inode: &Arc<Inode>, index: u64) -> Result<()> {
         let mut patience = Patience::new(self, PAGE_BYTES);
-        while !self.try_charge_table(table, index) {
+        while !self.try_charge_table(inode, index) {
             self.make_room_for_metadata(&mut patience)?;
         }
         Ok(())
@@ -422,7 +427,7 @@ impl Reclaim {
     /// Gives back pages of tables that name nothing any more; whether there were any.
     fn give_tables_back(&self) -> bool {
         let given = self.memory.tables.give_back(ROUND_PAGES);
-        self.arena().uncharge(given * crate::mapping::TABLE_PAGE_BYTES);
+        self.arena().uncharge(given * TABLE_PAGE_BYTES);
         given > 0
     }
 

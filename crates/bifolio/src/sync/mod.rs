@@ -10,6 +10,8 @@
 
 pub(crate) mod blocking;
 pub(crate) mod futex;
+mod weak_list;
+pub(crate) use weak_list::WeakList;
 #[cfg(not(any(all(test, loom), bifolio_chaos)))]
 mod real;
 #[cfg(not(any(all(test, loom), bifolio_chaos)))]

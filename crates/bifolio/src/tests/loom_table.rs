@@ -2,7 +2,7 @@
 //! a table that are given back.
 
 use super::world::{World, left_at, model, spawn};
-use crate::mapping::{Bitmap, Entry};
+use crate::mapping::{Bitmap, Entry, HasTable, Table, Tables};
 use crate::sync::Ordering;
 use std::sync::Arc;
 
@@ -112,4 +112,54 @@ fn loom_table_a_page_that_is_filled_is_not_given_back() {
         assert_eq!(world.mapping.table().give_back(false), 0);
     });
     assert!(given.load(std::sync::atomic::Ordering::Relaxed), "it raced with nothing");
+}
+
+/// A file of one page, and the list of tables.
+#[derive(Debug)]
+struct Listed {
+    table: Table,
+}
+
+impl HasTable for Listed {
+    fn table(&self) -> &Table {
+        &self.table
+    }
+
+    fn keeps_values(&self) -> bool {
+        false
+    }
+}
+
+/// K1, K2 against H1..H3: a table with a page that is charged is found by the next look.
+/// Dies with: H3 that does not look again; K2 before K1.
+#[test]
+fn loom_table_one_that_has_pages_stays_on_the_list() {
+    let relisted = std::sync::atomic::AtomicU64::new(0);
+    let relisted = &*Box::leak(Box::new(relisted));
+    model(|| {
+        let file = Arc::new(Listed { table: Table::new(2).unwrap() });
+        let tables = Arc::new(Tables::default());
+        let charge = |file: &Arc<Listed>, tables: &Tables| {
+            let _filling = file.table.fill();
+            let is_new = file.table.set_charged(0);
+            if is_new {
+                tables.enlist(file);
+            }
+            is_new
+        };
+        assert!(charge(&file, &tables));
+        let charger = {
+            let (file, tables) = (Arc::clone(&file), Arc::clone(&tables));
+            loom::thread::spawn(move || charge(&file, &tables))
+        };
+        let given = tables.give_back(1);
+        let is_new = charger.join().unwrap();
+        if is_new {
+            relisted.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        }
+        let left = u64::from(is_new) + 1 - given;
+        assert_eq!(tables.give_back(1), left, "it is not on the list");
+        assert_eq!(tables.give_back(1), 0);
+    });
+    assert!(relisted.load(std::sync::atomic::Ordering::Relaxed) > 0, "it raced with nothing");
 }

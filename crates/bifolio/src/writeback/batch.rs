@@ -23,7 +23,7 @@
 
 use super::copies::Copies;
 use super::dirty::InFlight;
-use super::inode::{Inode, pieces_of};
+use super::inode::Inode;
 use crate::error::Error;
 use crate::folio::{Folio, FolioRef, LockedFolio, WriteState};
 use crate::io::{IoError, Operation, Pieces, Queue, RUN_PAGES_MAX, Transfer};
@@ -91,10 +91,10 @@ impl Run<'_> {
     /// Where its bytes are.
     pub(super) fn pieces(&self, inode: &Inode) -> Pieces {
         if let Some(copies) = &self.copies {
-            return pieces_of(self.length, std::iter::once((copies.address(0), self.length)));
+            return Pieces::of(self.length, std::iter::once((copies.address(0), self.length)));
         }
         let folios = self.folios.iter();
-        pieces_of(self.length, folios.map(|leaving| (leaving.start(inode), leaving.folio_bytes())))
+        Pieces::of(self.length, folios.map(|leaving| (leaving.start(inode), leaving.folio_bytes())))
     }
 }
 

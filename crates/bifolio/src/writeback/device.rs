@@ -22,7 +22,7 @@ use super::throttle::{DirtyPages, part_of};
 use crate::io::{DeviceIdentity, IoError};
 use crate::mapping::PAGE_BYTES;
 use crate::stats::DeviceStats;
-use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering};
+use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering, WeakList};
 use std::ops::Range;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
@@ -43,6 +43,19 @@ struct Calls {
     looked_for_stores: Instant,
 }
 
+/// Those of its files that the flusher looks after. What a round costs does not grow with files
+/// that have nothing dirty, however many are open.
+#[derive(Debug, Default)]
+pub(super) struct Files {
+    /// Those that may have something dirty, or in flight: the first mark puts a file here, and the
+    /// end of a round takes it off that finds it settled.
+    pub(super) dirty: WeakList<Inode>,
+    /// Those in regions, where stores are looked for.
+    pub(super) mapped: WeakList<Inode>,
+    /// The device is among those that the flusher looks after.
+    is_enlisted: bool,
+}
+
 /// What rounds came to.
 #[derive(Debug, Default)]
 struct Rounds {
@@ -60,7 +73,7 @@ pub(crate) struct Device {
     /// The file that was first opened on it.
     first_file: String,
     pub(super) dirty_pages: DirtyPages,
-    files: Mutex<Vec<Weak<Inode>>>,
+    files: Mutex<Files>,
     /// Some of its files are in regions, where stores must be looked for.
     has_regions: AtomicBool,
     calls: Mutex<Calls>,
@@ -116,24 +129,50 @@ impl Device {
         }
     }
 
-    /// The same storage, for whoever opens a file there.
-    pub(super) fn identity(&self) -> Option<DeviceIdentity> {
-        self.identity
-    }
-
-    pub(super) fn enlist(&self, inode: &Arc<Inode>) {
-        if inode.frames.region().is_some() {
+    /// Puts a file on a list; whether the device is to be put on that of the flusher.
+    pub(super) fn enlist(
+        &self,
+        file: &Weak<Inode>,
+        list: impl FnOnce(&mut Files) -> &mut WeakList<Inode>,
+    ) -> bool {
+        let mut files = self.files.lock();
+        list(&mut files).push(Weak::clone(file));
+        if !files.mapped.is_empty() {
             self.has_regions.store(true, Ordering::Relaxed);
         }
-        let mut files = self.files.lock();
-        files.retain(|file| file.strong_count() > 0);
-        files.push(Arc::downgrade(inode));
+        !std::mem::replace(&mut files.is_enlisted, true)
     }
 
-    /// The files, one after the other: only the one that is at hand is kept from being freed.
-    pub(super) fn files(&self) -> impl Iterator<Item = Arc<Inode>> + use<> {
-        let files = self.files.lock().clone();
-        files.into_iter().filter_map(|file| file.upgrade())
+    /// Whether the flusher has nothing to look after: then the next file that is put on a list is
+    /// to put the device on the flusher's again. Not during a round, which has files in its hands.
+    pub(super) fn delist(&self) -> bool {
+        let mut files = self.files.lock();
+        let is_idle = files.dirty.is_empty() && files.mapped.is_empty();
+        files.is_enlisted &= !is_idle;
+        is_idle
+    }
+
+    /// The files that may have something dirty, one after the other: only the one that is at hand
+    /// is kept from being freed.
+    pub(super) fn dirty_files(&self) -> impl Iterator<Item = Arc<Inode>> + use<> {
+        self.files.lock().dirty.snapshot()
+    }
+
+    /// The files that are in regions, in the same way.
+    pub(super) fn mapped_files(&self) -> impl Iterator<Item = Arc<Inode>> + use<> {
+        self.files.lock().mapped.snapshot()
+    }
+
+    /// Takes off the list what has nothing dirty any more.
+    fn delist_clean_files(&self) {
+        let count = self.files.lock().dirty.len();
+        for _ in 0..count {
+            // Not under the lock: whoever marks the first folio of a file has that of its list.
+            let Some(inode) = self.files.lock().dirty.pop() else { break };
+            if !inode.dirty.delist() {
+                self.files.lock().dirty.push(Weak::clone(&inode.this));
+            }
+        }
     }
 
     /// Whether there may be something to do when time has passed.
@@ -153,8 +192,7 @@ impl Device {
 
     /// As [`Self::call`], for a range of a file. What does not fit waits for its age.
     pub(super) fn call_for(&self, inode: &Inode, range: Range<u64>) -> bool {
-        let is_it = |file: &&Weak<Inode>| std::ptr::eq(file.as_ptr(), inode);
-        let Some(file) = self.files.lock().iter().find(is_it).cloned() else { return false };
+        let file = Weak::clone(&inode.this);
         let mut calls = self.calls.lock();
         let is_full = calls.ranges.len() >= RANGES_MAX;
         // Who goes through a file step by step asks for one range.
@@ -198,6 +236,7 @@ impl Device {
 
     /// A round has come to this error, if to one. Whether there is trouble now.
     pub(super) fn end_round(&self, round: &Round, error: Option<Arc<IoError>>) -> bool {
+        self.delist_clean_files();
         let mut rounds = self.rounds.lock();
         let has_taken = rounds.answers > round.answers;
         if has_taken || self.dirty_pages.own() == 0 {

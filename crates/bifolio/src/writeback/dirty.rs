@@ -73,6 +73,8 @@ struct State {
     in_flight: VecDeque<u64>,
     /// The number of the oldest of them.
     oldest_epoch: u64,
+    /// Whether the file is known as one that may have something dirty.
+    is_enlisted: bool,
 }
 
 impl Default for State {
@@ -87,8 +89,19 @@ impl Default for State {
             next_cursor: 0,
             in_flight: VecDeque::from([0]),
             oldest_epoch: 0,
+            is_enlisted: false,
         }
     }
+}
+
+/// What marking a folio dirty has come to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Marked {
+    /// It was not dirty.
+    pub(crate) is_new: bool,
+    /// The file is to be made known as one with something dirty: [`DirtyList::delist`] is not
+    /// called before.
+    pub(crate) must_enlist: bool,
 }
 
 /// A write-out that has begun; [`DirtyList::end`] or [`DirtyList::end_failed`] takes it back.
@@ -125,8 +138,19 @@ impl DirtyList {
     /// Folios that are not on the storage: those on the list, and those in flight, which are on it
     /// again if their write-out fails.
     pub(crate) fn unwritten(&self) -> u64 {
-        let state = self.state.lock();
-        state.folios + state.in_flight.iter().sum::<u64>()
+        self.state.lock().unwritten()
+    }
+
+    /// Whether nothing is dirty or in flight: then the next mark is to enlist the file again, and
+    /// what was remembered of the age of dirt is forgotten.
+    pub(crate) fn delist(&self) -> bool {
+        let mut state = self.state.lock();
+        let is_settled = state.unwritten() == 0;
+        if is_settled {
+            state.is_enlisted = false;
+            state.ticks = VecDeque::new();
+        }
+        is_settled
     }
 
     /// The number that all markings so far are below.
@@ -152,16 +176,21 @@ impl DirtyList {
     }
 
     /// D1; the caller holds the folio lock.
-    pub(crate) fn mark(&self, folios: &Folios, id: FolioId) {
-        if self.mark_counted(folios, id) {
+    pub(crate) fn mark(&self, folios: &Folios, id: FolioId) -> Marked {
+        let marked = self.mark_counted(folios, id);
+        if marked.is_new {
             self.pages.add(folios.get(id).pages());
         }
+        marked
     }
 
-    /// D1, for a folio whose pages are counted already, if it is not dirty: tells whether it was
-    /// not. The caller holds the folio lock.
-    pub(crate) fn mark_counted(&self, folios: &Folios, id: FolioId) -> bool {
-        Self::mark_in(&mut self.state.lock(), folios, id)
+    /// D1, for a folio whose pages are counted already, if it is not dirty. The caller holds the
+    /// folio lock.
+    pub(crate) fn mark_counted(&self, folios: &Folios, id: FolioId) -> Marked {
+        let mut state = self.state.lock();
+        let is_new = Self::mark_in(&mut state, folios, id);
+        let was_enlisted = std::mem::replace(&mut state.is_enlisted, true);
+        Marked { is_new, must_enlist: !was_enlisted }
     }
 
     fn mark_in(state: &mut State, folios: &Folios, id: FolioId) -> bool {
@@ -369,6 +398,10 @@ impl Drop for Walk<'_> {
 }
 
 impl State {
+    fn unwritten(&self) -> u64 {
+        self.folios + self.in_flight.iter().sum::<u64>()
+    }
+
     fn newest_in_flight(&self) -> &u64 {
         self.in_flight.back().expect("there is always the epoch of the day")
     }

@@ -38,17 +38,18 @@
 //! Reclaim waits at the same gate, and never long, for folios that it has found dirty.
 
 use super::batch::{Progress, Written};
-use super::device::{Device, Round};
+use super::device::{Device, Files, Round};
 use super::inode::Inode;
 use super::sync::ALL_BYTES;
 use super::throttle::{DirtyPages, Throttle, part_of};
 use crate::error::{ErrorKind, Result};
-use crate::io::{Backing, IoError};
+use crate::io::{Backing, DeviceIdentity, IoError};
 use crate::lru::Memory;
 use crate::mapping::PAGE_BYTES;
 use crate::stats::{Counter, DeviceStats};
-use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex, MutexGuard, Ordering};
+use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex, MutexGuard, Ordering, WeakList};
 use crate::sys::thread::OwnedThread;
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -110,13 +111,42 @@ pub(crate) struct Flusher {
 /// Who is to be looked after, and by whom.
 #[derive(Debug)]
 struct Roster {
-    devices: Vec<Weak<Device>>,
-    /// Devices that wait for a round, and from when on they may have it.
-    calls: Vec<(Instant, Arc<Device>)>,
+    /// All devices of files that are open.
+    devices: WeakList<Device>,
+    /// Those of them that another file may be on, too.
+    identified: HashMap<DeviceIdentity, Weak<Device>>,
+    /// Those that may have something dirty, or stores through maps: only these are looked at when
+    /// time has passed.
+    active: WeakList<Device>,
+    /// Devices that wait for a round, by when from on they may have it, and a number.
+    calls: BTreeMap<(Instant, u64), Arc<Device>>,
+    next_call: u64,
     next_tick: Instant,
     threads: Vec<OwnedThread>,
     listening: usize,
     on_rounds: usize,
+}
+
+impl Roster {
+    fn call_at(&mut self, from: Instant, device: Arc<Device>) {
+        self.next_call += 1;
+        self.calls.insert((from, self.next_call), device);
+    }
+
+    /// Calls the devices that may have something to do because time has passed.
+    fn call_those_that_age(&mut self, now: Instant) {
+        for _ in 0..self.active.len() {
+            let Some(device) = self.active.pop() else { break };
+            // No round begins while the roster is locked.
+            if !device.is_called() && device.delist() {
+                continue;
+            }
+            self.active.push(Arc::downgrade(&device));
+            if device.may_age() && device.call() {
+                self.call_at(now, device);
+            }
+        }
+    }
 }
 
 impl Flusher {
@@ -129,8 +159,11 @@ impl Flusher {
             floor_pages: AtomicU64::new(0),
             dirty_devices: Arc::new(AtomicU64::new(0)),
             roster: Mutex::new(Roster {
-                devices: Vec::new(),
-                calls: Vec::new(),
+                devices: WeakList::default(),
+                identified: HashMap::new(),
+                active: WeakList::default(),
+                calls: BTreeMap::new(),
+                next_call: 0,
                 next_tick: Instant::now(),
                 threads: Vec::new(),
                 listening: 0,
@@ -158,31 +191,40 @@ impl Flusher {
         self.throttle.release();
     }
 
-    /// The device that a file over `backing` stands on.
-    pub(super) fn device_of(&self, backing: &dyn Backing, memory: &Memory) -> Arc<Device> {
+    /// The device that a file over `backing` stands on, whose folios have so many pages (log2).
+    pub(super) fn device_of(
+        &self,
+        backing: &dyn Backing,
+        memory: &Memory,
+        order: u8,
+    ) -> Arc<Device> {
+        self.floor_pages.fetch_max(2 << order, Ordering::Relaxed);
         let identity = backing.device();
         let name = backing.describe();
         let mut roster = self.roster.lock();
-        roster.devices.retain(|device| device.strong_count() > 0);
-        let is_it = |device: &Arc<Device>| identity.is_some() && device.identity() == identity;
-        if let Some(known) = roster.devices.iter().filter_map(Weak::upgrade).find(is_it) {
+        if let Some(known) = identity.and_then(|it| roster.identified.get(&it)?.upgrade()) {
             return known;
         }
-        let device = Arc::new(Device::new(
-            identity,
-            name,
-            DirtyPages::new(&memory.dirty_pages, &self.dirty_devices),
-        ));
-        roster.devices.push(Arc::downgrade(&device));
+        let dirty_pages = DirtyPages::new(&memory.dirty_pages, &self.dirty_devices);
+        let device = Arc::new(Device::new(identity, name, dirty_pages));
+        if roster.devices.push(Arc::downgrade(&device)) {
+            roster.identified.retain(|_, device| device.strong_count() > 0);
+        }
+        if let Some(identity) = identity {
+            roster.identified.insert(identity, Arc::downgrade(&device));
+        }
         device
     }
 
-    /// Looks after a file from now on.
-    pub(crate) fn enlist(&self, inode: &Arc<Inode>) {
-        let folio_pages = 1 << inode.mapping.order();
-        self.floor_pages.fetch_max(2 * folio_pages, Ordering::Relaxed);
-        if let Some(device) = &inode.device {
-            device.enlist(inode);
+    /// Puts a file of a device on one of its lists.
+    pub(super) fn enlist(
+        &self,
+        device: &Arc<Device>,
+        file: &Weak<Inode>,
+        list: impl FnOnce(&mut Files) -> &mut WeakList<Inode>,
+    ) {
+        if device.enlist(file, list) {
+            self.roster.lock().active.push(Arc::downgrade(device));
         }
     }
 
@@ -205,7 +247,7 @@ impl Flusher {
     fn send(&self, device: &Arc<Device>, pause: Duration) {
         // A device that took nothing is not asked at once again.
         let pause = if device.is_stuck() { pause.max(RETRY_PAUSE) } else { pause };
-        self.roster.lock().calls.push((Instant::now() + pause, Arc::clone(device)));
+        self.roster.lock().call_at(Instant::now() + pause, Arc::clone(device));
         self.called.notify_one();
     }
 
@@ -322,16 +364,16 @@ impl Flusher {
     /// What there is to say about each device.
     pub(crate) fn device_stats(&self) -> Vec<DeviceStats> {
         let max_pages = self.max_pages();
-        self.devices().iter().map(|device| device.stats(max_pages)).collect()
+        self.devices().map(|device| device.stats(max_pages)).collect()
     }
 
     /// Why some device takes nothing, if there is one.
     pub(crate) fn trouble(&self) -> Option<Arc<IoError>> {
-        self.devices().iter().find_map(|device| device.trouble())
+        self.devices().find_map(|device| device.trouble())
     }
 
-    fn devices(&self) -> Vec<Arc<Device>> {
-        self.roster.lock().devices.iter().filter_map(Weak::upgrade).collect()
+    fn devices(&self) -> impl Iterator<Item = Arc<Device>> + use<> {
+        self.roster.lock().devices.snapshot()
     }
 
     fn tick(&self) -> Duration {
@@ -364,21 +406,17 @@ impl Flusher {
             let now = Instant::now();
             if now >= roster.next_tick {
                 roster.next_tick = now + self.tick();
-                let devices: Vec<_> = roster.devices.iter().filter_map(Weak::upgrade).collect();
-                for device in devices.into_iter().filter(|device| device.may_age()) {
-                    if device.call() {
-                        roster.calls.push((now, device));
-                    }
-                }
+                roster.call_those_that_age(now);
             }
             let haste = if roster.on_rounds > 0 { HASTE } else { Duration::ZERO };
-            let oldest = roster.calls.iter().enumerate().min_by_key(|(_, (from, _))| *from);
-            let (at, from) =
-                oldest.map_or((0, roster.next_tick), |(at, call)| (at, call.0 + haste));
-            if from <= now && at < roster.calls.len() {
-                return Some(roster.calls.swap_remove(at).1);
+            let mut until = roster.next_tick;
+            if let Some(oldest) = roster.calls.first_entry() {
+                let from = oldest.key().0 + haste;
+                if from <= now {
+                    return Some(oldest.remove());
+                }
+                until = until.min(from);
             }
-            let until = from.min(roster.next_tick);
             self.called.wait_until(roster, until);
         }
     }
@@ -426,9 +464,17 @@ impl Flusher {
     }
 
     /// Much is dirty, all together: a device that has more than the mean may have had less than its
-    /// part when a page there was last marked.
+    /// part when a page there was last marked. Not while others wait for a round that they could
+    /// have now: the last of them calls again.
     fn call_others(&self) {
-        for device in self.devices() {
+        let roster = self.roster.lock();
+        let now = Instant::now();
+        if roster.calls.keys().next().is_some_and(|(from, _)| *from <= now) {
+            return;
+        }
+        let devices = roster.active.snapshot();
+        drop(roster);
+        for device in devices {
             if !device.is_called() && !device.is_stuck() && self.is_much(&device) {
                 self.call(&device);
             }
@@ -440,12 +486,12 @@ impl Flusher {
     fn flush(&self, device: &Device, memory: &Memory, round: &Round) -> Written {
         let mut total = Written::default();
         if round.is_probe {
-            for inode in device.files() {
+            for inode in device.dirty_files() {
                 let left = |progress: Progress| PROBED_FOLIOS.saturating_sub(progress.begun_folios);
                 total.add(inode.write_out_until(u64::MAX, left));
             }
         } else {
-            for inode in device.files() {
+            for inode in device.dirty_files() {
                 let old = inode.dirty.older_than(self.settings.age_max);
                 total.add(inode.write_out_until(old, |_| u64::MAX));
             }
@@ -468,7 +514,7 @@ impl Flusher {
         } else {
             u64::MAX
         };
-        for inode in device.files() {
+        for inode in device.dirty_files() {
             // What all files have together: many small shares are much, too.
             let wanted_folios = wanted_folios.min(WANTED_FOLIOS_MAX).saturating_sub(total.folios);
             let until = Instant::now() + TURN_MAX;
@@ -490,7 +536,7 @@ impl Flusher {
 
 /// What was stored through maps begins to age when it is found.
 fn look_for_stores(device: &Device) {
-    for inode in device.files() {
+    for inode in device.mapped_files() {
         if let Err(error) = inode.mark_stored_in(&ALL_BYTES) {
             log::warn!("{}: {error}", inode.name());
         }

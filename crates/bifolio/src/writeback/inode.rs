@@ -25,7 +25,7 @@ use crate::sync::{Mutex, RwLock, blocking};
 use crate::sys::copy;
 use std::ops::Range;
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 /// A page of zeros.
@@ -44,6 +44,8 @@ pub(crate) struct Services {
 /// See the head of the file.
 #[derive(Debug)]
 pub(crate) struct Inode {
+    /// What it is put on lists by.
+    pub(super) this: Weak<Inode>,
     pub(crate) mapping: Mapping,
     pub(crate) memory: Arc<Memory>,
     pub(crate) frames: Frames,
@@ -84,11 +86,15 @@ impl Inode {
         frames: Frames,
         backing: &Arc<dyn Backing>,
         size: FileSize,
-    ) -> std::io::Result<Self> {
-        let store = DiskStore::new(&services.engine, backing, size.len_bytes);
-        let device = services.flusher.device_of(&**backing, &services.memory);
-        let dirty_pages = device.dirty_pages.clone();
-        Self::with_store(services, frames, Store::Disk(store), size, dirty_pages, Some(device))
+    ) -> std::io::Result<Arc<Self>> {
+        let store = Store::Disk(DiskStore::new(&services.engine, backing, size.len_bytes));
+        let device = services.flusher.device_of(&**backing, &services.memory, size.order);
+        let inode = Self::with_store(services, frames, store, size, Some(device))?;
+        if let (Some(device), true) = (&inode.device, inode.frames.region().is_some()) {
+            // Stores are looked for there.
+            inode.flusher.enlist(device, &inode.this, |files| &mut files.mapped);
+        }
+        Ok(inode)
     }
 
     /// An empty file without a backing.
@@ -97,10 +103,9 @@ impl Inode {
         frames: Frames,
         name: &str,
         size: FileSize,
-    ) -> std::io::Result<Self> {
-        let store = MemoryStore::new(name.to_owned(), services.spill.clone());
-        let dirty_pages = DirtyPages::alone(&services.memory.unspilled_pages);
-        Self::with_store(services, frames, Store::Memory(store), size, dirty_pages, None)
+    ) -> std::io::Result<Arc<Self>> {
+        let store = Store::Memory(MemoryStore::new(name.to_owned(), services.spill.clone()));
+        Self::with_store(services, frames, store, size, None)
     }
 
     fn with_store(
@@ -108,11 +113,14 @@ impl Inode {
         frames: Frames,
         store: Store,
         size: FileSize,
-        dirty_pages: DirtyPages,
         device: Option<Arc<Device>>,
-    ) -> std::io::Result<Self> {
-        Ok(Self {
-            mapping: Mapping::new(size.order, size.len_bytes, size.len_max_bytes)?,
+    ) -> std::io::Result<Arc<Self>> {
+        let mapping = Mapping::new(size.order, size.len_bytes, size.len_max_bytes)?;
+        let alone = || DirtyPages::alone(&services.memory.unspilled_pages);
+        let dirty_pages = device.as_ref().map_or_else(alone, |it| it.dirty_pages.clone());
+        Ok(Arc::new_cyclic(|this| Self {
+            this: Weak::clone(this),
+            mapping,
             memory: Arc::clone(&services.memory),
             frames,
             engine: Arc::clone(&services.engine),
@@ -125,7 +133,7 @@ impl Inode {
             resizing: Mutex::new(()),
             cutting: RwLock::new(()),
             len_max_bytes: size.len_max_bytes,
-        })
+        }))
     }
 
     /// The inode a folio belongs to; `None` once it has left its table.
@@ -228,8 +236,9 @@ impl Inode {
         if !self.flusher.try_add(device, locked.pages()) {
             return Err(NoRoom);
         }
-        let is_new = self.dirty.mark_counted(&self.memory.folios, folio.id());
-        debug_assert!(is_new, "{:?} has become dirty without its lock", folio.id());
+        let marked = self.dirty.mark_counted(&self.memory.folios, folio.id());
+        debug_assert!(marked.is_new, "{:?} has become dirty without its lock", folio.id());
+        self.enlist_if(marked.must_enlist);
         self.flusher.note_dirty(device);
         Ok(())
     }
@@ -277,9 +286,22 @@ impl Inode {
     pub(crate) fn mark_dirty(&self, folio: &FolioRef<'_>, locked: &LockedFolio<'_>) {
         self.wait_for_write_out(locked);
         self.drop_slot(locked);
-        self.dirty.mark(&self.memory.folios, folio.id());
+        self.mark(folio.id());
         if let Some(device) = &self.device {
             self.flusher.note_dirty(device);
+        }
+    }
+
+    /// Puts a folio, locked, on the dirty list.
+    pub(super) fn mark(&self, id: FolioId) {
+        let marked = self.dirty.mark(&self.memory.folios, id);
+        self.enlist_if(marked.must_enlist);
+    }
+
+    /// Makes the file known to the flusher as one that may have something dirty.
+    fn enlist_if(&self, must_enlist: bool) {
+        if must_enlist && let Some(device) = &self.device {
+            self.flusher.enlist(device, &self.this, |files| &mut files.dirty);
         }
     }
 
@@ -336,7 +358,7 @@ impl Inode {
             _ => unreachable!("a memory file has nothing to read from"),
         };
         let folio_bytes = self.mapping.folio_bytes();
-        let pieces = pieces_of(length, targets.map(|start| (start, folio_bytes)));
+        let pieces = Pieces::of(length, targets.map(|start| (start, folio_bytes)));
         Transfer {
             backing: Arc::clone(backing),
             operation: Operation::Read,
@@ -548,19 +570,6 @@ pub(super) fn pages_of_still<'a>(
     // write-out (WRITEBACK-3).
     let bytes = unsafe { std::slice::from_raw_parts(start.cast(), pages) };
     bytes.iter()
-}
-
-/// Pieces of memory, each with its length, that have `length_bytes` bytes together.
-pub(super) fn pieces_of(length_bytes: u64, folios: impl Iterator<Item = (*mut u8, u64)>) -> Pieces {
-    let mut pieces = Pieces::default();
-    let mut left = length_bytes;
-    for (start, folio_bytes) in folios {
-        let part = left.min(folio_bytes);
-        let start = NonNull::new(start).expect("frames are not at address 0");
-        pieces.push(start, part as usize);
-        left -= part;
-    }
-    pieces
 }
 
 impl HasTable for Inode {

@@ -27,7 +27,7 @@ impl Inode {
     pub(crate) fn mark_stored(&self, folio: &Folio, id: FolioId) {
         if !folio.flags.write_state().is_dirty() {
             self.drop_slot(folio);
-            self.dirty.mark(&self.memory.folios, id);
+            self.mark(id);
         }
     }
 

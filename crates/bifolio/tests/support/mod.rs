@@ -108,7 +108,7 @@ pub fn error_of<T: Debug>(result: Result<T, Error>, needles: &[&str]) -> Error {
 /// set to `value`.
 pub fn run_alone(name: &str, variable: &str, value: &str) -> Output {
     let output = Command::new(std::env::current_exe().unwrap())
-        .args([name, "--exact", "--nocapture", "--test-threads=1"])
+        .args([name, "--exact", "--include-ignored", "--nocapture", "--test-threads=1"])
         .env(variable, value)
         .output()
         .unwrap();

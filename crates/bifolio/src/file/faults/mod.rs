@@ -30,11 +30,11 @@ use super::handle::Handle;
 use crate::frames::{Refusal, Region};
 use crate::mapping::{PAGE_BYTES, PAGE_SHIFT};
 use crate::stats::Counter;
-use crate::sync::{Ordering, RwLock, RwLockReadGuard};
+use crate::sync::{Ordering, RwLock, RwLockReadGuard, WeakList};
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
-use std::sync::{Arc, Weak};
 use underway::Service;
 
 /// A region, and who can fill it.
@@ -43,7 +43,7 @@ struct Served {
     region: Arc<Region>,
     underway: Arc<Underway>,
     /// The handles of its file, the last one opened last.
-    handles: Vec<Weak<Handle>>,
+    handles: WeakList<Handle>,
 }
 
 /// All regions, by the address of their first byte.
@@ -71,9 +71,8 @@ pub(super) fn enlist(region: &Arc<Region>, handle: &Arc<Handle>) {
     let served = regions.entry(region.base().addr()).or_insert_with(|| Served {
         region: Arc::clone(region),
         underway: Arc::default(),
-        handles: Vec::new(),
+        handles: WeakList::default(),
     });
-    served.handles.retain(|handle| handle.strong_count() > 0);
     served.handles.push(Arc::downgrade(handle));
     REGIONS_COUNT.store(regions.len(), Ordering::Relaxed);
 }
@@ -112,7 +111,7 @@ fn server_of(address: usize) -> Option<Server> {
         return None;
     }
     let service = served.underway.begin();
-    let handle = served.handles.iter().rev().find_map(Weak::upgrade)?;
+    let handle = served.handles.last()?;
     Some(Server { handle, region: Arc::clone(&served.region), _service: service })
 }
 

@@ -26,6 +26,19 @@ pub(crate) struct Pieces {
 }
 
 impl Pieces {
+    /// Those of memory, each with its length, that have `length_bytes` bytes together.
+    pub(crate) fn of(length_bytes: u64, parts: impl Iterator<Item = (*mut u8, u64)>) -> Self {
+        let mut pieces = Self::default();
+        let mut left_bytes = length_bytes;
+        for (start, part_bytes) in parts {
+            let part_bytes = left_bytes.min(part_bytes);
+            let start = NonNull::new(start).expect("frames are not at address 0");
+            pieces.push(start, part_bytes as usize);
+            left_bytes -= part_bytes;
+        }
+        pieces
+    }
+
     /// Adds `length_bytes` bytes of frame memory at `start`, behind what there is.
     pub(crate) fn push(&mut self, start: NonNull<u8>, length_bytes: usize) {
         match self.spans.last_mut() {
