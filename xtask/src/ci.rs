@@ -36,8 +36,19 @@ fn steps(skip_tests: bool) -> Vec<Step> {
     if !skip_tests {
         steps.push(Step::Test { arguments: Vec::new() });
     }
+    steps.extend(TORTURE.map(|line| {
+        let arguments = line.split_whitespace().map(str::to_owned).collect();
+        Step::Torture { chaos: false, arguments }
+    }));
     steps
 }
+
+/// Three minutes, with fresh seeds, which are printed. The exerciser comes by itself, because it is
+/// asked for a number of operations and not for a time.
+const TORTURE: [&str; 2] = [
+    "--only exerciser --operations 200000 --seconds 180",
+    "--without exerciser,maps --seconds 120",
+];
 
 fn summary(durations: &[(&str, Duration)]) -> String {
     let total: Duration = durations.iter().map(|(_, duration)| duration).sum();
@@ -58,8 +69,10 @@ mod tests {
 
     #[test]
     fn cheap_checks_come_first_and_only_the_tests_can_be_left_out() {
-        assert_eq!(names(false), ["fmt", "tidy", "clippy", "doc", "loom", "test"]);
-        assert_eq!(names(true), ["fmt", "tidy", "clippy", "doc", "loom"]);
+        let (torture, tests) = (["torture"; 2], ["test"]);
+        let cheap = ["fmt", "tidy", "clippy", "doc", "loom"];
+        assert_eq!(names(false), [&cheap[..], &tests, &torture].concat());
+        assert_eq!(names(true), [&cheap[..], &torture].concat());
     }
 
     #[test]

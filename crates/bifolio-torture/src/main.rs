@@ -8,6 +8,7 @@
 //! files, keeps a journal (`journal.rs`), and is killed. And the exerciser (`exerciser.rs`) has one
 //! thread and a model instead of a history.
 
+mod deaths;
 mod device;
 mod exerciser;
 mod history;
@@ -73,7 +74,10 @@ impl Arguments {
     /// The classes whose turn it is, one after the other.
     fn classes(&self) -> Vec<Class> {
         let all = if self.only.is_empty() { &CLASSES[..] } else { &self.only };
-        all.iter().copied().filter(|class| !self.without.contains(class)).collect()
+        let is_wanted = |class: &Class| {
+            !self.without.contains(class) && (*class != Class::Maps || scene::can_map())
+        };
+        all.iter().copied().filter(is_wanted).collect()
     }
 }
 
@@ -107,6 +111,7 @@ fn main() -> ExitCode {
             }
         };
     }
+    deaths::watch();
     let classes = arguments.classes();
     let begun = Instant::now();
     let mut tally = Tally::default();
@@ -117,9 +122,10 @@ fn main() -> ExitCode {
             println!("torture: no class is left");
             return ExitCode::FAILURE;
         };
+        deaths::note(class, seed);
         if let Err(Violation(told)) = play_one(class, seed, &arguments, &mut tally) {
-            println!("torture: class {}, seed {seed}\n{told}", class.name());
-            println!("again: cargo x torture --only {} --seed {seed}", class.name());
+            println!("torture: class {}, seed {seed}\n{told}", class.word());
+            println!("again: cargo x torture --only {} --seed {seed}", class.word());
             return ExitCode::FAILURE;
         }
         tally.scenes += 1;
@@ -147,7 +153,7 @@ fn play_one(
     }
     let scene = Scene::new(class, seed, arguments.threads)
         .map_err(|error| Violation(format!("the scene cannot be set up: {error:#}")))?;
-    tally.calls += play(&scene, duration)?;
+    tally.calls += play(scene, duration)?;
     Ok(())
 }
 
@@ -197,7 +203,15 @@ fn tell(first: u64, tally: &Tally, elapsed: Duration) {
 }
 
 /// Lets the threads of a scene work, and judges what is left; the number of calls.
-fn play(scene: &Scene, duration: Duration) -> Result<u64, Violation> {
+fn play(scene: Scene, duration: Duration) -> Result<u64, Violation> {
+    play_out(&scene, duration)?;
+    let calls = scene.calls.load(Ordering::Relaxed);
+    rest(scene)?;
+    Ok(calls)
+}
+
+/// Lets the threads of a scene work.
+fn play_out(scene: &Scene, duration: Duration) -> Result<(), Violation> {
     thread::scope(|scope| {
         let start = |number: usize| {
             let random = fastrand::Rng::with_seed(scene.seed.wrapping_mul(31) + number as u64);
@@ -217,9 +231,7 @@ fn play(scene: &Scene, duration: Duration) -> Result<u64, Violation> {
         });
         outcomes.collect::<Result<Vec<_>, _>>()?;
         watched
-    })?;
-    rest(scene)?;
-    Ok(scene.calls.load(Ordering::Relaxed))
+    })
 }
 
 /// Ends the scene in time; looks after hangs, the bound, and devices that are full for a while.
@@ -262,7 +274,7 @@ fn watch(scene: &Scene, duration: Duration, is_over: impl Fn() -> bool) -> Resul
 }
 
 /// Everything is at rest: every word is what the history says, and durable after a sync.
-fn rest(scene: &Scene) -> Result<(), Violation> {
+fn rest(scene: Scene) -> Result<(), Violation> {
     let me = scene.threads;
     scene.clock.begin_call(me);
     for target in &scene.targets {
@@ -273,9 +285,14 @@ fn rest(scene: &Scene) -> Result<(), Violation> {
         file.read_exact_at(&mut bytes, 0)
             .map_err(|error| Violation(format!("the last read failed: {error}")))?;
         target.history.check("the last read", whole_words(&bytes), 0, begun)?;
+        if scene.may_fail && scene.seed % 4 == 0 {
+            // What the device does not have is given up, so that it decides.
+            discard(target, &file)?;
+            continue;
+        }
         // A sync tells once of what failed before.
         let synced = file.sync_data();
-        if target.has_failed.load(Ordering::Relaxed) || scene.may_fail() {
+        if target.has_failed.load(Ordering::Relaxed) || scene.may_fail {
             drop(synced);
         } else {
             synced.map_err(|error| Violation(format!("the last sync failed: {error}")))?;
@@ -291,14 +308,43 @@ fn rest(scene: &Scene) -> Result<(), Violation> {
         }
     }
     scene.clock.end_call(me);
-    for target in &scene.targets {
-        close(target);
-    }
     let dirty = scene.cache.stats().dirty_bytes;
     if dirty > 0 {
         return Err(Violation(format!("{dirty} bytes are dirty at rest, after a sync")));
     }
-    scene.cache.close().map_err(|error| Violation(format!("close failed: {error}")))
+    let (stats, resident) = (scene.cache.stats(), memory::resident_bytes());
+    // Four may have become one.
+    let folio_bytes = 4 * scene.folio_bytes_max();
+    for target in &scene.targets {
+        close(target);
+    }
+    memory::check_empty(&scene.cache, folio_bytes)?;
+    scene.cache.close().map_err(|error| Violation(format!("close failed: {error}")))?;
+    let Scene { cache, targets, .. } = scene;
+    drop(cache);
+    let without = memory::resident_bytes();
+    drop(targets);
+    memory::check_resident(&stats, resident, without)
+}
+
+/// Gives up what is not on the device: the file is what the device has.
+fn discard(target: &Target, file: &bifolio::File) -> Result<(), Violation> {
+    let Some(device) = &target.device else { return Ok(()) };
+    match file.discard_dirty() {
+        Ok(_) => {}
+        Err(error) if matches!(error.kind(), bifolio::ErrorKind::NotOpenedFor { .. }) => {
+            // Syncs may tell of what failed before.
+            let _ = (file.sync_data(), file.sync_data());
+        }
+        Err(error) => return Err(Violation(format!("discard_dirty failed: {error}"))),
+    }
+    let mut bytes = vec![0xAA; file.len() as usize];
+    file.read_exact_at(&mut bytes, 0)
+        .map_err(|error| Violation(format!("the read after discard_dirty failed: {error}")))?;
+    if device.live(0, bytes.len()) != bytes {
+        return Err(Violation(format!("{file:?}: differs from the device after discard_dirty")));
+    }
+    Ok(())
 }
 
 fn close(target: &Target) {

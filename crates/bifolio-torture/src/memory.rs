@@ -1,8 +1,8 @@
-//! What the process has resident, and what of it is the harness's own.
+//! What a cache has resident, and whether it holds something when no file is open.
 //!
 //! Anonymous and shared memory count; pages of the program and of files do not, for they are the
-//! kernel's to take back. What the harness keeps while a cache lives is counted by those who keep
-//! it, and taken off.
+//! kernel's to take back. What the harness has by itself is what is still there when the cache is
+//! gone: the difference is the cache's.
 //!
 //! # Safety
 //! One call of the C library, which takes a number.
@@ -33,19 +33,17 @@ pub fn resident_bytes() -> u64 {
     field("Anonymous:") + field("Pss_Shmem:")
 }
 
-/// Whether a cache has taken more than it may: `before` was resident when there was none, and the
-/// harness has `own_bytes` more than then.
-pub fn check_resident(stats: &Stats, before: u64, own_bytes: u64) -> Result<(), Violation> {
-    let resident = resident_bytes().saturating_sub(before);
-    let allowed = stats.bound_bytes + stats.bound_bytes / 50 + SLACK_BYTES + own_bytes;
-    if before == 0 || resident <= allowed {
+/// Whether a cache had more than it may: `with` was resident when it was at rest, `without` when it
+/// was gone.
+pub fn check_resident(stats: &Stats, with: u64, without: u64) -> Result<(), Violation> {
+    let resident = with.saturating_sub(without);
+    let allowed = stats.bound_bytes + stats.bound_bytes / 50 + SLACK_BYTES;
+    if resident <= allowed {
         return Ok(());
     }
-    Err(Violation(format!(
-        "{resident} bytes have become resident, {allowed} are allowed: the bound is {}, the \
-         harness has {own_bytes}; {stats:?}",
-        stats.bound_bytes
-    )))
+    let bound = stats.bound_bytes;
+    let told = format!("{resident} bytes are resident, the bound is {bound}: {stats:?}");
+    Err(Violation(told))
 }
 
 /// Waits until a cache without open files holds nothing but what a batch of the lists still refers

@@ -2,10 +2,12 @@
 
 use crate::device::{Device, Faults};
 use crate::history::{Clock, History};
-use bifolio::{Cache, File, FileIdentity, OpenOptions};
+use bifolio::OpenOptions;
+use bifolio::{Backing, Cache, CacheBuilder, FaultMode, Feature, File, FileIdentity, HugePages};
 use fastrand::Rng;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 /// What a scene is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -40,12 +42,31 @@ pub const CLASSES: [Class; 8] = [
     Class::Exerciser,
 ];
 
+/// Whether the kernel lets files be mapped, and stored to.
+pub fn can_map() -> bool {
+    static CAN: OnceLock<bool> = OnceLock::new();
+    let has = |name| bifolio::features().iter().any(|f| f.name == name && f.available);
+    *CAN.get_or_init(|| has("user-faults") && has("write-protect-async"))
+}
+
 impl Class {
     /// As it is written on the command line.
-    pub fn name(self) -> String {
-        format!("{self:?}").to_lowercase()
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Steady => "steady",
+            Self::Cuts => "cuts",
+            Self::Faults => "faults",
+            Self::Memory => "memory",
+            Self::Maps => "maps",
+            Self::Handles => "handles",
+            Self::Kills => "kills",
+            Self::Exerciser => "exerciser",
+        }
     }
 }
+
+/// Makes a seed that draws other things.
+const MORE: u64 = 0x5EED_0002;
 
 /// One file of a scene.
 #[derive(Debug)]
@@ -77,6 +98,9 @@ pub struct Scene {
     pub weights: Vec<u32>,
     pub ends: AtomicBool,
     pub calls: AtomicU64,
+    /// Whether an error of the storage is nothing strange.
+    pub may_fail: bool,
+    faults: FaultMode,
     _directory: tempfile::TempDir,
 }
 
@@ -91,10 +115,11 @@ impl Scene {
         builder = builder.dirty_age_ms_max(random.choice([5, 20, 200, 30_000]).unwrap_or(20));
         builder = builder.reclaim_wait_ms_max(60_000);
         let has_swap = class == Class::Memory && random.bool();
+        let mut more = Rng::with_seed(seed ^ MORE);
         if has_swap {
-            builder = builder.spill_in(directory.path()).spill_bytes_max(64 << 20);
+            builder = swap_in(builder, directory.path(), &mut more);
         }
-        let cache = builder.build()?;
+        let cache = vary(builder, memory_bytes, &mut more).build()?;
         let clock = Arc::new(Clock::new(threads + 1));
         let files = random.usize(1..4);
         let mut scene = Self {
@@ -105,9 +130,11 @@ impl Scene {
             targets: Vec::new(),
             threads,
             memory_bytes,
-            weights: weights(random),
+            weights: weights(random, &mut more),
             ends: AtomicBool::new(false),
             calls: AtomicU64::new(0),
+            may_fail: class == Class::Faults || class == Class::Handles && more.u32(0..3) == 0,
+            faults: if more.bool() { FaultMode::Threads } else { FaultMode::InThread },
             _directory: directory,
         };
         for number in 0..files {
@@ -140,7 +167,8 @@ impl Scene {
         let folio_bytes = 4096 << (2 * random.u64(0..largest)).min(4);
         let options = OpenOptions::new().read(true).write(true).mappable(is_mappable);
         let options = options.folio_bytes(folio_bytes).len_max(len_bytes_max.max(1 << 16));
-        let faults = if self.class == Class::Faults { faults(random) } else { Faults::default() };
+        let options = options.faults(self.faults);
+        let faults = if self.may_fail { faults(random) } else { Faults::default() };
         let slow = if random.bool() { 0 } else { 100_000 };
         let faults = Faults { slow: faults.slow.max(slow), ..faults };
         let name = format!("seed-{}-file-{number}", self.seed);
@@ -177,9 +205,48 @@ impl Scene {
         matches!(self.class, Class::Cuts | Class::Handles | Class::Memory)
     }
 
-    /// Whether an error of the storage is nothing strange.
-    pub fn may_fail(&self) -> bool {
-        self.class == Class::Faults
+    /// The largest folio of its files.
+    pub fn folio_bytes_max(&self) -> u64 {
+        let handles = self.targets.iter().flat_map(|target| &target.handles);
+        let sizes = handles
+            .filter_map(|slot| slot.lock().expect("no panic").as_ref().map(File::folio_bytes));
+        sizes.max().unwrap_or(4096)
+    }
+}
+
+/// A place for the pages of memory files: a temporary file, one with a name, or a slow device.
+fn swap_in(builder: CacheBuilder, directory: &Path, random: &mut Rng) -> CacheBuilder {
+    let builder = builder.spill_bytes_max(64 << 20);
+    match random.u32(0..3) {
+        0 => builder.spill_in(directory),
+        1 => builder.spill_file(directory.join("swap")),
+        _ => {
+            let faults = Faults { short: 50_000, slow: 50_000, ..Faults::default() };
+            let identity = FileIdentity::custom(100, 100);
+            let device: Arc<dyn Backing> =
+                Arc::new(Device::new("swap".to_owned(), identity, faults));
+            builder.spill_backing(device)
+        }
+    }
+}
+
+/// Settings that change how much is done at a time, and by which means.
+fn vary(mut builder: CacheBuilder, memory_bytes: u64, random: &mut Rng) -> CacheBuilder {
+    builder = builder.readahead_bytes_max(random.choice([0, 64 << 10, 8 << 20]).unwrap_or(0));
+    builder = builder.unmap_batch_folios(random.choice([1, 31, 31, 512]).unwrap_or(31));
+    builder = builder.io_depth(random.choice([1, 4, 64, 64]).unwrap_or(64));
+    if random.u32(0..4) == 0 {
+        let most = memory_bytes / random.choice([2, 4]).unwrap_or(2);
+        builder = builder.dirty_bytes_max(most).dirty_bytes_background(most / 2);
+    }
+    if random.u32(0..4) == 0 {
+        builder = builder.huge_pages(HugePages::Never).populate(true);
+    }
+    let features =
+        [Feature::IoUring, Feature::RegisteredBuffers, Feature::RegisteredFiles, Feature::DirectIo];
+    match random.choice(features) {
+        Some(feature) if random.u32(0..4) == 0 => builder.disable(feature),
+        _ => builder,
     }
 }
 
@@ -195,6 +262,9 @@ fn faults(random: &mut Rng) -> Faults {
 }
 
 /// Some operations are left out, some are wildly common.
-fn weights(random: &mut Rng) -> Vec<u32> {
-    (0..crate::work::OPERATIONS).map(|_| random.choice([0, 1, 2, 4, 16]).unwrap_or(1)).collect()
+fn weights(random: &mut Rng, more: &mut Rng) -> Vec<u32> {
+    let draw = |random: &mut Rng| random.choice([0, 1, 2, 4, 16]).unwrap_or(1);
+    let mut weights: Vec<_> = (0..crate::work::FREQUENT).map(|_| draw(random)).collect();
+    weights.extend((crate::work::FREQUENT..crate::work::OPERATIONS).map(|_| draw(more).min(4)));
+    weights
 }

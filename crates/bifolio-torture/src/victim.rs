@@ -63,7 +63,7 @@ struct Victim<'l> {
 pub fn live(directory: &Path, seed: u64, number: u64) -> anyhow::Result<()> {
     let journal = Journal::open(&directory.join("journal"))?;
     let mut random = Rng::with_seed(seed.wrapping_mul(0x9E37_79B9).wrapping_add(number));
-    let is_mappable = random.u32(0..4) == 0;
+    let is_mappable = random.u32(0..4) == 0 && crate::scene::can_map();
     // A map in a smaller cache may find it full.
     let memory_bytes = (if is_mappable { 2 << 20 } else { 256 << 10 }) << random.u32(0..4);
     let mut builder = Cache::builder().memory(memory_bytes).reclaim_wait_ms_max(60_000);
@@ -147,7 +147,13 @@ impl Victim<'_> {
     fn open(&mut self, file: usize) -> anyhow::Result<File> {
         let names = names(self.life.directory, file);
         let name = &names[self.random.usize(0..2)];
-        let opened = self.life.cache.open(name, &self.life.options);
+        let opened = match self.random.u32(0..4) {
+            0 => {
+                let descriptor = std::fs::File::options().read(true).write(true).open(name)?;
+                self.life.cache.open_fd(descriptor.into(), &self.life.options)
+            }
+            _ => self.life.cache.open(name, &self.life.options),
+        };
         opened.with_context(|| format!("open {}", name.display()))
     }
 

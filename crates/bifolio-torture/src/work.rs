@@ -10,12 +10,15 @@ use crate::history::{Kind, Violation, WORD_BYTES};
 use crate::scene::{Class, Scene, Target};
 use bifolio::{Advice, Backing, ErrorKind, File, ReadRequest};
 use fastrand::Rng;
+use std::io::Read as _;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// How many operations there are.
-pub const OPERATIONS: usize = 20;
+pub const OPERATIONS: usize = 24;
+/// Of those, the ones that may be drawn all the time.
+pub const FREQUENT: usize = 20;
 /// The most that one call reads or writes.
 const CALL_BYTES_MAX: u64 = 256 << 10;
 
@@ -69,7 +72,11 @@ impl Worker<'_> {
             16 => self.punch_or_allocate(target, &file),
             17 => self.resize(),
             18 => self.map(target, &file),
-            _ => self.reopen(target, file),
+            19 => self.reopen(target, file),
+            20 => self.copy_to_fd(target, &file),
+            21 => self.pins(target, &file),
+            22 => self.read_many_files(),
+            _ => self.advise_all(&file),
         }
     }
 
@@ -105,7 +112,7 @@ impl Worker<'_> {
             Ok(read) => read,
             Err(error) => return self.refused("read_at", target, &error),
         };
-        if !self.scene.has_cuts() && !self.scene.may_fail() && range.end <= certain {
+        if !self.scene.has_cuts() && !self.scene.may_fail && range.end <= certain {
             let wanted = buffer.len();
             // A read may end early only at an error, and there is none here.
             if read < wanted {
@@ -283,6 +290,103 @@ impl Worker<'_> {
         Ok(())
     }
 
+    /// To a pipe, which takes so much without a reader.
+    fn copy_to_fd(&mut self, target: &Target, file: &File) -> Outcome {
+        let range = self.range(target, 32 << 10);
+        let range = range.start..range.end.min(range.start + (32 << 10));
+        let Ok((mut reader, writer)) = std::io::pipe() else { return Ok(()) };
+        let begun = self.scene.clock.begin_call(self.number);
+        let copied = file.copy_to_fd(range.clone(), &writer);
+        drop(writer);
+        let mut bytes = Vec::new();
+        let _ = reader.read_to_end(&mut bytes);
+        match copied {
+            Ok(count) if count == bytes.len() as u64 => {}
+            Ok(count) => {
+                let told = format!("copy_to_fd answered {count}, and {} arrived", bytes.len());
+                return Err(Violation(told));
+            }
+            Err(error) => return self.refused("copy_to_fd", target, &error),
+        }
+        let whole = bytes.len() / 8 * 8;
+        target.history.check("copy_to_fd", &bytes[..whole], range.start, begun)
+    }
+
+    /// Pins one after the other, each kept beyond the next as a hold.
+    fn pins(&mut self, target: &Target, file: &File) -> Outcome {
+        let range = self.folio_range(target, file);
+        let mut held = None;
+        let mut at = range.start;
+        let begun = self.scene.clock.begin_call(self.number);
+        for pin in file.pins(range) {
+            let pin = match pin {
+                Ok(pin) => pin,
+                Err(error) => return self.refused("pins", target, &error),
+            };
+            let hold = pin.hold();
+            drop(pin);
+            let mut bytes = vec![0xAA; hold.len()];
+            hold.copy_to(&mut bytes);
+            held = Some(hold);
+            let whole = bytes.len() / 8 * 8;
+            let checked = target.history.check("pins", &bytes[..whole], at, begun);
+            at += bytes.len() as u64;
+            if !self.scene.has_cuts() {
+                checked?;
+            }
+        }
+        drop(held);
+        Ok(())
+    }
+
+    /// One call for several files.
+    fn read_many_files(&mut self) -> Outcome {
+        let scene = self.scene;
+        let mut reads = Vec::new();
+        for target in &scene.targets {
+            let Some(file) = target.handles[self.number].lock().expect("no panic").clone() else {
+                continue;
+            };
+            let range = self.range(target, 16 << 10);
+            reads.push((target, file, range.start, vec![0xAA; (range.end - range.start) as usize]));
+        }
+        let begun = scene.clock.begin_call(self.number);
+        let mut targets = Vec::new();
+        let mut requests = Vec::new();
+        for (target, file, start, buffer) in &mut reads {
+            targets.push(*target);
+            requests.push((&*file, ReadRequest::new(*start, buffer)));
+        }
+        if let Err(error) = scene.cache.read_many(&mut requests) {
+            return Err(Violation(format!("read_many of the cache failed: {error}")));
+        }
+        for (target, (_, request)) in targets.into_iter().zip(requests) {
+            match request.result {
+                Ok(read) => {
+                    let bytes = &request.buffer[..read / 8 * 8];
+                    let what = "read_many of the cache";
+                    target.history.check(what, bytes, request.position, begun)?;
+                }
+                Err(error) => self.refused("read_many of the cache", target, &error)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Advice for all files; and what looks at a file, or makes large folios of small ones.
+    fn advise_all(&mut self, file: &File) -> Outcome {
+        self.scene.clock.begin_call(self.number);
+        let advice = [Advice::Cold, Advice::DontNeed, Advice::Normal];
+        let _ = self.scene.cache.advise_all(self.random.choice(advice).unwrap_or(Advice::Cold));
+        let _ = (file.residency_by_page(0..256 << 10), file.placement());
+        if file.is_memory_file() && self.scene.memory_bytes >= 4 << 20 {
+            let bytes = 4 * file.folio_bytes();
+            let start = self.random.u64(0..16) * bytes;
+            let _ = file.collapse(start..start + bytes);
+        }
+        Ok(())
+    }
+
     fn advise(&mut self, file: &File) -> Outcome {
         let advice = [
             Advice::Normal,
@@ -294,6 +398,7 @@ impl Worker<'_> {
             Advice::DontNeed,
             Advice::DontNeed,
             Advice::PopulateRead,
+            Advice::PopulateWrite,
         ];
         let advice = self.random.choice(advice).unwrap_or(Advice::Normal);
         let start = self.random.u64(0..1 << 20);
@@ -361,6 +466,12 @@ impl Worker<'_> {
         let begun = self.scene.clock.begin_call(self.number);
         if self.random.bool() {
             let Ok(map) = file.map(range.clone()) else { return Ok(()) };
+            let part = 0..map.len().min(4 * 4096);
+            let pinned = match self.random.u32(0..8) {
+                0 => map.pin(part).ok(),
+                1 => map.prefetch(part).map(|()| None).unwrap_or_default(),
+                _ => None,
+            };
             let load = |offset: usize| {
                 let word = map.as_ptr().wrapping_add(offset * 8).cast::<u64>();
                 // SAFETY: an aligned word inside the map, of a file that nobody cuts.
@@ -368,9 +479,12 @@ impl Worker<'_> {
             };
             let bytes: Vec<u8> =
                 words.enumerate().flat_map(|(offset, _)| load(offset).to_le_bytes()).collect();
+            drop(pinned);
             return target.history.check("map", &bytes, range.start, begun);
         }
         let Ok(mut map) = file.map_mut(range.clone()) else { return Ok(()) };
+        let part = 0..map.len().min(4 * 4096);
+        let pinned = (self.random.u32(0..8) == 0).then(|| map.pin_mut(part));
         let change = target.history.begin("map store", self.number, Kind::Write, range.clone());
         for (offset, index) in words.enumerate() {
             let word = map.as_mut_ptr().wrapping_add(offset * 8).cast::<u64>();
@@ -378,7 +492,15 @@ impl Worker<'_> {
             unsafe { word.write_volatile(change.word(index)) };
         }
         target.history.end(&change, range.end - range.start);
-        Ok(())
+        drop(pinned);
+        if self.random.u32(0..8) > 0 {
+            return Ok(());
+        }
+        let begun = self.scene.clock.begin_call(self.number);
+        match map.sync(0..map.len()) {
+            Ok(()) => self.cut_power("power cut after a map's sync", target, range, 4, begun),
+            Err(error) => self.refused("map sync", target, &error),
+        }
     }
 
     /// Lets the thread's handle go, or closes it, and opens the file anew, perhaps only to read.
@@ -390,11 +512,13 @@ impl Worker<'_> {
         drop(slot.take());
         if self.random.bool() {
             let begun = self.scene.clock.begin_call(self.number);
-            if let Err(error) = file.close() {
-                return self.refused("close", target, &error);
+            match file.close() {
+                Ok(()) => {
+                    let whole = 0..target.len_bytes_max;
+                    self.cut_power("power cut after a close", target, whole, 16, begun)?;
+                }
+                Err(error) => self.refused("close", target, &error)?,
             }
-            let whole = 0..target.len_bytes_max;
-            self.cut_power("power cut after a close", target, whole, 16, begun)?;
         } else {
             drop(file);
         }
@@ -402,7 +526,7 @@ impl Worker<'_> {
         let options = target.options.clone().write(self.random.u32(0..8) > 0);
         match self.scene.cache.open_backing(backing, &options) {
             Ok(file) => *slot = Some(file),
-            Err(error) => return Err(Violation(format!("open failed: {error}"))),
+            Err(error) => return self.refused("open", target, &error),
         }
         Ok(())
     }
@@ -417,7 +541,7 @@ impl Worker<'_> {
         if is_expected {
             return Ok(());
         }
-        if self.scene.may_fail() {
+        if self.scene.may_fail {
             target.has_failed.store(true, Ordering::Relaxed);
             return Ok(());
         }
