@@ -285,7 +285,7 @@ fn rest(scene: Scene) -> Result<(), Violation> {
         file.read_exact_at(&mut bytes, 0)
             .map_err(|error| Violation(format!("the last read failed: {error}")))?;
         target.history.check("the last read", whole_words(&bytes), 0, begun)?;
-        if scene.may_fail && scene.seed % 4 == 0 {
+        if scene.may_fail && scene.seed.is_multiple_of(4) {
             // What the device does not have is given up, so that it decides.
             discard(target, &file)?;
             continue;
