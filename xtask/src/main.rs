@@ -6,11 +6,14 @@
 //!
 //! Exit status: 0 when all is well, 1 when a step failed, 2 for a wrong command line.
 //!
-//! It does not install anything and changes no file, except `cargo x fmt`, which formats.
+//! It does not install anything and changes no file, except `cargo x fmt`, which formats, and
+//! `cargo x torture --mutants`, which rewrites its table.
 
 mod cargo;
 mod ci;
 mod loom;
+mod mutants;
+mod san;
 mod step;
 mod tidy;
 
@@ -35,6 +38,8 @@ enum Task {
         #[arg(long)]
         skip_tests: bool,
     },
+    /// Run torture and a part of the tests under a sanitizer; needs the nightly toolchain.
+    San(san::Arguments),
     #[command(flatten)]
     Step(step::Step),
 }
@@ -42,6 +47,7 @@ enum Task {
 fn main() -> ExitCode {
     let outcome = match Arguments::parse().task {
         Task::Ci { skip_tests } => ci::run(skip_tests),
+        Task::San(arguments) => san::run(&arguments),
         Task::Step(step) => step.run().map(|_| ()),
     };
     match outcome {

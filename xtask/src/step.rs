@@ -1,7 +1,7 @@
 //! The steps: what each runs, and the frame around it (name, exact command, duration).
 //!
 //! Where it stands: [`crate::ci`] runs them in order, `main` runs one alone. A step is a
-//! [`Cargo`] command, except `tidy`, which runs inside this program.
+//! [`Cargo`] command, except `tidy` and `torture --mutants`, which run inside this program.
 //!
 //! The frame goes to standard error, where cargo's own progress goes, so the two stay in order.
 
@@ -12,7 +12,7 @@ use anyhow::{Context, Result};
 use clap::Subcommand;
 
 use crate::cargo::Cargo;
-use crate::{loom, tidy};
+use crate::{loom, mutants, tidy};
 
 /// One check.
 #[derive(Debug, Subcommand)]
@@ -51,6 +51,10 @@ pub enum Step {
         /// With the scheduler of `cargo x chaos`.
         #[arg(long)]
         chaos: bool,
+        /// The measure of the tool: whether it finds the mutants whose names contain NAME, or all;
+        /// rewrites the table in docs/correctness.md.
+        #[arg(long, value_name = "NAME", num_args = 0..=1, default_missing_value = "")]
+        mutants: Option<String>,
         /// Arguments for the program: `--seconds`, `--seed`, `--only` ...
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
@@ -89,6 +93,7 @@ impl Step {
         let shown = command.as_ref().map_or_else(|| self.alone(), Cargo::to_string);
         framed(self.name(), &shown, || match (self, &command) {
             (Self::Loom { .. }, Some(cargo)) => loom::run(cargo),
+            (Self::Torture { mutants: Some(name), .. }, _) => mutants::run(name),
             (_, Some(cargo)) => cargo.run(),
             (_, None) => tidy::run(),
         })
@@ -96,7 +101,7 @@ impl Step {
 
     fn cargo(&self) -> Option<Cargo> {
         let cargo = match self {
-            Self::Tidy => return None,
+            Self::Tidy | Self::Torture { mutants: Some(_), .. } => return None,
             Self::Fmt { check: false } => Cargo::new("fmt --all"),
             Self::Fmt { check: true } => Cargo::new("fmt --all --check"),
             Self::Clippy => {
@@ -112,10 +117,10 @@ impl Step {
                     .arguments(name.as_slice())
                     .program_arguments(arguments)
             }
-            Self::Torture { chaos: false, arguments } => {
+            Self::Torture { chaos: false, arguments, .. } => {
                 Cargo::new("run --release -p bifolio-torture").program_arguments(arguments)
             }
-            Self::Torture { chaos: true, arguments } => {
+            Self::Torture { chaos: true, arguments, .. } => {
                 chaos(Cargo::new("run --release -p bifolio-torture")).program_arguments(arguments)
             }
             Self::Test { arguments } => {
@@ -169,9 +174,10 @@ mod tests {
         let tests = shown(&Step::Chaos { name, arguments: arguments.clone() });
         assert!(tests.contains("--cfg bifolio_chaos") && tests.contains("/chaos"), "{tests}");
         assert!(tests.ends_with(" pin"), "{tests}");
-        let torture = shown(&Step::Torture { chaos: true, arguments: arguments.clone() });
+        let torture =
+            shown(&Step::Torture { chaos: true, mutants: None, arguments: arguments.clone() });
         assert!(torture.contains("bifolio-torture") && torture.contains("--cfg bifolio_chaos"));
-        let torture = shown(&Step::Torture { chaos: false, arguments });
+        let torture = shown(&Step::Torture { chaos: false, mutants: None, arguments });
         assert!(!torture.contains("chaos"), "{torture}");
     }
 

@@ -12,6 +12,8 @@
 //!
 //! A change that failed may have taken effect or not: it may be seen, and it hides nothing.
 
+mod whole;
+
 use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::ops::Range;
@@ -120,6 +122,11 @@ impl Change {
             Kind::Write => word_of(self.id, index),
             Kind::Birth | Kind::Zero => 0,
         }
+    }
+
+    /// The change that leaves the value in a word; 0 for zeros.
+    fn id_of(value: u64) -> u64 {
+        value >> PLACE_BITS
     }
 
     fn covers(&self, word: u64) -> bool {

@@ -14,6 +14,7 @@ mod exerciser;
 mod history;
 mod journal;
 mod kills;
+mod looks;
 mod memory;
 mod scene;
 mod victim;
@@ -24,13 +25,11 @@ use history::Violation;
 use scene::{CLASSES, Class, Scene, Target};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 use work::Worker;
-
-/// A scene without a call that returns for so long hangs.
-const HANG: Duration = Duration::from_secs(60);
 
 /// Threads that use all of bifolio at once, checked by what their history allows.
 #[derive(Debug, Parser)]
@@ -53,6 +52,12 @@ struct Arguments {
     /// Threads of a scene.
     #[arg(long, default_value_t = 4)]
     threads: usize,
+    /// A scene without a call that returns for so long hangs, seconds.
+    #[arg(long, default_value_t = 60)]
+    hang_seconds: u64,
+    /// Name each scene before it begins.
+    #[arg(long)]
+    trace: bool,
     /// End after so many kills, if not before.
     #[arg(long, default_value_t = u64::MAX)]
     kills: u64,
@@ -142,23 +147,27 @@ fn play_one(
     tally: &mut Tally,
 ) -> Result<(), Violation> {
     let duration = Duration::from_millis(arguments.scene_ms);
+    if arguments.trace {
+        println!("scene: {} {seed}", class.word());
+    }
     if class == Class::Kills {
         let made = kills::play(seed, duration, arguments.kills - tally.kills.kills)?;
         tally.kills.add(made);
         return Ok(());
     }
     if class == Class::Exerciser {
-        tally.operations += exercise(seed, &arguments.keep)?;
+        tally.operations += exercise(seed, arguments)?;
         return Ok(());
     }
     let scene = Scene::new(class, seed, arguments.threads)
         .map_err(|error| Violation(format!("the scene cannot be set up: {error:#}")))?;
-    tally.calls += play(scene, duration)?;
+    tally.calls += play(scene, arguments)?;
     Ok(())
 }
 
 /// One case of the exerciser, watched.
-fn exercise(seed: u64, keep: &[usize]) -> Result<u64, Violation> {
+fn exercise(seed: u64, arguments: &Arguments) -> Result<u64, Violation> {
+    let (keep, hang) = (&arguments.keep, Duration::from_secs(arguments.hang_seconds));
     thread::scope(|scope| {
         let case = scope.spawn(|| exerciser::play(seed, keep));
         let mut last = (0, Instant::now());
@@ -167,8 +176,8 @@ fn exercise(seed: u64, keep: &[usize]) -> Result<u64, Violation> {
             let progress = exerciser::PROGRESS.load(Ordering::Relaxed);
             if progress != last.0 {
                 last = (progress, Instant::now());
-            } else if last.1.elapsed() > HANG {
-                println!("torture: class exerciser, seed {seed}: nothing ended for {HANG:?}");
+            } else if last.1.elapsed() > hang {
+                println!("torture: class exerciser, seed {seed}: nothing ended for {hang:?}");
                 std::process::abort();
             }
         }
@@ -203,15 +212,15 @@ fn tell(first: u64, tally: &Tally, elapsed: Duration) {
 }
 
 /// Lets the threads of a scene work, and judges what is left; the number of calls.
-fn play(scene: Scene, duration: Duration) -> Result<u64, Violation> {
-    play_out(&scene, duration)?;
+fn play(scene: Scene, arguments: &Arguments) -> Result<u64, Violation> {
+    play_out(&scene, arguments)?;
     let calls = scene.calls.load(Ordering::Relaxed);
     rest(scene)?;
     Ok(calls)
 }
 
 /// Lets the threads of a scene work.
-fn play_out(scene: &Scene, duration: Duration) -> Result<(), Violation> {
+fn play_out(scene: &Scene, arguments: &Arguments) -> Result<(), Violation> {
     thread::scope(|scope| {
         let start = |number: usize| {
             let random = fastrand::Rng::with_seed(scene.seed.wrapping_mul(31) + number as u64);
@@ -224,7 +233,7 @@ fn play_out(scene: &Scene, duration: Duration) -> Result<(), Violation> {
             })
         };
         let workers: Vec<_> = (0..scene.threads).map(start).collect();
-        let watched = watch(scene, duration, || workers.iter().all(|worker| worker.is_finished()));
+        let watched = watch(scene, arguments, || workers.iter().all(|worker| worker.is_finished()));
         let outcomes = workers.into_iter().map(|worker| match worker.join() {
             Ok(outcome) => outcome,
             Err(_) => Err(Violation("a thread panicked".into())),
@@ -235,7 +244,13 @@ fn play_out(scene: &Scene, duration: Duration) -> Result<(), Violation> {
 }
 
 /// Ends the scene in time; looks after hangs, the bound, and devices that are full for a while.
-fn watch(scene: &Scene, duration: Duration, is_over: impl Fn() -> bool) -> Result<(), Violation> {
+fn watch(
+    scene: &Scene,
+    arguments: &Arguments,
+    is_over: impl Fn() -> bool,
+) -> Result<(), Violation> {
+    let duration = Duration::from_millis(arguments.scene_ms);
+    let hang = Duration::from_secs(arguments.hang_seconds);
     let begun = Instant::now();
     let mut last = (scene.calls.load(Ordering::Relaxed), Instant::now());
     let mut turns = 0_u64;
@@ -257,12 +272,16 @@ fn watch(scene: &Scene, duration: Duration, is_over: impl Fn() -> bool) -> Resul
             let told = format!("{} bytes used, {} allowed", stats.used_bytes, stats.bound_bytes);
             return Err(Violation(told));
         }
+        if stats.dirty_bytes > scene.dirty_bytes_max() {
+            let (found, most) = (stats.dirty_bytes, scene.dirty_bytes_max());
+            return Err(Violation(format!("{found} bytes are dirty, {most} may be")));
+        }
         let calls = scene.calls.load(Ordering::Relaxed);
         if calls != last.0 {
             last = (calls, Instant::now());
-        } else if last.1.elapsed() > HANG {
+        } else if last.1.elapsed() > hang {
             println!(
-                "torture: class {:?}, seed {}: no call returned for {HANG:?}; {:?}",
+                "torture: class {:?}, seed {}: no call returned for {hang:?}; {:?}",
                 scene.class,
                 scene.seed,
                 scene.cache.stats()
@@ -279,7 +298,7 @@ fn rest(scene: Scene) -> Result<(), Violation> {
     scene.clock.begin_call(me);
     for target in &scene.targets {
         let found = target.handles.iter().find_map(|slot| slot.lock().expect("no panic").clone());
-        let Some(file) = found else { continue };
+        let Some(file) = found.or_else(|| open(&scene, target)) else { continue };
         let begun = scene.clock.tick();
         let mut bytes = vec![0xAA; file.len() as usize];
         file.read_exact_at(&mut bytes, 0)
@@ -345,6 +364,12 @@ fn discard(target: &Target, file: &bifolio::File) -> Result<(), Violation> {
         return Err(Violation(format!("{file:?}: differs from the device after discard_dirty")));
     }
     Ok(())
+}
+
+/// A file that all threads have closed.
+fn open(scene: &Scene, target: &Target) -> Option<bifolio::File> {
+    let backing: Arc<dyn bifolio::Backing> = Arc::<device::Device>::clone(target.device.as_ref()?);
+    scene.cache.open_backing(backing, &target.options).ok()
 }
 
 fn close(target: &Target) {

@@ -113,7 +113,7 @@ impl Scene {
         let directory = tempfile::tempdir()?;
         let mut builder = Cache::builder().memory(memory_bytes).memory_max(16 << 20);
         builder = builder.dirty_age_ms_max(random.choice([5, 20, 200, 30_000]).unwrap_or(20));
-        builder = builder.reclaim_wait_ms_max(60_000);
+        builder = builder.reclaim_wait_ms_max(60_000).dirty_bytes_max(memory_bytes / 3);
         let has_swap = class == Class::Memory && random.bool();
         let mut more = Rng::with_seed(seed ^ MORE);
         if has_swap {
@@ -203,6 +203,11 @@ impl Scene {
     /// Whether files get shorter.
     pub fn has_cuts(&self) -> bool {
         matches!(self.class, Class::Cuts | Class::Handles | Class::Memory)
+    }
+
+    /// The most that may be dirty; what maps store is counted when it is found.
+    pub fn dirty_bytes_max(&self) -> u64 {
+        if self.class == Class::Maps { u64::MAX } else { self.memory_bytes / 2 }
     }
 
     /// The largest folio of its files.

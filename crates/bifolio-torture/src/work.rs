@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// How many operations there are.
-pub const OPERATIONS: usize = 24;
+pub const OPERATIONS: usize = 25;
 /// Of those, the ones that may be drawn all the time.
 pub const FREQUENT: usize = 20;
 /// The most that one call reads or writes.
@@ -30,7 +30,7 @@ pub struct Worker<'s> {
     pub random: Rng,
 }
 
-type Outcome = Result<(), Violation>;
+pub type Outcome = Result<(), Violation>;
 
 impl Worker<'_> {
     /// Works until the scene ends.
@@ -54,9 +54,8 @@ impl Worker<'_> {
     fn operate(&mut self, operation: usize) -> Outcome {
         let scene = self.scene;
         let target = &scene.targets[self.random.usize(0..scene.targets.len())];
-        let Some(file) = target.handles[self.number].lock().expect("no panic").clone() else {
-            return Ok(());
-        };
+        let file = target.handles[self.number].lock().expect("no panic").clone();
+        let Some(file) = file else { return self.open(target) };
         match operation {
             0..=2 => self.read(target, &file),
             3 => self.read_many(target, &file),
@@ -76,12 +75,13 @@ impl Worker<'_> {
             20 => self.copy_to_fd(target, &file),
             21 => self.pins(target, &file),
             22 => self.read_many_files(),
+            23 => self.seek(target, &file),
             _ => self.advise_all(&file),
         }
     }
 
     /// A range of whole words of a file, mostly short, often at a page's edge.
-    fn range(&mut self, target: &Target, bytes_max: u64) -> Range<u64> {
+    pub fn range(&mut self, target: &Target, bytes_max: u64) -> Range<u64> {
         let most = bytes_max.min(target.len_bytes_max);
         let random = &mut self.random;
         let length = match random.u32(0..8) {
@@ -110,8 +110,12 @@ impl Worker<'_> {
         let answer = file.read_at(&mut buffer, range.start);
         let read = match answer {
             Ok(read) => read,
-            Err(error) => return self.refused("read_at", target, &error),
+            Err(error) => {
+                self.check_unread(target, &buffer, range.start, 0, begun)?;
+                return self.refused("read_at", target, &error);
+            }
         };
+        self.check_unread(target, &buffer, range.start, read, begun)?;
         if !self.scene.has_cuts() && !self.scene.may_fail && range.end <= certain {
             let wanted = buffer.len();
             // A read may end early only at an error, and there is none here.
@@ -122,7 +126,12 @@ impl Worker<'_> {
             }
         }
         let whole = read as u64 / WORD_BYTES * WORD_BYTES;
-        target.history.check("read_at", &buffer[..whole as usize], range.start, begun)
+        target.history.check("read_at", &buffer[..whole as usize], range.start, begun)?;
+        // The promise is of reads in one page.
+        if range.start / 4096 == (range.end - 1) / 4096 {
+            target.history.check_whole(&buffer[..whole as usize], range.start)?;
+        }
+        Ok(())
     }
 
     fn read_many(&mut self, target: &Target, file: &File) -> Outcome {
@@ -244,9 +253,10 @@ impl Worker<'_> {
                 for (offset, index) in words.enumerate() {
                     pin.copy_from(offset * 8, &change.word(index).to_le_bytes());
                 }
+                let looked = self.look_behind(target, file, range.end);
                 drop(pin);
                 target.history.end(&change, range.end - range.start);
-                Ok(())
+                looked
             }
             Err(error) => {
                 target.history.end(&change, 0);
@@ -434,8 +444,6 @@ impl Worker<'_> {
         let range = self.range(target, 64 << 10);
         self.scene.clock.begin_call(self.number);
         if self.random.bool() {
-            // Holes that are not there, data that is.
-            let _ = (file.seek_hole(range.start), file.seek_data(range.start));
             let _ = file.allocate(range);
             return Ok(());
         }
@@ -503,13 +511,12 @@ impl Worker<'_> {
         }
     }
 
-    /// Lets the thread's handle go, or closes it, and opens the file anew, perhaps only to read.
+    /// Lets the thread's handle go, or closes it, perhaps for a while: it may be the last one.
     fn reopen(&mut self, target: &Target, file: File) -> Outcome {
-        let (Class::Handles, Some(device)) = (self.scene.class, &target.device) else {
+        if self.scene.class != Class::Handles {
             return Ok(());
-        };
-        let mut slot = target.handles[self.number].lock().expect("no panic");
-        drop(slot.take());
+        }
+        drop(target.handles[self.number].lock().expect("no panic").take());
         if self.random.bool() {
             let begun = self.scene.clock.begin_call(self.number);
             match file.close() {
@@ -522,17 +529,25 @@ impl Worker<'_> {
         } else {
             drop(file);
         }
+        if self.random.bool() { self.open(target) } else { Ok(()) }
+    }
+
+    /// Opens the thread's handle anew, perhaps only to read.
+    fn open(&mut self, target: &Target) -> Outcome {
+        let (Class::Handles, Some(device)) = (self.scene.class, &target.device) else {
+            return Ok(());
+        };
         let backing: Arc<dyn Backing> = Arc::<Device>::clone(device);
         let options = target.options.clone().write(self.random.u32(0..8) > 0);
         match self.scene.cache.open_backing(backing, &options) {
-            Ok(file) => *slot = Some(file),
+            Ok(file) => *target.handles[self.number].lock().expect("no panic") = Some(file),
             Err(error) => return self.refused("open", target, &error),
         }
         Ok(())
     }
 
     /// Whether an error may be.
-    fn refused(&self, call: &str, target: &Target, error: &bifolio::Error) -> Outcome {
+    pub fn refused(&self, call: &str, target: &Target, error: &bifolio::Error) -> Outcome {
         let is_expected = match error.kind() {
             ErrorKind::PastEnd { .. } => self.scene.has_cuts() || call.starts_with("pin"),
             ErrorKind::NotOpenedFor { .. } => self.scene.class == Class::Handles,

@@ -12,6 +12,8 @@
 //! | `orderings` | seqcst, ordering |
 //! | `danger` | unsafe |
 //!
+//! Beside that, every mutant of the torture tool must still apply to the sources.
+//!
 //! It does not look at what rustfmt, rustc or clippy check already.
 
 mod danger;
@@ -83,7 +85,9 @@ pub fn run() -> Result<()> {
     for finding in &findings {
         println!("{finding}");
     }
-    eprintln!("{} files, {} rules, {} findings", paths.len(), RULES.len(), findings.len());
+    let mutants = crate::mutants::check(&root)?;
+    let (files, rules) = (paths.len(), RULES.len());
+    eprintln!("{files} files, {rules} rules, {} findings; {mutants} mutants apply", findings.len());
     ensure!(findings.is_empty(), "{} findings", findings.len());
     Ok(())
 }

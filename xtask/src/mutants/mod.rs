@@ -1,0 +1,305 @@
+//! `cargo x torture --mutants [NAME]`: the measure of the torture tool.
+//!
+//! Each mutant (`patch.rs`) is applied to a copy of the tree below `target/mutants`, built there,
+//! and tortured until it is found or the time is over, with several seeds and rates of chaos. What
+//! comes of it is a row of the table in `docs/correctness.md` (`table.rs`).
+//!
+//! The time is three times 20 s. On a machine that others use, too, 20 s are few: a part goes on
+//! until torture has had 24 s of the CPUs (less than it takes in 20 s with two for itself), but no
+//! longer than a minute.
+//!
+//! The build is the chaos build with little optimization, without link-time optimization, and
+//! incremental: a mutant is built in 5 s instead of 60, and makes as many calls a second, since
+//! chaos and the checks take most of the time. Debug assertions are off, as in `cargo x torture`.
+//!
+//! Nothing of the user's tree is changed but the table.
+
+mod patch;
+mod table;
+
+use std::fs;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+
+use crate::cargo::workspace_root;
+use patch::Mutant;
+pub use patch::check;
+use table::Row;
+
+/// Seeds of scenes, and seed and rate of the scheduler, one after the other.
+const SLICES: [(u64, &str); 3] = [(1000, "1:2000"), (2000, "2:300"), (3000, "3:20000")];
+/// How long each of them takes at least and at the most, and how much of the CPUs is enough.
+const SLICE: Duration = Duration::from_secs(20);
+const SLICE_MAX: Duration = Duration::from_secs(60);
+const SLICE_CPU: Duration = Duration::from_secs(24);
+/// How long a scene lasts, milliseconds: shorter ones are more different ones.
+const SCENE_MS: &str = "600";
+/// How long no call may return, seconds: longer than any device of a scene hangs.
+const HANG_S: u64 = 12;
+
+/// What torture said of a mutant.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Found {
+    pub seconds: u64,
+    /// Of the CPUs, in all parts.
+    pub cpu_seconds: u64,
+    pub seed: String,
+    pub class: String,
+    pub message: String,
+}
+
+/// Tortures the mutants whose names contain `name`, or one of several with commas between, and puts
+/// the rows into the table.
+pub fn run(name: &str) -> Result<()> {
+    let root = workspace_root();
+    let is_wanted = |mutant: &Mutant| name.split(',').any(|name| mutant.name.contains(name));
+    let mutants: Vec<Mutant> = patch::all(&root)?.into_iter().filter(is_wanted).collect();
+    ensure!(!mutants.is_empty(), "no mutant has `{name}` in its name");
+    check(&root)?;
+    let place = Place::new(&root)?;
+    place.build().context("the sources without a mutant")?;
+    if name.is_empty() {
+        let clean = place.torture(None)?;
+        ensure!(clean.is_none(), "torture finds something without any mutant: {clean:?}");
+    }
+    let (mut rows, mut broken) = (Vec::new(), 0);
+    for (number, mutant) in mutants.iter().enumerate() {
+        eprint!("{}/{} {}: ", number + 1, mutants.len(), mutant.name);
+        let found = match place.judge(mutant) {
+            Ok(found) => found,
+            Err(error) => {
+                eprintln!("{error:#}");
+                broken += 1;
+                continue;
+            }
+        };
+        match &found {
+            Some(found) => eprintln!("{} s, {}: {}", found.seconds, found.class, found.message),
+            None => eprintln!("NOT FOUND"),
+        }
+        rows.push(Row::new(mutant, found));
+        // After each: a run of an hour that is stopped has not been for nothing.
+        table::update(&root, &rows)?;
+    }
+    let missed = rows.iter().filter(|row| !row.is_found()).count();
+    eprintln!("{} of {} found", rows.len() - missed, rows.len());
+    ensure!(broken == 0, "{broken} mutants could not be judged");
+    let unexplained: Vec<_> =
+        rows.iter().filter(|row| !row.is_found() && !row.is_explained()).collect();
+    ensure!(unexplained.is_empty(), "{} neither found nor explained", unexplained.len());
+    Ok(())
+}
+
+/// Where mutants are built and run.
+#[derive(Debug)]
+struct Place {
+    tree: PathBuf,
+    target: PathBuf,
+    output: PathBuf,
+}
+
+impl Place {
+    /// A copy of the tree at `root`; files that are as they were keep their times.
+    fn new(root: &Path) -> Result<Self> {
+        let folder = std::env::var_os("CARGO_TARGET_DIR")
+            .map_or_else(|| root.join("target"), |folder| root.join(folder))
+            .join("mutants");
+        let tree = folder.join("tree");
+        let listed = Command::new("git")
+            .args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"])
+            .current_dir(root)
+            .output()
+            .context("cannot run git ls-files")?;
+        ensure!(listed.status.success(), "git ls-files: {}", listed.status);
+        let listed = String::from_utf8(listed.stdout)?;
+        let wanted: Vec<&str> = listed.split_terminator('\0').collect();
+        for path in &wanted {
+            let (from, to) = (root.join(path), tree.join(path));
+            // Deleted, and not yet said so.
+            let Ok(bytes) = fs::read(&from) else { continue };
+            if fs::read(&to).is_ok_and(|before| before == bytes) {
+                continue;
+            }
+            fs::create_dir_all(to.parent().unwrap_or(&tree))?;
+            fs::write(&to, bytes).with_context(|| format!("cannot write {}", to.display()))?;
+        }
+        for entry in walkdir::WalkDir::new(tree.join("crates")) {
+            let entry = entry?;
+            let relative = entry.path().strip_prefix(&tree)?.to_string_lossy().into_owned();
+            let is_gone = !wanted.contains(&relative.as_str()) || !root.join(&relative).exists();
+            if entry.file_type().is_file() && is_gone {
+                fs::remove_file(entry.path())?;
+            }
+        }
+        let (target, output) = (folder.join("target"), folder.join("output"));
+        Ok(Self { tree, target, output })
+    }
+
+    fn build(&self) -> Result<()> {
+        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+        let built = Command::new(cargo)
+            .args(["build", "--quiet", "--profile", "mutants", "-p", "bifolio-torture"])
+            .arg("--target-dir")
+            .arg(&self.target)
+            .env("RUSTFLAGS", "--cfg bifolio_chaos -A warnings")
+            .env_remove("CARGO_MANIFEST_DIR")
+            .current_dir(&self.tree)
+            .status()
+            .context("cannot start cargo")?;
+        ensure!(built.success(), "it does not compile");
+        Ok(())
+    }
+
+    /// Builds and tortures a mutant, and takes its changes back.
+    fn judge(&self, mutant: &Mutant) -> Result<Option<Found>> {
+        let changed = mutant.apply(&self.tree)?;
+        let mut before = Vec::new();
+        for (path, text) in &changed {
+            before.push((path, fs::read_to_string(path)?));
+            fs::write(path, text)?;
+        }
+        let found = self.build().and_then(|()| self.torture(mutant.class.as_deref()));
+        for (path, text) in before {
+            fs::write(path, text)?;
+        }
+        found
+    }
+
+    /// Tortures what was built; what it finds first.
+    fn torture(&self, class: Option<&str>) -> Result<Option<Found>> {
+        let (begun, mut cpu) = (Instant::now(), Duration::ZERO);
+        for (seed, chaos) in SLICES {
+            if let Some(mut found) = self.slice(class, seed, chaos, &mut cpu)? {
+                found.seconds = begun.elapsed().as_secs().max(1);
+                found.cpu_seconds = cpu.as_secs();
+                return Ok(Some(found));
+            }
+        }
+        Ok(None)
+    }
+
+    fn slice(
+        &self,
+        class: Option<&str>,
+        seed: u64,
+        chaos: &str,
+        cpu: &mut Duration,
+    ) -> Result<Option<Found>> {
+        let mut command = Command::new(self.target.join("mutants/bifolio-torture"));
+        command.args(["--trace", "--scene-ms", SCENE_MS]);
+        command.arg(format!("--seconds={}", 2 * SLICE_MAX.as_secs()));
+        command.arg(format!("--seed={seed}")).arg(format!("--hang-seconds={HANG_S}"));
+        match class {
+            Some(class) => command.args(["--only", &class.to_lowercase()]),
+            // The one makes each of its findings shorter before it tells; the others may find a
+            // tiny cache full.
+            None => command.args(["--without", "exerciser,maps"]),
+        };
+        let output = fs::File::create(&self.output)?;
+        command.env("BIFOLIO_CHAOS", chaos).stdin(Stdio::null()).process_group(0);
+        command.stderr(output.try_clone()?).stdout(output);
+        let mut child = command.spawn().context("cannot start torture")?;
+        let (since, mut used) = (Instant::now(), Duration::ZERO);
+        let status = loop {
+            used = cpu_time(child.id()).unwrap_or(used).max(used);
+            if let Some(status) = child.try_wait()? {
+                break status;
+            }
+            let is_over = since.elapsed() >= SLICE && used >= SLICE_CPU;
+            if is_over || since.elapsed() >= SLICE_MAX {
+                // With its children: some scenes have some.
+                let group = format!("-{}", child.id());
+                Command::new("kill").args(["-KILL", "--", &group]).status()?;
+                child.wait()?;
+                *cpu += used;
+                return Ok(None);
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        };
+        *cpu += used;
+        let text = String::from_utf8_lossy(&fs::read(&self.output)?).into_owned();
+        ensure!(!status.success(), "torture has ended before its time: {text}");
+        let (class, scene, message) = judge_output(&text, &status.to_string());
+        if class == "maps" && message.contains("full") {
+            return Ok(None);
+        }
+        let seed = format!("{scene}, chaos {chaos}");
+        Ok(Some(Found { seconds: 0, cpu_seconds: 0, seed, class, message }))
+    }
+}
+
+/// How long the CPUs have worked for a process and the children that it has waited for.
+fn cpu_time(process: u32) -> Option<Duration> {
+    let text = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+    let fields = text.rsplit_once(')')?.1.split_whitespace();
+    let ticks: u64 = fields.skip(11).take(4).filter_map(|field| field.parse::<u64>().ok()).sum();
+    // A hundred in a second, on every Linux there is.
+    Some(Duration::from_millis(ticks * 10))
+}
+
+/// Class and seed of the last scene, and what was said of it.
+fn judge_output(text: &str, ended: &str) -> (String, String, String) {
+    let scene = text.lines().rev().find_map(|line| line.strip_prefix("scene: "));
+    let (class, seed) = scene.and_then(|scene| scene.split_once(' ')).unwrap_or(("?", "?"));
+    let panicked = text.lines().skip_while(|line| !line.contains("panicked at")).nth(1);
+    let said = text.lines().skip_while(|line| !line.starts_with("torture: class")).nth(1);
+    let hung = text.lines().find(|line| {
+        line.contains(": no call returned for") || line.contains(": nothing ended for")
+    });
+    let changed = text.lines().find(|line| line.contains("changed while it ran"));
+    let message = match (hung, said, panicked) {
+        (Some(_), ..) => "hangs".to_owned(),
+        (_, Some("a thread panicked") | None, Some(panicked)) => format!("panics: {panicked}"),
+        (_, Some(said), _) => said.to_owned(),
+        (_, None, None) => changed.unwrap_or(ended).to_owned(),
+    };
+    (class.to_owned(), seed.to_owned(), shortened(&message))
+}
+
+/// A message without what differs from run to run: what was seen by whom, not where.
+fn shortened(message: &str) -> String {
+    let message = message.split_once(": changes of this word").map_or(message, |(told, _)| told);
+    let message = message.split("; changes of this word").next().unwrap_or(message);
+    let words = message.split_whitespace();
+    let mut told = String::new();
+    for word in words {
+        if told.len() + word.len() > 100 {
+            told.push_str(" ...");
+            break;
+        }
+        if !told.is_empty() {
+            told.push(' ');
+        }
+        told.push_str(&word.replace('|', "/"));
+    }
+    told
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_torture_says_is_found_in_its_output() {
+        let text = "torture: 20 s, first seed 1\nscene: Steady 1\nscene: Cuts 2\n\
+                    torture: class Cuts, seed 2\nfile: read saw 7\nagain: ...\n";
+        let (class, seed, message) = judge_output(text, "exit status: 1");
+        assert_eq!((class.as_str(), seed.as_str()), ("Cuts", "2"));
+        assert_eq!(message, "file: read saw 7");
+    }
+
+    #[test]
+    fn a_signal_a_panic_and_a_hang_are_told_as_such() {
+        let told = |text: &str| judge_output(text, "signal: 7 (SIGBUS)").2;
+        assert_eq!(told("scene: Maps 2\n"), "signal: 7 (SIGBUS)");
+        assert_eq!(
+            told("scene: Maps 2\nthread 'x' panicked at y:\nno such page\n"),
+            "panics: no such page"
+        );
+        assert_eq!(told("torture: class Maps, seed 1: no call returned for 60s; {}\n"), "hangs");
+    }
+}

@@ -1,0 +1,128 @@
+//! The table of mutants in `docs/correctness.md`, between two markers.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+
+use super::{Found, Mutant};
+
+const PATH: &str = "docs/correctness.md";
+const BEGIN: &str = "<!-- mutants: begin, written by `cargo x torture --mutants` -->";
+const END: &str = "<!-- mutants: end -->";
+const HEAD: &str = "| mutant | what it breaks | found after (of the CPUs) | class, seed | by |\n\
+                    |---|---|---|---|---|\n";
+
+/// What became of one mutant.
+#[derive(Debug)]
+pub struct Row {
+    name: String,
+    text: String,
+    is_found: bool,
+    is_explained: bool,
+}
+
+impl Row {
+    pub fn new(mutant: &Mutant, found: Option<Found>) -> Self {
+        let mut breaks = mutant.breaks.clone();
+        if mutant.was.is_some() {
+            breaks.push_str(" (a defect of earlier versions)");
+        }
+        if let Some(loom) = &mutant.loom {
+            breaks.push_str(&format!(" (passes {loom})"));
+        }
+        let missed = mutant.missed.as_deref();
+        let told = match &found {
+            Some(Found { seconds, cpu_seconds, seed, class, message }) => {
+                format!("{seconds} s ({cpu_seconds} s) | {class}, {seed} | {message}")
+            }
+            None => format!("not found | | {}", missed.unwrap_or("not explained")),
+        };
+        Self {
+            name: mutant.name.clone(),
+            text: format!("| {} | {breaks} | {told} |", mutant.name),
+            is_found: found.is_some(),
+            is_explained: missed.is_some(),
+        }
+    }
+
+    pub fn is_found(&self) -> bool {
+        self.is_found
+    }
+
+    pub fn is_explained(&self) -> bool {
+        self.is_explained
+    }
+}
+
+/// Puts the rows in the place of those of the same mutants; those of mutants that are no more go.
+pub fn update(root: &Path, rows: &[Row]) -> Result<()> {
+    let path = root.join(PATH);
+    let text = fs::read_to_string(&path).with_context(|| format!("cannot read {PATH}"))?;
+    let names: Vec<String> =
+        super::patch::all(root)?.into_iter().map(|mutant| mutant.name).collect();
+    let after = with_rows(&text, rows, &names)?;
+    if after != text {
+        fs::write(&path, after).with_context(|| format!("cannot write {PATH}"))?;
+    }
+    Ok(())
+}
+
+fn with_rows(text: &str, rows: &[Row], names: &[String]) -> Result<String> {
+    let (before, rest) = text.split_once(BEGIN).with_context(|| format!("no `{BEGIN}`"))?;
+    let (table, after) = rest.split_once(END).with_context(|| format!("no `{END}`"))?;
+    let mut all = BTreeMap::new();
+    for line in table.lines().filter(|line| line.starts_with("| ")) {
+        let name = line[2..].split(" |").next().unwrap_or_default();
+        if names.iter().any(|other| other == name) {
+            all.insert(name.to_owned(), line.to_owned());
+        }
+    }
+    all.extend(rows.iter().map(|row| (row.name.clone(), row.text.clone())));
+    let missed = all.values().filter(|line| line.contains("| not found |")).count();
+    let mut count = format!("{} of {} mutants are found", all.len() - missed, all.len());
+    if names.len() > all.len() {
+        count.push_str(&format!("; {} more were not run yet", names.len() - all.len()));
+    }
+    count.push('.');
+    let lines: Vec<String> = all.into_values().collect();
+    Ok(format!("{before}{BEGIN}\n\n{count}\n\n{HEAD}{}\n\n{END}{after}", lines.join("\n")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(name: &str, found: bool) -> Row {
+        let mutant =
+            Mutant { name: name.to_owned(), breaks: "reads".to_owned(), ..Mutant::default() };
+        let found = found.then(|| Found {
+            seconds: 3,
+            cpu_seconds: 4,
+            seed: "7, chaos 1:2".to_owned(),
+            class: "Cuts".to_owned(),
+            message: "saw".to_owned(),
+        });
+        Row::new(&mutant, found)
+    }
+
+    #[test]
+    fn rows_are_replaced_added_and_forgotten() {
+        let empty = format!("before\n{BEGIN}\n{END}\nafter\n");
+        let names =
+            |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+        let (both, one) = (names(&["a", "gone"]), names(&["a"]));
+        let first = with_rows(&empty, &[row("a", false), row("gone", true)], &both).unwrap();
+        assert!(first.contains("1 of 2 mutants are found."), "{first}");
+        let second = with_rows(&first, &[row("a", true)], &one).unwrap();
+        assert!(second.starts_with("before\n") && second.ends_with("\nafter\n"), "{second}");
+        assert!(second.contains("1 of 1 mutants") && !second.contains("gone"), "{second}");
+        assert!(
+            second.contains("| a | reads | 3 s (4 s) | Cuts, 7, chaos 1:2 | saw |"),
+            "{second}"
+        );
+        assert_eq!(with_rows(&second, &[row("a", true)], &one).unwrap(), second);
+        assert!(with_rows("no markers", &[], &one).is_err());
+    }
+}

@@ -1,0 +1,125 @@
+//! `cargo x san thread|address|leak`: torture, and a part of the tests, under a sanitizer.
+//!
+//! Where it stands: called by `main`. It needs the nightly toolchain, and says so where there is
+//! none; the thread sanitizer also needs its `rust-src`, because the standard library must be
+//! instrumented, too. Nothing of it is part of `cargo x ci`.
+//!
+//! | sanitizer | standard library | what is passed over |
+//! |---|---|---|
+//! | thread | instrumented | copies that are validated afterwards (`xtask/san-thread.supp`) |
+//! | address | as it is | - |
+//! | leak | as it is | - |
+//!
+//! Which parts no sanitizer sees stands in `docs/correctness.md`.
+
+use std::process::Command;
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::cargo::workspace_root;
+
+/// The triple of what is built: given, so that build scripts are not instrumented.
+const TARGET: &str = "x86_64-unknown-linux-gnu";
+/// Tests that say much about memory and threads, and do not measure time.
+const TESTS: [&str; 9] =
+    ["-p", "bifolio", "--lib", "--test", "model", "--test", "syncs", "--test", "faults"];
+
+/// Which one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Sanitizer {
+    /// Data races.
+    Thread,
+    /// Accesses outside of what was allocated.
+    Address,
+    /// Memory that is never freed.
+    Leak,
+}
+
+/// What is run.
+#[derive(Debug, clap::Args)]
+pub struct Arguments {
+    /// The sanitizer.
+    sanitizer: Sanitizer,
+    /// How long torture runs, seconds; 0 for not at all.
+    #[arg(long, default_value_t = 60)]
+    seconds: u64,
+    /// Without the tests.
+    #[arg(long)]
+    no_tests: bool,
+}
+
+/// Runs torture and tests, and fails if the sanitizer says anything.
+pub fn run(arguments: &Arguments) -> Result<()> {
+    let sanitizer = arguments.sanitizer;
+    check_toolchain(sanitizer)?;
+    if arguments.seconds > 0 {
+        let seconds = arguments.seconds.to_string();
+        let run = ["run", "-p", "bifolio-torture"];
+        // Kills end a child before it could tell of anything.
+        let program = ["--without", "kills", "--seconds", &seconds];
+        start(sanitizer, &run, &program).context("torture")?;
+    }
+    if !arguments.no_tests {
+        let test = [&["test"][..], &TESTS].concat();
+        start(sanitizer, &test, &["--test-threads=2"]).context("tests")?;
+    }
+    eprintln!("cargo x san {}: clean", sanitizer.name());
+    Ok(())
+}
+
+/// Says what is missing, and how to get it.
+fn check_toolchain(sanitizer: Sanitizer) -> Result<()> {
+    let listed = |arguments: &[&str]| {
+        let output = Command::new("rustup").args(arguments).output();
+        let output = output.context("rustup is missing: sanitizers need a nightly toolchain")?;
+        anyhow::Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    };
+    if !listed(&["toolchain", "list"])?.lines().any(|line| line.starts_with("nightly")) {
+        bail!("sanitizers need the nightly toolchain: rustup toolchain install nightly");
+    }
+    let components = ["component", "list", "--toolchain", "nightly", "--installed"];
+    if sanitizer == Sanitizer::Thread && !listed(&components)?.contains("rust-src") {
+        bail!(
+            "the thread sanitizer needs the sources of the standard library: \
+             rustup component add rust-src --toolchain nightly"
+        );
+    }
+    Ok(())
+}
+
+fn start(sanitizer: Sanitizer, cargo: &[&str], program: &[&str]) -> Result<()> {
+    let root = workspace_root();
+    let target = std::env::var("CARGO_TARGET_DIR").unwrap_or_else(|_| "target".to_owned());
+    let mut command = Command::new("rustup");
+    command.args(["run", "nightly", "cargo"]).args(cargo).args(["--release", "--target", TARGET]);
+    command.args(["--config", "profile.release.lto='off'"]);
+    command.args(["--config", "profile.release.codegen-units=16"]);
+    command.arg("--target-dir").arg(format!("{target}/san-{}", sanitizer.name()));
+    if sanitizer == Sanitizer::Thread {
+        command.arg("-Zbuild-std");
+    }
+    command.arg("--").args(program);
+    command.env("RUSTFLAGS", format!("-Zsanitizer={} -A warnings", sanitizer.name()));
+    let supp = root.join("xtask/san-thread.supp");
+    command.env("TSAN_OPTIONS", format!("suppressions={} history_size=4", supp.display()));
+    // The library handles faults of its own.
+    command.env("ASAN_OPTIONS", "handle_sigbus=0 allow_user_segv_handler=1 detect_leaks=0");
+    // The toolchain is another than that of this program.
+    for variable in ["CARGO", "RUSTC", "RUSTUP_TOOLCHAIN", "CARGO_MANIFEST_DIR"] {
+        command.env_remove(variable);
+    }
+    eprintln!("$ {command:?}");
+    let status = command.current_dir(root).status().context("cannot start rustup")?;
+    ensure!(status.success(), "{status}");
+    Ok(())
+}
+
+impl Sanitizer {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Thread => "thread",
+            Self::Address => "address",
+            Self::Leak => "leak",
+        }
+    }
+}
