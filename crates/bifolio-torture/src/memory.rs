@@ -49,6 +49,14 @@ pub fn check_resident(stats: &Stats, with: u64, without: u64) -> Result<(), Viol
 /// Waits until a cache without open files holds nothing but what a batch of the lists still refers
 /// to: some folios of each CPU, of `folio_bytes` at most. Reclaim may be at work for a moment.
 pub fn check_empty(cache: &Cache, folio_bytes: u64) -> Result<(), Violation> {
+    check_empty_within(PATIENCE, cache, folio_bytes)
+}
+
+fn check_empty_within(
+    patience: Duration,
+    cache: &Cache,
+    folio_bytes: u64,
+) -> Result<(), Violation> {
     let cpus = thread::available_parallelism().map_or(1, usize::from) as u64;
     let batches_bytes = cpus * BATCH_FOLIOS * folio_bytes;
     let begun = Instant::now();
@@ -61,7 +69,7 @@ pub fn check_empty(cache: &Cache, folio_bytes: u64) -> Result<(), Violation> {
         if is_empty {
             return Ok(());
         }
-        if begun.elapsed() > PATIENCE {
+        if begun.elapsed() > patience {
             return Err(Violation(format!("no file is open, and this is left: {stats:?}")));
         }
         thread::sleep(Duration::from_millis(1));
@@ -71,4 +79,37 @@ pub fn check_empty(cache: &Cache, folio_bytes: u64) -> Result<(), Violation> {
 fn give_back() {
     // SAFETY: any number is a valid argument.
     unsafe { libc::malloc_trim(0) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_that_was_touched_is_seen_until_it_is_given_back() {
+        const BYTES: u64 = 256 << 20;
+        let before = resident_bytes();
+        let touched = vec![1_u8; BYTES as usize];
+        let with = resident_bytes();
+        drop(touched);
+        let without = resident_bytes();
+        // Other tests have memory, too.
+        assert!(with > before + BYTES / 4 * 3, "{before} {with}");
+        assert!(without < before + BYTES / 4, "{before} {without}");
+        let mut stats = Stats::default();
+        stats.bound_bytes = BYTES / 2;
+        assert!(check_resident(&stats, with, without).is_err());
+        stats.bound_bytes = BYTES * 2;
+        assert!(check_resident(&stats, with, without).is_ok());
+    }
+
+    #[test]
+    fn a_file_that_is_open_is_something_left() {
+        let cache = Cache::builder().memory(16 << 20).build().unwrap();
+        let file = cache.memory_file("file").unwrap();
+        file.write_at(&vec![1; 4 << 20], 0).unwrap();
+        assert!(check_empty_within(Duration::ZERO, &cache, 4096).is_err());
+        drop(file);
+        assert!(check_empty(&cache, 4096).is_ok());
+    }
 }
