@@ -384,8 +384,8 @@ pub enum ErrorKind {
         /// How often.
         pins: u64,
     },
-    /// The kernel refused memory or address space that the bound allows.
-    #[error("the system refused memory for {purpose}: {source}")]
+    /// The kernel refused memory or address space that the bound allows, or what goes with it.
+    #[error("the system refused {purpose}: {source}{}", remedy(source))]
     Memory {
         /// What it was for.
         purpose: &'static str,
@@ -393,7 +393,7 @@ pub enum ErrorKind {
         source: std::io::Error,
     },
     /// A thread could not be started.
-    #[error("the system refused a thread: {0}")]
+    #[error("the system refused a thread: {0}{remedy}", remedy = remedy(.0))]
     Thread(std::io::Error),
     /// Files could not be made durable: the cache is still open, and nothing is lost.
     #[error("the cache was not closed: {}", list(failures))]
@@ -431,6 +431,19 @@ fn fragmentation(free_bytes: u64, wanted_bytes: u64) -> String {
 
 /// How many failures a message lists.
 const FAILURES_LISTED_MAX: usize = 4;
+
+/// What to change, where the system refuses something.
+fn remedy(error: &std::io::Error) -> &'static str {
+    match error.raw_os_error() {
+        Some(libc::EMFILE) => "; RLIMIT_NOFILE (ulimit -n) is too low",
+        Some(libc::ENFILE) => "; fs.file-max is too low",
+        Some(libc::EAGAIN) => "; RLIMIT_NPROC (ulimit -u) or a control group's pids.max is too low",
+        Some(libc::ENOMEM) => {
+            "; RLIMIT_AS, RLIMIT_DATA, vm.overcommit_memory = 2 or vm.max_map_count may forbid it"
+        }
+        _ => "",
+    }
+}
 
 fn list(failures: &[CloseFailure]) -> String {
     let listed = failures.iter().take(FAILURES_LISTED_MAX).map(ToString::to_string);

@@ -275,5 +275,5 @@ impl CacheBuilder {
 }
 
 fn reservation_error(source: std::io::Error) -> crate::error::Error {
-    ErrorKind::Memory { purpose: "address space", source }.into()
+    ErrorKind::Memory { purpose: "address space (CacheBuilder::memory_max)", source }.into()
 }

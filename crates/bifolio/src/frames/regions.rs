@@ -106,7 +106,10 @@ impl Regions {
             staging: Arc::new(Staging::new(staging)),
             exit: Mutex::new(Exit {
                 memory: exit,
-                keeper: Keeper::new(size.exit_pages as usize / 2)?,
+                keeper: Keeper::new(
+                    size.exit_pages as usize / 2,
+                    features.has(Feature::LargePipes),
+                )?,
             }),
         })
     }

@@ -83,6 +83,11 @@ impl<'t> Departed<'t> {
         &mut self.exit
     }
 
+    /// How many pages can be kept beyond their unmapping.
+    pub(super) fn places(&self) -> usize {
+        self.exit.keeper.places()
+    }
+
     /// The pages of the exit that have no copies.
     pub(super) fn room(&self) -> Range<usize> {
         let half_pages = self.exit.pages() / 2;

@@ -244,7 +244,8 @@ impl<'t> Unmapping<'t> {
         }
     }
 
-    /// Pages of the exit for `folios` more folios of the file, two for each, or for some of them.
+    /// Pages of the exit for `folios` more folios of the file, two for each, or for some of them:
+    /// no more than can be kept at a time.
     fn room_for(
         &mut self,
         folios: usize,
@@ -261,7 +262,8 @@ impl<'t> Unmapping<'t> {
             self.settle_written(inode, ended, counts);
         }
         let Some(departed) = &self.departed else { unreachable!("it stays until it has ended") };
-        departed.room()
+        let room = departed.room();
+        room.start..room.end.min(room.start + 2 * departed.places())
     }
 
     /// B8. Its copy is on `page` of the exit.

@@ -101,7 +101,7 @@ impl Spill {
     ) -> Result<Self> {
         let place::Opened { backing, lock } = place::open(place, features)?;
         let slots = Slots::new(bytes_max);
-        let purpose = "the checksums of spilled pages";
+        let purpose = "the checksums of spilled pages (CacheBuilder::spill_bytes_max)";
         let words =
             Words::new(slots.end()).map_err(|source| ErrorKind::Memory { purpose, source })?;
         let name = backing.describe();

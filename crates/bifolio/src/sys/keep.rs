@@ -4,7 +4,9 @@
 //! is taken are the last bytes: a store that came before the flush of the unmapping went to the
 //! page that the pipe holds, a later one finds no page.
 //!
-//! A pipe has at most 256 places, or what the system allows; there are as many pipes as are needed.
+//! A pipe has at most 256 places, or what the system allows: 16, and 2 for a user whose pipes have
+//! more than `fs.pipe-user-pages-soft` together. There are as many pipes as are needed if they are
+//! large, and never more than eight beside: then there are fewer places than were asked for.
 //! A forked child must use none of its parent's.
 //!
 //! # Safety
@@ -23,6 +25,8 @@ use super::unmap::PageRange;
 
 /// Places of a pipe that any user may ask for.
 const PIPE_PAGES_MAX: usize = 256;
+/// Pipes that are made although they are small: two descriptors each.
+const SMALL_PIPES_MAX: usize = 8;
 /// Ranges of one call; the kernel takes no more than 1024.
 const RANGES_MAX: usize = 1024;
 const DISCARD_BYTES: usize = 4 * PAGE_BYTES;
@@ -37,9 +41,10 @@ struct Pipe {
 
 impl Pipe {
     /// Makes a pipe with places for `pages_max` pages, or for as many as the system allows.
-    fn new(pages_max: usize) -> io::Result<Self> {
+    fn new(pages_max: usize, may_be_large: bool) -> io::Result<Self> {
         let (reader, writer) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
-        let wished_bytes = pages_max.min(PIPE_PAGES_MAX).next_power_of_two() * PAGE_BYTES;
+        let wished_pages = if may_be_large { pages_max.min(PIPE_PAGES_MAX) } else { 1 };
+        let wished_bytes = wished_pages.next_power_of_two() * PAGE_BYTES;
         let size_bytes =
             fcntl_setpipe_size(&writer, wished_bytes).or_else(|_| fcntl_getpipe_size(&writer))?;
         let pages_max = size_bytes / PAGE_BYTES;
@@ -125,21 +130,31 @@ impl Pipe {
 #[derive(Debug)]
 pub(crate) struct Keeper {
     pipes: Vec<Pipe>,
+    places: usize,
     /// What is still to be kept, while it is being kept; stays allocated.
     rest: Vec<PageRange>,
 }
 
 impl Keeper {
-    /// Makes pipes that have places for `pages_max` pages together.
-    pub(crate) fn new(pages_max: usize) -> io::Result<Self> {
-        let mut pipes = Vec::new();
-        let mut left = pages_max;
-        while left > 0 {
-            let pipe = Pipe::new(left)?;
-            left = left.saturating_sub(pipe.pages_max);
-            pipes.push(pipe);
+    /// Makes pipes that have places for `pages_max` pages together, or for fewer, at least
+    /// one. Small ones only, unless they `may_be_large`.
+    pub(crate) fn new(pages_max: usize, may_be_large: bool) -> io::Result<Self> {
+        let pipes_max = pages_max.div_ceil(PIPE_PAGES_MAX) + SMALL_PIPES_MAX;
+        let mut pipes = vec![Pipe::new(pages_max, may_be_large)?];
+        let places = |pipes: &[Pipe]| pipes.iter().map(|pipe| pipe.pages_max).sum::<usize>();
+        while places(&pipes) < pages_max && pipes.len() < pipes_max {
+            match Pipe::new(pages_max - places(&pipes), may_be_large) {
+                Ok(pipe) => pipes.push(pipe),
+                // Out of descriptors: those that there are must do.
+                Err(_) => break,
+            }
         }
-        Ok(Self { pipes, rest: Vec::new() })
+        Ok(Self { places: places(&pipes), pipes, rest: Vec::new() })
+    }
+
+    /// How many pages can be kept at a time.
+    pub(crate) fn places(&self) -> usize {
+        self.places
     }
 
     /// Keeps the pages of `ranges`, in order; all of them or, with an error, none. What was kept
@@ -256,7 +271,7 @@ mod tests {
     #[test]
     fn pages_come_back_in_order_after_they_are_gone() {
         let memory = numbered(600, 0);
-        let mut keeper = Keeper::new(600).unwrap();
+        let mut keeper = Keeper::new(600, true).unwrap();
         // Ranges that begin and end within, and across, the places of one pipe.
         let ranges = [
             range(&memory, 500, 100),
@@ -293,7 +308,7 @@ mod tests {
     #[test]
     fn more_than_there_is_place_for_is_refused_whole() {
         let memory = numbered(300, 0);
-        let mut keeper = Keeper::new(260).unwrap();
+        let mut keeper = Keeper::new(260, true).unwrap();
         let places: usize = keeper.pipes.iter().map(|pipe| pipe.pages_max).sum();
         assert!((260..300).contains(&places), "{places}");
         assert_eq!(
@@ -308,7 +323,7 @@ mod tests {
     #[test]
     fn a_page_that_cannot_be_kept_leaves_nothing() {
         let memory = numbered(4, 0);
-        let mut keeper = Keeper::new(4).unwrap();
+        let mut keeper = Keeper::new(4, true).unwrap();
         let hole = range(&memory, 2, 1);
         // SAFETY: makes a page of the test's own inaccessible; it is not touched any more.
         let answer = unsafe { libc::mprotect(hole.start.cast(), PAGE_BYTES, libc::PROT_NONE) };
@@ -323,7 +338,7 @@ mod tests {
     #[test]
     fn what_is_discarded_is_not_taken() {
         let memory = numbered(9, 0);
-        let mut keeper = Keeper::new(9).unwrap();
+        let mut keeper = Keeper::new(9, true).unwrap();
         keep(&mut keeper, &[range(&memory, 0, 9)]).unwrap();
         assert_eq!(take(&mut keeper, 2).unwrap(), [0, 1]);
         keeper.discard();
@@ -336,7 +351,7 @@ mod tests {
     #[should_panic(expected = "kept already")]
     fn keeping_twice_without_taking_is_a_mistake() {
         let memory = numbered(2, 0);
-        let mut keeper = Keeper::new(2).unwrap();
+        let mut keeper = Keeper::new(2, true).unwrap();
         keep(&mut keeper, &[range(&memory, 0, 1)]).unwrap();
         let _ = keep(&mut keeper, &[range(&memory, 1, 1)]);
     }
@@ -402,7 +417,7 @@ mod tests {
         for masked in [&[][..], &[Feature::WriteProtectAsync]] {
             let Some(contended) = contended(masked) else { return };
             let page = range(&contended.memory, 0, 1);
-            let mut keeper = Keeper::new(1).unwrap();
+            let mut keeper = Keeper::new(1, true).unwrap();
             let mut taken = [5_u8; PAGE_BYTES];
             contended.install(&taken, true);
             keep(&mut keeper, &[page]).unwrap();
@@ -423,7 +438,7 @@ mod tests {
         let Some(contended) = contended(&[]) else { return };
         let unmapper = Unmapper::new(&Features::probe(&[]));
         let page = range(&contended.memory, 0, 1);
-        let mut keeper = Keeper::new(1).unwrap();
+        let mut keeper = Keeper::new(1, true).unwrap();
         let mut taken = [0_u8; PAGE_BYTES];
         contended.install(&taken, false);
         let mut late_stores = 0;

@@ -63,11 +63,14 @@ pub enum Feature {
     /// Giving back scattered pages with one call (`process_madvise` on ourselves, Linux 6.14; with
     /// one TLB flush since 6.16).
     VectoredUnmap,
+    /// Pipes that keep many pages of maps on their way out (`F_SETPIPE_SZ`, up to
+    /// `fs.pipe-user-pages-soft` for all of a user).
+    LargePipes,
 }
 
 impl Feature {
     /// Every feature, in the order of the reports.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::TransparentHugePages,
         Self::PopulateWrite,
         Self::WipeOnFork,
@@ -81,6 +84,7 @@ impl Feature {
         Self::WriteProtectAsync,
         Self::FaultPoison,
         Self::VectoredUnmap,
+        Self::LargePipes,
     ];
 
     /// The name in reports, statistics and on the command line.
@@ -99,6 +103,7 @@ impl Feature {
             Self::WriteProtectAsync => "write-protect-async",
             Self::FaultPoison => "fault-poison",
             Self::VectoredUnmap => "vectored-unmap",
+            Self::LargePipes => "large-pipes",
         }
     }
 
@@ -120,6 +125,7 @@ impl Feature {
             Self::WriteProtectAsync => "files can be mapped for reading only",
             Self::FaultPoison => "a page that cannot be read is made inaccessible (SIGSEGV)",
             Self::VectoredUnmap => "one madvise and one TLB flush a page",
+            Self::LargePipes => "pages of maps leave a few at a time",
         }
     }
 
@@ -142,6 +148,7 @@ impl Feature {
             Self::WriteProtectAsync => probe_faults::write_protect_async(),
             Self::FaultPoison => probe_faults::fault_poison(),
             Self::VectoredUnmap => probe_faults::vectored_unmap(),
+            Self::LargePipes => probe_faults::large_pipes(),
         }
     }
 }
@@ -202,6 +209,15 @@ impl Features {
 
 /// Why a feature is available, or why it is not.
 pub(super) type Finding = Result<String, String>;
+
+/// Says that `call` failed, and who may have forbidden it.
+pub(super) fn refused(call: &str, error: &io::Error) -> String {
+    match error.raw_os_error() {
+        Some(libc::EPERM) => format!("{call}: {error}; a filter (seccomp) may forbid it"),
+        Some(libc::ENOSYS) => format!("{call}: {error}; no kernel support, or a filter"),
+        _ => format!("{call}: {error}"),
+    }
+}
 
 fn report(feature: Feature, finding: Finding, disabled: bool) -> FeatureReport {
     let available = finding.is_ok();

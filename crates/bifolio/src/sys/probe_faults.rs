@@ -7,17 +7,16 @@
 //! Installs, reads, stores to and frees scratch pages; nobody else ever learns their address.
 #![allow(unsafe_code)]
 
-use std::fs;
 use std::io;
 
 use super::keep::Keeper;
 use super::memory::{PAGE_BYTES, Reservation};
 use super::pagemap::Pagemap;
-use super::probe::Finding;
+use super::probe::{Finding, refused};
 use super::unmap::{self, PageRange};
 use super::userfault::{Userfault, Wishes};
-
-const PRIVILEGE_SETTING: &str = "/proc/sys/vm/unprivileged_userfaultfd";
+use rustix::io::Errno;
+use rustix::pipe::PipeFlags;
 
 pub(super) fn user_faults() -> Finding {
     let trial = || {
@@ -31,13 +30,10 @@ pub(super) fn user_faults() -> Finding {
 pub(super) fn kernel_faults() -> Finding {
     let opened = Userfault::with(Wishes { kernel_faults: true, ..Wishes::default() });
     match opened {
-        Err(error) if error.raw_os_error() == Some(libc::EPERM) => {
-            let setting = fs::read_to_string(PRIVILEGE_SETTING).unwrap_or_default();
-            Err(match setting.trim() {
-                "" => format!("userfaultfd: {error}"),
-                setting => format!("userfaultfd: vm.unprivileged_userfaultfd is {setting}"),
-            })
-        }
+        Err(error) if error.raw_os_error() == Some(libc::EPERM) => Err(format!(
+            "userfaultfd: {error}: needs CAP_SYS_PTRACE or vm.unprivileged_userfaultfd = 1, and \
+             no filter against it"
+        )),
         other => finding(other.map(drop), "userfaultfd serves system calls", "userfaultfd"),
     }
 }
@@ -45,7 +41,7 @@ pub(super) fn kernel_faults() -> Finding {
 pub(super) fn write_protect_async() -> Finding {
     let trial = || {
         let (faults, page) = registered(Wishes { protect_async: true, ..Wishes::default() })?;
-        let pagemap = Pagemap::open()?;
+        let pagemap = open_pagemap()?;
         install(&faults, &page, true)?;
         expect_written(&pagemap, &page, false)?;
         store(&page, 8);
@@ -83,11 +79,33 @@ pub(super) fn vectored_unmap() -> Finding {
     finding(trial(), "scattered pages were freed with one call", "process_madvise(self)")
 }
 
+pub(super) fn large_pipes() -> Finding {
+    let trial = || {
+        let (_reader, writer) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
+        rustix::pipe::fcntl_setpipe_size(&writer, 1 << 20).map_err(|error| match error {
+            Errno::PERM => io::Error::other("this user has fs.pipe-user-pages-soft in others"),
+            other => other.into(),
+        })
+    };
+    finding(trial().map(drop), "a pipe has 256 places", "pipes of 1 MiB")
+}
+
 fn finding(trial: io::Result<()>, works: &str, name: &str) -> Finding {
     match trial {
         Ok(()) => Ok(works.to_owned()),
-        Err(error) => Err(format!("{name}: {error}")),
+        Err(error) => Err(refused(name, &error)),
     }
+}
+
+/// As [`Pagemap::open`]; a refusal says which file it is of.
+fn open_pagemap() -> io::Result<Pagemap> {
+    Pagemap::open().map_err(|error| match error.kind() {
+        io::ErrorKind::PermissionDenied => io::Error::other(format!(
+            "/proc/self/pagemap: {error}; a process that has changed its user may read it once it \
+             is dumpable again: prctl(PR_SET_DUMPABLE, 1)"
+        )),
+        kind => io::Error::new(kind, format!("/proc/self/pagemap: {error}")),
+    })
 }
 
 /// A page that is not there yet, and who serves its faults.
@@ -130,11 +148,12 @@ fn expect_written(pagemap: &Pagemap, page: &Reservation, expected: bool) -> io::
 
 /// Keeps the page, frees it, and looks at what was kept.
 fn keep_and_take(page: &Reservation) -> io::Result<()> {
-    let mut keeper = Keeper::new(1)?;
+    let mut keeper = Keeper::new(1, true)?;
     store(page, 9);
     let range = PageRange { start: page.as_ptr(), length_bytes: PAGE_BYTES };
     // SAFETY: the scratch page, which is there.
-    unsafe { keeper.keep(&[range]) }?;
+    let kept = unsafe { keeper.keep(&[range]) };
+    kept.map_err(|error| io::Error::other(refused("vmsplice", &error)))?;
     page.release(0, PAGE_BYTES)?;
     let mut taken = [0_u8; PAGE_BYTES];
     // SAFETY: a page of the stack.

@@ -15,7 +15,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 use rustix::mm::{MapFlags, ProtFlags};
 
-use super::probe::Finding;
+use super::probe::{Finding, refused};
 use super::ring::{self, RingCall, RingFile, RingMemory, RingQueues, RingTables};
 
 const DISABLED_SETTING: &str = "/proc/sys/kernel/io_uring_disabled";
@@ -36,20 +36,19 @@ pub(super) fn io_uring() -> Finding {
         Ok(()) => Ok("io_uring works".to_owned()),
         Err(error) => {
             let setting = fs::read_to_string(DISABLED_SETTING);
-            Err(refusal(&error, setting.ok().as_deref()))
+            Err(refusal("io_uring", &error, setting.ok().as_deref()))
         }
     }
 }
 
-/// Says why there is no ring; `setting` is `kernel.io_uring_disabled`, if it can be read.
-fn refusal(error: &io::Error, setting: Option<&str>) -> String {
+/// Says why there is no `call`; `setting` is `kernel.io_uring_disabled`, if it can be read.
+fn refusal(call: &str, error: &io::Error, setting: Option<&str>) -> String {
     match (error.raw_os_error(), setting.map(str::trim)) {
         (Some(libc::EPERM), Some(setting @ ("1" | "2"))) => {
-            format!("io_uring: kernel.io_uring_disabled is {setting}")
+            format!("{call}: kernel.io_uring_disabled is {setting}")
         }
-        (Some(libc::EPERM), _) => format!("io_uring: {error}; a filter (seccomp) may forbid it"),
-        (Some(libc::ENOSYS), _) => format!("io_uring: {error}; no kernel support, or a filter"),
-        _ => format!("io_uring: {error}"),
+        (Some(libc::ENOMEM), _) => format!("{call}: {error}; RLIMIT_MEMLOCK may be too low"),
+        _ => refused(call, error),
     }
 }
 
@@ -66,7 +65,7 @@ pub(super) fn registered_files() -> Finding {
     };
     match trial() {
         Ok(()) => Ok("a file was registered and read".to_owned()),
-        Err(error) => Err(format!("io_uring, registering a file: {error}")),
+        Err(error) => Err(refusal("io_uring, registering a file", &error, None)),
     }
 }
 
@@ -78,10 +77,7 @@ pub(super) fn registered_buffers() -> Finding {
     };
     match trial() {
         Ok(()) => Ok("a page was registered".to_owned()),
-        Err(error) if error.raw_os_error() == Some(libc::ENOMEM) => {
-            Err(format!("io_uring, registering memory: {error}; RLIMIT_MEMLOCK is too low"))
-        }
-        Err(error) => Err(format!("io_uring, registering memory: {error}")),
+        Err(error) => Err(refusal("io_uring, registering memory", &error, None)),
     }
 }
 
@@ -139,11 +135,12 @@ mod tests {
 
     #[test]
     fn a_refusal_names_the_setting_or_suspects_a_filter() {
-        let say = |errno, setting| refusal(&io::Error::from_raw_os_error(errno), setting);
+        let say =
+            |errno, setting| refusal("io_uring", &io::Error::from_raw_os_error(errno), setting);
         assert!(say(libc::EPERM, Some("2\n")).contains("kernel.io_uring_disabled is 2"));
         assert!(say(libc::EPERM, Some("0\n")).contains("seccomp"));
         assert!(say(libc::ENOSYS, None).contains("no kernel support"));
-        assert!(say(libc::ENOMEM, None).starts_with("io_uring: Cannot allocate memory"));
+        assert!(say(libc::ENOMEM, None).contains("RLIMIT_MEMLOCK"));
     }
 
     #[test]

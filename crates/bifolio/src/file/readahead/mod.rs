@@ -198,8 +198,8 @@ impl Handle {
         self.start_reading(&self.readahead.advised, [pages]);
     }
 
-    /// Leaves what is absent of some ranges of pages to `pump`. Stops where frames run short, and
-    /// answers where. The device gets the first of it while the rest is claimed.
+    /// Leaves what is absent of some ranges of pages to `pump`. Stops where frames run short, or
+    /// workers, and answers where. The device gets the first of it while the rest is claimed.
     fn start_reading(
         &self,
         pump: &Arc<Pump>,
@@ -210,8 +210,9 @@ impl Handle {
             .find_map(|pages| self.claim_ahead(pages, |run| pump.push(&self.inode, run)))
     }
 
-    /// Claims what is absent of `pages`. Answers where frames ran short, if they did.
-    fn claim_ahead(&self, pages: Range<u64>, mut take: impl FnMut(Run)) -> Option<u64> {
+    /// Claims what is absent of `pages`, until one is not taken. Answers where that was, or where
+    /// frames ran short.
+    fn claim_ahead(&self, pages: Range<u64>, mut take: impl FnMut(Run) -> bool) -> Option<u64> {
         let memory = &self.inode.memory;
         let mut left = pages;
         while let Some(absent) = self.next_absent(left.clone()) {
@@ -222,7 +223,9 @@ impl Handle {
                     }
                     memory.counters.add(Counter::Readahead, run.folios().len() as u64);
                     let end = run.first_page() + run.pages();
-                    take(run);
+                    if !take(run) {
+                        return Some(absent);
+                    }
                     end
                 }
                 Ok(RunClaim::Taken) => self.end_of_folio(absent),

@@ -46,14 +46,26 @@ impl Pump {
         Arc::new(Self { line: Mutex::default(), in_flight_bytes_max })
     }
 
-    /// Leaves a run of a file to the pump.
-    pub(super) fn push(self: &Arc<Self>, inode: &Arc<Inode>, run: Run) {
-        if self.line.lock().join([run]) {
-            let (pump, inode) = (Arc::clone(self), Arc::clone(inode));
-            let engine = Arc::clone(&inode.engine);
-            let backing = Arc::clone(inode.reads_from());
-            engine.spawn(&backing, move || pump.serve(&inode));
+    /// Leaves a run of a file to the pump; whether it is read. Where there is no worker for it, it
+    /// is given up with all that is in line: the caller may own transfers, and so cannot wait for
+    /// those of others (IO-5).
+    pub(super) fn push(self: &Arc<Self>, inode: &Arc<Inode>, run: Run) -> bool {
+        if !self.line.lock().join([run]) {
+            return true;
         }
+        let (pump, of) = (Arc::clone(self), Arc::clone(inode));
+        let is_served = inode.engine.spawn(inode.reads_from(), move || pump.serve(&of));
+        if !is_served {
+            self.give_up();
+        }
+        is_served
+    }
+
+    /// Nobody serves the line any more, and nobody waits for what is in it.
+    fn give_up(&self) {
+        let left = std::mem::take(&mut *self.line.lock());
+        // Not under the lock: a run takes its folios out of the table.
+        drop(left);
     }
 
     /// Reads what is in line, until nothing is left.
@@ -110,9 +122,7 @@ struct Shift<'p> {
 impl Drop for Shift<'_> {
     fn drop(&mut self) {
         if !self.is_over {
-            let left = std::mem::take(&mut *self.pump.line.lock());
-            // Not under the lock: a run takes its folios out of the table.
-            drop(left);
+            self.pump.give_up();
         }
     }
 }

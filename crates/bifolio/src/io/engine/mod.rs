@@ -100,16 +100,15 @@ impl Engine {
         }
     }
 
-    /// Runs `job`, which transfers to or from `backing`, on another thread, now; on this one, if
-    /// none is free. It may use queues, and may be the last to know the engine.
+    /// Runs `job`, which transfers to or from `backing`, on another thread, now; not at all, if
+    /// there is none for it: answers whether it does. It may use queues, and may be the last to
+    /// know the engine.
     pub(crate) fn spawn(
-        self: &Arc<Self>,
+        &self,
         backing: &Arc<dyn Backing>,
         job: impl FnOnce() + Send + 'static,
-    ) {
-        if let Err(job) = self.workers.offer(lane_of(backing), Urgency::Now, Box::new(job)) {
-            job();
-        }
+    ) -> bool {
+        self.workers.offer(lane_of(backing), Urgency::Now, Box::new(job)).is_ok()
     }
 
     /// What has been done so far.

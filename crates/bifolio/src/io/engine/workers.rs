@@ -9,9 +9,9 @@
 //! calls, and of one lane at most [`LANE_HELPERS_MAX`] run at a time: a device that hangs keeps
 //! that many threads and no more. Jobs of a lane that is full wait in a list, and so do jobs for
 //! which there is no thread. That list is as long as their makers allow (each transfer in flight is
-//! one at most), and no progress may depend on a job in it: what must be done soon, whoever does
-//! it, is offered as [`Urgency::Now`], may have as many threads again, and comes back to its maker
-//! where there is none for it.
+//! one at most), and no progress may depend on a job in it: what must be done soon or not at all is
+//! offered as [`Urgency::Now`], may have as many threads again, and comes back to its maker where
+//! there is none for it.
 //!
 //! A forked child has no threads, and a copy of the list that it leaves alone.
 
@@ -34,7 +34,7 @@ const LANE_HELPERS_MAX: usize = 16;
 pub(super) enum Urgency {
     /// When there is a thread: it makes something faster, or is done by others meanwhile.
     Whenever,
-    /// Now, or by its maker.
+    /// Now, or not at all.
     Now,
 }
 

@@ -1,0 +1,337 @@
+//! A small program (`program.rs`) where the system allows less than it might: as a user without
+//! privileges, at limits of processes, with system calls forbidden. Each of its parts does what it
+//! does elsewhere, by a fallback that `features` names, or is refused with words that say what to
+//! change. It never hangs, panics or dies.
+//!
+//! Each environment is set up in a process of its own, and ends with that; root is needed for most.
+//!
+//! # Safety
+//! Gives up privileges and resources of the process, which runs nothing but one test.
+#![allow(unsafe_code)]
+
+mod program;
+#[allow(dead_code)]
+#[path = "../maps/setup.rs"]
+mod setup;
+#[path = "../support/mod.rs"]
+mod support;
+
+use std::fs;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use bifolio::{Cache, FaultMode, Feature, FeatureReport};
+use rustix::pipe::{fcntl_setpipe_size, pipe};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use tempfile::TempDir;
+
+use crate::program::{Answer, Program};
+use crate::setup::{MODES, refuse_calls, run_child};
+use crate::support::{PAGE, files_can_be_mapped, writable};
+
+const VARIABLE: &str = "BIFOLIO_TEST_ENVIRONMENT";
+const END: &str = "it has ended well";
+/// Longer than any of this takes, seconds: a process that hangs is killed.
+const PATIENCE: u32 = 120;
+
+/// Runs `test` in a process of its own; `name` is the name of the calling test.
+fn in_a_child(name: &str, needs_root: bool, test: impl FnOnce()) {
+    if std::env::var(VARIABLE).is_ok() {
+        // SAFETY: it only sets a timer, whose signal ends the process.
+        unsafe { libc::alarm(PATIENCE) };
+        test();
+        return println!("{END}");
+    }
+    if needs_root && !rustix::process::geteuid().is_root() {
+        return eprintln!("skipped: {name} needs root");
+    }
+    let output = run_child(name, VARIABLE, "1");
+    let (text, errors) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(text.contains(END), "{name}: {}\n{text}\n{errors}", output.status);
+}
+
+/// A place that any user can write to, on a disk if there is one.
+fn open_directory() -> TempDir {
+    let directory = tempfile::tempdir().unwrap();
+    let all = std::os::unix::fs::PermissionsExt::from_mode(0o777);
+    fs::set_permissions(directory.path(), all).unwrap();
+    directory
+}
+
+/// Goes on as a user who has no other processes, pipes, or memory.
+fn become_a_user(number: u32) {
+    let user = 65_600 + 50 * (std::process::id() % 100_000) + number;
+    // SAFETY: it changes what this process may do, in all its threads.
+    assert_eq!(unsafe { libc::setgid(user) }, 0);
+    // SAFETY: as above.
+    assert_eq!(unsafe { libc::setuid(user) }, 0);
+}
+
+/// Lets the process see itself in /proc again.
+fn become_dumpable() {
+    // SAFETY: it only allows others to look at this process.
+    assert_eq!(unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 1, 0, 0, 0) }, 0);
+}
+
+fn limit(resource: Resource, current: u64) {
+    let maximum = getrlimit(resource).maximum;
+    setrlimit(resource, Rlimit { current: Some(current), maximum }).unwrap();
+}
+
+fn report_of(feature: Feature) -> FeatureReport {
+    bifolio::features().into_iter().find(|report| report.feature == feature).unwrap()
+}
+
+/// It is not in use, for a reason that has `needle`, and what is done instead has a name.
+#[track_caller]
+fn assert_missing(feature: Feature, needle: &str) {
+    let report = report_of(feature);
+    assert!(!report.in_use && !report.fallback.is_empty(), "{report:?}");
+    assert!(report.reason.contains(needle), "{report:?}");
+}
+
+/// Each part by its name, with its answer.
+fn run(directory: &Path, is_small: bool) -> Vec<(String, Answer)> {
+    let program = Program { directory, is_small };
+    let mut answers =
+        vec![("files".into(), program.use_files()), ("spill".into(), program.use_spill())];
+    for mode in MODES {
+        answers.push((format!("map {mode:?}"), program.read_map(mode)));
+        answers.push((format!("map_mut {mode:?}"), program.write_map(mode)));
+    }
+    answers
+}
+
+/// Every part works but those whose name begins with `refused`: these say `needles`.
+#[track_caller]
+fn assert_answers(answers: Vec<(String, Answer)>, refused: &[&str], needles: &[&str]) {
+    for (name, answer) in answers {
+        match answer {
+            Ok(()) if refused.iter().any(|part| name.starts_with(part)) => panic!("{name} works"),
+            Ok(()) => {}
+            Err(error) => {
+                let (is_due, line) =
+                    (refused.iter().any(|part| name.starts_with(part)), error.to_string());
+                assert!(is_due, "{name}: {line}");
+                let says_all = needles.iter().all(|needle| line.contains(needle));
+                assert!(says_all && !line.contains('\n'), "{name}: {line}");
+            }
+        }
+    }
+}
+
+#[test]
+fn all_works_for_a_user_without_privileges() {
+    in_a_child("all_works_for_a_user_without_privileges", true, || {
+        let directory = open_directory();
+        become_a_user(0);
+        become_dumpable();
+        assert_answers(run(directory.path(), false), mapless(), &[]);
+    });
+}
+
+/// What cannot work on the kernel that this runs on.
+fn mapless() -> &'static [&'static str] {
+    if files_can_be_mapped() { &[] } else { &["map"] }
+}
+
+#[test]
+fn a_process_that_changed_its_user_is_told_of_pagemap() {
+    in_a_child("a_process_that_changed_its_user_is_told_of_pagemap", true, || {
+        if !files_can_be_mapped() {
+            return;
+        }
+        let directory = open_directory();
+        become_a_user(0);
+        let needles = ["/proc/self/pagemap", "PR_SET_DUMPABLE"];
+        assert_missing(Feature::WriteProtectAsync, needles[0]);
+        assert_answers(run(directory.path(), false), &["map_mut"], &needles);
+    });
+}
+
+#[test]
+fn few_threads_are_enough_or_the_limit_is_named() {
+    in_a_child("few_threads_are_enough_or_the_limit_is_named", true, || {
+        let directory = open_directory();
+        become_a_user(0);
+        become_dumpable();
+        for more in [0, 1, 2, 4, 6] {
+            let threads = fs::read_dir("/proc/self/task").unwrap().count() as u64;
+            limit(Resource::Nproc, threads + more);
+            let answers = run(directory.path(), false);
+            limit(Resource::Nproc, threads + 1000);
+            for (name, answer) in answers {
+                let Err(error) = answer else { continue };
+                let line = error.to_string();
+                assert!(line.contains("RLIMIT_NPROC"), "{more} more: {name}: {line}");
+            }
+        }
+    });
+}
+
+#[test]
+fn few_descriptors_are_enough_or_the_limit_is_named() {
+    in_a_child("few_descriptors_are_enough_or_the_limit_is_named", false, || {
+        let directory = open_directory();
+        limit(Resource::Nofile, 256);
+        assert_answers(run(directory.path(), false), mapless(), &[]);
+        let descriptors = fs::read_dir("/proc/self/fd").unwrap().count() as u64 - 1;
+        for more in [0, 2, 5, 8, 11] {
+            limit(Resource::Nofile, descriptors + more);
+            let answers = run(directory.path(), false);
+            limit(Resource::Nofile, 256);
+            for (name, answer) in answers {
+                let Err(error) = answer else { continue };
+                let line = error.to_string();
+                let is_clear =
+                    line.contains("RLIMIT_NOFILE") || line.contains("Too many open files");
+                assert!(is_clear && !line.contains("memory"), "{more} more: {name}: {line}");
+            }
+        }
+    });
+}
+
+#[test]
+fn all_works_where_no_memory_may_be_locked() {
+    in_a_child("all_works_where_no_memory_may_be_locked", true, || {
+        let directory = open_directory();
+        become_a_user(0);
+        become_dumpable();
+        limit(Resource::Memlock, 0);
+        let ring = report_of(Feature::IoUring);
+        assert!(ring.in_use || ring.reason.contains("RLIMIT_MEMLOCK"), "{ring:?}");
+        assert_missing(Feature::RegisteredBuffers, "RLIMIT_MEMLOCK");
+        assert_answers(run(directory.path(), false), mapless(), &[]);
+    });
+}
+
+/// Pipes, until this user gets no large one any more.
+fn use_up_pipes() -> Vec<(OwnedFd, OwnedFd)> {
+    let mut pipes = Vec::new();
+    loop {
+        let (reader, writer) = pipe().unwrap();
+        if fcntl_setpipe_size(&writer, 1 << 20).is_err() {
+            return pipes;
+        }
+        pipes.push((reader, writer));
+    }
+}
+
+#[test]
+fn maps_take_few_descriptors_where_pipes_are_small() {
+    in_a_child("maps_take_few_descriptors_where_pipes_are_small", true, || {
+        if !files_can_be_mapped() {
+            return;
+        }
+        let directory = open_directory();
+        become_a_user(0);
+        become_dumpable();
+        let _pipes = use_up_pipes();
+        assert_missing(Feature::LargePipes, "fs.pipe-user-pages-soft");
+        let descriptors = || fs::read_dir("/proc/self/fd").unwrap().count();
+        let before = descriptors();
+        // As much as large pipes would be asked for.
+        let cache = Cache::builder().memory(64 << 20).build().unwrap();
+        let options = writable().mappable(true).faults(FaultMode::Threads);
+        let file = cache.memory_file_with("mapped", &options).unwrap();
+        file.set_len(PAGE).unwrap();
+        let map = file.map_mut(0..PAGE).unwrap();
+        assert!(descriptors() - before < 40, "{} descriptors more", descriptors() - before);
+        drop((map, file, cache));
+        assert_answers(run(directory.path(), false), &[], &[]);
+    });
+}
+
+/// A system call that is forbidden, which feature is not in use then, and which parts do not work.
+type Filter = (i64, Feature, &'static [&'static str]);
+
+const FILTERS: [Filter; 5] = [
+    (libc::SYS_vmsplice, Feature::WriteProtectAsync, &["map_mut"]),
+    (libc::SYS_process_madvise, Feature::VectoredUnmap, &[]),
+    (libc::SYS_userfaultfd, Feature::UserFaults, &["map"]),
+    (libc::SYS_io_uring_setup, Feature::IoUring, &[]),
+    (libc::SYS_io_uring_enter, Feature::IoUring, &[]),
+];
+
+fn run_filtered(filter: &Filter) {
+    let (call, feature, refused) = filter;
+    for errno in [libc::ENOSYS, libc::EPERM] {
+        let directory = open_directory();
+        // The one that was set last is the one that counts.
+        refuse_calls(*call, None, errno);
+        assert_missing(*feature, "filter");
+        let refused = if files_can_be_mapped() { refused } else { mapless() };
+        assert_answers(run(directory.path(), false), refused, &["filter"]);
+    }
+}
+
+#[test]
+fn a_filter_of_vmsplice_is_named() {
+    in_a_child("a_filter_of_vmsplice_is_named", false, || run_filtered(&FILTERS[0]));
+}
+
+#[test]
+fn a_filter_of_process_madvise_is_named() {
+    in_a_child("a_filter_of_process_madvise_is_named", false, || run_filtered(&FILTERS[1]));
+}
+
+#[test]
+fn a_filter_of_userfaultfd_is_named() {
+    in_a_child("a_filter_of_userfaultfd_is_named", false, || run_filtered(&FILTERS[2]));
+}
+
+#[test]
+fn a_filter_of_io_uring_setup_is_named() {
+    in_a_child("a_filter_of_io_uring_setup_is_named", false, || run_filtered(&FILTERS[3]));
+}
+
+#[test]
+fn a_filter_of_io_uring_enter_is_named() {
+    in_a_child("a_filter_of_io_uring_enter_is_named", false, || run_filtered(&FILTERS[4]));
+}
+
+/// Like a system that does not overcommit, for one process: what may be written to counts when it
+/// is mapped.
+#[test]
+fn reserved_memory_that_counts_is_refused_or_kept_small() {
+    in_a_child("reserved_memory_that_counts_is_refused_or_kept_small", false, || {
+        let directory = open_directory();
+        limit(Resource::Data, 256 << 20);
+        check_refusal_of_reservations(directory.path());
+    });
+}
+
+fn check_refusal_of_reservations(directory: &Path) {
+    let parts = ["files", "spill", "map"];
+    let needles = ["vm.overcommit_memory", "CacheBuilder::"];
+    assert_answers(run(directory, false), &parts, &needles);
+    assert_answers(run(directory, true), mapless(), &[]);
+    if files_can_be_mapped() {
+        let cache = Cache::builder().memory(1 << 20).memory_max(1 << 20).build().unwrap();
+        let refused = cache.memory_file_with("large", &writable().mappable(true)).map(drop);
+        let answers = vec![("map".to_owned(), refused.map_err(Into::into))];
+        assert_answers(answers, &["map"], &["vm.overcommit_memory", "OpenOptions::len_max"]);
+    }
+}
+
+const OVERCOMMIT: &str = "/proc/sys/vm/overcommit_memory";
+
+/// Puts the setting back, whatever happens.
+struct Overcommit(String);
+
+impl Drop for Overcommit {
+    fn drop(&mut self) {
+        fs::write(OVERCOMMIT, &self.0).unwrap();
+    }
+}
+
+/// Changes the whole machine: others may be refused memory meanwhile.
+#[test]
+#[ignore = "changes vm.overcommit_memory of the machine while it runs"]
+fn reservations_are_refused_where_the_system_overcommits_nothing() {
+    let directory = open_directory();
+    let _before = Overcommit(fs::read_to_string(OVERCOMMIT).unwrap());
+    fs::write(OVERCOMMIT, "2").unwrap();
+    check_refusal_of_reservations(directory.path());
+}
