@@ -79,12 +79,15 @@ pub(super) struct Membership {
     key: Key,
     is_writable: bool,
     is_immutable: bool,
+    /// The close that drops the handle has tried L1, in vain, and told its caller.
+    has_failed: bool,
 }
 
 impl Membership {
     pub(super) fn new(registry: &Arc<Registry>, key: Key, options: &OpenOptions) -> Self {
         let registry = Arc::clone(registry);
-        Self { registry, key, is_writable: options.write, is_immutable: options.immutable }
+        let (is_writable, is_immutable) = (options.write, options.immutable);
+        Self { registry, key, is_writable, is_immutable, has_failed: false }
     }
 }
 
@@ -102,33 +105,37 @@ impl Drop for Membership {
             open.handles == 0
         };
         if is_last {
-            self.registry.retire_logged(self.key);
+            self.registry.retire_logged(self.key, self.has_failed);
         }
     }
 }
 
 impl Registry {
     /// As [`Self::retire`]; a failure is logged, for there is nobody to tell.
-    pub(super) fn retire_logged(&self, key: Key) {
-        if let Err(failure) = self.retire(key) {
+    pub(super) fn retire_logged(&self, key: Key, has_failed: bool) {
+        if let Err(failure) = self.retire(key, has_failed) {
             log::error!("{failure}; it has no handle any more, and is kept in the cache");
         }
     }
 
-    /// Ends a file, if it has no handles: L1 to L5.
-    fn retire(&self, key: Key) -> std::result::Result<(), CloseFailure> {
+    /// Ends a file, if it has no handles: L1 to L5. If L1 `has_failed` just now, and whoever tried
+    /// was told, that counts for the first round's: a device that takes nothing is not asked for
+    /// everything again.
+    fn retire(&self, key: Key, has_failed: bool) -> std::result::Result<(), CloseFailure> {
+        let mut has_failed = has_failed;
         // Each round was made necessary by somebody who opened the file, wrote and closed.
         while let Some(inode) = self.settled(key, |open| open.handles == 0) {
-            let failure = durable(&inode).err();
+            let failure = if has_failed { None } else { durable(&inode).err() };
+            let is_kept = std::mem::take(&mut has_failed) || failure.is_some();
             drop(inode);
             let Some((busy, open)) = self.take_unused(key, |_| true) else { break };
             if self.drop_pages(&open.inode) {
                 self.free(open);
                 break;
             }
-            busy.fill(Open { is_kept: failure.is_some(), ..open });
-            if let Some(failure) = failure {
-                return Err(failure);
+            busy.fill(Open { is_kept, ..open });
+            if is_kept {
+                return failure.map_or(Ok(()), Err);
             }
         }
         Ok(())
@@ -200,7 +207,7 @@ impl Registry {
                 inode.remove_clean_folios();
             }
             drop(inode);
-            self.retire_logged(key);
+            self.retire_logged(key, false);
         }
         Ok(())
     }
@@ -246,7 +253,7 @@ impl Drop for Registry {
         // be written.
         let keys: Vec<_> = self.files.get_mut().slots.keys().copied().collect();
         for key in keys {
-            let Err(failure) = self.retire(key) else { continue };
+            let Err(failure) = self.retire(key, false) else { continue };
             log::error!("{failure}; these bytes are lost: the cache ends");
             if let Some((_busy, open)) = self.take_unused(key, |_| true) {
                 open.inode.remove_folios_from(0);
@@ -293,7 +300,12 @@ impl File {
         if self.handle.registry.gate.is_forked() {
             return Err(ErrorKind::Forked.into());
         }
-        self.handle.inode.make_durable(&self.handle.error_cursor)
+        let result = self.handle.inode.make_durable(&self.handle.error_cursor);
+        // Another clone may write still, and its close or drop tries anew.
+        if let (Err(_), Some(mut handle)) = (&result, Arc::into_inner(self.handle)) {
+            handle.membership.has_failed = true;
+        }
+        result
     }
 
     /// Gives up what was written to the file and is not on its storage: from now on the file holds

@@ -25,7 +25,7 @@ pub(crate) struct Handle {
     #[cfg(feature = "ablation")]
     pub(super) read_mode: crate::config::ReadMode,
     /// The last field, so that the handle has let go of everything else when the file is told.
-    pub(super) _membership: Membership,
+    pub(super) membership: Membership,
 }
 
 /// The last position a file can have is below this.

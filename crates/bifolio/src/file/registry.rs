@@ -388,7 +388,7 @@ impl Registry {
                     // it since its last handle was dropped.
                     drop(files);
                     is_tried = true;
-                    self.retire_logged(key);
+                    self.retire_logged(key, false);
                 }
                 Some(Slot::Open(open)) => {
                     return Ok(join(open)?.map_or(Found::Unsuitable, Found::Handle));
@@ -458,7 +458,7 @@ impl Registry {
             pin_mode: self.pin_mode,
             #[cfg(feature = "ablation")]
             read_mode: self.read_mode,
-            _membership: Membership::new(self, key, options),
+            membership: Membership::new(self, key, options),
         });
         if let Some(region) = open.inode.frames.region() {
             faults::enlist(region, &handle);

@@ -54,6 +54,40 @@ fn what_a_failed_close_could_not_write_is_tried_by_the_cache() {
     assert_eq!(&faulty.stored()[4096..4103], b"written");
 }
 
+/// On a device that answers late, a close that tried everything again in its drop would take twice
+/// as long to fail.
+#[test]
+fn a_close_that_fails_asks_the_device_only_once() {
+    for call in [Call::Write, Call::SyncData] {
+        let (faulty, cache) = setup();
+        let file = faulty.open(&cache);
+        faulty.backing.inject(Fault::on(call).forever().fails(libc::EIO));
+        for page in [1, 3, 5] {
+            file.write_at(b"written", page * PAGE).unwrap();
+        }
+        error_of(file.close(), &["os error 5"]);
+        let (writes, flushes) = (faulty.backing.calls(Call::Write), faulty.backing.calls(call));
+        assert_eq!((writes, flushes), if call == Call::Write { (3, 3) } else { (3, 1) });
+        error_of(cache.close(), &["os error 5"]);
+        faulty.backing.heal();
+        cache.close().unwrap();
+        assert_eq!(&faulty.stored()[5 * 4096..][..7], b"written");
+    }
+}
+
+#[test]
+fn a_clone_that_outlives_a_failed_close_tries_anew() {
+    let (faulty, cache) = setup();
+    let file = faulty.open(&cache);
+    refuse_writes(&faulty);
+    file.write_at(b"written", PAGE).unwrap();
+    error_of(file.clone().close(), &["os error 28"]);
+    faulty.backing.heal();
+    drop(file);
+    assert_eq!(&faulty.stored()[4096..4103], b"written");
+    cache.close().unwrap();
+}
+
 /// Whether the cache can be closed after this, and what it costs.
 #[test]
 fn an_unwritable_file_blocks_no_close_once_it_is_given_up() {
