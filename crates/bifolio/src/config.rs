@@ -70,7 +70,7 @@ pub enum PinMode {
     /// One unconditional add and a frozen bit: how it is.
     #[default]
     FrozenBit,
-    /// A loop of compare-and-swap: how it was before the thread.
+    /// A loop of compare-and-swap: how the kernel does it.
     CompareExchange,
 }
 
@@ -85,11 +85,12 @@ pub enum ReadMode {
     /// touched ahead: how it is.
     #[default]
     Batched,
-    /// The same with up to 31 references at once for more than one page: how it is in the thread.
+    /// The same with up to 31 references at once for more than one page: as proposed for
+    /// tmpfs.
     BatchedReferences,
     /// A reference a page.
     OneByOne,
-    /// A reference a page, and the folio lock to check what it is: how it was before the thread.
+    /// A reference a page, and the folio lock to check what it is: how tmpfs does it.
     LockedOneByOne,
 }
 
@@ -100,9 +101,9 @@ pub enum DrainPolicy {
     /// Those that hold a folio of the range: how it is.
     #[default]
     Targeted,
-    /// All, where a clean folio that is not mapped is referenced: how it is in the thread.
+    /// All, where a clean folio that is not mapped is referenced: as proposed for the kernel.
     WhenItCanHelp,
-    /// All, where any folio stays: how it was before the thread.
+    /// All, where any folio stays: how the kernel does it.
     OnAnyFailure,
 }
 

@@ -461,7 +461,8 @@ fn list(failures: &[CloseFailure]) -> String {
 pub struct CloseFailure {
     /// The file.
     pub file: String,
-    /// Bytes in dirty folios. If there are none, what was written could not be flushed.
+    /// Bytes in dirty folios, each counted whole, also behind the end of the file. If there are
+    /// none, what was written could not be flushed.
     pub unwritten_bytes: u64,
     /// The last failure, with its operation and position.
     #[source]
@@ -474,7 +475,8 @@ pub struct CloseFailure {
 pub struct Discarded {
     /// The file.
     pub file: String,
-    /// Bytes that were in dirty folios.
+    /// Bytes of the file that were in dirty folios, as
+    /// [`File::discard_dirty`](crate::File::discard_dirty) counts them.
     pub bytes: u64,
 }
 

@@ -1,8 +1,8 @@
 //! What became of advice to evict: how many folios went, and why the others stay.
 //!
-//! A leaf open to all layers. After the thread F, whose point it is that a folio stays for one of
-//! several reasons, and that only one of them can be cured by draining the LRU batches of other
-//! CPUs.
+//! A leaf open to all layers. After a proposal for `posix_fadvise` of Linux (2026; see
+//! `reclaim/invalidate.rs`), whose point it is that a folio stays for one of several reasons, and
+//! that only one of them can be cured by draining the LRU batches of other CPUs.
 
 use std::fmt;
 use std::ops::AddAssign;

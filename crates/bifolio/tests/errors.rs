@@ -5,7 +5,7 @@ mod support;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bifolio::{Advice, Cache, ErrorKind, OpenDiskError, OpenOptions};
+use bifolio::{Advice, Cache, ErrorKind, File, OpenDiskError, OpenOptions};
 use bifolio_testing::{Call, Fault, FaultyBacking, MemoryBacking};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use support::{
@@ -449,6 +449,7 @@ fn a_pin_lies_in_one_folio_and_has_bytes() {
             error_of(file.pin_mut(range), &["range"]);
         }
         assert_eq!(file.pins(reversed).count(), 0);
+        advise_without_bytes(&file);
         error_of(file.pin(99_999..100_001), &[&name, "has 100000 bytes"]);
     }
     drop(resident);
@@ -462,6 +463,22 @@ fn a_pin_lies_in_one_folio_and_has_bytes() {
     let mut found = vec![0; 1696];
     pin.copy_to(&mut found);
     assert_same(&found, &bytes[98_304..]);
+}
+
+/// A range whose end lies before its start has no bytes, and no more has one behind the end.
+#[allow(clippy::reversed_empty_ranges)]
+fn advise_without_bytes(file: &File) {
+    let behind = file.len() + 50_000;
+    for range in [behind..behind + 10_000, behind..10, 50_000..10] {
+        let advice = [Advice::Cold, Advice::WillNeed, Advice::PopulateRead, Advice::PopulateWrite];
+        for advice in advice {
+            file.advise(range.clone(), advice).unwrap();
+        }
+        let outcome = file.advise(range.clone(), Advice::DontNeed).unwrap();
+        assert_eq!((outcome.evicted, outcome.remaining.total()), (0, 0), "{range:?}: {outcome}");
+        file.sync_range(range.clone()).unwrap();
+        assert!(file.residency_by_page(range).unwrap().is_empty());
+    }
 }
 
 #[test]

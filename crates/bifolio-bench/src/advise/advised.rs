@@ -14,9 +14,9 @@ use crate::error::{Error, Result};
 use crate::harness::access::PAGE_BYTES;
 use crate::harness::mapping::Mapping;
 
-/// Drains all CPUs where any folio stays: before the thread.
+/// Drains all CPUs where any folio stays: the kernel.
 pub(super) const ON_ANY_FAILURE: &str = "drain_on_any_failure";
-/// Drains all CPUs where a clean, unmapped folio is referenced: the thread.
+/// Drains all CPUs where a clean, unmapped folio is referenced: proposed for the kernel.
 pub(super) const WHEN_IT_CAN_HELP: &str = "drain_when_it_can_help";
 /// Drains the CPUs whose batches hold a folio of the range: ours.
 pub(super) const TARGETED: &str = "targeted";

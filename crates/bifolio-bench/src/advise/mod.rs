@@ -3,8 +3,8 @@
 //!
 //! A folio that stays has one of several reasons, and one of them only is cured by a drain. Three
 //! caches, each with its policy: drain all CPUs where any folio stays (`drain_on_any_failure`, the
-//! kernel before the thread F), where one may be held by a batch (`drain_when_it_can_help`, the
-//! thread), or only those whose batches hold a folio of the range (`targeted`, how the library is);
+//! kernel), where one may be held by a batch (`drain_when_it_can_help`, proposed for the kernel in
+//! 2026), or only those whose batches hold a folio of the range (`targeted`, how the library is);
 //! and `posix_fadvise` (`kernel`). What a call is about is prepared before it and looked at after
 //! it; a call is timed by itself.
 //!

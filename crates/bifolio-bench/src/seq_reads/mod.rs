@@ -4,7 +4,7 @@
 //! read in. Series: `pread` of the same file on tmpfs, written in the same order, with huge pages
 //! where the folios are large (`kernel_tmpfs`); `read_at` that locks each folio
 //! (`locked_one_by_one`), that takes one reference at a time (`one_by_one`), that gathers a batch
-//! of them (`batched_references`, as the thread does), that gathers a batch of Entries and takes
+//! of them (`batched_references`, as proposed for tmpfs), that gathers a batch of Entries and takes
 //! none (`batched`, the default); and a plain copy in the same pattern, or zeroing the buffer where
 //! nothing was written (`memcpy_limit`).
 //!

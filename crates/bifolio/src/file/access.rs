@@ -1,10 +1,10 @@
 //! Access modes: what a call wants of the folio at an index, and what becomes of one that is not
 //! there.
 //!
-//! After the kernel's `enum sgp_type` as the thread S leaves it (`kernel-notes`, A2): on a hole the
-//! first three answer "no folio, and no error", and the caller reads zeros, or refuses. Holes and
-//! allocated pages are those of memory files; a file with a backing has none, because whatever is
-//! not in memory is on the backing.
+//! After the kernel's `enum sgp_type` (`mm/shmem.c`), with the mode `SGP_GET` that was proposed in
+//! 2026 for batched reads of tmpfs: on a hole the first three answer "no folio, and no error", and
+//! the caller reads zeros, or refuses. Holes and allocated pages are those of memory files; a file
+//! with a backing has none, because whatever is not in memory is on the backing.
 //!
 //! | mode | hole | allocated, not written | behind the end | the folio comes | who |
 //! |---|---|---|---|---|---|

@@ -1,13 +1,13 @@
 //! Copying what is resident: pages whose frames are neighbours at once, each page validated.
 //!
 //! Entries are gathered, not references: up to 64 in a row are loaded, their frames copied with one
-//! copy, and all of them loaded again ([`Stretch`]). Who holds no reference shares no write: the
-//! batch of references of the thread S costs a locked instruction and a line of memory a page, and
-//! a page that is evicted or written meanwhile is found out anyway (ablation: `read_modes.rs`).
-//! Pages of a region are referenced all the same: they do not stay mapped. The length is read again
-//! for each copy, with the Entries in hand. The walk is by position, and a page is left only when
-//! the position has moved past it: so a copy that an old length cut short in the middle of a folio
-//! goes on in the same folio, not behind it.
+//! copy, and all of them loaded again ([`Stretch`]). Who holds no reference shares no write: a
+//! batch of references, as proposed for reads of tmpfs (`gather.rs`), costs a locked instruction
+//! and a line of memory a page, and a page that is evicted or written meanwhile is found out anyway
+//! (ablation: `read_modes.rs`). Pages of a region are referenced all the same: they do not stay
+//! mapped. The length is read again for each copy, with the Entries in hand. The walk is by
+//! position, and a page is left only when the position has moved past it: so a copy that an old
+//! length cut short in the middle of a folio goes on in the same folio, not behind it.
 //!
 //! # Safety
 //! Copies out of frames that stay mapped, whatever becomes of their pages, or that it has

@@ -1,9 +1,9 @@
 //! Gathering: references to resident folios in a row, and what reads as zeros between them.
 //!
-//! After the batched read of the thread S (`kernel-notes`: SGP_GET): up to 31 uptodate folios are
-//! referenced at once, without a folio lock. The reference keeps the memory, the Entry vouches for
-//! the content. For `copy_to_fd.rs`, which hands frames to the kernel and so must keep them; a read
-//! copies by itself and needs none (`copy_stretch.rs`).
+//! After the batched read proposed for Linux's tmpfs (the mode `SGP_GET`, 2026): up to 31 uptodate
+//! folios are referenced at once, without a folio lock. The reference keeps the memory, the Entry
+//! vouches for the content. For `copy_to_fd.rs`, which hands frames to the kernel and so must keep
+//! them; a read copies by itself and needs none (`copy_stretch.rs`).
 
 use super::File;
 use super::access::{Access, OnAllocated};

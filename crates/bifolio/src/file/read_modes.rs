@@ -1,11 +1,11 @@
-//! The ablation of reads: with references, in batches as in the thread S, or a page at a time, as
-//! before it.
+//! The ablation of reads: with references, in batches as proposed for Linux's tmpfs (the mode
+//! `SGP_GET`, 2026), or a page at a time, as tmpfs does without it.
 //!
 //! One by one, each page is looked up, referenced, copied and put before the next is looked at; in
 //! the locked mode the folio lock is taken for a moment in between, to check whose it is and what
 //! it holds. In batches, up to 31 references are taken before the copies and put after them. Pages
 //! stay atomic: each is validated by its Entry, as everywhere. One by one, large folios go page by
-//! page, too, though the kernel before the thread copied as much of one as was asked for: at 2 MiB
+//! page, too, though tmpfs without the proposal copies as much of one as was asked for: at 2 MiB
 //! the figure is what a reference for each page costs. What is not resident is read as in the
 //! default mode. Compiled for benchmarks only.
 //!

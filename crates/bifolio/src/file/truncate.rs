@@ -1,9 +1,9 @@
 //! Changing the length.
 //!
 //! The length and the backing change between two write-outs (WRITEBACK-4). Of a cut, that comes
-//! first; then the folios behind the new end go, dirty or not; then what is behind the end in the
-//! folio that holds it becomes zeros (FILE-1). If the backing refuses, the old length stands again
-//! and nothing is lost.
+//! first; then what is behind the end in the folio that holds it becomes zeros (FILE-1); then the
+//! folios behind the new end go, dirty or not. If the backing refuses, or the spill, the old length
+//! stands again and nothing is lost.
 
 use super::File;
 use super::access::Access;
@@ -74,15 +74,24 @@ impl File {
         }
         // A cut must not find out that it cannot get at the bytes it is to zero.
         let _tail = self.hold_tail(len_bytes)?;
-        resizing.set_len(len_bytes)?;
-        self.forget_behind(len_bytes)
+        self.cut(&resizing, len_bytes)
     }
 
-    /// Drops what lies behind the new end of the file, which has been cut to `len_bytes` bytes.
+    fn cut(&self, resizing: &Resizing<'_>, len_bytes: u64) -> Result<()> {
+        let before_bytes = self.len();
+        resizing.set_len(len_bytes)?;
+        // A memory file's tail that was a hole, but written and spilled since, may be unreadable.
+        self.forget_behind(len_bytes).inspect_err(|_| resizing.undo_cut(before_bytes))
+    }
+
+    /// Drops what lies behind the new end of the file, which has been cut to `len_bytes` bytes; or
+    /// nothing, if it fails, which only a memory file's can.
     pub(super) fn forget_behind(&self, len_bytes: u64) -> Result<()> {
-        let folio_bytes = self.folio_bytes();
-        self.handle.inode.remove_folios_from(len_bytes.div_ceil(folio_bytes) * folio_bytes);
-        self.zero_tail(len_bytes)
+        let inode = &self.handle.inode;
+        inode.mapping.begin_walk_behind_end();
+        self.zero_tail(len_bytes)?;
+        inode.remove_folios_from(len_bytes.next_multiple_of(self.folio_bytes()));
+        Ok(())
     }
 
     /// Waits until nobody else changes the length, and prepares the file to be `len_bytes` long.
@@ -149,5 +158,44 @@ impl File {
             inode.zero_in_place(&folio, &lock, len_bytes..folio_end);
         }
         Ok(())
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::Cache;
+    use crate::sync::Ordering::Relaxed;
+    use std::fs;
+
+    /// The page that the end is to be in was a hole when the cut looked; it was written and spilled
+    /// before the length changed.
+    #[test]
+    fn a_cut_whose_last_page_cannot_be_read_leaves_the_length() {
+        const PAGES: u64 = 600;
+        let directory = tempfile::tempdir().unwrap();
+        let spill = directory.path().join("spill");
+        let cache = Cache::builder().memory(1 << 20).spill_file(&spill).build().unwrap();
+        let file = cache.memory_file("cut").unwrap();
+        for index in 0..PAGES {
+            file.write_all_at(&[7; PAGE_BYTES as usize], index * PAGE_BYTES).unwrap();
+        }
+        let inode = &file.handle.inode;
+        let is_spilled = |index| !inode.mapping.table().load(index, Relaxed).is_folio();
+        let spilled = (0..PAGES).find(|index| is_spilled(*index)).unwrap();
+        let bytes = fs::read(&spill).unwrap();
+        fs::write(&spill, &bytes[..PAGE_BYTES as usize]).unwrap();
+        let len_bytes = spilled * PAGE_BYTES + 100;
+        let resizing = inode.lock_resizing();
+        let error = file.cut(&resizing, len_bytes).unwrap_err();
+        assert!(matches!(error.kind(), ErrorKind::SpillRead { .. }), "{error:?}");
+        drop(resizing);
+        assert_eq!(file.len(), PAGES * PAGE_BYTES);
+        fs::write(&spill, &bytes).unwrap();
+        let mut found = vec![0; (PAGES * PAGE_BYTES) as usize];
+        file.read_exact_at(&mut found, 0).unwrap();
+        assert!(found.iter().all(|byte| *byte == 7), "bytes behind the new end are lost");
+        file.set_len(len_bytes).unwrap();
+        assert_eq!(file.len(), len_bytes);
     }
 }

@@ -126,12 +126,12 @@ impl File {
         let locked = self.handle.lock_folio(position >> PAGE_SHIFT, access)?;
         // Looked at under the folio lock: a cut of the file takes the folio's lock, or its place.
         if end > inode.mapping.len_bytes() && growth.is_none() {
-            self.settle(&locked);
+            self.settle(locked);
             return Ok(Err(Again::MustResize));
         }
         let copied = self.copy_into(&locked, bytes, position, follows);
         if !matches!(copied, Ok(Ok(()))) {
-            self.settle(&locked);
+            self.settle(locked);
             return copied.map(|copied| copied.map_err(|NoRoom| Again::NoRoom));
         }
         if let Some(growth) = growth {
@@ -186,25 +186,68 @@ impl File {
         bytes: &[u8],
     ) -> Result<std::result::Result<(), NoRoom>> {
         let inode = &self.handle.inode;
-        let was_dirty = locked.lock.flags.write_state().is_dirty();
-        if let Err(no_room) = inode.try_mark_dirty(&locked.folio, &locked.lock) {
-            return Ok(Err(no_room));
-        }
+        let room = match inode.make_room(&locked.lock) {
+            Ok(room) => room,
+            Err(no_room) => return Ok(Err(no_room)),
+        };
         let mut page = [0; PAGE_BYTES as usize];
         page[..bytes.len()].copy_from_slice(bytes);
         let pages = locked.lock.index()..locked.lock.index() + 1;
-        if let Err(error) = inode.install(pages, page.as_ptr(), true).1 {
-            inode.forget_dirt(&locked.folio, &locked.lock, was_dirty);
-            return Err(error);
-        }
+        // What the page had before, in the spill perhaps, is its content until this has worked.
+        inode.install(pages, page.as_ptr(), true).1?;
+        room.mark_dirty(&locked.folio, &locked.lock);
         inode.mapping.mark_uptodate(&locked.lock);
         Ok(Ok(()))
     }
 
-    /// A folio that was to be overwritten and is not: nobody may see what its frame held before.
-    fn settle(&self, locked: &Locked<'_>) {
-        if !locked.is_uptodate() && !locked.was_resident {
-            drop(self.handle.inode.remove_unfilled(&locked.folio, &locked.lock));
+    /// A folio that was to be overwritten and is not. If it came for this write, nobody may see
+    /// what its frame held before, nor does it stay behind the end of the file (MAPPING-4).
+    fn settle(&self, locked: Locked<'_>) {
+        let inode = &self.handle.inode;
+        let (is_uptodate, was_resident) = (locked.is_uptodate(), locked.was_resident);
+        let Locked { folio, lock, .. } = locked;
+        if was_resident {
+            // Others have it, or a cut that is under way takes it.
+        } else if !is_uptodate {
+            drop(inode.remove_unfilled(&folio, &lock));
+        } else if inode.mapping.was_cut(&lock) {
+            inode.remove_unwanted(folio, lock);
         }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::sync::Ordering::Relaxed;
+    use crate::{Cache, Feature, OpenOptions};
+    use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+
+    /// What a page has in the spill is its content until the bytes that replace it are there.
+    #[test]
+    fn a_page_that_cannot_be_installed_keeps_what_was_spilled() {
+        const PAGES: u64 = 600;
+        if !crate::Features::probe(&[]).has(Feature::UserFaults) {
+            return eprintln!("skipped: files cannot be mapped here");
+        }
+        let directory = tempfile::tempdir().unwrap();
+        let builder = Cache::builder().memory(1 << 20).spill_in(directory.path());
+        let cache = builder.build().unwrap();
+        let options = OpenOptions::new().read(true).write(true).mappable(true);
+        let file = cache.memory_file_with("spilled", &options).unwrap();
+        let page = [7; PAGE_BYTES as usize];
+        (0..PAGES).for_each(|index| file.write_all_at(&page, index * PAGE_BYTES).unwrap());
+        let inode = &file.handle.inode;
+        let entry = |index| inode.mapping.table().load(index, Relaxed);
+        let index = (0..PAGES).find(|index| inode.is_absent(entry(*index))).unwrap();
+        let address = inode.frames.region().unwrap().address(index).cast();
+        let flags = MapFlags::PRIVATE | MapFlags::FIXED;
+        // A place that the kernel's side of faults does not know refuses all pages.
+        // SAFETY: a page of the region that is not there, and that nobody touches below.
+        unsafe { mmap_anonymous(address, page.len(), ProtFlags::empty(), flags) }.unwrap();
+        let error = file.write_at(&[8; PAGE_BYTES as usize], index * PAGE_BYTES).unwrap_err();
+        assert!(matches!(error.kind(), crate::ErrorKind::Memory { .. }), "{error:?}");
+        assert!(inode.is_absent(entry(index)), "the page is a hole: {:?}", entry(index));
+        assert_eq!(cache.stats().dirty_bytes, 0);
     }
 }

@@ -229,7 +229,7 @@ impl Folios {
         }
     }
 
-    /// [`Self::try_get`] with the loop of the kernel before the thread.
+    /// [`Self::try_get`] with the kernel's loop.
     #[cfg(feature = "ablation")]
     #[inline(always)]
     pub(crate) fn try_get_compare_exchange(&self, id: FolioId) -> Result<FolioRef<'_>, TryGet> {

@@ -1,8 +1,9 @@
 //! The pin word: one 64-bit word that counts references and says when nobody may take one.
 //!
 //! Owned by a descriptor (`descriptor.rs`), which wraps every reference in a guard; nothing
-//! outside this folder sees the word. From the thread R in the design (a dedicated locked bit for
-//! the page reference count), with a generation added against reuse.
+//! outside this folder sees the word. After the dedicated bit that was proposed for the page
+//! reference count of Linux (`PAGEREF_LOCKED_BIT`, later `PAGEREF_FROZEN_BIT`, 2025 and 2026), with
+//! a generation added against reuse.
 //!
 //! ```text
 //!   63          40  39      38                                   0

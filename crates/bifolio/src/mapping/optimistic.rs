@@ -1,8 +1,8 @@
 //! The optimistic read: copy first, check afterwards (O1-O4 of `mapping/mod.rs`).
 //!
 //! The same idea as a sequence lock, with the sequence in the Entry; after the versioned pages of
-//! vmcache (SIGMOD 2023) and the kernel's reference-free read (thread of October 2025 on the
-//! fast path of the page cache read). It writes no shared memory. Where to copy from is the
+//! vmcache (SIGMOD 2023) and a read without a reference that was proposed for the fast path of the
+//! kernel's page cache (October 2025). It writes no shared memory. Where to copy from is the
 //! caller's business, so that the protocol runs unchanged under the model checker.
 
 use super::entry::Entry;

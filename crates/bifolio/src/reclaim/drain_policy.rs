@@ -1,5 +1,5 @@
-//! The ablation of invalidation: drains of all CPUs' batches, as in the kernel before the thread F
-//! and after it. For benchmarks only.
+//! The ablation of invalidation: drains of all CPUs' batches, as in the kernel without and with the
+//! proposal that the head of `invalidate.rs` tells of. For benchmarks only.
 
 use super::Reclaim;
 use super::invalidate::Invalidation;

@@ -1,11 +1,11 @@
 //! Invalidation: evicts what a file has resident in a range, because the caller will not need it,
 //! and says of each folio that stays why.
 //!
-//! After the thread F (`kernel-notes`, A3). There, a folio that could not be evicted made every CPU
-//! drain its LRU batches, whatever the reason; the thread counts the reasons, and drains all CPUs
-//! where a clean, unmapped folio has a reference too many, which may be a batch's. Here the
-//! descriptor remembers which batch may have it: only that one is asked, and drained only if it has
-//! the folio.
+//! After `POSIX_FADV_DONTNEED` of Linux, and a proposal for it (2026). In the kernel, a folio that
+//! cannot be evicted makes every CPU drain its LRU batches, whatever the reason; the proposal
+//! counts the reasons, and drains all CPUs where a clean, unmapped folio has a reference too many,
+//! which may be a batch's. Here the descriptor remembers which batch may have it: only that one is
+//! asked, and drained only if it has the folio.
 //!
 //! PROTOCOL, as two columns:
 //!

@@ -1,10 +1,11 @@
 //! Unmapping: folios of regions are evicted a batch at a time, with one flush of the other CPUs'
 //! translations for all of them.
 //!
-//! After the thread V (`kernel-notes`, A4), which unmaps dirty folios one by one but flushes once
-//! for 31 of them before their write-out. Raw writers may be at work on the pages all the time, and
-//! nothing stops them but the unmapping itself. So the pages are unmapped first, as in the kernel,
-//! and what is written out is a copy of what they held when the last translation was gone:
+//! After a proposal for the kernel's `shrink_folio_list` (2026), which unmaps dirty folios one by
+//! one but flushes once for 31 of them before their write-out. Raw writers may be at work on the
+//! pages all the time, and nothing stops them but the unmapping itself. So the pages are unmapped
+//! first, as in the kernel, and what is written out is a copy of what they held when the last
+//! translation was gone:
 //!
 //! ```text
 //!  EVICT a batch (here)                         RAW ACCESS, LOOKUP (fault, read_at, pin ...)

@@ -1,4 +1,4 @@
-//! The pin word (`folio/pin.rs`): the four litmus tests of the thread R, and what they leave out.
+//! The pin word (`folio/pin.rs`): the four litmus tests of the kernel's proposal, and the rest.
 //!
 //! Integer properties stand on the total order of read-modify-writes on one word; `search_pin`
 //! proves them for every interleaving of a narrow word. The weak-memory properties, of what is

@@ -82,7 +82,7 @@ impl Layout {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Variant {
     Ours,
-    /// A failed get tries to wipe once, as the thread's first patch did.
+    /// A failed get tries to wipe once, as the kernel's first proposal did.
     WipesOnce,
     /// A failed get takes back what it added.
     Subtracts,
@@ -373,8 +373,8 @@ fn search_r9_failed_gets_never_unfreeze() {
     }
 }
 
-/// R9, the other way round: with one try to wipe, as the thread's first patch had it, two getters
-/// carry the count through FROZEN. So the loop is needed, and the search can fail.
+/// R9, the other way round: with one try to wipe, as the kernel's first proposal had it, two
+/// getters carry the count through FROZEN. So the loop is needed, and the search can fail.
 #[test]
 fn search_r9_wiping_once_loses_frozen() {
     for count_bits in 3..=5 {

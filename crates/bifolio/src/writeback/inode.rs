@@ -12,7 +12,7 @@ use super::errors::{ErrorCursor, WriteErrors};
 use super::flush::Flushes;
 use super::flusher::Flusher;
 use super::store::{DiskStore, MemoryStore, Store};
-use super::throttle::DirtyPages;
+use super::throttle::{DirtyPages, NoRoom, RoomForDirt};
 use crate::error::{Error, ErrorKind, Result};
 use crate::folio::{Flag, Folio, FolioId, FolioRef, Frozen, LockedFolio};
 use crate::frames::Frames;
@@ -64,10 +64,6 @@ pub(crate) struct Inode {
     /// The most the file may grow to, bytes.
     pub(crate) len_max_bytes: u64,
 }
-
-/// As much is dirty as may be; nothing was changed.
-#[derive(Debug)]
-pub(crate) struct NoRoom;
 
 /// How large a file is, and what its unit is.
 #[derive(Clone, Copy, Debug)]
@@ -224,23 +220,27 @@ impl Inode {
         folio: &FolioRef<'_>,
         locked: &LockedFolio<'_>,
     ) -> std::result::Result<(), NoRoom> {
-        let Some(device) = &self.device else {
-            self.mark_dirty(folio, locked);
-            return Ok(());
-        };
+        self.make_room(locked)?.mark_dirty(folio, locked);
+        Ok(())
+    }
+
+    /// Makes sure that there is room for the folio among what is dirty, and changes nothing yet.
+    /// Waits as [`Self::try_mark_dirty`].
+    pub(crate) fn make_room(
+        &self,
+        locked: &LockedFolio<'_>,
+    ) -> std::result::Result<RoomForDirt<'_>, NoRoom> {
         self.wait_for_write_out(locked);
         // Clean or dirty: under the folio lock, and with no write-out in flight, it stays so.
-        if locked.flags.write_state().is_dirty() {
-            return Ok(());
+        let is_dirty = locked.flags.write_state().is_dirty();
+        let mut room = RoomForDirt { inode: self, counted_pages: 0 };
+        if let Some(device) = self.device.as_ref().filter(|_| !is_dirty) {
+            if !self.flusher.try_add(device, locked.pages()) {
+                return Err(NoRoom);
+            }
+            room.counted_pages = locked.pages();
         }
-        if !self.flusher.try_add(device, locked.pages()) {
-            return Err(NoRoom);
-        }
-        let marked = self.dirty.mark_counted(&self.memory.folios, folio.id());
-        debug_assert!(marked.is_new, "{:?} has become dirty without its lock", folio.id());
-        self.enlist_if(marked.must_enlist);
-        self.flusher.note_dirty(device);
-        Ok(())
+        Ok(room)
     }
 
     /// Holds the caller until the folio that has `position_bytes` may become dirty. No folio lock
@@ -299,21 +299,9 @@ impl Inode {
     }
 
     /// Makes the file known to the flusher as one that may have something dirty.
-    fn enlist_if(&self, must_enlist: bool) {
+    pub(super) fn enlist_if(&self, must_enlist: bool) {
         if must_enlist && let Some(device) = &self.device {
             self.flusher.enlist(device, &self.this, |files| &mut files.dirty);
-        }
-    }
-
-    /// A folio was marked dirty, and its bytes are as they were: it is dirty if it was before.
-    pub(crate) fn forget_dirt(
-        &self,
-        folio: &FolioRef<'_>,
-        _locked: &LockedFolio<'_>,
-        was_dirty: bool,
-    ) {
-        if !was_dirty {
-            self.dirty.forget(&self.memory.folios, folio.id());
         }
     }
 

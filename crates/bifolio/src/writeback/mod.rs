@@ -72,6 +72,7 @@ pub(crate) use batch::{CopyAt, Leaving};
 pub(crate) use dirty::InFlight;
 pub(crate) use errors::ErrorCursor;
 pub(crate) use flusher::{Flusher, FlusherSettings, FlusherThreads};
-pub(crate) use inode::{FileSize, Inode, NoRoom, Services};
+pub(crate) use inode::{FileSize, Inode, Services};
 pub(crate) use leaving::LeavingBatch;
 pub(crate) use resizing::Resizing;
+pub(crate) use throttle::NoRoom;

@@ -48,6 +48,17 @@ impl Inode {
     /// stays for maps to see until the page is filled anew.
     pub(crate) fn discard_dirty(&self) -> Result<u64> {
         self.mark_stored_in(&ALL_BYTES)?;
+        Ok(self.discard(false))
+    }
+
+    /// Drops everything; the file has no handle. Tells as [`Self::discard_dirty`].
+    pub(crate) fn discard_all(&self) -> u64 {
+        self.discard(true)
+    }
+
+    /// Drops every folio that is dirty, or every one; how many bytes of the file were in dirty
+    /// ones. Waits for write-outs that are in flight.
+    fn discard(&self, everything: bool) -> u64 {
         let len_bytes = self.mapping.len_bytes();
         let discarded_bytes = Cell::new(0);
         let is_unwanted = |locked: &LockedFolio<'_>| {
@@ -57,20 +68,11 @@ impl Inode {
                 let bytes = len_bytes.saturating_sub(start).min(locked.pages() * PAGE_BYTES);
                 discarded_bytes.update(|sum| sum + bytes);
             }
-            is_dirty
+            is_dirty || everything
         };
         self.remove_folios(Removal::new(self, Held::Kept), 0..u64::MAX, is_unwanted);
         self.forget_failed_flush();
-        Ok(discarded_bytes.get())
-    }
-
-    /// Drops everything; the file has no handle. Tells how many bytes were not written.
-    pub(crate) fn discard_all(&self) -> u64 {
-        self.dirty.wait_for_in_flight();
-        let bytes = self.unwritten_bytes();
-        self.remove_folios_from(0);
-        self.forget_failed_flush();
-        bytes
+        discarded_bytes.get()
     }
 
     /// Takes a locked folio out of the table whose bytes are no longer wanted, dirty or not; no

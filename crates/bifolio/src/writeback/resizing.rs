@@ -8,6 +8,7 @@
 //! | [`Resizing::extend`] | writes, `allocate` | after the bytes are there | by write-outs, later |
 //! | [`Resizing::set_len`], shorter | `set_len` | first: readers see no missing bytes | then |
 //! | [`Resizing::set_len`], longer | `set_len` | then | first: it may refuse |
+//! | [`Resizing::undo_cut`] | a cut that fails | as before | as before |
 //! | [`Resizing::cut_to_backing`] | `discard_dirty` | as the backing's, if longer | is asked |
 //!
 //! Lock order: `resizing`, then folio locks, one at a time and not during a change, then `cutting`.
@@ -59,8 +60,20 @@ impl Resizing<'_> {
             Store::Disk(disk) => disk.set_len(len_bytes),
             Store::Memory(_) => Ok(()),
         };
-        inode.mapping.set_len_bytes(if result.is_ok() { len_bytes } else { before_bytes });
+        match &result {
+            Ok(()) => inode.mapping.set_len_bytes(len_bytes),
+            Err(_) => self.undo_cut(before_bytes),
+        }
         result
+    }
+
+    /// The file has the length again that it had before a cut of which only the length was seen.
+    pub(crate) fn undo_cut(&self, before_bytes: u64) {
+        self.inode.mapping.set_len_bytes(before_bytes);
+        if let Some(region) = self.inode.frames.region() {
+            // Faults that were refused by the shorter length are judged again (R3).
+            region.end_growth();
+        }
     }
 
     /// Cuts the file to the length of its backing, if it is longer; returns its length then. Blocks

@@ -129,12 +129,14 @@ fn a_file_without_a_handle_is_given_up_by_the_cache() {
     }
     let file = faulty.open(&cache);
     file.write_at(&[1; 5000], PAGE).unwrap();
+    // In the last page, of which the file has 100 bytes.
+    file.write_at(&[1; 10], LENGTH as u64 - 10).unwrap();
     open.write_at(b"kept", 0).unwrap();
     drop(file);
     error_of(cache.close(), &["os error 28"]);
     let discarded = cache.discard_closed().unwrap();
     assert_eq!(discarded.len(), 1, "{discarded:?}");
-    assert_eq!((&*discarded[0].file, discarded[0].bytes), ("faulty memory", 2 * PAGE));
+    assert_eq!((&*discarded[0].file, discarded[0].bytes), ("faulty memory", 2 * PAGE + 100));
     assert_eq!(cache.stats().dirty_bytes, PAGE, "what has a handle stays");
     assert_eq!(cache.discard_closed().unwrap(), []);
     others.backing.heal();

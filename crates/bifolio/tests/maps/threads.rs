@@ -53,11 +53,19 @@ impl Owns {
 /// What each word must hold at least: told before and after each store.
 struct Ledger {
     stored: Vec<AtomicU64>,
+    /// How many stores each thread has made.
+    stores: [AtomicU64; THREADS as usize],
+    syncs: AtomicU64,
 }
 
 impl Ledger {
     fn new() -> Self {
-        Self { stored: (0..PAGES * PAGE / 8).map(|_| AtomicU64::new(0)).collect() }
+        let stored = (0..PAGES * PAGE / 8).map(|_| AtomicU64::new(0)).collect();
+        Self { stored, stores: Default::default(), syncs: AtomicU64::new(0) }
+    }
+
+    fn stores(&self) -> [u64; THREADS as usize] {
+        self.stores.each_ref().map(|count| count.load(Ordering::Relaxed))
     }
 
     fn at(&self, place: u64) -> &AtomicU64 {
@@ -65,10 +73,9 @@ impl Ledger {
     }
 }
 
-/// Counts in words of its own until the end; how many stores.
-fn count(start: Address, owns: Owns, number: u64, ledger: &Ledger, stop: &AtomicBool) -> u64 {
+/// Counts in words of its own until the end.
+fn count(start: Address, owns: Owns, number: u64, ledger: &Ledger, stop: &AtomicBool) {
     let mut random = Rng::with_seed(number);
-    let mut stores = 0;
     while !stop.load(Ordering::Relaxed) {
         // Several stores near each other, as programs make them.
         let place = owns.place(number, &mut random);
@@ -80,10 +87,9 @@ fn count(start: Address, owns: Owns, number: u64, ledger: &Ledger, stop: &Atomic
             word.store(found + 1, Ordering::Relaxed);
             // Release: pairs with the Acquire in `sync_and_look`: the store comes first.
             ledger.at(place).store(found + 1, Ordering::Release);
-            stores += 1;
+            ledger.stores[number as usize].fetch_add(1, Ordering::Relaxed);
         }
     }
-    stores
 }
 
 /// Reads a second file, and changes the bound, until the end.
@@ -101,7 +107,7 @@ fn evict(cache: &Cache, other: &File, bytes: &[u8], stop: &AtomicBool) {
 
 /// Syncs, and looks at the file from outside, until the end: all that was counted before a sync is
 /// there after it.
-fn sync_and_look(file: &File, path: &Path, ledger: &Ledger, stop: &AtomicBool) -> u32 {
+fn sync_and_look(file: &File, path: &Path, ledger: &Ledger, stop: &AtomicBool) {
     // Past the kernel's page cache: pages of it that a reader holds are a collision with our
     // direct writes, which the kernel reports as an error.
     let direct = fs::File::options().read(true).custom_flags(libc::O_DIRECT).open(path);
@@ -110,12 +116,11 @@ fn sync_and_look(file: &File, path: &Path, ledger: &Ledger, stop: &AtomicBool) -
     let mut memory = vec![0; length + PAGE as usize];
     let start = memory.as_ptr().align_offset(PAGE as usize);
     let found = &mut memory[start..start + length];
-    let mut syncs = 0;
     while !stop.load(Ordering::Relaxed) {
         // Acquire: pairs with the Release in `count`.
         let before: Vec<u64> =
             ledger.stored.iter().map(|word| word.load(Ordering::Acquire)).collect();
-        if syncs % 2 == 0 {
+        if ledger.syncs.load(Ordering::Relaxed).is_multiple_of(2) {
             file.sync_data().unwrap();
         } else {
             file.sync_range(0..file.len()).unwrap();
@@ -126,9 +131,8 @@ fn sync_and_look(file: &File, path: &Path, ledger: &Ledger, stop: &AtomicBool) -
             let page = number * 8 / PAGE;
             assert!(found >= before, "page {page}: {before} was synced, {found} is on the disk");
         }
-        syncs += 1;
+        ledger.syncs.fetch_add(1, Ordering::Relaxed);
     }
-    syncs
 }
 
 /// Where the counters are.
@@ -151,14 +155,11 @@ fn run(way: Way, owns: Owns, place: &Place, duration: Duration) {
     // Each thread has a map of its own.
     let mut maps: Vec<_> = (0..THREADS).map(|_| file.map_mut(0..PAGES * PAGE).unwrap()).collect();
     let (ledger, stop) = (Ledger::new(), AtomicBool::new(false));
-    let counts: Vec<u64> = thread::scope(|scope| {
+    thread::scope(|scope| {
         let (ledger, stop) = (&ledger, &stop);
         scope.spawn(|| evict(&cache, &other, &bytes, stop));
         if let Place::Disk = place {
-            scope.spawn(|| {
-                let syncs = sync_and_look(&file, &counters, ledger, stop);
-                assert!(syncs > 0, "no sync");
-            });
+            scope.spawn(|| sync_and_look(&file, &counters, ledger, stop));
         }
         let threads: Vec<_> = (0..)
             .zip(&mut maps)
@@ -175,17 +176,16 @@ fn run(way: Way, owns: Owns, place: &Place, duration: Duration) {
         let is_enough = || {
             let elapsed = begun.elapsed();
             let most = Duration::from_secs(60);
-            elapsed > most || elapsed > duration && cache.stats().unmapped_pages > UNMAPPED_MIN
+            elapsed > most || elapsed > duration && has_tried_much(&cache, ledger, place)
         };
         while !is_enough() && threads.iter().all(|thread| !thread.is_finished()) {
             thread::sleep(Duration::from_millis(5));
         }
         stop.store(true, Ordering::Relaxed);
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
     });
-    assert!(counts.iter().all(|count| *count > 100), "{counts:?} stores");
-    let stats = cache.stats();
-    assert!(stats.unmapped_pages > UNMAPPED_MIN, "few were evicted: {stats:?}");
+    let (counts, stats) = (ledger.stores(), cache.stats());
+    assert!(has_tried_much(&cache, &ledger, place), "{counts:?} stores, {stats:?}");
     println!("{way:?} {owns:?}: {counts:?} stores, {} late", stats.stored_late_pages);
     drop(maps);
     let expected: Vec<u8> =
@@ -199,8 +199,18 @@ fn run(way: Way, owns: Owns, place: &Place, duration: Duration) {
     cache.close().unwrap();
 }
 
-/// Pages that must have been evicted, or a run has tried little.
+/// Pages that must have been evicted, and stores that each thread must have made, or a run has
+/// tried little.
 const UNMAPPED_MIN: u64 = 300;
+const STORES_MIN: u64 = 100;
+
+/// Whether a run may end.
+fn has_tried_much(cache: &Cache, ledger: &Ledger, place: &Place) -> bool {
+    let has_synced = matches!(place, Place::Memory) || ledger.syncs.load(Ordering::Relaxed) > 0;
+    let has_stored = ledger.stores().iter().all(|count| *count > STORES_MIN);
+    has_synced && has_stored && cache.stats().unmapped_pages > UNMAPPED_MIN
+}
+
 const SHORT: Duration = Duration::from_millis(400);
 
 #[test]

@@ -44,9 +44,11 @@ impl Handle {
     ) -> std::result::Result<u64, Refused> {
         let index = pages.start;
         let mapping = &self.inode.mapping;
-        let pages = index..pages.end.min(mapping.len_bytes().div_ceil(PAGE_BYTES));
+        // Read once: the file may grow or be cut at any moment.
+        let len_bytes = mapping.len_bytes();
+        let pages = index..pages.end.min(len_bytes.div_ceil(PAGE_BYTES));
         let refused = |error| (index, error);
-        if index * PAGE_BYTES >= mapping.len_bytes() {
+        if index * PAGE_BYTES >= len_bytes {
             return Err(refused(self.past_end(index * PAGE_BYTES, 1)));
         }
         // Acquire: pairs with the Release in `unlink`, as in `claim_run`.
