@@ -17,7 +17,7 @@ use support::{assert_same, directory, random_file, read, read_all, run_alone, wr
 
 const VARIABLE: &str = "BIFOLIO_TEST_FORK";
 /// The child is killed after this many seconds.
-const CHILD_SECONDS_MAX: u32 = 20;
+const CHILD_SECONDS_MAX: u32 = 120;
 
 /// Runs `body` in a forked child; what it answers becomes the child's exit status.
 fn in_child(body: impl FnOnce() -> i32) -> i32 {

@@ -151,7 +151,11 @@ fn advice_for_all_files_reaches_each() {
     drop(pin);
     assert_eq!(cache.advise_all(Advice::Cold).unwrap(), Outcome::default());
     wait_for_stats(&cache, "clean", |stats| stats.dirty_bytes == 0);
-    assert_eq!(cache.advise_all(Advice::DontNeed).unwrap().evicted, 2);
+    // In vain while the write-out that has made one of them clean lets go of it.
+    let mut evicted = 0;
+    while evicted < 2 {
+        evicted += cache.advise_all(Advice::DontNeed).unwrap().evicted;
+    }
     assert_eq!(cache.advise_all(Advice::DontNeed).unwrap(), Outcome::default());
 }
 

@@ -14,6 +14,7 @@ mod residency;
 #[path = "../support/mod.rs"]
 mod support;
 
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::thread;
 
@@ -67,6 +68,20 @@ fn store(map: &mut MapMut, position: u64, byte: u8) {
 /// Evicts what can go of the whole file.
 fn evict(file: &File) -> Outcome {
     file.advise(0..file.len(), Advice::DontNeed).unwrap()
+}
+
+/// Evicts until so many folios have gone, and no others; what it came to. A folio that was read or
+/// written by somebody else stays until he has let go of it, a moment after everybody sees that.
+#[track_caller]
+fn evict_all(file: &File, folios: u64) -> Outcome {
+    let sum = RefCell::new(Outcome::default());
+    support::wait_until("all folios go", || {
+        *sum.borrow_mut() += evict(file);
+        sum.borrow().evicted >= folios
+    });
+    let sum = sum.into_inner();
+    assert_eq!(sum.evicted, folios, "{sum}");
+    sum
 }
 
 /// Pages of the file that are in memory.

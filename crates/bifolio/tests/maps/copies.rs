@@ -12,7 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use bifolio::{Backing, IoSource, IoTarget};
-use bifolio_testing::{Gate, MemoryBacking};
+use bifolio_testing::{Call, Fault, FaultyBacking, Gate, MemoryBacking};
 
 use crate::setup::{Address, Way, word};
 use crate::support::{PAGE, assert_same, read_all};
@@ -169,54 +169,17 @@ fn the_first_map_for_writing_waits_for_write_outs() {
     }
 }
 
-/// A backing whose writes wait at a gate.
-#[derive(Debug)]
-struct Gated {
-    stored: MemoryBacking,
-    gate: Gate,
-}
-
-impl Backing for Gated {
-    fn read_at(&self, target: &mut IoTarget<'_>, position_bytes: u64) -> io::Result<usize> {
-        self.stored.read_at(target, position_bytes)
-    }
-
-    fn write_at(&self, source: &IoSource<'_>, position_bytes: u64) -> io::Result<usize> {
-        self.gate.pass();
-        self.stored.write_at(source, position_bytes)
-    }
-
-    fn sync_data(&self) -> io::Result<()> {
-        Ok(())
-    }
-
-    fn sync_all(&self) -> io::Result<()> {
-        Ok(())
-    }
-
-    fn len_bytes(&self) -> io::Result<u64> {
-        self.stored.len_bytes()
-    }
-
-    fn set_len(&self, length_bytes: u64) -> io::Result<()> {
-        self.stored.set_len(length_bytes)
-    }
-
-    fn describe(&self) -> String {
-        "gated".to_owned()
-    }
-}
-
 #[test]
 fn a_stuck_write_of_a_map_holds_up_no_other_file() {
     for way in Way::modes() {
         let cache = way.builder(2 << 20).build().unwrap();
         let gate = Gate::new();
-        let gated = |gate| Arc::new(Gated { stored: MemoryBacking::new(vec![0; LENGTH]), gate });
-        let (stuck, open) = (gated(gate.clone()), gated(Gate::new()));
-        open.gate.open();
-        let [stuck_file, open_file] = [&stuck, &open].map(|backing| {
-            let file = cache.open_backing(backing.clone(), &way.options()).unwrap();
+        let [stuck, open, more] = [(); 3].map(|()| Arc::new(MemoryBacking::new(vec![0; LENGTH])));
+        let gated = FaultyBacking::over(stuck.clone());
+        gated.inject(Fault::on(Call::Write).forever().held(&gate));
+        let backings: [Arc<dyn Backing>; 2] = [Arc::new(gated), open.clone()];
+        let [stuck_file, open_file] = backings.map(|backing| {
+            let file = cache.open_backing(backing, &way.options()).unwrap();
             let mut map = file.map_mut(0..file.len()).unwrap();
             for page in 0..PAGES {
                 word(map.as_mut_ptr(), page * PAGE).store(page + 1, Ordering::Relaxed);
@@ -229,14 +192,13 @@ fn a_stuck_write_of_a_map_holds_up_no_other_file() {
             let sync = scope.spawn(|| stuck_file.sync_data());
             gate.wait_for_arrivals(1);
             open_file.sync_data().unwrap();
-            assert_same(&open.stored.bytes(), &read_all(&open_file));
+            assert_same(&open.bytes(), &read_all(&open_file));
             // Nor does it keep pages from being read in.
-            let more = gated(Gate::new());
             let more_file = cache.open_backing(more, &way.options()).unwrap();
             assert_eq!(read_all(&more_file), vec![0; LENGTH]);
             gate.open();
             sync.join().unwrap().unwrap();
         });
-        assert_same(&stuck.stored.bytes(), &read_all(&stuck_file));
+        assert_same(&stuck.bytes(), &read_all(&stuck_file));
     }
 }

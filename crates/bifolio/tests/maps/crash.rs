@@ -190,7 +190,7 @@ fn fork(way: Way) {
     let forked = unsafe { libc::fork() };
     if forked == 0 {
         // SAFETY: it only sets a timer, whose signal ends the process.
-        unsafe { libc::alarm(20) };
+        unsafe { libc::alarm(120) };
         let answers = [
             is_forked(map.prefetch(0..PAGE)),
             is_forked(map.sync(0..PAGE)),

@@ -66,7 +66,7 @@ fn faults_at_pinned_pages_keep_nobody_waiting() {
     let ways = Way::modes();
     if let Ok(number) = std::env::var(VARIABLE) {
         // SAFETY: it only sets a timer, whose signal ends the process.
-        unsafe { libc::alarm(30) };
+        unsafe { libc::alarm(120) };
         return touch_with_pins(ways[number.parse::<usize>().unwrap()]);
     }
     for (number, way) in ways.iter().enumerate().filter(|(_, it)| it.faults == FaultMode::Threads) {

@@ -56,7 +56,7 @@ fn threads_that_cannot_be_started_are_an_error() {
     const NAME: &str = "limits::threads_that_cannot_be_started_are_an_error";
     if std::env::var(VARIABLE).is_ok() {
         // SAFETY: it only sets a timer, whose signal ends the process.
-        unsafe { libc::alarm(20) };
+        unsafe { libc::alarm(120) };
         return start_too_many_threads();
     }
     if rustix::process::geteuid().is_root() && files_can_be_mapped() {

@@ -119,7 +119,7 @@ fn kept_pages_that_are_lost_poison_the_cache() {
     let ways = Way::modes();
     if let Ok(number) = std::env::var(VARIABLE) {
         // SAFETY: it only sets a timer, whose signal ends the process.
-        unsafe { libc::alarm(60) };
+        unsafe { libc::alarm(120) };
         return lose_kept_pages(ways[number.parse::<usize>().unwrap()]);
     }
     run_to_a_good_end(NAME, ways.len());
@@ -131,7 +131,7 @@ fn pages_that_cannot_be_put_back_poison_the_cache_in_time() {
     let ways = Way::modes();
     if let Ok(number) = std::env::var(VARIABLE) {
         // SAFETY: it only sets a timer, whose signal ends the process.
-        unsafe { libc::alarm(60) };
+        unsafe { libc::alarm(120) };
         return find_no_memory(ways[number.parse::<usize>().unwrap()]);
     }
     run_to_a_good_end(NAME, ways.len());
