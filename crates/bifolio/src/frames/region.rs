@@ -141,6 +141,7 @@ impl Region {
         let bytes = bytes.ok_or(io::ErrorKind::OutOfMemory)?;
         let memory = Reservation::new(bytes, super::CHUNK_BYTES as usize)?;
         memory.refuse_huge_pages();
+        memory.refuse_merging();
         memory.skip_on_fork()?;
         userfault.register(memory.as_ptr(), memory.len())?;
         Ok(Self {

@@ -85,6 +85,12 @@ impl Reservation {
         let _ = self.advise(0, self.length_bytes, Advice::LinuxNoHugepage);
     }
 
+    /// Asks the kernel never to merge pages of this memory with equal ones, as it may in a process
+    /// that has allowed that (`PR_SET_MEMORY_MERGE`). A kernel that cannot merge refuses.
+    pub(crate) fn refuse_merging(&self) {
+        let _ = self.advise(0, self.length_bytes, Advice::LinuxUnmergeable);
+    }
+
     /// As [`Self::refuse_huge_pages`], for a part; from now on the kernel makes no huge page of it
     /// by itself either.
     ///

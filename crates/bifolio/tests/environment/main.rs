@@ -335,3 +335,37 @@ fn reservations_are_refused_where_the_system_overcommits_nothing() {
     fs::write(OVERCOMMIT, "2").unwrap();
     check_refusal_of_reservations(directory.path());
 }
+
+/// What the kernel notes of the mapping that has `address`: two letters a flag.
+fn kernel_flags(address: *const u8) -> String {
+    let has = |line: &str| {
+        let ends = line.split(' ').next().and_then(|range| range.split_once('-'));
+        let number = |text| usize::from_str_radix(text, 16).ok();
+        let ends = ends.and_then(|(start, end)| Some(number(start)?..number(end)?));
+        ends.is_some_and(|range| range.contains(&address.addr()))
+    };
+    let maps = fs::read_to_string("/proc/self/smaps").unwrap();
+    let mut lines = maps.lines().skip_while(|line| !has(line));
+    lines.find_map(|line| line.strip_prefix("VmFlags:")).unwrap().to_owned()
+}
+
+/// A merged page would be copied by the next store: one that comes while the page is evicted would
+/// go to the copy, and be lost.
+#[test]
+fn pages_of_maps_are_not_merged_with_others() {
+    in_a_child("pages_of_maps_are_not_merged_with_others", false, || {
+        // SAFETY: it lets the kernel merge pages of this process that are equal.
+        let answer = unsafe { libc::prctl(libc::PR_SET_MEMORY_MERGE, 1, 0, 0, 0) };
+        if answer != 0 || !files_can_be_mapped() {
+            return eprintln!("skipped: the kernel merges no pages");
+        }
+        let cache = Cache::builder().memory(1 << 20).build().unwrap();
+        for mode in MODES {
+            let options = writable().mappable(true).faults(mode);
+            let file = cache.memory_file_with("mapped", &options).unwrap();
+            file.set_len(PAGE).unwrap();
+            let flags = kernel_flags(file.map(0..PAGE).unwrap().as_ptr());
+            assert!(!flags.contains(" mg"), "{flags}");
+        }
+    });
+}

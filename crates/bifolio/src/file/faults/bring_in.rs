@@ -56,6 +56,9 @@ impl Handle {
         if seen.is_ready() || seen.is_folio() && !self.is_missing(index) {
             return Ok(index + 1);
         }
+        // The length may be another by now. A cut that comes before the page is in the table is
+        // found under its lock (`Mapping::was_cut`); one that comes later finds the page there, and
+        // waits for that lock: so none is left behind the end.
         let claimed = if self.inode.is_absent(seen) {
             let plan = self.plan_after_miss(pages.clone());
             let end = plan.as_ref().map_or(index + 1, |plan| plan.end_from(index));
