@@ -34,11 +34,11 @@ pub fn resident_bytes() -> u64 {
 }
 
 /// Whether a cache had more than it may: `with` was resident when it was at rest, `without` when it
-/// was gone.
+/// was gone. Nothing can be said under a sanitizer, which has memory for itself (`cargo x san`).
 pub fn check_resident(stats: &Stats, with: u64, without: u64) -> Result<(), Violation> {
     let resident = with.saturating_sub(without);
     let allowed = stats.bound_bytes + stats.bound_bytes / 50 + SLACK_BYTES;
-    if resident <= allowed {
+    if resident <= allowed || std::env::var_os("BIFOLIO_SANITIZED").is_some() {
         return Ok(());
     }
     let bound = stats.bound_bytes;
