@@ -64,6 +64,8 @@ pub(super) struct State {
     pub(super) available: [Available; ORDER_MAX as usize + 1],
     /// What misses got last, newest first.
     pub(super) lately: [FolioId; LATELY],
+    /// Folios that came in order and found no row with room.
+    pub(super) crowded: u32,
     /// Pages of free slots.
     pub(super) free_pages: u64,
     /// Resident pages that are in no folio: those, and what lies between folios of other orders.
@@ -93,6 +95,8 @@ pub(crate) struct Arena {
     pub(super) grown: Condvar,
     /// Whether another chunk should be made resident before it is needed.
     wants_chunk: AtomicBool,
+    /// Mirrors `State::wants_rows`.
+    wants_rows: AtomicBool,
     /// Mirrors the budget's bound.
     bound_pages: AtomicU64,
     /// Mirrors `free_pages` plus what the budget still allows, for the watermarks.
@@ -127,6 +131,7 @@ impl Arena {
             chunks_max: chunks as usize,
             available: Default::default(),
             lately: [FolioId::default(); LATELY],
+            crowded: 0,
             free_pages: 0,
             unused_pages: 0,
             frame_pages: 0,
@@ -145,6 +150,7 @@ impl Arena {
             state: Mutex::new(state),
             grown: Condvar::new(),
             wants_chunk: AtomicBool::new(false),
+            wants_rows: AtomicBool::new(false),
             bound_pages: AtomicU64::new(bound_bytes / PAGE_BYTES),
             obtainable_pages,
             left_pages: AtomicU64::new(bound_bytes / FRAME_BYTES),
@@ -230,6 +236,7 @@ impl Arena {
                 continue;
             }
             if let Some(found) = state.odd_slot(order, None) {
+                state.note_crowded(near);
                 break found;
             }
             if state.is_growing {
@@ -360,7 +367,21 @@ impl Arena {
         self.wants_chunk.load(Ordering::Relaxed)
     }
 
+    /// Whether a row should be cleared for what comes in order; a hint.
+    pub(crate) fn wants_rows(&self) -> bool {
+        self.wants_rows.load(Ordering::Relaxed)
+    }
+
+    /// Whether a row should be cleared; the caller will, or tries to.
+    pub(crate) fn take_wanted_row(&self) -> bool {
+        let mut state = self.state.lock();
+        let is_wanted = state.take_wanted_row();
+        self.publish(&state);
+        is_wanted
+    }
+
     pub(super) fn publish(&self, state: &State) {
+        self.wants_rows.store(state.wants_rows(), Ordering::Relaxed);
         self.wants_chunk.store(state.wants_chunk(), Ordering::Relaxed);
         self.obtainable_pages.store(state.obtainable_pages(), Ordering::Relaxed);
         self.loose_pages.store(state.loose.pages(), Ordering::Relaxed);

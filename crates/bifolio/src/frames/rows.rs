@@ -13,6 +13,10 @@
 //!             is in a row came, and will leave, at the same time
 //!   a move: the fullest row of a chunk, from its end
 //! ```
+//!
+//! A miss whose neighbour came just now, and that gets an odd slot, is *crowded*: it is part of a
+//! file that is being filled, and there is no row for it. For a row of those, one is wanted, and
+//! reclaim clears one at a higher price (`reclaim::rows`).
 
 use super::arena::State;
 use super::chunk::{CHUNK_PAGES, Chunk};
@@ -25,6 +29,9 @@ pub(crate) const ROW_PAGES: u32 = 16;
 /// How many of the slots that were taken last are remembered: a file that is being filled has its
 /// last one among them, unless more than so many are filled at the same time.
 pub(super) const LATELY: usize = 8;
+
+/// The most crowded folios that are remembered: what was filled long ago wants no rows now.
+const CROWDED_MAX: u32 = CHUNK_PAGES;
 
 /// A row: its chunk, and its number there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -140,6 +147,24 @@ impl State {
     pub(super) fn note_taken(&mut self, id: FolioId) {
         self.lately.rotate_right(1);
         self.lately[0] = id;
+    }
+
+    /// Remembers that a miss got an odd slot.
+    pub(super) fn note_crowded(&mut self, near: Option<FolioId>) {
+        if near.is_some_and(|near| self.lately.contains(&near)) {
+            self.crowded = (self.crowded + 1).min(CROWDED_MAX);
+        }
+    }
+
+    pub(super) fn wants_rows(&self) -> bool {
+        self.crowded >= ROW_PAGES
+    }
+
+    /// Whether a row is wanted, which it is no longer then.
+    pub(super) fn take_wanted_row(&mut self) -> bool {
+        let is_wanted = self.wants_rows();
+        self.crowded -= if is_wanted { ROW_PAGES } else { 0 };
+        is_wanted
     }
 
     /// A free slot where neighbours have no room anyway, but not in the row of `avoid`.
@@ -300,6 +325,36 @@ mod tests {
         assert_eq!(odd(0), Some(33));
         assert_eq!(odd(0), Some(600));
         assert_eq!(odd(0), None);
+    }
+
+    #[test]
+    fn rows_are_wanted_by_what_comes_in_order_and_finds_none() {
+        // Every other frame of the second chunk; rows of the first one are free, to begin with.
+        let scattered = (CHUNK_PAGES..2 * CHUNK_PAGES).step_by(2);
+        let world = World::with_free((0..32).chain(scattered));
+        // What has no neighbour wants no row, whether it finds one or not.
+        for _ in 0..64 {
+            world.allocate(None);
+        }
+        assert!(!world.arena.wants_rows() && !world.arena.take_wanted_row());
+        let mut last = world.allocate(None);
+        for _ in 0..2 * ROW_PAGES {
+            last = world.allocate(Some(last));
+        }
+        assert!(world.arena.wants_rows());
+        assert!(world.arena.take_wanted_row() && world.arena.take_wanted_row());
+        assert!(!world.arena.wants_rows() && !world.arena.take_wanted_row());
+    }
+
+    #[test]
+    fn a_file_that_finds_rows_wants_none() {
+        let world = World::with_free((0..64).chain((100..200).step_by(2)));
+        let mut last = world.allocate(None);
+        for _ in 0..63 {
+            last = world.allocate(Some(last));
+        }
+        assert_eq!(last, 63);
+        assert!(!world.arena.wants_rows());
     }
 
     #[test]

@@ -111,6 +111,8 @@ pub(crate) struct Reclaim {
     wait_max: Duration,
     /// RECLAIM-2.
     turn: Mutex<()>,
+    /// Rows of frames that wait for the spill; for who has the turn.
+    awaited_rows: rows::AwaitedRows,
     /// Held by whoever changes the bound: one failure puts back what it found.
     rebounding: Mutex<()>,
     /// Asks the background thread to work, or to end.
@@ -152,6 +154,7 @@ impl Reclaim {
             drain_policy: config.drain_policy,
             wait_max: Duration::from_millis(config.reclaim_wait_ms_max),
             turn: Mutex::new(()),
+            awaited_rows: rows::AwaitedRows::default(),
             rebounding: Mutex::new(()),
             signal: background::Signal::default(),
         }

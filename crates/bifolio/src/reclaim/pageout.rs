@@ -113,8 +113,25 @@ impl Reclaim {
         dirty: Vec<FolioRef<'a>>,
     ) -> Vec<(Verdict, u64, Option<FolioRef<'a>>)> {
         self.memory.counters.add(Counter::PageOut, dirty.len() as u64);
+        let failed = self.spill_folios(turn, &dirty);
+        let again = |folio: FolioRef<'a>| {
+            let pages = folio.folio().pages();
+            match self.evict_or_keep(turn, folio, false) {
+                // Dirty still: the device does not take it. Dirty again: somebody was faster.
+                (Verdict::Dirty | Verdict::Unspilled, folio) => {
+                    (if failed { Verdict::Unwritten } else { Verdict::Busy }, pages, folio)
+                }
+                (verdict, folio) => (verdict, pages, folio),
+            }
+        };
+        dirty.into_iter().map(again).collect()
+    }
+
+    /// Writes out dirty folios of memory files, file by file in one batch each, and waits for it;
+    /// whether something failed.
+    pub(super) fn spill_folios(&self, turn: &Turn<'_>, dirty: &[FolioRef<'_>]) -> bool {
         let mut files: Vec<(&Inode, Vec<FolioRef<'_>>)> = Vec::new();
-        for folio in &dirty {
+        for folio in dirty {
             let Some(locked) = folio.try_lock() else { continue };
             let (Some(inode), Some(own)) = (turn.owner(&locked), folio.try_clone()) else {
                 continue;
@@ -128,17 +145,7 @@ impl Reclaim {
         for (inode, folios) in files {
             failed |= inode.write_out_folios(folios).0.error.is_some();
         }
-        let again = |folio: FolioRef<'a>| {
-            let pages = folio.folio().pages();
-            match self.evict_or_keep(turn, folio, false) {
-                // Dirty still: the device does not take it. Dirty again: somebody was faster.
-                (Verdict::Dirty | Verdict::Unspilled, folio) => {
-                    (if failed { Verdict::Unwritten } else { Verdict::Busy }, pages, folio)
-                }
-                (verdict, folio) => (verdict, pages, folio),
-            }
-        };
-        dirty.into_iter().map(again).collect()
+        failed
     }
 
     /// What an eviction leaves for the replacement policy.

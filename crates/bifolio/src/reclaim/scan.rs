@@ -231,8 +231,12 @@ impl Reclaim {
                 }
             }
         }
+        let is_taken = !evicted.is_empty() && kept.is_empty();
         self.memory.lru.put_back(&self.memory.folios, &mut kept, ListKind::Inactive);
         self.clear_rows(turn, &evicted, counts);
+        if is_taken {
+            self.spill_awaited_rows(turn, pages.max(super::ROUND_PAGES), counts);
+        }
     }
 
     /// Judges each isolated folio; those that stay go back to a list, but for what is to be
