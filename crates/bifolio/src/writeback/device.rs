@@ -19,6 +19,7 @@
 
 use super::inode::Inode;
 use super::throttle::{DirtyPages, part_of};
+use crate::folio::{FolioRef, LockedFolio};
 use crate::io::{DeviceIdentity, IoError};
 use crate::mapping::PAGE_BYTES;
 use crate::stats::DeviceStats;
@@ -29,6 +30,42 @@ use std::time::Instant;
 
 /// Ranges that wait to be written out soon, at the most. What does not fit waits for its age.
 const RANGES_MAX: usize = 256;
+
+/// As much is dirty as may be; nothing was changed.
+#[derive(Debug)]
+pub(crate) struct NoRoom;
+
+/// Room for a folio among what is dirty; given back if it is dropped.
+#[derive(Debug)]
+#[must_use]
+pub(crate) struct RoomForDirt<'a> {
+    pub(super) inode: &'a Inode,
+    /// Pages that are counted; none if the folio is dirty already, or has no device.
+    pub(super) counted_pages: u64,
+}
+
+impl RoomForDirt<'_> {
+    /// The folio's bytes are about to become newer than its storage's. The caller has kept its lock
+    /// since [`Inode::make_room`].
+    pub(crate) fn mark_dirty(mut self, folio: &FolioRef<'_>, locked: &LockedFolio<'_>) {
+        let inode = self.inode;
+        let Some(device) = &inode.device else { return inode.mark_dirty(folio, locked) };
+        if std::mem::take(&mut self.counted_pages) > 0 {
+            let marked = inode.dirty.mark_counted(&inode.memory.folios, folio.id());
+            debug_assert!(marked.is_new, "{:?} has become dirty without its lock", folio.id());
+            inode.enlist_if(marked.must_enlist);
+            inode.flusher.note_dirty(device);
+        }
+    }
+}
+
+impl Drop for RoomForDirt<'_> {
+    fn drop(&mut self) {
+        if let (1.., Some(device)) = (self.counted_pages, &self.inode.device) {
+            device.dirty_pages.sub(self.counted_pages);
+        }
+    }
+}
 
 /// What the flusher is asked to do for a device.
 #[derive(Debug)]

@@ -6,13 +6,13 @@
 //! here for `io`.
 #![allow(unsafe_code)]
 
-use super::device::Device;
+use super::device::{Device, NoRoom, RoomForDirt};
 use super::dirty::DirtyList;
 use super::errors::{ErrorCursor, WriteErrors};
 use super::flush::Flushes;
 use super::flusher::Flusher;
 use super::store::{DiskStore, MemoryStore, Store};
-use super::throttle::{DirtyPages, NoRoom, RoomForDirt};
+use super::throttle::DirtyPages;
 use crate::error::{Error, ErrorKind, Result};
 use crate::folio::{Flag, Folio, FolioId, FolioRef, Frozen, LockedFolio};
 use crate::frames::Frames;

@@ -69,10 +69,10 @@ mod sync;
 mod throttle;
 
 pub(crate) use batch::{CopyAt, Leaving};
+pub(crate) use device::NoRoom;
 pub(crate) use dirty::InFlight;
 pub(crate) use errors::ErrorCursor;
 pub(crate) use flusher::{Flusher, FlusherSettings, FlusherThreads};
 pub(crate) use inode::{FileSize, Inode, Services};
 pub(crate) use leaving::LeavingBatch;
 pub(crate) use resizing::Resizing;
-pub(crate) use throttle::NoRoom;

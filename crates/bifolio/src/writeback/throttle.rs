@@ -8,8 +8,6 @@
 //! the second 3/16, ..., without a list of who is healthy, and a device that is alone has most.
 //! (As switches share the memory of their ports: a queue may have so many times what is free.)
 
-use super::inode::Inode;
-use crate::folio::{FolioRef, LockedFolio};
 use crate::sync::{AtomicU64, Condvar, Mutex, Ordering};
 use std::sync::Arc;
 use std::time::Instant;
@@ -111,42 +109,6 @@ impl DirtyPages {
 /// The part of what others leave that one device may have.
 pub(crate) fn part_of(left_pages: u64) -> u64 {
     left_pages - left_pages / 4
-}
-
-/// As much is dirty as may be; nothing was changed.
-#[derive(Debug)]
-pub(crate) struct NoRoom;
-
-/// Room for a folio among what is dirty; given back if it is dropped.
-#[derive(Debug)]
-#[must_use]
-pub(crate) struct RoomForDirt<'a> {
-    pub(super) inode: &'a Inode,
-    /// Pages that are counted; none if the folio is dirty already, or has no device.
-    pub(super) counted_pages: u64,
-}
-
-impl RoomForDirt<'_> {
-    /// The folio's bytes are about to become newer than its storage's. The caller has kept its lock
-    /// since [`Inode::make_room`].
-    pub(crate) fn mark_dirty(mut self, folio: &FolioRef<'_>, locked: &LockedFolio<'_>) {
-        let inode = self.inode;
-        let Some(device) = &inode.device else { return inode.mark_dirty(folio, locked) };
-        if std::mem::take(&mut self.counted_pages) > 0 {
-            let marked = inode.dirty.mark_counted(&inode.memory.folios, folio.id());
-            debug_assert!(marked.is_new, "{:?} has become dirty without its lock", folio.id());
-            inode.enlist_if(marked.must_enlist);
-            inode.flusher.note_dirty(device);
-        }
-    }
-}
-
-impl Drop for RoomForDirt<'_> {
-    fn drop(&mut self) {
-        if let (1.., Some(device)) = (self.counted_pages, &self.inode.device) {
-            device.dirty_pages.sub(self.counted_pages);
-        }
-    }
 }
 
 /// The gate. One for a cache: who waits says for what.
