@@ -70,7 +70,12 @@ mod sys;
 mod tests;
 #[cfg(not(all(test, loom)))]
 mod writeback;
-/// The protocols of `writeback` that a model run can follow.
+/// The protocols of `file` that a model run can follow.
+#[cfg(all(test, loom))]
+mod file {
+    pub(crate) mod slots;
+}
+/// The same of `writeback`.
 #[cfg(all(test, loom))]
 mod writeback {
     pub(crate) mod dirty;

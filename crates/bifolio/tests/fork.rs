@@ -11,7 +11,7 @@
 
 mod support;
 
-use bifolio::{Cache, CacheBuilder, ErrorKind, Feature, File, OpenOptions, Result};
+use bifolio::{Cache, CacheBuilder, ErrorKind, Feature, File, OpenOptions, Result, Stats};
 use bifolio_testing::{Call, Fault};
 use support::{assert_same, directory, random_file, read, read_all, run_alone, writable};
 
@@ -65,6 +65,21 @@ fn call_everything(cache: &Cache, file: &File, path: &std::path::Path) -> i32 {
     answers.iter().position(|answer| !answer).map_or(0, |call| call as i32 + 1)
 }
 
+/// What a child sees that only looks; and a cache of its own, which is no other's.
+fn look_and_make_another(cache: &Cache, path: &std::path::Path) -> i32 {
+    if cache.stats() != Stats::default() || format!("{cache:?}").contains("bytes") {
+        return 1;
+    }
+    let Ok(own) = Cache::builder().memory(1 << 20).build() else { return 2 };
+    let Ok(file) = own.open(path, &OpenOptions::new()) else { return 3 };
+    if file.read_exact_at(&mut [0; 5000], 0).is_err() || own.stats() == Stats::default() {
+        return 4;
+    }
+    drop(file);
+    let closed = own.close();
+    if closed.is_err() || !is_forked(cache.close()) { 5 } else { 0 }
+}
+
 /// Forks from a cache with clean, dirty and pinned pages, while another thread reads.
 fn parent(builder: CacheBuilder) {
     let directory = directory();
@@ -80,6 +95,7 @@ fn parent(builder: CacheBuilder) {
 
     for _ in 0..3 {
         assert_eq!(in_child(|| call_everything(&cache, &file, &path)), 0, "number of the call");
+        assert_eq!(in_child(|| look_and_make_another(&cache, &path)), 0, "number of the step");
     }
     let mut found = vec![0; 4096];
     pin.copy_to(&mut found);

@@ -1,4 +1,8 @@
 //! Many files: what opening, keeping and closing them costs does not grow with how many there are.
+//!
+//! # Safety
+//! Asks the kernel whether descriptors are open.
+#![allow(unsafe_code)]
 
 mod support;
 
@@ -7,7 +11,7 @@ use std::io::Result;
 use std::sync::{Arc, Mutex};
 
 use bifolio::{Backing, Cache, FileIdentity, IoSource, IoTarget, OpenOptions};
-use support::run_alone;
+use support::{errno_of, run_alone, with_descriptors_left};
 
 const VARIABLE: &str = "BIFOLIO_TEST_MANY_FILES";
 const PAGE: u64 = 4096;
@@ -173,5 +177,76 @@ fn a_hundred_thousand_files_are_kept_open() {
     match std::env::var(VARIABLE).as_deref() {
         Ok("all") => keep_open(100_000, 64 << 20),
         _ => drop(run_alone("a_hundred_thousand_files_are_kept_open", VARIABLE, "all")),
+    }
+}
+
+/// Descriptors that this process has.
+fn descriptors() -> usize {
+    fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+/// Opens files of the disk until there are no more descriptors.
+fn run_out_of_descriptors() {
+    let directory = support::directory();
+    let paths: Vec<_> = (0..40).map(|number| directory.path().join(number.to_string())).collect();
+    let cache = Cache::builder().memory(1 << 20).build().unwrap();
+    let create = support::writable().create(true);
+    // So that rings, and what else is made with the first transfers, are there.
+    cache.open(&paths[0], &create).unwrap().close().unwrap();
+    let files = with_descriptors_left(30, || {
+        let mut files = Vec::new();
+        let error = loop {
+            let before = descriptors_below(256);
+            match cache.open(&paths[files.len()], &create) {
+                Ok(file) => files.push(file),
+                Err(error) => {
+                    assert_eq!(descriptors_below(256), before, "left by an open that failed");
+                    break error;
+                }
+            }
+        };
+        assert_eq!(errno_of(&error), Some(libc::EMFILE), "{error}");
+        assert!(error.to_string().contains(paths[files.len()].to_str().unwrap()), "{error}");
+        assert!((10..=30).contains(&files.len()), "{} files", files.len());
+        for (file, number) in files.iter().zip(0_u64..) {
+            file.write_all_at(&number.to_le_bytes(), 0).unwrap();
+        }
+        for file in &files {
+            file.sync_data().unwrap();
+        }
+        files.pop().unwrap().close().unwrap();
+        files.push(cache.open(&paths[files.len()], &create).unwrap());
+        files
+    });
+    for (file, number) in files.iter().zip(0_u64..) {
+        let mut found = [0; 8];
+        file.read_exact_at(&mut found, 0).unwrap();
+        assert_eq!(u64::from_le_bytes(found), number);
+        assert_eq!(fs::read(&paths[number as usize]).unwrap(), found);
+    }
+    let before = descriptors();
+    let count = files.len();
+    drop(files);
+    assert!(descriptors() + count <= before, "they are closed");
+    cache.close().unwrap();
+}
+
+/// Descriptors with numbers below `end`: to count them takes none.
+fn descriptors_below(end: i32) -> usize {
+    let is_open = |number: &i32| {
+        // SAFETY: it only looks.
+        unsafe { libc::fcntl(*number, libc::F_GETFD) != -1 }
+    };
+    (0..end).filter(is_open).count()
+}
+
+#[test]
+fn running_out_of_descriptors_loses_nothing() {
+    match std::env::var(VARIABLE).as_deref() {
+        Ok("descriptors") => run_out_of_descriptors(),
+        _ => {
+            let name = "running_out_of_descriptors_loses_nothing";
+            drop(run_alone(name, VARIABLE, "descriptors"));
+        }
     }
 }

@@ -9,10 +9,16 @@ use std::process::Command;
 
 use bifolio::{Cache, DirectIo, ErrorKind, OpenOptions};
 use rustix::fs::{FlockOperation, fcntl_lock};
-use support::{cache_of, directory, error_of, random_file, read, writable};
+use support::{
+    cache_of, directory, errno_of, error_of, random_file, read, run_alone, with_descriptors_left,
+    writable,
+};
 
 /// Set for the process that tries to lock a file.
 const PROBED: &str = "BIFOLIO_PROBED_FILE";
+
+/// Set for a test that runs alone.
+const ALONE: &str = "BIFOLIO_TEST_POSIX_LOCKS";
 
 /// Whether another process finds the file locked.
 fn is_locked(test: &str, path: &Path) -> bool {
@@ -119,6 +125,65 @@ fn descriptors_that_are_given_keep_the_locks_of_the_process() {
     writer.close().unwrap();
     assert!(!is_locked(test, &path), "the file is closed when the last handle is");
     assert_eq!(&std::fs::read(&path).unwrap()[5000..5003], b"new");
+}
+
+#[test]
+fn refused_descriptors_keep_the_locks_of_the_process() {
+    if probe() {
+        return;
+    }
+    let test = "refused_descriptors_keep_the_locks_of_the_process";
+    let directory = directory();
+    let (path, _) = random_file(&directory, "locked", 10_000);
+    let cache = cache_of(4 << 20);
+    let _locked = lock(&path);
+    let check = |what: &str| assert!(is_locked(test, &path), "lost by {what}");
+    let open = |write| {
+        let options = std::fs::File::options().read(true).write(write).clone();
+        OwnedFd::from(options.open(&path).unwrap())
+    };
+    let reader = cache.open(&path, &OpenOptions::new().immutable(true)).unwrap();
+    error_of(cache.open_fd(open(false), &writable()), &["not opened for writing"]);
+    check("one without the right");
+    error_of(cache.open_fd(open(true), &writable()), &["immutable"]);
+    check("one to write what must not change");
+    drop(reader);
+    assert!(!is_locked(test, &path), "the file is closed when the last handle is");
+}
+
+/// To write a file that is open for reading takes descriptors of its own: some are there, and then
+/// no more.
+#[test]
+fn opens_that_find_no_descriptor_keep_the_locks_of_the_process() {
+    if probe() {
+        return;
+    }
+    let test = "opens_that_find_no_descriptor_keep_the_locks_of_the_process";
+    if std::env::var_os(ALONE).is_none() {
+        run_alone(test, ALONE, "1");
+        return;
+    }
+    let directory = directory();
+    let mut failed = 0;
+    for left in 0..5 {
+        let (path, bytes) = random_file(&directory, &format!("locked-{left}"), 10_000);
+        let cache = cache_of(4 << 20);
+        let _locked = lock(&path);
+        let reader = cache.open(&path, &OpenOptions::new()).unwrap();
+        let opened = with_descriptors_left(left, || cache.open(&path, &writable()));
+        if let Err(error) = opened.map(drop) {
+            assert_eq!(errno_of(&error), Some(libc::EMFILE), "{error}");
+            assert!(error.to_string().contains("locked-"), "{error}");
+            failed += 1;
+        }
+        assert!(is_locked(test, &path), "lost with {left} descriptors left");
+        let writer = cache.open(&path, &writable()).unwrap();
+        writer.write_at(b"new", 100).unwrap();
+        assert_eq!(read(&reader, 99, 4), [&bytes[99..100], b"new"].concat());
+        drop((reader, writer));
+        assert!(!is_locked(test, &path), "closed with its last handle");
+    }
+    assert!((1..5).contains(&failed), "{failed} of 5");
 }
 
 #[test]

@@ -10,7 +10,7 @@ use crate::lru::Memory;
 use crate::reclaim::{Background, Reclaim};
 use crate::spill::{Spill, SpillPlace};
 use crate::sys::cpu;
-use crate::sys::fork::ForkGuard;
+use crate::sys::fork::Origin;
 use crate::sys::probe::{Feature, Features};
 use crate::writeback::{Flusher, FlusherSettings, FlusherThreads, Services};
 use std::path::PathBuf;
@@ -227,7 +227,8 @@ impl CacheBuilder {
         let background = Background::start(Arc::clone(&reclaim))?;
         let (engine, flusher) = (Arc::clone(&services.engine), Arc::clone(&services.flusher));
         let flusher_threads = FlusherThreads::start(Arc::clone(&flusher), &services.memory)?;
-        let gate = Gate::new(ForkGuard::new(&features).map_err(reservation_error)?);
+        let has_mark = features.has(Feature::WipeOnFork);
+        let gate = Gate::new(if has_mark { Origin::here() } else { Origin::by_process() });
         let registry = Registry::new(
             Arc::clone(&reclaim),
             services,

@@ -4,73 +4,21 @@
 //! A file leaves its slot (`registry.rs`) only when it is durable: written, and flushed since it
 //! was last changed. What is in flight counts as unwritten, because it is dirty again if it fails.
 //!
-//! ```text
-//!  LAST CLOSE of a file                            OPEN of it, another LAST CLOSE
-//!  L1 make it durable; the slot is open            shares the inode: L2 finds its handle, or it
-//!                                                    has been closed and L3 finds what it wrote
-//!  L2 lock; a handle? then leave it to that.
-//!     Take the slot; unlock                        waits for the slot until L5
-//!  L3 drop clean pages, wait for reclaim; not
-//!     durable? back into the slot: L1 again,
-//!     or, if L1 has failed, kept
-//!  L4 wait until nobody else has the inode
-//!     (the flusher, a look at all files); free
-//!     it: its descriptors are closed
-//!  L5 lock; free the slot; unlock; wake            opens the file anew
-//! ```
+//! The steps L1 to L5 of a last close stand in `slots.rs`; what each does for a file is here.
 //!
 //! A close of the cache syncs twice: with the cache open, when all may fail and nothing has
 //! changed, and once more with the gate closed, for what was written meanwhile; if that fails the
 //! gate opens again.
 
 use super::access::Access;
-use super::registry::{Key, Open, Registry, Slot};
+use super::registry::{Key, Open, Registry};
+use super::slots::Retire;
 use super::{File, OpenOptions};
 use crate::error::{CloseFailure, Discarded, ErrorKind, Result};
 use crate::mapping::PAGE_BYTES;
 use crate::sync::Backoff;
 use crate::writeback::Inode;
 use std::sync::Arc;
-
-/// A slot that is the owner's alone; free when this is dropped.
-#[derive(Debug)]
-pub(super) struct Busy<'r> {
-    registry: &'r Registry,
-    key: Key,
-}
-
-impl<'r> Busy<'r> {
-    /// The caller has marked the slot as taken.
-    pub(super) fn new(registry: &'r Registry, key: Key) -> Self {
-        Self { registry, key }
-    }
-
-    pub(super) fn key(&self) -> Key {
-        self.key
-    }
-
-    /// Opens the file in the slot.
-    pub(super) fn fill(self, open: Open) {
-        self.settle(Some(open));
-        std::mem::forget(self);
-    }
-
-    fn settle(&self, open: Option<Open>) {
-        let mut files = self.registry.files.lock();
-        match open {
-            Some(open) => files.slots.insert(self.key, Slot::Open(open)),
-            None => files.slots.remove(&self.key),
-        };
-        drop(files);
-        self.registry.changed.notify_all();
-    }
-}
-
-impl Drop for Busy<'_> {
-    fn drop(&mut self) {
-        self.settle(None);
-    }
-}
 
 /// That a handle is one of its file's.
 #[derive(Debug)]
@@ -96,15 +44,13 @@ impl Drop for Membership {
         if self.registry.gate.is_forked() {
             return;
         }
-        let is_last = {
-            let mut files = self.registry.files.lock();
-            let Some(Slot::Open(open)) = files.slots.get_mut(&self.key) else { return };
+        let is_last = self.registry.files.look(self.key, |open| {
             open.handles -= 1;
             open.writable -= u64::from(self.is_writable);
             open.immutable -= u64::from(self.is_immutable);
             open.handles == 0
-        };
-        if is_last {
+        });
+        if is_last == Some(true) {
             self.registry.retire_logged(self.key, self.has_failed);
         }
     }
@@ -118,42 +64,16 @@ impl Registry {
         }
     }
 
-    /// Ends a file, if it has no handles: L1 to L5. If L1 `has_failed` just now, and whoever tried
-    /// was told, that counts for the first round's: a device that takes nothing is not asked for
-    /// everything again.
+    /// Ends a file, if it has no handles. If L1 `has_failed` just now, and whoever tried was told,
+    /// that counts for the first round's: a device that takes nothing is not asked for everything
+    /// again.
     fn retire(&self, key: Key, has_failed: bool) -> std::result::Result<(), CloseFailure> {
-        let mut has_failed = has_failed;
-        // Each round was made necessary by somebody who opened the file, wrote and closed.
-        while let Some(inode) = self.settled(key, |open| open.handles == 0) {
-            let failure = if has_failed { None } else { durable(&inode).err() };
-            let is_kept = std::mem::take(&mut has_failed) || failure.is_some();
-            drop(inode);
-            let Some((busy, open)) = self.take_unused(key, |_| true) else { break };
-            if self.drop_pages(&open.inode) {
-                self.free(open);
-                break;
-            }
-            busy.fill(Open { is_kept, ..open });
-            if is_kept {
-                return failure.map_or(Ok(()), Err);
-            }
-        }
-        Ok(())
+        self.files.retire(key, self, has_failed)
     }
 
-    /// L2, if the file is as wanted.
-    fn take_unused(
-        &self,
-        key: Key,
-        is_wanted: impl FnOnce(&Open) -> bool,
-    ) -> Option<(Busy<'_>, Open)> {
-        let mut files = self.files.lock();
-        let slot = files.slots.get_mut(&key)?;
-        if !matches!(slot, Slot::Open(open) if open.handles == 0 && is_wanted(open)) {
-            return None;
-        }
-        let Slot::Open(open) = std::mem::replace(slot, Slot::Releasing) else { return None };
-        Some((Busy::new(self, key), open))
+    /// The file with this key, if there is one. Waits while it is being released: it may be kept.
+    fn settled(&self, key: Key) -> Option<Arc<Inode>> {
+        self.files.settled(key, |open| Arc::clone(&open.inode))
     }
 
     /// L3 for a file whose slot is the caller's: tells whether it can go.
@@ -168,7 +88,7 @@ impl Registry {
     }
 
     /// L4; the caller has the slot, and no page is left.
-    fn free(&self, open: Open) {
+    pub(super) fn free_unused(&self, open: Open) {
         // Also the descriptors, before the slot is free.
         let Open { inode: mut shared, disks: _disks, spare: _spare, .. } = open;
         if let Some(region) = shared.frames.region() {
@@ -183,7 +103,7 @@ impl Registry {
 
     /// Makes all files durable; an error lists those that are not.
     fn make_durable(&self) -> Result<()> {
-        let files = self.keys().into_iter().filter_map(|key| self.settled(key, |_| true));
+        let files = self.files.keys().into_iter().filter_map(|key| self.settled(key));
         let failures: Vec<_> = files.filter_map(|inode| durable(&inode).err()).collect();
         if failures.is_empty() { Ok(()) } else { Err(ErrorKind::Close { failures }.into()) }
     }
@@ -198,8 +118,8 @@ impl Registry {
         self.gate.close().map_err(|maps| ErrorKind::MapsAlive { maps })?;
         // What was written between the sync and the closing of the gate.
         self.make_durable().inspect_err(|_| self.gate.reopen())?;
-        for key in self.keys() {
-            let Some(inode) = self.settled(key, |_| true) else { continue };
+        for key in self.files.keys() {
+            let Some(inode) = self.settled(key) else { continue };
             // A write that was under way may end only now: it goes home with the last handle.
             if inode.is_memory_file() {
                 inode.remove_folios_from(0);
@@ -216,17 +136,43 @@ impl Registry {
     pub(crate) fn discard_closed(&self) -> Result<Vec<Discarded>> {
         self.check()?;
         let mut discarded = Vec::new();
-        for key in self.keys() {
+        for key in self.files.keys() {
             // One that is being released may be kept.
-            drop(self.settled(key, |_| false));
+            drop(self.settled(key));
             // Judged with the slot taken: another last close may be about to make it durable.
-            let Some((_busy, open)) = self.take_unused(key, |open| open.is_kept) else { continue };
+            let is_kept = |open: &Open| open.handles == 0 && open.is_kept;
+            let Some((_busy, open)) = self.files.take_if(key, is_kept) else { continue };
             let file = open.inode.name();
             discarded.push(Discarded { file, bytes: open.inode.discard_all() });
             self.reclaim.wait_for_turn();
-            self.free(open);
+            self.free_unused(open);
         }
         Ok(discarded)
+    }
+}
+
+impl Retire<Open> for Registry {
+    type Shared = Arc<Inode>;
+    type Failure = CloseFailure;
+
+    fn share_unused(&self, open: &Open) -> Option<Arc<Inode>> {
+        (open.handles == 0).then(|| Arc::clone(&open.inode))
+    }
+
+    fn make_durable(&self, inode: Arc<Inode>) -> std::result::Result<(), CloseFailure> {
+        durable(&inode)
+    }
+
+    fn may_go(&self, open: &Open) -> bool {
+        self.drop_pages(&open.inode)
+    }
+
+    fn free(&self, open: Open) {
+        self.free_unused(open);
+    }
+
+    fn keep(&self, open: &mut Open) {
+        open.is_kept = true;
     }
 }
 
@@ -244,21 +190,18 @@ impl Drop for Registry {
         let forked = self.gate.is_forked();
         if forked {
             // The memory is not ours; leave it, and the parent's files, alone.
-            std::mem::take(&mut self.files.get_mut().slots)
-                .into_values()
-                .for_each(std::mem::forget);
+            self.files.forget_all();
             return;
         }
         // No handle is left (each keeps the registry), so no memory file: what is here could not
         // be written.
-        let keys: Vec<_> = self.files.get_mut().slots.keys().copied().collect();
-        for key in keys {
+        for key in self.files.keys() {
             let Err(failure) = self.retire(key, false) else { continue };
             log::error!("{failure}; these bytes are lost: the cache ends");
-            if let Some((_busy, open)) = self.take_unused(key, |_| true) {
+            if let Some((_busy, open)) = self.files.take_if(key, |open| open.handles == 0) {
                 open.inode.remove_folios_from(0);
                 self.reclaim.wait_for_turn();
-                self.free(open);
+                self.free_unused(open);
             }
         }
         if let Some(spill) = &self.services.spill {

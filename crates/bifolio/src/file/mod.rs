@@ -44,6 +44,7 @@ mod copy_stretch;
 mod copy_to_fd;
 mod faults;
 mod fill;
+mod gate;
 mod gather;
 mod handle;
 mod hit;
@@ -64,16 +65,18 @@ mod registry;
 mod residency;
 mod run;
 mod sequence;
+mod slots;
 mod truncate;
 mod write;
 
 pub use advice::Advice;
+pub(crate) use gate::Gate;
 pub(crate) use map::MapGuard;
 pub use options::OpenOptions;
 pub use pin::{Hold, Pin, PinMut, Pins};
 pub use placement::Placement;
 pub use read_many::ReadRequest;
-pub(crate) use registry::{Gate, Registry};
+pub(crate) use registry::Registry;
 pub use residency::{PageResidency, Residency};
 
 use crate::error::Result;

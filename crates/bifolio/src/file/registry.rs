@@ -1,20 +1,14 @@
 //! Which files are open: one inode for each, shared by all handles; born at the first open,
 //! released after the last handle is gone (`closing.rs`).
 //!
-//! Each file has a *slot*. The registry's lock is held for a look at the slots and never while
-//! storage, another file or another lock is waited for: a thread that makes or releases an inode
-//! takes the slot and lets go of the lock, and whoever wants that very file waits for the slot.
+//! Each file has a *slot* (`slots.rs`, which has the protocol): whoever makes or releases an inode
+//! takes it, and holds no lock meanwhile.
 //!
 //! ```text
-//!   none --first open--> making: length asked for, tables made ----------> open: handles, or kept
-//!     ^                                                                     |   ^
-//!     |                                            no handle, made durable  |   | not durable
-//!     '--- free --- releasing: pages dropped, descriptors closed  <---------'---'
+//!   open_path --> located by O_PATH --.     open here? another handle, and nothing is opened
+//!   open_fd ----> looked at ----------+-->    but to be written for the first time
+//!   open -------> identity -----------'     else the slot is taken; an inode, its first handle
 //! ```
-//!
-//! The slot stays open, without a handle, while the last close makes the file durable: an open that
-//! comes meanwhile shares the inode. A file that cannot be made durable is *kept*: nothing is lost,
-//! the next open of it and `Cache::close` try again.
 //!
 //! Invariant REGISTRY-1: an inode is freed only by whoever took its slot when it had no handle (so
 //! nothing is inserted any more) and was durable; after its table is empty and reclaim has been
@@ -27,90 +21,25 @@
 //! looked up before anything is opened ([`Located`], by `O_PATH`, whose closing drops none), and
 //! what is opened all the same, or given, stays with the file, used or not.
 
-use super::closing::{Busy, Membership};
+use super::closing::Membership;
+use super::gate::Gate;
 use super::handle::Handle;
 use super::mappables::Mappables;
 use super::readahead::Readahead;
+use super::slots::{Busy, Found, Slots};
 use super::{File, OpenOptions, faults};
 use crate::config;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{ErrorKind, Result};
 use crate::frames::Frames;
-use crate::io::{Backing, DirectIo, DirectStatus, DiskFile, FileIdentity, Located};
+use crate::io::{Backing, DirectIo, DirectStatus, DiskFile, FileIdentity, Located, OpenDiskError};
 use crate::mapping::PAGE_BYTES;
 use crate::reclaim::Reclaim;
-use crate::sync::{AtomicU64, Condvar, Mutex, Ordering};
-use crate::sys::fork::ForkGuard;
+use crate::sync::{AtomicU64, Mutex, Ordering};
 use crate::sys::probe::Features;
 use crate::writeback::{FileSize, FlusherThreads, Inode, Services};
-use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
-
-/// Whether the cache may be used: not closed, not in a forked child; and how many maps are in use,
-/// which a close must not meet.
-#[derive(Debug)]
-pub(crate) struct Gate {
-    /// The number of maps in use, and `CLOSED`. One word: a map that begins and a close that comes
-    /// see each other, whichever is first.
-    state: AtomicU64,
-    fork_guard: ForkGuard,
-}
-
-/// Set in the state of a gate that is closed.
-const CLOSED: u64 = 1 << 63;
-
-impl Gate {
-    pub(crate) fn new(fork_guard: ForkGuard) -> Self {
-        Self { state: AtomicU64::new(0), fork_guard }
-    }
-
-    pub(crate) fn check(&self) -> Result<()> {
-        if self.fork_guard.is_forked() {
-            return Err(ErrorKind::Forked.into());
-        }
-        // Acquire: pairs with the Release in `close`: what it flushed is flushed.
-        let is_closed = self.state.load(Ordering::Acquire) & CLOSED != 0;
-        if is_closed { Err(ErrorKind::Closed.into()) } else { Ok(()) }
-    }
-
-    pub(crate) fn is_forked(&self) -> bool {
-        self.fork_guard.is_forked()
-    }
-
-    /// Counts a map; the caller checks the gate afterwards.
-    pub(super) fn begin_map(&self) {
-        // Relaxed: a close changes the same word, so one of the two sees the other.
-        self.state.fetch_add(1, Ordering::Relaxed);
-    }
-
-    pub(super) fn end_map(&self) {
-        // Release: pairs with the Acquire in `close`: what was stored through the map is found.
-        self.state.fetch_sub(1, Ordering::Release);
-    }
-
-    /// Closes the gate, unless maps are in use: then answers how many.
-    pub(super) fn close(&self) -> std::result::Result<(), u64> {
-        // AcqRel/Acquire: pairs with the Release in `end_map`, and with the Acquire in `check`.
-        let closed = self.state.compare_exchange(0, CLOSED, Ordering::AcqRel, Ordering::Acquire);
-        closed.map(drop).map_err(|state| state & !CLOSED)
-    }
-
-    /// Opens the gate again: the close has failed.
-    pub(super) fn reopen(&self) {
-        // Release: pairs with the Acquire in `check`.
-        self.state.fetch_and(!CLOSED, Ordering::Release);
-    }
-
-    /// Refuses while maps are in use.
-    pub(super) fn check_maps(&self) -> Result<()> {
-        // Acquire: pairs with the Release in `end_map`, as in `close`.
-        match self.state.load(Ordering::Acquire) & !CLOSED {
-            0 => Ok(()),
-            maps => Err(ErrorKind::MapsAlive { maps }.into()),
-        }
-    }
-}
 
 /// A file and how many handles of which kind it has.
 #[derive(Debug)]
@@ -136,40 +65,9 @@ pub(super) enum Key {
     Single(u64),
 }
 
-/// See the head of the file.
-#[derive(Debug)]
-pub(super) enum Slot {
-    /// Somebody makes the inode.
-    Making,
-    /// Somebody releases it, or finds that it must be kept.
-    Releasing,
-    Open(Open),
-}
-
-impl Slot {
-    fn inode_if(&self, is_wanted: impl FnOnce(&Open) -> bool) -> Option<Arc<Inode>> {
-        match self {
-            Self::Open(open) => is_wanted(open).then(|| Arc::clone(&open.inode)),
-            Self::Making | Self::Releasing => None,
-        }
-    }
-}
-
-#[derive(Debug, Default)]
-pub(super) struct Files {
-    pub(super) slots: HashMap<Key, Slot>,
-    next_single: u64,
-}
-
-/// What a look at a slot has come to.
-enum Found<'r> {
-    /// Another handle of a file that is open.
-    Handle(Arc<Handle>),
-    /// The file is open, but not so that it can be opened like this.
-    Unsuitable,
-    /// The file is not open: the slot is the caller's, who makes the inode.
-    Vacant(Busy<'r>),
-}
+/// Another handle of a file, or why not; `None`: its slot is open, but not so that it can be opened
+/// like this.
+type Joined = Result<Option<Arc<Handle>>>;
 
 /// See the head of the file.
 #[derive(Debug)]
@@ -179,10 +77,10 @@ pub(crate) struct Registry {
     /// End when the last file is closed, and every `Cache` is gone.
     _flusher_threads: FlusherThreads,
     readahead_bytes_max: u64,
-    pub(super) gate: Gate,
-    pub(super) files: Mutex<Files>,
-    /// Signalled when a slot is not somebody's any more.
-    pub(super) changed: Condvar,
+    pub(crate) gate: Gate,
+    pub(super) files: Slots<Key, Open>,
+    /// Counts the keys of backings that cannot be opened twice.
+    next_single: AtomicU64,
     /// One close at a time.
     pub(super) closing: Mutex<()>,
     mappables: Mappables,
@@ -207,8 +105,8 @@ impl Registry {
             _flusher_threads: flusher_threads,
             readahead_bytes_max: config.readahead_bytes_max,
             gate,
-            files: Mutex::default(),
-            changed: Condvar::new(),
+            files: Slots::default(),
+            next_single: AtomicU64::new(0),
             closing: Mutex::new(()),
             mappables: Mappables::new(features, config.unmap_batch_folios),
             #[cfg(feature = "ablation")]
@@ -232,13 +130,7 @@ impl Registry {
     ) -> Result<File> {
         self.check()?;
         options.validate()?;
-        let key = backing.identity().map_or_else(|| self.single_key(), Key::Identified);
-        let found = self.find(key, |open| self.join(key, open, &backing, options).map(Some))?;
-        match found {
-            Found::Vacant(busy) => self.open_first(busy, &backing, None, options),
-            Found::Handle(handle) => opened(handle, options),
-            Found::Unsuitable => unreachable!("it is joined, or refused"),
-        }
+        self.open_backing(&backing, None, options)
     }
 
     /// Opens a handle of the regular file at `path`. If that is open already, nothing of it is
@@ -252,29 +144,15 @@ impl Registry {
         self.check()?;
         options.validate()?;
         let disk_options = options.disk_options();
-        let open = || Ok::<_, Error>(Arc::new(DiskFile::open(path, &disk_options, features)?));
-        let Some(located) = Located::find(path)? else { return self.open_disk(open()?, options) };
-        let may_join = located.may_open(options.write)?;
-        let key = Key::Identified(located.identity);
-        let found = self.find(key, |open| {
-            open.admit(options)?;
-            let is_enough = may_join && (!options.write || open.inode.is_writable());
-            Ok(is_enough.then(|| self.make_handle(key, open, options)))
-        })?;
-        match found {
-            Found::Handle(handle) => opened(handle, options),
-            Found::Unsuitable => self.open_disk(open()?, options),
-            Found::Vacant(busy) => {
-                let disk = open()?;
-                if disk.identity() == Some(located.identity) {
-                    let backing: Arc<dyn Backing> = Arc::clone(&disk) as _;
-                    return self.open_first(busy, &backing, Some(disk), options);
-                }
-                // Another file has that name now.
-                drop(busy);
-                self.open_disk(disk, options)
-            }
-        }
+        let open = |unused: &mut _| DiskFile::open_keeping(path, &disk_options, features, unused);
+        let Some(located) = Located::find(path)? else {
+            return self.open_disk(open(&mut Vec::new())?, options);
+        };
+        located.check_rights(options.write)?;
+        let identity = located.identity;
+        // There may be few descriptors left.
+        drop(located);
+        self.open_identified(identity, Vec::new(), open, options)
     }
 
     /// Opens a handle of the regular file that `descriptor` is of.
@@ -287,59 +165,118 @@ impl Registry {
         self.check()?;
         options.validate()?;
         let disk_options = options.disk_options();
-        let key = Key::Identified(DiskFile::check_fd(&descriptor, &disk_options)?);
-        let mut descriptor = Some(descriptor);
-        let found = self.find(key, |open| {
-            if options.write && !open.inode.is_writable() {
-                return open.admit(options).map(|()| None);
+        let identity = match DiskFile::check_fd(&descriptor, &disk_options) {
+            Ok(identity) => identity,
+            Err(error) => {
+                if let Ok(identity) = FileIdentity::of_file(&descriptor) {
+                    self.keep(identity, &mut vec![descriptor]);
+                }
+                return Err(error.into());
             }
-            // Also if it is refused: to close it would drop locks.
-            open.spare.extend(descriptor.take());
-            open.admit(options)?;
-            Ok(Some(self.make_handle(key, open, options)))
+        };
+        let open = |unused: &mut Vec<_>| {
+            let descriptor = unused.pop().expect("it was given, and is not used");
+            DiskFile::from_fd(descriptor, &disk_options, features, unused)
+        };
+        self.open_identified(identity, vec![descriptor], open, options)
+    }
+
+    /// Opens a handle of a regular file, which is opened, by `open`, only if it is not open here or
+    /// is to be written for the first time. The descriptors that are given, or left by `open`, are
+    /// of that file: they stay with it (REGISTRY-2).
+    fn open_identified(
+        self: &Arc<Self>,
+        identity: FileIdentity,
+        mut unused: Vec<OwnedFd>,
+        open: impl FnOnce(&mut Vec<OwnedFd>) -> std::result::Result<DiskFile, OpenDiskError>,
+        options: &OpenOptions,
+    ) -> Result<File> {
+        let key = Key::Identified(identity);
+        let found = self.find(key, |open| {
+            let admitted = open.admit(options);
+            if admitted.is_ok() && options.write && !open.inode.is_writable() {
+                return Ok(None);
+            }
+            open.spare.append(&mut unused);
+            admitted.and_then(|()| self.make_handle(key, open, options)).map(Some)
         })?;
-        if let Found::Handle(handle) = found {
-            return opened(handle, options);
+        let busy = match found {
+            Found::Open(Some(handle)) => return opened(handle, options),
+            Found::Open(None) => None,
+            Found::Vacant(busy) => Some(busy),
+        };
+        let disk = open(&mut unused);
+        if busy.is_none() {
+            self.keep(identity, &mut unused);
         }
-        let descriptor = descriptor.expect("it was not needed yet");
-        let disk = Arc::new(DiskFile::from_fd(descriptor, &disk_options, features)?);
-        match found {
-            Found::Vacant(busy) => {
+        let disk = disk?;
+        match busy {
+            Some(busy) if disk.identity() == Some(identity) => {
+                let disk = Arc::new(disk);
                 let backing: Arc<dyn Backing> = Arc::clone(&disk) as _;
                 self.open_first(busy, &backing, Some(disk), options)
             }
-            _ => self.open_disk(disk, options),
+            // It is open, or another file has that name now.
+            busy => {
+                drop(busy);
+                self.open_disk(disk, options)
+            }
         }
     }
 
+    /// Descriptors of a file are not used: if it is open they stay with it (REGISTRY-2).
+    fn keep(&self, identity: FileIdentity, unused: &mut Vec<OwnedFd>) {
+        self.files.look(Key::Identified(identity), |open| open.spare.append(unused));
+    }
+
     /// Opens a handle of a file that has just been opened, though it may be open already.
-    fn open_disk(self: &Arc<Self>, disk: Arc<DiskFile>, options: &OpenOptions) -> Result<File> {
+    fn open_disk(self: &Arc<Self>, disk: DiskFile, options: &OpenOptions) -> Result<File> {
+        let disk = Arc::new(disk);
         let backing: Arc<dyn Backing> = Arc::clone(&disk) as _;
+        self.open_backing(&backing, Some(disk), options)
+    }
+
+    /// Opens a handle of the file that `backing` is, open or not; `disk` is the same, and stays
+    /// with the file.
+    fn open_backing(
+        self: &Arc<Self>,
+        backing: &Arc<dyn Backing>,
+        disk: Option<Arc<DiskFile>>,
+        options: &OpenOptions,
+    ) -> Result<File> {
         let key = backing.identity().map_or_else(|| self.single_key(), Key::Identified);
         let found = self.find(key, |open| {
-            open.disks.push(Arc::clone(&disk));
-            self.join(key, open, &backing, options).map(Some)
+            open.disks.extend(disk.clone());
+            self.join(key, open, backing, options).map(Some)
         })?;
         match found {
-            Found::Vacant(busy) => self.open_first(busy, &backing, Some(disk), options),
-            Found::Handle(handle) => opened(handle, options),
-            Found::Unsuitable => unreachable!("it is joined, or refused"),
+            Found::Vacant(busy) => self.open_first(busy, backing, disk, options),
+            Found::Open(Some(handle)) => opened(handle, options),
+            Found::Open(None) => unreachable!("it is joined, or refused"),
         }
     }
 
     /// Makes the inode of a file whose slot is the caller's, and its first handle.
     fn open_first(
         self: &Arc<Self>,
-        busy: Busy<'_>,
+        busy: Busy<'_, Key, Open>,
         backing: &Arc<dyn Backing>,
         disk: Option<Arc<DiskFile>>,
         options: &OpenOptions,
     ) -> Result<File> {
         let mut open = Open::new(self.make_inode(backing, options)?);
         open.disks.extend(disk);
-        let handle = self.join(busy.key(), &mut open, backing, options)?;
-        busy.fill(open);
-        opened(handle, options)
+        match self.join(busy.key(), &mut open, backing, options) {
+            Ok(handle) => {
+                busy.fill(open);
+                opened(handle, options)
+            }
+            Err(error) => {
+                // Before the slot is free.
+                self.free_unused(open);
+                Err(error)
+            }
+        }
     }
 
     /// Opens the first handle of a new file without a backing.
@@ -355,43 +292,37 @@ impl Registry {
         let inode = Inode::new_in_memory(&self.services, frames, name, size);
         let mut open = Open::new(inode.map_err(no_table)?);
         let key = self.single_key();
-        let handle = self.make_handle(key, &mut open, options);
-        self.files.lock().slots.insert(key, Slot::Open(open));
+        let handle = self.make_handle(key, &mut open, options)?;
+        self.files.insert_new(key, open);
         Ok(File::new(handle))
     }
 
     /// The key of a file that cannot be opened twice.
     fn single_key(&self) -> Key {
-        let mut files = self.files.lock();
-        files.next_single += 1;
-        Key::Single(files.next_single)
+        // Relaxed: a number that no other has is all that is wanted.
+        Key::Single(self.next_single.fetch_add(1, Ordering::Relaxed))
     }
 
     /// Looks for the file, and waits for it, and for no other, while somebody makes or releases it.
     /// `join` makes a handle of one that is open, if it is suitable.
-    fn find<'r>(
-        &'r self,
+    fn find(
+        &self,
         key: Key,
-        mut join: impl FnMut(&mut Open) -> Result<Option<Arc<Handle>>>,
-    ) -> Result<Found<'r>> {
+        mut join: impl FnMut(&mut Open) -> Joined,
+    ) -> Result<Found<'_, Key, Open, Option<Arc<Handle>>>> {
         let mut is_tried = false;
         loop {
-            let mut files = self.files.lock();
-            match files.slots.get_mut(&key) {
-                None => {
-                    files.slots.insert(key, Slot::Making);
-                    return Ok(Found::Vacant(Busy::new(self, key)));
-                }
-                Some(Slot::Making | Slot::Releasing) => self.changed.wait(&mut files),
-                Some(Slot::Open(open)) if open.is_kept && !is_tried => {
+            let found = self
+                .files
+                .find(key, |open| if open.is_kept && !is_tried { None } else { Some(join(open)) });
+            match found {
+                Found::Vacant(busy) => return Ok(Found::Vacant(busy)),
+                Found::Open(Some(joined)) => return joined.map(Found::Open),
+                Found::Open(None) => {
                     // It may be writable by now. If so it is opened anew: others may have changed
                     // it since its last handle was dropped.
-                    drop(files);
                     is_tried = true;
                     self.retire_logged(key, false);
-                }
-                Some(Slot::Open(open)) => {
-                    return Ok(join(open)?.map_or(Found::Unsuitable, Found::Handle));
                 }
             }
         }
@@ -409,7 +340,7 @@ impl Registry {
         if options.write {
             open.inode.allow_writes(backing);
         }
-        Ok(self.make_handle(key, open, options))
+        self.make_handle(key, open, options)
     }
 
     fn size_of(&self, options: &OpenOptions, len_bytes: u64) -> Result<FileSize> {
@@ -440,7 +371,8 @@ impl Registry {
         key: Key,
         open: &mut Open,
         options: &OpenOptions,
-    ) -> Arc<Handle> {
+    ) -> Result<Arc<Handle>> {
+        open.bind(options)?;
         open.is_kept = false;
         open.handles += 1;
         open.writable += u64::from(options.write);
@@ -463,31 +395,14 @@ impl Registry {
         if let Some(region) = open.inode.frames.region() {
             faults::enlist(region, &handle);
         }
-        handle
+        Ok(handle)
     }
 
     /// The files that are open, one after the other: only the one that the caller is at work with
     /// is held. Those that are being made or released are passed over.
     pub(super) fn inodes(&self) -> impl Iterator<Item = Arc<Inode>> {
-        let files = move |key| Slot::inode_if(self.files.lock().slots.get(&key)?, |_| true);
-        self.keys().into_iter().filter_map(files)
-    }
-
-    pub(super) fn keys(&self) -> Vec<Key> {
-        self.files.lock().slots.keys().copied().collect()
-    }
-
-    /// The file of a slot, if it is as wanted. Waits while it is being released: it may be kept.
-    pub(super) fn settled(
-        &self,
-        key: Key,
-        is_wanted: impl FnOnce(&Open) -> bool,
-    ) -> Option<Arc<Inode>> {
-        let mut files = self.files.lock();
-        while let Some(Slot::Releasing) = files.slots.get(&key) {
-            self.changed.wait(&mut files);
-        }
-        Slot::inode_if(files.slots.get(&key)?, is_wanted)
+        let shared = |key| self.files.look(key, |open| Arc::clone(&open.inode));
+        self.files.keys().into_iter().filter_map(shared)
     }
 
     /// Bytes of the spill that are in use.
@@ -528,7 +443,7 @@ impl Open {
         Self { inode, handles: 0, writable: 0, immutable: 0, is_kept: false, disks, spare }
     }
 
-    /// Whether another handle with `options` goes with those there are.
+    /// Whether another handle with `options` goes with those there are; changes nothing.
     fn admit(&self, options: &OpenOptions) -> Result<()> {
         let file = || self.inode.name();
         let (wanted, open) = match options {
@@ -547,49 +462,43 @@ impl Open {
             let kind = ErrorKind::FolioSizeConflict { file: file(), wanted_bytes, open_bytes };
             return Err(kind.into());
         }
-        self.admit_way(options.direct).map_err(|reason| {
-            let (file, wanted) = (file(), options.direct);
-            ErrorKind::DirectConflict { file, wanted, reason }.into()
-        })
+        self.check_way(options.direct)
     }
 
-    /// Whether transfers go the way that is wanted, and will.
-    fn admit_way(&self, wanted: DirectIo) -> std::result::Result<(), String> {
-        match (wanted, self.inode.direct()) {
+    /// From now on the file keeps what another handle with `options`, which has been admitted, is
+    /// promised.
+    fn bind(&self, options: &OpenOptions) -> Result<()> {
+        if options.direct == DirectIo::Require {
+            self.disks.iter().for_each(|disk| disk.require_direct());
+        }
+        // A transfer may have fallen back since that was looked at; from here on none does.
+        self.check_way(options.direct)
+    }
+
+    /// Whether transfers go the way that is wanted.
+    fn check_way(&self, wanted: DirectIo) -> Result<()> {
+        let reason = match (wanted, self.inode.direct()) {
             (DirectIo::Require, DirectStatus::Buffered { reason }) => {
-                Err(format!("transfers go through the page cache: {reason}"))
+                format!("transfers go through the page cache: {reason}")
             }
             (DirectIo::Require, DirectStatus::Custom) => {
-                Err("its storage is not a file of the kernel".to_owned())
+                "its storage is not a file of the kernel".to_owned()
             }
             (DirectIo::Require, DirectStatus::Direct) => {
-                self.disks.iter().try_for_each(|disk| disk.require_direct())
+                // One that is written by may have fallen back, and another not.
+                let ways = self.disks.iter().map(|disk| disk.direct());
+                let mut reasons = ways.filter_map(|way| match way {
+                    DirectStatus::Buffered { reason } => Some(reason),
+                    _ => None,
+                });
+                let Some(reason) = reasons.next() else { return Ok(()) };
+                format!("transfers go through the page cache: {reason}")
             }
             (DirectIo::Never, DirectStatus::Direct) => {
-                Err("transfers go directly to the device".to_owned())
+                "transfers go directly to the device".to_owned()
             }
-            _ => Ok(()),
-        }
-    }
-}
-
-#[cfg(all(test, not(loom)))]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_map_that_begins_and_a_close_see_each_other() {
-        let gate = Gate::new(ForkGuard::new(&Features::probe(&[])).unwrap());
-        gate.begin_map();
-        assert_eq!(gate.close(), Err(1));
-        assert!(gate.check().is_ok() && gate.check_maps().is_err());
-        gate.end_map();
-        gate.close().unwrap();
-        // One that comes too late is refused by its own check.
-        gate.begin_map();
-        assert!(gate.check().is_err());
-        gate.end_map();
-        gate.reopen();
-        assert!(gate.check().is_ok());
+            _ => return Ok(()),
+        };
+        Err(ErrorKind::DirectConflict { file: self.inode.name(), wanted, reason }.into())
     }
 }

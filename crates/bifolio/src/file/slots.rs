@@ -157,11 +157,23 @@ impl<K: Copy + Eq + Hash, T> Slots<K, T> {
         Some((Busy { slots: self, key }, open))
     }
 
-    /// Ends what has this key, if it has no handle: L1 to L5. An error says why it is kept.
-    pub(crate) fn retire<E: Retire<T>>(&self, key: K, ends: &E) -> Result<(), E::Failure> {
+    /// Ends what has this key, if it has no handle: L1 to L5. An error says why it is kept. If L1
+    /// `has_failed` just now, that counts for the first round's.
+    pub(crate) fn retire<E: Retire<T>>(
+        &self,
+        key: K,
+        ends: &E,
+        mut has_failed: bool,
+    ) -> Result<(), E::Failure> {
         // Each round was made necessary by somebody who opened it, wrote and closed.
         while let Some(shared) = self.settled(key, |open| ends.share_unused(open)).flatten() {
-            let failure = ends.make_durable(shared).err();
+            let failure = if has_failed {
+                drop(shared);
+                None
+            } else {
+                ends.make_durable(shared).err()
+            };
+            let is_kept = std::mem::take(&mut has_failed) || failure.is_some();
             let is_unused = |open: &T| ends.share_unused(open).is_some();
             let Some((busy, mut open)) = self.take_if(key, is_unused) else { break };
             if ends.may_go(&open) {
@@ -169,12 +181,12 @@ impl<K: Copy + Eq + Hash, T> Slots<K, T> {
                 drop(busy);
                 break;
             }
-            if failure.is_some() {
+            if is_kept {
                 ends.keep(&mut open);
             }
             busy.fill(open);
-            if let Some(failure) = failure {
-                return Err(failure);
+            if is_kept {
+                return failure.map_or(Ok(()), Err);
             }
         }
         Ok(())

@@ -50,13 +50,11 @@ use std::path::{Path, PathBuf};
 use std::slice;
 use std::sync::OnceLock;
 
-use thiserror::Error;
-
 use super::align::range_end;
 use super::direct::{Choice, Direct, choose, is_refusal};
 use super::{
-    Alignment, Backing, DirectStatus, FileIdentity, IoRequest, IoSource, IoTarget, Operation,
-    Submission,
+    Alignment, Backing, DirectStatus, FileIdentity, IoRequest, IoSource, IoTarget, OpenDiskError,
+    Operation, Submission,
 };
 use crate::sync::{AtomicBool, Mutex, Ordering};
 use crate::sys::file::{self, FileKind, OpenMode, Rights};
@@ -110,59 +108,6 @@ pub struct DiskOptions {
     pub direct: DirectIo,
 }
 
-/// Why a file could not be opened.
-#[derive(Debug, Error)]
-#[non_exhaustive]
-pub enum OpenDiskError {
-    /// The options contradict each other.
-    #[error("{}: {problem}", path.display())]
-    Options {
-        /// The path as it was given.
-        path: PathBuf,
-        /// What is wrong with the options.
-        problem: &'static str,
-    },
-    /// Only regular files can be cached, and none whose length the kernel does not tell
-    /// ([`FileKind::Generated`]).
-    #[error("{}: it is {kind}, and only regular files can be cached", path.display())]
-    NotRegular {
-        /// The path as it was given.
-        path: PathBuf,
-        /// What it names.
-        kind: FileKind,
-    },
-    /// The system refused.
-    #[error("{}: cannot open: {source}", path.display())]
-    System {
-        /// The path as it was given.
-        path: PathBuf,
-        /// Its answer.
-        source: io::Error,
-    },
-    /// Direct I/O was required and cannot be had.
-    #[error("{}: direct I/O was required, but {reason}", path.display())]
-    DirectRefused {
-        /// The path as it was given.
-        path: PathBuf,
-        /// Why it cannot be had.
-        reason: String,
-    },
-    /// A descriptor that cannot be used.
-    #[error("{}: the descriptor cannot be used: {problem}", path.display())]
-    Descriptor {
-        /// What the file was called when it was opened.
-        path: PathBuf,
-        /// Why not.
-        problem: &'static str,
-    },
-    /// The path named another file each time it was looked at.
-    #[error("{}: the file kept being replaced while it was opened", path.display())]
-    Replaced {
-        /// The path as it was given.
-        path: PathBuf,
-    },
-}
-
 /// A regular file on a file system, with direct transfers where they can be had.
 #[derive(Debug)]
 pub struct DiskFile {
@@ -189,58 +134,62 @@ impl DiskFile {
         options: &DiskOptions,
         features: &Features,
     ) -> Result<Self, OpenDiskError> {
-        let path = path.as_ref();
+        Self::open_keeping(path.as_ref(), options, features, &mut Vec::new())
+    }
+
+    /// As [`Self::open`]. On errors what was opened in vain is left in `unused`: to close it drops
+    /// locks. The file takes it, and what was there before.
+    pub(crate) fn open_keeping(
+        path: &Path,
+        options: &DiskOptions,
+        features: &Features,
+        unused: &mut Vec<OwnedFd>,
+    ) -> Result<Self, OpenDiskError> {
         if let Some(problem) = contradiction(options) {
             return Err(OpenDiskError::Options { path: path.to_owned(), problem });
         }
         for _ in 0..OPEN_ATTEMPTS_MAX {
-            if let Some(file) = Self::open_once(path, options, features)? {
+            let (buffered, identity) = open_buffered(path, options, unused)?;
+            let name = path.to_owned();
+            let opened = Opened { path, name, buffered, identity, is_given: false };
+            if let Some(file) = opened.finish(options, features, unused)? {
                 return Ok(file);
             }
         }
         Err(OpenDiskError::Replaced { path: path.to_owned() })
     }
 
-    /// `None` if the path changed its meaning between our looks at it.
-    fn open_once(
-        path: &Path,
-        options: &DiskOptions,
-        features: &Features,
-    ) -> Result<Option<Self>, OpenDiskError> {
-        let (buffered, identity) = open_buffered(path, options)?;
-        let (name, unused) = (path.to_owned(), Vec::new());
-        let opened = Opened { path, name, buffered, identity, unused, is_given: false };
-        opened.finish(options, features)
-    }
-
     /// The file that a descriptor is of, without opening that one again but for direct transfers.
-    /// The descriptor is closed with the file.
+    /// The descriptor is closed with the file. `unused` as in [`Self::open_keeping`].
     pub(crate) fn from_fd(
         descriptor: OwnedFd,
         options: &DiskOptions,
         features: &Features,
+        unused: &mut Vec<OwnedFd>,
     ) -> Result<Self, OpenDiskError> {
         let name = file::name_of(descriptor.as_fd());
-        let system = |source| OpenDiskError::System { path: name.clone(), source };
-        let identity = identity_of(descriptor.as_fd()).map_err(system)?;
         let path = file::path_of(descriptor.as_fd());
-        let mut opened = Opened {
-            path: &path,
-            name: name.clone(),
-            buffered: descriptor,
-            identity,
-            unused: Vec::new(),
-            is_given: true,
+        let system = |source| OpenDiskError::System { path: name.clone(), source };
+        let look = || Ok((identity_of(descriptor.as_fd())?, file::rights(descriptor.as_fd())?));
+        let (identity, rights) = match look() {
+            Ok(seen) => seen,
+            Err(error) => {
+                unused.push(descriptor);
+                return Err(system(error));
+            }
         };
-        if file::rights(opened.buffered.as_fd()).map_err(system)?.direct {
+        let mut buffered = descriptor;
+        if rights.direct {
             // Its transfers need an alignment: it is no way for the rest.
             let DiskOptions { read, write, .. } = *options;
             let mode = OpenMode { read, write, create: false, direct: false };
-            let buffered = file::open(&path, mode).map_err(system)?;
+            let opened = file::open(&path, mode);
+            unused.push(buffered);
+            buffered = opened.map_err(system)?;
             file::set_blocking(buffered.as_fd()).map_err(system)?;
-            opened.unused.push(std::mem::replace(&mut opened.buffered, buffered));
         }
-        opened.finish(options, features)?.ok_or(OpenDiskError::Replaced { path: name })
+        let opened = Opened { path: &path, name: name.clone(), buffered, identity, is_given: true };
+        opened.finish(options, features, unused)?.ok_or(OpenDiskError::Replaced { path: name })
     }
 
     /// Refuses a descriptor that cannot be used as `options` want; its identity if it can.
@@ -265,14 +214,10 @@ impl DiskFile {
         Err(OpenDiskError::Descriptor { path, problem })
     }
 
-    /// From now on no transfer falls back to the page cache.
-    ///
-    /// # Errors
-    /// Why transfers go through the page cache already.
-    pub(crate) fn require_direct(&self) -> Result<(), String> {
+    /// From now on no transfer falls back to the page cache, unless they do already.
+    pub(crate) fn require_direct(&self) {
         // Relaxed: a transfer that is refused at this moment falls back or not.
         self.direct_required.store(true, Ordering::Relaxed);
-        self.buffered_reason.get().map_or(Ok(()), |reason| Err(reason.clone()))
     }
 
     /// The same file, called `name` in messages.
@@ -352,61 +297,80 @@ struct Opened<'a> {
     name: PathBuf,
     buffered: OwnedFd,
     identity: FileIdentity,
-    unused: Vec<OwnedFd>,
     /// We were given the descriptor, and may have no right to open the file again.
     is_given: bool,
 }
 
 impl Opened<'_> {
     /// Chooses the way of its transfers; `None` if the path changed its meaning between our looks
-    /// at it.
+    /// at it. What is not used then is left in `unused`.
     fn finish(
         self,
         options: &DiskOptions,
         features: &Features,
+        unused: &mut Vec<OwnedFd>,
     ) -> Result<Option<DiskFile>, OpenDiskError> {
-        let Self { path, name, buffered, identity, mut unused, is_given } = self;
-        let system = |source| OpenDiskError::System { path: name.clone(), source };
-        let choice = match choose(path, buffered.as_fd(), options, features) {
+        let (direct, reason) = match self.choose(options, features, unused) {
+            Ok(Some(Ok(direct))) => (Some(direct), None),
+            Ok(Some(Err(reason))) => (None, Some(reason)),
+            other => {
+                unused.push(self.buffered);
+                return other.map(|_| None);
+            }
+        };
+        Ok(Some(DiskFile {
+            path: self.name,
+            identity: self.identity,
+            buffered: self.buffered,
+            direct,
+            _unused: std::mem::take(unused),
+            direct_required: AtomicBool::new(options.direct == DirectIo::Require),
+            buffered_reason: reason.map_or_else(OnceLock::new, OnceLock::from),
+            sync_failed: Mutex::new(None),
+        }))
+    }
+
+    /// The way of its transfers: directly, or why not.
+    fn choose(
+        &self,
+        options: &DiskOptions,
+        features: &Features,
+        unused: &mut Vec<OwnedFd>,
+    ) -> Result<Option<Result<Direct, String>>, OpenDiskError> {
+        let system = |source| OpenDiskError::System { path: self.name.clone(), source };
+        let choice = match choose(self.path, self.buffered.as_fd(), options, features) {
             Ok(choice) => choice,
-            Err(error) if is_given => {
+            Err(error) if self.is_given => {
                 let reason = format!("the file cannot be opened again ({error})");
                 Choice::Buffered { reason, unused: None }
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(system(error)),
         };
-        let buffered_reason = OnceLock::new();
-        let direct = match choice {
+        let chosen = match choice {
             Choice::Direct(direct) => {
-                if identity_of(direct.descriptor.as_fd()).map_err(system)? != identity {
-                    return Ok(None);
+                let judged = identity_of(direct.descriptor.as_fd()).and_then(|identity| {
+                    file::set_blocking(direct.descriptor.as_fd())?;
+                    Ok(identity == self.identity)
+                });
+                if !matches!(judged, Ok(true)) {
+                    unused.push(direct.descriptor);
+                    return judged.map(|_| None).map_err(system);
                 }
-                file::set_blocking(direct.descriptor.as_fd()).map_err(system)?;
-                Some(direct)
-            }
-            Choice::Buffered { reason, .. } if options.direct == DirectIo::Require => {
-                return Err(OpenDiskError::DirectRefused { path: name, reason });
+                Ok(direct)
             }
             Choice::Buffered { reason, unused: refused } => {
                 unused.extend(refused);
-                buffered_reason.get_or_init(|| reason);
-                None
+                if options.direct == DirectIo::Require {
+                    return Err(OpenDiskError::DirectRefused { path: self.name.clone(), reason });
+                }
+                Err(reason)
             }
         };
         if options.truncate {
-            file::set_len(&buffered, 0).map_err(system)?;
+            file::set_len(&self.buffered, 0).map_err(system)?;
         }
-        Ok(Some(DiskFile {
-            path: name,
-            identity,
-            buffered,
-            direct,
-            _unused: unused,
-            direct_required: AtomicBool::new(options.direct == DirectIo::Require),
-            buffered_reason,
-            sync_failed: Mutex::new(None),
-        }))
+        Ok(Some(chosen))
     }
 }
 
@@ -533,6 +497,7 @@ fn contradiction(options: &DiskOptions) -> Option<&'static str> {
 fn open_buffered(
     path: &Path,
     options: &DiskOptions,
+    unused: &mut Vec<OwnedFd>,
 ) -> Result<(OwnedFd, FileIdentity), OpenDiskError> {
     let system = |source| OpenDiskError::System { path: path.to_owned(), source };
     match file::kind_of(path) {
@@ -543,10 +508,19 @@ fn open_buffered(
     let DiskOptions { read, write, create, .. } = *options;
     let descriptor =
         file::open(path, OpenMode { read, write, create, direct: false }).map_err(system)?;
-    let status = file::status(descriptor.as_fd()).map_err(system)?;
-    check_descriptor(path, descriptor.as_fd(), status.kind)?;
-    file::set_blocking(descriptor.as_fd()).map_err(system)?;
-    Ok((descriptor, FileIdentity::of(status)))
+    let look = || {
+        let status = file::status(descriptor.as_fd()).map_err(system)?;
+        check_descriptor(path, descriptor.as_fd(), status.kind)?;
+        file::set_blocking(descriptor.as_fd()).map_err(system)?;
+        Ok(FileIdentity::of(status))
+    };
+    match look() {
+        Ok(identity) => Ok((descriptor, identity)),
+        Err(error) => {
+            unused.push(descriptor);
+            Err(error)
+        }
+    }
 }
 
 /// As [`check_regular`], for a file that is open.

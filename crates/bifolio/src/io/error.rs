@@ -4,8 +4,11 @@
 
 use std::fmt;
 use std::io;
+use std::path::PathBuf;
 
 use thiserror::Error;
+
+use super::FileKind;
 
 /// What a backing was asked to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -81,4 +84,57 @@ impl IoError {
             Operation::SyncData | Operation::SyncAll | Operation::Len => String::new(),
         }
     }
+}
+
+/// Why a file could not be opened.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum OpenDiskError {
+    /// The options contradict each other.
+    #[error("{}: {problem}", path.display())]
+    Options {
+        /// The path as it was given.
+        path: PathBuf,
+        /// What is wrong with the options.
+        problem: &'static str,
+    },
+    /// Only regular files can be cached, and none whose length the kernel does not tell
+    /// ([`FileKind::Generated`]).
+    #[error("{}: it is {kind}, and only regular files can be cached", path.display())]
+    NotRegular {
+        /// The path as it was given.
+        path: PathBuf,
+        /// What it names.
+        kind: FileKind,
+    },
+    /// The system refused.
+    #[error("{}: cannot open: {source}", path.display())]
+    System {
+        /// The path as it was given.
+        path: PathBuf,
+        /// Its answer.
+        source: io::Error,
+    },
+    /// Direct I/O was required and cannot be had.
+    #[error("{}: direct I/O was required, but {reason}", path.display())]
+    DirectRefused {
+        /// The path as it was given.
+        path: PathBuf,
+        /// Why it cannot be had.
+        reason: String,
+    },
+    /// A descriptor that cannot be used.
+    #[error("{}: the descriptor cannot be used: {problem}", path.display())]
+    Descriptor {
+        /// What the file was called when it was opened.
+        path: PathBuf,
+        /// Why not.
+        problem: &'static str,
+    },
+    /// The path named another file each time it was looked at.
+    #[error("{}: the file kept being replaced while it was opened", path.display())]
+    Replaced {
+        /// The path as it was given.
+        path: PathBuf,
+    },
 }

@@ -30,14 +30,10 @@ impl Located {
         Ok(Some(Self { path, descriptor, identity }))
     }
 
-    /// Refuses as opening would refuse; `false` if only that can tell.
-    pub(crate) fn may_open(&self, write: bool) -> Result<bool, OpenDiskError> {
-        match file::may_open(self.descriptor.as_fd(), write) {
-            Ok(()) => Ok(true),
-            // There is no `/proc`, or no such question.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-            Err(error) if error.raw_os_error() == Some(libc::ENOSYS) => Ok(false),
-            Err(source) => Err(OpenDiskError::System { path: self.path.clone(), source }),
-        }
+    /// Refuses as opening would refuse. (Where the kernel can only ask that by name, Linux before
+    /// 5.8 without `/proc`, of what has the name now.)
+    pub(crate) fn check_rights(&self, write: bool) -> Result<(), OpenDiskError> {
+        let allowed = file::may_open(self.descriptor.as_fd(), &self.path, write);
+        allowed.map_err(|source| OpenDiskError::System { path: self.path.clone(), source })
     }
 }

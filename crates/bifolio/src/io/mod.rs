@@ -44,9 +44,9 @@ use std::os::fd::AsFd;
 
 pub use align::{Alignment, PositionOutOfRange};
 pub use buffer::IoBuffer;
-pub use disk::{DirectIo, DiskFile, DiskOptions, OpenDiskError};
+pub use disk::{DirectIo, DiskFile, DiskOptions};
 pub(crate) use engine::{Engine, Pieces, Queue, RUN_PAGES_MAX, Transfer};
-pub use error::{IoError, Operation};
+pub use error::{IoError, OpenDiskError, Operation};
 pub(crate) use guarded::Guarded;
 pub(crate) use located::Located;
 pub use request::{IoRequest, Submission};

@@ -124,7 +124,8 @@ pub(crate) struct Mapping {
     table: Table,
     /// log2 of the pages of a unit: of each folio that is inserted.
     order: u8,
-    hot: Hot,
+    /// Apart: beside it, a file would be as large again, of which many may be open.
+    hot: Box<Hot>,
     /// Folios in the table now.
     resident: AtomicU64,
     prediction: Prediction,
@@ -171,7 +172,7 @@ impl Mapping {
             // One more than there can be pages: a read of no bytes at the very end looks there.
             table: Table::new(pages + 1)?,
             order,
-            hot: Hot::new(len_bytes),
+            hot: Box::new(Hot::new(len_bytes)),
             resident: AtomicU64::new(0),
             prediction: Prediction::default(),
         })

@@ -130,10 +130,25 @@ pub(crate) fn locate(path: &Path) -> io::Result<OwnedFd> {
     Ok(rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?)
 }
 
-/// Whether this process may open a file it has a descriptor of; needs `/proc`.
-pub(crate) fn may_open(file: BorrowedFd<'_>, write: bool) -> io::Result<()> {
+/// Whether this process may open a file it has a descriptor of, which was found at `path`. The
+/// question is asked of the descriptor; by the path if the kernel knows no such question.
+pub(crate) fn may_open(file: BorrowedFd<'_>, path: &Path, write: bool) -> io::Result<()> {
     let access = if write { Access::READ_OK | Access::WRITE_OK } else { Access::READ_OK };
-    Ok(rustix::fs::accessat(rustix::fs::CWD, path_of(file), access, AtFlags::EACCESS)?)
+    let (file, mode) = (file.as_raw_fd(), access.bits());
+    let flags = libc::AT_EMPTY_PATH | libc::AT_EACCESS;
+    // SAFETY: the name is a string that ends, and the call only looks.
+    let answer = unsafe { libc::syscall(libc::SYS_faccessat2, file, c"".as_ptr(), mode, flags) };
+    match answer_of(answer) {
+        Err(error) if is_unknown(&error) => {
+            Ok(rustix::fs::accessat(rustix::fs::CWD, path, access, AtFlags::EACCESS)?)
+        }
+        answer => answer.map(drop),
+    }
+}
+
+/// Whether a kernel does not know a call, or a filter refuses it as if it did not.
+fn is_unknown(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM | libc::EINVAL))
 }
 
 /// What a descriptor was opened for.

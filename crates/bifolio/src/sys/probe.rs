@@ -275,6 +275,11 @@ fn chosen_setting(text: &str) -> Option<&str> {
     text.split_whitespace().find_map(|word| word.strip_prefix('[')?.strip_suffix(']'))
 }
 
+/// Whether memory can be wiped in forked children.
+pub(crate) fn can_wipe_on_fork() -> bool {
+    advise_scratch(Advice::LinuxWipeOnFork).is_ok()
+}
+
 fn probe_advice(name: &str, advice: Advice) -> Finding {
     match advise_scratch(advice) {
         Ok(()) => Ok(format!("madvise({name}) works")),

@@ -3,6 +3,7 @@
 //! Used by `io::engine`, `writeback::flusher` and `reclaim::background`. What a thread does, and
 //! how it is told to end, is theirs: they say so before they drop the thread.
 
+use crate::sys::fork::Origin;
 use std::io;
 use std::thread::{self, JoinHandle};
 
@@ -14,19 +15,19 @@ const STACK_BYTES: usize = 256 << 10;
 pub(crate) struct OwnedThread {
     handle: Option<JoinHandle<()>>,
     /// A forked child inherits this value, but not the thread.
-    process: u32,
+    origin: Origin,
 }
 
 impl OwnedThread {
     /// Starts a thread.
     pub(crate) fn start(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<Self> {
         let builder = thread::Builder::new().name(name.into()).stack_size(STACK_BYTES);
-        Ok(Self { handle: Some(builder.spawn(run)?), process: std::process::id() })
+        Ok(Self { handle: Some(builder.spawn(run)?), origin: Origin::here() })
     }
 
     /// Whether the thread was left behind by a fork: then nothing it shares may be touched.
     pub(crate) fn is_left_behind(&self) -> bool {
-        std::process::id() != self.process
+        self.origin.is_forked()
     }
 }
 

@@ -32,6 +32,8 @@ mod loom_optimistic_read;
 #[cfg(loom)]
 mod loom_pin;
 #[cfg(loom)]
+mod loom_slots;
+#[cfg(loom)]
 mod loom_table;
 #[cfg(loom)]
 mod loom_throttle;

@@ -48,6 +48,7 @@ use crate::lru::Memory;
 use crate::mapping::PAGE_BYTES;
 use crate::stats::{Counter, DeviceStats};
 use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex, MutexGuard, Ordering, WeakList};
+use crate::sys::fork::Origin;
 use crate::sys::thread::OwnedThread;
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
@@ -549,20 +550,20 @@ fn look_for_stores(device: &Device) {
 pub(crate) struct FlusherThreads {
     flusher: Arc<Flusher>,
     /// A forked child inherits this value, but no threads.
-    process: u32,
+    origin: Origin,
 }
 
 impl FlusherThreads {
     /// Starts the first thread.
     pub(crate) fn start(flusher: Arc<Flusher>, memory: &Arc<Memory>) -> Result<Self> {
         flusher.start_thread(&mut flusher.roster.lock(), memory).map_err(ErrorKind::Thread)?;
-        Ok(Self { flusher, process: std::process::id() })
+        Ok(Self { flusher, origin: Origin::here() })
     }
 }
 
 impl Drop for FlusherThreads {
     fn drop(&mut self) {
-        if std::process::id() != self.process {
+        if self.origin.is_forked() {
             // The lock may be held for ever, and there is nobody to wait for.
             std::mem::forget(Arc::clone(&self.flusher));
             return;

@@ -3,6 +3,7 @@
 #![allow(dead_code)]
 
 use std::fmt::Debug;
+use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -15,6 +16,7 @@ use bifolio::{
     OpenOptions, Stats,
 };
 use bifolio_testing::{FaultyBacking, MemoryBacking, fill_bytes};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tempfile::TempDir;
 
 /// Bytes of a page.
@@ -247,4 +249,30 @@ fn wait_for<T: Debug>(what: &str, look: impl Fn() -> T, is_it: impl Fn(&T) -> bo
         assert!(begun.elapsed() < Duration::from_secs(30), "{what}: not in 30 seconds: {seen:?}");
         thread::sleep(Duration::from_millis(1));
     }
+}
+
+/// Calls `body` while the process can have only so many more descriptors: for a test that runs
+/// alone.
+pub fn with_descriptors_left<R>(left: usize, body: impl FnOnce() -> R) -> R {
+    let mut all = Vec::new();
+    let before = getrlimit(Resource::Nofile);
+    // More than are open, so that few have to be taken.
+    let open = fs::read_dir("/proc/self/fd").unwrap().count() as u64;
+    let limit = Rlimit { current: Some(open + 64), ..before };
+    setrlimit(Resource::Nofile, limit).unwrap();
+    while let Ok(file) = fs::File::open("/dev/null") {
+        all.push(file);
+    }
+    all.truncate(all.len() - left);
+    let result = body();
+    drop(all);
+    setrlimit(Resource::Nofile, before).unwrap();
+    result
+}
+
+/// The number of the system's error behind one of ours.
+pub fn errno_of(error: &Error) -> Option<i32> {
+    let first: &dyn std::error::Error = error;
+    let mut causes = std::iter::successors(Some(first), |error| error.source());
+    causes.find_map(|error| error.downcast_ref::<std::io::Error>()?.raw_os_error())
 }

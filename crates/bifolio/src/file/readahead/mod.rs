@@ -33,7 +33,7 @@ use crate::stats::Counter;
 use crate::sync::{AtomicBool, AtomicU8, AtomicU64, Mutex, Ordering};
 use pump::Pump;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 pub(super) use window::Mode;
 pub(super) use window::Plan;
 use window::{Access, STREAMS, Settings, Streams};
@@ -50,7 +50,8 @@ const ADVISED_BYTES_MAX: u64 = 8 << 20;
 /// What a handle knows of its readers.
 #[derive(Debug)]
 pub(crate) struct Readahead {
-    streams: Mutex<Streams>,
+    /// Made when there is something to read ahead: many handles are of files of a page.
+    at_work: OnceLock<Box<AtWork>>,
     /// Pages whose first use starts the next window; looked at without the lock.
     marks: [AtomicU64; STREAMS],
     next_mark: AtomicU64,
@@ -60,6 +61,12 @@ pub(crate) struct Readahead {
     /// Where the last read ended, bytes.
     last_end: AtomicU64,
     window_bytes_max: u64,
+}
+
+/// What a handle needs of which something is read ahead, or might be.
+#[derive(Debug)]
+struct AtWork {
+    streams: Mutex<Streams>,
     /// Reads the windows.
     windows: Arc<Pump>,
     /// Reads what advice names, which may be much more: no window waits behind it.
@@ -70,16 +77,24 @@ impl Readahead {
     /// Nothing seen yet; windows of at most `window_bytes_max` bytes.
     pub(super) fn new(window_bytes_max: u64) -> Self {
         Self {
-            streams: Mutex::default(),
+            at_work: OnceLock::new(),
             marks: std::array::from_fn(|_| AtomicU64::new(NO_MARK)),
             next_mark: AtomicU64::new(0),
             mode: AtomicU8::new(Mode::Normal as u8),
             reuse: AtomicBool::new(true),
             last_end: AtomicU64::new(0),
             window_bytes_max,
-            windows: Pump::new(window_bytes_max),
-            advised: Pump::new(ADVISED_BYTES_MAX),
         }
+    }
+
+    fn at_work(&self) -> &AtWork {
+        self.at_work.get_or_init(|| {
+            Box::new(AtWork {
+                streams: Mutex::default(),
+                windows: Pump::new(self.window_bytes_max),
+                advised: Pump::new(ADVISED_BYTES_MAX),
+            })
+        })
     }
 
     /// Whether a read at `position` goes on where the last one ended.
@@ -90,7 +105,7 @@ impl Readahead {
     /// What the readers of this handle will do.
     pub(super) fn set_mode(&self, mode: Mode) {
         self.mode.store(mode as u8, Ordering::Relaxed);
-        *self.streams.lock() = Streams::default();
+        *self.at_work().streams.lock() = Streams::default();
     }
 
     /// Whether reads of this handle leave marks of use.
@@ -169,7 +184,11 @@ impl Handle {
         }
         let bound_bytes = self.reclaim.memory.arena.usage().bound_bytes;
         let file_pages = mapping.len_bytes().div_ceil(PAGE_BYTES);
-        let mut streams = self.readahead.streams.lock();
+        if file_pages <= 1 << mapping.order() {
+            // One folio, and nothing behind it.
+            return None;
+        }
+        let mut streams = self.readahead.at_work().streams.lock();
         let parts = WINDOW_PART_OF_BOUND * streams.known().max(STREAMS_MIN);
         let max_bytes = self.readahead.window_bytes_max.min(bound_bytes / parts);
         let max_pages = max_bytes.max(mapping.folio_bytes()) / PAGE_BYTES;
@@ -183,19 +202,19 @@ impl Handle {
         if let Some(mark) = plan.mark {
             self.readahead.set_mark(mark);
         }
-        self.start_reading(&self.readahead.windows, plan.pages())
+        self.start_reading(&self.readahead.at_work().windows, plan.pages())
     }
 
     /// A plan was carried out up to page `end` only, for lack of frames. Whoever sees no hits must
     /// not take the next miss, which is there, for a page that was evicted before it was used.
     pub(super) fn note_cut(&self, end: u64) {
-        self.readahead.streams.lock().cut(end);
+        self.readahead.at_work().streams.lock().cut(end);
     }
 
     /// Starts to read what is absent of a range that somebody has said will be needed, and does not
     /// wait for it. Stops where frames run short.
     pub(super) fn start_reading_advised(&self, pages: Range<u64>) {
-        self.start_reading(&self.readahead.advised, [pages]);
+        self.start_reading(&self.readahead.at_work().advised, [pages]);
     }
 
     /// Leaves what is absent of some ranges of pages to `pump`. Stops where frames run short, or

@@ -25,6 +25,7 @@ use super::lease::Lease;
 use super::tables::{SLOTS, Tables};
 use crate::frames::ChunkWatcher;
 use crate::sync::{Condvar, Mutex};
+use crate::sys::fork::Origin;
 use crate::sys::ring::{self, RingQueues};
 
 /// How long a queue waits for a ring while none is given back. A turn with one takes less, unless
@@ -39,7 +40,7 @@ pub(super) struct Rings {
     returned: Condvar,
     counts: Counts,
     /// A forked child must not touch the rings it seems to have.
-    process: u32,
+    origin: Origin,
 }
 
 /// What rings are made of.
@@ -90,7 +91,7 @@ impl Rings {
             pool: Mutex::new(pool),
             returned: Condvar::new(),
             counts: Counts::default(),
-            process: std::process::id(),
+            origin: Origin::here(),
         }
     }
 
@@ -177,7 +178,7 @@ impl Rings {
 
     /// Lets every ring forget the file, and the number be given to another.
     pub(super) fn free_slot(&self, slot: u32) {
-        if self.is_forked() {
+        if self.origin.is_forked() {
             return;
         }
         for tables in self.all() {
@@ -188,10 +189,6 @@ impl Rings {
 
     pub(super) fn all(&self) -> Vec<Arc<Tables>> {
         self.pool.lock().all.clone()
-    }
-
-    fn is_forked(&self) -> bool {
-        std::process::id() != self.process
     }
 }
 
@@ -206,7 +203,9 @@ impl ChunkWatcher for Rings {
     // Whoever locks the tables second sees what the first did: either B finds A's entry, or A finds
     // the chunk not whole. A ring made meanwhile locked the pool after `all` did, and sees it too.
     fn before_release(&self, chunk: usize) {
-        let Some(chunks) = self.plan.chunks.as_ref().filter(|_| !self.is_forked()) else { return };
+        let Some(chunks) = self.plan.chunks.as_ref().filter(|_| !self.origin.is_forked()) else {
+            return;
+        };
         chunks.set_whole(chunk, false);
         for tables in self.all() {
             tables.forget_chunk(chunk);
@@ -216,7 +215,7 @@ impl ChunkWatcher for Rings {
 
 impl Drop for Rings {
     fn drop(&mut self) {
-        if self.is_forked() {
+        if self.origin.is_forked() {
             // The mappings were not inherited: something else may have their addresses.
             let pool = self.pool.get_mut();
             std::mem::forget((std::mem::take(&mut pool.free), std::mem::take(&mut pool.all)));

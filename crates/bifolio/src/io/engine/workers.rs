@@ -22,6 +22,7 @@ use std::sync::Arc;
 
 use super::Lane;
 use crate::sync::{Condvar, Mutex, MutexGuard};
+use crate::sys::fork::Origin;
 use crate::sys::thread::OwnedThread;
 
 /// The most threads: enough for two devices that hang, and others that do not.
@@ -62,7 +63,7 @@ struct Shared {
     state: Mutex<State>,
     changed: Condvar,
     /// A forked child inherits this value, but no threads.
-    process: u32,
+    origin: Origin,
 }
 
 #[derive(Default)]
@@ -153,7 +154,7 @@ impl Workers {
 
 impl Drop for Workers {
     fn drop(&mut self) {
-        if self.shared.is_forked() {
+        if self.shared.origin.is_forked() {
             // The lock may be held for ever, and there is nobody to wait for.
             std::mem::forget(Arc::clone(&self.shared));
             return;
@@ -171,11 +172,7 @@ impl Drop for Workers {
 
 impl Shared {
     fn new() -> Self {
-        Self { state: Mutex::default(), changed: Condvar::new(), process: std::process::id() }
-    }
-
-    fn is_forked(&self) -> bool {
-        std::process::id() != self.process
+        Self { state: Mutex::default(), changed: Condvar::new(), origin: Origin::here() }
     }
 
     fn run(&self) {
