@@ -32,7 +32,8 @@ impl CacheBuilder {
 
     /// The bound on memory, bytes: frames, descriptors and tables together. 256 MiB by default,
     /// 256 KiB at the least. Hard: what does not fit is not cached, and what cannot be evicted is
-    /// an error.
+    /// an error. What a file costs just by being open, some 2 KiB, is beside it
+    /// ([`Cache::open`](crate::Cache::open)).
     pub fn memory(mut self, bytes: u64) -> Self {
         self.config.memory_bytes = bytes;
         self

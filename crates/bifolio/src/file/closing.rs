@@ -137,8 +137,6 @@ impl Registry {
         self.check()?;
         let mut discarded = Vec::new();
         for key in self.files.keys() {
-            // One that is being released may be kept.
-            drop(self.settled(key));
             // Judged with the slot taken: another last close may be about to make it durable.
             let is_kept = |open: &Open| open.handles == 0 && open.is_kept;
             let Some((_busy, open)) = self.files.take_if(key, is_kept) else { continue };

@@ -142,13 +142,17 @@ impl<K: Copy + Eq + Hash, T> Slots<K, T> {
         slots.get_mut(&key)?.open().map(look)
     }
 
-    /// L2, if it is as wanted.
+    /// L2, if it is as wanted. Waits while somebody releases it: it may be kept, and what it was
+    /// kept for be done by now.
     pub(crate) fn take_if(
         &self,
         key: K,
         is_wanted: impl FnOnce(&T) -> bool,
     ) -> Option<(Busy<'_, K, T>, T)> {
         let mut slots = self.slots.lock();
+        while let Some(Slot::Releasing) = slots.get(&key) {
+            self.changed.wait(&mut slots);
+        }
         let slot = slots.get_mut(&key)?;
         if !slot.open().is_some_and(|open| is_wanted(open)) {
             return None;

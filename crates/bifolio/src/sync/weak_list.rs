@@ -77,7 +77,7 @@ impl<T: ?Sized> WeakList<T> {
     }
 
     /// Whether nothing on the list is alive.
-    pub(crate) fn is_empty(&self) -> bool {
+    pub(crate) fn are_all_gone(&self) -> bool {
         self.entries.iter().all(|entry| entry.strong_count() == 0)
     }
 }
@@ -106,6 +106,6 @@ mod tests {
         kept.drain(..1000);
         assert_eq!(*list.pop().unwrap(), *kept[0]);
         kept.clear();
-        assert!(list.is_empty() && list.pop().is_none());
+        assert!(list.are_all_gone() && list.pop().is_none());
     }
 }

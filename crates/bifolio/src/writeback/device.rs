@@ -174,7 +174,7 @@ impl Device {
     ) -> bool {
         let mut files = self.files.lock();
         list(&mut files).push(Weak::clone(file));
-        if !files.mapped.is_empty() {
+        if files.mapped.len() > 0 {
             self.has_regions.store(true, Ordering::Relaxed);
         }
         !std::mem::replace(&mut files.is_enlisted, true)
@@ -184,7 +184,7 @@ impl Device {
     /// to put the device on the flusher's again. Not during a round, which has files in its hands.
     pub(super) fn delist(&self) -> bool {
         let mut files = self.files.lock();
-        let is_idle = files.dirty.is_empty() && files.mapped.is_empty();
+        let is_idle = files.dirty.are_all_gone() && files.mapped.are_all_gone();
         files.is_enlisted &= !is_idle;
         is_idle
     }
@@ -210,11 +210,6 @@ impl Device {
                 self.files.lock().dirty.push(Weak::clone(&inode.this));
             }
         }
-    }
-
-    /// Whether there may be something to do when time has passed.
-    pub(super) fn may_age(&self) -> bool {
-        self.dirty_pages.own() > 0 || self.has_regions.load(Ordering::Relaxed)
     }
 
     /// Whether the flusher is on its way, or there.

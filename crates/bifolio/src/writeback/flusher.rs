@@ -134,7 +134,8 @@ impl Roster {
         self.calls.insert((from, self.next_call), device);
     }
 
-    /// Calls the devices that may have something to do because time has passed.
+    /// Calls the devices that may have something to do because time has passed. (A round that finds
+    /// nothing takes what is clean off the lists, so the next time the device is passed over.)
     fn call_those_that_age(&mut self, now: Instant) {
         for _ in 0..self.active.len() {
             let Some(device) = self.active.pop() else { break };
@@ -143,7 +144,7 @@ impl Roster {
                 continue;
             }
             self.active.push(Arc::downgrade(&device));
-            if device.may_age() && device.call() {
+            if device.call() {
                 self.call_at(now, device);
             }
         }
