@@ -192,11 +192,9 @@ impl File {
         };
         let mut page = [0; PAGE_BYTES as usize];
         page[..bytes.len()].copy_from_slice(bytes);
-        let pages = locked.lock.index()..locked.lock.index() + 1;
         // What the page had before, in the spill perhaps, is its content until this has worked.
-        inode.install(pages, page.as_ptr(), true).1?;
+        inode.install_page(&locked.lock, page.as_ptr(), true)?;
         room.mark_dirty(&locked.folio, &locked.lock);
-        inode.mapping.mark_uptodate(&locked.lock);
         Ok(Ok(()))
     }
 

@@ -18,7 +18,7 @@
 
 use super::inode::Inode;
 use super::store::Store;
-use crate::folio::{Folio, FolioId, FolioRef, Frozen, LockedFolio};
+use crate::folio::{Flag, Folio, FolioId, FolioRef, Frozen, LockedFolio};
 use crate::lru::Shadow;
 use crate::mapping::{Entry, EvictError};
 use crate::spill::Spill;
@@ -112,6 +112,34 @@ impl Inode {
         left_in_memory_file(locked, page)
     }
 
+    /// Puts the page at `source` in the place of a locked folio of a region that is not uptodate,
+    /// and makes it uptodate. It stops being one that reads as zeros before it is there: raw
+    /// writers go on then, and what they store is to be seen at once.
+    ///
+    /// # Errors
+    /// The kernel has no memory for it: the folio is as it was.
+    pub(crate) fn install_page(
+        &self,
+        locked: &LockedFolio<'_>,
+        source: *const u8,
+        will_be_stored: bool,
+    ) -> crate::error::Result<()> {
+        let pages = locked.index()..locked.index() + 1;
+        let was_allocated = locked.flags.get(Flag::Allocated);
+        // Readers that see the page as it was have begun before it is there: `copy` is a system
+        // call, and who waited for it comes after that.
+        locked.flags.clear(Flag::Allocated);
+        let (_, installed) = self.install(pages, source, will_be_stored);
+        #[cfg(all(test, not(loom)))]
+        tests::meanwhile();
+        if installed.is_ok() {
+            self.mapping.mark_uptodate(locked);
+        } else if was_allocated {
+            locked.flags.set(Flag::Allocated);
+        }
+        installed
+    }
+
     /// Takes a folio out of the table that never got its bytes: what it took over stands there
     /// again. The table's reference is returned.
     pub(crate) fn remove_unfilled<'a>(
@@ -177,5 +205,55 @@ fn left_in_memory_file(locked: &LockedFolio<'_>, page: u64) -> Entry {
     match locked.slot() {
         0 => Entry::HOLE,
         slot => Entry::value(u64::from(slot) + page),
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use crate::cache::Cache;
+    use crate::file::{File, OpenOptions};
+    use crate::mapping::PAGE_BYTES;
+    use std::cell::RefCell;
+
+    thread_local! {
+        /// What happens once a page is there, and not uptodate.
+        static MEANWHILE: RefCell<Option<Box<dyn FnOnce()>>> = const { RefCell::new(None) };
+    }
+
+    pub(super) fn meanwhile() {
+        if let Some(action) = MEANWHILE.take() {
+            action();
+        }
+    }
+
+    /// Once `install` has put an allocated page there, which raw writers may have stored to then,
+    /// nobody takes it for zeros.
+    fn check_while_not_uptodate(install: impl FnOnce(&File)) {
+        let cache = Cache::builder().memory(4 << 20).build().unwrap();
+        let options = OpenOptions::new().read(true).write(true).mappable(true);
+        let Ok(file) = cache.memory_file_with("stores", &options) else { return };
+        file.set_len(PAGE_BYTES).unwrap();
+        file.allocate(0..PAGE_BYTES).unwrap();
+        assert_eq!(file.read_resident(&mut [1; 8], 0), 8, "allocated and never written");
+        assert_eq!(file.seek_data(0).unwrap(), None);
+        let other = file.clone();
+        MEANWHILE.set(Some(Box::new(move || {
+            assert_eq!(other.read_resident(&mut [1; 8], 0), 0, "readers wait for the lock");
+            assert_eq!(other.seek_data(0).unwrap(), Some(0));
+        })));
+        install(&file);
+        assert!(MEANWHILE.take().is_none(), "the page was put there by this thread");
+    }
+
+    #[test]
+    fn an_allocated_page_that_a_map_may_store_to_is_no_hole() {
+        check_while_not_uptodate(|file| drop(file.pin(0..8).unwrap()));
+    }
+
+    #[test]
+    fn an_allocated_page_that_is_being_replaced_is_no_hole() {
+        check_while_not_uptodate(|file| {
+            file.write_all_at(&[9; PAGE_BYTES as usize], 0).unwrap();
+        });
     }
 }

@@ -500,10 +500,9 @@ impl Inode {
         locked: &LockedFolio<'_>,
     ) -> Result<()> {
         if self.frames.region().is_some() {
-            self.install(locked.index()..locked.index() + 1, ZEROS.as_ptr(), false).1?;
-        } else {
-            self.zero_folio_from(folio, locked, 0);
+            return self.install_page(locked, ZEROS.as_ptr(), false);
         }
+        self.zero_folio_from(folio, locked, 0);
         self.mapping.mark_uptodate(locked);
         Ok(())
     }
