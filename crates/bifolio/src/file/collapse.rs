@@ -121,6 +121,8 @@ impl File {
         inode.pass_dirt(&gone, new.id());
         if inode.is_evictable() {
             memory.lru.add(&memory.folios, for_lru, cpu::current());
+        } else {
+            memory.lru.note_unlisted(&lock);
         }
         drop(lock);
         gone.into_iter().for_each(Frozen::free);

@@ -291,7 +291,9 @@ impl Handle {
             return Ok(Claim::Taken);
         }
         self.note_refault(&lock, seen);
-        if self.inode.is_evictable() && memory.lru.add(&memory.folios, for_lru, cpu::current()) {
+        if !self.inode.is_evictable() {
+            memory.lru.note_unlisted(&lock);
+        } else if memory.lru.add(&memory.folios, for_lru, cpu::current()) {
             memory.counters.add(Counter::LruBatch, 1);
         }
         Ok(Claim::New(Locked { lock, folio, was_resident: false }))
@@ -357,6 +359,8 @@ impl Handle {
 mod tests {
     use super::*;
     use crate::cache::Cache;
+    use crate::file::{File, OpenOptions};
+    use crate::lru::ListKind;
 
     #[test]
     fn pages_claimed_by_an_old_length_do_not_stay_behind_the_end() {
@@ -375,5 +379,114 @@ mod tests {
         let claimed = handle.claim(2, Entry::HOLE, Wait::ForFrames, true).unwrap();
         let Claim::New(locked) = claimed else { panic!("{claimed:?}") };
         drop(handle.inode.remove_unfilled(&locked.folio, &locked.lock));
+    }
+
+    /// A cache that is full, but for a few pages, of pages of a file.
+    fn full_cache(options: &OpenOptions) -> (tempfile::TempDir, Cache, File) {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("file");
+        std::fs::write(&path, vec![7; 2 << 20]).unwrap();
+        let cache = Cache::builder().memory(1 << 20).build().unwrap();
+        let file = cache.open(&path, options).unwrap();
+        file.read_exact_at(&mut vec![0; 2 << 20], 0).unwrap();
+        (directory, cache, file)
+    }
+
+    /// While `hold` has the pages of a full cache in its hands, somebody wants more than there are
+    /// besides: he waits, and gets them.
+    fn check_that_others_wait(hold: impl FnOnce(&File, &dyn Fn())) {
+        let (_directory, cache, file) = full_cache(&OpenOptions::new());
+        let others = cache.memory_file("others").unwrap();
+        let memory = &file.handle.inode.memory;
+        memory.lru.drain_all(&memory.folios);
+        let has_waited = std::cell::Cell::new(false);
+        std::thread::scope(|scope| {
+            hold(&file, &|| {
+                let before = cache.stats().allocation_waits;
+                let others = others.clone();
+                let write = scope.spawn(move || others.write_all_at(&[7; 512 << 10], 0).unwrap());
+                // So many are more than it takes to give up.
+                while !write.is_finished() && cache.stats().allocation_waits < before + 30 {
+                    std::thread::sleep(std::time::Duration::from_millis(1));
+                }
+                has_waited.set(!write.is_finished());
+            });
+        });
+        assert!(has_waited.get(), "there was room all the time");
+    }
+
+    #[test]
+    fn isolated_pages_are_waited_for() {
+        check_that_others_wait(|file, meanwhile| {
+            let memory = &file.handle.inode.memory;
+            let mut isolated = Vec::new();
+            for kind in [ListKind::Inactive, ListKind::Active] {
+                let mut before = usize::MAX;
+                while before != isolated.len() {
+                    before = isolated.len();
+                    memory.lru.isolate(&memory.folios, kind, u64::MAX, &mut isolated);
+                }
+            }
+            meanwhile();
+            memory.lru.put_back(&memory.folios, &mut isolated, ListKind::Inactive);
+        });
+    }
+
+    #[test]
+    fn frozen_pages_are_waited_for() {
+        check_that_others_wait(|file, meanwhile| {
+            let (mapping, folios) = (&file.handle.inode.mapping, &file.handle.inode.memory.folios);
+            // Nothing is waited for: who is used by others just now is left to them.
+            let freeze = |index| {
+                let Some(Lookup::Folio(folio)) = mapping.try_get_folio(folios, index) else {
+                    return None;
+                };
+                let lock = folio.try_lock()?;
+                let frozen = mapping.begin_eviction(folio, &lock).ok()?;
+                Some((lock, frozen))
+            };
+            let frozen: Vec<_> = (0..512).filter_map(freeze).collect();
+            meanwhile();
+            for (lock, frozen) in frozen {
+                drop(mapping.cancel_eviction(frozen, &lock));
+            }
+        });
+    }
+
+    #[test]
+    fn pages_that_come_to_no_list_are_not_waited_for() {
+        for is_mappable in [false, true] {
+            let cache = Cache::builder().memory(1 << 20).build().unwrap();
+            let options = OpenOptions::new().read(true).write(true).mappable(is_mappable);
+            let Ok(file) = cache.memory_file_with("unlisted", &options) else { continue };
+            file.set_len(64 * PAGE_BYTES).unwrap();
+            file.write_all_at(&[7; 20 * PAGE_BYTES as usize], 0).unwrap();
+            (20..30).for_each(|index| drop(file.pin(index * PAGE_BYTES..(index + 1) * PAGE_BYTES)));
+            let reclaim = &file.handle.reclaim;
+            assert_eq!(reclaim.sweep_once(), (0, 0), "mappable: {is_mappable}");
+            assert_eq!(reclaim.memory.lru.unlisted_pages(), 30);
+            let held = file.pin(0..8).unwrap().hold();
+            file.set_len(0).unwrap();
+            assert_eq!(reclaim.memory.lru.unlisted_pages(), 1, "mappable: {is_mappable}");
+            assert_eq!(reclaim.sweep_once(), (0, 0), "mappable: {is_mappable}");
+            drop(held);
+            assert_eq!(reclaim.memory.lru.unlisted_pages(), 0);
+        }
+    }
+
+    #[test]
+    fn dirty_pages_of_a_region_are_the_flushers_to_hold() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("file");
+        std::fs::write(&path, [7; PAGE_BYTES as usize]).unwrap();
+        let cache = Cache::builder().memory(1 << 20).build().unwrap();
+        let options = OpenOptions::new().read(true).write(true).mappable(true);
+        let Ok(file) = cache.open(&path, &options) else { return };
+        file.write_all_at(b"dirty", 0).unwrap();
+        let inode = &file.handle.inode;
+        // No write-out of the file begins meanwhile.
+        let _cutting = inode.stop_write_outs();
+        let _held = inode.mapping.get_folio(&inode.memory.folios, 0);
+        assert_eq!(file.handle.reclaim.sweep_once(), (0, 1));
     }
 }

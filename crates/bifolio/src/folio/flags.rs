@@ -38,6 +38,8 @@ pub(crate) enum Flag {
     Readahead = 1 << 7,
     /// Reserved by `allocate` and never written: reads as zeros, whatever its frame holds.
     Allocated = 1 << 8,
+    /// On no list of the LRU for as long as it lives: nothing can be done with it.
+    Unlisted = 1 << 9,
 }
 
 /// The bits of the state, and its halves: on the dirty list, and on the way to the device.

@@ -323,6 +323,11 @@ impl Region {
         self.section.lock()
     }
 
+    /// Whether somebody holds the page for the kernel or a device to write to.
+    pub(crate) fn is_kept(&self, index: u64) -> bool {
+        !self.written_unseen.among(&(index..index + 1)).is_empty()
+    }
+
     /// Pages that count as stored to whenever somebody looks.
     pub(crate) fn written_unseen(&self) -> &MappedPages {
         &self.written_unseen

@@ -36,7 +36,7 @@ pub(crate) use lists::{ListKind, ListSizes};
 pub(crate) use memory::Memory;
 pub(crate) use shadow::Shadow;
 
-use crate::folio::{BATCH_SLOTS, Flag, FolioId, FolioRef, Folios};
+use crate::folio::{BATCH_SLOTS, Flag, Folio, FolioId, FolioRef, Folios};
 use crate::sync::{AtomicU64, Mutex, Ordering};
 use lists::Lists;
 
@@ -46,6 +46,8 @@ pub(crate) struct Lru {
     lists: Mutex<Lists>,
     /// Mirror of the lists', for who only looks.
     active_pages: AtomicU64,
+    /// Pages of folios that come to no list.
+    unlisted_pages: AtomicU64,
     cpus: Box<[Mutex<batches::CpuBatch>]>,
     /// Drains of all batches that have begun (G4 of `batches.rs`).
     generation: AtomicU64,
@@ -61,6 +63,7 @@ impl Lru {
         Self {
             lists: Mutex::new(Lists::default()),
             active_pages: AtomicU64::new(0),
+            unlisted_pages: AtomicU64::new(0),
             cpus: (0..cpus.max(1)).map(|_| Mutex::default()).collect(),
             generation: AtomicU64::new(0),
             draining: Mutex::new(()),
@@ -71,6 +74,19 @@ impl Lru {
     /// Pages on the lists now.
     pub(crate) fn sizes(&self) -> ListSizes {
         self.lists.lock().sizes()
+    }
+
+    /// Pages of folios that come to no list, and are alive.
+    pub(crate) fn unlisted_pages(&self) -> u64 {
+        self.unlisted_pages.load(Ordering::Relaxed)
+    }
+
+    /// A new folio, locked, will be on no list: its file has nowhere to put its pages.
+    pub(crate) fn note_unlisted(&self, folio: &Folio) {
+        if folio.flags.set(Flag::Unlisted) {
+            // Relaxed: only a count.
+            self.unlisted_pages.fetch_add(folio.pages(), Ordering::Relaxed);
+        }
     }
 
     /// Changes the lists.
@@ -156,14 +172,21 @@ impl Lru {
     /// Puts the folio `new` where `old` is on its list, if that is on one, and takes that off. The
     /// caller owns `old`, frozen, and has a reference to `new`, which is on no list.
     pub(crate) fn replace(&self, folios: &Folios, old: FolioId, new: FolioId) {
+        if folios.get(old).flags.get(Flag::Unlisted) {
+            return self.note_unlisted(folios.get(new));
+        }
         self.change(|lists| lists.replace(folios, old, new));
     }
 
     /// Takes a dead folio off whatever list it is on. The caller owns it, frozen.
     pub(crate) fn forget(&self, folios: &Folios, id: FolioId) {
         // LRU-2: nobody links it any more (that takes a reference), so a clear flag stays clear.
-        if folios.get(id).flags.get(Flag::OnLru) {
+        let folio = folios.get(id);
+        if folio.flags.get(Flag::OnLru) {
             let _was_listed = self.isolate_one(folios, id);
+        }
+        if folio.flags.get(Flag::Unlisted) {
+            self.unlisted_pages.fetch_sub(folio.pages(), Ordering::Relaxed);
         }
     }
 }

@@ -181,11 +181,9 @@ impl<'d, 't> Departure<'d, 't> {
         // Who spills it is the background thread; others are the flusher's.
         for leaver in &mut self.leavers {
             if leaver.is_going() && leaver.is_dirty() {
-                let is_left = self.inode.is_memory_file() || self.inode.clean_soon();
                 let verdict = match self.inode.is_memory_file() {
                     true => Verdict::Busy,
-                    false if is_left => Verdict::Dirty,
-                    false => Verdict::Unwritten,
+                    false => Verdict::of_left_to_flusher(self.inode),
                 };
                 leaver.fate = Fate::Stays(verdict);
             }

@@ -89,8 +89,9 @@ pub(super) struct Invalidation<'a> {
     /// Whether a reference too many may be a batch's, and N5 and N6 follow.
     may_drain: bool,
     doubtful: Vec<Doubtful>,
-    /// Isolated folios of a region, to be unmapped.
-    leaving: Vec<FolioRef<'a>>,
+    /// Folios of a region that are to be unmapped. They are on their lists, and without a
+    /// reference, until this thread has the turn: whoever has it before sees them.
+    leaving: Vec<Seen>,
     demotion: Demotion<'a>,
     outcome: Outcome,
 }
@@ -247,7 +248,8 @@ impl<'a> Invalidation<'a> {
         }
         if self.inode.frames.region().is_some() {
             drop(lock);
-            return self.leave(folio);
+            drop(folio);
+            return self.leave(seen);
         }
         match self.inode.evict(folio, &lock, self.reclaim.shadow_of(&lock)) {
             Ok(frozen) => {
@@ -280,12 +282,8 @@ impl<'a> Invalidation<'a> {
     }
 
     /// N4 of a region: gathers what leaves with one flush.
-    fn leave(&mut self, folio: FolioRef<'a>) {
-        let memory = &self.reclaim.memory;
-        if !memory.lru.isolate_one(&memory.folios, folio.id()) {
-            return self.doubt(folio);
-        }
-        self.leaving.push(folio);
+    fn leave(&mut self, seen: Seen) {
+        self.leaving.push(seen);
         if self.leaving.len() >= self.reclaim.unmap_batch_folios {
             self.unmap_leaving();
         }
@@ -295,13 +293,17 @@ impl<'a> Invalidation<'a> {
         if self.leaving.is_empty() {
             return;
         }
+        #[cfg(all(test, not(loom)))]
+        tests::meanwhile();
         let turn = self.reclaim.take_turn();
         let counter = Counter::AdviseEvict;
         let how = How { second_chance: false, write_out: WriteOut::Nothing, counter };
         let mut counts = ScanCounts::default();
         let mut unmapping = Unmapping::new(self.reclaim, &turn, how);
-        for folio in self.leaving.drain(..) {
-            unmapping.add(folio, &mut counts);
+        for seen in std::mem::take(&mut self.leaving) {
+            if let Some(folio) = self.isolate(seen) {
+                unmapping.add(folio, &mut counts);
+            }
         }
         unmapping.finish(&mut counts);
         self.outcome.evicted += counts.reclaimed_pages;
@@ -309,6 +311,18 @@ impl<'a> Invalidation<'a> {
         remaining.add(Reason::Referenced, counts.pinned_pages);
         remaining.add(Reason::Dirty, counts.dirty_pages);
         remaining.add(Reason::Locked, counts.busy_pages - counts.dirty_pages);
+    }
+
+    /// Takes a folio off its list, with the turn.
+    fn isolate(&mut self, seen: Seen) -> Option<FolioRef<'a>> {
+        let memory = &self.reclaim.memory;
+        match self.inode.mapping.try_get_named(&memory.folios, seen.head, seen.entry) {
+            Ok(folio) if memory.lru.isolate_one(&memory.folios, folio.id()) => return Some(folio),
+            Ok(folio) => self.doubt(folio),
+            Err(TryGet::Refused) => self.stays(Reason::Referenced),
+            Err(_) => self.stays(Reason::Gone),
+        }
+        None
     }
 
     /// N5, N6.
@@ -338,5 +352,42 @@ impl<'a> Invalidation<'a> {
         let memory = &self.reclaim.memory;
         let is_wanted = |id| doubtful.binary_search_by_key(&id, |folio| folio.id).is_ok();
         memory.lru.drain_for(&memory.folios, doubtful[0].cpu, is_wanted)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use crate::cache::Cache;
+    use crate::file::{Advice, OpenOptions};
+    use crate::mapping::PAGE_BYTES;
+    use std::cell::RefCell;
+
+    thread_local! {
+        /// What happens before the turn is taken.
+        static MEANWHILE: RefCell<Option<Box<dyn FnOnce()>>> = const { RefCell::new(None) };
+    }
+
+    pub(super) fn meanwhile() {
+        if let Some(action) = MEANWHILE.take() {
+            action();
+        }
+    }
+
+    #[test]
+    fn advice_hides_no_page_while_it_waits_for_its_turn() {
+        let bytes = 200 * PAGE_BYTES;
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("file");
+        std::fs::write(&path, vec![7; bytes as usize]).unwrap();
+        let cache = Cache::builder().memory(4 << 20).build().unwrap();
+        let Ok(file) = cache.open(&path, &OpenOptions::new().mappable(true)) else { return };
+        file.read_exact_at(&mut vec![0; bytes as usize], 0).unwrap();
+        let listed_bytes =
+            |cache: &Cache| cache.stats().active_bytes + cache.stats().inactive_bytes;
+        let (again, before) = (cache.clone(), listed_bytes(&cache));
+        MEANWHILE.set(Some(Box::new(move || assert!(listed_bytes(&again) >= before))));
+        let outcome = file.advise(0..bytes, Advice::DontNeed).unwrap();
+        assert!(MEANWHILE.take().is_none(), "nothing was to be unmapped");
+        assert_eq!(outcome.evicted, 200, "{outcome:?}");
     }
 }

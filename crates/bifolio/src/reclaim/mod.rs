@@ -74,8 +74,11 @@ const ROUND_PAGES: u64 = 32;
 const SWEEPS_MAX: u32 = 10;
 /// Rounds that free something, which is gone when the caller looks, after which it waits.
 const ROUNDS_MAX: u32 = 100;
-/// The pause between such sweeps: readers hold a batch for less.
+/// The first pause between such sweeps: readers hold a batch for less.
 const SWEEP_PAUSE: Duration = Duration::from_millis(1);
+/// The pauses double up to this one, so that all together they take about 0.1 s: a thread that has
+/// lost its CPU on a machine with ten times as many at work gets it back in that time.
+const SWEEP_PAUSE_MAX: Duration = Duration::from_millis(16);
 /// The fewest pages kept free ahead of need, if that is not too much of the bound: 2 MiB. Fewer
 /// than a step of readahead takes would leave the reader to reclaim, and neighbours without room
 /// beside each other.
@@ -488,8 +491,7 @@ impl Reclaim {
 
     /// Pages of memory files that have nowhere to go.
     fn unspillable_pages(&self) -> u64 {
-        let pages = self.memory.unspilled_pages.load(Ordering::Relaxed);
-        if self.spill.is_some() { 0 } else { pages }
+        self.memory.lru.unlisted_pages()
     }
 
     /// After a round: go on, wait a moment, or give up.
@@ -509,7 +511,7 @@ impl Reclaim {
             // What was left to the flusher may be clean before that; nobody waits for one device.
             self.flusher.wait_for_progress(patience.ended, SWEEP_PAUSE);
         } else {
-            std::thread::sleep(SWEEP_PAUSE);
+            std::thread::sleep(patience.sweep_pause());
         }
         patience.ended = self.flusher.ended();
         Ok(())
@@ -538,6 +540,12 @@ impl Patience {
     fn note_progress(&mut self) {
         self.futile_sweeps = 0;
         self.since = None;
+    }
+
+    /// How long to wait for those who have references for the moment.
+    fn sweep_pause(&self) -> Duration {
+        let doublings = self.futile_sweeps.saturating_sub(1).min(8);
+        (SWEEP_PAUSE * (1 << doublings)).min(SWEEP_PAUSE_MAX)
     }
 
     /// The clock starts with the first futile sweep since there was progress.

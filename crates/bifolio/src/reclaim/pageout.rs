@@ -38,6 +38,13 @@ pub(super) enum Verdict {
     Moved,
 }
 
+impl Verdict {
+    /// Of a dirty folio of a file with a backing, which is left to the flusher: it is told.
+    pub(super) fn of_left_to_flusher(inode: &Inode) -> Self {
+        if inode.clean_soon() { Self::Dirty } else { Self::Unwritten }
+    }
+}
+
 impl Reclaim {
     /// Evicts a folio the caller has isolated, or gives it back with the reason.
     ///
@@ -62,8 +69,7 @@ impl Reclaim {
         // Before the references: whoever is about to write it out holds one, too.
         if locked.flags.write_state().is_dirty() {
             let verdict = match (inode.is_memory_file(), inode.is_evictable()) {
-                (false, _) if inode.clean_soon() => Verdict::Dirty,
-                (false, _) => Verdict::Unwritten,
+                (false, _) => Verdict::of_left_to_flusher(inode),
                 (true, true) => Verdict::Unspilled,
                 (true, false) => Verdict::Unwritten,
             };

@@ -6,6 +6,7 @@ use super::{Reclaim, Turn};
 use crate::folio::{BATCH_SLOTS, Flag, FolioRef};
 use crate::frames::ROW_PAGES;
 use crate::lru::ListKind;
+use crate::mapping::PAGE_BYTES;
 use crate::stats::Counter;
 
 /// The first share of a list that is looked at: one 4096th; the last one is all of it.
@@ -153,7 +154,31 @@ impl Reclaim {
         // Readers may mark folios as fast as we look: what is hot goes too, now.
         let inactive_pages = self.memory.lru.sizes().inactive_pages;
         how.second_chance = false;
-        self.shrink_inactive_wholly(turn, inactive_pages, how)
+        let mut counts = self.shrink_inactive_wholly(turn, inactive_pages, how);
+        counts.busy_pages += self.unseen_pages(&counts);
+        counts
+    }
+
+    /// Pages that a sweep finds pinned, and busy.
+    #[cfg(test)]
+    pub(crate) fn sweep_once(&self) -> (u64, u64) {
+        let counts = self.sweep(&self.take_turn());
+        (counts.pinned_pages, counts.busy_pages)
+    }
+
+    /// Pages in use that a sweep which came to `counts` has not judged: somebody is in the middle
+    /// of something with them. They are on no list (about to be filled, isolated), or frozen there
+    /// (about to leave with a cut). Those that come to no list are not among them.
+    fn unseen_pages(&self, counts: &ScanCounts) -> u64 {
+        let (usage, sizes) = (self.arena().usage(), self.memory.lru.sizes());
+        let used_pages = (usage.frame_bytes / PAGE_BYTES).saturating_sub(usage.free_pages);
+        let listable_pages = used_pages.saturating_sub(self.memory.lru.unlisted_pages());
+        let listed_pages = sizes.inactive_pages + sizes.active_pages;
+        let judged_pages = counts.reclaimed_pages
+            + counts.pinned_pages
+            + counts.unwritten_pages
+            + counts.busy_pages;
+        listable_pages.saturating_sub(listed_pages.min(judged_pages))
     }
 
     /// As [`Self::shrink_inactive`], until a round's pages are free; nothing is under way then.

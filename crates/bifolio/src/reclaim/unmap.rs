@@ -210,8 +210,17 @@ impl<'t> Unmapping<'t> {
         if self.how.second_chance && inode.mapping.test_and_clear_referenced(&lock) {
             return Err(Verdict::Activate);
         }
-        let is_held = inode.frames.region().is_some_and(|region| region.is_held(lock.index()));
-        if is_held || is_pinned(folio) {
+        let Some(region) = inode.frames.region() else {
+            unreachable!("a loose folio is a region's")
+        };
+        if is_pinned(folio) && lock.flags.write_state().is_dirty() {
+            // Whoever is about to write it out holds a reference, too; and it must be told.
+            let is_kept = inode.is_memory_file() || region.is_kept(lock.index());
+            let verdict =
+                if is_kept { Verdict::Pinned } else { Verdict::of_left_to_flusher(inode) };
+            return Err(verdict);
+        }
+        if is_pinned(folio) || region.is_held(lock.index()) {
             return Err(Verdict::Pinned);
         }
         Ok((inode, lock))
@@ -244,8 +253,13 @@ impl<'t> Unmapping<'t> {
             let flushes = departure.take(may_write);
             let leavers = departure.into_leavers();
             self.reclaim.memory.counters.add(Counter::UnmapFlush, flushes);
+            let mut returning = Vec::new();
             for (page, leaver) in (room.start..).zip(leavers) {
-                self.settle(inode, page, leaver, counts);
+                returning.extend(self.settle(inode, page, leaver, counts));
+            }
+            // Which may take a while, when the kernel has no memory: nothing is frozen any more.
+            for left in returning {
+                self.put_back(inode, left, Verdict::Dirty, counts);
             }
             let reads = &self.reclaim.memory.region_reads;
             reads.note_left(count as u64);
@@ -280,36 +294,41 @@ impl<'t> Unmapping<'t> {
         room.start..room.end.min(room.start + 2 * departed.places())
     }
 
-    /// B8. Its copy is on `page` of the exit.
+    /// B8. Its copy is on `page` of the exit. Answers what is to be put back.
     fn settle(
         &mut self,
         inode: &'t Inode,
         page: usize,
         leaver: Leaver<'t>,
         counts: &mut ScanCounts,
-    ) {
+    ) -> Option<Left<'t>> {
         let Leaver { lock, frozen, copy, fate, .. } = leaver;
         let (folio, verdict) = match fate {
-            Fate::Goes => return self.evict(inode, lock, frozen, counts),
+            Fate::Goes => {
+                self.evict(inode, lock, frozen, counts);
+                return None;
+            }
             Fate::Leaves(in_flight) => {
                 let folio = frozen.unfreeze();
                 let Some(departed) = &mut self.departed else { unreachable!("where its copy is") };
-                return departed.add(page, Left { lock, folio, copy }, in_flight);
+                departed.add(page, Left { lock, folio, copy }, in_flight);
+                return None;
             }
             Fate::Returns => {
                 let folio = frozen.unfreeze();
-                return self.put_back(inode, Left { lock, folio, copy }, Verdict::Dirty, counts);
+                return Some(Left { lock, folio, copy });
             }
             Fate::Lost(error) => {
                 let folio = frozen.unfreeze();
                 let table_reference = inode.lose(&folio, &lock, error);
                 drop((lock, table_reference));
-                return;
+                return None;
             }
             Fate::Stays(verdict) => (inode.mapping.cancel_eviction(frozen, &lock), verdict),
         };
         drop(lock);
         self.keep(folio, verdict, counts);
+        None
     }
 
     /// The folio is clean and unmapped: it goes.

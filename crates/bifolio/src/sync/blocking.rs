@@ -15,6 +15,7 @@
 //! | frames and metadata that somebody must free, the turn to reclaim | [`check`] |
 //! | `cutting`, `resizing`, too much dirt, an epoch of write-outs | [`check`] |
 //! | staging memory | [`check`] |
+//! | memory of the kernel for a page that is put back, with a bound | [`check_frozen`] |
 //! | a flush, and a change of a backing's length | [`check`] |
 //! | a transfer, a ring to make one | [`check_in_queue`] |
 //!
@@ -95,6 +96,18 @@ pub(crate) fn note_handed_out(transfers: usize) {
 #[track_caller]
 pub(crate) fn check(what: &str) {
     check_in_queue(what, 0);
+}
+
+/// The same for who waits so long at the most, whatever becomes of it, and may own transfers: a
+/// page must be had back.
+#[inline(always)]
+#[track_caller]
+pub(crate) fn check_frozen(what: &str) {
+    let frozen = counts::frozen();
+    debug_assert!(
+        frozen == 0 || std::thread::panicking(),
+        "waits for {what} with {frozen} folios frozen"
+    );
 }
 
 /// The same, for a queue that has `own` transfers.

@@ -527,6 +527,12 @@ impl Inode {
         (there, installed.map_err(refused))
     }
 
+    /// No write-out begins while the answer lives.
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn stop_write_outs(&self) -> impl Drop + '_ {
+        self.cutting.write()
+    }
+
     /// So many bytes have been written to the backing. The caller shares `cutting`.
     pub(super) fn note_written(&self, position_bytes: u64, length_bytes: u64) {
         if let Store::Disk(disk) = &self.store {

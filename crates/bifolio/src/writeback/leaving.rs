@@ -13,6 +13,7 @@ use crate::folio::{Flag, Folio, FolioId, FolioRef, Frozen, LockedFolio};
 use crate::frames::Region;
 use crate::io::RUN_PAGES_MAX;
 use crate::mapping::{Entry, Lookup, PAGE_BYTES};
+use crate::sync::blocking;
 use smallvec::SmallVec;
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -71,6 +72,7 @@ impl Inode {
             if begun.elapsed() >= PUT_BACK_MAX || self.memory.soundness.is_lost() {
                 return Some(self.lose(folio, locked, std::io::Error::other(error)));
             }
+            blocking::check_frozen("memory for a page that is put back");
             log::warn!("{}: {error}; {:?} waits for it", self.name(), folio.id());
             std::thread::sleep(PAUSE);
         }

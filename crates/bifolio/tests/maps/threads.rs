@@ -175,7 +175,7 @@ fn run(way: Way, owns: Owns, place: &Place, duration: Duration) {
         let begun = Instant::now();
         let is_enough = || {
             let elapsed = begun.elapsed();
-            let most = Duration::from_secs(60);
+            let most = Duration::from_secs(300);
             elapsed > most || elapsed > duration && has_tried_much(&cache, ledger, place)
         };
         while !is_enough() && threads.iter().all(|thread| !thread.is_finished()) {
