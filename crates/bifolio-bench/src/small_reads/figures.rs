@@ -4,10 +4,14 @@ use crate::report::{Figure, Ratio, Report, Row, Rss};
 
 const PIN_GAIN: Ratio = Ratio::new("pin_frozen_bit", "pin_cas");
 const KERNEL_GAIN: Ratio = Ratio::new("optimistic", "kernel_pread_tmpfs");
+/// The series of a file that can be mapped.
+pub(crate) const MAPPABLE: &str = "mappable";
+/// What a reference for each read costs.
+const MAPPABLE_SHARE: Ratio = Ratio::new(MAPPABLE, "optimistic");
 const LIMIT_SHARE: Ratio = Ratio::new("optimistic", "memcpy_limit");
 
 /// The columns beside the series.
-pub(crate) const RATIOS: [Ratio; 3] = [KERNEL_GAIN, PIN_GAIN, LIMIT_SHARE];
+pub(crate) const RATIOS: [Ratio; 4] = [KERNEL_GAIN, PIN_GAIN, LIMIT_SHARE, MAPPABLE_SHARE];
 
 /// A ratio asked of one row.
 struct Asked {
@@ -23,13 +27,15 @@ const fn asked(ratio: Ratio, case: (&'static str, u64, u64), at_least: f64) -> A
     Asked { ratio, pattern, block_bytes, threads, at_least }
 }
 
-const ASKED: [Asked; 6] = [
+const ASKED: [Asked; 8] = [
     asked(KERNEL_GAIN, ("hot", 64, 2), 60.0),
     asked(PIN_GAIN, ("hot", 64, 2), 1.10),
     asked(PIN_GAIN, ("hot", 64, 1), 0.98),
     asked(LIMIT_SHARE, ("hot", 64, 2), 0.35),
     asked(LIMIT_SHARE, ("uniform", 64, 2), 0.40),
     asked(LIMIT_SHARE, ("uniform", 4096, 2), 0.85),
+    asked(MAPPABLE_SHARE, ("hot", 64, 1), 0.4),
+    asked(MAPPABLE_SHARE, ("uniform", 4096, 1), 0.4),
 ];
 
 /// The series of what the cache keeps for itself.

@@ -1,12 +1,13 @@
 //! `small-reads`: reads of resident bytes, against the kernel and against plain memory.
 //!
-//! One file on a disk, filled with the pattern, served in six ways: `pread` of a tmpfs copy and of
-//! the file itself (page cache hot), pins with the compare-exchange loop and with the frozen bit,
-//! the optimistic `read_at`, and a plain copy from memory (`memcpy_limit`). `hot` reads 64 bytes of
-//! one page, `uniform` reads blocks of the whole file at random. All ways run the same loop
-//! (`timed`) in turns (`interleave`); before that the caches are filled, and each way serves every
-//! byte of the file, compared with an independent `pread` (`verify`). At the end a child process
-//! reads a file eight times its cache (`resident`).
+//! One file on a disk, filled with the pattern, served in seven ways: `pread` of a tmpfs copy and
+//! of the file itself (page cache hot), pins with the compare-exchange loop and the frozen bit,
+//! the optimistic `read_at`, `read_at` of the file opened to be mapped (`mappable`: a reference to
+//! the page, where the optimistic one takes none), and a plain copy from memory (`memcpy_limit`).
+//! `hot` reads 64 bytes of one page, `uniform` reads blocks of the whole file at random. All ways
+//! run the same loop (`timed`) in turns (`interleave`); before that the caches are filled, and each
+//! way serves every byte of the file, compared with an independent `pread` (`verify`). At the end a
+//! child process reads a file eight times its cache (`resident`).
 //!
 //! Everything timed is resident: what reading costs when it is not is another benchmark's question.
 
@@ -20,6 +21,7 @@ use std::path::Path;
 use bifolio::{Cache, OpenOptions, PinMode};
 use serde_json::Value;
 
+use self::figures::MAPPABLE;
 use self::parameters::{PATTERNS, Parameters, Pattern};
 use self::paths::{Cached, Kernel, Optimistic, Pinned, Plain};
 use crate::benchmark::{Benchmark, Context, Needs};
@@ -77,14 +79,19 @@ fn measure_reads(
 ) -> Result<()> {
     let file = pattern::make_in(context.workspace, parameters.size_bytes, progress)?;
     let tmpfs = make_tmpfs(context, parameters, report, progress)?;
-    progress.start("fill the caches", 2);
+    progress.start("fill the caches", 3);
     let compare_exchange = open_cached(&file, parameters, PinMode::CompareExchange)?;
     report.verified_bytes += fill(&compare_exchange.file, "pin_cas")?;
     progress.advance(1);
     let frozen_bit = open_cached(&file, parameters, PinMode::FrozenBit)?;
     report.verified_bytes += fill(&frozen_bit.file, "optimistic")?;
+    progress.advance(1);
+    let mappable = report.skip_on_error(&[MAPPABLE], open_mappable(&file, parameters));
+    if let Some(mappable) = &mappable {
+        report.verified_bytes += fill(&mappable.file, MAPPABLE)?;
+    }
     let caches = [compare_exchange, frozen_bit];
-    let series = make_series(&file, tmpfs.as_ref(), caches, parameters)?;
+    let series = make_series(&file, tmpfs.as_ref(), caches, mappable, parameters)?;
 
     progress.start("compare every byte by every way", series.len() as u64);
     for series in &series {
@@ -120,6 +127,7 @@ fn make_series(
     file: &Path,
     tmpfs: Option<&Tmpfs>,
     [compare_exchange, frozen_bit]: [Cached; 2],
+    mappable: Option<Cached>,
     parameters: &Parameters,
 ) -> Result<Vec<Series>> {
     let plain = PlainMemory::new(parameters.size_in_memory()?)?;
@@ -131,6 +139,7 @@ fn make_series(
     series.push(Series::new("pin_cas", Pinned(compare_exchange)));
     series.push(Series::new("pin_frozen_bit", Pinned(frozen_bit.clone())));
     series.push(Series::new("optimistic", Optimistic(frozen_bit)));
+    series.extend(mappable.map(|mappable| Series::new(MAPPABLE, Optimistic(mappable))));
     series.push(Series::new("memcpy_limit", Plain::new(plain)));
     Ok(series)
 }
@@ -139,6 +148,12 @@ fn open_cached(file: &Path, parameters: &Parameters, pin_mode: PinMode) -> Resul
     let memory_bytes = parameters.resident_memory_bytes();
     let cache = Cache::builder().memory(memory_bytes).pin_mode(pin_mode).build()?;
     let file = cache.open(file, &OpenOptions::new())?;
+    Ok(Cached { cache, file })
+}
+
+fn open_mappable(file: &Path, parameters: &Parameters) -> Result<Cached> {
+    let cache = Cache::builder().memory(parameters.resident_memory_bytes()).build()?;
+    let file = cache.open(file, &OpenOptions::new().mappable(true))?;
     Ok(Cached { cache, file })
 }
 

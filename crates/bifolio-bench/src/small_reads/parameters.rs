@@ -102,9 +102,9 @@ impl Parameters {
     }
 
     /// On disk the two files; in memory a tmpfs copy, the plain copy, the kernel's page cache, and
-    /// two caches.
+    /// three caches.
     pub(crate) fn needs(&self) -> Needs {
-        let caches = 2 * self.resident_memory_bytes();
+        let caches = 3 * self.resident_memory_bytes();
         Needs {
             disk_bytes: self.size_bytes.saturating_add(self.large_file_bytes()),
             memory_bytes: (3 * self.size_bytes + caches).saturating_add(self.memory_bytes),
