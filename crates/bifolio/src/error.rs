@@ -414,7 +414,9 @@ pub enum ErrorKind {
     /// The cache was closed.
     #[error("the cache is closed")]
     Closed,
-    /// The process was forked after the cache was built; the child cannot use it.
+    /// The process was forked after the cache was built; the child cannot use it. Nor should it
+    /// build one: locks of the process may stay held for good by threads that it does not have. Let
+    /// it run another program.
     #[error("this cache belongs to the parent process: a forked child cannot use it")]
     Forked,
 }

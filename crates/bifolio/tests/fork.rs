@@ -65,19 +65,9 @@ fn call_everything(cache: &Cache, file: &File, path: &std::path::Path) -> i32 {
     answers.iter().position(|answer| !answer).map_or(0, |call| call as i32 + 1)
 }
 
-/// What a child sees that only looks; and a cache of its own, which is no other's.
-fn look_and_make_another(cache: &Cache, path: &std::path::Path) -> i32 {
-    if cache.stats() != Stats::default() || format!("{cache:?}").contains("bytes") {
-        return 1;
-    }
-    let Ok(own) = Cache::builder().memory(1 << 20).build() else { return 2 };
-    let Ok(file) = own.open(path, &OpenOptions::new()) else { return 3 };
-    if file.read_exact_at(&mut [0; 5000], 0).is_err() || own.stats() == Stats::default() {
-        return 4;
-    }
-    drop(file);
-    let closed = own.close();
-    if closed.is_err() || !is_forked(cache.close()) { 5 } else { 0 }
+/// What a child sees that only looks.
+fn look(cache: &Cache) -> i32 {
+    i32::from(cache.stats() != Stats::default() || format!("{cache:?}").contains("bytes"))
 }
 
 /// Forks from a cache with clean, dirty and pinned pages, while another thread reads.
@@ -95,7 +85,7 @@ fn parent(builder: CacheBuilder) {
 
     for _ in 0..3 {
         assert_eq!(in_child(|| call_everything(&cache, &file, &path)), 0, "number of the call");
-        assert_eq!(in_child(|| look_and_make_another(&cache, &path)), 0, "number of the step");
+        assert_eq!(in_child(|| look(&cache)), 0, "it saw something");
     }
     let mut found = vec![0; 4096];
     pin.copy_to(&mut found);
