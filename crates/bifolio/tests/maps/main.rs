@@ -1,8 +1,8 @@
 //! Maps of files against plain bytes: by one thread (`model.rs`), by several (`threads.rs`), over
 //! storage that fails (`faults.rs`) or looks twice (`copies.rs`), killed in the middle
 //! (`crash.rs`); how maps begin and end (`lifetimes.rs`), what reads and pins of their files meet
-//! (`reads.rs`), what the kernel can do with them (`kernel.rs`) and refuses (`locked.rs`), and what
-//! memory they take (`memory.rs`). `setup.rs` says in what ways each is tried.
+//! (`reads.rs`), what the kernel can do with them (`kernel.rs`) and refuses (`locked.rs`), what
+//! memory they take (`memory.rs`) and leave (`leaks.rs`). `setup.rs` says in what ways each is tried.
 //!
 //! # Safety
 //! Each module that touches a map says why it may.
@@ -16,6 +16,7 @@ mod devices;
 mod drops;
 mod faults;
 mod kernel;
+mod leaks;
 mod lifetimes;
 mod limits;
 mod locked;

@@ -5,6 +5,7 @@
 #![allow(unsafe_code)]
 
 use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -19,24 +20,28 @@ use crate::support::{self, Faulty, PAGE, directory, random_file, writable};
 const PAGE_USIZE: usize = PAGE as usize;
 const VARIABLE: &str = "BIFOLIO_TEST_POISONED";
 
-/// Lets the cache find its pipes empty: those that pages are kept in do not block.
-fn break_pipes() {
-    for entry in std::fs::read_dir("/proc/self/fd").unwrap() {
-        let entry = entry.unwrap();
+/// Lets the cache find its pipes empty: those that pages are kept in do not block. They are open
+/// for as long as the answer lives.
+pub fn break_pipes() -> Vec<OwnedFd> {
+    let entries: Vec<_> = std::fs::read_dir("/proc/self/fd").unwrap().map(Result::unwrap).collect();
+    let null = std::fs::File::open("/dev/null").unwrap();
+    let mut readers = Vec::new();
+    for entry in entries {
         let target = std::fs::read_link(entry.path()).unwrap_or_default();
         let number: i32 = entry.file_name().to_str().unwrap().parse().unwrap();
         // SAFETY: it only looks.
         let flags = unsafe { libc::fcntl(number, libc::F_GETFL) };
         let is_reader = flags & (libc::O_ACCMODE | libc::O_NONBLOCK) == libc::O_NONBLOCK;
         if target.to_string_lossy().starts_with("pipe:") && is_reader {
-            let null = std::fs::File::open("/dev/null").unwrap();
-            // SAFETY: makes one more descriptor, which keeps the pipe open.
-            assert!(unsafe { libc::dup(number) } >= 0);
+            // SAFETY: a number that is open; nobody closes it meanwhile.
+            let reader = unsafe { BorrowedFd::borrow_raw(number) };
+            readers.push(reader.try_clone_to_owned().unwrap());
             // SAFETY: what the cache has under this number is another file now, as it may be in a
             // program that closes what is not its own.
-            assert!(unsafe { libc::dup2(std::os::fd::AsRawFd::as_raw_fd(&null), number) } >= 0);
+            assert!(unsafe { libc::dup2(null.as_raw_fd(), number) } >= 0);
         }
     }
+    readers
 }
 
 fn is_poisoned<T: std::fmt::Debug>(answer: bifolio::Result<T>) -> bool {
@@ -52,7 +57,7 @@ fn lose_kept_pages(way: Way) {
     for page in 0..40 {
         store(map.as_mut_ptr(), page * PAGE, b"stored");
     }
-    break_pipes();
+    let _pipes = break_pipes();
     let error = (40..400).find_map(|page| map.prefetch(page * PAGE..(page + 1) * PAGE).err());
     let error = error.expect("more pages than there is memory for");
     assert!(matches!(error.kind(), ErrorKind::Poisoned { .. }), "{error:?}");

@@ -1,0 +1,165 @@
+//! What a cache with maps takes with it when it ends: its address space, its memory, its
+//! descriptors; also when it ends with bytes that could not be written.
+//!
+//! # Safety
+//! Bytes of maps that are there, in processes that run nothing else.
+#![allow(unsafe_code)]
+
+use std::fs;
+use std::sync::Arc;
+
+use bifolio::Advice;
+use bifolio_testing::{Call, Fault};
+
+use crate::poisoned::break_pipes;
+use crate::setup::{Way, run_child, store};
+use crate::support::{self, Faulty, PAGE};
+
+const VARIABLE: &str = "BIFOLIO_TEST_MAP_LEAKS";
+const END: &str = "it has ended well";
+const ROUNDS: usize = 6;
+/// Address space of each map: more than all else that the process may take meanwhile.
+const LEN_MAX: u64 = 64 << 30;
+const MEMORY: u64 = 32 << 20;
+
+/// What the process has of the system.
+#[derive(Clone, Copy, Debug)]
+struct Taken {
+    mappings: usize,
+    descriptors: usize,
+    threads: usize,
+    address_space_bytes: u64,
+    resident_bytes: u64,
+}
+
+impl Taken {
+    fn now() -> Self {
+        let maps = fs::read_to_string("/proc/self/maps").unwrap();
+        let sizes = fs::read_to_string("/proc/self/statm").unwrap();
+        let mut pages = sizes.split(' ').map(|pages| pages.parse::<u64>().unwrap());
+        let entries = |of: &str| fs::read_dir(format!("/proc/self/{of}")).unwrap().count();
+        Self {
+            mappings: maps.lines().count(),
+            descriptors: entries("fd"),
+            threads: entries("task"),
+            address_space_bytes: pages.next().unwrap() * PAGE,
+            resident_bytes: pages.next().unwrap() * PAGE,
+        }
+    }
+
+    /// What was taken since is not as much as one cache has, for any of it.
+    fn check_nothing_is_left(self, what: &str) {
+        let now = Self::now();
+        let ends = format!("{what}: {self:?}, {now:?}");
+        assert_eq!((now.descriptors, now.threads), (self.descriptors, self.threads), "{ends}");
+        assert!(now.address_space_bytes < self.address_space_bytes + LEN_MAX, "{ends}");
+        assert!(now.resident_bytes < self.resident_bytes + MEMORY / 2, "{ends}");
+        // The C library keeps stacks and heaps of threads that have ended.
+        assert!(now.mappings < self.mappings + ROUNDS, "{ends}");
+    }
+}
+
+/// How a cache ends.
+#[derive(Clone, Copy, Debug)]
+enum End {
+    Well,
+    /// Nothing can be written.
+    Unwritten,
+    /// Everything is written, and cannot be made durable.
+    Unflushed,
+    /// What a close could not do either.
+    Unclosed,
+    /// A memory file whose spill takes nothing.
+    Unspilled,
+    /// Somebody holds pages for longer than the cache lives.
+    Held,
+    /// The kernel has lost pages of it.
+    Poisoned,
+}
+
+const ENDS: [End; 7] = [
+    End::Well,
+    End::Unwritten,
+    End::Unflushed,
+    End::Unclosed,
+    End::Unspilled,
+    End::Held,
+    End::Poisoned,
+];
+
+fn live_and_end(way: Way, end: End) {
+    let storage = Faulty::new(support::Way::Memory, (MEMORY / 8) as usize, 5);
+    let builder = storage.builder(MEMORY).reclaim_wait_ms_max(50);
+    let is_spilled = matches!(end, End::Unspilled);
+    let builder =
+        if is_spilled { builder.spill_backing(storage.backing.clone()) } else { builder };
+    let cache = way.mask(builder).build().unwrap();
+    let options = way.options().len_max(LEN_MAX);
+    let file = if is_spilled {
+        let file = cache.memory_file_with("mapped", &options).unwrap();
+        file.set_len(MEMORY / 8).unwrap();
+        file
+    } else {
+        cache.open_backing(Arc::clone(&storage.backing) as _, &options).unwrap()
+    };
+    let mut map = file.map_mut(0..file.len()).unwrap();
+    // So that all that is made when it is first needed is there, and in use.
+    map.prefetch(0..map.len()).unwrap();
+    for page in 0..64 {
+        store(map.as_mut_ptr(), page * PAGE, b"stored");
+    }
+    let is_held = matches!(end, End::Held);
+    let holds = is_held.then(|| file.pins(0..50 * PAGE).map(|pin| pin.unwrap().hold()).collect());
+    let holds: Vec<_> = holds.unwrap_or_default();
+    match end {
+        End::Well => {}
+        End::Unwritten | End::Unclosed | End::Held | End::Unspilled => {
+            storage.backing.inject(Fault::on(Call::Write).forever().fails(libc::EIO));
+        }
+        End::Unflushed => {
+            storage.backing.inject(Fault::on(Call::SyncData).forever().fails(libc::EIO));
+            storage.backing.inject(Fault::on(Call::SyncAll).forever().fails(libc::EIO));
+        }
+        End::Poisoned => {
+            drop(map);
+            let _pipes = break_pipes();
+            let outcome = file.advise(0..file.len(), Advice::DontNeed);
+            assert!(file.sync_data().is_err(), "{outcome:?}");
+            return;
+        }
+    }
+    drop((map, file));
+    if matches!(end, End::Unclosed) {
+        cache.close().unwrap_err();
+    }
+    drop(cache);
+    drop(holds);
+}
+
+#[test]
+fn caches_with_maps_leave_nothing_behind_however_they_end() {
+    const NAME: &str = "leaks::caches_with_maps_leave_nothing_behind_however_they_end";
+    if std::env::var(VARIABLE).is_err() {
+        let output = run_child(NAME, VARIABLE, "1");
+        let text = String::from_utf8_lossy(&output.stdout);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        return assert!(text.contains(END), "{}\n{text}\n{errors}", output.status);
+    }
+    // SAFETY: it only sets a timer, whose signal ends the process.
+    unsafe { libc::alarm(240) };
+    // So that what the C library keeps for itself stays as it is.
+    for (what, number) in [(libc::M_ARENA_MAX, 1), (libc::M_MMAP_THRESHOLD, 64 << 10)] {
+        // SAFETY: it only says how memory is allocated from now on.
+        assert_eq!(unsafe { libc::mallopt(what, number) }, 1);
+    }
+    for way in Way::modes() {
+        for end in ENDS {
+            // What is made once for a process.
+            live_and_end(way, end);
+            let before = Taken::now();
+            (0..ROUNDS).for_each(|_| live_and_end(way, end));
+            before.check_nothing_is_left(&format!("{way:?}, {end:?}"));
+        }
+    }
+    println!("{END}");
+}
