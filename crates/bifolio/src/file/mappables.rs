@@ -51,7 +51,7 @@ impl Mappables {
         }
         let mut made = self.made.lock();
         let regions = self.regions(&mut made, reclaim)?;
-        let userfault = self.userfault(&mut made, faults)?;
+        let userfault = self.userfault(&mut made, faults, &regions)?;
         let pages = len_max_bytes.div_ceil(PAGE_BYTES).max(1);
         Region::new(pages, &userfault, &regions).map_err(refused)
     }
@@ -71,7 +71,12 @@ impl Mappables {
         Ok(regions)
     }
 
-    fn userfault(&self, made: &mut Made, faults: FaultMode) -> Result<Arc<Userfault>> {
+    fn userfault(
+        &self,
+        made: &mut Made,
+        faults: FaultMode,
+        regions: &Arc<Regions>,
+    ) -> Result<Arc<Userfault>> {
         let known = match faults {
             FaultMode::Threads => made.threads.as_ref().map(FaultThreads::userfault),
             FaultMode::InThread => made.in_thread.as_ref(),
@@ -83,7 +88,8 @@ impl Mappables {
         let userfault = Arc::new(userfault);
         match faults {
             FaultMode::Threads => {
-                let threads = FaultThreads::start(&userfault).map_err(ErrorKind::Thread)?;
+                let threads =
+                    FaultThreads::start(&userfault, regions).map_err(ErrorKind::Thread)?;
                 made.threads = Some(threads);
             }
             FaultMode::InThread => {

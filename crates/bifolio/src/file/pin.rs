@@ -170,15 +170,12 @@ impl Hold {
         self.handle.immutable
     }
 
-    /// The page counts as stored to through a map, if it is still a part of the file. Waits for its
-    /// lock.
+    /// The page counts as stored to through a map, if the file has it. Waits for its lock.
     pub(crate) fn mark_stored(&self) {
-        let inode = &self.handle.inode;
-        // Our own reference keeps the folio alive: as for a clone.
-        let folio = self.memory.folios.try_get(self.id).expect("2^38 references to one folio");
-        let locked = folio.lock();
-        if locked.owner() == inode.address() {
-            inode.mark_stored(&locked, folio.id());
+        let index = self.memory.folios.get(self.id).index();
+        // After a cut and a growth it may be another folio's (REGION-4).
+        if let Some(Locked { folio, lock, .. }) = self.handle.find_resident(index) {
+            self.handle.inode.mark_stored(&lock, folio.id());
         }
     }
 

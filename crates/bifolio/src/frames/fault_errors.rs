@@ -22,7 +22,7 @@ impl FaultErrors {
     /// that is told. Whether it did.
     pub(crate) fn record_if(
         &self,
-        error: Error,
+        error: Arc<Error>,
         poison: impl FnOnce() -> io::Result<bool>,
     ) -> io::Result<bool> {
         let mut state = self.state.lock();
@@ -30,7 +30,7 @@ impl FaultErrors {
         if is_poisoned {
             log::error!("a page of a map cannot be had: {error}");
             state.count += 1;
-            state.last = Some(Arc::new(error));
+            state.last = Some(error);
         }
         Ok(is_poisoned)
     }

@@ -98,14 +98,14 @@ struct Leftovers {
 }
 
 /// A refusal of a page, to be judged again: see the head of the file.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Refusal {
     pub(crate) index: u64,
     /// [`Region::growths`] before the page was tried.
     pub(crate) growths: u64,
     /// When the message was read; the last moment there is if somebody is known to wait.
     pub(crate) read_at: u64,
-    pub(crate) error: Error,
+    pub(crate) error: Arc<Error>,
 }
 
 /// See the head of the file.
@@ -376,11 +376,11 @@ impl Region {
     /// page is now.
     pub(crate) fn refuse(
         &self,
-        refusal: Refusal,
+        refusal: &Refusal,
         is_past_end: impl FnOnce() -> bool,
         is_there: impl FnOnce() -> bool,
     ) -> io::Result<bool> {
-        let Refusal { index, growths, read_at, error } = refusal;
+        let Refusal { index, growths, read_at, error } = refusal.clone();
         let range = self.range_of(&(index..index + 1));
         let mut leftovers = self.leftovers.lock();
         let is_late = growths != self.growths() || index < leftovers.growing_end || is_there();

@@ -295,3 +295,40 @@ impl MapMut {
         self.map.file.sync_range(self.map.in_file(&range)?)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::cache::Cache;
+    use crate::file::OpenOptions;
+    use crate::sys::userfault::tests::limit_memory;
+
+    const PAGE: usize = crate::mapping::PAGE_BYTES as usize;
+    const LENGTH: usize = 32 * PAGE;
+
+    /// Pages of a transfer that are there already stay, whatever becomes of the others: somebody
+    /// may have stored to them.
+    #[test]
+    fn pages_in_front_of_one_without_memory_keep_their_stores() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("file");
+        std::fs::write(&path, [7; LENGTH]).unwrap();
+        let cache = Cache::builder().memory(4 << 20).build().unwrap();
+        let options = OpenOptions::new().read(true).write(true).mappable(true);
+        let Ok(file) = cache.open(&path, &options) else { return };
+        let Ok(map) = file.map_mut(0..LENGTH as u64) else { return };
+        limit_memory(5, |start| {
+            for page in 0..5 {
+                // SAFETY: one of the pages that were put there; nobody else uses it.
+                unsafe { start.wrapping_add(page * PAGE).write_volatile(9) };
+            }
+        });
+        map.prefetch(0..map.len()).unwrap();
+        file.sync_data().unwrap();
+        let mut expected = [7; LENGTH];
+        (0..5).for_each(|page| expected[page * PAGE] = 9);
+        let found = std::fs::read(&path).unwrap();
+        assert!(found == expected);
+        // SAFETY: nobody uses the map.
+        assert_eq!(unsafe { map.as_slice() }, found);
+    }
+}

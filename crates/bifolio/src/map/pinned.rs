@@ -7,16 +7,22 @@
 //! end:
 //!
 //! ```text
-//!   PIN                                          SYNC
-//!   P1 references: no page is evicted            S0 look for stores: pages of pins are among them
-//!   P2 count as stored to from now on            S1 to S5 of `writeback/dirty.rs`: written, clean
-//!   P3 (the device writes)
-//!   P4 dirty, under the folio's lock
-//!   P5 count as stored to no more
+//!  PIN (here)                                   OTHERS
+//!  P1 a reference to each folio                 eviction: B2 of `reclaim/unmap.rs` fails
+//!  P2 its pages count as stored to              sync: S0 look for stores; pages of pins are among
+//!  P3 dirty, under the folio's lock               them; S1 to S5 of `writeback/dirty.rs`
+//!  P4 (the device writes, until it ends)        write-out: clean, protect, copy
+//!  P5 dirty, under the lock of the folio        cut: the folio leaves the table, the page stays
+//!     that has the page now                       (REGION-4); growth: another folio has it, and
+//!  P6 they count as stored to no more             it is zeros then
+//!  P7 the references go
 //! ```
 //!
-//! What was written before a sync's S0 is in what it writes: the page is dirty by P4, or by S0.
-//! What comes after its copy was made is found by the next look, or by P4.
+//! What was written before a sync's S0 is in what it writes: the page is among those that count as
+//! stored to, or P5 is done, and it is dirty. What comes after a write-out's copy was made is found
+//! by the next look, or by P5. What the device writes to a page that was cut off is nobody's, as
+//! with `mmap`; if the file has grown again it may be the file's, and is not lost then.
+//! `loom_map_pin` has this as a model.
 
 use crate::error::Result;
 use crate::file::{File, Hold};

@@ -75,6 +75,7 @@ impl Pipe {
                 )
             };
             match answer_of(answer) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Ok(kept_bytes) => {
                     self.kept_bytes += kept_bytes;
                     done += advance(part, kept_bytes);

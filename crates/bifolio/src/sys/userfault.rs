@@ -16,7 +16,8 @@ use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::buffer::spare_capacity;
+use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::ioctl::{Opcode, opcode};
 use rustix::mm::UserfaultfdFlags;
@@ -217,12 +218,17 @@ impl Userfault {
         length_bytes: usize,
         protect: bool,
     ) -> Result<(), CopyError> {
-        go_on(length_bytes, |done_bytes| {
+        #[cfg(test)]
+        let (length_bytes, refused) = tests::memory_for(length_bytes);
+        let copied = go_on(length_bytes, |done_bytes| {
             let mut call = copy_call(target, source, length_bytes, protect, done_bytes);
             // SAFETY: the rest of both ranges, for which the caller vouches.
             let answer = unsafe { control(self.descriptor.as_fd(), DO_COPY, &mut call) };
             (answer, call.done)
-        })
+        });
+        #[cfg(test)]
+        let copied = copied.and_then(|()| refused(target));
+        copied
     }
 
     /// Lets those who wait for the range try again.
@@ -273,28 +279,14 @@ impl Userfault {
         Ok(())
     }
 
-    /// Blocks until there may be messages, or until `stop` can be read: then it is false.
-    pub(crate) fn wait(&self, stop: BorrowedFd<'_>) -> io::Result<bool> {
-        loop {
-            let mut watched = [
-                PollFd::new(&self.descriptor, PollFlags::IN),
-                PollFd::from_borrowed_fd(stop, PollFlags::IN),
-            ];
-            match poll(&mut watched, None) {
-                Err(Errno::INTR) => continue,
-                other => other?,
-            };
-            if !watched[1].revents().is_empty() {
-                return Ok(false);
-            }
-            let answers = watched[0].revents();
-            if answers.contains(PollFlags::IN) {
-                return Ok(true);
-            }
-            if !answers.is_empty() {
-                return Err(io::Error::other(format!("userfaultfd, poll: {answers:?}")));
-            }
+    /// A way to wait for messages, until `stop` can be read.
+    pub(crate) fn waiter(&self, stop: OwnedFd) -> io::Result<FaultWaiter> {
+        let watch = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        for (number, watched) in [self.descriptor.as_fd(), stop.as_fd()].into_iter().enumerate() {
+            let data = epoll::EventData::new_u64(number as u64);
+            epoll::add(&watch, watched, data, epoll::EventFlags::IN)?;
         }
+        Ok(FaultWaiter { watch, _stop: stop })
     }
 
     fn repeat(&self, mut call: impl FnMut(BorrowedFd<'_>) -> io::Result<usize>) -> io::Result<()> {
@@ -304,6 +296,36 @@ impl Userfault {
                 other => return other.map(drop),
             }
         }
+    }
+}
+
+/// Waits for the messages of a [`Userfault`]. Needs no descriptor for it: also where the process
+/// has given up the right to have any more (`RLIMIT_NOFILE` 0), which `poll` is refused by.
+#[derive(Debug)]
+pub(crate) struct FaultWaiter {
+    watch: OwnedFd,
+    _stop: OwnedFd,
+}
+
+impl FaultWaiter {
+    /// Blocks until there may be messages; false once it is over.
+    pub(crate) fn wait(&self) -> io::Result<bool> {
+        let mut found: Vec<epoll::Event> = Vec::with_capacity(2);
+        while found.is_empty() {
+            match epoll::wait(&self.watch, spare_capacity(&mut found), None) {
+                Err(Errno::INTR) => {}
+                other => drop(other?),
+            }
+        }
+        let numbers = found.iter().map(|event| event.data);
+        if numbers.into_iter().any(|number| number.u64() == 1) {
+            return Ok(false);
+        }
+        let answers = found[0].flags;
+        if answers.contains(epoll::EventFlags::IN) {
+            return Ok(true);
+        }
+        Err(io::Error::other(format!("userfaultfd, epoll: {answers:?}")))
     }
 }
 
@@ -362,4 +384,4 @@ fn fault_of(message: &[u8]) -> Option<Fault> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -28,6 +28,8 @@ mod loom_lookup_vs_evict;
 #[cfg(loom)]
 mod loom_lru;
 #[cfg(loom)]
+mod loom_map_pin;
+#[cfg(loom)]
 mod loom_optimistic_read;
 #[cfg(loom)]
 mod loom_pin;

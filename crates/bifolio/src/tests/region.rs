@@ -21,11 +21,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 /// A page that is not there.
-const MISSING: u64 = 0;
+pub(super) const MISSING: u64 = 0;
 /// The page is there; the bits from [`NUMBER_SHIFT`] on are the number of its memory.
 const PRESENT: u64 = 1;
 /// It was stored to since it was installed or protected.
-const WRITTEN: u64 = 2;
+pub(super) const WRITTEN: u64 = 2;
 const NUMBER_SHIFT: u32 = 2;
 /// Installations that one run may see.
 const MEMORIES: usize = 8;
@@ -66,6 +66,16 @@ pub(super) enum Weakening {
     NoFlushAfterProtect,
     /// A write-out goes from dirty to writing when it has read the bytes.
     BeginAfterRead,
+    /// P1 of `map/pinned.rs`: no reference.
+    PinWithoutReference,
+    /// P2: a look for stores does not know of pins.
+    PinUnseen,
+    /// P5: not dirty when the pin ends.
+    PinWithoutEnd,
+    /// P6 before P5.
+    PinForgottenEarly,
+    /// P5: the folio that the pin was made with, and not the one that has the page now.
+    PinMarksItsOwn,
 }
 
 /// How a batch is evicted.
@@ -84,8 +94,8 @@ pub(super) const WELL: How = How { may_write: true, unmap_fails: false, write_fa
 
 /// The dirty list: which pages are on it, and how many are on their way.
 #[derive(Debug, Default)]
-struct Dirty {
-    pages: Vec<u64>,
+pub(super) struct Dirty {
+    pub(super) pages: Vec<u64>,
     in_flight: u64,
 }
 
@@ -114,17 +124,21 @@ enum Fate {
 pub(super) struct Region {
     pub(super) world: Arc<World>,
     weakening: Weakening,
-    entries: Vec<AtomicU64>,
+    pub(super) entries: Vec<AtomicU64>,
     memories: Vec<AtomicU64>,
     /// Pieces of memory that were installed.
     taken: AtomicU64,
     /// Held by a raw writer while he uses a translation.
     processor: Mutex<()>,
     section: Mutex<()>,
-    dirty: Mutex<Dirty>,
+    /// Pages that count as stored to whenever somebody looks.
+    pub(super) unseen: Mutex<Vec<u64>>,
+    /// Pages that stay without a folio, or with another one (REGION-4).
+    pub(super) held: Mutex<Vec<u64>>,
+    pub(super) dirty: Mutex<Dirty>,
     /// Signalled when nothing is in flight.
     emptied: Condvar,
-    device: Vec<AtomicU64>,
+    pub(super) device: Vec<AtomicU64>,
 }
 
 impl Region {
@@ -139,6 +153,8 @@ impl Region {
             taken: AtomicU64::new(0),
             processor: Mutex::new(()),
             section: Mutex::new(()),
+            unseen: Mutex::default(),
+            held: Mutex::default(),
             dirty: Mutex::new(Dirty::default()),
             emptied: Condvar::new(),
             device: (1..=pages).map(AtomicU64::new).collect(),
@@ -149,13 +165,13 @@ impl Region {
         Arc::new(region)
     }
 
-    fn is(&self, weakening: Weakening) -> bool {
+    pub(super) fn is(&self, weakening: Weakening) -> bool {
         self.weakening == weakening
     }
 
     // The kernel and the processors.
 
-    fn entry(&self, index: u64) -> u64 {
+    pub(super) fn entry(&self, index: u64) -> u64 {
         // Acquire: pairs with the Release of all changes: who sees a page sees its bytes.
         self.entries[index as usize].load(Ordering::Acquire)
     }
@@ -175,7 +191,7 @@ impl Region {
         self.entry(index) & WRITTEN != 0
     }
 
-    fn memory(&self, entry: u64) -> &AtomicU64 {
+    pub(super) fn memory(&self, entry: u64) -> &AtomicU64 {
         &self.memories[(entry >> NUMBER_SHIFT) as usize]
     }
 
@@ -187,12 +203,12 @@ impl Region {
         self.memory(entry).load(Ordering::Acquire)
     }
 
-    fn flush(&self) {
+    pub(super) fn flush(&self) {
         drop(self.processor.lock());
     }
 
     /// Puts a page there, over whatever stands there.
-    fn install(&self, index: u64, bytes: u64, will_be_stored: bool) {
+    pub(super) fn install(&self, index: u64, bytes: u64, will_be_stored: bool) {
         let number = self.taken.fetch_add(1, Ordering::Relaxed);
         self.memories[number as usize].store(bytes, Ordering::Relaxed);
         let written = if will_be_stored { WRITTEN } else { 0 };
@@ -273,7 +289,7 @@ impl Region {
                     let locked = new.lock();
                     let for_table = new.try_clone().expect("few references");
                     if world.mapping.insert(&world.folios, &locked, for_table, seen).is_ok() {
-                        self.install(index, self.on_device(index), false);
+                        self.put_in_place(index, self.on_device(index));
                         world.mapping.mark_uptodate(&locked);
                         return act();
                     }
@@ -300,7 +316,7 @@ impl Region {
 
     // `writeback`.
 
-    fn mark_stored(&self, folio: &Folio) {
+    pub(super) fn mark_stored(&self, folio: &Folio) {
         let mut dirty = self.dirty.lock();
         if folio.flags.transition_to_dirty() == Listing::Add {
             dirty.pages.push(folio.index());
@@ -355,7 +371,9 @@ impl Region {
         let pages = 0..self.entries.len() as u64;
         let stored = {
             let _section = self.enter(Weakening::SyncWithoutSection);
-            pages.filter(|index| self.is_written(*index)).collect::<Vec<_>>()
+            let unseen = self.unseen.lock();
+            let is_stored = |index: &u64| self.is_written(*index) || unseen.contains(index);
+            pages.filter(is_stored).collect::<Vec<_>>()
         };
         for index in stored {
             let Some(folio) = self.world.find(index) else { continue };
@@ -413,7 +431,8 @@ impl Region {
     fn freeze(&self, index: u64) -> Option<Leaver<'_>> {
         let folio = self.world.find(index)?;
         let lock = folio.try_lock()?;
-        if lock.owner() != OWNER || lock.flags.write_state().is_writing() {
+        let is_held = self.held.lock().contains(&index);
+        if lock.owner() != OWNER || lock.flags.write_state().is_writing() || is_held {
             return None;
         }
         match self.world.mapping.begin_eviction(folio, &lock) {

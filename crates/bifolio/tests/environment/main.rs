@@ -192,6 +192,31 @@ fn few_descriptors_are_enough_or_the_limit_is_named() {
     });
 }
 
+/// As programs do that want no more from the system than they have: maps go on.
+#[test]
+fn faults_are_served_where_no_descriptor_may_be_had() {
+    in_a_child("faults_are_served_where_no_descriptor_may_be_had", false, || {
+        if !files_can_be_mapped() {
+            return;
+        }
+        for mode in MODES {
+            let cache = Cache::builder().memory(1 << 20).build().unwrap();
+            let options = writable().mappable(true).faults(mode);
+            let file = cache.memory_file_with("mapped", &options).unwrap();
+            file.set_len(50 * PAGE).unwrap();
+            let mut map = file.map_mut(0..50 * PAGE).unwrap();
+            setup::store(map.as_mut_ptr(), 0, b"before");
+            let before = getrlimit(Resource::Nofile).current;
+            limit(Resource::Nofile, 0);
+            for page in 1..50 {
+                setup::store(map.as_mut_ptr(), page * PAGE, &[page as u8]);
+            }
+            limit(Resource::Nofile, before.unwrap());
+            assert!((1..50).all(|page| support::read(&file, page * PAGE, 1) == [page as u8]));
+        }
+    });
+}
+
 #[test]
 fn all_works_where_no_memory_may_be_locked() {
     in_a_child("all_works_where_no_memory_may_be_locked", true, || {

@@ -1,6 +1,6 @@
-//! What the kernel writes into a map without the page tables, by direct I/O, while the pages are
-//! synced and evicted: none of it is lost under a `pin_mut`. A mapping of the kernel's does the
-//! same beside it.
+//! What the kernel writes into a map without the page tables, by direct I/O and by io_uring with
+//! memory that is registered or not, while the pages are synced and evicted: none of it is lost
+//! under a `pin_mut`. A mapping of the kernel's does the same beside it.
 //!
 //! # Safety
 //! The kernel is given addresses inside a map, which lives as long as the call; nobody makes a
@@ -15,9 +15,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use bifolio::{Advice, File, MapMut};
+use bifolio::{Advice, Feature, File, MapMut};
 use bifolio_testing::fill_bytes;
 use fastrand::Rng;
+use io_uring::{IoUring, opcode, types};
 use tempfile::TempDir;
 
 use crate::setup::{Address, Way};
@@ -29,6 +30,51 @@ const LENGTH: u64 = 8 << 20;
 const CHUNK: u64 = 64 << 10;
 const ROUNDS: u64 = 3;
 const THREADS: u64 = 2;
+
+/// How the kernel is asked to read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reading {
+    Call,
+    Ring,
+    /// To memory that is registered with the ring.
+    Registered,
+}
+
+/// Those that this system allows.
+fn readings() -> Vec<Reading> {
+    let features = bifolio::features();
+    let has = |feature| features.iter().any(|it| it.feature == feature && it.in_use);
+    let mut readings = vec![Reading::Call];
+    readings.extend(has(Feature::IoUring).then_some(Reading::Ring));
+    readings.extend(has(Feature::RegisteredBuffers).then_some(Reading::Registered));
+    readings
+}
+
+/// A ring that has a chunk of memory registered, if there `is_registered`.
+fn ring_for(target: *mut u8, is_registered: bool) -> IoUring {
+    let ring = IoUring::new(2).unwrap();
+    let memory = libc::iovec { iov_base: target.cast(), iov_len: CHUNK as usize };
+    if is_registered {
+        // SAFETY: see the head of the file.
+        unsafe { ring.submitter().register_buffers(&[memory]) }.unwrap();
+    }
+    ring
+}
+
+/// Reads a chunk by a ring.
+fn read_by(ring: &mut IoUring, file: &fs::File, position: u64, target: *mut u8, reading: Reading) {
+    let (file, length) = (types::Fd(file.as_raw_fd()), CHUNK as u32);
+    let entry = match reading {
+        Reading::Registered => {
+            opcode::ReadFixed::new(file, target, length, 0).offset(position).build()
+        }
+        _ => opcode::Read::new(file, target, length).offset(position).build(),
+    };
+    // SAFETY: see the head of the file; the call ends here.
+    unsafe { ring.submission().push(&entry) }.unwrap();
+    ring.submit_and_wait(1).unwrap();
+    assert_eq!(ring.completion().next().unwrap().result(), CHUNK as i32);
+}
 
 /// What is to be read in, in one round after the other.
 struct Sources {
@@ -61,7 +107,11 @@ impl Sources {
     }
 
     /// Reads a chunk of a round to its place in memory.
-    fn read_to(&self, round: usize, position: u64, target: *mut u8) {
+    fn read_to(&self, round: usize, position: u64, target: *mut u8, reading: Reading) {
+        if reading != Reading::Call {
+            let mut ring = ring_for(target, reading == Reading::Registered);
+            return read_by(&mut ring, &self.files[round], position, target, reading);
+        }
         let (file, length) = (self.files[round].as_raw_fd(), CHUNK as usize);
         // SAFETY: see the head of the file; the caller's place has room for a chunk.
         let count = unsafe { libc::pread(file, target.cast(), length, position as i64) };
@@ -104,10 +154,10 @@ impl Sources {
 
     /// All rounds, into a map; `on_disk` is where the bytes are after a sync.
     fn read_into(&self, file: &File, map: &MapMut, on_disk: Option<&Path>, way: Way) {
-        for round in 0..ROUNDS as usize {
+        for (round, reading) in (0..ROUNDS as usize).zip(readings().into_iter().cycle()) {
             let read = |position| {
                 let mut pin = map.pin_mut(position..position + CHUNK).unwrap();
-                self.read_to(round, position, pin.as_mut_ptr());
+                self.read_to(round, position, pin.as_mut_ptr(), reading);
             };
             self.read_round(round, read, || {
                 file.sync_data().unwrap();
@@ -116,10 +166,10 @@ impl Sources {
             file.sync_data().unwrap();
             if let Some(path) = on_disk {
                 let lost = self.lost_pages(round, &fs::read(path).unwrap());
-                assert_eq!(lost, 0, "pages lost on disk in round {round}, {way:?}");
+                assert_eq!(lost, 0, "pages lost on disk in round {round}, {reading:?}, {way:?}");
             }
             let lost = self.lost_pages(round, &read_all(file));
-            assert_eq!(lost, 0, "pages lost in round {round}, {way:?}");
+            assert_eq!(lost, 0, "pages lost in round {round}, {reading:?}, {way:?}");
         }
     }
 }
@@ -167,7 +217,7 @@ fn direct_reads_into_a_mapping_of_the_kernel_are_kept() {
             let Address(start) = { start };
             start.wrapping_add(position as usize)
         };
-        let read = |position| sources.read_to(round, position, at(position));
+        let read = |position| sources.read_to(round, position, at(position), Reading::Call);
         sources.read_round(round, read, || file.sync_data().unwrap());
         file.sync_data().unwrap();
         assert_eq!(sources.lost_pages(round, &fs::read(&path).unwrap()), 0);
@@ -194,5 +244,38 @@ fn a_sync_writes_what_came_under_a_pin() {
         assert_eq!([writes(), writes()], [CHUNK; 2], "{way:?}");
         drop(pin);
         assert_eq!([writes(), writes()], [CHUNK, 0], "{way:?}");
+    }
+}
+
+/// What a device has stored without the page tables since the last sync is dirty when the pin ends;
+/// also if the file was cut and has grown meanwhile, and has the page still.
+#[test]
+fn what_came_last_under_a_pin_is_kept_also_after_a_cut() {
+    let Some(sources) = Sources::new() else { return };
+    if !readings().contains(&Reading::Registered) {
+        return eprintln!("skipped: no memory can be registered");
+    }
+    for (way, is_cut) in Way::modes().into_iter().flat_map(|way| [(way, false), (way, true)]) {
+        let path = sources.target("target");
+        let cache = way.builder(MEMORY_BYTES).build().unwrap();
+        let file = cache.open(&path, &way.options()).unwrap();
+        let map = file.map_mut(0..LENGTH).unwrap();
+        let mut pin = map.pin_mut(CHUNK..2 * CHUNK).unwrap();
+        let start = pin.as_mut_ptr();
+        let mut ring = ring_for(start, true);
+        if is_cut {
+            file.set_len(CHUNK).unwrap();
+            file.set_len(LENGTH).unwrap();
+        }
+        // Clean, and protected.
+        file.sync_data().unwrap();
+        read_by(&mut ring, &sources.files[0], CHUNK, start, Reading::Registered);
+        drop((pin, ring, map));
+        file.sync_data().unwrap();
+        file.advise(0..LENGTH, Advice::DontNeed).unwrap();
+        let chunk = CHUNK as usize..2 * CHUNK as usize;
+        let expected = &sources.bytes[0][chunk.clone()];
+        assert!(fs::read(&path).unwrap()[chunk.clone()] == *expected, "{way:?}, cut: {is_cut}");
+        assert!(read_all(&file)[chunk] == *expected, "{way:?}, cut: {is_cut}");
     }
 }

@@ -91,8 +91,7 @@ fn live_and_end(way: Way, end: End) {
     let storage = Faulty::new(support::Way::Memory, (MEMORY / 8) as usize, 5);
     let builder = storage.builder(MEMORY).reclaim_wait_ms_max(50);
     let is_spilled = matches!(end, End::Unspilled);
-    let builder =
-        if is_spilled { builder.spill_backing(storage.backing.clone()) } else { builder };
+    let builder = if is_spilled { builder.spill_backing(storage.backing.clone()) } else { builder };
     let cache = way.mask(builder).build().unwrap();
     let options = way.options().len_max(LEN_MAX);
     let file = if is_spilled {

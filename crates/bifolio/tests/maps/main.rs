@@ -2,7 +2,8 @@
 //! storage that fails (`faults.rs`) or looks twice (`copies.rs`), killed in the middle
 //! (`crash.rs`); how maps begin and end (`lifetimes.rs`), what reads and pins of their files meet
 //! (`reads.rs`), what the kernel can do with them (`kernel.rs`) and refuses (`locked.rs`), what
-//! memory they take (`memory.rs`) and leave (`leaks.rs`). `setup.rs` says in what ways each is tried.
+//! memory they take (`memory.rs`) and leave (`leaks.rs`). `setup.rs` says in what ways each is
+//! tried.
 //!
 //! # Safety
 //! Each module that touches a map says why it may.

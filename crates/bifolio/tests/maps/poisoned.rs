@@ -11,10 +11,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-use bifolio::{Backing, ErrorKind, IoSource, IoTarget};
+use bifolio::{Backing, ErrorKind, FaultMode, Feature, IoSource, IoTarget};
 use bifolio_testing::{Call, Fault};
 
-use crate::setup::{Address, Way, refuse_calls, run_child, store, word};
+use crate::setup::{Address, Way, refuse_calls, run_child, store, touch, word};
 use crate::support::{self, Faulty, PAGE, directory, random_file, writable};
 
 const PAGE_USIZE: usize = PAGE as usize;
@@ -115,6 +115,35 @@ fn find_no_memory(way: Way) {
     assert!(is_poisoned(file.write_at(b"x", 0)) && is_poisoned(file.sync_data()));
     drop((map, file, cache));
     println!("it has ended well");
+}
+
+/// A page that cannot be had, of which the kernel cannot note that.
+fn find_no_memory_to_refuse(way: Way) {
+    /// Of `ioctl`: UFFDIO_POISON.
+    const POISON: u32 = 0xC020_AA08;
+    let storage = Faulty::new(support::Way::Memory, 8 * PAGE_USIZE, 5);
+    let cache = way.mask(storage.builder(1 << 20)).build().unwrap();
+    let file = cache.open_backing(storage.backing.clone(), &way.options()).unwrap();
+    let map = file.map(0..file.len()).unwrap();
+    storage.backing.inject(Fault::on(Call::Read).forever());
+    refuse_calls(libc::SYS_ioctl, Some(POISON), libc::ENOMEM);
+    let start = Address(map.as_ptr().cast_mut());
+    // Who touches it can neither go on nor be told: he ends with the process.
+    thread::spawn(move || touch({ start }.0, 0));
+    support::wait_until("the cache is poisoned", || is_poisoned(file.sync_data()));
+    println!("it has ended well");
+    std::process::exit(0);
+}
+
+#[test]
+fn a_page_that_cannot_be_refused_poisons_the_cache_in_time() {
+    const NAME: &str = "poisoned::a_page_that_cannot_be_refused_poisons_the_cache_in_time";
+    if std::env::var(VARIABLE).is_ok() {
+        return find_no_memory_to_refuse(Way::new(FaultMode::Threads));
+    }
+    let has_poison =
+        bifolio::features().iter().any(|it| it.feature == Feature::FaultPoison && it.in_use);
+    run_to_a_good_end(NAME, usize::from(has_poison && support::files_can_be_mapped()));
 }
 
 /// Pages whose last bytes cannot be had back poison the cache; nobody dies, waits, or is misled.

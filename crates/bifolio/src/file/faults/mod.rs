@@ -35,6 +35,8 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
+use std::time::Duration;
+use std::{io, thread};
 use underway::Service;
 
 /// A region, and who can fill it.
@@ -45,6 +47,11 @@ struct Served {
     /// The handles of its file, the last one opened last.
     handles: WeakList<Handle>,
 }
+
+/// How often a page is refused that the kernel has no memory to mark, and how long it is left alone
+/// between: two seconds together.
+const REFUSE_TRIES_MAX: u32 = 200;
+const PAUSE: Duration = Duration::from_millis(10);
 
 /// All regions, by the address of their first byte.
 static REGIONS: RwLock<BTreeMap<usize, Served>> = RwLock::new(BTreeMap::new());
@@ -134,30 +141,40 @@ impl Server {
             let Err((index, error)) = self.handle.bring_in(left.clone(), is_write) else {
                 return is_served;
             };
-            is_served &= !self.refuse(Refusal { index, growths, read_at, error });
+            let error = Arc::new(error);
+            is_served &= !self.refuse(&Refusal { index, growths, read_at, error });
             left.start = index + 1;
         }
     }
 
     /// A page cannot be had: if that is still so, whoever touches it is to know, and nobody is to
-    /// wait for it. Whether it is.
-    fn refuse(&self, refusal: Refusal) -> bool {
+    /// wait for it. Whether it is. Where the kernel has no memory to note it, tries again for a
+    /// while; then the cache is poisoned.
+    fn refuse(&self, refusal: &Refusal) -> bool {
         let (index, mapping) = (refusal.index, &self.handle.inode.mapping);
         let is_past_end = || index * PAGE_BYTES >= mapping.len_bytes();
         let is_there = || mapping.table().load(index, Ordering::Relaxed).is_ready();
-        let refused = self.region.refuse(refusal, is_past_end, is_there);
-        refused.unwrap_or_else(|error| {
-            log::error!("page {index} of a map cannot be poisoned: {error}");
-            true
-        })
+        for _ in 0..REFUSE_TRIES_MAX {
+            match self.region.refuse(refusal, is_past_end, is_there) {
+                Err(error) if error.kind() == io::ErrorKind::OutOfMemory => thread::sleep(PAUSE),
+                Err(error) => return self.lose("a page of a map cannot be refused", error),
+                Ok(is_refused) => return is_refused,
+            }
+        }
+        self.lose("a page of a map cannot be refused", io::ErrorKind::OutOfMemory.into())
     }
 
     /// Wakes whoever waits for pages that were there already.
     fn wake(&self, pages: &Range<u64>) {
         let range = self.region.range_of(pages);
         if let Err(error) = self.region.userfault().wake(range.start, range.length_bytes) {
-            log::error!("waiters for a page of a map cannot be woken: {error}");
+            self.lose("those who wait for a page of a map cannot be woken", error);
         }
+    }
+
+    fn lose(&self, what: &'static str, error: io::Error) -> bool {
+        self.region.regions().soundness().lose(what, error);
+        true
     }
 }
 

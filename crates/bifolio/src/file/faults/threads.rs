@@ -2,13 +2,13 @@
 //! their turn.
 
 use super::server_of;
-use crate::frames::FAULT_CLOCK;
+use crate::frames::{FAULT_CLOCK, Regions};
 use crate::sync::Mutex;
 use crate::sys::thread::OwnedThread;
-use crate::sys::userfault::{Fault, Userfault};
+use crate::sys::userfault::{Fault, FaultWaiter, Userfault};
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 /// How many faults are served at a time: each may wait for the device.
@@ -27,7 +27,8 @@ pub(in crate::file) struct FaultThreads {
 #[derive(Debug)]
 struct Shared {
     userfault: Arc<Userfault>,
-    stopped: OwnedFd,
+    regions: Arc<Regions>,
+    waiter: FaultWaiter,
     /// Whoever holds it waits for messages.
     requests: Mutex<VecDeque<Request>>,
 }
@@ -43,11 +44,15 @@ struct Request {
 }
 
 impl FaultThreads {
-    /// Serves the faults of all regions that `userfault` knows.
-    pub(in crate::file) fn start(userfault: &Arc<Userfault>) -> io::Result<Self> {
+    /// Serves the faults of all of `regions`, which `userfault` knows.
+    pub(in crate::file) fn start(
+        userfault: &Arc<Userfault>,
+        regions: &Arc<Regions>,
+    ) -> io::Result<Self> {
         let (stopped, stop) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
-        let requests = Mutex::default();
-        let shared = Arc::new(Shared { userfault: Arc::clone(userfault), stopped, requests });
+        let (waiter, requests) = (userfault.waiter(stopped)?, Mutex::default());
+        let (userfault, regions) = (Arc::clone(userfault), Arc::clone(regions));
+        let shared = Arc::new(Shared { userfault, regions, waiter, requests });
         // Its drop ends those that were started if one cannot be.
         let mut started = Self { shared, stop: Some(stop), threads: Vec::new() };
         for number in 0..THREADS {
@@ -81,23 +86,16 @@ impl Shared {
         }
     }
 
-    /// The next request; `None` when the threads are to end.
+    /// The next request; `None` when the threads are to end, or cannot be told of faults.
     fn next(&self) -> Option<Request> {
         let mut requests = self.requests.lock();
         while requests.is_empty() {
-            let mut faults = Vec::new();
-            match self.userfault.wait(self.stopped.as_fd()) {
-                Ok(true) => {}
-                Ok(false) => return None,
-                Err(error) => {
-                    log::error!("faults cannot be waited for: {error}");
-                    return None;
-                }
+            let lost = |error| self.regions.soundness().lose("faults cannot be served", error);
+            if !self.waiter.wait().map_err(lost).ok()? {
+                return None;
             }
-            let read_at = FAULT_CLOCK.now();
-            if let Err(error) = self.userfault.read_faults(&mut faults) {
-                log::error!("faults cannot be read: {error}");
-            }
+            let (read_at, mut faults) = (FAULT_CLOCK.now(), Vec::new());
+            self.userfault.read_faults(&mut faults).map_err(lost).ok()?;
             requests.extend(coalesced(faults, read_at));
         }
         requests.pop_front()

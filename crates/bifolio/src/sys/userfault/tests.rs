@@ -6,9 +6,39 @@
 
 use super::*;
 use crate::sys::memory::{PAGE_BYTES, Reservation};
+use std::cell::RefCell;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+
+/// How many pages of a copy there is memory for, and what happens then.
+type Limit = (usize, Box<dyn FnOnce(*mut u8)>);
+
+thread_local! {
+    /// Of the next copy that is longer.
+    static MEMORY: RefCell<Option<Limit>> = const { RefCell::new(None) };
+}
+
+/// The kernel has no memory for more than so many pages of the next copy of this thread that is
+/// longer; `then` is told where the first of them is.
+pub(crate) fn limit_memory(pages: usize, then: impl FnOnce(*mut u8) + 'static) {
+    MEMORY.set(Some((pages, Box::new(then))));
+}
+
+/// How many bytes there is memory for, and how the copy ends.
+pub(super) fn memory_for(
+    length_bytes: usize,
+) -> (usize, impl FnOnce(*mut u8) -> Result<(), CopyError>) {
+    let is_short = |limit: &mut Limit| limit.0 * PAGE_BYTES < length_bytes;
+    let limit = MEMORY.with_borrow_mut(|memory| memory.take_if(is_short));
+    let done_bytes = limit.as_ref().map_or(length_bytes, |limit| limit.0 * PAGE_BYTES);
+    let end = move |target| {
+        let Some((_, then)) = limit else { return Ok(()) };
+        then(target);
+        Err(CopyError { done_bytes, source: io::Error::from_raw_os_error(libc::ENOMEM) })
+    };
+    (done_bytes, end)
+}
 
 fn region(pages: usize, masked: &[Feature]) -> Option<(Userfault, Reservation)> {
     let features = Features::probe(masked);
@@ -55,9 +85,9 @@ fn store(place: *mut u8, byte: u8) {
 /// Blocks until there is a message.
 fn next_fault(faults: &Userfault) -> Fault {
     let (never, _open) = rustix::pipe::pipe().unwrap();
-    let mut found = Vec::new();
+    let (waiter, mut found) = (faults.waiter(never).unwrap(), Vec::new());
     while found.is_empty() {
-        assert!(faults.wait(never.as_fd()).unwrap());
+        assert!(waiter.wait().unwrap());
         faults.read_faults(&mut found).unwrap();
     }
     assert_eq!(found.len(), 1);
@@ -214,10 +244,11 @@ fn a_poisoned_page_is_an_error_until_it_is_unmapped() {
 fn waiting_ends_when_it_is_told_to_stop() {
     let Some((faults, memory)) = region(1, &[]) else { return };
     let (stop, teller) = rustix::pipe::pipe().unwrap();
+    let waiter = faults.waiter(stop).unwrap();
     let told = AtomicBool::new(false);
     thread::scope(|scope| {
         let waiter = scope.spawn(|| {
-            let goes_on = faults.wait(stop.as_fd()).unwrap();
+            let goes_on = waiter.wait().unwrap();
             (goes_on, told.load(Ordering::Relaxed))
         });
         thread::sleep(std::time::Duration::from_millis(20));
