@@ -2,13 +2,14 @@
 //! undone nor done without.
 //!
 //! A page of a map that cannot be unmapped, or whose last bytes cannot be had back, is such a case:
-//! what is in the pages or on the device is not certain any more. The cache is *poisoned* then, for
-//! good: what is resident can still be read, nothing is read in, written or written out, and
-//! everything else answers [`ErrorKind::Poisoned`] with the first cause. (`ErrorKind::Fault`, a
+//! what is in the pages or on the device is not certain any more. So are faults that cannot be
+//! served: a page that can neither be had nor be marked as one that cannot. The cache is *poisoned*
+//! then, for good: what is resident can still be read, nothing is read in, written or written out,
+//! and everything else answers [`ErrorKind::Poisoned`] with the first cause. (`ErrorKind::Fault`, a
 //! page that could not be had when it was touched, has the same cause then.)
 //!
-//! Asked by whoever claims a page, changes one, or starts a transfer; told by regions, reclaim and
-//! write-outs.
+//! Asked by whoever claims a page, changes one, or starts a transfer; told by regions, faults,
+//! reclaim and write-outs.
 
 use crate::error::{ErrorKind, Result};
 use std::io;

@@ -1,5 +1,5 @@
-//! Pins of maps (P1 to P6 of `map/pinned.rs`): what a device writes under one, past the page tables,
-//! against syncs, evictions, write-outs and cuts of the file.
+//! Pins of maps (P1 to P7 of `map/pinned.rs`): what a device writes under one, past the page
+//! tables, against syncs, evictions, write-outs and cuts of the file.
 //!
 //! What must hold: what the device wrote before a sync began is on storage when the sync returns;
 //! what it wrote last is what the page holds and what the next sync writes; also where the file was
@@ -49,8 +49,8 @@ impl<'r> Pin<'r> {
 
     /// P4.
     fn write(&self, value: u64) {
-        // AcqRel: Release pairs with the Acquire in `Region::bytes`, Acquire with the Release of what
-        // it goes over: whoever learns that a transfer has ended sees what was there before it.
+        // AcqRel: Release pairs with the Acquire in `Region::bytes`, Acquire with the Release of
+        // what it goes over: whoever learns that a transfer has ended sees what was there before.
         self.region.memory(self.entry).swap(value, Ordering::AcqRel);
     }
 
