@@ -28,6 +28,9 @@
 //! ```
 //!
 //! - N2 takes no reference: what stays, stays, and most of a mapped file does.
+//! - Private are the folios that come to no list (`lru/mod.rs`: unlisted): their file has nowhere to
+//!   put them, so that they are on no list says nothing about who has them. Of others that N4 finds
+//!   on no list, somebody is at work with them.
 //! - A folio that only a batch referenced when the call began is evicted: it is in the batch that
 //!   its descriptor names (A2), so N5 finds it, or another drain has put that reference: entirely,
 //!   once N5 has the batch's lock.
