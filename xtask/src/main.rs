@@ -11,6 +11,7 @@
 
 mod cargo;
 mod ci;
+mod house;
 mod loom;
 mod mutants;
 mod san;
@@ -40,6 +41,8 @@ enum Task {
     },
     /// Run torture and a part of the tests under a sanitizer; needs the nightly toolchain.
     San(san::Arguments),
+    /// Count the measures of the house: lines, files, scattered types, questions of kind.
+    House,
     #[command(flatten)]
     Step(step::Step),
 }
@@ -47,6 +50,7 @@ enum Task {
 fn main() -> ExitCode {
     let outcome = match Arguments::parse().task {
         Task::Ci { skip_tests } => ci::run(skip_tests),
+        Task::House => house::run(),
         Task::San(arguments) => san::run(&arguments),
         Task::Step(step) => step.run().map(|_| ()),
     };

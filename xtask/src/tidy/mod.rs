@@ -20,7 +20,7 @@ mod danger;
 mod layers;
 mod length;
 mod orderings;
-mod source;
+pub mod source;
 mod text;
 
 use std::fmt;
@@ -90,6 +90,16 @@ pub fn run() -> Result<()> {
     eprintln!("{files} files, {rules} rules, {} findings; {mutants} mutants apply", findings.len());
     ensure!(findings.is_empty(), "{} findings", findings.len());
     Ok(())
+}
+
+/// The Rust files of the workspace that can be read as such.
+pub fn sources() -> Result<Vec<Source>> {
+    let root = workspace_root();
+    let read = |path: PathBuf| -> Result<Option<Source>> {
+        let relative = path.strip_prefix(&root).unwrap_or(&path).to_string_lossy().into_owned();
+        Ok(Source::new(&relative, &std::fs::read_to_string(&path)?).ok())
+    };
+    rust_files(&root)?.into_iter().filter_map(|path| read(path).transpose()).collect()
 }
 
 /// All findings in one file, in the order of its lines.
