@@ -360,7 +360,7 @@ impl Region {
     /// Stores to pages that are there raise no fault from now on: they count as stored to.
     pub(crate) fn admit_stores(&self, pages: Range<u64>) -> io::Result<()> {
         let range = self.range_of(&pages);
-        self.userfault.write_protect(range.start, range.length_bytes, false)
+        self.userfault.unprotect(range.start, range.length_bytes)
     }
 
     /// A number that changes when the file is about to grow, and when it has grown.

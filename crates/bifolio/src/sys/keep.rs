@@ -396,13 +396,13 @@ mod tests {
                 self.faults.read_faults(&mut found).unwrap();
                 thread::yield_now();
             }
-            assert!(found[0].is_write && !found[0].is_protection);
+            assert!(found[0].is_write);
         }
     }
 
-    fn contended(masked: &[Feature]) -> Option<Contended> {
-        let features = Features::probe(masked);
-        if !features.has(Feature::UserFaults) {
+    fn contended() -> Option<Contended> {
+        let features = Features::probe(&[]);
+        if !features.has(Feature::WriteProtectAsync) {
             println!("skipped: {:?}", features.reports());
             return None;
         }
@@ -415,28 +415,22 @@ mod tests {
 
     #[test]
     fn a_store_to_a_kept_page_that_was_protected_is_taken() {
-        for masked in [&[][..], &[Feature::WriteProtectAsync]] {
-            let Some(contended) = contended(masked) else { return };
-            let page = range(&contended.memory, 0, 1);
-            let mut keeper = Keeper::new(1, true).unwrap();
-            let mut taken = [5_u8; PAGE_BYTES];
-            contended.install(&taken, true);
-            keep(&mut keeper, &[page]).unwrap();
-            if !masked.is_empty() {
-                contended.faults.write_protect(page.start, PAGE_BYTES, false).unwrap();
-            }
-            contended.counter().store(6, Ordering::Relaxed);
-            contended.memory.release(0, PAGE_BYTES).unwrap();
-            // SAFETY: an array of a page.
-            unsafe { keeper.take(taken.as_mut_ptr(), PAGE_BYTES) }.unwrap();
-            assert_eq!(u64::from_ne_bytes(taken[..8].try_into().unwrap()), 6);
-            assert_eq!(taken[8..], [5; PAGE_BYTES - 8]);
-        }
+        let Some(contended) = contended() else { return };
+        let mut keeper = Keeper::new(1, true).unwrap();
+        let mut taken = [5_u8; PAGE_BYTES];
+        contended.install(&taken, true);
+        keep(&mut keeper, &[range(&contended.memory, 0, 1)]).unwrap();
+        contended.counter().store(6, Ordering::Relaxed);
+        contended.memory.release(0, PAGE_BYTES).unwrap();
+        // SAFETY: an array of a page.
+        unsafe { keeper.take(taken.as_mut_ptr(), PAGE_BYTES) }.unwrap();
+        assert_eq!(u64::from_ne_bytes(taken[..8].try_into().unwrap()), 6);
+        assert_eq!(taken[8..], [5; PAGE_BYTES - 8]);
     }
 
     #[test]
     fn what_is_taken_has_the_last_store_before_the_page_went() {
-        let Some(contended) = contended(&[]) else { return };
+        let Some(contended) = contended() else { return };
         let unmapper = Unmapper::new(&Features::probe(&[]));
         let page = range(&contended.memory, 0, 1);
         let mut keeper = Keeper::new(1, true).unwrap();

@@ -41,14 +41,12 @@ const FEATURE_PROTECT_ASYNC: u64 = 1 << 15;
 const REGISTER_MISSING: u64 = 1 << 0;
 const REGISTER_PROTECT: u64 = 1 << 1;
 const COPY_PROTECT: u64 = 1 << 1;
-const PROTECT: u64 = 1 << 0;
 
 const MESSAGE_BYTES: usize = 32;
 /// Messages taken with one read.
 const MESSAGES_MAX: usize = 64;
 const EVENT_FAULT: u8 = 0x12;
 const FLAG_WRITE: u64 = 1 << 0;
-const FLAG_PROTECTION: u64 = 1 << 1;
 
 #[repr(C)]
 struct ApiCall {
@@ -126,8 +124,6 @@ pub(crate) struct Fault {
     pub(crate) address: usize,
     /// Whether it was to be stored to.
     pub(crate) is_write: bool,
-    /// Whether the page is there, but protected against stores.
-    pub(crate) is_protection: bool,
 }
 
 /// A copy that ended early.
@@ -193,8 +189,8 @@ impl Userfault {
         Ok(Self { descriptor, signals: wishes.sigbus })
     }
 
-    /// From now on, faults on missing and on protected pages of the range come here. They do until
-    /// the range is unmapped or `self` is dropped.
+    /// From now on, faults on missing pages of the range come here, until it is unmapped or `self`
+    /// is dropped; and stores to protected ones are noticed, if that was wished.
     pub(crate) fn register(&self, start: *mut u8, length_bytes: usize) -> io::Result<()> {
         let mode = REGISTER_MISSING | REGISTER_PROTECT;
         let mut call = RegisterCall { range: range(start, length_bytes), mode, calls: 0 };
@@ -238,17 +234,10 @@ impl Userfault {
         self.repeat(|descriptor| unsafe { control(descriptor, DO_WAKE, &mut call) })
     }
 
-    /// Protects the pages of the range that are there, so that the next store to each is noticed;
-    /// or ends that, and wakes those who wait.
-    pub(crate) fn write_protect(
-        &self,
-        start: *mut u8,
-        length_bytes: usize,
-        protect: bool,
-    ) -> io::Result<()> {
-        let mode = if protect { PROTECT } else { 0 };
-        let mut call = ProtectCall { range: range(start, length_bytes), mode };
-        // SAFETY: the call's own structure; stores may wait, no byte changes.
+    /// Ends the protection of pages: stores to them are not noticed any more, they count as done.
+    pub(crate) fn unprotect(&self, start: *mut u8, length_bytes: usize) -> io::Result<()> {
+        let mut call = ProtectCall { range: range(start, length_bytes), mode: 0 };
+        // SAFETY: the call's own structure; no byte changes.
         self.repeat(|descriptor| unsafe { control(descriptor, DO_PROTECT, &mut call) })
     }
 
@@ -376,11 +365,8 @@ fn fault_of(message: &[u8]) -> Option<Fault> {
         Some(u64::from_ne_bytes(bytes))
     };
     let flags = word(8)?;
-    (message[0] == EVENT_FAULT).then_some(Fault {
-        address: word(16)? as usize,
-        is_write: flags & FLAG_WRITE != 0,
-        is_protection: flags & FLAG_PROTECTION != 0,
-    })
+    (message[0] == EVENT_FAULT)
+        .then_some(Fault { address: word(16)? as usize, is_write: flags & FLAG_WRITE != 0 })
 }
 
 #[cfg(test)]

@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     fn fault(page: usize, is_write: bool) -> Fault {
-        Fault { address: page * PAGE + 7, is_write, is_protection: false }
+        Fault { address: page * PAGE + 7, is_write }
     }
 
     fn pages(requests: &[Request]) -> Vec<(usize, usize, bool)> {

@@ -103,7 +103,7 @@ fn a_reader_waits_until_its_page_is_installed() {
         let memory = &memory;
         let reader = scope.spawn(move || load(at(memory, 2).wrapping_add(77)));
         let fault = next_fault(&faults);
-        assert_eq!(fault, Fault { address, is_write: false, is_protection: false });
+        assert_eq!(fault, Fault { address, is_write: false });
         assert!(!reader.is_finished());
         // Woken with nothing there, it asks again.
         faults.wake(at(memory, 2), PAGE_BYTES).unwrap();
@@ -132,7 +132,7 @@ fn all_who_wait_are_reported_over_several_reads() {
             reads += usize::from(found.len() > before);
         }
         assert!(reads >= 2);
-        assert!(found.iter().all(|fault| fault.is_write && !fault.is_protection));
+        assert!(found.iter().all(|fault| fault.is_write));
         found.sort_by_key(|fault| fault.address);
         for (page, fault) in found.iter().enumerate() {
             assert_eq!(fault.address, at(memory, page).addr());
@@ -158,27 +158,6 @@ fn a_copy_stops_before_a_page_that_is_there_and_says_where() {
 }
 
 #[test]
-fn a_protected_page_stops_a_store_and_no_load() {
-    let Some((faults, memory)) = region(2, &[Feature::WriteProtectAsync]) else { return };
-    copy(&faults, memory.as_ptr(), &pages_of(&[1, 2]), true).unwrap();
-    thread::scope(|scope| {
-        let memory = &memory;
-        for round in 0..2 {
-            let place = at(memory, 1).addr();
-            let writer = scope.spawn(move || store(at(memory, 1), 7));
-            let fault = next_fault(&faults);
-            assert_eq!(fault, Fault { address: place, is_write: true, is_protection: true });
-            assert_eq!(load(at(memory, 1)), if round == 0 { 2 } else { 7 });
-            faults.write_protect(at(memory, 1), PAGE_BYTES, false).unwrap();
-            writer.join().unwrap();
-            assert_eq!(load(at(memory, 1)), 7);
-            store(at(memory, 1), 7);
-            faults.write_protect(at(memory, 1), PAGE_BYTES, true).unwrap();
-        }
-    });
-}
-
-#[test]
 fn asynchronous_protection_stops_nobody() {
     let Some((faults, memory)) = region(1, &[]) else { return };
     if !Features::probe(&[]).has(Feature::WriteProtectAsync) {
@@ -186,9 +165,7 @@ fn asynchronous_protection_stops_nobody() {
     }
     copy(&faults, memory.as_ptr(), &pages_of(&[1]), true).unwrap();
     store(memory.as_ptr(), 2);
-    faults.write_protect(memory.as_ptr(), PAGE_BYTES, true).unwrap();
-    store(memory.as_ptr(), 3);
-    assert_eq!(load(memory.as_ptr()), 3);
+    assert_eq!(load(memory.as_ptr()), 2);
     let mut found = Vec::new();
     faults.read_faults(&mut found).unwrap();
     assert_eq!(found, []);
@@ -287,7 +264,7 @@ fn messages_are_read_as_the_kernel_writes_them() {
     message[0] = EVENT_FAULT;
     message[8..16].copy_from_slice(&3_u64.to_ne_bytes());
     message[16..24].copy_from_slice(&0x1234_5678_9000_u64.to_ne_bytes());
-    let fault = Fault { address: 0x1234_5678_9000, is_write: true, is_protection: true };
+    let fault = Fault { address: 0x1234_5678_9000, is_write: true };
     assert_eq!(fault_of(&message), Some(fault));
     message[0] = 0x13;
     assert_eq!(fault_of(&message), None);
