@@ -38,7 +38,7 @@ fn steps(skip_tests: bool) -> Vec<Step> {
     }
     steps.extend(TORTURE.map(|line| {
         let arguments = line.split_whitespace().map(str::to_owned).collect();
-        Step::Torture { chaos: false, mutants: None, arguments }
+        Step::Torture { chaos: false, mutants: None, left: false, arguments }
     }));
     steps
 }

@@ -11,6 +11,7 @@
 
 mod cargo;
 mod ci;
+mod fuzz;
 mod house;
 mod loom;
 mod mutants;
@@ -43,6 +44,9 @@ enum Task {
     San(san::Arguments),
     /// Count the measures of the house: lines, files, scattered types, questions of kind.
     House,
+    /// Look for sequences of operations and faults that fail, by coverage; needs the nightly
+    /// toolchain.
+    Fuzz(fuzz::Arguments),
     #[command(flatten)]
     Step(step::Step),
 }
@@ -52,6 +56,7 @@ fn main() -> ExitCode {
         Task::Ci { skip_tests } => ci::run(skip_tests),
         Task::House => house::run(),
         Task::San(arguments) => san::run(&arguments),
+        Task::Fuzz(arguments) => fuzz::run(&arguments),
         Task::Step(step) => step.run().map(|_| ()),
     };
     match outcome {

@@ -19,7 +19,7 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::cargo::workspace_root;
 
 /// The triple of what is built: given, so that build scripts are not instrumented.
-const TARGET: &str = "x86_64-unknown-linux-gnu";
+pub const TARGET: &str = "x86_64-unknown-linux-gnu";
 /// Tests that say much about memory and threads, and do not measure time.
 const TESTS: [&str; 9] =
     ["-p", "bifolio", "--lib", "--test", "model", "--test", "syncs", "--test", "faults"];
@@ -51,7 +51,7 @@ pub struct Arguments {
 /// Runs torture and tests, and fails if the sanitizer says anything.
 pub fn run(arguments: &Arguments) -> Result<()> {
     let sanitizer = arguments.sanitizer;
-    check_toolchain(sanitizer)?;
+    check_toolchain(sanitizer == Sanitizer::Thread)?;
     if arguments.seconds > 0 {
         let seconds = arguments.seconds.to_string();
         let run = ["run", "-p", "bifolio-torture"];
@@ -68,17 +68,17 @@ pub fn run(arguments: &Arguments) -> Result<()> {
 }
 
 /// Says what is missing, and how to get it.
-fn check_toolchain(sanitizer: Sanitizer) -> Result<()> {
+pub fn check_toolchain(needs_std: bool) -> Result<()> {
     let listed = |arguments: &[&str]| {
         let output = Command::new("rustup").args(arguments).output();
-        let output = output.context("rustup is missing: sanitizers need a nightly toolchain")?;
+        let output = output.context("rustup is missing: this needs a nightly toolchain")?;
         anyhow::Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     };
     if !listed(&["toolchain", "list"])?.lines().any(|line| line.starts_with("nightly")) {
-        bail!("sanitizers need the nightly toolchain: rustup toolchain install nightly");
+        bail!("this needs the nightly toolchain: rustup toolchain install nightly");
     }
     let components = ["component", "list", "--toolchain", "nightly", "--installed"];
-    if sanitizer == Sanitizer::Thread && !listed(&components)?.contains("rust-src") {
+    if needs_std && !listed(&components)?.contains("rust-src") {
         bail!(
             "the thread sanitizer needs the sources of the standard library: \
              rustup component add rust-src --toolchain nightly"

@@ -55,6 +55,9 @@ pub enum Step {
         /// rewrites the table in docs/correctness.md.
         #[arg(long, value_name = "NAME", num_args = 0..=1, default_missing_value = "")]
         mutants: Option<String>,
+        /// Only mutants that the table does not call found: goes on with a run that was stopped.
+        #[arg(long, requires = "mutants")]
+        left: bool,
         /// Arguments for the program: `--seconds`, `--seed`, `--only` ...
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
@@ -93,7 +96,7 @@ impl Step {
         let shown = command.as_ref().map_or_else(|| self.alone(), Cargo::to_string);
         framed(self.name(), &shown, || match (self, &command) {
             (Self::Loom { .. }, Some(cargo)) => loom::run(cargo),
-            (Self::Torture { mutants: Some(name), .. }, _) => mutants::run(name),
+            (Self::Torture { mutants: Some(name), left, .. }, _) => mutants::run(name, *left),
             (_, Some(cargo)) => cargo.run(),
             (_, None) => tidy::run(),
         })
@@ -174,10 +177,14 @@ mod tests {
         let tests = shown(&Step::Chaos { name, arguments: arguments.clone() });
         assert!(tests.contains("--cfg bifolio_chaos") && tests.contains("/chaos"), "{tests}");
         assert!(tests.ends_with(" pin"), "{tests}");
-        let torture =
-            shown(&Step::Torture { chaos: true, mutants: None, arguments: arguments.clone() });
+        let torture = shown(&Step::Torture {
+            chaos: true,
+            mutants: None,
+            left: false,
+            arguments: arguments.clone(),
+        });
         assert!(torture.contains("bifolio-torture") && torture.contains("--cfg bifolio_chaos"));
-        let torture = shown(&Step::Torture { chaos: false, mutants: None, arguments });
+        let torture = shown(&Step::Torture { chaos: false, mutants: None, left: false, arguments });
         assert!(!torture.contains("chaos"), "{torture}");
     }
 

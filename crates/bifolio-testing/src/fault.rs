@@ -120,6 +120,11 @@ impl Fault {
         Self { effect: Effect::Hold(gate.clone()), ..self }
     }
 
+    /// Whether it has struck as often as it was to.
+    pub(crate) fn is_spent(&self) -> bool {
+        self.times == 0
+    }
+
     /// Counts a call; whether the fault strikes it.
     pub(crate) fn strikes(&mut self, call: Call, bytes: &Range<u64>) -> bool {
         let everywhere = self.bytes == (0..u64::MAX);

@@ -96,6 +96,11 @@ impl FaultyBacking {
         self.state().faults.clear();
     }
 
+    /// Whether a fault may strike yet.
+    pub fn has_faults(&self) -> bool {
+        self.state().faults.iter().any(|fault| !fault.is_spent())
+    }
+
     /// How often `call` was made, faults included.
     pub fn calls(&self, call: Call) -> u64 {
         self.state().calls[call as usize]

@@ -7,6 +7,7 @@
 //! | [`CrashingBacking`] | forgets at a crash what was not synced, or only some of it |
 //! | [`Op`], [`Workload`] | random operations on a file, with weights drawn anew for every run |
 //! | [`Model`], [`Runner`] | the same operations on a plain vector, and the comparison |
+//! | [`UpsetCase`] | one thread, one file, storage that fails at the n-th call: made of bytes |
 //! | [`shrink()`] | fewer operations that fail the same way |
 //! | [`with_seeds`] | prints the seed of a failed run; `SEED=...` replays it |
 //!
@@ -25,6 +26,7 @@ mod op;
 mod run;
 mod seed;
 mod shrink;
+mod upset;
 mod workload;
 
 pub use crashing::CrashingBacking;
@@ -37,4 +39,5 @@ pub use op::{Op, OpKind, fill_bytes};
 pub use run::{Failure, Runner};
 pub use seed::with_seeds;
 pub use shrink::shrink;
+pub use upset::{UpsetCase, UpsetStep, UpsetTally};
 pub use workload::{Limits, Workload};

@@ -5,6 +5,7 @@
 //!
 //! A cache may be too small for its memory files. [`Runner::may_be_full`] takes the error for what
 //! it is, if the file is as it was before: the operation did not happen, or, of a write, a part.
+//! Storage may fail, too: [`Runner::set_may_fail`] says when.
 
 use std::cell::Cell;
 use std::fmt;
@@ -33,6 +34,7 @@ pub struct Runner<'a> {
     step: u64,
     may_be_full: bool,
     may_be_in_use: bool,
+    may_fail: bool,
     collapsed: u64,
     refused: Cell<u64>,
 }
@@ -59,6 +61,7 @@ impl<'a> Runner<'a> {
             step: 0,
             may_be_full: false,
             may_be_in_use: false,
+            may_fail: false,
             collapsed: 0,
             refused: Cell::new(0),
         }
@@ -76,12 +79,17 @@ impl<'a> Runner<'a> {
         self
     }
 
+    /// Whether operations may fail from now on because the storage does.
+    pub fn set_may_fail(&mut self, may_fail: bool) {
+        self.may_fail = may_fail;
+    }
+
     /// How many ranges became one folio.
     pub fn collapsed(&self) -> u64 {
         self.collapsed
     }
 
-    /// How many operations were refused because the cache was full.
+    /// How many operations were refused because the cache was full, or the storage failed.
     pub fn refused(&self) -> u64 {
         self.refused.get()
     }
@@ -143,8 +151,8 @@ impl<'a> Runner<'a> {
                 self.copy_to_fd(self.placed(position_bytes, length), is_pipe)
             }
             Op::SetLen { length_bytes } => self.set_len(length_bytes),
-            Op::SyncData => self.file.sync_data().map_err(text),
-            Op::SyncAll => self.file.sync_all().map_err(text),
+            Op::SyncData => self.unless_refused(self.file.sync_data()).map(drop),
+            Op::SyncAll => self.unless_refused(self.file.sync_all()).map(drop),
             Op::SetMemory { bytes } => self.set_memory(bytes),
             Op::Allocate { position_bytes, length } => {
                 self.allocate(self.placed(position_bytes, length))
@@ -164,7 +172,8 @@ impl<'a> Runner<'a> {
             }
             Op::Collapse { position_bytes, length } => self.collapse(position_bytes, length),
             Op::SyncRange { position_bytes, length } => {
-                self.file.sync_range(self.placed(position_bytes, length)).map_err(text)
+                let range = self.placed(position_bytes, length);
+                self.unless_refused(self.file.sync_range(range)).map(drop)
             }
             Op::Advise { position_bytes, length, advice } => {
                 self.advise(self.placed(position_bytes, length), advice)
@@ -180,7 +189,7 @@ impl<'a> Runner<'a> {
     fn read(&self, range: Range<u64>) -> Result<(), String> {
         // Filled with what no read should leave behind.
         let mut found = vec![0xEE; length_of(&range)];
-        match self.unless_full(self.file.read_at(&mut found, range.start))? {
+        match self.unless_refused(self.file.read_at(&mut found, range.start))? {
             Some(count) => self.check_read(&range, &found, count),
             None => Ok(()),
         }
@@ -196,7 +205,7 @@ impl<'a> Runner<'a> {
         self.file.read_many(&mut requests).map_err(text)?;
         let results: Vec<_> = requests.into_iter().map(|request| request.result).collect();
         for ((range, found), result) in ranges.iter().zip(&buffers).zip(results) {
-            if let Some(count) = self.unless_full(result)? {
+            if let Some(count) = self.unless_refused(result)? {
                 self.check_read(range, found, count)?;
             }
         }
@@ -209,11 +218,11 @@ impl<'a> Runner<'a> {
         if at < range.end.min(self.model.end_bytes()) {
             // An error came up on the way: the next call there says which.
             let mut rest = [0];
-            let answer = self.unless_full(self.file.read_at(&mut rest, at))?;
+            let answer = self.unless_refused(self.file.read_at(&mut rest, at))?;
             match answer {
                 // It was the end of the file, which is compared below.
                 Some(0) => {}
-                Some(_) if !self.may_be_full => {
+                Some(_) if !self.may_refuse() => {
                     return Err(format!(
                         "a read at {} ends at {at}, and goes on there",
                         range.start
@@ -241,11 +250,11 @@ impl<'a> Runner<'a> {
                 let sent = self.file.copy_to_fd(range.clone(), &writer);
                 drop(writer);
                 receiver.join().expect("no panic").map_err(text)?;
-                self.unless_full(sent)
+                self.unless_refused(sent)
             })?
         } else {
             let mut file = tempfile::tempfile().map_err(text)?;
-            let sent = self.unless_full(self.file.copy_to_fd(range.clone(), &file))?;
+            let sent = self.unless_refused(self.file.copy_to_fd(range.clone(), &file))?;
             file.rewind().and_then(|()| file.read_to_end(&mut found)).map_err(text)?;
             sent
         };
@@ -254,18 +263,26 @@ impl<'a> Runner<'a> {
             return Err(format!("{} bytes arrived and not {sent}", found.len()));
         }
         // Fewer than there are only with an error, which the next call would tell of.
-        let expected = match self.may_be_full {
+        let expected = match self.may_refuse() {
             true => range.start..range.start + sent,
             false => range.clone(),
         };
         compare(range.start, &found, self.model.read(expected))
     }
 
-    /// What an operation answered; `None`, and counted, if the cache is rightly full.
-    fn unless_full<T>(&self, result: Result<T, CacheError>) -> Result<Option<T>, String> {
+    /// Whether operations may be refused, so that less is done than could be.
+    fn may_refuse(&self) -> bool {
+        self.may_be_full || self.may_fail
+    }
+
+    /// What an operation answered; `None`, and counted, if it is rightly refused.
+    fn unless_refused<T>(&self, result: Result<T, CacheError>) -> Result<Option<T>, String> {
         match result {
             Ok(answer) => Ok(Some(answer)),
-            Err(error) if self.may_be_full && matches!(error.kind(), ErrorKind::Full { .. }) => {
+            Err(error)
+                if self.may_be_full && matches!(error.kind(), ErrorKind::Full { .. })
+                    || self.may_fail && is_of_storage(error.kind()) =>
+            {
                 self.refused.set(self.refused() + 1);
                 Ok(None)
             }
@@ -275,13 +292,13 @@ impl<'a> Runner<'a> {
 
     fn write(&mut self, range: Range<u64>, fill: u64) -> Result<(), String> {
         let bytes = fill_bytes(fill, length_of(&range));
-        let Some(count) = self.unless_full(self.file.write_at(&bytes, range.start))? else {
+        let Some(count) = self.unless_refused(self.file.write_at(&bytes, range.start))? else {
             return Ok(());
         };
         if count < bytes.len() {
             // Whole folios, and at least one: else it would have been an error.
             let is_edge = (range.start + count as u64).is_multiple_of(self.file.folio_bytes());
-            if !self.may_be_full || count == 0 || !is_edge {
+            if !self.may_refuse() || count == 0 || !is_edge {
                 return Err(format!("wrote {count} of {} bytes", bytes.len()));
             }
             self.refused.set(self.refused() + 1);
@@ -291,15 +308,26 @@ impl<'a> Runner<'a> {
     }
 
     fn allocate(&mut self, range: Range<u64>) -> Result<(), String> {
-        if self.unless_full(self.file.allocate(range.clone()))?.is_some() {
+        if self.unless_refused(self.file.allocate(range.clone()))?.is_some() {
             self.model.allocate(range);
         }
         Ok(())
     }
 
     fn punch_hole(&mut self, range: Range<u64>) -> Result<(), String> {
-        if self.unless_full(self.file.punch_hole(range.clone()))?.is_some() {
+        if self.unless_refused(self.file.punch_hole(range.clone()))?.is_some() {
             self.model.punch(range);
+            return Ok(());
+        }
+        if self.may_fail {
+            // The first folio may be zeroed, if the last one could not be read again after that.
+            let first_end = range.start.next_multiple_of(self.file.folio_bytes());
+            let first = range.start..range.end.min(first_end);
+            let mut found = vec![0xEE; length_of(&first)];
+            let read = self.unless_refused(self.file.read_at(&mut found, first.start))?;
+            if found[..read.unwrap_or(0)].iter().all(|byte| *byte == 0) {
+                self.model.punch(first.start..first.start + read.unwrap_or(0) as u64);
+            }
         }
         Ok(())
     }
@@ -307,7 +335,7 @@ impl<'a> Runner<'a> {
     fn pin(&mut self, position_bytes: u64, length: usize, hold: bool) -> Result<(), String> {
         let Some(range) = self.pinnable(position_bytes, length) else { return Ok(()) };
         let pinned = self.file.pin(range.clone());
-        let Some(pin) = self.unless_full(pinned)? else { return Ok(()) };
+        let Some(pin) = self.unless_refused(pinned)? else { return Ok(()) };
         self.model.note_pinned(range.clone());
         let mut found = vec![0xEE; pin.len()];
         if hold {
@@ -326,7 +354,7 @@ impl<'a> Runner<'a> {
         let mut end = range.end;
         for pin in self.file.pins(range.clone()) {
             let at = range.start + found.len() as u64;
-            let Some(pin) = self.unless_full(pin)? else {
+            let Some(pin) = self.unless_refused(pin)? else {
                 end = at;
                 break;
             };
@@ -347,7 +375,7 @@ impl<'a> Runner<'a> {
             .take(most.max(1) as usize)
             .collect();
         for (pin, range) in self.file.pin_many(&ranges).into_iter().zip(ranges) {
-            let Some(pin) = self.unless_full(pin)? else { continue };
+            let Some(pin) = self.unless_refused(pin)? else { continue };
             self.model.note_pinned(range.clone());
             let mut found = vec![0xEE; pin.len()];
             pin.copy_to(&mut found);
@@ -361,14 +389,14 @@ impl<'a> Runner<'a> {
         if matches!(advice, Advice::PopulateRead | Advice::PopulateWrite) {
             self.model.note_pinned(range.start..range.end.min(self.model.end_bytes()));
         }
-        self.unless_full(self.file.advise(range, advice)).map(drop)
+        self.unless_refused(self.file.advise(range, advice)).map(drop)
     }
 
     fn map_read(&mut self, position_bytes: u64, length: usize) -> Result<(), String> {
         let Some(range) = self.existing(position_bytes, length) else { return Ok(()) };
         let map = self.file.map(range.clone()).map_err(text)?;
         // What cannot be had is an error here, and a signal below.
-        if self.unless_full(map.prefetch(0..map.len()))?.is_none() {
+        if self.unless_refused(map.prefetch(0..map.len()))?.is_none() {
             return Ok(());
         }
         self.model.note_pinned(range.clone());
@@ -385,12 +413,12 @@ impl<'a> Runner<'a> {
         let Some(range) = self.existing(position_bytes, length) else { return Ok(()) };
         let bytes = fill_bytes(fill, length_of(&range));
         let mut map = self.file.map_mut(range.clone()).map_err(text)?;
-        if self.unless_full(map.prefetch(0..map.len()))?.is_none() {
+        if self.unless_refused(map.prefetch(0..map.len()))?.is_none() {
             return Ok(());
         }
         if is_pinned {
             let end = map.len().min(PIN_BYTES_MAX);
-            let Some(pin) = self.unless_full(map.pin_mut(0..end))? else { return Ok(()) };
+            let Some(pin) = self.unless_refused(map.pin_mut(0..end))? else { return Ok(()) };
             mapped::store(&mut map, &bytes);
             drop(pin);
         } else {
@@ -405,7 +433,7 @@ impl<'a> Runner<'a> {
         let Some(range) = self.pinnable(position_bytes, length) else { return Ok(()) };
         let bytes = fill_bytes(fill, length_of(&range));
         let pinned = self.file.pin_mut(range.clone());
-        let Some(mut pin) = self.unless_full(pinned)? else { return Ok(()) };
+        let Some(mut pin) = self.unless_refused(pinned)? else { return Ok(()) };
         let mut found = vec![0xEE; bytes.len()];
         pin.copy_to(&mut found);
         compare(range.start, &found, self.model.read(range.clone()))?;
@@ -461,8 +489,9 @@ impl<'a> Runner<'a> {
         if self.model.is_region() {
             return Ok(());
         }
-        self.file.set_len(length_bytes).map_err(text)?;
-        self.model.set_len(length_bytes);
+        if self.unless_refused(self.file.set_len(length_bytes))?.is_some() {
+            self.model.set_len(length_bytes);
+        }
         Ok(())
     }
 
@@ -517,6 +546,19 @@ impl<'a> Runner<'a> {
 
 fn length_of(range: &Range<u64>) -> usize {
     (range.end - range.start) as usize
+}
+
+/// Whether storage that fails, or takes nothing, is a reason for it.
+fn is_of_storage(kind: &ErrorKind) -> bool {
+    matches!(
+        kind,
+        ErrorKind::Io(_)
+            | ErrorKind::Writeback(_)
+            | ErrorKind::SpillRead { .. }
+            | ErrorKind::CutShort { .. }
+            | ErrorKind::Unwritable { .. }
+            | ErrorKind::Full { .. }
+    )
 }
 
 fn text(error: impl fmt::Display) -> String {

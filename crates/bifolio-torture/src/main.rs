@@ -6,7 +6,8 @@
 //!
 //! Scenes of kills are of another kind (`kills.rs`): a child process (`victim.rs`) works on real
 //! files, keeps a journal (`journal.rs`), and is killed. And the exerciser (`exerciser.rs`) has one
-//! thread and a model instead of a history.
+//! thread and a model instead of a history, as have cases whose storage fails at the n-th call
+//! (`upsets.rs`).
 
 mod deaths;
 mod device;
@@ -17,6 +18,7 @@ mod kills;
 mod looks;
 mod memory;
 mod scene;
+mod upsets;
 mod victim;
 mod work;
 
@@ -26,7 +28,7 @@ use scene::{CLASSES, Class, Scene, Target};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 use work::Worker;
@@ -93,6 +95,7 @@ struct Tally {
     calls: u64,
     operations: u64,
     kills: kills::Tally,
+    upsets: upsets::Tally,
 }
 
 impl Tally {
@@ -156,7 +159,13 @@ fn play_one(
         return Ok(());
     }
     if class == Class::Exerciser {
-        tally.operations += exercise(seed, arguments)?;
+        let case = || exerciser::play(seed, &arguments.keep);
+        tally.operations += watched(class, seed, arguments, &exerciser::PROGRESS, case)?;
+        return Ok(());
+    }
+    if class == Class::Upsets {
+        let cases = || upsets::play(seed, duration);
+        tally.upsets.add(watched(class, seed, arguments, &upsets::PROGRESS, cases)?);
         return Ok(());
     }
     let scene = Scene::new(class, seed, arguments.threads)
@@ -165,23 +174,31 @@ fn play_one(
     Ok(())
 }
 
-/// One case of the exerciser, watched.
-fn exercise(seed: u64, arguments: &Arguments) -> Result<u64, Violation> {
-    let (keep, hang) = (&arguments.keep, Duration::from_secs(arguments.hang_seconds));
+/// Does something on a thread of its own, which counts its progress, and ends the program if there
+/// is none for too long.
+fn watched<T: Send>(
+    class: Class,
+    seed: u64,
+    arguments: &Arguments,
+    progress: &AtomicU64,
+    work: impl FnOnce() -> Result<T, Violation> + Send,
+) -> Result<T, Violation> {
+    let hang = Duration::from_secs(arguments.hang_seconds);
     thread::scope(|scope| {
-        let case = scope.spawn(|| exerciser::play(seed, keep));
+        let work = scope.spawn(work);
         let mut last = (0, Instant::now());
-        while !case.is_finished() {
+        while !work.is_finished() {
             thread::sleep(Duration::from_millis(2));
-            let progress = exerciser::PROGRESS.load(Ordering::Relaxed);
+            let progress = progress.load(Ordering::Relaxed);
             if progress != last.0 {
                 last = (progress, Instant::now());
             } else if last.1.elapsed() > hang {
-                println!("torture: class exerciser, seed {seed}: nothing ended for {hang:?}");
+                let class = class.word();
+                println!("torture: class {class}, seed {seed}: nothing ended for {hang:?}");
                 std::process::abort();
             }
         }
-        case.join().unwrap_or_else(|_| Err(Violation("a panic".to_owned())))
+        work.join().unwrap_or_else(|_| Err(Violation("a panic".to_owned())))
     })
 }
 
@@ -202,6 +219,13 @@ fn tell(first: u64, tally: &Tally, elapsed: Duration) {
     if tally.operations > 0 {
         let (made, rate) = (tally.operations, a_second(tally.operations));
         println!("torture: {made} operations of the exerciser, {rate:.0} a second");
+    }
+    if tally.upsets.cases > 0 {
+        let upsets::Tally { cases, steps, struck, refused } = tally.upsets;
+        println!(
+            "torture: {cases} upset cases of {steps} steps: {struck} faults struck, {refused} \
+             operations were refused"
+        );
     }
     println!(
         "torture: {} scenes, seeds {first} to {last}, {} calls, {:.0} calls a second: clean",

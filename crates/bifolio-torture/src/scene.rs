@@ -28,10 +28,12 @@ pub enum Class {
     Kills,
     /// One thread on one small file, compared with a vector.
     Exerciser,
+    /// One thread on one file whose storage fails at the n-th call, compared with a vector.
+    Upsets,
 }
 
 /// All of them.
-pub const CLASSES: [Class; 8] = [
+pub const CLASSES: [Class; 9] = [
     Class::Steady,
     Class::Cuts,
     Class::Faults,
@@ -40,6 +42,7 @@ pub const CLASSES: [Class; 8] = [
     Class::Handles,
     Class::Kills,
     Class::Exerciser,
+    Class::Upsets,
 ];
 
 /// Whether the kernel lets files be mapped, and stored to.
@@ -61,6 +64,7 @@ impl Class {
             Self::Handles => "handles",
             Self::Kills => "kills",
             Self::Exerciser => "exerciser",
+            Self::Upsets => "upsets",
         }
     }
 }
@@ -101,6 +105,8 @@ pub struct Scene {
     /// Whether an error of the storage is nothing strange.
     pub may_fail: bool,
     faults: FaultMode,
+    /// Its memory is the harness's, and is there when the cache is gone.
+    _swap: Option<Arc<Device>>,
     _directory: tempfile::TempDir,
 }
 
@@ -116,8 +122,9 @@ impl Scene {
         builder = builder.reclaim_wait_ms_max(60_000).dirty_bytes_max(memory_bytes / 3);
         let has_swap = class == Class::Memory && random.bool();
         let mut more = Rng::with_seed(seed ^ MORE);
+        let mut swap = None;
         if has_swap {
-            builder = swap_in(builder, directory.path(), &mut more);
+            (builder, swap) = swap_in(builder, directory.path(), &mut more);
         }
         let cache = vary(builder, memory_bytes, &mut more).build()?;
         let clock = Arc::new(Clock::new(threads + 1));
@@ -135,6 +142,7 @@ impl Scene {
             calls: AtomicU64::new(0),
             may_fail: class == Class::Faults || class == Class::Handles && more.u32(0..3) == 0,
             faults: if more.bool() { FaultMode::Threads } else { FaultMode::InThread },
+            _swap: swap,
             _directory: directory,
         };
         for number in 0..files {
@@ -220,17 +228,21 @@ impl Scene {
 }
 
 /// A place for the pages of memory files: a temporary file, one with a name, or a slow device.
-fn swap_in(builder: CacheBuilder, directory: &Path, random: &mut Rng) -> CacheBuilder {
+fn swap_in(
+    builder: CacheBuilder,
+    directory: &Path,
+    random: &mut Rng,
+) -> (CacheBuilder, Option<Arc<Device>>) {
     let builder = builder.spill_bytes_max(64 << 20);
     match random.u32(0..3) {
-        0 => builder.spill_in(directory),
-        1 => builder.spill_file(directory.join("swap")),
+        0 => (builder.spill_in(directory), None),
+        1 => (builder.spill_file(directory.join("swap")), None),
         _ => {
             let faults = Faults { short: 50_000, slow: 50_000, ..Faults::default() };
             let identity = FileIdentity::custom(100, 100);
-            let device: Arc<dyn Backing> =
-                Arc::new(Device::new("swap".to_owned(), identity, faults));
-            builder.spill_backing(device)
+            let device = Arc::new(Device::new("swap".to_owned(), identity, faults));
+            let backing: Arc<dyn Backing> = Arc::<Device>::clone(&device);
+            (builder.spill_backing(backing), Some(device))
         }
     }
 }

@@ -6,11 +6,14 @@
 //!
 //! The time is three times 20 s. On a machine that others use, too, 20 s are few: a part goes on
 //! until torture has had 24 s of the CPUs (less than it takes in 20 s with two for itself), but no
-//! longer than a minute.
+//! longer than 30 s.
 //!
 //! The build is the chaos build with little optimization, without link-time optimization, and
 //! incremental: a mutant is built in 5 s instead of 60, and makes as many calls a second, since
 //! chaos and the checks take most of the time. Debug assertions are off, as in `cargo x torture`.
+//!
+//! The table is written after each mutant, so a run that was stopped goes on with `--left`: with
+//! those that the table does not call found.
 //!
 //! Nothing of the user's tree is changed but the table.
 
@@ -20,7 +23,7 @@ mod table;
 use std::fs;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -34,7 +37,7 @@ use table::Row;
 const SLICES: [(u64, &str); 3] = [(1000, "1:2000"), (2000, "2:300"), (3000, "3:20000")];
 /// How long each of them takes at least and at the most, and how much of the CPUs is enough.
 const SLICE: Duration = Duration::from_secs(20);
-const SLICE_MAX: Duration = Duration::from_secs(60);
+const SLICE_MAX: Duration = Duration::from_secs(30);
 const SLICE_CPU: Duration = Duration::from_secs(24);
 /// How long a scene lasts, milliseconds: shorter ones are more different ones.
 const SCENE_MS: &str = "600";
@@ -53,16 +56,19 @@ pub struct Found {
 }
 
 /// Tortures the mutants whose names contain `name`, or one of several with commas between, and puts
-/// the rows into the table.
-pub fn run(name: &str) -> Result<()> {
+/// the rows into the table; with `left`, only those that the table does not call found.
+pub fn run(name: &str, left: bool) -> Result<()> {
     let root = workspace_root();
-    let is_wanted = |mutant: &Mutant| name.split(',').any(|name| mutant.name.contains(name));
+    let known = if left { table::found(&root)? } else { Vec::new() };
+    let is_wanted = |mutant: &Mutant| {
+        name.split(',').any(|name| mutant.name.contains(name)) && !known.contains(&mutant.name)
+    };
     let mutants: Vec<Mutant> = patch::all(&root)?.into_iter().filter(is_wanted).collect();
-    ensure!(!mutants.is_empty(), "no mutant has `{name}` in its name");
+    ensure!(!mutants.is_empty(), "no mutant is left that has `{name}` in its name");
     check(&root)?;
     let place = Place::new(&root)?;
     place.build().context("the sources without a mutant")?;
-    if name.is_empty() {
+    if name.is_empty() && !left {
         let clean = place.torture(None)?;
         ensure!(clean.is_none(), "torture finds something without any mutant: {clean:?}");
     }
@@ -182,13 +188,43 @@ impl Place {
         Ok(None)
     }
 
+    /// One part of the time; begun anew behind a scene whose tiny cache was found full by mistake.
     fn slice(
+        &self,
+        class: Option<&str>,
+        mut seed: u64,
+        chaos: &str,
+        cpu: &mut Duration,
+    ) -> Result<Option<Found>> {
+        let (since, before) = (Instant::now(), *cpu);
+        loop {
+            let ended = self.start(class, seed, chaos, |used| {
+                let is_over = since.elapsed() >= SLICE && *cpu + used >= before + SLICE_CPU;
+                is_over || since.elapsed() >= SLICE_MAX
+            })?;
+            *cpu += ended.used;
+            let Some(status) = ended.status else { return Ok(None) };
+            let text = String::from_utf8_lossy(&fs::read(&self.output)?).into_owned();
+            ensure!(!status.success(), "torture has ended before its time: {text}");
+            let (class, scene, message) = judge_output(&text, &status.to_string());
+            if class == "maps" && message.contains("full") {
+                seed = scene.parse::<u64>().unwrap_or(seed) + 1;
+                continue;
+            }
+            let seed = format!("{scene}, chaos {chaos}");
+            return Ok(Some(Found { seconds: 0, cpu_seconds: 0, seed, class, message }));
+        }
+    }
+
+    /// Starts torture; it ends by itself, or is killed when its time `is_over`, which depends on
+    /// how much of the CPUs it has had.
+    fn start(
         &self,
         class: Option<&str>,
         seed: u64,
         chaos: &str,
-        cpu: &mut Duration,
-    ) -> Result<Option<Found>> {
+        is_over: impl Fn(Duration) -> bool,
+    ) -> Result<Ended> {
         let mut command = Command::new(self.target.join("mutants/bifolio-torture"));
         command.args(["--trace", "--scene-ms", SCENE_MS]);
         command.arg(format!("--seconds={}", 2 * SLICE_MAX.as_secs()));
@@ -203,33 +239,31 @@ impl Place {
         command.env("BIFOLIO_CHAOS", chaos).stdin(Stdio::null()).process_group(0);
         command.stderr(output.try_clone()?).stdout(output);
         let mut child = command.spawn().context("cannot start torture")?;
-        let (since, mut used) = (Instant::now(), Duration::ZERO);
-        let status = loop {
+        let mut used = Duration::ZERO;
+        loop {
             used = cpu_time(child.id()).unwrap_or(used).max(used);
             if let Some(status) = child.try_wait()? {
-                break status;
+                return Ok(Ended { status: Some(status), used });
             }
-            let is_over = since.elapsed() >= SLICE && used >= SLICE_CPU;
-            if is_over || since.elapsed() >= SLICE_MAX {
+            if is_over(used) {
                 // With its children: some scenes have some.
                 let group = format!("-{}", child.id());
                 Command::new("kill").args(["-KILL", "--", &group]).status()?;
                 child.wait()?;
-                *cpu += used;
-                return Ok(None);
+                return Ok(Ended { status: None, used });
             }
             std::thread::sleep(Duration::from_millis(20));
-        };
-        *cpu += used;
-        let text = String::from_utf8_lossy(&fs::read(&self.output)?).into_owned();
-        ensure!(!status.success(), "torture has ended before its time: {text}");
-        let (class, scene, message) = judge_output(&text, &status.to_string());
-        if class == "maps" && message.contains("full") {
-            return Ok(None);
         }
-        let seed = format!("{scene}, chaos {chaos}");
-        Ok(Some(Found { seconds: 0, cpu_seconds: 0, seed, class, message }))
     }
+}
+
+/// How a run of torture ended.
+#[derive(Debug)]
+struct Ended {
+    /// `None` if it was killed because its time was over.
+    status: Option<ExitStatus>,
+    /// Of the CPUs.
+    used: Duration,
 }
 
 /// How long the CPUs have worked for a process and the children that it has waited for.

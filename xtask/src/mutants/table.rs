@@ -11,6 +11,8 @@ use super::{Found, Mutant};
 const PATH: &str = "docs/correctness.md";
 const BEGIN: &str = "<!-- mutants: begin, written by `cargo x torture --mutants` -->";
 const END: &str = "<!-- mutants: end -->";
+/// How a line says that its mutant was not found.
+const MISSED: &str = "| not found |";
 const HEAD: &str = "| mutant | what it breaks | found after (of the CPUs) | class, seed | by |\n\
                     |---|---|---|---|---|\n";
 
@@ -69,19 +71,50 @@ pub fn update(root: &Path, rows: &[Row]) -> Result<()> {
     Ok(())
 }
 
-fn with_rows(text: &str, rows: &[Row], names: &[String]) -> Result<String> {
+/// The names of those that the table calls found.
+pub fn found(root: &Path) -> Result<Vec<String>> {
+    let text =
+        fs::read_to_string(root.join(PATH)).with_context(|| format!("cannot read {PATH}"))?;
+    let (_, table, _) = parts(&text)?;
+    let found = lines(table).filter(|(_, line)| !line.contains(MISSED));
+    Ok(found.map(|(name, _)| name.to_owned()).collect())
+}
+
+/// What stands before the table, the table, and what stands behind it.
+fn parts(text: &str) -> Result<(&str, &str, &str)> {
     let (before, rest) = text.split_once(BEGIN).with_context(|| format!("no `{BEGIN}`"))?;
     let (table, after) = rest.split_once(END).with_context(|| format!("no `{END}`"))?;
+    Ok((before, table, after))
+}
+
+/// The name in each line of the table, and the line.
+fn lines(table: &str) -> impl Iterator<Item = (&str, &str)> {
+    let rows = table.lines().filter(|line| line.starts_with("| "));
+    rows.map(|line| (line[2..].split(" |").next().unwrap_or_default(), line))
+}
+
+/// Whether a line says that its mutant was found within a minute.
+fn is_quick(line: &str) -> bool {
+    let seconds = line.split('|').nth(3).and_then(|told| told.trim().split(' ').next());
+    seconds.and_then(|seconds| seconds.parse::<u64>().ok()).is_some_and(|seconds| seconds <= 60)
+}
+
+fn with_rows(text: &str, rows: &[Row], names: &[String]) -> Result<String> {
+    let (before, table, after) = parts(text)?;
     let mut all = BTreeMap::new();
-    for line in table.lines().filter(|line| line.starts_with("| ")) {
-        let name = line[2..].split(" |").next().unwrap_or_default();
+    for (name, line) in lines(table) {
         if names.iter().any(|other| other == name) {
             all.insert(name.to_owned(), line.to_owned());
         }
     }
     all.extend(rows.iter().map(|row| (row.name.clone(), row.text.clone())));
-    let missed = all.values().filter(|line| line.contains("| not found |")).count();
-    let mut count = format!("{} of {} mutants are found", all.len() - missed, all.len());
+    let missed = all.values().filter(|line| line.contains(MISSED)).count();
+    let quick = all.values().filter(|line| is_quick(line)).count();
+    let mut count = format!(
+        "{} of {} mutants are found, {quick} of them within 60 s",
+        all.len() - missed,
+        all.len()
+    );
     if names.len() > all.len() {
         count.push_str(&format!("; {} more were not run yet", names.len() - all.len()));
     }
@@ -114,10 +147,13 @@ mod tests {
             |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
         let (both, one) = (names(&["a", "gone"]), names(&["a"]));
         let first = with_rows(&empty, &[row("a", false), row("gone", true)], &both).unwrap();
-        assert!(first.contains("1 of 2 mutants are found."), "{first}");
+        assert!(first.contains("1 of 2 mutants are found, 1 of them within 60 s."), "{first}");
         let second = with_rows(&first, &[row("a", true)], &one).unwrap();
         assert!(second.starts_with("before\n") && second.ends_with("\nafter\n"), "{second}");
-        assert!(second.contains("1 of 1 mutants") && !second.contains("gone"), "{second}");
+        assert!(
+            second.contains("1 of 1 mutants are found, 1 of") && !second.contains("gone"),
+            "{second}"
+        );
         assert!(
             second.contains("| a | reads | 3 s (4 s) | Cuts, 7, chaos 1:2 | saw |"),
             "{second}"

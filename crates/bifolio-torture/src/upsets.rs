@@ -1,0 +1,107 @@
+//! Cases of one thread and one file whose storage fails at the n-th call (`UpsetCase`), from random
+//! bytes.
+//!
+//! The fuzz target of `fuzz/` looks for such bytes by what they make the library do; here they are
+//! drawn, many a second, and need no other toolchain. What fails is made again with fewer steps.
+
+use crate::history::Violation;
+use bifolio_testing::{UpsetCase, UpsetStep, UpsetTally, shrink};
+use fastrand::Rng;
+use std::fmt::Write as _;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// Bytes of a case at the most.
+const BYTES_MAX: usize = 2400;
+/// For so long a case that failed is made again with fewer steps.
+const SHRINK_TIME: Duration = Duration::from_secs(5);
+const SHRINK_ATTEMPTS_MAX: usize = 1000;
+
+/// Counts cases, so that a hang is seen.
+pub static PROGRESS: AtomicU64 = AtomicU64::new(0);
+
+/// What was done.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Tally {
+    pub cases: u64,
+    pub steps: u64,
+    /// How often a fault has struck.
+    pub struck: u64,
+    /// Operations that were refused.
+    pub refused: u64,
+}
+
+impl Tally {
+    /// Adds what another scene has done.
+    pub fn add(&mut self, other: Self) {
+        self.cases += other.cases;
+        self.steps += other.steps;
+        self.struck += other.struck;
+        self.refused += other.refused;
+    }
+}
+
+/// Makes cases until the time is over.
+pub fn play(seed: u64, duration: Duration) -> Result<Tally, Violation> {
+    let mut random = Rng::with_seed(seed);
+    let (begun, mut tally) = (Instant::now(), Tally::default());
+    while begun.elapsed() < duration {
+        let mut bytes = vec![0; random.usize(..BYTES_MAX)];
+        random.fill(&mut bytes);
+        let case = UpsetCase::from_bytes(&bytes);
+        let UpsetTally { steps, struck, refused } =
+            check(&case).map_err(|problem| tell(&case, &problem))?;
+        tally.add(Tally { cases: 1, steps, struck, refused });
+        PROGRESS.fetch_add(1, Ordering::Relaxed);
+    }
+    Ok(tally)
+}
+
+fn check(case: &UpsetCase) -> Result<UpsetTally, String> {
+    catch_unwind(AssertUnwindSafe(|| case.check())).unwrap_or_else(|_| Err("a panic".to_owned()))
+}
+
+/// What went wrong, in as few steps as can be found.
+fn tell(case: &UpsetCase, problem: &str) -> Violation {
+    let begun = Instant::now();
+    let fails = |steps: &[UpsetStep]| {
+        PROGRESS.fetch_add(1, Ordering::Relaxed);
+        let is_over = begun.elapsed() > SHRINK_TIME;
+        (!is_over).then(|| check(&case.with_steps(steps)).err()).flatten()
+    };
+    let shorter = shrink(case.steps(), SHRINK_ATTEMPTS_MAX, fails);
+    let (steps, again) = match shorter {
+        Some((steps, again)) => (steps, again),
+        None => (case.steps().to_vec(), "not again".to_owned()),
+    };
+    let mut told = format!("{problem}\nwith fewer steps: {again}\n");
+    let _ = writeln!(told, "{:?}", case.with_steps(&[]));
+    for (number, step) in steps.iter().enumerate() {
+        let _ = writeln!(told, "  {number}: {step:?}");
+    }
+    Violation(told)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_case_that_fails_is_told_with_few_steps() {
+        let mut bytes = vec![0; 404];
+        Rng::with_seed(3).fill(&mut bytes);
+        let case = UpsetCase::from_bytes(&bytes);
+        // Nobody can write there.
+        let wrong = bifolio_testing::Op::Write { position_bytes: 1 << 62, length: 1, fill: 0 };
+        let mut steps = case.steps().to_vec();
+        steps.insert(steps.len() / 2, UpsetStep::Op(wrong));
+        let case = case.with_steps(&steps);
+        let problem = check(&case).unwrap_err();
+        let Violation(told) = tell(&case, &problem);
+        assert!(
+            told.contains("  0: Op(Write { position_bytes: 4611") && !told.contains("  1: "),
+            "{told}"
+        );
+    }
+}

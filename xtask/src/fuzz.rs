@@ -1,0 +1,68 @@
+//! `cargo x fuzz`: looks for a case of `bifolio_testing::UpsetCase` that fails, by coverage.
+//!
+//! Where it stands: called by `main`. It builds `fuzz/` (in the layout of cargo-fuzz, which is not
+//! needed) with the nightly toolchain, instrumented for coverage and for the address sanitizer. It
+//! is no part of `cargo x ci`, where torture plays the same cases from random bytes (`upsets`).
+//!
+//! What it has found interesting stays in `target/fuzz/corpus`, and the next run begins with that.
+
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::cargo::workspace_root;
+use crate::san::{self, TARGET};
+
+/// What cargo-fuzz gives to the compiler.
+const FLAGS: &str = "--cfg fuzzing -Zsanitizer=address -Cpasses=sancov-module \
+    -Cllvm-args=-sanitizer-coverage-level=4 -Cllvm-args=-sanitizer-coverage-inline-8bit-counters \
+    -Cllvm-args=-sanitizer-coverage-pc-table -Cllvm-args=-sanitizer-coverage-trace-compares \
+    -A warnings";
+/// Bytes of a case at the most.
+const LENGTH_BYTES_MAX: u32 = 1604;
+/// A case that takes so many seconds hangs.
+const HANG_S: u32 = 60;
+
+/// How long, and what.
+#[derive(Debug, clap::Args)]
+pub struct Arguments {
+    /// How long, seconds.
+    #[arg(long, default_value_t = 60)]
+    seconds: u64,
+    /// Arguments for libFuzzer, or a file with a case that failed, to see it again.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    arguments: Vec<String>,
+}
+
+/// Builds and runs the target; fails if a case does.
+pub fn run(arguments: &Arguments) -> Result<()> {
+    san::check_toolchain(false)?;
+    let root = workspace_root();
+    let target = std::env::var_os("CARGO_TARGET_DIR")
+        .map_or_else(|| root.join("target"), |folder| root.join(folder))
+        .join("fuzz");
+    let (corpus, artifacts) = (target.join("corpus"), target.join("artifacts"));
+    std::fs::create_dir_all(&corpus)?;
+    std::fs::create_dir_all(&artifacts)?;
+    let mut command = Command::new("rustup");
+    command.args(["run", "nightly", "cargo", "run", "--release", "--target", TARGET]);
+    command.arg("--manifest-path").arg(root.join("fuzz/Cargo.toml"));
+    command.arg("--target-dir").arg(&target).arg("--");
+    command.arg(format!("-artifact_prefix={}/", artifacts.display()));
+    command.arg(format!("-max_total_time={}", arguments.seconds));
+    command.arg(format!("-max_len={LENGTH_BYTES_MAX}")).arg(format!("-timeout={HANG_S}"));
+    command.args(&arguments.arguments);
+    let is_replay = arguments.arguments.iter().any(|argument| !argument.starts_with('-'));
+    if !is_replay {
+        command.arg(&corpus);
+    }
+    command.env("RUSTFLAGS", FLAGS);
+    command.env("ASAN_OPTIONS", "handle_sigbus=0 allow_user_segv_handler=1 detect_leaks=0");
+    for variable in ["CARGO", "RUSTC", "RUSTUP_TOOLCHAIN", "CARGO_MANIFEST_DIR"] {
+        command.env_remove(variable);
+    }
+    eprintln!("$ {command:?}");
+    let status = command.current_dir(root).status().context("cannot start rustup")?;
+    ensure!(status.success(), "{status}; what it failed with is in {}", artifacts.display());
+    Ok(())
+}
