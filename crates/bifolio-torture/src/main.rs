@@ -285,10 +285,12 @@ fn watch(
             scene.ends.store(true, Ordering::Relaxed);
             scene.targets.iter().filter_map(|target| target.device.as_ref()).for_each(|d| d.heal());
         } else if scene.class == Class::Faults {
-            for target in &scene.targets {
+            for (number, target) in scene.targets.iter().enumerate() {
                 let Some(device) = &target.device else { continue };
-                device.set_full(turns / 20 % 5 == 1);
-                device.set_hung(turns / 10 % 13 == 5);
+                // In some scenes one takes nothing at all: writers come to the limit.
+                let is_stuck = number == 0 && scene.has_stuck_device();
+                device.set_full(is_stuck || turns / 20 % 5 == 1);
+                device.set_hung(!is_stuck && turns / 10 % 13 == 5);
             }
         }
         let stats = scene.cache.stats();

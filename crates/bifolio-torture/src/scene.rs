@@ -5,6 +5,8 @@ use crate::history::{Clock, History};
 use bifolio::OpenOptions;
 use bifolio::{Backing, Cache, CacheBuilder, FaultMode, Feature, File, FileIdentity, HugePages};
 use fastrand::Rng;
+use std::collections::VecDeque;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -69,6 +71,8 @@ impl Class {
     }
 }
 
+/// Writes of a file that are remembered.
+const RECENT_MAX: usize = 64;
 /// Makes a seed that draws other things.
 const MORE: u64 = 0x5EED_0002;
 
@@ -86,6 +90,17 @@ pub struct Target {
     pub len_bytes_certain: AtomicU64,
     /// A flush or a write has failed, so that syncs may fail.
     pub has_failed: AtomicBool,
+    /// What was written last: where a sync that forgets something does.
+    pub recent: Mutex<VecDeque<Range<u64>>>,
+}
+
+impl Target {
+    /// These bytes were written.
+    pub fn note_written(&self, range: Range<u64>) {
+        let mut recent = self.recent.lock().expect("no panic");
+        recent.truncate(RECENT_MAX - 1);
+        recent.push_front(range);
+    }
 }
 
 /// See the head of the file.
@@ -104,6 +119,8 @@ pub struct Scene {
     pub calls: AtomicU64,
     /// Whether an error of the storage is nothing strange.
     pub may_fail: bool,
+    /// Handles are let go after most operations, so that most closes are last ones.
+    pub is_fleeting: bool,
     faults: FaultMode,
     /// Its memory is the harness's, and is there when the cache is gone.
     _swap: Option<Arc<Device>>,
@@ -141,6 +158,7 @@ impl Scene {
             ends: AtomicBool::new(false),
             calls: AtomicU64::new(0),
             may_fail: class == Class::Faults || class == Class::Handles && more.u32(0..3) == 0,
+            is_fleeting: class == Class::Handles && seed / CLASSES.len() as u64 % 2 == 0,
             faults: if more.bool() { FaultMode::Threads } else { FaultMode::InThread },
             _swap: swap,
             _directory: directory,
@@ -205,12 +223,18 @@ impl Scene {
             len_bytes_max,
             len_bytes_certain,
             has_failed,
+            recent: Mutex::default(),
         })
     }
 
     /// Whether files get shorter.
     pub fn has_cuts(&self) -> bool {
         matches!(self.class, Class::Cuts | Class::Handles | Class::Memory)
+    }
+
+    /// Whether its first device is full until the scene ends.
+    pub fn has_stuck_device(&self) -> bool {
+        self.class == Class::Faults && self.seed / CLASSES.len() as u64 % 3 == 0
     }
 
     /// The most that may be dirty; what maps store is counted when it is found.

@@ -44,7 +44,7 @@ impl Worker<'_> {
                 operation += 1;
             }
             self.scene.calls.fetch_add(1, Ordering::Relaxed);
-            let outcome = self.operate(operation);
+            let outcome = self.operate(operation).and_then(|()| self.flit());
             self.scene.clock.end_call(self.number);
             outcome?;
         }
@@ -237,6 +237,7 @@ impl Worker<'_> {
         let written = *answer.as_ref().unwrap_or(&0) as u64;
         target.history.end(&change, written);
         target.len_bytes_certain.fetch_max(range.start + written, Ordering::Relaxed);
+        target.note_written(range.start..range.start + written / WORD_BYTES * WORD_BYTES);
         match answer {
             Ok(_) => Ok(()),
             Err(error) => self.refused(call, target, &error),
@@ -256,6 +257,7 @@ impl Worker<'_> {
                 let looked = self.look_behind(target, file, range.end);
                 drop(pin);
                 target.history.end(&change, range.end - range.start);
+                target.note_written(range);
                 looked
             }
             Err(error) => {
@@ -296,6 +298,19 @@ impl Worker<'_> {
             let part = page.max(range.start)..(page + 4096).min(range.end);
             let durable = device.durable(part.start, (part.end - part.start) as usize);
             target.history.check(what, &durable, part.start, begun)?;
+        }
+        // The first and the last word of what was written last: a page that a sync has left out is
+        // one of them, and few of those above are.
+        let recent = target.recent.lock().expect("no panic").clone();
+        for written in recent {
+            let part = written.start.max(range.start)..written.end.min(range.end);
+            if part.is_empty() {
+                continue;
+            }
+            for word in [part.start, part.end - WORD_BYTES] {
+                let durable = device.durable(word, WORD_BYTES as usize);
+                target.history.check(what, &durable, word, begun)?;
+            }
         }
         Ok(())
     }
@@ -529,7 +544,20 @@ impl Worker<'_> {
         } else {
             drop(file);
         }
-        if self.random.bool() { self.open(target) } else { Ok(()) }
+        if !self.scene.is_fleeting && self.random.bool() { self.open(target) } else { Ok(()) }
+    }
+
+    /// Lets a handle go, in scenes where that is usual.
+    fn flit(&mut self) -> Outcome {
+        if !self.scene.is_fleeting || self.random.u32(0..4) == 0 {
+            return Ok(());
+        }
+        let target = &self.scene.targets[self.random.usize(0..self.scene.targets.len())];
+        let file = target.handles[self.number].lock().expect("no panic").clone();
+        match file {
+            Some(file) => self.reopen(target, file),
+            None => Ok(()),
+        }
     }
 
     /// Opens the thread's handle anew, perhaps only to read.

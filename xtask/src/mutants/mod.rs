@@ -20,6 +20,7 @@
 mod patch;
 mod table;
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
@@ -59,11 +60,14 @@ pub struct Found {
 /// the rows into the table; with `left`, only those that the table does not call found.
 pub fn run(name: &str, left: bool) -> Result<()> {
     let root = workspace_root();
-    let known = if left { table::found(&root)? } else { Vec::new() };
+    let known = if left { table::known(&root)? } else { BTreeMap::new() };
     let is_wanted = |mutant: &Mutant| {
-        name.split(',').any(|name| mutant.name.contains(name)) && !known.contains(&mutant.name)
+        let is_found = known.get(&mutant.name) == Some(&true);
+        name.split(',').any(|name| mutant.name.contains(name)) && !is_found
     };
-    let mutants: Vec<Mutant> = patch::all(&root)?.into_iter().filter(is_wanted).collect();
+    let mut mutants: Vec<Mutant> = patch::all(&root)?.into_iter().filter(is_wanted).collect();
+    // First those that were never run.
+    mutants.sort_by_key(|mutant| known.contains_key(&mutant.name));
     ensure!(!mutants.is_empty(), "no mutant is left that has `{name}` in its name");
     check(&root)?;
     let place = Place::new(&root)?;

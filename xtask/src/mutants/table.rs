@@ -71,13 +71,12 @@ pub fn update(root: &Path, rows: &[Row]) -> Result<()> {
     Ok(())
 }
 
-/// The names of those that the table calls found.
-pub fn found(root: &Path) -> Result<Vec<String>> {
+/// The names in the table, and whether it calls them found.
+pub fn known(root: &Path) -> Result<BTreeMap<String, bool>> {
     let text =
         fs::read_to_string(root.join(PATH)).with_context(|| format!("cannot read {PATH}"))?;
     let (_, table, _) = parts(&text)?;
-    let found = lines(table).filter(|(_, line)| !line.contains(MISSED));
-    Ok(found.map(|(name, _)| name.to_owned()).collect())
+    Ok(lines(table).map(|(name, line)| (name.to_owned(), !line.contains(MISSED))).collect())
 }
 
 /// What stands before the table, the table, and what stands behind it.
