@@ -1,17 +1,75 @@
 //! Looks at a file that are no plain reads: what a failed read leaves, searches for holes, reads
-//! with a page locked.
+//! with a page locked, reads at the end.
+//!
+//! The history of a word does not know how long the file was: zeros are what a word behind the end
+//! has. So scenes with memory files have one more, the log: one thread lets it grow, each page by
+//! some zeros first, and then by words. Where words come, nobody ever reads zeros.
 
-use crate::history::WORD_BYTES;
+use crate::history::{Violation, WORD_BYTES};
 use crate::scene::Target;
 use crate::work::{Outcome, Worker};
 use bifolio::File;
+use std::sync::atomic::Ordering;
 
 /// What buffers hold before a read.
 const UNTOUCHED: [u8; 8] = [0xAA; 8];
 /// Zeros.
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 
+/// How long the log becomes before it begins anew.
+const LOG_BYTES: u64 = 32 << 10;
+/// The zeros that a page of it begins with.
+const LOG_ZEROS: u64 = 64;
+
 impl Worker<'_> {
+    /// Lets the log grow, or reads its last page.
+    fn log(&mut self) -> Outcome {
+        let Some(log) = self.scene.log.lock().expect("no panic").clone() else { return Ok(()) };
+        self.scene.clock.begin_call(self.number);
+        if self.number == 0 { self.grow_log(&log) } else { self.read_log(&log) }
+    }
+
+    /// One thread's alone.
+    fn grow_log(&mut self, log: &File) -> Outcome {
+        let (len, epoch) = (log.len(), &self.scene.log_epoch);
+        let grown = if len >= LOG_BYTES {
+            epoch.fetch_add(1, Ordering::SeqCst);
+            let cut = log.set_len(0);
+            epoch.fetch_add(1, Ordering::SeqCst);
+            cut
+        } else if len.is_multiple_of(4096) {
+            log.set_len(len + LOG_ZEROS)
+        } else {
+            let words = self.random.u64(1..=(4096 - len % 4096) / WORD_BYTES);
+            let bytes = vec![1; (words * WORD_BYTES) as usize];
+            log.write_at(&bytes, len).map(drop)
+        };
+        grown.map_err(|error| Violation(format!("the log does not grow: {error} ({error:?})")))
+    }
+
+    fn read_log(&self, log: &File) -> Outcome {
+        let epoch = &self.scene.log_epoch;
+        let before = epoch.load(Ordering::SeqCst);
+        let page = log.len() / 4096 * 4096;
+        let mut buffer = [0xAA; 4096];
+        let read = log.read_at(&mut buffer, page);
+        let read = read.map_err(|error| Violation(format!("the log cannot be read: {error}")))?;
+        // If it was cut meanwhile, nobody can tell.
+        if !before.is_multiple_of(2) || epoch.load(Ordering::SeqCst) != before {
+            return Ok(());
+        }
+        let words = buffer.get(LOG_ZEROS as usize..read).unwrap_or_default();
+        match words.iter().position(|byte| *byte != 1) {
+            None => Ok(()),
+            Some(at) => {
+                let found = words[at];
+                let at = page + LOG_ZEROS + at as u64;
+                let told = format!("the log has {found:#x} at {at}, of {read} bytes from {page}");
+                Err(Violation(told))
+            }
+        }
+    }
+
     /// What a read has left of its buffer behind the `read` bytes that it answered: what was there,
     /// zeros, or bytes of the file; not those of another place or file.
     pub fn check_unread(
@@ -36,6 +94,9 @@ impl Worker<'_> {
     pub fn seek(&mut self, target: &Target, file: &File) -> Outcome {
         if !file.is_memory_file() {
             return Ok(());
+        }
+        if self.random.bool() {
+            return self.log();
         }
         let position = self.range(target, WORD_BYTES).start;
         let begun = self.scene.clock.begin_call(self.number);

@@ -363,6 +363,7 @@ fn rest(scene: Scene) -> Result<(), Violation> {
     for target in &scene.targets {
         close(target);
     }
+    scene.log.lock().expect("no panic").take();
     memory::check_empty(&scene.cache, folio_bytes)?;
     scene.cache.close().map_err(|error| Violation(format!("close failed: {error}")))?;
     let Scene { cache, targets, .. } = scene;

@@ -121,6 +121,10 @@ pub struct Scene {
     pub may_fail: bool,
     /// Handles are let go after most operations, so that most closes are last ones.
     pub is_fleeting: bool,
+    /// Of scenes with memory files: see `looks.rs`.
+    pub log: Mutex<Option<File>>,
+    /// How often it began anew, twice, and one more while it does.
+    pub log_epoch: AtomicU64,
     faults: FaultMode,
     /// Its memory is the harness's, and is there when the cache is gone.
     _swap: Option<Arc<Device>>,
@@ -137,8 +141,12 @@ impl Scene {
         let mut builder = Cache::builder().memory(memory_bytes).memory_max(16 << 20);
         builder = builder.dirty_age_ms_max(random.choice([5, 20, 200, 30_000]).unwrap_or(20));
         builder = builder.reclaim_wait_ms_max(60_000).dirty_bytes_max(memory_bytes / 3);
-        let has_swap = class == Class::Memory && random.bool();
         let mut more = Rng::with_seed(seed ^ MORE);
+        let has_swap = match class {
+            Class::Memory => random.bool(),
+            Class::Maps => more.bool(),
+            _ => false,
+        };
         let mut swap = None;
         if has_swap {
             (builder, swap) = swap_in(builder, directory.path(), &mut more);
@@ -157,12 +165,18 @@ impl Scene {
             weights: weights(random, &mut more),
             ends: AtomicBool::new(false),
             calls: AtomicU64::new(0),
-            may_fail: class == Class::Faults || class == Class::Handles && more.u32(0..3) == 0,
+            may_fail: class == Class::Faults
+                || matches!(class, Class::Handles | Class::Maps) && more.u32(0..3) == 0,
             is_fleeting: class == Class::Handles && seed / CLASSES.len() as u64 % 2 == 0,
             faults: if more.bool() { FaultMode::Threads } else { FaultMode::InThread },
+            log: Mutex::default(),
+            log_epoch: AtomicU64::new(0),
             _swap: swap,
             _directory: directory,
         };
+        if class == Class::Memory {
+            *scene.log.get_mut().expect("no panic") = Some(scene.cache.memory_file("log")?);
+        }
         for number in 0..files {
             let target = scene.make_target(number, files, has_swap, random)?;
             scene.targets.push(target);
@@ -195,6 +209,8 @@ impl Scene {
         let options = options.folio_bytes(folio_bytes).len_max(len_bytes_max.max(1 << 16));
         let options = options.faults(self.faults);
         let faults = if self.may_fail { faults(random) } else { Faults::default() };
+        // Who loads what cannot be read dies.
+        let faults = Faults { read: if is_mappable { 0 } else { faults.read }, ..faults };
         let slow = if random.bool() { 0 } else { 100_000 };
         let faults = Faults { slow: faults.slow.max(slow), ..faults };
         let name = format!("seed-{}-file-{number}", self.seed);
