@@ -198,7 +198,7 @@ impl UpsetCase {
 
     /// A place and a length that end within the file's greatest one; often at edges.
     fn range(&self, bytes: [u8; STEP_BYTES]) -> (u64, usize) {
-        let place = u64::from(u16::from_le_bytes([bytes[1], bytes[2]])) * self.length() >> 16;
+        let place = (u64::from(u16::from_le_bytes([bytes[1], bytes[2]])) * self.length()) >> 16;
         let side = u64::from(bytes[3] >> 3);
         let position = match bytes[3] & 7 {
             0 | 1 => place,

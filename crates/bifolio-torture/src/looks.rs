@@ -33,9 +33,9 @@ impl Worker<'_> {
     fn grow_log(&mut self, log: &File) -> Outcome {
         let (len, epoch) = (log.len(), &self.scene.log_epoch);
         let grown = if len >= LOG_BYTES {
-            epoch.fetch_add(1, Ordering::SeqCst);
+            epoch.fetch_add(1, Ordering::AcqRel);
             let cut = log.set_len(0);
-            epoch.fetch_add(1, Ordering::SeqCst);
+            epoch.fetch_add(1, Ordering::AcqRel);
             cut
         } else if len.is_multiple_of(4096) {
             log.set_len(len + LOG_ZEROS)
@@ -49,13 +49,13 @@ impl Worker<'_> {
 
     fn read_log(&self, log: &File) -> Outcome {
         let epoch = &self.scene.log_epoch;
-        let before = epoch.load(Ordering::SeqCst);
+        let before = epoch.load(Ordering::Acquire);
         let page = log.len() / 4096 * 4096;
         let mut buffer = [0xAA; 4096];
         let read = log.read_at(&mut buffer, page);
         let read = read.map_err(|error| Violation(format!("the log cannot be read: {error}")))?;
-        // If it was cut meanwhile, nobody can tell.
-        if !before.is_multiple_of(2) || epoch.load(Ordering::SeqCst) != before {
+        // If it was cut meanwhile, nobody can tell. AcqRel: the read does not move behind this.
+        if !before.is_multiple_of(2) || epoch.fetch_add(0, Ordering::AcqRel) != before {
             return Ok(());
         }
         let words = buffer.get(LOG_ZEROS as usize..read).unwrap_or_default();

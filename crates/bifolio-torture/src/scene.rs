@@ -167,7 +167,7 @@ impl Scene {
             calls: AtomicU64::new(0),
             may_fail: class == Class::Faults
                 || matches!(class, Class::Handles | Class::Maps) && more.u32(0..3) == 0,
-            is_fleeting: class == Class::Handles && seed / CLASSES.len() as u64 % 2 == 0,
+            is_fleeting: class == Class::Handles && (seed / CLASSES.len() as u64).is_multiple_of(2),
             faults: if more.bool() { FaultMode::Threads } else { FaultMode::InThread },
             log: Mutex::default(),
             log_epoch: AtomicU64::new(0),
@@ -250,7 +250,7 @@ impl Scene {
 
     /// Whether its first device is full until the scene ends.
     pub fn has_stuck_device(&self) -> bool {
-        self.class == Class::Faults && self.seed / CLASSES.len() as u64 % 3 == 0
+        self.class == Class::Faults && (self.seed / CLASSES.len() as u64).is_multiple_of(3)
     }
 
     /// The most that may be dirty; what maps store is counted when it is found.

@@ -2,6 +2,10 @@
 //!
 //! Progress is asserted with a wide margin, far below what a call waits for a device that does
 //! not answer, and far above what a loaded machine takes.
+//!
+//! # Safety
+//! Looks at bytes inside maps that live, by address: nobody makes a reference to them.
+#![allow(unsafe_code)]
 
 mod support;
 
@@ -18,12 +22,13 @@ use std::time::{Duration, Instant};
 
 use bifolio::{
     Backing, Cache, CacheBuilder, DeviceIdentity, Error, Feature, Features, File, FileIdentity,
-    IoRequest, IoSource, IoTarget, ReadRequest, Submission,
+    IoRequest, IoSource, IoTarget, Map, ReadRequest, Submission,
 };
 use bifolio_testing::{Call, Fault, FaultyBacking, Gate, MemoryBacking, fill_bytes};
 use fastrand::Rng;
 use support::{
-    PAGE, assert_same, directory, error_of, open, random_file, read, read_all, wait_until, writable,
+    PAGE, assert_same, directory, error_of, files_can_be_mapped, open, random_file, read, read_all,
+    wait_until, writable,
 };
 
 /// No call on a healthy file takes so long.
@@ -69,6 +74,8 @@ struct Healthy {
     bytes: Vec<u8>,
     rng: Rng,
     slowest: Duration,
+    /// What is read is looked at there, too.
+    map: Option<Map>,
     path: PathBuf,
     _directory: tempfile::TempDir,
 }
@@ -78,8 +85,18 @@ impl Healthy {
         let directory = directory();
         let (path, bytes) = random_file(&directory, "healthy", length);
         let file = open(cache, &path);
-        let rng = Rng::with_seed(7);
-        Self { file, bytes, rng, slowest: Duration::ZERO, path, _directory: directory }
+        let (rng, slowest) = (Rng::with_seed(7), Duration::ZERO);
+        Self { file, bytes, rng, slowest, map: None, path, _directory: directory }
+    }
+
+    /// The same in a map.
+    fn mapped(cache: &Cache, length: usize) -> Self {
+        let healthy = Self::new(cache, length);
+        let (path, bytes) = (healthy.path.with_extension("mapped"), healthy.bytes.clone());
+        fs::write(&path, &bytes).unwrap();
+        let file = cache.open(&path, &writable().mappable(true)).unwrap();
+        let map = Some(file.map(0..length as u64).unwrap());
+        Self { file, map, path, ..healthy }
     }
 
     fn timed<T>(&mut self, work: impl FnOnce(&mut Self) -> T) -> T {
@@ -102,6 +119,9 @@ impl Healthy {
             } else {
                 let found = self.timed(|it| read(&it.file, start, PAGE as usize));
                 assert_same(&found, &self.bytes[range]);
+                let start = self.rng.u64(..self.bytes.len() as u64);
+                let stored = self.timed(|it| it.map.as_ref().map(|map| byte_of(map, start)));
+                assert!(stored.is_none_or(|byte| byte == self.bytes[start as usize]), "{start}");
             }
             if round % 100 == 99 {
                 self.timed(|it| it.file.sync_data()).unwrap();
@@ -111,6 +131,14 @@ impl Healthy {
         assert!(self.slowest < CALL_MAX, "a call took {:?}", self.slowest);
         assert_same(&fs::read(&self.path).unwrap(), &self.bytes);
     }
+}
+
+/// A byte of a map.
+fn byte_of(map: &Map, position: u64) -> u8 {
+    assert!(position < map.len());
+    let byte = map.as_ptr().wrapping_add(position as usize);
+    // SAFETY: a byte of a map that lives; nobody stores to it meanwhile.
+    unsafe { byte.read_volatile() }
 }
 
 fn cause_of(error: &Error) -> Option<i32> {
@@ -254,6 +282,132 @@ fn a_healthy_file_works_beside_a_full_and_a_hung_device() {
     hung_file.sync_data().unwrap();
     assert_same(&full_memory.bytes()[..full_accepted], &bytes[..full_accepted]);
     assert_same(&hung_memory.bytes()[..accepted], &bytes[..accepted]);
+}
+
+#[test]
+fn a_healthy_file_works_beside_a_hung_spill() {
+    for mappable in [false, true] {
+        if mappable && !files_can_be_mapped() {
+            continue;
+        }
+        let (_, spill) = faulty_memory(0);
+        let builder = small_cache().spill_backing(spill.clone()).reclaim_wait_ms_max(2000);
+        let cache = builder.build().unwrap();
+        let options = writable().mappable(mappable);
+        let scratch = cache.memory_file_with("scratch", &options).unwrap();
+        let healthy = Healthy::new(&cache, 16 << 20);
+        let gate = Gate::new();
+        spill.inject(Fault::on(Call::Write).forever().held(&gate));
+        let bytes = fill_bytes(5, 8 << 20);
+        let writer = {
+            let (scratch, bytes) = (scratch.clone(), bytes.clone());
+            thread::spawn(move || scratch.write_all_at(&bytes, 0))
+        };
+        gate.wait_for_arrivals(1);
+        let worked = in_time(move || {
+            let mut healthy = healthy;
+            healthy.work(3000);
+            healthy
+        });
+        let mut healthy = worked.expect("only the spill hangs");
+        gate.open();
+        if writer.join().unwrap().is_err() {
+            // It had not the part that is written to the spill, and was told in time.
+            scratch.write_all_at(&bytes, 0).unwrap();
+        }
+        healthy.work(200);
+        assert_same(&read_all(&scratch), &bytes);
+    }
+}
+
+/// Threads that wait for a device, until the gate is opened.
+struct Waiting {
+    gate: Gate,
+    threads: Vec<thread::JoinHandle<()>>,
+}
+
+impl Waiting {
+    fn new(backing: &FaultyBacking) -> Self {
+        let gate = Gate::new();
+        backing.inject(Fault::on(Call::Read).forever().held(&gate));
+        Self { gate, threads: Vec::new() }
+    }
+
+    fn add(&mut self, work: impl FnOnce() + Send + 'static) {
+        self.threads.push(thread::spawn(work));
+    }
+
+    /// Lets the device answer; every thread ends then.
+    fn end(self) {
+        self.gate.open();
+        self.threads.into_iter().for_each(|thread| thread.join().unwrap());
+    }
+}
+
+/// While `waiting` wait for a device that does not answer, a healthy file is used.
+fn check_beside(waiting: Waiting, healthy: Healthy, rounds: usize) {
+    waiting.gate.wait_for_arrivals(1);
+    // So many that whatever may be theirs is.
+    thread::sleep(Duration::from_millis(300));
+    let worked = in_time(move || {
+        let mut healthy = healthy;
+        healthy.work(rounds);
+        healthy
+    });
+    let mut healthy = worked.expect("only the other device hangs");
+    waiting.end();
+    healthy.work(100);
+}
+
+#[test]
+fn a_healthy_file_works_beside_reads_that_hang() {
+    let (_, hung) = faulty_memory(16 << 20);
+    let cache = small_cache().reclaim_wait_ms_max(2000).build().unwrap();
+    let healthy = Healthy::new(&cache, 16 << 20);
+    let mut waiting = Waiting::new(&hung);
+    let hung_file = cache.open_backing(hung, &writable()).unwrap();
+    for number in 0..32 {
+        let file = hung_file.clone();
+        waiting.add(move || {
+            let (start, length) = (number * (512 << 10), 512 << 10);
+            if number % 4 > 0 {
+                assert_eq!(read(&file, start, length), vec![0; length]);
+                return;
+            }
+            let mut bytes = vec![1; length];
+            let pages = bytes.chunks_mut(PAGE as usize).zip((start..).step_by(PAGE as usize));
+            let mut requests: Vec<_> = pages.map(|(page, at)| ReadRequest::new(at, page)).collect();
+            requests.reverse();
+            file.read_many(&mut requests).unwrap();
+            assert_eq!(bytes, vec![0; length]);
+        });
+    }
+    check_beside(waiting, healthy, 2000);
+    assert_eq!(cache.stats().allocation_failures, 0);
+}
+
+#[test]
+fn a_healthy_map_works_beside_faults_that_hang() {
+    if !files_can_be_mapped() {
+        return;
+    }
+    let (_, hung) = faulty_memory(16 << 20);
+    let cache = small_cache().reclaim_wait_ms_max(2000).build().unwrap();
+    let healthy = Healthy::mapped(&cache, 16 << 20);
+    let mut waiting = Waiting::new(&hung);
+    let hung_file = cache.open_backing(hung, &writable().mappable(true)).unwrap();
+    let map = Arc::new(hung_file.map(0..16 << 20).unwrap());
+    for number in 0..8 {
+        let (file, map) = (hung_file.clone(), Arc::clone(&map));
+        waiting.add(move || assert_eq!(byte_of(&map, number * (2 << 20)), 0));
+        waiting.add(move || {
+            // In transfers as large as can be, for what they pass is little.
+            let start = number * (2 << 20) + (1 << 20);
+            assert_eq!(read(&file, start, 1 << 20), vec![0; 1 << 20]);
+        });
+    }
+    check_beside(waiting, healthy, 2000);
+    assert_eq!(cache.stats().allocation_failures, 0);
 }
 
 #[test]

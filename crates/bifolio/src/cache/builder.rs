@@ -7,7 +7,7 @@ use crate::file::{Gate, Registry};
 use crate::frames::Arena;
 use crate::io::{Backing, Engine};
 use crate::lru::Memory;
-use crate::reclaim::{Background, Reclaim};
+use crate::reclaim::{Background, Reclaim, SpillThread};
 use crate::spill::{Spill, SpillPlace};
 use crate::sys::cpu;
 use crate::sys::fork::Origin;
@@ -234,6 +234,7 @@ impl CacheBuilder {
             Arc::clone(&reclaim),
             services,
             flusher_threads,
+            SpillThread::start(&reclaim)?,
             gate,
             &features,
             &self.config,

@@ -76,7 +76,9 @@ impl File {
 
     /// A folio of that size for the range, not in the table yet.
     fn start_large(&self, range: &Range<u64>, order: u8) -> Result<FolioRef<'_>> {
-        let id = self.handle.reclaim.allocate(FrameKind::Arena { order, near: None })?;
+        let may_spill = self.handle.inode.spill().is_some();
+        let kind = FrameKind::Arena { order, near: None };
+        let id = self.handle.reclaim.allocate(kind, may_spill)?;
         let folios = &self.handle.inode.memory.folios;
         Ok(folios.start(id, 0, range.start >> PAGE_SHIFT, order))
     }

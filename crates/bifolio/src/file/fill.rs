@@ -17,6 +17,7 @@ use crate::mapping::{Entry, FrozenWaits, Lookup, PAGE_BYTES};
 use crate::stats::Counter;
 use crate::sync::Ordering;
 use crate::sys::cpu;
+use crate::writeback::Inode;
 use std::ops::Range;
 use std::time::Instant;
 
@@ -46,6 +47,39 @@ pub(super) enum RunClaim {
     /// Somebody else's folio stands at the first place.
     Taken,
     NoFrame,
+}
+
+/// What a fill needs beside frames: room among what its device may have under reads, and staging
+/// memory for a file in a region. Taken, in this order, before frames and folio locks: whoever
+/// waits for some holds nothing that others wait for.
+#[derive(Debug)]
+pub(super) struct Room<'h> {
+    inode: &'h Inode,
+    /// Pages that count as read; none for a folio that is not read, as far as is known.
+    pages: u64,
+    staged: Option<Staged>,
+}
+
+impl Room<'_> {
+    /// For so many pages, for they are read after all.
+    fn of_at_least(mut self, pages: u64) -> Self {
+        if self.pages < pages {
+            self.inode.begin_read_at_once(pages - self.pages);
+            self.pages = pages;
+        }
+        self
+    }
+
+    /// Leaves it to a run: how many pages count as read, and staging memory.
+    pub(super) fn leave(mut self) -> (u64, Option<Staged>) {
+        (std::mem::take(&mut self.pages), self.staged.take())
+    }
+}
+
+impl Drop for Room<'_> {
+    fn drop(&mut self) {
+        self.inode.end_read(self.pages);
+    }
 }
 
 /// A folio with its lock. The lock goes before the reference: who takes it apart names `folio`
@@ -135,11 +169,12 @@ impl Handle {
                         return Ok(None);
                     }
                     let head = mapping.head_index(index);
-                    let staged = self.stage(1, Wait::ForFrames);
+                    let reads = !is_hole && !self.may_be_replaced(head, access);
+                    let room = self.wait_for_room(1 << mapping.order(), reads);
                     let may_pass_end = access.may_pass_end();
                     let claimed = self.claim(head, seen, Wait::ForFrames, may_pass_end)?;
                     if let Claim::New(locked) = claimed {
-                        return self.fill(locked, staged, is_hole, access).map(Some);
+                        return self.fill(locked, room, is_hole, access).map(Some);
                     }
                 }
                 Lookup::Refused => return Err(self.too_many_pins(index)),
@@ -176,7 +211,7 @@ impl Handle {
     fn fill<'a>(
         &'a self,
         locked: Locked<'a>,
-        staged: Option<Staged>,
+        room: Room<'_>,
         is_hole: bool,
         access: Access,
     ) -> Result<Locked<'a>> {
@@ -191,7 +226,8 @@ impl Handle {
                 Ok(locked)
             }
             _ => {
-                let mut run = Run::new(&self.inode, locked.lock.index(), staged);
+                let room = room.of_at_least(locked.lock.pages());
+                let mut run = Run::new(&self.inode, locked.lock.index(), room);
                 run.push(locked);
                 run.read_first(&self.inode)
             }
@@ -208,17 +244,23 @@ impl Handle {
         start == folio_start && end >= len_bytes.max(on_backing)
     }
 
+    /// Whether `access` is likely to replace all that the file has in an absent folio, which
+    /// begins with the page `head`. Judged again with its lock.
+    fn may_be_replaced(&self, head: u64, access: Access) -> bool {
+        let Access::Write { start, end } = access else { return false };
+        let (folio_start, mapping) = (head * PAGE_BYTES, &self.inode.mapping);
+        let folio_end = folio_start + mapping.folio_bytes();
+        start == folio_start && end >= mapping.len_bytes().min(folio_end)
+    }
+
     /// Claims the absent folios that hold `pages`, from the first on: as many in a row as there
     /// are, and as make one transfer of at most 1 MiB. Never waits once it has claimed one.
     pub(super) fn claim_run(&self, pages: Range<u64>, wait: Wait) -> Result<RunClaim> {
         let mapping = &self.inode.mapping;
         let folio_pages = 1 << mapping.order();
         let first = mapping.head_index(pages.start);
-        let staged = self.stage(pages.end - first, wait);
-        if staged.is_none() && self.inode.frames.region().is_some() {
-            return Ok(RunClaim::NoFrame);
-        }
-        let mut run = Run::new(&self.inode, first, staged);
+        let Some(room) = self.room(pages.end - first, wait) else { return Ok(RunClaim::NoFrame) };
+        let mut run = Run::new(&self.inode, first, room);
         let mut index = first;
         while index < pages.end && run.has_room(folio_pages) {
             // Acquire: pairs with the Release in `unlink`, as in `get_folio`.
@@ -238,15 +280,33 @@ impl Handle {
         Ok(if run.is_empty() { RunClaim::Taken } else { RunClaim::New(run) })
     }
 
-    /// Staging memory for up to `pages` pages, if the file is in a region. Taken before frames and
-    /// folio locks: who waits for some holds nothing.
-    fn stage(&self, pages: u64, wait: Wait) -> Option<Staged> {
-        let staging = self.inode.frames.region()?.regions().staging();
-        let pages_max = pages.min(RUN_PAGES_MAX) as usize;
-        match wait {
-            Wait::ForFrames => Some(staging.take(pages_max)),
-            Wait::Never => staging.try_take(pages_max),
+    /// What it takes beside frames to read up to `pages` pages, for one folio at least.
+    fn room(&self, pages: u64, wait: Wait) -> Option<Room<'_>> {
+        let inode = &*self.inode;
+        let least = 1 << inode.mapping.order();
+        let wanted = pages.next_multiple_of(least).min(RUN_PAGES_MAX).max(least);
+        let pages = match wait {
+            Wait::ForFrames => inode.begin_read(least, wanted),
+            Wait::Never => inode.try_begin_read(least, wanted)?,
+        };
+        let mut room = Room { inode, pages, staged: None };
+        if let Some(region) = inode.frames.region() {
+            let (staging, share) = (region.regions().staging(), &inode.load.staging);
+            room.staged = Some(match wait {
+                Wait::ForFrames => staging.take(pages as usize, share),
+                Wait::Never => staging.try_take(pages as usize, share)?,
+            });
         }
+        Some(room)
+    }
+
+    /// The same for one folio of so many pages, which is perhaps not read. Waits.
+    fn wait_for_room(&self, pages: u64, is_read: bool) -> Room<'_> {
+        let inode = &*self.inode;
+        let pages = if is_read { inode.begin_read(pages, pages) } else { 0 };
+        let region = inode.frames.region();
+        let staged = region.map(|region| region.regions().staging().take(1, &inode.load.staging));
+        Room { inode, pages, staged }
     }
 
     /// Puts a new folio, locked and not uptodate, into the table, where its first page is `index`
@@ -315,7 +375,7 @@ impl Handle {
                 if let Some(spill) = spill {
                     self.reclaim.charge_slots(spill, kind)?;
                 }
-                self.reclaim.allocate(kind).map(Some)
+                self.reclaim.allocate(kind, self.inode.spill().is_some()).map(Some)
             }
             // Nobody makes pages of a memory file without waiting.
             Wait::Never if spill.is_some() => Ok(None),
@@ -472,6 +532,64 @@ mod tests {
             drop(held);
             assert_eq!(reclaim.memory.lru.unlisted_pages(), 0);
         }
+    }
+
+    /// A file of 2 MiB in a cache of 1 MiB that reads nothing ahead.
+    fn absent_file() -> (tempfile::TempDir, Cache, File) {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("file");
+        std::fs::write(&path, vec![7; 2 << 20]).unwrap();
+        let cache = Cache::builder().memory(1 << 20).readahead_bytes_max(0).build().unwrap();
+        let file = cache.open(&path, &OpenOptions::new()).unwrap();
+        (directory, cache, file)
+    }
+
+    /// What a device that is alone may have under reads there.
+    const READS_MAX: u64 = (1 << 20) / PAGE_BYTES / 8 * 3;
+
+    #[test]
+    fn a_device_leaves_room_for_reads_to_others() {
+        let (_directory, cache, file) = absent_file();
+        let memory_file = cache.memory_file("of the spill").unwrap();
+        let (hung, other) = (&*file.handle.inode, &*memory_file.handle.inode);
+        assert_eq!(hung.try_begin_read(1, 1000), Some(READS_MAX));
+        assert_eq!((hung.try_begin_read(1, 1), hung.try_begin_read(16, 16)), (None, None));
+        assert_eq!(other.try_begin_read(4, 1000), Some(24), "whole folios");
+        assert_eq!(other.try_begin_read(4, 1000), None);
+        other.end_read(24);
+        assert_eq!(other.try_begin_read(512, 512), Some(512), "one, however large");
+        other.end_read(512);
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| hung.begin_read(1, 1000));
+            hung.end_read(10);
+            assert_eq!(waiting.join().unwrap(), 10);
+        });
+        assert_eq!(hung.try_begin_read(1, 1000), None);
+    }
+
+    #[test]
+    fn what_is_claimed_counts_as_read_until_it_has_come() {
+        let (_directory, _cache, file) = absent_file();
+        let (handle, inode) = (&file.handle, &file.handle.inode);
+        let counted_pages = || {
+            let left = inode.try_begin_read(1, 1000).expect("some are left");
+            inode.end_read(left);
+            READS_MAX - left
+        };
+        let claimed = handle.claim_run(0..2, Wait::ForFrames).unwrap();
+        let RunClaim::New(run) = claimed else { panic!("{claimed:?}") };
+        assert_eq!(counted_pages(), 2);
+        drop(run);
+        assert_eq!(counted_pages(), 0);
+        // The second of them is there already.
+        file.read_exact_at(&mut [0; 8], 5 * PAGE_BYTES).unwrap();
+        let claimed = handle.claim_run(4..8, Wait::Never).unwrap();
+        let RunClaim::New(run) = claimed else { panic!("{claimed:?}") };
+        let first = run.read_first(inode).unwrap();
+        assert_eq!((first.lock.index(), counted_pages()), (4, 0));
+        drop(first);
+        file.read_exact_at(&mut vec![0; 2 << 20], 0).unwrap();
+        assert_eq!(counted_pages(), 0);
     }
 
     #[test]

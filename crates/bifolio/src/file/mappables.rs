@@ -60,7 +60,7 @@ impl Mappables {
         if let Some(regions) = &made.regions {
             return Ok(Arc::clone(regions));
         }
-        let size = Regions::size_for(&reclaim.memory.arena, self.unmap_batch_folios);
+        let size = reclaim.regions_size(self.unmap_batch_folios);
         reclaim.charge(size.bytes())?;
         let regions = Regions::new(size, &self.features, &reclaim.memory.soundness);
         if regions.is_err() {

@@ -33,7 +33,7 @@ use crate::error::{ErrorKind, Result};
 use crate::frames::Frames;
 use crate::io::{Backing, DirectIo, DirectStatus, DiskFile, FileIdentity, Located, OpenDiskError};
 use crate::mapping::PAGE_BYTES;
-use crate::reclaim::Reclaim;
+use crate::reclaim::{Reclaim, SpillThread};
 use crate::sync::{AtomicU64, Mutex, Ordering};
 use crate::sys::probe::Features;
 use crate::writeback::{FileSize, FlusherThreads, Inode, Services};
@@ -76,6 +76,7 @@ pub(crate) struct Registry {
     pub(super) services: Services,
     /// End when the last file is closed, and every `Cache` is gone.
     _flusher_threads: FlusherThreads,
+    _spill_thread: Option<SpillThread>,
     readahead_bytes_max: u64,
     pub(crate) gate: Gate,
     pub(super) files: Slots<Key, Open>,
@@ -95,6 +96,7 @@ impl Registry {
         reclaim: Arc<Reclaim>,
         services: Services,
         flusher_threads: FlusherThreads,
+        spill_thread: Option<SpillThread>,
         gate: Gate,
         features: &Features,
         config: &config::Config,
@@ -103,6 +105,7 @@ impl Registry {
             reclaim,
             services,
             _flusher_threads: flusher_threads,
+            _spill_thread: spill_thread,
             readahead_bytes_max: config.readahead_bytes_max,
             gate,
             files: Slots::default(),

@@ -10,11 +10,11 @@
 //! Hands frames to the engine; the run is their owner until the engine gives it back.
 #![allow(unsafe_code)]
 
-use super::fill::Locked;
+use super::fill::{Locked, Room};
 use crate::error::Result;
 use crate::folio::{FolioId, Folios};
 use crate::frames::Staged;
-use crate::io::{IoError, Queue, RUN_PAGES_MAX};
+use crate::io::{IoError, Queue};
 use crate::mapping::{Entry, PAGE_BYTES};
 use crate::stats::Counter;
 use crate::sys::copy;
@@ -38,6 +38,8 @@ pub(super) struct Run {
     folios: SmallVec<[FolioId; 1]>,
     /// Where the bytes are until all of a page is there, if it goes to a region.
     staged: Option<Staged>,
+    /// Pages that count as read (`Inode::begin_read`).
+    counted_pages: u64,
     /// Whether raw stores to its pages are to come at once.
     pub(super) will_be_stored: bool,
     /// Bytes the backing had for the run when it was started: it may have grown since.
@@ -45,16 +47,18 @@ pub(super) struct Run {
 }
 
 impl Run {
-    /// No folios yet, the first of which will be at page `first`. With `staged`, which a file of a
-    /// region needs, as many as that has room for.
-    pub(super) fn new(inode: &Arc<Inode>, first: u64, staged: Option<Staged>) -> Self {
-        let (folios, will_be_stored) = (SmallVec::new(), false);
-        Self { inode: Arc::clone(inode), first, folios, staged, will_be_stored, expected_bytes: 0 }
+    /// No folios yet, the first of which will be at page `first`; as many as there is `room` for.
+    pub(super) fn new(inode: &Arc<Inode>, first: u64, room: Room<'_>) -> Self {
+        let (counted_pages, staged) = room.leave();
+        let (inode, folios) = (Arc::clone(inode), SmallVec::new());
+        let (will_be_stored, expected_bytes) = (false, 0);
+        Self { inode, first, folios, staged, counted_pages, will_be_stored, expected_bytes }
     }
 
     /// Whether there is room for one more folio of a file whose unit has `folio_pages` pages.
     pub(super) fn has_room(&self, folio_pages: u64) -> bool {
-        let most = self.staged.as_ref().map_or(RUN_PAGES_MAX, |staged| staged.pages() as u64);
+        let staged_pages = self.staged.as_ref().map_or(u64::MAX, |staged| staged.pages() as u64);
+        let most = self.counted_pages.min(staged_pages);
         self.is_empty() || self.pages() + folio_pages <= most
     }
 
@@ -108,6 +112,9 @@ impl Run {
         if let Some(staged) = &mut self.staged {
             staged.shrink(self.folios.len());
         }
+        let unused_pages = self.counted_pages.saturating_sub(self.pages());
+        self.counted_pages -= unused_pages;
+        self.inode.end_read(unused_pages);
         self.expected_bytes = self.inode.bytes_to_read(self.first, &self.folios);
         if self.expected_bytes == 0 {
             self.inode.memory.counters.add(Counter::MissWithoutRead, self.folios.len() as u64);
@@ -235,5 +242,6 @@ impl Drop for Run {
             let Locked { folio, lock, .. } = Locked::adopt(folios, id);
             drop(inode.remove_unfilled(&folio, &lock));
         }
+        inode.end_read(self.counted_pages);
     }
 }

@@ -45,6 +45,8 @@ impl State {
             return CHUNK_PAGES;
         }
         let worthwhile = (self.budget.bound_bytes / PAGE_BYTES / 8).min(64);
+        // Where regions have nearly everything, some is worth more than none.
+        let worthwhile = if self.frame_pages < worthwhile { 1 } else { worthwhile };
         let pages = ((left - left / 16) >> order) << order;
         if pages >= worthwhile.max(1) { pages as u32 } else { 0 }
     }

@@ -40,7 +40,7 @@ pub(crate) use fault_clock::FAULT_CLOCK;
 pub(crate) use orphans::Orphans;
 pub(crate) use region::{Refusal, Region};
 pub(crate) use region_reads::RegionReads;
-pub(crate) use regions::{Exit, Regions};
+pub(crate) use regions::{Exit, Regions, RegionsSize};
 pub(crate) use rows::ROW_PAGES;
 pub(crate) use soundness::Soundness;
 pub(crate) use staging::Staged;

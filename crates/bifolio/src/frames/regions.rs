@@ -23,7 +23,7 @@ use std::sync::Arc;
 const PART_OF_BOUND: u64 = 16;
 /// As much as a larger cache needs, pages; of the exit more for large batches, within that part.
 const STAGING_PAGES_MAX: u64 = 2048;
-const EXIT_PAGES_MAX: u64 = 1024;
+const EXIT_PAGES_MAX: u64 = 512;
 /// The fewest of either.
 const PAGES_MIN: u64 = 8;
 
@@ -35,6 +35,8 @@ pub(crate) struct Regions {
     unmapper: Unmapper,
     staging: Arc<Staging>,
     exit: Mutex<Exit>,
+    /// Of whoever writes out what leaves, for as long as the storage likes.
+    spill_exit: Option<Mutex<Exit>>,
 }
 
 /// Where pages are on their way out: kept while they are unmapped, and written from here.
@@ -49,6 +51,8 @@ pub(crate) struct Exit {
 pub(crate) struct RegionsSize {
     staging_pages: u64,
     exit_pages: u64,
+    /// Whether there is a second one, for who writes out, of twice the size.
+    has_spill: bool,
     /// Whether it may be in huge pages.
     huge: bool,
 }
@@ -56,12 +60,16 @@ pub(crate) struct RegionsSize {
 impl RegionsSize {
     /// Bytes to be charged.
     pub(crate) fn bytes(self) -> u64 {
-        (self.staging_pages + self.exit_pages) * PAGE_BYTES
+        (self.staging_pages + self.exit_pages + self.spill_exit_pages()) * PAGE_BYTES
     }
 
-    /// How many folios can leave together: two pages for each, in half of the exit.
+    fn spill_exit_pages(self) -> u64 {
+        if self.has_spill { 2 * self.exit_pages } else { 0 }
+    }
+
+    /// How many folios can leave together: two pages for each.
     pub(crate) fn batch_folios(self) -> usize {
-        self.exit_pages as usize / 4
+        self.exit_pages as usize / 2
     }
 }
 
@@ -80,13 +88,14 @@ impl Exit {
 
 impl Regions {
     /// What fits a cache in which at the most `batch` pages leave together.
-    pub(crate) fn size_for(arena: &Arena, batch: usize) -> RegionsSize {
+    pub(crate) fn size_for(arena: &Arena, batch: usize, has_spill: bool) -> RegionsSize {
         let part = (arena.bound_pages() / PART_OF_BOUND).max(PAGES_MIN);
-        // Two pages for each folio of a batch, while as many are written out.
-        let for_batch = 4 * batch as u64;
+        // Two pages for each folio of a batch.
+        let for_batch = 2 * batch as u64;
         RegionsSize {
             staging_pages: part.min(STAGING_PAGES_MAX),
-            exit_pages: part.min(EXIT_PAGES_MAX.max(for_batch)),
+            exit_pages: (part / 2).min(EXIT_PAGES_MAX.max(for_batch)),
+            has_spill,
             huge: arena.may_use_huge_pages(),
         }
     }
@@ -98,19 +107,19 @@ impl Regions {
         soundness: &Arc<Soundness>,
     ) -> io::Result<Self> {
         let memory = |pages| memory_for_transfers(pages, size.huge, features);
-        let (staging, exit) = (memory(size.staging_pages)?, memory(size.exit_pages)?);
+        let exit = |pages| {
+            let keeper = Keeper::new(size.exit_pages as usize, features.has(Feature::LargePipes))?;
+            Ok::<_, io::Error>(Mutex::new(Exit { memory: memory(pages)?, keeper }))
+        };
+        let staging = memory(size.staging_pages)?;
+        let spill_exit = size.has_spill.then(|| exit(size.spill_exit_pages())).transpose()?;
         Ok(Self {
             features: features.clone(),
             soundness: Arc::clone(soundness),
             unmapper: Unmapper::new(features),
             staging: Arc::new(Staging::new(staging)),
-            exit: Mutex::new(Exit {
-                memory: exit,
-                keeper: Keeper::new(
-                    size.exit_pages as usize / 2,
-                    features.has(Feature::LargePipes),
-                )?,
-            }),
+            exit: exit(size.exit_pages)?,
+            spill_exit,
         })
     }
 
@@ -119,9 +128,14 @@ impl Regions {
         &self.staging
     }
 
-    /// Where pages are on their way out; one thread's at a time.
+    /// Where pages are on their way out; one thread's at a time, which waits for no storage.
     pub(crate) fn exit(&self) -> MutexGuard<'_, Exit> {
         self.exit.lock()
+    }
+
+    /// The same for the one who writes out what leaves; there is one where there is a spill.
+    pub(crate) fn spill_exit(&self) -> MutexGuard<'_, Exit> {
+        self.spill_exit.as_ref().unwrap_or(&self.exit).lock()
     }
 
     /// Whether the cache can be relied upon.

@@ -2,13 +2,14 @@
 //!
 //! A transfer into a region would show half a page to whoever maps it, so it goes here, and from
 //! here the whole page goes to its place. A fixed number of pages, charged once; who finds none
-//! waits until a fill ends, holding no frame and no folio's lock, or does without.
+//! waits until a fill ends, holding no frame and no folio's lock, or does without. One device may
+//! have all but an eighth of what others leave, for it may keep them for long.
 //!
 //! Pages of regions that are written out while they may be stored to are copied to it, too: to a
 //! half of it at most, for a device may keep them for long.
 
 use super::arena::PAGE_BYTES;
-use crate::sync::{Condvar, Mutex, blocking};
+use crate::sync::{Condvar, Mutex, Share, blocking};
 use crate::sys::memory::Reservation;
 use std::sync::Arc;
 
@@ -35,7 +36,12 @@ pub(crate) struct Staged {
     first: usize,
     pages: usize,
     are_copies: bool,
+    /// Of the device that has them; changes with the lock over what is used.
+    share: Share,
 }
+
+/// Of what others leave, one part of so many stays when a device has all it may have.
+const PARTS: u64 = 8;
 
 impl Staging {
     /// In `memory`, which is resident.
@@ -48,12 +54,13 @@ impl Staging {
         }
     }
 
-    /// The longest row of free pages, at most `pages_max`; waits for one page at least.
-    pub(crate) fn take(self: &Arc<Self>, pages_max: usize) -> Staged {
+    /// The longest row of free pages for a device, at most `pages_max`; waits for one page at
+    /// least.
+    pub(crate) fn take(self: &Arc<Self>, pages_max: usize, share: &Share) -> Staged {
         blocking::check("staging memory");
         let mut used = self.used.lock();
         loop {
-            if let Some(found) = self.try_take_locked(&mut used.pages, pages_max) {
+            if let Some(found) = self.try_take_locked(&mut used.pages, pages_max, share) {
                 return found;
             }
             self.freed.wait(&mut used);
@@ -61,24 +68,36 @@ impl Staging {
     }
 
     /// As [`Self::take`], if there is any.
-    pub(crate) fn try_take(self: &Arc<Self>, pages_max: usize) -> Option<Staged> {
-        self.try_take_locked(&mut self.used.lock().pages, pages_max)
+    pub(crate) fn try_take(self: &Arc<Self>, pages_max: usize, share: &Share) -> Option<Staged> {
+        self.try_take_locked(&mut self.used.lock().pages, pages_max, share)
     }
 
     /// As [`Self::try_take`], for copies of what is to be written out.
-    pub(crate) fn try_take_for_copies(self: &Arc<Self>, pages_max: usize) -> Option<Staged> {
+    pub(crate) fn try_take_for_copies(
+        self: &Arc<Self>,
+        pages_max: usize,
+        share: &Share,
+    ) -> Option<Staged> {
         let mut used = self.used.lock();
         let pages_max = pages_max.min((used.pages.len() / 2).saturating_sub(used.copies));
-        let mut taken = self.try_take_locked(&mut used.pages, pages_max)?;
+        let mut taken = self.try_take_locked(&mut used.pages, pages_max, share)?;
         used.copies += taken.pages;
         taken.are_copies = true;
         Some(taken)
     }
 
-    fn try_take_locked(self: &Arc<Self>, used: &mut [bool], pages_max: usize) -> Option<Staged> {
-        let (first, pages) = longest_row(used, pages_max)?;
+    fn try_take_locked(
+        self: &Arc<Self>,
+        used: &mut [bool],
+        pages_max: usize,
+        share: &Share,
+    ) -> Option<Staged> {
+        let room = share.room(used.len() as u64, PARTS) as usize;
+        let (first, pages) = longest_row(used, pages_max.min(room))?;
         used[first..first + pages].fill(true);
-        Some(Staged { staging: Arc::clone(self), first, pages, are_copies: false })
+        share.add(pages as u64);
+        let (staging, share) = (Arc::clone(self), share.clone());
+        Some(Staged { staging, first, pages, are_copies: false, share })
     }
 }
 
@@ -122,6 +141,7 @@ impl Staged {
         if self.are_copies {
             used.copies -= pages.len();
         }
+        self.share.sub(pages.len() as u64);
         used.pages[pages].fill(false);
         drop(used);
         self.staging.freed.notify_all();
@@ -138,6 +158,10 @@ impl Drop for Staged {
 mod tests {
     use super::*;
 
+    fn staging_of(pages: usize) -> Arc<Staging> {
+        Arc::new(Staging::new(Reservation::new(pages * 4096, 4096).unwrap()))
+    }
+
     #[test]
     fn the_longest_row_is_found_and_cut() {
         let used = |text: &str| text.chars().map(|c| c == 'x').collect::<Vec<_>>();
@@ -150,35 +174,53 @@ mod tests {
 
     #[test]
     fn copies_take_a_half_at_most() {
-        let staging = Arc::new(Staging::new(Reservation::new(8 * 4096, 4096).unwrap()));
-        let mut copies = staging.try_take_for_copies(3).unwrap();
-        let last = staging.try_take_for_copies(3).unwrap();
+        let staging = staging_of(8);
+        let share = Share::new(&Arc::default());
+        let mut copies = staging.try_take_for_copies(3, &share).unwrap();
+        let last = staging.try_take_for_copies(3, &share).unwrap();
         assert_eq!((copies.pages(), last.pages()), (3, 1));
-        assert!(staging.try_take_for_copies(1).is_none());
+        assert!(staging.try_take_for_copies(1, &share).is_none());
         copies.shrink(1);
-        assert_eq!(staging.try_take_for_copies(8).unwrap().pages(), 2);
+        assert_eq!(staging.try_take_for_copies(8, &share).unwrap().pages(), 2);
         drop((copies, last));
-        let fill = staging.take(6);
-        assert_eq!(fill.pages(), 6);
-        assert_eq!(staging.try_take_for_copies(8).unwrap().pages(), 2);
+        let fill = staging.take(5, &share);
+        assert_eq!(fill.pages(), 5);
+        assert_eq!(staging.try_take_for_copies(8, &share).unwrap().pages(), 2);
+    }
+
+    #[test]
+    fn a_device_leaves_staging_memory_to_others() {
+        let (staging, all) = (staging_of(16), Arc::default());
+        let (hung, healthy) = (Share::new(&all), Share::new(&all));
+        let mut of_hung = staging.take(16, &hung);
+        assert_eq!(of_hung.pages(), 14);
+        assert!(staging.try_take(1, &hung).is_none());
+        let of_healthy = staging.take(16, &healthy);
+        assert_eq!(of_healthy.pages(), 2);
+        assert!(staging.try_take(1, &Share::new(&all)).is_none(), "nothing is left");
+        of_hung.shrink(10);
+        assert_eq!(staging.try_take(16, &healthy).unwrap().pages(), 4);
+        drop((of_hung, of_healthy));
+        assert_eq!((hung.own(), healthy.own(), hung.all()), (0, 0, 0));
     }
 
     #[test]
     fn who_finds_no_page_waits_for_one_that_is_given_back() {
-        let staging = Arc::new(Staging::new(Reservation::new(4 * 4096, 4096).unwrap()));
-        let mut all = staging.take(9);
+        let staging = staging_of(4);
+        let share = Share::new(&Arc::default());
+        let mut all = staging.take(9, &share);
         assert_eq!(all.pages(), 4);
-        assert!(staging.try_take(1).is_none());
+        assert!(staging.try_take(1, &share).is_none());
         all.shrink(3);
-        let last = staging.try_take(2).unwrap();
+        let last = staging.try_take(2, &share).unwrap();
         assert_eq!((last.pages(), last.address(0)), (1, all.address(0).wrapping_add(3 * 4096)));
         let waiting = {
-            let staging = Arc::clone(&staging);
-            std::thread::spawn(move || staging.take(2).pages())
+            let (staging, share) = (Arc::clone(&staging), share.clone());
+            std::thread::spawn(move || staging.take(2, &share).pages())
         };
         drop(all);
         assert!((1..=2).contains(&waiting.join().unwrap()));
         drop(last);
-        assert_eq!(staging.take(9).pages(), 4);
+        assert_eq!(staging.take(9, &share).pages(), 4);
     }
 }

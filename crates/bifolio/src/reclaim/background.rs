@@ -3,17 +3,22 @@
 //! Woken when fewer than LOW pages are obtainable and those who allocate do not keep up by
 //! themselves (`Reclaim::replace_frames`), or when a chunk should be made resident before somebody
 //! has to wait for that; works until there are HIGH (twice as many), in short turns, so
-//! that an allocation that must reclaim by itself gets its turn in between. It spills
-//! memory files; other dirty folios in its way are the flusher's, which it tells.
+//! that an allocation that must reclaim by itself gets its turn in between. Dirty folios in
+//! its way are the spiller's, for which it waits, as long as that is not slow, or the flusher's.
 
 use super::Reclaim;
 use super::pageout::WriteOut;
+use super::scan::ScanCounts;
 use crate::error::{ErrorKind, Result};
 use crate::frames::CHUNK_PAGES;
 use crate::stats::Counter;
 use crate::sync::{AtomicBool, Condvar, Mutex, Ordering};
 use crate::sys::thread::OwnedThread;
 use std::sync::Arc;
+use std::time::Duration;
+
+/// How long it waits for the spiller before it looks again.
+const SPILL_PAUSE: Duration = Duration::from_millis(10);
 
 /// What the thread is asked to do.
 #[derive(Debug, Default)]
@@ -105,8 +110,13 @@ impl Reclaim {
         // A refusal is for whoever is in need to tell.
         while self.arena().grow_ahead(&self.memory.folios).unwrap_or(false) {}
         let high_pages = 2 * self.low_pages();
+        let spill_rounds = self.spiller.rounds();
         while self.is_short_of(high_pages) && !*self.signal.end.lock() {
-            let counts = {
+            let (ended, coming_pages) = (self.flusher.ended(), self.spiller.coming_pages());
+            let is_enough = !self.is_short_of(high_pages.saturating_sub(coming_pages));
+            let counts = if is_enough {
+                ScanCounts::default()
+            } else {
                 let turn = self.take_turn();
                 let free_pages = self.arena().usage().free_pages;
                 if self.arena().obtainable_pages() >= high_pages && free_pages >= CHUNK_PAGES.into()
@@ -114,11 +124,16 @@ impl Reclaim {
                     // What is short is pages for regions, and the arena has what it does not need.
                     self.evacuate_to_release(&turn)
                 } else {
-                    self.shrink(&turn, self.round_pages(high_pages), WriteOut::MemoryFiles)
+                    let wanted_pages = coming_pages + self.round_pages(high_pages);
+                    self.shrink(&turn, wanted_pages, WriteOut::MemoryFiles)
                 }
             };
             if counts.reclaimed_pages == 0 {
-                return;
+                let is_in_vain = self.spiller.has_trouble_after(spill_rounds);
+                if is_in_vain || self.spiller.coming_pages() == 0 {
+                    return;
+                }
+                self.flusher.wait_for_progress(ended, SPILL_PAUSE);
             }
         }
     }

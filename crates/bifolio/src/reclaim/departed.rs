@@ -1,8 +1,9 @@
 //! Folios that have departed (B8 and B9 of `unmap.rs`): some are being written out while others
 //! are gathered for the next transfer.
 //!
-//! The exit has two halves: one with the copies of what is in flight, one for what is gathered.
-//! When that is enough for a transfer, they change places.
+//! The exit of the spiller has two halves: one with the copies of what is in flight, one for what
+//! is gathered. When that is enough for a transfer, they change places. Others write nothing out:
+//! their exit is one part, and empty again when the pages are judged.
 
 use crate::folio::{FolioRef, LockedFolio};
 use crate::frames::{Exit, Region};
@@ -30,7 +31,9 @@ pub(super) struct Departed<'t> {
     gathered: Vec<Left<'t>>,
     leaving: Vec<Leaving<'t>>,
     exit: MutexGuard<'t, Exit>,
-    /// Which half of the exit is for what is gathered: 0 or 1.
+    /// Parts of it: two where one is written out while the other fills.
+    parts: usize,
+    /// Which part of the exit is for what is gathered, from 0.
     half: usize,
     /// So many pages of it have copies, and gaps: of those that were unmapped with them and did not
     /// leave.
@@ -47,15 +50,17 @@ pub(super) struct Left<'t> {
 }
 
 impl<'t> Departed<'t> {
-    /// None yet. Waits until the exit is free.
-    pub(super) fn new(inode: &'t Inode, region: &'t Region) -> Self {
+    /// None yet. Waits until the exit is free: that of those who write out, or of the others.
+    pub(super) fn new(inode: &'t Inode, region: &'t Region, writes: bool) -> Self {
+        let regions = region.regions();
         Self {
             inode,
             batch: None,
             in_flight: Vec::new(),
             gathered: Vec::new(),
             leaving: Vec::new(),
-            exit: region.regions().exit(),
+            exit: if writes { regions.spill_exit() } else { regions.exit() },
+            parts: if writes { 2 } else { 1 },
             half: 0,
             pages_used: 0,
         }
@@ -88,16 +93,20 @@ impl<'t> Departed<'t> {
         self.exit.keeper.places()
     }
 
+    fn half_pages(&self) -> usize {
+        self.exit.pages() / self.parts
+    }
+
     /// The pages of the exit that have no copies.
     pub(super) fn room(&self) -> Range<usize> {
-        let half_pages = self.exit.pages() / 2;
+        let half_pages = self.half_pages();
         let first = self.half * half_pages;
         first + self.pages_used..first + half_pages
     }
 
     /// Gathers a folio whose write-out has begun; its copy is on `page` of the exit.
     pub(super) fn add(&mut self, page: usize, left: Left<'t>, in_flight: InFlight) {
-        self.pages_used = page + 1 - self.half * (self.exit.pages() / 2);
+        self.pages_used = page + 1 - self.half * self.half_pages();
         let again = left.folio.try_clone();
         let folio = again.expect("a folio that was just frozen has two references");
         self.leaving.push(Leaving { folio, in_flight, copy: Some(left.copy) });
@@ -120,7 +129,7 @@ impl<'t> Departed<'t> {
             batch.start(leaving, portion_folios);
         }
         self.in_flight = std::mem::take(&mut self.gathered);
-        self.half ^= 1;
+        self.half = (self.half + 1) % self.parts;
         self.pages_used = 0;
         ended
     }

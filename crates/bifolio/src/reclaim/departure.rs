@@ -178,11 +178,11 @@ impl<'d, 't> Departure<'d, 't> {
 
     /// B4: dirty folios stay, unless they may be written out.
     fn keep_dirty(&mut self) {
-        // Who spills it is the background thread; others are the flusher's.
+        // The spiller's, or the flusher's.
         for leaver in &mut self.leavers {
             if leaver.is_going() && leaver.is_dirty() {
                 let verdict = match self.inode.is_memory_file() {
-                    true => Verdict::Busy,
+                    true => Verdict::Unspilled,
                     false => Verdict::of_left_to_flusher(self.inode),
                 };
                 leaver.fate = Fate::Stays(verdict);

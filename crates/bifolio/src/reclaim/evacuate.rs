@@ -72,6 +72,10 @@ impl Reclaim {
                 counts.reclaimed_pages = counts.reclaimed_pages.max(1);
                 return (counts, true);
             }
+            if counts.spilling_pages > 0 && !self.spiller.is_late() {
+                // This one first.
+                break;
+            }
         }
         (counts, false)
     }
@@ -84,7 +88,14 @@ impl Reclaim {
         let Ok(folio) = memory.folios.try_get(id) else { return (Verdict::Busy, pages) };
         let was_listed = memory.lru.isolate_one(&memory.folios, id);
         let kind = ListKind::of(folio.folio());
-        let (verdict, kept) = self.pageout_one(turn, folio);
+        let (mut verdict, mut kept) = self.pageout_one(turn, folio);
+        let is_to_spill = verdict == Verdict::Unspilled && was_listed;
+        if is_to_spill && !self.spiller.is_late() {
+            kept = self.leave_to_spiller(kept.into_iter().collect()).pop();
+            if kept.is_none() {
+                verdict = Verdict::Spilling;
+            }
+        }
         if verdict == Verdict::Evicted {
             memory.counters.add(Counter::PgEvacuate, 1);
         }
@@ -93,7 +104,8 @@ impl Reclaim {
         {
             memory.lru.put_back(&memory.folios, &mut vec![folio], kind);
         }
-        if verdict == Verdict::Unwritten && self.move_out(turn, id) {
+        let has_no_place = matches!(verdict, Verdict::Unwritten | Verdict::Unspilled);
+        if has_no_place && self.move_out(turn, id) {
             return (Verdict::Moved, pages);
         }
         (verdict, pages)

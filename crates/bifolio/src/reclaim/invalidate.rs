@@ -28,9 +28,9 @@
 //! ```
 //!
 //! - N2 takes no reference: what stays, stays, and most of a mapped file does.
-//! - Private are the folios that come to no list (`lru/mod.rs`: unlisted): their file has nowhere to
-//!   put them, so that they are on no list says nothing about who has them. Of others that N4 finds
-//!   on no list, somebody is at work with them.
+//! - Private are the folios that come to no list (`lru/mod.rs`: unlisted): their file has nowhere
+//!   to put them, so that they are on no list says nothing about who has them. Of others that N4
+//!   finds on no list, somebody is at work with them.
 //! - A folio that only a batch referenced when the call began is evicted: it is in the batch that
 //!   its descriptor names (A2), so N5 finds it, or another drain has put that reference: entirely,
 //!   once N5 has the batch's lock.
@@ -42,7 +42,7 @@ use super::Reclaim;
 use super::demote::Demotion;
 use super::pageout::WriteOut;
 use super::scan::{How, ScanCounts};
-use super::unmap::Unmapping;
+use super::unmap::{Owners, Unmapping};
 use crate::folio::{Folio, FolioId, FolioRef, TryGet, WriteState};
 use crate::mapping::{Entry, EvictError, PAGE_BYTES, PAGE_SHIFT};
 use crate::outcome::{Outcome, Reason};
@@ -302,7 +302,7 @@ impl<'a> Invalidation<'a> {
         let counter = Counter::AdviseEvict;
         let how = How { second_chance: false, write_out: WriteOut::Nothing, counter };
         let mut counts = ScanCounts::default();
-        let mut unmapping = Unmapping::new(self.reclaim, &turn, how);
+        let mut unmapping = Unmapping::new(self.reclaim, Owners::Turn(&turn), how);
         for seen in std::mem::take(&mut self.leaving) {
             if let Some(folio) = self.isolate(seen) {
                 unmapping.add(folio, &mut counts);
@@ -312,7 +312,7 @@ impl<'a> Invalidation<'a> {
         self.outcome.evicted += counts.reclaimed_pages;
         let remaining = &mut self.outcome.remaining;
         remaining.add(Reason::Referenced, counts.pinned_pages);
-        remaining.add(Reason::Dirty, counts.dirty_pages);
+        remaining.add(Reason::Dirty, counts.dirty_pages + counts.unspilled_pages);
         remaining.add(Reason::Locked, counts.busy_pages - counts.dirty_pages);
     }
 

@@ -9,7 +9,8 @@
 //!      |            v
 //!      |     direct reclaim, one thread at a time:
 //!      |       shrink: scan the inactive tail, ever larger shares of it     scan.rs
-//!      |         folio by folio: busy? used? dirty -> the flusher; evict      pageout.rs
+//!      |         folio by folio: busy? used? dirty -> the flusher; evict    pageout.rs
+//!      |           dirty, of a memory file -> the spiller                   spiller.rs
 //!      |         row by row: what lies beside goes too, or moves away       rows.rs, relocate.rs
 //!      |       freed the wrong sizes? evacuate a chunk                      evacuate.rs
 //!      |       frames now? done, with the turn: nobody else was faster
@@ -24,9 +25,11 @@
 //!   most [`SWEEPS_MAX`] of them in a row without a success, and a time limit while folios are
 //!   busy, or others take what a round has freed. So an allocation ends: with a frame or with an
 //!   error.
-//! - RECLAIM-2: whoever takes folios off their tables for lack of memory holds `turn`. (On advice,
-//!   a handle keeps the file: `invalidate.rs`.) A file is freed only after its table is empty and
-//!   `turn` was taken once more: nobody in here looks at it.
+//! - RECLAIM-2: whoever takes folios off their tables for lack of memory holds `turn`, or, as the
+//!   spiller does, references to the files that were taken with it. (On advice, a handle keeps the
+//!   file: `invalidate.rs`.) A file is freed only after its table is empty, `turn` was taken once
+//!   more, and nobody else has a reference to it: nobody in here looks at it.
+//! - RECLAIM-3: no storage is waited for with `turn`: one device must not stop the files of others.
 //!
 //! # Safety
 //! [`Turn::owner`] follows a folio's owner; the turn keeps that alive.
@@ -44,12 +47,15 @@ mod drain_policy;
 mod evacuate;
 mod invalidate;
 mod pageout;
+mod patience;
 mod relocate;
 mod rows;
 mod scan;
+mod spiller;
 mod unmap;
 
 pub(crate) use background::Background;
+pub(crate) use spiller::SpillThread;
 
 use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
@@ -62,6 +68,7 @@ use crate::stats::Counter;
 use crate::sync::{Mutex, MutexGuard, Ordering, blocking};
 use crate::writeback::{Flusher, Inode, Services};
 use pageout::WriteOut;
+use patience::{Patience, SWEEP_PAUSE};
 use scan::ScanCounts;
 use std::ops::Range;
 use std::sync::Arc;
@@ -72,13 +79,6 @@ const ROUND_PAGES: u64 = 32;
 /// Sweeps without a success after which everything counts as pinned: a thread that holds a
 /// reference for a moment may have lost its CPU.
 const SWEEPS_MAX: u32 = 10;
-/// Rounds that free something, which is gone when the caller looks, after which it waits.
-const ROUNDS_MAX: u32 = 100;
-/// The first pause between such sweeps: readers hold a batch for less.
-const SWEEP_PAUSE: Duration = Duration::from_millis(1);
-/// The pauses double up to this one, so that all together they take about 0.1 s: a thread that has
-/// lost its CPU on a machine with ten times as many at work gets it back in that time.
-const SWEEP_PAUSE_MAX: Duration = Duration::from_millis(16);
 /// The fewest pages kept free ahead of need, if that is not too much of the bound: 2 MiB. Fewer
 /// than a step of readahead takes would leave the reader to reclaim, and neighbours without room
 /// beside each other.
@@ -120,6 +120,8 @@ pub(crate) struct Reclaim {
     rebounding: Mutex<()>,
     /// Asks the background thread to work, or to end.
     signal: background::Signal,
+    /// What is on its way to the spill.
+    spiller: spiller::Spiller,
 }
 
 /// Proof that the caller is the one who reclaims (RECLAIM-2).
@@ -136,11 +138,24 @@ impl Turn<'_> {
         unsafe { Inode::owner(locked) }
     }
 
-    /// Brings the Entry of a folio closer that was just isolated.
-    fn touch_entry(&self, isolated: &FolioRef<'_>) {
+    /// The file an isolated folio belongs to, kept from being freed; `None` once the folio has left
+    /// its table.
+    fn keep_owner(&self, isolated: &FolioRef<'_>) -> Option<Arc<Inode>> {
+        // SAFETY: as in `owner_of_isolated`: what came off a list was handed over with the lock of
+        // the spiller's line; an inode that was freed before our turn had left this folio.
+        unsafe { Inode::owner(isolated.folio()) }?.keep()
+    }
+
+    /// The file of a folio that was just isolated.
+    fn owner_of_isolated(&self, isolated: &FolioRef<'_>) -> Option<&Inode> {
         // SAFETY: as in `owner`; the folio came off a list, whose lock we took after the turn, and
         // our reference keeps it from a life with another inode.
-        if let Some(inode) = unsafe { Inode::owner(isolated.folio()) } {
+        unsafe { Inode::owner(isolated.folio()) }
+    }
+
+    /// Brings the Entry of a folio closer that was just isolated.
+    fn touch_entry(&self, isolated: &FolioRef<'_>) {
+        if let Some(inode) = self.owner_of_isolated(isolated) {
             inode.mapping.table().touch(isolated.folio().index());
         }
     }
@@ -160,6 +175,7 @@ impl Reclaim {
             awaited_rows: rows::AwaitedRows::default(),
             rebounding: Mutex::new(()),
             signal: background::Signal::default(),
+            spiller: spiller::Spiller::default(),
         }
     }
 
@@ -181,10 +197,12 @@ impl Reclaim {
     /// Finds frames for a folio; evicts if it must.
     ///
     /// Blocks while others' I/O has to end first. The folio is free: `Folios::start` it.
-    pub(crate) fn allocate(&self, kind: FrameKind) -> Result<FolioId> {
+    /// With `may_spill`, it is of a file that has a spill, and may wait for that as for its own.
+    pub(crate) fn allocate(&self, kind: FrameKind, may_spill: bool) -> Result<FolioId> {
         blocking::check("frames");
         let wanted_bytes = kind.pages() * PAGE_BYTES;
         let (mut since, mut patience) = (None, Patience::new(self, wanted_bytes));
+        patience.may_spill = may_spill;
         let mut found = self.take_frames(kind)?;
         while found.is_none() {
             self.memory.soundness.check()?;
@@ -202,6 +220,11 @@ impl Reclaim {
         if let Some(id) = self.take_frames(kind)? {
             self.replace_frames(kind);
             return Ok(Some(id));
+        }
+        if self.spiller.coming_pages() > 0 {
+            // Others wait for those. What is clean would have to go for what is dirty: pages that
+            // have just come would make room for the next.
+            return Ok(None);
         }
         {
             let Some(guard) = self.turn.try_lock() else { return Ok(None) };
@@ -321,9 +344,11 @@ impl Reclaim {
             (self.low_pages() / 2).max(pages).min(arena.bound_pages() / PART_FOR_READS);
         let kept_pages = kept_pages / pages * pages;
         let (mut since, mut patience) = (None, Patience::new(self, pages * PAGE_BYTES));
+        patience.may_spill = true;
         while !arena.has_room_for(kind, kept_pages + pages) {
             since.get_or_insert_with(Instant::now);
-            let counts = self.free_a_round(kind);
+            let counts = self.free_a_round(kind, &patience);
+            let counts = patience.note_round(counts, pages);
             self.decide(counts, &mut patience)?;
         }
         self.memory.note_stall(since);
@@ -331,11 +356,12 @@ impl Reclaim {
     }
 
     /// Evicts what is wanted first, or else anything.
-    fn free_a_round(&self, kind: FrameKind) -> ScanCounts {
+    fn free_a_round(&self, kind: FrameKind, patience: &Patience) -> ScanCounts {
         let turn = self.take_turn();
         self.memory.counters.add(Counter::DirectReclaim, 1);
         let counts = self.shrink(&turn, ROUND_PAGES.max(kind.pages()), WriteOut::MemoryFiles);
-        if counts.reclaimed_pages > 0 { counts } else { self.sweep(&turn) }
+        let is_over = counts.reclaimed_pages > 0 || self.awaits_spiller(patience);
+        if is_over { counts } else { self.sweep(&turn) }
     }
 
     fn make_room_for_metadata(&self, patience: &mut Patience) -> Result<()> {
@@ -345,7 +371,7 @@ impl Reclaim {
         if metadata_bytes > usage.bound_bytes / PART_OF_METADATA && self.give_tables_back() {
             return Ok(());
         }
-        let counts = self.give_memory_back(1);
+        let counts = self.give_memory_back(1, patience);
         self.decide(counts, patience)
     }
 
@@ -357,7 +383,7 @@ impl Reclaim {
         let mut patience = Patience::new(self, PAGE_BYTES);
         while self.arena().excess_bytes() > 0 {
             let excess_pages = self.arena().excess_bytes() / PAGE_BYTES;
-            let counts = self.give_memory_back(excess_pages + 1);
+            let counts = self.give_memory_back(excess_pages + 1, &patience);
             if let Err(error) = self.decide(counts, &mut patience) {
                 self.arena().set_bound(before_bytes);
                 return Err(error);
@@ -403,7 +429,7 @@ impl Reclaim {
                 }
                 // What went was of other sizes: empty a chunk of those.
                 counts.add(&self.evacuate_for(&turn, kind));
-            } else {
+            } else if !self.awaits_spiller(patience) {
                 counts = self.sweep(&turn);
                 // What stays in the chunk has been counted by the sweep already, but for folios
                 // that somebody is just making: those are on no list yet.
@@ -420,13 +446,7 @@ impl Reclaim {
             }
             counts
         };
-        patience.rounds += 1;
-        if patience.rounds > ROUNDS_MAX {
-            // Others are faster, again and again: we wait for them.
-            let busy_pages = counts.busy_pages.max(kind.pages());
-            let counts = ScanCounts { reclaimed_pages: 0, busy_pages, ..counts };
-            return self.decide(counts, patience).map(|()| None);
-        }
+        let counts = patience.note_round(counts, kind.pages());
         self.decide(counts, patience).map(|()| None)
     }
 
@@ -439,7 +459,7 @@ impl Reclaim {
 
     /// Gives a chunk back to the kernel or, where pins keep each of them in use, free frames: as
     /// many as `pages_max`, if there are so many.
-    fn give_memory_back(&self, pages_max: u64) -> ScanCounts {
+    fn give_memory_back(&self, pages_max: u64, patience: &Patience) -> ScanCounts {
         let turn = self.take_turn();
         let evacuated = self.evacuate_to_release(&turn);
         if evacuated.reclaimed_pages > 0 {
@@ -449,7 +469,7 @@ impl Reclaim {
         let mut counts = ScanCounts::default();
         if self.arena().usage().free_pages == 0 {
             counts = self.shrink(&turn, ROUND_PAGES, WriteOut::MemoryFiles);
-            if counts.reclaimed_pages == 0 {
+            if counts.reclaimed_pages == 0 && !self.awaits_spiller(patience) {
                 counts = self.sweep(&turn);
             }
         }
@@ -484,7 +504,7 @@ impl Reclaim {
             wanted_bytes,
             free_bytes: usage.free_pages * PAGE_BYTES
                 + usage.bound_bytes.saturating_sub(usage.used_bytes),
-            cause: if counts.unwritten_pages > 0 { self.flusher.trouble() } else { None },
+            cause: if counts.unwritten_pages > 0 { self.trouble() } else { None },
         }
         .into()
     }
@@ -495,13 +515,24 @@ impl Reclaim {
     }
 
     /// After a round: go on, wait a moment, or give up.
-    fn decide(&self, counts: ScanCounts, patience: &mut Patience) -> Result<()> {
+    fn decide(&self, mut counts: ScanCounts, patience: &mut Patience) -> Result<()> {
         if counts.reclaimed_pages > 0 {
             patience.note_progress();
             patience.ended = self.flusher.ended();
             return Ok(());
         }
         patience.futile_sweeps += 1;
+        if patience.may_spill {
+            self.help_spiller();
+        }
+        counts.busy_pages += counts.spilling_pages;
+        // As many rounds as there may be sweeps: what one cannot write another may.
+        if self.spiller.has_trouble_after(patience.spill_rounds + u64::from(SWEEPS_MAX)) {
+            counts.unwritten_pages += counts.unspilled_pages + self.spiller.pages();
+        } else {
+            // What is to be spilled is, or will be, on its way.
+            counts.busy_pages += counts.unspilled_pages + self.spiller.pages();
+        }
         let hopeless = counts.busy_pages == 0 && patience.futile_sweeps >= SWEEPS_MAX;
         if hopeless || patience.is_over() {
             return Err(self.full(counts, patience.wanted_bytes));
@@ -515,42 +546,6 @@ impl Reclaim {
         }
         patience.ended = self.flusher.ended();
         Ok(())
-    }
-}
-
-/// How long an allocation has tried in vain.
-#[derive(Debug)]
-struct Patience {
-    /// What it wants, in one piece.
-    wanted_bytes: u64,
-    rounds: u32,
-    futile_sweeps: u32,
-    wait_max: Duration,
-    since: Option<Instant>,
-    /// Write-outs that had ended when the last round began.
-    ended: u64,
-}
-
-impl Patience {
-    fn new(reclaim: &Reclaim, wanted_bytes: u64) -> Self {
-        let (wait_max, ended) = (reclaim.wait_max, reclaim.flusher.ended());
-        Self { wanted_bytes, rounds: 0, futile_sweeps: 0, wait_max, since: None, ended }
-    }
-
-    fn note_progress(&mut self) {
-        self.futile_sweeps = 0;
-        self.since = None;
-    }
-
-    /// How long to wait for those who have references for the moment.
-    fn sweep_pause(&self) -> Duration {
-        let doublings = self.futile_sweeps.saturating_sub(1).min(8);
-        (SWEEP_PAUSE * (1 << doublings)).min(SWEEP_PAUSE_MAX)
-    }
-
-    /// The clock starts with the first futile sweep since there was progress.
-    fn is_over(&mut self) -> bool {
-        self.since.get_or_insert_with(Instant::now).elapsed() > self.wait_max
     }
 }
 

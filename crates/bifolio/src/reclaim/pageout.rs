@@ -1,4 +1,5 @@
-//! What becomes of isolated folios: kept, written out, evicted. The steps, in order.
+//! What becomes of isolated folios: kept, left to others to be written out, evicted. The steps, in
+//! order. Nothing here waits for storage.
 
 use super::{Reclaim, Turn};
 use crate::folio::{Flag, FolioRef, LockedFolio};
@@ -7,13 +8,13 @@ use crate::mapping::{EvictError, PAGE_BYTES};
 use crate::stats::Counter;
 use crate::writeback::Inode;
 
-/// What a scan does with dirty folios. Those of files with a backing are always left to the
-/// flusher, which is told: a device may take for ever, and nobody else is to wait for it.
+/// What a scan does with dirty folios of memory files. Those of files with a backing are always
+/// left to the flusher, which is told: a device may take for ever, and nobody else is to wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WriteOut {
-    /// Leaves those of memory files to others.
+    /// They stay: the caller cannot wait for what is spilled.
     Nothing,
-    /// Spills those of memory files, and waits.
+    /// They are left to the spiller.
     MemoryFiles,
 }
 
@@ -30,6 +31,8 @@ pub(super) enum Verdict {
     Dirty,
     /// Of a memory file, and to be spilled first.
     Unspilled,
+    /// Of a memory file, and on its way to the spill.
+    Spilling,
     /// Dirty, and its write-out failed.
     Unwritten,
     /// Others hold references.
@@ -61,7 +64,8 @@ impl Reclaim {
             return (Verdict::Pinned, Some(folio));
         };
         if locked.flags.write_state().is_writing() {
-            return (Verdict::Busy, Some(folio));
+            let is_spilled = inode.is_memory_file();
+            return (if is_spilled { Verdict::Spilling } else { Verdict::Busy }, Some(folio));
         }
         if second_chance && inode.mapping.test_and_clear_referenced(&locked) {
             return (Verdict::Activate, Some(folio));
@@ -82,25 +86,17 @@ impl Reclaim {
         self.evict(inode, folio, locked)
     }
 
-    /// As [`Self::evict_or_keep`], but spills the folio, or asks the flusher for this one, if it is
-    /// dirty.
+    /// As [`Self::evict_or_keep`], but asks the flusher for this one, if it is dirty.
     pub(super) fn pageout_one<'a>(
         &self,
         turn: &Turn<'_>,
         folio: FolioRef<'a>,
     ) -> (Verdict, Option<FolioRef<'a>>) {
-        match self.evict_or_keep(turn, folio, false) {
-            (Verdict::Dirty, Some(folio)) => {
-                self.write_soon_one(turn, &folio);
-                (Verdict::Dirty, Some(folio))
-            }
-            (Verdict::Unspilled, Some(folio)) => {
-                let mut judged = self.pageout_batch(turn, vec![folio]);
-                let (verdict, _, kept) = judged.pop().expect("a verdict for each folio");
-                (verdict, kept)
-            }
-            judged => judged,
+        let (verdict, folio) = self.evict_or_keep(turn, folio, false);
+        if verdict == Verdict::Dirty {
+            folio.iter().for_each(|folio| self.write_soon_one(turn, folio));
         }
+        (verdict, folio)
     }
 
     fn write_soon_one(&self, turn: &Turn<'_>, folio: &FolioRef<'_>) {
@@ -108,50 +104,6 @@ impl Reclaim {
         let Some(inode) = turn.owner(&locked) else { return };
         let start = locked.index() * PAGE_BYTES;
         self.flusher.write_soon(inode, start..start + locked.pages() * PAGE_BYTES);
-    }
-
-    /// Spills dirty folios of memory files, file by file in one batch each, waits for it, and
-    /// evicts those that are still clean then: everything is looked at again. Answers for each the
-    /// verdict, its pages and, if it stays, the folio.
-    pub(super) fn pageout_batch<'a>(
-        &self,
-        turn: &Turn<'_>,
-        dirty: Vec<FolioRef<'a>>,
-    ) -> Vec<(Verdict, u64, Option<FolioRef<'a>>)> {
-        self.memory.counters.add(Counter::PageOut, dirty.len() as u64);
-        let failed = self.spill_folios(turn, &dirty);
-        let again = |folio: FolioRef<'a>| {
-            let pages = folio.folio().pages();
-            match self.evict_or_keep(turn, folio, false) {
-                // Dirty still: the device does not take it. Dirty again: somebody was faster.
-                (Verdict::Dirty | Verdict::Unspilled, folio) => {
-                    (if failed { Verdict::Unwritten } else { Verdict::Busy }, pages, folio)
-                }
-                (verdict, folio) => (verdict, pages, folio),
-            }
-        };
-        dirty.into_iter().map(again).collect()
-    }
-
-    /// Writes out dirty folios of memory files, file by file in one batch each, and waits for it;
-    /// whether something failed.
-    pub(super) fn spill_folios(&self, turn: &Turn<'_>, dirty: &[FolioRef<'_>]) -> bool {
-        let mut files: Vec<(&Inode, Vec<FolioRef<'_>>)> = Vec::new();
-        for folio in dirty {
-            let Some(locked) = folio.try_lock() else { continue };
-            let (Some(inode), Some(own)) = (turn.owner(&locked), folio.try_clone()) else {
-                continue;
-            };
-            match files.iter_mut().find(|(other, _)| std::ptr::eq(*other, inode)) {
-                Some((_, folios)) => folios.push(own),
-                None => files.push((inode, vec![own])),
-            }
-        }
-        let mut failed = false;
-        for (inode, folios) in files {
-            failed |= inode.write_out_folios(folios).0.error.is_some();
-        }
-        failed
     }
 
     /// What an eviction leaves for the replacement policy.

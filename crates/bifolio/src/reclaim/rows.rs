@@ -13,7 +13,8 @@
 //!     too much, or too little is gained, nothing is done.
 //!     dirty: stays, too (WRITEBACK-1), until it has been written out. The flusher is told which
 //!       pages of files that are. A row with a little that is to be spilled is *awaited*: that goes
-//!       to the spill behind the next folios that leave for it, and the row is cleared then.
+//!       to the spill with the next folios that leave for it (`spiller.rs`), and the row is cleared
+//!       then.
 //! ```
 //!
 //! Where most folios are dirty, that clears hardly a row: each has some, and to spill what stays
@@ -28,8 +29,9 @@
 
 use super::pageout::Verdict;
 use super::scan::ScanCounts;
+use super::spiller::ByFile;
 use super::{Reclaim, Turn};
-use crate::folio::{Flag, FolioId, WriteState};
+use crate::folio::{Flag, FolioId, LockedFolio, WriteState};
 use crate::frames::ROW_PAGES;
 use crate::lru::ListKind;
 use crate::mapping::PAGE_BYTES;
@@ -50,7 +52,7 @@ const AWAITED_MAX: usize = 32;
 
 /// A row, and the pages of each of its folios.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Row {
+pub(super) struct Row {
     number: u32,
     pages: u64,
 }
@@ -195,34 +197,44 @@ impl Reclaim {
         unspilled
     }
 
-    /// Spills what is dirty in awaited rows, about so many pages at the most, and clears those.
-    /// (What stays keeps its slot, while it is clean: so only where each page has one.)
-    pub(super) fn spill_awaited_rows(
-        &self,
+    /// Takes awaited rows, with about so many dirty pages at the most, and adds those to what is
+    /// about to be spilled. (What stays keeps its slot, while it is clean: so only where each page
+    /// has one.)
+    pub(super) fn take_awaited_rows<'a>(
+        &'a self,
         turn: &Turn<'_>,
         pages_max: u64,
-        counts: &mut ScanCounts,
-    ) {
+        leaving: &mut ByFile<'a>,
+    ) -> Vec<Row> {
         let has_slot = |spill: &Spill| spill.pages() <= u64::from(spill.capacity_slots_max());
         if !self.spill.as_deref().is_some_and(has_slot) {
-            return;
+            return Vec::new();
         }
-        let (mut rows, mut dirty, mut pages) = (Vec::new(), Vec::new(), 0);
+        let (mut rows, mut pages) = (Vec::new(), 0);
         while pages < pages_max
             && let Some(row) = self.awaited_rows.next()
         {
             let survey = self.survey(row);
-            let of_row = survey.dirty.iter().filter_map(|id| self.memory.folios.try_get(*id).ok());
-            dirty.extend(of_row);
+            for id in &survey.dirty {
+                let Ok(folio) = self.memory.folios.try_get(*id) else { continue };
+                let keep_owner = |locked: LockedFolio<'_>| turn.owner(&locked)?.keep();
+                let Some(inode) = folio.try_lock().and_then(keep_owner) else { continue };
+                if inode.is_evictable() && inode.is_memory_file() {
+                    leaving.add(inode, folio);
+                }
+            }
             pages += survey.dirty.len() as u64 * row.pages;
             rows.push(row);
         }
-        self.spill_folios(turn, &dirty);
-        drop(dirty);
+        rows
+    }
+
+    /// What was dirty in these rows has been spilled, as far as that could be.
+    pub(super) fn clear_awaited_rows(&self, turn: &Turn<'_>, rows: Vec<Row>) {
         for row in rows {
             let survey = self.survey(row);
             if !survey.is_blocked(row) {
-                self.clear_row(turn, row, survey, counts);
+                self.clear_row(turn, row, survey, &mut ScanCounts::default());
             }
         }
     }

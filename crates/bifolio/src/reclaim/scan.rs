@@ -1,7 +1,8 @@
 //! Scanning the lists: which folios are looked at, in which order, and how many.
 
 use super::pageout::{Verdict, WriteOut};
-use super::unmap::Unmapping;
+use super::spiller::SPILL_PAGES;
+use super::unmap::{Owners, Unmapping};
 use super::{Reclaim, Turn};
 use crate::folio::{BATCH_SLOTS, Flag, FolioRef};
 use crate::frames::ROW_PAGES;
@@ -12,20 +13,29 @@ use crate::stats::Counter;
 /// The first share of a list that is looked at: one 4096th; the last one is all of it.
 const PRIORITY_MAX: u32 = 12;
 
-/// Pages that leave for the spill together, if there are so many: a transfer of 1 MiB.
-const SPILL_PAGES: u64 = 256;
-
 /// Isolated folios of memory files that are to be spilled.
 #[derive(Debug, Default)]
 struct Unspilled<'a> {
     folios: Vec<FolioRef<'a>>,
     pages: u64,
+    /// Of those, pages in regions, clean or not: no more of them leave than are wanted.
+    loose_pages: u64,
 }
 
-impl Unspilled<'_> {
+impl<'a> Unspilled<'a> {
+    fn add(&mut self, folio: FolioRef<'a>) {
+        self.pages += folio.folio().pages();
+        self.folios.push(folio);
+    }
+
+    fn add_loose(&mut self, folio: FolioRef<'a>) {
+        self.loose_pages += folio.folio().pages();
+        self.add(folio);
+    }
+
     /// How many pages are worth looking at.
     fn scan_pages(&self) -> u64 {
-        if self.folios.is_empty() { 0 } else { SPILL_PAGES }
+        if self.pages == self.loose_pages { 0 } else { SPILL_PAGES }
     }
 }
 
@@ -45,7 +55,7 @@ pub(super) struct How {
 
 impl How {
     /// As reclaim does; who is used lately has a second chance.
-    fn reclaim(write_out: WriteOut) -> Self {
+    pub(super) fn reclaim(write_out: WriteOut) -> Self {
         Self { second_chance: true, write_out, counter: Counter::PgSteal }
     }
 }
@@ -62,6 +72,10 @@ pub(super) struct ScanCounts {
     pub(super) busy_pages: u64,
     /// Dirty.
     pub(super) dirty_pages: u64,
+    /// Of memory files: to be spilled, and not on their way.
+    pub(super) unspilled_pages: u64,
+    /// Of memory files: on their way to the spill.
+    pub(super) spilling_pages: u64,
 }
 
 impl ScanCounts {
@@ -71,6 +85,8 @@ impl ScanCounts {
         self.unwritten_pages += other.unwritten_pages;
         self.busy_pages += other.busy_pages;
         self.dirty_pages += other.dirty_pages;
+        self.unspilled_pages += other.unspilled_pages;
+        self.spilling_pages += other.spilling_pages;
     }
 
     pub(super) fn note(&mut self, verdict: Verdict, pages: u64) {
@@ -83,23 +99,33 @@ impl ScanCounts {
                 self.dirty_pages += pages;
                 self.busy_pages += pages;
             }
-            Verdict::Activate | Verdict::Unspilled | Verdict::Moved => {}
+            Verdict::Unspilled => self.unspilled_pages += pages,
+            Verdict::Spilling => self.spilling_pages += pages,
+            Verdict::Activate | Verdict::Moved => {}
         }
     }
 }
 
 impl Reclaim {
-    /// Frees `wanted_pages` or so, looking at ever larger shares of the inactive list.
+    /// Frees `wanted_pages` or so, looking at ever larger shares of the inactive list; fewer if so
+    /// many are on their way to the spill.
     pub(super) fn shrink(
         &self,
         turn: &Turn<'_>,
         wanted_pages: u64,
         write_out: WriteOut,
     ) -> ScanCounts {
-        if let Some(spill) = self.spill.as_ref().filter(|_| write_out != WriteOut::Nothing) {
-            spill.set_storage_aside();
-        }
         self.shrink_until(turn, wanted_pages, write_out, 0)
+    }
+
+    /// Whether so many pages are free, or will be when what is on its way to the spill is there.
+    fn is_enough(&self, freed_pages: u64, wanted_pages: u64, how: How) -> bool {
+        if freed_pages >= wanted_pages || self.spill.is_none() {
+            return freed_pages >= wanted_pages;
+        }
+        let waits = how.write_out == WriteOut::MemoryFiles;
+        let coming_pages = if waits { self.spiller.coming_pages() } else { 0 };
+        freed_pages + coming_pages >= wanted_pages || coming_pages > 0 && !self.has_room_in_line()
     }
 
     /// Frees a round's pages or so of what is clean, if the smallest share of the list has them.
@@ -116,7 +142,7 @@ impl Reclaim {
     ) -> ScanCounts {
         let mut total = ScanCounts::default();
         let how = How::reclaim(write_out);
-        let mut unmapping = Unmapping::new(self, turn, how);
+        let mut unmapping = Unmapping::new(self, Owners::Turn(turn), how);
         for priority in (priority_min..=PRIORITY_MAX).rev() {
             let sizes = self.memory.lru.sizes();
             let share = |pages: u64| (pages >> priority).max(super::ROUND_PAGES);
@@ -128,7 +154,7 @@ impl Reclaim {
             let left_pages = wanted_pages.saturating_sub(total.reclaimed_pages);
             let scanned = self.shrink_inactive(turn, looked_at, left_pages, how, &mut unmapping);
             total.add(&scanned);
-            if total.reclaimed_pages + unmapping.leaving_pages() >= wanted_pages {
+            if self.is_enough(total.reclaimed_pages, wanted_pages, how) {
                 break;
             }
         }
@@ -168,7 +194,8 @@ impl Reclaim {
 
     /// Pages in use that a sweep which came to `counts` has not judged: somebody is in the middle
     /// of something with them. They are on no list (about to be filled, isolated), or frozen there
-    /// (about to leave with a cut). Those that come to no list are not among them.
+    /// (about to leave with a cut). Those that come to no list are not among them, nor those that
+    /// are the spiller's.
     fn unseen_pages(&self, counts: &ScanCounts) -> u64 {
         let (usage, sizes) = (self.arena().usage(), self.memory.lru.sizes());
         let used_pages = (usage.frame_bytes / PAGE_BYTES).saturating_sub(usage.free_pages);
@@ -177,13 +204,16 @@ impl Reclaim {
         let judged_pages = counts.reclaimed_pages
             + counts.pinned_pages
             + counts.unwritten_pages
-            + counts.busy_pages;
-        listable_pages.saturating_sub(listed_pages.min(judged_pages))
+            + counts.busy_pages
+            + counts.unspilled_pages
+            + counts.spilling_pages;
+        let known_pages = listed_pages.min(judged_pages) + self.spiller.pages();
+        listable_pages.saturating_sub(known_pages)
     }
 
     /// As [`Self::shrink_inactive`], until a round's pages are free; nothing is under way then.
     fn shrink_inactive_wholly(&self, turn: &Turn<'_>, scan_pages: u64, how: How) -> ScanCounts {
-        let mut unmapping = Unmapping::new(self, turn, how);
+        let mut unmapping = Unmapping::new(self, Owners::Turn(turn), how);
         let wanted_pages = super::ROUND_PAGES;
         let mut counts = self.shrink_inactive(turn, scan_pages, wanted_pages, how, &mut unmapping);
         unmapping.finish(&mut counts);
@@ -191,7 +221,7 @@ impl Reclaim {
     }
 
     /// Looks at up to `scan_pages` of the inactive tail, until `wanted_pages` are free, or will be
-    /// when what is under way has ended.
+    /// when what is on its way to the spill is there.
     fn shrink_inactive<'t>(
         &'t self,
         turn: &Turn<'_>,
@@ -205,7 +235,7 @@ impl Reclaim {
         let mut scanned_pages = 0;
         let mut batch = Vec::with_capacity(BATCH_SLOTS);
         let mut unspilled = Unspilled::default();
-        while counts.reclaimed_pages + unmapping.leaving_pages() < wanted_pages {
+        while !self.is_enough(counts.reclaimed_pages + unspilled.loose_pages, wanted_pages, how) {
             // What leaves for the spill leaves together: a few more are looked at for that.
             let scan_pages = scan_pages.max(unspilled.scan_pages()).max(unmapping.scan_pages());
             let left_pages = scan_pages.saturating_sub(scanned_pages).min(STEP_PAGES);
@@ -217,51 +247,48 @@ impl Reclaim {
             scanned_pages += batch.iter().map(|folio| folio.folio().pages()).sum::<u64>();
             // Those of regions leave in batches of their own.
             for folio in batch.extract_if(.., |folio| memory.arena.is_loose(folio.id())) {
-                unmapping.add(folio, &mut counts);
+                let is_wanted = how.write_out == WriteOut::MemoryFiles;
+                let choose = || self.choose_for_spill(turn, &folio, how.second_chance);
+                match is_wanted.then(choose).flatten() {
+                    Some(Ok(())) => unspilled.add_loose(folio),
+                    Some(Err(verdict)) => unmapping.keep(folio, verdict, &mut counts),
+                    None => unmapping.add(folio, &mut counts),
+                }
             }
             self.shrink_folio_list(turn, &mut batch, how, &mut counts, &mut unspilled);
             if unspilled.pages >= SPILL_PAGES {
-                self.spill(turn, &mut unspilled, how, &mut counts);
+                self.spill(&mut unspilled, how, unmapping, &mut counts);
             }
         }
-        self.spill(turn, &mut unspilled, how, &mut counts);
+        self.spill(&mut unspilled, how, unmapping, &mut counts);
         counts
     }
 
-    /// Spills what was gathered, if that is wanted, and evicts it.
-    fn spill(
-        &self,
-        turn: &Turn<'_>,
-        unspilled: &mut Unspilled<'_>,
+    /// Leaves what was gathered to the spiller, if that is wanted. What stays is looked at here if
+    /// it is in a region, where it may be clean.
+    fn spill<'t>(
+        &'t self,
+        unspilled: &mut Unspilled<'t>,
         how: How,
+        unmapping: &mut Unmapping<'t>,
         counts: &mut ScanCounts,
     ) {
-        let Unspilled { folios, pages } = std::mem::take(unspilled);
+        let Unspilled { folios, .. } = std::mem::take(unspilled);
         if folios.is_empty() {
             return;
         }
-        let (mut kept, mut evicted) = (Vec::new(), Vec::new());
-        if how.write_out == WriteOut::Nothing {
-            counts.busy_pages += pages;
-            kept = folios;
-        } else {
-            let ids: Vec<_> = folios.iter().map(FolioRef::id).collect();
-            for ((verdict, pages, folio), id) in
-                self.pageout_batch(turn, folios).into_iter().zip(ids)
-            {
-                counts.note(verdict, pages);
-                kept.extend(folio);
-                if verdict == Verdict::Evicted {
-                    evicted.push((id, pages));
-                }
+        let is_wanted = how.write_out == WriteOut::MemoryFiles;
+        let left = if is_wanted { self.leave_to_spiller(folios) } else { folios };
+        let mut kept = Vec::new();
+        for folio in left {
+            if self.memory.arena.is_loose(folio.id()) {
+                unmapping.add(folio, counts);
+            } else {
+                counts.note(Verdict::Unspilled, folio.folio().pages());
+                kept.push(folio);
             }
         }
-        let is_taken = !evicted.is_empty() && kept.is_empty();
         self.memory.lru.put_back(&self.memory.folios, &mut kept, ListKind::Inactive);
-        self.clear_rows(turn, &evicted, counts);
-        if is_taken {
-            self.spill_awaited_rows(turn, pages.max(super::ROUND_PAGES), counts);
-        }
     }
 
     /// Judges each isolated folio; those that stay go back to a list, but for what is to be
@@ -280,13 +307,14 @@ impl Reclaim {
         for folio in batch.drain(..) {
             let (id, pages) = (folio.id(), folio.folio().pages());
             let (verdict, kept) = self.evict_or_keep(turn, folio, how.second_chance);
-            counts.note(verdict, pages);
+            if verdict != Verdict::Unspilled {
+                counts.note(verdict, pages);
+            }
             match verdict {
                 Verdict::Evicted => evicted.push((id, pages)),
                 Verdict::Activate => active.extend(kept),
                 Verdict::Unspilled => {
-                    unspilled.folios.extend(kept);
-                    unspilled.pages += pages;
+                    kept.into_iter().for_each(|folio| unspilled.add(folio));
                 }
                 _ => inactive.extend(kept),
             }

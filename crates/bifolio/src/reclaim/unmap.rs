@@ -65,8 +65,9 @@
 //! came, a flush is due for some hundreds of them. An unmapping costs the other CPUs an interrupt,
 //! and one more for each first store to a protected page that meets it on its way.
 //!
-//! The steps from B3 to B7 are in `departure.rs`; while some folios are written out (B9), the next
-//! are unmapped (`departed.rs`).
+//! The steps from B3 to B7 are in `departure.rs`. Whoever reclaims, with the turn, takes what is
+//! clean; what is to be written out is the spiller's (`spiller.rs`), who does that without the
+//! turn. While some folios are written out (B9), it unmaps the next (`departed.rs`).
 
 use super::departed::{Departed, Left};
 use super::departure::{Departure, Fate, Leaver};
@@ -74,12 +75,13 @@ use super::pageout::{Verdict, WriteOut, is_pinned};
 use super::scan::{How, ScanCounts};
 use super::{Reclaim, Turn};
 use crate::folio::{Flag, FolioRef, Frozen, LockedFolio};
-use crate::frames::{Region, Regions};
+use crate::frames::Region;
 use crate::lru::ListKind;
 use crate::stats::Counter;
 use crate::sync::yield_now;
 use crate::writeback::Inode;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// The most folios of a batch that is larger than what was asked for because they lie in rows.
 const IN_ROWS_MAX: usize = 256;
@@ -88,7 +90,7 @@ const IN_ROWS_MAX: usize = 256;
 #[derive(Debug)]
 pub(super) struct Unmapping<'t> {
     reclaim: &'t Reclaim,
-    turn: &'t Turn<'t>,
+    owners: Owners<'t>,
     how: How,
     /// Isolated, and nothing else.
     waiting: Vec<FolioRef<'t>>,
@@ -99,25 +101,30 @@ pub(super) struct Unmapping<'t> {
 }
 
 impl<'t> Unmapping<'t> {
-    pub(super) fn new(reclaim: &'t Reclaim, turn: &'t Turn<'t>, how: How) -> Self {
-        Self { reclaim, turn, how, waiting: Vec::new(), rows: Rows::default(), departed: None }
+    pub(super) fn new(reclaim: &'t Reclaim, owners: Owners<'t>, how: How) -> Self {
+        Self { reclaim, owners, how, waiting: Vec::new(), rows: Rows::default(), departed: None }
+    }
+
+    /// Whether the folios may be written out: whoever has the turn waits for no storage.
+    fn may_write(&self) -> bool {
+        matches!(self.owners, Owners::Kept(_)) && self.how.write_out == WriteOut::MemoryFiles
+    }
+
+    /// Whether a dirty folio of the file is for the spiller to take.
+    fn is_left_to_spiller(&self, inode: &Inode) -> bool {
+        inode.spill().is_some() && !self.may_write()
     }
 
     /// How many folios may wait, where they lie in rows.
     fn waiting_max(&self) -> usize {
         let batch = self.reclaim.unmap_batch_folios;
-        let room = Regions::size_for(self.reclaim.arena(), batch).batch_folios();
+        let room = self.reclaim.regions_size(batch).batch_folios();
         room.min(IN_ROWS_MAX).max(batch)
     }
 
     /// How many pages are worth looking at: enough for a batch.
     pub(super) fn scan_pages(&self) -> u64 {
         if self.waiting.is_empty() { 0 } else { self.reclaim.unmap_batch_folios as u64 }
-    }
-
-    /// Pages that will be free when what is under way has ended.
-    pub(super) fn leaving_pages(&self) -> u64 {
-        self.departed.as_ref().map_or(0, |departed| departed.folios() as u64)
     }
 
     /// Takes an isolated folio of a region.
@@ -137,7 +144,7 @@ impl<'t> Unmapping<'t> {
     }
 
     /// What stays goes back to where it came from, or to the active list.
-    fn keep(&self, folio: FolioRef<'t>, verdict: Verdict, counts: &mut ScanCounts) {
+    pub(super) fn keep(&self, folio: FolioRef<'t>, verdict: Verdict, counts: &mut ScanCounts) {
         counts.note(verdict, folio.folio().pages());
         let memory = &self.reclaim.memory;
         let kind = match verdict {
@@ -202,7 +209,7 @@ impl<'t> Unmapping<'t> {
     ) -> std::result::Result<(&'t Inode, LockedFolio<'t>), Verdict> {
         let lock = folio.try_lock().ok_or(Verdict::Busy)?;
         // Truncated: whoever still holds it frees it with the last put.
-        let inode = self.turn.owner(&lock).ok_or(Verdict::Pinned)?;
+        let inode = self.owners.owner(&lock).ok_or(Verdict::Pinned)?;
         debug_assert!(!lock.flags.get(Flag::OnLru), "isolated folios are on no list (LRU-1)");
         if lock.flags.write_state().is_writing() {
             return Err(Verdict::Busy);
@@ -219,6 +226,9 @@ impl<'t> Unmapping<'t> {
             let verdict =
                 if is_kept { Verdict::Pinned } else { Verdict::of_left_to_flusher(inode) };
             return Err(verdict);
+        }
+        if lock.flags.write_state().is_dirty() && self.is_left_to_spiller(inode) {
+            return Err(Verdict::Unspilled);
         }
         if is_pinned(folio) || region.is_held(lock.index()) {
             return Err(Verdict::Pinned);
@@ -237,7 +247,8 @@ impl<'t> Unmapping<'t> {
         let Some(region) = inode.frames.region() else {
             unreachable!("a loose folio is a region's")
         };
-        let may_write = self.how.write_out == WriteOut::MemoryFiles && inode.is_memory_file();
+        // Others are written out by the flusher.
+        let may_write = self.may_write() && inode.is_memory_file();
         let mut left = folios.into_iter();
         while left.len() > 0 {
             let room = self.room_for(left.len(), inode, region, counts);
@@ -284,7 +295,8 @@ impl<'t> Unmapping<'t> {
         if self.departed.as_ref().is_some_and(|departed| !departed.is_of(inode)) {
             self.end_departed(counts);
         }
-        let departed = self.departed.get_or_insert_with(|| Departed::new(inode, region));
+        let may_write = self.may_write();
+        let departed = self.departed.get_or_insert_with(|| Departed::new(inode, region, may_write));
         if departed.room().len() < 2 * folios || departed.is_a_transfer() {
             let ended = departed.rotate(&self.reclaim.memory);
             self.settle_written(inode, ended, counts);
@@ -383,6 +395,28 @@ impl<'t> Unmapping<'t> {
         drop(lock);
         if table_reference.is_none() {
             self.keep(folio, verdict, counts);
+        }
+    }
+}
+
+/// How it is known that a folio's file is alive.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Owners<'t> {
+    /// By the turn (RECLAIM-2).
+    Turn(&'t Turn<'t>),
+    /// These files are kept; folios of others are none of the caller's.
+    Kept(&'t [Arc<Inode>]),
+}
+
+impl<'t> Owners<'t> {
+    /// The file that a locked folio belongs to; `None` once it has left its table.
+    fn owner(self, locked: &LockedFolio<'_>) -> Option<&'t Inode> {
+        match self {
+            Self::Turn(turn) => turn.owner(locked),
+            Self::Kept(inodes) => {
+                let address = locked.owner();
+                inodes.iter().find(|inode| inode.address() == address).map(|inode| &**inode)
+            }
         }
     }
 }

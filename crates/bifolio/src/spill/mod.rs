@@ -62,7 +62,7 @@ pub(crate) use words::Mismatch;
 use crate::error::{ErrorKind, Result};
 use crate::io::{self, Backing, IoError};
 use crate::lru::Shadow;
-use crate::sync::{AtomicU64, Ordering};
+use crate::sync::{AtomicU64, Mutex, Ordering};
 use crate::sys::memory::PAGE_BYTES;
 use crate::sys::probe::Features;
 use slots::Slots;
@@ -71,6 +71,14 @@ use words::Words;
 
 /// Of so many slots one is spare.
 const PART_SPARE: u64 = 16;
+
+/// How write-outs have ended.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Answers {
+    pub(crate) taken: u64,
+    pub(crate) refused: u64,
+    pub(crate) last_refusal: Option<Arc<IoError>>,
+}
 
 /// See the head of the file.
 #[derive(Debug)]
@@ -82,6 +90,7 @@ pub(crate) struct Spill {
     stretches: Stretches,
     /// Pages of memory files that exist, wherever: each may need a slot.
     pages: AtomicU64,
+    answers: Mutex<Answers>,
     /// Behind the backing: the file is closed before others may have it.
     _lock: Option<OwnedFd>,
 }
@@ -106,7 +115,9 @@ impl Spill {
             Words::new(slots.end()).map_err(|source| ErrorKind::Memory { purpose, source })?;
         let name = backing.describe();
         let (stretches, pages) = (Stretches::default(), AtomicU64::new(0));
-        Ok(Self { backing: enroll(backing), name, slots, words, stretches, pages, _lock: lock })
+        let backing = enroll(backing);
+        let answers = Mutex::default();
+        Ok(Self { backing, name, slots, words, stretches, pages, answers, _lock: lock })
     }
 
     /// What pages are written to and read from.
@@ -130,8 +141,8 @@ impl Spill {
         io::set_len(&*self.backing, PAGE_BYTES as u64)
     }
 
-    /// Has storage set aside for what is written next. For who is about to write, holds the turn to
-    /// reclaim, and has no transfer in flight. Blocks for the file system.
+    /// Has storage set aside for what is written next. For who is about to write,
+    /// one thread at a time, which has no transfer in flight. Blocks for the file system.
     pub(crate) fn set_storage_aside(&self) {
         self.slots.try_again();
         // The header's slot is none of the capacity.
@@ -153,6 +164,23 @@ impl Spill {
     /// one run a round.
     pub(crate) fn note_written(&self, slots: SlotRun, is_written: bool) {
         self.slots.note_written(slots, is_written);
+    }
+
+    /// A write-out of pages has ended.
+    pub(crate) fn note_end(&self, error: Option<&Arc<IoError>>) {
+        let mut answers = self.answers.lock();
+        match error {
+            None => answers.taken += 1,
+            Some(error) => {
+                answers.refused += 1;
+                answers.last_refusal = Some(Arc::clone(error));
+            }
+        }
+    }
+
+    /// How write-outs have ended so far.
+    pub(crate) fn answers(&self) -> Answers {
+        self.answers.lock().clone()
     }
 
     /// Makes slots free again, of which the caller is the owner; they may be parts of several runs.

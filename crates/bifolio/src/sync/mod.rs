@@ -10,7 +10,9 @@
 
 pub(crate) mod blocking;
 pub(crate) mod futex;
+pub(crate) mod share;
 mod weak_list;
+pub(crate) use share::Share;
 pub(crate) use weak_list::WeakList;
 #[cfg(not(any(all(test, loom), bifolio_chaos)))]
 mod real;

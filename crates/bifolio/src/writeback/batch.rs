@@ -458,6 +458,9 @@ impl<'a> WriteBatch<'a> {
         if let Some(device) = &inode.device {
             inode.flusher.note_progress(device, error.as_ref());
         }
+        if let Some(spill) = inode.spill() {
+            spill.note_end(error.as_ref());
+        }
     }
 
     /// Waits for everything that is in flight.

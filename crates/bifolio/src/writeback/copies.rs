@@ -116,7 +116,7 @@ impl<'a> WriteBatch<'a> {
         let staging = region.regions().staging();
         loop {
             let is_alone = self.started() == 0;
-            match staging.try_take_for_copies(pages) {
+            match staging.try_take_for_copies(pages, &self.inode.load.staging) {
                 Some(staged) if is_alone || staged.pages() >= pages.min(PAGES_MIN) => {
                     return Copies { memory: Memory::Staged(staged) };
                 }

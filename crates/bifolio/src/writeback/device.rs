@@ -18,6 +18,7 @@
 //! first folio that is taken, for the flusher or for a sync, ends the trouble.
 
 use super::inode::Inode;
+use super::load::Load;
 use super::throttle::{DirtyPages, part_of};
 use crate::folio::{FolioRef, LockedFolio};
 use crate::io::{DeviceIdentity, IoError};
@@ -110,6 +111,8 @@ pub(crate) struct Device {
     /// The file that was first opened on it.
     first_file: String,
     pub(super) dirty_pages: DirtyPages,
+    /// What those have who wait for it to read.
+    pub(super) load: Load,
     files: Mutex<Files>,
     /// Some of its files are in regions, where stores must be looked for.
     has_regions: AtomicBool,
@@ -145,11 +148,13 @@ impl Device {
         identity: Option<DeviceIdentity>,
         first_file: String,
         dirty_pages: DirtyPages,
+        load: Load,
     ) -> Self {
         Self {
             identity,
             first_file,
             dirty_pages,
+            load,
             files: Mutex::default(),
             has_regions: AtomicBool::new(false),
             calls: Mutex::new(Calls {
@@ -374,11 +379,13 @@ impl Drop for Held<'_> {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use super::super::load::Loads;
     use super::*;
 
     #[test]
     fn the_trouble_of_an_older_round_is_not_a_later_writers() {
-        let device = Device::new(None, "f".into(), DirtyPages::alone(&Arc::new(AtomicU64::new(0))));
+        let dirty_pages = DirtyPages::alone(&Arc::new(AtomicU64::new(0)));
+        let device = Device::new(None, "f".into(), dirty_pages, Loads::default().new_load());
         device.dirty_pages.add(1);
         let error = || {
             Some(Arc::new(IoError {

@@ -40,6 +40,7 @@
 use super::batch::{Progress, Written};
 use super::device::{Device, Files, Round};
 use super::inode::Inode;
+use super::load::{Load, Loads};
 use super::sync::ALL_BYTES;
 use super::throttle::{DirtyPages, Throttle, part_of};
 use crate::error::{ErrorKind, Result};
@@ -107,6 +108,9 @@ pub(crate) struct Flusher {
     /// Write-outs that have ended, whatever became of them.
     ended: AtomicU64,
     stall_ns_max: AtomicU64,
+    /// What devices may have while they are read from.
+    pub(super) loads: Loads,
+    pub(super) spill_load: Load,
 }
 
 /// Who is to be looked after, and by whom.
@@ -154,6 +158,7 @@ impl Roster {
 impl Flusher {
     /// A flusher without threads: see [`FlusherThreads`].
     pub(crate) fn new(settings: FlusherSettings, bound_bytes: u64) -> Self {
+        let loads = Loads::default();
         let flusher = Self {
             settings,
             background_pages: AtomicU64::new(0),
@@ -176,6 +181,8 @@ impl Flusher {
             throttle: Throttle::new(),
             ended: AtomicU64::new(0),
             stall_ns_max: AtomicU64::new(0),
+            spill_load: loads.new_load(),
+            loads,
         };
         flusher.set_bound(bound_bytes);
         flusher
@@ -190,6 +197,7 @@ impl Flusher {
         let background = self.settings.background_bytes.unwrap_or(bound_bytes / 4).min(max);
         self.background_pages.store(background / PAGE_BYTES, Ordering::Relaxed);
         self.max_pages.store(max / PAGE_BYTES, Ordering::Relaxed);
+        self.loads.set_bound(bound_bytes / PAGE_BYTES);
         self.throttle.release();
     }
 
@@ -208,7 +216,8 @@ impl Flusher {
             return known;
         }
         let dirty_pages = DirtyPages::new(&memory.dirty_pages, &self.dirty_devices);
-        let device = Arc::new(Device::new(identity, name, dirty_pages));
+        let load = self.loads.new_load();
+        let device = Arc::new(Device::new(identity, name, dirty_pages, load));
         if roster.devices.push(Arc::downgrade(&device)) {
             roster.identified.retain(|_, device| device.strong_count() > 0);
         }
@@ -295,6 +304,12 @@ impl Flusher {
     /// A write-out of a device has ended.
     pub(super) fn note_progress(&self, device: &Device, error: Option<&Arc<IoError>>) {
         device.note_end(error);
+        self.ended.fetch_add(1, Ordering::Relaxed);
+        self.throttle.release();
+    }
+
+    /// Pages have been freed after their write-out.
+    pub(crate) fn note_freed(&self) {
         self.ended.fetch_add(1, Ordering::Relaxed);
         self.throttle.release();
     }

@@ -11,6 +11,7 @@ use super::dirty::DirtyList;
 use super::errors::{ErrorCursor, WriteErrors};
 use super::flush::Flushes;
 use super::flusher::Flusher;
+use super::load::Load;
 use super::store::{DiskStore, MemoryStore, Store};
 use super::throttle::DirtyPages;
 use crate::error::{Error, ErrorKind, Result};
@@ -53,6 +54,8 @@ pub(crate) struct Inode {
     pub(super) flusher: Arc<Flusher>,
     /// Where it is written to; none for a memory file.
     pub(super) device: Option<Arc<Device>>,
+    /// What those have who wait for its storage to read.
+    pub(crate) load: Load,
     pub(super) store: Store,
     pub(super) dirty: DirtyList,
     pub(super) errors: WriteErrors,
@@ -114,6 +117,7 @@ impl Inode {
         let mapping = Mapping::new(size.order, size.len_bytes, size.len_max_bytes)?;
         let alone = || DirtyPages::alone(&services.memory.unspilled_pages);
         let dirty_pages = device.as_ref().map_or_else(alone, |it| it.dirty_pages.clone());
+        let load = device.as_ref().map_or(services.flusher.spill_load(), |it| &it.load).clone();
         Ok(Arc::new_cyclic(|this| Self {
             this: Weak::clone(this),
             mapping,
@@ -122,6 +126,7 @@ impl Inode {
             engine: Arc::clone(&services.engine),
             flusher: Arc::clone(&services.flusher),
             device,
+            load,
             store,
             dirty: DirtyList::new(dirty_pages),
             errors: WriteErrors::default(),
@@ -130,6 +135,11 @@ impl Inode {
             cutting: RwLock::new(()),
             len_max_bytes: size.len_max_bytes,
         }))
+    }
+
+    /// A reference that keeps it from being freed; `None` if it is about to be.
+    pub(crate) fn keep(&self) -> Option<Arc<Self>> {
+        self.this.upgrade()
     }
 
     /// The inode a folio belongs to; `None` once it has left its table.

@@ -61,6 +61,7 @@ mod flush;
 mod flusher;
 mod inode;
 mod leaving;
+mod load;
 mod remove;
 mod resizing;
 mod spill_out;

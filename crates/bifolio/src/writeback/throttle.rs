@@ -3,22 +3,19 @@
 //!
 //! THE PART OF A DEVICE. What may be dirty (`dirty_bytes_max`) is the cache's, and a promise: a
 //! page that becomes dirty is counted before, by one compare-and-exchange that refuses more. Of
-//! that, one device may have three quarters of what the others leave. So whatever is dirty on
-//! devices that take nothing, a quarter of the rest stays for the next device: the first has 3/4,
-//! the second 3/16, ..., without a list of who is healthy, and a device that is alone has most.
-//! (As switches share the memory of their ports: a queue may have so many times what is free.)
+//! that, one device may have three quarters of what the others leave (`sync/share.rs`).
 
-use crate::sync::{AtomicU64, Condvar, Mutex, Ordering};
+use crate::sync::{AtomicU64, Condvar, Mutex, Ordering, Share, share};
 use std::sync::Arc;
 use std::time::Instant;
+
+/// Of what others leave, one part of so many stays when a device has all it may have dirty.
+const PARTS: u64 = 4;
 
 /// Pages of a cache that are dirty or on their way to a device; one that is both counts twice.
 #[derive(Clone, Debug)]
 pub(crate) struct DirtyPages {
-    /// Of all devices together.
-    all: Arc<AtomicU64>,
-    /// Of this one.
-    own: Arc<AtomicU64>,
+    share: Share,
     /// How many devices have some.
     devices: Arc<AtomicU64>,
 }
@@ -26,8 +23,7 @@ pub(crate) struct DirtyPages {
 impl DirtyPages {
     /// Of one more device.
     pub(crate) fn new(all: &Arc<AtomicU64>, devices: &Arc<AtomicU64>) -> Self {
-        let own = Arc::new(AtomicU64::new(0));
-        Self { all: Arc::clone(all), own, devices: Arc::clone(devices) }
+        Self { share: Share::new(all), devices: Arc::clone(devices) }
     }
 
     /// Of something else that is counted alone.
@@ -37,20 +33,18 @@ impl DirtyPages {
 
     /// Counts pages, however many there are.
     pub(crate) fn add(&self, pages: u64) {
-        self.all.fetch_add(pages, Ordering::Relaxed);
-        self.add_own(pages);
+        self.note_added(self.share.add(pages));
     }
 
-    fn add_own(&self, pages: u64) {
-        if self.own.fetch_add(pages, Ordering::Relaxed) == 0 {
+    fn note_added(&self, before_pages: u64) {
+        if before_pages == 0 {
             self.devices.fetch_add(1, Ordering::Relaxed);
         }
     }
 
     /// Counts no longer.
     pub(crate) fn sub(&self, pages: u64) {
-        self.all.fetch_sub(pages, Ordering::Relaxed);
-        if pages > 0 && self.own.fetch_sub(pages, Ordering::Relaxed) == pages {
+        if pages > 0 && self.share.sub(pages) == pages {
             self.devices.fetch_sub(1, Ordering::Relaxed);
         }
     }
@@ -58,34 +52,26 @@ impl DirtyPages {
     /// Counts pages, if there is room for them among `max_pages`. What all have is exact; what one
     /// device has may be more than its part by what several threads add at the same time.
     pub(crate) fn try_add(&self, pages: u64, max_pages: u64) -> bool {
-        let has_room = |all| self.has_room_beside(all, pages, max_pages).then_some(all + pages);
-        let added = self.all.fetch_update(Ordering::Relaxed, Ordering::Relaxed, has_room).is_ok();
-        if added {
-            self.add_own(pages);
-        }
-        added
+        let added = self.share.try_add(pages, max_pages, PARTS);
+        added.is_some_and(|before_pages| {
+            self.note_added(before_pages);
+            true
+        })
     }
 
     /// Whether there is room for so many pages now.
     pub(crate) fn has_room(&self, pages: u64, max_pages: u64) -> bool {
-        self.has_room_beside(self.all.load(Ordering::Relaxed), pages, max_pages)
-    }
-
-    fn has_room_beside(&self, all: u64, pages: u64, max_pages: u64) -> bool {
-        let own = self.own();
-        let part = part_of(max_pages.saturating_sub(all.saturating_sub(own)));
-        // One folio may be dirty, however large it is.
-        all + pages <= max_pages && (own + pages <= part || own == 0)
+        self.share.has_room(pages, max_pages, PARTS)
     }
 
     /// Of all devices.
     pub(crate) fn all(&self) -> u64 {
-        self.all.load(Ordering::Relaxed)
+        self.share.all()
     }
 
     /// Of this device.
     pub(crate) fn own(&self) -> u64 {
-        self.own.load(Ordering::Relaxed)
+        self.share.own()
     }
 
     /// What sets the flusher to work for this device, where that are `background_pages` of the
@@ -95,20 +81,19 @@ impl DirtyPages {
         let left_pages = u128::from(self.left_of(max_pages));
         let part = u128::from(background_pages) * left_pages / u128::from(max_pages.max(1));
         let mean = background_pages / self.devices.load(Ordering::Relaxed).max(1);
-        let is_much = self.all.load(Ordering::Relaxed) > background_pages;
+        let is_much = self.share.all() > background_pages;
         if is_much { mean.min(part as u64) } else { part as u64 }
     }
 
     /// What others leave of `pages`.
     pub(crate) fn left_of(&self, pages: u64) -> u64 {
-        let others = self.all.load(Ordering::Relaxed).saturating_sub(self.own());
-        pages.saturating_sub(others)
+        self.share.left_of(pages)
     }
 }
 
 /// The part of what others leave that one device may have.
 pub(crate) fn part_of(left_pages: u64) -> u64 {
-    left_pages - left_pages / 4
+    share::part_of(left_pages, PARTS)
 }
 
 /// The gate. One for a cache: who waits says for what.

@@ -15,7 +15,7 @@ use bifolio::{Backing, ErrorKind, FaultMode, Feature, IoSource, IoTarget};
 use bifolio_testing::{Call, Fault};
 
 use crate::setup::{Address, Way, refuse_calls, run_child, store, touch, word};
-use crate::support::{self, Faulty, PAGE, directory, random_file, writable};
+use crate::support::{self, Faulty, PAGE, directory, random_file, wait_until, writable};
 
 const PAGE_USIZE: usize = PAGE as usize;
 const VARIABLE: &str = "BIFOLIO_TEST_POISONED";
@@ -110,6 +110,8 @@ fn find_no_memory(way: Way) {
     storage.backing.inject(Fault::on(Call::Write).forever().fails(libc::EIO));
     refuse_calls(libc::SYS_ioctl, Some(COPY), libc::ENOMEM);
     cache.set_memory(256 << 10).unwrap_err();
+    // What it has asked for is still tried.
+    wait_until("it is poisoned", || is_poisoned(file.sync_data()));
     let error = map.prefetch(399 * PAGE..400 * PAGE).unwrap_err();
     assert!(error.to_string().contains("put back"), "{error:?}");
     assert!(is_poisoned(file.write_at(b"x", 0)) && is_poisoned(file.sync_data()));

@@ -30,7 +30,7 @@ use super::handle::Handle;
 use crate::frames::{Refusal, Region};
 use crate::mapping::{PAGE_BYTES, PAGE_SHIFT};
 use crate::stats::Counter;
-use crate::sync::{Ordering, RwLock, RwLockReadGuard, WeakList};
+use crate::sync::{Ordering, RwLock, RwLockReadGuard, Share, WeakList};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -43,6 +43,8 @@ use underway::Service;
 #[derive(Debug)]
 struct Served {
     region: Arc<Region>,
+    /// The threads of its device.
+    threads: Share,
     underway: Arc<Underway>,
     /// The handles of its file, the last one opened last.
     handles: WeakList<Handle>,
@@ -77,6 +79,7 @@ pub(super) fn enlist(region: &Arc<Region>, handle: &Arc<Handle>) {
     let mut regions = REGIONS.write();
     let served = regions.entry(region.base().addr()).or_insert_with(|| Served {
         region: Arc::clone(region),
+        threads: handle.inode.load.faults.clone(),
         underway: Arc::default(),
         handles: WeakList::default(),
     });
@@ -108,6 +111,13 @@ struct Server {
     handle: Arc<Handle>,
     region: Arc<Region>,
     _service: Service,
+}
+
+/// The threads of the device that faults at `address` wait for; `None`: it is in no open file.
+fn threads_for(address: usize) -> Option<Share> {
+    let regions: RwLockReadGuard<'_, _> = REGIONS.read();
+    let (base, served) = regions.range(..=address).next_back()?;
+    (address - base < served.region.len_bytes()).then(|| served.threads.clone())
 }
 
 /// Who can serve faults at `address`.

@@ -1,18 +1,45 @@
 //! Threads that serve faults: one waits for messages of the kernel, the others serve, or wait for
 //! their turn.
+//!
+//! A fault may wait for its device for ever. So a device has at most [`DEVICE_THREADS_MAX`]
+//! threads, and fewer if others have most of them ([`Share`]); its next faults are *postponed*, and
+//! served by those threads, one after the other. And before a thread serves, it sees to it that
+//! another one waits for messages. More threads than at the beginning are started only while those
+//! serve all at once, and stay.
+//!
+//! ```text
+//!  A THREAD THAT SERVES                         A THREAD THAT HAS A MESSAGE
+//!  P1 serve                                     Q1 lock `postponed`
+//!  P2 lock `postponed`                          Q2 may the device have one more thread? then this
+//!  P3 one of its device? take it, unlock, P1      is one: unlock, serve
+//!  P4 none: the device has a thread less. One   Q3 else into `postponed`; unlock
+//!     whose device may have one more? count it,
+//!     take it, unlock, P1
+//!  P5 none: unlock
+//! ```
+//!
+//! A request is postponed at Q3 because threads serve: of its device, or all that there may be.
+//! Each of them comes to P3 and P4 when it is done.
 
-use super::server_of;
+use super::{server_of, threads_for};
 use crate::frames::{FAULT_CLOCK, Regions};
-use crate::sync::Mutex;
+use crate::sync::{Mutex, Share};
 use crate::sys::thread::OwnedThread;
 use crate::sys::userfault::{Fault, FaultWaiter, Userfault};
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-/// How many faults are served at a time: each may wait for the device.
+/// How many there are from the beginning.
 const THREADS: usize = 4;
+/// The most there are: enough for four devices that hang, and others that do not.
+const THREADS_MAX: usize = 16;
+/// How many faults of a device are served at a time.
+const DEVICE_THREADS_MAX: u64 = 4;
+/// Of the threads that others leave, one part of so many stays when a device has all it may have.
+const PARTS: u64 = 4;
 const PAGE: usize = crate::mapping::PAGE_BYTES as usize;
 
 /// The running threads; dropping them ends them and waits for that.
@@ -21,6 +48,7 @@ pub(in crate::file) struct FaultThreads {
     shared: Arc<Shared>,
     /// Closed to end them.
     stop: Option<OwnedFd>,
+    /// Those from the beginning.
     threads: Vec<OwnedThread>,
 }
 
@@ -31,6 +59,18 @@ struct Shared {
     waiter: FaultWaiter,
     /// Whoever holds it waits for messages.
     requests: Mutex<VecDeque<Request>>,
+    /// Requests whose device has as many threads as it may have.
+    postponed: Mutex<VecDeque<(Share, Request)>>,
+    more: Mutex<More>,
+}
+
+/// Threads that were started later.
+#[derive(Debug, Default)]
+struct More {
+    threads: Vec<OwnedThread>,
+    /// Threads that do not serve, of all.
+    spare: usize,
+    is_ending: bool,
 }
 
 /// Faults at adjacent pages.
@@ -50,9 +90,14 @@ impl FaultThreads {
         regions: &Arc<Regions>,
     ) -> io::Result<Self> {
         let (stopped, stop) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
-        let (waiter, requests) = (userfault.waiter(stopped)?, Mutex::default());
-        let (userfault, regions) = (Arc::clone(userfault), Arc::clone(regions));
-        let shared = Arc::new(Shared { userfault, regions, waiter, requests });
+        let shared = Arc::new(Shared {
+            userfault: Arc::clone(userfault),
+            regions: Arc::clone(regions),
+            waiter: userfault.waiter(stopped)?,
+            requests: Mutex::default(),
+            postponed: Mutex::default(),
+            more: Mutex::new(More { spare: THREADS, ..More::default() }),
+        });
         // Its drop ends those that were started if one cannot be.
         let mut started = Self { shared, stop: Some(stop), threads: Vec::new() };
         for number in 0..THREADS {
@@ -72,17 +117,67 @@ impl FaultThreads {
 impl Drop for FaultThreads {
     fn drop(&mut self) {
         if self.threads.iter().any(OwnedThread::is_left_behind) {
-            std::mem::forget(self.stop.take());
-        } else {
-            drop(self.stop.take());
+            // The locks may be held for ever.
+            std::mem::forget((self.stop.take(), Arc::clone(&self.shared)));
+            return;
         }
+        let more = {
+            let mut more = self.shared.more.lock();
+            more.is_ending = true;
+            std::mem::take(&mut more.threads)
+        };
+        drop(self.stop.take());
+        // Joins them, as what is dropped next joins the others.
+        drop(more);
     }
 }
 
 impl Shared {
-    fn run(&self) {
+    fn run(self: &Arc<Self>) {
         while let Some(request) = self.next() {
-            self.serve(request);
+            let Some(threads) = threads_for(request.address) else {
+                self.serve(request);
+                continue;
+            };
+            let mut postponed = self.postponed.lock();
+            if !may_have_one_more(&threads) {
+                postponed.push_back((threads, request));
+                continue;
+            }
+            drop(postponed);
+            self.leave_a_spare();
+            self.serve_devices(threads, request);
+            self.more.lock().spare += 1;
+        }
+    }
+
+    /// P1 to P5. The device has this thread until P4.
+    fn serve_devices(&self, mut threads: Share, mut request: Request) {
+        loop {
+            // A panic has been reported by the runtime; the thread goes on.
+            drop(catch_unwind(AssertUnwindSafe(|| self.serve(request))));
+            let mut postponed = self.postponed.lock();
+            let at = next_of(&threads, &postponed);
+            let Some(next) = at.and_then(|at| postponed.remove(at)) else { return };
+            (threads, request) = next;
+        }
+    }
+
+    /// This thread is about to serve: another one is to wait for messages.
+    fn leave_a_spare(self: &Arc<Self>) {
+        let mut more = self.more.lock();
+        more.spare -= 1;
+        let count = THREADS + more.threads.len();
+        if more.spare > 0 || count >= THREADS_MAX || more.is_ending {
+            return;
+        }
+        let shared = Arc::clone(self);
+        match OwnedThread::start(&format!("bifolio-fault-{count}"), move || shared.run()) {
+            Ok(thread) => {
+                more.threads.push(thread);
+                more.spare += 1;
+            }
+            Err(error) => log::debug!("cannot start a thread for faults: {error}"),
         }
     }
 
@@ -113,6 +208,21 @@ impl Shared {
         server.serve(pages.clone(), is_write, read_at);
         server.wake(&pages);
     }
+}
+
+/// Q2; counts it, if so.
+fn may_have_one_more(threads: &Share) -> bool {
+    let max = THREADS_MAX as u64;
+    threads.own() < DEVICE_THREADS_MAX && threads.try_add(1, max, PARTS).is_some()
+}
+
+/// P3 and P4: which request a thread serves next that has served one of this device.
+fn next_of<T>(threads: &Share, postponed: &VecDeque<(Share, T)>) -> Option<usize> {
+    let own = postponed.iter().position(|(other, _)| other.is_same(threads));
+    own.or_else(|| {
+        threads.sub(1);
+        postponed.iter().position(|(other, _)| may_have_one_more(other))
+    })
 }
 
 /// Faults in the order of their addresses, those at adjacent pages as one; each page once.
@@ -149,6 +259,31 @@ mod tests {
     fn pages(requests: &[Request]) -> Vec<(usize, usize, bool)> {
         let page = |r: &Request| (r.address / PAGE, r.length_bytes / PAGE, r.is_write);
         requests.iter().map(page).collect()
+    }
+
+    #[test]
+    fn devices_that_hang_leave_a_thread_that_waits_for_messages() {
+        let all = Arc::default();
+        let threads_of = |share: &Share| (0..).take_while(|_| may_have_one_more(share)).count();
+        let devices: Vec<_> = (0..4).map(|_| Share::new(&all)).collect();
+        let threads: Vec<_> = devices.iter().map(threads_of).collect();
+        assert_eq!(threads, [4, 4, 4, 3]);
+        devices[0].sub(1);
+        assert!(may_have_one_more(&devices[0]) && !may_have_one_more(&devices[0]));
+    }
+
+    #[test]
+    fn a_thread_that_is_done_serves_a_device_that_has_none() {
+        let all = Arc::default();
+        let devices: Vec<_> = (0..THREADS_MAX + 1).map(|_| Share::new(&all)).collect();
+        let have_one: Vec<_> = devices.iter().map(may_have_one_more).collect();
+        assert!(have_one[..THREADS_MAX].iter().all(|has_one| *has_one) && !have_one[THREADS_MAX]);
+        let mut postponed = VecDeque::from([(devices[THREADS_MAX].clone(), ())]);
+        assert_eq!(next_of(&devices[0], &postponed), Some(0));
+        assert_eq!((devices[0].own(), devices[THREADS_MAX].own()), (0, 1));
+        postponed.clear();
+        assert_eq!(next_of(&devices[THREADS_MAX], &postponed), None);
+        assert_eq!(all.load(crate::sync::Ordering::Relaxed), THREADS_MAX as u64 - 1);
     }
 
     #[test]

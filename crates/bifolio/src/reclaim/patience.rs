@@ -1,0 +1,74 @@
+//! How long an allocation tries: rounds, sweeps and pauses, and when it is over.
+
+use super::Reclaim;
+use super::scan::ScanCounts;
+use std::time::{Duration, Instant};
+
+/// Rounds that free something, which is gone when the caller looks, after which it waits.
+const ROUNDS_MAX: u32 = 100;
+/// The first pause between sweeps without a success: readers hold a batch for less.
+pub(super) const SWEEP_PAUSE: Duration = Duration::from_millis(1);
+/// The pauses double up to this one, so that all together they take about 0.1 s: a thread that has
+/// lost its CPU on a machine with ten times as many at work gets it back in that time.
+const SWEEP_PAUSE_MAX: Duration = Duration::from_millis(16);
+
+/// How long an allocation has tried in vain.
+#[derive(Debug)]
+pub(super) struct Patience {
+    /// What it wants, in one piece.
+    pub(super) wanted_bytes: u64,
+    rounds: u32,
+    pub(super) futile_sweeps: u32,
+    wait_max: Duration,
+    since: Option<Instant>,
+    /// Write-outs that had ended when the last round began.
+    pub(super) ended: u64,
+    /// Rounds of the spiller that had begun before this one came.
+    pub(super) spill_rounds: u64,
+    /// Whether it may write to the spill itself.
+    pub(super) may_spill: bool,
+}
+
+impl Patience {
+    pub(super) fn new(reclaim: &Reclaim, wanted_bytes: u64) -> Self {
+        let (wait_max, ended) = (reclaim.wait_max, reclaim.flusher.ended());
+        let spill_rounds = reclaim.spiller.rounds();
+        let (rounds, futile_sweeps, since, may_spill) = (0, 0, None, false);
+        Self {
+            wanted_bytes,
+            rounds,
+            futile_sweeps,
+            wait_max,
+            since,
+            ended,
+            spill_rounds,
+            may_spill,
+        }
+    }
+
+    /// A round for so many pages, which were not to be had when it was over.
+    pub(super) fn note_round(&mut self, counts: ScanCounts, pages: u64) -> ScanCounts {
+        self.rounds += 1;
+        if self.rounds <= ROUNDS_MAX {
+            return counts;
+        }
+        // Others are faster, again and again: we wait for them.
+        ScanCounts { reclaimed_pages: 0, busy_pages: counts.busy_pages.max(pages), ..counts }
+    }
+
+    pub(super) fn note_progress(&mut self) {
+        self.futile_sweeps = 0;
+        self.since = None;
+    }
+
+    /// How long to wait for those who have references for the moment.
+    pub(super) fn sweep_pause(&self) -> Duration {
+        let doublings = self.futile_sweeps.saturating_sub(1).min(8);
+        (SWEEP_PAUSE * (1 << doublings)).min(SWEEP_PAUSE_MAX)
+    }
+
+    /// The clock starts with the first futile sweep since there was progress.
+    pub(super) fn is_over(&mut self) -> bool {
+        self.since.get_or_insert_with(Instant::now).elapsed() > self.wait_max
+    }
+}
