@@ -16,7 +16,7 @@ const SEAMS: [&str; 3] = ["writeback/store/", "frames/mod.rs", "file/mod.rs"];
 
 /// Calls that ask it.
 const QUESTIONS: [&str; 6] =
-    ["is_memory_file", "is_loose", "is_region_page", "region", "spill", "swap"];
+    ["is_memory_file", "is_loose", "is_region_page", "region", "swap", "swap"];
 
 /// A short file is one that a reader opens for little.
 const SHORT_FILE_LINES: usize = 60;

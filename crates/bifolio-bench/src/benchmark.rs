@@ -13,7 +13,7 @@ use crate::host::Host;
 use crate::progress::Progress;
 use crate::report::Report;
 use crate::{
-    advise, format_bytes, map_reads, random_reads, reclaim, scan, seq_reads, small_reads, spill,
+    advise, format_bytes, map_reads, random_reads, reclaim, scan, seq_reads, small_reads, swap,
     writes,
 };
 
@@ -25,7 +25,7 @@ pub fn all() -> &'static [&'static dyn Benchmark] {
         &scan::Scans,
         &writes::WriteAndSync,
         &seq_reads::SequentialReads,
-        &spill::Spill,
+        &swap::Swap,
         &reclaim::Reclaim,
         &map_reads::MapReads,
         &advise::Advise,

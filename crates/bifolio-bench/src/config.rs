@@ -30,10 +30,10 @@ pub struct Config {
     /// Numbers of threads to measure with.
     pub threads: Option<Vec<usize>>,
     /// Memory bound of the cache where the file is larger than the cache; in the benchmarks of
-    /// misses an eighth of the file unless given, in that of spills a quarter.
+    /// misses an eighth of the file unless given, in that of swaps out a quarter.
     pub memory_bytes: Option<u64>,
     /// Size of the file; in the benchmarks of misses eight times the memory unless given, in that
-    /// of spills four times.
+    /// of swaps out four times.
     pub size_bytes: Option<u64>,
     /// Where to make files; a temporary directory on a disk when absent.
     pub dir: Option<PathBuf>,

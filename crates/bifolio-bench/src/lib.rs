@@ -25,8 +25,8 @@ mod report;
 mod scan;
 mod seq_reads;
 mod small_reads;
-mod spill;
 mod statistics;
+mod swap;
 mod table;
 mod writes;
 

@@ -10,7 +10,7 @@ use std::io;
 use std::slice;
 use std::sync::{Mutex, MutexGuard};
 
-use bifolio::{Backing, IoSource, IoTarget};
+use bifolio::{Backing, IoBuf, IoBufMut};
 use fastrand::Rng;
 
 use crate::memory::{copies, read_vector, write_vector};
@@ -114,33 +114,29 @@ fn sectors(position_bytes: u64, bytes: &[u8]) -> impl Iterator<Item = (u64, &[u8
 }
 
 impl Backing for CrashingBacking {
-    fn read_at(&self, target: &mut IoTarget<'_>, position_bytes: u64) -> io::Result<usize> {
+    fn read_at(&self, target: &mut IoBufMut<'_>, position_bytes: u64) -> io::Result<usize> {
         self.read_vectored_at(slice::from_mut(target), position_bytes)
     }
 
-    fn write_at(&self, source: &IoSource<'_>, position_bytes: u64) -> io::Result<usize> {
+    fn write_at(&self, source: &IoBuf<'_>, position_bytes: u64) -> io::Result<usize> {
         self.write_vectored_at(slice::from_ref(source), position_bytes)
     }
 
     fn read_vectored_at(
         &self,
-        targets: &mut [IoTarget<'_>],
+        targets: &mut [IoBufMut<'_>],
         position_bytes: u64,
     ) -> io::Result<usize> {
         Ok(read_vector(&self.state().live, targets, position_bytes))
     }
 
-    fn write_vectored_at(
-        &self,
-        sources: &[IoSource<'_>],
-        position_bytes: u64,
-    ) -> io::Result<usize> {
+    fn write_vectored_at(&self, sources: &[IoBuf<'_>], position_bytes: u64) -> io::Result<usize> {
         let mut state = self.state();
         for (position_bytes, bytes) in copies(sources, position_bytes) {
             write_vector(&mut state.live, &bytes, position_bytes);
             state.unsynced.push(Change::Write { position_bytes, bytes });
         }
-        Ok(sources.iter().map(IoSource::len).sum())
+        Ok(sources.iter().map(IoBuf::len).sum())
     }
 
     fn sync_data(&self) -> io::Result<()> {
@@ -182,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_synced_survives_every_crash() {
+    fn synced_writes_survive_every_crash() {
         let backing = CrashingBacking::new(vec![1; 1000]);
         write(&backing, &[2; 100], 950);
         backing.set_len(1040).unwrap();
@@ -196,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_synced_may_survive_whole_in_part_or_not_at_all() {
+    fn unsynced_writes_may_survive_in_part_or_not_at_all() {
         let backing = CrashingBacking::new(vec![1; 4096]);
         write(&backing, &[2; 2000], 1000);
         let mut found = HashSet::new();

@@ -23,7 +23,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
 
 use bifolio::{
-    Alignment, Backing, DeviceIdentity, DirectStatus, FileIdentity, IoRequest, IoSource, IoTarget,
+    Alignment, Backing, DeviceIdentity, DirectStatus, FileIdentity, IoBuf, IoBufMut, IoRequest,
     Operation, Submission,
 };
 
@@ -187,20 +187,20 @@ impl State {
 }
 
 impl Backing for FaultyBacking {
-    fn read_at(&self, target: &mut IoTarget<'_>, position_bytes: u64) -> io::Result<usize> {
+    fn read_at(&self, target: &mut IoBufMut<'_>, position_bytes: u64) -> io::Result<usize> {
         self.read_vectored_at(slice::from_mut(target), position_bytes)
     }
 
-    fn write_at(&self, source: &IoSource<'_>, position_bytes: u64) -> io::Result<usize> {
+    fn write_at(&self, source: &IoBuf<'_>, position_bytes: u64) -> io::Result<usize> {
         self.write_vectored_at(slice::from_ref(source), position_bytes)
     }
 
     fn read_vectored_at(
         &self,
-        targets: &mut [IoTarget<'_>],
+        targets: &mut [IoBufMut<'_>],
         position_bytes: u64,
     ) -> io::Result<usize> {
-        let length_bytes = targets.iter().map(IoTarget::len).sum();
+        let length_bytes = targets.iter().map(IoBufMut::len).sum();
         let transfer = Transfer { call: Call::Read, position_bytes, length_bytes };
         let short = self.suffer(transfer)?;
         let count = match targets {
@@ -210,12 +210,8 @@ impl Backing for FaultyBacking {
         Ok(count.min(shortened(length_bytes, short, self.block_bytes(Call::Read))))
     }
 
-    fn write_vectored_at(
-        &self,
-        sources: &[IoSource<'_>],
-        position_bytes: u64,
-    ) -> io::Result<usize> {
-        let length_bytes = sources.iter().map(IoSource::len).sum();
+    fn write_vectored_at(&self, sources: &[IoBuf<'_>], position_bytes: u64) -> io::Result<usize> {
+        let length_bytes = sources.iter().map(IoBuf::len).sum();
         let transfer = Transfer { call: Call::Write, position_bytes, length_bytes };
         let short = self.suffer(transfer)?;
         let length = shortened(length_bytes, short, self.block_bytes(Call::Write));
@@ -285,7 +281,7 @@ impl Backing for FaultyBacking {
 }
 
 /// The first `length` bytes of a row of windows.
-fn prefix<'a>(sources: &[IoSource<'a>], length: usize) -> Vec<IoSource<'a>> {
+fn prefix<'a>(sources: &[IoBuf<'a>], length: usize) -> Vec<IoBuf<'a>> {
     let mut left = length;
     let mut parts = Vec::new();
     for source in sources {
@@ -432,7 +428,7 @@ mod tests {
     }
 
     #[test]
-    fn submitted_transfers_are_counted_once_and_in_the_order_in_which_they_start() {
+    fn transfers_are_counted_once_in_the_order_they_start() {
         let backing = faulty();
         backing.inject(Fault::on(Call::Read).nth(2).fails(libc::EIO));
         backing.inject(Fault::on(Call::Read).nth(3).short_by(4));
@@ -450,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn a_transfer_that_the_kernel_sent_back_meets_its_fault_when_it_is_made_again() {
+    fn a_transfer_made_again_meets_its_fault() {
         let backing = faulty();
         backing.inject(Fault::on(Call::Write).fails(libc::ENXIO));
         assert!(backing.may_submit(transfer(Call::Write, 30)));

@@ -81,7 +81,7 @@ impl Holes {
             let is_zero = || self.unit(unit) == Some(Unit::Data) && is_zero(own);
             if is_inside(&(unit..unit + 1)) {
                 self.units.remove(&unit);
-                // Zeroed in place, in memory; a hole, in the spill.
+                // Zeroed in place, in memory; a hole, in the swap.
                 self.units.extend(is_one_of_many.then_some((unit, Unit::Spare)));
             } else if is_zero() {
                 self.units.insert(unit, Unit::Room);

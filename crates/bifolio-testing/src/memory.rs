@@ -7,7 +7,7 @@ use std::io;
 use std::slice;
 use std::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use bifolio::{Alignment, Backing, FileIdentity, IoSource, IoTarget};
+use bifolio::{Alignment, Backing, FileIdentity, IoBuf, IoBufMut};
 
 /// A file that is a vector of bytes.
 #[derive(Debug)]
@@ -74,17 +74,17 @@ impl MemoryBacking {
 }
 
 impl Backing for MemoryBacking {
-    fn read_at(&self, target: &mut IoTarget<'_>, position_bytes: u64) -> io::Result<usize> {
+    fn read_at(&self, target: &mut IoBufMut<'_>, position_bytes: u64) -> io::Result<usize> {
         self.read_vectored_at(slice::from_mut(target), position_bytes)
     }
 
-    fn write_at(&self, source: &IoSource<'_>, position_bytes: u64) -> io::Result<usize> {
+    fn write_at(&self, source: &IoBuf<'_>, position_bytes: u64) -> io::Result<usize> {
         self.write_vectored_at(slice::from_ref(source), position_bytes)
     }
 
     fn read_vectored_at(
         &self,
-        targets: &mut [IoTarget<'_>],
+        targets: &mut [IoBufMut<'_>],
         position_bytes: u64,
     ) -> io::Result<usize> {
         for target in targets.iter() {
@@ -94,11 +94,7 @@ impl Backing for MemoryBacking {
         Ok(read_vector(&self.read(), targets, position_bytes))
     }
 
-    fn write_vectored_at(
-        &self,
-        sources: &[IoSource<'_>],
-        position_bytes: u64,
-    ) -> io::Result<usize> {
+    fn write_vectored_at(&self, sources: &[IoBuf<'_>], position_bytes: u64) -> io::Result<usize> {
         let mut bytes = self.write();
         let mut position = position_bytes;
         for source in sources {
@@ -147,7 +143,7 @@ impl Backing for MemoryBacking {
 /// Fills `targets`, one behind the other, with what `bytes` has from `position_bytes` on.
 pub(crate) fn read_vector(
     bytes: &[u8],
-    targets: &mut [IoTarget<'_>],
+    targets: &mut [IoBufMut<'_>],
     position_bytes: u64,
 ) -> usize {
     let start = bytes.len().min(position_bytes as usize);
@@ -163,7 +159,7 @@ pub(crate) fn read_vector(
 /// What `sources` hold, one behind the other, and where it belongs. Those that hold nothing belong
 /// nowhere: writing nothing behind the end does not move the end.
 pub(crate) fn copies(
-    sources: &[IoSource<'_>],
+    sources: &[IoBuf<'_>],
     position_bytes: u64,
 ) -> impl Iterator<Item = (u64, Vec<u8>)> {
     let filled = sources.iter().filter(|source| !source.is_empty());
@@ -208,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_strict_file_refuses_what_breaks_the_contract_and_nothing_else() {
+    fn a_strict_file_refuses_only_breaches_of_the_contract() {
         let backing = MemoryBacking::strict(vec![0; 1500], SECTORS);
         let mut buffer = IoBuffer::new(2048);
         assert_eq!(backing.read_at(&mut buffer.target(), 512).unwrap(), 988);
@@ -247,7 +243,7 @@ mod tests {
         let backing = MemoryBacking::strict(vec![1; 4096], SECTORS);
         let buffers = [IoBuffer::new(512), IoBuffer::new(512)];
         let [first, second] = buffers.each_ref().map(IoBuffer::source);
-        let write = |sources: &[IoSource<'_>], at| backing.write_vectored_at(sources, at).is_ok();
+        let write = |sources: &[IoBuf<'_>], at| backing.write_vectored_at(sources, at).is_ok();
         assert!(!write(&[first, second.prefix(100)], 0), "a part of a block inside the file");
         assert!(!write(&[first.prefix(100), second], 3584), "a part of a block, not the last");
         assert!(!write(&[first, second.suffix(2).prefix(0)], 0), "an address");

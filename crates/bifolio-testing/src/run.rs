@@ -554,7 +554,7 @@ fn is_of_storage(kind: &ErrorKind) -> bool {
         kind,
         ErrorKind::Io(_)
             | ErrorKind::Writeback(_)
-            | ErrorKind::SpillRead { .. }
+            | ErrorKind::SwapRead { .. }
             | ErrorKind::CutShort { .. }
             | ErrorKind::Unwritable { .. }
             | ErrorKind::Full { .. }

@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_needed_goes_and_the_order_stays() {
+    fn steps_that_are_not_needed_go_and_the_order_stays() {
         let ops: Vec<u32> = (0..100).collect();
         let fails = |ops: &[u32]| {
             let needed = ops.contains(&17) && ops.contains(&71) && ops.contains(&18);

@@ -1,7 +1,7 @@
 //! A case of one thread and one file whose storage fails at the n-th call: made of bytes, so that a
 //! fuzzer can look for the bytes.
 //!
-//! A case is a file of one's own backing or a memory file beyond the bound whose spill is one, and
+//! A case is a file of one's own backing or a memory file beyond the bound whose swap is one, and
 //! steps: operations, faults, the end of all faults, a close and another opening, dirty bytes that
 //! are given up. Every sequence of bytes is a case, and neighbours are similar ones:
 //!
@@ -233,7 +233,7 @@ impl UpsetCase {
         // What is written in the background is written when the steps say so, and not by the clock.
         let builder = Cache::builder().memory(self.memory_bytes).dirty_age_ms_max(600_000);
         let builder = match self.is_memory_file {
-            true => builder.spill_backing(faulty.clone()).spill_bytes_max(16 << 20),
+            true => builder.swap_backing(faulty.clone()).swap_bytes_max(16 << 20),
             false => builder,
         };
         let cache = builder.build().map_err(text)?;

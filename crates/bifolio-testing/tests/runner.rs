@@ -48,7 +48,7 @@ fn a_cache_and_then_its_storage_agree_with_the_model() {
 }
 
 #[test]
-fn threads_on_neighbouring_regions_of_one_file_do_not_disturb_each_other() {
+fn threads_on_neighbouring_parts_do_not_disturb_each_other() {
     // Not a multiple of anything: the regions meet inside a folio.
     const REGION_BYTES: usize = 50_001;
     with_seeds(3, |seed| {

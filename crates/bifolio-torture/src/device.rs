@@ -4,7 +4,7 @@
 //! what is written while it runs is not covered. That is the least that a device must do, so an
 //! acknowledged sync that relied on more is found out. It can fail, be short, be slow, or hang.
 
-use bifolio::{Backing, FileIdentity, IoSource, IoTarget};
+use bifolio::{Backing, FileIdentity, IoBuf, IoBufMut};
 use std::collections::BTreeSet;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -184,7 +184,7 @@ fn error(errno: i32) -> io::Error {
 }
 
 impl Backing for Device {
-    fn read_at(&self, target: &mut IoTarget<'_>, position_bytes: u64) -> io::Result<usize> {
+    fn read_at(&self, target: &mut IoBufMut<'_>, position_bytes: u64) -> io::Result<usize> {
         self.dawdle();
         if self.strikes(&self.read) {
             return Err(error(libc::EIO));
@@ -200,7 +200,7 @@ impl Backing for Device {
         Ok(end - start)
     }
 
-    fn write_at(&self, source: &IoSource<'_>, position_bytes: u64) -> io::Result<usize> {
+    fn write_at(&self, source: &IoBuf<'_>, position_bytes: u64) -> io::Result<usize> {
         self.dawdle();
         self.hang();
         if self.strikes(&self.write) {

@@ -40,7 +40,7 @@ enum Storage {
     Buffered,
     /// Nowhere.
     Memory,
-    Spilled,
+    Swapped,
 }
 
 /// See the head of the file.
@@ -81,7 +81,7 @@ pub fn play(seed: u64, keep: &[usize]) -> Result<u64, Violation> {
 impl Case {
     fn new(seed: u64) -> Self {
         let mut random = Rng::with_seed(seed);
-        let storages = [Storage::Direct, Storage::Buffered, Storage::Memory, Storage::Spilled];
+        let storages = [Storage::Direct, Storage::Buffered, Storage::Memory, Storage::Swapped];
         let storage = random.choice(storages).unwrap_or(Storage::Direct);
         let faults = [None, None, Some(FaultMode::Threads), Some(FaultMode::InThread)];
         let faults = random.choice(faults).unwrap_or_default().filter(|_| can_map());
@@ -111,7 +111,7 @@ impl Case {
     }
 
     fn is_memory_file(&self) -> bool {
-        matches!(self.storage, Storage::Memory | Storage::Spilled)
+        matches!(self.storage, Storage::Memory | Storage::Swapped)
     }
 
     /// What the bound is lowered to.
@@ -166,8 +166,8 @@ impl Case {
         }
         let mut builder = Cache::builder().memory(self.memory_bytes).reclaim_wait_ms_max(20_000);
         builder = builder.dirty_age_ms_max([5, 50, 30_000][self.seed as usize % 3]);
-        if self.storage == Storage::Spilled {
-            builder = builder.spill_in(directory.path()).spill_bytes_max(64 << 20);
+        if self.storage == Storage::Swapped {
+            builder = builder.swap_directory(directory.path()).swap_bytes_max(64 << 20);
         }
         let cache = builder.build().map_err(text)?;
         let mut file = self.open(&cache, &path)?;
@@ -197,7 +197,7 @@ impl Case {
         let options = options.mappable(self.faults.is_some());
         let options = options.faults(self.faults.unwrap_or_default()).len_max(16 << 20);
         match self.storage {
-            Storage::Memory | Storage::Spilled => cache.memory_file_with("file", &options),
+            Storage::Memory | Storage::Swapped => cache.memory_file_with("file", &options),
             Storage::Direct => cache.open(path, &options),
             Storage::Buffered => cache.open(path, &options.direct(DirectIo::Never)),
         }
@@ -216,7 +216,7 @@ impl Case {
         if self.storage == Storage::Memory {
             runner = runner.may_be_full();
         }
-        if self.storage == Storage::Spilled {
+        if self.storage == Storage::Swapped {
             runner = runner.may_be_in_use();
         }
         for (number, step) in steps {
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fails_is_told_with_few_steps() {
+    fn a_failure_is_told_with_few_steps() {
         let case = Case { storage: Storage::Buffered, faults: None, ..Case::new(7) };
         let mut steps: Vec<_> = case.steps().into_iter().enumerate().take(40).collect();
         // Nobody can write there.

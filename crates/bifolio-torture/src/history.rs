@@ -430,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_file_held_at_first_is_seen_until_it_is_overwritten() {
+    fn first_contents_are_seen_until_they_are_overwritten() {
         let clock = Arc::new(Clock::new(1));
         let history = History::of_bytes("file".into(), clock, &[7; 4096]);
         let change = history.begin_as(100, "write", 0, Kind::Write, 8..16);

@@ -211,7 +211,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_one_mapping_stores_another_one_reads() {
+    fn stores_of_one_mapping_are_read_by_another() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("journal");
         let (child, parent) = (Journal::open(&path).unwrap(), Journal::open(&path).unwrap());

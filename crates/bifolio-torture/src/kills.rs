@@ -4,7 +4,7 @@
 //!
 //! What it proves: when a sync, or a close, has answered Ok, what was written before it has left
 //! the process, for the right places of the file, and no later part of that process's life, nor its
-//! death in the midst of anything, takes it back; and a file, its length, a spill file with a name
+//! death in the midst of anything, takes it back; and a file, its length, a swap file with a name
 //! and their locks are fit for use after a death at any moment. With direct transfers (most lives)
 //! the bytes are at the block device then; with buffered ones they are in the kernel's page cache,
 //! which survives the process.
@@ -183,7 +183,7 @@ fn wait_for_transfers(file: &File) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Nothing is left behind: a spill without a name is gone with its process.
+/// Nothing is left behind: a swap without a name is gone with its process.
 fn check_folder(folder: &Path) -> anyhow::Result<()> {
     for entry in std::fs::read_dir(folder)? {
         let name = entry?.file_name().to_string_lossy().into_owned();
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_sync_acknowledged_may_be_there_or_not() {
+    fn unacknowledged_bytes_may_be_there_or_not() {
         let write = entry(What::Write, 5, 6);
         for found in [page(1), page(5)] {
             assert!(judge(&found, &[write, entry(What::Sync, 7, 0)]).is_ok());
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_sync_acknowledged_must_be_there() {
+    fn acknowledged_bytes_must_be_there() {
         let entries = [entry(What::Write, 5, 6), entry(What::Sync, 7, 8)];
         assert_eq!(judge(&page(5), &entries).ok(), Some(1));
         assert!(judge(&page(1), &entries).is_err());

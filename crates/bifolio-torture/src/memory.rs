@@ -63,8 +63,8 @@ fn check_empty_within(
     loop {
         let stats = cache.stats();
         let is_empty = stats.dirty_bytes == 0
-            && stats.unspilled_bytes == 0
-            && stats.spill_bytes == 0
+            && stats.unswapped_bytes == 0
+            && stats.swap_bytes == 0
             && stats.frame_bytes.saturating_sub(stats.free_bytes) <= batches_bytes;
         if is_empty {
             return Ok(());

@@ -273,16 +273,16 @@ fn swap_in(
     directory: &Path,
     random: &mut Rng,
 ) -> (CacheBuilder, Option<Arc<Device>>) {
-    let builder = builder.spill_bytes_max(64 << 20);
+    let builder = builder.swap_bytes_max(64 << 20);
     match random.u32(0..3) {
-        0 => (builder.spill_in(directory), None),
-        1 => (builder.spill_file(directory.join("swap")), None),
+        0 => (builder.swap_directory(directory), None),
+        1 => (builder.swap_file(directory.join("swap")), None),
         _ => {
             let faults = Faults { short: 50_000, slow: 50_000, ..Faults::default() };
             let identity = FileIdentity::custom(100, 100);
             let device = Arc::new(Device::new("swap".to_owned(), identity, faults));
             let backing: Arc<dyn Backing> = Arc::<Device>::clone(&device);
-            (builder.spill_backing(backing), Some(device))
+            (builder.swap_backing(backing), Some(device))
         }
     }
 }

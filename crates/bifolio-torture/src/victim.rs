@@ -1,8 +1,8 @@
 //! The child of a scene of kills: works on real files until it is killed, and keeps a journal.
 //!
 //! Everything but the files and their greatest length is drawn anew for each life: the bound, the
-//! size of the folios, direct or buffered transfers, maps, the spill, threads, which operations. A
-//! spill file with a name is found again by the next life.
+//! size of the folios, direct or buffered transfers, maps, the swap, threads, which operations. A
+//! swap file with a name is found again by the next life.
 //!
 //! # Safety
 //! Stores raw words through maps, inside their ranges, one aligned word at a time; a life with maps
@@ -44,7 +44,7 @@ struct Life<'l> {
     cache: &'l Cache,
     directory: &'l Path,
     options: OpenOptions,
-    /// Spilled; each of its words is zero or names its place.
+    /// Swapped; each of its words is zero or names its place.
     ballast: File,
     weights: Vec<u32>,
     len_bytes_max: u64,
@@ -68,10 +68,10 @@ pub fn live(directory: &Path, seed: u64, number: u64) -> anyhow::Result<()> {
     let memory_bytes = (if is_mappable { 2 << 20 } else { 256 << 10 }) << random.u32(0..4);
     let mut builder = Cache::builder().memory(memory_bytes).reclaim_wait_ms_max(60_000);
     builder = builder.dirty_age_ms_max(random.choice([2, 10, 50, 30_000]).unwrap_or(10));
-    builder = builder.spill_bytes_max(16 << 20);
+    builder = builder.swap_bytes_max(16 << 20);
     builder = match random.bool() {
-        true => builder.spill_in(files_in(directory)),
-        false => builder.spill_file(directory.join("spill")),
+        true => builder.swap_directory(files_in(directory)),
+        false => builder.swap_file(directory.join("swap")),
     };
     let cache = builder.build()?;
     let folio_bytes = match is_mappable || memory_bytes < 2 << 20 {
@@ -135,7 +135,7 @@ impl Victim<'_> {
                 8 => self.read(file),
                 9 => self.advise(file),
                 10 => self.reopen(file),
-                _ => self.spill(),
+                _ => self.swap(),
             };
             if done.with_context(|| format!("operation {operation}, file {file}"))?.is_none() {
                 return Ok(());
@@ -304,7 +304,7 @@ impl Victim<'_> {
     }
 
     /// Makes the memory file grow beyond the bound.
-    fn spill(&mut self) -> anyhow::Result<Option<()>> {
+    fn swap(&mut self) -> anyhow::Result<Option<()>> {
         let position = self.random.u64(0..256) * (16 << 10);
         let range = position..position + (16 << 10);
         let wanted = words(1, &range);
@@ -316,7 +316,7 @@ impl Victim<'_> {
         let read = self.life.ballast.read_at(&mut found, position)?;
         let pairs = found[..read].chunks_exact(8).zip(wanted.chunks_exact(8));
         for (found, wanted) in pairs {
-            ensure!(found == wanted || found == [0; 8], "the spilled file is wrong in {range:?}");
+            ensure!(found == wanted || found == [0; 8], "the swapped file is wrong in {range:?}");
         }
         Ok(Some(()))
     }

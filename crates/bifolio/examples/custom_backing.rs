@@ -2,7 +2,7 @@
 //!
 //! `cargo run --example custom_backing -p bifolio`
 
-use bifolio::{Backing, Cache, IoSource, IoTarget, OpenOptions};
+use bifolio::{Backing, Cache, IoBuf, IoBufMut, OpenOptions};
 use std::io;
 use std::sync::{Arc, Mutex};
 
@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 struct VectorBacking(Mutex<Vec<u8>>);
 
 impl Backing for VectorBacking {
-    fn read_at(&self, target: &mut IoTarget<'_>, position_bytes: u64) -> io::Result<usize> {
+    fn read_at(&self, target: &mut IoBufMut<'_>, position_bytes: u64) -> io::Result<usize> {
         let bytes = self.0.lock().unwrap();
         let rest = bytes.get(position_bytes as usize..).unwrap_or_default();
         let count = rest.len().min(target.len());
@@ -18,7 +18,7 @@ impl Backing for VectorBacking {
         Ok(count)
     }
 
-    fn write_at(&self, source: &IoSource<'_>, position_bytes: u64) -> io::Result<usize> {
+    fn write_at(&self, source: &IoBuf<'_>, position_bytes: u64) -> io::Result<usize> {
         let mut bytes = self.0.lock().unwrap();
         let end = position_bytes as usize + source.len();
         if bytes.len() < end {

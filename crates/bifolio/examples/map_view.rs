@@ -27,7 +27,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let path = directory.path().join("records");
     let records: Vec<u8> = (0..RECORDS).flat_map(u64::to_le_bytes).collect();
     std::fs::write(&path, records)?;
-    let cache = Cache::builder().memory(MEMORY).spill_in(directory.path()).build()?;
+    let cache = Cache::builder().memory(MEMORY).swap_directory(directory.path()).build()?;
 
     let file = cache.open(&path, &OpenOptions::new().mappable(true))?;
     let sum = sum_of(&file)?;
@@ -42,7 +42,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let stats = cache.stats();
     let (in_pages, faults) = (stats.mapped_in_pages, stats.faults);
     println!("{in_pages} pages came in, {faults} of them by faults");
-    println!("{} pages were evicted, {} spilled", stats.unmapped_pages, stats.spilled_out_pages);
+    println!("{} pages were evicted, {} swapped", stats.unmapped_pages, stats.swapped_out_pages);
     println!("{} of {} bytes are in use", stats.used_bytes, stats.bound_bytes);
     Ok(())
 }
@@ -62,8 +62,8 @@ fn sum_of(file: &File) -> bifolio::Result<u64> {
     Ok(sum)
 }
 
-/// Counts in a memory file as in an array. What does not fit into memory is spilled, and comes back
-/// when it is touched again.
+/// Counts in a memory file as in an array. What does not fit into memory is swapped out, and comes
+/// back when it is touched again.
 fn count_in(scratch: &File) -> bifolio::Result<u64> {
     scratch.set_len(8 * COUNTERS)?;
     let mut map = scratch.map_mut(0..scratch.len())?;

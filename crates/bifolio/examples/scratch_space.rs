@@ -7,7 +7,7 @@ const RUN_WORDS: usize = 128 << 10;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     // 4 MiB of memory for 16 MiB of runs: the rest goes to a temporary file, and comes back.
-    let cache = Cache::builder().memory(4 << 20).spill_in(std::env::temp_dir()).build()?;
+    let cache = Cache::builder().memory(4 << 20).swap_directory(std::env::temp_dir()).build()?;
     let runs = cache.memory_file("sorted runs")?;
     let run_bytes = 8 * RUN_WORDS as u64;
     let mut word = 1_u64;
@@ -41,6 +41,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
     }
     let stats = cache.stats();
-    println!("{count} words in order; {} pages were spilled", stats.spilled_out_pages);
+    println!("{count} words in order; {} pages were swapped", stats.swapped_out_pages);
     Ok(())
 }

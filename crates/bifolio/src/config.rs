@@ -21,10 +21,10 @@ pub(crate) const IO_DEPTH_MAX: usize = 1024;
 /// The largest window of readahead, bytes.
 pub(crate) const READAHEAD_BYTES_MAX: u64 = 1 << 30;
 
-/// The smallest spill, bytes: its header and a page.
-const SPILL_BYTES_MIN: u64 = 8 << 10;
+/// The smallest swap, bytes: its header and a page.
+const SWAP_BYTES_MIN: u64 = 8 << 10;
 /// The largest, bytes: a value Entry numbers its pages with 28 bits.
-const SPILL_BYTES_MAX: u64 = 1 << 40;
+const SWAP_BYTES_MAX: u64 = 1 << 40;
 
 /// Whether frames are backed by 2 MiB pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -121,7 +121,7 @@ pub(crate) struct Config {
     pub(crate) dirty_bytes_background: Option<u64>,
     pub(crate) dirty_bytes_max: Option<u64>,
     pub(crate) dirty_age_ms_max: u64,
-    pub(crate) spill_bytes_max: u64,
+    pub(crate) swap_bytes_max: u64,
     #[cfg(feature = "ablation")]
     pub(crate) pin_mode: PinMode,
     #[cfg(feature = "ablation")]
@@ -144,7 +144,7 @@ impl Default for Config {
             dirty_bytes_background: None,
             dirty_bytes_max: None,
             dirty_age_ms_max: 5_000,
-            spill_bytes_max: SPILL_BYTES_MAX,
+            swap_bytes_max: SWAP_BYTES_MAX,
             #[cfg(feature = "ablation")]
             pin_mode: PinMode::FrozenBit,
             #[cfg(feature = "ablation")]
@@ -176,11 +176,11 @@ impl Config {
             let problem = format!("{asked} bytes is more than {READAHEAD_BYTES_MAX} (1 GiB)");
             return Err(ErrorKind::Config { name: "readahead_bytes_max", problem }.into());
         }
-        let spilled = SPILL_BYTES_MIN..=SPILL_BYTES_MAX;
-        if !spilled.contains(&self.spill_bytes_max) {
-            let asked = self.spill_bytes_max;
-            let problem = format!("{asked} bytes is not from {SPILL_BYTES_MIN} to 1 TiB");
-            return Err(ErrorKind::Config { name: "spill_bytes_max", problem }.into());
+        let swapped = SWAP_BYTES_MIN..=SWAP_BYTES_MAX;
+        if !swapped.contains(&self.swap_bytes_max) {
+            let asked = self.swap_bytes_max;
+            let problem = format!("{asked} bytes is not from {SWAP_BYTES_MIN} to 1 TiB");
+            return Err(ErrorKind::Config { name: "swap_bytes_max", problem }.into());
         }
         self.validate_dirty()
     }

@@ -94,43 +94,41 @@ pub enum ErrorKind {
     /// dirty as before.
     #[error(transparent)]
     Io(#[from] IoError),
-    /// The spill file cannot be used. A file that was there is as it was.
-    #[error("spill file {}: {problem}", path.display())]
-    SpillFile {
+    /// The swap file cannot be used. A file that was there is as it was.
+    #[error("swap file {}: {problem}", path.display())]
+    SwapFile {
         /// The file, or the directory for a temporary one.
         path: PathBuf,
         /// Why.
         #[source]
-        problem: SpillFileProblem,
+        problem: SwapFileProblem,
     },
-    /// A page of a memory file could not be read back from the spill. It stays there: a later
+    /// A page of a memory file could not be read back from the swap. It stays there: a later
     /// access tries again.
-    #[error(
-        "{file}: the page at position {position_bytes} cannot be read from the spill: {source}"
-    )]
-    SpillRead {
+    #[error("{file}: the page at position {position_bytes} cannot be read from the swap: {source}")]
+    SwapRead {
         /// The memory file.
         file: String,
         /// Where the page, or the run of pages, begins in it.
         position_bytes: u64,
-        /// The spill file's answer, with its own position.
+        /// The swap file's answer, with its own position.
         source: IoError,
     },
-    /// What was read back from the spill is not what was written there.
+    /// What was read back from the swap is not what was written there.
     #[error(
-        "{file}: the page at position {position_bytes} is corrupt in the spill ({spill}, position \
-         {spill_position_bytes}): the checksum of what was written is {expected_checksum:#010x}, \
+        "{file}: the page at position {position_bytes} is corrupt in the swap ({swap}, position \
+         {swap_position_bytes}): the checksum of what was written is {expected_checksum:#010x}, \
          of what is there {found_checksum:#010x}"
     )]
-    SpillCorrupt {
+    SwapCorrupt {
         /// The memory file.
         file: String,
         /// Where the page begins in it.
         position_bytes: u64,
-        /// The spill file.
-        spill: String,
+        /// The swap file.
+        swap: String,
         /// Where the page stands in that.
-        spill_position_bytes: u64,
+        swap_position_bytes: u64,
         /// What the checksum should be.
         expected_checksum: u32,
         /// What it is.
@@ -344,9 +342,10 @@ pub enum ErrorKind {
     /// The bound is reached and nothing can be evicted.
     #[error(
         "the cache is full: of {bound_bytes} bytes, {pinned_bytes} are pinned, {unwritten_bytes} \
-         cannot be written out, {unspillable_bytes} are in memory files without a spill, \
+         cannot be written out, {unswappable_bytes} are in memory files without a swap, \
          {busy_bytes} are in use by other calls, and {metadata_bytes} are descriptors and tables\
-         {}; unpin, sync, spill (CacheBuilder::spill_in), or raise the bound (Cache::set_memory){}",
+         {}; unpin, sync, swap (CacheBuilder::swap_directory), or raise the bound \
+         (Cache::set_memory){}",
         fragmentation(*free_bytes, *wanted_bytes),
         because(cause)
     )]
@@ -358,7 +357,7 @@ pub enum ErrorKind {
         /// In folios whose write-out failed.
         unwritten_bytes: u64,
         /// In folios of memory files, which have nowhere to go.
-        unspillable_bytes: u64,
+        unswappable_bytes: u64,
         /// In folios that were locked or under I/O, for as long as the call waited.
         busy_bytes: u64,
         /// Descriptors and tables, which stay while the cache and its files are open.
@@ -487,10 +486,10 @@ fn because(cause: &Option<Arc<IoError>>) -> String {
     cause.as_ref().map_or_else(String::new, |cause| format!("; what cannot be written: {cause}"))
 }
 
-/// Why a file cannot be a cache's spill file.
+/// Why a file cannot be a cache's swap file.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum SpillFileProblem {
+pub enum SwapFileProblem {
     /// It is not empty, and no cache has begun it.
     #[error(
         "it holds something else, and was left as it is; name another file, or one that is empty"

@@ -34,7 +34,7 @@
 //! `cache` builds and owns; `map` is files as memory; `file` turns bytes into pages, and serves
 //! faults; `mapping` finds a page's Entry;
 //! `folio` counts references and locks; `frames` is the memory; `lru` and `reclaim` choose what
-//! goes; `writeback` and `io` talk to the device; `spill` is where memory files go; `sync` and
+//! goes; `writeback` and `io` talk to the device; `swap` is where memory files go; `sync` and
 //! `sys` are what all stand on. Each folder's `mod.rs` says its protocol and invariants;
 //! `ARCHITECTURE.md` tells one read, one eviction and one fault from end to end.
 #![cfg_attr(all(test, loom), allow(dead_code, unused_imports))]
@@ -61,9 +61,9 @@ mod outcome;
 #[cfg(not(all(test, loom)))]
 mod reclaim;
 #[cfg(not(all(test, loom)))]
-mod spill;
-#[cfg(not(all(test, loom)))]
 mod stats;
+#[cfg(not(all(test, loom)))]
+mod swap;
 mod sync;
 mod sys;
 #[cfg(test)]
@@ -90,7 +90,7 @@ mod surface {
     pub use crate::config::{DrainPolicy, PinMode, ReadMode};
     pub use crate::config::{FaultMode, HugePages};
     pub use crate::error::{
-        CloseFailure, CollapseRefusal, Discarded, Error, ErrorKind, Result, SpillFileProblem,
+        CloseFailure, CollapseRefusal, Discarded, Error, ErrorKind, Result, SwapFileProblem,
     };
     pub use crate::file::{
         Advice, File, Hold, OpenOptions, PageResidency, Pin, PinMut, Pins, Placement, ReadRequest,
@@ -98,7 +98,7 @@ mod surface {
     };
     pub use crate::io::{
         Alignment, Backing, DeviceIdentity, DirectIo, DirectStatus, DiskFile, DiskOptions,
-        FileIdentity, FileKind, IoBuffer, IoError, IoRequest, IoSource, IoTarget, OpenDiskError,
+        FileIdentity, FileKind, IoBuf, IoBufMut, IoBuffer, IoError, IoRequest, OpenDiskError,
         Operation, PositionOutOfRange, Submission,
     };
     pub use crate::map::{Map, MapMut, MapPin, MapPinMut};

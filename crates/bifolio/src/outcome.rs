@@ -34,7 +34,7 @@ pub struct Remaining {
     pub locked: u64,
     /// Were on their way to the device.
     pub writeback: u64,
-    /// Have no other place than memory: those of a memory file without a spill.
+    /// Have no other place than memory: those of a memory file without a swap.
     pub private: u64,
     /// Have bytes that are not on the device yet. Their write-out was started.
     pub dirty: u64,

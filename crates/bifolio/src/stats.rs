@@ -65,10 +65,10 @@ macro_rules! counters {
             /// Pages that are newer in memory than on their device, or on their way there, bytes.
             pub dirty_bytes: u64,
             /// Pages of memory files that are nowhere but in memory, or on their way to the
-            /// spill, bytes.
-            pub unspilled_bytes: u64,
-            /// Places in the spill that are in use, bytes.
-            pub spill_bytes: u64,
+            /// swap, bytes.
+            pub unswapped_bytes: u64,
+            /// Places in the swap that are in use, bytes.
+            pub swap_bytes: u64,
             /// Folios on the inactive list, bytes.
             pub inactive_bytes: u64,
             /// Folios on the active list, bytes.
@@ -145,10 +145,10 @@ counters! {
     UnmapFlush unmap_flushes,
     /// Pages that were stored to while they were being unmapped: found in time, and kept.
     StoredLate stored_late_pages,
-    /// Pages of memory files written to the spill.
-    SpillOut spilled_out_pages,
-    /// Pages of memory files read back from the spill.
-    SpillIn spilled_in_pages,
+    /// Pages of memory files written to the swap.
+    SwapOut swapped_out_pages,
+    /// Pages of memory files read back from the swap.
+    SwapIn swapped_in_pages,
     /// Runs of small folios of memory files that became one large folio.
     Collapse collapses,
     /// Bytes accepted by writes.

@@ -80,8 +80,8 @@ fn roam(folio_bytes: u64) {
 }
 
 #[test]
-fn the_process_stays_within_the_bound_while_it_roams_a_file_eight_times_as_large() {
-    let name = "the_process_stays_within_the_bound_while_it_roams_a_file_eight_times_as_large";
+fn random_reads_of_a_large_file_stay_within_the_bound() {
+    let name = "random_reads_of_a_large_file_stay_within_the_bound";
     if let Ok(folio_bytes) = std::env::var(VARIABLE) {
         return roam(folio_bytes.parse().unwrap());
     }
@@ -135,7 +135,7 @@ fn a_smaller_bound_gives_memory_back_to_the_system() {
 }
 
 #[test]
-fn metadata_is_at_most_72_bytes_a_resident_page_and_8_a_page_ever_touched() {
+fn metadata_is_at_most_72_bytes_a_resident_page() {
     // One table page, of 512 Entries, is the least a part of a file costs.
     const TABLE_PAGE_BYTES: u64 = 4096;
     let directory = directory();
@@ -164,7 +164,7 @@ fn metadata_is_at_most_72_bytes_a_resident_page_and_8_a_page_ever_touched() {
 }
 
 #[test]
-fn tables_take_their_memory_from_the_frames_and_not_from_beyond_the_bound() {
+fn tables_take_their_memory_from_within_the_bound() {
     let bound = 4 * MIB;
     let directory = directory();
     let path = sparse_file(&directory, 1 << 30);
@@ -212,8 +212,8 @@ fn populated() {
 }
 
 #[test]
-fn memory_that_is_populated_is_there_at_once_and_serves_everything_within_the_bound() {
-    let name = "memory_that_is_populated_is_there_at_once_and_serves_everything_within_the_bound";
+fn populated_memory_is_there_at_once_and_serves_everything() {
+    let name = "populated_memory_is_there_at_once_and_serves_everything";
     if std::env::var(VARIABLE).is_ok() {
         return populated();
     }

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 
 use bifolio::{
     Backing, Cache, CacheBuilder, DeviceIdentity, Error, Feature, Features, File, FileIdentity,
-    IoRequest, IoSource, IoTarget, Map, ReadRequest, Submission,
+    IoBuf, IoBufMut, IoRequest, Map, ReadRequest, Submission,
 };
 use bifolio_testing::{Call, Fault, FaultyBacking, Gate, MemoryBacking, fill_bytes};
 use fastrand::Rng;
@@ -285,19 +285,19 @@ fn a_healthy_file_works_beside_a_full_and_a_hung_device() {
 }
 
 #[test]
-fn a_healthy_file_works_beside_a_hung_spill() {
+fn a_healthy_file_works_beside_a_hung_swap() {
     for mappable in [false, true] {
         if mappable && !files_can_be_mapped() {
             continue;
         }
-        let (_, spill) = faulty_memory(0);
-        let builder = small_cache().spill_backing(spill.clone()).reclaim_wait_ms_max(2000);
+        let (_, swap) = faulty_memory(0);
+        let builder = small_cache().swap_backing(swap.clone()).reclaim_wait_ms_max(2000);
         let cache = builder.build().unwrap();
         let options = writable().mappable(mappable);
         let scratch = cache.memory_file_with("scratch", &options).unwrap();
         let healthy = Healthy::new(&cache, 16 << 20);
         let gate = Gate::new();
-        spill.inject(Fault::on(Call::Write).forever().held(&gate));
+        swap.inject(Fault::on(Call::Write).forever().held(&gate));
         let bytes = fill_bytes(5, 8 << 20);
         let writer = {
             let (scratch, bytes) = (scratch.clone(), bytes.clone());
@@ -309,10 +309,10 @@ fn a_healthy_file_works_beside_a_hung_spill() {
             healthy.work(3000);
             healthy
         });
-        let mut healthy = worked.expect("only the spill hangs");
+        let mut healthy = worked.expect("only the swap hangs");
         gate.open();
         if writer.join().unwrap().is_err() {
-            // It had not the part that is written to the spill, and was told in time.
+            // It had not the part that is written to the swap, and was told in time.
             scratch.write_all_at(&bytes, 0).unwrap();
         }
         healthy.work(200);
@@ -448,7 +448,7 @@ impl Drop for SmallDisk {
 }
 
 #[test]
-fn a_file_system_that_is_full_refuses_writes_until_there_is_space() {
+fn a_full_file_system_refuses_writes_until_there_is_space() {
     let Some(disk) = SmallDisk::mount() else {
         return println!("skipped: a file system can be mounted by root only");
     };
@@ -491,11 +491,11 @@ impl Pipe {
 }
 
 impl Backing for Pipe {
-    fn read_at(&self, target: &mut IoTarget<'_>, position: u64) -> io::Result<usize> {
+    fn read_at(&self, target: &mut IoBufMut<'_>, position: u64) -> io::Result<usize> {
         self.memory.read_at(target, position)
     }
 
-    fn write_at(&self, source: &IoSource<'_>, position: u64) -> io::Result<usize> {
+    fn write_at(&self, source: &IoBuf<'_>, position: u64) -> io::Result<usize> {
         self.memory.write_at(source, position)
     }
 

@@ -74,7 +74,7 @@ fn pin_everything(memory_bytes: u64, folio_bytes: u64) -> u64 {
 }
 
 #[test]
-fn one_pin_beyond_the_bound_is_an_error_that_names_how_much_is_pinned() {
+fn one_pin_too_many_is_an_error_that_names_the_pinned_bytes() {
     let count = pin_everything(256 << 10, PAGE);
     assert!((50..64).contains(&count), "{count} pages fit in 256 KiB");
     let count = pin_everything(1 << 20, PAGE);
@@ -90,7 +90,7 @@ fn one_large_pin_beyond_the_bound_is_an_error_too() {
 }
 
 #[test]
-fn holds_fill_a_cache_as_pins_do_and_the_bound_cannot_go_below_them() {
+fn holds_fill_a_cache_as_pins_do() {
     let directory = directory();
     let (path, bytes) = random_file(&directory, "held", 4 << 20);
     let cache = cache_of(4 << 20);
@@ -231,7 +231,7 @@ fn a_file_of_no_bytes_reads_as_nothing_and_cannot_be_pinned() {
 }
 
 #[test]
-fn positions_near_the_largest_number_are_errors_and_nothing_overflows() {
+fn positions_near_the_largest_number_are_errors() {
     let directory = directory();
     let path = file_of(&directory, "file", b"0123456789");
     let name = path.display().to_string();
@@ -294,7 +294,7 @@ fn a_file_grows_to_len_max_and_no_further() {
 }
 
 #[test]
-fn a_reader_that_came_first_does_not_keep_a_writer_from_growing_the_file() {
+fn a_reader_does_not_keep_a_writer_from_growing_the_file() {
     let directory = directory();
     let path = file_of(&directory, "file", b"0123456789");
     let cache = cache_of(1 << 20);
@@ -328,7 +328,7 @@ fn folio_sizes_and_bounds_that_cannot_be_are_named() {
 }
 
 #[test]
-fn a_folio_that_can_never_fit_in_the_cache_is_named_with_the_bound() {
+fn a_folio_that_can_never_fit_is_named_with_the_bound() {
     let directory = directory();
     let path = file_of(&directory, "file", b"0123456789");
     // Two MiB do not fit either: the descriptors count too.

@@ -69,7 +69,7 @@ fn a_read_that_fails_names_its_place_and_harms_nobody_else() {
 }
 
 #[test]
-fn a_read_that_fails_as_a_whole_and_then_in_part_gives_what_is_before_the_fault() {
+fn a_read_gives_the_bytes_before_the_fault() {
     let (_, backing, bytes) = memory();
     let cache = cache_of(1 << 20);
     let file = cache.open_backing(backing.clone(), &writable().folio_bytes(16 << 10)).unwrap();
@@ -176,7 +176,7 @@ fn no_sync_succeeds_while_a_page_cannot_be_written() {
 }
 
 #[test]
-fn of_two_syncs_at_once_through_one_handle_neither_succeeds_when_the_write_fails() {
+fn two_syncs_of_one_handle_both_fail_with_the_write() {
     for _ in 0..20 {
         let (_, backing, _) = memory();
         let cache = cache_of(1 << 20);
@@ -283,7 +283,7 @@ fn a_change_of_length_that_fails_changes_nothing() {
 }
 
 #[test]
-fn what_is_written_out_while_a_cut_fails_is_not_lost() {
+fn pages_written_out_during_a_failed_truncation_survive() {
     let (memory, backing, mut bytes) = memory();
     let cache = cache_of(256 << 10);
     let file = cache.open_backing(backing.clone(), &writable()).unwrap();
@@ -309,7 +309,7 @@ fn what_is_written_out_while_a_cut_fails_is_not_lost() {
 }
 
 #[test]
-fn pages_that_could_not_be_written_at_the_last_close_are_found_by_the_next_open() {
+fn pages_unwritten_at_close_are_found_by_the_next_open() {
     let directory = directory();
     let (path, backing, mut bytes) = disk(&directory);
     let cache = cache_of(1 << 20);

@@ -51,7 +51,7 @@ fn assert_given_back(faulty: &Faulty) {
 }
 
 #[test]
-fn a_readahead_that_fails_is_nobodys_error_until_the_page_is_read() {
+fn a_failed_readahead_is_no_error_until_the_page_is_read() {
     for_each_way(LENGTH, |faulty| {
         let (cache, file) = open(faulty);
         faulty.backing.inject(fault().forever().fails(libc::EIO));
@@ -79,7 +79,7 @@ fn a_readahead_that_fails_is_nobodys_error_until_the_page_is_read() {
 }
 
 #[test]
-fn a_scan_reads_up_to_the_bad_page_although_its_window_failed_before() {
+fn a_scan_reads_up_to_the_bad_page_of_a_failed_window() {
     for_each_way(LENGTH, |faulty| {
         let builder = faulty.builder(64 << 20).readahead_bytes_max(4 << 20);
         let cache = builder.build().unwrap();
@@ -104,7 +104,7 @@ fn a_scan_reads_up_to_the_bad_page_although_its_window_failed_before() {
 }
 
 #[test]
-fn who_wants_a_page_that_is_on_its_way_waits_for_it_and_nobody_reads_it_again() {
+fn a_page_on_its_way_is_waited_for_and_read_once() {
     for_each_way(LENGTH, |faulty| {
         let (cache, file) = open(faulty);
         let gate = read_ahead_and_hold(faulty, &file);
@@ -171,7 +171,7 @@ fn windows_do_not_wait_behind_what_was_advised() {
 }
 
 #[test]
-fn who_waits_for_a_readahead_that_fails_reads_the_page_by_himself() {
+fn a_waiter_of_a_failed_readahead_reads_the_page_itself() {
     for_each_way(LENGTH, |faulty| {
         let (_cache, file) = open(faulty);
         faulty.backing.inject(fault().fails(libc::EIO));
@@ -210,7 +210,7 @@ fn cut_and_grow(faulty: &Faulty, file: &File, gate: &Gate, end: u64) {
 }
 
 #[test]
-fn a_file_that_we_cut_while_it_is_being_read_ahead_ends_where_it_was_cut() {
+fn a_file_truncated_during_readahead_ends_there() {
     let ends = [0, 1 << 20, MIDDLE - PAGE, MIDDLE - PAGE + 100, MIDDLE + 3 * PAGE + 1, 2 << 20];
     for_each_way(LENGTH, |faulty| {
         for end in ends {

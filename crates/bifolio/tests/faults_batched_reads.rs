@@ -78,7 +78,7 @@ fn assert_read_error(faulty: &Faulty, answer: &Answer, bytes: Range<u64>, errno:
 }
 
 #[test]
-fn the_nth_read_that_fails_fails_the_request_it_was_for_and_no_other() {
+fn the_nth_failed_read_fails_only_its_own_request() {
     for_each_way(LENGTH, |faulty| {
         let ranges = single_pages();
         for (nth, many) in (1..=REQUESTS as u64).zip([read_many, pin_many].into_iter().cycle()) {
@@ -99,7 +99,7 @@ fn the_nth_read_that_fails_fails_the_request_it_was_for_and_no_other() {
 }
 
 #[test]
-fn bad_places_fail_what_needs_them_although_the_batch_is_larger_than_the_cache() {
+fn bad_places_fail_only_requests_that_need_them() {
     for_each_way(LENGTH, |faulty| {
         let cache = faulty.builder(256 << 10).io_depth(8).build().unwrap();
         let file = faulty.open(&cache);
@@ -126,7 +126,7 @@ fn bad_places_fail_what_needs_them_although_the_batch_is_larger_than_the_cache()
 }
 
 #[test]
-fn a_long_request_ends_before_the_bad_page_and_one_that_begins_there_fails() {
+fn a_long_request_ends_before_the_bad_page() {
     for folio_pages in [1, 4] {
         for_each_way(LENGTH, |faulty| {
             let cache = faulty.builder(4 << 20).build().unwrap();
@@ -243,7 +243,7 @@ fn the_end_of_the_file_may_be_anywhere_in_a_transfer() {
 }
 
 #[test]
-fn a_file_that_somebody_else_has_cut_fails_what_is_gone_and_nothing_else() {
+fn a_file_truncated_by_others_fails_only_lost_requests() {
     for_each_way(LENGTH, |faulty| {
         let cache = faulty.builder(4 << 20).build().unwrap();
         let file = faulty.open(&cache);
@@ -294,7 +294,7 @@ fn a_file_that_somebody_else_has_cut_fails_what_is_gone_and_nothing_else() {
 }
 
 #[test]
-fn requests_that_are_on_their_way_when_we_cut_the_file_end_where_it_was_cut() {
+fn requests_under_way_end_where_the_file_is_truncated() {
     for_each_way(LENGTH, |faulty| {
         for many in [read_many, pin_many] {
             faulty.set_len_from_outside(LENGTH as u64);
@@ -363,7 +363,7 @@ fn a_file_that_fails_leaves_the_requests_of_other_files_alone() {
 }
 
 #[test]
-fn what_failed_keeps_no_frame_and_no_lock() {
+fn failed_reads_keep_no_frame_and_no_lock() {
     for_each_way(LENGTH, |faulty| {
         let cache = faulty.builder(256 << 10).build().unwrap();
         let file = faulty.open(&cache);

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use bifolio::{
     Alignment, Backing, Cache, DirectStatus, DiskFile, DiskOptions, Feature, Features,
-    FileIdentity, IoRequest, IoSource, IoTarget, Operation, ReadRequest, Submission,
+    FileIdentity, IoBuf, IoBufMut, IoRequest, Operation, ReadRequest, Submission,
 };
 use bifolio_testing::{Call, Fault, FaultyBacking, fill_bytes};
 use support::{PAGE, assert_same, directory, file_of, read_all, writable};
@@ -34,19 +34,19 @@ impl fmt::Debug for Refusing {
 }
 
 impl Backing for Refusing {
-    fn read_at(&self, target: &mut IoTarget<'_>, position_bytes: u64) -> io::Result<usize> {
+    fn read_at(&self, target: &mut IoBufMut<'_>, position_bytes: u64) -> io::Result<usize> {
         self.disk.read_at(target, position_bytes)
     }
 
-    fn write_at(&self, source: &IoSource<'_>, position_bytes: u64) -> io::Result<usize> {
+    fn write_at(&self, source: &IoBuf<'_>, position_bytes: u64) -> io::Result<usize> {
         self.disk.write_at(source, position_bytes)
     }
 
-    fn read_vectored_at(&self, targets: &mut [IoTarget<'_>], at: u64) -> io::Result<usize> {
+    fn read_vectored_at(&self, targets: &mut [IoBufMut<'_>], at: u64) -> io::Result<usize> {
         self.disk.read_vectored_at(targets, at)
     }
 
-    fn write_vectored_at(&self, sources: &[IoSource<'_>], at: u64) -> io::Result<usize> {
+    fn write_vectored_at(&self, sources: &[IoBuf<'_>], at: u64) -> io::Result<usize> {
         self.disk.write_vectored_at(sources, at)
     }
 
@@ -162,7 +162,7 @@ fn reads_that_are_refused_come_by_the_page_cache() {
 }
 
 #[test]
-fn writes_that_are_refused_go_by_the_page_cache_and_bad_places_stay_dirty() {
+fn refused_writes_are_buffered_and_bad_places_stay_dirty() {
     for refused_from in [1, 3] {
         let Some(world) = world(Operation::Write, refused_from) else { return };
         let file = world.cache.open_backing(world.backing.clone(), &writable()).unwrap();

@@ -97,7 +97,7 @@ fn a_transfer_that_fails_is_written_again_page_by_page() {
 }
 
 #[test]
-fn a_page_that_cannot_be_written_stays_dirty_and_each_handle_is_told_once() {
+fn an_unwritable_page_stays_dirty_and_handles_are_told_once() {
     for_each_way(LENGTH, |faulty| {
         let (cache, file) = open(faulty);
         let second = second_handle(faulty, &cache);
@@ -145,7 +145,7 @@ fn no_sync_succeeds_before_the_page_is_on_the_device() {
 }
 
 #[test]
-fn a_failure_that_only_the_flusher_has_seen_is_told_by_the_next_sync() {
+fn a_failure_of_the_flusher_is_told_by_the_next_sync() {
     for_each_way(LENGTH, |faulty| {
         let cache = faulty.builder(4 << 20).dirty_age_ms_max(20).build().unwrap();
         let file = faulty.open(&cache);
@@ -172,7 +172,7 @@ fn a_failure_that_only_the_flusher_has_seen_is_told_by_the_next_sync() {
 }
 
 #[test]
-fn short_interrupted_and_refused_writes_of_a_batch_are_continued() {
+fn short_and_interrupted_writes_of_a_batch_are_continued() {
     for_each_way(LENGTH, |faulty| {
         let (cache, file) = open(faulty);
         let expected = write_runs(&file, 3);
@@ -192,7 +192,7 @@ fn short_interrupted_and_refused_writes_of_a_batch_are_continued() {
 }
 
 #[test]
-fn a_write_that_moves_nothing_is_a_failure_and_not_an_endless_try() {
+fn a_write_that_moves_nothing_is_a_failure() {
     for_each_way(LENGTH, |faulty| {
         let (cache, file) = open(faulty);
         let expected = write_runs(&file, 3);
@@ -207,7 +207,7 @@ fn a_write_that_moves_nothing_is_a_failure_and_not_an_endless_try() {
 }
 
 #[test]
-fn the_device_gets_one_state_of_a_page_and_what_is_written_meanwhile_after_it() {
+fn the_device_gets_one_state_of_a_page_at_a_time() {
     for_each_way(LENGTH, |faulty| {
         let (cache, file) = open(faulty);
         let old = write_runs(&file, 11);
@@ -247,7 +247,7 @@ fn the_device_gets_one_state_of_a_page_and_what_is_written_meanwhile_after_it() 
 }
 
 #[test]
-fn what_is_written_while_its_page_fails_to_leave_is_not_lost() {
+fn bytes_written_during_a_failed_eviction_survive() {
     for_each_way(LENGTH, |faulty| {
         let (cache, file) = open(faulty);
         write_runs(&file, 11);
@@ -273,7 +273,7 @@ fn what_is_written_while_its_page_fails_to_leave_is_not_lost() {
 }
 
 #[test]
-fn a_cut_waits_for_the_batch_and_what_was_cut_does_not_come_back() {
+fn a_truncation_waits_for_the_batch_and_is_final() {
     for_each_way(LENGTH, |faulty| {
         for fails in [false, true] {
             let (cache, file) = open(faulty);
@@ -316,7 +316,7 @@ fn a_cut_waits_for_the_batch_and_what_was_cut_does_not_come_back() {
 }
 
 #[test]
-fn a_sync_of_a_range_fails_for_what_is_inside_and_not_for_what_is_outside() {
+fn a_sync_of_a_range_fails_only_for_what_is_inside() {
     for_each_way(LENGTH, |faulty| {
         let (cache, file) = open(faulty);
         let expected = write_runs(&file, 8);

@@ -92,7 +92,7 @@ fn much_dirt_is_much_however_many_files_it_is_spread_over() {
 }
 
 #[test]
-fn neighbours_leave_in_one_request_of_up_to_a_mebibyte_whatever_the_order_they_were_written_in() {
+fn neighbours_leave_in_one_request_of_up_to_a_mebibyte() {
     let directory = directory();
     let (path, _) = random_file(&directory, "file", 4 << 20);
     for folio_bytes in [4 << 10, 16 << 10, 2 << 20] {
@@ -115,7 +115,7 @@ fn neighbours_leave_in_one_request_of_up_to_a_mebibyte_whatever_the_order_they_w
 }
 
 #[test]
-fn writers_who_outrun_the_device_are_held_and_no_more_is_dirty_than_allowed() {
+fn writers_that_outrun_the_device_are_throttled() {
     let (memory, backing) = faulty_memory(8 << 20);
     backing.inject(Fault::on(Call::Write).forever().delayed(Duration::from_millis(1)));
     let builder = quiet(8 << 20).dirty_bytes_background(512 << 10).dirty_bytes_max(1 << 20);
@@ -264,7 +264,7 @@ fn one_bad_block_keeps_only_its_own_page_dirty() {
 
 /// What is refused is dirty again, and the youngest: the round must not come to it once more.
 #[test]
-fn what_the_device_refuses_is_not_tried_again_and_again_in_one_round() {
+fn refused_pages_are_tried_once_in_a_round() {
     const PAGES: u64 = 1024;
     let (_, backing) = faulty_memory((2 * PAGES * PAGE) as usize);
     let cache = quiet(32 << 20).dirty_bytes_background(1 << 20).build().unwrap();
@@ -287,7 +287,7 @@ fn what_the_device_refuses_is_not_tried_again_and_again_in_one_round() {
 }
 
 #[test]
-fn a_sync_of_more_than_is_in_flight_at_a_time_writes_it_all_in_order_or_not() {
+fn a_sync_of_more_than_the_queue_holds_writes_all_of_it() {
     const LENGTH: usize = 40 << 20;
     let directory = directory();
     let (path, _) = random_file(&directory, "file", LENGTH);

@@ -15,9 +15,9 @@ use support::{PAGE, cache_of, files_can_be_mapped, read, read_all, wait_until, w
 /// it does not fail for that.
 const A_MOMENT: Duration = Duration::from_millis(50);
 
-/// A cache that spills to storage which can be made to wait.
+/// A cache that swaps out to storage which can be made to wait.
 struct Full {
-    spill: Arc<FaultyBacking>,
+    swap: Arc<FaultyBacking>,
     cache: Cache,
     /// A file whose pages are in the way.
     other: File,
@@ -26,13 +26,13 @@ struct Full {
 
 impl Full {
     fn new() -> Self {
-        let spill = Arc::new(FaultyBacking::new(MemoryBacking::new(Vec::new())));
+        let swap = Arc::new(FaultyBacking::new(MemoryBacking::new(Vec::new())));
         let builder = Cache::builder().memory(512 << 10).readahead_bytes_max(0);
         let builder = builder.reclaim_wait_ms_max(30_000);
-        let cache = builder.spill_backing(spill.clone()).build().unwrap();
+        let cache = builder.swap_backing(swap.clone()).build().unwrap();
         let backing = Arc::new(MemoryBacking::new(vec![2; 1 << 20]));
         let other = cache.open_backing(backing, &writable()).unwrap();
-        Self { spill, cache, other, holds: Vec::new() }
+        Self { swap, cache, other, holds: Vec::new() }
     }
 
     /// Holds pages until there is no room for another.
@@ -88,7 +88,7 @@ fn an_overwrite_that_waits_for_memory_keeps_what_is_appended() {
     let room_pages = full.holds.len();
     full.let_go(room_pages);
     let gate = Gate::new();
-    full.spill.inject(Fault::on(Call::Write).forever().held(&gate));
+    full.swap.inject(Fault::on(Call::Write).forever().held(&gate));
     scratch.write_all_at(&[1; PAGE as usize], 0).unwrap();
     full.hold(room_pages - 1);
 
@@ -160,7 +160,7 @@ fn no_change_of_the_length_meets_a_write_of_the_backing() {
 
 /// A hole is made of pages one of which somebody is changing, and then wants another.
 #[test]
-fn whoever_changes_a_page_of_a_hole_can_use_the_others() {
+fn a_writer_of_one_page_of_a_hole_can_use_the_others() {
     if !files_can_be_mapped() {
         return;
     }
@@ -180,12 +180,12 @@ fn whoever_changes_a_page_of_a_hole_can_use_the_others() {
 }
 
 #[test]
-fn a_hole_with_two_spilled_ends_needs_room_for_one_page() {
+fn a_hole_with_two_swapped_ends_needs_room_for_one_page() {
     let mut full = Full::new();
     let file = full.cache.memory_file("scratch").unwrap();
     file.write_all_at(&[1; 2 * PAGE as usize], 0).unwrap();
     full.hold_all();
-    assert_eq!(full.cache.stats().unspilled_bytes, 0, "all is spilled");
+    assert_eq!(full.cache.stats().unswapped_bytes, 0, "all is swapped");
     full.let_go(1);
     file.punch_hole(1000..PAGE + 1000).unwrap();
     full.let_go(2);

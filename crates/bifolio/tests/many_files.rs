@@ -10,7 +10,7 @@ use std::fs;
 use std::io::Result;
 use std::sync::{Arc, Mutex};
 
-use bifolio::{Backing, Cache, FileIdentity, IoSource, IoTarget, OpenOptions};
+use bifolio::{Backing, Cache, FileIdentity, IoBuf, IoBufMut, OpenOptions};
 use support::{errno_of, run_alone, with_descriptors_left};
 
 const VARIABLE: &str = "BIFOLIO_TEST_MANY_FILES";
@@ -30,7 +30,7 @@ impl Page {
 }
 
 impl Backing for Page {
-    fn read_at(&self, target: &mut IoTarget<'_>, position: u64) -> Result<usize> {
+    fn read_at(&self, target: &mut IoBufMut<'_>, position: u64) -> Result<usize> {
         let mut page = vec![0; PAGE as usize];
         page[..8].copy_from_slice(&*self.bytes.lock().unwrap());
         let page = &page[position.min(PAGE) as usize..];
@@ -39,7 +39,7 @@ impl Backing for Page {
         Ok(count)
     }
 
-    fn write_at(&self, source: &IoSource<'_>, position: u64) -> Result<usize> {
+    fn write_at(&self, source: &IoBuf<'_>, position: u64) -> Result<usize> {
         assert_eq!(position, 0);
         source.copy_to_slice(0, &mut *self.bytes.lock().unwrap());
         Ok(source.len())

@@ -27,7 +27,7 @@ fn pages_of_mixed_batches_keep_their_bytes() {
 
 fn stores_and_loads(batch: usize) {
     let directory = tempfile::tempdir().unwrap();
-    let builder = Cache::builder().memory(8 << 20).spill_in(directory.path());
+    let builder = Cache::builder().memory(8 << 20).swap_directory(directory.path());
     let cache = builder.unmap_batch_folios(batch).build().unwrap();
     let options = OpenOptions::new().read(true).write(true).mappable(true);
     let file = cache.memory_file_with("pages", &options).unwrap();
@@ -80,7 +80,7 @@ fn pages_leave_in_short_transfers_when_nobody_reads_in_order() {
         return;
     }
     let directory = tempfile::tempdir().unwrap();
-    let cache = Cache::builder().memory(32 << 20).spill_in(directory.path()).build().unwrap();
+    let cache = Cache::builder().memory(32 << 20).swap_directory(directory.path()).build().unwrap();
     let options = OpenOptions::new().read(true).write(true).mappable(true);
     let file = cache.memory_file_with("pages", &options).unwrap();
     let pages = 128 << 20 >> 12;
@@ -97,7 +97,7 @@ fn pages_leave_in_short_transfers_when_nobody_reads_in_order() {
         let before = cache.stats();
         touch();
         let after = cache.stats();
-        (after.spilled_out_pages - before.spilled_out_pages)
+        (after.swapped_out_pages - before.swapped_out_pages)
             / (after.write_requests - before.write_requests)
     };
     let in_order = pages_by_transfer(&mut || (0..pages / 2).for_each(store));

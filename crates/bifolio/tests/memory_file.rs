@@ -33,7 +33,7 @@ fn assert_resident(cache: &Cache, pages: RangeInclusive<u64>) {
 }
 
 #[test]
-fn what_was_written_is_there_and_what_was_not_is_zeros() {
+fn written_pages_are_there_and_others_are_zeros() {
     for folio_bytes in [4096, 65536, 2 << 20] {
         let cache = cache(16 << 20);
         let file = with_folios(&cache, folio_bytes);
@@ -193,17 +193,18 @@ fn page(index: u64, round: u64) -> Vec<u8> {
 }
 
 #[test]
-fn four_times_the_memory_goes_to_the_spill_and_comes_back() {
+fn four_times_the_memory_goes_to_the_swap_and_comes_back() {
     for folio_bytes in [4096, 16384, 65536] {
         let directory = tempfile::tempdir().unwrap();
-        let cache = Cache::builder().memory(4 << 20).spill_in(directory.path()).build().unwrap();
+        let cache =
+            Cache::builder().memory(4 << 20).swap_directory(directory.path()).build().unwrap();
         let file = with_folios(&cache, folio_bytes);
         let pages = 4096;
         for index in 0..pages {
             file.write_all_at(&page(index, 1), index * PAGE).unwrap();
         }
         let stats = cache.stats();
-        assert!(stats.spill_bytes >= 10 << 20, "{}", stats.spill_bytes);
+        assert!(stats.swap_bytes >= 10 << 20, "{}", stats.swap_bytes);
         assert!(stats.used_bytes <= stats.bound_bytes);
         for index in (0..pages).rev() {
             assert_eq!(read(&file, index * PAGE, 4096), page(index, 1), "page {index}");
@@ -222,16 +223,16 @@ fn four_times_the_memory_goes_to_the_spill_and_comes_back() {
         assert_eq!(file.seek_data(PAGE * 16).unwrap(), Some(pages * PAGE - folio_bytes));
         drop(file);
         let stats = cache.stats();
-        assert_eq!((stats.spill_bytes, stats.unspilled_bytes), (0, 0));
+        assert_eq!((stats.swap_bytes, stats.unswapped_bytes), (0, 0));
         // What is still in the batches of a few CPUs is freed with the next that comes there.
         assert_resident(&cache, 0..=4 * 31 * folio_bytes / PAGE);
     }
 }
 
 #[test]
-fn what_is_read_back_and_not_changed_is_not_written_again() {
+fn unchanged_pages_are_not_written_again() {
     let directory = tempfile::tempdir().unwrap();
-    let cache = Cache::builder().memory(4 << 20).spill_in(directory.path()).build().unwrap();
+    let cache = Cache::builder().memory(4 << 20).swap_directory(directory.path()).build().unwrap();
     let file = with_folios(&cache, 4096);
     for index in 0..4096 {
         file.write_all_at(&page(index, 1), index * PAGE).unwrap();
@@ -242,9 +243,9 @@ fn what_is_read_back_and_not_changed_is_not_written_again() {
             assert_eq!(read(&file, index * PAGE, 4096), page(index, 1), "page {index}");
         }
         let after = cache.stats();
-        let written = after.spilled_out_pages - before.spilled_out_pages;
+        let written = after.swapped_out_pages - before.swapped_out_pages;
         assert!(round == 0 || written < 100, "{written} pages were written in round {round}");
-        assert!(after.spilled_in_pages - before.spilled_in_pages > 2500);
+        assert!(after.swapped_in_pages - before.swapped_in_pages > 2500);
         let requests = after.read_requests - before.read_requests;
         assert!(requests < 600, "neighbours come back together: {requests} requests");
     }
@@ -253,14 +254,14 @@ fn what_is_read_back_and_not_changed_is_not_written_again() {
 #[test]
 fn small_folios_become_a_large_one_with_the_same_bytes() {
     let directory = tempfile::tempdir().unwrap();
-    for spills in [false, true] {
+    for swaps in [false, true] {
         let mut builder = Cache::builder().memory(8 << 20);
-        if spills {
-            builder = builder.spill_in(directory.path());
+        if swaps {
+            builder = builder.swap_directory(directory.path());
         }
         let cache = builder.build().unwrap();
         let file = with_folios(&cache, 4096);
-        let pages = if spills { 4096 } else { 512 };
+        let pages = if swaps { 4096 } else { 512 };
         for index in 0..pages {
             file.write_all_at(&page(index, 1), index * PAGE).unwrap();
         }
@@ -283,8 +284,8 @@ fn small_folios_become_a_large_one_with_the_same_bytes() {
         expected[5 * 4096..5 * 4096 + 7].copy_from_slice(b"changed");
         expected[10 * 4096..12 * 4096 + 5].fill(0);
         assert_eq!(read(&file, 0, 512 * 4096), expected);
-        // As a whole to the spill, and back page by page.
-        if spills {
+        // As a whole to the swap, and back page by page.
+        if swaps {
             for index in 512..pages {
                 file.write_all_at(&page(index, 2), index * PAGE).unwrap();
             }
@@ -294,7 +295,7 @@ fn small_folios_become_a_large_one_with_the_same_bytes() {
 }
 
 #[test]
-fn what_cannot_be_one_folio_is_refused_and_stays_as_it_is() {
+fn a_range_that_cannot_be_one_folio_is_refused() {
     let cache = cache(16 << 20);
     let file = with_folios(&cache, 4096);
     file.write_all_at(&vec![8; 1 << 20], 0).unwrap();
@@ -319,7 +320,7 @@ fn what_cannot_be_one_folio_is_refused_and_stays_as_it_is() {
 #[test]
 fn small_folios_that_lie_in_every_chunk_become_a_large_one_too() {
     let directory = tempfile::tempdir().unwrap();
-    let cache = Cache::builder().memory(8 << 20).spill_in(directory.path()).build().unwrap();
+    let cache = Cache::builder().memory(8 << 20).swap_directory(directory.path()).build().unwrap();
     let file = with_folios(&cache, 4096);
     let other = cache.memory_file("other").unwrap();
     // One of the large folio's pages after three others, until the cache is full of both.

@@ -112,7 +112,7 @@ fn compare_with_disk(model: &Model, path: &Path) {
 }
 
 #[test]
-fn small_folios_in_a_tiny_cache_agree_with_the_model_and_the_disk() {
+fn small_folios_in_a_tiny_cache_agree_with_the_model() {
     let files = [(4 << 10, 700_000), (16 << 10, 900_000), (4 << 10, 100_000)];
     let evicted = Cell::new(0);
     with_seeds(8, |seed| {
@@ -122,7 +122,7 @@ fn small_folios_in_a_tiny_cache_agree_with_the_model_and_the_disk() {
 }
 
 #[test]
-fn folios_of_all_sizes_in_one_cache_agree_with_the_model_and_the_disk() {
+fn folios_of_all_sizes_in_one_cache_agree_with_the_model() {
     let lengths = [2_000_000, 2_000_000, 4_000_000, 9_000_000];
     let files: Vec<_> = FOLIO_SIZES.into_iter().zip(lengths).collect();
     let evicted = Cell::new(0);
@@ -133,7 +133,7 @@ fn folios_of_all_sizes_in_one_cache_agree_with_the_model_and_the_disk() {
 }
 
 #[test]
-fn threads_on_regions_of_shared_files_agree_with_the_model_and_the_disk() {
+fn threads_on_parts_of_shared_files_agree_with_the_model() {
     // Not a multiple of anything: regions meet inside a page.
     const REGION_BYTES: usize = 700_001;
     with_seeds(3, |seed| {

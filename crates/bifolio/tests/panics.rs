@@ -5,7 +5,7 @@ mod support;
 use std::io;
 use std::sync::{Arc, Mutex};
 
-use bifolio::{Backing, Cache, DirectStatus, IoRequest, IoSource, IoTarget, Submission};
+use bifolio::{Backing, Cache, DirectStatus, IoBuf, IoBufMut, IoRequest, Submission};
 use bifolio_testing::MemoryBacking;
 use support::{PAGE, read, read_all, wait_until, writable};
 
@@ -24,12 +24,12 @@ impl Panicking {
 }
 
 impl Backing for Panicking {
-    fn read_at(&self, target: &mut IoTarget<'_>, position: u64) -> io::Result<usize> {
+    fn read_at(&self, target: &mut IoBufMut<'_>, position: u64) -> io::Result<usize> {
         self.may("read_at");
         self.inner.read_at(target, position)
     }
 
-    fn write_at(&self, source: &IoSource<'_>, position: u64) -> io::Result<usize> {
+    fn write_at(&self, source: &IoBuf<'_>, position: u64) -> io::Result<usize> {
         self.may("write_at");
         self.inner.write_at(source, position)
     }

@@ -5,7 +5,7 @@
 
 mod support;
 
-use bifolio::{Advice, Backing, Cache, File, IoSource, IoTarget, OpenOptions, Placement};
+use bifolio::{Advice, Backing, Cache, File, IoBuf, IoBufMut, OpenOptions, Placement};
 use bifolio_testing::MemoryBacking;
 use fastrand::Rng;
 use std::io;
@@ -22,7 +22,7 @@ struct Numbered {
 }
 
 impl Backing for Numbered {
-    fn read_at(&self, target: &mut IoTarget<'_>, position_bytes: u64) -> io::Result<usize> {
+    fn read_at(&self, target: &mut IoBufMut<'_>, position_bytes: u64) -> io::Result<usize> {
         let length = (target.len() as u64).min(self.len_bytes.saturating_sub(position_bytes));
         for offset in (0..length).step_by(PAGE as usize) {
             let page = (position_bytes + offset) / PAGE;
@@ -31,7 +31,7 @@ impl Backing for Numbered {
         Ok(length as usize)
     }
 
-    fn write_at(&self, source: &IoSource<'_>, _position_bytes: u64) -> io::Result<usize> {
+    fn write_at(&self, source: &IoBuf<'_>, _position_bytes: u64) -> io::Result<usize> {
         Ok(source.len())
     }
 
@@ -231,12 +231,12 @@ fn a_file_filled_in_order_lies_in_order_after_skewed_churn() {
 }
 
 /// Those that need no write must not be picked out of the rows. (A few more lie apart: what is
-/// dirty is not moved, and is dirty until it is spilled.)
+/// dirty is not moved, and is dirty until it is swapped out.)
 #[test]
-fn a_file_filled_in_order_lies_in_order_after_churn_through_a_spill() {
+fn a_file_filled_in_order_lies_in_order_after_churn_through_a_swap() {
     let bound = 32 * MIB;
     let directory = directory();
-    let builder = Cache::builder().memory(bound).spill_in(directory.path());
+    let builder = Cache::builder().memory(bound).swap_directory(directory.path());
     let cache = builder.build().unwrap();
     let churned = cache.memory_file("churned").unwrap();
     for page in 0..4 * bound / PAGE {
@@ -247,12 +247,12 @@ fn a_file_filled_in_order_lies_in_order_after_churn_through_a_spill() {
     check_after_churn_of(&cache, &churned, Access::Uniform, 0.2, 5);
 }
 
-/// Nearly every row has something dirty then, which is not moved before it has been spilled.
+/// Nearly every row has something dirty then, which is not moved before it has been swapped out.
 #[test]
 fn a_file_written_in_order_lies_in_order_after_writes_all_over() {
     let bound = 64 * MIB;
     let directory = directory();
-    let cache = Cache::builder().memory(bound).spill_in(directory.path()).build().unwrap();
+    let cache = Cache::builder().memory(bound).swap_directory(directory.path()).build().unwrap();
     let (churned, page) = (cache.memory_file("churned").unwrap(), [1; PAGE as usize]);
     for position in (0..2 * bound).step_by(PAGE as usize) {
         churned.write_all_at(&page, position).unwrap();
@@ -272,15 +272,15 @@ fn a_file_written_in_order_lies_in_order_after_writes_all_over() {
         file.write_all_at(&page, position).unwrap();
     }
     let (stats, placement) = (cache.stats(), file.placement());
-    let spilled = stats.spilled_out_pages - before.spilled_out_pages;
+    let swapped = stats.swapped_out_pages - before.swapped_out_pages;
     let evicted = stats.pgsteal - before.pgsteal;
     let part = adjacency(&placement);
-    println!("{spilled} spilled, {evicted} evicted: {part:.3}, {placement:?}");
+    println!("{swapped} swapped, {evicted} evicted: {part:.3}, {placement:?}");
     // Usually 8 tenths; 0.02 where only what is clean makes room.
     assert!(placement.neighbours >= 64 && part >= 0.25, "{placement:?}");
     // Rows are not paid for with many writes, and while nobody wants them with hardly any.
-    assert!(spilled <= evicted * 3 / 2, "{spilled} spilled, {evicted} evicted");
-    assert!(before.spilled_out_pages <= before.pgsteal, "{before:?}");
+    assert!(swapped <= evicted * 3 / 2, "{swapped} swapped, {evicted} evicted");
+    assert!(before.swapped_out_pages <= before.pgsteal, "{before:?}");
 }
 
 /// Every other pair of pages of a file is read all the time, while the other pairs leave.
@@ -310,7 +310,7 @@ fn neighbours_in_use_are_not_torn_apart() {
 
 /// Two writers, each with its own pages, in a cache of an eighth of the file.
 #[test]
-fn what_is_moved_keeps_its_bytes_and_its_dirt() {
+fn migrated_folios_keep_their_bytes_and_stay_dirty() {
     let (bound, pages) = (4 * MIB, 8192);
     let storage = Arc::new(MemoryBacking::new(vec![0; (pages * PAGE) as usize]));
     let cache = cache_of(bound);

@@ -38,7 +38,7 @@ fn against(writer: impl FnOnce() + Send, read: impl Fn() + Sync) {
 }
 
 #[test]
-fn a_reader_of_the_whole_range_never_sees_zeros_before_an_appender() {
+fn a_reader_never_sees_zeros_before_an_appender() {
     const LEN: u64 = 192 << 10;
     for folio_bytes in [4 << 10, 64 << 10] {
         for step in [100, 1000, 4000] {
@@ -174,7 +174,7 @@ fn a_long_read_of_holes_data_and_allocated_pages_is_exact() {
 }
 
 #[test]
-fn a_read_of_one_page_is_of_one_write_when_the_page_grows_under_it() {
+fn a_read_of_a_growing_page_is_of_one_write() {
     both_kinds(4 << 10, |file| {
         let change = || {
             for _ in 0..20_000 {

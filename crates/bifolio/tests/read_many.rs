@@ -45,7 +45,7 @@ fn buffers_for(ranges: &[Range<u64>]) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn requests_of_all_kinds_are_answered_whatever_the_folios_and_however_small_the_cache() {
+fn requests_of_all_kinds_are_answered_in_tiny_caches() {
     let mut random = Rng::with_seed(7);
     for folio_bytes in FOLIO_SIZES {
         let directory = directory();
@@ -176,7 +176,7 @@ fn pins_of_many_ranges_stand_in_their_order_with_their_bytes() {
 }
 
 #[test]
-fn more_pins_than_fit_are_refused_one_by_one_and_the_others_stand() {
+fn more_pins_than_fit_are_refused_one_by_one() {
     let directory = directory();
     let (path, bytes) = random_file(&directory, "file", 4 << 20);
     for cache in caches(512 << 10) {
@@ -219,7 +219,7 @@ fn misses_leave_together_and_hits_not_at_all() {
 }
 
 #[test]
-fn the_device_gets_a_part_of_a_queue_before_the_rest_and_what_is_less_leaves_at_once() {
+fn the_device_gets_a_first_part_of_a_long_queue_at_once() {
     let directory = directory();
     let (path, _) = random_file(&directory, "file", 4 << 20);
     let cache = Cache::builder().memory(16 << 20).io_depth(32).build().unwrap();

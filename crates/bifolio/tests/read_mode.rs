@@ -48,7 +48,7 @@ fn every_mode_reads_the_same_bytes() {
 }
 
 #[test]
-fn a_read_takes_no_reference_a_batch_one_a_folio_and_the_others_one_a_page() {
+fn reads_take_as_many_references_as_their_mode_says() {
     let pages = LEN / PAGE;
     for (mode, folio_bytes, block, references) in [
         (ReadMode::Batched, 4 << 10, PAGE, 0),

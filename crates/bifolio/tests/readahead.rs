@@ -33,7 +33,7 @@ fn scan(file: &File, bytes: &[u8], block: usize) {
 }
 
 #[test]
-fn a_scan_takes_few_requests_and_nothing_is_read_twice_or_evicted_before_its_use() {
+fn a_scan_takes_few_requests_and_reads_nothing_twice() {
     let directory = directory();
     let (path, bytes) = random_file(&directory, "file", LENGTH + 1234);
     for block in [512, 4096, 65536, 1 << 20] {

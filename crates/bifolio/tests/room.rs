@@ -137,7 +137,7 @@ fn folios_that_cannot_leave_do_not_keep_the_rest_from_others() {
 }
 
 #[test]
-fn a_large_pinned_folio_leaves_the_rest_of_a_small_cache_to_pages() {
+fn a_large_pinned_folio_leaves_the_rest_to_pages() {
     for bound in [320 << 10, MIB, 2 * MIB] {
         let directory = directory();
         let path = sparse_file(&directory, 8 * MIB);

@@ -5,7 +5,7 @@
 
 mod support;
 
-use bifolio::{Backing, Cache, File, IoSource, IoTarget, OpenOptions};
+use bifolio::{Backing, Cache, File, IoBuf, IoBufMut, OpenOptions};
 use bifolio_testing::{CrashingBacking, Gate, MemoryBacking};
 use std::io;
 use std::sync::Arc;
@@ -34,7 +34,7 @@ impl Stamps {
 }
 
 impl Backing for Stamps {
-    fn read_at(&self, target: &mut IoTarget<'_>, position_bytes: u64) -> io::Result<usize> {
+    fn read_at(&self, target: &mut IoBufMut<'_>, position_bytes: u64) -> io::Result<usize> {
         for offset in (0..target.len() as u64).step_by(PAGE as usize) {
             let stamp = self.stamp((position_bytes + offset) / PAGE);
             target.copy_from_slice(offset as usize, &stamp.to_le_bytes());
@@ -42,7 +42,7 @@ impl Backing for Stamps {
         Ok(target.len())
     }
 
-    fn write_at(&self, source: &IoSource<'_>, position_bytes: u64) -> io::Result<usize> {
+    fn write_at(&self, source: &IoBuf<'_>, position_bytes: u64) -> io::Result<usize> {
         let nth = self.writes.fetch_add(1, Ordering::Relaxed) + 1;
         if self.refuses_each > 0 && nth.is_multiple_of(self.refuses_each) {
             return Err(io::Error::from_raw_os_error(libc::EIO));
@@ -218,11 +218,11 @@ impl SlowFlush {
 }
 
 impl Backing for SlowFlush {
-    fn read_at(&self, target: &mut IoTarget<'_>, position_bytes: u64) -> io::Result<usize> {
+    fn read_at(&self, target: &mut IoBufMut<'_>, position_bytes: u64) -> io::Result<usize> {
         self.inner.read_at(target, position_bytes)
     }
 
-    fn write_at(&self, source: &IoSource<'_>, position_bytes: u64) -> io::Result<usize> {
+    fn write_at(&self, source: &IoBuf<'_>, position_bytes: u64) -> io::Result<usize> {
         self.inner.write_at(source, position_bytes)
     }
 
@@ -367,10 +367,10 @@ fn a_backing_that_panics_in_a_sync_fails_it_and_others_go_on() {
     #[derive(Debug)]
     struct Panics(MemoryBacking, AtomicU64);
     impl Backing for Panics {
-        fn read_at(&self, target: &mut IoTarget<'_>, position_bytes: u64) -> io::Result<usize> {
+        fn read_at(&self, target: &mut IoBufMut<'_>, position_bytes: u64) -> io::Result<usize> {
             self.0.read_at(target, position_bytes)
         }
-        fn write_at(&self, source: &IoSource<'_>, position_bytes: u64) -> io::Result<usize> {
+        fn write_at(&self, source: &IoBuf<'_>, position_bytes: u64) -> io::Result<usize> {
             self.0.write_at(source, position_bytes)
         }
         fn sync_data(&self) -> io::Result<()> {

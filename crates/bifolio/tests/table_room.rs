@@ -12,7 +12,7 @@ const LENGTH: u64 = 8 << 30;
 const MEMORY: u64 = 64 << 20;
 
 #[test]
-fn the_tables_of_a_large_file_cost_no_more_evictions_than_they_take_room() {
+fn tables_of_a_large_file_cost_only_the_room_they_take() {
     let sparse = tempfile::NamedTempFile::new().unwrap();
     sparse.as_file().set_len(LENGTH).unwrap();
     let cache = Cache::builder().memory(MEMORY).build().unwrap();

@@ -83,7 +83,7 @@ fn a_write_behind_the_end_leaves_zeros_between() {
 }
 
 #[test]
-fn what_was_cut_off_reads_as_zeros_when_the_file_grows_again() {
+fn truncated_bytes_read_as_zeros_after_growth() {
     let directory = directory();
     let cache = cache_of(16 << 20);
     for folio_bytes in FOLIO_SIZES {
@@ -111,7 +111,7 @@ fn what_was_cut_off_reads_as_zeros_when_the_file_grows_again() {
 }
 
 #[test]
-fn what_was_cut_off_reads_as_zeros_when_a_write_grows_the_file_again() {
+fn truncated_bytes_read_as_zeros_after_a_write_beyond() {
     let directory = directory();
     let path = file_of(&directory, "file", &vec![1; 3 * PAGE as usize]);
     let cache = cache_of(4 << 20);
@@ -126,7 +126,7 @@ fn what_was_cut_off_reads_as_zeros_when_a_write_grows_the_file_again() {
 }
 
 #[test]
-fn the_disk_never_sees_a_file_longer_than_it_is_while_tails_are_written_out() {
+fn the_disk_never_sees_a_file_longer_than_it_is() {
     let directory = directory();
     let path = file_of(&directory, "file", b"");
     let cache = cache_of(1 << 20);

@@ -15,7 +15,7 @@ use support::{
 };
 
 #[test]
-fn what_may_be_shared_is_and_what_may_not_be_is_not() {
+fn types_are_shared_between_threads_as_documented() {
     fn is_shared<T: Send + Sync + Clone + 'static>() {}
     is_shared::<Cache>();
     is_shared::<File>();
@@ -312,7 +312,7 @@ fn reader_against_appender(seed: u64, folio_bytes: u64) {
 }
 
 #[test]
-fn a_reader_of_a_growing_file_never_sees_zeros_where_bytes_were_appended() {
+fn a_reader_of_a_growing_file_never_sees_zeros() {
     with_seeds(1, |seed| {
         reader_against_appender(seed, PAGE);
         reader_against_appender(seed, 64 << 10);
@@ -347,7 +347,7 @@ fn a_pin_mut_keeps_others_from_seeing_half_a_change() {
 }
 
 #[test]
-fn a_close_waits_for_writes_under_way_and_loses_none_that_returned() {
+fn a_close_waits_for_writes_and_loses_none_that_returned() {
     for _ in 0..20 {
         let directory = directory();
         let path = file_of(&directory, "file", &[0; 40_960]);

@@ -20,7 +20,7 @@ const LAYERS: [&str; 13] = [
     "mapping",
     "lru",
     "io",
-    "spill",
+    "swap",
     "writeback",
     "reclaim",
     "file",

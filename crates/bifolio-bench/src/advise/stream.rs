@@ -51,8 +51,8 @@ impl Stream<File, File> {
         stage: &Stage<'_>,
     ) -> Result<Self> {
         let builder = Cache::builder().memory(stage.parameters.memory_bytes());
-        // Without a spill pages of memory files cannot be evicted, and come into no batch.
-        let builder = builder.drain_policy(policy).spill_in(stage.directory);
+        // Without a swap pages of memory files cannot be evicted, and come into no batch.
+        let builder = builder.drain_policy(policy).swap_directory(stage.directory);
         let mapped = MappedFile::open(builder, path)?;
         let filler = Mutex::new(Filler::new(mapped.memory_file()?)?);
         let (words, file) = (mapped.span(), mapped.file().clone());

@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_outside_or_not_to_be_written_is_refused() {
+    fn ranges_outside_or_read_only_are_refused() {
         let words = Arc::new(Mapping::anonymous(PAGE_BYTES).unwrap()).span();
         assert_eq!((words.load(4088), words.len_bytes()), (0, 4096));
         let refused = |access: &dyn Fn()| catch_unwind(AssertUnwindSafe(access)).is_err();

@@ -65,7 +65,7 @@ impl Sizes {
         self.size_bytes + self.memory_bytes
     }
 
-    /// For series that swap and spill: on disk a swap file and a spill, or a file, of the same
+    /// For series that swap and swap: on disk a swap file and a swap, or a file, of the same
     /// size; in memory a cache and a control group.
     pub(crate) fn needs_of_swap(&self) -> Needs {
         Needs {

@@ -59,7 +59,7 @@ pub(super) enum Keeper {
     Swap { group: Membership },
     /// A file to be made in this directory, mapped by a process in this control group.
     Mmap { group: Membership, directory: PathBuf },
-    /// A memory file of a cache that spills into this directory.
+    /// A memory file of a cache that swaps out into this directory.
     Cache { series: String, batch_folios: usize, faults: Faults, directory: PathBuf },
     /// Nobody: a file to be made in this directory, read and written page by page.
     Nobody { directory: PathBuf },
@@ -136,7 +136,7 @@ fn cache(
     faults: Faults,
     directory: &Path,
 ) -> Result<Answer> {
-    let builder = Cache::builder().memory(task.sizes.memory_bytes).spill_in(directory);
+    let builder = Cache::builder().memory(task.sizes.memory_bytes).swap_directory(directory);
     let builder = builder.unmap_batch_folios(batch_folios);
     let file = MappedFile::in_memory(builder, faults, task.load.size_bytes)?;
     let known = CACHES.iter().map(|(known, ..)| *known).find(|known| *known == series);

@@ -32,7 +32,8 @@ pub(super) fn measure(
     report: &mut Report,
 ) -> Result<()> {
     let memory_bytes = parameters.churn_memory_bytes;
-    let cache = || Cache::builder().memory(memory_bytes).spill_in(context.workspace.path()).build();
+    let cache =
+        || Cache::builder().memory(memory_bytes).swap_directory(context.workspace.path()).build();
     let file = cache()?.memory_file("filled")?;
     add_row(report, FREE, filled(&file, memory_bytes)?);
     drop(file);

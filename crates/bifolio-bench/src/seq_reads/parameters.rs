@@ -79,8 +79,8 @@ impl Parameters {
         self.size_bytes + self.size_bytes / 8 + (32 << 20)
     }
 
-    /// On disk what the churning cache spills; in memory a file on tmpfs, plain memory, and three
-    /// caches.
+    /// On disk what the churning cache swaps out; in memory a file on tmpfs, plain memory, and
+    /// three caches.
     pub(super) fn needs(&self) -> Needs {
         Needs {
             disk_bytes: 4 * self.churn_memory_bytes,

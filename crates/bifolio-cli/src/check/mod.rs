@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn every_map_finds_another_byte_and_who_only_touches_it_comes_last() {
+    fn every_map_finds_another_byte_and_touches_come_last() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("file");
         fs::write(&file, vec![7; BLOCK_BYTES as usize + 100]).unwrap();
@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_an_error_before_it_is_touched() {
+    fn unreadable_pages_are_errors_before_they_are_touched() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("file");
         let copy = dir.path().join("copy");

@@ -28,7 +28,7 @@ fn every_benchmark_runs_and_prints_its_envelope() {
         "scan",
         "writes",
         "seq-reads",
-        "spill",
+        "swap",
         "reclaim",
         "map-reads",
         "advise",
@@ -217,14 +217,14 @@ fn seq_reads_measures_every_layout_in_every_size_of_folio_and_block() {
 }
 
 #[test]
-fn spill_does_every_phase_and_compares_every_byte_after_it() {
-    let envelope = envelope_of("spill", &[]);
+fn swap_does_every_phase_and_compares_every_byte_after_it() {
+    let envelope = envelope_of("swap", &[]);
     let rows = envelope["rows"].as_array().unwrap();
     assert_eq!(rows.len(), 4);
     let counts = ["cpu_s_per_gib", "pages_written", "pages_read", "peak_bytes"];
     let mut turns = 0;
     for row in rows {
-        for series in ["bifolio_spill", "kernel_swap"] {
+        for series in ["bifolio_swap", "kernel_swap"] {
             assert_measured(&envelope, row, series, &counts);
         }
         let repetitions = row["repetitions"].as_object().unwrap().values();
@@ -344,7 +344,7 @@ fn advise_measures_every_policy_and_ours_drains_exactly() {
 }
 
 #[test]
-fn a_run_with_not_enough_room_is_refused_before_it_makes_anything() {
+fn a_run_without_room_is_refused_before_it_makes_anything() {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let dir_text = dir.path().to_str().unwrap();
     let output = run(&["bench", "small-reads", "--dir", dir_text, "--memory", "4T"]);
@@ -378,7 +378,7 @@ fn terminated_while_a_child_measures_it_leaves_no_process() {
 }
 
 #[test]
-fn terminated_while_the_kernel_is_held_to_memory_it_leaves_no_control_group() {
+fn a_terminated_run_leaves_no_control_group() {
     let group = RefCell::new(None);
     let more = ["--seconds", "600", "--threads", "1"];
     let begin = Instant::now();
@@ -401,7 +401,7 @@ fn terminated_while_the_kernel_swaps_it_leaves_no_swap_active() {
     let swap = RefCell::new(None);
     let begin = Instant::now();
     let more = ["--memory", "16M", "--seconds", "600"];
-    interrupt_bench("spill", &more, Signal::TERM, |dir| {
+    interrupt_bench("swap", &more, Signal::TERM, |dir| {
         swap.replace(swap_in_use_below(dir).or(swap.take()));
         // Where the kernel cannot be given a swap file there is none to find.
         swap.borrow().is_some() || begin.elapsed() > Duration::from_secs(15)

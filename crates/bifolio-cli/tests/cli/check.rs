@@ -52,7 +52,7 @@ fn larger_than_the_cache_and_with_large_folios() {
 }
 
 #[test]
-fn what_cannot_be_checked_is_status_two_and_one_line() {
+fn a_file_that_cannot_be_checked_is_status_two_and_one_line() {
     let dir = tempfile::tempdir().unwrap();
     let file = file_of(&dir, 100);
     let missing = dir.path().join("missing");

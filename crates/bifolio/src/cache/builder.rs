@@ -3,12 +3,12 @@
 use super::{Cache, Inner};
 use crate::config::{self, Config, HugePages};
 use crate::error::{ErrorKind, Result};
-use crate::file::{Gate, Registry};
+use crate::file::{CacheState, Registry};
 use crate::frames::Arena;
 use crate::io::{Backing, Engine};
 use crate::lru::Memory;
-use crate::reclaim::{Background, Reclaim, SpillThread};
-use crate::spill::{Spill, SpillPlace};
+use crate::reclaim::{Background, Reclaim, SwapThread};
+use crate::swap::{Swap, SwapPlace};
 use crate::sys::cpu;
 use crate::sys::fork::Origin;
 use crate::sys::probe::{Feature, Features};
@@ -21,7 +21,7 @@ use std::time::Duration;
 #[derive(Clone, Debug, Default)]
 pub struct CacheBuilder {
     config: Config,
-    spill: Option<SpillPlace>,
+    swap: Option<SwapPlace>,
     disabled: Vec<Feature>,
 }
 
@@ -126,31 +126,31 @@ impl CacheBuilder {
     /// file in `directory`, which nobody else can open and which is gone with the cache. Put it on
     /// a fast disk; on a tmpfs it would take the memory it is to save. Once memory is short the
     /// file takes room 64 MiB at a time, ahead of need, at the most what the pages of all memory
-    /// files and a sixteenth more take. Without a spill, which is the default, memory files stay
+    /// files and a sixteenth more take. Without a swap, which is the default, memory files stay
     /// within the bound.
-    pub fn spill_in(mut self, directory: impl Into<PathBuf>) -> Self {
-        self.spill = Some(SpillPlace::In(directory.into()));
+    pub fn swap_directory(mut self, directory: impl Into<PathBuf>) -> Self {
+        self.swap = Some(SwapPlace::In(directory.into()));
         self
     }
 
-    /// As [`Self::spill_in`], to a file with a name: made if there is none; one that is there must
-    /// be empty or have been made by this, and no cache may be using it. It is of no use to anybody
-    /// but the cache that writes it.
-    pub fn spill_file(mut self, path: impl Into<PathBuf>) -> Self {
-        self.spill = Some(SpillPlace::File(path.into()));
+    /// As [`Self::swap_directory`], to a file with a name: made if there is none; one that is there
+    /// must be empty or have been made by this, and no cache may be using it. It is of no use to
+    /// anybody but the cache that writes it.
+    pub fn swap_file(mut self, path: impl Into<PathBuf>) -> Self {
+        self.swap = Some(SwapPlace::File(path.into()));
         self
     }
 
-    /// As [`Self::spill_in`], to storage of your own.
-    pub fn spill_backing(mut self, backing: Arc<dyn Backing>) -> Self {
-        self.spill = Some(SpillPlace::Backing(backing));
+    /// As [`Self::swap_directory`], to storage of your own.
+    pub fn swap_backing(mut self, backing: Arc<dyn Backing>) -> Self {
+        self.swap = Some(SwapPlace::Backing(backing));
         self
     }
 
-    /// The most the spill file may have, bytes: 1 TiB by default, which is also the most there can
+    /// The most the swap file may have, bytes: 1 TiB by default, which is also the most there can
     /// be. What does not fit stays in memory.
-    pub fn spill_bytes_max(mut self, bytes: u64) -> Self {
-        self.config.spill_bytes_max = bytes;
+    pub fn swap_bytes_max(mut self, bytes: u64) -> Self {
+        self.config.swap_bytes_max = bytes;
         self
     }
 
@@ -212,15 +212,15 @@ impl CacheBuilder {
         let memory = Arc::new(memory);
         let engine = Engine::new(&features, self.config.io_depth, &memory.arena);
         let flusher = Flusher::new(self.flusher_settings(), self.config.memory_bytes);
-        let spill = match self.spill {
+        let swap = match self.swap {
             Some(place) => {
-                let enroll = |backing| engine.enroll(backing);
-                Some(Spill::open(place, self.config.spill_bytes_max, &features, enroll)?)
+                let register = |backing| engine.register(backing);
+                Some(Swap::open(place, self.config.swap_bytes_max, &features, register)?)
             }
             None => None,
         };
-        let (flusher, spill) = (Arc::new(flusher), spill.map(Arc::new));
-        let services = Services { memory, engine, flusher, spill };
+        let (flusher, swap) = (Arc::new(flusher), swap.map(Arc::new));
+        let services = Services { memory, engine, flusher, swap };
         let reclaim = Arc::new(Reclaim::new(&services, &self.config));
         if self.config.populate {
             reclaim.populate()?;
@@ -229,13 +229,14 @@ impl CacheBuilder {
         let (engine, flusher) = (Arc::clone(&services.engine), Arc::clone(&services.flusher));
         let flusher_threads = FlusherThreads::start(Arc::clone(&flusher), &services.memory)?;
         let has_mark = features.has(Feature::WipeOnFork);
-        let gate = Gate::new(if has_mark { Origin::here() } else { Origin::by_process() });
+        let cache_state =
+            CacheState::new(if has_mark { Origin::here() } else { Origin::by_process() });
         let registry = Registry::new(
             Arc::clone(&reclaim),
             services,
             flusher_threads,
-            SpillThread::start(&reclaim)?,
-            gate,
+            SwapThread::start(&reclaim)?,
+            cache_state,
             &features,
             &self.config,
         );

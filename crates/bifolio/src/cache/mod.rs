@@ -57,7 +57,7 @@ struct Inner {
 impl fmt::Debug for Cache {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut fields = formatter.debug_struct("Cache");
-        if self.inner.registry.gate.is_forked() {
+        if self.inner.registry.cache_state.is_forked() {
             return fields.finish_non_exhaustive();
         }
         let usage = self.inner.reclaim.memory.arena.usage();
@@ -151,9 +151,9 @@ impl Cache {
     /// runs: the same interface, and the bytes are gone with the last handle. `name` is for
     /// messages only: each call makes another file. Open for reading and writing, folios of 4 KiB.
     ///
-    /// What was never written is a hole: it reads as zeros and costs nothing. Without a spill
-    /// ([`CacheBuilder::spill_in`]) all its bytes stay in memory, and a write for which the bound
-    /// leaves none fails with [`ErrorKind::Full`](crate::ErrorKind::Full). Nothing of it is
+    /// What was never written is a hole: it reads as zeros and costs nothing. Without a swap
+    /// ([`CacheBuilder::swap_directory`]) all its bytes stay in memory, and a write for which the
+    /// bound leaves none fails with [`ErrorKind::Full`](crate::ErrorKind::Full). Nothing of it is
     /// durable: a sync has nothing to do.
     ///
     /// # Errors
@@ -206,7 +206,7 @@ impl Cache {
     /// (It looks at each file that is open: some milliseconds for 100,000.) In a forked child all
     /// of it is zero.
     pub fn stats(&self) -> Stats {
-        if self.inner.registry.gate.is_forked() {
+        if self.inner.registry.cache_state.is_forked() {
             // Locks may be held by threads that are not in this process.
             return Stats::default();
         }
@@ -222,8 +222,8 @@ impl Cache {
             free_bytes: usage.free_pages * PAGE_BYTES,
             metadata_bytes: usage.used_bytes - usage.frame_bytes,
             dirty_bytes: dirty_pages * PAGE_BYTES,
-            unspilled_bytes: memory.unspilled_pages.load(Ordering::Relaxed) * PAGE_BYTES,
-            spill_bytes: self.inner.registry.spill_bytes(),
+            unswapped_bytes: memory.unswapped_pages.load(Ordering::Relaxed) * PAGE_BYTES,
+            swap_bytes: self.inner.registry.swap_bytes(),
             inactive_bytes: lists.inactive_pages * PAGE_BYTES,
             active_bytes: lists.active_pages * PAGE_BYTES,
             ring_enters: transfers.ring_enters,

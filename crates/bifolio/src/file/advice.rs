@@ -48,10 +48,10 @@ impl File {
     ///
     /// [`Advice::DontNeed`] evicts what is clean and nobody's; the [`Outcome`] counts the folios
     /// that went and, by reason, those that stay. It starts the write-out of what is dirty and
-    /// does not wait for it (sync first, to evict everything; pages of memory files are spilled by
-    /// reclaim only). A folio only part of which lies in the range stays, unless the rest is behind
-    /// the end of the file; maps and pins are left alone. What could not go now goes first when
-    /// memory is wanted.
+    /// does not wait for it (sync first, to evict everything; pages of memory files are swapped out
+    /// by reclaim only). A folio only part of which lies in the range stays, unless the rest is
+    /// behind the end of the file; maps and pins are left alone. What could not go now goes first
+    /// when memory is wanted.
     ///
     /// [`Advice::WillNeed`] starts to read the range and returns: as much of it as fits into a
     /// quarter of the cache, and for which frames are free, or can be freed without I/O.

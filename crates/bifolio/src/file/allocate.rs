@@ -11,8 +11,8 @@ use std::ops::Range;
 impl File {
     /// Reserves memory for `range` of a memory file: what is a hole there gets folios, which read
     /// as zeros until they are written, and later writes there need no more memory. The file is at
-    /// least `range.end` long afterwards, as after `posix_fallocate`. With a spill, what is
-    /// reserved may be spilled like what is written.
+    /// least `range.end` long afterwards, as after `posix_fallocate`. With a swap, what is
+    /// reserved may be swapped out like what is written.
     ///
     /// Blocks for memory.
     ///
@@ -61,7 +61,7 @@ impl File {
         let head = inode.mapping.head_index(index);
         let seen = inode.mapping.table().load(head, crate::sync::Ordering::Relaxed);
         if inode.is_absent(seen) {
-            // In the spill: it has its room there.
+            // In the swap: it has its room there.
             return Ok(false);
         }
         let locked = self.handle.lock_folio(index, Access::Falloc)?;

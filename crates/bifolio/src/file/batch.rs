@@ -7,9 +7,9 @@
 //! flight ends first. So batches never wait for each other, and a batch of any length works in a
 //! cache of any size.
 
-use super::fill::{Locked, RunClaim, Wait};
+use super::fill::{Locked, ReadIoClaim, Wait};
 use super::handle::Handle;
-use super::run::Run;
+use super::read_io::ReadIo;
 use crate::error::{Error, Result};
 use crate::folio::Folios;
 use crate::io::{IoError, Queue};
@@ -34,7 +34,7 @@ pub(super) enum Delivery<'a> {
 #[derive(Debug)]
 pub(super) struct Batch<'a> {
     folios: &'a Folios,
-    queue: Queue<'a, (Run, usize)>,
+    queue: Queue<'a, (ReadIo, usize)>,
     /// How many transfers, claimed or complete, are worth a system call.
     wanted: usize,
     /// How many are in flight or claimed before some must complete.
@@ -75,14 +75,14 @@ impl<'a> Batch<'a> {
         let mut left = pages;
         while let Some(absent) = handle.next_absent(left.clone()) {
             let wait = if self.queue.in_flight() == 0 { Wait::ForFrames } else { Wait::Never };
-            left.start = match handle.claim_run(absent..left.end, wait)? {
-                RunClaim::New(run) => {
+            left.start = match handle.claim_read_io(absent..left.end, wait)? {
+                ReadIoClaim::New(run) => {
                     let end = run.first_page() + run.pages();
                     self.start(run, number, deliver);
                     end
                 }
-                RunClaim::Taken => handle.end_of_folio(absent),
-                RunClaim::NoFrame => {
+                ReadIoClaim::Taken => handle.end_of_folio(absent),
+                ReadIoClaim::NoFrame => {
                     self.complete(1, deliver);
                     absent
                 }
@@ -94,7 +94,7 @@ impl<'a> Batch<'a> {
     /// Starts a run that was claimed already.
     pub(super) fn start(
         &mut self,
-        run: Run,
+        run: ReadIo,
         number: usize,
         deliver: &mut impl FnMut(usize, Delivery<'a>),
     ) {
@@ -138,7 +138,7 @@ impl<'a> Batch<'a> {
 
 fn hand_out<'a>(
     folios: &'a Folios,
-    run: Run,
+    run: ReadIo,
     number: usize,
     answer: std::result::Result<usize, IoError>,
     deliver: &mut impl FnMut(usize, Delivery<'a>),

@@ -7,8 +7,8 @@
 //! The steps L1 to L5 of a last close stand in `slots.rs`; what each does for a file is here.
 //!
 //! A close of the cache syncs twice: with the cache open, when all may fail and nothing has
-//! changed, and once more with the gate closed, for what was written meanwhile; if that fails the
-//! gate opens again.
+//! changed, and once more with the cache_state closed, for what was written meanwhile; if that
+//! fails the cache_state opens again.
 
 use super::access::Access;
 use super::registry::{Key, Open, Registry};
@@ -41,7 +41,7 @@ impl Membership {
 
 impl Drop for Membership {
     fn drop(&mut self) {
-        if self.registry.gate.is_forked() {
+        if self.registry.cache_state.is_forked() {
             return;
         }
         let is_last = self.registry.files.look(self.key, |open| {
@@ -113,11 +113,11 @@ impl Registry {
     pub(crate) fn close(&self) -> Result<()> {
         let _one_at_a_time = self.closing.lock();
         self.check()?;
-        self.gate.check_maps()?;
+        self.cache_state.check_maps()?;
         self.make_durable()?;
-        self.gate.close().map_err(|maps| ErrorKind::MapsAlive { maps })?;
-        // What was written between the sync and the closing of the gate.
-        self.make_durable().inspect_err(|_| self.gate.reopen())?;
+        self.cache_state.close().map_err(|maps| ErrorKind::MapsAlive { maps })?;
+        // What was written between the sync and the closing of the cache_state.
+        self.make_durable().inspect_err(|_| self.cache_state.reopen())?;
         for key in self.files.keys() {
             let Some(inode) = self.settled(key) else { continue };
             // A write that was under way may end only now: it goes home with the last handle.
@@ -185,7 +185,7 @@ fn durable(inode: &Inode) -> std::result::Result<(), CloseFailure> {
 
 impl Drop for Registry {
     fn drop(&mut self) {
-        let forked = self.gate.is_forked();
+        let forked = self.cache_state.is_forked();
         if forked {
             // The memory is not ours; leave it, and the parent's files, alone.
             self.files.forget_all();
@@ -202,9 +202,9 @@ impl Drop for Registry {
                 self.free_unused(open);
             }
         }
-        if let Some(spill) = &self.services.spill {
+        if let Some(swap) = &self.services.swap {
             // Its pages are nobody's now. Who cannot cut it finds it longer than it need be.
-            let _ = spill.cut_to_header();
+            let _ = swap.cut_to_header();
         }
     }
 }
@@ -238,7 +238,7 @@ impl File {
     /// # }
     /// ```
     pub fn close(self) -> Result<()> {
-        if self.handle.registry.gate.is_forked() {
+        if self.handle.registry.cache_state.is_forked() {
             return Err(ErrorKind::Forked.into());
         }
         let result = self.handle.inode.make_durable(&self.handle.error_cursor);

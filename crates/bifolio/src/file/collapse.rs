@@ -23,14 +23,14 @@ const PAUSE: Duration = Duration::from_millis(1);
 impl File {
     /// Makes one folio of all the folios in `range` of a memory file: a power of two of bytes, up
     /// to 2 MiB, from a multiple of that. Reads of it need fewer references then, its bytes lie in
-    /// one piece, and it is spilled, though not read back, as a whole. Readers and writers may be
-    /// at work: they see the bytes as they are, before and after.
+    /// one piece, and it is swapped out, though not read back, as a whole. Readers and writers may
+    /// be at work: they see the bytes as they are, before and after.
     ///
-    /// Blocks for memory, and for I/O where pages are spilled.
+    /// Blocks for memory, and for I/O where pages are swapped out.
     ///
     /// # Errors
     /// Not a memory file; a range that cannot be a folio, has a hole, or is pinned or in use
-    /// ([`ErrorKind::CannotCollapse`]); no memory; the spill's. Then everything is as it was.
+    /// ([`ErrorKind::CannotCollapse`]); no memory; the swap's. Then everything is as it was.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -49,7 +49,7 @@ impl File {
         let order = self.collapse_order(&range)?;
         // Before the new one: that may take the only chunk there is, and then there would be no
         // room for these, nor for anybody.
-        let mut old = self.bring_in(&range)?;
+        let mut old = self.read_in(&range)?;
         if old.len() == 1 {
             return Ok(());
         }
@@ -59,7 +59,7 @@ impl File {
                 // They may lie in every chunk there is, and no chunk is emptied of what is held.
                 drop(old);
                 let new = self.start_large(&range, order)?;
-                old = self.bring_in(&range)?;
+                old = self.read_in(&range)?;
                 new
             }
         };
@@ -69,16 +69,16 @@ impl File {
                 return Ok(());
             }
             std::thread::sleep(PAUSE);
-            old = self.bring_in(&range)?;
+            old = self.read_in(&range)?;
         }
         Err(self.cannot_collapse(&range, CollapseRefusal::InUse))
     }
 
     /// A folio of that size for the range, not in the table yet.
     fn start_large(&self, range: &Range<u64>, order: u8) -> Result<FolioRef<'_>> {
-        let may_spill = self.handle.inode.spill().is_some();
+        let may_swap = self.handle.inode.swap().is_some();
         let kind = FrameKind::Arena { order, near: None };
-        let id = self.handle.reclaim.allocate(kind, may_spill)?;
+        let id = self.handle.reclaim.allocate(kind, may_swap)?;
         let folios = &self.handle.inode.memory.folios;
         Ok(folios.start(id, 0, range.start >> PAGE_SHIFT, order))
     }
@@ -93,7 +93,7 @@ impl File {
     }
 
     /// References to all folios of the range, in order.
-    fn bring_in(&self, range: &Range<u64>) -> Result<Vec<FolioRef<'_>>> {
+    fn read_in(&self, range: &Range<u64>) -> Result<Vec<FolioRef<'_>>> {
         let mut held: Vec<FolioRef<'_>> = Vec::new();
         let mut index = range.start >> PAGE_SHIFT;
         while index * PAGE_BYTES < range.end {

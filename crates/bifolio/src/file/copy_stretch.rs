@@ -187,7 +187,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_good_of_a_copy_ends_with_a_page_or_with_the_copy() {
+    fn the_valid_part_of_a_copy_ends_with_a_page() {
         assert_eq!(bytes_of(0, 100, 9000), 0);
         assert_eq!(bytes_of(1, 0, 9000), PAGE_BYTES);
         assert_eq!(bytes_of(2, 100, 9000), 2 * PAGE_BYTES - 100);

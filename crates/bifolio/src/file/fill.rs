@@ -3,12 +3,12 @@
 //! Everything that needs a folio under its lock comes through [`Handle::find_folio`]: it finds the
 //! resident one, or fills a new one, as its [`Access`] says; losers of a race to fill wait for the
 //! winner's lock and take its folio. A fill has three parts: *claim* a frame and the place in the
-//! table (here), *read* (`run.rs`, alone or as one of a batch), and *finish* (`run.rs`). A fill
-//! that fails takes the folio out again, so that the next one tries anew.
+//! table (here), *read* (`read_io.rs`, alone or as one of a batch), and *finish* (`read_io.rs`). A
+//! fill that fails takes the folio out again, so that the next one tries anew.
 
 use super::access::{Access, OnAllocated};
 use super::handle::Handle;
-use super::run::Run;
+use super::read_io::ReadIo;
 use crate::error::{Error, ErrorKind, Result};
 use crate::folio::{COUNT_MAX, Flag, Folio, FolioId, FolioRef, Folios, LockedFolio};
 use crate::frames::{FrameKind, Frames, Staged};
@@ -41,9 +41,9 @@ enum Claim<'a> {
 
 /// What came of an attempt to claim several.
 #[derive(Debug)]
-pub(super) enum RunClaim {
+pub(super) enum ReadIoClaim {
     /// At least one folio.
-    New(Run),
+    New(ReadIo),
     /// Somebody else's folio stands at the first place.
     Taken,
     NoFrame,
@@ -227,7 +227,7 @@ impl Handle {
             }
             _ => {
                 let room = room.of_at_least(locked.lock.pages());
-                let mut run = Run::new(&self.inode, locked.lock.index(), room);
+                let mut run = ReadIo::new(&self.inode, locked.lock.index(), room);
                 run.push(locked);
                 run.read_first(&self.inode)
             }
@@ -255,12 +255,14 @@ impl Handle {
 
     /// Claims the absent folios that hold `pages`, from the first on: as many in a row as there
     /// are, and as make one transfer of at most 1 MiB. Never waits once it has claimed one.
-    pub(super) fn claim_run(&self, pages: Range<u64>, wait: Wait) -> Result<RunClaim> {
+    pub(super) fn claim_read_io(&self, pages: Range<u64>, wait: Wait) -> Result<ReadIoClaim> {
         let mapping = &self.inode.mapping;
         let folio_pages = 1 << mapping.order();
         let first = mapping.head_index(pages.start);
-        let Some(room) = self.room(pages.end - first, wait) else { return Ok(RunClaim::NoFrame) };
-        let mut run = Run::new(&self.inode, first, room);
+        let Some(room) = self.room(pages.end - first, wait) else {
+            return Ok(ReadIoClaim::NoFrame);
+        };
+        let mut run = ReadIo::new(&self.inode, first, room);
         let mut index = first;
         while index < pages.end && run.has_room(folio_pages) {
             // Acquire: pairs with the Release in `unlink`, as in `get_folio`.
@@ -271,13 +273,13 @@ impl Handle {
             let wait = if run.is_empty() { wait } else { Wait::Never };
             match self.claim(index, seen, wait, false) {
                 Ok(Claim::New(locked)) => run.push(locked),
-                Ok(Claim::NoFrame) if run.is_empty() => return Ok(RunClaim::NoFrame),
+                Ok(Claim::NoFrame) if run.is_empty() => return Ok(ReadIoClaim::NoFrame),
                 Err(error) if run.is_empty() => return Err(error),
                 Ok(Claim::NoFrame | Claim::Taken) | Err(_) => break,
             }
             index += folio_pages;
         }
-        Ok(if run.is_empty() { RunClaim::Taken } else { RunClaim::New(run) })
+        Ok(if run.is_empty() { ReadIoClaim::Taken } else { ReadIoClaim::New(run) })
     }
 
     /// What it takes beside frames to read up to `pages` pages, for one folio at least.
@@ -360,25 +362,25 @@ impl Handle {
     }
 
     /// Frames for the folio whose first page is `index`, with the table page of its Entry charged,
-    /// and what its being spilled would cost.
+    /// and what its being swapped out would cost.
     fn frames_for(&self, index: u64, seen: Entry, wait: Wait) -> Result<Option<FolioId>> {
         let mapping = &self.inode.mapping;
         let (order, near) = (mapping.order(), self.neighbour(index));
-        let spill = self.inode.spill().filter(|_| self.inode.is_hole(seen));
+        let swap = self.inode.swap().filter(|_| self.inode.is_hole(seen));
         let kind = match self.inode.frames {
             Frames::Arena(_) => FrameKind::Arena { order, near },
-            Frames::Region(_) => FrameKind::Loose,
+            Frames::Region(_) => FrameKind::Region,
         };
         match wait {
             Wait::ForFrames => {
                 self.reclaim.charge_table(&self.inode, index)?;
-                if let Some(spill) = spill {
-                    self.reclaim.charge_slots(spill, kind)?;
+                if let Some(swap) = swap {
+                    self.reclaim.charge_slots(swap, kind)?;
                 }
-                self.reclaim.allocate(kind, self.inode.spill().is_some()).map(Some)
+                self.reclaim.allocate(kind, self.inode.swap().is_some()).map(Some)
             }
             // Nobody makes pages of a memory file without waiting.
-            Wait::Never if spill.is_some() => Ok(None),
+            Wait::Never if swap.is_some() => Ok(None),
             Wait::Never if self.reclaim.try_charge_table(&self.inode, index) => {
                 self.reclaim.try_allocate(kind)
             }
@@ -433,7 +435,7 @@ mod tests {
         let claimed = handle.claim(2, Entry::HOLE, Wait::ForFrames, false).unwrap();
         assert!(!matches!(claimed, Claim::New(_)), "{claimed:?}");
         assert_eq!(table.next_occupied(1), None);
-        assert!(matches!(handle.claim_run(1..3, Wait::ForFrames), Ok(RunClaim::Taken)));
+        assert!(matches!(handle.claim_read_io(1..3, Wait::ForFrames), Ok(ReadIoClaim::Taken)));
         assert_eq!(handle.inode.mapping.resident_folios(), 1);
         // A write that is about to make the file longer may.
         let claimed = handle.claim(2, Entry::HOLE, Wait::ForFrames, true).unwrap();
@@ -550,7 +552,7 @@ mod tests {
     #[test]
     fn a_device_leaves_room_for_reads_to_others() {
         let (_directory, cache, file) = absent_file();
-        let memory_file = cache.memory_file("of the spill").unwrap();
+        let memory_file = cache.memory_file("of the swap").unwrap();
         let (hung, other) = (&*file.handle.inode, &*memory_file.handle.inode);
         assert_eq!(hung.try_begin_read(1, 1000), Some(READS_MAX));
         assert_eq!((hung.try_begin_read(1, 1), hung.try_begin_read(16, 16)), (None, None));
@@ -576,15 +578,15 @@ mod tests {
             inode.end_read(left);
             READS_MAX - left
         };
-        let claimed = handle.claim_run(0..2, Wait::ForFrames).unwrap();
-        let RunClaim::New(run) = claimed else { panic!("{claimed:?}") };
+        let claimed = handle.claim_read_io(0..2, Wait::ForFrames).unwrap();
+        let ReadIoClaim::New(run) = claimed else { panic!("{claimed:?}") };
         assert_eq!(counted_pages(), 2);
         drop(run);
         assert_eq!(counted_pages(), 0);
         // The second of them is there already.
         file.read_exact_at(&mut [0; 8], 5 * PAGE_BYTES).unwrap();
-        let claimed = handle.claim_run(4..8, Wait::Never).unwrap();
-        let RunClaim::New(run) = claimed else { panic!("{claimed:?}") };
+        let claimed = handle.claim_read_io(4..8, Wait::Never).unwrap();
+        let ReadIoClaim::New(run) = claimed else { panic!("{claimed:?}") };
         let first = run.read_first(inode).unwrap();
         assert_eq!((first.lock.index(), counted_pages()), (4, 0));
         drop(first);

@@ -34,7 +34,7 @@ const POSITION_BYTES_MAX: u64 = i64::MAX as u64;
 impl Handle {
     /// Whether the cache can be used at all.
     pub(super) fn check_usable(&self) -> Result<()> {
-        self.registry.gate.check()
+        self.registry.cache_state.check()
     }
 
     /// Refuses what must not be done in a cache that is poisoned, or cannot be used at all.

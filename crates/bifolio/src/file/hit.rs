@@ -310,7 +310,7 @@ mod tests {
     use super::*;
     use crate::cache::Cache;
     use crate::file::{Advice, OpenOptions};
-    use crate::io::{Backing, IoSource, IoTarget};
+    use crate::io::{Backing, IoBuf, IoBufMut};
     use std::io;
     use std::sync::atomic::AtomicUsize;
     use std::sync::{Arc, Barrier};
@@ -324,7 +324,7 @@ mod tests {
     }
 
     impl Backing for SlowAtSecond {
-        fn read_at(&self, target: &mut IoTarget<'_>, _: u64) -> io::Result<usize> {
+        fn read_at(&self, target: &mut IoBufMut<'_>, _: u64) -> io::Result<usize> {
             if self.reads.fetch_add(1, Ordering::Relaxed) == 1 {
                 self.barrier.wait();
                 self.barrier.wait();
@@ -333,7 +333,7 @@ mod tests {
             Ok(target.len())
         }
 
-        fn write_at(&self, _: &IoSource<'_>, _: u64) -> io::Result<usize> {
+        fn write_at(&self, _: &IoBuf<'_>, _: u64) -> io::Result<usize> {
             Err(io::ErrorKind::Unsupported.into())
         }
 

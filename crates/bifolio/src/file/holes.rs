@@ -8,13 +8,13 @@ use std::ops::Range;
 
 impl File {
     /// Makes a hole of the bytes of `range` that a memory file has: they read as zeros, and whole
-    /// folios among them give their memory, or their place in the spill, back. The length stays.
+    /// folios among them give their memory, or their place in the swap, back. The length stays.
     ///
-    /// Blocks for I/O where the first or the last folio is spilled and only part of it goes. Bytes
-    /// that were pinned stay readable through the pin, with any content.
+    /// Blocks for I/O where the first or the last folio is swapped out and only part of it goes.
+    /// Bytes that were pinned stay readable through the pin, with any content.
     ///
     /// # Errors
-    /// Not a memory file; a handle not opened for writing; a range beyond 2^63; the spill's, for
+    /// Not a memory file; a handle not opened for writing; a range beyond 2^63; the swap's, for
     /// the first and the last folio: then nothing is changed, unless the last one could be read at
     /// first and no longer after the first one was zeroed.
     pub fn punch_hole(&self, range: Range<u64>) -> Result<()> {
@@ -59,8 +59,8 @@ impl File {
     }
 
     /// The first byte from `position` on that a memory file has data at, as `SEEK_DATA`: folio by
-    /// folio, what was written, in memory or spilled; allocated and never written is a hole. `None`
-    /// if there is none, or `position` lies behind the end.
+    /// folio, what was written, in memory or swapped out; allocated and never written is a hole.
+    /// `None` if there is none, or `position` lies behind the end.
     ///
     /// # Errors
     /// Not a memory file; the cache is closed.

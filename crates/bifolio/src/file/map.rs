@@ -21,7 +21,7 @@ pub(crate) struct MapGuard {
 
 impl Drop for MapGuard {
     fn drop(&mut self) {
-        if self.registry.gate.is_forked() {
+        if self.registry.cache_state.is_forked() {
             // Locks may be held by threads that are not in this process.
             return;
         }
@@ -32,7 +32,7 @@ impl Drop for MapGuard {
                 underway.wait_for_begun();
             }
         }
-        self.registry.gate.end_map();
+        self.registry.cache_state.end_map();
     }
 }
 
@@ -42,7 +42,7 @@ impl File {
         let handle = &self.handle;
         let registry = Arc::clone(&handle.registry);
         // Before the check: a close that comes between them finds the map.
-        registry.gate.begin_map();
+        registry.cache_state.begin_map();
         let mut guard = MapGuard { registry, mapped: None };
         handle.check_sound()?;
         handle.check_readable()?;
@@ -98,6 +98,6 @@ impl File {
         let added = batch.add(handle, pages.start..end, 0, &mut deliver);
         batch.finish(&mut deliver);
         added?;
-        handle.bring_in(pages, false).map_err(|(_, error)| error)
+        handle.handle_fault(pages, false).map_err(|(_, error)| error)
     }
 }

@@ -12,13 +12,13 @@
 //!               v
 //!             runs of absent folios              read_absent.rs, fill.rs  allocate, insert, locked
 //!               |  and what will be wanted next    readahead/
-//!               v                                run.rs     one transfer, READY folio by folio
+//!               v                                read_io.rs     one transfer, READY folio by folio
 //!             one folio, under its lock          fill.rs    if somebody else has it
 //!   read_many the same, all runs in one batch    read_many.rs, batch.rs
 //!   pin       one reference                      pin.rs, pin_many.rs
 //!   advise    what the handle's readers will do  advice.rs; what goes: reclaim/invalidate.rs
 //!   residency what is in memory, or was          residency.rs
-//!   write_at  the folio lock, a write window     write.rs
+//!   write_at  the folio lock, a write section     write.rs
 //!   set_len   lengths and what lies behind them  truncate.rs
 //!   copy_to_fd a batch of references             gather.rs  up to 31 folios, no folio lock
 //!   placement neighbours that lie side by side   placement.rs
@@ -38,13 +38,13 @@ mod access;
 mod advice;
 mod allocate;
 mod batch;
+mod cache_state;
 mod closing;
 mod collapse;
 mod copy_stretch;
 mod copy_to_fd;
 mod faults;
 mod fill;
-mod gate;
 mod gather;
 mod handle;
 mod hit;
@@ -57,20 +57,20 @@ mod pin_many;
 mod placement;
 mod read;
 mod read_absent;
+mod read_io;
 mod read_many;
 #[cfg(feature = "ablation")]
 mod read_modes;
 mod readahead;
 mod registry;
 mod residency;
-mod run;
 mod sequence;
 mod slots;
 mod truncate;
 mod write;
 
 pub use advice::Advice;
-pub(crate) use gate::Gate;
+pub(crate) use cache_state::CacheState;
 pub(crate) use map::MapGuard;
 pub use options::OpenOptions;
 pub use pin::{Hold, Pin, PinMut, Pins};

@@ -3,7 +3,7 @@
 //! A [`Pin`] is one reference to a folio, taken with one unconditional add and checked against the
 //! table (L1-L4 of `mapping/mod.rs`); it borrows the file and stays on its thread, so that it can
 //! become cheaper still. A [`Hold`] is the same for keeps. A [`PinMut`] is the folio lock and a
-//! write window. A pin guarantees residency, not immutability: another handle may write the bytes
+//! write section. A pin guarantees residency, not immutability: another handle may write the bytes
 //! meanwhile, unless the file is immutable.
 //!
 //! # Safety
@@ -17,7 +17,7 @@ use super::handle::Handle;
 use crate::error::{Error, ErrorKind, Result};
 use crate::folio::{FolioId, FolioRef, Folios, LockedFolio, TryGet};
 use crate::lru::Memory;
-use crate::mapping::{PAGE_BYTES, PAGE_SHIFT, Window};
+use crate::mapping::{PAGE_BYTES, PAGE_SHIFT, WriteSection};
 use crate::stats::Counter;
 use crate::sys::copy;
 use std::marker::PhantomData;
@@ -181,7 +181,7 @@ impl Hold {
 
     /// Whether this is a process that the cache was not made in.
     pub(crate) fn is_forked(&self) -> bool {
-        self.handle.registry.gate.is_forked()
+        self.handle.registry.cache_state.is_forked()
     }
 }
 
@@ -215,8 +215,8 @@ impl Drop for Hold {
 /// thread that needs the folio (a sync or a close among them) would wait for itself.
 #[derive(Debug)]
 pub struct PinMut<'a> {
-    // In the order they must go: the window closes under the lock, the lock under the reference.
-    _window: Window<'a>,
+    // In the order they must go: the section ends under the lock, the lock under the reference.
+    _section: WriteSection<'a>,
     _lock: LockedFolio<'a>,
     _folio: FolioRef<'a>,
     start: *mut u8,
@@ -251,7 +251,7 @@ impl PinMut<'_> {
     /// If they do not fit.
     pub fn copy_from(&mut self, offset: usize, bytes: &[u8]) {
         check_fits(offset.saturating_add(bytes.len()), self.length);
-        // SAFETY: inside a frame we hold the lock and the write window of, checked above.
+        // SAFETY: inside a frame we hold the lock and the write section of, checked above.
         unsafe { copy::copy_in(self.start.wrapping_add(offset), bytes) }
     }
 
@@ -363,11 +363,11 @@ impl File {
         };
         let start = self.address_in(&folio, range.start);
         let pages = range.start >> PAGE_SHIFT..((range.end - 1) >> PAGE_SHIFT) + 1;
-        let window = inode.mapping.open_window(&lock, pages);
+        let section = inode.mapping.begin_write_section(&lock, pages);
         let length = (range.end - range.start) as usize;
         inode.memory.counters.add(Counter::WriteBytes, length as u64);
         Ok(PinMut {
-            _window: window,
+            _section: section,
             _lock: lock,
             _folio: folio,
             start,

@@ -10,7 +10,7 @@
 
 use super::access::Access;
 use super::batch::{Batch, Delivery};
-use super::fill::{RunClaim, Wait};
+use super::fill::{ReadIoClaim, Wait};
 use super::{File, ReadRequest, faults};
 use crate::error::Result;
 use crate::mapping::{PAGE_BYTES, PAGE_SHIFT};
@@ -49,7 +49,8 @@ impl File {
             return Ok(0);
         }
         let pages = position >> PAGE_SHIFT..(position + length).div_ceil(PAGE_BYTES);
-        let RunClaim::New(run) = self.handle.claim_run(pages.clone(), Wait::ForFrames)? else {
+        let ReadIoClaim::New(run) = self.handle.claim_read_io(pages.clone(), Wait::ForFrames)?
+        else {
             // On its way. What comes behind it must not wait until it is here.
             if ahead {
                 self.handle.follow_marks(pages);

@@ -21,8 +21,8 @@
 //! looked up before anything is opened ([`Located`], by `O_PATH`, whose closing drops none), and
 //! what is opened all the same, or given, stays with the file, used or not.
 
+use super::cache_state::CacheState;
 use super::closing::Membership;
-use super::gate::Gate;
 use super::handle::Handle;
 use super::mappables::Mappables;
 use super::readahead::Readahead;
@@ -33,7 +33,7 @@ use crate::error::{ErrorKind, Result};
 use crate::frames::Frames;
 use crate::io::{Backing, DirectIo, DirectStatus, DiskFile, FileIdentity, Located, OpenDiskError};
 use crate::mapping::PAGE_BYTES;
-use crate::reclaim::{Reclaim, SpillThread};
+use crate::reclaim::{Reclaim, SwapThread};
 use crate::sync::{AtomicU64, Mutex, Ordering};
 use crate::sys::probe::Features;
 use crate::writeback::{FileSize, FlusherThreads, Inode, Services};
@@ -76,9 +76,9 @@ pub(crate) struct Registry {
     pub(super) services: Services,
     /// End when the last file is closed, and every `Cache` is gone.
     _flusher_threads: FlusherThreads,
-    _spill_thread: Option<SpillThread>,
+    _swap_thread: Option<SwapThread>,
     readahead_bytes_max: u64,
-    pub(crate) gate: Gate,
+    pub(crate) cache_state: CacheState,
     pub(super) files: Slots<Key, Open>,
     /// Counts the keys of backings that cannot be opened twice.
     next_single: AtomicU64,
@@ -96,8 +96,8 @@ impl Registry {
         reclaim: Arc<Reclaim>,
         services: Services,
         flusher_threads: FlusherThreads,
-        spill_thread: Option<SpillThread>,
-        gate: Gate,
+        swap_thread: Option<SwapThread>,
+        cache_state: CacheState,
         features: &Features,
         config: &config::Config,
     ) -> Self {
@@ -105,9 +105,9 @@ impl Registry {
             reclaim,
             services,
             _flusher_threads: flusher_threads,
-            _spill_thread: spill_thread,
+            _swap_thread: swap_thread,
             readahead_bytes_max: config.readahead_bytes_max,
-            gate,
+            cache_state,
             files: Slots::default(),
             next_single: AtomicU64::new(0),
             closing: Mutex::new(()),
@@ -121,7 +121,7 @@ impl Registry {
 
     /// Whether the cache may be used, and can be relied upon.
     pub(crate) fn check(&self) -> Result<()> {
-        self.gate.check()?;
+        self.cache_state.check()?;
         self.services.memory.soundness.check()
     }
 
@@ -408,10 +408,10 @@ impl Registry {
         self.files.keys().into_iter().filter_map(shared)
     }
 
-    /// Bytes of the spill that are in use.
-    pub(crate) fn spill_bytes(&self) -> u64 {
-        let spill = self.services.spill.as_ref();
-        spill.map_or(0, |spill| u64::from(spill.used_slots()) * PAGE_BYTES)
+    /// Bytes of the swap that are in use.
+    pub(crate) fn swap_bytes(&self) -> u64 {
+        let swap = self.services.swap.as_ref();
+        swap.map_or(0, |swap| u64::from(swap.used_slots()) * PAGE_BYTES)
     }
 
     /// What is done instead of direct I/O, file by file.

@@ -15,7 +15,7 @@ pub struct PageResidency {
     pub resident: bool,
     /// Newer in memory than on its device; a page of a memory file: only in memory.
     pub dirty: bool,
-    /// On its way to the device, or to the spill.
+    /// On its way to the device, or to the swap.
     pub writeback: bool,
     /// Not in memory, but it was.
     pub evicted: bool,

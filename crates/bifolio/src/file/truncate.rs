@@ -2,7 +2,7 @@
 //!
 //! The length and the backing change between two write-outs (WRITEBACK-4). Of a cut, that comes
 //! first; then what is behind the end in the folio that holds it becomes zeros (FILE-1); then the
-//! folios behind the new end go, dirty or not. If the backing refuses, or the spill, the old length
+//! folios behind the new end go, dirty or not. If the backing refuses, or the swap, the old length
 //! stands again and nothing is lost.
 
 use super::File;
@@ -59,7 +59,7 @@ impl File {
     /// Bytes that were pinned and are cut off stay readable through the pin, with any content.
     ///
     /// # Errors
-    /// The storage's, or the spill's (then the length is as before); a handle not opened for
+    /// The storage's, or the swap's (then the length is as before); a handle not opened for
     /// writing; a length beyond what the file was opened for.
     pub fn set_len(&self, len_bytes: u64) -> Result<()> {
         let handle = &self.handle;
@@ -80,7 +80,8 @@ impl File {
     fn cut(&self, resizing: &Resizing<'_>, len_bytes: u64) -> Result<()> {
         let before_bytes = self.len();
         resizing.set_len(len_bytes)?;
-        // A memory file's tail that was a hole, but written and spilled since, may be unreadable.
+        // A memory file's tail that was a hole, but written and swapped out since, may be
+        // unreadable.
         self.forget_behind(len_bytes).inspect_err(|_| resizing.undo_cut(before_bytes))
     }
 
@@ -148,7 +149,7 @@ impl File {
             return Ok(());
         }
         let found = if inode.is_memory_file() {
-            // Resident, but for a page that was written and spilled since we looked.
+            // Resident, but for a page that was written and swapped out since we looked.
             self.handle.find_folio(head, Access::Read)?
         } else {
             self.handle.find_resident(head)
@@ -168,30 +169,30 @@ mod tests {
     use crate::sync::Ordering::Relaxed;
     use std::fs;
 
-    /// The page that the end is to be in was a hole when the cut looked; it was written and spilled
-    /// before the length changed.
+    /// The page that the end is to be in was a hole when the cut looked; it was written and swapped
+    /// out before the length changed.
     #[test]
     fn a_cut_whose_last_page_cannot_be_read_leaves_the_length() {
         const PAGES: u64 = 600;
         let directory = tempfile::tempdir().unwrap();
-        let spill = directory.path().join("spill");
-        let cache = Cache::builder().memory(1 << 20).spill_file(&spill).build().unwrap();
+        let swap = directory.path().join("swap");
+        let cache = Cache::builder().memory(1 << 20).swap_file(&swap).build().unwrap();
         let file = cache.memory_file("cut").unwrap();
         for index in 0..PAGES {
             file.write_all_at(&[7; PAGE_BYTES as usize], index * PAGE_BYTES).unwrap();
         }
         let inode = &file.handle.inode;
-        let is_spilled = |index| !inode.mapping.table().load(index, Relaxed).is_folio();
-        let spilled = (0..PAGES).find(|index| is_spilled(*index)).unwrap();
-        let bytes = fs::read(&spill).unwrap();
-        fs::write(&spill, &bytes[..PAGE_BYTES as usize]).unwrap();
-        let len_bytes = spilled * PAGE_BYTES + 100;
+        let is_swapped_out = |index| !inode.mapping.table().load(index, Relaxed).is_folio();
+        let swapped = (0..PAGES).find(|index| is_swapped_out(*index)).unwrap();
+        let bytes = fs::read(&swap).unwrap();
+        fs::write(&swap, &bytes[..PAGE_BYTES as usize]).unwrap();
+        let len_bytes = swapped * PAGE_BYTES + 100;
         let resizing = inode.lock_resizing();
         let error = file.cut(&resizing, len_bytes).unwrap_err();
-        assert!(matches!(error.kind(), ErrorKind::SpillRead { .. }), "{error:?}");
+        assert!(matches!(error.kind(), ErrorKind::SwapRead { .. }), "{error:?}");
         drop(resizing);
         assert_eq!(file.len(), PAGES * PAGE_BYTES);
-        fs::write(&spill, &bytes).unwrap();
+        fs::write(&swap, &bytes).unwrap();
         let mut found = vec![0; (PAGES * PAGE_BYTES) as usize];
         file.read_exact_at(&mut found, 0).unwrap();
         assert!(found.iter().all(|byte| *byte == 7), "bytes behind the new end are lost");

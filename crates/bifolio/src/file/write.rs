@@ -1,4 +1,4 @@
-//! Writes: folio by folio, under the folio lock, through a write window.
+//! Writes: folio by folio, under the folio lock, through a write section.
 //!
 //! A write ends in memory; it is on the device after a sync. It never reads what it replaces
 //! whole. Writes that make the file longer keep a [`Growth`] from there to the end.
@@ -160,8 +160,8 @@ impl File {
         let end = position + bytes.len() as u64;
         if locked.is_uptodate() {
             let pages = position >> PAGE_SHIFT..((end - 1) >> PAGE_SHIFT) + 1;
-            let _window = inode.mapping.open_window(&locked.lock, pages);
-            // SAFETY: inside a frame whose lock and write window we hold; `bytes` is not in it.
+            let _section = inode.mapping.begin_write_section(&locked.lock, pages);
+            // SAFETY: inside a frame whose lock and write section we hold; `bytes` is not in it.
             unsafe { copy::copy_in(target, bytes) };
         } else {
             if follows {
@@ -192,7 +192,7 @@ impl File {
         };
         let mut page = [0; PAGE_BYTES as usize];
         page[..bytes.len()].copy_from_slice(bytes);
-        // What the page had before, in the spill perhaps, is its content until this has worked.
+        // What the page had before, in the swap perhaps, is its content until this has worked.
         inode.install_page(&locked.lock, page.as_ptr(), true)?;
         room.mark_dirty(&locked.folio, &locked.lock);
         Ok(Ok(()))
@@ -221,18 +221,18 @@ mod tests {
     use crate::{Cache, Feature, OpenOptions};
     use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 
-    /// What a page has in the spill is its content until the bytes that replace it are there.
+    /// What a page has in the swap is its content until the bytes that replace it are there.
     #[test]
-    fn a_page_that_cannot_be_installed_keeps_what_was_spilled() {
+    fn a_page_that_cannot_be_installed_keeps_what_was_swapped() {
         const PAGES: u64 = 600;
         if !crate::Features::probe(&[]).has(Feature::UserFaults) {
             return eprintln!("skipped: files cannot be mapped here");
         }
         let directory = tempfile::tempdir().unwrap();
-        let builder = Cache::builder().memory(1 << 20).spill_in(directory.path());
+        let builder = Cache::builder().memory(1 << 20).swap_directory(directory.path());
         let cache = builder.build().unwrap();
         let options = OpenOptions::new().read(true).write(true).mappable(true);
-        let file = cache.memory_file_with("spilled", &options).unwrap();
+        let file = cache.memory_file_with("swapped", &options).unwrap();
         let page = [7; PAGE_BYTES as usize];
         (0..PAGES).for_each(|index| file.write_all_at(&page, index * PAGE_BYTES).unwrap());
         let inode = &file.handle.inode;

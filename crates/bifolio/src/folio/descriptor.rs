@@ -128,7 +128,7 @@ impl Folio {
         locked.owner.store(0, Ordering::Relaxed);
     }
 
-    /// The spill slot of a folio that is not dirty; 0 is none (rule 4).
+    /// The swap slot of a folio that is not dirty; 0 is none (rule 4).
     pub(crate) fn slot(&self) -> u32 {
         self.dirtied.load(Ordering::Relaxed) as u32
     }

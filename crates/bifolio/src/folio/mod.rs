@@ -15,7 +15,7 @@
 //!    again in that life. Readers hold the folio lock, or a reference and accept that `owner` goes.
 //! 3. `lru_next`, `lru_previous`, `lru_epoch`, and the flags ON_LRU and ACTIVE: under the LRU lock.
 //! 4. `dirty_next`, `dirty_previous`, `dirtied`: under the dirty lock of the owner. While a folio
-//!    is not dirty nobody asks for `dirtied`; in a memory file the word is its spill slot then,
+//!    is not dirty nobody asks for `dirtied`; in a memory file the word is its swap slot then,
 //!    under the folio lock, or while a write-out is in flight.
 //! 5. UPTODATE is set under the folio lock and never cleared while anybody holds a reference.
 //!    The write state changes under the dirty lock of the owner (WRITEBACK-1), one

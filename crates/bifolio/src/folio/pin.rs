@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_put_freezes_and_the_next_life_has_the_next_generation() {
+    fn the_last_put_freezes_and_the_next_life_is_a_new_generation() {
         let word = live(2);
         let generation = word.state().generation();
         assert_eq!(word.put_and_test(1), Put::Done);

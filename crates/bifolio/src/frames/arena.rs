@@ -5,23 +5,23 @@
 //! come and go in it: a hit, a miss and an eviction do no page-table work.
 //!
 //! Allocation prefers the slot after the neighbour's (`near`), then one in a row of free slots
-//! (`rows.rs`), then an empty chunk of another order, then whatever slot of the right order there
-//! is, then what the bound still allows (`growth.rs`), then what is free around a few folios of
-//! another order. Nobody asks whether there would be something:
-//! to allocate is to find out. What else there is, eviction must free. A chunk that is wanted for
-//! another order, or back by the kernel, is *evacuated*: nothing is allocated in it any more, its
-//! folios are evicted one by one (by `reclaim`), and when it is empty it changes its role. If some
-//! stay, what lies between them serves the other order (`chunk.rs`), or its pages are *retired*:
-//! given back by themselves, at the price of a huge page, and revived when the budget allows.
-//! Whoever holds on to memory of chunks (the engine of `io`) watches them: see `watcher.rs`.
+//! (`extents.rs`), then an empty chunk of another order, then whatever slot of the right order
+//! there is, then what the bound still allows (`chunk_allocation.rs`), then what is free around a
+//! few folios of another order. Nobody asks whether there would be something: to allocate is to
+//! find out. What else there is, eviction must free. A chunk that is wanted for another order, or
+//! back by the kernel, is *evacuated*: nothing is allocated in it any more, its folios are evicted
+//! one by one (by `reclaim`), and when it is empty it changes its role. If some stay, what lies
+//! between them serves the other order (`chunk.rs`), or its pages are *retired*: given back by
+//! themselves, at the price of a huge page, and revived when the budget allows. Whoever holds on to
+//! memory of chunks (the engine of `io`) watches them: see `watcher.rs`.
 //!
 //! # Safety
 //! Hands out addresses inside the reservation; touches none.
 
 use super::budget::Budget;
 use super::chunk::{CHUNK_BYTES, CHUNK_PAGES, Chunk};
-use super::loose::Loose;
-use super::rows::{Available, LATELY};
+use super::extents::{Available, LATELY};
+use super::region_pages::RegionPages;
 use super::watcher::ChunkWatcher;
 use super::{FrameKind, ORDER_MAX};
 use crate::config::HugePages;
@@ -64,7 +64,7 @@ pub(super) struct State {
     pub(super) available: [Available; ORDER_MAX as usize + 1],
     /// What misses got last, newest first.
     pub(super) lately: [FolioId; LATELY],
-    /// Folios that came in order and found no row with room.
+    /// Folios that came in order and found no extent with room.
     pub(super) crowded: u32,
     /// Pages of free slots.
     pub(super) free_pages: u64,
@@ -76,12 +76,12 @@ pub(super) struct State {
     /// How many of `chunks_max` are vacant.
     pub(super) vacant_chunks: u64,
     /// A chunk is being made resident ahead of need.
-    pub(super) is_growing: bool,
+    pub(super) is_allocating_chunk: bool,
     /// The order that was last asked for.
     pub(super) last_order: u8,
     /// The kernel has refused memory that the bound allows: it is asked again only in need.
-    pub(super) is_growth_refused: bool,
-    pub(super) loose: Loose,
+    pub(super) is_allocation_refused: bool,
+    pub(super) region_pages: RegionPages,
 }
 
 /// See the head of the file.
@@ -91,20 +91,20 @@ pub(crate) struct Arena {
     pub(super) features: Features,
     huge_pages: HugePages,
     pub(super) state: Mutex<State>,
-    /// Signalled when `State::is_growing` ends.
+    /// Signalled when `State::is_allocating_chunk` ends.
     pub(super) grown: Condvar,
     /// Whether another chunk should be made resident before it is needed.
     wants_chunk: AtomicBool,
-    /// Mirrors `State::wants_rows`.
-    wants_rows: AtomicBool,
+    /// Mirrors `State::wants_extents`.
+    wants_extents: AtomicBool,
     /// Mirrors the budget's bound.
     bound_pages: AtomicU64,
     /// Mirrors `free_pages` plus what the budget still allows, for the watermarks.
     obtainable_pages: AtomicU64,
     /// Mirrors what the budget still allows.
     left_pages: AtomicU64,
-    /// Mirrors the loose pages in use.
-    pub(super) loose_pages: AtomicU64,
+    /// Mirrors the region pages in use.
+    pub(super) region_page_count: AtomicU64,
     watcher: OnceLock<Arc<dyn ChunkWatcher>>,
 }
 
@@ -137,10 +137,10 @@ impl Arena {
             frame_pages: 0,
             retired_pages: 0,
             vacant_chunks: chunks,
-            is_growing: false,
+            is_allocating_chunk: false,
             last_order: 0,
-            is_growth_refused: false,
-            loose: Loose::default(),
+            is_allocation_refused: false,
+            region_pages: RegionPages::default(),
         };
         let obtainable_pages = AtomicU64::new(state.obtainable_pages());
         Ok(Self {
@@ -150,11 +150,11 @@ impl Arena {
             state: Mutex::new(state),
             grown: Condvar::new(),
             wants_chunk: AtomicBool::new(false),
-            wants_rows: AtomicBool::new(false),
+            wants_extents: AtomicBool::new(false),
             bound_pages: AtomicU64::new(bound_bytes / PAGE_BYTES),
             obtainable_pages,
             left_pages: AtomicU64::new(bound_bytes / FRAME_BYTES),
-            loose_pages: AtomicU64::new(0),
+            region_page_count: AtomicU64::new(0),
             watcher: OnceLock::new(),
         })
     }
@@ -176,7 +176,7 @@ impl Arena {
     }
 
     /// Descriptors that are needed: one for each frame there is address space for, and as many
-    /// for loose pages.
+    /// for region pages.
     pub(crate) fn descriptors_max(bound_bytes_max: u64) -> u64 {
         2 * Self::chunks_max(bound_bytes_max) * u64::from(CHUNK_PAGES)
     }
@@ -205,7 +205,7 @@ impl Arena {
             FrameKind::Arena { .. } if state.affordable_pages(0) > 0 => state.obtainable_pages(),
             FrameKind::Arena { .. } => state.free_pages,
             // What is free in the arena can be given back for them.
-            FrameKind::Loose => state.free_pages.max(state.budget.left_bytes() / PAGE_BYTES),
+            FrameKind::Region => state.free_pages.max(state.budget.left_bytes() / PAGE_BYTES),
         };
         room_pages >= pages
     }
@@ -235,11 +235,11 @@ impl Arena {
             if state.convert(empty, order) {
                 continue;
             }
-            if let Some(found) = state.odd_slot(order, None) {
+            if let Some(found) = state.partial_slot(order, None) {
                 state.note_crowded(near);
                 break found;
             }
-            if state.is_growing {
+            if state.is_allocating_chunk {
                 // It comes next in the order of the chunks, which is that of the file's pages.
                 self.grown.wait(&mut state);
                 continue;
@@ -247,8 +247,8 @@ impl Arena {
             if self.grow(&mut state, order, folios)? {
                 continue;
             }
-            let roomy = state.roomy_chunk(order);
-            if !state.convert(roomy, order) {
+            let sparse = state.sparse_chunk(order);
+            if !state.convert(sparse, order) {
                 return Ok(None);
             }
         };
@@ -259,11 +259,11 @@ impl Arena {
         Ok(Some(id))
     }
 
-    /// Finds a free frame run for the folio `from`, which is to make room in its row, where
+    /// Finds a free frame run for the folio `from`, which is to make room in its extent, where
     /// neighbours have no room anyway.
-    pub(crate) fn allocate_odd(&self, order: u8, from: FolioId) -> Option<FolioId> {
+    pub(crate) fn allocate_partial(&self, order: u8, from: FolioId) -> Option<FolioId> {
         let mut state = self.state.lock();
-        let (chunk, slot) = state.odd_slot(order, Some(from))?;
+        let (chunk, slot) = state.partial_slot(order, Some(from))?;
         state.take(chunk, slot);
         self.publish(&state);
         Some(FolioId(chunk as u32 * CHUNK_PAGES + (slot << order)))
@@ -274,10 +274,10 @@ impl Arena {
     pub(crate) fn allocate_elsewhere(&self, order: u8) -> Option<FolioId> {
         let mut state = self.state.lock();
         if !state.has_free_slot(order) {
-            let roomy = state.roomy_chunk(order);
-            state.convert(roomy, order);
+            let sparse = state.sparse_chunk(order);
+            state.convert(sparse, order);
         }
-        let (chunk, slot) = state.odd_slot(order, None).or_else(|| state.roomy_slot(order))?;
+        let (chunk, slot) = state.partial_slot(order, None).or_else(|| state.sparse_slot(order))?;
         state.take(chunk, slot);
         self.publish(&state);
         Some(FolioId(chunk as u32 * CHUNK_PAGES + (slot << order)))
@@ -330,7 +330,7 @@ impl Arena {
         ArenaUse {
             bound_bytes: state.budget.bound_bytes,
             used_bytes: state.budget.used_bytes,
-            frame_bytes: (state.frame_pages + state.loose.pages()) * PAGE_BYTES,
+            frame_bytes: (state.frame_pages + state.region_pages.pages()) * PAGE_BYTES,
             free_pages: state.unused_pages,
         }
     }
@@ -362,29 +362,29 @@ impl Arena {
         }
     }
 
-    /// Whether [`Self::grow_ahead`] has something to do; a hint.
+    /// Whether [`Self::preallocate`] has something to do; a hint.
     pub(crate) fn wants_chunk(&self) -> bool {
         self.wants_chunk.load(Ordering::Relaxed)
     }
 
-    /// Whether a row should be cleared for what comes in order; a hint.
-    pub(crate) fn wants_rows(&self) -> bool {
-        self.wants_rows.load(Ordering::Relaxed)
+    /// Whether an extent should be cleared for what comes in order; a hint.
+    pub(crate) fn wants_extents(&self) -> bool {
+        self.wants_extents.load(Ordering::Relaxed)
     }
 
-    /// Whether a row should be cleared; the caller will, or tries to.
-    pub(crate) fn take_wanted_row(&self) -> bool {
+    /// Whether an extent should be cleared; the caller will, or tries to.
+    pub(crate) fn take_wanted_extent(&self) -> bool {
         let mut state = self.state.lock();
-        let is_wanted = state.take_wanted_row();
+        let is_wanted = state.take_wanted_extent();
         self.publish(&state);
         is_wanted
     }
 
     pub(super) fn publish(&self, state: &State) {
-        self.wants_rows.store(state.wants_rows(), Ordering::Relaxed);
+        self.wants_extents.store(state.wants_extents(), Ordering::Relaxed);
         self.wants_chunk.store(state.wants_chunk(), Ordering::Relaxed);
         self.obtainable_pages.store(state.obtainable_pages(), Ordering::Relaxed);
-        self.loose_pages.store(state.loose.pages(), Ordering::Relaxed);
+        self.region_page_count.store(state.region_pages.pages(), Ordering::Relaxed);
         self.left_pages.store(state.budget.left_bytes() / FRAME_BYTES, Ordering::Relaxed);
     }
 }
@@ -414,14 +414,14 @@ impl State {
 
     /// A chunk for another order of which a good part is free. What is in it may be pinned, or have
     /// nowhere to go: nobody need be evicted for what is free beside it.
-    fn roomy_chunk(&self, order: u8) -> Option<usize> {
+    fn sparse_chunk(&self, order: u8) -> Option<usize> {
         if self.free_pages < self.frame_pages / 64 {
             // So much is free ahead of need: the lists are not worth a look.
             return None;
         }
         let fits = |chunk: &Chunk| {
-            let is_roomy = chunk.used_pages() <= chunk.resident_pages() / 4 * 3;
-            is_roomy && chunk.has_slot_of(order)
+            let is_sparse = chunk.used_pages() <= chunk.resident_pages() / 4 * 3;
+            is_sparse && chunk.has_slot_of(order)
         };
         let mut listed = self.listed_for_others(order, LISTED_LOOKED_AT_MAX);
         listed.find(|number| fits(&self.chunks[*number]))

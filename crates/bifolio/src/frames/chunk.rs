@@ -14,7 +14,7 @@
 
 use super::ORDER_MAX;
 use super::bits::PageBits;
-use super::rows::Listed;
+use super::extents::Listed;
 use std::ops::Range;
 
 /// Bytes of a chunk.
@@ -29,7 +29,7 @@ pub(super) enum Role {
     /// Not resident.
     Vacant,
     /// Charged, and being made resident by somebody who does not hold the arena's lock for that.
-    Growing,
+    Allocating,
     /// Resident, at least in part, and cut into slots of this order.
     Slots { order: u8 },
 }
@@ -45,8 +45,8 @@ pub(super) struct Chunk {
     /// On which lists of its order it is.
     pub(super) listed: Listed,
     free_slots: u32,
-    /// Of those, in roomy rows.
-    roomy_slots: u32,
+    /// Of those, in sparse extents.
+    sparse_slots: u32,
     used_pages: u32,
     /// Folios of another order than the chunk's.
     foreign_folios: u32,
@@ -68,7 +68,7 @@ impl Chunk {
             draining: false,
             listed: Listed::default(),
             free_slots: 0,
-            roomy_slots: 0,
+            sparse_slots: 0,
             used_pages: 0,
             foreign_folios: 0,
             free: PageBits::default(),
@@ -80,7 +80,7 @@ impl Chunk {
 
     pub(super) fn order(&self) -> u8 {
         match self.role {
-            Role::Vacant | Role::Growing => 0,
+            Role::Vacant | Role::Allocating => 0,
             Role::Slots { order } => order,
         }
     }
@@ -139,7 +139,7 @@ impl Chunk {
             }
         }
         self.free_slots = self.free.count();
-        self.roomy_slots = self.count_roomy_slots();
+        self.sparse_slots = self.count_sparse_slots();
         let is_foreign = |first: &u32| self.end_of_folio(*first) - first != 1 << order;
         self.foreign_folios = self.heads.iter().filter(is_foreign).count() as u32;
     }
@@ -162,8 +162,8 @@ impl Chunk {
         self.role == Role::Slots { order } && !self.draining
     }
 
-    pub(super) fn roomy_slots(&self) -> u32 {
-        self.roomy_slots
+    pub(super) fn sparse_slots(&self) -> u32 {
+        self.sparse_slots
     }
 
     /// The bits of 64 slots, among them `slot`.
@@ -176,10 +176,10 @@ impl Chunk {
     }
 
     fn set_free(&mut self, slot: u32, free: bool) {
-        let roomy_before = self.roomy_slots_beside(slot);
+        let sparse_before = self.sparse_slots_beside(slot);
         self.free.set(slot..slot + 1, free);
         self.free_slots = if free { self.free_slots + 1 } else { self.free_slots - 1 };
-        self.roomy_slots = self.roomy_slots + self.roomy_slots_beside(slot) - roomy_before;
+        self.sparse_slots = self.sparse_slots + self.sparse_slots_beside(slot) - sparse_before;
     }
 
     /// Pages have changed: the slots they lie in are free, or no longer.

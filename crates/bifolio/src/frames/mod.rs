@@ -4,7 +4,7 @@
 //! evicting is reusing, without any page-table work. A region (`region.rs`): address space of one
 //! file that can be mapped, where the page at index i has its place; evicting is unmapping. Above,
 //! `reclaim` decides who gets a frame and who must give one back; here is only what is free, where
-//! it lies (`rows.rs`), and what everything costs. [`Frames`] says which kind a file has.
+//! it lies (`extents.rs`), and what everything costs. [`Frames`] says which kind a file has.
 //!
 //! Invariants:
 //! - FRAMES-1: what is resident (chunks in use, descriptors ever used, charged tables) never
@@ -18,17 +18,17 @@ mod arena;
 mod bits;
 mod budget;
 mod chunk;
+mod chunk_allocation;
 mod evacuation;
+mod extents;
 mod fault_clock;
 mod fault_errors;
-mod growth;
-mod loose;
 mod mapped;
 mod orphans;
 mod region;
+mod region_pages;
 mod region_reads;
 mod regions;
-mod rows;
 mod soundness;
 mod staging;
 mod watcher;
@@ -36,12 +36,12 @@ mod watcher;
 pub(crate) use arena::Arena;
 pub(crate) use chunk::{CHUNK_BYTES, CHUNK_PAGES};
 pub(crate) use evacuation::{Evacuation, Purpose};
+pub(crate) use extents::EXTENT_PAGES;
 pub(crate) use fault_clock::FAULT_CLOCK;
 pub(crate) use orphans::Orphans;
 pub(crate) use region::{Refusal, Region};
 pub(crate) use region_reads::RegionReads;
-pub(crate) use regions::{Exit, Regions, RegionsSize};
-pub(crate) use rows::ROW_PAGES;
+pub(crate) use regions::{BounceBuffer, Regions, RegionsSize};
 pub(crate) use soundness::Soundness;
 pub(crate) use staging::Staged;
 pub(crate) use watcher::ChunkWatcher;
@@ -84,7 +84,7 @@ pub(crate) enum FrameKind {
     /// Frames of the arena for a folio of `order`, after those of `near` if possible.
     Arena { order: u8, near: Option<FolioId> },
     /// A page of a region.
-    Loose,
+    Region,
 }
 
 impl FrameKind {
@@ -92,7 +92,7 @@ impl FrameKind {
     pub(crate) fn pages(self) -> u64 {
         match self {
             Self::Arena { order, .. } => 1 << order,
-            Self::Loose => 1,
+            Self::Region => 1,
         }
     }
 }

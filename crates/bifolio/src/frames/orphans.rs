@@ -27,7 +27,7 @@ impl Orphans {
     }
 
     /// The last reference to a folio is gone.
-    pub(crate) fn bury(&self, id: FolioId) {
+    pub(crate) fn release(&self, id: FolioId) {
         // Relaxed: see `note`.
         if !self.is_any.load(Ordering::Relaxed) {
             return;
@@ -37,7 +37,7 @@ impl Orphans {
         self.is_any.store(!places.is_empty(), Ordering::Relaxed);
         drop(places);
         if let Some((region, index)) = found {
-            region.bury_orphan(index, id);
+            region.release_orphan(index, id);
         }
     }
 }

@@ -425,7 +425,7 @@ impl Region {
     }
 
     /// Keeps the page of a folio that is about to leave its table, and that somebody may hold on
-    /// to, until [`Self::bury_orphan`].
+    /// to, until [`Self::release_orphan`].
     pub(crate) fn note_orphan(&self, index: u64, id: FolioId) {
         let mut leftovers = self.leftovers.lock();
         match leftovers.at.get_mut(&index) {
@@ -442,7 +442,7 @@ impl Region {
     }
 
     /// The last reference to the folio is gone: unmaps its page, unless that is somebody else's.
-    pub(crate) fn bury_orphan(&self, index: u64, id: FolioId) {
+    pub(crate) fn release_orphan(&self, index: u64, id: FolioId) {
         let mut leftovers = self.leftovers.lock();
         let found = leftovers.at.get_mut(&index);
         let Some(Leftover::Held { orphans, is_taken }) = found else { return };

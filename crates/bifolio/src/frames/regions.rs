@@ -8,8 +8,8 @@ use super::arena::{Arena, PAGE_BYTES};
 use super::soundness::Soundness;
 use super::staging::Staging;
 use crate::sync::{Mutex, MutexGuard};
-use crate::sys::keep::Keeper;
 use crate::sys::memory::Reservation;
+use crate::sys::page_pipe::PagePipe;
 use crate::sys::pagemap::Pagemap;
 use crate::sys::probe::{Feature, Features};
 use crate::sys::unmap::{PageRange, Unmapper};
@@ -17,11 +17,12 @@ use crate::sys::userfault::Userfault;
 use std::io;
 use std::sync::Arc;
 
-/// The part of the bound that the staging memory has, and the exit. (With half of that a reader in
-/// order of a cache of 32 MiB came to half as many pages a second: transfers were short, and few in
-/// flight.)
+/// The part of the bound that the staging memory has, and the bounce buffer. (With half of that a
+/// reader in order of a cache of 32 MiB came to half as many pages a second: transfers were short,
+/// and few in flight.)
 const PART_OF_BOUND: u64 = 16;
-/// As much as a larger cache needs, pages; of the exit more for large batches, within that part.
+/// As much as a larger cache needs, pages; of the bounce buffer more for large batches, within that
+/// part.
 const STAGING_PAGES_MAX: u64 = 2048;
 const EXIT_PAGES_MAX: u64 = 512;
 /// The fewest of either.
@@ -34,25 +35,25 @@ pub(crate) struct Regions {
     soundness: Arc<Soundness>,
     unmapper: Unmapper,
     staging: Arc<Staging>,
-    exit: Mutex<Exit>,
+    bounce_buffer: Mutex<BounceBuffer>,
     /// Of whoever writes out what leaves, for as long as the storage likes.
-    spill_exit: Option<Mutex<Exit>>,
+    swap_bounce_buffer: Option<Mutex<BounceBuffer>>,
 }
 
 /// Where pages are on their way out: kept while they are unmapped, and written from here.
 #[derive(Debug)]
-pub(crate) struct Exit {
+pub(crate) struct BounceBuffer {
     memory: Reservation,
-    pub(crate) keeper: Keeper,
+    pub(crate) page_pipe: PagePipe,
 }
 
 /// How much memory all regions of a cache need beside their pages.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RegionsSize {
     staging_pages: u64,
-    exit_pages: u64,
+    bounce_buffer_pages: u64,
     /// Whether there is a second one, for who writes out, of twice the size.
-    has_spill: bool,
+    has_swap: bool,
     /// Whether it may be in huge pages.
     huge: bool,
 }
@@ -60,20 +61,21 @@ pub(crate) struct RegionsSize {
 impl RegionsSize {
     /// Bytes to be charged.
     pub(crate) fn bytes(self) -> u64 {
-        (self.staging_pages + self.exit_pages + self.spill_exit_pages()) * PAGE_BYTES
+        (self.staging_pages + self.bounce_buffer_pages + self.swap_bounce_buffer_pages())
+            * PAGE_BYTES
     }
 
-    fn spill_exit_pages(self) -> u64 {
-        if self.has_spill { 2 * self.exit_pages } else { 0 }
+    fn swap_bounce_buffer_pages(self) -> u64 {
+        if self.has_swap { 2 * self.bounce_buffer_pages } else { 0 }
     }
 
     /// How many folios can leave together: two pages for each.
     pub(crate) fn batch_folios(self) -> usize {
-        self.exit_pages as usize / 2
+        self.bounce_buffer_pages as usize / 2
     }
 }
 
-impl Exit {
+impl BounceBuffer {
     /// How many pages there are.
     pub(crate) fn pages(&self) -> usize {
         self.memory.len() / PAGE_BYTES as usize
@@ -88,14 +90,14 @@ impl Exit {
 
 impl Regions {
     /// What fits a cache in which at the most `batch` pages leave together.
-    pub(crate) fn size_for(arena: &Arena, batch: usize, has_spill: bool) -> RegionsSize {
+    pub(crate) fn size_for(arena: &Arena, batch: usize, has_swap: bool) -> RegionsSize {
         let part = (arena.bound_pages() / PART_OF_BOUND).max(PAGES_MIN);
         // Two pages for each folio of a batch.
         let for_batch = 2 * batch as u64;
         RegionsSize {
             staging_pages: part.min(STAGING_PAGES_MAX),
-            exit_pages: (part / 2).min(EXIT_PAGES_MAX.max(for_batch)),
-            has_spill,
+            bounce_buffer_pages: (part / 2).min(EXIT_PAGES_MAX.max(for_batch)),
+            has_swap,
             huge: arena.may_use_huge_pages(),
         }
     }
@@ -107,19 +109,23 @@ impl Regions {
         soundness: &Arc<Soundness>,
     ) -> io::Result<Self> {
         let memory = |pages| memory_for_transfers(pages, size.huge, features);
-        let exit = |pages| {
-            let keeper = Keeper::new(size.exit_pages as usize, features.has(Feature::LargePipes))?;
-            Ok::<_, io::Error>(Mutex::new(Exit { memory: memory(pages)?, keeper }))
+        let bounce_buffer = |pages| {
+            let page_pipe = PagePipe::new(
+                size.bounce_buffer_pages as usize,
+                features.has(Feature::LargePipes),
+            )?;
+            Ok::<_, io::Error>(Mutex::new(BounceBuffer { memory: memory(pages)?, page_pipe }))
         };
         let staging = memory(size.staging_pages)?;
-        let spill_exit = size.has_spill.then(|| exit(size.spill_exit_pages())).transpose()?;
+        let swap_bounce_buffer =
+            size.has_swap.then(|| bounce_buffer(size.swap_bounce_buffer_pages())).transpose()?;
         Ok(Self {
             features: features.clone(),
             soundness: Arc::clone(soundness),
             unmapper: Unmapper::new(features),
             staging: Arc::new(Staging::new(staging)),
-            exit: exit(size.exit_pages)?,
-            spill_exit,
+            bounce_buffer: bounce_buffer(size.bounce_buffer_pages)?,
+            swap_bounce_buffer,
         })
     }
 
@@ -129,13 +135,13 @@ impl Regions {
     }
 
     /// Where pages are on their way out; one thread's at a time, which waits for no storage.
-    pub(crate) fn exit(&self) -> MutexGuard<'_, Exit> {
-        self.exit.lock()
+    pub(crate) fn bounce_buffer(&self) -> MutexGuard<'_, BounceBuffer> {
+        self.bounce_buffer.lock()
     }
 
-    /// The same for the one who writes out what leaves; there is one where there is a spill.
-    pub(crate) fn spill_exit(&self) -> MutexGuard<'_, Exit> {
-        self.spill_exit.as_ref().unwrap_or(&self.exit).lock()
+    /// The same for the one who writes out what leaves; there is one where there is a swap.
+    pub(crate) fn swap_bounce_buffer(&self) -> MutexGuard<'_, BounceBuffer> {
+        self.swap_bounce_buffer.as_ref().unwrap_or(&self.bounce_buffer).lock()
     }
 
     /// Whether the cache can be relied upon.
@@ -209,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_for_transfers_is_in_huge_pages_where_they_fit_and_are_allowed() {
+    fn transfer_memory_is_in_huge_pages_where_allowed() {
         let features = Features::probe(&[]);
         if !features.has(Feature::TransparentHugePages) {
             return println!("skipped: {:?}", features.reports());

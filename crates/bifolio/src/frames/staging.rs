@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn who_finds_no_page_waits_for_one_that_is_given_back() {
+    fn a_taker_that_finds_no_page_waits_for_one() {
         let staging = staging_of(4);
         let share = Share::new(&Arc::default());
         let mut all = staging.take(9, &share);

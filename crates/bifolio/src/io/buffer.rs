@@ -5,7 +5,7 @@
 //! aligned for direct transfers and a whole number of words long, as `sys::copy` needs.
 //!
 //! # Safety
-//! The buffer owns its allocation; windows on it borrow it, so it cannot be read or freed under
+//! The buffer owns its allocation; buffers on it borrow it, so it cannot be read or freed under
 //! them.
 #![allow(unsafe_code)]
 
@@ -14,7 +14,7 @@ use std::ptr::NonNull;
 use std::slice;
 
 use super::align::ALIGNMENT_BYTES_MAX;
-use super::{IoSource, IoTarget};
+use super::{IoBuf, IoBufMut};
 
 /// A buffer for transfers, aligned to 4096 bytes and zeroed when made.
 #[derive(Debug)]
@@ -54,26 +54,26 @@ impl IoBuffer {
 
     /// What the buffer holds.
     pub fn as_bytes(&self) -> &[u8] {
-        // SAFETY: the allocation is initialised and this long; windows that write it hold `&mut`.
+        // SAFETY: the allocation is initialised and this long; buffers that write it hold `&mut`.
         unsafe { slice::from_raw_parts(self.start.as_ptr(), self.length_bytes) }
     }
 
     /// The whole buffer, to be filled.
-    pub fn target(&mut self) -> IoTarget<'_> {
-        // SAFETY: the allocation is whole pages and uniquely borrowed while the window lives.
-        unsafe { IoTarget::new(self.start, self.length_bytes) }
+    pub fn target(&mut self) -> IoBufMut<'_> {
+        // SAFETY: the allocation is whole pages and uniquely borrowed while the buffer lives.
+        unsafe { IoBufMut::new(self.start, self.length_bytes) }
     }
 
     /// The whole buffer, to be stored.
-    pub fn source(&self) -> IoSource<'_> {
-        // SAFETY: the allocation is whole pages and nobody writes it while the window lives.
-        unsafe { IoSource::new(self.start, self.length_bytes) }
+    pub fn source(&self) -> IoBuf<'_> {
+        // SAFETY: the allocation is whole pages and nobody writes it while the buffer lives.
+        unsafe { IoBuf::new(self.start, self.length_bytes) }
     }
 }
 
 impl Drop for IoBuffer {
     fn drop(&mut self) {
-        // SAFETY: allocated in `new` with this layout, freed once; no window outlives the buffer.
+        // SAFETY: allocated in `new` with this layout, freed once; no buffer outlives the buffer.
         unsafe { dealloc(self.start.as_ptr(), self.layout) }
     }
 }

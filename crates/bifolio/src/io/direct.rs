@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn an_alignment_told_is_taken_and_one_not_told_is_guessed_and_tried() {
+    fn a_known_alignment_is_taken_an_unknown_one_is_tried() {
         let told = Alignment { memory_bytes: 4, offset_bytes: 512 };
         assert_eq!(judge(known(4, 512)), Ok((told, true)));
         assert_eq!(judge(DirectAlignment::Unknown), Ok((ALIGNMENT_GUESSED, false)));
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn what_frames_cannot_honour_is_refused_with_the_numbers() {
+    fn alignments_beyond_a_frame_are_refused_with_the_numbers() {
         assert!(judge(DirectAlignment::Unsupported).is_err());
         let reason = judge(known(512, 65536)).unwrap_err();
         assert!(reason.contains("65536"), "{reason}");

@@ -53,7 +53,7 @@ use std::sync::OnceLock;
 use super::align::range_end;
 use super::direct::{Choice, Direct, choose, is_refusal};
 use super::{
-    Alignment, Backing, DirectStatus, FileIdentity, IoRequest, IoSource, IoTarget, OpenDiskError,
+    Alignment, Backing, DirectStatus, FileIdentity, IoBuf, IoBufMut, IoRequest, OpenDiskError,
     Operation, Submission,
 };
 use crate::sync::{AtomicBool, Mutex, Ordering};
@@ -375,46 +375,42 @@ impl Opened<'_> {
 }
 
 impl Backing for DiskFile {
-    fn read_at(&self, target: &mut IoTarget<'_>, position_bytes: u64) -> io::Result<usize> {
+    fn read_at(&self, target: &mut IoBufMut<'_>, position_bytes: u64) -> io::Result<usize> {
         self.read_vectored_at(slice::from_mut(target), position_bytes)
     }
 
-    fn write_at(&self, source: &IoSource<'_>, position_bytes: u64) -> io::Result<usize> {
+    fn write_at(&self, source: &IoBuf<'_>, position_bytes: u64) -> io::Result<usize> {
         self.write_vectored_at(slice::from_ref(source), position_bytes)
     }
 
     fn read_vectored_at(
         &self,
-        targets: &mut [IoTarget<'_>],
+        targets: &mut [IoBufMut<'_>],
         position_bytes: u64,
     ) -> io::Result<usize> {
-        let request = IoRequest::new(Operation::Read, position_bytes, IoTarget::spans(targets));
+        let request = IoRequest::new(Operation::Read, position_bytes, IoBufMut::spans(targets));
         self.attempt(&request, |file, length| match targets {
             [only] => only.prefix(length).read_from(file, position_bytes),
             _ if length == request.length_bytes => {
-                IoTarget::read_row_from(targets, file, position_bytes)
+                IoBufMut::read_row_from(targets, file, position_bytes)
             }
             _ => {
-                let mut part = IoTarget::part(targets, 0..length);
-                IoTarget::read_row_from(&mut part, file, position_bytes)
+                let mut part = IoBufMut::part(targets, 0..length);
+                IoBufMut::read_row_from(&mut part, file, position_bytes)
             }
         })
     }
 
-    fn write_vectored_at(
-        &self,
-        sources: &[IoSource<'_>],
-        position_bytes: u64,
-    ) -> io::Result<usize> {
-        let request = IoRequest::new(Operation::Write, position_bytes, IoSource::spans(sources));
+    fn write_vectored_at(&self, sources: &[IoBuf<'_>], position_bytes: u64) -> io::Result<usize> {
+        let request = IoRequest::new(Operation::Write, position_bytes, IoBuf::spans(sources));
         self.attempt(&request, |file, length| match sources {
             [only] => only.prefix(length).write_to(file, position_bytes),
             _ if length == request.length_bytes => {
-                IoSource::write_row_to(sources, file, position_bytes)
+                IoBuf::write_row_to(sources, file, position_bytes)
             }
             _ => {
-                let part = IoSource::part(sources, 0..length);
-                IoSource::write_row_to(&part, file, position_bytes)
+                let part = IoBuf::part(sources, 0..length);
+                IoBuf::write_row_to(&part, file, position_bytes)
             }
         })
     }

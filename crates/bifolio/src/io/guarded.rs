@@ -10,8 +10,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use super::{
-    Alignment, Backing, DeviceIdentity, DirectStatus, FileIdentity, IoError, IoRequest, IoSource,
-    IoTarget, Operation, Submission,
+    Alignment, Backing, DeviceIdentity, DirectStatus, FileIdentity, IoBuf, IoBufMut, IoError,
+    IoRequest, Operation, Submission,
 };
 
 /// What a backing is called that cannot say it.
@@ -54,27 +54,23 @@ fn guard<T>(call: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
 }
 
 impl Backing for Guarded {
-    fn read_at(&self, target: &mut IoTarget<'_>, position_bytes: u64) -> io::Result<usize> {
+    fn read_at(&self, target: &mut IoBufMut<'_>, position_bytes: u64) -> io::Result<usize> {
         guard(|| self.backing.read_at(target, position_bytes))
     }
 
-    fn write_at(&self, source: &IoSource<'_>, position_bytes: u64) -> io::Result<usize> {
+    fn write_at(&self, source: &IoBuf<'_>, position_bytes: u64) -> io::Result<usize> {
         guard(|| self.backing.write_at(source, position_bytes))
     }
 
     fn read_vectored_at(
         &self,
-        targets: &mut [IoTarget<'_>],
+        targets: &mut [IoBufMut<'_>],
         position_bytes: u64,
     ) -> io::Result<usize> {
         guard(|| self.backing.read_vectored_at(targets, position_bytes))
     }
 
-    fn write_vectored_at(
-        &self,
-        sources: &[IoSource<'_>],
-        position_bytes: u64,
-    ) -> io::Result<usize> {
+    fn write_vectored_at(&self, sources: &[IoBuf<'_>], position_bytes: u64) -> io::Result<usize> {
         guard(|| self.backing.write_vectored_at(sources, position_bytes))
     }
 

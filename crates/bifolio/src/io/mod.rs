@@ -14,7 +14,7 @@
 //!     |                                      which of the two ways a file goes         direct.rs
 //!     |                                      which file a path names                   located.rs
 //!     '-- yours                              object stores, tests, faults
-//!   IoTarget / IoSource                      memory that others may touch meanwhile    window.rs
+//!   IoBufMut / IoBuf                      memory that others may touch meanwhile    buf.rs
 //!   Span                                     an address and a length                   span.rs
 //!   IoBuffer                                 memory to drive a backing by hand         buffer.rs
 //!   Alignment, rounding                      arithmetic                                align.rs
@@ -23,6 +23,7 @@
 //! Nothing here knows folios, dirty pages or retries of a failed write: an error goes up, whole.
 
 mod align;
+mod buf;
 mod buffer;
 mod direct;
 mod disk;
@@ -35,7 +36,6 @@ mod span;
 #[cfg(test)]
 mod tests;
 mod transfer;
-mod window;
 
 use std::fmt::Debug;
 use std::io;
@@ -43,6 +43,7 @@ use std::ops::Range;
 use std::os::fd::AsFd;
 
 pub use align::{Alignment, PositionOutOfRange};
+pub use buf::{IoBuf, IoBufMut};
 pub use buffer::IoBuffer;
 pub use disk::{DirectIo, DiskFile, DiskOptions};
 pub(crate) use engine::{Engine, Pieces, Queue, RUN_PAGES_MAX, Transfer};
@@ -53,7 +54,6 @@ pub use request::{IoRequest, Submission};
 pub(crate) use transfer::{
     allocate, len_bytes, read_full, set_len, sync_all, sync_data, write_full,
 };
-pub use window::{IoSource, IoTarget};
 
 pub use crate::sys::file::FileKind;
 
@@ -68,7 +68,7 @@ pub use crate::sys::file::FileKind;
 /// - Two writes of the same bytes never overlap in time; reads and writes of different bytes may,
 ///   from several threads.
 /// - [`set_len`](Self::set_len) overlaps no write, and no other `set_len`.
-/// - The bytes of an [`IoSource`] do not change during a write, nor until it has ended: what was
+/// - The bytes of an [`IoBuf`] do not change during a write, nor until it has ended: what was
 ///   written of a folio is one state of it.
 ///
 /// # What a backing promises
@@ -85,17 +85,17 @@ pub use crate::sys::file::FileKind;
 pub trait Backing: Send + Sync + Debug {
     /// Reads into `target` from `position_bytes` on. Returns how many bytes it filled, from the
     /// first on; 0 only at or behind the end. Bytes of `target` after those may hold anything.
-    fn read_at(&self, target: &mut IoTarget<'_>, position_bytes: u64) -> io::Result<usize>;
+    fn read_at(&self, target: &mut IoBufMut<'_>, position_bytes: u64) -> io::Result<usize>;
 
     /// Writes `source` at `position_bytes`. Returns how many bytes it took, from the first on.
-    fn write_at(&self, source: &IoSource<'_>, position_bytes: u64) -> io::Result<usize>;
+    fn write_at(&self, source: &IoBuf<'_>, position_bytes: u64) -> io::Result<usize>;
 
-    /// As [`read_at`](Self::read_at), into several windows, one behind the other. Only the last of
+    /// As [`read_at`](Self::read_at), into several buffers, one behind the other. Only the last of
     /// them may be shorter than a multiple of [`alignment`](Self::alignment). A backing that does
     /// not implement it fills the first one.
     fn read_vectored_at(
         &self,
-        targets: &mut [IoTarget<'_>],
+        targets: &mut [IoBufMut<'_>],
         position_bytes: u64,
     ) -> io::Result<usize> {
         match targets.iter_mut().find(|target| !target.is_empty()) {
@@ -104,14 +104,10 @@ pub trait Backing: Send + Sync + Debug {
         }
     }
 
-    /// As [`write_at`](Self::write_at), from several windows, one behind the other. Only the last
+    /// As [`write_at`](Self::write_at), from several buffers, one behind the other. Only the last
     /// of them may be shorter than a multiple of [`alignment`](Self::alignment). A backing that
     /// does not implement it stores the first one.
-    fn write_vectored_at(
-        &self,
-        sources: &[IoSource<'_>],
-        position_bytes: u64,
-    ) -> io::Result<usize> {
+    fn write_vectored_at(&self, sources: &[IoBuf<'_>], position_bytes: u64) -> io::Result<usize> {
         match sources.iter().find(|source| !source.is_empty()) {
             Some(first) => self.write_at(first, position_bytes),
             None => Ok(0),
@@ -154,7 +150,7 @@ pub trait Backing: Send + Sync + Debug {
     /// them neither has to look for room nor makes the storage longer. It is longer after this
     /// call, if it was shorter. What was written there stays.
     ///
-    /// The cache asks for its own spill file only, and goes on whatever the answer is. A backing
+    /// The cache asks for its own swap file only, and goes on whatever the answer is. A backing
     /// that does not implement it does nothing.
     fn allocate(&self, bytes: Range<u64>) -> io::Result<()> {
         let _ = bytes;

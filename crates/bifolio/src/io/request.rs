@@ -21,7 +21,7 @@ pub struct IoRequest {
     /// How many bytes.
     pub length_bytes: usize,
     /// What the transfer happens to be multiples of, up to 4096: its addresses in memory; its
-    /// position, and the length of each of its windows but the last.
+    /// position, and the length of each of its buffers but the last.
     pub alignment: Alignment,
 }
 

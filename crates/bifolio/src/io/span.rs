@@ -1,11 +1,11 @@
 //! An address and a length, laid out as the kernel's `iovec`.
 //!
-//! What windows (`window.rs`) and pieces of a transfer (`engine/pieces.rs`) have in common, so that
+//! What buffers (`buf.rs`) and pieces of a transfer (`engine/pieces.rs`) have in common, so that
 //! a row of either can be handed to a vectored system call as it stands. Pure arithmetic: nothing
 //! here touches the memory.
 //!
 //! # Safety
-//! A span promises nothing about its bytes: who makes windows of it answers for IO-1.
+//! A span promises nothing about its bytes: who makes buffers of it answers for IO-1.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -77,10 +77,10 @@ impl Span {
 
     #[track_caller]
     pub(super) fn check_range(&self, offset: usize, length_bytes: usize) {
-        let window_bytes = self.len();
+        let buffer_bytes = self.len();
         assert!(
-            offset <= window_bytes && length_bytes <= window_bytes - offset,
-            "{length_bytes} bytes at {offset} are not in a window of {window_bytes} bytes"
+            offset <= buffer_bytes && length_bytes <= buffer_bytes - offset,
+            "{length_bytes} bytes at {offset} are not in a buffer of {buffer_bytes} bytes"
         );
     }
 }

@@ -20,7 +20,7 @@ use std::thread;
 use std::time::Duration;
 
 use super::align::{range_end, round_down};
-use super::{Backing, IoError, IoSource, IoTarget, Operation};
+use super::{Backing, IoBuf, IoBufMut, IoError, Operation};
 use crate::sync::blocking;
 
 /// Interruptions in a row before one is passed on; a backing that always answers EINTR is broken.
@@ -32,16 +32,16 @@ pub(super) const STALLS_MAX: u32 = 10;
 /// The sleep after the first refusal; it doubles with each, to 51 ms: 102 ms altogether.
 const REFUSAL_SLEEP_MIN: Duration = Duration::from_micros(100);
 
-/// Fills a row of windows, one behind the other, from `position_bytes` on. `first` is the answer
+/// Fills a row of buffers, one behind the other, from `position_bytes` on. `first` is the answer
 /// to the first attempt, if it has been made already. Returns how many bytes there were before the
 /// end.
 pub(crate) fn read_full(
     backing: &dyn Backing,
-    targets: &mut [IoTarget<'_>],
+    targets: &mut [IoBufMut<'_>],
     position_bytes: u64,
     mut first: Option<io::Result<usize>>,
 ) -> Result<usize, IoError> {
-    let length = targets.iter().map(IoTarget::len).sum();
+    let length = targets.iter().map(IoBufMut::len).sum();
     let granule = backing.alignment().granule_bytes();
     let whole = Range { position_bytes, length };
     let fail = |done, source| whole.error(backing, Operation::Read, done, source);
@@ -68,15 +68,15 @@ pub(crate) fn read_full(
     Ok(done)
 }
 
-/// Writes a row of windows, one behind the other, at `position_bytes`. `first` is the answer to the
+/// Writes a row of buffers, one behind the other, at `position_bytes`. `first` is the answer to the
 /// first attempt, if it has been made already. Returns how many bytes the row has.
 pub(crate) fn write_full(
     backing: &dyn Backing,
-    sources: &[IoSource<'_>],
+    sources: &[IoBuf<'_>],
     position_bytes: u64,
     mut first: Option<io::Result<usize>>,
 ) -> Result<usize, IoError> {
-    let length = sources.iter().map(IoSource::len).sum();
+    let length = sources.iter().map(IoBuf::len).sum();
     let granule = backing.alignment().granule_bytes();
     let whole = Range { position_bytes, length };
     let fail = |done, source| whole.error(backing, Operation::Write, done, source);
@@ -99,7 +99,7 @@ pub(crate) fn write_full(
 /// One attempt at all of the row but the first `skipped` bytes.
 fn read_once(
     backing: &dyn Backing,
-    targets: &mut [IoTarget<'_>],
+    targets: &mut [IoBufMut<'_>],
     skipped: usize,
     position_bytes: u64,
 ) -> io::Result<usize> {
@@ -108,8 +108,8 @@ fn read_once(
         [only] => backing.read_at(&mut only.suffix(skipped), position_bytes),
         _ if skipped == 0 => backing.read_vectored_at(targets, position_bytes),
         _ => {
-            let length = targets.iter().map(IoTarget::len).sum();
-            backing.read_vectored_at(&mut IoTarget::part(targets, skipped..length), position_bytes)
+            let length = targets.iter().map(IoBufMut::len).sum();
+            backing.read_vectored_at(&mut IoBufMut::part(targets, skipped..length), position_bytes)
         }
     }
 }
@@ -117,7 +117,7 @@ fn read_once(
 /// One attempt at all of the row but the first `skipped` bytes.
 fn write_once(
     backing: &dyn Backing,
-    sources: &[IoSource<'_>],
+    sources: &[IoBuf<'_>],
     skipped: usize,
     position_bytes: u64,
 ) -> io::Result<usize> {
@@ -126,8 +126,8 @@ fn write_once(
         [only] => backing.write_at(&only.suffix(skipped), position_bytes),
         _ if skipped == 0 => backing.write_vectored_at(sources, position_bytes),
         _ => {
-            let length = sources.iter().map(IoSource::len).sum();
-            backing.write_vectored_at(&IoSource::part(sources, skipped..length), position_bytes)
+            let length = sources.iter().map(IoBuf::len).sum();
+            backing.write_vectored_at(&IoBuf::part(sources, skipped..length), position_bytes)
         }
     }
 }

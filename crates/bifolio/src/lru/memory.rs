@@ -30,7 +30,7 @@ pub(crate) struct Memory {
     /// Pages that are dirty, and pages being written out: one that is both counts twice.
     pub(crate) dirty_pages: Arc<AtomicU64>,
     /// The same of memory files, which have no backing: pages that are nowhere else.
-    pub(crate) unspilled_pages: Arc<AtomicU64>,
+    pub(crate) unswapped_pages: Arc<AtomicU64>,
     /// The tables of all files.
     pub(crate) tables: Tables,
 }
@@ -41,7 +41,7 @@ impl Memory {
         let arena = Arc::new(arena);
         let lru = Arc::new(Lru::new(cpus));
         let orphans = Arc::new(Orphans::default());
-        let grave = Grave {
+        let grave = FolioReaper {
             arena: Arc::clone(&arena),
             lru: Arc::clone(&lru),
             orphans: Arc::clone(&orphans),
@@ -55,7 +55,7 @@ impl Memory {
             orphans,
             counters: Counters::new(),
             dirty_pages: Arc::default(),
-            unspilled_pages: Arc::default(),
+            unswapped_pages: Arc::default(),
             tables: Tables::default(),
         })
     }
@@ -74,18 +74,18 @@ impl Memory {
 }
 
 /// Where dead folios go.
-struct Grave {
+struct FolioReaper {
     arena: Arc<Arena>,
     lru: Arc<Lru>,
     orphans: Arc<Orphans>,
 }
 
-impl Reaper for Grave {
+impl Reaper for FolioReaper {
     fn reap(&self, frozen: Frozen<'_>) {
         self.lru.forget(frozen.folios(), frozen.id());
-        if self.arena.is_loose(frozen.id()) {
-            self.orphans.bury(frozen.id());
-            self.arena.free_loose(frozen.id(), frozen.folios());
+        if self.arena.is_region_page(frozen.id()) {
+            self.orphans.release(frozen.id());
+            self.arena.free_region_page(frozen.id(), frozen.folios());
         } else {
             self.arena.free(frozen.id());
         }

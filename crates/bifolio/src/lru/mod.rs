@@ -14,7 +14,7 @@
 //!
 //! Readers never come here: they set REFERENCED in the Entry, and reclaim finds it.
 //!
-//! Folios of files that have nowhere to put their pages (memory files without a spill) come to no
+//! Folios of files that have nowhere to put their pages (memory files without a swap) come to no
 //! batch and no list. They are marked as unlisted, until they are freed, and their pages counted
 //! ([`Lru::unlisted_pages`]): so reclaim does not wait for them, as it does for others that it does
 //! not find on a list because somebody is in the middle of something with them.

@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_refault_is_near_when_the_active_list_is_at_least_as_long_as_its_distance() {
+    fn a_refault_is_near_within_the_length_of_the_active_list() {
         let lru = Lru::new(1);
         let shadow = lru.make_shadow(1, true);
         for _ in 0..9 {

@@ -1,7 +1,7 @@
 //! Giving pages of a table back whose Entries name nothing any more.
 //!
 //! Called by `reclaim` when memory for metadata is short. A page of a table that names no folio,
-//! nor a slot of the spill, says nothing that a hole does not, but for shadows, which are hints and
+//! nor a slot of the swap, says nothing that a hole does not, but for shadows, which are hints and
 //! go with it. Its memory goes back to the kernel; its address space stays, and reads as zeros,
 //! which are holes: so readers need not know (FRAMES-2 is the same rule for frames).
 //!

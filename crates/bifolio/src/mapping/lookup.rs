@@ -180,7 +180,8 @@ pub(crate) fn recheck_ready<'a>(
     seen: Entry,
 ) -> Result<FolioRef<'a>, TryGet> {
     debug_assert!(seen.is_ready());
-    // Acquire: pairs with the Release in `set_ready` and in `Window::drop`: the bytes are there.
+    // Acquire: pairs with the Release in `set_ready` and in `WriteSection::drop`: the bytes are
+    // there.
     let now = Entry(word.load(Ordering::Acquire));
     if now.names_same_ready_folio(seen) { Ok(folio) } else { Err(TryGet::Frozen) }
 }

@@ -8,7 +8,7 @@
 //! changers hold the folio lock, readers hold nothing.
 //!
 //! ```text
-//!  OPTIMISTIC READ (optimistic.rs)            WRITE (window.rs), folio locked
+//!  OPTIMISTIC READ (optimistic.rs)            WRITE (write_section.rs), folio locked
 //!  O1 load Entry (Acquire)                    W1 store Entry without READY
 //!  O2 copy the bytes of its frame             W2 fence (Release)
 //!  O3 fence (Acquire)                         W3 change the bytes
@@ -82,7 +82,7 @@ mod optimistic;
 mod prediction;
 mod stretch;
 mod table;
-mod window;
+mod write_section;
 
 #[cfg(all(test, loom))]
 pub(crate) use bitmap::Bitmap;
@@ -94,7 +94,7 @@ pub(crate) use lookup::{FrozenWaits, Lookup, recheck_ready};
 pub(crate) use optimistic::read_validated;
 pub(crate) use stretch::Stretch;
 pub(crate) use table::{TABLE_PAGE_BYTES, Table};
-pub(crate) use window::Window;
+pub(crate) use write_section::WriteSection;
 
 use crate::folio::{Folio, Folios};
 use crate::sync::{AtomicU64, Ordering};

@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_filled_in_order_is_predicted_and_a_scattered_one_is_not() {
+    fn a_file_filled_in_order_is_predicted_a_scattered_one_not() {
         let (prediction, published) = (Prediction::default(), AtomicU64::new(0));
         // The end first, then in order from the start, as many formats are read.
         prediction.note_insert(999, 100, 1, &published);

@@ -4,7 +4,7 @@
 //! themselves (`Reclaim::replace_frames`), or when a chunk should be made resident before somebody
 //! has to wait for that; works until there are HIGH (twice as many), in short turns, so
 //! that an allocation that must reclaim by itself gets its turn in between. Dirty folios in
-//! its way are the spiller's, for which it waits, as long as that is not slow, or the flusher's.
+//! its way are the swapper's, for which it waits, as long as that is not slow, or the flusher's.
 
 use super::Reclaim;
 use super::pageout::WriteOut;
@@ -17,8 +17,8 @@ use crate::sys::thread::OwnedThread;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long it waits for the spiller before it looks again.
-const SPILL_PAUSE: Duration = Duration::from_millis(10);
+/// How long it waits for the swapper before it looks again.
+const SWAP_PAUSE: Duration = Duration::from_millis(10);
 
 /// What the thread is asked to do.
 #[derive(Debug, Default)]
@@ -75,13 +75,13 @@ impl Reclaim {
     /// Whether fewer pages can be had without reclaim; for regions, too, if there are any.
     pub(super) fn is_short_of(&self, pages: u64) -> bool {
         let arena = self.arena();
-        arena.obtainable_pages() < pages || arena.has_loose() && arena.left_pages() < pages
+        arena.obtainable_pages() < pages || arena.has_region_pages() && arena.left_pages() < pages
     }
 
     /// How many pages a round is to free. Pages of regions leave in larger rounds: while some are
     /// written out, the next are unmapped.
     fn round_pages(&self, high_pages: u64) -> u64 {
-        if !self.arena().has_loose() {
+        if !self.arena().has_region_pages() {
             return super::ROUND_PAGES;
         }
         high_pages.saturating_sub(self.arena().left_pages()).max(super::ROUND_PAGES)
@@ -108,32 +108,32 @@ impl Reclaim {
     /// or nothing comes of it.
     fn refill(&self) {
         // A refusal is for whoever is in need to tell.
-        while self.arena().grow_ahead(&self.memory.folios).unwrap_or(false) {}
+        while self.arena().preallocate(&self.memory.folios).unwrap_or(false) {}
         let high_pages = 2 * self.low_pages();
-        let spill_rounds = self.spiller.rounds();
+        let swap_rounds = self.swapper.rounds();
         while self.is_short_of(high_pages) && !*self.signal.end.lock() {
-            let (ended, coming_pages) = (self.flusher.ended(), self.spiller.coming_pages());
+            let (ended, coming_pages) = (self.flusher.ended(), self.swapper.coming_pages());
             let is_enough = !self.is_short_of(high_pages.saturating_sub(coming_pages));
             let counts = if is_enough {
                 ScanCounts::default()
             } else {
-                let turn = self.take_turn();
+                let reclaim_lock = self.lock();
                 let free_pages = self.arena().usage().free_pages;
                 if self.arena().obtainable_pages() >= high_pages && free_pages >= CHUNK_PAGES.into()
                 {
                     // What is short is pages for regions, and the arena has what it does not need.
-                    self.evacuate_to_release(&turn)
+                    self.evacuate_to_release(&reclaim_lock)
                 } else {
                     let wanted_pages = coming_pages + self.round_pages(high_pages);
-                    self.shrink(&turn, wanted_pages, WriteOut::MemoryFiles)
+                    self.shrink(&reclaim_lock, wanted_pages, WriteOut::MemoryFiles)
                 }
             };
             if counts.reclaimed_pages == 0 {
-                let is_in_vain = self.spiller.has_trouble_after(spill_rounds);
-                if is_in_vain || self.spiller.coming_pages() == 0 {
+                let is_in_vain = self.swapper.has_trouble_after(swap_rounds);
+                if is_in_vain || self.swapper.coming_pages() == 0 {
                     return;
                 }
-                self.flusher.wait_for_progress(ended, SPILL_PAUSE);
+                self.flusher.wait_for_progress(ended, SWAP_PAUSE);
             }
         }
     }

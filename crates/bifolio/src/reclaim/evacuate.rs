@@ -3,9 +3,9 @@
 //! nowhere to go are moved to other chunks. What is pinned stays, or finds no room; what lies
 //! around it serves the other size.
 
-use super::pageout::Verdict;
+use super::pageout::EvictOutcome;
 use super::scan::ScanCounts;
-use super::{ROUND_PAGES, Reclaim, Turn};
+use super::{ROUND_PAGES, Reclaim, ReclaimLock};
 use crate::folio::FolioId;
 use crate::frames::{Evacuation, FrameKind, Purpose};
 use crate::lru::ListKind;
@@ -18,10 +18,14 @@ impl Reclaim {
     /// Empties a chunk for a folio, or as much of one as can be. Failing that, gives one back of
     /// which too little is resident for such a folio: a whole one may take its place. For a page of
     /// a region, gives any back, or free frames of what stays.
-    pub(super) fn evacuate_for(&self, turn: &Turn<'_>, kind: FrameKind) -> ScanCounts {
+    pub(super) fn evacuate_for(
+        &self,
+        reclaim_lock: &ReclaimLock<'_>,
+        kind: FrameKind,
+    ) -> ScanCounts {
         let arena = &self.memory.arena;
         let FrameKind::Arena { order, .. } = kind else {
-            let (mut counts, is_gained) = self.evacuate_any(turn);
+            let (mut counts, is_gained) = self.evacuate_any(reclaim_lock);
             if !is_gained {
                 counts.reclaimed_pages += u64::from(arena.retire_pages(ROUND_PAGES as u32));
             }
@@ -29,28 +33,28 @@ impl Reclaim {
         };
         let purpose = Purpose::Order(order);
         let next = |tried: &[usize]| arena.begin_evacuation(purpose, tried);
-        let (mut counts, is_gained) = self.evacuate(turn, next, purpose);
+        let (mut counts, is_gained) = self.evacuate(reclaim_lock, next, purpose);
         if !is_gained {
             let next = |tried: &[usize]| arena.begin_evacuation_of_part(order, tried);
-            counts.add(&self.evacuate(turn, next, Purpose::Vacate).0);
+            counts.add(&self.evacuate(reclaim_lock, next, Purpose::Vacate).0);
         }
         counts
     }
 
     /// Empties any chunk and gives it back to the kernel.
-    pub(super) fn evacuate_to_release(&self, turn: &Turn<'_>) -> ScanCounts {
-        self.evacuate_any(turn).0
+    pub(super) fn evacuate_to_release(&self, reclaim_lock: &ReclaimLock<'_>) -> ScanCounts {
+        self.evacuate_any(reclaim_lock).0
     }
 
-    fn evacuate_any(&self, turn: &Turn<'_>) -> (ScanCounts, bool) {
+    fn evacuate_any(&self, reclaim_lock: &ReclaimLock<'_>) -> (ScanCounts, bool) {
         let next = |tried: &[usize]| self.memory.arena.begin_evacuation(Purpose::Vacate, tried);
-        self.evacuate(turn, next, Purpose::Vacate)
+        self.evacuate(reclaim_lock, next, Purpose::Vacate)
     }
 
     /// Empties the chunks that `next` names until something is gained; whether anything was.
     fn evacuate(
         &self,
-        turn: &Turn<'_>,
+        reclaim_lock: &ReclaimLock<'_>,
         next: impl Fn(&[usize]) -> Option<Evacuation>,
         purpose: Purpose,
     ) -> (ScanCounts, bool) {
@@ -64,15 +68,15 @@ impl Reclaim {
             }
             tried.push(evacuation.chunk());
             for id in &evacuation.folios {
-                let (verdict, pages) = self.evict_from_chunk(turn, *id);
-                counts.note(verdict, pages);
+                let (outcome, pages) = self.evict_from_chunk(reclaim_lock, *id);
+                counts.note(outcome, pages);
             }
             if memory.arena.finish_evacuation(&evacuation, purpose) {
                 // Room is progress, even if it was there before.
                 counts.reclaimed_pages = counts.reclaimed_pages.max(1);
                 return (counts, true);
             }
-            if counts.spilling_pages > 0 && !self.spiller.is_late() {
+            if counts.swapping_pages > 0 && !self.swapper.is_late() {
                 // This one first.
                 break;
             }
@@ -81,22 +85,22 @@ impl Reclaim {
     }
 
     /// Evicts one folio of a chunk that is being emptied.
-    fn evict_from_chunk(&self, turn: &Turn<'_>, id: FolioId) -> (Verdict, u64) {
+    fn evict_from_chunk(&self, reclaim_lock: &ReclaimLock<'_>, id: FolioId) -> (EvictOutcome, u64) {
         let memory = &self.memory;
         let pages = memory.folio(id).pages();
         // Frozen or free: on its way out.
-        let Ok(folio) = memory.folios.try_get(id) else { return (Verdict::Busy, pages) };
+        let Ok(folio) = memory.folios.try_get(id) else { return (EvictOutcome::Busy, pages) };
         let was_listed = memory.lru.isolate_one(&memory.folios, id);
         let kind = ListKind::of(folio.folio());
-        let (mut verdict, mut kept) = self.pageout_one(turn, folio);
-        let is_to_spill = verdict == Verdict::Unspilled && was_listed;
-        if is_to_spill && !self.spiller.is_late() {
-            kept = self.leave_to_spiller(kept.into_iter().collect()).pop();
+        let (mut outcome, mut kept) = self.pageout_one(reclaim_lock, folio);
+        let is_to_swap = outcome == EvictOutcome::Unswapped && was_listed;
+        if is_to_swap && !self.swapper.is_late() {
+            kept = self.leave_to_swapper(kept.into_iter().collect()).pop();
             if kept.is_none() {
-                verdict = Verdict::Spilling;
+                outcome = EvictOutcome::Swapping;
             }
         }
-        if verdict == Verdict::Evicted {
+        if outcome == EvictOutcome::Evicted {
             memory.counters.add(Counter::PgEvacuate, 1);
         }
         if let Some(folio) = kept
@@ -104,10 +108,10 @@ impl Reclaim {
         {
             memory.lru.put_back(&memory.folios, &mut vec![folio], kind);
         }
-        let has_no_place = matches!(verdict, Verdict::Unwritten | Verdict::Unspilled);
-        if has_no_place && self.move_out(turn, id) {
-            return (Verdict::Moved, pages);
+        let has_no_place = matches!(outcome, EvictOutcome::Unwritten | EvictOutcome::Unswapped);
+        if has_no_place && self.move_out(reclaim_lock, id) {
+            return (EvictOutcome::Moved, pages);
         }
-        (verdict, pages)
+        (outcome, pages)
     }
 }

@@ -41,7 +41,7 @@
 use super::Reclaim;
 use super::demote::Demotion;
 use super::pageout::WriteOut;
-use super::scan::{How, ScanCounts};
+use super::scan::{ScanControl, ScanCounts};
 use super::unmap::{Owners, Unmapping};
 use crate::folio::{Folio, FolioId, FolioRef, TryGet, WriteState};
 use crate::mapping::{Entry, EvictError, PAGE_BYTES, PAGE_SHIFT};
@@ -93,7 +93,7 @@ pub(super) struct Invalidation<'a> {
     may_drain: bool,
     doubtful: Vec<Doubtful>,
     /// Folios of a region that are to be unmapped. They are on their lists, and without a
-    /// reference, until this thread has the turn: whoever has it before sees them.
+    /// reference, until this thread holds the reclaim lock: whoever has it before sees them.
     leaving: Vec<Seen>,
     demotion: Demotion<'a>,
     outcome: Outcome,
@@ -298,11 +298,12 @@ impl<'a> Invalidation<'a> {
         }
         #[cfg(all(test, not(loom)))]
         tests::meanwhile();
-        let turn = self.reclaim.take_turn();
+        let reclaim_lock = self.reclaim.lock();
         let counter = Counter::AdviseEvict;
-        let how = How { second_chance: false, write_out: WriteOut::Nothing, counter };
+        let control = ScanControl { second_chance: false, write_out: WriteOut::Nothing, counter };
         let mut counts = ScanCounts::default();
-        let mut unmapping = Unmapping::new(self.reclaim, Owners::Turn(&turn), how);
+        let mut unmapping =
+            Unmapping::new(self.reclaim, Owners::ReclaimLock(&reclaim_lock), control);
         for seen in std::mem::take(&mut self.leaving) {
             if let Some(folio) = self.isolate(seen) {
                 unmapping.add(folio, &mut counts);
@@ -312,11 +313,11 @@ impl<'a> Invalidation<'a> {
         self.outcome.evicted += counts.reclaimed_pages;
         let remaining = &mut self.outcome.remaining;
         remaining.add(Reason::Referenced, counts.pinned_pages);
-        remaining.add(Reason::Dirty, counts.dirty_pages + counts.unspilled_pages);
+        remaining.add(Reason::Dirty, counts.dirty_pages + counts.unswapped_pages);
         remaining.add(Reason::Locked, counts.busy_pages - counts.dirty_pages);
     }
 
-    /// Takes a folio off its list, with the turn.
+    /// Takes a folio off its list, with the reclaim lock.
     fn isolate(&mut self, seen: Seen) -> Option<FolioRef<'a>> {
         let memory = &self.reclaim.memory;
         match self.inode.mapping.try_get_named(&memory.folios, seen.head, seen.entry) {
@@ -366,7 +367,7 @@ mod tests {
     use std::cell::RefCell;
 
     thread_local! {
-        /// What happens before the turn is taken.
+        /// What happens before the reclaim lock is taken.
         static MEANWHILE: RefCell<Option<Box<dyn FnOnce()>>> = const { RefCell::new(None) };
     }
 

@@ -10,10 +10,10 @@
 //!      |     direct reclaim, one thread at a time:
 //!      |       shrink: scan the inactive tail, ever larger shares of it     scan.rs
 //!      |         folio by folio: busy? used? dirty -> the flusher; evict    pageout.rs
-//!      |           dirty, of a memory file -> the spiller                   spiller.rs
-//!      |         row by row: what lies beside goes too, or moves away       rows.rs, relocate.rs
+//!      |           dirty, of a memory file -> the swapper                   swapper.rs
+//!      |         by extents: what lies beside goes too, or moves away      extents.rs, relocate.rs
 //!      |       freed the wrong sizes? evacuate a chunk                      evacuate.rs
-//!      |       frames now? done, with the turn: nobody else was faster
+//!      |       frames now? done, with the reclaim lock: nobody else was faster
 //!      '--- yes -- freed anything?
 //!                   | no: drain the batches, sweep both lists; still nothing?
 //!                   |     others are in the middle of something: wait a moment, again
@@ -25,37 +25,38 @@
 //!   most [`SWEEPS_MAX`] of them in a row without a success, and a time limit while folios are
 //!   busy, or others take what a round has freed. So an allocation ends: with a frame or with an
 //!   error.
-//! - RECLAIM-2: whoever takes folios off their tables for lack of memory holds `turn`, or, as the
-//!   spiller does, references to the files that were taken with it. (On advice, a handle keeps the
-//!   file: `invalidate.rs`.) A file is freed only after its table is empty, `turn` was taken once
-//!   more, and nobody else has a reference to it: nobody in here looks at it.
-//! - RECLAIM-3: no storage is waited for with `turn`: one device must not stop the files of others.
+//! - RECLAIM-2: whoever takes folios off their tables for lack of memory holds the reclaim lock,
+//!   or, as the swapper does, references to the files that were taken with it. (On advice, a handle
+//!   keeps the file: `invalidate.rs`.) A file is freed only after its table is empty, the reclaim
+//!   lock was taken once more, and nobody else has a reference to it: nobody in here looks at it.
+//! - RECLAIM-3: no storage is waited for with the reclaim lock: one device must not stop the files
+//!   of others.
 //!
 //! # Safety
-//! [`Turn::owner`] follows a folio's owner; the turn keeps that alive.
+//! [`ReclaimLock::owner`] follows a folio's owner; the reclaim lock keeps that alive.
 //!
-//! Lock order: `rebounding`, `turn`, then folio locks (only ever tried), then what `lru` and
-//! `writeback` take.
+//! Lock order: `rebounding`, the reclaim lock, then folio locks (only ever tried), then what `lru`
+//! and `writeback` take.
 #![allow(unsafe_code)]
 
 mod background;
 mod demote;
-mod departed;
-mod departure;
 #[cfg(feature = "ablation")]
 mod drain_policy;
 mod evacuate;
+mod extents;
 mod invalidate;
 mod pageout;
-mod patience;
 mod relocate;
-mod rows;
+mod retry_budget;
 mod scan;
-mod spiller;
+mod swapper;
 mod unmap;
+mod unmap_batch;
+mod unmapped_batch;
 
 pub(crate) use background::Background;
-pub(crate) use spiller::SpillThread;
+pub(crate) use swapper::SwapThread;
 
 use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
@@ -63,12 +64,12 @@ use crate::folio::{FolioId, FolioRef, LockedFolio};
 use crate::frames::{Arena, CHUNK_PAGES, FrameKind};
 use crate::lru::Memory;
 use crate::mapping::{PAGE_BYTES, TABLE_PAGE_BYTES};
-use crate::spill::{STEP_BYTES, Spill};
 use crate::stats::Counter;
+use crate::swap::{GROUP_BYTES, Swap};
 use crate::sync::{Mutex, MutexGuard, Ordering, blocking};
 use crate::writeback::{Flusher, Inode, Services};
 use pageout::WriteOut;
-use patience::{Patience, SWEEP_PAUSE};
+use retry_budget::{RetryBudget, SWEEP_PAUSE};
 use scan::ScanCounts;
 use std::ops::Range;
 use std::sync::Arc;
@@ -99,7 +100,7 @@ const PART_NOT_POPULATED: u64 = 32;
 /// The part of the bound that metadata may have before pages of tables are given back for more:
 /// what they say of pages that left is of use.
 const PART_OF_METADATA: u64 = 8;
-/// The part of the bound that memory files with a spill leave to reads of what is spilled.
+/// The part of the bound that memory files with a swap leave to reads of what is swapped out.
 const PART_FOR_READS: u64 = 8;
 
 /// See the head of the file.
@@ -107,34 +108,35 @@ const PART_FOR_READS: u64 = 8;
 pub(crate) struct Reclaim {
     pub(crate) memory: Arc<Memory>,
     flusher: Arc<Flusher>,
-    spill: Option<Arc<Spill>>,
+    swap: Option<Arc<Swap>>,
     unmap_batch_folios: usize,
     #[cfg(feature = "ablation")]
     drain_policy: crate::config::DrainPolicy,
     wait_max: Duration,
     /// RECLAIM-2.
-    turn: Mutex<()>,
-    /// Rows of frames that wait for the spill; for who has the turn.
-    awaited_rows: rows::AwaitedRows,
+    lock: Mutex<()>,
+    /// Extents of frames that wait for the swap; for the holder of the reclaim lock.
+    awaited_extents: extents::AwaitedExtents,
     /// Held by whoever changes the bound: one failure puts back what it found.
     rebounding: Mutex<()>,
     /// Asks the background thread to work, or to end.
     signal: background::Signal,
-    /// What is on its way to the spill.
-    spiller: spiller::Spiller,
+    /// What is on its way to the swap.
+    swapper: swapper::Swapper,
 }
 
 /// Proof that the caller is the one who reclaims (RECLAIM-2).
 #[derive(Debug)]
-struct Turn<'r> {
+struct ReclaimLock<'r> {
     _guard: MutexGuard<'r, ()>,
 }
 
-impl Turn<'_> {
+impl ReclaimLock<'_> {
     /// The inode a locked folio belongs to; `None` once it has left its table.
     fn owner(&self, locked: &LockedFolio<'_>) -> Option<&Inode> {
-        // SAFETY: an inode is freed only after its table is empty and the turn was taken once more
-        // after that; we have had the turn since before the folio was locked (RECLAIM-2).
+        // SAFETY: an inode is freed only after its table is empty and the reclaim lock was taken
+        // once more after that; we have held the reclaim lock since before the folio was locked
+        // (RECLAIM-2).
         unsafe { Inode::owner(locked) }
     }
 
@@ -142,14 +144,14 @@ impl Turn<'_> {
     /// its table.
     fn keep_owner(&self, isolated: &FolioRef<'_>) -> Option<Arc<Inode>> {
         // SAFETY: as in `owner_of_isolated`: what came off a list was handed over with the lock of
-        // the spiller's line; an inode that was freed before our turn had left this folio.
+        // the swapper's line; an inode that was freed before our reclaim_lock had left this folio.
         unsafe { Inode::owner(isolated.folio()) }?.keep()
     }
 
     /// The file of a folio that was just isolated.
     fn owner_of_isolated(&self, isolated: &FolioRef<'_>) -> Option<&Inode> {
-        // SAFETY: as in `owner`; the folio came off a list, whose lock we took after the turn, and
-        // our reference keeps it from a life with another inode.
+        // SAFETY: as in `owner`; the folio came off a list, whose lock we took after the reclaim
+        // lock, and our reference keeps it from a life with another inode.
         unsafe { Inode::owner(isolated.folio()) }
     }
 
@@ -166,16 +168,16 @@ impl Reclaim {
         Self {
             memory: Arc::clone(&services.memory),
             flusher: Arc::clone(&services.flusher),
-            spill: services.spill.clone(),
+            swap: services.swap.clone(),
             unmap_batch_folios: config.unmap_batch_folios,
             #[cfg(feature = "ablation")]
             drain_policy: config.drain_policy,
             wait_max: Duration::from_millis(config.reclaim_wait_ms_max),
-            turn: Mutex::new(()),
-            awaited_rows: rows::AwaitedRows::default(),
+            lock: Mutex::new(()),
+            awaited_extents: extents::AwaitedExtents::default(),
             rebounding: Mutex::new(()),
             signal: background::Signal::default(),
-            spiller: spiller::Spiller::default(),
+            swapper: swapper::Swapper::default(),
         }
     }
 
@@ -190,24 +192,24 @@ impl Reclaim {
             return (bound_pages / LOW_PART_OF_SINGLES).clamp(ROUND_PAGES, LOW_PAGES_MAX);
         }
         let at_least = LOW_PAGES_MIN.min(bound_pages / 16).max(1);
-        let part = if self.arena().has_loose() { LOW_PART_OF_REGIONS } else { LOW_PART };
+        let part = if self.arena().has_region_pages() { LOW_PART_OF_REGIONS } else { LOW_PART };
         (bound_pages / part).clamp(at_least, LOW_PAGES_MAX)
     }
 
     /// Finds frames for a folio; evicts if it must.
     ///
     /// Blocks while others' I/O has to end first. The folio is free: `Folios::start` it.
-    /// With `may_spill`, it is of a file that has a spill, and may wait for that as for its own.
-    pub(crate) fn allocate(&self, kind: FrameKind, may_spill: bool) -> Result<FolioId> {
+    /// With `may_swap`, it is of a file that has a swap, and may wait for that as for its own.
+    pub(crate) fn allocate(&self, kind: FrameKind, may_swap: bool) -> Result<FolioId> {
         blocking::check("frames");
         let wanted_bytes = kind.pages() * PAGE_BYTES;
-        let (mut since, mut patience) = (None, Patience::new(self, wanted_bytes));
-        patience.may_spill = may_spill;
+        let (mut since, mut retry_budget) = (None, RetryBudget::new(self, wanted_bytes));
+        retry_budget.may_swap = may_swap;
         let mut found = self.take_frames(kind)?;
         while found.is_none() {
             self.memory.soundness.check()?;
             since.get_or_insert_with(Instant::now);
-            found = self.reclaim_for(kind, &mut patience)?;
+            found = self.reclaim_for(kind, &mut retry_budget)?;
         }
         self.replace_frames(kind);
         self.memory.note_stall(since);
@@ -221,16 +223,16 @@ impl Reclaim {
             self.replace_frames(kind);
             return Ok(Some(id));
         }
-        if self.spiller.coming_pages() > 0 {
+        if self.swapper.coming_pages() > 0 {
             // Others wait for those. What is clean would have to go for what is dirty: pages that
             // have just come would make room for the next.
             return Ok(None);
         }
         {
-            let Some(guard) = self.turn.try_lock() else { return Ok(None) };
+            let Some(guard) = self.lock.try_lock() else { return Ok(None) };
             self.memory.counters.add(Counter::DirectReclaim, 1);
-            let turn = Turn { _guard: guard };
-            self.shrink(&turn, ROUND_PAGES.max(kind.pages()), WriteOut::Nothing);
+            let reclaim_lock = ReclaimLock { _guard: guard };
+            self.shrink(&reclaim_lock, ROUND_PAGES.max(kind.pages()), WriteOut::Nothing);
         }
         self.take_frames(kind)
     }
@@ -239,7 +241,7 @@ impl Reclaim {
         let folios = &self.memory.folios;
         let found = match kind {
             FrameKind::Arena { order, near } => self.arena().allocate(order, near, folios),
-            FrameKind::Loose => Ok(self.arena().allocate_loose(folios)),
+            FrameKind::Region => Ok(self.arena().allocate_region_page(folios)),
         };
         found.map_err(frames_refused)
     }
@@ -254,11 +256,11 @@ impl Reclaim {
     /// there pays for itself, 5 us in 32 misses: the background thread would run where it is woken,
     /// on the reader's processor, 0.1 ms in 500, and then the two would want the same locks (0.009
     /// of 0.072 system calls a miss of `read_many`). The thread is for what takes more: room in
-    /// order, for folios with neighbours, and pages that are to be spilled, where it is wrong to
-    /// pick those that are clean, because rows are freed by many that go together.
+    /// order, for folios with neighbours, and pages that are to be swapped out, where it is wrong
+    /// to pick those that are clean, because extents are freed by many that go together.
     fn replace_frames(&self, kind: FrameKind) {
         let (arena, low_pages) = (self.arena(), self.low_pages());
-        let takes_more = self.spill.is_some() || arena.has_loose() || arena.wants_chunk();
+        let takes_more = self.swap.is_some() || arena.has_region_pages() || arena.wants_chunk();
         if takes_more || self.is_short_of(low_pages / 4 * 3) {
             return self.wake_if_low();
         }
@@ -266,9 +268,9 @@ impl Reclaim {
         if !is_scattered || !self.is_short_of(low_pages) || self.is_at_work() {
             return;
         }
-        // Whoever has the turn does the same.
-        let Some(guard) = self.turn.try_lock() else { return };
-        if self.shrink_a_little(&Turn { _guard: guard }).reclaimed_pages == 0 {
+        // The holder of the reclaim lock does the same.
+        let Some(guard) = self.lock.try_lock() else { return };
+        if self.shrink_a_little(&ReclaimLock { _guard: guard }).reclaimed_pages == 0 {
             self.wake_if_low();
         }
     }
@@ -293,49 +295,49 @@ impl Reclaim {
 
     /// Charges metadata; evicts if it must.
     pub(crate) fn charge(&self, bytes: u64) -> Result<()> {
-        let mut patience = Patience::new(self, PAGE_BYTES);
+        let mut retry_budget = RetryBudget::new(self, PAGE_BYTES);
         while !self.arena().charge(bytes) {
-            self.make_room_for_metadata(&mut patience)?;
+            self.make_room_for_metadata(&mut retry_budget)?;
         }
         Ok(())
     }
 
     /// Charges the table page of `index` before it is touched; evicts if it must.
     pub(crate) fn charge_table(&self, inode: &Arc<Inode>, index: u64) -> Result<()> {
-        let mut patience = Patience::new(self, PAGE_BYTES);
+        let mut retry_budget = RetryBudget::new(self, PAGE_BYTES);
         while !self.try_charge_table(inode, index) {
-            self.make_room_for_metadata(&mut patience)?;
+            self.make_room_for_metadata(&mut retry_budget)?;
         }
         Ok(())
     }
 
     /// Charges what the slots of a folio more of a memory file cost, before it is made, so that to
-    /// spill a page takes no memory; evicts if it must. Refuses pages for which, with the
-    /// spill full, only memory would be left that reads of spilled ones need.
-    pub(crate) fn charge_slots(&self, spill: &Spill, kind: FrameKind) -> Result<()> {
+    /// swap a page takes no memory; evicts if it must. Refuses pages for which, with the
+    /// swap full, only memory would be left that reads of swapped out ones need.
+    pub(crate) fn charge_slots(&self, swap: &Swap, kind: FrameKind) -> Result<()> {
         let pages = kind.pages();
         let bound_pages = self.arena().bound_pages();
         let memory_pages = bound_pages - bound_pages / PART_FOR_READS;
-        if spill.pages() + pages > u64::from(spill.capacity_slots_max()) + memory_pages {
-            let unwritten_pages = self.memory.unspilled_pages.load(Ordering::Relaxed);
+        if swap.pages() + pages > u64::from(swap.capacity_slots_max()) + memory_pages {
+            let unwritten_pages = self.memory.unswapped_pages.load(Ordering::Relaxed);
             let counts = ScanCounts { unwritten_pages, ..ScanCounts::default() };
             return Err(self.full(counts, pages * PAGE_BYTES));
         }
         self.leave_room_for_reads(kind)?;
-        let mut patience = Patience::new(self, PAGE_BYTES);
-        while spill.is_short_for(pages) {
-            if !self.arena().charge(STEP_BYTES) {
-                self.make_room_for_metadata(&mut patience)?;
-            } else if !spill.grow() {
-                self.arena().uncharge(STEP_BYTES);
+        let mut retry_budget = RetryBudget::new(self, PAGE_BYTES);
+        while swap.is_short_for(pages) {
+            if !self.arena().charge(GROUP_BYTES) {
+                self.make_room_for_metadata(&mut retry_budget)?;
+            } else if !swap.grow() {
+                self.arena().uncharge(GROUP_BYTES);
             }
         }
         Ok(())
     }
 
-    /// New pages of a memory file leave a few frames free for reads of what is spilled, and what
-    /// such a read brings is clean and can go for the next. So those pages can be read whatever the
-    /// reason is why no more can be spilled: a device that is full, or fails.
+    /// New pages of a memory file leave a few frames free for reads of what is swapped out, and
+    /// what such a read brings is clean and can go for the next. So those pages can be read
+    /// whatever the reason is why no more can be swapped out: a device that is full, or fails.
     ///
     /// (Who then writes to what was read makes its slot free, and that has storage for another.)
     fn leave_room_for_reads(&self, kind: FrameKind) -> Result<()> {
@@ -343,36 +345,37 @@ impl Reclaim {
         let kept_pages =
             (self.low_pages() / 2).max(pages).min(arena.bound_pages() / PART_FOR_READS);
         let kept_pages = kept_pages / pages * pages;
-        let (mut since, mut patience) = (None, Patience::new(self, pages * PAGE_BYTES));
-        patience.may_spill = true;
+        let (mut since, mut retry_budget) = (None, RetryBudget::new(self, pages * PAGE_BYTES));
+        retry_budget.may_swap = true;
         while !arena.has_room_for(kind, kept_pages + pages) {
             since.get_or_insert_with(Instant::now);
-            let counts = self.free_a_round(kind, &patience);
-            let counts = patience.note_round(counts, pages);
-            self.decide(counts, &mut patience)?;
+            let counts = self.free_a_round(kind, &retry_budget);
+            let counts = retry_budget.note_round(counts, pages);
+            self.decide(counts, &mut retry_budget)?;
         }
         self.memory.note_stall(since);
         Ok(())
     }
 
     /// Evicts what is wanted first, or else anything.
-    fn free_a_round(&self, kind: FrameKind, patience: &Patience) -> ScanCounts {
-        let turn = self.take_turn();
+    fn free_a_round(&self, kind: FrameKind, retry_budget: &RetryBudget) -> ScanCounts {
+        let reclaim_lock = self.lock();
         self.memory.counters.add(Counter::DirectReclaim, 1);
-        let counts = self.shrink(&turn, ROUND_PAGES.max(kind.pages()), WriteOut::MemoryFiles);
-        let is_over = counts.reclaimed_pages > 0 || self.awaits_spiller(patience);
-        if is_over { counts } else { self.sweep(&turn) }
+        let counts =
+            self.shrink(&reclaim_lock, ROUND_PAGES.max(kind.pages()), WriteOut::MemoryFiles);
+        let is_over = counts.reclaimed_pages > 0 || self.awaits_swapper(retry_budget);
+        if is_over { counts } else { self.sweep(&reclaim_lock) }
     }
 
-    fn make_room_for_metadata(&self, patience: &mut Patience) -> Result<()> {
+    fn make_room_for_metadata(&self, retry_budget: &mut RetryBudget) -> Result<()> {
         blocking::check("room for metadata");
         let usage = self.arena().usage();
         let metadata_bytes = usage.used_bytes - usage.frame_bytes;
         if metadata_bytes > usage.bound_bytes / PART_OF_METADATA && self.give_tables_back() {
             return Ok(());
         }
-        let counts = self.give_memory_back(1, patience);
-        self.decide(counts, patience)
+        let counts = self.give_memory_back(1, retry_budget);
+        self.decide(counts, retry_budget)
     }
 
     /// Sets the bound, giving memory back first if it shrinks. On failure the old bound stands.
@@ -380,11 +383,11 @@ impl Reclaim {
         let _guard = self.rebounding.lock();
         let before_bytes = self.arena().usage().bound_bytes;
         self.arena().set_bound(bound_bytes);
-        let mut patience = Patience::new(self, PAGE_BYTES);
+        let mut retry_budget = RetryBudget::new(self, PAGE_BYTES);
         while self.arena().excess_bytes() > 0 {
             let excess_pages = self.arena().excess_bytes() / PAGE_BYTES;
-            let counts = self.give_memory_back(excess_pages + 1, &patience);
-            if let Err(error) = self.decide(counts, &mut patience) {
+            let counts = self.give_memory_back(excess_pages + 1, &retry_budget);
+            if let Err(error) = self.decide(counts, &mut retry_budget) {
                 self.arena().set_bound(before_bytes);
                 return Err(error);
             }
@@ -398,42 +401,46 @@ impl Reclaim {
         self.flusher.write_soon(inode, range);
     }
 
-    fn take_turn(&self) -> Turn<'_> {
-        blocking::check("the turn to reclaim");
-        Turn { _guard: self.turn.lock() }
+    fn lock(&self) -> ReclaimLock<'_> {
+        blocking::check("the reclaim lock to reclaim");
+        ReclaimLock { _guard: self.lock.lock() }
     }
 
     /// Waits until nobody is in the middle of reclaiming (RECLAIM-2).
     pub(crate) fn wait_for_turn(&self) {
-        drop(self.take_turn());
+        drop(self.lock());
     }
 
     /// One round for an allocation that found nothing: frames, if it made some; an error when there
     /// is no hope. Only an allocation tells whether there are frames, so it is tried whenever that
-    /// matters, with the turn: what a round has freed is its own first.
-    fn reclaim_for(&self, kind: FrameKind, patience: &mut Patience) -> Result<Option<FolioId>> {
+    /// matters, with the reclaim lock: what a round has freed is its own first.
+    fn reclaim_for(
+        &self,
+        kind: FrameKind,
+        retry_budget: &mut RetryBudget,
+    ) -> Result<Option<FolioId>> {
         let counts = {
-            let turn = self.take_turn();
-            // Somebody may have freed enough while we waited for our turn.
+            let reclaim_lock = self.lock();
+            // Somebody may have freed enough while we waited for the reclaim lock.
             let found = self.take_frames(kind)?;
             if found.is_some() {
                 return Ok(found);
             }
             self.memory.counters.add(Counter::DirectReclaim, 1);
             let mut counts =
-                self.shrink(&turn, ROUND_PAGES.max(kind.pages()), WriteOut::MemoryFiles);
+                self.shrink(&reclaim_lock, ROUND_PAGES.max(kind.pages()), WriteOut::MemoryFiles);
             if counts.reclaimed_pages > 0 {
                 let found = self.take_frames(kind)?;
                 if found.is_some() {
                     return Ok(found);
                 }
                 // What went was of other sizes: empty a chunk of those.
-                counts.add(&self.evacuate_for(&turn, kind));
-            } else if !self.awaits_spiller(patience) {
-                counts = self.sweep(&turn);
+                counts.add(&self.evacuate_for(&reclaim_lock, kind));
+            } else if !self.awaits_swapper(retry_budget) {
+                counts = self.sweep(&reclaim_lock);
                 // What stays in the chunk has been counted by the sweep already, but for folios
                 // that somebody is just making: those are on no list yet.
-                let evacuated = self.evacuate_for(&turn, kind);
+                let evacuated = self.evacuate_for(&reclaim_lock, kind);
                 counts.reclaimed_pages += evacuated.reclaimed_pages;
                 counts.busy_pages = counts.busy_pages.max(evacuated.busy_pages);
             }
@@ -446,8 +453,8 @@ impl Reclaim {
             }
             counts
         };
-        let counts = patience.note_round(counts, kind.pages());
-        self.decide(counts, patience).map(|()| None)
+        let counts = retry_budget.note_round(counts, kind.pages());
+        self.decide(counts, retry_budget).map(|()| None)
     }
 
     /// Gives back pages of tables that name nothing any more; whether there were any.
@@ -459,18 +466,18 @@ impl Reclaim {
 
     /// Gives a chunk back to the kernel or, where pins keep each of them in use, free frames: as
     /// many as `pages_max`, if there are so many.
-    fn give_memory_back(&self, pages_max: u64, patience: &Patience) -> ScanCounts {
-        let turn = self.take_turn();
-        let evacuated = self.evacuate_to_release(&turn);
+    fn give_memory_back(&self, pages_max: u64, retry_budget: &RetryBudget) -> ScanCounts {
+        let reclaim_lock = self.lock();
+        let evacuated = self.evacuate_to_release(&reclaim_lock);
         if evacuated.reclaimed_pages > 0 {
             return evacuated;
         }
         let used_bytes = self.arena().usage().used_bytes;
         let mut counts = ScanCounts::default();
         if self.arena().usage().free_pages == 0 {
-            counts = self.shrink(&turn, ROUND_PAGES, WriteOut::MemoryFiles);
-            if counts.reclaimed_pages == 0 && !self.awaits_spiller(patience) {
-                counts = self.sweep(&turn);
+            counts = self.shrink(&reclaim_lock, ROUND_PAGES, WriteOut::MemoryFiles);
+            if counts.reclaimed_pages == 0 && !self.awaits_swapper(retry_budget) {
+                counts = self.sweep(&reclaim_lock);
             }
         }
         let mut left_pages = pages_max;
@@ -482,8 +489,8 @@ impl Reclaim {
             left_pages -= u64::from(retired);
         }
         // Pages of regions have been given back as they went.
-        let loose = used_bytes.saturating_sub(self.arena().usage().used_bytes) / PAGE_BYTES;
-        counts.reclaimed_pages = loose.max(pages_max - left_pages);
+        let freed_pages = used_bytes.saturating_sub(self.arena().usage().used_bytes) / PAGE_BYTES;
+        counts.reclaimed_pages = freed_pages.max(pages_max - left_pages);
         if counts.reclaimed_pages == 0 && self.give_tables_back() {
             counts.reclaimed_pages = 1;
         }
@@ -498,7 +505,7 @@ impl Reclaim {
             bound_bytes: usage.bound_bytes,
             pinned_bytes: counts.pinned_pages * PAGE_BYTES,
             unwritten_bytes: counts.unwritten_pages * PAGE_BYTES,
-            unspillable_bytes: self.unspillable_pages() * PAGE_BYTES,
+            unswappable_bytes: self.unswappable_pages() * PAGE_BYTES,
             busy_bytes: counts.busy_pages * PAGE_BYTES,
             metadata_bytes: usage.used_bytes - usage.frame_bytes,
             wanted_bytes,
@@ -510,41 +517,41 @@ impl Reclaim {
     }
 
     /// Pages of memory files that have nowhere to go.
-    fn unspillable_pages(&self) -> u64 {
+    fn unswappable_pages(&self) -> u64 {
         self.memory.lru.unlisted_pages()
     }
 
     /// After a round: go on, wait a moment, or give up.
-    fn decide(&self, mut counts: ScanCounts, patience: &mut Patience) -> Result<()> {
+    fn decide(&self, mut counts: ScanCounts, retry_budget: &mut RetryBudget) -> Result<()> {
         if counts.reclaimed_pages > 0 {
-            patience.note_progress();
-            patience.ended = self.flusher.ended();
+            retry_budget.note_progress();
+            retry_budget.ended = self.flusher.ended();
             return Ok(());
         }
-        patience.futile_sweeps += 1;
-        if patience.may_spill {
-            self.help_spiller();
+        retry_budget.futile_sweeps += 1;
+        if retry_budget.may_swap {
+            self.help_swapper();
         }
-        counts.busy_pages += counts.spilling_pages;
+        counts.busy_pages += counts.swapping_pages;
         // As many rounds as there may be sweeps: what one cannot write another may.
-        if self.spiller.has_trouble_after(patience.spill_rounds + u64::from(SWEEPS_MAX)) {
-            counts.unwritten_pages += counts.unspilled_pages + self.spiller.pages();
+        if self.swapper.has_trouble_after(retry_budget.swap_rounds + u64::from(SWEEPS_MAX)) {
+            counts.unwritten_pages += counts.unswapped_pages + self.swapper.pages();
         } else {
-            // What is to be spilled is, or will be, on its way.
-            counts.busy_pages += counts.unspilled_pages + self.spiller.pages();
+            // What is to be swapped out is, or will be, on its way.
+            counts.busy_pages += counts.unswapped_pages + self.swapper.pages();
         }
-        let hopeless = counts.busy_pages == 0 && patience.futile_sweeps >= SWEEPS_MAX;
-        if hopeless || patience.is_over() {
-            return Err(self.full(counts, patience.wanted_bytes));
+        let hopeless = counts.busy_pages == 0 && retry_budget.futile_sweeps >= SWEEPS_MAX;
+        if hopeless || retry_budget.is_over() {
+            return Err(self.full(counts, retry_budget.wanted_bytes));
         }
         self.memory.counters.add(Counter::AllocationWait, 1);
         if counts.busy_pages > 0 {
             // What was left to the flusher may be clean before that; nobody waits for one device.
-            self.flusher.wait_for_progress(patience.ended, SWEEP_PAUSE);
+            self.flusher.wait_for_progress(retry_budget.ended, SWEEP_PAUSE);
         } else {
-            std::thread::sleep(patience.sweep_pause());
+            std::thread::sleep(retry_budget.sweep_pause());
         }
-        patience.ended = self.flusher.ended();
+        retry_budget.ended = self.flusher.ended();
         Ok(())
     }
 }

@@ -1,7 +1,7 @@
 //! What becomes of isolated folios: kept, left to others to be written out, evicted. The steps, in
 //! order. Nothing here waits for storage.
 
-use super::{Reclaim, Turn};
+use super::{Reclaim, ReclaimLock};
 use crate::folio::{Flag, FolioRef, LockedFolio};
 use crate::lru::Shadow;
 use crate::mapping::{EvictError, PAGE_BYTES};
@@ -12,15 +12,15 @@ use crate::writeback::Inode;
 /// left to the flusher, which is told: a device may take for ever, and nobody else is to wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WriteOut {
-    /// They stay: the caller cannot wait for what is spilled.
+    /// They stay: the caller cannot wait for what is swapped out.
     Nothing,
-    /// They are left to the spiller.
+    /// They are left to the swapper.
     MemoryFiles,
 }
 
 /// Why a folio stays, or that it went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(super) enum EvictOutcome {
     /// Gone; its frame is free.
     Evicted,
     /// Locked, or under I/O: somebody is in the middle of something.
@@ -29,10 +29,10 @@ pub(super) enum Verdict {
     Activate,
     /// To be written out first, by the flusher, which has been told.
     Dirty,
-    /// Of a memory file, and to be spilled first.
-    Unspilled,
-    /// Of a memory file, and on its way to the spill.
-    Spilling,
+    /// Of a memory file, and to be swapped out first.
+    Unswapped,
+    /// Of a memory file, and on its way to the swap.
+    Swapping,
     /// Dirty, and its write-out failed.
     Unwritten,
     /// Others hold references.
@@ -41,7 +41,7 @@ pub(super) enum Verdict {
     Moved,
 }
 
-impl Verdict {
+impl EvictOutcome {
     /// Of a dirty folio of a file with a backing, which is left to the flusher: it is told.
     pub(super) fn of_left_to_flusher(inode: &Inode) -> Self {
         if inode.clean_soon() { Self::Dirty } else { Self::Unwritten }
@@ -54,34 +54,37 @@ impl Reclaim {
     /// With `second_chance`, one that was used lately stays. A dirty one stays, too.
     pub(super) fn evict_or_keep<'a>(
         &self,
-        turn: &Turn<'_>,
+        reclaim_lock: &ReclaimLock<'_>,
         folio: FolioRef<'a>,
         second_chance: bool,
-    ) -> (Verdict, Option<FolioRef<'a>>) {
-        let Some(locked) = folio.try_lock() else { return (Verdict::Busy, Some(folio)) };
-        let Some(inode) = turn.owner(&locked) else {
+    ) -> (EvictOutcome, Option<FolioRef<'a>>) {
+        let Some(locked) = folio.try_lock() else { return (EvictOutcome::Busy, Some(folio)) };
+        let Some(inode) = reclaim_lock.owner(&locked) else {
             // Truncated: whoever still holds it frees it with the last put.
-            return (Verdict::Pinned, Some(folio));
+            return (EvictOutcome::Pinned, Some(folio));
         };
         if locked.flags.write_state().is_writing() {
-            let is_spilled = inode.is_memory_file();
-            return (if is_spilled { Verdict::Spilling } else { Verdict::Busy }, Some(folio));
+            let is_swapped_out = inode.is_memory_file();
+            return (
+                if is_swapped_out { EvictOutcome::Swapping } else { EvictOutcome::Busy },
+                Some(folio),
+            );
         }
         if second_chance && inode.mapping.test_and_clear_referenced(&locked) {
-            return (Verdict::Activate, Some(folio));
+            return (EvictOutcome::Activate, Some(folio));
         }
         // Before the references: whoever is about to write it out holds one, too.
         if locked.flags.write_state().is_dirty() {
-            let verdict = match (inode.is_memory_file(), inode.is_evictable()) {
-                (false, _) => Verdict::of_left_to_flusher(inode),
-                (true, true) => Verdict::Unspilled,
-                (true, false) => Verdict::Unwritten,
+            let outcome = match (inode.is_memory_file(), inode.is_evictable()) {
+                (false, _) => EvictOutcome::of_left_to_flusher(inode),
+                (true, true) => EvictOutcome::Unswapped,
+                (true, false) => EvictOutcome::Unwritten,
             };
-            return (verdict, Some(folio));
+            return (outcome, Some(folio));
         }
         if is_pinned(&folio) {
             self.memory.counters.add(Counter::PgPinned, 1);
-            return (Verdict::Pinned, Some(folio));
+            return (EvictOutcome::Pinned, Some(folio));
         }
         self.evict(inode, folio, locked)
     }
@@ -89,19 +92,19 @@ impl Reclaim {
     /// As [`Self::evict_or_keep`], but asks the flusher for this one, if it is dirty.
     pub(super) fn pageout_one<'a>(
         &self,
-        turn: &Turn<'_>,
+        reclaim_lock: &ReclaimLock<'_>,
         folio: FolioRef<'a>,
-    ) -> (Verdict, Option<FolioRef<'a>>) {
-        let (verdict, folio) = self.evict_or_keep(turn, folio, false);
-        if verdict == Verdict::Dirty {
-            folio.iter().for_each(|folio| self.write_soon_one(turn, folio));
+    ) -> (EvictOutcome, Option<FolioRef<'a>>) {
+        let (outcome, folio) = self.evict_or_keep(reclaim_lock, folio, false);
+        if outcome == EvictOutcome::Dirty {
+            folio.iter().for_each(|folio| self.write_soon_one(reclaim_lock, folio));
         }
-        (verdict, folio)
+        (outcome, folio)
     }
 
-    fn write_soon_one(&self, turn: &Turn<'_>, folio: &FolioRef<'_>) {
+    fn write_soon_one(&self, reclaim_lock: &ReclaimLock<'_>, folio: &FolioRef<'_>) {
         let Some(locked) = folio.try_lock() else { return };
-        let Some(inode) = turn.owner(&locked) else { return };
+        let Some(inode) = reclaim_lock.owner(&locked) else { return };
         let start = locked.index() * PAGE_BYTES;
         self.flusher.write_soon(inode, start..start + locked.pages() * PAGE_BYTES);
     }
@@ -124,20 +127,20 @@ impl Reclaim {
         inode: &Inode,
         folio: FolioRef<'a>,
         locked: LockedFolio<'_>,
-    ) -> (Verdict, Option<FolioRef<'a>>) {
+    ) -> (EvictOutcome, Option<FolioRef<'a>>) {
         match inode.evict(folio, &locked, self.shadow_of(&locked)) {
             Ok(frozen) => {
                 self.note_eviction(&locked, Counter::PgSteal);
                 // E5: the next life of the frame must not find it locked.
                 drop(locked);
                 frozen.free();
-                (Verdict::Evicted, None)
+                (EvictOutcome::Evicted, None)
             }
             Err(EvictError::Referenced(folio)) => {
                 self.memory.counters.add(Counter::PgPinned, 1);
-                (Verdict::Pinned, Some(folio))
+                (EvictOutcome::Pinned, Some(folio))
             }
-            Err(EvictError::Dirty(folio)) => (Verdict::Busy, Some(folio)),
+            Err(EvictError::Dirty(folio)) => (EvictOutcome::Busy, Some(folio)),
         }
     }
 }

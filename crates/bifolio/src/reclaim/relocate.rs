@@ -1,11 +1,11 @@
-//! Moving a folio to other frames, so that a row of frames becomes free (`rows.rs`).
+//! Moving a folio to other frames, so that an extent of frames becomes free (`extents.rs`).
 //!
 //! It costs a copy of a small folio. Nobody waits for more than that: readers without references
 //! try again, lookups meet a frozen folio. Whoever holds a reference keeps the folio where it is.
 //! A dirty folio is not moved (WRITEBACK-1), unless it is one of a memory file, for which nobody
 //! looks by the dirty list, and which has nowhere to go: so that its chunk can be emptied.
 
-use super::{Reclaim, Turn};
+use super::{Reclaim, ReclaimLock};
 use crate::folio::{Flag, FolioId, FolioRef, LockedFolio, WriteState};
 use crate::mapping::Part;
 use crate::stats::Counter;
@@ -13,30 +13,30 @@ use crate::sync::Ordering;
 use crate::writeback::Inode;
 
 impl Reclaim {
-    /// Moves a folio to an odd slot in another row; on its lists it keeps its place. Tells whether
-    /// that worked: not if it is in use right now, dirty or being written, if it lies beside its
-    /// neighbours of the file, or if there is no odd slot.
-    pub(super) fn move_away(&self, turn: &Turn<'_>, id: FolioId) -> bool {
+    /// Moves a folio to a partial slot in another extent; on its lists it keeps its place. Tells
+    /// whether that worked: not if it is in use right now, dirty or being written, if it lies
+    /// beside its neighbours of the file, or if there is no partial slot.
+    pub(super) fn migrate(&self, reclaim_lock: &ReclaimLock<'_>, id: FolioId) -> bool {
         let Ok(folio) = self.memory.folios.try_get(id) else { return false };
         let Some(locked) = folio.try_lock() else { return false };
-        let Some(inode) = turn.owner(&locked) else { return false };
+        let Some(inode) = reclaim_lock.owner(&locked) else { return false };
         let is_movable = locked.flags.get(Flag::Uptodate)
             && locked.flags.write_state() == WriteState::Clean
-            && !stands_in_row(inode, &locked, id);
+            && !stands_in_extent(inode, &locked, id);
         if !is_movable {
             return false;
         }
-        let Some(target) = self.arena().allocate_odd(locked.order(), id) else { return false };
+        let Some(target) = self.arena().allocate_partial(locked.order(), id) else { return false };
         self.relocate(inode, folio, locked, target)
     }
 
     /// Moves a dirty folio of a memory file out of a chunk that is being emptied, to a free slot of
     /// another one. Tells whether that worked: not if it is in use right now or being written, or
     /// if there is no such slot.
-    pub(super) fn move_out(&self, turn: &Turn<'_>, id: FolioId) -> bool {
+    pub(super) fn move_out(&self, reclaim_lock: &ReclaimLock<'_>, id: FolioId) -> bool {
         let Ok(folio) = self.memory.folios.try_get(id) else { return false };
         let Some(locked) = folio.try_lock() else { return false };
-        let Some(inode) = turn.owner(&locked) else { return false };
+        let Some(inode) = reclaim_lock.owner(&locked) else { return false };
         let is_movable = inode.is_memory_file()
             && locked.flags.get(Flag::Uptodate)
             && locked.flags.write_state() == WriteState::Dirty;
@@ -77,7 +77,7 @@ impl Reclaim {
 }
 
 /// Whether a neighbour in the file is its neighbour in memory: then the two had better stay so.
-fn stands_in_row(inode: &Inode, locked: &LockedFolio<'_>, id: FolioId) -> bool {
+fn stands_in_extent(inode: &Inode, locked: &LockedFolio<'_>, id: FolioId) -> bool {
     let table = inode.mapping.table();
     let stands_at = |index: u64, frame: Option<u32>| {
         let entry = table.load(index, Ordering::Relaxed);

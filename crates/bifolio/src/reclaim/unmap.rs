@@ -65,15 +65,16 @@
 //! came, a flush is due for some hundreds of them. An unmapping costs the other CPUs an interrupt,
 //! and one more for each first store to a protected page that meets it on its way.
 //!
-//! The steps from B3 to B7 are in `departure.rs`. Whoever reclaims, with the turn, takes what is
-//! clean; what is to be written out is the spiller's (`spiller.rs`), who does that without the
-//! turn. While some folios are written out (B9), it unmaps the next (`departed.rs`).
+//! The steps from B3 to B7 are in `unmap_batch.rs`. Whoever reclaims, with the reclaim lock, takes
+//! what is clean; what is to be written out is the swapper's (`swapper.rs`), who does that without
+//! the reclaim_lock. While some folios are written out (B9), it unmaps the next
+//! (`unmapped_batch.rs`).
 
-use super::departed::{Departed, Left};
-use super::departure::{Departure, Fate, Leaver};
-use super::pageout::{Verdict, WriteOut, is_pinned};
-use super::scan::{How, ScanCounts};
-use super::{Reclaim, Turn};
+use super::pageout::{EvictOutcome, WriteOut, is_pinned};
+use super::scan::{ScanControl, ScanCounts};
+use super::unmap_batch::{UnmapBatch, Victim, VictimState};
+use super::unmapped_batch::{Unmapped, UnmappedBatch};
+use super::{Reclaim, ReclaimLock};
 use crate::folio::{Flag, FolioRef, Frozen, LockedFolio};
 use crate::frames::Region;
 use crate::lru::ListKind;
@@ -91,28 +92,35 @@ const IN_ROWS_MAX: usize = 256;
 pub(super) struct Unmapping<'t> {
     reclaim: &'t Reclaim,
     owners: Owners<'t>,
-    how: How,
+    control: ScanControl,
     /// Isolated, and nothing else.
     waiting: Vec<FolioRef<'t>>,
     /// How those lie.
     rows: Rows,
     /// Unmapped, and to be written out.
-    departed: Option<Departed<'t>>,
+    unmapped_batch: Option<UnmappedBatch<'t>>,
 }
 
 impl<'t> Unmapping<'t> {
-    pub(super) fn new(reclaim: &'t Reclaim, owners: Owners<'t>, how: How) -> Self {
-        Self { reclaim, owners, how, waiting: Vec::new(), rows: Rows::default(), departed: None }
+    pub(super) fn new(reclaim: &'t Reclaim, owners: Owners<'t>, control: ScanControl) -> Self {
+        Self {
+            reclaim,
+            owners,
+            control,
+            waiting: Vec::new(),
+            rows: Rows::default(),
+            unmapped_batch: None,
+        }
     }
 
-    /// Whether the folios may be written out: whoever has the turn waits for no storage.
+    /// Whether the folios may be written out: the holder of the reclaim lock waits for no storage.
     fn may_write(&self) -> bool {
-        matches!(self.owners, Owners::Kept(_)) && self.how.write_out == WriteOut::MemoryFiles
+        matches!(self.owners, Owners::Kept(_)) && self.control.write_out == WriteOut::MemoryFiles
     }
 
-    /// Whether a dirty folio of the file is for the spiller to take.
-    fn is_left_to_spiller(&self, inode: &Inode) -> bool {
-        inode.spill().is_some() && !self.may_write()
+    /// Whether a dirty folio of the file is for the swapper to take.
+    fn is_left_to_swapper(&self, inode: &Inode) -> bool {
+        inode.swap().is_some() && !self.may_write()
     }
 
     /// How many folios may wait, where they lie in rows.
@@ -140,20 +148,20 @@ impl<'t> Unmapping<'t> {
     /// Everything that waits, for a batch or for a transfer, has gone or is back on a list then.
     pub(super) fn finish(mut self, counts: &mut ScanCounts) {
         self.unmap_waiting(counts);
-        self.end_departed(counts);
+        self.end_unmapped(counts);
     }
 
     /// What stays goes back to where it came from, or to the active list.
-    pub(super) fn keep(&self, folio: FolioRef<'t>, verdict: Verdict, counts: &mut ScanCounts) {
-        counts.note(verdict, folio.folio().pages());
+    pub(super) fn keep(&self, folio: FolioRef<'t>, outcome: EvictOutcome, counts: &mut ScanCounts) {
+        counts.note(outcome, folio.folio().pages());
         let memory = &self.reclaim.memory;
-        let kind = match verdict {
-            Verdict::Activate => ListKind::Active,
+        let kind = match outcome {
+            EvictOutcome::Activate => ListKind::Active,
             _ => ListKind::Inactive,
         };
-        match verdict {
-            Verdict::Activate => memory.counters.add(Counter::PgActivate, 1),
-            Verdict::Pinned => memory.counters.add(Counter::PgPinned, 1),
+        match outcome {
+            EvictOutcome::Activate => memory.counters.add(Counter::PgActivate, 1),
+            EvictOutcome::Pinned => memory.counters.add(Counter::PgPinned, 1),
             _ => {}
         }
         memory.lru.put_back(&memory.folios, &mut vec![folio], kind);
@@ -165,7 +173,7 @@ impl<'t> Unmapping<'t> {
         for folio in std::mem::take(&mut self.waiting) {
             match self.look_again(&folio) {
                 Ok((inode, lock)) => locked.push((inode, lock, folio)),
-                Err(verdict) => self.keep(folio, verdict, counts),
+                Err(outcome) => self.keep(folio, outcome, counts),
             }
         }
         locked.sort_unstable_by_key(|(inode, lock, _)| (inode.address(), lock.index()));
@@ -195,7 +203,7 @@ impl<'t> Unmapping<'t> {
                 Ok(folio) => frozen.push((lock, folio)),
                 Err(folio) => {
                     drop(lock);
-                    self.keep(folio, Verdict::Pinned, counts);
+                    self.keep(folio, EvictOutcome::Pinned, counts);
                 }
             }
         }
@@ -206,32 +214,35 @@ impl<'t> Unmapping<'t> {
     fn look_again(
         &self,
         folio: &FolioRef<'t>,
-    ) -> std::result::Result<(&'t Inode, LockedFolio<'t>), Verdict> {
-        let lock = folio.try_lock().ok_or(Verdict::Busy)?;
+    ) -> std::result::Result<(&'t Inode, LockedFolio<'t>), EvictOutcome> {
+        let lock = folio.try_lock().ok_or(EvictOutcome::Busy)?;
         // Truncated: whoever still holds it frees it with the last put.
-        let inode = self.owners.owner(&lock).ok_or(Verdict::Pinned)?;
+        let inode = self.owners.owner(&lock).ok_or(EvictOutcome::Pinned)?;
         debug_assert!(!lock.flags.get(Flag::OnLru), "isolated folios are on no list (LRU-1)");
         if lock.flags.write_state().is_writing() {
-            return Err(Verdict::Busy);
+            return Err(EvictOutcome::Busy);
         }
-        if self.how.second_chance && inode.mapping.test_and_clear_referenced(&lock) {
-            return Err(Verdict::Activate);
+        if self.control.second_chance && inode.mapping.test_and_clear_referenced(&lock) {
+            return Err(EvictOutcome::Activate);
         }
         let Some(region) = inode.frames.region() else {
-            unreachable!("a loose folio is a region's")
+            unreachable!("a region page is a region's")
         };
         if is_pinned(folio) && lock.flags.write_state().is_dirty() {
             // Whoever is about to write it out holds a reference, too; and it must be told.
             let is_kept = inode.is_memory_file() || region.is_kept(lock.index());
-            let verdict =
-                if is_kept { Verdict::Pinned } else { Verdict::of_left_to_flusher(inode) };
-            return Err(verdict);
+            let outcome = if is_kept {
+                EvictOutcome::Pinned
+            } else {
+                EvictOutcome::of_left_to_flusher(inode)
+            };
+            return Err(outcome);
         }
-        if lock.flags.write_state().is_dirty() && self.is_left_to_spiller(inode) {
-            return Err(Verdict::Unspilled);
+        if lock.flags.write_state().is_dirty() && self.is_left_to_swapper(inode) {
+            return Err(EvictOutcome::Unswapped);
         }
         if is_pinned(folio) || region.is_held(lock.index()) {
-            return Err(Verdict::Pinned);
+            return Err(EvictOutcome::Pinned);
         }
         Ok((inode, lock))
     }
@@ -245,7 +256,7 @@ impl<'t> Unmapping<'t> {
         counts: &mut ScanCounts,
     ) {
         let Some(region) = inode.frames.region() else {
-            unreachable!("a loose folio is a region's")
+            unreachable!("a region page is a region's")
         };
         // Others are written out by the flusher.
         let may_write = self.may_write() && inode.is_memory_file();
@@ -258,19 +269,21 @@ impl<'t> Unmapping<'t> {
             if count == 0 {
                 continue;
             }
-            let Some(departed) = &mut self.departed else { unreachable!("made just now") };
-            let exit = departed.exit();
-            let mut departure = Departure::new(inode, region, exit, room.start, batch);
-            let flushes = departure.take(may_write);
-            let leavers = departure.into_leavers();
+            let Some(unmapped_batch) = &mut self.unmapped_batch else {
+                unreachable!("made just now")
+            };
+            let bounce_buffer = unmapped_batch.bounce_buffer();
+            let mut unmap_batch = UnmapBatch::new(inode, region, bounce_buffer, room.start, batch);
+            let flushes = unmap_batch.take(may_write);
+            let victims = unmap_batch.into_victims();
             self.reclaim.memory.counters.add(Counter::UnmapFlush, flushes);
             let mut returning = Vec::new();
-            for (page, leaver) in (room.start..).zip(leavers) {
-                returning.extend(self.settle(inode, page, leaver, counts));
+            for (page, victim) in (room.start..).zip(victims) {
+                returning.extend(self.settle(inode, page, victim, counts));
             }
             // Which may take a while, when the kernel has no memory: nothing is frozen any more.
             for left in returning {
-                self.put_back(inode, left, Verdict::Dirty, counts);
+                self.put_back(inode, left, EvictOutcome::Dirty, counts);
             }
             let reads = &self.reclaim.memory.region_reads;
             reads.note_left(count as u64);
@@ -283,8 +296,8 @@ impl<'t> Unmapping<'t> {
         }
     }
 
-    /// Pages of the exit for `folios` more folios of the file, two for each, or for some of them:
-    /// no more than can be kept at a time.
+    /// Pages of the bounce buffer for `folios` more folios of the file, two for each, or for some
+    /// of them: no more than can be kept at a time.
     fn room_for(
         &mut self,
         folios: usize,
@@ -292,54 +305,59 @@ impl<'t> Unmapping<'t> {
         region: &'t Region,
         counts: &mut ScanCounts,
     ) -> Range<usize> {
-        if self.departed.as_ref().is_some_and(|departed| !departed.is_of(inode)) {
-            self.end_departed(counts);
+        if self.unmapped_batch.as_ref().is_some_and(|unmapped_batch| !unmapped_batch.is_of(inode)) {
+            self.end_unmapped(counts);
         }
         let may_write = self.may_write();
-        let departed = self.departed.get_or_insert_with(|| Departed::new(inode, region, may_write));
-        if departed.room().len() < 2 * folios || departed.is_a_transfer() {
-            let ended = departed.rotate(&self.reclaim.memory);
+        let unmapped_batch =
+            self.unmapped_batch.get_or_insert_with(|| UnmappedBatch::new(inode, region, may_write));
+        if unmapped_batch.room().len() < 2 * folios || unmapped_batch.is_a_transfer() {
+            let ended = unmapped_batch.rotate(&self.reclaim.memory);
             self.settle_written(inode, ended, counts);
         }
-        let Some(departed) = &self.departed else { unreachable!("it stays until it has ended") };
-        let room = departed.room();
-        room.start..room.end.min(room.start + 2 * departed.places())
+        let Some(unmapped_batch) = &self.unmapped_batch else {
+            unreachable!("it stays until it has ended")
+        };
+        let room = unmapped_batch.room();
+        room.start..room.end.min(room.start + 2 * unmapped_batch.places())
     }
 
-    /// B8. Its copy is on `page` of the exit. Answers what is to be put back.
+    /// B8. Its copy is on `page` of the bounce buffer. Answers what is to be put back.
     fn settle(
         &mut self,
         inode: &'t Inode,
         page: usize,
-        leaver: Leaver<'t>,
+        victim: Victim<'t>,
         counts: &mut ScanCounts,
-    ) -> Option<Left<'t>> {
-        let Leaver { lock, frozen, copy, fate, .. } = leaver;
-        let (folio, verdict) = match fate {
-            Fate::Goes => {
+    ) -> Option<Unmapped<'t>> {
+        let Victim { lock, frozen, copy, state, .. } = victim;
+        let (folio, outcome) = match state {
+            VictimState::Goes => {
                 self.evict(inode, lock, frozen, counts);
                 return None;
             }
-            Fate::Leaves(in_flight) => {
+            VictimState::Leaves(in_flight) => {
                 let folio = frozen.unfreeze();
-                let Some(departed) = &mut self.departed else { unreachable!("where its copy is") };
-                departed.add(page, Left { lock, folio, copy }, in_flight);
+                let Some(unmapped_batch) = &mut self.unmapped_batch else {
+                    unreachable!("where its copy is")
+                };
+                unmapped_batch.add(page, Unmapped { lock, folio, copy }, in_flight);
                 return None;
             }
-            Fate::Returns => {
+            VictimState::Returns => {
                 let folio = frozen.unfreeze();
-                return Some(Left { lock, folio, copy });
+                return Some(Unmapped { lock, folio, copy });
             }
-            Fate::Lost(error) => {
+            VictimState::Lost(error) => {
                 let folio = frozen.unfreeze();
                 let table_reference = inode.lose(&folio, &lock, error);
                 drop((lock, table_reference));
                 return None;
             }
-            Fate::Stays(verdict) => (inode.mapping.cancel_eviction(frozen, &lock), verdict),
+            VictimState::Stays(outcome) => (inode.mapping.cancel_eviction(frozen, &lock), outcome),
         };
         drop(lock);
-        self.keep(folio, verdict, counts);
+        self.keep(folio, outcome, counts);
         None
     }
 
@@ -351,32 +369,35 @@ impl<'t> Unmapping<'t> {
         frozen: Frozen<'t>,
         counts: &mut ScanCounts,
     ) {
-        counts.note(Verdict::Evicted, lock.pages());
+        counts.note(EvictOutcome::Evicted, lock.pages());
         let shadow = self.reclaim.shadow_of(&lock);
-        self.reclaim.note_eviction(&lock, self.how.counter);
+        self.reclaim.note_eviction(&lock, self.control.counter);
         inode.end_eviction(frozen, lock, shadow);
     }
 
-    /// Writes out what has departed, and waits for it.
-    fn end_departed(&mut self, counts: &mut ScanCounts) {
-        while let Some(departed) = self.departed.as_mut().filter(|departed| departed.folios() > 0) {
-            let inode = departed.inode();
-            let ended = departed.rotate(&self.reclaim.memory);
+    /// Writes out what was unmapped, and waits for it.
+    fn end_unmapped(&mut self, counts: &mut ScanCounts) {
+        while let Some(unmapped_batch) =
+            self.unmapped_batch.as_mut().filter(|unmapped_batch| unmapped_batch.folios() > 0)
+        {
+            let inode = unmapped_batch.inode();
+            let ended = unmapped_batch.rotate(&self.reclaim.memory);
             self.settle_written(inode, ended, counts);
         }
-        self.departed = None;
+        self.unmapped_batch = None;
     }
 
     /// The end of B9.
-    fn settle_written(&self, inode: &'t Inode, ended: Vec<Left<'t>>, counts: &mut ScanCounts) {
-        for Left { lock, folio, copy } in ended {
+    fn settle_written(&self, inode: &'t Inode, ended: Vec<Unmapped<'t>>, counts: &mut ScanCounts) {
+        for Unmapped { lock, folio, copy } in ended {
             let is_dirty = lock.flags.write_state().is_dirty();
             let frozen = if is_dirty { Err(folio) } else { folio.try_freeze(1) };
             match frozen {
                 Ok(frozen) => self.evict(inode, lock, frozen, counts),
                 Err(folio) => {
-                    let verdict = if is_dirty { Verdict::Unwritten } else { Verdict::Busy };
-                    self.put_back(inode, Left { lock, folio, copy }, verdict, counts);
+                    let outcome =
+                        if is_dirty { EvictOutcome::Unwritten } else { EvictOutcome::Busy };
+                    self.put_back(inode, Unmapped { lock, folio, copy }, outcome, counts);
                 }
             }
         }
@@ -386,15 +407,15 @@ impl<'t> Unmapping<'t> {
     fn put_back(
         &self,
         inode: &'t Inode,
-        left: Left<'t>,
-        verdict: Verdict,
+        left: Unmapped<'t>,
+        outcome: EvictOutcome,
         counts: &mut ScanCounts,
     ) {
-        let Left { lock, folio, copy } = left;
+        let Unmapped { lock, folio, copy } = left;
         let table_reference = inode.put_back(&folio, &lock, copy);
         drop(lock);
         if table_reference.is_none() {
-            self.keep(folio, verdict, counts);
+            self.keep(folio, outcome, counts);
         }
     }
 }
@@ -402,8 +423,8 @@ impl<'t> Unmapping<'t> {
 /// How it is known that a folio's file is alive.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Owners<'t> {
-    /// By the turn (RECLAIM-2).
-    Turn(&'t Turn<'t>),
+    /// By the reclaim lock (RECLAIM-2).
+    ReclaimLock(&'t ReclaimLock<'t>),
     /// These files are kept; folios of others are none of the caller's.
     Kept(&'t [Arc<Inode>]),
 }
@@ -412,7 +433,7 @@ impl<'t> Owners<'t> {
     /// The file that a locked folio belongs to; `None` once it has left its table.
     fn owner(self, locked: &LockedFolio<'_>) -> Option<&'t Inode> {
         match self {
-            Self::Turn(turn) => turn.owner(locked),
+            Self::ReclaimLock(reclaim_lock) => reclaim_lock.owner(locked),
             Self::Kept(inodes) => {
                 let address = locked.owner();
                 inodes.iter().find(|inode| inode.address() == address).map(|inode| &**inode)

@@ -12,7 +12,7 @@
 //! | place | call |
 //! |---|---|
 //! | folio lock, end of a write-out, a folio that others have frozen | [`check`] |
-//! | frames and metadata that somebody must free, the turn to reclaim | [`check`] |
+//! | frames and metadata that somebody must free, the reclaim lock | [`check`] |
 //! | `cutting`, `resizing`, too much dirt, an epoch of write-outs | [`check`] |
 //! | staging memory | [`check`] |
 //! | memory of the kernel for a page that is put back, with a bound | [`check_frozen`] |
@@ -127,7 +127,7 @@ mod tests {
     use std::panic::catch_unwind;
 
     #[test]
-    fn whoever_owns_something_may_not_wait_for_others() {
+    fn an_owner_of_transfers_may_not_wait_for_others() {
         check("nothing");
         note_frozen();
         assert!(catch_unwind(|| check("a lock")).is_err());

@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_gone_is_forgotten_at_a_cost_that_does_not_grow() {
+    fn dropped_entries_are_forgotten_at_a_constant_cost() {
         let mut list = WeakList::default();
         let (mut kept, mut pushed) = (Vec::new(), 0);
         for number in 0..20_000_usize {

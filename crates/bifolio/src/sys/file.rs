@@ -409,7 +409,7 @@ mod tests {
     const READ: OpenMode = OpenMode { read: true, write: false, create: false, direct: false };
 
     #[test]
-    fn a_position_of_two_to_the_63_is_refused_before_the_kernel_sees_a_negative_one() {
+    fn a_position_of_two_to_the_63_is_refused() {
         let file = tempfile::tempfile().unwrap();
         let mut byte = [0_u8; 1];
         // SAFETY: one byte of our own.

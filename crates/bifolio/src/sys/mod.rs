@@ -14,9 +14,9 @@ pub(crate) mod file;
 #[cfg(not(all(test, loom)))]
 pub(crate) mod fork;
 #[cfg(not(all(test, loom)))]
-pub(crate) mod keep;
-#[cfg(not(all(test, loom)))]
 pub(crate) mod memory;
+#[cfg(not(all(test, loom)))]
+pub(crate) mod page_pipe;
 #[cfg(not(all(test, loom)))]
 pub(crate) mod pagemap;
 #[cfg(not(all(test, loom)))]

@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_never_there_or_never_stored_to_is_not_written() {
+    fn pages_never_stored_to_are_not_written() {
         let Some(world) = World::new(6) else { return };
         assert_eq!(world.written(), []);
         world.install(1, true);

@@ -9,8 +9,8 @@
 
 use std::io;
 
-use super::keep::Keeper;
 use super::memory::{PAGE_BYTES, Reservation};
+use super::page_pipe::PagePipe;
 use super::pagemap::Pagemap;
 use super::probe::{Finding, refused};
 use super::unmap::{self, PageRange};
@@ -148,16 +148,16 @@ fn expect_written(pagemap: &Pagemap, page: &Reservation, expected: bool) -> io::
 
 /// Keeps the page, frees it, and looks at what was kept.
 fn keep_and_take(page: &Reservation) -> io::Result<()> {
-    let mut keeper = Keeper::new(1, true)?;
+    let mut page_pipe = PagePipe::new(1, true)?;
     store(page, 9);
     let range = PageRange { start: page.as_ptr(), length_bytes: PAGE_BYTES };
     // SAFETY: the scratch page, which is there.
-    let kept = unsafe { keeper.keep(&[range]) };
+    let kept = unsafe { page_pipe.keep(&[range]) };
     kept.map_err(|error| io::Error::other(refused("vmsplice", &error)))?;
     page.release(0, PAGE_BYTES)?;
     let mut taken = [0_u8; PAGE_BYTES];
     // SAFETY: a page of the stack.
-    unsafe { keeper.take(taken.as_mut_ptr(), PAGE_BYTES) }?;
+    unsafe { page_pipe.take(taken.as_mut_ptr(), PAGE_BYTES) }?;
     match taken[0] {
         9 => Ok(()),
         found => Err(io::Error::other(format!("a kept page has {found} and not 9"))),
@@ -169,7 +169,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_builds_on_faults_is_found_only_where_there_are_faults() {
+    fn features_that_need_faults_are_found_only_with_them() {
         let findings = [
             user_faults(),
             kernel_faults(),

@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn where_a_byte_can_be_read_from_a_registered_file_it_can_be_from_a_plain_one() {
+    fn a_plain_file_can_be_read_where_a_registered_one_can() {
         if registered_files().is_ok() || registered_buffers().is_ok() {
             assert!(io_uring().is_ok());
         }

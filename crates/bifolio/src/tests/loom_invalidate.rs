@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 /// What became of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Verdict {
+enum EvictOutcome {
     Evicted,
     Gone,
     Locked,
@@ -18,23 +18,23 @@ enum Verdict {
 }
 
 /// N3 to N6 for one page, as `Invalidation` does them.
-fn invalidate(world: &World, index: u64) -> Verdict {
+fn invalidate(world: &World, index: u64) -> EvictOutcome {
     let doubtful = match try_evict(world, index) {
-        Ok(verdict) => return verdict,
+        Ok(outcome) => return outcome,
         Err(id) => id,
     };
     let cpu = world.folios.get(doubtful).batch_cpu().expect("it was added");
     world.lru.drain_for(&world.folios, cpu, |id| id == doubtful);
-    try_evict(world, index).unwrap_or(Verdict::Referenced)
+    try_evict(world, index).unwrap_or(EvictOutcome::Referenced)
 }
 
 /// N3, N4; an error if there is a reference too many.
-fn try_evict(world: &World, index: u64) -> Result<Verdict, FolioId> {
-    let Some(folio) = world.find(index) else { return Ok(Verdict::Gone) };
+fn try_evict(world: &World, index: u64) -> Result<EvictOutcome, FolioId> {
+    let Some(folio) = world.find(index) else { return Ok(EvictOutcome::Gone) };
     let id = folio.id();
-    let Some(lock) = folio.try_lock() else { return Ok(Verdict::Locked) };
+    let Some(lock) = folio.try_lock() else { return Ok(EvictOutcome::Locked) };
     if lock.owner() == 0 {
-        return Ok(Verdict::Gone);
+        return Ok(EvictOutcome::Gone);
     }
     if folio.folio().references() > 2 {
         return Err(id);
@@ -43,7 +43,7 @@ fn try_evict(world: &World, index: u64) -> Result<Verdict, FolioId> {
         Ok(frozen) => {
             drop(lock);
             frozen.free();
-            Ok(Verdict::Evicted)
+            Ok(EvictOutcome::Evicted)
         }
         Err(EvictError::Referenced(_)) => Err(id),
         Err(EvictError::Dirty(_)) => unreachable!("nobody writes"),
@@ -79,7 +79,7 @@ fn loom_invalidate_vs_drain() {
     model_bounded(4, || {
         let world = world_with_batched_page();
         let drainer = spawn(&world, |world| world.lru.drain(&world.folios, 1));
-        assert_eq!(invalidate(&world, 0), Verdict::Evicted);
+        assert_eq!(invalidate(&world, 0), EvictOutcome::Evicted);
         drainer.join().unwrap();
         assert_gone(&world);
     });
@@ -92,7 +92,7 @@ fn loom_invalidate_vs_add() {
     model_bounded(4, || {
         let world = world_with_batched_page();
         let adder = spawn(&world, |world| fill_and_add(world, 1, 1));
-        assert_eq!(invalidate(&world, 0), Verdict::Evicted);
+        assert_eq!(invalidate(&world, 0), EvictOutcome::Evicted);
         adder.join().unwrap();
         assert!(world.find(0).is_none() && world.find(1).is_some());
         assert_eq!(world.free_frames(), 1);
@@ -107,15 +107,15 @@ fn loom_invalidate_vs_invalidate() {
     model_bounded(4, || {
         let world = world_with_batched_page();
         let other = spawn(&world, |world| invalidate(world, 0));
-        let verdicts = [invalidate(&world, 0), other.join().unwrap()];
-        let evicted = verdicts.iter().filter(|verdict| **verdict == Verdict::Evicted).count();
+        let outcomes = [invalidate(&world, 0), other.join().unwrap()];
+        let evicted = outcomes.iter().filter(|outcome| **outcome == EvictOutcome::Evicted).count();
         if evicted == 0 {
-            assert!(!verdicts.contains(&Verdict::Gone), "{verdicts:?}");
+            assert!(!outcomes.contains(&EvictOutcome::Gone), "{outcomes:?}");
             let id = world.find(0).expect("nobody evicted it").id();
             assert!(world.folios.get(id).flags.get(Flag::OnLru), "drained");
-            assert_eq!(invalidate(&world, 0), Verdict::Evicted);
+            assert_eq!(invalidate(&world, 0), EvictOutcome::Evicted);
         }
-        assert!(evicted <= 1, "{verdicts:?}");
+        assert!(evicted <= 1, "{outcomes:?}");
         assert_gone(&world);
     });
 }
@@ -131,11 +131,15 @@ fn loom_invalidate_vs_pin() {
                 world.frame(pin.id()).content.look();
             }
         });
-        let verdict = invalidate(&world, 0);
-        assert!(matches!(verdict, Verdict::Evicted | Verdict::Referenced), "{verdict:?}");
+        let outcome = invalidate(&world, 0);
+        assert!(matches!(outcome, EvictOutcome::Evicted | EvictOutcome::Referenced), "{outcome:?}");
         pinner.join().unwrap();
         let second = invalidate(&world, 0);
-        let expected = if verdict == Verdict::Evicted { Verdict::Gone } else { Verdict::Evicted };
+        let expected = if outcome == EvictOutcome::Evicted {
+            EvictOutcome::Gone
+        } else {
+            EvictOutcome::Evicted
+        };
         assert_eq!(second, expected);
         assert_gone(&world);
     });

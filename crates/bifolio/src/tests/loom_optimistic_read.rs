@@ -30,8 +30,8 @@ fn read_page_0(world: &World) {
     }
 }
 
-/// Against a write. Dies with: the fence of `read_validated` (O3) or of `open_window` (W2) left
-/// out; Relaxed in O1 or in W4; W1 left out; a window that keeps the version.
+/// Against a write. Dies with: the fence of `read_validated` (O3) or of `begin_write_section` (W2)
+/// left out; Relaxed in O1 or in W4; W1 left out; a section that keeps the version.
 #[test]
 fn loom_optimistic_read_vs_write() {
     model(|| {
@@ -140,8 +140,8 @@ fn loom_optimistic_read_vs_remove_and_refill() {
 }
 
 /// Against a partial truncate of a folio of two pages, which zeroes behind the new end, from the
-/// middle of the first page on, through one window.
-/// Dies with: W1, W2 or O3 left out; Relaxed in O1 or in W4; a window that keeps the version.
+/// middle of the first page on, through one section.
+/// Dies with: W1, W2 or O3 left out; Relaxed in O1 or in W4; a section that keeps the version.
 #[test]
 fn loom_optimistic_read_vs_partial_truncate() {
     model(|| {

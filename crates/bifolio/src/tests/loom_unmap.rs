@@ -111,7 +111,7 @@ fn vs_store_in_batch(weakening: Weakening) {
     region.check_settled(1, 5);
 }
 
-/// Each page of a batch has its own fate: one is dirty, the other is stored to meanwhile.
+/// Each page of a batch has its own state: one is dirty, the other is stored to meanwhile.
 #[test]
 fn loom_unmap_vs_store_in_batch() {
     holds(vs_store_in_batch);

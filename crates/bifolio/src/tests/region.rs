@@ -2,7 +2,7 @@
 //! kernel's, and the steps of the batch protocol over them.
 //!
 //! The table, the folios, their locks and flags are the real ones. The steps stand for code that
-//! makes system calls and is not compiled here: B1..B9 for `reclaim/unmap.rs` and `departure.rs`,
+//! makes system calls and is not compiled here: B1..B9 for `reclaim/unmap.rs` and `unmap_batch.rs`,
 //! [`Region::sync`] and what marks folios for `writeback`, [`Region::look_up`] for `file/fill.rs`.
 //! Whoever changes an order there changes it here.
 //!
@@ -100,7 +100,7 @@ pub(super) struct Dirty {
 }
 
 /// One folio of a batch, from B2 on.
-struct Leaver<'a> {
+struct Victim<'a> {
     lock: LockedFolio<'a>,
     frozen: Frozen<'a>,
     /// What it held when it seemed clean.
@@ -108,11 +108,11 @@ struct Leaver<'a> {
     /// Its memory, beyond the unmapping.
     kept: u64,
     copy: u64,
-    fate: Fate,
+    state: VictimState,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fate {
+enum VictimState {
     Goes,
     Leaves,
     Stays,
@@ -419,8 +419,8 @@ impl Region {
         let mut batch: Vec<_> = pages.iter().filter_map(|index| self.freeze(*index)).collect();
         self.take(&mut batch, how);
         let mut left = Vec::new();
-        for leaver in batch {
-            left.extend(self.settle(leaver));
+        for victim in batch {
+            left.extend(self.settle(victim));
         }
         for one in left {
             self.write_out_left(one, how);
@@ -428,7 +428,7 @@ impl Region {
     }
 
     /// B1, B2.
-    fn freeze(&self, index: u64) -> Option<Leaver<'_>> {
+    fn freeze(&self, index: u64) -> Option<Victim<'_>> {
         let folio = self.world.find(index)?;
         let lock = folio.try_lock()?;
         let is_held = self.held.lock().contains(&index);
@@ -436,9 +436,14 @@ impl Region {
             return None;
         }
         match self.world.mapping.begin_eviction(folio, &lock) {
-            Ok(frozen) => {
-                Some(Leaver { lock, frozen, before: None, kept: 0, copy: 0, fate: Fate::Goes })
-            }
+            Ok(frozen) => Some(Victim {
+                lock,
+                frozen,
+                before: None,
+                kept: 0,
+                copy: 0,
+                state: VictimState::Goes,
+            }),
             Err(folio) => {
                 drop((lock, folio));
                 None
@@ -447,89 +452,90 @@ impl Region {
     }
 
     /// B3 to B7.
-    fn take(&self, batch: &mut [Leaver<'_>], how: How) {
+    fn take(&self, batch: &mut [Victim<'_>], how: How) {
         let _section = self.enter(Weakening::EvictWithoutSection);
         self.find_stores(batch);
-        for leaver in batch.iter_mut().filter(|leaver| leaver.is_dirty()) {
-            leaver.fate = if how.may_write { Fate::Leaves } else { Fate::Stays };
+        for victim in batch.iter_mut().filter(|victim| victim.is_dirty()) {
+            victim.state = if how.may_write { VictimState::Leaves } else { VictimState::Stays };
             if how.may_write && self.is(Weakening::BeginBeforeUnmap) {
-                assert!(self.begin(&leaver.lock));
+                assert!(self.begin(&victim.lock));
             }
         }
-        let going = |leaver: &&mut Leaver<'_>| leaver.fate != Fate::Stays;
-        for leaver in batch.iter_mut().filter(going) {
-            leaver.kept = self.entry(leaver.lock.index());
-            leaver.copy = self.bytes(leaver.lock.index());
+        let going = |victim: &&mut Victim<'_>| victim.state != VictimState::Stays;
+        for victim in batch.iter_mut().filter(going) {
+            victim.kept = self.entry(victim.lock.index());
+            victim.copy = self.bytes(victim.lock.index());
         }
         if how.unmap_fails {
             return self.stay(batch);
         }
-        for leaver in batch.iter_mut().filter(going) {
-            if self.is(Weakening::EndBeforeUnmap) && leaver.fate == Fate::Goes {
-                self.world.mapping.end_eviction(&leaver.frozen, &leaver.lock, |_| Entry::HOLE);
+        for victim in batch.iter_mut().filter(going) {
+            if self.is(Weakening::EndBeforeUnmap) && victim.state == VictimState::Goes {
+                self.world.mapping.end_eviction(&victim.frozen, &victim.lock, |_| Entry::HOLE);
             }
             // AcqRel: pairs with the Acquire in `entry`.
-            self.entries[leaver.lock.index() as usize].swap(MISSING, Ordering::AcqRel);
+            self.entries[victim.lock.index() as usize].swap(MISSING, Ordering::AcqRel);
         }
         if !self.is(Weakening::NoFlushAfterUnmap) {
             self.flush();
         }
-        for leaver in batch.iter_mut().filter(going) {
+        for victim in batch.iter_mut().filter(going) {
             if !self.is(Weakening::CopyInsteadOfKeep) {
                 // Acquire: pairs with the Release in `store`.
-                leaver.copy = self.memory(leaver.kept).load(Ordering::Acquire);
+                victim.copy = self.memory(victim.kept).load(Ordering::Acquire);
             }
-            let is_late = leaver.before.is_some_and(|before| before != leaver.copy);
-            if leaver.fate == Fate::Goes && is_late && !self.is(Weakening::NoComparison) {
-                self.mark_stored(&leaver.lock);
-                leaver.fate = if how.may_write { Fate::Leaves } else { Fate::Returns };
+            let is_late = victim.before.is_some_and(|before| before != victim.copy);
+            if victim.state == VictimState::Goes && is_late && !self.is(Weakening::NoComparison) {
+                self.mark_stored(&victim.lock);
+                victim.state =
+                    if how.may_write { VictimState::Leaves } else { VictimState::Returns };
             }
-            if leaver.fate == Fate::Leaves && leaver.is_dirty() {
-                assert!(self.begin(&leaver.lock));
+            if victim.state == VictimState::Leaves && victim.is_dirty() {
+                assert!(self.begin(&victim.lock));
             }
         }
     }
 
     /// They were not unmapped.
-    fn stay(&self, batch: &mut [Leaver<'_>]) {
-        for leaver in batch {
-            if leaver.lock.flags.write_state().is_writing() {
-                self.end(&leaver.lock, true);
+    fn stay(&self, batch: &mut [Victim<'_>]) {
+        for victim in batch {
+            if victim.lock.flags.write_state().is_writing() {
+                self.end(&victim.lock, true);
             }
-            leaver.fate = Fate::Stays;
+            victim.state = VictimState::Stays;
         }
     }
 
     /// B4: a copy of those that seem clean, then the look.
-    fn find_stores(&self, batch: &mut [Leaver<'_>]) {
-        let look = |batch: &[Leaver<'_>]| -> Vec<bool> {
-            batch.iter().map(|leaver| self.is_written(leaver.lock.index())).collect()
+    fn find_stores(&self, batch: &mut [Victim<'_>]) {
+        let look = |batch: &[Victim<'_>]| -> Vec<bool> {
+            batch.iter().map(|victim| self.is_written(victim.lock.index())).collect()
         };
         let early = self.is(Weakening::LookBeforeCopy).then(|| look(batch));
-        for leaver in batch.iter_mut().filter(|leaver| !leaver.is_dirty()) {
-            leaver.before = Some(self.bytes(leaver.lock.index()));
+        for victim in batch.iter_mut().filter(|victim| !victim.is_dirty()) {
+            victim.before = Some(self.bytes(victim.lock.index()));
         }
         let stored = early.unwrap_or_else(|| look(batch));
-        for (leaver, is_stored) in batch.iter().zip(stored) {
+        for (victim, is_stored) in batch.iter().zip(stored) {
             if is_stored && !self.is(Weakening::NoLook) {
-                self.mark_stored(&leaver.lock);
+                self.mark_stored(&victim.lock);
             }
         }
     }
 
     /// B8. Answers those that are to be written out.
-    fn settle<'a>(&self, leaver: Leaver<'a>) -> Option<Left<'a>> {
+    fn settle<'a>(&self, victim: Victim<'a>) -> Option<Left<'a>> {
         let mapping = &self.world.mapping;
-        let Leaver { lock, frozen, copy, fate, .. } = leaver;
-        match fate {
-            Fate::Goes => self.free(frozen, lock),
-            Fate::Leaves => return Some((lock, frozen.unfreeze(), copy)),
-            Fate::Stays => {
+        let Victim { lock, frozen, copy, state, .. } = victim;
+        match state {
+            VictimState::Goes => self.free(frozen, lock),
+            VictimState::Leaves => return Some((lock, frozen.unfreeze(), copy)),
+            VictimState::Stays => {
                 let folio = mapping.cancel_eviction(frozen, &lock);
                 drop(lock);
                 drop(folio);
             }
-            Fate::Returns => {
+            VictimState::Returns => {
                 let folio = frozen.unfreeze();
                 self.put_back(&lock, copy);
                 drop(lock);
@@ -593,7 +599,7 @@ impl Region {
 /// A folio between B8 and B9, and its last bytes.
 type Left<'a> = (LockedFolio<'a>, FolioRef<'a>, u64);
 
-impl Leaver<'_> {
+impl Victim<'_> {
     fn is_dirty(&self) -> bool {
         self.lock.flags.write_state().is_dirty()
     }

@@ -266,7 +266,7 @@ impl World {
         drop((for_table, folio));
     }
 
-    /// Changes page `index` to `value` through a write window, if its folio is there.
+    /// Changes page `index` to `value` through a write section, if its folio is there.
     pub(super) fn write(&self, index: u64, value: u64) {
         let Some(folio) = self.find(index) else { return };
         let locked = folio.lock();
@@ -276,7 +276,7 @@ impl World {
     }
 
     fn write_locked(&self, folio: &FolioRef<'_>, locked: &LockedFolio<'_>, index: u64, value: u64) {
-        let _window = self.mapping.open_window(locked, index..index + 1);
+        let _section = self.mapping.begin_write_section(locked, index..index + 1);
         let frame = folio.id().0 + (index - locked.index()) as u32;
         self.frame(FolioId(frame)).store(value);
     }
@@ -311,7 +311,7 @@ impl World {
     pub(super) fn zero_from_middle(&self, index: u64) {
         let Some(folio) = self.find(index) else { return };
         let locked = folio.lock();
-        let _window = self.mapping.open_window(&locked, index..index + locked.pages());
+        let _section = self.mapping.begin_write_section(&locked, index..index + locked.pages());
         self.frame(folio.id()).words[1].store(0, Ordering::Relaxed);
         for frame in folio.id().0 + 1..folio.id().0 + locked.pages() as u32 {
             self.frame(FolioId(frame)).store(0);

@@ -3,15 +3,15 @@
 //! | Entry | a file with a backing | a memory file |
 //! |---|---|---|
 //! | hole | on the backing | zeros, nowhere |
-//! | value | on the backing; the shadow of an eviction | in the spill; the slot |
+//! | value | on the backing; the shadow of an eviction | in the swap; the slot |
 //!
 //! One place for these decisions: `file` asks here before it fills, `reclaim` when it evicts. The
-//! slot of a page wanders between the Entry and the folio's descriptor (SPILL-1):
+//! slot of a page wanders between the Entry and the folio's descriptor (SWAP-1):
 //!
 //! ```text
 //!   value(slot) --take_over--> clean folio with the slot --evict--> value(slot)
 //!                                 |            ^
-//!                              mark_dirty      | its write-out ended (spill_out.rs)
+//!                              mark_dirty      | its write-out ended (swap_out.rs)
 //!                                 v            |
 //!                              dirty folio, no slot
 //! ```
@@ -21,15 +21,15 @@ use super::store::Store;
 use crate::folio::{Flag, Folio, FolioId, FolioRef, Frozen, LockedFolio};
 use crate::lru::Shadow;
 use crate::mapping::{Entry, EvictError};
-use crate::spill::Spill;
+use crate::swap::Swap;
 use std::sync::Arc;
 
 impl Inode {
-    /// The spill of a memory file, if there is one.
-    pub(crate) fn spill(&self) -> Option<&Arc<Spill>> {
+    /// The swap of a memory file, if there is one.
+    pub(crate) fn swap(&self) -> Option<&Arc<Swap>> {
         match &self.store {
             Store::Disk(_) => None,
-            Store::Memory(memory) => memory.spill(),
+            Store::Memory(memory) => memory.swap(),
         }
     }
 
@@ -43,7 +43,7 @@ impl Inode {
         !seen.is_folio() && !self.is_hole(seen)
     }
 
-    /// The first page from `index` on that has anything in the table; in a memory file spilled
+    /// The first page from `index` on that has anything in the table; in a memory file swapped out
     /// bytes, too.
     pub(crate) fn next_occupied(&self, index: u64) -> Option<u64> {
         let table = self.mapping.table();
@@ -52,21 +52,21 @@ impl Inode {
 
     /// Whether reclaim can do anything with folios of this file.
     pub(crate) fn is_evictable(&self) -> bool {
-        !self.is_memory_file() || self.spill().is_some()
+        !self.is_memory_file() || self.swap().is_some()
     }
 
     /// What the last eviction of the page left for the replacement policy.
     pub(crate) fn shadow_of(&self, seen: Entry) -> Option<Shadow> {
         let value = seen.as_value()?;
-        Some(self.spill().map_or(Shadow(value), |spill| spill.shadow(value as u32)))
+        Some(self.swap().map_or(Shadow(value), |swap| swap.shadow(value as u32)))
     }
 
     /// A folio that was just put where `seen` stood takes over what that named.
     pub(crate) fn take_over(&self, locked: &LockedFolio<'_>, seen: Entry) {
-        let Some(spill) = self.spill() else { return };
+        let Some(swap) = self.swap() else { return };
         match seen.as_value() {
             Some(slot) => locked.set_slot(slot as u32),
-            None => spill.note_born(locked.pages()),
+            None => swap.note_born(locked.pages()),
         }
     }
 
@@ -106,8 +106,8 @@ impl Inode {
         if !self.is_memory_file() {
             return if page == 0 { Entry::value(shadow.0) } else { Entry::HOLE };
         }
-        if let Some(spill) = self.spill().filter(|_| locked.slot() != 0) {
-            spill.set_shadow(locked.slot() + page as u32, shadow);
+        if let Some(swap) = self.swap().filter(|_| locked.slot() != 0) {
+            swap.set_shadow(locked.slot() + page as u32, shadow);
         }
         left_in_memory_file(locked, page)
     }
@@ -165,10 +165,10 @@ impl Inode {
 
     /// Gives back what `seen`, an Entry without a folio, names at the head `index`.
     pub(super) fn forget_absent(&self, index: u64, seen: Entry) {
-        let (Some(spill), Some(slot)) = (self.spill(), seen.as_value()) else { return };
+        let (Some(swap), Some(slot)) = (self.swap(), seen.as_value()) else { return };
         if self.mapping.take_value(index, seen) {
             let pages = 1 << self.mapping.order();
-            spill.give_back(slot as u32, pages);
+            swap.give_back(slot as u32, pages);
             self.note_gone_if(true, u64::from(pages));
         }
     }
@@ -176,11 +176,11 @@ impl Inode {
     /// The bytes of a folio, locked or frozen, will no longer be those of its slot. No write-out of
     /// it is in flight.
     pub(super) fn drop_slot(&self, folio: &Folio) {
-        if let Some(spill) = self.spill()
+        if let Some(swap) = self.swap()
             && !folio.flags.write_state().is_dirty()
             && folio.slot() != 0
         {
-            spill.give_back(folio.slot(), folio.pages() as u32);
+            swap.give_back(folio.slot(), folio.pages() as u32);
             folio.set_slot(0);
         }
     }
@@ -194,8 +194,8 @@ impl Inode {
     }
 
     fn note_gone_if(&self, is_gone: bool, pages: u64) {
-        if let Some(spill) = self.spill().filter(|_| is_gone) {
-            spill.note_gone(pages);
+        if let Some(swap) = self.swap().filter(|_| is_gone) {
+            swap.note_gone(pages);
         }
     }
 }

@@ -5,7 +5,7 @@
 //! device little more than its own. Each is locked for a moment, turned from dirty to writing
 //! and unlocked; the batch keeps a reference to each until its transfer is complete.
 //!
-//! A part of it is in flight, and as much stands ready in a line: a disk may answer nothing before
+//! A part of it is in flight, and as much stands ready in a queue: a disk may answer nothing before
 //! it has nothing left to do, and is to have the next transfers before those are ended that it has
 //! answered.
 //!
@@ -28,8 +28,8 @@ use crate::error::Error;
 use crate::folio::{Folio, FolioRef, LockedFolio, WriteState};
 use crate::io::{IoError, Operation, Pieces, Queue, RUN_PAGES_MAX, Transfer};
 use crate::mapping::PAGE_BYTES;
-use crate::spill::SlotRun;
 use crate::stats::Counter;
+use crate::swap::SlotRun;
 use crate::sync::{Ordering, RwLockReadGuard, blocking};
 use smallvec::SmallVec;
 use std::collections::VecDeque;
@@ -47,7 +47,7 @@ pub(super) const ALL_PAGES: Range<u64> = 0..u64::MAX;
 
 /// One folio on its way to the device.
 #[derive(Debug)]
-pub(crate) struct Leaving<'a> {
+pub(crate) struct WriteVictim<'a> {
     pub(crate) folio: FolioRef<'a>,
     pub(crate) in_flight: InFlight,
     /// Where its bytes are, if not in its frames.
@@ -63,7 +63,7 @@ unsafe impl Send for CopyAt {}
 // SAFETY: as above.
 unsafe impl Sync for CopyAt {}
 
-impl Leaving<'_> {
+impl WriteVictim<'_> {
     /// Where its bytes are.
     pub(super) fn start(&self, inode: &Inode) -> *mut u8 {
         self.copy.map_or_else(|| inode.frame_of(&self.folio), |copy| copy.0.as_ptr())
@@ -76,18 +76,18 @@ impl Leaving<'_> {
 
 /// Neighbours on their way to the device, in order.
 #[derive(Debug)]
-pub(super) struct Run<'a> {
-    pub(super) folios: SmallVec<[Leaving<'a>; 1]>,
+pub(super) struct WriteIo<'a> {
+    pub(super) folios: SmallVec<[WriteVictim<'a>; 1]>,
     pub(super) position: u64,
     /// Bytes of it that were in the file when it was started.
     pub(super) length: u64,
-    /// Where they go if they are spilled.
+    /// Where they go if they are swapped out.
     pub(super) slots: Option<SlotRun>,
     /// Where their bytes are, if others may store to the folios.
     pub(super) copies: Option<Copies>,
 }
 
-impl Run<'_> {
+impl WriteIo<'_> {
     /// Where its bytes are.
     pub(super) fn pieces(&self, inode: &Inode) -> Pieces {
         if let Some(copies) = &self.copies {
@@ -115,12 +115,12 @@ pub(super) struct WriteBatch<'a> {
     /// WRITEBACK-4: the length stands until the bytes are written.
     _no_cut: RwLockReadGuard<'a, ()>,
     /// Transfers that stand ready, and how much that is.
-    line: VecDeque<(Transfer, Run<'a>)>,
-    line_bytes: u64,
-    queue: Queue<'a, Run<'a>>,
+    ready: VecDeque<(Transfer, WriteIo<'a>)>,
+    ready_bytes: u64,
+    queue: Queue<'a, WriteIo<'a>>,
     in_flight_bytes: u64,
     /// Transfers of several folios that failed.
-    failed: Vec<Run<'a>>,
+    failed: Vec<WriteIo<'a>>,
     pub(super) begun_folios: u64,
     ended_folios: u64,
     written_folios: u64,
@@ -175,7 +175,7 @@ impl<'a> WriteBatch<'a> {
 
     /// A batch of folios that are leaving. Waits for a cut that is under way, but not behind one
     /// that waits itself: others may wait for the folios, which our caller has locked.
-    pub(super) fn of_leaving(inode: &'a Inode) -> Self {
+    pub(super) fn of_victims(inode: &'a Inode) -> Self {
         blocking::check("`cutting`");
         Self::with(inode, ALL_PAGES, inode.cutting.read_recursive())
     }
@@ -185,8 +185,8 @@ impl<'a> WriteBatch<'a> {
             inode,
             within,
             _no_cut: no_cut,
-            line: VecDeque::new(),
-            line_bytes: 0,
+            ready: VecDeque::new(),
+            ready_bytes: 0,
             queue: inode.engine.queue(),
             in_flight_bytes: 0,
             failed: Vec::new(),
@@ -210,8 +210,8 @@ impl<'a> WriteBatch<'a> {
     /// that are busy go to `busy`.
     pub(super) fn add_all(&mut self, mut folios: Vec<FolioRef<'a>>, busy: &mut Vec<FolioRef<'a>>) {
         folios.sort_unstable_by_key(|folio| folio.folio().index());
-        if self.inode.spill().is_some() {
-            return self.spill_all(folios, busy);
+        if self.inode.swap().is_some() {
+            return self.swap_out_all(folios, busy);
         }
         for folio in folios {
             let again = folio.try_clone();
@@ -243,7 +243,7 @@ impl<'a> WriteBatch<'a> {
             return Added::Done;
         };
         drop(locked);
-        let mut before: SmallVec<[Leaving<'a>; 1]> = SmallVec::new();
+        let mut before: SmallVec<[WriteVictim<'a>; 1]> = SmallVec::new();
         let mut run_pages = pages;
         let mut first = index;
         while run_pages + pages <= RUN_PAGES_MAX && first >= pages {
@@ -252,8 +252,8 @@ impl<'a> WriteBatch<'a> {
             first -= pages;
             run_pages += pages;
         }
-        let mut folios: SmallVec<[Leaving<'a>; 1]> = before.into_iter().rev().collect();
-        folios.push(Leaving { folio, in_flight, copy: None });
+        let mut folios: SmallVec<[WriteVictim<'a>; 1]> = before.into_iter().rev().collect();
+        folios.push(WriteVictim { folio, in_flight, copy: None });
         let mut end = index + pages;
         while run_pages + pages <= RUN_PAGES_MAX {
             let Some(neighbour) = self.begin_at(end) else { break };
@@ -267,7 +267,7 @@ impl<'a> WriteBatch<'a> {
     }
 
     /// Begins the write-out of the folio at page `index`, if there is a dirty one at leisure.
-    fn begin_at(&self, index: u64) -> Option<Leaving<'a>> {
+    fn begin_at(&self, index: u64) -> Option<WriteVictim<'a>> {
         let inode = self.inode;
         if !self.within.contains(&index) || index >= inode.mapping.table().pages() {
             return None;
@@ -285,15 +285,15 @@ impl<'a> WriteBatch<'a> {
         }
         let in_flight = inode.dirty.begin(&inode.memory.folios, folio.id())?;
         drop(locked);
-        Some(Leaving { folio, in_flight, copy: None })
+        Some(WriteVictim { folio, in_flight, copy: None })
     }
 
-    pub(super) fn start(&mut self, folios: SmallVec<[Leaving<'a>; 1]>) {
+    pub(super) fn start(&mut self, folios: SmallVec<[WriteVictim<'a>; 1]>) {
         if let Err(error) = self.inode.memory.soundness.check() {
             return self.refuse(folios, error);
         }
-        if self.inode.spill().is_some() {
-            return self.spill_run(folios);
+        if self.inode.swap().is_some() {
+            return self.swap_run(folios);
         }
         match self.needs_copies(&folios) {
             Some(region) => self.start_copied(folios, region),
@@ -304,14 +304,14 @@ impl<'a> WriteBatch<'a> {
     /// Starts the transfer of neighbours, from `copies` or from where they are.
     pub(super) fn start_from(
         &mut self,
-        folios: SmallVec<[Leaving<'a>; 1]>,
+        folios: SmallVec<[WriteVictim<'a>; 1]>,
         copies: Option<Copies>,
     ) {
         let inode = self.inode;
         let position = folios[0].folio.folio().index() * PAGE_BYTES;
         let run_bytes = folios.len() as u64 * inode.mapping.folio_bytes();
         let length = inode.mapping.len_bytes().saturating_sub(position).min(run_bytes);
-        let run = Run { folios, position, length, slots: None, copies };
+        let run = WriteIo { folios, position, length, slots: None, copies };
         if length == 0 {
             return self.end(run, None);
         }
@@ -325,7 +325,7 @@ impl<'a> WriteBatch<'a> {
 
     /// What is in the folios is not certain: nothing is written any more, and they stay dirty.
     #[cold]
-    fn refuse(&mut self, folios: SmallVec<[Leaving<'a>; 1]>, error: Error) {
+    fn refuse(&mut self, folios: SmallVec<[WriteVictim<'a>; 1]>, error: Error) {
         let position = folios[0].folio.folio().index() * PAGE_BYTES;
         let length_bytes = folios.len() as u64 * self.inode.mapping.folio_bytes();
         let error = IoError {
@@ -335,18 +335,18 @@ impl<'a> WriteBatch<'a> {
             length_bytes,
             source: std::io::Error::other(error),
         };
-        let run = Run { folios, position, length: 0, slots: None, copies: None };
+        let run = WriteIo { folios, position, length: 0, slots: None, copies: None };
         self.end(run, Some(Arc::new(error)));
     }
 
-    /// A transfer joins the line; those in front of it leave when they are worth a call.
-    pub(super) fn join(&mut self, transfer: Transfer, run: Run<'a>) {
-        self.line_bytes += run.length;
-        self.line.push_back((transfer, run));
+    /// A transfer joins the queue; those in front of it leave when they are worth a call.
+    pub(super) fn join(&mut self, transfer: Transfer, run: WriteIo<'a>) {
+        self.ready_bytes += run.length;
+        self.ready.push_back((transfer, run));
         let many = self.queue.depth().div_ceil(2);
-        if self.line_bytes >= CALL_BYTES {
+        if self.ready_bytes >= CALL_BYTES {
             self.turn(0);
-        } else if self.line.len() >= many {
+        } else if self.ready.len() >= many {
             // Small ones that find the device at work leave with the next wait.
             let is_idle = self.in_flight_bytes == 0;
             self.leave();
@@ -354,7 +354,7 @@ impl<'a> WriteBatch<'a> {
                 self.queue.begin();
             }
         }
-        if self.line_bytes >= IN_FLIGHT_BYTES_MAX || self.line.len() >= many {
+        if self.ready_bytes >= IN_FLIGHT_BYTES_MAX || self.ready.len() >= many {
             self.turn(self.queue.in_flight().div_ceil(2));
         }
     }
@@ -387,7 +387,7 @@ impl<'a> WriteBatch<'a> {
 
     /// Transfers that were started and have not ended.
     pub(super) fn started(&self) -> usize {
-        self.line.len() + self.queue.in_flight()
+        self.ready.len() + self.queue.in_flight()
     }
 
     /// Waits until some of the transfers that were started have ended.
@@ -396,16 +396,16 @@ impl<'a> WriteBatch<'a> {
         self.turn(self.queue.in_flight().div_ceil(2));
     }
 
-    /// Gives the queue as much of the line as there is room for.
+    /// Gives the engine as much of what stands ready as there is room for.
     fn leave(&mut self) {
-        while let Some((_, next)) = self.line.front() {
+        while let Some((_, next)) = self.ready.front() {
             let in_flight_bytes = self.in_flight_bytes + next.length;
             let is_too_much = self.in_flight_bytes > 0 && in_flight_bytes > IN_FLIGHT_BYTES_MAX;
             if is_too_much || self.queue.is_full() {
                 break;
             }
-            let Some((transfer, run)) = self.line.pop_front() else { break };
-            self.line_bytes -= run.length;
+            let Some((transfer, run)) = self.ready.pop_front() else { break };
+            self.ready_bytes -= run.length;
             self.in_flight_bytes = in_flight_bytes;
             // SAFETY: IO-1: frames of the arena, which stays mapped (FRAMES-2), pages of a region,
             // or copies that stay until the write-out has ended; the run, which the queue keeps
@@ -415,7 +415,7 @@ impl<'a> WriteBatch<'a> {
         }
     }
 
-    fn judge(&mut self, mut run: Run<'a>, answer: Result<usize, IoError>) {
+    fn judge(&mut self, mut run: WriteIo<'a>, answer: Result<usize, IoError>) {
         match answer {
             Ok(_) => self.end(run, None),
             Err(_) if run.folios.len() > 1 => {
@@ -428,7 +428,7 @@ impl<'a> WriteBatch<'a> {
     }
 
     /// Ends the write-out of every folio of `run`.
-    pub(super) fn end(&mut self, run: Run<'a>, error: Option<Arc<IoError>>) {
+    pub(super) fn end(&mut self, run: WriteIo<'a>, error: Option<Arc<IoError>>) {
         let inode = self.inode;
         let count = run.folios.len() as u64;
         self.ended_folios += count;
@@ -458,8 +458,8 @@ impl<'a> WriteBatch<'a> {
         if let Some(device) = &inode.device {
             inode.flusher.note_progress(device, error.as_ref());
         }
-        if let Some(spill) = inode.spill() {
-            spill.note_end(error.as_ref());
+        if let Some(swap) = inode.swap() {
+            swap.note_end(error.as_ref());
         }
     }
 
@@ -470,7 +470,7 @@ impl<'a> WriteBatch<'a> {
     }
 
     pub(super) fn finish_all(&mut self) {
-        while self.queue.in_flight() > 0 || !self.line.is_empty() || !self.failed.is_empty() {
+        while self.queue.in_flight() > 0 || !self.ready.is_empty() || !self.failed.is_empty() {
             self.leave();
             self.turn(self.queue.in_flight());
             for run in std::mem::take(&mut self.failed) {

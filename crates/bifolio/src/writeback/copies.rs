@@ -19,7 +19,7 @@
 //! Turns its share of the staging memory into slices.
 #![allow(unsafe_code)]
 
-use super::batch::{Leaving, WriteBatch};
+use super::batch::{WriteBatch, WriteVictim};
 use super::inode::Inode;
 use crate::frames::{Region, Staged};
 use crate::mapping::PAGE_BYTES;
@@ -69,7 +69,7 @@ impl Copies {
     }
 
     /// Makes the copies.
-    fn fill(&mut self, folios: &[Leaving<'_>], inode: &Inode) {
+    fn fill(&mut self, folios: &[WriteVictim<'_>], inode: &Inode) {
         for (page, leaving) in folios.iter().enumerate() {
             let (source, target) = (leaving.start(inode), self.address(page));
             // SAFETY: a page of the memory that this has, and only this; nothing is in flight.
@@ -83,7 +83,7 @@ impl Copies {
 
 impl<'a> WriteBatch<'a> {
     /// The region that `folios` are in, if they may be stored to while they are written.
-    pub(super) fn needs_copies(&self, folios: &[Leaving<'_>]) -> Option<&'a Region> {
+    pub(super) fn needs_copies(&self, folios: &[WriteVictim<'_>]) -> Option<&'a Region> {
         // Seen after the write-outs have begun: one that misses it is waited for before anybody
         // stores (`Inode::track_stores`). Those that are leaving are copies.
         let region = self.inode.frames.region().filter(|region| region.is_tracked())?;
@@ -93,7 +93,7 @@ impl<'a> WriteBatch<'a> {
     /// Starts to write neighbours from copies, as many in one transfer as there is memory for.
     pub(super) fn start_copied(
         &mut self,
-        mut folios: SmallVec<[Leaving<'a>; 1]>,
+        mut folios: SmallVec<[WriteVictim<'a>; 1]>,
         region: &'a Region,
     ) {
         debug_assert_eq!(self.inode.mapping.order(), 0, "a folio of a region is a page");

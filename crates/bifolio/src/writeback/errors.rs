@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn two_syncs_through_one_cursor_are_both_told_of_what_failed_meanwhile() {
+    fn two_syncs_through_one_cursor_are_both_told_of_a_failure() {
         let errors = WriteErrors::default();
         let cursor = errors.sample();
         let begun = errors.count();

@@ -110,7 +110,7 @@ pub(crate) struct Flusher {
     stall_ns_max: AtomicU64,
     /// What devices may have while they are read from.
     pub(super) loads: Loads,
-    pub(super) spill_load: Load,
+    pub(super) swap_load: Load,
 }
 
 /// Who is to be looked after, and by whom.
@@ -181,7 +181,7 @@ impl Flusher {
             throttle: Throttle::new(),
             ended: AtomicU64::new(0),
             stall_ns_max: AtomicU64::new(0),
-            spill_load: loads.new_load(),
+            swap_load: loads.new_load(),
             loads,
         };
         flusher.set_bound(bound_bytes);

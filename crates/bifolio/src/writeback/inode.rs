@@ -20,8 +20,8 @@ use crate::frames::Frames;
 use crate::io::{Backing, DirectStatus, Engine, IoError, Operation, Pieces, Transfer};
 use crate::lru::Memory;
 use crate::mapping::{Entry, HasTable, Mapping, PAGE_BYTES, Part, Table};
-use crate::spill::Spill;
 use crate::stats::Counter;
+use crate::swap::Swap;
 use crate::sync::{Mutex, RwLock, blocking};
 use crate::sys::copy;
 use std::ops::Range;
@@ -39,7 +39,7 @@ pub(crate) struct Services {
     pub(crate) engine: Arc<Engine>,
     pub(crate) flusher: Arc<Flusher>,
     /// Where folios of memory files go when memory is short.
-    pub(crate) spill: Option<Arc<Spill>>,
+    pub(crate) swap: Option<Arc<Swap>>,
 }
 
 /// See the head of the file.
@@ -103,7 +103,7 @@ impl Inode {
         name: &str,
         size: FileSize,
     ) -> std::io::Result<Arc<Self>> {
-        let store = Store::Memory(MemoryStore::new(name.to_owned(), services.spill.clone()));
+        let store = Store::Memory(MemoryStore::new(name.to_owned(), services.swap.clone()));
         Self::with_store(services, frames, store, size, None)
     }
 
@@ -115,9 +115,9 @@ impl Inode {
         device: Option<Arc<Device>>,
     ) -> std::io::Result<Arc<Self>> {
         let mapping = Mapping::new(size.order, size.len_bytes, size.len_max_bytes)?;
-        let alone = || DirtyPages::alone(&services.memory.unspilled_pages);
+        let alone = || DirtyPages::alone(&services.memory.unswapped_pages);
         let dirty_pages = device.as_ref().map_or_else(alone, |it| it.dirty_pages.clone());
-        let load = device.as_ref().map_or(services.flusher.spill_load(), |it| &it.load).clone();
+        let load = device.as_ref().map_or(services.flusher.swap_load(), |it| &it.load).clone();
         Ok(Arc::new_cyclic(|this| Self {
             this: Weak::clone(this),
             mapping,
@@ -348,10 +348,10 @@ impl Inode {
         targets: impl Iterator<Item = *mut u8>,
     ) -> Transfer {
         let length = folios.len() as u64 * self.mapping.folio_bytes();
-        let (backing, position) = match (&self.store, self.spill()) {
+        let (backing, position) = match (&self.store, self.swap()) {
             (Store::Disk(disk), _) => (disk.reader(), first * PAGE_BYTES),
-            (_, Some(spill)) => {
-                (spill.backing(), Spill::position_bytes(self.memory.folio(folios[0]).slot()))
+            (_, Some(swap)) => {
+                (swap.backing(), Swap::position_bytes(self.memory.folio(folios[0]).slot()))
             }
             _ => unreachable!("a memory file has nothing to read from"),
         };
@@ -376,9 +376,9 @@ impl Inode {
     }
 
     /// Judges the bytes a locked folio was just filled with, which are at `start`: what comes from
-    /// the spill must be what went there (SPILL-4).
+    /// the swap must be what went there (SWAP-4).
     pub(crate) fn check_filled(&self, folio: &FolioRef<'_>, start: *const u8) -> Result<()> {
-        let Some(spill) = self.spill() else { return Ok(()) };
+        let Some(swap) = self.swap() else { return Ok(()) };
         let descriptor = folio.folio();
         let slots = descriptor.slot()..;
         if slots.start == 0 {
@@ -386,16 +386,16 @@ impl Inode {
         }
         let pages = pages_of_still(folio, start);
         for ((slot, page), index) in slots.zip(pages).zip(descriptor.index()..) {
-            spill.check(slot, page).map_err(|mismatch| ErrorKind::SpillCorrupt {
+            swap.check(slot, page).map_err(|mismatch| ErrorKind::SwapCorrupt {
                 file: self.name(),
                 position_bytes: index * PAGE_BYTES,
-                spill: spill.name().to_owned(),
-                spill_position_bytes: Spill::position_bytes(slot),
+                swap: swap.name().to_owned(),
+                swap_position_bytes: Swap::position_bytes(slot),
                 expected_checksum: mismatch.expected,
                 found_checksum: mismatch.found,
             })?;
         }
-        self.memory.counters.add(Counter::SpillIn, descriptor.pages());
+        self.memory.counters.add(Counter::SwapIn, descriptor.pages());
         Ok(())
     }
 
@@ -403,7 +403,7 @@ impl Inode {
     #[cold]
     pub(crate) fn read_error(&self, position_bytes: u64, source: IoError) -> Error {
         if self.is_memory_file() {
-            ErrorKind::SpillRead { file: self.name(), position_bytes, source }.into()
+            ErrorKind::SwapRead { file: self.name(), position_bytes, source }.into()
         } else {
             source.into()
         }
@@ -411,15 +411,15 @@ impl Inode {
 
     /// Where transfers come from that fill folios.
     pub(crate) fn reads_from(&self) -> &Arc<dyn Backing> {
-        match (&self.store, self.spill()) {
+        match (&self.store, self.swap()) {
             (Store::Disk(disk), _) => disk.reader(),
-            (_, Some(spill)) => spill.backing(),
+            (_, Some(swap)) => swap.backing(),
             _ => unreachable!("a memory file has nothing to read from"),
         }
     }
 
     /// The storage of the folio `id`, whose page is at `position_bytes`, is shorter than it was: of
-    /// a memory file, that is the spill.
+    /// a memory file, that is the swap.
     #[cold]
     pub(crate) fn cut_short(
         &self,
@@ -428,15 +428,15 @@ impl Inode {
         expected_bytes: u64,
         got_bytes: u64,
     ) -> Error {
-        let Some(spill) = self.spill() else {
+        let Some(swap) = self.swap() else {
             let file = self.name();
             return ErrorKind::CutShort { file, position_bytes, expected_bytes, got_bytes }.into();
         };
         let kind = std::io::ErrorKind::UnexpectedEof;
         let source = IoError {
-            file: spill.name().to_owned(),
+            file: swap.name().to_owned(),
             operation: Operation::Read,
-            position_bytes: Spill::position_bytes(self.memory.folio(id).slot()) + got_bytes,
+            position_bytes: Swap::position_bytes(self.memory.folio(id).slot()) + got_bytes,
             length_bytes: expected_bytes - got_bytes,
             source: std::io::Error::new(kind, "it was cut by somebody else"),
         };

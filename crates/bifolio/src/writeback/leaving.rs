@@ -1,11 +1,11 @@
 //! Write-outs of folios of a region that are unmapped already: from a copy of their last bytes.
 //!
 //! Called by `reclaim/unmap.rs`, which has locked the folios, and keeps the copies until all has
-//! ended. The write-out begins ([`Inode::begin_leaving`]) once the page is unmapped, while the
-//! folio is frozen: a sync that no longer finds the page finds the folio on the dirty list, where
-//! it waits for the end of the freeze, or in flight.
+//! ended. The write-out begins ([`Inode::begin_write_of_victim`]) once the page is unmapped, while
+//! the folio is frozen: a sync that no longer finds the page finds the folio on the dirty list,
+//! where it waits for the end of the freeze, or in flight.
 
-use super::batch::{CopyAt, Leaving, WriteBatch};
+use super::batch::{CopyAt, WriteBatch, WriteVictim};
 use super::dirty::InFlight;
 use super::inode::Inode;
 use crate::error::{Error, ErrorKind, Result};
@@ -33,7 +33,7 @@ impl Inode {
     }
 
     /// The write-out of a folio, locked and frozen, begins; its bytes will be given later.
-    pub(crate) fn begin_leaving(&self, frozen: &Frozen<'_>) -> InFlight {
+    pub(crate) fn begin_write_of_victim(&self, frozen: &Frozen<'_>) -> InFlight {
         self.mark_stored(frozen.folio(), frozen.id());
         let in_flight = self.dirty.begin(&self.memory.folios, frozen.id());
         // The number of its marking stood there (rule 4 of `folio`).
@@ -42,9 +42,9 @@ impl Inode {
     }
 
     /// Whether one transfer takes `next` after `last`, with so many before it.
-    fn leaves_with(&self, last: &Leaving<'_>, next: &Leaving<'_>, count: usize) -> bool {
+    fn leaves_with(&self, last: &WriteVictim<'_>, next: &WriteVictim<'_>, count: usize) -> bool {
         let follows = last.folio.folio().index() + 1 == next.folio.folio().index();
-        (self.spill().is_some() || follows) && (count as u64) < RUN_PAGES_MAX
+        (self.swap().is_some() || follows) && (count as u64) < RUN_PAGES_MAX
     }
 
     /// Puts the bytes of an unmapped folio back in their place, where readers find them, locked as
@@ -151,19 +151,19 @@ impl Inode {
 /// Write-outs of such folios, some of which may be in flight. The caller keeps their locks and
 /// copies until they have ended; those that failed are dirty again then.
 #[derive(Debug)]
-pub(crate) struct LeavingBatch<'a> {
+pub(crate) struct UnmappedWriteBatch<'a> {
     batch: WriteBatch<'a>,
 }
 
-impl<'a> LeavingBatch<'a> {
+impl<'a> UnmappedWriteBatch<'a> {
     /// For folios of a file, which is not cut while the batch lives.
     pub(crate) fn new(inode: &'a Inode) -> Self {
-        Self { batch: WriteBatch::of_leaving(inode) }
+        Self { batch: WriteBatch::of_victims(inode) }
     }
 
     /// Starts to write out folios, which are in the order of their places; of each portion of so
     /// many, waits for the one before it.
-    pub(crate) fn start(&mut self, leaving: Vec<Leaving<'a>>, portion_folios: usize) {
+    pub(crate) fn start(&mut self, leaving: Vec<WriteVictim<'a>>, portion_folios: usize) {
         let mut left = leaving.into_iter().peekable();
         while left.peek().is_some() {
             self.wait();
@@ -171,9 +171,9 @@ impl<'a> LeavingBatch<'a> {
         }
     }
 
-    fn start_portion(&mut self, leaving: impl Iterator<Item = Leaving<'a>>) {
+    fn start_portion(&mut self, leaving: impl Iterator<Item = WriteVictim<'a>>) {
         let inode = self.batch.inode;
-        let mut run: SmallVec<[Leaving<'_>; 1]> = SmallVec::new();
+        let mut run: SmallVec<[WriteVictim<'_>; 1]> = SmallVec::new();
         for next in leaving {
             if run.last().is_some_and(|last| !inode.leaves_with(last, &next, run.len())) {
                 self.batch.start(std::mem::take(&mut run));

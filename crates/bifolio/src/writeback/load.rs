@@ -9,11 +9,11 @@
 //! |---|---|---|---|
 //! | pages under reads | half of the bound | 3/8 of the bound | waits here, or reads less ahead |
 //! | staging memory (`frames/staging.rs`) | all of it | 7/8 | waits, or reads less ahead |
-//! | threads for faults (`file/faults/threads.rs`) | 16 | 4 | waits in a line of the device |
+//! | threads for faults (`file/faults/threads.rs`) | 16 | 4 | waits in a queue of the device |
 //!
 //! With the half of the bound that a device alone may have dirty, an eighth is left to others. One
 //! that has nothing under reads may begin one, however much others have. Memory files read from the
-//! spill, which counts as a device of its own.
+//! swap, which counts as a device of its own.
 //!
 //! A thread that waits here waits for reads of its own device, which end when that answers. It
 //! holds no transfer, no frame and no staging memory (IO-5). Whoever ends a read wakes those that
@@ -85,9 +85,9 @@ impl Loads {
 }
 
 impl Flusher {
-    /// The spill's shares.
-    pub(super) fn spill_load(&self) -> &Load {
-        &self.spill_load
+    /// The swap's shares.
+    pub(super) fn swap_load(&self) -> &Load {
+        &self.swap_load
     }
 }
 

@@ -3,8 +3,8 @@
 //!
 //! Stands between `mapping` and `io`: an [`Inode`] is one file of the cache (the kernel's noun for
 //! what handles share): its mapping, its store, its dirty list and its write errors. A file with a
-//! backing is written to that; a memory file has none, and its folios are spilled, if the cache has
-//! a spill, when reclaim finds no other memory (`store/`, `absent.rs`, `spill_out.rs`).
+//! backing is written to that; a memory file has none, and its folios are swapped out, if the cache
+//! has a swap, when reclaim finds no other memory (`store/`, `absent.rs`, `swap_out.rs`).
 //!
 //! ```text
 //!   file: syncs ----------------.      sync.rs; the flush of the device: flush.rs
@@ -12,7 +12,7 @@
 //!     ^    |                    |     one folio and its dirty neighbours are one transfer
 //!     |    '--> held writers    |      flusher.rs, device.rs, throttle.rs
 //!   reclaim: dirty in the way   |      tells the flusher, and writes nothing
-//!   reclaim: of a memory file ------> WriteBatch --> slots of the spill    spill_out.rs
+//!   reclaim: of a memory file ------> WriteBatch --> slots of the swap    swap_out.rs
 //! ```
 //!
 //! The life of a dirty folio:
@@ -64,16 +64,16 @@ mod leaving;
 mod load;
 mod remove;
 mod resizing;
-mod spill_out;
 mod store;
+mod swap_out;
 mod sync;
 mod throttle;
 
-pub(crate) use batch::{CopyAt, Leaving};
+pub(crate) use batch::{CopyAt, WriteVictim};
 pub(crate) use device::NoRoom;
 pub(crate) use dirty::InFlight;
 pub(crate) use errors::ErrorCursor;
 pub(crate) use flusher::{Flusher, FlusherSettings, FlusherThreads};
 pub(crate) use inode::{FileSize, Inode, Services};
-pub(crate) use leaving::LeavingBatch;
+pub(crate) use leaving::UnmappedWriteBatch;
 pub(crate) use resizing::Resizing;

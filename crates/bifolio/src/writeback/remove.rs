@@ -2,7 +2,7 @@
 //! holes, the end of the file's life here.
 //!
 //! In a memory file that is the end of the bytes, wherever they are: a folio goes, dirty or not,
-//! and a slot of the spill is given back. A folio of several units that reaches beyond the range
+//! and a slot of the swap is given back. A folio of several units that reaches beyond the range
 //! stays, and its part of the range is zeroed in place.
 //!
 //! Folios of a region are gathered, frozen, until some leave together. Whoever meets one of them
@@ -149,7 +149,7 @@ impl Inode {
             self.mark_dirty(folio, locked);
         }
         let pages = bytes.start / PAGE_BYTES..bytes.end.div_ceil(PAGE_BYTES);
-        let _window = self.mapping.open_window(locked, pages);
+        let _section = self.mapping.begin_write_section(locked, pages);
         let start = locked.index() * PAGE_BYTES;
         self.zero_folio(folio, locked, bytes.start - start..bytes.end - start);
     }

@@ -22,7 +22,7 @@ fn drains(outcome: &Outcome) -> (u64, u64, u64) {
 }
 
 #[test]
-fn ten_times_what_one_cpu_wrote_goes_from_the_other_with_one_drain_of_one_cpu() {
+fn pages_of_another_cpu_go_with_one_drain_of_that_cpu() {
     let Some([here, there]) = two_cpus() else { return };
     let directory = directory();
     let (path, bytes) = random_file(&directory, "file", 8 * PAGE as usize);

@@ -27,7 +27,7 @@ fn press(file: &File, first: u64) {
 }
 
 #[test]
-fn what_is_cold_goes_before_what_came_earlier() {
+fn cold_pages_go_before_those_that_came_earlier() {
     on_one(|| {
         let directory = directory();
         let (path, _) = random_file(&directory, "file", 8 << 20);
@@ -44,7 +44,7 @@ fn what_is_cold_goes_before_what_came_earlier() {
 }
 
 #[test]
-fn what_is_not_reused_goes_before_what_is() {
+fn pages_of_no_reuse_go_before_others() {
     on_one(|| {
         let directory = directory();
         let (path, _) = random_file(&directory, "file", 8 << 20);

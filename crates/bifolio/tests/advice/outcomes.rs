@@ -38,7 +38,7 @@ fn for_disk_and_memory(test: impl Fn(&Faulty)) {
 }
 
 #[test]
-fn what_is_clean_and_nobodys_goes_and_comes_back_as_it_was() {
+fn clean_pages_go_and_come_back_as_they_were() {
     on_one(|| {
         let directory = directory();
         for folio_bytes in FOLIO_SIZES {
@@ -296,7 +296,7 @@ fn of_several_reasons_the_first_one_counts() {
 }
 
 #[test]
-fn what_was_stored_through_a_map_is_written_in_the_background() {
+fn stores_through_a_map_are_written_in_the_background() {
     if !files_can_be_mapped() {
         return;
     }
@@ -337,7 +337,7 @@ fn a_pinned_page_of_a_file_with_maps_stays_for_its_pin() {
 }
 
 #[test]
-fn pages_of_memory_files_without_a_spill_have_no_other_place() {
+fn pages_of_memory_files_without_a_swap_have_no_other_place() {
     let cache = cache_of(4 << 20);
     let file = cache.memory_file("scratch").unwrap();
     file.write_all_at(&[7; LENGTH], 0).unwrap();
@@ -347,8 +347,8 @@ fn pages_of_memory_files_without_a_spill_have_no_other_place() {
 }
 
 #[test]
-fn pages_of_memory_files_go_once_they_are_spilled() {
-    let builder = Cache::builder().memory(2 << 20).spill_in(env!("CARGO_TARGET_TMPDIR"));
+fn pages_of_memory_files_go_once_they_are_swapped() {
+    let builder = Cache::builder().memory(2 << 20).swap_directory(env!("CARGO_TARGET_TMPDIR"));
     let cache = builder.build().unwrap();
     let file = cache.memory_file("scratch").unwrap();
     file.write_all_at(&[7; LENGTH], 0).unwrap();
@@ -356,7 +356,7 @@ fn pages_of_memory_files_go_once_they_are_spilled() {
     // What comes behind it drives it out; read back, it is clean, and has its place.
     file.write_all_at(&vec![9; 4 << 20], 1 << 20).unwrap();
     check_start(&file);
-    assert_eq!(cache.stats().spilled_in_pages, PAGES);
+    assert_eq!(cache.stats().swapped_in_pages, PAGES);
     let start = 0..LENGTH as u64;
     let outcome = file.advise(start.clone(), Advice::DontNeed).unwrap();
     assert_eq!((outcome.evicted, reasons(&outcome)), (PAGES, vec![]));
@@ -369,7 +369,7 @@ fn check_start(file: &File) {
 }
 
 #[test]
-fn what_stays_goes_first_when_memory_is_wanted() {
+fn advised_pages_that_stay_go_first_under_pressure() {
     on_one(|| {
         let directory = directory();
         let (path, bytes) = random_file(&directory, "file", 8 << 20);

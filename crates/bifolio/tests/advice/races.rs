@@ -197,7 +197,7 @@ fn nothing_is_lost_of_a_file_on_disk() {
 
 #[test]
 fn nothing_is_lost_of_a_memory_file() {
-    let cache = builder().spill_in(env!("CARGO_TARGET_TMPDIR")).build().unwrap();
+    let cache = builder().swap_directory(env!("CARGO_TARGET_TMPDIR")).build().unwrap();
     Stamped::new(cache.memory_file("stamped").unwrap()).race();
 }
 

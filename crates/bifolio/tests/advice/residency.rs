@@ -60,7 +60,7 @@ fn pages_are_counted_where_folios_of_any_size_hold_them() {
 }
 
 #[test]
-fn what_was_evicted_lately_is_told_from_what_never_was_here() {
+fn recent_evictions_are_told_from_pages_never_seen() {
     // What is in the batch of another CPU is not evicted.
     on_one(|| {
         let directory = directory();

@@ -39,7 +39,7 @@ fn a_file_that_is_closed_is_durable() {
 }
 
 #[test]
-fn what_a_failed_close_could_not_write_is_tried_by_the_cache() {
+fn pages_of_a_failed_close_are_tried_by_the_cache() {
     let (faulty, cache) = setup();
     let file = faulty.open(&cache);
     refuse_writes(&faulty);

@@ -60,7 +60,7 @@ fn a_page_whose_write_out_is_tried_again_is_kept() {
 }
 
 #[test]
-fn what_a_dropped_file_held_is_durable_when_the_cache_is_closed() {
+fn pages_of_a_dropped_file_are_durable_after_close() {
     let faulty = Faulty::new(Way::Memory, 10 * PAGE as usize, 4);
     let cache = faulty.builder(4 << 20).build().unwrap();
     let file = faulty.open(&cache);
@@ -113,7 +113,7 @@ impl log::Log for Errors {
 static ERRORS: Errors = Errors(Mutex::new(Vec::new()));
 
 #[test]
-fn what_a_drop_cannot_write_is_logged_with_its_cause() {
+fn a_drop_logs_the_pages_it_cannot_write() {
     log::set_logger(&ERRORS).unwrap();
     log::set_max_level(log::LevelFilter::Error);
     // No other test of this program has this error.

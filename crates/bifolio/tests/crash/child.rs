@@ -4,7 +4,7 @@
 //! a log. Each writer has cells of its own. A calm one writes to a cell once between two syncs, so
 //! that nobody touches a folio on its way to the disk, and its records must be found whole. The
 //! restless one knows no such care: a record that is overwritten while its folio is being written
-//! out may be found mixed (see `IoSource`), but never with a word older than what was durable.
+//! out may be found mixed (see `IoBuf`), but never with a word older than what was durable.
 //!
 //! Lines to the parent, each with one system call on the standard error stream:
 //!

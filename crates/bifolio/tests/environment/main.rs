@@ -95,7 +95,7 @@ fn assert_missing(feature: Feature, needle: &str) {
 fn run(directory: &Path, is_small: bool) -> Vec<(String, Answer)> {
     let program = Program { directory, is_small };
     let mut answers =
-        vec![("files".into(), program.use_files()), ("spill".into(), program.use_spill())];
+        vec![("files".into(), program.use_files()), ("swap".into(), program.use_swap())];
     for mode in MODES {
         answers.push((format!("map {mode:?}"), program.read_map(mode)));
         answers.push((format!("map_mut {mode:?}"), program.write_map(mode)));
@@ -328,7 +328,7 @@ fn reserved_memory_that_counts_is_refused_or_kept_small() {
 }
 
 fn check_refusal_of_reservations(directory: &Path) {
-    let parts = ["files", "spill", "map"];
+    let parts = ["files", "swap", "map"];
     let needles = ["vm.overcommit_memory", "CacheBuilder::"];
     assert_answers(run(directory, false), &parts, &needles);
     assert_answers(run(directory, true), mapless(), &[]);
@@ -354,7 +354,7 @@ impl Drop for Overcommit {
 /// Changes the whole machine: others may be refused memory meanwhile.
 #[test]
 #[ignore = "changes vm.overcommit_memory of the machine while it runs"]
-fn reservations_are_refused_where_the_system_overcommits_nothing() {
+fn reservations_are_refused_where_nothing_is_overcommitted() {
     let directory = open_directory();
     let _before = Overcommit(fs::read_to_string(OVERCOMMIT).unwrap());
     fs::write(OVERCOMMIT, "2").unwrap();

@@ -1,5 +1,5 @@
-//! A small program as any user might write it: files of the disk, a memory file that is spilled,
-//! maps of both modes; eight times as many bytes as there is memory.
+//! A small program as any user might write it: files of the disk, a memory file that is swapped
+//! out, maps of both modes; eight times as many bytes as there is memory.
 //!
 //! # Safety
 //! Nobody but the program uses its files, and it cuts none of them.
@@ -35,7 +35,7 @@ impl Program<'_> {
         if !self.is_small {
             return builder;
         }
-        builder.memory_max(MEMORY).spill_bytes_max(4 * LENGTH)
+        builder.memory_max(MEMORY).swap_bytes_max(4 * LENGTH)
     }
 
     fn sized(self, options: OpenOptions) -> OpenOptions {
@@ -69,8 +69,8 @@ impl Program<'_> {
         Ok(cache.close()?)
     }
 
-    pub fn use_spill(self) -> Answer {
-        let cache = self.builder().spill_in(self.directory).build()?;
+    pub fn use_swap(self) -> Answer {
+        let cache = self.builder().swap_directory(self.directory).build()?;
         let file = cache.memory_file_with("scratch", &self.sized(writable()))?;
         file.write_all_at(&bytes(), 0)?;
         assert_same(&read_all(&file), &bytes());

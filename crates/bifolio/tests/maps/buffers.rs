@@ -19,7 +19,7 @@ fn page_of(index: u64) -> Vec<u8> {
 #[test]
 fn a_page_can_be_written_from_the_map_of_itself_and_of_others() {
     for way in Way::modes() {
-        let cache = way.spilling(4 << 20);
+        let cache = way.swapping(4 << 20);
         let file = way.memory_file(&cache, 2 * PAGES * PAGE);
         let map = file.map(0..2 * PAGES * PAGE).unwrap();
         for index in 0..PAGES {
@@ -42,7 +42,7 @@ fn a_page_can_be_written_from_the_map_of_itself_and_of_others() {
 #[test]
 fn a_page_can_be_read_into_the_map_of_itself_and_of_others() {
     for way in Way::modes() {
-        let cache = way.spilling(4 << 20);
+        let cache = way.swapping(4 << 20);
         let file = way.memory_file(&cache, 4 * PAGES * PAGE);
         for index in 0..PAGES {
             file.write_all_at(&page_of(index), index * PAGE).unwrap();
@@ -71,15 +71,15 @@ fn a_page_can_be_read_into_the_map_of_itself_and_of_others() {
 }
 
 #[test]
-fn a_spilled_page_can_be_read_into_its_own_place() {
+fn a_swapped_page_can_be_read_into_its_own_place() {
     for way in Way::modes() {
-        let cache = way.spilling(4 << 20);
+        let cache = way.swapping(4 << 20);
         let file = way.memory_file(&cache, 32 * PAGES * PAGE);
         let mut map = file.map_mut(0..32 * PAGES * PAGE).unwrap();
         for index in 0..32 * PAGES {
             file.write_all_at(&page_of(index % PAGES), index * PAGE).unwrap();
         }
-        assert!(cache.stats().spilled_out_pages > PAGES);
+        assert!(cache.stats().swapped_out_pages > PAGES);
         for index in 0..PAGES {
             let place = (index * PAGE) as usize..((index + 1) * PAGE) as usize;
             // SAFETY: see the head of the file.

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bifolio::{Backing, IoSource, IoTarget};
+use bifolio::{Backing, IoBuf, IoBufMut};
 use bifolio_testing::{Call, Fault, FaultyBacking, Gate, MemoryBacking};
 
 use crate::setup::{Address, Way, word};
@@ -72,11 +72,11 @@ impl Twice {
 }
 
 impl Backing for Twice {
-    fn read_at(&self, target: &mut IoTarget<'_>, position_bytes: u64) -> io::Result<usize> {
+    fn read_at(&self, target: &mut IoBufMut<'_>, position_bytes: u64) -> io::Result<usize> {
         self.stored.read_at(target, position_bytes)
     }
 
-    fn write_at(&self, source: &IoSource<'_>, position_bytes: u64) -> io::Result<usize> {
+    fn write_at(&self, source: &IoBuf<'_>, position_bytes: u64) -> io::Result<usize> {
         let look = || {
             let mut bytes = vec![0; source.len()];
             source.copy_to_slice(0, &mut bytes);

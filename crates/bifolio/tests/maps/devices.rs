@@ -193,7 +193,7 @@ fn direct_reads_into_a_pinned_map_of_a_file_are_kept() {
 fn direct_reads_into_a_pinned_memory_file_are_kept() {
     let Some(sources) = Sources::new() else { return };
     for way in Way::modes() {
-        let cache = way.spilling(MEMORY_BYTES);
+        let cache = way.swapping(MEMORY_BYTES);
         let file = way.memory_file(&cache, LENGTH);
         let map = file.map_mut(0..LENGTH).unwrap();
         sources.read_into(&file, &map, None, way);

@@ -80,7 +80,7 @@ fn kernel_loads(start: *const u8, position: u64) -> bool {
 }
 
 #[test]
-fn a_poisoned_page_is_told_of_once_and_comes_back_with_a_prefetch() {
+fn a_poisoned_page_is_told_once_and_heals_with_a_prefetch() {
     for way in Way::with_and_without(Feature::FaultPoison) {
         let storage = storage(16);
         let (_cache, file) = open(way, &storage, 1 << 20);
@@ -144,7 +144,7 @@ fn store_everywhere(file: &File, bytes: &mut [u8], seed: u64) {
 }
 
 #[test]
-fn what_cannot_be_written_while_it_leaves_stays_and_sync_tells() {
+fn pages_that_cannot_be_written_at_eviction_stay() {
     for way in Way::modes() {
         for errno in [libc::EIO, libc::ENOSPC] {
             let storage = storage(512);
@@ -205,11 +205,11 @@ fn read_many_fills_no_map_while_its_transfers_are_under_way() {
 }
 
 #[test]
-fn a_spill_that_fails_while_pages_leave_loses_nothing() {
+fn a_swap_that_fails_while_pages_leave_loses_nothing() {
     for way in Way::modes() {
         for errno in [libc::EIO, libc::ENOSPC] {
             let storage = Faulty::new(support::Way::Memory, 0, 6);
-            let builder = storage.builder(512 << 10).spill_backing(storage.backing.clone());
+            let builder = storage.builder(512 << 10).swap_backing(storage.backing.clone());
             let cache = way.mask(builder).build().unwrap();
             let file = way.memory_file(&cache, 512 * PAGE);
             let mut bytes = vec![0; 512 * PAGE_USIZE];
@@ -225,8 +225,8 @@ fn a_spill_that_fails_while_pages_leave_loses_nothing() {
             storage.backing.inject(Fault::on(Call::Read).forever());
             let error = (0..512)
                 .find_map(|page| map.prefetch(page * PAGE..(page + 1) * PAGE).err())
-                .expect("a page in the spill");
-            assert!(matches!(error.kind(), ErrorKind::SpillRead { .. }), "{error:?}");
+                .expect("a page in the swap");
+            assert!(matches!(error.kind(), ErrorKind::SwapRead { .. }), "{error:?}");
             storage.backing.heal();
             assert_same(&load(map.as_ptr(), 0..map.len()), &bytes);
         }

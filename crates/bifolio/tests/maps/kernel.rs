@@ -40,7 +40,7 @@ fn kernel_waits(way: Way) -> bool {
 }
 
 #[test]
-fn a_system_call_reads_a_map_and_waits_for_its_pages_or_is_refused() {
+fn a_system_call_reads_a_map_or_is_refused() {
     for way in Way::with_and_without(Feature::KernelFaults) {
         let directory = directory();
         let bytes = fill_bytes(3, LENGTH);
@@ -59,7 +59,7 @@ fn a_system_call_reads_a_map_and_waits_for_its_pages_or_is_refused() {
 }
 
 #[test]
-fn what_a_system_call_stores_in_a_map_is_a_store() {
+fn stores_of_a_system_call_in_a_map_are_stores() {
     for way in Way::modes() {
         let directory = directory();
         let mut bytes = fill_bytes(3, LENGTH);

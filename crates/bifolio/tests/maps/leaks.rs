@@ -79,8 +79,8 @@ enum End {
     Unflushed,
     /// What a close could not do either.
     Unclosed,
-    /// A memory file whose spill takes nothing.
-    Unspilled,
+    /// A memory file whose swap takes nothing.
+    Unswapped,
     /// Somebody holds pages for longer than the cache lives.
     Held,
     /// The kernel has lost pages of it.
@@ -92,7 +92,7 @@ const ENDS: [End; 7] = [
     End::Unwritten,
     End::Unflushed,
     End::Unclosed,
-    End::Unspilled,
+    End::Unswapped,
     End::Held,
     End::Poisoned,
 ];
@@ -100,11 +100,12 @@ const ENDS: [End; 7] = [
 fn live_and_end(way: Way, end: End) {
     let storage = Faulty::new(support::Way::Memory, (MEMORY / 8) as usize, 5);
     let builder = storage.builder(MEMORY).reclaim_wait_ms_max(50);
-    let is_spilled = matches!(end, End::Unspilled);
-    let builder = if is_spilled { builder.spill_backing(storage.backing.clone()) } else { builder };
+    let is_swapped_out = matches!(end, End::Unswapped);
+    let builder =
+        if is_swapped_out { builder.swap_backing(storage.backing.clone()) } else { builder };
     let cache = way.mask(builder).build().unwrap();
     let options = way.options().len_max(LEN_MAX);
-    let file = if is_spilled {
+    let file = if is_swapped_out {
         let file = cache.memory_file_with("mapped", &options).unwrap();
         file.set_len(MEMORY / 8).unwrap();
         file
@@ -122,7 +123,7 @@ fn live_and_end(way: Way, end: End) {
     let holds: Vec<_> = holds.unwrap_or_default();
     match end {
         End::Well => {}
-        End::Unwritten | End::Unclosed | End::Held | End::Unspilled => {
+        End::Unwritten | End::Unclosed | End::Held | End::Unswapped => {
             storage.backing.inject(Fault::on(Call::Write).forever().fails(libc::EIO));
         }
         End::Unflushed => {

@@ -29,7 +29,7 @@ fn is_past_end<T>(result: &Result<T>) -> bool {
 fn for_both_files(way: Way, bytes: &[u8], test: impl Fn(&Cache, &File)) {
     let directory = directory();
     let path = file_of(&directory, "mapped", bytes);
-    let cache = way.spilling(1 << 20);
+    let cache = way.swapping(1 << 20);
     test(&cache, &cache.open(&path, &way.options()).unwrap());
     let file = way.memory_file(&cache, 0);
     file.write_all_at(bytes, 0).unwrap();
@@ -128,7 +128,7 @@ fn grow(file: &File, way: u32, len: u64) {
 }
 
 #[test]
-fn growth_after_a_cut_brings_zeros_whatever_was_stored_behind_the_end() {
+fn growth_after_a_truncation_brings_zeros() {
     for way in Way::modes() {
         for how in 0..4 {
             let bytes = fill_bytes(2, 20 * PAGE_USIZE);
@@ -158,9 +158,9 @@ fn growth_after_a_cut_brings_zeros_whatever_was_stored_behind_the_end() {
 }
 
 #[test]
-fn a_hole_is_seen_through_a_map_also_while_somebody_holds_what_was_there() {
+fn a_hole_is_seen_through_a_map_despite_a_hold() {
     for way in Way::modes() {
-        let cache = way.spilling(1 << 20);
+        let cache = way.swapping(1 << 20);
         let file = way.memory_file(&cache, 10 * PAGE);
         let mut map = file.map_mut(0..10 * PAGE).unwrap();
         store(map.as_mut_ptr(), 0, &[7; 10 * PAGE_USIZE]);
@@ -242,7 +242,7 @@ fn a_cache_with_maps_is_not_closed_and_closes_after_them() {
     for way in Way::modes() {
         let directory = directory();
         let path = file_of(&directory, "mapped", &[1; 3 * PAGE_USIZE]);
-        let cache = way.spilling(1 << 20);
+        let cache = way.swapping(1 << 20);
         let file = cache.open(&path, &way.options()).unwrap();
         let mut maps = vec![file.map_mut(0..10).unwrap()];
         let read_only = file.map(0..PAGE).unwrap();
@@ -413,7 +413,7 @@ fn maps_are_made_and_dropped_while_others_fault() {
 }
 
 #[test]
-fn what_cannot_be_mapped_is_refused() {
+fn files_that_cannot_be_mapped_are_refused() {
     if Way::modes().is_empty() {
         return;
     }

@@ -17,7 +17,7 @@ const PAGE: u64 = 4096;
 #[test]
 fn a_batch_with_locked_pages_loses_no_store() {
     for way in Way::modes() {
-        let cache = way.spilling(4 << 20);
+        let cache = way.swapping(4 << 20);
         let file = way.memory_file(&cache, PAGES * PAGE);
         let mut map = file.map_mut(0..PAGES * PAGE).unwrap();
         let start = map.as_mut_ptr();
@@ -39,7 +39,7 @@ fn a_batch_with_locked_pages_loses_no_store() {
     }
 }
 
-const NAME: &str = "locked::memory_that_the_program_locks_is_cut_and_evicted_all_the_same";
+const NAME: &str = "locked::locked_memory_is_truncated_and_evicted_all_the_same";
 const VARIABLE: &str = "BIFOLIO_TEST_LOCKED";
 
 /// Cuts a file that is locked in memory, and evicts it; nothing old is ever seen again.
@@ -78,7 +78,7 @@ fn use_locked_pages(way: Way) {
 }
 
 #[test]
-fn memory_that_the_program_locks_is_cut_and_evicted_all_the_same() {
+fn locked_memory_is_truncated_and_evicted_all_the_same() {
     let ways = Way::with_and_without(Feature::VectoredUnmap);
     if let Ok(number) = std::env::var(VARIABLE) {
         // SAFETY: it changes nothing that is mapped.
@@ -95,8 +95,8 @@ fn memory_that_the_program_locks_is_cut_and_evicted_all_the_same() {
 
 /// Locking all that is to come makes nothing resident that is only reserved.
 #[test]
-fn a_cache_of_a_program_that_locks_all_memory_stays_within_its_bound() {
-    const NAME: &str = "locked::a_cache_of_a_program_that_locks_all_memory_stays_within_its_bound";
+fn with_mlockall_a_cache_stays_within_its_bound() {
+    const NAME: &str = "locked::with_mlockall_a_cache_stays_within_its_bound";
     if std::env::var(VARIABLE).is_err() {
         let output = run_child(NAME, VARIABLE, "");
         let text = String::from_utf8_lossy(&output.stderr);

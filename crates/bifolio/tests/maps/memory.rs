@@ -28,7 +28,7 @@ fn process_bytes(field: &str) -> u64 {
 fn roam(way: Way, is_on_disk: bool) {
     let directory = directory();
     let path = file_of(&directory, "sparse", &[]);
-    let cache = way.spilling(BOUND);
+    let cache = way.swapping(BOUND);
     let file = if is_on_disk {
         let file = cache.open(&path, &way.options()).unwrap();
         file.set_len(LENGTH).unwrap();

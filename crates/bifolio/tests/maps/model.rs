@@ -303,15 +303,15 @@ fn compare_with_disk(path: &Path, model: &[u8]) {
 }
 
 fn in_memory(way: Way, sizes: Sizes, seed: u64) {
-    let cache = way.spilling(sizes.memory_bytes);
+    let cache = way.swapping(sizes.memory_bytes);
     let length = sizes.length_bytes_max / 8 * 7;
     let file = way.memory_file(&cache, length);
     let (file, _) = Run::new(&cache, file, vec![0; length as usize], sizes, seed).run();
     let stats = cache.stats();
-    assert!(stats.spilled_out_pages > 0 && stats.spilled_in_pages > 0, "{stats:?}");
+    assert!(stats.swapped_out_pages > 0 && stats.swapped_in_pages > 0, "{stats:?}");
     drop(file);
     let stats = cache.stats();
-    assert_eq!((stats.spill_bytes, stats.unspilled_bytes), (0, 0), "places are left: {stats:?}");
+    assert_eq!((stats.swap_bytes, stats.unswapped_bytes), (0, 0), "places are left: {stats:?}");
     cache.close().unwrap();
 }
 

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-use bifolio::{Backing, ErrorKind, FaultMode, Feature, IoSource, IoTarget};
+use bifolio::{Backing, ErrorKind, FaultMode, Feature, IoBuf, IoBufMut};
 use bifolio_testing::{Call, Fault};
 
 use crate::setup::{Address, Way, refuse_calls, run_child, store, touch, word};
@@ -99,7 +99,7 @@ fn find_no_memory(way: Way) {
     /// Of `ioctl`: UFFDIO_COPY.
     const COPY: u32 = 0xC028_AA03;
     let storage = Faulty::new(support::Way::Memory, 0, 5);
-    let builder = storage.builder(512 << 10).spill_backing(storage.backing.clone());
+    let builder = storage.builder(512 << 10).swap_backing(storage.backing.clone());
     let cache = way.mask(builder.reclaim_wait_ms_max(50)).build().unwrap();
     let file = way.memory_file(&cache, 400 * PAGE);
     let mut map = file.map_mut(0..file.len()).unwrap();
@@ -211,7 +211,7 @@ impl Hostile {
 }
 
 impl Backing for Hostile {
-    fn read_at(&self, target: &mut IoTarget<'_>, _position: u64) -> io::Result<usize> {
+    fn read_at(&self, target: &mut IoBufMut<'_>, _position: u64) -> io::Result<usize> {
         self.heal();
         let length = target.len();
         target.copy_from_slice(0, &vec![0; length]);
@@ -223,7 +223,7 @@ impl Backing for Hostile {
         Ok(length)
     }
 
-    fn write_at(&self, source: &IoSource<'_>, _position: u64) -> io::Result<usize> {
+    fn write_at(&self, source: &IoBuf<'_>, _position: u64) -> io::Result<usize> {
         Ok(source.len())
     }
 

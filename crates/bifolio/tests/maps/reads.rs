@@ -111,7 +111,7 @@ fn reads_of_a_file_that_is_cut_raise_no_signal() {
 fn reads_of_a_memory_file_that_is_cut_raise_no_signal() {
     let name = "reads::reads_of_a_memory_file_that_is_cut_raise_no_signal";
     in_children(name, &Way::modes(), |way| {
-        let cache = way.spilling(MEMORY_BYTES);
+        let cache = way.swapping(MEMORY_BYTES);
         let file = way.memory_file(&cache, PAGES * PAGE);
         // Raw writers are looked for.
         drop(file.map_mut(0..PAGE).unwrap());

@@ -68,9 +68,9 @@ impl Way {
         }
     }
 
-    /// With a spill.
-    pub fn spilling(self, memory_bytes: u64) -> Cache {
-        self.builder(memory_bytes).spill_in(env!("CARGO_TARGET_TMPDIR")).build().unwrap()
+    /// With a swap.
+    pub fn swapping(self, memory_bytes: u64) -> Cache {
+        self.builder(memory_bytes).swap_directory(env!("CARGO_TARGET_TMPDIR")).build().unwrap()
     }
 
     /// To read, write and map.

@@ -146,7 +146,7 @@ fn run(way: Way, owns: Owns, place: &Place, duration: Duration) {
     let (path, bytes) = random_file(&directory, "other", 3 << 20);
     let counters = file_of(&directory, "counters", &vec![0; (PAGES * PAGE) as usize]);
     fs::File::open(&counters).unwrap().sync_all().unwrap();
-    let cache = way.spilling(MEMORY_BYTES);
+    let cache = way.swapping(MEMORY_BYTES);
     let other = open(&cache, &path);
     let file = match place {
         Place::Memory => way.memory_file(&cache, PAGES * PAGE),
@@ -245,9 +245,9 @@ fn stores_that_come_late_are_found() {
 /// What is punched is a hole, or what was stored since; and the page is there for whoever touches
 /// it: one that the table has and the address space has not would be faulted for without end.
 #[test]
-fn pages_that_are_punched_while_they_are_stored_to_can_be_touched() {
+fn pages_punched_while_stored_to_can_be_touched() {
     for way in Way::modes() {
-        let cache = way.spilling(MEMORY_BYTES);
+        let cache = way.swapping(MEMORY_BYTES);
         let file = way.memory_file(&cache, 8 * PAGE);
         let mut map = file.map_mut(0..8 * PAGE).unwrap();
         let (start, stop) = (Address(map.as_mut_ptr()), AtomicBool::new(false));
@@ -279,7 +279,7 @@ fn pages_that_are_punched_while_they_are_stored_to_can_be_touched() {
 /// Pages come in, many at once, while the file is mapped for writing for the first time: those that
 /// come after the look for stores has begun are watched like the others.
 #[test]
-fn stores_to_pages_that_came_with_the_first_writable_map_are_found() {
+fn stores_to_pages_from_before_the_first_map_are_found() {
     const LEN: u64 = 1 << 20;
     for way in Way::modes() {
         let directory = directory();

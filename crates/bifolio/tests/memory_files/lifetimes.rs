@@ -42,7 +42,7 @@ fn a_hold_is_a_handle_and_keeps_the_bytes() {
 }
 
 #[test]
-fn a_hold_keeps_its_bytes_from_a_punch_and_from_a_cut_only_its_memory() {
+fn a_hold_keeps_bytes_over_a_punch_and_memory_over_a_cut() {
     let setup = setup();
     let cache = setup.cache();
     let file = setup.file(&cache);
@@ -95,7 +95,7 @@ fn readers_and_writers_with_clones_outlive_the_first_handle() {
 }
 
 #[test]
-fn a_closed_cache_refuses_its_memory_files_and_keeps_what_is_held() {
+fn a_closed_cache_refuses_memory_files_and_keeps_holds() {
     let setup = setup();
     let cache = setup.cache();
     let file = setup.file(&cache);

@@ -1,8 +1,8 @@
 //! Memory files against models of them: one thread (`model.rs`), several (`regions.rs`,
 //! `shared.rs`), and how files and caches end (`lifetimes.rs`); and single
 //! promises (`promises.rs`). A [`Setup`](setup::Setup) says in
-//! what cache; the same bodies run with a spill and without. What the storage of a spill can do to
-//! them is in `spill_faults.rs`.
+//! what cache; the same bodies run with a swap and without. What the storage of a swap can do to
+//! them is in `swap_faults.rs`.
 
 mod lifetimes;
 mod model;
@@ -10,6 +10,6 @@ mod promises;
 mod regions;
 mod setup;
 mod shared;
-mod spill_faults;
 #[path = "../support/mod.rs"]
 mod support;
+mod swap_faults;

@@ -25,8 +25,8 @@ struct Run {
     length_bytes_max: u64,
     memory_bytes: RangeInclusive<u64>,
     steps: usize,
-    /// Pages that were spilled.
-    spilled: Cell<u64>,
+    /// Pages that were swapped out.
+    swapped: Cell<u64>,
     /// Ranges that became one folio.
     collapsed: Cell<u64>,
 }
@@ -103,7 +103,7 @@ impl Run {
         let was_collapsed = runner.collapsed() > 0;
         let largest = if was_collapsed { 2 << 20 } else { self.setup.folio_bytes };
         self.collapsed.set(self.collapsed.get() + runner.collapsed());
-        self.spilled.set(self.spilled.get() + cache.stats().spilled_out_pages);
+        self.swapped.set(self.swapped.get() + cache.stats().swapped_out_pages);
         drop(file);
         check_empty(&cache, &self.setup, largest).map(|()| refused)
     }
@@ -145,7 +145,7 @@ fn a_file_agrees_with_the_model_in_every_folio_size() {
             length_bytes_max,
             memory_bytes: memory_bytes - (2 << 20)..=memory_bytes,
             steps: if folio_bytes > 1 << 20 { 60 } else { 250 },
-            spilled: Cell::new(0),
+            swapped: Cell::new(0),
             collapsed: Cell::new(0),
         };
         with_seeds(if folio_bytes > 1 << 20 { 2 } else { 5 }, |seed| {
@@ -157,7 +157,7 @@ fn a_file_agrees_with_the_model_in_every_folio_size() {
 }
 
 #[test]
-fn a_file_larger_than_the_memory_is_refused_room_and_agrees_with_the_model() {
+fn a_file_larger_than_memory_is_refused_and_agrees() {
     let refused = Cell::new(0);
     for folio_bytes in FOLIO_SIZES {
         let length_bytes_max = length_bytes_max(folio_bytes);
@@ -167,7 +167,7 @@ fn a_file_larger_than_the_memory_is_refused_room_and_agrees_with_the_model() {
             length_bytes_max,
             memory_bytes: memory_bytes / 8 * 7..=memory_bytes,
             steps: if folio_bytes > 1 << 20 { 60 } else { 250 },
-            spilled: Cell::new(0),
+            swapped: Cell::new(0),
             collapsed: Cell::new(0),
         };
         with_seeds(if folio_bytes > 1 << 20 { 2 } else { 5 }, |seed| {
@@ -178,40 +178,40 @@ fn a_file_larger_than_the_memory_is_refused_room_and_agrees_with_the_model() {
 }
 
 #[test]
-fn a_file_larger_than_the_memory_spills_and_agrees_with_the_model() {
+fn a_file_larger_than_the_memory_swaps_and_agrees_with_the_model() {
     for folio_bytes in FOLIO_SIZES {
         let length_bytes_max = length_bytes_max(folio_bytes);
         let memory_bytes = (length_bytes_max / 3).max(2 * folio_bytes + (1 << 19));
         let run = Run {
-            setup: Setup::spilling(memory_bytes, folio_bytes),
+            setup: Setup::swapping(memory_bytes, folio_bytes),
             length_bytes_max,
             memory_bytes: (memory_bytes / 8 * 7).max(2 * folio_bytes + (1 << 18))..=memory_bytes,
             steps: if folio_bytes > 1 << 20 { 60 } else { 250 },
-            spilled: Cell::new(0),
+            swapped: Cell::new(0),
             collapsed: Cell::new(0),
         };
         with_seeds(if folio_bytes > 1 << 20 { 2 } else { 5 }, |seed| {
             run.check(seed & !1);
         });
-        assert!(run.spilled.get() > 0, "nothing was spilled");
+        assert!(run.swapped.get() > 0, "nothing was swapped");
     }
 }
 
 #[test]
-fn folios_that_are_collapsed_and_spilled_agree_with_the_model() {
+fn folios_that_are_collapsed_and_swapped_agree_with_the_model() {
     for folio_bytes in [4 << 10, 64 << 10] {
         let run = Run {
-            setup: Setup::spilling(6 << 20, folio_bytes),
+            setup: Setup::swapping(6 << 20, folio_bytes),
             length_bytes_max: 9_000_000,
             memory_bytes: 5 << 20..=6 << 20,
             steps: 120,
-            spilled: Cell::new(0),
+            swapped: Cell::new(0),
             collapsed: Cell::new(0),
         };
         with_seeds(4, |seed| {
             run.check(seed & !1);
         });
-        assert!(run.spilled.get() > 0, "nothing was spilled");
+        assert!(run.swapped.get() > 0, "nothing was swapped");
         assert!(run.collapsed.get() > 0, "nothing was collapsed");
     }
 }

@@ -24,9 +24,9 @@ fn an_allocation_keeps_zeros_that_were_only_pinned() {
     check_resident(&cache, 64 * PAGE).unwrap();
 }
 
-/// No write of the spill has to look for room, which would keep everybody from reading there.
+/// No write of the swap has to look for room, which would keep everybody from reading there.
 #[test]
-fn the_spill_file_has_room_before_pages_are_written_to_it() {
+fn the_swap_file_has_room_before_pages_are_written_to_it() {
     const PAGES: u64 = 2048;
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let cache = Cache::builder().memory(2 << 20).build().unwrap();
@@ -35,12 +35,12 @@ fn the_spill_file_has_room_before_pages_are_written_to_it() {
         eprintln!("skipped: {error}");
         return;
     }
-    let path = directory.path().join("spill");
-    let cache = Cache::builder().memory(2 << 20).spill_file(&path).build().unwrap();
+    let path = directory.path().join("swap");
+    let cache = Cache::builder().memory(2 << 20).swap_file(&path).build().unwrap();
     let file = cache.memory_file("scratch").unwrap();
     let page = vec![1; PAGE_BYTES];
     (0..PAGES).for_each(|index| file.write_all_at(&page, index * PAGE).unwrap());
-    assert!(cache.stats().spilled_out_pages < PAGES);
+    assert!(cache.stats().swapped_out_pages < PAGES);
     let length_bytes = std::fs::metadata(&path).unwrap().len();
     assert!(length_bytes > PAGES * PAGE, "{length_bytes}");
 }
@@ -126,14 +126,14 @@ fn a_write_that_meets_a_cut_leaves_a_page_or_none() {
     check_resident(&cache, 0).unwrap();
 }
 
-/// Places in the spill that are free between others are used by folios that do not fill them, and
+/// Places in the swap that are free between others are used by folios that do not fill them, and
 /// none is lost.
 #[test]
 fn places_between_others_are_used_and_given_back() {
     const PAGES: u64 = 900;
-    let small = Setup::spilling(512 << 10, 4096);
-    let large = Setup::spilling(512 << 10, 16 << 10);
-    let cache = small.builder().spill_bytes_max((PAGES + 20) * PAGE).build().unwrap();
+    let small = Setup::swapping(512 << 10, 4096);
+    let large = Setup::swapping(512 << 10, 16 << 10);
+    let cache = small.builder().swap_bytes_max((PAGES + 20) * PAGE).build().unwrap();
     let (file, other) = (small.file(&cache), large.file(&cache));
     let page_of = |index: u64| fill_bytes(index, PAGE_BYTES);
     (0..PAGES).for_each(|index| file.write_all_at(&page_of(index), index * PAGE).unwrap());

@@ -75,8 +75,8 @@ fn regions_agree(setup: &Setup, seed: u64, steps: usize) -> u64 {
             "{least}, {resident}, {most} bytes"
         );
     }
-    let spilled = stats.spilled_out_pages;
-    assert_eq!(spilled > 0, !setup.keeps_in_memory(), "{spilled} pages were spilled");
+    let swapped = stats.swapped_out_pages;
+    assert_eq!(swapped > 0, !setup.keeps_in_memory(), "{swapped} pages were swapped");
     file.punch_hole(0..file.len() + setup.folio_bytes).unwrap();
     check_empty(&cache, setup, 2 << 20).unwrap();
     drop(file);
@@ -105,10 +105,10 @@ fn threads_that_are_refused_room_agree_with_their_models() {
 }
 
 #[test]
-fn threads_whose_pages_are_spilled_agree_with_their_models() {
+fn threads_whose_pages_are_swapped_agree_with_their_models() {
     for folio_bytes in [4 << 10, 16 << 10, 64 << 10] {
         // A third of what the regions have; more where folios are large and some are in use.
-        let setup = Setup::spilling((300 << 10) + 8 * folio_bytes, folio_bytes);
+        let setup = Setup::swapping((300 << 10) + 8 * folio_bytes, folio_bytes);
         with_seeds(2, |seed| {
             regions_agree(&setup, seed, 150);
         });
@@ -119,8 +119,8 @@ fn threads_whose_pages_are_spilled_agree_with_their_models() {
 fn a_memory_file_and_one_on_the_disk_share_a_cache() {
     with_seeds(1, |seed| {
         shares_with_disk(&Setup::new(2 << 20, 4096), seed);
-        shares_with_disk(&Setup::spilling(700 << 10, 4096), seed);
-        shares_with_disk(&Setup::spilling(1 << 20, 16 << 10), seed);
+        shares_with_disk(&Setup::swapping(700 << 10, 4096), seed);
+        shares_with_disk(&Setup::swapping(1 << 20, 16 << 10), seed);
     });
 }
 
@@ -144,6 +144,6 @@ fn shares_with_disk(setup: &Setup, seed: u64) {
         assert_same(&read_all(&file), &expected);
     });
     assert!(cache.stats().pgsteal > 0, "nothing was evicted");
-    let spilled = cache.stats().spilled_out_pages;
-    assert_eq!(spilled > 0, !setup.keeps_in_memory(), "{spilled} pages were spilled");
+    let swapped = cache.stats().swapped_out_pages;
+    assert_eq!(swapped > 0, !setup.keeps_in_memory(), "{swapped} pages were swapped");
 }

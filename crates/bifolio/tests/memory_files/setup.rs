@@ -13,12 +13,12 @@ use crate::support::writable;
 pub struct Setup {
     pub memory_bytes: u64,
     pub folio_bytes: u64,
-    pub spill: Spill,
+    pub swap: Swap,
 }
 
 /// What a cache does with the pages of memory files when it is full.
 #[derive(Clone, Debug)]
-pub enum Spill {
+pub enum Swap {
     /// It refuses to take more.
     None,
     /// They go to a temporary file.
@@ -27,19 +27,19 @@ pub enum Spill {
 
 impl Setup {
     pub fn new(memory_bytes: u64, folio_bytes: u64) -> Self {
-        Self { memory_bytes, folio_bytes, spill: Spill::None }
+        Self { memory_bytes, folio_bytes, swap: Swap::None }
     }
 
-    /// The same, with a spill.
-    pub fn spilling(memory_bytes: u64, folio_bytes: u64) -> Self {
-        Self { memory_bytes, folio_bytes, spill: Spill::Temporary }
+    /// The same, with a swap.
+    pub fn swapping(memory_bytes: u64, folio_bytes: u64) -> Self {
+        Self { memory_bytes, folio_bytes, swap: Swap::Temporary }
     }
 
     pub fn builder(&self) -> CacheBuilder {
         let builder = Cache::builder().memory(self.memory_bytes).reclaim_wait_ms_max(2000);
-        match self.spill {
-            Spill::None => builder,
-            Spill::Temporary => builder.spill_in(env!("CARGO_TARGET_TMPDIR")),
+        match self.swap {
+            Swap::None => builder,
+            Swap::Temporary => builder.swap_directory(env!("CARGO_TARGET_TMPDIR")),
         }
     }
 
@@ -54,7 +54,7 @@ impl Setup {
 
     /// Whether all bytes of memory files are in memory.
     pub fn keeps_in_memory(&self) -> bool {
-        matches!(self.spill, Spill::None)
+        matches!(self.swap, Swap::None)
     }
 }
 
@@ -84,8 +84,8 @@ pub fn check_empty(cache: &Cache, setup: &Setup, folio_bytes: u64) -> Result<(),
     let cpus = thread::available_parallelism().map_or(1, usize::from) as u64;
     let batches_bytes = if setup.keeps_in_memory() { 0 } else { cpus * 31 * folio_bytes };
     let stats = cache.stats();
-    if stats.spill_bytes > 0 || stats.unspilled_bytes > 0 {
-        return Err(format!("places in the spill, or folios for it, are left: {stats:?}"));
+    if stats.swap_bytes > 0 || stats.unswapped_bytes > 0 {
+        return Err(format!("places in the swap, or folios for it, are left: {stats:?}"));
     }
     check_resident_in(cache, 0..=batches_bytes)
 }

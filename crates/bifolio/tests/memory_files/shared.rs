@@ -311,17 +311,17 @@ fn pages_are_whole(setup: &Setup, seed: u64, time: Duration) -> u64 {
     let collapsed = arena.collapsed.load(Ordering::Relaxed);
     let has_room = setup.memory_bytes > 8 << 20;
     assert!(collapsed > 0 || !has_room, "nothing was collapsed");
-    let spilled = cache.stats().spilled_out_pages;
-    assert_eq!(spilled > 0, !setup.keeps_in_memory(), "{spilled} pages were spilled");
+    let swapped = cache.stats().swapped_out_pages;
+    assert_eq!(swapped > 0, !setup.keeps_in_memory(), "{swapped} pages were swapped");
     file.set_len(0).unwrap();
     check_empty(&cache, setup, 2 << 20).unwrap();
     refused
 }
 
 #[test]
-fn a_page_that_was_spilled_is_one_writes_whole_or_zeros() {
+fn a_page_that_was_swapped_is_one_writes_whole_or_zeros() {
     for folio_bytes in [4 << 10, 16 << 10, 64 << 10] {
-        let setup = Setup::spilling((256 << 10) + 10 * folio_bytes, folio_bytes);
+        let setup = Setup::swapping((256 << 10) + 10 * folio_bytes, folio_bytes);
         with_seeds(1, |seed| {
             pages_are_whole(&setup, seed, Duration::from_millis(700));
         });

@@ -7,7 +7,7 @@
 //!
 //! ```text
 //!   touch --> kernel --> message --> threads.rs --.
-//!               |                                 +--> serve --> Handle::bring_in --> fill.rs
+//!               |                                 +--> serve --> Handle::handle_fault --> fill.rs
 //!               '------> SIGBUS, in the thread  --'       |            '--> readahead
 //!                                                         '--> failed: judge again, and if it is
 //!                                                              so, note it, poison the page
@@ -19,7 +19,7 @@
 //! Which region an address is in is known here, for all caches of the process, because a signal
 //! handler has nothing else to go by.
 
-mod bring_in;
+mod handle_fault;
 mod threads;
 mod underway;
 
@@ -148,7 +148,7 @@ impl Server {
         loop {
             // R1 of `frames/region.rs`.
             let growths = self.region.growths();
-            let Err((index, error)) = self.handle.bring_in(left.clone(), is_write) else {
+            let Err((index, error)) = self.handle.handle_fault(left.clone(), is_write) else {
                 return is_served;
             };
             let error = Arc::new(error);

@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn faults_at_adjacent_pages_are_served_together_and_each_page_once() {
+    fn adjacent_faults_are_served_together_each_page_once() {
         let faults = vec![fault(7, false), fault(5, false), fault(6, false), fault(5, false)];
         assert_eq!(pages(&coalesced(faults, 0)), [(5, 3, false)]);
         let faults = vec![fault(5, true), fault(9, false), fault(5, false)];

@@ -10,7 +10,7 @@
 //!   claim the absent folios, as runs of up to 1 MiB; stop when frames run short
 //!                                                         |
 //!   a worker of the engine <------------------------------'
-//!     reads the runs in order, a part of them at a time                       (pump.rs)
+//!     reads the runs in order, a part of them at a time                       (worker.rs)
 //! ```
 //!
 //! The reader never waits here: it claims what is free, or can be made free without I/O, hands the
@@ -21,22 +21,22 @@
 //! what a scan leaves behind goes first, and what it will need next is not evicted for it: all
 //! windows of a handle together stay below half of the bound.
 
-mod pump;
 mod window;
+mod worker;
 
-use super::fill::{RunClaim, Wait};
+use super::fill::{ReadIoClaim, Wait};
 use super::handle::Handle;
-use super::run::Run;
+use super::read_io::ReadIo;
 use crate::folio::Flag;
 use crate::mapping::{PAGE_BYTES, pages_of};
 use crate::stats::Counter;
 use crate::sync::{AtomicBool, AtomicU8, AtomicU64, Mutex, Ordering};
-use pump::Pump;
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 pub(super) use window::Mode;
 pub(super) use window::Plan;
 use window::{Access, STREAMS, Settings, Streams};
+use worker::ReadaheadWorker;
 
 /// No page has this index.
 const NO_MARK: u64 = u64::MAX;
@@ -68,9 +68,9 @@ pub(crate) struct Readahead {
 struct AtWork {
     streams: Mutex<Streams>,
     /// Reads the windows.
-    windows: Arc<Pump>,
+    windows: Arc<ReadaheadWorker>,
     /// Reads what advice names, which may be much more: no window waits behind it.
-    advised: Arc<Pump>,
+    advised: Arc<ReadaheadWorker>,
 }
 
 impl Readahead {
@@ -91,8 +91,8 @@ impl Readahead {
         self.at_work.get_or_init(|| {
             Box::new(AtWork {
                 streams: Mutex::default(),
-                windows: Pump::new(self.window_bytes_max),
-                advised: Pump::new(ADVISED_BYTES_MAX),
+                windows: ReadaheadWorker::new(self.window_bytes_max),
+                advised: ReadaheadWorker::new(ADVISED_BYTES_MAX),
             })
         })
     }
@@ -217,26 +217,26 @@ impl Handle {
         self.start_reading(&self.readahead.at_work().advised, [pages]);
     }
 
-    /// Leaves what is absent of some ranges of pages to `pump`. Stops where frames run short, or
+    /// Leaves what is absent of some ranges of pages to `worker`. Stops where frames run short, or
     /// workers, and answers where. The device gets the first of it while the rest is claimed.
     fn start_reading(
         &self,
-        pump: &Arc<Pump>,
+        worker: &Arc<ReadaheadWorker>,
         ranges: impl IntoIterator<Item = Range<u64>>,
     ) -> Option<u64> {
         ranges
             .into_iter()
-            .find_map(|pages| self.claim_ahead(pages, |run| pump.push(&self.inode, run)))
+            .find_map(|pages| self.claim_ahead(pages, |run| worker.push(&self.inode, run)))
     }
 
     /// Claims what is absent of `pages`, until one is not taken. Answers where that was, or where
     /// frames ran short.
-    fn claim_ahead(&self, pages: Range<u64>, mut take: impl FnMut(Run) -> bool) -> Option<u64> {
+    fn claim_ahead(&self, pages: Range<u64>, mut take: impl FnMut(ReadIo) -> bool) -> Option<u64> {
         let memory = &self.inode.memory;
         let mut left = pages;
         while let Some(absent) = self.next_absent(left.clone()) {
-            left.start = match self.claim_run(absent..left.end, Wait::Never) {
-                Ok(RunClaim::New(run)) => {
+            left.start = match self.claim_read_io(absent..left.end, Wait::Never) {
+                Ok(ReadIoClaim::New(run)) => {
                     for id in run.folios() {
                         memory.folio(*id).flags.set(Flag::Readahead);
                     }
@@ -247,8 +247,8 @@ impl Handle {
                     }
                     end
                 }
-                Ok(RunClaim::Taken) => self.end_of_folio(absent),
-                Ok(RunClaim::NoFrame) | Err(_) => return Some(absent),
+                Ok(ReadIoClaim::Taken) => self.end_of_folio(absent),
+                Ok(ReadIoClaim::NoFrame) | Err(_) => return Some(absent),
             };
         }
         None

@@ -1,8 +1,8 @@
 //! A backing that has a slot among the registered files.
 //!
-//! Made by [`Engine::enroll`](super::Engine::enroll) around a backing that is opened; everything
-//! but the slot is the backing's. The slot is the same in every ring; a ring registers the
-//! descriptor it is first given. When the backing goes, every ring lets its file go first:
+//! Made by [`Engine::register`](super::Engine::register) around a backing that is opened;
+//! everything but the slot is the backing's. The slot is the same in every ring; a ring registers
+//! the descriptor it is first given. When the backing goes, every ring lets its file go first:
 //! otherwise a closed file would stay open, and the next file with this slot might be taken for it.
 
 use std::io;
@@ -11,31 +11,31 @@ use std::sync::Arc;
 
 use super::rings::Rings;
 use crate::io::{
-    Alignment, Backing, DeviceIdentity, DirectStatus, FileIdentity, IoRequest, IoSource, IoTarget,
+    Alignment, Backing, DeviceIdentity, DirectStatus, FileIdentity, IoBuf, IoBufMut, IoRequest,
     Submission,
 };
 
 /// See the head of the file.
 #[derive(Debug)]
-pub(super) struct Enrolled {
+pub(super) struct RegisteredFile {
     backing: Arc<dyn Backing>,
     slot: u32,
     rings: Arc<Rings>,
 }
 
-impl Enrolled {
+impl RegisteredFile {
     pub(super) fn new(backing: Arc<dyn Backing>, slot: u32, rings: Arc<Rings>) -> Self {
         Self { backing, slot, rings }
     }
 }
 
-impl Drop for Enrolled {
+impl Drop for RegisteredFile {
     fn drop(&mut self) {
         self.rings.free_slot(self.slot);
     }
 }
 
-impl Backing for Enrolled {
+impl Backing for RegisteredFile {
     fn submission(&self, request: &IoRequest) -> Option<Submission<'_>> {
         let submission = self.backing.submission(request)?;
         Some(Submission { slot: Some(self.slot), ..submission })
@@ -45,27 +45,23 @@ impl Backing for Enrolled {
         self.backing.completed(request, answer)
     }
 
-    fn read_at(&self, target: &mut IoTarget<'_>, position_bytes: u64) -> io::Result<usize> {
+    fn read_at(&self, target: &mut IoBufMut<'_>, position_bytes: u64) -> io::Result<usize> {
         self.backing.read_at(target, position_bytes)
     }
 
-    fn write_at(&self, source: &IoSource<'_>, position_bytes: u64) -> io::Result<usize> {
+    fn write_at(&self, source: &IoBuf<'_>, position_bytes: u64) -> io::Result<usize> {
         self.backing.write_at(source, position_bytes)
     }
 
     fn read_vectored_at(
         &self,
-        targets: &mut [IoTarget<'_>],
+        targets: &mut [IoBufMut<'_>],
         position_bytes: u64,
     ) -> io::Result<usize> {
         self.backing.read_vectored_at(targets, position_bytes)
     }
 
-    fn write_vectored_at(
-        &self,
-        sources: &[IoSource<'_>],
-        position_bytes: u64,
-    ) -> io::Result<usize> {
+    fn write_vectored_at(&self, sources: &[IoBuf<'_>], position_bytes: u64) -> io::Result<usize> {
         self.backing.write_vectored_at(sources, position_bytes)
     }
 

@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_is_over_after_a_turn_if_somebody_waits_and_not_before() {
+    fn a_lease_is_over_after_a_turn_if_somebody_waits() {
         let rings = one_ring();
         let Some(mut lease) = rings.lease() else {
             return println!("skipped: there is no io_uring here");

@@ -1,11 +1,11 @@
 //! The life of a transfer, from its first attempt to its answer.
 //!
-//! Called by the queue's own thread and by its helpers (`todos.rs`). A ring makes first attempts
+//! Called by the queue's own thread and by its helpers (`fallback.rs`). A ring makes first attempts
 //! only; what is left after one (short, interrupted, refused) is made here with plain calls, by
 //! `transfer.rs`. Whatever way a transfer goes, it ends here.
 //!
 //! # Safety
-//! Makes windows of a transfer's pieces: IO-1 is what `Queue::push` was promised.
+//! Makes buffers of a transfer's pieces: IO-1 is what `Queue::push` was promised.
 #![allow(unsafe_code)]
 
 use std::io;

@@ -8,9 +8,9 @@
 //!     |                 Transfer, its first attempt and what is left of it    life.rs, pieces.rs
 //!     |-- Lease         one ring of the pool, while anything is in flight     lease.rs, rings.rs
 //!     |     '-- Tables    registered files and chunks of one ring             tables.rs
-//!     |           |-- Enrolled   a backing with a slot in them               files.rs
+//!     |           |-- RegisteredFile   a backing with a slot in them               files.rs
 //!     |           '-- Chunks     which chunks may be registered              chunks.rs
-//!     '-- Todos         transfers that threads make with plain calls          todos.rs
+//!     '-- FallbackQueue         transfers that threads make with plain calls          fallback.rs
 //!           '-- Workers   the threads; they run other jobs, too               workers.rs
 //! ```
 //!
@@ -22,6 +22,7 @@
 
 mod chunks;
 mod counts;
+mod fallback;
 mod files;
 mod lease;
 mod life;
@@ -29,7 +30,6 @@ mod pieces;
 mod queue;
 mod rings;
 mod tables;
-mod todos;
 mod workers;
 
 use std::sync::Arc;
@@ -37,7 +37,7 @@ use std::thread;
 
 use self::chunks::Chunks;
 use self::counts::Counts;
-use self::files::Enrolled;
+use self::files::RegisteredFile;
 use self::rings::{Plan, Rings};
 use self::workers::{THREADS_MAX, Urgency, Workers};
 use super::{Backing, DeviceIdentity};
@@ -93,9 +93,9 @@ impl Engine {
 
     /// Gives `backing` a slot among the registered files, if there is one left, until the result is
     /// dropped. To be done once for each backing that is opened.
-    pub(crate) fn enroll(&self, backing: Arc<dyn Backing>) -> Arc<dyn Backing> {
+    pub(crate) fn register(&self, backing: Arc<dyn Backing>) -> Arc<dyn Backing> {
         match self.rings.take_slot() {
-            Some(slot) => Arc::new(Enrolled::new(backing, slot, Arc::clone(&self.rings))),
+            Some(slot) => Arc::new(RegisteredFile::new(backing, slot, Arc::clone(&self.rings))),
             None => backing,
         }
     }

@@ -1,6 +1,6 @@
 //! The memory of one transfer: runs of frames, in the order of the bytes.
 //!
-//! Made by whoever pushes a transfer; read as windows by `transfer.rs`, as spans by the ring.
+//! Made by whoever pushes a transfer; read as buffers by `transfer.rs`, as spans by the ring.
 //! Folios whose frames follow each other make one piece.
 //!
 //! # Safety
@@ -13,7 +13,7 @@ use std::slice;
 use smallvec::SmallVec;
 
 use crate::io::span::Span;
-use crate::io::{IoSource, IoTarget};
+use crate::io::{IoBuf, IoBufMut};
 
 /// The most pages one transfer moves, unless a single folio has more: 1 MiB. So it has no more
 /// pieces, either.
@@ -54,24 +54,24 @@ impl Pieces {
         &self.spans
     }
 
-    /// The pieces as windows to be filled.
+    /// The pieces as buffers to be filled.
     ///
     /// # Safety
-    /// IO-1 holds for all of them while the windows live, which are the only writers.
-    pub(super) unsafe fn targets(&mut self) -> &mut [IoTarget<'_>] {
+    /// IO-1 holds for all of them while the buffers live, which are the only writers.
+    pub(super) unsafe fn targets(&mut self) -> &mut [IoBufMut<'_>] {
         let spans = self.spans.as_mut_slice();
-        // SAFETY: an `IoTarget` is a transparent `Span`; they are borrowed uniquely as long as the
+        // SAFETY: an `IoBufMut` is a transparent `Span`; they are borrowed uniquely as long as the
         // result lives.
         unsafe { slice::from_raw_parts_mut(spans.as_mut_ptr().cast(), spans.len()) }
     }
 
-    /// The pieces as windows to be stored.
+    /// The pieces as buffers to be stored.
     ///
     /// # Safety
-    /// IO-1 holds for all of them while the windows live.
-    pub(super) unsafe fn sources(&self) -> &[IoSource<'_>] {
+    /// IO-1 holds for all of them while the buffers live.
+    pub(super) unsafe fn sources(&self) -> &[IoBuf<'_>] {
         let spans = self.spans.as_slice();
-        // SAFETY: an `IoSource` is a transparent `Span`; they are borrowed as long as the result.
+        // SAFETY: an `IoBuf` is a transparent `Span`; they are borrowed as long as the result.
         unsafe { slice::from_raw_parts(spans.as_ptr().cast(), spans.len()) }
     }
 }

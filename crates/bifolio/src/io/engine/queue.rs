@@ -14,7 +14,7 @@
 //! ```
 //!
 //! The first attempt of a transfer goes by the ring if its backing says where; what is left of it,
-//! and every transfer without a ring, is made with plain calls (`life.rs`, `todos.rs`).
+//! and every transfer without a ring, is made with plain calls (`life.rs`, `fallback.rs`).
 //!
 //! Invariants:
 //! - IO-5: while a queue has transfers in flight, its owner blocks on nothing but the queue: no
@@ -33,9 +33,9 @@ use std::fmt;
 use std::io;
 use std::sync::Arc;
 
+use super::fallback::FallbackQueue;
 use super::lease::Lease;
 use super::life::{Answer, Transfer};
-use super::todos::Todos;
 use super::workers::Urgency;
 use super::{Engine, Lane};
 use crate::io::align::range_end;
@@ -55,7 +55,7 @@ pub(crate) struct Queue<'e, T> {
     in_kernel: usize,
     /// There while anything is in the kernel.
     lease: Option<Lease<'e>>,
-    todos: Option<Arc<Todos>>,
+    fallback: Option<Arc<FallbackQueue>>,
     /// The device that the last transfer for helpers is of.
     lane: Lane,
     /// No ring was to be had lately: what is started goes by helpers, until the queue is empty.
@@ -90,7 +90,7 @@ impl<'e, T> Queue<'e, T> {
             vacant: Vec::new(),
             in_kernel: 0,
             lease: None,
-            todos: None,
+            fallback: None,
             lane: Lane::Alone(0),
             is_without_ring: false,
             done: VecDeque::new(),
@@ -271,7 +271,7 @@ impl<'e, T> Queue<'e, T> {
     fn start_one(&mut self, transfer: Transfer, owner: T) {
         let request = transfer.request();
         let Some(call) = self.ring_call(&transfer, &request) else {
-            return self.lend(transfer, owner);
+            return self.submit_fallback(transfer, owner);
         };
         let is_registered = matches!(call.memory, RingMemory::Registered { .. });
         let token = self.vacant_slot();
@@ -284,7 +284,7 @@ impl<'e, T> Queue<'e, T> {
         let is_queued = unsafe { lease.push(&call, token) };
         debug_assert!(is_queued, "a ring has room for as many calls as a queue has in flight");
         if !is_queued && let Some(unseen) = self.take_from_kernel(token) {
-            self.lend(unseen.transfer, unseen.owner);
+            self.submit_fallback(unseen.transfer, unseen.owner);
         }
     }
 
@@ -309,21 +309,23 @@ impl<'e, T> Queue<'e, T> {
         Some(lease.call(request.operation, request.position_bytes, spans, &submission))
     }
 
-    fn lend(&mut self, transfer: Transfer, owner: T) {
+    fn submit_fallback(&mut self, transfer: Transfer, owner: T) {
         let token = self.vacant_slot();
         self.slots[token] = Slot::Helpers(owner);
         self.lane = super::lane_of(&transfer.backing);
-        self.todos.get_or_insert_default().lend(token, transfer);
+        self.fallback.get_or_insert_default().submit(token, transfer);
     }
 
-    /// Calls helpers for what is lent, but for `own` transfers that this thread will take.
+    /// Calls helpers for what is submitted, but for `own` transfers that this thread will take.
     fn call_helpers(&self, own: usize) {
-        let Some(todos) = self.todos.as_ref().filter(|_| self.in_helpers() > 0) else { return };
-        for _ in 0..todos.call_helpers(own) {
-            let shared = Arc::clone(todos);
+        let Some(fallback) = self.fallback.as_ref().filter(|_| self.in_helpers() > 0) else {
+            return;
+        };
+        for _ in 0..fallback.call_helpers(own) {
+            let shared = Arc::clone(fallback);
             let job = Box::new(move || shared.help());
             if self.engine.workers().offer(self.lane, Urgency::Whenever, job).is_err() {
-                todos.forget_helper();
+                fallback.forget_helper();
             }
         }
     }
@@ -353,9 +355,10 @@ impl<'e, T> Queue<'e, T> {
             self.done.push_back((owner, answer));
         }
         if self.in_helpers() > 0 {
-            let brought = self.todos.as_ref().map(|todos| todos.take_done()).unwrap_or_default();
+            let brought =
+                self.fallback.as_ref().map(|fallback| fallback.take_done()).unwrap_or_default();
             for (token, answer) in brought {
-                self.end_lent(token, answer);
+                self.end_submitted(token, answer);
             }
         }
     }
@@ -375,7 +378,7 @@ impl<'e, T> Queue<'e, T> {
         }
     }
 
-    fn end_lent(&mut self, token: usize, answer: Answer) {
+    fn end_submitted(&mut self, token: usize, answer: Answer) {
         if let Slot::Helpers(owner) = std::mem::replace(&mut self.slots[token], Slot::Vacant) {
             self.vacant.push(token);
             self.engine.tally().add_plain_transfers(1);
@@ -387,20 +390,20 @@ impl<'e, T> Queue<'e, T> {
     /// that helpers make; or does a helper's work.
     fn wait(&mut self, wanted: usize) {
         blocking::check_in_queue("a transfer", self.in_flight());
-        if let Some((token, transfer)) = self.take_lent() {
+        if let Some((token, transfer)) = self.take_submitted() {
             self.submit();
             // SAFETY: IO-1, promised to `push`; the slot keeps the owner.
             let answer = unsafe { transfer.run() };
-            self.end_lent(token, answer);
+            self.end_submitted(token, answer);
         } else if self.in_kernel > 0 {
             self.enter(wanted.min(self.in_kernel));
-        } else if let Some(todos) = &self.todos {
-            todos.wait_for_done();
+        } else if let Some(fallback) = &self.fallback {
+            fallback.wait_for_done();
         }
     }
 
-    fn take_lent(&self) -> Option<(usize, Transfer)> {
-        self.todos.as_ref().filter(|_| self.in_helpers() > 0)?.take()
+    fn take_submitted(&self) -> Option<(usize, Transfer)> {
+        self.fallback.as_ref().filter(|_| self.in_helpers() > 0)?.take()
     }
 
     /// Lets the kernel have what was pushed.
@@ -422,7 +425,7 @@ impl<'e, T> Queue<'e, T> {
         for token in 0..self.slots.len() {
             // The ring is gone, and the kernel has not seen any of its calls.
             if let Some(unseen) = self.take_from_kernel(token) {
-                self.lend(unseen.transfer, unseen.owner);
+                self.submit_fallback(unseen.transfer, unseen.owner);
             }
         }
     }
@@ -442,7 +445,7 @@ impl<T> Drop for Queue<'_, T> {
     fn drop(&mut self) {
         blocking::note_handed_out(self.waiting.len());
         self.waiting.clear();
-        while let Some((token, transfer)) = self.take_lent() {
+        while let Some((token, transfer)) = self.take_submitted() {
             // Never begun; its owner goes with the slot.
             drop(transfer);
             self.slots[token] = Slot::Vacant;

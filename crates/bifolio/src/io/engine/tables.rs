@@ -158,7 +158,7 @@ mod tests {
     use std::os::fd::AsFd;
 
     #[test]
-    fn a_slot_names_the_descriptor_it_was_registered_with_and_no_other() {
+    fn a_slot_names_only_the_descriptor_it_was_registered_with() {
         let tables = match ring::open(1) {
             Ok((_, tables)) => Tables::new(tables, true, 0),
             Err(error) => return println!("skipped: {error}"),

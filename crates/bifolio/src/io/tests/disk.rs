@@ -11,7 +11,7 @@ use crate::io::*;
 const TAILS: [usize; 5] = [1, 511, 512, 513, 4095];
 
 #[test]
-fn a_file_of_any_tail_is_written_to_its_exact_length_and_read_back() {
+fn a_file_with_any_tail_is_written_to_its_exact_length() {
     for way in ways() {
         for whole in [0, BLOCK, 5 * BLOCK] {
             for tail in TAILS {
@@ -28,7 +28,7 @@ fn a_file_of_any_tail_is_written_to_its_exact_length_and_read_back() {
 }
 
 #[test]
-fn a_tail_that_grows_step_by_step_keeps_every_byte_and_never_runs_ahead() {
+fn a_tail_that_grows_in_steps_keeps_every_byte() {
     for way in ways() {
         let file = way.open("f");
         let mut expected = Vec::new();
@@ -159,7 +159,7 @@ fn one_call_is_one_transfer_and_the_tail_is_the_second() {
 }
 
 #[test]
-fn a_row_of_windows_is_one_transfer_and_its_tail_the_second() {
+fn a_row_of_buffers_is_one_transfer_and_its_tail_the_second() {
     for way in ways() {
         let file = way.open("f");
         let bytes = pattern(3 * BLOCK + 700, 10);
@@ -179,13 +179,13 @@ fn a_row_of_windows_is_one_transfer_and_its_tail_the_second() {
 }
 
 #[test]
-fn a_row_of_more_windows_than_the_kernel_takes_is_a_short_transfer() {
+fn a_row_of_more_buffers_than_the_kernel_takes_is_a_short_transfer() {
     for way in ways() {
         let file = way.open("f");
         let bytes = pattern(1100 * 512, 11);
         let buffer = IoBuffer::from_bytes(&bytes);
-        let window = |i: usize| buffer.source().suffix(i * 512).prefix(512);
-        let sources: Vec<_> = (0..1100).map(window).collect();
+        let buffer = |i: usize| buffer.source().suffix(i * 512).prefix(512);
+        let sources: Vec<_> = (0..1100).map(buffer).collect();
         assert_eq!(file.write_vectored_at(&sources, 0).unwrap(), 1024 * 512, "{}", way.name);
         assert_eq!(write_full(&file, &sources, 0, None).unwrap(), bytes.len());
         assert_holds(&way, &file, "f", &bytes);
@@ -208,7 +208,7 @@ fn a_row_that_is_not_aligned_still_arrives() {
 }
 
 #[test]
-fn what_is_not_aligned_still_arrives() {
+fn unaligned_transfers_still_arrive() {
     for way in ways() {
         let file = way.open("f");
         let bytes = pattern(3 * BLOCK, 5);
@@ -246,7 +246,7 @@ fn a_file_cut_by_somebody_else_simply_ends_earlier() {
 }
 
 #[test]
-fn what_somebody_else_writes_through_the_page_cache_is_seen() {
+fn writes_of_others_through_the_page_cache_are_seen() {
     for way in ways() {
         let file = way.open("f");
         let mut model = pattern(2 * BLOCK + 9, 7);
@@ -259,7 +259,7 @@ fn what_somebody_else_writes_through_the_page_cache_is_seen() {
 }
 
 #[test]
-fn a_refused_direct_transfer_moves_the_file_to_the_page_cache_for_good() {
+fn a_refused_direct_transfer_makes_the_file_buffered_for_good() {
     let Some((way, file)) = direct_way() else { return };
     let bytes = pattern(2 * BLOCK, 8);
     // A descriptor that refuses: direct transfers of a file whose alignment we got wrong.

@@ -14,7 +14,7 @@ use crate::sys::file::FileKind;
 use crate::sys::probe::{Feature, Features};
 
 #[test]
-fn direct_required_where_it_cannot_be_had_is_refused_with_the_reason() {
+fn required_direct_io_is_refused_with_the_reason() {
     let options = DiskOptions {
         read: true,
         write: true,
@@ -105,7 +105,7 @@ fn while_exchanging(a: &Path, b: &Path, mut attempt: impl FnMut()) {
 }
 
 #[test]
-fn a_path_that_changes_its_meaning_never_gives_a_file_that_is_not_one() {
+fn a_path_that_changes_never_gives_something_else() {
     let directory = disk_directory();
     let names = ["file", "pipe", "first", "second"].map(|name| directory.path().join(name));
     let [file, pipe, first, second] = &names;

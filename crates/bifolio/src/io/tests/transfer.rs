@@ -71,7 +71,7 @@ impl Scripted {
 }
 
 impl Backing for Scripted {
-    fn read_at(&self, target: &mut IoTarget<'_>, position_bytes: u64) -> io::Result<usize> {
+    fn read_at(&self, target: &mut IoBufMut<'_>, position_bytes: u64) -> io::Result<usize> {
         let count = match self.attempt(position_bytes, target.len()) {
             Ok(count) => count,
             Err(answer) => return answer,
@@ -83,7 +83,7 @@ impl Backing for Scripted {
         Ok(count)
     }
 
-    fn write_at(&self, source: &IoSource<'_>, position_bytes: u64) -> io::Result<usize> {
+    fn write_at(&self, source: &IoBuf<'_>, position_bytes: u64) -> io::Result<usize> {
         let count = match self.attempt(position_bytes, source.len()) {
             Ok(count) => count,
             Err(answer) => return answer,
@@ -201,7 +201,7 @@ fn a_file_cut_during_a_read_ends_where_it_was_cut() {
 }
 
 #[test]
-fn interruptions_are_tried_again_at_once_and_refusals_after_a_while() {
+fn interruptions_are_retried_at_once_refusals_after_a_while() {
     let script = [Errno(libc::EINTR), Short(10), Errno(libc::EAGAIN), Errno(libc::EINTR)];
     let backing = Scripted::new(&pattern(100), &script);
     assert_eq!(read(&backing, 100, 0).unwrap(), pattern(100));
@@ -216,7 +216,7 @@ fn interruptions_are_tried_again_at_once_and_refusals_after_a_while() {
 }
 
 #[test]
-fn tries_are_bounded_and_start_anew_with_every_attempt_that_moves() {
+fn tries_are_bounded_and_start_anew_after_progress() {
     let refusals = REFUSALS_MAX as usize;
     let backing = Scripted::new(&pattern(100), &vec![Errno(libc::EAGAIN); refusals + 1]);
     let error = read(&backing, 100, 0).unwrap_err();

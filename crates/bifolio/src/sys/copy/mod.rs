@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn copies_exactly_the_bytes_asked_for_at_every_length_and_offset() {
+    fn copies_are_exact_at_every_length_and_offset() {
         let mut frame = Frame([0; 8192]);
         for (i, byte) in frame.0.iter_mut().enumerate() {
             *byte = (i * 31 + i / 256) as u8;
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn writes_exactly_the_bytes_asked_for_at_every_length_and_offset() {
+    fn writes_are_exact_at_every_length_and_offset() {
         let source: Vec<u8> = (0..8192).map(|i| (i * 7 + i / 256) as u8).collect();
         for (_, copy_in, zero) in IMPLEMENTATIONS {
             for length in lengths() {

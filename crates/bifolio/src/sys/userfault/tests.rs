@@ -180,7 +180,7 @@ fn read_zero(place: *mut u8) -> io::Result<()> {
 }
 
 #[test]
-fn a_system_call_waits_for_a_page_or_fails_without_the_privilege() {
+fn a_system_call_waits_for_a_page_or_is_refused() {
     let Some((faults, memory)) = region(1, &[Feature::KernelFaults]) else { return };
     let error = read_zero(memory.as_ptr()).unwrap_err();
     assert_eq!(error.raw_os_error(), Some(libc::EFAULT));

@@ -32,7 +32,7 @@ impl DiskStore {
     ) -> Self {
         Self {
             opened: Arc::clone(backing),
-            reader: engine.enroll(Arc::clone(backing)),
+            reader: engine.register(Arc::clone(backing)),
             writer: OnceLock::new(),
             len_bytes: AtomicU64::new(len_bytes),
             changes: AtomicU64::new(0),
@@ -55,7 +55,7 @@ impl DiskStore {
     pub(in crate::writeback) fn allow_writes(&self, engine: &Engine, backing: &Arc<dyn Backing>) {
         self.writer.get_or_init(|| {
             let is_reader = Arc::ptr_eq(backing, &self.opened);
-            if is_reader { Arc::clone(&self.reader) } else { engine.enroll(Arc::clone(backing)) }
+            if is_reader { Arc::clone(&self.reader) } else { engine.register(Arc::clone(backing)) }
         });
     }
 

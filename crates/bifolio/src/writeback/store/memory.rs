@@ -1,19 +1,19 @@
-//! The store of a memory file: no backing; a share of the cache's spill, if that has one.
+//! The store of a memory file: no backing; a share of the cache's swap, if that has one.
 
-use crate::spill::Spill;
+use crate::swap::Swap;
 use std::sync::Arc;
 
 /// See the head of the file.
 #[derive(Debug)]
 pub(in crate::writeback) struct MemoryStore {
     name: String,
-    spill: Option<Arc<Spill>>,
+    swap: Option<Arc<Swap>>,
 }
 
 impl MemoryStore {
     /// Of a file that messages call `name`.
-    pub(in crate::writeback) fn new(name: String, spill: Option<Arc<Spill>>) -> Self {
-        Self { name, spill }
+    pub(in crate::writeback) fn new(name: String, swap: Option<Arc<Swap>>) -> Self {
+        Self { name, swap }
     }
 
     pub(in crate::writeback) fn name(&self) -> &str {
@@ -21,7 +21,7 @@ impl MemoryStore {
     }
 
     /// Where folios go when memory is short.
-    pub(in crate::writeback) fn spill(&self) -> Option<&Arc<Spill>> {
-        self.spill.as_ref()
+    pub(in crate::writeback) fn swap(&self) -> Option<&Arc<Swap>> {
+        self.swap.as_ref()
     }
 }

@@ -3,7 +3,7 @@
 //! An [`Inode`](super::Inode) has one store. That of a file on a disk (`disk.rs`) has a backing,
 //! whose bytes are those of the file wherever no folio is dirty. That of a memory file
 //! (`memory.rs`) has none: a page without a folio is a hole, which reads as zeros, or stands in the
-//! spill.
+//! swap.
 
 mod disk;
 mod memory;

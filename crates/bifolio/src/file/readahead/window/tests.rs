@@ -87,7 +87,7 @@ fn pieces<const N: usize>(pieces: [Range<u64>; N]) -> Vec<Range<u64>> {
 const NOTHING: Vec<Vec<Range<u64>>> = Vec::new();
 
 #[test]
-fn windows_grow_from_four_requests_to_the_largest_and_each_mark_starts_the_next() {
+fn windows_grow_from_four_requests_to_the_largest() {
     let mut readers = Readers::new(Mode::Normal);
     assert_eq!(readers.read(0..1), window(0..4));
     let ends = [4, 20, 84, 212, 468, 980];
@@ -135,7 +135,7 @@ fn a_large_request_gets_a_large_window_at_once() {
 }
 
 #[test]
-fn a_request_as_large_as_the_largest_window_starts_the_next_one_itself() {
+fn a_request_of_a_whole_window_starts_the_next_window() {
     let mut readers = Readers::new(Mode::Normal);
     readers.settings.max_pages = 32;
     assert_eq!(readers.read(0..32), [pieces([0..32]), pieces([32..64])]);
@@ -153,7 +153,7 @@ fn a_request_as_large_as_the_largest_window_starts_the_next_one_itself() {
 }
 
 #[test]
-fn every_page_is_planned_once_and_no_more_than_two_windows_are_ahead() {
+fn pages_are_planned_once_at_most_two_windows_ahead() {
     for request in [1, 3, 16, 256, 700] {
         let mut readers = Readers::new(Mode::Normal);
         readers.file_pages = 20_000;
@@ -171,7 +171,7 @@ fn every_page_is_planned_once_and_no_more_than_two_windows_are_ahead() {
 }
 
 #[test]
-fn the_first_miss_elsewhere_is_random_and_the_one_that_goes_on_is_not() {
+fn the_first_miss_elsewhere_is_random_the_next_is_not() {
     let mut readers = Readers::new(Mode::Normal);
     assert_eq!(readers.read(5000..5003), NOTHING);
     assert_eq!(readers.read(5003..5004), window(5003..5007));
@@ -201,7 +201,7 @@ fn random_reads_plan_nothing() {
 }
 
 #[test]
-fn several_sequential_readers_and_a_random_one_do_not_disturb_each_other() {
+fn sequential_readers_and_a_random_one_are_told_apart() {
     let mut readers = Readers::new(Mode::Normal);
     let mut random = fastrand::Rng::with_seed(1);
     let streams = STREAMS as u64;
@@ -247,7 +247,7 @@ fn next_window(readers: &mut Readers, page: &mut u64) -> u64 {
 }
 
 #[test]
-fn pages_that_go_before_they_are_used_shrink_the_window_and_it_recovers_slowly() {
+fn early_evictions_shrink_the_window_for_a_while() {
     let mut readers = Readers::new(Mode::Normal);
     let mut page = 0;
     while next_window(&mut readers, &mut page) < MAX_PAGES {}
@@ -344,7 +344,7 @@ fn a_strided_reader_gets_the_pieces_to_come_and_never_the_gaps() {
 }
 
 #[test]
-fn the_first_piece_may_be_at_page_zero_and_a_piece_may_be_told_of_in_parts() {
+fn the_first_piece_may_be_at_page_zero_and_come_in_parts() {
     let mut readers = Readers::new(Mode::Normal);
     assert_eq!(readers.read(0..1), window(0..4));
     let plans = [100, 200, 300].map(|first| readers.read(first..first + 1));
@@ -362,7 +362,7 @@ fn the_first_piece_may_be_at_page_zero_and_a_piece_may_be_told_of_in_parts() {
 }
 
 #[test]
-fn what_is_not_a_stride_plans_nothing() {
+fn accesses_without_a_stride_plan_nothing() {
     let nothing = |firsts: &[u64], length: u64| {
         let mut readers = Readers::new(Mode::Normal);
         for first in firsts {
@@ -386,7 +386,7 @@ fn a_strided_reader_stops_at_both_ends_of_the_file() {
 }
 
 #[test]
-fn strided_pieces_that_went_too_early_become_fewer_and_all_fit_into_the_largest_window() {
+fn strided_pieces_become_fewer_after_early_evictions() {
     let mut readers = Readers::new(Mode::Normal);
     readers.settings.max_pages = 1;
     for first in [100_000, 100_100, 100_200] {

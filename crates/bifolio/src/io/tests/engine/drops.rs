@@ -106,7 +106,7 @@ fn a_panic_while_handing_out_leaves_the_rest_to_the_queue() {
 }
 
 #[test]
-fn what_was_pushed_and_not_started_is_dropped_and_not_made() {
+fn transfers_pushed_but_not_started_are_dropped() {
     for world in worlds(4) {
         let directory = disk_directory();
         let path = directory.path().join("f");

@@ -137,13 +137,13 @@ fn a_full_disk_is_its_own_error() {
 }
 
 #[test]
-fn a_refused_direct_transfer_goes_through_the_page_cache_and_so_do_later_ones() {
+fn after_a_refused_direct_transfer_all_are_buffered() {
     for world in worlds(4) {
         let Some((way, mut file)) = direct_way() else { return };
         // The file system will refuse what we take for aligned.
         file.assume_alignment(Alignment { memory_bytes: 1, offset_bytes: 1 });
         let file = Arc::new(file);
-        let backing = world.engine.enroll(Arc::clone(&file) as _);
+        let backing = world.engine.register(Arc::clone(&file) as _);
         let bytes = pattern(2000, 8);
         let mut queue = world.engine.queue();
         push_write(&mut queue, &world, &backing, 0, &bytes[..1000], ());

@@ -36,7 +36,7 @@ fn a_closed_file_is_closed_in_every_ring() {
         // Fifteen of the sixteen pages there are: the next round needs them back.
         let path = directory.path().join(format!("f{round}"));
         fs::write(&path, vec![round; 15 * PAGE]).unwrap();
-        let backing = world.engine.enroll(Arc::new(read_write_kept(&path)));
+        let backing = world.engine.register(Arc::new(read_write_kept(&path)));
         assert_eq!(read_by_ring(&world, &backing), [round; PAGE]);
         assert!(world.engine.registered_files() > 0);
         fs::remove_file(&path).unwrap();
@@ -53,25 +53,25 @@ fn a_slot_that_changes_hands_never_shows_the_old_file() {
         let path = directory.path().join(format!("f{round}"));
         fs::write(&path, [round; PAGE]).unwrap();
         // The same slot, and most likely descriptors of the same numbers, each time.
-        let backing = world.engine.enroll(Arc::new(read_write_kept(&path)));
+        let backing = world.engine.register(Arc::new(read_write_kept(&path)));
         assert_eq!(read_by_ring(&world, &backing), [round; PAGE]);
     }
 }
 
 #[test]
-fn more_files_than_slots_can_be_enrolled_and_work() {
+fn more_files_than_slots_can_be_registered() {
     let Some(world) = world_with(Feature::RegisteredFiles, 4) else { return };
     let directory = disk_directory();
     let path = directory.path().join("f");
     fs::write(&path, [9; PAGE]).unwrap();
     let file: Arc<dyn Backing> = Arc::new(read_write_kept(&path));
-    let enrolled: Vec<_> = (0..1030).map(|_| world.engine.enroll(Arc::clone(&file))).collect();
-    assert_eq!(read_by_ring(&world, &enrolled[1029]), [9; PAGE]);
+    let registered: Vec<_> = (0..1030).map(|_| world.engine.register(Arc::clone(&file))).collect();
+    assert_eq!(read_by_ring(&world, &registered[1029]), [9; PAGE]);
     assert_eq!(world.engine.registered_files(), 0);
-    assert_eq!(read_by_ring(&world, &enrolled[0]), [9; PAGE]);
+    assert_eq!(read_by_ring(&world, &registered[0]), [9; PAGE]);
     assert_eq!(world.engine.registered_files(), 1);
-    drop(enrolled);
-    let again = world.engine.enroll(file);
+    drop(registered);
+    let again = world.engine.register(file);
     assert_eq!(read_by_ring(&world, &again), [9; PAGE]);
     assert_eq!(world.engine.registered_files(), 1);
 }
@@ -139,7 +139,7 @@ fn a_chunk_that_lacks_pages_is_not_registered_and_not_filled() {
 }
 
 #[test]
-fn a_chunk_registered_in_one_ring_is_let_go_while_another_is_at_work() {
+fn a_chunk_is_let_go_while_another_ring_works() {
     let Some(world) = world_with(Feature::RegisteredBuffers, 4) else { return };
     let directory = disk_directory();
     let file = file_of(&directory, 1);
@@ -163,7 +163,7 @@ fn a_chunk_registered_in_one_ring_is_let_go_while_another_is_at_work() {
 }
 
 #[test]
-fn a_chunk_let_go_between_push_and_submission_only_costs_another_call() {
+fn a_chunk_let_go_before_submission_costs_another_call() {
     let Some(world) = world_with(Feature::RegisteredBuffers, 4) else { return };
     let directory = disk_directory();
     let file = file_of(&directory, 5);

@@ -28,11 +28,11 @@ fn push_reads(
 }
 
 #[test]
-fn transfers_of_all_shapes_to_several_files_arrive_and_come_back() {
+fn transfers_of_all_shapes_to_several_files_arrive() {
     const PAGES: usize = 300;
     for world in worlds(8) {
         let directory = disk_directory();
-        let backings = files(&directory).map(|backing| world.engine.enroll(backing));
+        let backings = files(&directory).map(|backing| world.engine.register(backing));
         let length = PAGES * PAGE - 777;
         let models = [pattern(length, 1), pattern(length, 2)];
         let mut random = fastrand_like(3);
@@ -122,7 +122,7 @@ fn sixteen_transfers_at_once_take_one_system_call() {
 }
 
 #[test]
-fn what_was_begun_is_under_way_before_anybody_waits_for_it() {
+fn transfers_are_under_way_before_anybody_waits() {
     for world in worlds(4).iter().filter(|world| world.name != "no threads either") {
         let pipe = Arc::new(Pipe::new());
         let backing: Arc<dyn Backing> = Arc::clone(&pipe) as _;
@@ -201,7 +201,7 @@ fn without_a_ring_none_is_entered() {
 }
 
 #[test]
-fn what_completes_first_is_handed_out_first() {
+fn the_first_to_complete_is_handed_out_first() {
     for world in worlds(4) {
         if world.name == "no threads either" {
             continue;
@@ -228,7 +228,7 @@ fn what_completes_first_is_handed_out_first() {
 }
 
 #[test]
-fn what_waits_for_room_is_started_when_all_before_it_is_complete() {
+fn transfers_that_wait_start_once_those_before_complete() {
     for world in worlds(2) {
         let directory = disk_directory();
         let faulty = Arc::new(Faulty::new(read_write(&directory.path().join("f")).unwrap()));

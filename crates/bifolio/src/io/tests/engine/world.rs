@@ -126,7 +126,7 @@ impl Frames {
     pub(super) fn fill(&mut self, bytes: &[u8]) {
         for (start, part) in self.starts().zip(bytes.chunks(PAGE)) {
             // SAFETY: a frame that no transfer uses; we hold the frames uniquely.
-            unsafe { IoTarget::new(start, PAGE) }.copy_from_slice(0, part);
+            unsafe { IoBufMut::new(start, PAGE) }.copy_from_slice(0, part);
         }
     }
 
@@ -134,7 +134,7 @@ impl Frames {
         let mut bytes = vec![0; self.len()];
         for (start, part) in self.starts().zip(bytes.chunks_mut(PAGE)) {
             // SAFETY: a frame that no transfer uses.
-            unsafe { IoSource::new(start, PAGE) }.copy_to_slice(0, part);
+            unsafe { IoBuf::new(start, PAGE) }.copy_to_slice(0, part);
         }
         bytes.truncate(length);
         bytes
@@ -234,16 +234,16 @@ impl Pipe {
 }
 
 impl Backing for Pipe {
-    fn read_at(&self, target: &mut IoTarget<'_>, _: u64) -> io::Result<usize> {
+    fn read_at(&self, target: &mut IoBufMut<'_>, _: u64) -> io::Result<usize> {
         // Relaxed: only the value counts.
         self.called.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the window's bytes are writable (IO-1).
+        // SAFETY: the buffer's bytes are writable (IO-1).
         let count = unsafe {
             libc::read(self.reader.as_raw_fd(), target.as_mut_ptr().cast(), target.len())
         };
         usize::try_from(count).map_err(|_| io::Error::last_os_error())
     }
-    fn write_at(&self, _: &IoSource<'_>, _: u64) -> io::Result<usize> {
+    fn write_at(&self, _: &IoBuf<'_>, _: u64) -> io::Result<usize> {
         Err(io::ErrorKind::Unsupported.into())
     }
     fn submission(&self, request: &IoRequest) -> Option<Submission<'_>> {
@@ -312,7 +312,7 @@ impl Faulty {
 }
 
 impl Backing for Faulty {
-    fn read_at(&self, target: &mut IoTarget<'_>, position: u64) -> io::Result<usize> {
+    fn read_at(&self, target: &mut IoBufMut<'_>, position: u64) -> io::Result<usize> {
         match self.fault(position) {
             Fault::Errno(errno) => Err(io::Error::from_raw_os_error(errno)),
             Fault::Short(count) => {
@@ -322,7 +322,7 @@ impl Backing for Faulty {
             _ => self.inner.read_at(target, position),
         }
     }
-    fn write_at(&self, source: &IoSource<'_>, position: u64) -> io::Result<usize> {
+    fn write_at(&self, source: &IoBuf<'_>, position: u64) -> io::Result<usize> {
         match self.fault(position) {
             Fault::Errno(errno) => Err(io::Error::from_raw_os_error(errno)),
             Fault::Short(count) => {

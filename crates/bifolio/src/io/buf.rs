@@ -1,4 +1,4 @@
-//! Windows on frame memory for transfers: [`IoTarget`] is filled, [`IoSource`] is stored.
+//! Buffers on frame memory for transfers: [`IoBufMut`] is filled, [`IoBuf`] is stored.
 //!
 //! Made above `io` (a folio about to be filled or written back) and by `buffer.rs`, taken by
 //! backings. They are an address and a length instead of a slice, because a frame is
@@ -6,12 +6,12 @@
 //! away what it saw), a writer may dirty it again during a write. A Rust reference to such memory
 //! would be a lie; the copies below go through `sys::copy`, the kernel takes the bare address.
 //!
-//! Invariant IO-1: for as long as a window lives, its bytes are mapped, lie in whole aligned words
+//! Invariant IO-1: for as long as a buffer lives, its bytes are mapped, lie in whole aligned words
 //! of memory made for frames, and nobody touches them but through `sys::copy` or the kernel; those
-//! of an `IoTarget` are written through this window only.
+//! of an `IoBufMut` are written through this buffer only.
 //!
 //! # Safety
-//! Whoever makes a window answers for IO-1; everything that takes one counts on it.
+//! Whoever makes a buffer answers for IO-1; everything that takes one counts on it.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -29,7 +29,7 @@ use crate::sys::{copy, file};
 /// Memory that a read fills. Others may be reading it meanwhile.
 #[derive(Debug)]
 #[repr(transparent)]
-pub struct IoTarget<'a> {
+pub struct IoBufMut<'a> {
     span: Span,
     frame: PhantomData<&'a mut [u8]>,
 }
@@ -37,26 +37,26 @@ pub struct IoTarget<'a> {
 /// Memory that a write stores. Others may be changing it meanwhile.
 #[derive(Clone, Copy, Debug)]
 #[repr(transparent)]
-pub struct IoSource<'a> {
+pub struct IoBuf<'a> {
     span: Span,
     frame: PhantomData<&'a [u8]>,
 }
 
-impl<'a> IoTarget<'a> {
-    /// A window on `length_bytes` bytes at `start`.
+impl<'a> IoBufMut<'a> {
+    /// A buffer on `length_bytes` bytes at `start`.
     ///
     /// # Safety
-    /// IO-1 holds for those bytes during `'a`, with this window as the only one who writes them.
+    /// IO-1 holds for those bytes during `'a`, with this buffer as the only one who writes them.
     pub(crate) unsafe fn new(start: NonNull<u8>, length_bytes: usize) -> Self {
         Self { span: Span::new(start, length_bytes), frame: PhantomData }
     }
 
-    /// How many bytes the window has.
+    /// How many bytes the buffer has.
     pub fn len(&self) -> usize {
         self.span.len()
     }
 
-    /// Whether the window has no bytes.
+    /// Whether the buffer has no bytes.
     pub fn is_empty(&self) -> bool {
         self.span.len() == 0
     }
@@ -66,85 +66,85 @@ impl<'a> IoTarget<'a> {
         self.span.start()
     }
 
-    /// The first byte, for a system call or another foreign function that fills the window.
+    /// The first byte, for a system call or another foreign function that fills the buffer.
     ///
     /// Do not make a reference of it: others may read the memory meanwhile.
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
         self.span.start()
     }
 
-    /// Fills part of the window, from its byte `offset` on, with `bytes`.
+    /// Fills part of the buffer, from its byte `offset` on, with `bytes`.
     ///
     /// # Panics
     /// If `bytes` does not fit behind `offset`.
     pub fn copy_from_slice(&mut self, offset: usize, bytes: &[u8]) {
         self.span.check_range(offset, bytes.len());
         let target = self.span.start().wrapping_add(offset);
-        // SAFETY: the bytes at `target` are in the window, which only we write (IO-1); `bytes`
+        // SAFETY: the bytes at `target` are in the buffer, which only we write (IO-1); `bytes`
         // is a live shared slice, so it cannot be frame memory.
         unsafe { copy::copy_in(target, bytes) }
     }
 
-    /// What makes up `bytes` of a row of windows, one behind the other.
+    /// What makes up `bytes` of a row of buffers, one behind the other.
     pub(super) fn part<'w>(
-        row: &'w mut [IoTarget<'_>],
+        row: &'w mut [IoBufMut<'_>],
         bytes: Range<usize>,
-    ) -> SmallVec<[IoTarget<'w>; 4]> {
+    ) -> SmallVec<[IoBufMut<'w>; 4]> {
         let mut start = 0;
-        let part = row.iter_mut().filter_map(|window| {
-            let span = window.span.overlap(&mut start, &bytes)?;
-            Some(IoTarget { span, frame: PhantomData })
+        let part = row.iter_mut().filter_map(|buffer| {
+            let span = buffer.span.overlap(&mut start, &bytes)?;
+            Some(IoBufMut { span, frame: PhantomData })
         });
         part.collect()
     }
 
-    /// Fills a row of windows from `file`, with one system call.
+    /// Fills a row of buffers from `file`, with one system call.
     pub(super) fn read_row_from(
-        row: &mut [IoTarget<'_>],
+        row: &mut [IoBufMut<'_>],
         file: BorrowedFd<'_>,
         position_bytes: u64,
     ) -> io::Result<usize> {
         let (entries, count) = Span::kernel_row(Self::spans(row));
-        // SAFETY: the entries are those of `row`; each window's bytes are writable, and others look
+        // SAFETY: the entries are those of `row`; each buffer's bytes are writable, and others look
         // only through `sys::copy` (IO-1).
         unsafe { file::read_vectored_at(file, entries, count, position_bytes) }
     }
 
-    /// The addresses and lengths of a row of windows.
-    pub(super) fn spans<'s>(row: &'s [IoTarget<'_>]) -> &'s [Span] {
-        // SAFETY: a window is a transparent span, and the result borrows the row.
+    /// The addresses and lengths of a row of buffers.
+    pub(super) fn spans<'s>(row: &'s [IoBufMut<'_>]) -> &'s [Span] {
+        // SAFETY: a buffer is a transparent span, and the result borrows the row.
         unsafe { slice::from_raw_parts(row.as_ptr().cast(), row.len()) }
     }
 
-    /// Fills the window from `file`, with one system call.
+    /// Fills the buffer from `file`, with one system call.
     pub(super) fn read_from(
         &mut self,
         file: BorrowedFd<'_>,
         position_bytes: u64,
     ) -> io::Result<usize> {
-        // SAFETY: the window's bytes are writable, and others look only through `sys::copy` (IO-1).
+        // SAFETY: the buffer's bytes are writable, and others look only through `sys::copy` (IO-1).
         unsafe { file::read_at(file, self.span.start(), self.span.len(), position_bytes) }
     }
 
-    /// The first `length_bytes` bytes of the window, as a window.
+    /// The first `length_bytes` bytes of the buffer, as a buffer.
     ///
     /// # Panics
     /// If there are fewer.
-    pub fn prefix(&mut self, length_bytes: usize) -> IoTarget<'_> {
-        IoTarget { span: self.span.part(0, length_bytes), frame: PhantomData }
+    pub fn prefix(&mut self, length_bytes: usize) -> IoBufMut<'_> {
+        IoBufMut { span: self.span.part(0, length_bytes), frame: PhantomData }
     }
 
-    /// The window without its first `skipped_bytes` bytes.
+    /// The buffer without its first `skipped_bytes` bytes.
     ///
     /// # Panics
     /// If there are fewer.
-    pub fn suffix(&mut self, skipped_bytes: usize) -> IoTarget<'_> {
-        IoTarget { span: self.span.suffix(skipped_bytes), frame: PhantomData }
+    pub fn suffix(&mut self, skipped_bytes: usize) -> IoBufMut<'_> {
+        IoBufMut { span: self.span.suffix(skipped_bytes), frame: PhantomData }
     }
 }
 
-impl<'a> IoSource<'a> {
-    /// A window on `length_bytes` bytes at `start`.
+impl<'a> IoBuf<'a> {
+    /// A buffer on `length_bytes` bytes at `start`.
     ///
     /// # Safety
     /// IO-1 holds for those bytes during `'a`; others may write them.
@@ -152,86 +152,86 @@ impl<'a> IoSource<'a> {
         Self { span: Span::new(start, length_bytes), frame: PhantomData }
     }
 
-    /// How many bytes the window has.
+    /// How many bytes the buffer has.
     pub fn len(&self) -> usize {
         self.span.len()
     }
 
-    /// Whether the window has no bytes.
+    /// Whether the buffer has no bytes.
     pub fn is_empty(&self) -> bool {
         self.span.len() == 0
     }
 
-    /// The first byte, for a system call or another foreign function that stores the window.
+    /// The first byte, for a system call or another foreign function that stores the buffer.
     ///
     /// Do not make a reference of it: others may write the memory meanwhile.
     pub fn as_ptr(&self) -> *const u8 {
         self.span.start()
     }
 
-    /// Copies part of the window, from its byte `offset` on, to `bytes`.
+    /// Copies part of the buffer, from its byte `offset` on, to `bytes`.
     ///
     /// If somebody is writing the memory, the copy may be a mixture of old and new.
     ///
     /// # Panics
-    /// If the window has fewer than `bytes.len()` bytes behind `offset`.
+    /// If the buffer has fewer than `bytes.len()` bytes behind `offset`.
     pub fn copy_to_slice(&self, offset: usize, bytes: &mut [u8]) {
         self.span.check_range(offset, bytes.len());
         let source = self.span.start().wrapping_add(offset);
-        // SAFETY: the bytes at `source` are in the window, mapped and changed only by those who
+        // SAFETY: the bytes at `source` are in the buffer, mapped and changed only by those who
         // may (IO-1); `bytes` is a live unique slice, so it cannot be frame memory.
         unsafe { copy::copy_out(source, bytes) }
     }
 
-    /// What makes up `bytes` of a row of windows, one behind the other.
-    pub(super) fn part(row: &[IoSource<'a>], bytes: Range<usize>) -> SmallVec<[IoSource<'a>; 4]> {
+    /// What makes up `bytes` of a row of buffers, one behind the other.
+    pub(super) fn part(row: &[IoBuf<'a>], bytes: Range<usize>) -> SmallVec<[IoBuf<'a>; 4]> {
         let mut start = 0;
-        let part = row.iter().filter_map(|window| {
-            let span = window.span.overlap(&mut start, &bytes)?;
-            Some(IoSource { span, frame: PhantomData })
+        let part = row.iter().filter_map(|buffer| {
+            let span = buffer.span.overlap(&mut start, &bytes)?;
+            Some(IoBuf { span, frame: PhantomData })
         });
         part.collect()
     }
 
-    /// Stores a row of windows in `file`, with one system call.
+    /// Stores a row of buffers in `file`, with one system call.
     pub(super) fn write_row_to(
-        row: &[IoSource<'_>],
+        row: &[IoBuf<'_>],
         file: BorrowedFd<'_>,
         position_bytes: u64,
     ) -> io::Result<usize> {
         let (entries, count) = Span::kernel_row(Self::spans(row));
-        // SAFETY: the entries are those of `row`; each window's bytes are readable, and others
+        // SAFETY: the entries are those of `row`; each buffer's bytes are readable, and others
         // write only through `sys::copy` (IO-1).
         unsafe { file::write_vectored_at(file, entries, count, position_bytes) }
     }
 
-    /// The addresses and lengths of a row of windows.
-    pub(super) fn spans<'s>(row: &'s [IoSource<'_>]) -> &'s [Span] {
-        // SAFETY: a window is a transparent span, and the result borrows the row.
+    /// The addresses and lengths of a row of buffers.
+    pub(super) fn spans<'s>(row: &'s [IoBuf<'_>]) -> &'s [Span] {
+        // SAFETY: a buffer is a transparent span, and the result borrows the row.
         unsafe { slice::from_raw_parts(row.as_ptr().cast(), row.len()) }
     }
 
-    /// Stores the window in `file`, with one system call.
+    /// Stores the buffer in `file`, with one system call.
     pub(super) fn write_to(&self, file: BorrowedFd<'_>, position_bytes: u64) -> io::Result<usize> {
-        // SAFETY: the window's bytes are readable, and others write only through `sys::copy`
+        // SAFETY: the buffer's bytes are readable, and others write only through `sys::copy`
         // (IO-1).
         unsafe { file::write_at(file, self.span.start(), self.span.len(), position_bytes) }
     }
 
-    /// The first `length_bytes` bytes of the window, as a window.
+    /// The first `length_bytes` bytes of the buffer, as a buffer.
     ///
     /// # Panics
     /// If there are fewer.
-    pub fn prefix(&self, length_bytes: usize) -> IoSource<'a> {
-        IoSource { span: self.span.part(0, length_bytes), frame: PhantomData }
+    pub fn prefix(&self, length_bytes: usize) -> IoBuf<'a> {
+        IoBuf { span: self.span.part(0, length_bytes), frame: PhantomData }
     }
 
-    /// The window without its first `skipped_bytes` bytes.
+    /// The buffer without its first `skipped_bytes` bytes.
     ///
     /// # Panics
     /// If there are fewer.
-    pub fn suffix(&self, skipped_bytes: usize) -> IoSource<'a> {
-        IoSource { span: self.span.suffix(skipped_bytes), frame: PhantomData }
+    pub fn suffix(&self, skipped_bytes: usize) -> IoBuf<'a> {
+        IoBuf { span: self.span.suffix(skipped_bytes), frame: PhantomData }
     }
 }
 
@@ -241,7 +241,7 @@ mod tests {
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
     #[test]
-    fn windows_copy_to_and_from_exactly_their_place() {
+    fn buffers_copy_to_and_from_exactly_their_place() {
         let mut buffer = IoBuffer::new(8192);
         let mut target = buffer.target();
         let mut part = target.suffix(4000);
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_can_be_emptied_but_not_left() {
+    fn a_buffer_can_be_emptied_but_not_left() {
         let mut buffer = IoBuffer::new(100);
         assert!(buffer.target().suffix(100).is_empty());
         assert!(buffer.source().prefix(0).is_empty());
@@ -274,7 +274,7 @@ mod tests {
             let left = catch_unwind(AssertUnwindSafe(|| leave(&mut buffer)));
             let message = left.unwrap_err();
             let message = message.downcast_ref::<String>().unwrap();
-            assert!(message.contains("not in a window of 100 bytes"), "case {i}: {message}");
+            assert!(message.contains("not in a buffer of 100 bytes"), "case {i}: {message}");
         }
     }
 }

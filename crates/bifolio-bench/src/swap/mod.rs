@@ -1,7 +1,7 @@
-//! `spill`: a memory file four times as large as the memory for it.
+//! `swap`: a memory file four times as large as the memory for it.
 //!
 //! Written in order, read in order, read at random, overwritten at random, and then every byte
-//! compared: a memory file of a cache that spills to the workspace's disk (`bifolio_spill`),
+//! compared: a memory file of a cache that swaps out to the workspace's disk (`bifolio_swap`),
 //! against a file on tmpfs that the kernel swaps out to the same disk, held to the memory a process
 //! with such a cache may have (`kernel_swap`). A turn is all of it, in a child process of its own:
 //! resident sizes and control groups belong to processes.
@@ -35,7 +35,7 @@ use crate::harness::tmpfs::Tmpfs;
 use crate::progress::Progress;
 use crate::report::{Case, Ratio, Report, Row, Rss};
 
-const NAME: &str = "spill";
+const NAME: &str = "swap";
 
 const OF_KERNEL: Ratio = Ratio::new(BIFOLIO, KERNEL);
 
@@ -44,9 +44,9 @@ const SHOWN_COUNTS: [&str; 6] =
 
 /// The benchmark; see the head of this module.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Spill;
+pub(crate) struct Swap;
 
-impl Benchmark for Spill {
+impl Benchmark for Swap {
     fn name(&self) -> &'static str {
         NAME
     }

@@ -1,7 +1,7 @@
 //! Transfers of one queue that threads make, with plain calls: where there is no ring, and for
 //! backings that want to be called.
 //!
-//! The queue's thread lends transfers; workers come as helpers, one for each *ticket*, and take
+//! The queue's thread submits transfers; workers come as helpers, one for each *ticket*, and take
 //! what is left; while the queue's thread has nothing better to do it takes them itself. So the
 //! workers only ever make things faster: a queue waits for nobody but those who are at work on one
 //! of its transfers, and is served even if every worker is busy, or is the queue's own thread.
@@ -17,30 +17,30 @@ use crate::sync::{Condvar, Mutex};
 
 /// See the head of the file.
 #[derive(Debug, Default)]
-pub(super) struct Todos {
+pub(super) struct FallbackQueue {
     state: Mutex<State>,
     finished: Condvar,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    lent: VecDeque<(usize, Transfer)>,
+    submitted: VecDeque<(usize, Transfer)>,
     done: Vec<(usize, Answer)>,
     /// Helpers that were called and have not come yet.
     tickets: usize,
 }
 
-impl Todos {
-    /// Lends a transfer; `token` comes back with its answer.
-    pub(super) fn lend(&self, token: usize, transfer: Transfer) {
-        self.state.lock().lent.push_back((token, transfer));
+impl FallbackQueue {
+    /// Submits a transfer; `token` comes back with its answer.
+    pub(super) fn submit(&self, token: usize, transfer: Transfer) {
+        self.state.lock().submitted.push_back((token, transfer));
     }
 
     /// How many more helpers should be called, if the queue's thread takes `own` transfers itself.
     /// They count as called.
     pub(super) fn call_helpers(&self, own: usize) -> usize {
         let mut state = self.state.lock();
-        let missing = state.lent.len().saturating_sub(state.tickets + own);
+        let missing = state.submitted.len().saturating_sub(state.tickets + own);
         state.tickets += missing;
         missing
     }
@@ -50,7 +50,7 @@ impl Todos {
         let taken = {
             let mut state = self.state.lock();
             state.tickets -= 1;
-            state.lent.pop_front()
+            state.submitted.pop_front()
         };
         let Some((token, transfer)) = taken else { return };
         // SAFETY: IO-1: promised to `Queue::push`; the queue waits for every transfer that was
@@ -67,7 +67,7 @@ impl Todos {
 
     /// A transfer that nobody has taken yet.
     pub(super) fn take(&self) -> Option<(usize, Transfer)> {
-        self.state.lock().lent.pop_front()
+        self.state.lock().submitted.pop_front()
     }
 
     /// The answers that helpers have brought.

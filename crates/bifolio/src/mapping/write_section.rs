@@ -1,4 +1,4 @@
-//! A write window: some pages of a locked folio, closed to optimistic readers while their bytes
+//! A write section: some pages of a locked folio, closed to optimistic readers while their bytes
 //! change (W1-W4 of `mapping/mod.rs`).
 
 use super::Mapping;
@@ -10,18 +10,18 @@ use std::ops::Range;
 ///
 /// The holder may change the pages' bytes. It must be dropped before the folio's lock.
 #[derive(Debug)]
-pub(crate) struct Window<'a> {
+pub(crate) struct WriteSection<'a> {
     mapping: &'a Mapping,
     pages: Range<u64>,
 }
 
 impl Mapping {
     /// Closes pages `pages` (file page indices) of an uptodate `folio` to optimistic readers.
-    pub(crate) fn open_window<'a>(
+    pub(crate) fn begin_write_section<'a>(
         &'a self,
         folio: &LockedFolio<'_>,
         pages: Range<u64>,
-    ) -> Window<'a> {
+    ) -> WriteSection<'a> {
         let all = self.pages_of(folio);
         debug_assert!(all.start <= pages.start && pages.end <= all.end, "{pages:?} of {all:?}");
         for index in pages.clone() {
@@ -31,11 +31,11 @@ impl Mapping {
         // Release: pairs with the Acquire fence in `read_validated` (O3): a reader that sees one
         // of the bytes written from here on sees that READY is gone.
         fence(Ordering::Release);
-        Window { mapping: self, pages }
+        WriteSection { mapping: self, pages }
     }
 }
 
-impl Drop for Window<'_> {
+impl Drop for WriteSection<'_> {
     fn drop(&mut self) {
         for index in self.pages.clone() {
             let entry = self.mapping.table.load(index, Ordering::Relaxed);

@@ -1,6 +1,6 @@
-//! What the storage of a spill can do to memory files: nothing that they do not say.
+//! What the storage of a swap can do to memory files: nothing that they do not say.
 //!
-//! Pages are written until most are spilled. Then, and meanwhile, transfers fail, are short or
+//! Pages are written until most are swapped out. Then, and meanwhile, transfers fail, are short or
 //! late, and bits change. A page that is read is right, or an error that names file and position.
 
 use std::thread;
@@ -26,9 +26,9 @@ fn for_each_storage(test: impl Fn(&Faulty)) {
     }
 }
 
-/// A cache that spills to this storage, and a file of it.
+/// A cache that swaps out to this storage, and a file of it.
 fn make(storage: &Faulty, folio_bytes: u64) -> (Cache, File) {
-    let builder = storage.builder(MEMORY_BYTES).spill_backing(storage.backing.clone());
+    let builder = storage.builder(MEMORY_BYTES).swap_backing(storage.backing.clone());
     let cache = builder.reclaim_wait_ms_max(500).build().unwrap();
     let file = cache.memory_file_with("scratch", &writable().folio_bytes(folio_bytes)).unwrap();
     (cache, file)
@@ -68,7 +68,7 @@ fn all_are_right(file: &File, pages: std::ops::Range<u64>) {
 }
 
 #[test]
-fn who_waits_for_a_slow_write_out_is_counted() {
+fn waits_for_a_slow_write_out_are_counted() {
     for_each_storage(|storage| {
         let (cache, file) = make(storage, 4096);
         let late = Duration::from_millis(2);
@@ -83,7 +83,7 @@ fn who_waits_for_a_slow_write_out_is_counted() {
 }
 
 #[test]
-fn who_waits_for_a_page_that_leaves_is_counted() {
+fn waits_for_a_page_under_eviction_are_counted() {
     for mappable in [false, true] {
         if mappable && !files_can_be_mapped() {
             continue;
@@ -97,11 +97,11 @@ fn who_waits_for_a_page_that_leaves_is_counted() {
 /// Writes to a page that is held on its way out for a moment, and comes back; what was counted.
 fn stalls_of_a_leaving_page(mappable: bool) -> u64 {
     let storage = Faulty::new(Way::Threads, 0, 1);
-    let builder = storage.builder(MEMORY_BYTES).spill_backing(storage.backing.clone());
+    let builder = storage.builder(MEMORY_BYTES).swap_backing(storage.backing.clone());
     let cache = builder.reclaim_wait_ms_max(1).build().unwrap();
     let file = cache.memory_file_with("scratch", &writable().mappable(mappable)).unwrap();
     fill(&file, 0..PAGES / 8).unwrap();
-    assert_eq!(cache.stats().spilled_out_pages, 0, "there is room");
+    assert_eq!(cache.stats().swapped_out_pages, 0, "there is room");
     let gate = Gate::new();
     storage.backing.inject(Fault::on(Call::Write).forever().held(&gate));
     storage.backing.inject(Fault::on(Call::Write).forever().fails(libc::EIO));
@@ -132,17 +132,17 @@ fn a_page_whose_write_fails_stays_and_is_written_later() {
             fill(&file, 0..PAGES).unwrap();
             assert_eq!(storage.backing.struck(), 3);
             all_are_right(&file, 0..PAGES);
-            assert!(cache.stats().spilled_out_pages > PAGES / 2);
+            assert!(cache.stats().swapped_out_pages > PAGES / 2);
         });
     }
 }
 
 #[test]
-fn what_is_spilled_can_be_read_while_the_device_is_full() {
+fn swapped_pages_can_be_read_while_the_device_is_full() {
     for folio_bytes in [PAGE, 4 * PAGE] {
         for_each_storage(|storage| {
             let (cache, file) = make(storage, folio_bytes);
-            // Less than the spill may have.
+            // Less than the swap may have.
             let end_bytes = 2 * MEMORY_BYTES;
             let beyond = Fault::on(Call::Write).at(end_bytes..u64::MAX);
             storage.backing.inject(beyond.forever().fails(libc::ENOSPC));
@@ -165,32 +165,32 @@ fn what_is_spilled_can_be_read_while_the_device_is_full() {
 }
 
 #[test]
-fn a_spill_that_was_cut_is_named_with_its_position() {
+fn a_swap_that_was_cut_is_named_with_its_position() {
     for_each_storage(|storage| {
         let (_cache, file) = make(storage, PAGE);
         fill(&file, 0..PAGES).unwrap();
-        // From here on nothing is spilled, which would make it longer again, by zeros.
+        // From here on nothing is swapped out, which would make it longer again, by zeros.
         storage.backing.inject(Fault::on(Call::Write).forever().fails(libc::EIO));
         fill(&file, PAGES..2 * PAGES).unwrap_err();
         let end_bytes = 64 * PAGE;
         storage.set_len_from_outside(end_bytes);
-        let spill_name = storage.backing.describe();
+        let swap_name = storage.backing.describe();
         let failed = read_pages(&file, 0..PAGES, |index, error| {
-            let (page_bytes, spill, spill_bytes) = match error.kind() {
-                ErrorKind::SpillRead { position_bytes, source, .. } => {
+            let (page_bytes, swap, swap_bytes) = match error.kind() {
+                ErrorKind::SwapRead { position_bytes, source, .. } => {
                     (*position_bytes, &source.file, source.position_bytes)
                 }
                 _ => panic!("page {index}: {error}"),
             };
-            assert_eq!((page_bytes, spill), (index * PAGE, &spill_name));
-            assert!(spill_bytes >= end_bytes, "{error}");
+            assert_eq!((page_bytes, swap), (index * PAGE, &swap_name));
+            assert!(swap_bytes >= end_bytes, "{error}");
         });
         assert!(failed.len() as u64 > PAGES / 4, "{} are gone", failed.len());
     });
 }
 
 #[test]
-fn a_spill_that_takes_nothing_is_no_room_and_loses_nothing() {
+fn a_swap_that_takes_nothing_is_no_room_and_loses_nothing() {
     for_each_storage(|storage| {
         let (cache, file) = make(storage, 4096);
         fill(&file, 0..PAGES / 2).unwrap();
@@ -212,21 +212,21 @@ fn a_spill_that_takes_nothing_is_no_room_and_loses_nothing() {
 }
 
 #[test]
-fn a_page_that_cannot_be_read_back_is_an_error_for_as_long_as_that() {
+fn a_page_is_an_error_while_it_cannot_be_read_back() {
     for_each_storage(|storage| {
         let (_cache, file) = make(storage, 4096);
         fill(&file, 0..PAGES).unwrap();
         storage.backing.inject(Fault::on(Call::Read).forever().fails(libc::EIO));
         let failed = read_pages(&file, 0..PAGES, |index, error| {
             let position = (index * PAGE).to_string();
-            let ErrorKind::SpillRead { position_bytes, .. } = error.kind() else {
+            let ErrorKind::SwapRead { position_bytes, .. } = error.kind() else {
                 panic!("{error}");
             };
             assert_eq!(*position_bytes, index * PAGE);
             assert!(error.to_string().contains(&position), "{error}");
             assert!(error.to_string().contains("scratch"), "{error}");
         });
-        assert!(failed.len() as u64 > PAGES / 2, "only {} pages were spilled", failed.len());
+        assert!(failed.len() as u64 > PAGES / 2, "only {} pages were swapped", failed.len());
         every_way_of_access_fails(&file, failed[1]);
         storage.backing.heal();
         all_are_right(&file, 0..PAGES);
@@ -237,9 +237,9 @@ fn a_page_that_cannot_be_read_back_is_an_error_for_as_long_as_that() {
 fn every_way_of_access_fails(file: &File, index: u64) {
     let (start, end) = (index * PAGE, (index + 1) * PAGE);
     let is_right = |error: Error| {
-        let is_of_spill =
-            matches!(error.kind(), ErrorKind::SpillRead { .. } | ErrorKind::SpillCorrupt { .. });
-        assert!(is_of_spill, "{error}");
+        let is_of_swap =
+            matches!(error.kind(), ErrorKind::SwapRead { .. } | ErrorKind::SwapCorrupt { .. });
+        assert!(is_of_swap, "{error}");
     };
     is_right(file.pin(start..end).map(|_| ()).unwrap_err());
     is_right(file.pin_mut(start..end).map(|_| ()).unwrap_err());
@@ -283,7 +283,7 @@ fn a_cut_and_a_punch_that_cannot_read_what_stays_change_nothing() {
     });
 }
 
-/// The places of pages in the spill, by their bytes.
+/// The places of pages in the swap, by their bytes.
 fn places(storage: &Faulty) -> Vec<(u64, u64)> {
     let stored = storage.stored();
     let known: std::collections::HashMap<_, _> =
@@ -293,7 +293,7 @@ fn places(storage: &Faulty) -> Vec<(u64, u64)> {
 }
 
 #[test]
-fn a_bit_that_changed_in_the_spill_is_an_error_and_its_neighbours_are_good() {
+fn a_bit_that_changed_in_the_swap_is_an_error_and_its_neighbours_are_good() {
     for folio_bytes in [4 << 10, 64 << 10] {
         for_each_storage(|storage| {
             let (_cache, file) = make(storage, folio_bytes);
@@ -308,7 +308,7 @@ fn a_bit_that_changed_in_the_spill_is_an_error_and_its_neighbours_are_good() {
             let bad: Vec<u64> = places.iter().step_by(10).map(|(index, _)| *index).collect();
             let unit = folio_bytes / PAGE;
             let failed = read_pages(&file, 0..PAGES, |index, error| {
-                let ErrorKind::SpillCorrupt { position_bytes, .. } = error.kind() else {
+                let ErrorKind::SwapCorrupt { position_bytes, .. } = error.kind() else {
                     panic!("{error}");
                 };
                 let named = position_bytes / PAGE;
@@ -364,10 +364,10 @@ fn transfers_that_are_short_interrupted_or_late_do_no_harm() {
 }
 
 #[test]
-fn a_spill_that_is_full_is_no_room_until_places_are_given_back() {
+fn a_swap_that_is_full_is_no_room_until_places_are_given_back() {
     for_each_storage(|storage| {
-        let builder = storage.builder(MEMORY_BYTES).spill_backing(storage.backing.clone());
-        let builder = builder.reclaim_wait_ms_max(500).spill_bytes_max(512 << 10);
+        let builder = storage.builder(MEMORY_BYTES).swap_backing(storage.backing.clone());
+        let builder = builder.reclaim_wait_ms_max(500).swap_bytes_max(512 << 10);
         let cache = builder.build().unwrap();
         let file = cache.memory_file("scratch").unwrap();
         for round in 0..3 {
@@ -375,16 +375,16 @@ fn a_spill_that_is_full_is_no_room_until_places_are_given_back() {
             assert!(matches!(error.kind(), ErrorKind::Full { .. }), "{error}");
             let written = file.len() / PAGE;
             assert!(written > 3 * PAGES / 8, "round {round}: only {written} pages");
-            // What is spilled needs room to be read, and has it.
+            // What is swapped out needs room to be read, and has it.
             all_are_right(&file, 0..written);
-            assert!(cache.stats().spill_bytes <= 512 << 10);
+            assert!(cache.stats().swap_bytes <= 512 << 10);
             file.punch_hole(0..written / 2 * PAGE).unwrap();
             all_are_right(&file, written / 2..written);
             fill(&file, 0..written / 4).unwrap();
             all_are_right(&file, 0..written / 4);
             all_are_right(&file, written / 2..written);
             file.set_len(0).unwrap();
-            assert_eq!(cache.stats().spill_bytes, 0);
+            assert_eq!(cache.stats().swap_bytes, 0);
         }
         drop(file);
         // Another file gets the places.

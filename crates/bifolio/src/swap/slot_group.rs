@@ -1,24 +1,24 @@
-//! One step: 512 slots in a row, a bit for each. Pure bookkeeping.
+//! One group: 512 slots in a row, a bit for each. Pure bookkeeping.
 //!
-//! A step is the unit in which the metadata of slots comes to be, and the longest run that is ever
-//! handed out: so a run lies in one step or in two neighbours.
+//! A group is the unit in which the metadata of slots comes to be, and the longest run that is ever
+//! handed out: so a run lies in one group or in two neighbours.
 
 use std::iter;
 use std::ops::Range;
 
-/// Slots of a step.
-pub(crate) const STEP_SLOTS: u32 = 512;
+/// Slots of a group.
+pub(crate) const GROUP_SLOTS: u32 = 512;
 const WORD_SLOTS: u32 = u64::BITS;
-const WORDS: usize = (STEP_SLOTS / WORD_SLOTS) as usize;
+const WORDS: usize = (GROUP_SLOTS / WORD_SLOTS) as usize;
 
 /// See the head of the file.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Step {
+pub(super) struct SlotGroup {
     /// Bit i: slot i is free.
     free: [u64; WORDS],
 }
 
-impl Step {
+impl SlotGroup {
     /// Free slots at the start.
     pub(super) fn head(&self) -> u32 {
         self.next(0, false)
@@ -47,20 +47,20 @@ impl Step {
         }
     }
 
-    /// The runs of free slots at and after `from`, cut off where the step ends.
+    /// The runs of free slots at and after `from`, cut off where the group ends.
     pub(super) fn runs(&self, from: u32) -> impl Iterator<Item = Range<u32>> {
         let mut end = from;
         iter::from_fn(move || {
             let start = self.next(end, true);
             end = self.next(start, false);
-            (start < STEP_SLOTS).then_some(start..end)
+            (start < GROUP_SLOTS).then_some(start..end)
         })
     }
 
-    /// The first slot at or after `from` that is free, or is not; [`STEP_SLOTS`] if there is none.
+    /// The first slot at or after `from` that is free, or is not; [`GROUP_SLOTS`] if there is none.
     fn next(&self, from: u32, free: bool) -> u32 {
         let mut slot = from;
-        while slot < STEP_SLOTS {
+        while slot < GROUP_SLOTS {
             let word = self.free[(slot / WORD_SLOTS) as usize];
             let ahead = (if free { word } else { !word }) >> (slot % WORD_SLOTS);
             if ahead != 0 {
@@ -68,7 +68,7 @@ impl Step {
             }
             slot = (slot / WORD_SLOTS + 1) * WORD_SLOTS;
         }
-        STEP_SLOTS
+        GROUP_SLOTS
     }
 }
 
@@ -76,29 +76,29 @@ impl Step {
 mod tests {
     use super::*;
 
-    fn with_free(ranges: &[Range<u32>]) -> Step {
-        let mut step = Step::default();
+    fn with_free(ranges: &[Range<u32>]) -> SlotGroup {
+        let mut group = SlotGroup::default();
         for range in ranges {
-            step.set(range.clone(), true);
+            group.set(range.clone(), true);
         }
-        step
+        group
     }
 
-    fn all_free() -> Step {
-        Step { free: [u64::MAX; WORDS] }
+    fn all_free() -> SlotGroup {
+        SlotGroup { free: [u64::MAX; WORDS] }
     }
 
     #[test]
     fn runs_are_found_across_words_and_at_both_ends() {
         let ranges = [0..3, 60..70, 127..129, 192..256, 511..512];
-        let step = with_free(&ranges);
-        assert_eq!(step.runs(0).collect::<Vec<_>>(), ranges);
-        assert_eq!(step.runs(65).next(), Some(65..70));
-        assert_eq!(step.runs(70).next(), Some(127..129));
-        assert_eq!((step.runs(510).next(), step.runs(510).count()), (Some(511..512), 1));
-        assert_eq!((step.head(), step.free_slots()), (3, 3 + 10 + 2 + 64 + 1));
+        let group = with_free(&ranges);
+        assert_eq!(group.runs(0).collect::<Vec<_>>(), ranges);
+        assert_eq!(group.runs(65).next(), Some(65..70));
+        assert_eq!(group.runs(70).next(), Some(127..129));
+        assert_eq!((group.runs(510).next(), group.runs(510).count()), (Some(511..512), 1));
+        assert_eq!((group.head(), group.free_slots()), (3, 3 + 10 + 2 + 64 + 1));
         assert_eq!(with_free(&[]).runs(0).next(), None);
-        assert_eq!(all_free().head(), STEP_SLOTS);
+        assert_eq!(all_free().head(), GROUP_SLOTS);
     }
 
     #[test]
@@ -107,12 +107,12 @@ mod tests {
             let set = with_free(std::slice::from_ref(&range));
             let mut cleared = all_free();
             cleared.set(range.clone(), false);
-            for slot in 0..STEP_SLOTS {
+            for slot in 0..GROUP_SLOTS {
                 assert_eq!(set.is_all(slot..slot + 1, true), range.contains(&slot), "{range:?}");
                 assert_eq!(cleared.is_all(slot..slot + 1, false), range.contains(&slot));
             }
             assert!(set.is_all(range.clone(), true) && cleared.is_all(range.clone(), false));
-            assert!(range.end == STEP_SLOTS || !set.is_all(range.start..range.end + 1, true));
+            assert!(range.end == GROUP_SLOTS || !set.is_all(range.start..range.end + 1, true));
         }
     }
 }

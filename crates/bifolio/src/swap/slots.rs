@@ -1,6 +1,6 @@
-//! Which slots of the spill file are in use.
+//! Which slots of the swap file are in use.
 //!
-//! Called by [`Spill`](super::Spill), under one lock. Runs of slots are handed out in the order of
+//! Called by [`Swap`](super::Swap), under one lock. Runs of slots are handed out in the order of
 //! their places: each search goes on where the last one ended (next fit), so that what leaves
 //! memory one after the other lies in the file one behind the other, as in a log. It comes round to
 //! what was freed meanwhile when it reaches the end.
@@ -8,35 +8,37 @@
 //! A search never looks at single slots where it can know better:
 //!
 //! ```text
-//!   group reach   [ 512 ............ | 31 ............ | 4 ...    the largest of 512 steps
-//!   step reach    [ 512 | 0 | 7 | 40 |                            longest run that begins there
-//!   steps         [ bit a slot, 512  |                            step.rs
+//!   group reach   [ 512 ............ | 31 ............ | 4 ...    the largest of 512 groups
+//!   group reach    [ 512 | 0 | 7 | 40 |                            longest run that begins there
+//!   groups         [ bit a slot, 512  |                            slot_group.rs
 //! ```
 //!
-//! A run is at most a step long, so one that begins in a step ends in it or in the next, and two
-//! neighbours are all that must be looked at to know the reach of a step. So the longest run there
+//! A run is at most a group long, so one that begins in a group ends in it or in the next, and two
+//! neighbours are all that must be looked at to know the reach of a group. So the longest run there
 //! is, and then the first one of a length after the cursor, are found exactly, in some thousand
 //! comparisons when the file has a TiB and is full of fragments.
 //!
 //! Storage may be refused for less than the capacity: the device is full. What was written once has
 //! storage, so then runs come from there, however short, and only one a round from beyond, to find
-//! out whether there is room again. Such a search looks at all steps.
+//! out whether there is room again. Such a search looks at all groups.
 //!
-//! Metadata exists for slots up to the capacity, which grows by steps, as pages come to exist that
-//! may need a slot. It never shrinks: steps that were once needed stay, and what is freed in them
+//! Metadata exists for slots up to the capacity, which grows by groups, as pages come to exist that
+//! may need a slot. It never shrinks: groups that were once needed stay, and what is freed in them
 //! is used again before anything grows.
 
-use super::step::{STEP_SLOTS, Step};
+use super::slot_group::{GROUP_SLOTS, SlotGroup};
 use crate::mapping::VALUE_MAX;
 use crate::sync::{AtomicU32, Mutex, Ordering};
 
-/// What a step costs, bytes: a word for each slot (`words.rs`), and its bits and reach, counted
-/// three times, because a vector that grows may hold them so often for a moment.
-pub(crate) const STEP_BYTES: u64 = STEP_SLOTS as u64 * size_of::<u64>() as u64 + BOOKKEEPING_BYTES;
+/// What a group costs, bytes: a word for each slot (`slot_metadata.rs`), and its bits and reach,
+/// counted three times, because a vector that grows may hold them so often for a moment.
+pub(crate) const GROUP_BYTES: u64 =
+    GROUP_SLOTS as u64 * size_of::<u64>() as u64 + BOOKKEEPING_BYTES;
 const BOOKKEEPING_BYTES: u64 = 256;
-const _: () = assert!(3 * (size_of::<Step>() + 2 * size_of::<u16>()) <= BOOKKEEPING_BYTES as usize);
+const _: () =
+    assert!(3 * (size_of::<SlotGroup>() + 2 * size_of::<u16>()) <= BOOKKEEPING_BYTES as usize);
 
-/// Slots there can be, that of the header included: a value Entry names each (SPILL-2).
+/// Slots there can be, that of the header included: a value Entry names each (SWAP-2).
 pub(super) const SLOTS_MAX: u64 = VALUE_MAX + 1;
 /// The slot that is never handed out: the header of the file.
 const HEADER_SLOT: u32 = 0;
@@ -65,10 +67,10 @@ pub(super) struct Slots {
 
 #[derive(Debug, Default)]
 struct State {
-    steps: Vec<Step>,
-    /// The longest run of free slots that begins in a step, at most [`STEP_SLOTS`].
+    groups: Vec<SlotGroup>,
+    /// The longest run of free slots that begins in a group, at most [`GROUP_SLOTS`].
     reach: Vec<u16>,
-    /// The largest reach in each group of steps.
+    /// The largest reach in each group of groups.
     group_reach: Vec<u16>,
     /// Where the next search begins.
     cursor: u32,
@@ -93,10 +95,10 @@ impl Slots {
         self.end
     }
 
-    /// See [`Spill::take`](super::Spill::take).
+    /// See [`Swap::take`](super::Swap::take).
     pub(super) fn take(&self, wanted_pages: u32, least_pages: u32) -> Option<SlotRun> {
         debug_assert!(0 < least_pages && least_pages <= wanted_pages);
-        debug_assert!(wanted_pages <= STEP_SLOTS, "{wanted_pages} pages");
+        debug_assert!(wanted_pages <= GROUP_SLOTS, "{wanted_pages} pages");
         let mut state = self.state.lock();
         let run = state.choose(wanted_pages, least_pages)?;
         state.set(run, false);
@@ -130,26 +132,26 @@ impl Slots {
         self.state.lock().cursor
     }
 
-    /// See [`Spill::give_back`](super::Spill::give_back).
+    /// See [`Swap::give_back`](super::Swap::give_back).
     pub(super) fn give_back(&self, run: SlotRun) {
         debug_assert!(run.first > HEADER_SLOT && run.first < self.end);
         self.state.lock().set(run, true);
         self.used.fetch_sub(run.pages, Ordering::Relaxed);
     }
 
-    /// Adds a step; `false` if there is one for every slot.
+    /// Adds a group; `false` if there is one for every slot.
     pub(super) fn grow(&self) -> bool {
         let mut state = self.state.lock();
-        let start = state.steps.len() as u32 * STEP_SLOTS;
-        let end = self.end.saturating_sub(start).min(STEP_SLOTS);
+        let start = state.groups.len() as u32 * GROUP_SLOTS;
+        let end = self.end.saturating_sub(start).min(GROUP_SLOTS);
         let first = if start == HEADER_SLOT { HEADER_SLOT + 1 } else { 0 };
         if first >= end {
             return false;
         }
-        let mut step = Step::default();
-        step.set(first..end, true);
-        self.capacity.fetch_add(step.free_slots(), Ordering::Relaxed);
-        state.push(step);
+        let mut group = SlotGroup::default();
+        group.set(first..end, true);
+        self.capacity.fetch_add(group.free_slots(), Ordering::Relaxed);
+        state.push(group);
         true
     }
 
@@ -190,13 +192,13 @@ impl State {
     fn find_written(&self, wanted_pages: u32, least_pages: u32) -> Option<SlotRun> {
         let mut longest = SlotRun { first: 0, pages: 0 };
         let mut last = longest;
-        let steps = self.written_end.div_ceil(STEP_SLOTS);
+        let groups = self.written_end.div_ceil(GROUP_SLOTS);
         // From the cursor on, and round: a place that fails again and again is not the first each
         // time.
-        let from = (self.cursor / STEP_SLOTS).min(steps);
-        for step in (from..steps).chain(0..from) {
-            let base = step * STEP_SLOTS;
-            for run in self.steps.get(step as usize).into_iter().flat_map(|step| step.runs(0)) {
+        let from = (self.cursor / GROUP_SLOTS).min(groups);
+        for group in (from..groups).chain(0..from) {
+            let base = group * GROUP_SLOTS;
+            for run in self.groups.get(group as usize).into_iter().flat_map(|group| group.runs(0)) {
                 let (first, end) = (base + run.start, (base + run.end).min(self.written_end));
                 let pages = end.saturating_sub(first);
                 let follows = first > 0 && last.first + last.pages == first;
@@ -214,7 +216,7 @@ impl State {
         (longest.pages >= least_pages).then_some(longest)
     }
 
-    /// The longest run of free slots there is, at most [`STEP_SLOTS`].
+    /// The longest run of free slots there is, at most [`GROUP_SLOTS`].
     fn longest(&self) -> u32 {
         self.group_reach.iter().max().map_or(0, |reach| (*reach).into())
     }
@@ -222,37 +224,38 @@ impl State {
     /// The first slot of so many free ones: the first such place after the cursor, or, from the
     /// start on, the first of all.
     fn find(&self, pages: u32) -> Option<u32> {
-        let step = (self.cursor / STEP_SLOTS) as usize;
-        let ahead = self.run_in(step, self.cursor % STEP_SLOTS, pages);
+        let group = (self.cursor / GROUP_SLOTS) as usize;
+        let ahead = self.run_in(group, self.cursor % GROUP_SLOTS, pages);
         ahead
-            .or_else(|| self.run_in(self.next_reaching(step + 1, pages)?, 0, pages))
+            .or_else(|| self.run_in(self.next_reaching(group + 1, pages)?, 0, pages))
             .or_else(|| self.run_in(self.next_reaching(0, pages)?, 0, pages))
     }
 
-    /// The first slot of so many free ones, among those that begin in `step`, at or after `from`.
-    fn run_in(&self, step: usize, from: u32, pages: u32) -> Option<u32> {
-        let mut runs = self.steps.get(step)?.runs(from);
-        let run = runs.find(|run| run.end - run.start + self.head_after(step, run.end) >= pages)?;
-        Some(step as u32 * STEP_SLOTS + run.start)
+    /// The first slot of so many free ones, among those that begin in `group`, at or after `from`.
+    fn run_in(&self, group: usize, from: u32, pages: u32) -> Option<u32> {
+        let mut runs = self.groups.get(group)?.runs(from);
+        let run =
+            runs.find(|run| run.end - run.start + self.head_after(group, run.end) >= pages)?;
+        Some(group as u32 * GROUP_SLOTS + run.start)
     }
 
-    /// How much longer a run is that ends at `end` of `step`, because the next step goes on.
-    fn head_after(&self, step: usize, end: u32) -> u32 {
-        let next = self.steps.get(step + 1).filter(|_| end == STEP_SLOTS);
-        next.map_or(0, Step::head)
+    /// How much longer a run is that ends at `end` of `group`, because the next group goes on.
+    fn head_after(&self, group: usize, end: u32) -> u32 {
+        let next = self.groups.get(group + 1).filter(|_| end == GROUP_SLOTS);
+        next.map_or(0, SlotGroup::head)
     }
 
-    /// The first step at or after `from` in which a run of so many pages begins.
+    /// The first group at or after `from` in which a run of so many pages begins.
     fn next_reaching(&self, from: usize, pages: u32) -> Option<usize> {
-        let mut step = from;
-        while step < self.steps.len() {
-            let is_start = step.is_multiple_of(GROUP_STEPS);
-            if is_start && u32::from(self.group_reach[step / GROUP_STEPS]) < pages {
-                step += GROUP_STEPS;
-            } else if u32::from(self.reach[step]) < pages {
-                step += 1;
+        let mut group = from;
+        while group < self.groups.len() {
+            let is_start = group.is_multiple_of(GROUP_STEPS);
+            if is_start && u32::from(self.group_reach[group / GROUP_STEPS]) < pages {
+                group += GROUP_STEPS;
+            } else if u32::from(self.reach[group]) < pages {
+                group += 1;
             } else {
-                return Some(step);
+                return Some(group);
             }
         }
         None
@@ -263,20 +266,20 @@ impl State {
         let mut start = run.first;
         let end = run.first + run.pages;
         while start < end {
-            let number = start / STEP_SLOTS;
-            let base = number * STEP_SLOTS;
-            let slots = start - base..(end - base).min(STEP_SLOTS);
-            let step = &mut self.steps[number as usize];
-            debug_assert!(step.is_all(slots.clone(), !free), "free is already {free}: {run:?}");
+            let number = start / GROUP_SLOTS;
+            let base = number * GROUP_SLOTS;
+            let slots = start - base..(end - base).min(GROUP_SLOTS);
+            let group = &mut self.groups[number as usize];
+            debug_assert!(group.is_all(slots.clone(), !free), "free is already {free}: {run:?}");
             start = base + slots.end;
-            step.set(slots, free);
+            group.set(slots, free);
         }
-        self.measure_around(run.first / STEP_SLOTS, (end - 1) / STEP_SLOTS);
+        self.measure_around(run.first / GROUP_SLOTS, (end - 1) / GROUP_SLOTS);
     }
 
-    fn push(&mut self, step: Step) {
-        let number = self.steps.len();
-        self.steps.push(step);
+    fn push(&mut self, group: SlotGroup) {
+        let number = self.groups.len();
+        self.groups.push(group);
         self.reach.push(0);
         if number.is_multiple_of(GROUP_STEPS) {
             self.group_reach.push(0);
@@ -284,23 +287,23 @@ impl State {
         self.measure_around(number as u32, number as u32);
     }
 
-    /// Measures the steps from `first` to `last`, which have changed, and the one before: runs that
-    /// begin there may now end elsewhere.
+    /// Measures the groups from `first` to `last`, which have changed, and the one before: runs
+    /// that begin there may now end elsewhere.
     fn measure_around(&mut self, first: u32, last: u32) {
-        for step in first.saturating_sub(1)..=last {
-            self.measure(step as usize);
+        for group in first.saturating_sub(1)..=last {
+            self.measure(group as usize);
         }
     }
 
-    /// Finds out the reach of a step, and that of its group.
-    fn measure(&mut self, step: usize) {
-        let runs = self.steps[step].runs(0);
-        let lengths = runs.map(|run| run.end - run.start + self.head_after(step, run.end));
-        let reach = lengths.max().unwrap_or(0).min(STEP_SLOTS) as u16;
-        self.reach[step] = reach;
-        let group = step / GROUP_STEPS;
-        let steps = group * GROUP_STEPS..self.steps.len().min((group + 1) * GROUP_STEPS);
-        self.group_reach[group] = self.reach[steps].iter().copied().max().unwrap_or(0);
+    /// Finds out the reach of a group, and that of its group.
+    fn measure(&mut self, group: usize) {
+        let runs = self.groups[group].runs(0);
+        let lengths = runs.map(|run| run.end - run.start + self.head_after(group, run.end));
+        let reach = lengths.max().unwrap_or(0).min(GROUP_SLOTS) as u16;
+        self.reach[group] = reach;
+        let group = group / GROUP_STEPS;
+        let groups = group * GROUP_STEPS..self.groups.len().min((group + 1) * GROUP_STEPS);
+        self.group_reach[group] = self.reach[groups].iter().copied().max().unwrap_or(0);
     }
 }
 
@@ -311,9 +314,9 @@ mod tests {
 
     const PAGE: u64 = 4096;
 
-    fn with_steps(bytes_max: u64, steps: u32) -> Slots {
+    fn with_groups(bytes_max: u64, groups: u32) -> Slots {
         let slots = Slots::new(bytes_max);
-        for _ in 0..steps {
+        for _ in 0..groups {
             assert!(slots.grow());
         }
         slots
@@ -330,12 +333,12 @@ mod tests {
     }
 
     impl Model {
-        /// Free slots from each slot on, at most a step of them.
+        /// Free slots from each slot on, at most a group of them.
         fn lengths(&self) -> Vec<u32> {
             let mut lengths = vec![0; self.is_free.len()];
             let mut length = 0;
             for (slot, is_free) in self.is_free.iter().enumerate().rev() {
-                length = if *is_free { STEP_SLOTS.min(length + 1) } else { 0 };
+                length = if *is_free { GROUP_SLOTS.min(length + 1) } else { 0 };
                 lengths[slot] = length;
             }
             lengths
@@ -361,7 +364,7 @@ mod tests {
 
         fn grow(&mut self, slots_max: usize) -> bool {
             let before = self.is_free.len();
-            self.is_free.resize(slots_max.min(before + STEP_SLOTS as usize), true);
+            self.is_free.resize(slots_max.min(before + GROUP_SLOTS as usize), true);
             self.is_free[0] = false;
             self.is_free.len() > before
         }
@@ -381,11 +384,11 @@ mod tests {
 
     fn compare_with_model(seed: u64) {
         let mut random = Rng::with_seed(seed);
-        let slots_max = random.u32(2..14 * STEP_SLOTS);
+        let slots_max = random.u32(2..14 * GROUP_SLOTS);
         let slots = Slots::new(u64::from(slots_max) * PAGE + random.u64(..PAGE));
         let mut model = Model { is_free: Vec::new(), cursor: 0 };
         let mut taken: Vec<SlotRun> = Vec::new();
-        let pages_max = [1, 8, 64, STEP_SLOTS][random.usize(..4)];
+        let pages_max = [1, 8, 64, GROUP_SLOTS][random.usize(..4)];
         for _ in 0..600 {
             let tide = random.u32(..10);
             if tide == 0 && random.bool() {
@@ -416,7 +419,7 @@ mod tests {
 
     #[test]
     fn runs_follow_each_other_and_come_round_to_what_was_freed() {
-        let slots = with_steps(1 << 30, 2);
+        let slots = with_groups(1 << 30, 2);
         assert_eq!(slots.take(30, 1), run(1, 30));
         assert_eq!(slots.take(481, 1), run(31, 481));
         slots.give_back(SlotRun { first: 1, pages: 30 });
@@ -428,13 +431,13 @@ mod tests {
 
     #[test]
     fn a_whole_stretch_elsewhere_is_better_than_a_part_here() {
-        let slots = with_steps(1 << 30, 2);
+        let slots = with_groups(1 << 30, 2);
         while slots.take(1, 1).is_some() {}
         for (first, pages) in [(5, 40), (600, 8), (510, 4)] {
             slots.give_back(SlotRun { first, pages });
         }
         slots.state.lock().cursor = 500;
-        assert_eq!(slots.take(4, 4), run(510, 4), "across the steps");
+        assert_eq!(slots.take(4, 4), run(510, 4), "across the groups");
         assert_eq!(slots.take(9, 1), run(5, 9));
         assert_eq!(slots.take(512, 1), run(14, 31), "the longest there is");
         assert_eq!(slots.take(512, 9), None);
@@ -453,7 +456,7 @@ mod tests {
             assert!(!slots.grow());
             assert_eq!(slots.capacity(), expected);
         }
-        let slots = with_steps(1000 * PAGE, 2);
+        let slots = with_groups(1000 * PAGE, 2);
         assert!(!slots.grow());
         assert_eq!((slots.capacity(), slots.capacity_max()), (999, 999));
         let mut taken = vec![false; 1000];
@@ -478,7 +481,7 @@ mod tests {
     #[test]
     #[cfg(debug_assertions)]
     fn a_slot_that_is_free_cannot_be_given_back() {
-        let slots = with_steps(1 << 30, 1);
+        let slots = with_groups(1 << 30, 1);
         let taken = slots.take(4, 4).unwrap();
         slots.give_back(taken);
         for freed in [taken, SlotRun { first: 100, pages: 1 }, SlotRun { first: 0, pages: 1 }] {
@@ -489,7 +492,7 @@ mod tests {
 
     #[test]
     fn threads_never_get_the_same_slot() {
-        let slots = with_steps(1 << 30, 4);
+        let slots = with_groups(1 << 30, 4);
         let owners: Vec<_> = (0..slots.end()).map(|_| AtomicU32::new(0)).collect();
         let work = |owner: u32| {
             let mut random = Rng::with_seed(owner.into());

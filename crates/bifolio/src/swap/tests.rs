@@ -1,4 +1,4 @@
-//! Tests of the spill file as a whole: where it is, whose it is, and what comes back from it.
+//! Tests of the swap file as a whole: where it is, whose it is, and what comes back from it.
 
 use std::fs;
 use std::os::fd::AsFd;
@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use tempfile::TempDir;
 
-use super::{SlotRun, Spill, SpillPlace, place};
-use crate::error::{ErrorKind, SpillFileProblem};
+use super::{SlotRun, Swap, SwapPlace, place};
+use crate::error::{ErrorKind, SwapFileProblem};
 use crate::io::{self, Backing, DiskFile, DiskOptions, IoBuffer, OpenDiskError};
 use crate::sys::file;
 use crate::sys::memory::PAGE_BYTES;
@@ -17,40 +17,40 @@ use crate::sys::probe::{Feature, Features};
 
 const BYTES_MAX: u64 = 1 << 30;
 
-fn open(place: SpillPlace) -> crate::error::Result<Spill> {
-    Spill::open(place, BYTES_MAX, &Features::probe(&[]), |backing| backing)
+fn open(place: SwapPlace) -> crate::error::Result<Swap> {
+    Swap::open(place, BYTES_MAX, &Features::probe(&[]), |backing| backing)
 }
 
-fn open_file(path: &Path) -> crate::error::Result<Spill> {
-    open(SpillPlace::File(path.to_owned()))
+fn open_file(path: &Path) -> crate::error::Result<Swap> {
+    open(SwapPlace::File(path.to_owned()))
 }
 
-fn problem_of(result: crate::error::Result<Spill>) -> (PathBuf, SpillFileProblem) {
+fn problem_of(result: crate::error::Result<Swap>) -> (PathBuf, SwapFileProblem) {
     match result.unwrap_err().into_kind() {
-        ErrorKind::SpillFile { path, problem } => (path, problem),
+        ErrorKind::SwapFile { path, problem } => (path, problem),
         other => panic!("{other}"),
     }
 }
 
 fn file_in(directory: &TempDir) -> PathBuf {
-    directory.path().join("spill")
+    directory.path().join("swap")
 }
 
 fn page(byte: u8) -> [u8; PAGE_BYTES] {
     [byte; PAGE_BYTES]
 }
 
-fn write(spill: &Spill, slot: u32, page: &[u8; PAGE_BYTES]) {
-    spill.seal(slot, page);
+fn write(swap: &Swap, slot: u32, page: &[u8; PAGE_BYTES]) {
+    swap.seal(slot, page);
     let buffer = IoBuffer::from_bytes(page);
-    let position = Spill::position_bytes(slot);
-    io::write_full(&**spill.backing(), &[buffer.source()], position, None).unwrap();
+    let position = Swap::position_bytes(slot);
+    io::write_full(&**swap.backing(), &[buffer.source()], position, None).unwrap();
 }
 
-fn read(spill: &Spill, slot: u32) -> [u8; PAGE_BYTES] {
+fn read(swap: &Swap, slot: u32) -> [u8; PAGE_BYTES] {
     let mut buffer = IoBuffer::new(PAGE_BYTES);
-    let position = Spill::position_bytes(slot);
-    io::read_full(&**spill.backing(), &mut [buffer.target()], position, None).unwrap();
+    let position = Swap::position_bytes(slot);
+    io::read_full(&**swap.backing(), &mut [buffer.target()], position, None).unwrap();
     *buffer.as_bytes().first_chunk().unwrap()
 }
 
@@ -74,25 +74,25 @@ fn pages_come_back_from_every_place_and_wrong_ones_do_not_pass() {
     let path = directory.path().join("own");
     let own = Arc::new(DiskFile::open(&path, &options, &Features::probe(&[])).unwrap());
     for place in [
-        SpillPlace::In(directory.path().to_owned()),
-        SpillPlace::File(file_in(&directory)),
-        SpillPlace::Backing(own),
+        SwapPlace::In(directory.path().to_owned()),
+        SwapPlace::File(file_in(&directory)),
+        SwapPlace::Backing(own),
     ] {
-        let spill = open(place.clone()).unwrap();
-        assert!(spill.grow());
-        let SlotRun { first, pages } = spill.take(3, 3).unwrap();
-        assert_eq!((pages, spill.used_slots()), (3, 3));
+        let swap = open(place.clone()).unwrap();
+        assert!(swap.grow());
+        let SlotRun { first, pages } = swap.take(3, 3).unwrap();
+        assert_eq!((pages, swap.used_slots()), (3, 3));
         for (slot, byte) in (first..).zip([1, 2, 2]) {
-            write(&spill, slot, &page(byte));
+            write(&swap, slot, &page(byte));
         }
         for (slot, byte) in (first..).zip([1, 2, 2]) {
-            let found = read(&spill, slot);
+            let found = read(&swap, slot);
             assert_eq!(found, page(byte), "{place:?}");
-            assert_eq!(spill.check(slot, &found), Ok(()));
+            assert_eq!(swap.check(slot, &found), Ok(()));
         }
-        assert!(spill.check(first, &read(&spill, first + 1)).is_err());
-        spill.give_back(first, pages);
-        assert_eq!(spill.used_slots(), 0);
+        assert!(swap.check(first, &read(&swap, first + 1)).is_err());
+        swap.give_back(first, pages);
+        assert_eq!(swap.used_slots(), 0);
     }
 }
 
@@ -108,11 +108,11 @@ fn a_temporary_file_has_no_name_and_is_not_looked_for_by_others() {
     } else {
         println!("skipped: no O_TMPFILE in {}", directory.path().display());
     }
-    let spill = open(SpillPlace::In(directory.path().to_owned())).unwrap();
-    assert_eq!(names_of(&**spill.backing()), 0);
+    let swap = open(SwapPlace::In(directory.path().to_owned())).unwrap();
+    assert_eq!(names_of(&**swap.backing()), 0);
     assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
-    let name = directory.path().join("(temporary spill file)");
-    assert_eq!(spill.name(), name.display().to_string());
+    let name = directory.path().join("(temporary swap file)");
+    assert_eq!(swap.name(), name.display().to_string());
 }
 
 #[test]
@@ -121,14 +121,14 @@ fn a_directory_without_room_for_a_temporary_file_is_named() {
     let (absent, plain) = (directory.path().join("absent"), directory.path().join("plain"));
     fs::write(&plain, "").unwrap();
     for place in [absent, plain] {
-        let (path, problem) = problem_of(open(SpillPlace::In(place.clone())));
+        let (path, problem) = problem_of(open(SwapPlace::In(place.clone())));
         assert_eq!(path, place);
-        assert!(matches!(problem, SpillFileProblem::NoTemporaryFile(_)), "{problem}");
+        assert!(matches!(problem, SwapFileProblem::NoTemporaryFile(_)), "{problem}");
     }
 }
 
 #[test]
-fn a_named_file_is_made_for_its_owner_and_cut_to_the_header_when_opened_again() {
+fn a_named_file_is_cut_to_its_header_when_opened_again() {
     let directory = tempfile::tempdir().unwrap();
     let path = file_in(&directory);
     let first = open_file(&path).unwrap();
@@ -156,9 +156,9 @@ fn an_empty_file_is_taken_and_keeps_its_rights() {
     let path = file_in(&directory);
     fs::write(&path, "").unwrap();
     fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
-    let spill = open_file(&path).unwrap();
+    let swap = open_file(&path).unwrap();
     assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o640);
-    assert_eq!(spill.name(), path.display().to_string());
+    assert_eq!(swap.name(), path.display().to_string());
 }
 
 #[test]
@@ -174,25 +174,25 @@ fn a_file_of_somebody_else_is_refused_and_left_as_it_is() {
         fs::write(&path, &contents).unwrap();
         let (named, problem) = problem_of(open_file(&path));
         assert_eq!(named, path);
-        assert!(matches!(problem, SpillFileProblem::Foreign), "{problem}");
+        assert!(matches!(problem, SwapFileProblem::Foreign), "{problem}");
         assert_eq!(fs::read(&path).unwrap(), contents);
     }
     let message = open_file(&path).unwrap_err().to_string();
-    assert!(message.starts_with(&format!("spill file {}: it holds", path.display())), "{message}");
+    assert!(message.starts_with(&format!("swap file {}: it holds", path.display())), "{message}");
     // A file that goes on behind our header is ours.
     fs::write(&path, [header, vec![1; 5000]].concat()).unwrap();
     assert!(open_file(&path).is_ok());
 }
 
 #[test]
-fn what_is_no_file_or_cannot_be_made_is_refused_with_the_reason() {
+fn paths_that_are_no_files_are_refused_with_the_reason() {
     let directory = tempfile::tempdir().unwrap();
     let error = open_file(directory.path()).unwrap_err().to_string();
     assert!(error.ends_with("it is a directory, and only regular files can be cached"), "{error}");
-    let absent = directory.path().join("absent").join("spill");
+    let absent = directory.path().join("absent").join("swap");
     let error = open_file(&absent).unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::Open(_)), "{error}");
-    assert!(error.to_string().contains("absent/spill: cannot open"), "{error}");
+    assert!(error.to_string().contains("absent/swap: cannot open"), "{error}");
 }
 
 #[test]
@@ -207,7 +207,7 @@ fn a_file_serves_one_cache_at_a_time() {
     for name in [&path, &other_name] {
         let (named, problem) = problem_of(open_file(name));
         assert_eq!(&named, name);
-        assert!(matches!(problem, SpillFileProblem::InUse), "{problem}");
+        assert!(matches!(problem, SwapFileProblem::InUse), "{problem}");
     }
     assert_eq!(read(&first, 1), page(7), "nobody cut it");
     drop(first);
@@ -215,7 +215,7 @@ fn a_file_serves_one_cache_at_a_time() {
 }
 
 #[test]
-fn a_file_that_is_replaced_while_it_is_opened_is_never_locked_in_place_of_another() {
+fn a_file_replaced_during_open_is_not_locked() {
     use rustix::fs::{CWD, RenameFlags, renameat_with};
     let directory = tempfile::tempdir().unwrap();
     let (a, b) = (directory.path().join("a"), directory.path().join("b"));
@@ -228,7 +228,7 @@ fn a_file_that_is_replaced_while_it_is_opened_is_never_locked_in_place_of_anothe
         });
         let features = Features::probe(&[]);
         while !exchanging.is_finished() {
-            match place::open(SpillPlace::File(a.clone()), &features) {
+            match place::open(SwapPlace::File(a.clone()), &features) {
                 Ok(opened) => {
                     let locked = file::status(opened.lock.unwrap().as_fd()).unwrap();
                     assert_eq!(opened.backing.identity().unwrap().inode(), locked.inode);
@@ -263,38 +263,38 @@ fn a_page_of_an_earlier_run_does_not_pass() {
 }
 
 #[test]
-fn transfers_go_through_what_enrolled_the_file() {
+fn transfers_go_through_the_registered_file() {
     let directory = tempfile::tempdir().unwrap();
-    let place = SpillPlace::In(directory.path().to_owned());
+    let place = SwapPlace::In(directory.path().to_owned());
     let other = place::open_unlinked(directory.path(), &Features::probe(&[])).unwrap();
     let identity = other.identity();
-    let enroll = |_: Arc<dyn Backing>| -> Arc<dyn Backing> { Arc::new(other) };
+    let register = |_: Arc<dyn Backing>| -> Arc<dyn Backing> { Arc::new(other) };
     let buffered = Features::probe(&[Feature::DirectIo]);
-    let spill = Spill::open(place, BYTES_MAX, &buffered, enroll).unwrap();
-    assert_eq!(spill.backing().identity(), identity);
-    assert_eq!(spill.capacity_slots_max(), (1 << 18) - 1);
-    assert_eq!(spill.capacity_slots(), 0);
+    let swap = Swap::open(place, BYTES_MAX, &buffered, register).unwrap();
+    assert_eq!(swap.backing().identity(), identity);
+    assert_eq!(swap.capacity_slots_max(), (1 << 18) - 1);
+    assert_eq!(swap.capacity_slots(), 0);
 }
 
 #[test]
 fn the_file_has_storage_before_anybody_writes() {
     let directory = tempfile::tempdir().unwrap();
     let path = file_in(&directory);
-    let spill = open_file(&path).unwrap();
+    let swap = open_file(&path).unwrap();
     let blocks_bytes = || fs::metadata(&path).unwrap().blocks() * 512;
     for _ in 0..2 {
-        assert!(spill.grow());
+        assert!(swap.grow());
         assert_eq!(blocks_bytes(), PAGE_BYTES as u64, "the header");
-        spill.set_storage_aside();
+        swap.set_storage_aside();
         // Not a byte more than there are slots.
-        let end_bytes = Spill::position_bytes(spill.capacity_slots() + 1);
+        let end_bytes = Swap::position_bytes(swap.capacity_slots() + 1);
         assert_eq!(fs::metadata(&path).unwrap().len(), end_bytes);
         assert!(blocks_bytes() >= end_bytes);
-        let run = spill.take(3, 1).unwrap();
-        write(&spill, run.first, &page(1));
-        assert_eq!(read(&spill, run.first), page(1));
-        spill.give_back(run.first, run.pages);
-        spill.cut_to_header().unwrap();
+        let run = swap.take(3, 1).unwrap();
+        write(&swap, run.first, &page(1));
+        assert_eq!(read(&swap, run.first), page(1));
+        swap.give_back(run.first, run.pages);
+        swap.cut_to_header().unwrap();
     }
 }
 
@@ -309,8 +309,8 @@ fn a_file_on_a_tmpfs_takes_no_memory_ahead() {
         return;
     }
     let path = file_in(&directory);
-    let spill = open_file(&path).unwrap();
-    assert!(spill.grow());
-    spill.set_storage_aside();
+    let swap = open_file(&path).unwrap();
+    assert!(swap.grow());
+    swap.set_storage_aside();
     assert_eq!(fs::metadata(&path).unwrap().len(), PAGE_BYTES as u64);
 }

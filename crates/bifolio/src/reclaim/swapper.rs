@@ -1,20 +1,21 @@
-//! The spiller: pages of memory files on their way to the spill, and the thread that writes them.
+//! The swapper: pages of memory files on their way to the swap, and the thread that writes them.
 //!
-//! Whoever has the turn chooses folios and leaves them here; they are written without it, by a
-//! thread that nobody else waits for, or by one that wants memory for a memory file. So a spill
+//! The holder of the reclaim lock chooses folios and leaves them here; they are written without it,
+//! by a thread that nobody else waits for, or by one that wants memory for a memory file. So a swap
 //! that does not answer holds up those, and whoever wants memory that nothing else can give him,
 //! and no other file.
 //!
 //! ```text
-//!  WITH THE TURN (scan.rs, evacuate.rs)         THE SPILLER'S THREAD
-//!  P1 isolate a folio that is to be spilled     P3 take the line; with the turn: whose is each?
-//!  P2 into the line, with its reference, if        keep their files alive; add what is dirty in
-//!     there is room; call the thread               awaited rows (`rows.rs`); let go of the turn
+//!  THE HOLDER OF THE RECLAIM LOCK               THE SWAPPER'S THREAD
+//!  P1 isolate a folio that is to be swapped     P3 take the line; with the reclaim lock: whose is
+//!     out (scan.rs, evacuate.rs)                   each? keep their files alive; add what is dirty
+//!  P2 into the line, with its reference, if        in awaited extents (`extents.rs`); let go of
+//!     there is room; call the thread               the reclaim lock
 //!                                               P4 write out, file by file (of a region: B1 to B9
-//!                                                  of `unmap.rs`, with an exit of its own)
-//!                                               P5 with the turn: evict what is clean; the others
-//!                                                  go back to their list; clear rows; wake who
-//!                                                  waits
+//!                                                  of `unmap.rs`, with a bounce buffer of its own)
+//!                                               P5 with the reclaim lock: evict what is clean; the
+//!                                                  others go back to their list; clear extents;
+//!                                                  wake whoever waits
 //! ```
 //!
 //! A folio is in the line, or taken, once: it is on no list then (LRU-1). Its reference keeps its
@@ -22,27 +23,27 @@
 //! A file that P3 has found is kept while it is written.
 //!
 //! COMING. What is in the line and what the thread has taken will be free soon: who needs as much
-//! waits for it, instead of looking for more. Unless the spill is *slow*: a round that takes longer
+//! waits for it, instead of looking for more. Unless the swap is *slow*: a round that takes longer
 //! than [`SLOW`] counts for nothing, as one after a round in vain; what is clean goes, wherever it
 //! is.
 //!
-//! TROUBLE, as a device has it (`writeback/device.rs`): a round in which the spill took nothing and
-//! refused something. Whoever finds nothing but what is to be spilled fails after some rounds, the
-//! last of them in vain, that began after he came: then the spill was asked on his behalf.
+//! TROUBLE, as a device has it (`writeback/device.rs`): a round in which the swap took nothing and
+//! refused something. Whoever finds nothing but what is to be swapped out fails after some rounds,
+//! the last of them in vain, that began after he came: then the swap was asked on his behalf.
 
-use super::pageout::{Verdict, WriteOut, is_pinned};
-use super::patience::Patience;
-use super::rows::Row;
-use super::scan::{How, ScanCounts};
+use super::extents::Extent;
+use super::pageout::{EvictOutcome, WriteOut, is_pinned};
+use super::retry_budget::RetryBudget;
+use super::scan::{ScanControl, ScanCounts};
 use super::unmap::{Owners, Unmapping};
-use super::{Reclaim, Turn};
+use super::{Reclaim, ReclaimLock};
 use crate::error::{ErrorKind, Result};
 use crate::folio::{FolioId, FolioRef};
 use crate::frames::{Regions, RegionsSize};
 use crate::io::IoError;
 use crate::lru::ListKind;
-use crate::spill::Spill;
 use crate::stats::Counter;
+use crate::swap::Swap;
 use crate::sync::{AtomicU64, Condvar, Mutex, Ordering};
 use crate::sys::thread::OwnedThread;
 use crate::writeback::Inode;
@@ -50,20 +51,20 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Pages that leave together, if there are so many: a transfer of 1 MiB.
-pub(super) const SPILL_PAGES: u64 = 256;
+pub(super) const SWAP_PAGES: u64 = 256;
 /// The most pages in the line: while one transfer is on its way, the next are chosen. In a small
 /// cache a part of the bound.
-const LINE_PAGES_MAX: u64 = 2 * SPILL_PAGES;
+const LINE_PAGES_MAX: u64 = 2 * SWAP_PAGES;
 const LINE_PART_OF_BOUND: u64 = 4;
-/// Every so many of them look for more, though enough is on its way to the spill: that may be of
+/// Every so many of them look for more, though enough is on its way to the swap: that may be of
 /// the wrong size.
-const SWEEPS_WITH_SPILLER: u32 = 8;
+const SWEEPS_WITH_SWAPPER: u32 = 8;
 /// How long a round is waited for by those who might find something else.
 const SLOW: Duration = Duration::from_millis(50);
 
 /// See the head of the file.
 #[derive(Debug, Default)]
-pub(super) struct Spiller {
+pub(super) struct Swapper {
     line: Mutex<Line>,
     called: Condvar,
     /// Pages in the line, and those that were taken.
@@ -85,14 +86,14 @@ struct Line {
     is_ending: bool,
 }
 
-impl Spiller {
-    /// Pages that will be free soon; none while the spill is slow, or in trouble.
+impl Swapper {
+    /// Pages that will be free soon; none while the swap is slow, or in trouble.
     pub(super) fn coming_pages(&self) -> u64 {
         let pages = self.pages();
         if pages == 0 || self.line.lock().is_late() { 0 } else { pages }
     }
 
-    /// Whether those who could do something else do not wait for the spill: it is slow, or takes
+    /// Whether those who could do something else do not wait for the swap: it is slow, or takes
     /// nothing.
     pub(super) fn is_late(&self) -> bool {
         self.line.lock().is_late()
@@ -165,10 +166,10 @@ impl Line {
 }
 
 impl Reclaim {
-    /// P2: leaves isolated folios to the spiller. Answers those for which there is no room.
-    pub(super) fn leave_to_spiller<'a>(&self, folios: Vec<FolioRef<'a>>) -> Vec<FolioRef<'a>> {
+    /// P2: leaves isolated folios to the swapper. Answers those for which there is no room.
+    pub(super) fn leave_to_swapper<'a>(&self, folios: Vec<FolioRef<'a>>) -> Vec<FolioRef<'a>> {
         let pages_max = self.line_pages_max();
-        let mut line = self.spiller.line.lock();
+        let mut line = self.swapper.line.lock();
         if !line.is_served || line.is_ending {
             return folios;
         }
@@ -180,47 +181,47 @@ impl Reclaim {
                 continue;
             }
             line.pages += pages;
-            self.spiller.pages.fetch_add(pages, Ordering::Relaxed);
+            self.swapper.pages.fetch_add(pages, Ordering::Relaxed);
             line.folios.push(folio.into_id());
         }
         drop(line);
-        self.spiller.called.notify_one();
+        self.swapper.called.notify_one();
         refused
     }
 
-    /// Whether what is on its way to the spill is waited for before more is looked for: most times.
-    pub(super) fn awaits_spiller(&self, patience: &Patience) -> bool {
-        let is_due = (patience.futile_sweeps + 1).is_multiple_of(SWEEPS_WITH_SPILLER);
-        !is_due && self.spiller.coming_pages() > 0
+    /// Whether what is on its way to the swap is waited for before more is looked for: most times.
+    pub(super) fn awaits_swapper(&self, retry_budget: &RetryBudget) -> bool {
+        let is_due = (retry_budget.futile_sweeps + 1).is_multiple_of(SWEEPS_WITH_SWAPPER);
+        !is_due && self.swapper.coming_pages() > 0
     }
 
     /// The memory that regions need beside their pages, in batches of so many.
     pub(crate) fn regions_size(&self, batch: usize) -> RegionsSize {
-        Regions::size_for(self.arena(), batch, self.spill.is_some())
+        Regions::size_for(self.arena(), batch, self.swap.is_some())
     }
 
-    /// Whether a folio of a region that was just isolated is for the spiller, clean or not; an
-    /// error says why it stays; `None`: its file has no spill.
-    pub(super) fn choose_for_spill(
+    /// Whether a folio of a region that was just isolated is for the swapper, clean or not; an
+    /// error says why it stays; `None`: its file has no swap.
+    pub(super) fn choose_for_swap(
         &self,
-        turn: &Turn<'_>,
+        reclaim_lock: &ReclaimLock<'_>,
         folio: &FolioRef<'_>,
         second_chance: bool,
-    ) -> Option<std::result::Result<(), Verdict>> {
-        let inode = turn.owner_of_isolated(folio).filter(|inode| inode.spill().is_some())?;
-        // Hints, without the lock: the spiller looks again.
+    ) -> Option<std::result::Result<(), EvictOutcome>> {
+        let inode = reclaim_lock.owner_of_isolated(folio).filter(|inode| inode.swap().is_some())?;
+        // Hints, without the lock: the swapper looks again.
         if second_chance && inode.mapping.test_and_clear_referenced(folio.folio()) {
-            return Some(Err(Verdict::Activate));
+            return Some(Err(EvictOutcome::Activate));
         }
         let index = folio.folio().index();
         let is_held = inode.frames.region().is_some_and(|region| region.is_held(index));
-        Some(if is_held || is_pinned(folio) { Err(Verdict::Pinned) } else { Ok(()) })
+        Some(if is_held || is_pinned(folio) { Err(EvictOutcome::Pinned) } else { Ok(()) })
     }
 
     /// Whether the line has room for a transfer.
     pub(super) fn has_room_in_line(&self) -> bool {
         let pages_max = self.line_pages_max();
-        self.spiller.line.lock().pages + SPILL_PAGES.min(pages_max) <= pages_max
+        self.swapper.line.lock().pages + SWAP_PAGES.min(pages_max) <= pages_max
     }
 
     fn line_pages_max(&self) -> u64 {
@@ -228,11 +229,11 @@ impl Reclaim {
         LINE_PAGES_MAX.min(part).max(super::ROUND_PAGES)
     }
 
-    fn run_spiller(&self, spill: &Spill) {
-        while let Some(chosen) = self.spiller.next_round() {
-            self.go_on_round(spill, chosen);
+    fn run_swapper(&self, swap: &Swap) {
+        while let Some(chosen) = self.swapper.next_round() {
+            self.go_on_round(swap, chosen);
         }
-        let mut line = self.spiller.line.lock();
+        let mut line = self.swapper.line.lock();
         line.is_served = false;
         let left = std::mem::take(&mut line.folios);
         drop(line);
@@ -243,46 +244,46 @@ impl Reclaim {
 
     /// Why something cannot be written.
     pub(super) fn trouble(&self) -> Option<Arc<IoError>> {
-        let refused_by_spill = || self.spill.as_ref()?.answers().last_refusal;
-        self.flusher.trouble().or_else(refused_by_spill)
+        let refused_by_swap = || self.swap.as_ref()?.answers().last_refusal;
+        self.flusher.trouble().or_else(refused_by_swap)
     }
 
     /// Does what the thread would do, if there is something and nobody is at it: for those who wait
-    /// for the spill anyway, because their file is there. A wake-up less; where others want the
-    /// processor that is most of the time. Nothing is in flight, and no turn held.
-    pub(super) fn help_spiller(&self) {
-        let Some(spill) = &self.spill else { return };
-        let chosen = self.spiller.line.lock().begin_round();
+    /// for the swap anyway, because their file is there. A wake-up less; where others want the
+    /// processor that is most of the time. Nothing is in flight, and no reclaim_lock held.
+    pub(super) fn help_swapper(&self) {
+        let Some(swap) = &self.swap else { return };
+        let chosen = self.swapper.line.lock().begin_round();
         if let Some(chosen) = chosen {
-            self.go_on_round(spill, chosen);
+            self.go_on_round(swap, chosen);
         }
     }
 
-    fn go_on_round(&self, spill: &Spill, chosen: Vec<FolioId>) {
+    fn go_on_round(&self, swap: &Swap, chosen: Vec<FolioId>) {
         // One round at a time; nothing is in flight.
-        spill.set_storage_aside();
-        let before = spill.answers();
-        let pages = self.spill_round(chosen);
-        let after = spill.answers();
+        swap.set_storage_aside();
+        let before = swap.answers();
+        let pages = self.swap_round(chosen);
+        let after = swap.answers();
         let (has_taken, has_refused) = (after.taken > before.taken, after.refused > before.refused);
-        self.spiller.end_round(pages, has_taken, has_refused);
+        self.swapper.end_round(pages, has_taken, has_refused);
         self.flusher.note_freed();
     }
 
     /// P3 to P5; how many pages that were.
-    fn spill_round(&self, chosen: Vec<FolioId>) -> u64 {
+    fn swap_round(&self, chosen: Vec<FolioId>) -> u64 {
         let memory = &*self.memory;
         let mut pages = 0;
         let (mut in_arena, mut leaving) = (Vec::new(), ByFile::default());
         let (mut in_regions, mut inodes) = (Vec::new(), Vec::new());
-        let awaited_rows = {
-            let turn = self.take_turn();
+        let awaited_extents = {
+            let reclaim_lock = self.lock();
             for id in chosen {
                 let folio = memory.folios.adopt(id);
                 pages += folio.folio().pages();
                 // One without an owner was cut: its last reference goes here.
-                let Some(inode) = turn.keep_owner(&folio) else { continue };
-                if memory.arena.is_loose(id) {
+                let Some(inode) = reclaim_lock.keep_owner(&folio) else { continue };
+                if memory.arena.is_region_page(id) {
                     in_regions.push(folio);
                     if !inodes.iter().any(|other| Arc::ptr_eq(other, &inode)) {
                         inodes.push(inode);
@@ -294,45 +295,47 @@ impl Reclaim {
                     in_arena.push(folio);
                 }
             }
-            let is_taken = !in_arena.is_empty() && !self.spiller.has_trouble_after(0);
+            let is_taken = !in_arena.is_empty() && !self.swapper.has_trouble_after(0);
             let pages_max = if is_taken { pages.max(super::ROUND_PAGES) } else { 0 };
-            self.take_awaited_rows(&turn, pages_max, &mut leaving)
+            self.take_awaited_rows(&reclaim_lock, pages_max, &mut leaving)
         };
         if !in_regions.is_empty() {
             let mut counts = ScanCounts::default();
-            let how = How { second_chance: false, ..How::reclaim(WriteOut::MemoryFiles) };
-            let mut unmapping = Unmapping::new(self, Owners::Kept(&inodes), how);
+            let control =
+                ScanControl { second_chance: false, ..ScanControl::reclaim(WriteOut::MemoryFiles) };
+            let mut unmapping = Unmapping::new(self, Owners::Kept(&inodes), control);
             in_regions.into_iter().for_each(|folio| unmapping.add(folio, &mut counts));
             unmapping.finish(&mut counts);
         }
         if !in_arena.is_empty() {
             leaving.write_out();
-            self.evict_spilled(in_arena, awaited_rows);
+            self.evict_swapped(in_arena, awaited_extents);
         }
         pages
     }
 
     /// P5 for folios of the arena.
-    fn evict_spilled(&self, folios: Vec<FolioRef<'_>>, awaited_rows: Vec<Row>) {
+    fn evict_swapped(&self, folios: Vec<FolioRef<'_>>, awaited_extents: Vec<Extent>) {
         let memory = &self.memory;
         memory.counters.add(Counter::PageOut, folios.len() as u64);
-        let turn = self.take_turn();
+        let reclaim_lock = self.lock();
         let (mut kept, mut evicted) = (Vec::new(), Vec::new());
         for folio in folios {
             let (id, pages) = (folio.id(), folio.folio().pages());
-            let (verdict, folio) = self.evict_or_keep(&turn, folio, false);
+            let (outcome, folio) = self.evict_or_keep(&reclaim_lock, folio, false);
             kept.extend(folio);
-            if verdict == Verdict::Evicted {
+            if outcome == EvictOutcome::Evicted {
                 evicted.push((id, pages));
             }
         }
         memory.lru.put_back(&memory.folios, &mut kept, ListKind::Inactive);
-        self.clear_rows(&turn, &evicted, &mut ScanCounts::default());
-        self.clear_awaited_rows(&turn, awaited_rows);
+        self.compact(&reclaim_lock, &evicted, &mut ScanCounts::default());
+        self.clear_awaited_rows(&reclaim_lock, awaited_extents);
     }
 }
 
-/// Folios of memory files that are about to be spilled, by their files, which are kept meanwhile.
+/// Folios of memory files that are about to be swapped out, by their files, which are kept
+/// meanwhile.
 #[derive(Debug, Default)]
 pub(super) struct ByFile<'a>(Vec<(Arc<Inode>, Vec<FolioRef<'a>>)>);
 
@@ -344,7 +347,7 @@ impl<'a> ByFile<'a> {
         }
     }
 
-    /// P4: one batch for each file, one after the other. Errors are noted by the spill.
+    /// P4: one batch for each file, one after the other. Errors are noted by the swap.
     fn write_out(self) {
         for (inode, folios) in self.0 {
             drop(inode.write_out_folios(folios));
@@ -354,28 +357,28 @@ impl<'a> ByFile<'a> {
 
 /// The running thread; dropping it ends the thread and waits for it. It stays while a file is open.
 #[derive(Debug)]
-pub(crate) struct SpillThread {
+pub(crate) struct SwapThread {
     reclaim: Arc<Reclaim>,
     thread: OwnedThread,
 }
 
-impl SpillThread {
-    /// Starts the thread, if there is a spill.
+impl SwapThread {
+    /// Starts the thread, if there is a swap.
     pub(crate) fn start(reclaim: &Arc<Reclaim>) -> Result<Option<Self>> {
-        let Some(spill) = reclaim.spill.clone() else { return Ok(None) };
-        reclaim.spiller.line.lock().is_served = true;
+        let Some(swap) = reclaim.swap.clone() else { return Ok(None) };
+        reclaim.swapper.line.lock().is_served = true;
         let shared = Arc::clone(reclaim);
-        let thread = OwnedThread::start("bifolio-spill", move || shared.run_spiller(&spill));
+        let thread = OwnedThread::start("bifolio-swap", move || shared.run_swapper(&swap));
         let thread = thread.map_err(ErrorKind::Thread)?;
         Ok(Some(Self { reclaim: Arc::clone(reclaim), thread }))
     }
 }
 
-impl Drop for SpillThread {
+impl Drop for SwapThread {
     fn drop(&mut self) {
         if !self.thread.is_left_behind() {
-            self.reclaim.spiller.line.lock().is_ending = true;
-            self.reclaim.spiller.called.notify_all();
+            self.reclaim.swapper.line.lock().is_ending = true;
+            self.reclaim.swapper.called.notify_all();
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The parameters of `spill`: three sets of defaults, and what the user overrides.
+//! The parameters of `swap`: three sets of defaults, and what the user overrides.
 
 use serde::Serialize;
 

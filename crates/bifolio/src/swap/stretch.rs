@@ -1,4 +1,4 @@
-//! How much of the spill file has storage.
+//! How much of the swap file has storage.
 //!
 //! A write behind the end of a file, or into a hole, has the file system look for room, and on ext4
 //! nobody reads the file while such a write is on its way: it has the inode's lock for itself. Of
@@ -9,7 +9,7 @@
 //! file system waits until all transfers of the file have ended, and there are kernels (6.6 and
 //! later) in which one of io_uring's ends only when the thread that made it takes notice.
 
-use super::Spill;
+use super::Swap;
 use crate::io::{self, Backing};
 use crate::sync::{AtomicU32, Ordering};
 
@@ -41,7 +41,7 @@ impl Stretches {
             return;
         }
         let new_end = next.max(end).saturating_add(STRETCH_SLOTS).min(limit);
-        let bytes = Spill::position_bytes(end)..Spill::position_bytes(new_end);
+        let bytes = Swap::position_bytes(end)..Swap::position_bytes(new_end);
         if let Err(error) = io::allocate(backing, bytes) {
             log::info!("{}: no storage is set aside: {error}", backing.describe());
         }
@@ -57,7 +57,7 @@ impl Stretches {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::io::{IoSource, IoTarget};
+    use crate::io::{IoBuf, IoBufMut};
     use std::io::{Error, ErrorKind, Result};
     use std::ops::Range;
 
@@ -66,11 +66,11 @@ mod tests {
     struct Refusing(std::sync::Mutex<Vec<Range<u64>>>);
 
     impl Backing for Refusing {
-        fn read_at(&self, _: &mut IoTarget<'_>, _: u64) -> Result<usize> {
+        fn read_at(&self, _: &mut IoBufMut<'_>, _: u64) -> Result<usize> {
             unreachable!()
         }
 
-        fn write_at(&self, _: &IoSource<'_>, _: u64) -> Result<usize> {
+        fn write_at(&self, _: &IoBuf<'_>, _: u64) -> Result<usize> {
             unreachable!()
         }
 
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn stretches_are_asked_for_ahead_once_and_never_beyond_what_there_is() {
+    fn stretches_are_asked_for_once_and_within_the_capacity() {
         let (backing, stretches) = (Refusing::default(), Stretches::default());
         let (few, all) = (600, 3 * STRETCH_SLOTS - 5);
         let still_ahead = few + STRETCH_SLOTS - AHEAD_SLOTS;
@@ -114,9 +114,8 @@ mod tests {
         stretches.reach(&backing, || 3, few);
         let (one, two) = (few + STRETCH_SLOTS, few + 2 * STRETCH_SLOTS);
         let slots = [0..few, few..one, one..two, two..all, 0..few];
-        let bytes = |slots: Range<u32>| {
-            Spill::position_bytes(slots.start)..Spill::position_bytes(slots.end)
-        };
+        let bytes =
+            |slots: Range<u32>| Swap::position_bytes(slots.start)..Swap::position_bytes(slots.end);
         assert_eq!(*backing.0.lock().unwrap(), slots.map(bytes));
     }
 }

@@ -1,15 +1,15 @@
-//! The spill file: where pages of memory files go when memory is short.
+//! The swap file: where pages of memory files go when memory is short.
 //!
 //! Stands between `io`, whose [`Backing`] it opens, and `writeback`, whose memory files write
-//! folios to slots and read them back. One spill serves all memory files of a cache.
+//! folios to slots and read them back. One swap serves all memory files of a cache.
 //!
 //! ```text
-//!   slot    0        1    2    3   ...                     slots.rs, step.rs: which are in use;
+//!   slot    0        1    2    3   ...                     slots.rs, slot_group.rs: in use;
 //!                                                          stretch.rs: which have storage
 //!         +--------+----+----+----+-----
 //!   file  | header |    page each, 4 KiB                   place.rs, header.rs: where, and whose
 //!         +--------+----+----+----+-----
-//!   memory           one word each: checksum, shadow       words.rs
+//!   memory           one word each: checksum, shadow       slot_metadata.rs
 //! ```
 //!
 //! The life of a slot; what is in brackets owns it:
@@ -24,18 +24,18 @@
 //! ```
 //!
 //! Invariants:
-//! - SPILL-1: a slot that is not free has exactly one owner: a write-out in flight, the descriptor
+//! - SWAP-1: a slot that is not free has exactly one owner: a write-out in flight, the descriptor
 //!   of a clean folio, or a value Entry. Only the owner transfers it, uses its word, hands it on or
 //!   gives it back; it is handed on by what publishes the new owner (the CAS of an Entry, the folio
 //!   lock, the end of a transfer), which also orders the uses of its word.
-//! - SPILL-2: a slot that is handed out is above 0, below 2^28, and its page ends within the bytes
+//! - SWAP-2: a slot that is handed out is above 0, below 2^28, and its page ends within the bytes
 //!   the file may have. So a value Entry can name it, and 0 can stand for "none" in a descriptor.
-//! - SPILL-3: the word of a slot is touched only below the capacity, and a step of capacity is
+//! - SWAP-3: the word of a slot is touched only below the capacity, and a group of capacity is
 //!   charged against the bound before it is added. Capacity never shrinks.
-//! - SPILL-4: the checksum is taken before the page leaves memory, of bytes that nobody changes
+//! - SWAP-4: the checksum is taken before the page leaves memory, of bytes that nobody changes
 //!   until the transfer has ended (WRITEBACK-3). What is read back is compared before anybody sees
 //!   it: a page that fails is an error, never data.
-//! - SPILL-5: a file with a name is changed only while it is locked, and only if it was empty or
+//! - SWAP-5: a file with a name is changed only while it is locked, and only if it was empty or
 //!   has our header.
 //!
 //! The file is never synced, and of no use to anybody but the cache that wrote it. Nothing here
@@ -44,20 +44,20 @@
 
 mod header;
 mod place;
+mod slot_group;
+mod slot_metadata;
 mod slots;
-mod step;
 mod stretch;
 #[cfg(test)]
 mod tests;
-mod words;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-pub(crate) use place::SpillPlace;
-pub(crate) use slots::{STEP_BYTES, SlotRun};
-pub(crate) use step::STEP_SLOTS;
-pub(crate) use words::Mismatch;
+pub(crate) use place::SwapPlace;
+pub(crate) use slot_group::GROUP_SLOTS;
+pub(crate) use slot_metadata::Mismatch;
+pub(crate) use slots::{GROUP_BYTES, SlotRun};
 
 use crate::error::{ErrorKind, Result};
 use crate::io::{self, Backing, IoError};
@@ -65,9 +65,9 @@ use crate::lru::Shadow;
 use crate::sync::{AtomicU64, Mutex, Ordering};
 use crate::sys::memory::PAGE_BYTES;
 use crate::sys::probe::Features;
+use slot_metadata::SlotMetadata;
 use slots::Slots;
 use stretch::Stretches;
-use words::Words;
 
 /// Of so many slots one is spare.
 const PART_SPARE: u64 = 16;
@@ -82,11 +82,11 @@ pub(crate) struct Answers {
 
 /// See the head of the file.
 #[derive(Debug)]
-pub(crate) struct Spill {
+pub(crate) struct Swap {
     backing: Arc<dyn Backing>,
     name: String,
     slots: Slots,
-    words: Words,
+    words: SlotMetadata,
     stretches: Stretches,
     /// Pages of memory files that exist, wherever: each may need a slot.
     pages: AtomicU64,
@@ -95,27 +95,27 @@ pub(crate) struct Spill {
     _lock: Option<OwnedFd>,
 }
 
-impl Spill {
-    /// Opens the spill file, for pages in its first `bytes_max` bytes, the header's among them.
-    /// `enroll` makes the backing known to whoever will transfer the pages.
+impl Swap {
+    /// Opens the swap file, for pages in its first `bytes_max` bytes, the header's among them.
+    /// `register` makes the backing known to whoever will transfer the pages.
     ///
     /// # Errors
-    /// `Open`, `Io`: the file cannot be opened, or its header not be read or written. `SpillFile`:
+    /// `Open`, `Io`: the file cannot be opened, or its header not be read or written. `SwapFile`:
     /// it is another's, or in use; it is as it was. `Memory`: no address space for the words.
     pub(crate) fn open(
-        place: SpillPlace,
+        place: SwapPlace,
         bytes_max: u64,
         features: &Features,
-        enroll: impl FnOnce(Arc<dyn Backing>) -> Arc<dyn Backing>,
+        register: impl FnOnce(Arc<dyn Backing>) -> Arc<dyn Backing>,
     ) -> Result<Self> {
         let place::Opened { backing, lock } = place::open(place, features)?;
         let slots = Slots::new(bytes_max);
-        let purpose = "the checksums of spilled pages (CacheBuilder::spill_bytes_max)";
-        let words =
-            Words::new(slots.end()).map_err(|source| ErrorKind::Memory { purpose, source })?;
+        let purpose = "the checksums of swapped pages (CacheBuilder::swap_bytes_max)";
+        let words = SlotMetadata::new(slots.end())
+            .map_err(|source| ErrorKind::Memory { purpose, source })?;
         let name = backing.describe();
         let (stretches, pages) = (Stretches::default(), AtomicU64::new(0));
-        let backing = enroll(backing);
+        let backing = register(backing);
         let answers = Mutex::default();
         Ok(Self { backing, name, slots, words, stretches, pages, answers, _lock: lock })
     }
@@ -150,7 +150,7 @@ impl Spill {
         self.stretches.reach(&*self.backing, || self.slots.next(), limit);
     }
 
-    /// Takes free slots in a row: `wanted_pages`, at most [`STEP_SLOTS`]; or, if nowhere there are
+    /// Takes free slots in a row: `wanted_pages`, at most [`GROUP_SLOTS`]; or, if nowhere there are
     /// so many, the longest run there is. `None` if that is shorter than `least_pages`.
     ///
     /// The run starts anywhere, and usually where the last one ended. What the caller does not use
@@ -190,8 +190,8 @@ impl Spill {
         }
     }
 
-    /// Adds [`STEP_SLOTS`] slots to the capacity, or what is left up to the most there may be. The
-    /// caller has charged [`STEP_BYTES`] for it, and takes that back if the answer is `false`: all
+    /// Adds [`GROUP_SLOTS`] slots to the capacity, or what is left up to the most there may be. The
+    /// caller has charged [`GROUP_BYTES`] for it, and takes that back if the answer is `false`: all
     /// are there already.
     #[must_use]
     pub(crate) fn grow(&self) -> bool {
@@ -217,7 +217,7 @@ impl Spill {
     /// a slot, and folios of several pages find theirs in a row.
     pub(crate) fn is_short_for(&self, pages: u64) -> bool {
         let wanted = self.pages() + pages;
-        let wanted = wanted + wanted / PART_SPARE + u64::from(STEP_SLOTS) / 2;
+        let wanted = wanted + wanted / PART_SPARE + u64::from(GROUP_SLOTS) / 2;
         let capacity = self.capacity_slots();
         u64::from(capacity) < wanted && capacity < self.capacity_slots_max()
     }
@@ -237,13 +237,13 @@ impl Spill {
         self.slots.used()
     }
 
-    /// Notes the checksum of a page that is about to be written to `slot` (SPILL-4). Its shadow is
+    /// Notes the checksum of a page that is about to be written to `slot` (SWAP-4). Its shadow is
     /// zero until [`Self::set_shadow`].
     pub(crate) fn seal(&self, slot: u32, page: &[u8; PAGE_BYTES]) {
         self.words.seal(slot, page);
     }
 
-    /// Compares a page that was read from `slot` with what was sealed (SPILL-4).
+    /// Compares a page that was read from `slot` with what was sealed (SWAP-4).
     pub(crate) fn check(
         &self,
         slot: u32,

@@ -7,7 +7,7 @@
 //!  +-----------+-----------------+----------------+
 //! ```
 //!
-//! The word of a slot belongs to the slot's owner (SPILL-1): plain loads and stores, ordered by
+//! The word of a slot belongs to the slot's owner (SWAP-1): plain loads and stores, ordered by
 //! whatever hands the slot from one owner to the next (an Entry, the folio lock).
 //!
 //! The checksum is CRC-32 of the page. The words stand in memory and the pages in the file, so what
@@ -44,11 +44,11 @@ pub(crate) struct Mismatch {
 
 /// See the head of the file.
 #[derive(Debug)]
-pub(super) struct Words {
+pub(super) struct SlotMetadata {
     words: ReservedArray<AtomicU64>,
 }
 
-impl Words {
+impl SlotMetadata {
     /// Reserves words for slots below `end`.
     pub(super) fn new(end: u32) -> io::Result<Self> {
         Ok(Self { words: ReservedArray::new(end as usize)? })
@@ -78,7 +78,7 @@ impl Words {
     }
 
     fn load(&self, slot: u32) -> u64 {
-        // Relaxed: the caller owns the slot, and got it from its last owner (SPILL-1).
+        // Relaxed: the caller owns the slot, and got it from its last owner (SWAP-1).
         self.words.get(slot as usize).load(Ordering::Relaxed)
     }
 
@@ -102,7 +102,7 @@ mod tests {
 
     #[test]
     fn a_page_passes_where_it_was_sealed_and_any_other_bit_fails() {
-        let words = Words::new(END).unwrap();
+        let words = SlotMetadata::new(END).unwrap();
         for slot in [1, 2, 511, END - 1] {
             words.seal(slot, &page(1));
             assert_eq!(words.check(slot, &page(1)), Ok(()));
@@ -118,7 +118,7 @@ mod tests {
 
     #[test]
     fn the_page_of_another_slot_fails() {
-        let words = Words::new(END).unwrap();
+        let words = SlotMetadata::new(END).unwrap();
         words.seal(1, &page(1));
         words.seal(2, &page(2));
         assert!(words.check(1, &page(2)).is_err());
@@ -128,14 +128,14 @@ mod tests {
 
     #[test]
     fn a_slot_that_was_never_sealed_passes_nothing_we_have() {
-        let words = Words::new(16).unwrap();
+        let words = SlotMetadata::new(16).unwrap();
         assert!(words.check(1, &[0; PAGE_BYTES]).is_err());
         assert!(words.check(2, &page(1)).is_err());
     }
 
     #[test]
     fn shadow_and_checksum_leave_each_other_alone() {
-        let words = Words::new(16).unwrap();
+        let words = SlotMetadata::new(16).unwrap();
         words.seal(3, &page(1));
         assert_eq!(words.shadow(3), Shadow(0));
         for shadow in [VALUE_MAX, 1, 0x0ABC_DEF0] {

@@ -1,10 +1,10 @@
 //! A run: consecutive folios on their way in, read by one transfer.
 //!
-//! Made by `fill.rs`, which claims the folios; started alone ([`Run::read_first`]), in a batch
-//! (`batch.rs`) or ahead of need (`readahead`); ended by [`Run::finish`], on whatever thread sees
-//! the transfer complete. Until then the run owns each folio's lock and one reference: that is what
-//! keeps the frames the kernel's (IO-1), whoever goes away meanwhile. A run that is dropped takes
-//! its folios out of the table again, as does one that failed.
+//! Made by `fill.rs`, which claims the folios; started alone ([`ReadIo::read_first`]), in a batch
+//! (`batch.rs`) or ahead of need (`readahead`); ended by [`ReadIo::finish`], on whatever thread
+//! sees the transfer complete. Until then the run owns each folio's lock and one reference: that is
+//! what keeps the frames the kernel's (IO-1), whoever goes away meanwhile. A run that is dropped
+//! takes its folios out of the table again, as does one that failed.
 //!
 //! # Safety
 //! Hands frames to the engine; the run is their owner until the engine gives it back.
@@ -31,7 +31,7 @@ const INSTALLED_TOGETHER: usize = 64;
 
 /// See the head of the file.
 #[derive(Debug)]
-pub(super) struct Run {
+pub(super) struct ReadIo {
     inode: Arc<Inode>,
     /// Page index of the first folio.
     first: u64,
@@ -46,7 +46,7 @@ pub(super) struct Run {
     expected_bytes: u64,
 }
 
-impl Run {
+impl ReadIo {
     /// No folios yet, the first of which will be at page `first`; as many as there is `room` for.
     pub(super) fn new(inode: &Arc<Inode>, first: u64, room: Room<'_>) -> Self {
         let (counted_pages, staged) = room.leave();
@@ -105,9 +105,9 @@ impl Run {
     /// Gives the run to `queue`; or finishes it at once, if the backing has nothing of it.
     pub(super) fn start<T>(
         mut self,
-        queue: &mut Queue<'_, (Run, T)>,
+        queue: &mut Queue<'_, (ReadIo, T)>,
         tag: T,
-        finished: impl FnOnce(Run, T),
+        finished: impl FnOnce(ReadIo, T),
     ) {
         if let Some(staged) = &mut self.staged {
             staged.shrink(self.folios.len());
@@ -138,7 +138,7 @@ impl Run {
         let folios = &inode.memory.folios;
         let mut first = None;
         let mut outcome = Ok(());
-        let mut finish = |run: Run, answer| {
+        let mut finish = |run: ReadIo, answer| {
             outcome = run.finish(folios, answer, |locked| first = first.take().or(Some(locked)));
         };
         let mut queue = inode.engine.queue();
@@ -234,7 +234,7 @@ impl Run {
     }
 }
 
-impl Drop for Run {
+impl Drop for ReadIo {
     fn drop(&mut self) {
         let inode = &self.inode;
         for id in self.folios.drain(..) {

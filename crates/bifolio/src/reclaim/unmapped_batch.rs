@@ -1,16 +1,16 @@
-//! Folios that have departed (B8 and B9 of `unmap.rs`): some are being written out while others
+//! Folios that were unmapped (B8 and B9 of `unmap.rs`): some are being written out while others
 //! are gathered for the next transfer.
 //!
-//! The exit of the spiller has two halves: one with the copies of what is in flight, one for what
-//! is gathered. When that is enough for a transfer, they change places. Others write nothing out:
-//! their exit is one part, and empty again when the pages are judged.
+//! The bounce buffer of the swapper has two halves: one with the copies of what is in flight, one
+//! for what is gathered. When that is enough for a transfer, they change places. Others write
+//! nothing out: their bounce buffer is one part, and empty again when the pages are judged.
 
 use crate::folio::{FolioRef, LockedFolio};
-use crate::frames::{Exit, Region};
+use crate::frames::{BounceBuffer, Region};
 use crate::lru::Memory;
 use crate::stats::Counter;
 use crate::sync::MutexGuard;
-use crate::writeback::{CopyAt, InFlight, Inode, Leaving, LeavingBatch};
+use crate::writeback::{CopyAt, InFlight, Inode, UnmappedWriteBatch, WriteVictim};
 use std::ops::Range;
 
 /// Folios that are written out together, if there are so many: a transfer of 1 MiB.
@@ -22,18 +22,18 @@ const PORTION_FOLIOS: usize = 32;
 
 /// See the head of the file. All of one file.
 #[derive(Debug)]
-pub(super) struct Departed<'t> {
+pub(super) struct UnmappedBatch<'t> {
     inode: &'t Inode,
     /// What is in flight ends before the copies and the locks go. None as long as nothing is to be
     /// written out: whoever may not wait never writes out.
-    batch: Option<LeavingBatch<'t>>,
-    in_flight: Vec<Left<'t>>,
-    gathered: Vec<Left<'t>>,
-    leaving: Vec<Leaving<'t>>,
-    exit: MutexGuard<'t, Exit>,
+    batch: Option<UnmappedWriteBatch<'t>>,
+    in_flight: Vec<Unmapped<'t>>,
+    gathered: Vec<Unmapped<'t>>,
+    leaving: Vec<WriteVictim<'t>>,
+    bounce_buffer: MutexGuard<'t, BounceBuffer>,
     /// Parts of it: two where one is written out while the other fills.
     parts: usize,
-    /// Which part of the exit is for what is gathered, from 0.
+    /// Which part of the bounce buffer is for what is gathered, from 0.
     half: usize,
     /// So many pages of it have copies, and gaps: of those that were unmapped with them and did not
     /// leave.
@@ -42,15 +42,16 @@ pub(super) struct Departed<'t> {
 
 /// One folio: locked, in the table, its page nowhere but at `copy`.
 #[derive(Debug)]
-pub(super) struct Left<'t> {
+pub(super) struct Unmapped<'t> {
     // The lock goes before the reference.
     pub(super) lock: LockedFolio<'t>,
     pub(super) folio: FolioRef<'t>,
     pub(super) copy: CopyAt,
 }
 
-impl<'t> Departed<'t> {
-    /// None yet. Waits until the exit is free: that of those who write out, or of the others.
+impl<'t> UnmappedBatch<'t> {
+    /// None yet. Waits until the bounce buffer is free: that of those who write out, or of the
+    /// others.
     pub(super) fn new(inode: &'t Inode, region: &'t Region, writes: bool) -> Self {
         let regions = region.regions();
         Self {
@@ -59,7 +60,11 @@ impl<'t> Departed<'t> {
             in_flight: Vec::new(),
             gathered: Vec::new(),
             leaving: Vec::new(),
-            exit: if writes { regions.spill_exit() } else { regions.exit() },
+            bounce_buffer: if writes {
+                regions.swap_bounce_buffer()
+            } else {
+                regions.bounce_buffer()
+            },
             parts: if writes { 2 } else { 1 },
             half: 0,
             pages_used: 0,
@@ -84,38 +89,38 @@ impl<'t> Departed<'t> {
         self.gathered.len() >= TRANSFER_FOLIOS
     }
 
-    pub(super) fn exit(&mut self) -> &mut Exit {
-        &mut self.exit
+    pub(super) fn bounce_buffer(&mut self) -> &mut BounceBuffer {
+        &mut self.bounce_buffer
     }
 
     /// How many pages can be kept beyond their unmapping.
     pub(super) fn places(&self) -> usize {
-        self.exit.keeper.places()
+        self.bounce_buffer.page_pipe.places()
     }
 
     fn half_pages(&self) -> usize {
-        self.exit.pages() / self.parts
+        self.bounce_buffer.pages() / self.parts
     }
 
-    /// The pages of the exit that have no copies.
+    /// The pages of the bounce buffer that have no copies.
     pub(super) fn room(&self) -> Range<usize> {
         let half_pages = self.half_pages();
         let first = self.half * half_pages;
         first + self.pages_used..first + half_pages
     }
 
-    /// Gathers a folio whose write-out has begun; its copy is on `page` of the exit.
-    pub(super) fn add(&mut self, page: usize, left: Left<'t>, in_flight: InFlight) {
+    /// Gathers a folio whose write-out has begun; its copy is on `page` of the bounce buffer.
+    pub(super) fn add(&mut self, page: usize, left: Unmapped<'t>, in_flight: InFlight) {
         self.pages_used = page + 1 - self.half * self.half_pages();
         let again = left.folio.try_clone();
         let folio = again.expect("a folio that was just frozen has two references");
-        self.leaving.push(Leaving { folio, in_flight, copy: Some(left.copy) });
+        self.leaving.push(WriteVictim { folio, in_flight, copy: Some(left.copy) });
         self.gathered.push(left);
     }
 
     /// Waits for what is in flight and gives it back; starts to write out what was gathered, and
     /// waits for all but the last portion of it. Nothing is frozen.
-    pub(super) fn rotate(&mut self, memory: &Memory) -> Vec<Left<'t>> {
+    pub(super) fn rotate(&mut self, memory: &Memory) -> Vec<Unmapped<'t>> {
         if let Some(batch) = &mut self.batch {
             batch.wait();
         }
@@ -125,7 +130,7 @@ impl<'t> Departed<'t> {
         let portion_folios = if are_single { PORTION_FOLIOS } else { TRANSFER_FOLIOS };
         let leaving = std::mem::take(&mut self.leaving);
         if !leaving.is_empty() {
-            let batch = self.batch.get_or_insert_with(|| LeavingBatch::new(self.inode));
+            let batch = self.batch.get_or_insert_with(|| UnmappedWriteBatch::new(self.inode));
             batch.start(leaving, portion_folios);
         }
         self.in_flight = std::mem::take(&mut self.gathered);

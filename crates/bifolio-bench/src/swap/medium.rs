@@ -1,4 +1,5 @@
-//! Who keeps the file: a cache that spills, or tmpfs that is swapped out. Each in a child process.
+//! Who keeps the file: a cache that swaps out, or tmpfs that is swapped out. Each in a child
+//! process.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -16,7 +17,7 @@ use crate::harness::memory_group::Membership;
 use crate::harness::resident;
 
 /// The series.
-pub(super) const BIFOLIO: &str = "bifolio_spill";
+pub(super) const BIFOLIO: &str = "bifolio_swap";
 pub(super) const KERNEL: &str = "kernel_swap";
 
 /// Something that keeps bytes.
@@ -38,7 +39,7 @@ pub(super) struct Task {
 /// Who is to keep the file.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) enum Keeper {
-    /// A cache that spills into this directory.
+    /// A cache that swaps out into this directory.
     Bifolio { directory: PathBuf },
     /// A file to be made on a tmpfs, by a process in this control group.
     Kernel { group: Membership, file: PathBuf },
@@ -57,21 +58,21 @@ pub(super) struct Answer {
 /// The child's side.
 pub(super) fn run(task: &Task) -> Result<Answer> {
     match &task.keeper {
-        Keeper::Bifolio { directory } => spill(&task.load, directory),
-        Keeper::Kernel { group, file } => swap(&task.load, group, file),
+        Keeper::Bifolio { directory } => swap(&task.load, directory),
+        Keeper::Kernel { group, file } => kernel_swap(&task.load, group, file),
     }
 }
 
-fn spill(load: &Load, directory: &Path) -> Result<Answer> {
-    let builder = Cache::builder().memory(load.sizes.memory_bytes).spill_in(directory);
-    let spilling = Spilling(Cached::in_memory(builder, PAGE_BYTES as u64)?);
-    let (done, verified_bytes) = load.run(&spilling)?;
+fn swap(load: &Load, directory: &Path) -> Result<Answer> {
+    let builder = Cache::builder().memory(load.sizes.memory_bytes).swap_directory(directory);
+    let swapping = Swapping(Cached::in_memory(builder, PAGE_BYTES as u64)?);
+    let (done, verified_bytes) = load.run(&swapping)?;
     let peak_bytes = resident::peak_bytes()?;
-    spilling.0.close()?;
+    swapping.0.close()?;
     Ok(Answer { done, verified_bytes, peak_bytes })
 }
 
-fn swap(load: &Load, group: &Membership, path: &Path) -> Result<Answer> {
+fn kernel_swap(load: &Load, group: &Membership, path: &Path) -> Result<Answer> {
     group.join()?;
     let options = File::options().read(true).write(true).create_new(true).clone();
     let file = options.open(path).map_err(Error::system("make a file on tmpfs"))?;
@@ -81,10 +82,10 @@ fn swap(load: &Load, group: &Membership, path: &Path) -> Result<Answer> {
     Ok(Answer { done, verified_bytes, peak_bytes: group.peak_bytes()? })
 }
 
-/// A memory file in a cache with a spill.
-struct Spilling(Cached);
+/// A memory file in a cache with a swap.
+struct Swapping(Cached);
 
-impl Medium for Spilling {
+impl Medium for Swapping {
     fn series(&self) -> &'static str {
         BIFOLIO
     }
@@ -101,8 +102,8 @@ impl Medium for Spilling {
         let stats = self.0.stats();
         let bytes = |pages: u64| pages * PAGE_BYTES as u64;
         Ok(DeviceBytes {
-            read: bytes(stats.spilled_in_pages),
-            written: bytes(stats.spilled_out_pages),
+            read: bytes(stats.swapped_in_pages),
+            written: bytes(stats.swapped_out_pages),
         })
     }
 }

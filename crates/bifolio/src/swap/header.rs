@@ -1,4 +1,4 @@
-//! The header of a spill file: the first page, by which a later run knows the file for its own.
+//! The header of a swap file: the first page, by which a later run knows the file for its own.
 //!
 //! ```text
 //!   0                    16           20                          4092        4096
@@ -10,7 +10,7 @@
 //! It says nothing about the rest of the file, which is of use only to the cache that wrote it.
 
 use super::PAGE_BYTES;
-use crate::error::SpillFileProblem;
+use crate::error::SwapFileProblem;
 
 const MAGIC: [u8; 16] = *b"bifolio spill\r\n\0";
 const VERSION: u32 = 1;
@@ -23,18 +23,18 @@ pub(super) fn header() -> [u8; PAGE_BYTES] {
 }
 
 /// Whether a file that begins like this may be used, and overwritten.
-pub(super) fn check(bytes: &[u8; PAGE_BYTES]) -> Result<(), SpillFileProblem> {
+pub(super) fn check(bytes: &[u8; PAGE_BYTES]) -> Result<(), SwapFileProblem> {
     let field = |start: usize| {
         let field = bytes[start..].first_chunk().expect("a field ends inside the header");
         u32::from_le_bytes(*field)
     };
     let is_ours = bytes.starts_with(&MAGIC);
     if !is_ours || field(CHECKSUM_START) != crc32fast::hash(&bytes[..CHECKSUM_START]) {
-        return Err(SpillFileProblem::Foreign);
+        return Err(SwapFileProblem::Foreign);
     }
     match field(VERSION_START) {
         VERSION => Ok(()),
-        found => Err(SpillFileProblem::OtherVersion { found, expected: VERSION }),
+        found => Err(SwapFileProblem::OtherVersion { found, expected: VERSION }),
     }
 }
 
@@ -57,20 +57,20 @@ mod tests {
         for at in 0..PAGE_BYTES {
             let mut changed = header();
             changed[at] ^= 1;
-            assert!(matches!(check(&changed), Err(SpillFileProblem::Foreign)), "byte {at}");
+            assert!(matches!(check(&changed), Err(SwapFileProblem::Foreign)), "byte {at}");
         }
-        assert!(matches!(check(&[0; PAGE_BYTES]), Err(SpillFileProblem::Foreign)));
+        assert!(matches!(check(&[0; PAGE_BYTES]), Err(SwapFileProblem::Foreign)));
         // Another program may sum up its pages in the same place.
         let mut foreign = [7; PAGE_BYTES];
         let checksum = crc32fast::hash(&foreign[..CHECKSUM_START]);
         foreign[CHECKSUM_START..].copy_from_slice(&checksum.to_le_bytes());
-        assert!(matches!(check(&foreign), Err(SpillFileProblem::Foreign)));
+        assert!(matches!(check(&foreign), Err(SwapFileProblem::Foreign)));
     }
 
     #[test]
     fn the_format_of_another_version_is_refused_by_its_number() {
         let problem = check(&header_of(7)).unwrap_err();
-        assert!(matches!(problem, SpillFileProblem::OtherVersion { found: 7, expected: VERSION }));
+        assert!(matches!(problem, SwapFileProblem::OtherVersion { found: 7, expected: VERSION }));
     }
 
     #[test]

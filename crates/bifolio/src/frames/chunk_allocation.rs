@@ -18,7 +18,7 @@ use std::ops::Range;
 
 /// Pages of a chunk on their way to be resident.
 #[derive(Debug)]
-struct Growth {
+struct ChunkAllocation {
     chunk: usize,
     pages: Range<u32>,
     /// How many of them are not resident yet.
@@ -32,7 +32,7 @@ impl State {
     /// Whether less than a chunk is free while the bound allows another whole one.
     pub(super) fn wants_chunk(&self) -> bool {
         let is_short = self.frame_pages > 0 && self.free_pages < u64::from(CHUNK_PAGES);
-        let has_place = self.vacant_chunks > 0 && !self.is_growth_refused;
+        let has_place = self.vacant_chunks > 0 && !self.is_allocation_refused;
         is_short && has_place && self.affordable_pages(0) == CHUNK_PAGES
     }
 
@@ -102,7 +102,11 @@ impl State {
     }
 
     /// Charges pages of a chunk that are to be made resident.
-    fn begin_growth(&mut self, number: usize, pages: Range<u32>) -> Option<Growth> {
+    fn begin_chunk_allocation(
+        &mut self,
+        number: usize,
+        pages: Range<u32>,
+    ) -> Option<ChunkAllocation> {
         let chunk = &self.chunks[number];
         let (new_pages, known_pages) = (chunk.retired_in(pages.clone()), chunk.descriptor_pages);
         let descriptors = u64::from(pages.end.saturating_sub(known_pages));
@@ -111,21 +115,21 @@ impl State {
             return None;
         }
         if chunk.role == Role::Vacant {
-            self.chunks[number].role = Role::Growing;
+            self.chunks[number].role = Role::Allocating;
             self.vacant_chunks -= 1;
         }
         self.frame_pages += u64::from(new_pages);
-        Some(Growth { chunk: number, pages, new_pages, known_pages, cost_bytes })
+        Some(ChunkAllocation { chunk: number, pages, new_pages, known_pages, cost_bytes })
     }
 
-    /// Takes back what [`Self::begin_growth`] did.
-    fn cancel_growth(&mut self, growth: &Growth) {
-        if self.chunks[growth.chunk].role == Role::Growing {
-            self.chunks[growth.chunk].role = Role::Vacant;
+    /// Takes back what [`Self::begin_chunk_allocation`] did.
+    fn cancel_chunk_allocation(&mut self, allocation: &ChunkAllocation) {
+        if self.chunks[allocation.chunk].role == Role::Allocating {
+            self.chunks[allocation.chunk].role = Role::Vacant;
             self.vacant_chunks += 1;
         }
-        self.frame_pages -= u64::from(growth.new_pages);
-        self.budget.give_back(growth.cost_bytes);
+        self.frame_pages -= u64::from(allocation.new_pages);
+        self.budget.give_back(allocation.cost_bytes);
     }
 }
 
@@ -134,9 +138,9 @@ impl Arena {
     /// whether there is a free slot more.
     pub(super) fn grow(&self, state: &mut State, order: u8, folios: &Folios) -> io::Result<bool> {
         let Some((chunk, pages)) = state.place_to_grow(order) else { return Ok(false) };
-        let Some(growth) = state.begin_growth(chunk, pages) else { return Ok(false) };
-        let populated = self.populate(&growth);
-        self.end_growth(state, &growth, order, populated, folios)?;
+        let Some(allocation) = state.begin_chunk_allocation(chunk, pages) else { return Ok(false) };
+        let populated = self.populate(&allocation);
+        self.end_growth(state, &allocation, order, populated, folios)?;
         Ok(true)
     }
 
@@ -144,14 +148,14 @@ impl Arena {
     ///
     /// # Errors
     /// The kernel refuses memory that the bound allows.
-    pub(crate) fn grow_ahead(&self, folios: &Folios) -> io::Result<bool> {
+    pub(crate) fn preallocate(&self, folios: &Folios) -> io::Result<bool> {
         self.grow_if(State::wants_chunk, folios)
     }
 
     /// Makes chunks resident until no more than `left_bytes` are left of the bound.
     ///
     /// # Errors
-    /// As [`Self::grow_ahead`].
+    /// As [`Self::preallocate`].
     pub(crate) fn grow_until(&self, left_bytes: u64, folios: &Folios) -> io::Result<()> {
         let has_more = |state: &State| {
             state.budget.left_bytes() >= left_bytes + u64::from(CHUNK_PAGES) * FRAME_BYTES
@@ -161,30 +165,31 @@ impl Arena {
     }
 
     fn grow_if(&self, wants: impl Fn(&State) -> bool, folios: &Folios) -> io::Result<bool> {
-        let growth = {
+        let allocation = {
             let mut state = self.state.lock();
             let vacant = if wants(&state) { state.vacant_chunk() } else { None };
-            let growth = vacant.and_then(|chunk| state.begin_growth(chunk, 0..CHUNK_PAGES));
-            state.is_growing = growth.is_some();
+            let allocation =
+                vacant.and_then(|chunk| state.begin_chunk_allocation(chunk, 0..CHUNK_PAGES));
+            state.is_allocating_chunk = allocation.is_some();
             self.publish(&state);
-            growth
+            allocation
         };
-        let Some(growth) = growth else { return Ok(false) };
-        let populated = self.populate(&growth);
+        let Some(allocation) = allocation else { return Ok(false) };
+        let populated = self.populate(&allocation);
         let mut state = self.state.lock();
         let order = state.last_order;
-        let ended = self.end_growth(&mut state, &growth, order, populated, folios);
-        state.is_growth_refused = ended.is_err();
-        state.is_growing = false;
+        let ended = self.end_growth(&mut state, &allocation, order, populated, folios);
+        state.is_allocation_refused = ended.is_err();
+        state.is_allocating_chunk = false;
         self.grown.notify_all();
         self.publish(&state);
         ended.map(|()| true)
     }
 
-    fn populate(&self, growth: &Growth) -> io::Result<()> {
-        let (offset_bytes, bytes) = place_of(growth.chunk, &growth.pages);
-        let is_whole = growth.pages == (0..CHUNK_PAGES);
-        if !is_whole && !self.keep_small(growth.chunk) {
+    fn populate(&self, allocation: &ChunkAllocation) -> io::Result<()> {
+        let (offset_bytes, bytes) = place_of(allocation.chunk, &allocation.pages);
+        let is_whole = allocation.pages == (0..CHUNK_PAGES);
+        if !is_whole && !self.keep_small(allocation.chunk) {
             return Err(io::ErrorKind::OutOfMemory.into());
         }
         let huge = self.may_use_huge_pages() && is_whole;
@@ -196,16 +201,16 @@ impl Arena {
     fn end_growth(
         &self,
         state: &mut State,
-        growth: &Growth,
+        allocation: &ChunkAllocation,
         order: u8,
         populated: io::Result<()>,
         folios: &Folios,
     ) -> io::Result<()> {
-        let Growth { chunk: number, ref pages, new_pages, known_pages, .. } = *growth;
+        let ChunkAllocation { chunk: number, ref pages, new_pages, known_pages, .. } = *allocation;
         if let Err(error) = populated {
             let (offset_bytes, bytes) = place_of(number, pages);
             let _ = self.memory.release(offset_bytes, bytes);
-            state.cancel_growth(growth);
+            state.cancel_chunk_allocation(allocation);
             return Err(error);
         }
         if pages.end > known_pages {
@@ -215,7 +220,7 @@ impl Arena {
         state.unused_pages += u64::from(new_pages);
         let chunk = &mut state.chunks[number];
         chunk.descriptor_pages = known_pages.max(pages.end);
-        if chunk.role == Role::Growing {
+        if chunk.role == Role::Allocating {
             chunk.begin(pages.clone(), order);
             state.retired_pages += u64::from(CHUNK_PAGES - new_pages);
             state.free_pages += u64::from(chunk.free_pages());
@@ -262,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn chunks_that_were_never_in_use_cost_nothing_and_no_more_come_than_fit() {
+    fn unused_chunks_cost_nothing_and_no_more_come_than_fit() {
         let features = || Features::probe(&[]);
         let chunks_max = Arena::chunks_max(CHUNK_BYTES);
         let pages_max = chunks_max as usize * CHUNK_PAGES as usize;

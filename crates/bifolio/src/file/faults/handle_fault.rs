@@ -2,7 +2,7 @@
 
 use super::super::access::Access;
 use super::super::batch::{Batch, Delivery};
-use super::super::fill::{RunClaim, Wait};
+use super::super::fill::{ReadIoClaim, Wait};
 use super::super::handle::Handle;
 use crate::error::{Error, Result};
 use crate::mapping::PAGE_BYTES;
@@ -23,21 +23,21 @@ impl Handle {
     /// # Errors
     /// The first page that cannot be had: the storage's error, no memory, or it lies behind the end
     /// of the file.
-    pub(crate) fn bring_in(
+    pub(crate) fn handle_fault(
         &self,
         pages: Range<u64>,
         is_write: bool,
     ) -> std::result::Result<(), Refused> {
         let mut left = pages;
         while left.start < left.end {
-            left.start = self.bring_in_first(left.clone(), is_write)?;
+            left.start = self.handle_first_fault(left.clone(), is_write)?;
         }
         Ok(())
     }
 
     /// Brings in the first of `pages`, and perhaps more; the first page that is to be looked at
     /// next.
-    fn bring_in_first(
+    fn handle_first_fault(
         &self,
         pages: Range<u64>,
         is_write: bool,
@@ -51,7 +51,7 @@ impl Handle {
         if index * PAGE_BYTES >= len_bytes {
             return Err(refused(self.past_end(index * PAGE_BYTES, 1)));
         }
-        // Acquire: pairs with the Release in `unlink`, as in `claim_run`.
+        // Acquire: pairs with the Release in `unlink`, as in `claim_read_io`.
         let seen = mapping.table().load(index, Ordering::Acquire);
         if seen.is_ready() || seen.is_folio() && !self.is_missing(index) {
             return Ok(index + 1);
@@ -63,11 +63,11 @@ impl Handle {
             let plan = self.plan_after_miss(pages.clone());
             let end = plan.as_ref().map_or(index + 1, |plan| plan.end_from(index));
             let end = pages.end.max(end.min(index + AROUND_PAGES));
-            (self.claim_run(index..end, Wait::ForFrames).map_err(refused)?, plan)
+            (self.claim_read_io(index..end, Wait::ForFrames).map_err(refused)?, plan)
         } else {
-            (RunClaim::Taken, None)
+            (ReadIoClaim::Taken, None)
         };
-        let (RunClaim::New(mut run), plan) = claimed else {
+        let (ReadIoClaim::New(mut run), plan) = claimed else {
             // Somebody else's, or a hole.
             if seen.is_folio() {
                 self.follow_passed_marks(index);
@@ -102,7 +102,7 @@ impl Handle {
             Some(error) => Err(refused(error)),
             // A run that failed: the page by itself.
             None if end > index + 1 && !is_there() => {
-                self.bring_in_first(index..index + 1, is_write)
+                self.handle_first_fault(index..index + 1, is_write)
             }
             None => Ok(end),
         }

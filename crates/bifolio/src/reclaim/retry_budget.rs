@@ -14,7 +14,7 @@ const SWEEP_PAUSE_MAX: Duration = Duration::from_millis(16);
 
 /// How long an allocation has tried in vain.
 #[derive(Debug)]
-pub(super) struct Patience {
+pub(super) struct RetryBudget {
     /// What it wants, in one piece.
     pub(super) wanted_bytes: u64,
     rounds: u32,
@@ -23,27 +23,18 @@ pub(super) struct Patience {
     since: Option<Instant>,
     /// Write-outs that had ended when the last round began.
     pub(super) ended: u64,
-    /// Rounds of the spiller that had begun before this one came.
-    pub(super) spill_rounds: u64,
-    /// Whether it may write to the spill itself.
-    pub(super) may_spill: bool,
+    /// Rounds of the swapper that had begun before this one came.
+    pub(super) swap_rounds: u64,
+    /// Whether it may write to the swap itself.
+    pub(super) may_swap: bool,
 }
 
-impl Patience {
+impl RetryBudget {
     pub(super) fn new(reclaim: &Reclaim, wanted_bytes: u64) -> Self {
         let (wait_max, ended) = (reclaim.wait_max, reclaim.flusher.ended());
-        let spill_rounds = reclaim.spiller.rounds();
-        let (rounds, futile_sweeps, since, may_spill) = (0, 0, None, false);
-        Self {
-            wanted_bytes,
-            rounds,
-            futile_sweeps,
-            wait_max,
-            since,
-            ended,
-            spill_rounds,
-            may_spill,
-        }
+        let swap_rounds = reclaim.swapper.rounds();
+        let (rounds, futile_sweeps, since, may_swap) = (0, 0, None, false);
+        Self { wanted_bytes, rounds, futile_sweeps, wait_max, since, ended, swap_rounds, may_swap }
     }
 
     /// A round for so many pages, which were not to be had when it was over.

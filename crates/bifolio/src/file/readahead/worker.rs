@@ -1,4 +1,4 @@
-//! The pump: what is read ahead arrives in order, a part of it at a time.
+//! The worker: what is read ahead arrives in order, a part of it at a time.
 //!
 //! Used by `readahead`, two for each handle. A disk that serves one request after the other may
 //! answer none of them before it has none left (virtio on one queue does): what was asked of it
@@ -8,9 +8,9 @@
 //! the rest stands ready, and leaves before those that have come are made READY.
 //!
 //! ```text
-//!   readahead --> push --> line of runs --> in flight --> finish: installed, READY
-//!                  '--> a worker of the engine, unless one serves the line already; it ends
-//!                       when the line is empty and nothing is in flight
+//!   readahead --> push --> queue of runs --> in flight --> finish: installed, READY
+//!                  '--> a worker of the engine, unless one serves the queue already; it ends
+//!                       when the queue is empty and nothing is in flight
 //! ```
 //!
 //! One worker at a time: two of them would have twice as much in flight. A 4 GiB file in order, 512
@@ -18,7 +18,7 @@
 //! one, 2.9 with two, all that was asked for, and then a third more of CPU; an O_DIRECT loop with
 //! 8 MiB in flight that copies to memory as cold, 3.41.
 
-use super::super::run::Run;
+use super::super::read_io::ReadIo;
 use super::{STREAMS_MIN, WINDOW_PART_OF_BOUND};
 use crate::mapping::PAGE_BYTES;
 use crate::sync::Mutex;
@@ -34,50 +34,51 @@ const REGION_PAGES_MAX: u64 = 256;
 
 /// See the head of the file.
 #[derive(Debug)]
-pub(super) struct Pump {
-    line: Mutex<Line<Run>>,
+pub(super) struct ReadaheadWorker {
+    waiting: Mutex<ReadaheadQueue<ReadIo>>,
     in_flight_bytes_max: u64,
 }
 
-impl Pump {
-    /// An empty line, of which at most `in_flight_bytes_max` bytes are in flight, unless a single
+impl ReadaheadWorker {
+    /// An empty queue, of which at most `in_flight_bytes_max` bytes are in flight, unless a single
     /// run has more.
     pub(super) fn new(in_flight_bytes_max: u64) -> Arc<Self> {
-        Arc::new(Self { line: Mutex::default(), in_flight_bytes_max })
+        Arc::new(Self { waiting: Mutex::default(), in_flight_bytes_max })
     }
 
-    /// Leaves a run of a file to the pump; whether it is read. Where there is no worker for it, it
-    /// is given up with all that is in line: the caller may own transfers, and so cannot wait for
-    /// those of others (IO-5).
-    pub(super) fn push(self: &Arc<Self>, inode: &Arc<Inode>, run: Run) -> bool {
-        if !self.line.lock().join([run]) {
+    /// Leaves a run of a file to the worker; whether it is read. Where there is no worker for it,
+    /// it is given up with all that is in the queue: the caller may own transfers, and so cannot
+    /// wait for those of others (IO-5).
+    pub(super) fn push(self: &Arc<Self>, inode: &Arc<Inode>, run: ReadIo) -> bool {
+        if !self.waiting.lock().join([run]) {
             return true;
         }
-        let (pump, of) = (Arc::clone(self), Arc::clone(inode));
-        let is_served = inode.engine.spawn(inode.reads_from(), move || pump.serve(&of));
+        let (worker, of) = (Arc::clone(self), Arc::clone(inode));
+        let is_served = inode.engine.spawn(inode.reads_from(), move || worker.serve(&of));
         if !is_served {
             self.give_up();
         }
         is_served
     }
 
-    /// Nobody serves the line any more, and nobody waits for what is in it.
+    /// Nobody serves the queue any more, and nobody waits for what is in it.
     fn give_up(&self) {
-        let left = std::mem::take(&mut *self.line.lock());
+        let left = std::mem::take(&mut *self.waiting.lock());
         // Not under the lock: a run takes its folios out of the table.
         drop(left);
     }
 
-    /// Reads what is in line, until nothing is left.
+    /// Reads what is in the queue, until nothing is left.
     fn serve(&self, inode: &Inode) {
-        let mut shift = Shift { pump: self, is_over: false };
+        let mut serving = Serving { worker: self, is_over: false };
         let mut queue = inode.engine.queue();
         let pages_max = self.in_flight_pages_max(inode);
         let mut in_flight_pages = 0;
-        let mut ended: VecDeque<(Run, _)> = VecDeque::new();
+        let mut ended: VecDeque<(ReadIo, _)> = VecDeque::new();
         loop {
-            let next =
-                |in_flight_pages| self.line.lock().next(in_flight_pages, pages_max, Run::pages);
+            let next = |in_flight_pages| {
+                self.waiting.lock().next(in_flight_pages, pages_max, ReadIo::pages)
+            };
             while let Some(run) = next(in_flight_pages) {
                 in_flight_pages += run.pages();
                 run.start(&mut queue, (), |run, ()| {
@@ -94,8 +95,8 @@ impl Pump {
                     in_flight_pages -= run.pages();
                     ended.push_back((run, answer));
                 });
-            } else if self.line.lock().close() {
-                shift.is_over = true;
+            } else if self.waiting.lock().close() {
+                serving.is_over = true;
                 return;
             }
         }
@@ -112,36 +113,36 @@ impl Pump {
     }
 }
 
-/// A worker's time at the line. If the worker dies, so do the runs: nobody waits for their pages.
+/// A worker's time at the queue. If the worker dies, so do the runs: nobody waits for their pages.
 #[derive(Debug)]
-struct Shift<'p> {
-    pump: &'p Pump,
+struct Serving<'p> {
+    worker: &'p ReadaheadWorker,
     is_over: bool,
 }
 
-impl Drop for Shift<'_> {
+impl Drop for Serving<'_> {
     fn drop(&mut self) {
         if !self.is_over {
-            self.pump.give_up();
+            self.worker.give_up();
         }
     }
 }
 
 /// What is to be read, in order, and whether somebody is at it.
 #[derive(Debug)]
-struct Line<R> {
+struct ReadaheadQueue<R> {
     runs: VecDeque<R>,
     is_served: bool,
 }
 
-impl<R> Default for Line<R> {
+impl<R> Default for ReadaheadQueue<R> {
     fn default() -> Self {
         Self { runs: VecDeque::new(), is_served: false }
     }
 }
 
-impl<R> Line<R> {
-    /// Runs join the line; whether the caller is to send somebody who serves it.
+impl<R> ReadaheadQueue<R> {
+    /// Runs join the queue; whether the caller is to send somebody who serves it.
     fn join(&mut self, runs: impl IntoIterator<Item = R>) -> bool {
         self.runs.extend(runs);
         !std::mem::replace(&mut self.is_served, true)
@@ -159,7 +160,7 @@ impl<R> Line<R> {
         if may_leave { self.runs.pop_front() } else { None }
     }
 
-    /// Whoever serves the line may go, if it is empty.
+    /// Whoever serves the queue may go, if it is empty.
     fn close(&mut self) -> bool {
         self.is_served = !self.runs.is_empty();
         !self.is_served
@@ -172,7 +173,7 @@ mod tests {
 
     #[test]
     fn runs_leave_in_order_and_few_at_a_time_but_never_none() {
-        let mut line = Line::default();
+        let mut line = ReadaheadQueue::default();
         line.join(vec![300, 100]);
         line.join(vec![156, 1]);
         let mut next = |in_flight_pages| line.next(in_flight_pages, 256, |pages| *pages);
@@ -186,7 +187,7 @@ mod tests {
 
     #[test]
     fn a_line_is_served_by_one_and_closed_only_when_it_is_empty() {
-        let mut line = Line::default();
+        let mut line = ReadaheadQueue::default();
         assert!(line.join(vec![1]), "nobody is there yet");
         assert!(!line.join(vec![2]));
         assert!(line.next(0, 256, |_| 1).is_some());
@@ -198,11 +199,11 @@ mod tests {
 
     #[test]
     fn a_worker_that_dies_leaves_a_line_that_the_next_one_serves() {
-        let pump = Pump::new(0);
-        assert!(pump.line.lock().join(Vec::new()));
-        drop(Shift { pump: &pump, is_over: false });
-        assert!(pump.line.lock().join(Vec::new()), "nobody is there");
-        drop(Shift { pump: &pump, is_over: true });
-        assert!(!pump.line.lock().join(Vec::new()), "the line may be another's already");
+        let worker = ReadaheadWorker::new(0);
+        assert!(worker.waiting.lock().join(Vec::new()));
+        drop(Serving { worker: &worker, is_over: false });
+        assert!(worker.waiting.lock().join(Vec::new()), "nobody is there");
+        drop(Serving { worker: &worker, is_over: true });
+        assert!(!worker.waiting.lock().join(Vec::new()), "the queue may be another's already");
     }
 }

@@ -7,7 +7,7 @@ use crate::sys::fork::Origin;
 
 /// See the head of the file.
 #[derive(Debug)]
-pub(crate) struct Gate {
+pub(crate) struct CacheState {
     /// The number of maps in use, and `CLOSED`. One word: a map that begins and a close that comes
     /// see each other, whichever is first.
     state: AtomicU64,
@@ -17,7 +17,7 @@ pub(crate) struct Gate {
 /// Set in the state of a gate that is closed.
 const CLOSED: u64 = 1 << 63;
 
-impl Gate {
+impl CacheState {
     pub(crate) fn new(origin: Origin) -> Self {
         Self { state: AtomicU64::new(0), origin }
     }
@@ -35,7 +35,7 @@ impl Gate {
         self.origin.is_forked()
     }
 
-    /// Counts a map; the caller checks the gate afterwards.
+    /// Counts a map; the caller checks the cache_state afterwards.
     pub(super) fn begin_map(&self) {
         // Relaxed: a close changes the same word, so one of the two sees the other.
         self.state.fetch_add(1, Ordering::Relaxed);
@@ -46,14 +46,14 @@ impl Gate {
         self.state.fetch_sub(1, Ordering::Release);
     }
 
-    /// Closes the gate, unless maps are in use: then answers how many.
+    /// Closes the cache_state, unless maps are in use: then answers how many.
     pub(super) fn close(&self) -> std::result::Result<(), u64> {
         // AcqRel/Acquire: pairs with the Release in `end_map`, and with the Acquire in `check`.
         let closed = self.state.compare_exchange(0, CLOSED, Ordering::AcqRel, Ordering::Acquire);
         closed.map(drop).map_err(|state| state & !CLOSED)
     }
 
-    /// Opens the gate again: the close has failed.
+    /// Opens the cache_state again: the close has failed.
     pub(super) fn reopen(&self) {
         // Release: pairs with the Acquire in `check`.
         self.state.fetch_and(!CLOSED, Ordering::Release);
@@ -75,17 +75,17 @@ mod tests {
 
     #[test]
     fn a_map_that_begins_and_a_close_see_each_other() {
-        let gate = Gate::new(Origin::here());
-        gate.begin_map();
-        assert_eq!(gate.close(), Err(1));
-        assert!(gate.check().is_ok() && gate.check_maps().is_err());
-        gate.end_map();
-        gate.close().unwrap();
+        let cache_state = CacheState::new(Origin::here());
+        cache_state.begin_map();
+        assert_eq!(cache_state.close(), Err(1));
+        assert!(cache_state.check().is_ok() && cache_state.check_maps().is_err());
+        cache_state.end_map();
+        cache_state.close().unwrap();
         // One that comes too late is refused by its own check.
-        gate.begin_map();
-        assert!(gate.check().is_err());
-        gate.end_map();
-        gate.reopen();
-        assert!(gate.check().is_ok());
+        cache_state.begin_map();
+        assert!(cache_state.check().is_err());
+        cache_state.end_map();
+        cache_state.reopen();
+        assert!(cache_state.check().is_ok());
     }
 }

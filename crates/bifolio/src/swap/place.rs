@@ -1,6 +1,6 @@
-//! Where the spill file is, and how it is opened.
+//! Where the swap file is, and how it is opened.
 //!
-//! Called once by [`Spill::open`](super::Spill::open).
+//! Called once by [`Swap::open`](super::Swap::open).
 //!
 //! | place | the file | its bytes afterwards |
 //! |---|---|---|
@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::{PAGE_BYTES, header};
-use crate::error::{ErrorKind, Result, SpillFileProblem};
+use crate::error::{ErrorKind, Result, SwapFileProblem};
 use crate::io::{
     self, Backing, DiskFile, DiskOptions, FileIdentity, Guarded, IoBuffer, OpenDiskError,
 };
@@ -39,7 +39,7 @@ const OPTIONS: DiskOptions = DiskOptions {
 
 /// See the head of the file.
 #[derive(Clone, Debug)]
-pub(crate) enum SpillPlace {
+pub(crate) enum SwapPlace {
     /// A temporary file in this directory.
     In(PathBuf),
     /// This file, for one cache at a time.
@@ -48,7 +48,7 @@ pub(crate) enum SpillPlace {
     Backing(Arc<dyn Backing>),
 }
 
-/// A spill file that is open, and ours.
+/// A swap file that is open, and ours.
 #[derive(Debug)]
 pub(super) struct Opened {
     pub(super) backing: Arc<dyn Backing>,
@@ -56,15 +56,15 @@ pub(super) struct Opened {
     pub(super) lock: Option<OwnedFd>,
 }
 
-/// Opens the spill file.
-pub(super) fn open(place: SpillPlace, features: &Features) -> Result<Opened> {
+/// Opens the swap file.
+pub(super) fn open(place: SwapPlace, features: &Features) -> Result<Opened> {
     match place {
-        SpillPlace::In(directory) => {
+        SwapPlace::In(directory) => {
             let file = open_temporary(&directory, features)?;
             Ok(Opened { backing: Arc::new(file), lock: None })
         }
-        SpillPlace::File(path) => open_named(&path, features),
-        SpillPlace::Backing(backing) => {
+        SwapPlace::File(path) => open_named(&path, features),
+        SwapPlace::Backing(backing) => {
             Ok(Opened { backing: Arc::new(Guarded::new(backing)?), lock: None })
         }
     }
@@ -76,7 +76,7 @@ fn open_temporary(directory: &Path, features: &Features) -> Result<DiskFile> {
         Some(file) => Ok(file),
         None => open_unlinked(directory, features),
     };
-    Ok(opened?.called(directory.join("(temporary spill file)")))
+    Ok(opened?.called(directory.join("(temporary swap file)")))
 }
 
 /// A file that never has a name.
@@ -88,12 +88,12 @@ pub(super) fn open_unnamed(directory: &Path, features: &Features) -> Option<Disk
 /// A file that loses its name as soon as it is open.
 pub(super) fn open_unlinked(directory: &Path, features: &Features) -> Result<DiskFile> {
     let fail = |source| {
-        let problem = SpillFileProblem::NoTemporaryFile(source);
-        ErrorKind::SpillFile { path: directory.to_owned(), problem }
+        let problem = SwapFileProblem::NoTemporaryFile(source);
+        ErrorKind::SwapFile { path: directory.to_owned(), problem }
     };
     // The standard library asks the system for the randomness of its hash tables.
     let random = RandomState::new().build_hasher().finish();
-    let path = directory.join(format!(".bifolio-spill-{random:016x}"));
+    let path = directory.join(format!(".bifolio-swap-{random:016x}"));
     let made = file::create_private(&path).map_err(fail)?;
     let opened = open_same(&path, &made, features);
     if !matches!(opened, Err(OpenDiskError::Replaced { .. })) {
@@ -103,15 +103,15 @@ pub(super) fn open_unlinked(directory: &Path, features: &Features) -> Result<Dis
 }
 
 fn open_named(path: &Path, features: &Features) -> Result<Opened> {
-    let refuse = |problem| ErrorKind::SpillFile { path: path.to_owned(), problem };
+    let refuse = |problem| ErrorKind::SwapFile { path: path.to_owned(), problem };
     make_if_absent(path)?;
     let backing = DiskFile::open(path, &OPTIONS, features)?;
     let lock = open_again(path)?;
     check_same(path, &lock, &backing)?;
     match file::try_lock(lock.as_fd()) {
         Ok(true) => {}
-        Ok(false) => return Err(refuse(SpillFileProblem::InUse).into()),
-        Err(source) => return Err(refuse(SpillFileProblem::Lock(source)).into()),
+        Ok(false) => return Err(refuse(SwapFileProblem::InUse).into()),
+        Err(source) => return Err(refuse(SwapFileProblem::Lock(source)).into()),
     }
     if io::len_bytes(&backing)? == 0 {
         write_header(&backing)?;
@@ -170,9 +170,9 @@ fn write_header(backing: &dyn Backing) -> Result<()> {
 }
 
 /// What is wrong with the header, if it can be read.
-fn read_header(backing: &dyn Backing) -> Result<std::result::Result<(), SpillFileProblem>> {
+fn read_header(backing: &dyn Backing) -> Result<std::result::Result<(), SwapFileProblem>> {
     let mut buffer = IoBuffer::new(PAGE_BYTES);
     let count = io::read_full(backing, &mut [buffer.target()], 0, None)?;
     let bytes = buffer.as_bytes()[..count].first_chunk();
-    Ok(bytes.map_or(Err(SpillFileProblem::Foreign), header::check))
+    Ok(bytes.map_or(Err(SwapFileProblem::Foreign), header::check))
 }

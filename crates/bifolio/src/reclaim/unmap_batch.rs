@@ -1,16 +1,17 @@
-//! A departure: pages of one region are taken from raw writers, with one flush (B3 to B7 of
-//! `unmap.rs`).
+//! A batch that is unmapped: pages of one region are taken from raw writers, with one flush (B3 to
+//! B7 of `unmap.rs`).
 //!
-//! What it leaves is a fate for each folio. No one of them is lost whatever fails: one that could
+//! What it leaves is a state for each folio. No one of them is lost whatever fails: one that could
 //! not be unmapped stays as it was.
 //!
 //! # Safety
-//! Unmaps pages of folios that the caller has frozen, and copies between them and the exit.
+//! Unmaps pages of folios that the caller has frozen, and copies between them and the bounce
+//! buffer.
 #![allow(unsafe_code)]
 
-use super::pageout::Verdict;
+use super::pageout::EvictOutcome;
 use crate::folio::{Flag, Frozen, LockedFolio};
-use crate::frames::{Exit, Region};
+use crate::frames::{BounceBuffer, Region};
 use crate::mapping::PAGE_BYTES;
 use crate::stats::Counter;
 use crate::sys::copy;
@@ -24,52 +25,52 @@ const PAGE: usize = PAGE_BYTES as usize;
 
 /// See the head of the file.
 #[derive(Debug)]
-pub(super) struct Departure<'d, 't> {
+pub(super) struct UnmapBatch<'d, 't> {
     inode: &'d Inode,
     region: &'d Region,
-    exit: &'d mut Exit,
-    /// The exit's page for the next copy of one that seems clean.
+    bounce_buffer: &'d mut BounceBuffer,
+    /// The bounce buffer's page for the next copy of one that seems clean.
     spare: usize,
     /// Those that have a page come first, in the order of their places.
-    leavers: Vec<Leaver<'t>>,
+    victims: Vec<Victim<'t>>,
     /// How many that are.
     there: usize,
 }
 
 /// One folio, frozen.
 #[derive(Debug)]
-pub(super) struct Leaver<'t> {
+pub(super) struct Victim<'t> {
     pub(super) lock: LockedFolio<'t>,
     pub(super) frozen: Frozen<'t>,
     /// Where its last bytes are, once it was unmapped, if somebody wants them.
     pub(super) copy: CopyAt,
-    pub(super) fate: Fate,
-    /// The exit's page with what it held when it seemed clean.
+    pub(super) state: VictimState,
+    /// The bounce buffer's page with what it held when it seemed clean.
     before: Option<usize>,
 }
 
 /// What becomes of it.
 #[derive(Debug)]
-pub(super) enum Fate {
+pub(super) enum VictimState {
     /// It is clean, and unmapped.
     Goes,
     /// It is unmapped, and to be written out.
     Leaves(InFlight),
     /// It was not unmapped.
-    Stays(Verdict),
+    Stays(EvictOutcome),
     /// It was unmapped, is dirty, and is not to be written out now.
     Returns,
     /// It was unmapped, and its last bytes cannot be had.
     Lost(io::Error),
 }
 
-impl<'d, 't> Departure<'d, 't> {
-    /// Of these folios, which are in order; their copies come to the exit from page `first` on,
-    /// which has two pages for each.
+impl<'d, 't> UnmapBatch<'d, 't> {
+    /// Of these folios, which are in order; their copies come to the bounce buffer from page
+    /// `first` on, which has two pages for each.
     pub(super) fn new(
         inode: &'d Inode,
         region: &'d Region,
-        exit: &'d mut Exit,
+        bounce_buffer: &'d mut BounceBuffer,
         first: usize,
         mut folios: Vec<(LockedFolio<'t>, Frozen<'t>)>,
     ) -> Self {
@@ -77,16 +78,16 @@ impl<'d, 't> Departure<'d, 't> {
         folios.sort_by_key(|(lock, _)| !has_page(lock));
         let there = folios.iter().filter(|(lock, _)| has_page(lock)).count();
         let spare = first + folios.len();
-        let leavers = (first..).zip(folios).map(|(page, (lock, frozen))| {
-            let copy = CopyAt(NonNull::new(exit.address(page)).expect("mapped memory"));
-            Leaver { lock, frozen, copy, fate: Fate::Goes, before: None }
+        let victims = (first..).zip(folios).map(|(page, (lock, frozen))| {
+            let copy = CopyAt(NonNull::new(bounce_buffer.address(page)).expect("mapped memory"));
+            Victim { lock, frozen, copy, state: VictimState::Goes, before: None }
         });
-        let leavers = leavers.collect();
-        Self { inode, region, exit, spare, leavers, there }
+        let victims = victims.collect();
+        Self { inode, region, bounce_buffer, spare, victims, there }
     }
 
-    pub(super) fn into_leavers(self) -> Vec<Leaver<'t>> {
-        self.leavers
+    pub(super) fn into_victims(self) -> Vec<Victim<'t>> {
+        self.victims
     }
 
     /// Takes the pages. Dirty ones go only if the caller `may_write` them out. Answers how many
@@ -96,17 +97,21 @@ impl<'d, 't> Departure<'d, 't> {
         let _section = region.section();
         let is_tracked = region.is_tracked();
         if self.inode.memory.soundness.is_lost() {
-            self.leavers.iter_mut().for_each(|leaver| leaver.fate = Fate::Stays(Verdict::Busy));
+            self.victims
+                .iter_mut()
+                .for_each(|victim| victim.state = VictimState::Stays(EvictOutcome::Busy));
             return 0;
         }
         if is_tracked && let Err(error) = self.find_stores() {
             log::warn!("{}: stores cannot be looked for: {error}", self.inode.name());
-            self.leavers.iter_mut().for_each(|leaver| leaver.fate = Fate::Stays(Verdict::Busy));
+            self.victims
+                .iter_mut()
+                .for_each(|victim| victim.state = VictimState::Stays(EvictOutcome::Busy));
         }
         if !may_write {
             self.keep_dirty();
         }
-        let going: Vec<usize> = (0..self.there).filter(|at| self.leavers[*at].is_going()).collect();
+        let going: Vec<usize> = (0..self.there).filter(|at| self.victims[*at].is_going()).collect();
         let ranges = self.ranges_of(&going);
         if !is_tracked {
             self.copy_dirty(&going);
@@ -141,7 +146,7 @@ impl<'d, 't> Departure<'d, 't> {
         let mut flushes = all.flushes_asked;
         // Part of the range that failed may be gone: one by one, to know which.
         for at in &going[gone.len()..] {
-            let index = self.leavers[*at].lock.index();
+            let index = self.victims[*at].lock.index();
             // SAFETY: as above; one that is gone stays so.
             let one = unsafe { unmapper.unmap(&[self.region.range_of(&(index..index + 1))]) };
             flushes += one.flushes_asked;
@@ -154,23 +159,23 @@ impl<'d, 't> Departure<'d, 't> {
     /// made before the look.
     fn find_stores(&mut self) -> io::Result<()> {
         let mut indices = Vec::new();
-        for leaver in self.leavers[..self.there].iter_mut().filter(|leaver| !leaver.is_dirty()) {
-            let target = self.exit.address(self.spare);
-            // SAFETY: a page of the exit, which is ours.
+        for victim in self.victims[..self.there].iter_mut().filter(|victim| !victim.is_dirty()) {
+            let target = self.bounce_buffer.address(self.spare);
+            // SAFETY: a page of the bounce buffer, which is ours.
             let target = unsafe { std::slice::from_raw_parts_mut(target, PAGE) };
             // SAFETY: a page of a frozen folio that is there (REGION-1).
-            unsafe { copy::copy_out(self.region.address(leaver.lock.index()), target) };
-            leaver.before = Some(self.spare);
+            unsafe { copy::copy_out(self.region.address(victim.lock.index()), target) };
+            victim.before = Some(self.spare);
             self.spare += 1;
-            indices.push(leaver.lock.index());
+            indices.push(victim.lock.index());
         }
         let mut stored = Vec::new();
         for pages in runs_of(&indices) {
             self.region.visit_written(pages, |found| stored.extend(found))?;
         }
-        for leaver in &mut self.leavers[..self.there] {
-            if stored.binary_search(&leaver.lock.index()).is_ok() {
-                self.inode.mark_stored(leaver.frozen.folio(), leaver.frozen.id());
+        for victim in &mut self.victims[..self.there] {
+            if stored.binary_search(&victim.lock.index()).is_ok() {
+                self.inode.mark_stored(victim.frozen.folio(), victim.frozen.id());
             }
         }
         Ok(())
@@ -178,14 +183,14 @@ impl<'d, 't> Departure<'d, 't> {
 
     /// B4: dirty folios stay, unless they may be written out.
     fn keep_dirty(&mut self) {
-        // The spiller's, or the flusher's.
-        for leaver in &mut self.leavers {
-            if leaver.is_going() && leaver.is_dirty() {
-                let verdict = match self.inode.is_memory_file() {
-                    true => Verdict::Unspilled,
-                    false => Verdict::of_left_to_flusher(self.inode),
+        // The swapper's, or the flusher's.
+        for victim in &mut self.victims {
+            if victim.is_going() && victim.is_dirty() {
+                let outcome = match self.inode.is_memory_file() {
+                    true => EvictOutcome::Unswapped,
+                    false => EvictOutcome::of_left_to_flusher(self.inode),
                 };
-                leaver.fate = Fate::Stays(verdict);
+                victim.state = VictimState::Stays(outcome);
             }
         }
     }
@@ -195,39 +200,39 @@ impl<'d, 't> Departure<'d, 't> {
     /// they are frozen a sync that finds them on the dirty list waits.
     fn begin(&mut self) {
         let zeros_from = self.there;
-        for (at, leaver) in self.leavers.iter_mut().enumerate() {
-            if !matches!(leaver.fate, Fate::Goes) || !leaver.is_dirty() {
+        for (at, victim) in self.victims.iter_mut().enumerate() {
+            if !matches!(victim.state, VictimState::Goes) || !victim.is_dirty() {
                 continue;
             }
-            leaver.fate = Fate::Leaves(self.inode.begin_leaving(&leaver.frozen));
+            victim.state = VictimState::Leaves(self.inode.begin_write_of_victim(&victim.frozen));
             if at >= zeros_from {
-                // SAFETY: a page of the exit, which is ours.
-                unsafe { copy::zero(leaver.copy.0.as_ptr(), PAGE) };
+                // SAFETY: a page of the bounce buffer, which is ours.
+                unsafe { copy::zero(victim.copy.0.as_ptr(), PAGE) };
             }
         }
     }
 
     /// The pages of folios, those in a row together.
     fn ranges_of(&self, going: &[usize]) -> Vec<PageRange> {
-        let indices: Vec<u64> = going.iter().map(|at| self.leavers[*at].lock.index()).collect();
+        let indices: Vec<u64> = going.iter().map(|at| self.victims[*at].lock.index()).collect();
         runs_of(&indices).map(|pages| self.region.range_of(&pages)).collect()
     }
 
     /// B5.
     fn keep(&mut self, ranges: &[PageRange]) -> io::Result<()> {
         // SAFETY: pages of frozen folios, which are there (REGION-1).
-        unsafe { self.exit.keeper.keep(ranges) }
+        unsafe { self.bounce_buffer.page_pipe.keep(ranges) }
     }
 
     /// B5, where there are no raw writers: the bytes stand still.
     fn copy_dirty(&mut self, going: &[usize]) {
-        for leaver in going.iter().map(|at| &self.leavers[*at]) {
-            if leaver.is_dirty() {
-                // SAFETY: a page of the exit, which is ours.
+        for victim in going.iter().map(|at| &self.victims[*at]) {
+            if victim.is_dirty() {
+                // SAFETY: a page of the bounce buffer, which is ours.
                 let target =
-                    unsafe { std::slice::from_raw_parts_mut(leaver.copy.0.as_ptr(), PAGE) };
+                    unsafe { std::slice::from_raw_parts_mut(victim.copy.0.as_ptr(), PAGE) };
                 // SAFETY: a page of a frozen folio that is there (REGION-1).
-                unsafe { copy::copy_out(self.region.address(leaver.lock.index()), target) };
+                unsafe { copy::copy_out(self.region.address(victim.lock.index()), target) };
             }
         }
     }
@@ -236,9 +241,9 @@ impl<'d, 't> Departure<'d, 't> {
     fn take_kept(&mut self, going: &[usize]) -> io::Result<()> {
         // The copies of neighbours are neighbours.
         for row in going.chunk_by(|before, next| before + 1 == *next) {
-            let (start, bytes) = (self.leavers[row[0]].copy.0.as_ptr(), row.len() * PAGE);
-            // SAFETY: pages of the exit, which is ours.
-            unsafe { self.exit.keeper.take(start, bytes) }?;
+            let (start, bytes) = (self.victims[row[0]].copy.0.as_ptr(), row.len() * PAGE);
+            // SAFETY: pages of the bounce buffer, which is ours.
+            unsafe { self.bounce_buffer.page_pipe.take(start, bytes) }?;
         }
         Ok(())
     }
@@ -246,26 +251,28 @@ impl<'d, 't> Departure<'d, 't> {
     /// B7: the last bytes are in a pipe of this process and nowhere else, and it was asked for as
     /// much as it has, without a wait: somebody else has read from it, or closed it.
     fn give_up(&mut self, gone: &[usize], error: &io::Error) {
-        self.exit.keeper.discard();
+        self.bounce_buffer.page_pipe.discard();
         for at in gone {
-            self.leavers[*at].fate = Fate::Lost(io::Error::new(error.kind(), error.to_string()));
+            self.victims[*at].state =
+                VictimState::Lost(io::Error::new(error.kind(), error.to_string()));
         }
     }
 
     /// B7: those that seemed clean, and were stored to between the look and the unmapping.
     fn find_late_stores(&mut self, gone: &[usize], may_write: bool) {
         for at in gone {
-            let leaver = &mut self.leavers[*at];
-            let Some(before) = leaver.before.filter(|_| !leaver.is_dirty()) else { continue };
-            // SAFETY: a page of the exit that nobody writes any more.
-            let before = unsafe { std::slice::from_raw_parts(self.exit.address(before), PAGE) };
+            let victim = &mut self.victims[*at];
+            let Some(before) = victim.before.filter(|_| !victim.is_dirty()) else { continue };
+            // SAFETY: a page of the bounce buffer that nobody writes any more.
+            let before =
+                unsafe { std::slice::from_raw_parts(self.bounce_buffer.address(before), PAGE) };
             // SAFETY: as above.
-            let last = unsafe { std::slice::from_raw_parts(leaver.copy.0.as_ptr(), PAGE) };
+            let last = unsafe { std::slice::from_raw_parts(victim.copy.0.as_ptr(), PAGE) };
             if before != last {
                 self.inode.memory.counters.add(Counter::StoredLate, 1);
-                self.inode.mark_stored(leaver.frozen.folio(), leaver.frozen.id());
+                self.inode.mark_stored(victim.frozen.folio(), victim.frozen.id());
                 if !may_write {
-                    leaver.fate = Fate::Returns;
+                    victim.state = VictimState::Returns;
                 }
             }
         }
@@ -274,14 +281,14 @@ impl<'d, 't> Departure<'d, 't> {
     /// Folios that were not unmapped stay as they are.
     fn stay(&mut self, staying: &[usize]) {
         for at in staying {
-            self.leavers[*at].fate = Fate::Stays(Verdict::Busy);
+            self.victims[*at].state = VictimState::Stays(EvictOutcome::Busy);
         }
     }
 }
 
-impl Leaver<'_> {
+impl Victim<'_> {
     fn is_going(&self) -> bool {
-        !matches!(self.fate, Fate::Stays(_) | Fate::Lost(_))
+        !matches!(self.state, VictimState::Stays(_) | VictimState::Lost(_))
     }
 
     fn is_dirty(&self) -> bool {

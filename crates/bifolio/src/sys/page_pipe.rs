@@ -58,7 +58,7 @@ impl Pipe {
     /// the front and returns how many ranges are gone whole.
     ///
     /// # Safety
-    /// As for [`Keeper::keep`].
+    /// As for [`PagePipe::keep`].
     unsafe fn keep(&mut self, ranges: &mut [PageRange]) -> io::Result<usize> {
         let mut done = 0;
         while done < ranges.len() {
@@ -91,7 +91,7 @@ impl Pipe {
     /// Moves the next `length_bytes` to `target`; that many are kept.
     ///
     /// # Safety
-    /// As for [`Keeper::take`].
+    /// As for [`PagePipe::take`].
     unsafe fn take(&mut self, target: *mut u8, length_bytes: usize) -> io::Result<()> {
         let mut done_bytes = 0;
         while done_bytes < length_bytes {
@@ -129,14 +129,14 @@ impl Pipe {
 
 /// Pipes with places for some number of pages.
 #[derive(Debug)]
-pub(crate) struct Keeper {
+pub(crate) struct PagePipe {
     pipes: Vec<Pipe>,
     places: usize,
     /// What is still to be kept, while it is being kept; stays allocated.
     rest: Vec<PageRange>,
 }
 
-impl Keeper {
+impl PagePipe {
     /// Makes pipes that have places for `pages_max` pages together, or for fewer, at least
     /// one. Small ones only, unless they `may_be_large`.
     pub(crate) fn new(pages_max: usize, may_be_large: bool) -> io::Result<Self> {
@@ -251,16 +251,16 @@ mod tests {
         PageRange { start, length_bytes: pages * PAGE_BYTES }
     }
 
-    fn keep(keeper: &mut Keeper, ranges: &[PageRange]) -> io::Result<()> {
+    fn keep(page_pipe: &mut PagePipe, ranges: &[PageRange]) -> io::Result<()> {
         // SAFETY: all tests keep memory of their own.
-        unsafe { keeper.keep(ranges) }
+        unsafe { page_pipe.keep(ranges) }
     }
 
     /// Takes `pages` pages and returns the numbers they begin with.
-    fn take(keeper: &mut Keeper, pages: usize) -> io::Result<Vec<u32>> {
+    fn take(page_pipe: &mut PagePipe, pages: usize) -> io::Result<Vec<u32>> {
         let mut bytes = vec![0_u8; pages * PAGE_BYTES];
         // SAFETY: the vector's own bytes.
-        unsafe { keeper.take(bytes.as_mut_ptr(), bytes.len()) }?;
+        unsafe { page_pipe.take(bytes.as_mut_ptr(), bytes.len()) }?;
         let number = |page: &[u8]| u32::from_ne_bytes(page[..4].try_into().unwrap());
         Ok(bytes.chunks_exact(PAGE_BYTES).map(number).collect())
     }
@@ -272,7 +272,7 @@ mod tests {
     #[test]
     fn pages_come_back_in_order_after_they_are_gone() {
         let memory = numbered(600, 0);
-        let mut keeper = Keeper::new(600, true).unwrap();
+        let mut page_pipe = PagePipe::new(600, true).unwrap();
         // Ranges that begin and end within, and across, the places of one pipe.
         let ranges = [
             range(&memory, 500, 100),
@@ -281,7 +281,7 @@ mod tests {
             range(&memory, 400, 1),
         ];
         for _ in 0..3 {
-            keep(&mut keeper, &ranges).unwrap();
+            keep(&mut page_pipe, &ranges).unwrap();
             // A store to a page that is kept is seen.
             // SAFETY: inside the memory, aligned.
             unsafe { memory.as_ptr().cast::<u32>().write_volatile(7777) };
@@ -293,11 +293,11 @@ mod tests {
             expected.push(7777);
             expected.extend(2..302);
             expected.push(400);
-            let mut taken = take(&mut keeper, 1).unwrap();
-            taken.extend(take(&mut keeper, 301).unwrap());
-            taken.extend(take(&mut keeper, 100).unwrap());
+            let mut taken = take(&mut page_pipe, 1).unwrap();
+            taken.extend(take(&mut page_pipe, 301).unwrap());
+            taken.extend(take(&mut page_pipe, 100).unwrap());
             assert_eq!(taken, expected);
-            assert_eq!(error_of(take(&mut keeper, 1)), io::ErrorKind::UnexpectedEof);
+            assert_eq!(error_of(take(&mut page_pipe, 1)), io::ErrorKind::UnexpectedEof);
             for page in (500..600).chain(0..1).chain(2..302).chain(400..401) {
                 let place = memory.as_ptr().wrapping_add(page * PAGE_BYTES).cast::<u32>();
                 // SAFETY: inside the memory, aligned.
@@ -309,52 +309,52 @@ mod tests {
     #[test]
     fn more_than_there_is_place_for_is_refused_whole() {
         let memory = numbered(300, 0);
-        let mut keeper = Keeper::new(260, true).unwrap();
-        let places: usize = keeper.pipes.iter().map(|pipe| pipe.pages_max).sum();
+        let mut page_pipe = PagePipe::new(260, true).unwrap();
+        let places: usize = page_pipe.pipes.iter().map(|pipe| pipe.pages_max).sum();
         assert!((260..300).contains(&places), "{places}");
         assert_eq!(
-            error_of(keep(&mut keeper, &[range(&memory, 0, 300)])),
+            error_of(keep(&mut page_pipe, &[range(&memory, 0, 300)])),
             io::ErrorKind::StorageFull
         );
-        assert_eq!(error_of(take(&mut keeper, 1)), io::ErrorKind::UnexpectedEof);
-        keep(&mut keeper, &[range(&memory, 0, places)]).unwrap();
-        assert_eq!(take(&mut keeper, places).unwrap(), (0..places as u32).collect::<Vec<_>>());
+        assert_eq!(error_of(take(&mut page_pipe, 1)), io::ErrorKind::UnexpectedEof);
+        keep(&mut page_pipe, &[range(&memory, 0, places)]).unwrap();
+        assert_eq!(take(&mut page_pipe, places).unwrap(), (0..places as u32).collect::<Vec<_>>());
     }
 
     #[test]
     fn a_page_that_cannot_be_kept_leaves_nothing() {
         let memory = numbered(4, 0);
-        let mut keeper = Keeper::new(4, true).unwrap();
+        let mut page_pipe = PagePipe::new(4, true).unwrap();
         let hole = range(&memory, 2, 1);
         // SAFETY: makes a page of the test's own inaccessible; it is not touched any more.
         let answer = unsafe { libc::mprotect(hole.start.cast(), PAGE_BYTES, libc::PROT_NONE) };
         assert_eq!(answer, 0);
         let ranges = [range(&memory, 0, 1), hole, range(&memory, 3, 1)];
-        let error = keep(&mut keeper, &ranges).unwrap_err();
+        let error = keep(&mut page_pipe, &ranges).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::EFAULT));
-        keep(&mut keeper, &[range(&memory, 3, 1), range(&memory, 0, 2)]).unwrap();
-        assert_eq!(take(&mut keeper, 3).unwrap(), [3, 0, 1]);
+        keep(&mut page_pipe, &[range(&memory, 3, 1), range(&memory, 0, 2)]).unwrap();
+        assert_eq!(take(&mut page_pipe, 3).unwrap(), [3, 0, 1]);
     }
 
     #[test]
-    fn what_is_discarded_is_not_taken() {
+    fn discarded_pages_are_not_taken() {
         let memory = numbered(9, 0);
-        let mut keeper = Keeper::new(9, true).unwrap();
-        keep(&mut keeper, &[range(&memory, 0, 9)]).unwrap();
-        assert_eq!(take(&mut keeper, 2).unwrap(), [0, 1]);
-        keeper.discard();
-        assert_eq!(error_of(take(&mut keeper, 1)), io::ErrorKind::UnexpectedEof);
-        keep(&mut keeper, &[range(&memory, 5, 2)]).unwrap();
-        assert_eq!(take(&mut keeper, 2).unwrap(), [5, 6]);
+        let mut page_pipe = PagePipe::new(9, true).unwrap();
+        keep(&mut page_pipe, &[range(&memory, 0, 9)]).unwrap();
+        assert_eq!(take(&mut page_pipe, 2).unwrap(), [0, 1]);
+        page_pipe.discard();
+        assert_eq!(error_of(take(&mut page_pipe, 1)), io::ErrorKind::UnexpectedEof);
+        keep(&mut page_pipe, &[range(&memory, 5, 2)]).unwrap();
+        assert_eq!(take(&mut page_pipe, 2).unwrap(), [5, 6]);
     }
 
     #[test]
     #[should_panic(expected = "kept already")]
     fn keeping_twice_without_taking_is_a_mistake() {
         let memory = numbered(2, 0);
-        let mut keeper = Keeper::new(2, true).unwrap();
-        keep(&mut keeper, &[range(&memory, 0, 1)]).unwrap();
-        let _ = keep(&mut keeper, &[range(&memory, 1, 1)]);
+        let mut page_pipe = PagePipe::new(2, true).unwrap();
+        keep(&mut page_pipe, &[range(&memory, 0, 1)]).unwrap();
+        let _ = keep(&mut page_pipe, &[range(&memory, 1, 1)]);
     }
 
     /// A page of a region that somebody stores to all the time.
@@ -416,38 +416,38 @@ mod tests {
     #[test]
     fn a_store_to_a_kept_page_that_was_protected_is_taken() {
         let Some(contended) = contended() else { return };
-        let mut keeper = Keeper::new(1, true).unwrap();
+        let mut page_pipe = PagePipe::new(1, true).unwrap();
         let mut taken = [5_u8; PAGE_BYTES];
         contended.install(&taken, true);
-        keep(&mut keeper, &[range(&contended.memory, 0, 1)]).unwrap();
+        keep(&mut page_pipe, &[range(&contended.memory, 0, 1)]).unwrap();
         contended.counter().store(6, Ordering::Relaxed);
         contended.memory.release(0, PAGE_BYTES).unwrap();
         // SAFETY: an array of a page.
-        unsafe { keeper.take(taken.as_mut_ptr(), PAGE_BYTES) }.unwrap();
+        unsafe { page_pipe.take(taken.as_mut_ptr(), PAGE_BYTES) }.unwrap();
         assert_eq!(u64::from_ne_bytes(taken[..8].try_into().unwrap()), 6);
         assert_eq!(taken[8..], [5; PAGE_BYTES - 8]);
     }
 
     #[test]
-    fn what_is_taken_has_the_last_store_before_the_page_went() {
+    fn the_kept_copy_has_the_last_store_before_the_unmapping() {
         let Some(contended) = contended() else { return };
         let unmapper = Unmapper::new(&Features::probe(&[]));
         let page = range(&contended.memory, 0, 1);
-        let mut keeper = Keeper::new(1, true).unwrap();
+        let mut page_pipe = PagePipe::new(1, true).unwrap();
         let mut taken = [0_u8; PAGE_BYTES];
         contended.install(&taken, false);
         let mut late_stores = 0;
         thread::scope(|scope| {
             let storer = scope.spawn(|| contended.store_numbers());
             for round in 0..1000 {
-                keep(&mut keeper, &[page]).unwrap();
+                keep(&mut page_pipe, &[page]).unwrap();
                 let before = contended.counter().load(Ordering::Relaxed);
                 (0..round % 256).for_each(|_| std::hint::spin_loop());
                 // SAFETY: the storer waits for the page until we bring it back.
                 let unmapped = unsafe { unmapper.unmap(&[page]) };
                 assert_eq!(unmapped.ranges_done, 1);
                 // SAFETY: an array of a page.
-                unsafe { keeper.take(taken.as_mut_ptr(), PAGE_BYTES) }.unwrap();
+                unsafe { page_pipe.take(taken.as_mut_ptr(), PAGE_BYTES) }.unwrap();
                 contended.wait_for_storer();
                 let last = contended.stored.load(Ordering::Relaxed);
                 let kept = u64::from_ne_bytes(taken[..8].try_into().unwrap());

@@ -1,0 +1,113 @@
+//! Region pages: descriptors whose page lies in a region, not in a frame of the arena.
+//!
+//! To the arena such a page is a descriptor and a page of the budget; where its bytes are, the
+//! region knows (`region.rs`). Descriptors of region pages stand behind those of the frames. Each
+//! is charged with its page of descriptors when it is first used, and never given back; the free
+//! ones are linked through the descriptors themselves.
+
+use super::arena::{Arena, DESCRIPTOR_BYTES, PAGE_BYTES, State};
+use super::chunk::CHUNK_PAGES;
+use crate::folio::{FolioId, Folios, NO_FOLIO};
+use crate::sync::Ordering;
+
+/// Descriptors that are charged together.
+const DESCRIPTORS_PER_PAGE: u32 = (PAGE_BYTES / DESCRIPTOR_BYTES) as u32;
+
+/// The descriptors of region pages, under the arena's lock.
+#[derive(Debug)]
+pub(super) struct RegionPages {
+    /// The first free one, the number of a descriptor.
+    free: u32,
+    /// How many were ever charged.
+    known: u32,
+    used: u64,
+}
+
+impl Default for RegionPages {
+    fn default() -> Self {
+        Self { free: NO_FOLIO, known: 0, used: 0 }
+    }
+}
+
+impl RegionPages {
+    /// Pages that are in use.
+    pub(super) fn pages(&self) -> u64 {
+        self.used
+    }
+}
+
+impl Arena {
+    /// Whether a folio's page lies in a region.
+    pub(crate) fn is_region_page(&self, id: FolioId) -> bool {
+        id.0 >= self.first_region_page()
+    }
+
+    fn first_region_page(&self) -> u32 {
+        self.chunks() as u32 * CHUNK_PAGES
+    }
+
+    /// Whether there is any region page.
+    pub(crate) fn has_region_pages(&self) -> bool {
+        self.region_page_count.load(Ordering::Relaxed) > 0
+    }
+
+    /// Takes a descriptor and a page of the budget; `None` if that allows none.
+    pub(crate) fn allocate_region_page(&self, folios: &Folios) -> Option<FolioId> {
+        let mut state = self.state.lock();
+        let found = state.take_region_page(self.first_region_page(), folios);
+        self.publish(&state);
+        found
+    }
+
+    /// Gives both back. The descriptor is frozen.
+    pub(crate) fn free_region_page(&self, id: FolioId, folios: &Folios) {
+        let mut state = self.state.lock();
+        state.put_region_page(id, folios);
+        self.publish(&state);
+    }
+}
+
+impl State {
+    fn take_region_page(&mut self, first: u32, folios: &Folios) -> Option<FolioId> {
+        if !self.budget.try_take(PAGE_BYTES) {
+            return None;
+        }
+        if self.region_pages.free == NO_FOLIO && !self.add_region_page(first, folios) {
+            self.budget.give_back(PAGE_BYTES);
+            return None;
+        }
+        let id = FolioId(self.region_pages.free);
+        // Relaxed: as in `put_region_page`.
+        self.region_pages.free = folios.get(id).lru_next.load(Ordering::Relaxed);
+        self.region_pages.used += 1;
+        Some(id)
+    }
+
+    /// Charges a page of descriptors and makes them free ones.
+    fn add_region_page(&mut self, first: u32, folios: &Folios) -> bool {
+        let next = first + self.region_pages.known;
+        let is_room = (next + DESCRIPTORS_PER_PAGE) as usize <= folios.len();
+        if !is_room || !self.budget.try_take(PAGE_BYTES) {
+            return false;
+        }
+        folios.init_free(FolioId(next), DESCRIPTORS_PER_PAGE as usize);
+        self.region_pages.known += DESCRIPTORS_PER_PAGE;
+        for number in (next..next + DESCRIPTORS_PER_PAGE).rev() {
+            self.link_region_page(FolioId(number), folios);
+        }
+        true
+    }
+
+    /// Gives a page of the budget back, and the descriptor.
+    fn put_region_page(&mut self, id: FolioId, folios: &Folios) {
+        self.link_region_page(id, folios);
+        self.region_pages.used -= 1;
+        self.budget.give_back(PAGE_BYTES);
+    }
+
+    fn link_region_page(&mut self, id: FolioId, folios: &Folios) {
+        // Relaxed: a free descriptor is on no list of the LRU, and the arena's lock orders this.
+        folios.get(id).lru_next.store(self.region_pages.free, Ordering::Relaxed);
+        self.region_pages.free = id.0;
+    }
+}
