@@ -15,8 +15,7 @@ use crate::tidy::sources;
 const SEAMS: [&str; 3] = ["writeback/store/", "frames/mod.rs", "file/mod.rs"];
 
 /// Calls that ask it.
-const QUESTIONS: [&str; 6] =
-    ["is_memory_file", "is_loose", "is_region_page", "region", "swap", "swap"];
+const QUESTIONS: [&str; 4] = ["is_memory_file", "is_region_page", "region", "swap"];
 
 /// A short file is one that a reader opens for little.
 const SHORT_FILE_LINES: usize = 60;
@@ -102,8 +101,7 @@ fn is_question(words: &[String]) -> bool {
 }
 
 fn ablations(source: &Source) -> usize {
-    let conditions = ["#[cfg(feature = \"ablation\")]", "#[cfg(not(feature = \"ablation\"))]"];
-    source.lines().filter(|(_, line)| conditions.contains(&line.trim())).count()
+    source.lines().filter(|(_, line)| line.contains("feature = \"ablation\"")).count()
 }
 
 fn long_test_names(source: &Source) -> usize {

@@ -3,6 +3,7 @@
 //! A leaf open to all layers. `Config` is what a builder gathers; [`Config::validate`] says in one
 //! sentence what is wrong and what would be right.
 
+use crate::ablation::Ablation;
 use crate::error::{ErrorKind, Result};
 
 /// The least memory a cache can work in, bytes.
@@ -63,50 +64,6 @@ pub enum FaultMode {
     InThread,
 }
 
-/// How a pin takes its reference; for benchmarks only.
-#[cfg(feature = "ablation")]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum PinMode {
-    /// One unconditional add and a frozen bit: how it is.
-    #[default]
-    FrozenBit,
-    /// A loop of compare-and-swap: how the kernel does it.
-    CompareExchange,
-}
-
-/// How a read copies what is resident; for benchmarks only.
-///
-/// The two that go one by one are for reads of all lengths, and go page by page also through a
-/// large folio: each page is looked up, referenced, copied and put.
-#[cfg(feature = "ablation")]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum ReadMode {
-    /// Up to 64 Entries at once and no reference, neighbouring frames in one copy, the next page
-    /// touched ahead: how it is.
-    #[default]
-    Batched,
-    /// The same with up to 31 references at once for more than one page: as proposed for
-    /// tmpfs.
-    BatchedReferences,
-    /// A reference a page.
-    OneByOne,
-    /// A reference a page, and the folio lock to check what it is: how tmpfs does it.
-    LockedOneByOne,
-}
-
-/// When advice to evict drains the LRU batches of other CPUs; for benchmarks only.
-#[cfg(feature = "ablation")]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum DrainPolicy {
-    /// Those that hold a folio of the range: how it is.
-    #[default]
-    Targeted,
-    /// All, where a clean folio that is not mapped is referenced: as proposed for the kernel.
-    WhenItCanHelp,
-    /// All, where any folio stays: how the kernel does it.
-    OnAnyFailure,
-}
-
 /// The settings of a cache.
 #[derive(Clone, Debug)]
 pub(crate) struct Config {
@@ -122,12 +79,7 @@ pub(crate) struct Config {
     pub(crate) dirty_bytes_max: Option<u64>,
     pub(crate) dirty_age_ms_max: u64,
     pub(crate) swap_bytes_max: u64,
-    #[cfg(feature = "ablation")]
-    pub(crate) pin_mode: PinMode,
-    #[cfg(feature = "ablation")]
-    pub(crate) read_mode: ReadMode,
-    #[cfg(feature = "ablation")]
-    pub(crate) drain_policy: DrainPolicy,
+    pub(crate) ablation: Ablation,
 }
 
 impl Default for Config {
@@ -145,12 +97,7 @@ impl Default for Config {
             dirty_bytes_max: None,
             dirty_age_ms_max: 5_000,
             swap_bytes_max: SWAP_BYTES_MAX,
-            #[cfg(feature = "ablation")]
-            pin_mode: PinMode::FrozenBit,
-            #[cfg(feature = "ablation")]
-            read_mode: ReadMode::Batched,
-            #[cfg(feature = "ablation")]
-            drain_policy: DrainPolicy::Targeted,
+            ablation: Ablation::default(),
         }
     }
 }

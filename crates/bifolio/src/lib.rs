@@ -40,6 +40,9 @@
 #![cfg_attr(all(test, loom), allow(dead_code, unused_imports))]
 
 #[cfg(not(all(test, loom)))]
+#[cfg_attr(not(feature = "ablation"), allow(dead_code, reason = "nobody chooses"))]
+mod ablation;
+#[cfg(not(all(test, loom)))]
 mod cache;
 #[cfg(not(all(test, loom)))]
 mod config;
@@ -85,9 +88,9 @@ mod writeback {
 
 #[cfg(not(all(test, loom)))]
 mod surface {
-    pub use crate::cache::{Cache, CacheBuilder};
     #[cfg(feature = "ablation")]
-    pub use crate::config::{DrainPolicy, PinMode, ReadMode};
+    pub use crate::ablation::{DrainPolicy, PinMode, ReadMode};
+    pub use crate::cache::{Cache, CacheBuilder};
     pub use crate::config::{FaultMode, HugePages};
     pub use crate::error::{
         CloseFailure, CollapseRefusal, Discarded, Error, ErrorKind, Result, SwapFileProblem,

@@ -29,7 +29,7 @@ const LAYERS: [&str; 13] = [
 ];
 
 /// Modules that every other may name, and that name only each other.
-const LEAVES: [&str; 4] = ["error", "config", "stats", "outcome"];
+const LEAVES: [&str; 5] = ["ablation", "error", "config", "stats", "outcome"];
 
 /// No module of the library names one above it.
 pub fn layers(source: &Source) -> Vec<Finding> {

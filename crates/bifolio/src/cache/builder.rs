@@ -160,27 +160,6 @@ impl CacheBuilder {
         self
     }
 
-    /// How pins take their reference; for benchmarks only.
-    #[cfg(feature = "ablation")]
-    pub fn pin_mode(mut self, pin_mode: config::PinMode) -> Self {
-        self.config.pin_mode = pin_mode;
-        self
-    }
-
-    /// How reads copy what is resident; for benchmarks only.
-    #[cfg(feature = "ablation")]
-    pub fn read_mode(mut self, read_mode: config::ReadMode) -> Self {
-        self.config.read_mode = read_mode;
-        self
-    }
-
-    /// When advice to evict drains the LRU batches of other CPUs; for benchmarks only.
-    #[cfg(feature = "ablation")]
-    pub fn drain_policy(mut self, drain_policy: config::DrainPolicy) -> Self {
-        self.config.drain_policy = drain_policy;
-        self
-    }
-
     /// Checks all settings.
     ///
     /// # Errors
@@ -275,6 +254,28 @@ impl CacheBuilder {
     fn memory_bytes_max(&self) -> u64 {
         let chosen = self.config.memory_bytes_max.unwrap_or_else(cpu::memory_bytes);
         chosen.clamp(self.config.memory_bytes, config::MEMORY_BYTES_MAX)
+    }
+}
+
+/// Each mechanism set back, for benchmarks.
+#[cfg(feature = "ablation")]
+impl CacheBuilder {
+    /// How pins take their reference; for benchmarks only.
+    pub fn pin_mode(mut self, pin_mode: crate::ablation::PinMode) -> Self {
+        self.config.ablation.modes.pins = pin_mode;
+        self
+    }
+
+    /// How reads copy what is resident; for benchmarks only.
+    pub fn read_mode(mut self, read_mode: crate::ablation::ReadMode) -> Self {
+        self.config.ablation.modes.reads = read_mode;
+        self
+    }
+
+    /// When advice to evict drains the LRU batches of other CPUs; for benchmarks only.
+    pub fn drain_policy(mut self, drain_policy: crate::ablation::DrainPolicy) -> Self {
+        self.config.ablation.modes.drains = drain_policy;
+        self
     }
 }
 

@@ -3,6 +3,7 @@
 use super::closing::Membership;
 use super::readahead::Readahead;
 use super::registry::Registry;
+use crate::ablation::Ablation;
 use crate::error::{Error, ErrorKind, Result};
 use crate::frames::Frames;
 use crate::reclaim::Reclaim;
@@ -20,10 +21,7 @@ pub(crate) struct Handle {
     pub(super) readable: bool,
     pub(super) writable: bool,
     pub(super) immutable: bool,
-    #[cfg(feature = "ablation")]
-    pub(super) pin_mode: crate::config::PinMode,
-    #[cfg(feature = "ablation")]
-    pub(super) read_mode: crate::config::ReadMode,
+    pub(super) ablation: Ablation,
     /// The last field, so that the handle has let go of everything else when the file is told.
     pub(super) membership: Membership,
 }

@@ -13,6 +13,7 @@
 
 use super::handle::Handle;
 use super::sequence;
+use crate::ablation::{Ablation, ReadMode};
 use crate::folio::{FolioId, FolioRef, Folios, TryGet};
 use crate::frames::Frames;
 use crate::lru::Memory;
@@ -64,8 +65,7 @@ pub(super) struct HitPath {
     folio_bytes: u64,
     counters_id: u64,
     memory: *const Memory,
-    #[cfg(feature = "ablation")]
-    pub(super) pin_mode: crate::config::PinMode,
+    pub(super) ablation: Ablation,
 }
 
 // SAFETY: the addresses are of shared, synchronised objects that live as long as the `Handle` in
@@ -94,20 +94,13 @@ impl HitPath {
             folio_bytes: mapping.folio_bytes(),
             counters_id: handle.inode.memory.counters.id(),
             memory: &*handle.inode.memory,
-            #[cfg(feature = "ablation")]
-            pin_mode: handle.pin_mode,
+            ablation: handle.ablation,
         }
     }
 
-    #[cfg(feature = "ablation")]
     fn serves(handle: &Handle) -> bool {
-        use crate::config::ReadMode::{Batched, BatchedReferences};
-        handle.readable && matches!(handle.read_mode, Batched | BatchedReferences)
-    }
-
-    #[cfg(not(feature = "ablation"))]
-    fn serves(handle: &Handle) -> bool {
-        handle.readable
+        use ReadMode::{Batched, BatchedReferences};
+        handle.readable && matches!(handle.ablation.modes().reads, Batched | BatchedReferences)
     }
 
     /// Copies `buffer.len()` bytes at `position` if they lie in one resident page that nobody

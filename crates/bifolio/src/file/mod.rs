@@ -59,7 +59,6 @@ mod read;
 mod read_absent;
 mod read_io;
 mod read_many;
-#[cfg(feature = "ablation")]
 mod read_modes;
 mod readahead;
 mod registry;

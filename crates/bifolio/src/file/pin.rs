@@ -14,6 +14,7 @@ use super::File;
 use super::access::Access;
 use super::fill::Locked;
 use super::handle::Handle;
+use crate::ablation::PinMode;
 use crate::error::{Error, ErrorKind, Result};
 use crate::folio::{FolioId, FolioRef, Folios, LockedFolio, TryGet};
 use crate::lru::Memory;
@@ -382,11 +383,10 @@ impl File {
         folios: &'a Folios,
         id: FolioId,
     ) -> std::result::Result<FolioRef<'a>, TryGet> {
-        #[cfg(feature = "ablation")]
-        if self.hit_path.pin_mode == crate::config::PinMode::CompareExchange {
-            return folios.try_get_compare_exchange(id);
+        match self.hit_path.ablation.modes().pins {
+            PinMode::FrozenBit => folios.try_get(id),
+            PinMode::CompareExchange => folios.try_get_compare_exchange(id),
         }
-        folios.try_get(id)
     }
 
     /// Pins bytes that are not resident, or not marked as used, and leaves the reference to

@@ -119,10 +119,7 @@ impl File {
     /// Copies what is resident, or reads as zeros, from the first byte on. Returns 0 when the first
     /// page is neither, or is being written, or lies behind the end.
     pub(crate) fn read_resident(&self, buffer: &mut [u8], position: u64) -> usize {
-        #[cfg(feature = "ablation")]
-        if self.handle.inode.frames.region().is_none()
-            && let Some(done) = self.read_by_mode(buffer, position)
-        {
+        if let Some(done) = self.read_by_mode(buffer, position) {
             return done;
         }
         let file = self.handle.inode.mapping.hot();

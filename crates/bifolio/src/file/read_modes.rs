@@ -14,17 +14,21 @@
 #![allow(unsafe_code)]
 
 use super::{File, sequence};
-use crate::config::ReadMode;
+use crate::ablation::ReadMode;
 use crate::folio::{Flag, FolioRef};
 use crate::mapping::{Entry, Lookup, PAGE_BYTES, PAGE_SHIFT, is_in_one_page, read_validated};
 use crate::stats::Counter;
 use crate::sys::copy;
 
 impl File {
-    /// What [`File::read_resident`](super::File) does in the other modes; `None` in the default.
+    /// What [`File::read_resident`](super::File) does in the other modes; `None` in the default one,
+    /// and where a file can be mapped.
+    #[inline(always)]
     pub(super) fn read_by_mode(&self, buffer: &mut [u8], position: u64) -> Option<usize> {
-        match self.handle.read_mode {
+        match self.handle.ablation.modes().reads {
             ReadMode::Batched => None,
+            // Its references are another thing.
+            _ if self.handle.inode.frames.region().is_some() => None,
             ReadMode::BatchedReferences => Some(self.read_by_references(buffer, position)),
             mode => Some(self.read_one_by_one(buffer, position, mode)),
         }

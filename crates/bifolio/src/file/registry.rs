@@ -28,6 +28,7 @@ use super::mappables::Mappables;
 use super::readahead::Readahead;
 use super::slots::{Busy, Found, Slots};
 use super::{File, OpenOptions, faults};
+use crate::ablation::Ablation;
 use crate::config;
 use crate::error::{ErrorKind, Result};
 use crate::frames::Frames;
@@ -85,10 +86,7 @@ pub(crate) struct Registry {
     /// One close at a time.
     pub(super) closing: Mutex<()>,
     mappables: Mappables,
-    #[cfg(feature = "ablation")]
-    pin_mode: config::PinMode,
-    #[cfg(feature = "ablation")]
-    read_mode: config::ReadMode,
+    ablation: Ablation,
 }
 
 impl Registry {
@@ -112,10 +110,7 @@ impl Registry {
             next_single: AtomicU64::new(0),
             closing: Mutex::new(()),
             mappables: Mappables::new(features, config.unmap_batch_folios),
-            #[cfg(feature = "ablation")]
-            pin_mode: config.pin_mode,
-            #[cfg(feature = "ablation")]
-            read_mode: config.read_mode,
+            ablation: config.ablation,
         }
     }
 
@@ -389,10 +384,7 @@ impl Registry {
             readable: options.read || options.immutable,
             writable: options.write,
             immutable: options.immutable,
-            #[cfg(feature = "ablation")]
-            pin_mode: self.pin_mode,
-            #[cfg(feature = "ablation")]
-            read_mode: self.read_mode,
+            ablation: self.ablation,
             membership: Membership::new(self, key, options),
         });
         if let Some(region) = open.inode.frames.region() {

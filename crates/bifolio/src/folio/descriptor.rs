@@ -230,7 +230,6 @@ impl Folios {
     }
 
     /// [`Self::try_get`] with the kernel's loop.
-    #[cfg(feature = "ablation")]
     #[inline(always)]
     pub(crate) fn try_get_compare_exchange(&self, id: FolioId) -> Result<FolioRef<'_>, TryGet> {
         let folio = self.get(id);

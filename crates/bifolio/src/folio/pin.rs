@@ -183,7 +183,6 @@ impl PinWord {
     }
 
     /// The "before" of the thread: load, test, compare-and-swap until it works.
-    #[cfg(feature = "ablation")]
     #[inline(always)]
     pub(crate) fn try_get_compare_exchange(&self, references: u64) -> TryGet {
         let mut current = self.0.load(Ordering::Relaxed);

@@ -3,7 +3,7 @@
 
 use super::Reclaim;
 use super::invalidate::Invalidation;
-use crate::config::DrainPolicy;
+use crate::ablation::DrainPolicy;
 use crate::outcome::{Outcome, Remaining};
 use crate::writeback::Inode;
 use std::ops::Range;
@@ -11,7 +11,7 @@ use std::ops::Range;
 impl Reclaim {
     pub(super) fn invalidate_by_policy(&self, inode: &Inode, range: &Range<u64>) -> Outcome {
         let walk = |may_drain| Invalidation::new(self, inode, range).run(range, may_drain);
-        let asks = match self.drain_policy {
+        let asks = match self.ablation.modes().drains {
             DrainPolicy::Targeted => return walk(true),
             DrainPolicy::WhenItCanHelp => |remaining: &Remaining| remaining.referenced > 0,
             // What is locked, under write-back or straddling, `find_lock_entries` passes silently.

@@ -104,10 +104,7 @@ impl Reclaim {
     /// that can be mapped, for whoever is reclaiming.
     pub(crate) fn invalidate(&self, inode: &Inode, range: Range<u64>) -> Outcome {
         self.memory.lru.drain(&self.memory.folios, cpu::current());
-        #[cfg(feature = "ablation")]
         let outcome = self.invalidate_by_policy(inode, &range);
-        #[cfg(not(feature = "ablation"))]
-        let outcome = Invalidation::new(self, inode, &range).run(&range, true);
         self.count(&outcome);
         outcome
     }

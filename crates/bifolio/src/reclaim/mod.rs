@@ -41,7 +41,6 @@
 
 mod background;
 mod demote;
-#[cfg(feature = "ablation")]
 mod drain_policy;
 mod evacuate;
 mod extents;
@@ -58,6 +57,7 @@ mod unmapped_batch;
 pub(crate) use background::Background;
 pub(crate) use swapper::SwapThread;
 
+use crate::ablation::Ablation;
 use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
 use crate::folio::{FolioId, FolioRef, LockedFolio};
@@ -110,8 +110,7 @@ pub(crate) struct Reclaim {
     flusher: Arc<Flusher>,
     swap: Option<Arc<Swap>>,
     unmap_batch_folios: usize,
-    #[cfg(feature = "ablation")]
-    drain_policy: crate::config::DrainPolicy,
+    ablation: Ablation,
     wait_max: Duration,
     /// RECLAIM-2.
     lock: Mutex<()>,
@@ -170,8 +169,7 @@ impl Reclaim {
             flusher: Arc::clone(&services.flusher),
             swap: services.swap.clone(),
             unmap_batch_folios: config.unmap_batch_folios,
-            #[cfg(feature = "ablation")]
-            drain_policy: config.drain_policy,
+            ablation: config.ablation,
             wait_max: Duration::from_millis(config.reclaim_wait_ms_max),
             lock: Mutex::new(()),
             awaited_extents: extents::AwaitedExtents::default(),
