@@ -1,9 +1,9 @@
 //! The ablation: each mechanism can be set back to its "before", the way of the kernel, and be
 //! measured beside it. Compiled for benchmarks only (the feature `ablation`).
 //!
-//! Every build has the code of both ways, and asks [`Ablation`] which is wanted. Without the feature
-//! that has no size, its answers are constants, and the compiler drops what they never choose. A
-//! flush of the TLBs for each page needs no mode: it is `CacheBuilder::unmap_batch_folios(1)`.
+//! Every build has the code of both ways, and asks [`Ablation`] which is wanted. Without the
+//! feature that has no size, its answers are constants, and the compiler drops what they never
+//! choose. A flush of the TLBs for each page needs no mode: `CacheBuilder::unmap_batch_folios(1)`.
 
 /// How a pin takes its reference; for benchmarks only.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
