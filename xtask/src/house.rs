@@ -12,7 +12,7 @@ use crate::tidy::source::{Source, Token};
 use crate::tidy::sources;
 
 /// Files that may ask which kind of store or of pages a file has: the seams.
-const SEAMS: [&str; 3] = ["writeback/store/", "frames/mod.rs", "file/mod.rs"];
+const SEAMS: [&str; 3] = ["writeback/store/", "memory/mod.rs", "file/mod.rs"];
 
 /// Calls that ask it.
 const QUESTIONS: [&str; 4] = ["is_memory_file", "is_region_page", "region", "swap"];

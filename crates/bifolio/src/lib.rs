@@ -32,11 +32,11 @@
 //! # A tour, in the order of the data's way
 //!
 //! `cache` builds and owns; `map` is files as memory; `file` turns bytes into pages, and serves
-//! faults; `mapping` finds a page's Entry;
-//! `folio` counts references and locks; `frames` is the memory; `lru` and `reclaim` choose what
-//! goes; `writeback` and `io` talk to the device; `swap` is where memory files go; `sync` and
-//! `sys` are what all stand on. Each folder's `mod.rs` says its protocol and invariants;
-//! `ARCHITECTURE.md` tells one read, one eviction and one fault from end to end.
+//! faults; `page` finds a page's Entry, counts references and locks; `memory` is frames, their
+//! bound and their lists; `reclaim` chooses what goes; `writeback` and `io` talk to the device;
+//! `swap` is where memory files go; `sync` and `sys` are what all stand on. Each folder's `mod.rs`
+//! says its protocol and invariants; `ARCHITECTURE.md` tells one read, one eviction and one fault
+//! from end to end.
 #![cfg_attr(all(test, loom), allow(dead_code, unused_imports))]
 
 #[cfg(not(all(test, loom)))]
@@ -50,17 +50,15 @@ mod config;
 mod error;
 #[cfg(not(all(test, loom)))]
 mod file;
-mod folio;
-#[cfg(not(all(test, loom)))]
-mod frames;
 #[cfg(not(all(test, loom)))]
 mod io;
-mod lru;
 #[cfg(not(all(test, loom)))]
 mod map;
-mod mapping;
+#[cfg(not(all(test, loom)))]
+mod memory;
 #[cfg(not(all(test, loom)))]
 mod outcome;
+mod page;
 #[cfg(not(all(test, loom)))]
 mod reclaim;
 #[cfg(not(all(test, loom)))]
@@ -77,6 +75,15 @@ mod writeback;
 #[cfg(all(test, loom))]
 mod file {
     pub(crate) mod slots;
+}
+/// The same of `memory`.
+#[cfg(all(test, loom))]
+mod memory {
+    mod batches;
+    mod lists;
+    mod lru;
+    pub(crate) use lists::ListKind;
+    pub(crate) use lru::Lru;
 }
 /// The same of `writeback`.
 #[cfg(all(test, loom))]

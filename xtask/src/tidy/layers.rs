@@ -5,28 +5,15 @@
 //! are free of the law.
 //!
 //! A name counts in every form that reaches the root of the crate: `crate::io::read`, grouped as
-//! `crate::{io, lru::List}`, and `super::super::io` from a file two modules deep. A doc comment
+//! `crate::{io, memory::List}`, and `super::super::io` from a file two modules deep. A doc comment
 //! may name anything. What `lib.rs` re-exports must be named by its module, so that the law can
 //! be seen where it is used.
 
 use super::{Finding, source::Source, source::Token};
 
 /// The layers, lowest first. The same order stands in `ARCHITECTURE.md`.
-const LAYERS: [&str; 13] = [
-    "sys",
-    "sync",
-    "folio",
-    "frames",
-    "mapping",
-    "lru",
-    "io",
-    "swap",
-    "writeback",
-    "reclaim",
-    "file",
-    "map",
-    "cache",
-];
+const LAYERS: [&str; 11] =
+    ["sys", "sync", "page", "memory", "io", "swap", "writeback", "reclaim", "file", "map", "cache"];
 
 /// Modules that every other may name, and that name only each other.
 const LEAVES: [&str; 5] = ["ablation", "error", "config", "stats", "outcome"];
@@ -162,8 +149,8 @@ mod tests {
     #[test]
     fn a_lower_layer_a_leaf_and_itself_may_be_named() {
         let text = "use crate::io::read; use crate::error::Error; use crate::writeback::Flusher;\n\
-            use crate::{sys, folio::{Pin, lock}, stats::Counter};\n\
-            fn f() { crate::frames::take() }";
+            use crate::{sys, page::{Pin, lock}, stats::Counter};\n\
+            fn f() { crate::memory::take() }";
         assert_eq!(messages("writeback/mod.rs", text), [""; 0]);
     }
 
@@ -178,28 +165,28 @@ mod tests {
             "use crate::{\n    sys::{self, file},\n    reclaim,\n};",
             "macro_rules! m { () => { $crate::reclaim::run() } }",
         ] {
-            assert_eq!(count("lru/mod.rs", bad), 1, "{bad}");
+            assert_eq!(count("memory/lru.rs", bad), 1, "{bad}");
             assert_eq!(count("file/mod.rs", bad), 0, "{bad}");
         }
     }
 
     #[test]
     fn super_reaches_the_root_from_as_deep_as_the_file_is() {
-        assert_eq!(count("lru/mod.rs", "use super::reclaim::run;"), 1);
-        assert_eq!(count("lru.rs", "use super::{sys, reclaim::run};"), 1);
-        assert_eq!(count("lru/batch.rs", "use super::super::reclaim::run;"), 1);
-        assert_eq!(count("lru/mod.rs", "struct A { a: super::reclaim::Scan }"), 1);
-        assert_eq!(count("lru/batch.rs", "mod m { use super::super::super::reclaim::run; }"), 1);
-        // These stay inside `lru`.
-        assert_eq!(count("lru/batch.rs", "use super::reclaim::run; pub(super) fn f() {}"), 0);
-        assert_eq!(count("lru/mod.rs", "mod m { use super::reclaim::run; use super::*; }"), 0);
-        assert_eq!(count("lru/mod.rs", "use self::reclaim::run;"), 0);
+        assert_eq!(count("memory/lru.rs", "use super::reclaim::run;"), 1);
+        assert_eq!(count("memory.rs", "use super::{sys, reclaim::run};"), 1);
+        assert_eq!(count("memory/batch.rs", "use super::super::reclaim::run;"), 1);
+        assert_eq!(count("memory/lru.rs", "struct A { a: super::reclaim::Scan }"), 1);
+        assert_eq!(count("memory/batch.rs", "mod m { use super::super::super::reclaim::run; }"), 1);
+        // These stay inside `memory`.
+        assert_eq!(count("memory/batch.rs", "use super::reclaim::run; pub(super) fn f() {}"), 0);
+        assert_eq!(count("memory/lru.rs", "mod m { use super::reclaim::run; use super::*; }"), 0);
+        assert_eq!(count("memory/lru.rs", "use self::reclaim::run;"), 0);
     }
 
     #[test]
     fn words_deeper_in_a_path_or_group_are_not_layers() {
         assert_eq!(
-            count("lru/mod.rs", "use crate::{folio::{cache, map}, sys::file}; use std::io;"),
+            count("memory/lru.rs", "use crate::{page::{cache, map}, sys::file}; use std::io;"),
             0
         );
     }
@@ -212,9 +199,9 @@ mod tests {
 
     #[test]
     fn the_root_itself_is_no_module() {
-        assert_eq!(count("lru/mod.rs", "use crate::File;"), 1);
-        assert_eq!(count("lru/mod.rs", "use crate::*;"), 1);
-        assert_eq!(count("lru/mod.rs", "pub(crate) fn f() {} pub(in crate::lru) fn g() {}"), 0);
+        assert_eq!(count("memory/lru.rs", "use crate::File;"), 1);
+        assert_eq!(count("memory/lru.rs", "use crate::*;"), 1);
+        assert_eq!(count("memory/lru.rs", "pub(crate) fn f() {} pub(in crate::lru) fn g() {}"), 0);
     }
 
     #[test]

@@ -86,7 +86,7 @@ fn explains(comment: &str, name: &str) -> bool {
 mod tests {
     use super::*;
 
-    const PATH: &str = "crates/bifolio/src/folio/pin.rs";
+    const PATH: &str = "crates/bifolio/src/page/pin.rs";
 
     fn lines(rule: fn(&Source) -> Vec<Finding>, path: &str, text: &str) -> Vec<usize> {
         rule(&Source::new(path, text).unwrap()).iter().map(|finding| finding.line).collect()

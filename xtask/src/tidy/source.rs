@@ -362,7 +362,7 @@ mod tests {
     fn test_files_are_told_by_their_path() {
         assert!(at("crates/bifolio/tests/model.rs").is_test_file());
         assert!(at("crates/bifolio/src/tests/loom_pin.rs").is_test_file());
-        assert!(at("crates/bifolio/src/folio/tests.rs").is_test_file());
+        assert!(at("crates/bifolio/src/page/tests.rs").is_test_file());
         assert!(at("crates/bifolio/src/io/disk_tests.rs").is_test_file());
         assert!(!at("crates/bifolio-testing/src/model.rs").is_test_file());
         assert!(!at("crates/bifolio/src/io/contests.rs").is_test_file());

@@ -5,8 +5,8 @@ use super::handle::Handle;
 use super::readahead::Mode;
 use super::registry::Registry;
 use crate::error::{ErrorKind, Result};
-use crate::mapping::pages_of;
 use crate::outcome::Outcome;
+use crate::page::pages_of;
 use crate::reclaim::Reclaim;
 use crate::writeback::Inode;
 use std::ops::Range;
@@ -165,7 +165,7 @@ impl Registry {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::mapping::Lookup;
+    use crate::page::Lookup;
     use crate::{Cache, OpenOptions};
 
     /// A folio that is frozen is on its way out by somebody else's hand.

@@ -4,8 +4,7 @@ use super::File;
 use super::access::Access;
 use super::fill::Locked;
 use crate::error::Result;
-use crate::folio::Flag;
-use crate::mapping::pages_of;
+use crate::page::{Flag, pages_of};
 use std::ops::Range;
 
 impl File {

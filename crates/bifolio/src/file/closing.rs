@@ -15,7 +15,7 @@ use super::registry::{Key, Open, Registry};
 use super::slots::Retire;
 use super::{File, OpenOptions};
 use crate::error::{CloseFailure, Discarded, ErrorKind, Result};
-use crate::mapping::PAGE_BYTES;
+use crate::page::PAGE_BYTES;
 use crate::sync::Backoff;
 use crate::writeback::Inode;
 use std::sync::Arc;

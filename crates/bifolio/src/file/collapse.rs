@@ -1,15 +1,14 @@
 //! Collapse: many small folios of a memory file become one large one.
 //!
-//! What readers and writers see meanwhile is `mapping/collapse.rs`; here is what comes before (the
+//! What readers and writers see meanwhile is `page/collapse.rs`; here is what comes before (the
 //! folios are brought in, the frames found, the locks taken) and after (dirt, slots, the lists).
 
 use super::File;
 use super::access::Access;
 use crate::config;
 use crate::error::{CollapseRefusal, ErrorKind, Result};
-use crate::folio::{Flag, FolioRef, Frozen};
-use crate::frames::FrameKind;
-use crate::mapping::{PAGE_BYTES, PAGE_SHIFT, Part};
+use crate::memory::FrameKind;
+use crate::page::{Flag, FolioRef, Frozen, PAGE_BYTES, PAGE_SHIFT, Part};
 use crate::stats::Counter;
 use crate::sys::cpu;
 use std::ops::Range;

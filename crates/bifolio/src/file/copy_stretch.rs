@@ -15,7 +15,7 @@
 #![allow(unsafe_code)]
 
 use super::{File, faults};
-use crate::mapping::{PAGE_BYTES, PAGE_SHIFT, Stretch, is_in_one_page};
+use crate::page::{PAGE_BYTES, PAGE_SHIFT, Stretch, is_in_one_page};
 use crate::stats::Counter;
 use crate::sync::Ordering;
 use crate::sys::copy;
@@ -169,7 +169,7 @@ impl File {
         }
     }
 
-    /// Marks a page as used, for the replacement policy (`mapping/first_use.rs`).
+    /// Marks a page as used, for the replacement policy (`page/first_use.rs`).
     pub(super) fn note_use(&self, index: u64, in_order: bool) {
         let inode = &self.handle.inode;
         let is_reused = || self.handle.readahead.is_reused();

@@ -14,7 +14,7 @@ use super::File;
 use super::access::Access;
 use super::gather::ReadBatch;
 use crate::error::{ErrorKind, Result};
-use crate::mapping::{PAGE_BYTES, PAGE_SHIFT};
+use crate::page::{PAGE_BYTES, PAGE_SHIFT};
 use crate::stats::Counter;
 use crate::sys::file::{self as sys_file, Row};
 use std::io;

@@ -10,10 +10,12 @@ use super::access::{Access, OnAllocated};
 use super::handle::Handle;
 use super::read_io::ReadIo;
 use crate::error::{Error, ErrorKind, Result};
-use crate::folio::{COUNT_MAX, Flag, Folio, FolioId, FolioRef, Folios, LockedFolio};
-use crate::frames::{FrameKind, Frames, Staged};
 use crate::io::RUN_PAGES_MAX;
-use crate::mapping::{Entry, FrozenWaits, Lookup, PAGE_BYTES};
+use crate::memory::{FrameKind, Frames, Staged};
+use crate::page::{
+    COUNT_MAX, Entry, Flag, Folio, FolioId, FolioRef, Folios, FrozenWaits, LockedFolio, Lookup,
+    PAGE_BYTES,
+};
 use crate::stats::Counter;
 use crate::sync::Ordering;
 use crate::sys::cpu;
@@ -422,7 +424,7 @@ mod tests {
     use super::*;
     use crate::cache::Cache;
     use crate::file::{File, OpenOptions};
-    use crate::lru::ListKind;
+    use crate::memory::ListKind;
 
     #[test]
     fn pages_claimed_by_an_old_length_do_not_stay_behind_the_end() {

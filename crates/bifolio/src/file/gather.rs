@@ -7,8 +7,7 @@
 
 use super::File;
 use super::access::{Access, OnAllocated};
-use crate::folio::{BATCH_SLOTS, Flag, FolioRef};
-use crate::mapping::{PAGE_BYTES, PAGE_SHIFT};
+use crate::page::{BATCH_SLOTS, Flag, FolioRef, PAGE_BYTES, PAGE_SHIFT};
 use crate::sync::Ordering;
 use crate::sys::copy;
 use arrayvec::ArrayVec;

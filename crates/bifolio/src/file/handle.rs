@@ -5,7 +5,7 @@ use super::readahead::Readahead;
 use super::registry::Registry;
 use crate::ablation::Ablation;
 use crate::error::{Error, ErrorKind, Result};
-use crate::frames::Frames;
+use crate::memory::Frames;
 use crate::reclaim::Reclaim;
 use crate::writeback::{ErrorCursor, Inode};
 use std::sync::Arc;

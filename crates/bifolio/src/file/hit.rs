@@ -14,11 +14,10 @@
 use super::handle::Handle;
 use super::sequence;
 use crate::ablation::{Ablation, ReadMode};
-use crate::folio::{FolioId, FolioRef, Folios, TryGet};
-use crate::frames::Frames;
-use crate::lru::Memory;
-use crate::mapping::{
-    Entry, Hot, PAGE_BYTES, PAGE_SHIFT, is_in_one_page, read_validated, recheck_ready,
+use crate::memory::{Frames, Memory};
+use crate::page::{
+    Entry, FolioId, FolioRef, Folios, Hot, PAGE_BYTES, PAGE_SHIFT, TryGet, is_in_one_page,
+    read_validated, recheck_ready,
 };
 use crate::stats::{Counter, ThreadBlock};
 use crate::sync::{AtomicU64, Ordering};

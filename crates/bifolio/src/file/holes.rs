@@ -3,7 +3,7 @@
 use super::File;
 use super::access::Access;
 use crate::error::Result;
-use crate::mapping::{PAGE_BYTES, PAGE_SHIFT};
+use crate::page::{PAGE_BYTES, PAGE_SHIFT};
 use std::ops::Range;
 
 impl File {

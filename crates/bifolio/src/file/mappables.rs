@@ -3,8 +3,8 @@
 use super::faults::{self, FaultThreads};
 use crate::config::FaultMode;
 use crate::error::{Error, ErrorKind, Result};
-use crate::frames::{Region, Regions};
-use crate::mapping::PAGE_BYTES;
+use crate::memory::{Region, Regions};
+use crate::page::PAGE_BYTES;
 use crate::reclaim::Reclaim;
 use crate::sync::Mutex;
 use crate::sys::probe::{Feature, Features};

@@ -1,7 +1,7 @@
 //! Pins: bytes that stay where they are, without a copy.
 //!
 //! A [`Pin`] is one reference to a folio, taken with one unconditional add and checked against the
-//! table (L1-L4 of `mapping/mod.rs`); it borrows the file and stays on its thread, so that it can
+//! table (L1-L4 of `page/mapping.rs`); it borrows the file and stays on its thread, so that it can
 //! become cheaper still. A [`Hold`] is the same for keeps. A [`PinMut`] is the folio lock and a
 //! write section. A pin guarantees residency, not immutability: another handle may write the bytes
 //! meanwhile, unless the file is immutable.
@@ -16,9 +16,10 @@ use super::fill::Locked;
 use super::handle::Handle;
 use crate::ablation::PinMode;
 use crate::error::{Error, ErrorKind, Result};
-use crate::folio::{FolioId, FolioRef, Folios, LockedFolio, TryGet};
-use crate::lru::Memory;
-use crate::mapping::{PAGE_BYTES, PAGE_SHIFT, WriteSection};
+use crate::memory::Memory;
+use crate::page::{
+    FolioId, FolioRef, Folios, LockedFolio, PAGE_BYTES, PAGE_SHIFT, TryGet, WriteSection,
+};
 use crate::stats::Counter;
 use crate::sys::copy;
 use std::marker::PhantomData;

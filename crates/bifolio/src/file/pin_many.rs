@@ -5,7 +5,7 @@ use super::batch::{Batch, Delivery};
 use super::fill::Locked;
 use super::{File, Pin};
 use crate::error::Result;
-use crate::mapping::pages_of;
+use crate::page::pages_of;
 use std::ops::Range;
 
 impl File {

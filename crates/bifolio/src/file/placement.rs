@@ -1,7 +1,7 @@
 //! Where the folios of a file lie in memory: a diagnostic.
 //!
 //! Neighbours of a file on neighbouring frames are read several times as fast as scattered ones,
-//! and travel in one piece. `frames::arena` and `reclaim::relocate` see to it; this is how one sees
+//! and travel in one piece. `memory::arena` and `reclaim::relocate` see to it; this is how one sees
 //! whether they do.
 
 use super::File;

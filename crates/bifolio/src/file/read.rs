@@ -14,7 +14,7 @@
 use super::hit::Hit;
 use super::{File, sequence};
 use crate::error::Result;
-use crate::mapping::is_in_one_page;
+use crate::page::is_in_one_page;
 
 impl File {
     /// Reads bytes at `position` into `buffer`. Returns how many: fewer than asked only at the end

@@ -13,7 +13,7 @@ use super::batch::{Batch, Delivery};
 use super::fill::{ReadIoClaim, Wait};
 use super::{File, ReadRequest, faults};
 use crate::error::Result;
-use crate::mapping::{PAGE_BYTES, PAGE_SHIFT};
+use crate::page::{PAGE_BYTES, PAGE_SHIFT};
 use crate::stats::Counter;
 use crate::sys::copy;
 

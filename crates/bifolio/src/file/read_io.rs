@@ -12,10 +12,9 @@
 
 use super::fill::{Locked, Room};
 use crate::error::Result;
-use crate::folio::{FolioId, Folios};
-use crate::frames::Staged;
 use crate::io::{IoError, Queue};
-use crate::mapping::{Entry, PAGE_BYTES};
+use crate::memory::Staged;
+use crate::page::{Entry, FolioId, Folios, PAGE_BYTES};
 use crate::stats::Counter;
 use crate::sys::copy;
 use crate::writeback::Inode;

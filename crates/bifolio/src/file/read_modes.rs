@@ -15,8 +15,9 @@
 
 use super::{File, sequence};
 use crate::ablation::ReadMode;
-use crate::folio::{Flag, FolioRef};
-use crate::mapping::{Entry, Lookup, PAGE_BYTES, PAGE_SHIFT, is_in_one_page, read_validated};
+use crate::page::{
+    Entry, Flag, FolioRef, Lookup, PAGE_BYTES, PAGE_SHIFT, is_in_one_page, read_validated,
+};
 use crate::stats::Counter;
 use crate::sys::copy;
 

@@ -3,8 +3,7 @@
 use super::File;
 use super::handle::Handle;
 use crate::error::{ErrorKind, Result};
-use crate::folio::{Flag, Folio};
-use crate::mapping::{Entry, pages_of};
+use crate::page::{Entry, Flag, Folio, pages_of};
 use std::ops::Range;
 
 /// What the cache has of one page, or had. A snapshot.

@@ -5,7 +5,7 @@
 //! the next one, if it begins there, touches what comes behind it before it copies. A hint: two
 //! files may look alike, and then a touch is wasted.
 
-use crate::mapping::Hot;
+use crate::page::Hot;
 use std::cell::Cell;
 
 thread_local! {

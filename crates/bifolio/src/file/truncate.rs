@@ -9,13 +9,12 @@ use super::File;
 use super::access::Access;
 use super::fill::Locked;
 use crate::error::{ErrorKind, Result};
-use crate::folio::FolioRef;
-use crate::frames::Region;
-use crate::mapping::{PAGE_BYTES, PAGE_SHIFT};
+use crate::memory::Region;
+use crate::page::{FolioRef, PAGE_BYTES, PAGE_SHIFT};
 use crate::writeback::Resizing;
 
 /// A file grows, if its pages have places: nobody is refused what it is about to have (G1 to G3 of
-/// `frames/region.rs`).
+/// `memory/region.rs`).
 #[derive(Debug)]
 struct Growing<'a> {
     region: Option<&'a Region>,

@@ -12,7 +12,7 @@ use super::fill::Locked;
 use super::truncate::Growth;
 use super::{File, faults};
 use crate::error::Result;
-use crate::mapping::{PAGE_BYTES, PAGE_SHIFT};
+use crate::page::{PAGE_BYTES, PAGE_SHIFT};
 use crate::stats::Counter;
 use crate::sys::copy;
 use crate::writeback::NoRoom;

@@ -1,7 +1,7 @@
 //! Maps: files as memory, paged in on demand, within the cache's bound.
 //!
 //! The top of the data's way for callers who want plain pointers. A map is an address in the region
-//! of its file (`frames/region.rs`) and a promise that the file stays open; it owns no memory. What
+//! of its file (`memory/region.rs`) and a promise that the file stays open; it owns no memory. What
 //! happens when a page is not there is in `file/faults`, how one is evicted under a raw writer in
 //! `reclaim/unmap.rs`. The same bytes through [`File::read_at`], [`File::write_at`], pins and any
 //! number of maps are one copy.
@@ -20,7 +20,7 @@ pub use pinned::{MapPin, MapPinMut};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::file::{Advice, File, MapGuard};
-use crate::frames::Region;
+use crate::memory::Region;
 use crate::outcome::Outcome;
 use crate::sync::Mutex;
 use std::ops::{Deref, Range};
@@ -302,7 +302,7 @@ mod tests {
     use crate::file::OpenOptions;
     use crate::sys::userfault::tests::limit_memory;
 
-    const PAGE: usize = crate::mapping::PAGE_BYTES as usize;
+    const PAGE: usize = crate::page::PAGE_BYTES as usize;
     const LENGTH: usize = 32 * PAGE;
 
     /// Pages of a transfer that are there already stay, whatever becomes of the others: somebody

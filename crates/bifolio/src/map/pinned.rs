@@ -26,8 +26,8 @@
 
 use crate::error::Result;
 use crate::file::{File, Hold};
-use crate::frames::Region;
-use crate::mapping::pages_of;
+use crate::memory::Region;
+use crate::page::pages_of;
 use std::ops::Range;
 use std::sync::Arc;
 

@@ -10,7 +10,7 @@ use super::Reclaim;
 use super::pageout::WriteOut;
 use super::scan::ScanCounts;
 use crate::error::{ErrorKind, Result};
-use crate::frames::CHUNK_PAGES;
+use crate::memory::CHUNK_PAGES;
 use crate::stats::Counter;
 use crate::sync::{AtomicBool, Condvar, Mutex, Ordering};
 use crate::sys::thread::OwnedThread;

@@ -2,8 +2,7 @@
 //! next, when memory is wanted. As the kernel's `deactivate_file_folio`.
 
 use super::Reclaim;
-use crate::folio::{BATCH_SLOTS, FolioRef};
-use crate::mapping::{Lookup, PAGE_BYTES, PAGE_SHIFT};
+use crate::page::{BATCH_SLOTS, FolioRef, Lookup, PAGE_BYTES, PAGE_SHIFT};
 use crate::sys::cpu;
 use crate::writeback::Inode;
 use std::ops::Range;

@@ -6,9 +6,8 @@
 use super::pageout::EvictOutcome;
 use super::scan::ScanCounts;
 use super::{ROUND_PAGES, Reclaim, ReclaimLock};
-use crate::folio::FolioId;
-use crate::frames::{Evacuation, FrameKind, Purpose};
-use crate::lru::ListKind;
+use crate::memory::{Evacuation, FrameKind, ListKind, Purpose};
+use crate::page::FolioId;
 use crate::stats::Counter;
 
 /// Chunks that are tried before one round gives up.

@@ -20,7 +20,7 @@
 //! Where most folios are dirty, that clears hardly an extent: each has some, and to swap out what
 //! stays costs a write, which is in vain if the page is dirty again before it leaves. So that is
 //! done where extents are wanted: the arena counts pages that came in order and found no extent
-//! with room (`frames::extents`), and for an extent of those one extent is cleared, whatever is
+//! with room (`memory::extents`), and for an extent of those one extent is cleared, whatever is
 //! dirty in it, of those at hand the one where least is. It takes a few: what has come into extents
 //! leaves by extents.
 //!
@@ -32,10 +32,8 @@ use super::pageout::EvictOutcome;
 use super::scan::ScanCounts;
 use super::swapper::ByFile;
 use super::{Reclaim, ReclaimLock};
-use crate::folio::{Flag, FolioId, LockedFolio, WriteState};
-use crate::frames::EXTENT_PAGES;
-use crate::lru::ListKind;
-use crate::mapping::PAGE_BYTES;
+use crate::memory::{EXTENT_PAGES, ListKind};
+use crate::page::{Flag, FolioId, LockedFolio, PAGE_BYTES, WriteState};
 use crate::stats::Counter;
 use crate::swap::Swap;
 use crate::sync::Mutex;

@@ -15,11 +15,11 @@
 //!  N2 look at a folio, without a reference:       have a reference; or wait for its lock
 //!     straddling, locked, on its way out,       store, write_at: dirty, under the folio lock;
 //!     private, dirty, mapped? it stays            found by N3, or by the freeze (E2, E3)
-//!  N3 take a reference and the lock; look       fill: A1 to A4 of `lru/batches.rs`
+//!  N3 take a reference and the lock; look       fill: A1 to A4 of `memory/batches.rs`
 //!     again; more than two references?          drain: D1 to D4 there: the reference goes with
 //!     then note it, and the CPU of its batch      the lock of the batch
 //!  N4 else freeze, out of the table, free
-//!     (E1 to E5 of `mapping`; B1 to B9 of
+//!     (E1 to E5 of `page`; B1 to B9 of
 //!     `unmap.rs` for a region)
 //!  N5 for each CPU noted: drain its batch if
 //!     it holds one of the folios noted
@@ -28,9 +28,9 @@
 //! ```
 //!
 //! - N2 takes no reference: what stays, stays, and most of a mapped file does.
-//! - Private are the folios that come to no list (`lru/mod.rs`: unlisted): their file has nowhere
-//!   to put them, so that they are on no list says nothing about who has them. Of others that N4
-//!   finds on no list, somebody is at work with them.
+//! - Private are the folios that come to no list (`memory/lru.rs`: unlisted): their file has
+//!   nowhere to put them, so that they are on no list says nothing about who has them. Of others
+//!   that N4 finds on no list, somebody is at work with them.
 //! - A folio that only a batch referenced when the call began is evicted: it is in the batch that
 //!   its descriptor names (A2), so N5 finds it, or another drain has put that reference: entirely,
 //!   once N5 has the batch's lock.
@@ -43,9 +43,10 @@ use super::demote::Demotion;
 use super::pageout::WriteOut;
 use super::scan::{ScanControl, ScanCounts};
 use super::unmap::{Owners, Unmapping};
-use crate::folio::{Folio, FolioId, FolioRef, TryGet, WriteState};
-use crate::mapping::{Entry, EvictError, PAGE_BYTES, PAGE_SHIFT};
 use crate::outcome::{Outcome, Reason};
+use crate::page::{
+    Entry, EvictError, Folio, FolioId, FolioRef, PAGE_BYTES, PAGE_SHIFT, TryGet, WriteState,
+};
 use crate::stats::Counter;
 use crate::sys::cpu;
 use crate::writeback::Inode;
@@ -360,7 +361,7 @@ impl<'a> Invalidation<'a> {
 mod tests {
     use crate::cache::Cache;
     use crate::file::{Advice, OpenOptions};
-    use crate::mapping::PAGE_BYTES;
+    use crate::page::PAGE_BYTES;
     use std::cell::RefCell;
 
     thread_local! {

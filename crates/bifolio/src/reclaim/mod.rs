@@ -1,6 +1,6 @@
 //! Reclaim: who gets a frame, and which folio must go for it. The bound is hard.
 //!
-//! Called by `file` (a miss, a new table page) and `cache` (another bound); calls `lru`, `mapping`
+//! Called by `file` (a miss, a new table page) and `cache` (another bound); calls `memory`, `page`
 //! and `writeback`. Nothing above asks the arena for memory.
 //!
 //! ```text
@@ -35,8 +35,8 @@
 //! # Safety
 //! [`ReclaimLock::owner`] follows a folio's owner; the reclaim lock keeps that alive.
 //!
-//! Lock order: `rebounding`, the reclaim lock, then folio locks (only ever tried), then what `lru`
-//! and `writeback` take.
+//! Lock order: `rebounding`, the reclaim lock, then folio locks (only ever tried), then what
+//! `memory` and `writeback` take.
 #![allow(unsafe_code)]
 
 mod background;
@@ -60,10 +60,8 @@ pub(crate) use swapper::SwapThread;
 use crate::ablation::Ablation;
 use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
-use crate::folio::{FolioId, FolioRef, LockedFolio};
-use crate::frames::{Arena, CHUNK_PAGES, FrameKind};
-use crate::lru::Memory;
-use crate::mapping::{PAGE_BYTES, TABLE_PAGE_BYTES};
+use crate::memory::{Arena, CHUNK_PAGES, FrameKind, Memory};
+use crate::page::{FolioId, FolioRef, LockedFolio, PAGE_BYTES, TABLE_PAGE_BYTES};
 use crate::stats::Counter;
 use crate::swap::{GROUP_BYTES, Swap};
 use crate::sync::{Mutex, MutexGuard, Ordering, blocking};

@@ -2,9 +2,8 @@
 //! order. Nothing here waits for storage.
 
 use super::{Reclaim, ReclaimLock};
-use crate::folio::{Flag, FolioRef, LockedFolio};
-use crate::lru::Shadow;
-use crate::mapping::{EvictError, PAGE_BYTES};
+use crate::memory::Shadow;
+use crate::page::{EvictError, Flag, FolioRef, LockedFolio, PAGE_BYTES};
 use crate::stats::Counter;
 use crate::writeback::Inode;
 

@@ -6,8 +6,7 @@
 //! looks by the dirty list, and which has nowhere to go: so that its chunk can be emptied.
 
 use super::{Reclaim, ReclaimLock};
-use crate::folio::{Flag, FolioId, FolioRef, LockedFolio, WriteState};
-use crate::mapping::Part;
+use crate::page::{Flag, FolioId, FolioRef, LockedFolio, Part, WriteState};
 use crate::stats::Counter;
 use crate::sync::Ordering;
 use crate::writeback::Inode;
@@ -66,7 +65,7 @@ impl Reclaim {
         if frozen.folio().flags.write_state() == WriteState::Dirty {
             inode.pass_dirt(std::slice::from_ref(&frozen), target);
         } else {
-            // In a memory file, the slot is where its bytes are (rule 4 of `folio`).
+            // In a memory file, the slot is where its bytes are (rule 4 of `page`).
             new_locked.set_slot(frozen.folio().slot());
         }
         memory.lru.replace(&memory.folios, frozen.id(), target);

@@ -4,10 +4,8 @@ use super::pageout::{EvictOutcome, WriteOut};
 use super::swapper::SWAP_PAGES;
 use super::unmap::{Owners, Unmapping};
 use super::{Reclaim, ReclaimLock};
-use crate::folio::{BATCH_SLOTS, Flag, FolioRef};
-use crate::frames::EXTENT_PAGES;
-use crate::lru::ListKind;
-use crate::mapping::PAGE_BYTES;
+use crate::memory::{EXTENT_PAGES, ListKind};
+use crate::page::{BATCH_SLOTS, Flag, FolioRef, PAGE_BYTES};
 use crate::stats::Counter;
 
 /// The first share of a list that is looked at: one 4096th; the last one is all of it.

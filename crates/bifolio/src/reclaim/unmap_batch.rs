@@ -10,9 +10,8 @@
 #![allow(unsafe_code)]
 
 use super::pageout::EvictOutcome;
-use crate::folio::{Flag, Frozen, LockedFolio};
-use crate::frames::{BounceBuffer, Region};
-use crate::mapping::PAGE_BYTES;
+use crate::memory::{BounceBuffer, Region};
+use crate::page::{Flag, Frozen, LockedFolio, PAGE_BYTES};
 use crate::stats::Counter;
 use crate::sys::copy;
 use crate::sys::unmap::PageRange;

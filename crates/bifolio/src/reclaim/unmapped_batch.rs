@@ -5,9 +5,8 @@
 //! for what is gathered. When that is enough for a transfer, they change places. Others write
 //! nothing out: their bounce buffer is one part, and empty again when the pages are judged.
 
-use crate::folio::{FolioRef, LockedFolio};
-use crate::frames::{BounceBuffer, Region};
-use crate::lru::Memory;
+use crate::memory::{BounceBuffer, Memory, Region};
+use crate::page::{FolioRef, LockedFolio};
 use crate::stats::Counter;
 use crate::sync::MutexGuard;
 use crate::writeback::{CopyAt, InFlight, Inode, UnmappedWriteBatch, WriteVictim};

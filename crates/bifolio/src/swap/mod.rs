@@ -61,7 +61,7 @@ pub(crate) use slots::{GROUP_BYTES, SlotRun};
 
 use crate::error::{ErrorKind, Result};
 use crate::io::{self, Backing, IoError};
-use crate::lru::Shadow;
+use crate::memory::Shadow;
 use crate::sync::{AtomicU64, Mutex, Ordering};
 use crate::sys::memory::PAGE_BYTES;
 use crate::sys::probe::Features;

@@ -23,8 +23,8 @@ use std::io;
 use thiserror::Error;
 
 use super::PAGE_BYTES;
-use crate::lru::Shadow;
-use crate::mapping::VALUE_MAX;
+use crate::memory::Shadow;
+use crate::page::VALUE_MAX;
 use crate::sync::{AtomicU64, Ordering};
 use crate::sys::array::ReservedArray;
 

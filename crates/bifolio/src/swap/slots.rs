@@ -27,7 +27,7 @@
 //! is used again before anything grows.
 
 use super::slot_group::{GROUP_SLOTS, SlotGroup};
-use crate::mapping::VALUE_MAX;
+use crate::page::VALUE_MAX;
 use crate::sync::{AtomicU32, Mutex, Ordering};
 
 /// What a group costs, bytes: a word for each slot (`slot_metadata.rs`), and its bits and reach,

@@ -1,6 +1,6 @@
 //! A fixed-size array of shared words in reserved memory: zero until touched, never moved.
 //!
-//! Holds the Entry tables (`mapping::table`) and the descriptors (`folio`): both are far larger
+//! Holds the Entry tables (`page::table`) and the descriptors (`page`): both are far larger
 //! than what is ever touched, both are read without locks, so an element must stay where it is for
 //! the life of the array. In a model run the elements live in a vector instead.
 //!

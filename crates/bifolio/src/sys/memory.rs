@@ -1,6 +1,6 @@
 //! Reserved address space: mapped once, touched as needed, given back in pieces.
 //!
-//! Used by `sys::array` (tables, descriptors) and `frames::arena`. A reservation costs address
+//! Used by `sys::array` (tables, descriptors) and `memory::arena`. A reservation costs address
 //! space only (`MAP_NORESERVE`); what is touched counts. It is unmapped on drop and never before.
 //!
 //! In a program that locks all memory to come (`mlockall(MCL_FUTURE)`) a new mapping would be made

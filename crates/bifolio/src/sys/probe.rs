@@ -2,7 +2,7 @@
 //!
 //! A cache probes once, when it is built, by trying the call itself on a scratch page: a version
 //! number does not tell what a container's filter or a distribution's patch set allows. Above us,
-//! `frames` asks for huge pages and early page faults, `io` for direct transfers and rings, and
+//! `memory` asks for huge pages and early page faults, `io` for direct transfers and rings, and
 //! what maps files for faults served in user space. Each feature has a fallback with a name, and
 //! each can be masked, so that its fallback is tested on any machine.
 //!

@@ -1,10 +1,9 @@
-//! Collapse (`mapping/collapse.rs`): two folios of a page become one, against everything else.
+//! Collapse (`page/collapse.rs`): two folios of a page become one, against everything else.
 //!
 //! Pages 0 and 1 stand in frames 0 and 1; the new folio takes frames 2 and 3.
 
 use super::world::{World, left_at, model, model_bounded, spawn};
-use crate::folio::FolioId;
-use crate::mapping::{Entry, Lookup};
+use crate::page::{Entry, FolioId, Lookup};
 use std::sync::Arc;
 
 /// What pages 0 and 1 hold, and what else a page may hold.

@@ -1,11 +1,11 @@
-//! The dirty list (`writeback/dirty.rs`) with the write state of a folio (`folio/flags.rs`): the
+//! The dirty list (`writeback/dirty.rs`) with the write state of a folio (`page/flags.rs`): the
 //! two columns at the head of the list.
 //!
 //! The list and the state are the real ones; invented is the device, which has one word for the one
 //! folio and refuses what it is told to.
 
 use super::world::{join_all, model, model_bounded, spawn};
-use crate::folio::{FolioId, FolioRef, Folios, Frozen, Reaper, WriteState};
+use crate::page::{FolioId, FolioRef, Folios, Frozen, Reaper, WriteState};
 use crate::sync::{AtomicU64, Ordering};
 use crate::writeback::dirty::{DirtyList, Part};
 use crate::writeback::throttle::DirtyPages;

@@ -1,8 +1,7 @@
-//! The first use of a page that was read ahead (`mapping/first_use.rs`), while its folio is moved.
+//! The first use of a page that was read ahead (`page/first_use.rs`), while its folio is moved.
 
 use super::world::{World, model, spawn};
-use crate::folio::Flag;
-use crate::mapping::Entry;
+use crate::page::{Entry, Flag};
 use std::sync::Arc;
 
 /// A world with a folio at page 0, read ahead, and two more frames.

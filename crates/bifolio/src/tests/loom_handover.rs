@@ -5,8 +5,7 @@
 //! uptodate with its bytes, or gone; nobody evicts it before; it is freed once.
 
 use super::world::{OWNER, World, model, spawn};
-use crate::folio::{Flag, FolioId, LockedFolio};
-use crate::mapping::Entry;
+use crate::page::{Entry, Flag, FolioId, LockedFolio};
 use std::sync::Arc;
 
 /// A world with a folio at page 0 that is on its way in: locked, not uptodate.

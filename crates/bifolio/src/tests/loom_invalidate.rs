@@ -1,11 +1,10 @@
 //! Invalidation (`reclaim/invalidate.rs`) of a folio that a batch may hold, and drains of all
-//! batches that meet (`lru/batches.rs`).
+//! batches that meet (`memory/batches.rs`).
 //!
 //! A batch has two slots in a model run.
 
 use super::world::{World, left_at, model_bounded, spawn};
-use crate::folio::{Flag, FolioId};
-use crate::mapping::{Entry, EvictError};
+use crate::page::{Entry, EvictError, Flag, FolioId};
 use std::sync::Arc;
 
 /// What became of a page.

@@ -1,10 +1,10 @@
-//! The folio lock (`folio/lock.rs`) and waiting for write-back (`folio/flags.rs`).
+//! The folio lock (`page/lock.rs`) and waiting for write-back (`page/flags.rs`).
 //!
 //! A sleeper of the model sleeps until it is woken (`sync/futex.rs`): a wake-up that is lost is a
 //! deadlock, which loom reports.
 
 use super::world::{World, join_all, model, model_bounded, spawn};
-use crate::folio::{Flag, FolioId, Listing};
+use crate::page::{Flag, FolioId, Listing};
 use std::sync::Arc;
 
 fn world_with_a_folio() -> (Arc<World>, FolioId) {

@@ -1,4 +1,4 @@
-//! Lookups (`mapping/lookup.rs`) against eviction, removal and insertion.
+//! Lookups (`page/lookup.rs`) against eviction, removal and insertion.
 //!
 //! What must hold: a reference that a lookup returns is to a folio that stood at the index asked
 //! for while the reference was held, whatever its frame went through before.
@@ -7,8 +7,7 @@
 //! the Acquire of L3. Whoever reads a descriptor got it first, and `init` (B5) published it.
 
 use super::world::{OWNER, World, left_at, model, model_bounded, spawn};
-use crate::folio::{Flag, FolioId, FolioRef};
-use crate::mapping::{Entry, EvictError, FrozenWaits, Lookup};
+use crate::page::{Entry, EvictError, Flag, FolioId, FolioRef, FrozenWaits, Lookup};
 use crate::sync::Ordering;
 use std::sync::Arc;
 

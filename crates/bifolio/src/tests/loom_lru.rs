@@ -3,8 +3,8 @@
 //! A batch has two slots in a model run.
 
 use super::world::{World, model, spawn};
-use crate::folio::{Flag, FolioId};
-use crate::lru::ListKind;
+use crate::memory::ListKind;
+use crate::page::{Flag, FolioId};
 use std::sync::Arc;
 
 fn is_listed(world: &World, id: FolioId) -> bool {

@@ -12,8 +12,7 @@
 
 use super::region::{MISSING, Region, WELL, WRITTEN, Weakening};
 use super::world::{OWNER, model_bounded, spawn};
-use crate::folio::{Flag, Folio, FolioRef, Listing};
-use crate::mapping::Entry;
+use crate::page::{Entry, Flag, Folio, FolioRef, Listing};
 use crate::sync::{AtomicU64, Ordering};
 use std::sync::Arc;
 

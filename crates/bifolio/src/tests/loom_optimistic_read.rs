@@ -1,4 +1,4 @@
-//! R16: the optimistic read (`mapping/optimistic.rs`) against everything that changes a page.
+//! R16: the optimistic read (`page/optimistic.rs`) against everything that changes a page.
 //!
 //! A frame has two words; a change stores them one after the other, Relaxed, and a read loads them
 //! so. What a read returns must be one value, and one that the page had.
@@ -7,8 +7,7 @@
 //! makes O4 differ. E1 keeps readers from starting what an eviction is about to void.
 
 use super::world::{World, model, spawn};
-use crate::folio::{Flag, FolioId};
-use crate::mapping::Entry;
+use crate::page::{Entry, Flag, FolioId};
 use std::sync::Arc;
 
 /// What pages 0 and 1 hold.

@@ -1,11 +1,11 @@
-//! The pin word (`folio/pin.rs`): the four litmus tests of the kernel's proposal, and the rest.
+//! The pin word (`page/pin.rs`): the four litmus tests of the kernel's proposal, and the rest.
 //!
 //! Integer properties stand on the total order of read-modify-writes on one word; `search_pin`
 //! proves them for every interleaving of a narrow word. The weak-memory properties, of what is
 //! published around the word, are proved only here.
 
 use super::world::{Checked, World, join_all, model, spawn};
-use crate::folio::{COUNT_MAX, PinWord, Put, TryGet, WriteState};
+use crate::page::{COUNT_MAX, PinWord, Put, TryGet, WriteState};
 use crate::sync::{AtomicU32, Ordering};
 use std::sync::Arc;
 

@@ -2,7 +2,7 @@
 //! a table that are given back.
 
 use super::world::{World, left_at, model, spawn};
-use crate::mapping::{Bitmap, Entry, HasTable, Table, Tables};
+use crate::page::{Bitmap, Entry, HasTable, Table, Tables};
 use crate::sync::Ordering;
 use std::sync::Arc;
 

@@ -14,8 +14,7 @@
 //! - Bytes outlive their unmapping for who keeps them.
 
 use super::world::{OWNER, World};
-use crate::folio::{Flag, Folio, FolioRef, Frozen, Listing, LockedFolio, WriteState};
-use crate::mapping::{Entry, Lookup};
+use crate::page::{Entry, Flag, Folio, FolioRef, Frozen, Listing, LockedFolio, Lookup, WriteState};
 use crate::sync::{AtomicU64, Condvar, Mutex, MutexGuard, Ordering};
 use std::sync::Arc;
 use std::time::Instant;

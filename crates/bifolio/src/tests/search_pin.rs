@@ -2,14 +2,14 @@
 //!
 //! All changes of a pin word are read-modify-writes (or stores of its sole owner) of one word, so
 //! its integer properties are exact under plain interleaving. Here the threads are step machines
-//! of `folio/pin.rs`, one step an atomic operation, which choose freely what to do next; the word
+//! of `page/pin.rs`, one step an atomic operation, which choose freely what to do next; the word
 //! is narrow, so that it overflows within reach; the search is breadth first over all states.
 //! [`Layout`] mirrors the decisions of `PinState` for any width; one test holds the two together.
 //!
 //! Each rule is also searched with a step done wrong ([`Variant`]): the search must find it.
 //! Memory ordering is not its subject: that is `loom_pin`.
 
-use crate::folio::{COUNT_MAX, PinState, PinWord, Put, TryGet};
+use crate::page::{COUNT_MAX, PinState, PinWord, Put, TryGet};
 use std::collections::HashMap;
 
 /// Where the fields of a word are.
@@ -19,7 +19,7 @@ struct Layout {
     generation_bits: u32,
 }
 
-/// The layout of `folio/pin.rs`.
+/// The layout of `page/pin.rs`.
 const REAL: Layout = Layout { count_bits: 39, generation_bits: 24 };
 
 /// `PinState`, for any width.

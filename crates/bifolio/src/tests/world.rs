@@ -7,9 +7,11 @@
 //! [`Checked`] is shared between threads; nothing in it is ever touched.
 #![allow(unsafe_code)]
 
-use crate::folio::{Flag, Folio, FolioId, FolioRef, Folios, Frozen, LockedFolio, Reaper};
-use crate::lru::Lru;
-use crate::mapping::{Entry, Lookup, Mapping, PAGE_BYTES, Part, read_validated};
+use crate::memory::Lru;
+use crate::page::{
+    Entry, Flag, Folio, FolioId, FolioRef, Folios, Frozen, LockedFolio, Lookup, Mapping,
+    PAGE_BYTES, Part, Reaper, read_validated,
+};
 use crate::sync::{AtomicU64, Mutex, Ordering};
 use std::sync::Arc;
 

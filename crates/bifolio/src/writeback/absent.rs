@@ -18,9 +18,8 @@
 
 use super::inode::Inode;
 use super::store::Store;
-use crate::folio::{Flag, Folio, FolioId, FolioRef, Frozen, LockedFolio};
-use crate::lru::Shadow;
-use crate::mapping::{Entry, EvictError};
+use crate::memory::Shadow;
+use crate::page::{Entry, EvictError, Flag, Folio, FolioId, FolioRef, Frozen, LockedFolio};
 use crate::swap::Swap;
 use std::sync::Arc;
 
@@ -188,7 +187,7 @@ impl Inode {
     /// The folio `new`, locked, has the bytes of all of `old` since a collapse: it is dirty from
     /// now on, and they are not, in one step.
     pub(crate) fn pass_dirt(&self, old: &[Frozen<'_>], new: FolioId) {
-        // Before: what is dirty has a number where the slot would be (rule 4 of `folio`).
+        // Before: what is dirty has a number where the slot would be (rule 4 of `page`).
         old.iter().for_each(|frozen| self.drop_slot(frozen.folio()));
         self.dirty.replace(&self.memory.folios, old.iter().map(Frozen::id), new);
     }
@@ -212,7 +211,7 @@ fn left_in_memory_file(locked: &LockedFolio<'_>, page: u64) -> Entry {
 mod tests {
     use crate::cache::Cache;
     use crate::file::{File, OpenOptions};
-    use crate::mapping::PAGE_BYTES;
+    use crate::page::PAGE_BYTES;
     use std::cell::RefCell;
 
     thread_local! {

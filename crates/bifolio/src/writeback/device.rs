@@ -20,9 +20,8 @@
 use super::inode::Inode;
 use super::load::Load;
 use super::throttle::{DirtyPages, part_of};
-use crate::folio::{FolioRef, LockedFolio};
 use crate::io::{DeviceIdentity, IoError};
-use crate::mapping::PAGE_BYTES;
+use crate::page::{FolioRef, LockedFolio, PAGE_BYTES};
 use crate::stats::DeviceStats;
 use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering, WeakList};
 use std::ops::Range;

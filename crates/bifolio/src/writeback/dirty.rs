@@ -1,6 +1,6 @@
 //! The dirty list of a file, oldest first, and the count of what is in flight.
 //!
-//! Linked through the descriptors (rule 4 of `folio`), so that being dirty costs no memory. Each
+//! Linked through the descriptors (rule 4 of `page`), so that being dirty costs no memory. Each
 //! marking has a number, and the list is in its order: so "everything that was dirty at the call"
 //! is a number. A walk over the list goes on where it stopped, whatever has left the list
 //! meanwhile: who takes a folio off moves the walks that stand at it to the next one. So a walk is
@@ -33,7 +33,7 @@
 //! all the same (`flush.rs`).
 
 use super::throttle::DirtyPages;
-use crate::folio::{Folio, FolioId, FolioRef, Folios, Listing, NO_FOLIO};
+use crate::page::{Folio, FolioId, FolioRef, Folios, Listing, NO_FOLIO};
 use crate::sync::{Condvar, Mutex, Ordering, blocking};
 use std::collections::VecDeque;
 use std::ops::Range;

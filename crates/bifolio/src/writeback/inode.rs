@@ -1,7 +1,7 @@
 //! One file of the cache: what all its handles share.
 //!
 //! # Safety
-//! A folio in a table names its inode by address (rule 2 of `folio`); [`Inode::owner`] turns that
+//! A folio in a table names its inode by address (rule 2 of `page`); [`Inode::owner`] turns that
 //! back into a reference, and its caller answers for the inode's life. Windows on frames are made
 //! here for `io`.
 #![allow(unsafe_code)]
@@ -15,11 +15,12 @@ use super::load::Load;
 use super::store::{DiskStore, MemoryStore, Store};
 use super::throttle::DirtyPages;
 use crate::error::{Error, ErrorKind, Result};
-use crate::folio::{Flag, Folio, FolioId, FolioRef, Frozen, LockedFolio};
-use crate::frames::Frames;
 use crate::io::{Backing, DirectStatus, Engine, IoError, Operation, Pieces, Transfer};
-use crate::lru::Memory;
-use crate::mapping::{Entry, HasTable, Mapping, PAGE_BYTES, Part, Table};
+use crate::memory::{Frames, Memory};
+use crate::page::{
+    Entry, Flag, Folio, FolioId, FolioRef, Frozen, HasTable, LockedFolio, Mapping, PAGE_BYTES,
+    Part, Table,
+};
 use crate::stats::Counter;
 use crate::swap::Swap;
 use crate::sync::{Mutex, RwLock, blocking};

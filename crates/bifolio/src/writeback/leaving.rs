@@ -9,10 +9,9 @@ use super::batch::{CopyAt, WriteBatch, WriteVictim};
 use super::dirty::InFlight;
 use super::inode::Inode;
 use crate::error::{Error, ErrorKind, Result};
-use crate::folio::{Flag, Folio, FolioId, FolioRef, Frozen, LockedFolio};
-use crate::frames::Region;
 use crate::io::RUN_PAGES_MAX;
-use crate::mapping::{Entry, Lookup, PAGE_BYTES};
+use crate::memory::Region;
+use crate::page::{Entry, Flag, Folio, FolioId, FolioRef, Frozen, LockedFolio, Lookup, PAGE_BYTES};
 use crate::sync::blocking;
 use smallvec::SmallVec;
 use std::ops::Range;
@@ -36,7 +35,7 @@ impl Inode {
     pub(crate) fn begin_write_of_victim(&self, frozen: &Frozen<'_>) -> InFlight {
         self.mark_stored(frozen.folio(), frozen.id());
         let in_flight = self.dirty.begin(&self.memory.folios, frozen.id());
-        // The number of its marking stood there (rule 4 of `folio`).
+        // The number of its marking stood there (rule 4 of `page`).
         frozen.folio().set_slot(0);
         in_flight.expect("marked just now, under its lock")
     }

@@ -1,7 +1,7 @@
 //! Write-back: which folios of a file are dirty, how they get to the device, and who learns of it
 //! when they do not.
 //!
-//! Stands between `mapping` and `io`: an [`Inode`] is one file of the cache (the kernel's noun for
+//! Stands between `page` and `io`: an [`Inode`] is one file of the cache (the kernel's noun for
 //! what handles share): its mapping, its store, its dirty list and its write errors. A file with a
 //! backing is written to that; a memory file has none, and its folios are swapped out, if the cache
 //! has a swap, when reclaim finds no other memory (`store/`, `absent.rs`, `swap_out.rs`).
@@ -25,7 +25,7 @@
 //! ```
 //!
 //! Invariants:
-//! - WRITEBACK-1: the write state of a folio (`folio/flags.rs`) is one of four, and changes in one
+//! - WRITEBACK-1: the write state of a folio (`page/flags.rs`) is one of four, and changes in one
 //!   step, under the lock of its inode's dirty list, together with what it says: the folio is on
 //!   the list exactly while it is dirty, and counted in an epoch exactly while it is writing. It
 //!   becomes dirty by a holder of the folio lock, or by the end of a failed write-out; the error is

@@ -17,8 +17,7 @@
 use super::inode::Inode;
 use super::sync::ALL_BYTES;
 use crate::error::Result;
-use crate::folio::{BATCH_SLOTS, Flag, FolioRef, Frozen, LockedFolio};
-use crate::mapping::{Entry, Lookup, PAGE_BYTES};
+use crate::page::{BATCH_SLOTS, Entry, Flag, FolioRef, Frozen, LockedFolio, Lookup, PAGE_BYTES};
 use crate::stats::Counter;
 use std::cell::Cell;
 use std::ops::Range;

@@ -8,8 +8,8 @@
 
 use super::batch::{WriteBatch, WriteIo, WriteVictim};
 use super::inode::pages_of_still;
-use crate::folio::{Flag, FolioRef};
 use crate::io::{IoError, Operation, RUN_PAGES_MAX, Transfer};
+use crate::page::{Flag, FolioRef};
 use crate::stats::Counter;
 use crate::swap::{SlotRun, Swap};
 use smallvec::SmallVec;
@@ -127,7 +127,7 @@ impl<'a> WriteBatch<'a> {
         }
         let mut slot = slots.first;
         for WriteVictim { folio, .. } in &run.folios {
-            // Nobody else looks at it while the write-out is in flight (rule 4 of `folio`).
+            // Nobody else looks at it while the write-out is in flight (rule 4 of `page`).
             folio.folio().set_slot(slot);
             slot += folio.folio().pages() as u32;
         }

@@ -5,7 +5,7 @@ use super::super::batch::{Batch, Delivery};
 use super::super::fill::{ReadIoClaim, Wait};
 use super::super::handle::Handle;
 use crate::error::{Error, Result};
-use crate::mapping::PAGE_BYTES;
+use crate::page::PAGE_BYTES;
 use crate::sync::Ordering;
 use crate::sys::memory::is_resident;
 use std::ops::Range;

@@ -14,7 +14,7 @@
 //! ```
 //!
 //! A message may be served when nobody waits any more, and the page is another one: the head of
-//! `frames/region.rs` says how a refusal is judged.
+//! `memory/region.rs` says how a refusal is judged.
 //!
 //! Which region an address is in is known here, for all caches of the process, because a signal
 //! handler has nothing else to go by.
@@ -27,8 +27,8 @@ pub(super) use threads::FaultThreads;
 pub(super) use underway::Underway;
 
 use super::handle::Handle;
-use crate::frames::{Refusal, Region};
-use crate::mapping::{PAGE_BYTES, PAGE_SHIFT};
+use crate::memory::{Refusal, Region};
+use crate::page::{PAGE_BYTES, PAGE_SHIFT};
 use crate::stats::Counter;
 use crate::sync::{Ordering, RwLock, RwLockReadGuard, Share, WeakList};
 use std::collections::BTreeMap;
@@ -146,7 +146,7 @@ impl Server {
         let mut left = pages;
         let mut is_served = true;
         loop {
-            // R1 of `frames/region.rs`.
+            // R1 of `memory/region.rs`.
             let growths = self.region.growths();
             let Err((index, error)) = self.handle.handle_fault(left.clone(), is_write) else {
                 return is_served;

@@ -22,7 +22,7 @@
 //! Each of them comes to P3 and P4 when it is done.
 
 use super::{server_of, threads_for};
-use crate::frames::{FAULT_CLOCK, Regions};
+use crate::memory::{FAULT_CLOCK, Regions};
 use crate::sync::{Mutex, Share};
 use crate::sys::thread::OwnedThread;
 use crate::sys::userfault::{Fault, FaultWaiter, Userfault};
@@ -40,7 +40,7 @@ const THREADS_MAX: usize = 16;
 const DEVICE_THREADS_MAX: u64 = 4;
 /// Of the threads that others leave, one part of so many stays when a device has all it may have.
 const PARTS: u64 = 4;
-const PAGE: usize = crate::mapping::PAGE_BYTES as usize;
+const PAGE: usize = crate::page::PAGE_BYTES as usize;
 
 /// The running threads; dropping them ends them and waits for that.
 #[derive(Debug)]

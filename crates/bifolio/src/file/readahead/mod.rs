@@ -17,7 +17,7 @@
 //! runs over and goes on. If it then comes to a page that is on its way, it waits for that folio's
 //! lock. An error is nobody's here: the folio leaves the table, and whoever reads it learns.
 //!
-//! The first use of a page that was read ahead is not a second one: see `mapping/first_use.rs`. So
+//! The first use of a page that was read ahead is not a second one: see `page/first_use.rs`. So
 //! what a scan leaves behind goes first, and what it will need next is not evicted for it: all
 //! windows of a handle together stay below half of the bound.
 
@@ -27,8 +27,7 @@ mod worker;
 use super::fill::{ReadIoClaim, Wait};
 use super::handle::Handle;
 use super::read_io::ReadIo;
-use crate::folio::Flag;
-use crate::mapping::{PAGE_BYTES, pages_of};
+use crate::page::{Flag, PAGE_BYTES, pages_of};
 use crate::stats::Counter;
 use crate::sync::{AtomicBool, AtomicU8, AtomicU64, Mutex, Ordering};
 use std::ops::Range;

@@ -20,7 +20,7 @@
 
 use super::super::read_io::ReadIo;
 use super::{STREAMS_MIN, WINDOW_PART_OF_BOUND};
-use crate::mapping::PAGE_BYTES;
+use crate::page::PAGE_BYTES;
 use crate::sync::Mutex;
 use crate::writeback::Inode;
 use std::collections::VecDeque;

@@ -4,8 +4,8 @@
 //! asks before it registers one. A chunk that lacks pages is never registered: the kernel would
 //! make them resident, beyond the bound.
 
-use crate::frames::{Arena, CHUNK_BYTES};
 use crate::io::span::Span;
+use crate::memory::{Arena, CHUNK_BYTES};
 use crate::sync::{AtomicBool, Ordering};
 use crate::sys::ring::BUFFERS_MAX;
 

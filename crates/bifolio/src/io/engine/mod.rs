@@ -42,7 +42,7 @@ use self::rings::{Plan, Rings};
 use self::workers::{THREADS_MAX, Urgency, Workers};
 use super::{Backing, DeviceIdentity};
 use crate::config::IO_DEPTH_MAX;
-use crate::frames::Arena;
+use crate::memory::Arena;
 use crate::sys::probe::{Feature, Features};
 
 pub(crate) use counts::EngineCounts;

@@ -23,7 +23,7 @@ use super::chunks::Chunks;
 use super::counts::Counts;
 use super::lease::Lease;
 use super::tables::{SLOTS, Tables};
-use crate::frames::ChunkWatcher;
+use crate::memory::ChunkWatcher;
 use crate::sync::{Condvar, Mutex};
 use crate::sys::fork::Origin;
 use crate::sys::ring::{self, RingQueues};

@@ -16,9 +16,9 @@ use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 
 use super::chunks::{ChunkPlace, Chunks};
-use crate::frames::CHUNK_BYTES;
 use crate::io::Submission;
 use crate::io::span::Span;
+use crate::memory::CHUNK_BYTES;
 use crate::sync::Mutex;
 use crate::sys::ring::{RingFile, RingMemory, RingTables};
 

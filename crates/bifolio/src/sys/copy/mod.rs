@@ -5,7 +5,7 @@
 //! done with the result; so frames are only ever touched by the functions of this folder: on
 //! x86-64 instructions the compiler cannot see into (`x86_64.rs`), elsewhere relaxed atomic words
 //! (`portable.rs`). Neither invents, drops, widens or reorders an access across the fences of the
-//! protocol (`mapping/optimistic.rs`). What is copied may be torn: the version check decides.
+//! protocol (`page/optimistic.rs`). What is copied may be torn: the version check decides.
 //!
 //! Called by `file` (reads, writes, pins) and `io` (custom backings). It orders nothing by itself.
 //!

@@ -8,8 +8,8 @@ use std::thread;
 
 use super::super::ways::*;
 use super::world::*;
-use crate::frames::{CHUNK_BYTES, Purpose};
 use crate::io::*;
+use crate::memory::{CHUNK_BYTES, Purpose};
 use crate::sys::probe::Feature;
 
 /// Reads the first page twice, by the ring.

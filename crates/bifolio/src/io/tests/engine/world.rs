@@ -13,10 +13,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use crate::config::HugePages;
-use crate::folio::{FolioId, Folios};
-use crate::frames::Arena;
 use crate::io::engine::Engine;
 use crate::io::*;
+use crate::memory::Arena;
+use crate::page::{FolioId, Folios};
 use crate::sys::probe::{Feature, Features};
 
 pub(super) const PAGE: usize = 4096;

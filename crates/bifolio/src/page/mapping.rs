@@ -70,35 +70,9 @@
 //! wakes before the next one. At 50 ns a write that is a sleep of 0.84 s inside one short copy,
 //! hitting one word in sixteen million; no test or run has come near.
 
-mod bitmap;
-mod collapse;
-mod entry;
-mod evict;
-mod first_use;
-mod give_back;
-mod insert;
-mod lookup;
-mod optimistic;
-mod prediction;
-mod stretch;
-mod table;
-mod write_section;
-
-#[cfg(all(test, loom))]
-pub(crate) use bitmap::Bitmap;
-pub(crate) use collapse::Part;
-pub(crate) use entry::{Entry, VALUE_MAX};
-pub(crate) use evict::EvictError;
-pub(crate) use give_back::{HasTable, Tables};
-pub(crate) use lookup::{FrozenWaits, Lookup, recheck_ready};
-pub(crate) use optimistic::read_validated;
-pub(crate) use stretch::Stretch;
-pub(crate) use table::{TABLE_PAGE_BYTES, Table};
-pub(crate) use write_section::WriteSection;
-
-use crate::folio::{Folio, Folios};
+use super::prediction::Prediction;
+use super::{Folio, FolioId, Folios, Table};
 use crate::sync::{AtomicU64, Ordering};
-use prediction::Prediction;
 use std::ops::Range;
 use std::sync::atomic::AtomicU64 as HintWord;
 
@@ -121,14 +95,14 @@ pub(crate) fn is_in_one_page(position: u64, length: u64) -> bool {
 /// See the head of the file.
 #[derive(Debug)]
 pub(crate) struct Mapping {
-    table: Table,
+    pub(super) table: Table,
     /// log2 of the pages of a unit: of each folio that is inserted.
-    order: u8,
+    pub(super) order: u8,
     /// Apart: beside it, a file would be as large again, of which many may be open.
-    hot: Box<Hot>,
+    pub(super) hot: Box<Hot>,
     /// Folios in the table now.
-    resident: AtomicU64,
-    prediction: Prediction,
+    pub(super) resident: AtomicU64,
+    pub(super) prediction: Prediction,
 }
 
 /// What every hit reads and few calls change, on a line of its own.
@@ -136,9 +110,9 @@ pub(crate) struct Mapping {
 #[repr(align(128))]
 pub(crate) struct Hot {
     /// Length of the file, bytes, as its readers see it.
-    len_bytes: AtomicU64,
+    pub(super) len_bytes: AtomicU64,
     /// See [`prediction`]; 0 while there is none.
-    predicted_distance: HintWord,
+    pub(super) predicted_distance: HintWord,
 }
 
 impl Hot {
@@ -240,16 +214,16 @@ impl Mapping {
     }
 
     /// The pages of a folio of this file.
-    fn pages_of(&self, folio: &Folio) -> Range<u64> {
+    pub(super) fn pages_of(&self, folio: &Folio) -> Range<u64> {
         folio.index()..folio.index() + folio.pages()
     }
 
     /// Remembers, frame by frame, the versions its Entries had, so that no later life of a frame
-    /// repeats one (rule 6 of `folio`). The Entries must still name the folio.
-    fn save_versions(&self, folios: &Folios, pages: Range<u64>) {
+    /// repeats one (rule 6 of `page`). The Entries must still name the folio.
+    pub(super) fn save_versions(&self, folios: &Folios, pages: Range<u64>) {
         for index in pages {
             let entry = self.table.load(index, Ordering::Relaxed);
-            folios.get(crate::folio::FolioId(entry.frame())).set_version(entry.version());
+            folios.get(FolioId(entry.frame())).set_version(entry.version());
         }
     }
 }

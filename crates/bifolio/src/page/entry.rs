@@ -19,9 +19,9 @@
 //! optimistic read may look there before it knows what the Entry is.
 //! ENTRY-2: REFERENCED implies READY, and READY a folio: a hit tests one bit.
 //!
-//! Pure value type: who may store what, when, is in `mapping/mod.rs`.
+//! Pure value type: who may store what, when, is in `page/mapping.rs`.
 
-use crate::folio::FolioId;
+use crate::page::FolioId;
 
 const KIND_MASK: u64 = 0b11;
 const KIND_FOLIO: u64 = 0b01;

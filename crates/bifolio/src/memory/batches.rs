@@ -25,7 +25,7 @@
 //!   the second finds nothing.
 
 use super::{ListKind, Lru};
-use crate::folio::{FolioBatch, FolioId, FolioRef, Folios};
+use crate::page::{FolioBatch, FolioId, FolioRef, Folios};
 use crate::sync::Ordering;
 
 /// The folios one CPU has gathered.

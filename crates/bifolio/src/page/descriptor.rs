@@ -25,7 +25,7 @@ pub(crate) struct FolioId(pub(crate) u32);
 /// The end of a list of folios.
 pub(crate) const NO_FOLIO: u32 = u32::MAX;
 
-/// See rule numbers in `folio/mod.rs` for who may touch what.
+/// See rule numbers in `page/mod.rs` for who may touch what.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 pub(crate) struct Folio {
@@ -110,7 +110,7 @@ impl Folio {
         }
     }
 
-    /// F3 of `mapping/first_use.rs`: this one has taken the place of another, whose first use may
+    /// F3 of `page/first_use.rs`: this one has taken the place of another, whose first use may
     /// have been noted there meanwhile.
     pub(crate) fn settle_after(&self, gone: &Frozen<'_>) {
         if !gone.folio().flags.clear(Flag::Readahead) {

@@ -1,4 +1,4 @@
-//! Taking a folio out of the table: eviction of a clean one (E1-E5 of `mapping/mod.rs`), and
+//! Taking a folio out of the table: eviction of a clean one (E1-E5 of `page/mapping.rs`), and
 //! removal of one whose bytes are no longer wanted (truncation).
 //!
 //! Race (why the freeze comes before the dirty test):
@@ -15,7 +15,7 @@
 //! (Release / Acquire on the pin word) and the dirty test sees the mark.
 
 use super::{Entry, Mapping};
-use crate::folio::{Flag, Folio, FolioRef, Frozen, LockedFolio, WriteState};
+use crate::page::{Flag, Folio, FolioRef, Frozen, LockedFolio, WriteState};
 use crate::sync::Ordering;
 
 /// Why a folio could not be evicted. It is in the table as before.
@@ -92,7 +92,7 @@ impl Mapping {
         &self,
         folio: &FolioRef<'a>,
         locked: &LockedFolio<'_>,
-        folios: &'a crate::folio::Folios,
+        folios: &'a crate::page::Folios,
         leave: impl Fn(u64) -> Entry,
     ) -> FolioRef<'a> {
         self.clear_ready(locked);
@@ -118,7 +118,7 @@ impl Mapping {
     /// E4: the head Entry of each unit after the others, that of the folio last (MAPPING-2).
     fn unlink(
         &self,
-        folios: &crate::folio::Folios,
+        folios: &crate::page::Folios,
         locked: &LockedFolio<'_>,
         leave: impl Fn(u64) -> Entry,
     ) {

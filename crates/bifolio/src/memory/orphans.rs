@@ -3,7 +3,7 @@
 //! Whoever puts the last reference finds here where the page is that must be unmapped now.
 
 use super::region::Region;
-use crate::folio::FolioId;
+use crate::page::FolioId;
 use crate::sync::{AtomicBool, Mutex, Ordering};
 use std::collections::HashMap;
 use std::sync::Arc;

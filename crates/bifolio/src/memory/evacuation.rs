@@ -6,7 +6,7 @@
 
 use super::arena::{Arena, PAGE_BYTES, State, place_of};
 use super::chunk::{CHUNK_BYTES, CHUNK_PAGES, Chunk};
-use crate::folio::FolioId;
+use crate::page::FolioId;
 use std::ops::Range;
 
 /// What a chunk is emptied for.

@@ -13,7 +13,7 @@
 use super::entry::Entry;
 use super::lookup::recheck_ready;
 use super::table::Table;
-use crate::folio::{BATCH_SLOTS, FolioRef, Folios};
+use crate::page::{BATCH_SLOTS, FolioRef, Folios};
 use crate::sync::{Ordering, fence};
 use crate::sys::copy;
 use arrayvec::ArrayVec;

@@ -22,7 +22,7 @@
 //! as the first.
 
 use super::Mapping;
-use crate::folio::{Flag, Folios};
+use crate::page::{Flag, Folios};
 use crate::sync::Ordering;
 
 impl Mapping {

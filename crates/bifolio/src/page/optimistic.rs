@@ -1,4 +1,4 @@
-//! The optimistic read: copy first, check afterwards (O1-O4 of `mapping/mod.rs`).
+//! The optimistic read: copy first, check afterwards (O1-O4 of `page/mapping.rs`).
 //!
 //! The same idea as a sequence lock, with the sequence in the Entry; after the versioned pages of
 //! vmcache (SIGMOD 2023) and a read without a reference that was proposed for the fast path of the

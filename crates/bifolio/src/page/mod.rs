@@ -1,10 +1,12 @@
-//! Folios: the cached units of a file, each with one 64-byte descriptor that is never unmapped.
+//! A page of a file in memory: the folio that holds it, with a 64-byte descriptor that is never
+//! unmapped, and the Entry that finds it, one word in the table of its file.
 //!
-//! Below everything that finds, fills, lists or evicts folios. A descriptor belongs to a frame
-//! (`frames`): descriptor i describes the folio whose first page is frame i; a folio of several
-//! pages uses the descriptor of its first frame, the others only keep their frame's Entry version.
-//! A folio that is moved to other frames (`reclaim/relocate.rs`) is another folio afterwards: only
-//! one that nobody has a reference to is moved.
+//! Below everything that fills, lists or evicts folios. The two protocols are the pin word
+//! (`pin.rs`) and the mapping from page index to Entry (`mapping.rs`). A descriptor belongs to a
+//! frame (`memory`): descriptor i describes the folio whose first page is frame i; a folio of
+//! several pages uses the descriptor of its first frame, the others only keep their frame's Entry
+//! version. A folio that is moved to other frames (`reclaim/relocate.rs`) is another folio
+//! afterwards: only one that nobody has a reference to is moved.
 //!
 //! Who may touch which field of a descriptor, and when (cited elsewhere as "rule N"):
 //!
@@ -35,15 +37,41 @@
 //! is not a reference: the last put takes the folio off.
 
 mod batch;
+mod bitmap;
+mod collapse;
 mod descriptor;
+mod entry;
+mod evict;
+mod first_use;
 mod flags;
+mod give_back;
+mod insert;
 mod lock;
+mod lookup;
+mod mapping;
+mod optimistic;
 mod pin;
+mod prediction;
+mod stretch;
+mod table;
+mod write_section;
 
 pub(crate) use batch::{BATCH_SLOTS, FolioBatch};
+#[cfg(all(test, loom))]
+pub(crate) use bitmap::Bitmap;
+pub(crate) use collapse::Part;
 pub(crate) use descriptor::{Folio, FolioId, FolioRef, Folios, Frozen, NO_FOLIO, Reaper};
+pub(crate) use entry::{Entry, VALUE_MAX};
+pub(crate) use evict::EvictError;
 pub(crate) use flags::{Flag, Listing, WriteState};
+pub(crate) use give_back::{HasTable, Tables};
 pub(crate) use lock::LockedFolio;
+pub(crate) use lookup::{FrozenWaits, Lookup, recheck_ready};
+pub(crate) use mapping::{Hot, Mapping, PAGE_BYTES, PAGE_SHIFT, is_in_one_page, pages_of};
+pub(crate) use optimistic::read_validated;
 pub(crate) use pin::{COUNT_MAX, TryGet};
 #[cfg(test)]
 pub(crate) use pin::{PinState, PinWord, Put};
+pub(crate) use stretch::Stretch;
+pub(crate) use table::{TABLE_PAGE_BYTES, Table};
+pub(crate) use write_section::WriteSection;

@@ -25,7 +25,7 @@ use super::region_pages::RegionPages;
 use super::watcher::ChunkWatcher;
 use super::{FrameKind, ORDER_MAX};
 use crate::config::HugePages;
-use crate::folio::{FolioId, Folios};
+use crate::page::{FolioId, Folios};
 use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex, Ordering};
 use crate::sys::memory::Reservation;
 use crate::sys::probe::{Feature, Features};

@@ -30,36 +30,26 @@
 //! Lock order: the lock of the drains of all, a batch's lock, then the lists' lock. References are
 //! put after the lists' lock is released, because the last put takes it.
 
-mod batches;
-mod lists;
-#[cfg(not(all(test, loom)))]
-mod memory;
-mod shadow;
-
-pub(crate) use lists::{ListKind, ListSizes};
-#[cfg(not(all(test, loom)))]
-pub(crate) use memory::Memory;
-pub(crate) use shadow::Shadow;
-
-use crate::folio::{BATCH_SLOTS, Flag, Folio, FolioId, FolioRef, Folios};
+use super::batches::CpuBatch;
+use super::lists::{ListKind, ListSizes, Lists};
+use crate::page::{BATCH_SLOTS, Flag, Folio, FolioId, FolioRef, Folios};
 use crate::sync::{AtomicU64, Mutex, Ordering};
-use lists::Lists;
 
 /// See the head of the file.
 #[derive(Debug)]
 pub(crate) struct Lru {
-    lists: Mutex<Lists>,
+    pub(super) lists: Mutex<Lists>,
     /// Mirror of the lists', for who only looks.
-    active_pages: AtomicU64,
+    pub(super) active_pages: AtomicU64,
     /// Pages of folios that come to no list.
-    unlisted_pages: AtomicU64,
-    cpus: Box<[Mutex<batches::CpuBatch>]>,
+    pub(super) unlisted_pages: AtomicU64,
+    pub(super) cpus: Box<[Mutex<CpuBatch>]>,
     /// Drains of all batches that have begun (G4 of `batches.rs`).
-    generation: AtomicU64,
+    pub(super) generation: AtomicU64,
     /// Held by a drain of all batches.
-    draining: Mutex<()>,
+    pub(super) draining: Mutex<()>,
     /// Evictions and activations so far: the clock of refault distances.
-    clock: AtomicU64,
+    pub(super) clock: AtomicU64,
 }
 
 impl Lru {
@@ -95,7 +85,7 @@ impl Lru {
     }
 
     /// Changes the lists.
-    fn change<T>(&self, work: impl FnOnce(&mut Lists) -> T) -> T {
+    pub(super) fn change<T>(&self, work: impl FnOnce(&mut Lists) -> T) -> T {
         let mut lists = self.lists.lock();
         let answer = work(&mut lists);
         self.active_pages.store(lists.sizes().active_pages, Ordering::Relaxed);

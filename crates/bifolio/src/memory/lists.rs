@@ -1,6 +1,6 @@
-//! The two lists, linked through the descriptors. Always under the lists' lock (rule 3 of `folio`).
+//! The two lists, linked through the descriptors. Always under the lists' lock (rule 3 of `page`).
 
-use crate::folio::{Flag, Folio, FolioId, Folios, NO_FOLIO};
+use crate::page::{Flag, Folio, FolioId, Folios, NO_FOLIO};
 use crate::sync::Ordering;
 
 /// Which list.

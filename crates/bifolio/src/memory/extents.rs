@@ -20,7 +20,7 @@
 
 use super::arena::State;
 use super::chunk::{CHUNK_PAGES, Chunk};
-use crate::folio::FolioId;
+use crate::page::FolioId;
 use std::collections::VecDeque;
 
 /// Pages of an extent.
@@ -253,7 +253,7 @@ mod tests {
     use super::super::chunk::CHUNK_BYTES;
     use super::*;
     use crate::config::HugePages;
-    use crate::folio::Folios;
+    use crate::page::Folios;
     use crate::sys::probe::Features;
 
     /// An arena of two chunks and their descriptors.

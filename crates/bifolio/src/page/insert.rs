@@ -1,7 +1,7 @@
-//! Putting a new folio into the table, and declaring it READY (I1-I3 of `mapping/mod.rs`).
+//! Putting a new folio into the table, and declaring it READY (I1-I3 of `page/mapping.rs`).
 
 use super::{Entry, Mapping, PAGE_BYTES};
-use crate::folio::{Flag, Folio, FolioId, FolioRef, Folios, LockedFolio};
+use crate::page::{Flag, Folio, FolioId, FolioRef, Folios, LockedFolio};
 use crate::sync::{Ordering, barrier_of_store_and_load, fence};
 
 /// Somebody else's folio stands at the index already: use that one.

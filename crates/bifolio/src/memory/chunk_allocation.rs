@@ -12,7 +12,7 @@
 
 use super::arena::{Arena, DESCRIPTOR_BYTES, FRAME_BYTES, PAGE_BYTES, State, place_of};
 use super::chunk::{CHUNK_BYTES, CHUNK_PAGES, Chunk, Role};
-use crate::folio::{FolioId, Folios};
+use crate::page::{FolioId, Folios};
 use std::io;
 use std::ops::Range;
 

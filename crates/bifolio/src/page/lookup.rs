@@ -1,11 +1,11 @@
-//! The lookup: from page index to a counted reference (L1-L4 of `mapping/mod.rs`).
+//! The lookup: from page index to a counted reference (L1-L4 of `page/mapping.rs`).
 //!
 //! The steps are those of the kernel's `filemap_get_entry`: load, try to get, reload, retry. What
 //! is found may be locked, under I/O or not uptodate: the reference only says that it stays.
 //! [`Mapping::peek`] is for who needs none.
 
 use super::{Entry, Mapping};
-use crate::folio::{Flag, Folio, FolioRef, Folios, TryGet};
+use crate::page::{Flag, Folio, FolioRef, Folios, TryGet};
 use crate::sync::{AtomicU64, Backoff, Ordering, blocking, fence};
 use std::time::Instant;
 

@@ -13,7 +13,7 @@
 //! ```
 
 use super::Lru;
-use crate::mapping::VALUE_MAX;
+use crate::page::VALUE_MAX;
 use crate::sync::Ordering;
 
 const WORKINGSET: u64 = 1;

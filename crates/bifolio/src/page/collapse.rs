@@ -50,7 +50,7 @@
 //! an optimistic read gets bytes that are still right.
 
 use super::{Entry, Mapping};
-use crate::folio::{Flag, Folio, FolioId, FolioRef, Folios, Frozen, LockedFolio};
+use crate::page::{Flag, Folio, FolioId, FolioRef, Folios, Frozen, LockedFolio};
 use crate::sync::{Ordering, fence};
 
 /// References to a folio that nobody uses: the table's and the collapse's.
@@ -190,8 +190,7 @@ fn freeze_all<'a>(
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::folio::Reaper;
-    use crate::mapping::Lookup;
+    use crate::page::{Lookup, Reaper};
 
     const OWNER: u64 = 64;
 

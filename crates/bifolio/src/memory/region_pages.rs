@@ -7,7 +7,7 @@
 
 use super::arena::{Arena, DESCRIPTOR_BYTES, PAGE_BYTES, State};
 use super::chunk::CHUNK_PAGES;
-use crate::folio::{FolioId, Folios, NO_FOLIO};
+use crate::page::{FolioId, Folios, NO_FOLIO};
 use crate::sync::Ordering;
 
 /// Descriptors that are charged together.

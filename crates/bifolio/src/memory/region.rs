@@ -4,7 +4,7 @@
 //! with one call of the kernel (`UFFDIO_COPY`), and evicting it means unmapping it, for many pages
 //! at once, with one flush of the other CPUs' translations. Who touches a page that is not there
 //! raises a fault (`file/faults`). Nothing here knows folios, but for the mark that an orphan
-//! bears; who may install or unmap which page is said by `mapping` and `reclaim`.
+//! bears; who may install or unmap which page is said by `page` and `reclaim`.
 //!
 //! What raw writers store to is known from the page tables: once a file was mapped for writing its
 //! pages are installed protected, and the first store to each takes the protection away
@@ -38,7 +38,7 @@
 //! - REGION-3: while [`Region::section`] is held by somebody else, no page leaves that was stored
 //!   to and is not on the dirty list or on its way: whoever looks for stores takes it.
 //! - REGION-4: a page stays while anybody has a reference to a folio that had it, taken with READY
-//!   seen after it (L3 of `mapping/mod.rs`) or with the folio's lock; also when the file is cut,
+//!   seen after it (L3 of `page/mapping.rs`) or with the folio's lock; also when the file is cut,
 //!   grows, and the page comes to another folio, whose bytes are put over the others then. So no
 //!   read, pin or write of the cache ever touches a page that is not there.
 //!
@@ -52,7 +52,7 @@ use super::fault_errors::FaultErrors;
 use super::mapped::MappedPages;
 use super::regions::Regions;
 use crate::error::Error;
-use crate::folio::FolioId;
+use crate::page::FolioId;
 use crate::sync::{AtomicBool, AtomicU8, Mutex, MutexGuard, Ordering};
 use crate::sys::copy;
 use crate::sys::memory::Reservation;

@@ -1,7 +1,7 @@
 //! The flags of a folio: one 32-bit word of independent bits, and of one state of two bits.
 //!
 //! Changed by read-modify-writes, so that a bit guarded by the folio lock and one guarded by the
-//! LRU lock can live in the same word. Who may change which is rules 3 and 5 of `folio/mod.rs`.
+//! LRU lock can live in the same word. Who may change which is rules 3 and 5 of `page/mod.rs`.
 //! Waiting for write-back to end is a futex wait on the word.
 //!
 //! How the bytes stand to the device is one [`WriteState`]: each transition is one

@@ -1,6 +1,6 @@
 //! Prediction: where the frame of a page probably is, before its Entry has been read.
 //!
-//! A file that was filled in order has its frames in the order of its pages (`frames::arena` sees
+//! A file that was filled in order has its frames in the order of its pages (`memory::arena` sees
 //! to that), at one distance. While at least seven in eight of its folios stand so, the distance is
 //! published, and a hit touches the predicted bytes while the Entry is still on its way from
 //! memory: two waits become one. A wrong prediction costs a touch of some other frame's line;

@@ -1,8 +1,8 @@
 //! A write section: some pages of a locked folio, closed to optimistic readers while their bytes
-//! change (W1-W4 of `mapping/mod.rs`).
+//! change (W1-W4 of `page/mapping.rs`).
 
 use super::Mapping;
-use crate::folio::LockedFolio;
+use crate::page::LockedFolio;
 use crate::sync::{Ordering, fence};
 use std::ops::Range;
 

@@ -1,0 +1,193 @@
+//! The memory of a cache: frames under one bound, the lists that say which go first, and
+//! [`Memory`], which wires them to the descriptors.
+//!
+//! Frames are of two kinds. The arena (`arena.rs`): huge-page frames whose number is that of their
+//! descriptor; evicting is reusing, without any page-table work. A region (`region.rs`): address
+//! space of one file that can be mapped, where the page at index i has its place; evicting is
+//! unmapping. Above, `reclaim` decides who gets a frame and who must give one back; here is only
+//! what is free, where it lies (`extents.rs`), what everything costs, and what was used how lately
+//! (`lru.rs`). [`Frames`] says which kind a file has.
+//!
+//! Everything above (`writeback`, `reclaim`, `file`) shares one [`Memory`]. It also closes the one
+//! loop of the layers: the last reference to a folio may be put anywhere, and what must happen
+//! then (off the lists, frame back to the arena) is the [`Reaper`] made here.
+//!
+//! Invariants:
+//! - FRAMES-1: what is resident (chunks in use, descriptors ever used, charged tables) never
+//!   exceeds the bound: each is charged before it is touched.
+//! - FRAMES-2: a frame's address is readable for the life of the cache, whatever became of its
+//!   folio: an optimistic reader may come late. A released chunk reads as zeros.
+//! - FRAMES-3: a frame belongs to one folio from `allocate` to `free`, both under the arena's lock:
+//!   that lock orders the last life of a frame before the next.
+
+mod arena;
+mod batches;
+mod bits;
+mod budget;
+mod chunk;
+mod chunk_allocation;
+mod evacuation;
+mod extents;
+mod fault_clock;
+mod fault_errors;
+mod lists;
+mod lru;
+mod mapped;
+mod orphans;
+mod region;
+mod region_pages;
+mod region_reads;
+mod regions;
+mod shadow;
+mod soundness;
+mod staging;
+mod watcher;
+
+pub(crate) use arena::Arena;
+pub(crate) use chunk::{CHUNK_BYTES, CHUNK_PAGES};
+pub(crate) use evacuation::{Evacuation, Purpose};
+pub(crate) use extents::EXTENT_PAGES;
+pub(crate) use fault_clock::FAULT_CLOCK;
+pub(crate) use lists::ListKind;
+pub(crate) use lru::Lru;
+pub(crate) use orphans::Orphans;
+pub(crate) use region::{Refusal, Region};
+pub(crate) use region_reads::RegionReads;
+pub(crate) use regions::{BounceBuffer, Regions, RegionsSize};
+pub(crate) use shadow::Shadow;
+pub(crate) use soundness::Soundness;
+pub(crate) use staging::Staged;
+pub(crate) use watcher::ChunkWatcher;
+
+use crate::page::{Folio, FolioId, Folios, Frozen, Reaper, Tables};
+use crate::stats::{Counter, Counters};
+use crate::sync::AtomicU64;
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// log2 of the pages in the largest folio: a whole chunk.
+pub(crate) const ORDER_MAX: u8 = 9;
+
+/// Shorter stalls are not counted: a miss takes about as long.
+const STALL_MIN: Duration = Duration::from_micros(100);
+
+/// See the head of the file.
+#[derive(Debug)]
+pub(crate) struct Memory {
+    pub(crate) folios: Folios,
+    pub(crate) arena: Arc<Arena>,
+    pub(crate) lru: Arc<Lru>,
+    pub(crate) orphans: Arc<Orphans>,
+    pub(crate) counters: Counters,
+    pub(crate) region_reads: RegionReads,
+    pub(crate) soundness: Arc<Soundness>,
+    /// Pages that are dirty, and pages being written out: one that is both counts twice.
+    pub(crate) dirty_pages: Arc<AtomicU64>,
+    /// The same of memory files, which have no backing: pages that are nowhere else.
+    pub(crate) unswapped_pages: Arc<AtomicU64>,
+    /// The tables of all files.
+    pub(crate) tables: Tables,
+}
+
+impl Memory {
+    /// So many descriptors for the frames of `arena`, and lists for `cpus` CPUs.
+    pub(crate) fn new(arena: Arena, descriptors_max: usize, cpus: usize) -> io::Result<Self> {
+        let arena = Arc::new(arena);
+        let lru = Arc::new(Lru::new(cpus));
+        let orphans = Arc::new(Orphans::default());
+        let grave = FolioReaper {
+            arena: Arc::clone(&arena),
+            lru: Arc::clone(&lru),
+            orphans: Arc::clone(&orphans),
+        };
+        Ok(Self {
+            folios: Folios::new(descriptors_max, Box::new(grave))?,
+            region_reads: RegionReads::new(&arena),
+            soundness: Arc::default(),
+            arena,
+            lru,
+            orphans,
+            counters: Counters::new(),
+            dirty_pages: Arc::default(),
+            unswapped_pages: Arc::default(),
+            tables: Tables::default(),
+        })
+    }
+
+    /// A thread has waited for reclaim since then; or for nothing.
+    pub(crate) fn note_stall(&self, since: Option<Instant>) {
+        if since.is_some_and(|since| since.elapsed() >= STALL_MIN) {
+            self.counters.add(Counter::ReclaimStall, 1);
+        }
+    }
+
+    /// The descriptor of a folio.
+    pub(crate) fn folio(&self, id: FolioId) -> &Folio {
+        self.folios.get(id)
+    }
+}
+
+/// Where dead folios go.
+struct FolioReaper {
+    arena: Arc<Arena>,
+    lru: Arc<Lru>,
+    orphans: Arc<Orphans>,
+}
+
+impl Reaper for FolioReaper {
+    fn reap(&self, frozen: Frozen<'_>) {
+        self.lru.forget(frozen.folios(), frozen.id());
+        if self.arena.is_region_page(frozen.id()) {
+            self.orphans.release(frozen.id());
+            self.arena.free_region_page(frozen.id(), frozen.folios());
+        } else {
+            self.arena.free(frozen.id());
+        }
+    }
+}
+
+/// Where the pages of a file are.
+#[derive(Clone, Debug)]
+pub(crate) enum Frames {
+    Arena(Arc<Arena>),
+    Region(Arc<Region>),
+}
+
+impl Frames {
+    /// Address of the first byte of the folio `id`, whose first page is at `index`.
+    #[inline(always)]
+    pub(crate) fn address(&self, id: FolioId, index: u64) -> *mut u8 {
+        match self {
+            Self::Arena(arena) => arena.address(id),
+            Self::Region(region) => region.address(index),
+        }
+    }
+
+    /// The region, if it is one.
+    pub(crate) fn region(&self) -> Option<&Arc<Region>> {
+        match self {
+            Self::Arena(_) => None,
+            Self::Region(region) => Some(region),
+        }
+    }
+}
+
+/// What an allocation is for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum FrameKind {
+    /// Frames of the arena for a folio of `order`, after those of `near` if possible.
+    Arena { order: u8, near: Option<FolioId> },
+    /// A page of a region.
+    Region,
+}
+
+impl FrameKind {
+    /// How many pages.
+    pub(crate) fn pages(self) -> u64 {
+        match self {
+            Self::Arena { order, .. } => 1 << order,
+            Self::Region => 1,
+        }
+    }
+}
