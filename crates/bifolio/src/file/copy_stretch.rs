@@ -169,7 +169,7 @@ impl File {
         }
     }
 
-    /// Marks a page as used, for the replacement policy (`page/first_use.rs`).
+    /// Marks a page as used, for the replacement policy (`page/optimistic.rs`).
     pub(super) fn note_use(&self, index: u64, in_order: bool) {
         let inode = &self.handle.inode;
         let is_reused = || self.handle.readahead.is_reused();

@@ -49,8 +49,7 @@
 //! names the new one (MAPPING-2): a lookup by such an Entry finds it frozen and goes to the head;
 //! an optimistic read gets bytes that are still right.
 
-use super::{Entry, Mapping};
-use crate::page::{Flag, Folio, FolioId, FolioRef, Folios, Frozen, LockedFolio};
+use super::{Entry, Flag, Folio, FolioId, FolioRef, Folios, Frozen, LockedFolio, Mapping};
 use crate::sync::{Ordering, fence};
 
 /// References to a folio that nobody uses: the table's and the collapse's.
@@ -189,8 +188,8 @@ fn freeze_all<'a>(
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use super::super::{Lookup, Reaper};
     use super::*;
-    use crate::page::{Lookup, Reaper};
 
     const OWNER: u64 = 64;
 

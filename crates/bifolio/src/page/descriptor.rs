@@ -1,7 +1,9 @@
-//! The descriptor of a folio, the array of all of them, and the guards that hold references.
+//! The descriptor of a folio, the array of all of them, and the guards that hold references and
+//! locks.
 //!
 //! [`Folios`] is the array; [`FolioRef`] is one counted reference, [`Frozen`] the proof that there
-//! is no other one. Nothing outside this folder adds to or subtracts from a count by hand.
+//! is no other one, [`LockedFolio`] the folio lock. Nothing outside this folder adds to or
+//! subtracts from a count by hand.
 //!
 //! The last reference to go frees the folio: it must come off the LRU and its frame must go back
 //! to the arena, both in layers above. That is the one call upwards, and it is the small trait
@@ -12,9 +14,8 @@
 #![allow(unsafe_code)]
 
 use super::flags::{Flag, Flags};
-use super::lock::{FolioLock, LockedFolio};
 use super::pin::{PinWord, Put, TryGet};
-use crate::sync::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, blocking};
+use crate::sync::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, blocking, futex};
 use crate::sys::array::{ReservedArray, ZeroValid};
 use std::fmt;
 
@@ -29,10 +30,10 @@ pub(crate) const NO_FOLIO: u32 = u32::MAX;
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 pub(crate) struct Folio {
-    pub(super) pin: PinWord,
+    pin: PinWord,
     index: AtomicU64,
     owner: AtomicU64,
-    pub(super) lock: FolioLock,
+    lock: FolioLock,
     pub(crate) flags: Flags,
     pub(crate) lru_next: AtomicU32,
     pub(crate) lru_previous: AtomicU32,
@@ -97,7 +98,7 @@ impl Folio {
 
     /// Whether somebody has the folio lock now; a hint.
     pub(crate) fn is_locked(&self) -> bool {
-        self.lock.is_held()
+        self.lock.0.load(Ordering::Relaxed) != UNLOCKED
     }
 
     /// Takes over what is known of the use of another folio, whose place it will take. Nobody else
@@ -110,7 +111,7 @@ impl Folio {
         }
     }
 
-    /// F3 of `page/first_use.rs`: this one has taken the place of another, whose first use may
+    /// F3 of `page/optimistic.rs`: this one has taken the place of another, whose first use may
     /// have been noted there meanwhile.
     pub(crate) fn settle_after(&self, gone: &Frozen<'_>) {
         if !gone.folio().flags.clear(Flag::Readahead) {
@@ -275,27 +276,30 @@ impl<'a> FolioRef<'a> {
     /// (or the freeze it turned into): the descriptor stays, but the folio could die locked.
     pub(crate) fn lock(&self) -> LockedFolio<'a> {
         blocking::check("a folio lock");
-        LockedFolio::lock(self.folio())
+        self.lock_new()
     }
 
-    /// The same for a folio that was just started: nobody keeps its lock.
+    /// As [`Self::lock`], for a folio that was just started: nobody keeps its lock.
     pub(crate) fn lock_new(&self) -> LockedFolio<'a> {
-        LockedFolio::lock(self.folio())
+        self.folio.lock.acquire();
+        LockedFolio { folio: self.folio }
     }
 
     /// As [`Self::lock`]; nothing if the lock is not wanted any more, which is asked now and then.
     pub(crate) fn lock_while(&self, wants: &dyn Fn() -> bool) -> Option<LockedFolio<'a>> {
-        LockedFolio::lock_while(self.folio(), wants)
+        self.folio.lock.acquire_while(wants).then(|| LockedFolio { folio: self.folio })
     }
 
     /// Takes the folio lock if it is free.
     pub(crate) fn try_lock(&self) -> Option<LockedFolio<'a>> {
-        LockedFolio::try_lock(self.folio())
+        // Not `then_some`: a guard made in vain would unlock what somebody else has locked.
+        self.folio.lock.try_acquire().then(|| LockedFolio { folio: self.folio })
     }
 
-    /// Takes over the folio lock that [`LockedFolio::leave_locked`] left.
+    /// Takes over the folio lock that [`LockedFolio::leave_locked`] left, on whatever thread.
     pub(crate) fn adopt_lock(&self) -> LockedFolio<'a> {
-        LockedFolio::adopt(self.folio())
+        debug_assert!(self.folio.is_locked(), "adopting a lock that nobody left");
+        LockedFolio { folio: self.folio }
     }
 
     /// Another reference to the same folio; `None` when the count is at its limit.
@@ -377,5 +381,142 @@ impl<'a> Frozen<'a> {
     pub(crate) fn free(self) {
         blocking::note_unfrozen();
         self.folios.reaper.reap(self);
+    }
+}
+
+const UNLOCKED: u32 = 0;
+const LOCKED: u32 = 1;
+const CONTENDED: u32 = 2;
+
+/// The folio lock: a futex in the descriptor, four bytes, no allocation.
+///
+/// Held by whoever fills, writes, truncates or evicts a folio, for as long as one I/O at the most.
+/// Readers of an uptodate folio never take it. Waiters of a fill are waiters of this lock.
+///
+/// ```text
+///  UNLOCKED --try/lock--> LOCKED --somebody waits--> CONTENDED
+///     ^--------unlock-------'                            |
+///     ^--------unlock, wake one--------------------------'
+/// ```
+///
+/// Lock order: folio locks of one file in order of their index; a folio lock before the LRU lock,
+/// the dirty lock of its owner and the arena's lock. Reclaim only tries folio locks, so it may come
+/// to one holding anything. A holder must have a reference, or the folio could die locked.
+#[derive(Debug, Default)]
+struct FolioLock(AtomicU32);
+
+impl FolioLock {
+    fn try_acquire(&self) -> bool {
+        // Acquire: pairs with the Release in `release`: we see what the last holder did.
+        self.0.compare_exchange(UNLOCKED, LOCKED, Ordering::Acquire, Ordering::Relaxed).is_ok()
+    }
+
+    fn acquire(&self) {
+        if self.try_acquire() {
+            return;
+        }
+        // Whoever slept takes the lock as CONTENDED: there may be others asleep.
+        // Acquire: pairs with the Release in `release`.
+        while self.0.swap(CONTENDED, Ordering::Acquire) != UNLOCKED {
+            futex::wait(&self.0, CONTENDED);
+        }
+    }
+
+    /// As [`Self::acquire`], but asks about every millisecond whether the lock is still wanted;
+    /// `false` if it is not, and was not taken.
+    fn acquire_while(&self, wants: &dyn Fn() -> bool) -> bool {
+        // Acquire: pairs with the Release in `release`. A thread that gives up has made it
+        // CONTENDED: at the worst one wake too many.
+        while self.0.swap(CONTENDED, Ordering::Acquire) != UNLOCKED {
+            if !wants() {
+                return false;
+            }
+            futex::wait_for(&self.0, CONTENDED, 1);
+        }
+        true
+    }
+
+    fn release(&self) {
+        // Release: pairs with the Acquire in `try_acquire` and `acquire`.
+        if self.0.swap(UNLOCKED, Ordering::Release) == CONTENDED {
+            futex::wake(&self.0, 1);
+        }
+    }
+}
+
+/// Proof that the caller holds the lock of a folio; unlocks on drop.
+#[derive(Debug)]
+pub(crate) struct LockedFolio<'a> {
+    folio: &'a Folio,
+}
+
+impl LockedFolio<'_> {
+    /// Leaves the folio locked, for an I/O that ends on another thread.
+    pub(crate) fn leave_locked(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl std::ops::Deref for LockedFolio<'_> {
+    type Target = Folio;
+
+    fn deref(&self) -> &Folio {
+        self.folio
+    }
+}
+
+impl Drop for LockedFolio<'_> {
+    fn drop(&mut self) {
+        self.folio.lock.release();
+    }
+}
+
+/// Folios in a batch. Tiny in a model run, so that a full batch is a common case there.
+pub(crate) const BATCH_SLOTS: usize = if cfg!(all(test, loom)) { 2 } else { 31 };
+
+/// A batch of folios: up to 31 ids in one small array, as the kernel's folio batch.
+///
+/// Thirty-one words and a count fill whole cache lines; the number is the same in reads, LRU
+/// insertion and reclaim, so that one batch is the unit of work everywhere. A batch owns one
+/// reference for each folio in it, unless the place that uses it says otherwise.
+#[derive(Debug, Default)]
+pub(crate) struct FolioBatch {
+    count: u32,
+    ids: [FolioId; BATCH_SLOTS],
+}
+
+impl FolioBatch {
+    /// Adds a folio; the batch must not be full. Tells whether it is full now.
+    pub(crate) fn push(&mut self, id: FolioId) -> bool {
+        self.ids[self.count as usize] = id;
+        self.count += 1;
+        self.is_full()
+    }
+
+    pub(crate) fn is_full(&self) -> bool {
+        self.count as usize == BATCH_SLOTS
+    }
+
+    /// The folios, oldest first.
+    pub(crate) fn as_slice(&self) -> &[FolioId] {
+        &self.ids[..self.count as usize]
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_try_that_fails_leaves_the_lock_with_its_holder() {
+        let folios = Folios::without_reaper(1);
+        folios.init_free(FolioId(0), 1);
+        let folio = folios.start(FolioId(0), 1, 0, 0);
+        let held = folio.lock();
+        assert!(folio.try_lock().is_none());
+        assert!(folio.try_lock().is_none(), "the first try unlocked it");
+        drop(held);
+        assert!(folio.try_lock().is_some());
+        let _kept = folio.into_id();
     }
 }

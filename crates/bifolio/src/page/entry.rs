@@ -21,7 +21,7 @@
 //!
 //! Pure value type: who may store what, when, is in `page/mapping.rs`.
 
-use crate::page::FolioId;
+use super::FolioId;
 
 const KIND_MASK: u64 = 0b11;
 const KIND_FOLIO: u64 = 0b01;

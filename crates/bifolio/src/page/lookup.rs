@@ -4,8 +4,7 @@
 //! is found may be locked, under I/O or not uptodate: the reference only says that it stays.
 //! [`Mapping::peek`] is for who needs none.
 
-use super::{Entry, Mapping};
-use crate::page::{Flag, Folio, FolioRef, Folios, TryGet};
+use super::{Entry, Flag, Folio, FolioRef, Folios, Mapping, TryGet};
 use crate::sync::{AtomicU64, Backoff, Ordering, blocking, fence};
 use std::time::Instant;
 

@@ -1,28 +1,29 @@
 //! A mapping: from page index to Entry, one word a page, read without locks.
 //!
-//! Stands between `file`, which turns bytes into page indices, and `folio`. It knows nothing of
-//! devices, lists or bounds: a miss is answered with what the Entry says, and filled above.
-//!
-//! PROTOCOL. Two readers against three changers; a fourth, which makes one folio of several, has
-//! its columns in `collapse.rs`. All of a page's state that readers decide by is in its Entry;
+//! Stands between `file`, which turns bytes into page indices, and the descriptors. It knows
+//! nothing of devices, lists or bounds: a miss is answered with what the Entry says, and filled
+//! above.
+//! PROTOCOL. Two readers against three changers (`change.rs`); a fourth, which makes one folio of
+//!several, has its columns in `collapse.rs`. All of a page's state that readers decide by is in its
+//!Entry;
 //! changers hold the folio lock, readers hold nothing.
 //!
 //! ```text
-//!  OPTIMISTIC READ (optimistic.rs)            WRITE (write_section.rs), folio locked
+//!  OPTIMISTIC READ (optimistic.rs)            WRITE, folio locked
 //!  O1 load Entry (Acquire)                    W1 store Entry without READY
 //!  O2 copy the bytes of its frame             W2 fence (Release)
 //!  O3 fence (Acquire)                         W3 change the bytes
 //!  O4 load Entry; was O1 READY, and is        W4 store Entry READY, version + 1 (Release)
 //!     this the same version?
 //!     yes: the bytes are of one version
-//!     no: retry, then take a reference        EVICT (evict.rs), folio locked
+//!     no: retry, then take a reference        EVICT, folio locked
 //!                                             E1 store Entries without READY
 //!  LOOK UP (lookup.rs)                        E2 freeze(expected); else E1 back, give up
 //!  L1 load Entry; a folio?                    E3 dirty? then unfreeze, E1 back
 //!  L2 try_get its folio; frozen: wait, L1     E4 store Entries: value or hole
 //!  L3 load Entry again (Acquire); the same    E5 unlock, free the frame
 //!     folio? no: put, L1
-//!  L4 the reference holds it there            INSERT (insert.rs), new folio locked, a unit
+//!  L4 the reference holds it there            INSERT, new folio locked, a unit
 //!                                             I1 CAS head Entry: hole or value -> folio, not
 //!                                                READY, version of the frame + 1
 //!                                             I2 store the other Entries
@@ -70,7 +71,6 @@
 //! wakes before the next one. At 50 ns a write that is a sleep of 0.84 s inside one short copy,
 //! hitting one word in sixteen million; no test or run has come near.
 
-use super::prediction::Prediction;
 use super::{Folio, FolioId, Folios, Table};
 use crate::sync::{AtomicU64, Ordering};
 use std::ops::Range;
@@ -225,5 +225,82 @@ impl Mapping {
             let entry = self.table.load(index, Ordering::Relaxed);
             folios.get(FolioId(entry.frame())).set_version(entry.version());
         }
+    }
+}
+
+/// Published while there is no prediction. Distances are multiples of the page, and get this bit.
+const PREDICTS: u64 = 1;
+
+/// Where the frame of a page probably is, before its Entry has been read.
+///
+/// A file that was filled in order has its frames in the order of its pages (`memory::arena` sees
+/// to that), at one distance. While at least seven in eight of its folios stand so, the distance is
+/// published, and a hit touches the predicted bytes while the Entry is still on its way from
+/// memory: two waits become one. A wrong prediction costs a touch of some other frame's line;
+/// nothing is ever read through it. Noted at each insert and removal; a hint, so nothing orders it,
+/// its counts may drift under races, and the model checker does not see it.
+#[derive(Debug, Default)]
+pub(super) struct Prediction {
+    /// Frame minus page index of the folios that are counted.
+    distance: HintWord,
+    /// Folios that stand at that distance.
+    following: HintWord,
+}
+
+impl Prediction {
+    /// A folio whose first page is `index` came to `frame`; the file has `resident` folios now.
+    pub(super) fn note_insert(&self, index: u64, frame: u32, resident: u64, published: &HintWord) {
+        let distance = u64::from(frame).wrapping_sub(index);
+        let following = self.following.load(Ordering::Relaxed);
+        if distance == self.distance.load(Ordering::Relaxed) {
+            self.following.store(following + 1, Ordering::Relaxed);
+        } else if following * 2 < resident {
+            self.distance.store(distance, Ordering::Relaxed);
+            self.following.store(1, Ordering::Relaxed);
+        }
+        self.publish(resident, published);
+    }
+
+    /// The folio left.
+    pub(super) fn note_removal(&self, index: u64, frame: u32, resident: u64, published: &HintWord) {
+        let distance = u64::from(frame).wrapping_sub(index);
+        if distance == self.distance.load(Ordering::Relaxed) {
+            let following = self.following.load(Ordering::Relaxed);
+            self.following.store(following.saturating_sub(1), Ordering::Relaxed);
+        }
+        self.publish(resident, published);
+    }
+
+    /// Stores only what changed: the word shares its line with what every hit reads.
+    fn publish(&self, resident: u64, published: &HintWord) {
+        let following = self.following.load(Ordering::Relaxed);
+        let distance_bytes = self.distance.load(Ordering::Relaxed).wrapping_mul(PAGE_BYTES);
+        let worth_it = following > 0 && following * 8 >= resident * 7;
+        let word = if worth_it { distance_bytes | PREDICTS } else { 0 };
+        if published.load(Ordering::Relaxed) != word {
+            published.store(word, Ordering::Relaxed);
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_filled_in_order_is_predicted_a_scattered_one_not() {
+        let (prediction, published) = (Prediction::default(), HintWord::new(0));
+        // The end first, then in order from the start, as many formats are read.
+        prediction.note_insert(999, 100, 1, &published);
+        for index in 0..100 {
+            prediction.note_insert(index, 101 + index as u32, index + 2, &published);
+        }
+        assert_eq!(published.load(Ordering::Relaxed), (101 << 12) | PREDICTS);
+        // A fifth of it goes and comes back elsewhere.
+        for index in 0..25 {
+            prediction.note_removal(index, 101 + index as u32, 100, &published);
+            prediction.note_insert(index, 900 - index as u32, 101, &published);
+        }
+        assert_eq!(published.load(Ordering::Relaxed), 0);
     }
 }

@@ -36,42 +36,31 @@
 //! pin, 1 each I/O in flight, 1 each thread that looked it up. Being on an LRU list or a dirty list
 //! is not a reference: the last put takes the folio off.
 
-mod batch;
-mod bitmap;
+mod change;
 mod collapse;
 mod descriptor;
 mod entry;
-mod evict;
-mod first_use;
 mod flags;
-mod give_back;
-mod insert;
-mod lock;
 mod lookup;
 mod mapping;
 mod optimistic;
 mod pin;
-mod prediction;
-mod stretch;
 mod table;
-mod write_section;
 
-pub(crate) use batch::{BATCH_SLOTS, FolioBatch};
-#[cfg(all(test, loom))]
-pub(crate) use bitmap::Bitmap;
+pub(crate) use change::{EvictError, WriteSection};
 pub(crate) use collapse::Part;
-pub(crate) use descriptor::{Folio, FolioId, FolioRef, Folios, Frozen, NO_FOLIO, Reaper};
+pub(crate) use descriptor::{
+    BATCH_SLOTS, Folio, FolioBatch, FolioId, FolioRef, Folios, Frozen, LockedFolio, NO_FOLIO,
+    Reaper,
+};
 pub(crate) use entry::{Entry, VALUE_MAX};
-pub(crate) use evict::EvictError;
 pub(crate) use flags::{Flag, Listing, WriteState};
-pub(crate) use give_back::{HasTable, Tables};
-pub(crate) use lock::LockedFolio;
 pub(crate) use lookup::{FrozenWaits, Lookup, recheck_ready};
 pub(crate) use mapping::{Hot, Mapping, PAGE_BYTES, PAGE_SHIFT, is_in_one_page, pages_of};
-pub(crate) use optimistic::read_validated;
+pub(crate) use optimistic::{Stretch, read_validated};
 pub(crate) use pin::{COUNT_MAX, TryGet};
 #[cfg(test)]
 pub(crate) use pin::{PinState, PinWord, Put};
-pub(crate) use stretch::Stretch;
-pub(crate) use table::{TABLE_PAGE_BYTES, Table};
-pub(crate) use write_section::WriteSection;
+#[cfg(all(test, loom))]
+pub(crate) use table::Bitmap;
+pub(crate) use table::{HasTable, TABLE_PAGE_BYTES, Table, Tables};

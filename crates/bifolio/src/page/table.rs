@@ -3,20 +3,46 @@
 //! Loads are wait-free and never fail; the array never moves, because readers follow its address
 //! without a lock. What was touched is charged against the memory bound by whoever inserts
 //! ([`Table::is_charged`]), a table page (512 Entries, 2 MiB of file) at a time. A table may be for
-//! far more than will ever be touched: walks look only at what is charged, and cost nothing for
-//! the rest. What names nothing any more can be given back (`give_back.rs`).
-//! (The bitmap that tells is not charged itself; a page of it stands for 64 GiB of file.)
+//! far more than will ever be touched: walks look only at what is charged, as [`Bitmap`] tells, and
+//! cost nothing for the rest. (The bitmap is not charged itself; a page of it stands for 64 GiB of
+//! file.)
+//!
+//! PROTOCOL. A page of a table that names no folio and no slot of the swap says nothing that a hole
+//! does not, but for shadows, which are hints. When memory for metadata is short, `reclaim` gives
+//! such pages back to the kernel. Their addresses stay and read as zeros, which are holes, so
+//! readers need not know.
+//!
+//! ```text
+//!  FILL, before a folio is inserted            GIVE BACK
+//!  T1 fillers + 1; closed? take it back,       G1 fillers 0 -> CLOSED; else give up
+//!     wait, again                              G2 a page that is charged: does any Entry name
+//!  T2 charged? else charge, set the bit           a folio, or a slot? then leave it
+//!  T3 insert (I1, I2)                          G3 give the memory back, clear the bit, uncharge
+//!  T4 fillers - 1                              G4 open again
+//! ```
+//!
+//! Nobody but T3 makes an Entry name a folio where none did (MAPPING-1): evictions, removals and
+//! collapses store over Entries of a folio, and the first page of that, which G2 looks at first, is
+//! the last they store to. So between G1 and G4 a page that passed G2 stays as it is.
+//!
+//! A filler that has to charge a page looks for frames before T1, and that may give this very page
+//! back: then it does both again after T1, once, and waits for room that is not its own. (G1 gives
+//! up and waits for no filler, so a filler may wait.)
+//!
+//! A reader that has lost its processor between the load of an Entry and the mark it sets there may
+//! touch a page that went meanwhile: its exchange fails, but 4 KiB are resident and not charged
+//! then, until the page is charged again or the file is closed.
 //!
 //! # Safety
 //! Vouches that its words are valid when zero, as reserved memory is.
 #![allow(unsafe_code)]
 
-use super::bitmap::Bitmap;
 use super::entry::Entry;
-use super::give_back::{Fillers, Filling, Listed};
-use crate::sync::{AtomicU64, Ordering, store_owned};
+use crate::sync::{AtomicU8, AtomicU64, Backoff, Mutex, Ordering, WeakList, store_owned};
 use crate::sys::array::{ReservedArray, ZeroValid};
 use crate::sys::copy;
+use std::fmt::Debug;
+use std::sync::Arc;
 
 /// Entries in a page of the table: what is charged at once.
 const ENTRIES_PER_TABLE_PAGE: u64 = 512;
@@ -26,7 +52,7 @@ pub(crate) const TABLE_PAGE_BYTES: u64 = 4096;
 /// One word of reserved memory.
 #[derive(Debug, Default)]
 #[repr(transparent)]
-pub(super) struct Word(pub(super) AtomicU64);
+struct Word(AtomicU64);
 
 // SAFETY: an atomic word is valid when zero and needs no dropping.
 unsafe impl ZeroValid for Word {}
@@ -39,10 +65,10 @@ pub(crate) struct Table {
     charged: Bitmap,
     /// How many that are.
     charged_pages: AtomicU64,
-    pub(super) fillers: Fillers,
-    pub(super) listed: Listed,
-    /// The page of the table that is looked at next (`give_back.rs`).
-    pub(super) looked_at: AtomicU64,
+    fillers: Fillers,
+    listed: Listed,
+    /// The page of the table at which the next search for unused pages begins.
+    looked_at: AtomicU64,
 }
 
 impl Table {
@@ -122,19 +148,19 @@ impl Table {
         self.word(index).compare_exchange(seen.0, next.0, exchange.0, exchange.1).is_ok()
     }
 
-    /// For who is about to insert a folio, until that is done: what is charged stays charged. Waits
-    /// while pages are given back.
+    /// Announces an insertion; until the guard is dropped, what is charged stays charged (T1).
+    /// Waits while pages are given back.
     pub(crate) fn fill(&self) -> Filling<'_> {
         self.fillers.enter()
     }
 
     /// The first page of the table at or after `page` that is charged.
-    pub(super) fn next_charged(&self, page: u64) -> Option<u64> {
+    fn next_charged(&self, page: u64) -> Option<u64> {
         self.charged.next(page)
     }
 
     /// Whether any Entry of a page of the table is one that `is_wanted`. The first ones first.
-    pub(super) fn any_of(&self, page: u64, is_wanted: impl Fn(Entry) -> bool) -> bool {
+    fn any_of(&self, page: u64, is_wanted: impl Fn(Entry) -> bool) -> bool {
         let first = page * ENTRIES_PER_TABLE_PAGE;
         let mut entries = first..(first + ENTRIES_PER_TABLE_PAGE).min(self.pages());
         // Acquire: pairs with the Release in `unlink`: who sees the first page of a folio gone sees
@@ -144,7 +170,7 @@ impl Table {
 
     /// Gives the memory of a page of the table back, if the kernel takes it: all its Entries are
     /// holes now. Nobody is filling.
-    pub(super) fn discharge(&self, page: u64) -> bool {
+    fn discharge(&self, page: u64) -> bool {
         let first = page * ENTRIES_PER_TABLE_PAGE;
         let end = (first + ENTRIES_PER_TABLE_PAGE).min(self.pages());
         let is_given = self.entries.release(first as usize..end as usize, |word| {
@@ -195,7 +221,7 @@ impl Table {
         self.next(index, |entry| entry != Entry::HOLE)
     }
 
-    /// Looks at the Entries of charged table pages only: it touches no others.
+    /// The first page from `index` on whose Entry `is_wanted`. Touches charged table pages only.
     fn next(&self, index: u64, is_wanted: impl Fn(Entry) -> bool) -> Option<u64> {
         let mut index = index;
         loop {
@@ -208,6 +234,276 @@ impl Table {
             }
             index = next_first;
         }
+    }
+}
+
+const WORD_BITS: u64 = u64::BITS as u64;
+/// Enough for a bit each of 2^64.
+const LEVELS_MAX: usize = 11;
+
+/// A bitmap that finds its next bit without looking at what was never set.
+///
+/// A table may describe 2^50 bytes of a file of which a few pages were touched, so the bitmap is a
+/// tree of words: a bit of level 0 is what the caller sets, a bit of a level above says that the
+/// word below it may not be zero, and is never cleared. The first word of each level, all that a
+/// small file needs, stands by itself, so that such a file has no page of words. The levels stand
+/// in one array, the highest first, so that those above the lowest share few pages.
+///
+/// BITMAP-1: a bit of level 0 is seen set only when its bits above are: [`Bitmap::set`] goes from
+/// the top down. Otherwise a walk could pass by a folio that somebody put into a page that another
+/// thread is just charging, and a truncation would leave it behind.
+#[derive(Debug)]
+pub(crate) struct Bitmap {
+    words: ReservedArray<Word>,
+    /// The first word of each level.
+    first: [AtomicU64; LEVELS_MAX],
+    /// The words of each level, from level 0 on. The last level is one word.
+    levels: Vec<std::ops::Range<u64>>,
+}
+
+impl Bitmap {
+    /// Reserves a bitmap of `bits` bits.
+    pub(crate) fn new(bits: u64) -> std::io::Result<Self> {
+        let mut sizes = vec![bits.div_ceil(WORD_BITS).max(1)];
+        while let Some(below) = sizes.last().copied().filter(|words| *words > 1) {
+            sizes.push(below.div_ceil(WORD_BITS));
+        }
+        let total = sizes.iter().sum::<u64>();
+        let mut end = total;
+        let mut place = |words: u64| {
+            end -= words;
+            end..end + words
+        };
+        let levels = sizes.into_iter().map(&mut place).collect();
+        let total = usize::try_from(total).map_err(|_| std::io::ErrorKind::OutOfMemory)?;
+        let first = std::array::from_fn(|_| AtomicU64::new(0));
+        Ok(Self { words: ReservedArray::new(total)?, first, levels })
+    }
+
+    /// Whether the bit is set.
+    pub(crate) fn is_set(&self, bit: u64) -> bool {
+        // Acquire: pairs with the Release in `set`: who sees the bit sees those above (BITMAP-1).
+        self.word(0, bit / WORD_BITS).load(Ordering::Acquire) & mask(bit) != 0
+    }
+
+    /// Sets the bit; `false` if it was set before.
+    pub(crate) fn set(&self, bit: u64) -> bool {
+        for level in (1..self.levels.len()).rev() {
+            let above = bit >> (level as u32 * WORD_BITS.trailing_zeros());
+            // Relaxed: the Release below publishes it.
+            self.word(level, above / WORD_BITS).fetch_or(mask(above), Ordering::Relaxed);
+        }
+        // Release: pairs with the Acquire in `is_set`: the bits above are seen first (BITMAP-1).
+        self.word(0, bit / WORD_BITS).fetch_or(mask(bit), Ordering::Release) & mask(bit) == 0
+    }
+
+    /// Clears the bit; nobody sets it at the same time.
+    pub(crate) fn clear(&self, bit: u64) {
+        // Relaxed: who sets it again follows the caller by what keeps the two apart.
+        self.word(0, bit / WORD_BITS).fetch_and(!mask(bit), Ordering::Relaxed);
+    }
+
+    /// The first bit from `bit` on that is set.
+    pub(crate) fn next(&self, bit: u64) -> Option<u64> {
+        let (mut level, mut at) = (0, bit);
+        loop {
+            let words = self.levels.get(level)?;
+            let index = at / WORD_BITS;
+            if index >= words.end - words.start {
+                return None;
+            }
+            // Relaxed: a bit that was set before this call, in anybody's order, is seen set.
+            let word = self.word(level, index).load(Ordering::Relaxed);
+            let found = word & (u64::MAX << (at % WORD_BITS));
+            if found == 0 {
+                // Nothing more in this word: on with the next one, as the level above tells.
+                (level, at) = (level + 1, index + 1);
+                continue;
+            }
+            at = index * WORD_BITS + u64::from(found.trailing_zeros());
+            if level == 0 {
+                return Some(at);
+            }
+            (level, at) = (level - 1, at * WORD_BITS);
+        }
+    }
+
+    fn word(&self, level: usize, index: u64) -> &AtomicU64 {
+        if index == 0 {
+            return &self.first[level];
+        }
+        let words = &self.levels[level];
+        debug_assert!(index < words.end - words.start, "word {index} of {words:?}");
+        &self.words.get((words.start + index) as usize).0
+    }
+}
+
+fn mask(bit: u64) -> u64 {
+    1 << (bit % WORD_BITS)
+}
+
+/// Nobody may fill.
+const CLOSED: u64 = 1 << 63;
+/// Charged pages that are looked at in one go: fillers wait for it.
+const LOOKED_AT_MAX: u64 = 64;
+
+/// The number of threads that fill pages of a table; or the word that nobody may.
+#[derive(Debug, Default)]
+struct Fillers(AtomicU64);
+
+/// While it lives, no page of the table is given back.
+#[derive(Debug)]
+#[must_use]
+pub(crate) struct Filling<'t>(&'t Fillers);
+
+impl Fillers {
+    /// T1: begins to fill.
+    fn enter(&self) -> Filling<'_> {
+        let mut backoff = Backoff::default();
+        loop {
+            // Acquire: pairs with the Release of G4: we see which pages are charged no more.
+            if self.0.fetch_add(1, Ordering::Acquire) & CLOSED == 0 {
+                return Filling(self);
+            }
+            self.0.fetch_sub(1, Ordering::Relaxed);
+            backoff.wait();
+        }
+    }
+
+    /// G1 to G4 around `work`; whether nobody was filling.
+    fn close_for(&self, work: impl FnOnce()) -> bool {
+        // Acquire: pairs with the Release of T4: we see what was inserted. On failure, Relaxed:
+        // nothing is looked at.
+        let exchange = (Ordering::Acquire, Ordering::Relaxed);
+        if self.0.compare_exchange(0, CLOSED, exchange.0, exchange.1).is_err() {
+            return false;
+        }
+        work();
+        // Release: pairs with the Acquire of T1.
+        self.0.fetch_and(!CLOSED, Ordering::Release);
+        true
+    }
+}
+
+impl Drop for Filling<'_> {
+    fn drop(&mut self) {
+        // Release: pairs with the Acquire of G1: what was inserted is seen.
+        self.0.0.fetch_sub(1, Ordering::Release);
+    }
+}
+
+/// A file that has a table.
+pub(crate) trait HasTable: Send + Sync + Debug {
+    /// The table.
+    fn table(&self) -> &Table;
+    /// Whether what an Entry holds without a folio is more than a hint.
+    fn keeps_values(&self) -> bool;
+}
+
+/// Whether a table is among [`Tables`]: see there.
+#[derive(Debug, Default)]
+struct Listed(AtomicU8);
+
+impl Listed {
+    /// Notes that the table is listed; `true` if it was not, and is to be put on the list.
+    fn begin(&self) -> bool {
+        // AcqRel: pairs with itself in `end`: of the two that meet, the second sees what the first
+        // has charged, or that it is to be listed again.
+        self.0.swap(1, Ordering::AcqRel) == 0
+    }
+
+    /// Notes that the table is not listed. What was charged before it was last listed is seen
+    /// afterwards.
+    fn end(&self) {
+        // AcqRel: pairs with itself in `begin`.
+        self.0.swap(0, Ordering::AcqRel);
+    }
+}
+
+/// The tables that have pages which are charged, those first that were not looked at for longest.
+/// What a look for pages costs does not grow with files that have none, however many are open.
+///
+/// ```text
+///  CHARGE                                      LOOK
+///  K1 set the bit, count the page              H1 take a table off, give back what it can
+///  K2 listed = 1; was it 0? then put it        H2 pages left? put it on
+///     on the list                              H3 else listed = 0; pages now, and listed = 1
+///                                                 was 0? put it on
+/// ```
+///
+/// Whichever of K2 and H3 comes second sees what the other did: so a table with a page that is
+/// charged is on the list, or in the hands of somebody who will put it there.
+#[derive(Debug)]
+pub(crate) struct Tables {
+    files: Mutex<WeakList<dyn HasTable>>,
+}
+
+impl Default for Tables {
+    fn default() -> Self {
+        Self { files: Mutex::new(WeakList::default()) }
+    }
+}
+
+impl Tables {
+    /// K2: a page of the table has been charged.
+    pub(crate) fn enlist<T: HasTable + 'static>(&self, file: &Arc<T>) {
+        if file.table().listed.begin() {
+            let file: Arc<dyn HasTable> = Arc::<T>::clone(file);
+            self.files.lock().push(Arc::downgrade(&file));
+        }
+    }
+
+    /// Gives back pages of tables, `wanted` or a few more, if there are so many; how many. The
+    /// caller takes them off the budget.
+    pub(crate) fn give_back(&self, wanted: u64) -> u64 {
+        let mut given = 0;
+        let count = self.files.lock().len();
+        for _ in 0..count {
+            let Some(file) = self.files.lock().pop() else { break };
+            let table = file.table();
+            given += table.give_back(file.keeps_values());
+            let has_pages = || table.charged_bytes() > 0;
+            let mut stays = has_pages();
+            if !stays {
+                table.listed.end();
+                stays = has_pages() && table.listed.begin();
+            }
+            if stays {
+                self.files.lock().push(Arc::downgrade(&file));
+            }
+            if given >= wanted {
+                break;
+            }
+        }
+        given
+    }
+}
+
+impl Table {
+    /// Gives back what names nothing, of some of the pages that are charged: the next ones each
+    /// time. How many.
+    pub(crate) fn give_back(&self, keeps_values: bool) -> u64 {
+        if self.charged_bytes() == 0 {
+            return 0;
+        }
+        let is_needed = |entry: Entry| entry.is_folio() || keeps_values && entry != Entry::HOLE;
+        let mut given = 0;
+        self.fillers.close_for(|| {
+            // Relaxed: a hint of where to look, under the closure.
+            let mut at = self.looked_at.load(Ordering::Relaxed);
+            for _ in 0..LOOKED_AT_MAX {
+                let Some(page) = self.next_charged(at) else {
+                    at = 0;
+                    break;
+                };
+                at = page + 1;
+                if !self.any_of(page, is_needed) && self.discharge(page) {
+                    given += 1;
+                }
+            }
+            self.looked_at.store(at, Ordering::Relaxed);
+        });
+        given
     }
 }
 
@@ -282,5 +578,70 @@ mod tests {
         // Of the bitmap's words alone, without the levels above, it would be 16384.
         let faults = faults() - before;
         assert!(faults < 64, "{faults} pages touched");
+    }
+
+    /// The bits from `from` on, by walking.
+    fn walk(bitmap: &Bitmap, from: u64) -> Vec<u64> {
+        std::iter::successors(bitmap.next(from), |bit| bitmap.next(bit + 1)).collect()
+    }
+
+    #[test]
+    fn a_walk_finds_what_was_set_at_every_number_of_levels() {
+        for bits in [1, 2, 63, 64, 65, 4096, 4097, (1 << 18) + 1, 1 << 29] {
+            let bitmap = Bitmap::new(bits).unwrap();
+            assert_eq!(bitmap.next(0), None);
+            let mut wanted = vec![0, 1, 62, 63, 64, 65, 4095, 4096, bits / 2, bits - 1];
+            wanted.retain(|bit| *bit < bits);
+            for bit in &wanted {
+                bitmap.set(*bit);
+            }
+            wanted.sort_unstable();
+            wanted.dedup();
+            assert_eq!(walk(&bitmap, 0), wanted, "{bits} bits");
+            for (nth, bit) in wanted.iter().enumerate() {
+                assert!(bitmap.is_set(*bit) && !bitmap.set(*bit), "{bit} of {bits}");
+                assert_eq!(walk(&bitmap, *bit), wanted[nth..], "from {bit} of {bits}");
+            }
+            assert_eq!(bitmap.next(bits), None, "past the end");
+            assert_eq!(bitmap.next(u64::MAX), None);
+        }
+    }
+
+    #[derive(Debug)]
+    struct File(Table);
+
+    impl HasTable for File {
+        fn table(&self) -> &Table {
+            &self.0
+        }
+
+        fn keeps_values(&self) -> bool {
+            false
+        }
+    }
+
+    #[test]
+    fn only_tables_that_have_pages_are_looked_at() {
+        let tables = Tables::default();
+        let mut files: Vec<_> =
+            (0..1000).map(|_| Arc::new(File(Table::new(2048).unwrap()))).collect();
+        let charge = |number: usize, index| {
+            assert!(files[number].0.set_charged(index));
+            tables.enlist(&files[number]);
+        };
+        for number in [3, 500, 999] {
+            charge(number, 0);
+            charge(number, 600);
+        }
+        let listed = || tables.files.lock().len();
+        assert_eq!(listed(), 3, "once each, however many pages it has");
+        files[500].0.store(7, Entry::folio(3, 0, 0), Ordering::Relaxed);
+        assert_eq!(tables.give_back(1), 2, "all of the first one");
+        assert_eq!(listed(), 2);
+        charge(3, 1200);
+        assert_eq!((listed(), tables.give_back(100), listed()), (3, 4, 1));
+        assert_eq!((tables.give_back(100), listed()), (0, 1), "it names a folio");
+        files.clear();
+        assert_eq!((tables.give_back(100), listed()), (0, 0));
     }
 }

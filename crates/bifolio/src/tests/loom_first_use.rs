@@ -1,4 +1,4 @@
-//! The first use of a page that was read ahead (`page/first_use.rs`), while its folio is moved.
+//! The first use of a page that was read ahead (`page/optimistic.rs`), while its folio is moved.
 
 use super::world::{World, model, spawn};
 use crate::page::{Entry, Flag};

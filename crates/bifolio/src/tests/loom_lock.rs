@@ -1,4 +1,4 @@
-//! The folio lock (`page/lock.rs`) and waiting for write-back (`page/flags.rs`).
+//! The folio lock (`page/descriptor.rs`) and waiting for write-back (`page/flags.rs`).
 //!
 //! A sleeper of the model sleeps until it is woken (`sync/futex.rs`): a wake-up that is lost is a
 //! deadlock, which loom reports.

@@ -17,7 +17,7 @@
 //! runs over and goes on. If it then comes to a page that is on its way, it waits for that folio's
 //! lock. An error is nobody's here: the folio leaves the table, and whoever reads it learns.
 //!
-//! The first use of a page that was read ahead is not a second one: see `page/first_use.rs`. So
+//! The first use of a page that was read ahead is not a second one: see `page/optimistic.rs`. So
 //! what a scan leaves behind goes first, and what it will need next is not evicted for it: all
 //! windows of a handle together stay below half of the bound.
 
