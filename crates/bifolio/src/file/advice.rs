@@ -137,7 +137,7 @@ fn evict(reclaim: &Reclaim, inode: &Arc<Inode>, range: Range<u64>) -> Outcome {
     }
     let outcome = reclaim.invalidate(inode, range.clone());
     let has_stores = inode.frames.region().is_some_and(|region| region.is_tracked());
-    if !inode.is_memory_file() && (outcome.remaining.dirty > 0 || has_stores) {
+    if outcome.remaining.dirty > 0 || has_stores {
         reclaim.write_soon(inode, range);
     }
     outcome

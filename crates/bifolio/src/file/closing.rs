@@ -78,11 +78,7 @@ impl Registry {
 
     /// L3 for a file whose slot is the caller's: tells whether it can go.
     fn drop_pages(&self, inode: &Inode) -> bool {
-        if inode.is_memory_file() {
-            inode.remove_folios_from(0);
-        } else {
-            inode.remove_clean_folios();
-        }
+        inode.remove_closed();
         self.reclaim.wait_for_turn();
         inode.is_durable() && inode.mapping.resident_folios() == 0
     }
@@ -121,11 +117,7 @@ impl Registry {
         for key in self.files.keys() {
             let Some(inode) = self.settled(key) else { continue };
             // A write that was under way may end only now: it goes home with the last handle.
-            if inode.is_memory_file() {
-                inode.remove_folios_from(0);
-            } else {
-                inode.remove_clean_folios();
-            }
+            inode.remove_closed();
             drop(inode);
             self.retire_logged(key, false);
         }
@@ -268,7 +260,7 @@ impl File {
         let handle = &self.handle;
         handle.check_writable()?;
         let inode = &handle.inode;
-        if inode.is_memory_file() {
+        if !inode.store.outlives_handles() {
             return Ok(0);
         }
         let resizing = inode.lock_resizing();

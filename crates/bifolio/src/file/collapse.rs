@@ -11,6 +11,7 @@ use crate::memory::FrameKind;
 use crate::page::{Flag, FolioRef, Frozen, PAGE_BYTES, PAGE_SHIFT, Part};
 use crate::stats::Counter;
 use crate::sys::cpu;
+use crate::writeback::Cleaner;
 use std::ops::Range;
 use std::time::Duration;
 
@@ -75,7 +76,7 @@ impl File {
 
     /// A folio of that size for the range, not in the table yet.
     fn start_large(&self, range: &Range<u64>, order: u8) -> Result<FolioRef<'_>> {
-        let may_swap = self.handle.inode.swap().is_some();
+        let may_swap = self.handle.inode.store.cleaner() == Cleaner::Swapper;
         let kind = FrameKind::Arena { order, near: None };
         let id = self.handle.reclaim.allocate(kind, may_swap)?;
         let folios = &self.handle.inode.memory.folios;

@@ -19,7 +19,7 @@ use crate::page::{
 use crate::stats::Counter;
 use crate::sync::Ordering;
 use crate::sys::cpu;
-use crate::writeback::Inode;
+use crate::writeback::{Cleaner, Inode};
 use std::ops::Range;
 use std::time::Instant;
 
@@ -166,7 +166,7 @@ impl Handle {
                 }
                 Lookup::Absent(seen) => {
                     self.check_sound()?;
-                    let is_hole = self.inode.is_hole(seen);
+                    let is_hole = self.inode.store.is_hole(seen);
                     if is_hole && !access.fills_holes() {
                         return Ok(None);
                     }
@@ -241,7 +241,7 @@ impl Handle {
     fn is_replaced(&self, locked: &LockedFolio<'_>, access: Access) -> bool {
         let Access::Write { start, end } = access else { return false };
         let (folio_start, folio_bytes) = (locked.index() * PAGE_BYTES, locked.pages() * PAGE_BYTES);
-        let on_backing = folio_start + self.inode.bytes_on_backing(folio_start, folio_bytes);
+        let on_backing = folio_start + self.inode.store.bytes_from(folio_start, folio_bytes);
         let len_bytes = self.inode.mapping.len_bytes().min(folio_start + folio_bytes);
         start == folio_start && end >= len_bytes.max(on_backing)
     }
@@ -349,7 +349,7 @@ impl Handle {
             return Ok(Claim::Taken);
         }
         memory.counters.add(Counter::Miss, 1);
-        self.inode.take_over(&lock, seen);
+        self.inode.store.take_over(&lock, seen);
         if !may_pass_end && mapping.was_cut(&lock) {
             drop(self.inode.remove_unfilled(&folio, &lock));
             return Ok(Claim::Taken);
@@ -368,7 +368,7 @@ impl Handle {
     fn frames_for(&self, index: u64, seen: Entry, wait: Wait) -> Result<Option<FolioId>> {
         let mapping = &self.inode.mapping;
         let (order, near) = (mapping.order(), self.neighbour(index));
-        let swap = self.inode.swap().filter(|_| self.inode.is_hole(seen));
+        let needs_slots = self.inode.needs_slots(seen);
         let kind = match self.inode.frames {
             Frames::Arena(_) => FrameKind::Arena { order, near },
             Frames::Region(_) => FrameKind::Region,
@@ -376,13 +376,14 @@ impl Handle {
         match wait {
             Wait::ForFrames => {
                 self.reclaim.charge_table(&self.inode, index)?;
-                if let Some(swap) = swap {
-                    self.reclaim.charge_slots(swap, kind)?;
+                if needs_slots {
+                    self.reclaim.charge_slots(kind)?;
                 }
-                self.reclaim.allocate(kind, self.inode.swap().is_some()).map(Some)
+                let may_swap = self.inode.store.cleaner() == Cleaner::Swapper;
+                self.reclaim.allocate(kind, may_swap).map(Some)
             }
             // Nobody makes pages of a memory file without waiting.
-            Wait::Never if swap.is_some() => Ok(None),
+            Wait::Never if needs_slots => Ok(None),
             Wait::Never if self.reclaim.try_charge_table(&self.inode, index) => {
                 self.reclaim.try_allocate(kind)
             }
@@ -399,7 +400,7 @@ impl Handle {
     }
 
     fn note_refault(&self, lock: &LockedFolio<'_>, seen: Entry) {
-        let Some(shadow) = self.inode.shadow_of(seen) else { return };
+        let Some(shadow) = self.inode.store.shadow_of(seen) else { return };
         let memory = &self.inode.memory;
         memory.counters.add(Counter::Refault, 1);
         if shadow.is_workingset() {

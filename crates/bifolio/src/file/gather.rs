@@ -75,7 +75,7 @@ impl File {
     /// file. Returns how many bytes did; they are filled at once, however many pages they are.
     pub(super) fn fill_zeros(&self, buffer: &mut [u8], position: u64) -> usize {
         let inode = &self.handle.inode;
-        if !inode.is_memory_file() {
+        if !inode.has_holes() {
             return 0;
         }
         let len_bytes = inode.mapping.len_bytes();
@@ -101,7 +101,7 @@ impl File {
     /// does, `end` at the most; `first` if that one does not.
     fn zeros_end(&self, first: u64, end: u64) -> u64 {
         let inode = &self.handle.inode;
-        if !inode.is_memory_file() {
+        if !inode.has_holes() {
             return first;
         }
         let (mut index, mut looked_at) = (first, 0);
@@ -130,7 +130,7 @@ impl File {
         // Acquire: pairs with the Release in I1: we see the flags of the life this Entry names.
         let seen = inode.mapping.table().load(head, Ordering::Acquire);
         if !seen.is_folio() || seen.is_ready() {
-            return inode.is_hole(seen) && !access.fills_holes();
+            return inode.store.is_hole(seen) && !access.fills_holes();
         }
         let is_allocated = inode.memory.folio(seen.folio_id()).flags.get(Flag::Allocated);
         // The Acquire of `get` orders this after it: the flag was of that life.

@@ -114,7 +114,7 @@ impl ReadIo {
         let unused_pages = self.counted_pages.saturating_sub(self.pages());
         self.counted_pages -= unused_pages;
         self.inode.end_read(unused_pages);
-        self.expected_bytes = self.inode.bytes_to_read(self.first, &self.folios);
+        self.expected_bytes = self.inode.bytes_to_read(&self.folios);
         if self.expected_bytes == 0 {
             self.inode.memory.counters.add(Counter::MissWithoutRead, self.folios.len() as u64);
             return finished(self, tag);
@@ -124,7 +124,7 @@ impl ReadIo {
         }
         self.inode.memory.counters.add(Counter::ReadRequest, 1);
         let targets = self.folios.iter().enumerate().map(|(number, id)| self.target(number, *id));
-        let transfer = self.inode.read_transfer(self.first, &self.folios, targets);
+        let transfer = self.inode.read_transfer(&self.folios, targets);
         // SAFETY: IO-1: frames of the arena, which stays mapped (FRAMES-2), or staging memory; the
         // run, which the queue keeps until it is complete, holds that, and the folios' locks and
         // references, and they are not uptodate: nobody else writes them, readers go through
@@ -161,7 +161,8 @@ impl ReadIo {
     ) -> Result<()> {
         let total = self.expected_bytes;
         let inode = Arc::clone(&self.inode);
-        let answer = answer.map_err(|source| inode.read_error(self.first * PAGE_BYTES, source))?;
+        let answer =
+            answer.map_err(|source| inode.store.read_error(self.first * PAGE_BYTES, source))?;
         let bytes = (answer as u64).min(total);
         inode.memory.counters.add(Counter::ReadBytes, bytes);
         let mut done = 0;

@@ -192,7 +192,7 @@ impl Registry {
         let key = Key::Identified(identity);
         let found = self.find(key, |open| {
             let admitted = open.admit(options);
-            if admitted.is_ok() && options.write && !open.inode.is_writable() {
+            if admitted.is_ok() && options.write && !open.inode.store.is_writable() {
                 return Ok(None);
             }
             open.spare.append(&mut unused);
@@ -408,7 +408,7 @@ impl Registry {
 
     /// What is done instead of direct I/O, file by file.
     pub(crate) fn fallbacks(&self) -> Vec<String> {
-        let reason = |inode: &Inode| match inode.direct() {
+        let reason = |inode: &Inode| match inode.store.direct() {
             DirectStatus::Buffered { reason } => {
                 Some(format!("direct-io of {}: buffered: {reason}", inode.name()))
             }
@@ -472,7 +472,7 @@ impl Open {
 
     /// Whether transfers go the way that is wanted.
     fn check_way(&self, wanted: DirectIo) -> Result<()> {
-        let reason = match (wanted, self.inode.direct()) {
+        let reason = match (wanted, self.inode.store.direct()) {
             (DirectIo::Require, DirectStatus::Buffered { reason }) => {
                 format!("transfers go through the page cache: {reason}")
             }

@@ -134,7 +134,9 @@ impl Handle {
     }
 
     fn absent_residency(&self, entry: Entry) -> PageResidency {
-        let Some(shadow) = self.inode.shadow_of(entry) else { return PageResidency::default() };
+        let Some(shadow) = self.inode.store.shadow_of(entry) else {
+            return PageResidency::default();
+        };
         let recently_evicted = self.inode.memory.lru.is_near_refault(shadow);
         PageResidency { evicted: true, recently_evicted, ..PageResidency::default() }
     }

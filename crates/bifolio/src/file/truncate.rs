@@ -132,7 +132,7 @@ impl File {
     /// be zeroed in memory, as there is no backing that will.
     fn hold_tail(&self, len_bytes: u64) -> Result<Option<FolioRef<'_>>> {
         let is_inside = len_bytes & (self.folio_bytes() - 1) != 0;
-        if !is_inside || !self.handle.inode.is_memory_file() {
+        if !is_inside || self.handle.inode.store.zeroes_what_is_cut() {
             return Ok(None);
         }
         let found = self.handle.find_folio(len_bytes >> PAGE_SHIFT, Access::Read)?;
@@ -147,11 +147,11 @@ impl File {
         if len_bytes == head * PAGE_BYTES {
             return Ok(());
         }
-        let found = if inode.is_memory_file() {
+        let found = if inode.store.zeroes_what_is_cut() {
+            self.handle.find_resident(head)
+        } else {
             // Resident, but for a page that was written and swapped out since we looked.
             self.handle.find_folio(head, Access::Read)?
-        } else {
-            self.handle.find_resident(head)
         };
         if let Some(Locked { folio, lock, .. }) = found {
             let folio_end = (lock.index() + lock.pages()) * PAGE_BYTES;

@@ -37,6 +37,7 @@ use crate::page::{Flag, FolioId, LockedFolio, PAGE_BYTES, WriteState};
 use crate::stats::Counter;
 use crate::swap::Swap;
 use crate::sync::Mutex;
+use crate::writeback::Cleaner;
 use std::collections::VecDeque;
 use std::ops::Range;
 
@@ -187,8 +188,8 @@ impl Reclaim {
             let Ok(folio) = self.memory.folios.try_get(*id) else { continue };
             let Some(locked) = folio.try_lock() else { continue };
             let Some(inode) = reclaim_lock.owner(&locked) else { continue };
-            if inode.is_memory_file() {
-                unswapped += usize::from(inode.is_evictable());
+            if inode.store.cleaner() != Cleaner::Flusher {
+                unswapped += usize::from(inode.store.cleaner() == Cleaner::Swapper);
                 continue;
             }
             let start = locked.index() * PAGE_BYTES;
@@ -219,7 +220,7 @@ impl Reclaim {
                 let Ok(folio) = self.memory.folios.try_get(*id) else { continue };
                 let keep_owner = |locked: LockedFolio<'_>| reclaim_lock.owner(&locked)?.keep();
                 let Some(inode) = folio.try_lock().and_then(keep_owner) else { continue };
-                if inode.is_evictable() && inode.is_memory_file() {
+                if inode.store.cleaner() == Cleaner::Swapper {
                     leaving.add(inode, folio);
                 }
             }

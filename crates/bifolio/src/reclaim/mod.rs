@@ -310,7 +310,8 @@ impl Reclaim {
     /// Charges what the slots of a folio more of a memory file cost, before it is made, so that to
     /// swap a page takes no memory; evicts if it must. Refuses pages for which, with the
     /// swap full, only memory would be left that reads of swapped out ones need.
-    pub(crate) fn charge_slots(&self, swap: &Swap, kind: FrameKind) -> Result<()> {
+    pub(crate) fn charge_slots(&self, kind: FrameKind) -> Result<()> {
+        let Some(swap) = &self.swap else { return Ok(()) };
         let pages = kind.pages();
         let bound_pages = self.arena().bound_pages();
         let memory_pages = bound_pages - bound_pages / PART_FOR_READS;

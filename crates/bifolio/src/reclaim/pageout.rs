@@ -5,7 +5,7 @@ use super::{Reclaim, ReclaimLock};
 use crate::memory::Shadow;
 use crate::page::{EvictError, Flag, FolioRef, LockedFolio, PAGE_BYTES};
 use crate::stats::Counter;
-use crate::writeback::Inode;
+use crate::writeback::{Cleaner, Inode};
 
 /// What a scan does with dirty folios of memory files. Those of files with a backing are always
 /// left to the flusher, which is told: a device may take for ever, and nobody else is to wait.
@@ -41,9 +41,13 @@ pub(super) enum EvictOutcome {
 }
 
 impl EvictOutcome {
-    /// Of a dirty folio of a file with a backing, which is left to the flusher: it is told.
-    pub(super) fn of_left_to_flusher(inode: &Inode) -> Self {
-        if inode.clean_soon() { Self::Dirty } else { Self::Unwritten }
+    /// Of a dirty folio, which is left to whoever cleans the file: the flusher is told.
+    pub(super) fn of_dirty(inode: &Inode) -> Self {
+        match inode.store.cleaner() {
+            Cleaner::Flusher if inode.clean_soon() => Self::Dirty,
+            Cleaner::Swapper => Self::Unswapped,
+            Cleaner::Flusher | Cleaner::Nobody => Self::Unwritten,
+        }
     }
 }
 
@@ -63,23 +67,18 @@ impl Reclaim {
             return (EvictOutcome::Pinned, Some(folio));
         };
         if locked.flags.write_state().is_writing() {
-            let is_swapped_out = inode.is_memory_file();
-            return (
-                if is_swapped_out { EvictOutcome::Swapping } else { EvictOutcome::Busy },
-                Some(folio),
-            );
+            let outcome = match inode.store.cleaner() {
+                Cleaner::Flusher => EvictOutcome::Busy,
+                Cleaner::Swapper | Cleaner::Nobody => EvictOutcome::Swapping,
+            };
+            return (outcome, Some(folio));
         }
         if second_chance && inode.mapping.test_and_clear_referenced(&locked) {
             return (EvictOutcome::Activate, Some(folio));
         }
         // Before the references: whoever is about to write it out holds one, too.
         if locked.flags.write_state().is_dirty() {
-            let outcome = match (inode.is_memory_file(), inode.is_evictable()) {
-                (false, _) => EvictOutcome::of_left_to_flusher(inode),
-                (true, true) => EvictOutcome::Unswapped,
-                (true, false) => EvictOutcome::Unwritten,
-            };
-            return (outcome, Some(folio));
+            return (EvictOutcome::of_dirty(inode), Some(folio));
         }
         if is_pinned(&folio) {
             self.memory.counters.add(Counter::PgPinned, 1);

@@ -9,7 +9,7 @@ use super::{Reclaim, ReclaimLock};
 use crate::page::{Flag, FolioId, FolioRef, LockedFolio, Part, WriteState};
 use crate::stats::Counter;
 use crate::sync::Ordering;
-use crate::writeback::Inode;
+use crate::writeback::{Cleaner, Inode};
 
 impl Reclaim {
     /// Moves a folio to a partial slot in another extent; on its lists it keeps its place. Tells
@@ -36,7 +36,7 @@ impl Reclaim {
         let Ok(folio) = self.memory.folios.try_get(id) else { return false };
         let Some(locked) = folio.try_lock() else { return false };
         let Some(inode) = reclaim_lock.owner(&locked) else { return false };
-        let is_movable = inode.is_memory_file()
+        let is_movable = inode.store.cleaner() != Cleaner::Flusher
             && locked.flags.get(Flag::Uptodate)
             && locked.flags.write_state() == WriteState::Dirty;
         if !is_movable {

@@ -45,7 +45,7 @@ use crate::stats::Counter;
 use crate::swap::Swap;
 use crate::sync::{AtomicU64, Condvar, Mutex, Ordering};
 use crate::sys::thread::OwnedThread;
-use crate::writeback::Inode;
+use crate::writeback::{Cleaner, Inode};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -207,7 +207,9 @@ impl Reclaim {
         folio: &FolioRef<'_>,
         second_chance: bool,
     ) -> Option<std::result::Result<(), EvictOutcome>> {
-        let inode = reclaim_lock.owner_of_isolated(folio).filter(|inode| inode.swap().is_some())?;
+        let inode = reclaim_lock
+            .owner_of_isolated(folio)
+            .filter(|inode| inode.store.cleaner() == Cleaner::Swapper)?;
         // Hints, without the lock: the swapper looks again.
         if second_chance && inode.mapping.test_and_clear_referenced(folio.folio()) {
             return Some(Err(EvictOutcome::Activate));

@@ -79,7 +79,7 @@ use crate::memory::{ListKind, Region};
 use crate::page::{Flag, FolioRef, Frozen, LockedFolio};
 use crate::stats::Counter;
 use crate::sync::yield_now;
-use crate::writeback::Inode;
+use crate::writeback::{Cleaner, Inode};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -119,7 +119,7 @@ impl<'t> Unmapping<'t> {
 
     /// Whether a dirty folio of the file is for the swapper to take.
     fn is_left_to_swapper(&self, inode: &Inode) -> bool {
-        inode.swap().is_some() && !self.may_write()
+        inode.store.cleaner() == Cleaner::Swapper && !self.may_write()
     }
 
     /// How many folios may wait, where they lie in rows.
@@ -229,12 +229,9 @@ impl<'t> Unmapping<'t> {
         };
         if is_pinned(folio) && lock.flags.write_state().is_dirty() {
             // Whoever is about to write it out holds a reference, too; and it must be told.
-            let is_kept = inode.is_memory_file() || region.is_kept(lock.index());
-            let outcome = if is_kept {
-                EvictOutcome::Pinned
-            } else {
-                EvictOutcome::of_left_to_flusher(inode)
-            };
+            let is_kept = inode.store.cleaner() != Cleaner::Flusher || region.is_kept(lock.index());
+            let outcome =
+                if is_kept { EvictOutcome::Pinned } else { EvictOutcome::of_dirty(inode) };
             return Err(outcome);
         }
         if lock.flags.write_state().is_dirty() && self.is_left_to_swapper(inode) {
@@ -258,7 +255,7 @@ impl<'t> Unmapping<'t> {
             unreachable!("a region page is a region's")
         };
         // Others are written out by the flusher.
-        let may_write = self.may_write() && inode.is_memory_file();
+        let may_write = self.may_write() && inode.store.cleaner() == Cleaner::Swapper;
         let mut left = folios.into_iter();
         while left.len() > 0 {
             let room = self.room_for(left.len(), inode, region, counts);

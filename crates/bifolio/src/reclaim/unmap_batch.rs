@@ -185,11 +185,7 @@ impl<'d, 't> UnmapBatch<'d, 't> {
         // The swapper's, or the flusher's.
         for victim in &mut self.victims {
             if victim.is_going() && victim.is_dirty() {
-                let outcome = match self.inode.is_memory_file() {
-                    true => EvictOutcome::Unswapped,
-                    false => EvictOutcome::of_left_to_flusher(self.inode),
-                };
-                victim.state = VictimState::Stays(outcome);
+                victim.state = VictimState::Stays(EvictOutcome::of_dirty(self.inode));
             }
         }
     }

@@ -29,6 +29,7 @@ use crate::io::{IoError, Operation, Pieces, Queue, RUN_PAGES_MAX, Transfer};
 use crate::page::{Folio, FolioRef, LockedFolio, PAGE_BYTES, WriteState};
 use crate::stats::Counter;
 use crate::swap::SlotRun;
+use crate::swap::Swap;
 use crate::sync::{Ordering, RwLockReadGuard, blocking};
 use smallvec::SmallVec;
 use std::collections::VecDeque;
@@ -110,6 +111,8 @@ pub(super) enum Added {
 #[derive(Debug)]
 pub(super) struct WriteBatch<'a> {
     pub(super) inode: &'a Inode,
+    /// Where folios go that have no place of their own.
+    pub(super) slots: Option<&'a Swap>,
     within: Range<u64>,
     /// WRITEBACK-4: the length stands until the bytes are written.
     _no_cut: RwLockReadGuard<'a, ()>,
@@ -182,6 +185,7 @@ impl<'a> WriteBatch<'a> {
     fn with(inode: &'a Inode, within: Range<u64>, no_cut: RwLockReadGuard<'a, ()>) -> Self {
         Self {
             inode,
+            slots: inode.store.slots().map(|swap| &**swap),
             within,
             _no_cut: no_cut,
             ready: VecDeque::new(),
@@ -209,7 +213,7 @@ impl<'a> WriteBatch<'a> {
     /// that are busy go to `busy`.
     pub(super) fn add_all(&mut self, mut folios: Vec<FolioRef<'a>>, busy: &mut Vec<FolioRef<'a>>) {
         folios.sort_unstable_by_key(|folio| folio.folio().index());
-        if self.inode.swap().is_some() {
+        if self.slots.is_some() {
             return self.swap_out_all(folios, busy);
         }
         for folio in folios {
@@ -291,7 +295,7 @@ impl<'a> WriteBatch<'a> {
         if let Err(error) = self.inode.memory.soundness.check() {
             return self.refuse(folios, error);
         }
-        if self.inode.swap().is_some() {
+        if self.slots.is_some() {
             return self.swap_run(folios);
         }
         match self.needs_copies(&folios) {
@@ -316,7 +320,7 @@ impl<'a> WriteBatch<'a> {
         }
         inode.memory.counters.add(Counter::WriteRequest, 1);
         let pieces = run.pieces(inode);
-        let backing = Arc::clone(inode.writer());
+        let backing = Arc::clone(inode.store.writer());
         let transfer =
             Transfer { backing, operation: Operation::Write, position_bytes: position, pieces };
         self.join(transfer, run);
@@ -436,7 +440,7 @@ impl<'a> WriteBatch<'a> {
         match &error {
             None => {
                 inode.memory.counters.add(Counter::WrittenBytes, run.length);
-                inode.note_written(run.position, run.length);
+                inode.store.note_written(run.position, run.length);
                 self.written_folios += count;
             }
             Some(error) => {
@@ -457,9 +461,7 @@ impl<'a> WriteBatch<'a> {
         if let Some(device) = &inode.device {
             inode.flusher.note_progress(device, error.as_ref());
         }
-        if let Some(swap) = inode.swap() {
-            swap.note_end(error.as_ref());
-        }
+        inode.store.note_end(error.as_ref());
     }
 
     /// Waits for everything that is in flight.

@@ -12,10 +12,10 @@ use super::errors::{ErrorCursor, WriteErrors};
 use super::flush::Flushes;
 use super::flusher::Flusher;
 use super::load::Load;
-use super::store::{DiskStore, MemoryStore, Store};
+use super::store::{Cleaner, DiskStore, Store, SwapStore};
 use super::throttle::DirtyPages;
 use crate::error::{Error, ErrorKind, Result};
-use crate::io::{Backing, DirectStatus, Engine, IoError, Operation, Pieces, Transfer};
+use crate::io::{Backing, Engine, IoError, Operation, Pieces, Transfer};
 use crate::memory::{Frames, Memory};
 use crate::page::{
     Entry, Flag, Folio, FolioId, FolioRef, Frozen, HasTable, LockedFolio, Mapping, PAGE_BYTES,
@@ -57,7 +57,7 @@ pub(crate) struct Inode {
     pub(super) device: Option<Arc<Device>>,
     /// What those have who wait for its storage to read.
     pub(crate) load: Load,
-    pub(super) store: Store,
+    pub(crate) store: Store,
     pub(super) dirty: DirtyList,
     pub(super) errors: WriteErrors,
     pub(super) flushes: Flushes<Arc<IoError>>,
@@ -104,7 +104,7 @@ impl Inode {
         name: &str,
         size: FileSize,
     ) -> std::io::Result<Arc<Self>> {
-        let store = Store::Memory(MemoryStore::new(name.to_owned(), services.swap.clone()));
+        let store = Store::Swap(SwapStore::new(name.to_owned(), services.swap.clone()));
         Self::with_store(services, frames, store, size, None)
     }
 
@@ -164,43 +164,17 @@ impl Inode {
 
     /// The file's name, for messages.
     pub(crate) fn name(&self) -> String {
-        match &self.store {
-            Store::Disk(disk) => disk.reader().describe(),
-            Store::Memory(memory) => memory.name().to_owned(),
-        }
+        self.store.name()
     }
 
-    /// Whether the file has no backing: holes are zeros, and dirt is nobody's but reclaim's.
+    /// Whether it is a memory file, for whoever asks about the file itself.
     pub(crate) fn is_memory_file(&self) -> bool {
-        matches!(self.store, Store::Memory(_))
-    }
-
-    /// How transfers reach the storage.
-    pub(crate) fn direct(&self) -> DirectStatus {
-        match &self.store {
-            Store::Disk(disk) => disk.reader().direct(),
-            Store::Memory(_) => DirectStatus::Custom,
-        }
-    }
-
-    /// Whether there is a backing that takes writes.
-    pub(crate) fn is_writable(&self) -> bool {
-        matches!(&self.store, Store::Disk(disk) if disk.writer().is_some())
+        !self.store.outlives_handles()
     }
 
     /// Lets writes go to `backing` from now on, unless they go somewhere already.
     pub(crate) fn allow_writes(&self, backing: &Arc<dyn Backing>) {
-        if let Store::Disk(disk) = &self.store {
-            disk.allow_writes(&self.engine, backing);
-        }
-    }
-
-    /// Bytes the backing has from `position_bytes` on, at most `length_bytes`.
-    pub(crate) fn bytes_on_backing(&self, position_bytes: u64, length_bytes: u64) -> u64 {
-        match &self.store {
-            Store::Disk(disk) => disk.bytes_from(position_bytes, length_bytes),
-            Store::Memory(_) => 0,
-        }
+        self.store.allow_writes(&self.engine, backing);
     }
 
     /// A cursor for a new handle.
@@ -211,16 +185,14 @@ impl Inode {
     /// Bytes that are to be written to a backing: dirty ones, and those in flight, which are dirty
     /// again if that fails.
     pub(crate) fn unwritten_bytes(&self) -> u64 {
-        if self.is_memory_file() { 0 } else { self.dirty.unwritten() * self.mapping.folio_bytes() }
+        let unwritten = if self.store.outlives_handles() { self.dirty.unwritten() } else { 0 };
+        unwritten * self.mapping.folio_bytes()
     }
 
     /// Whether the backing has everything, and has been flushed since the last change to it.
     pub(crate) fn is_durable(&self) -> bool {
         // In this order: what is in flight changes the backing before it is counted as written.
-        match &self.store {
-            Store::Disk(disk) => self.dirty.is_settled() && disk.is_flushed(),
-            Store::Memory(_) => true,
-        }
+        !self.store.outlives_handles() || (self.dirty.is_settled() && self.store.is_flushed())
     }
 
     /// The folio's bytes are about to become newer than the device's, if there is room for more
@@ -296,7 +268,7 @@ impl Inode {
     /// for a write-out of it that is in flight (WRITEBACK-3).
     pub(crate) fn mark_dirty(&self, folio: &FolioRef<'_>, locked: &LockedFolio<'_>) {
         self.wait_for_write_out(locked);
-        self.drop_slot(locked);
+        self.store.drop_slot(locked);
         self.mark(folio.id());
         if let Some(device) = &self.device {
             self.flusher.note_dirty(device);
@@ -320,7 +292,7 @@ impl Inode {
         if locked.flags.write_state().is_writing() {
             self.memory.counters.add(Counter::WritebackWait, 1);
             // What is only in memory is written out to be evicted.
-            let since = self.is_memory_file().then(Instant::now);
+            let since = (self.store.cleaner() == Cleaner::Swapper).then(Instant::now);
             locked.flags.wait_for_writeback();
             self.memory.note_stall(since);
         }
@@ -340,87 +312,39 @@ impl Inode {
         }
     }
 
-    /// The transfer of consecutive whole folios from page `first` on, to where `targets` says that
-    /// each is to be read.
+    /// The transfer of consecutive whole folios, to where `targets` says that each is to be read.
     pub(crate) fn read_transfer(
         &self,
-        first: u64,
         folios: &[FolioId],
         targets: impl Iterator<Item = *mut u8>,
     ) -> Transfer {
         let length = folios.len() as u64 * self.mapping.folio_bytes();
-        let (backing, position) = match (&self.store, self.swap()) {
-            (Store::Disk(disk), _) => (disk.reader(), first * PAGE_BYTES),
-            (_, Some(swap)) => {
-                (swap.backing(), Swap::position_bytes(self.memory.folio(folios[0]).slot()))
-            }
-            _ => unreachable!("a memory file has nothing to read from"),
-        };
+        let position_bytes = self.store.position_bytes(self.memory.folio(folios[0]));
         let folio_bytes = self.mapping.folio_bytes();
         let pieces = Pieces::of(length, targets.map(|start| (start, folio_bytes)));
         Transfer {
-            backing: Arc::clone(backing),
+            backing: Arc::clone(self.store.reader()),
             operation: Operation::Read,
-            position_bytes: position,
+            position_bytes,
             pieces,
         }
     }
 
-    /// How many bytes of consecutive whole folios from page `first` on are to be read.
-    pub(crate) fn bytes_to_read(&self, first: u64, folios: &[FolioId]) -> u64 {
-        let length = folios.len() as u64 * self.mapping.folio_bytes();
-        match &self.store {
-            Store::Disk(disk) => disk.bytes_from(first * PAGE_BYTES, length),
-            Store::Memory(_) if self.memory.folio(folios[0]).slot() != 0 => length,
-            Store::Memory(_) => 0,
-        }
+    /// How many bytes of consecutive whole folios are to be read.
+    pub(crate) fn bytes_to_read(&self, folios: &[FolioId]) -> u64 {
+        let length_bytes = folios.len() as u64 * self.mapping.folio_bytes();
+        self.store.bytes_to_read(self.memory.folio(folios[0]), length_bytes)
     }
 
-    /// Judges the bytes a locked folio was just filled with, which are at `start`: what comes from
-    /// the swap must be what went there (SWAP-4).
+    /// Judges the bytes a locked folio was just filled with, which are at `start`.
     pub(crate) fn check_filled(&self, folio: &FolioRef<'_>, start: *const u8) -> Result<()> {
-        let Some(swap) = self.swap() else { return Ok(()) };
-        let descriptor = folio.folio();
-        let slots = descriptor.slot()..;
-        if slots.start == 0 {
-            return Ok(());
+        if self.store.check_filled(folio, start)? {
+            self.memory.counters.add(Counter::SwapIn, folio.folio().pages());
         }
-        let pages = pages_of_still(folio, start);
-        for ((slot, page), index) in slots.zip(pages).zip(descriptor.index()..) {
-            swap.check(slot, page).map_err(|mismatch| ErrorKind::SwapCorrupt {
-                file: self.name(),
-                position_bytes: index * PAGE_BYTES,
-                swap: swap.name().to_owned(),
-                swap_position_bytes: Swap::position_bytes(slot),
-                expected_checksum: mismatch.expected,
-                found_checksum: mismatch.found,
-            })?;
-        }
-        self.memory.counters.add(Counter::SwapIn, descriptor.pages());
         Ok(())
     }
 
-    /// A read of the file from `position_bytes` on has failed.
-    #[cold]
-    pub(crate) fn read_error(&self, position_bytes: u64, source: IoError) -> Error {
-        if self.is_memory_file() {
-            ErrorKind::SwapRead { file: self.name(), position_bytes, source }.into()
-        } else {
-            source.into()
-        }
-    }
-
-    /// Where transfers come from that fill folios.
-    pub(crate) fn reads_from(&self) -> &Arc<dyn Backing> {
-        match (&self.store, self.swap()) {
-            (Store::Disk(disk), _) => disk.reader(),
-            (_, Some(swap)) => swap.backing(),
-            _ => unreachable!("a memory file has nothing to read from"),
-        }
-    }
-
-    /// The storage of the folio `id`, whose page is at `position_bytes`, is shorter than it was: of
-    /// a memory file, that is the swap.
+    /// The storage of the folio `id`, of which `position_bytes` was read, is shorter than it was.
     #[cold]
     pub(crate) fn cut_short(
         &self,
@@ -429,25 +353,8 @@ impl Inode {
         expected_bytes: u64,
         got_bytes: u64,
     ) -> Error {
-        let Some(swap) = self.swap() else {
-            let file = self.name();
-            return ErrorKind::CutShort { file, position_bytes, expected_bytes, got_bytes }.into();
-        };
-        let kind = std::io::ErrorKind::UnexpectedEof;
-        let source = IoError {
-            file: swap.name().to_owned(),
-            operation: Operation::Read,
-            position_bytes: Swap::position_bytes(self.memory.folio(id).slot()) + got_bytes,
-            length_bytes: expected_bytes - got_bytes,
-            source: std::io::Error::new(kind, "it was cut by somebody else"),
-        };
-        self.read_error(position_bytes, source)
-    }
-
-    /// Where the file is written to.
-    pub(super) fn writer(&self) -> &Arc<dyn Backing> {
-        let Store::Disk(disk) = &self.store else { unreachable!("a memory file has no backing") };
-        disk.writer().unwrap_or(disk.reader())
+        let folio = self.memory.folio(id);
+        self.store.cut_short(folio, position_bytes, expected_bytes, got_bytes)
     }
 
     /// Zeroes a locked folio's bytes from `offset` on, in memory.
@@ -543,20 +450,6 @@ impl Inode {
     pub(crate) fn stop_write_outs(&self) -> impl Drop + '_ {
         self.cutting.write()
     }
-
-    /// So many bytes have been written to the backing. The caller shares `cutting`.
-    pub(super) fn note_written(&self, position_bytes: u64, length_bytes: u64) {
-        if let Store::Disk(disk) = &self.store {
-            disk.note_written(position_bytes, length_bytes);
-        }
-    }
-
-    /// Gives up what a flush that failed was to make durable.
-    pub(super) fn forget_failed_flush(&self) {
-        if let Store::Disk(disk) = &self.store {
-            disk.forget_failed_flush();
-        }
-    }
 }
 
 /// The bytes of a folio, page by page, which are at `start`. Nobody may change them: the folio is
@@ -582,7 +475,7 @@ impl HasTable for Inode {
     }
 
     fn keeps_values(&self) -> bool {
-        self.is_memory_file()
+        self.store.keeps_values()
     }
 }
 

@@ -8,6 +8,7 @@
 use super::batch::{CopyAt, WriteBatch, WriteVictim};
 use super::dirty::InFlight;
 use super::inode::Inode;
+use super::store::Cleaner;
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::RUN_PAGES_MAX;
 use crate::memory::Region;
@@ -26,7 +27,7 @@ impl Inode {
     /// The folio, locked and perhaps frozen, holds bytes that were stored through a map.
     pub(crate) fn mark_stored(&self, folio: &Folio, id: FolioId) {
         if !folio.flags.write_state().is_dirty() {
-            self.drop_slot(folio);
+            self.store.drop_slot(folio);
             self.mark(id);
         }
     }
@@ -43,7 +44,7 @@ impl Inode {
     /// Whether one transfer takes `next` after `last`, with so many before it.
     fn leaves_with(&self, last: &WriteVictim<'_>, next: &WriteVictim<'_>, count: usize) -> bool {
         let follows = last.folio.folio().index() + 1 == next.folio.folio().index();
-        (self.swap().is_some() || follows) && (count as u64) < RUN_PAGES_MAX
+        (self.store.cleaner() == Cleaner::Swapper || follows) && (count as u64) < RUN_PAGES_MAX
     }
 
     /// Puts the bytes of an unmapped folio back in their place, where readers find them, locked as

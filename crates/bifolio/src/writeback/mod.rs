@@ -77,3 +77,4 @@ pub(crate) use flusher::{Flusher, FlusherSettings, FlusherThreads};
 pub(crate) use inode::{FileSize, Inode, Services};
 pub(crate) use leaving::UnmappedWriteBatch;
 pub(crate) use resizing::Resizing;
+pub(crate) use store::Cleaner;

@@ -36,8 +36,12 @@ impl Inode {
         self.remove_folios(removal, position_bytes / PAGE_BYTES..u64::MAX, |_| true);
     }
 
-    /// Drops every folio that is clean. Writers may be at work: what they have changed stays.
-    pub(crate) fn remove_clean_folios(&self) {
+    /// Drops every folio that is nobody's after the last close: of what outlives its handles, those
+    /// that are clean, and writers may be at work: what they have changed stays.
+    pub(crate) fn remove_closed(&self) {
+        if !self.store.outlives_handles() {
+            return self.remove_folios_from(0);
+        }
         let removal = Removal::new(self, Held::Kept);
         self.remove_folios(removal, 0..u64::MAX, |locked| !locked.flags.write_state().is_dirty());
     }
@@ -70,7 +74,7 @@ impl Inode {
             is_dirty || everything
         };
         self.remove_folios(Removal::new(self, Held::Kept), 0..u64::MAX, is_unwanted);
-        self.forget_failed_flush();
+        self.store.forget_failed_flush();
         discarded_bytes.get()
     }
 
@@ -144,7 +148,7 @@ impl Inode {
             // Allocated and never written: zeros already.
             return;
         }
-        if self.is_memory_file() {
+        if !self.store.zeroes_what_is_cut() {
             self.mark_dirty(folio, locked);
         }
         let pages = bytes.start / PAGE_BYTES..bytes.end.div_ceil(PAGE_BYTES);

@@ -18,7 +18,6 @@
 //! `cutting` shared, and it is set here with `cutting` alone.
 
 use super::inode::Inode;
-use super::store::Store;
 use crate::io::IoError;
 use crate::sync::{MutexGuard, blocking};
 
@@ -56,10 +55,7 @@ impl Resizing<'_> {
         if len_bytes < before_bytes {
             inode.mapping.set_len_bytes(len_bytes);
         }
-        let result = match &inode.store {
-            Store::Disk(disk) => disk.set_len(len_bytes),
-            Store::Memory(_) => Ok(()),
-        };
+        let result = inode.store.set_len(len_bytes);
         match &result {
             Ok(()) => inode.mapping.set_len_bytes(len_bytes),
             Err(_) => self.undo_cut(before_bytes),
@@ -83,8 +79,7 @@ impl Resizing<'_> {
         blocking::check("`cutting`, and the backing");
         let _no_write_out = inode.cutting.write();
         let before_bytes = inode.mapping.len_bytes();
-        let Store::Disk(disk) = &inode.store else { return Ok(before_bytes) };
-        let len_bytes = disk.take_len()?.min(before_bytes);
+        let len_bytes = inode.store.take_len()?.unwrap_or(before_bytes).min(before_bytes);
         inode.mapping.set_len_bytes(len_bytes);
         Ok(len_bytes)
     }

@@ -63,7 +63,7 @@ impl<'a> WriteBatch<'a> {
     /// Starts to write folios whose write-out has begun, as many in one transfer as there are slots
     /// in a row.
     pub(super) fn swap_run(&mut self, folios: SmallVec<[WriteVictim<'a>; 1]>) {
-        let Some(swap) = self.inode.swap() else { unreachable!("who swaps has a swap") };
+        let Some(swap) = self.slots else { unreachable!("who swaps has a swap") };
         let mut left_pages: u64 = folios.iter().map(|leaving| leaving.folio.folio().pages()).sum();
         let mut left = folios.into_iter().peekable();
         while let Some(first) = left.peek() {
@@ -120,7 +120,7 @@ impl<'a> WriteBatch<'a> {
 
     /// The slots of a run whose transfer has ended become its folios', or are free again.
     pub(super) fn settle_slots(&self, run: &WriteIo<'a>, is_written: bool) {
-        let (Some(swap), Some(slots)) = (self.inode.swap(), run.slots) else { return };
+        let (Some(swap), Some(slots)) = (self.slots, run.slots) else { return };
         swap.note_written(slots, is_written);
         if !is_written {
             return swap.give_back(slots.first, slots.pages);

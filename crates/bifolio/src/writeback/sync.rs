@@ -5,7 +5,6 @@ use super::dirty::{Part, Walk};
 use super::errors::ErrorCursor;
 use super::flush::Wants;
 use super::inode::Inode;
-use super::store::Store;
 use crate::error::{ErrorKind, Result};
 use crate::page::{FolioId, FolioRef, PAGE_BYTES};
 use crate::stats::Counter;
@@ -141,8 +140,7 @@ impl Inode {
         range: Option<Range<u64>>,
         metadata: bool,
     ) -> Result<()> {
-        let Store::Disk(disk) = &self.store else { return Ok(()) };
-        if disk.writer().is_none() {
+        if !self.store.is_writable() {
             return Ok(());
         }
         let range = range.unwrap_or(ALL_BYTES);
@@ -159,7 +157,7 @@ impl Inode {
             let wanted = Wanted { end: wants.end, pages: ALL_PAGES, patient: true };
             self.write_out(&wanted, |_| u64::MAX);
             self.dirty.wait_for_in_flight();
-            disk.flush(wants.metadata).map_err(Arc::new)
+            self.store.flush(wants.metadata).map_err(Arc::new)
         });
         let counters = &self.memory.counters;
         counters.add(Counter::Sync, 1);
@@ -173,7 +171,7 @@ impl Inode {
     /// Makes everything durable that was written before the call, unless it is. `cursor` is told
     /// of errors as by [`Self::sync`].
     pub(crate) fn make_durable(&self, cursor: &ErrorCursor) -> Result<()> {
-        if self.is_memory_file() {
+        if !self.store.outlives_handles() {
             return Ok(());
         }
         self.mark_stored_in(&ALL_BYTES)?;

@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 
 /// See the head of the file.
 #[derive(Debug)]
-pub(in crate::writeback) struct DiskStore {
+pub(crate) struct DiskStore {
     /// What the file was first opened with.
     opened: Arc<dyn Backing>,
     /// The same, as the engine knows it.

@@ -1,19 +1,320 @@
-//! Where a file's bytes are while they are not in memory: on a backing, or nowhere.
+//! Where a file's pages are while they are not in memory: the seam behind which the kinds of files
+//! differ. Nobody else asks which kind it is.
 //!
 //! An [`Inode`](super::Inode) has one store. That of a file on a disk (`disk.rs`) has a backing,
-//! whose bytes are those of the file wherever no folio is dirty. That of a memory file
-//! (`memory.rs`) has none: a page without a folio is a hole, which reads as zeros, or stands in the
-//! swap.
+//! whose bytes are those of the file wherever no folio is dirty. That of a memory file (`swap.rs`)
+//! has slots of the cache's swap, if there is one: a page without a folio is in a slot, or is a
+//! hole, which reads as zeros.
+//!
+//! | Entry without a folio | on a disk | of a memory file |
+//! |---|---|---|
+//! | hole | on the backing | zeros, nowhere |
+//! | value | on the backing; the shadow of an eviction | in the swap; the slot |
 
 mod disk;
-mod memory;
+mod swap;
 
 pub(super) use disk::DiskStore;
-pub(super) use memory::MemoryStore;
+pub(super) use swap::SwapStore;
+
+use crate::error::{ErrorKind, Result};
+use crate::io::{Backing, DirectStatus, Engine, IoError};
+use crate::memory::Shadow;
+use crate::page::{Entry, Folio, FolioRef, LockedFolio, PAGE_BYTES};
+use crate::swap::Swap;
+use std::sync::Arc;
+
+/// Which thread writes out what is dirty.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cleaner {
+    /// The flusher: for the sake of age, of a limit, of a sync, or because reclaim met it.
+    Flusher,
+    /// The swapper, and only when memory is short.
+    Swapper,
+    /// None: it stays in memory.
+    Nobody,
+}
 
 /// See the head of the file.
 #[derive(Debug)]
-pub(super) enum Store {
+pub(crate) enum Store {
     Disk(DiskStore),
-    Memory(MemoryStore),
+    Swap(SwapStore),
+}
+
+/// What the file is.
+impl Store {
+    /// Its name, for messages.
+    pub(crate) fn name(&self) -> String {
+        match self {
+            Self::Disk(disk) => disk.reader().describe(),
+            Self::Swap(swap) => swap.name().to_owned(),
+        }
+    }
+
+    /// Whether what was written stays when the last handle is gone, and is to be made durable.
+    pub(crate) fn outlives_handles(&self) -> bool {
+        matches!(self, Self::Disk(_))
+    }
+
+    /// Which thread writes out what is dirty.
+    pub(crate) fn cleaner(&self) -> Cleaner {
+        match self {
+            Self::Disk(_) => Cleaner::Flusher,
+            Self::Swap(swap) if swap.swap().is_some() => Cleaner::Swapper,
+            Self::Swap(_) => Cleaner::Nobody,
+        }
+    }
+
+    /// How transfers reach the storage.
+    pub(crate) fn direct(&self) -> DirectStatus {
+        match self {
+            Self::Disk(disk) => disk.reader().direct(),
+            Self::Swap(_) => DirectStatus::Custom,
+        }
+    }
+
+    /// Whether there is a backing that takes writes.
+    pub(crate) fn is_writable(&self) -> bool {
+        matches!(self, Self::Disk(disk) if disk.writer().is_some())
+    }
+
+    /// Lets writes go to `backing` from now on, unless they go somewhere already.
+    pub(crate) fn allow_writes(&self, engine: &Engine, backing: &Arc<dyn Backing>) {
+        if let Self::Disk(disk) = self {
+            disk.allow_writes(engine, backing);
+        }
+    }
+}
+
+/// How long it is.
+impl Store {
+    /// Bytes the backing has from `position_bytes` on, at most `length_bytes`.
+    pub(crate) fn bytes_from(&self, position_bytes: u64, length_bytes: u64) -> u64 {
+        match self {
+            Self::Disk(disk) => disk.bytes_from(position_bytes, length_bytes),
+            Self::Swap(_) => 0,
+        }
+    }
+
+    /// Whether the bytes behind the end are zeros after a cut; else they are zeroed in memory.
+    pub(crate) fn zeroes_what_is_cut(&self) -> bool {
+        matches!(self, Self::Disk(_))
+    }
+
+    /// Cuts the backing, or lets it grow by zeros. The caller has `cutting` alone.
+    pub(crate) fn set_len(&self, len_bytes: u64) -> std::result::Result<(), IoError> {
+        match self {
+            Self::Disk(disk) => disk.set_len(len_bytes),
+            Self::Swap(_) => Ok(()),
+        }
+    }
+
+    /// Asks the backing, if there is one, how long it is. The caller has `cutting` alone.
+    pub(crate) fn take_len(&self) -> std::result::Result<Option<u64>, IoError> {
+        match self {
+            Self::Disk(disk) => disk.take_len().map(Some),
+            Self::Swap(_) => Ok(None),
+        }
+    }
+}
+
+/// Pages without a folio.
+impl Store {
+    /// Whether a page that has `seen` has no bytes anywhere, and reads as zeros.
+    pub(crate) fn is_hole(&self, seen: Entry) -> bool {
+        matches!(self, Self::Swap(_)) && seen == Entry::HOLE
+    }
+
+    /// Whether values in the table are places of bytes, which must not be forgotten.
+    pub(crate) fn keeps_values(&self) -> bool {
+        matches!(self, Self::Swap(_))
+    }
+
+    /// What the last eviction of the page left for the replacement policy.
+    pub(crate) fn shadow_of(&self, seen: Entry) -> Option<Shadow> {
+        let value = seen.as_value()?;
+        Some(self.slots().map_or(Shadow(value), |swap| swap.shadow(value as u32)))
+    }
+
+    /// A folio that was just put where `seen` stood takes over what that named.
+    pub(crate) fn take_over(&self, locked: &LockedFolio<'_>, seen: Entry) {
+        let Some(swap) = self.slots() else { return };
+        match seen.as_value() {
+            Some(slot) => locked.set_slot(slot as u32),
+            None => swap.note_born(locked.pages()),
+        }
+    }
+
+    /// What a folio that is not dirty leaves at the head of a unit when it is evicted.
+    pub(crate) fn left_by(&self, locked: &LockedFolio<'_>, page: u64, shadow: Shadow) -> Entry {
+        match self {
+            Self::Disk(_) if page == 0 => Entry::value(shadow.0),
+            Self::Disk(_) => Entry::HOLE,
+            Self::Swap(swap) => swap.left_by(locked, page, Some(shadow)),
+        }
+    }
+
+    /// What a folio leaves there that never got its bytes: what it took over.
+    pub(crate) fn left_by_unfilled(&self, locked: &LockedFolio<'_>, page: u64) -> Entry {
+        match self {
+            Self::Disk(_) => Entry::HOLE,
+            Self::Swap(swap) => swap.left_by(locked, page, None),
+        }
+    }
+
+    /// Gives back `pages` places of bytes that nobody wants, the first of which `seen` names.
+    pub(crate) fn give_back(&self, seen: Entry, pages: u32) {
+        if let (Some(swap), Some(slot)) = (self.slots(), seen.as_value()) {
+            swap.give_back(slot as u32, pages);
+            swap.note_gone(u64::from(pages));
+        }
+    }
+
+    /// The bytes of a folio, locked or frozen, will no longer be those of its slot. No write-out of
+    /// it is in flight.
+    pub(crate) fn drop_slot(&self, folio: &Folio) {
+        if let Some(swap) = self.slots()
+            && !folio.flags.write_state().is_dirty()
+            && folio.slot() != 0
+        {
+            swap.give_back(folio.slot(), folio.pages() as u32);
+            folio.set_slot(0);
+        }
+    }
+
+    /// So many pages have no bytes in memory any more, nor in a slot.
+    pub(crate) fn note_gone(&self, pages: u64) {
+        if let Some(swap) = self.slots() {
+            swap.note_gone(pages);
+        }
+    }
+
+    /// The swap whose slots its pages have, if they have any.
+    pub(crate) fn slots(&self) -> Option<&Arc<Swap>> {
+        match self {
+            Self::Disk(_) => None,
+            Self::Swap(swap) => swap.swap(),
+        }
+    }
+}
+
+/// Reads.
+impl Store {
+    /// Where transfers come from that fill folios.
+    pub(crate) fn reader(&self) -> &Arc<dyn Backing> {
+        match self {
+            Self::Disk(disk) => disk.reader(),
+            Self::Swap(swap) => swap.reader(),
+        }
+    }
+
+    /// Where a folio is there, which is in the table.
+    pub(crate) fn position_bytes(&self, folio: &Folio) -> u64 {
+        match self {
+            Self::Disk(_) => folio.index() * PAGE_BYTES,
+            Self::Swap(_) => Swap::position_bytes(folio.slot()),
+        }
+    }
+
+    /// How much of `length_bytes` there is of it to read, and of what follows.
+    pub(crate) fn bytes_to_read(&self, folio: &Folio, length_bytes: u64) -> u64 {
+        match self {
+            Self::Disk(disk) => disk.bytes_from(folio.index() * PAGE_BYTES, length_bytes),
+            Self::Swap(_) if folio.slot() != 0 => length_bytes,
+            Self::Swap(_) => 0,
+        }
+    }
+
+    /// Whether one transfer can read the folio `last` and, next to it, one that finds `seen`.
+    pub(crate) fn continues(&self, last: &Folio, seen: Entry) -> bool {
+        let slot_after = || u64::from(last.slot()) + last.pages();
+        matches!(self, Self::Disk(_)) || seen.as_value() == Some(slot_after())
+    }
+
+    /// Judges the bytes a locked folio was just filled with, which are at `start`: what comes from
+    /// the swap must be what went there (SWAP-4). Tells whether it comes from there.
+    pub(crate) fn check_filled(&self, folio: &FolioRef<'_>, start: *const u8) -> Result<bool> {
+        match self {
+            Self::Disk(_) => Ok(false),
+            Self::Swap(swap) => swap.check_filled(folio, start),
+        }
+    }
+
+    /// A read of the file from `position_bytes` on has failed.
+    #[cold]
+    pub(crate) fn read_error(&self, position_bytes: u64, source: IoError) -> crate::error::Error {
+        match self {
+            Self::Disk(_) => source.into(),
+            Self::Swap(swap) => {
+                ErrorKind::SwapRead { file: swap.name().to_owned(), position_bytes, source }.into()
+            }
+        }
+    }
+
+    /// The storage of `folio`, of which `position_bytes` of the file was read, is shorter than it
+    /// was: of a memory file, that is the swap.
+    #[cold]
+    pub(crate) fn cut_short(
+        &self,
+        folio: &Folio,
+        position_bytes: u64,
+        expected_bytes: u64,
+        got_bytes: u64,
+    ) -> crate::error::Error {
+        let file = self.name();
+        match self.slots() {
+            None => ErrorKind::CutShort { file, position_bytes, expected_bytes, got_bytes }.into(),
+            Some(swap) => {
+                let source = swap::cut_short(swap, folio, expected_bytes, got_bytes);
+                ErrorKind::SwapRead { file, position_bytes, source }.into()
+            }
+        }
+    }
+}
+
+/// Writes.
+impl Store {
+    /// Where the file is written to.
+    pub(crate) fn writer(&self) -> &Arc<dyn Backing> {
+        let Self::Disk(disk) = self else { unreachable!("a memory file has no place of its own") };
+        disk.writer().unwrap_or(disk.reader())
+    }
+
+    /// So many bytes have been written to the backing. The caller shares `cutting`.
+    pub(crate) fn note_written(&self, position_bytes: u64, length_bytes: u64) {
+        if let Self::Disk(disk) = self {
+            disk.note_written(position_bytes, length_bytes);
+        }
+    }
+
+    /// A write-out has ended.
+    pub(crate) fn note_end(&self, error: Option<&Arc<IoError>>) {
+        if let Some(swap) = self.slots() {
+            swap.note_end(error);
+        }
+    }
+
+    /// Makes what has been written durable.
+    pub(crate) fn flush(&self, metadata: bool) -> std::result::Result<(), IoError> {
+        match self {
+            Self::Disk(disk) => disk.flush(metadata),
+            Self::Swap(_) => Ok(()),
+        }
+    }
+
+    /// Whether the backing was flushed since it was last changed.
+    pub(crate) fn is_flushed(&self) -> bool {
+        match self {
+            Self::Disk(disk) => disk.is_flushed(),
+            Self::Swap(_) => true,
+        }
+    }
+
+    /// Gives up what a flush that failed was to make durable.
+    pub(crate) fn forget_failed_flush(&self) {
+        if let Self::Disk(disk) = self {
+            disk.forget_failed_flush();
+        }
+    }
 }
