@@ -72,8 +72,8 @@ enum Leftover {
     /// Behind the end of the file, and perhaps touched there: whoever waited for it was woken at
     /// this time ([`FAULT_CLOCK`]).
     Suspected(u64),
-    /// It could not be read: whoever touches it gets SIGBUS.
-    Poison,
+    /// It could not be read: whoever touches it gets SIGBUS. Who waited was woken before this time.
+    Poison(u64),
     /// The page is there, and does not leave (REGION-4): folios that were cut off had it, and
     /// somebody holds on to them. With `is_taken` a folio of the table has it now.
     Held { orphans: SmallVec<[FolioId; 1]>, is_taken: bool },
@@ -254,7 +254,7 @@ impl Region {
         }
         let mut leftovers = self.leftovers.lock();
         for index in pages {
-            if matches!(leftovers.at.get(&index), Some(Leftover::Poison)) {
+            if matches!(leftovers.at.get(&index), Some(Leftover::Poison(_))) {
                 leftovers.at.remove(&index);
                 let answer = self.regions.unpoison(&self.range_of(&(index..index + 1)));
                 // It is there, perhaps among others that are seen already, and cannot be touched.
@@ -363,6 +363,15 @@ impl Region {
         self.userfault.unprotect(range.start, range.length_bytes)
     }
 
+    /// Whether a page was poisoned after a message about it was read: then nobody waits for it.
+    pub(crate) fn is_poisoned_since(&self, index: u64, read_at: u64) -> bool {
+        // Relaxed: a hint; who does not see it tries once more to bring the page in.
+        self.has_leftovers.load(Ordering::Relaxed) && {
+            let leftovers = self.leftovers.lock();
+            matches!(leftovers.at.get(&index), Some(Leftover::Poison(since)) if read_at < *since)
+        }
+    }
+
     /// A number that changes when the file is about to grow, and when it has grown.
     pub(crate) fn growths(&self) -> u64 {
         // Acquire: pairs with the Release in `begin_growth` and `end_growth`: how the page is found
@@ -383,9 +392,12 @@ impl Region {
         let Refusal { index, growths, read_at, error } = refusal.clone();
         let range = self.range_of(&(index..index + 1));
         let mut leftovers = self.leftovers.lock();
-        let is_late = growths != self.growths() || index < leftovers.growing_end || is_there();
-        if is_late {
+        if growths != self.growths() || index < leftovers.growing_end || is_there() {
             return Ok(false);
+        }
+        if matches!(leftovers.at.get(&index), Some(Leftover::Poison(since)) if read_at < *since) {
+            // By another service, which has told of it.
+            return Ok(true);
         }
         if is_past_end() {
             let woken_at = match leftovers.at.get(&index) {
@@ -407,16 +419,18 @@ impl Region {
     /// Whether nobody can touch the page now; not if one is there.
     fn poison(&self, leftovers: &mut Leftovers, index: u64, range: &PageRange) -> io::Result<bool> {
         // First: whoever it wakes may be the one who clears it.
-        let before = leftovers.at.insert(index, Leftover::Poison);
+        let before = leftovers.at.insert(index, Leftover::Poison(0));
         self.note_leftovers(leftovers);
         let poisoned = self.regions.poison(&self.userfault, range);
-        if poisoned.is_err() {
-            match before {
-                Some(leftover) => leftovers.at.insert(index, leftover),
-                None => leftovers.at.remove(&index),
-            };
-            self.note_leftovers(leftovers);
-        }
+        let after = match &poisoned {
+            Ok(()) => Some(Leftover::Poison(FAULT_CLOCK.advance())),
+            Err(_) => before,
+        };
+        match after {
+            Some(leftover) => leftovers.at.insert(index, leftover),
+            None => leftovers.at.remove(&index),
+        };
+        self.note_leftovers(leftovers);
         match poisoned {
             Ok(()) => Ok(true),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
@@ -497,7 +511,7 @@ impl Region {
     }
 
     fn clear_locked(&self, leftovers: &mut Leftovers, index: u64) -> io::Result<()> {
-        if matches!(leftovers.at.remove(&index), Some(Leftover::Poison)) {
+        if matches!(leftovers.at.remove(&index), Some(Leftover::Poison(_))) {
             self.regions.unpoison(&self.range_of(&(index..index + 1)))?;
         }
         self.unmap_locked(index)
@@ -510,7 +524,9 @@ impl Region {
             return Ok(());
         }
         let mut leftovers = self.leftovers.lock();
-        self.clear_leftovers(&mut leftovers, pages, |leftover| matches!(leftover, Leftover::Poison))
+        self.clear_leftovers(&mut leftovers, pages, |leftover| {
+            matches!(leftover, Leftover::Poison(_))
+        })
     }
 
     /// G1: `pages`, which were behind the end, are about to belong to the file: whatever stands

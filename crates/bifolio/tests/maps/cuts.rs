@@ -9,17 +9,8 @@ use std::thread;
 
 use bifolio::FaultMode;
 
-use crate::setup::{Address, Way, store, touch};
+use crate::setup::{Address, Way, kernel_loads, store, touch};
 use crate::support::{PAGE, directory, file_of};
-
-/// Has the kernel load a byte; whether it could.
-fn kernel_loads(start: *const u8, position: u64) -> bool {
-    use std::os::fd::AsRawFd;
-    let (_read, write) = std::io::pipe().unwrap();
-    let source = start.wrapping_add(position as usize);
-    // SAFETY: one byte of a map that lives, which the kernel only reads.
-    unsafe { libc::write(write.as_raw_fd(), source.cast(), 1) == 1 }
-}
 
 /// Has the kernel load the second page, over and over.
 fn load_until(stop: &AtomicBool, start: Address) {

@@ -8,15 +8,18 @@ use std::os::unix::process::ExitStatusExt;
 use std::thread;
 use std::time::Duration;
 
-use bifolio::{Cache, ErrorKind, Feature, File, ReadRequest};
+use bifolio::{Cache, ErrorKind, FaultMode, Feature, File, ReadRequest};
 use bifolio_testing::{Call, Fault, Gate, fill_bytes};
 
-use crate::setup::{Way, load, run_child, store, touch};
-use crate::support::{self, Faulty, PAGE, assert_same, error_of, read, read_all};
+use crate::setup::{Address, Way, kernel_loads, load, run_child, store, touch};
+use crate::support::{self, Faulty, PAGE, assert_same, error_of, read, read_all, wait_until};
 
 const PAGE_USIZE: usize = PAGE as usize;
 const NAME: &str = "faults::a_page_that_cannot_be_read_raises_a_signal_until_it_can";
 const VARIABLE: &str = "BIFOLIO_TEST_MAP_FAULT";
+
+/// How many faults of a device are served at a time.
+const SERVED_MAX: u64 = 4;
 
 fn storage(pages: usize) -> Faulty {
     Faulty::new(support::Way::Memory, pages * PAGE_USIZE, 5)
@@ -70,13 +73,10 @@ fn a_page_that_cannot_be_read_raises_a_signal_until_it_can() {
     }
 }
 
-/// Has the kernel load a byte, which dies of nothing; whether it could.
-fn kernel_loads(start: *const u8, position: u64) -> bool {
-    use std::os::fd::AsRawFd;
-    let (_read, write) = std::io::pipe().unwrap();
-    let source = start.wrapping_add(position as usize);
-    // SAFETY: one byte of a map that lives, which the kernel only reads.
-    unsafe { libc::write(write.as_raw_fd(), source.cast(), 1) == 1 }
+/// Waits until nobody serves a fault of the file any more. The kernel may ask more than once for
+/// one touch: who is woken for another reason asks again.
+fn wait_for_services(file: &File) {
+    drop(file.map(0..file.len()).unwrap());
 }
 
 #[test]
@@ -85,14 +85,15 @@ fn a_poisoned_page_is_told_once_and_heals_with_a_prefetch() {
         let storage = storage(16);
         let (_cache, file) = open(way, &storage, 1 << 20);
         let mut map = file.map_mut(0..file.len()).unwrap();
-        storage.backing.inject(Fault::on(Call::Read).nth(1).fails(libc::EIO));
-        if way.faults == bifolio::FaultMode::InThread {
+        storage.backing.inject(Fault::on(Call::Read).forever());
+        assert!(!kernel_loads(map.as_ptr(), 5 * PAGE), "{way:?}: it was to fail");
+        if way.faults == FaultMode::InThread {
             // The kernel cannot ask us: nothing is poisoned, and the next one finds it.
-            assert!(!kernel_loads(map.as_ptr(), 5 * PAGE));
             assert!(map.take_error().is_none());
             continue;
         }
-        assert!(!kernel_loads(map.as_ptr(), 5 * PAGE), "{way:?}: it was to fail");
+        wait_for_services(&file);
+        storage.backing.heal();
         assert!(!kernel_loads(map.as_ptr(), 5 * PAGE), "{way:?}: it is poisoned");
         let error = map.take_error().unwrap();
         let ErrorKind::Fault(cause) = error.kind() else { panic!("{error:?}") };
@@ -104,14 +105,49 @@ fn a_poisoned_page_is_told_once_and_heals_with_a_prefetch() {
         file.sync_data().unwrap();
         assert_eq!(&storage.stored()[5 * PAGE_USIZE..5 * PAGE_USIZE + 6], b"stored");
         // A call may bring it back, too.
-        let bad = Fault::on(Call::Read).at(0..PAGE).fails(libc::EIO);
         drop((map, file, _cache));
         let (_cache, file) = open(way, &storage, 1 << 20);
         let map = file.map(0..file.len()).unwrap();
-        storage.backing.inject(bad);
+        storage.backing.inject(Fault::on(Call::Read).forever());
         assert!(!kernel_loads(map.as_ptr(), 0));
+        storage.backing.heal();
         assert_same(&read(&file, 0, PAGE_USIZE), &storage.bytes[..PAGE_USIZE]);
         assert_eq!(touch(map.as_ptr(), 9), storage.bytes[9]);
+    }
+}
+
+/// Each thread that waits has sent a message; the first that is served is told for all.
+#[test]
+fn a_page_that_many_wait_for_is_refused_once() {
+    let ways = Way::with_and_without(Feature::FaultPoison).into_iter();
+    for way in ways.filter(|way| way.faults == FaultMode::Threads) {
+        let storage = storage(16);
+        let (cache, file) = open(way, &storage, 1 << 20);
+        let map = file.map(0..file.len()).unwrap();
+        let start = Address(map.as_ptr().cast_mut());
+        let (first, next) = (Gate::new(), Gate::new());
+        storage.backing.inject(Fault::on(Call::Read).held(&first));
+        storage.backing.inject(Fault::on(Call::Read).nth(2).held(&next));
+        storage.backing.inject(Fault::on(Call::Read).forever());
+        let begin = |served| {
+            let waiter = thread::spawn(move || kernel_loads({ start }.0, 5 * PAGE));
+            wait_until("it is served", || cache.stats().faults >= served);
+            waiter
+        };
+        let mut waiters: Vec<_> = (1..=SERVED_MAX).map(begin).collect();
+        // Those that come now wait until a service has ended. Long enough to be read, mostly.
+        waiters.extend([(); 4].map(|()| begin(SERVED_MAX)));
+        thread::sleep(Duration::from_millis(20));
+        first.open();
+        for waiter in waiters {
+            assert!(!waiter.join().unwrap(), "{way:?}: it was to fail");
+        }
+        assert!(map.take_error().is_some());
+        next.open();
+        wait_for_services(&file);
+        assert!(map.take_error().is_none(), "{way:?}: told twice");
+        let reads = storage.backing.calls(Call::Read);
+        assert!(reads <= SERVED_MAX, "{way:?}: read {reads} times");
     }
 }
 

@@ -8,6 +8,7 @@
 #![allow(unsafe_code)]
 
 use std::ops::Range;
+use std::os::fd::AsRawFd;
 use std::process::{Command, Output};
 use std::sync::atomic::AtomicU64;
 
@@ -124,6 +125,14 @@ pub fn touch(start: *const u8, position: u64) -> u8 {
     let source = unsafe { start.add(position as usize) };
     // SAFETY: as above.
     unsafe { source.read_volatile() }
+}
+
+/// Has the kernel load a byte, which dies of nothing; whether it could.
+pub fn kernel_loads(start: *const u8, position: u64) -> bool {
+    let (_read, write) = std::io::pipe().unwrap();
+    let source = start.wrapping_add(position as usize);
+    // SAFETY: one byte of a map that lives, which the kernel only reads.
+    unsafe { libc::write(write.as_raw_fd(), source.cast(), 1) == 1 }
 }
 
 /// Stores bytes from `position` on.

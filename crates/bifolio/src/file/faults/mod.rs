@@ -145,16 +145,22 @@ impl Server {
         self.handle.inode.memory.counters.add(Counter::Fault, 1);
         let mut left = pages;
         let mut is_served = true;
-        loop {
+        while left.start < left.end {
+            // Refused by another service, which has told of it: nobody waits.
+            if self.region.is_poisoned_since(left.start, read_at) {
+                (is_served, left.start) = (false, left.start + 1);
+                continue;
+            }
             // R1 of `memory/region.rs`.
             let growths = self.region.growths();
             let Err((index, error)) = self.handle.handle_fault(left.clone(), is_write) else {
-                return is_served;
+                break;
             };
             let error = Arc::new(error);
             is_served &= !self.refuse(&Refusal { index, growths, read_at, error });
             left.start = index + 1;
         }
+        is_served
     }
 
     /// A page cannot be had: if that is still so, whoever touches it is to know, and nobody is to
