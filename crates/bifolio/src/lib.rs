@@ -79,11 +79,8 @@ mod file {
 /// The same of `memory`.
 #[cfg(all(test, loom))]
 mod memory {
-    mod batches;
-    mod lists;
     mod lru;
-    pub(crate) use lists::ListKind;
-    pub(crate) use lru::Lru;
+    pub(crate) use lru::{ListKind, Lru};
 }
 /// The same of `writeback`.
 #[cfg(all(test, loom))]

@@ -6,29 +6,28 @@
 //!
 //! Allocation prefers the slot after the neighbour's (`near`), then one in a row of free slots
 //! (`extents.rs`), then an empty chunk of another order, then whatever slot of the right order
-//! there is, then what the bound still allows (`chunk_allocation.rs`), then what is free around a
+//! there is, then what the bound still allows (`resident.rs`), then what is free around a
 //! few folios of another order. Nobody asks whether there would be something: to allocate is to
 //! find out. What else there is, eviction must free. A chunk that is wanted for another order, or
 //! back by the kernel, is *evacuated*: nothing is allocated in it any more, its folios are evicted
 //! one by one (by `reclaim`), and when it is empty it changes its role. If some stay, what lies
 //! between them serves the other order (`chunk.rs`), or its pages are *retired*: given back by
-//! themselves, at the price of a huge page, and revived when the budget allows. Whoever holds on to
-//! memory of chunks (the engine of `io`) watches them: see `watcher.rs`.
+//! themselves, at the price of a huge page, and revived when the budget allows (`resident.rs`).
+//! The engine of `io`, which holds on to memory of chunks, watches them ([`ChunkWatcher`]).
 //!
 //! # Safety
 //! Hands out addresses inside the reservation; touches none.
 
-use super::budget::Budget;
 use super::chunk::{CHUNK_BYTES, CHUNK_PAGES, Chunk};
 use super::extents::{Available, LATELY};
 use super::region_pages::RegionPages;
-use super::watcher::ChunkWatcher;
 use super::{FrameKind, ORDER_MAX};
 use crate::config::HugePages;
 use crate::page::{FolioId, Folios};
 use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex, Ordering};
 use crate::sys::memory::Reservation;
 use crate::sys::probe::{Feature, Features};
+use std::fmt::Debug;
 use std::io;
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
@@ -466,4 +465,57 @@ impl State {
         self.free_pages += u64::from(chunk.free_pages()) - free_before;
         self.list(number);
     }
+}
+
+/// The bytes that may be resident, and those that are. Pure arithmetic under the arena's lock.
+#[derive(Debug)]
+pub(super) struct Budget {
+    pub(super) bound_bytes: u64,
+    pub(super) used_bytes: u64,
+}
+
+impl Budget {
+    pub(super) fn new(bound_bytes: u64) -> Self {
+        Self { bound_bytes, used_bytes: 0 }
+    }
+
+    /// What may still be taken.
+    pub(super) fn left_bytes(&self) -> u64 {
+        self.bound_bytes.saturating_sub(self.used_bytes)
+    }
+
+    /// What must be given back.
+    pub(super) fn excess_bytes(&self) -> u64 {
+        self.used_bytes.saturating_sub(self.bound_bytes)
+    }
+
+    /// Takes `bytes` if they fit.
+    #[must_use]
+    pub(super) fn try_take(&mut self, bytes: u64) -> bool {
+        let fits = bytes <= self.left_bytes();
+        if fits {
+            self.used_bytes += bytes;
+        }
+        fits
+    }
+
+    pub(super) fn give_back(&mut self, bytes: u64) {
+        debug_assert!(bytes <= self.used_bytes, "{bytes} of {}", self.used_bytes);
+        self.used_bytes -= bytes;
+    }
+}
+
+/// Told by the arena, under its lock, about chunks; calls nothing of the arena.
+///
+/// Implemented by the engine of `io`, which lets the kernel hold on to chunks (registered buffers).
+/// Memory that is held so would stay resident when it is given back, and, worse, a later transfer
+/// would reach the old pages: so it must be let go before.
+pub(crate) trait ChunkWatcher: Debug + Send + Sync {
+    /// Every page of the chunk is resident and charged now.
+    fn chunk_is_whole(&self, chunk: usize);
+
+    /// Pages of the chunk are about to be given back, none of which belongs to a folio. When this
+    /// returns nobody holds on to the chunk (but for transfers of other folios in it that are in
+    /// flight, until they are complete), nor will before it is whole again.
+    fn before_release(&self, chunk: usize);
 }

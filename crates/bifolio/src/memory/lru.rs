@@ -1,7 +1,8 @@
-//! The LRU: who was used lately, and in which order the others go.
+//! The LRU: what was used lately, and in which order the rest goes.
 //!
-//! Called by `file` when a folio is filled, by `reclaim` when one is needed. Two lists and, before
-//! them, a batch for each CPU, so that adding a folio takes the lists' lock once in 31 times:
+//! Called by `file` when a folio is filled, by `reclaim` when one is needed. Two lists, linked
+//! through the descriptors (rule 3 of `page`), and, before them, a batch for each CPU, so that
+//! adding a folio takes the lists' lock once in 31 times:
 //!
 //! ```text
 //!   fill --> batch of this CPU (31) --full, or drained--> INACTIVE head
@@ -14,6 +15,30 @@
 //!
 //! Readers never come here: they set REFERENCED in the Entry, and reclaim finds it.
 //!
+//! PROTOCOL of the batches, as three columns:
+//!
+//! ```text
+//!  ADD (on CPU c)                  DRAIN (by anybody)            DRAIN OF ALL
+//!  A1 lock batch c                 D1 lock batch c               G1 remember the generation
+//!  A2 push: the slot owns the      D2 lock the lists, link       G2 lock the drains
+//!     reference; c is noted in        every folio, unlock        G3 another generation now? then
+//!     the descriptor               D3 put every slot's              unlock: done
+//!  A3 full, or large folio?           reference; empty it        G4 begin the next generation
+//!     D2, D3                       D4 unlock batch c             G5 D1 to D4 for each CPU
+//!  A4 unlock batch c                                             G6 unlock the drains
+//! ```
+//!
+//! Which CPU's batch is only a matter of speed: a thread that moved between looking up its CPU and
+//! A1 uses a neighbour's batch. A drain needs no help from the other CPU, unlike the kernel's.
+//!
+//! - G3, as in the kernel's `__lru_add_drain_all`: a call that finds a new generation behind the
+//!   lock has waited for a drain that began, at G4, after G1: what was added before G1 is on the
+//!   lists. G4 before G5: if it came after, one that began too early would count.
+//! - A drain *for some folios* ([`Lru::drain_for`]) is D1 to D4 if one of the slots holds one of
+//!   them, which is exact: a folio is in the batch it was given to last (A2), or in none. When D1
+//!   has the lock, no other drain is between D2 and D3. So requests that meet need no generation:
+//!   the second finds nothing.
+//!
 //! Folios of files that have nowhere to put their pages (memory files without a swap) come to no
 //! batch and no list. They are marked as unlisted, until they are freed, and their pages counted
 //! ([`Lru::unlisted_pages`]): so reclaim does not wait for them, as it does for others that it does
@@ -23,31 +48,30 @@
 //! - LRU-1: a folio is in at most one of: a batch, a list, an isolation. A batch slot and an
 //!   isolation hold a reference each; a list does not (the last put takes the folio off it).
 //! - LRU-2: ON_LRU is set exactly while the folio is linked in a list, both under the lists' lock.
-//!   Only who holds a reference, or frees, changes it: so the last put may look without the lock.
+//!   Only a thread that holds a reference, or frees, changes it: so the last put may look without
+//!   the lock.
 //! - LRU-3: when a drain returns, every folio that was in a drained batch before the call is on a
 //!   list and the batch's reference to it is put: the whole of it happens under the batch's lock.
 //!
 //! Lock order: the lock of the drains of all, a batch's lock, then the lists' lock. References are
 //! put after the lists' lock is released, because the last put takes it.
 
-use super::batches::CpuBatch;
-use super::lists::{ListKind, ListSizes, Lists};
-use crate::page::{BATCH_SLOTS, Flag, Folio, FolioId, FolioRef, Folios};
+use crate::page::{BATCH_SLOTS, Flag, Folio, FolioBatch, FolioId, FolioRef, Folios, NO_FOLIO};
 use crate::sync::{AtomicU64, Mutex, Ordering};
 
 /// See the head of the file.
 #[derive(Debug)]
 pub(crate) struct Lru {
-    pub(super) lists: Mutex<Lists>,
+    lists: Mutex<Lists>,
     /// Mirror of the lists', for who only looks.
     pub(super) active_pages: AtomicU64,
     /// Pages of folios that come to no list.
-    pub(super) unlisted_pages: AtomicU64,
-    pub(super) cpus: Box<[Mutex<CpuBatch>]>,
-    /// Drains of all batches that have begun (G4 of `batches.rs`).
-    pub(super) generation: AtomicU64,
+    unlisted_pages: AtomicU64,
+    cpus: Box<[Mutex<CpuBatch>]>,
+    /// Drains of all batches that have begun (G4 of `lru.rs`).
+    generation: AtomicU64,
     /// Held by a drain of all batches.
-    pub(super) draining: Mutex<()>,
+    draining: Mutex<()>,
     /// Evictions and activations so far: the clock of refault distances.
     pub(super) clock: AtomicU64,
 }
@@ -85,7 +109,7 @@ impl Lru {
     }
 
     /// Changes the lists.
-    pub(super) fn change<T>(&self, work: impl FnOnce(&mut Lists) -> T) -> T {
+    fn change<T>(&self, work: impl FnOnce(&mut Lists) -> T) -> T {
         let mut lists = self.lists.lock();
         let answer = work(&mut lists);
         self.active_pages.store(lists.sizes().active_pages, Ordering::Relaxed);
@@ -183,5 +207,376 @@ impl Lru {
         if folio.flags.get(Flag::Unlisted) {
             self.unlisted_pages.fetch_sub(folio.pages(), Ordering::Relaxed);
         }
+    }
+}
+
+/// Which list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ListKind {
+    /// Where reclaim takes from.
+    Inactive,
+    /// What was used more than once.
+    Active,
+}
+
+impl ListKind {
+    /// The list that a folio is on, or bound for.
+    pub(crate) fn of(folio: &Folio) -> Self {
+        if folio.flags.get(Flag::Active) { Self::Active } else { Self::Inactive }
+    }
+}
+
+/// Pages on each list.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct ListSizes {
+    /// Pages on the inactive list.
+    pub(crate) inactive_pages: u64,
+    /// Pages on the active list.
+    pub(crate) active_pages: u64,
+}
+
+impl ListSizes {
+    /// Whether the inactive list is so short that the active one must give: more than the square
+    /// root of ten times its GiB to one, as the kernel balances its own.
+    pub(crate) fn is_inactive_low(&self) -> bool {
+        const PAGES_PER_GIB: u64 = 1 << 18;
+        let gib = (self.inactive_pages + self.active_pages) / PAGES_PER_GIB;
+        let ratio = (10 * gib).isqrt().max(1);
+        self.inactive_pages * ratio < self.active_pages
+    }
+}
+
+/// Epochs that a folio is on the inactive list until its turn to leave comes, while as many come
+/// as leave. The clock of eight bits wraps after several such lives.
+const EPOCHS: u64 = 32;
+
+#[derive(Debug)]
+struct List {
+    head: u32,
+    tail: u32,
+    pages: u64,
+}
+
+impl Default for List {
+    fn default() -> Self {
+        Self { head: NO_FOLIO, tail: NO_FOLIO, pages: 0 }
+    }
+}
+
+/// The two lists. Always under their lock (rule 3 of `page`).
+#[derive(Debug, Default)]
+struct Lists {
+    inactive: List,
+    active: List,
+    /// The clock of the inactive list: see [`EPOCHS`].
+    epoch: u8,
+    /// Pages that came to the inactive list in this epoch.
+    epoch_pages: u64,
+}
+
+impl Lists {
+    fn sizes(&self) -> ListSizes {
+        let (inactive_pages, active_pages) = (self.inactive.pages, self.active.pages);
+        ListSizes { inactive_pages, active_pages }
+    }
+
+    /// The oldest folio of a list.
+    fn tail(&self, kind: ListKind) -> Option<FolioId> {
+        let tail = match kind {
+            ListKind::Inactive => self.inactive.tail,
+            ListKind::Active => self.active.tail,
+        };
+        (tail != NO_FOLIO).then_some(FolioId(tail))
+    }
+
+    /// Links a folio at the head of a list.
+    fn add(&mut self, folios: &Folios, id: FolioId, kind: ListKind) {
+        let folio = folios.get(id);
+        debug_assert!(!folio.flags.get(Flag::OnLru), "{id:?} is on a list already");
+        folio.flags.set(Flag::OnLru);
+        match kind {
+            ListKind::Active => folio.flags.set(Flag::Active),
+            ListKind::Inactive => folio.flags.clear(Flag::Active),
+        };
+        self.link(folios, id, kind);
+        if kind == ListKind::Inactive {
+            self.tick(folio.pages());
+            folio.lru_epoch.store(self.epoch, Ordering::Relaxed);
+        }
+    }
+
+    /// Puts a folio where another is on its list, if that is on one, and takes that off.
+    fn replace(&mut self, folios: &Folios, old: FolioId, new: FolioId) {
+        let (old, successor) = (folios.get(old), folios.get(new));
+        if !old.flags.clear(Flag::OnLru) {
+            return;
+        }
+        successor.flags.set(Flag::OnLru);
+        let kind = ListKind::of(old);
+        if kind == ListKind::Active {
+            successor.flags.set(Flag::Active);
+        }
+        successor.lru_epoch.store(old.lru_epoch.load(Ordering::Relaxed), Ordering::Relaxed);
+        let next = old.lru_next.load(Ordering::Relaxed);
+        let previous = old.lru_previous.load(Ordering::Relaxed);
+        self.join(folios, kind, previous, new.0);
+        self.join(folios, kind, new.0, next);
+    }
+
+    /// Whether a folio is on the inactive list, and in the oldest quarter of it.
+    fn is_old(&self, folios: &Folios, id: FolioId) -> bool {
+        let folio = folios.get(id);
+        let on_inactive = folio.flags.get(Flag::OnLru) && !folio.flags.get(Flag::Active);
+        let age = self.epoch.wrapping_sub(folio.lru_epoch.load(Ordering::Relaxed));
+        on_inactive && u64::from(age) >= EPOCHS / 4 * 3
+    }
+
+    /// So many pages come to the inactive list: time goes on by that.
+    fn tick(&mut self, pages: u64) {
+        self.epoch_pages += pages;
+        if self.epoch_pages * EPOCHS >= self.inactive.pages {
+            self.epoch = self.epoch.wrapping_add(1);
+            self.epoch_pages = 0;
+        }
+    }
+
+    /// Moves a folio from wherever it is on its list to the head. ON_LRU stays set all the time:
+    /// the folio may be dying, and nobody would take it off if the last put saw it clear (LRU-2).
+    fn rotate(&mut self, folios: &Folios, id: FolioId, kind: ListKind) {
+        self.unlink(folios, id);
+        self.link(folios, id, kind);
+    }
+
+    /// Moves a folio from wherever it is on its list to the tail of the inactive one. ON_LRU stays
+    /// set, as in [`Self::rotate`].
+    fn demote(&mut self, folios: &Folios, id: FolioId) {
+        self.unlink(folios, id);
+        let folio = folios.get(id);
+        folio.flags.clear(Flag::Active);
+        // As old as can be.
+        folio.lru_epoch.store(self.epoch.wrapping_sub(EPOCHS as u8), Ordering::Relaxed);
+        self.inactive.pages += folio.pages();
+        self.join(folios, ListKind::Inactive, self.inactive.tail, id.0);
+        self.join(folios, ListKind::Inactive, id.0, NO_FOLIO);
+    }
+
+    /// Unlinks a folio from the list it is on.
+    fn remove(&mut self, folios: &Folios, id: FolioId) {
+        let folio = folios.get(id);
+        let was_linked = folio.flags.clear(Flag::OnLru);
+        debug_assert!(was_linked, "{id:?} is on no list");
+        self.unlink(folios, id);
+    }
+
+    fn link(&mut self, folios: &Folios, id: FolioId, kind: ListKind) {
+        let list = self.list(kind);
+        list.pages += folios.get(id).pages();
+        let next = list.head;
+        self.join(folios, kind, NO_FOLIO, id.0);
+        self.join(folios, kind, id.0, next);
+    }
+
+    fn unlink(&mut self, folios: &Folios, id: FolioId) {
+        let folio = folios.get(id);
+        let kind = ListKind::of(folio);
+        self.list(kind).pages -= folio.pages();
+        let next = folio.lru_next.load(Ordering::Relaxed);
+        let previous = folio.lru_previous.load(Ordering::Relaxed);
+        self.join(folios, kind, previous, next);
+    }
+
+    /// Makes two folios neighbours on a list; [`NO_FOLIO`] on either side is that end of it.
+    fn join(&mut self, folios: &Folios, kind: ListKind, previous: u32, next: u32) {
+        match previous {
+            NO_FOLIO => self.list(kind).head = next,
+            id => folios.get(FolioId(id)).lru_next.store(next, Ordering::Relaxed),
+        }
+        match next {
+            NO_FOLIO => self.list(kind).tail = previous,
+            id => folios.get(FolioId(id)).lru_previous.store(previous, Ordering::Relaxed),
+        }
+    }
+
+    fn list(&mut self, kind: ListKind) -> &mut List {
+        match kind {
+            ListKind::Inactive => &mut self.inactive,
+            ListKind::Active => &mut self.active,
+        }
+    }
+}
+
+/// The folios one CPU has gathered.
+#[derive(Debug, Default)]
+struct CpuBatch {
+    adds: FolioBatch,
+}
+
+impl Lru {
+    /// Hands a new folio to the batch of `cpu`; the reference becomes the slot's. It goes to the
+    /// active list if its ACTIVE flag is set. Tells whether the batch went to the lists.
+    pub(crate) fn add(&self, folios: &Folios, folio: FolioRef<'_>, cpu: usize) -> bool {
+        let cpu = cpu % self.cpus.len();
+        let mut batch = self.cpus[cpu].lock();
+        folio.folio().set_batch_cpu(cpu);
+        // A large folio would keep too much from reclaim: it does not wait in a batch.
+        let large = folio.folio().order() > 0;
+        let full = batch.adds.push(folio.into_id()) || large;
+        if full {
+            self.move_to_lists(folios, &mut batch);
+        }
+        full
+    }
+
+    /// Moves what the batch of `cpu` holds to the lists (LRU-3); tells whether that was anything.
+    pub(crate) fn drain(&self, folios: &Folios, cpu: usize) -> bool {
+        self.drain_for(folios, cpu, |_| true)
+    }
+
+    /// Drains the batch of `cpu` if it holds one of the `wanted` folios; tells whether it did. None
+    /// of them is in it then.
+    pub(crate) fn drain_for(
+        &self,
+        folios: &Folios,
+        cpu: usize,
+        wanted: impl Fn(FolioId) -> bool,
+    ) -> bool {
+        let mut batch = self.cpus[cpu % self.cpus.len()].lock();
+        let found = batch.adds.as_slice().iter().any(|id| wanted(*id));
+        if found {
+            self.move_to_lists(folios, &mut batch);
+        }
+        found
+    }
+
+    /// Drains the batches of all CPUs; tells how many held anything. Calls that meet share one.
+    pub(crate) fn drain_all(&self, folios: &Folios) -> usize {
+        // Relaxed: the batches' locks order it. A drain that missed what was added before this
+        // load had its generation stored before that was added.
+        let asked = self.generation.load(Ordering::Relaxed);
+        let _turn = self.draining.lock();
+        if self.generation.load(Ordering::Relaxed) != asked {
+            return 0;
+        }
+        self.generation.store(asked + 1, Ordering::Relaxed);
+        (0..self.cpus.len()).filter(|cpu| self.drain(folios, *cpu)).count()
+    }
+
+    fn move_to_lists(&self, folios: &Folios, batch: &mut CpuBatch) {
+        let adds = std::mem::take(&mut batch.adds);
+        self.change(|lists| {
+            for id in adds.as_slice() {
+                lists.add(folios, *id, ListKind::of(folios.get(*id)));
+            }
+        });
+        for id in adds.as_slice() {
+            drop(folios.adopt(*id));
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    /// The folios of a list, oldest first, as the links of either direction have them.
+    fn walk(lists: &Lists, folios: &Folios, kind: ListKind) -> Vec<u32> {
+        let list = if kind == ListKind::Active { &lists.active } else { &lists.inactive };
+        let follow = |from: u32, link: fn(&Folio) -> u32| {
+            let next = |id: &u32| Some(link(folios.get(FolioId(*id)))).filter(|id| *id != NO_FOLIO);
+            let first = Some(from).filter(|id| *id != NO_FOLIO);
+            std::iter::successors(first, next).collect::<Vec<_>>()
+        };
+        let from_tail = follow(list.tail, |folio| folio.lru_previous.load(Ordering::Relaxed));
+        let mut from_head = follow(list.head, |folio| folio.lru_next.load(Ordering::Relaxed));
+        from_head.reverse();
+        assert_eq!(from_tail, from_head);
+        from_tail
+    }
+
+    #[test]
+    fn a_folio_that_replaces_another_has_its_place_on_its_list() {
+        for kind in [ListKind::Inactive, ListKind::Active] {
+            for place in 0..3 {
+                let folios = Folios::without_reaper(8);
+                let mut lists = Lists::default();
+                for id in 0..3 {
+                    lists.add(&folios, FolioId(id), kind);
+                }
+                let before = lists.sizes();
+                lists.replace(&folios, FolioId(place), FolioId(7));
+                let expected = [0, 1, 2].map(|id| if id == place { 7 } else { id });
+                assert_eq!(walk(&lists, &folios, kind), expected);
+                assert_eq!(lists.sizes().inactive_pages, before.inactive_pages);
+                assert!(!folios.get(FolioId(place)).flags.get(Flag::OnLru));
+                lists.remove(&folios, FolioId(7));
+                let rest: Vec<_> = (0..3).filter(|id| *id != place).collect();
+                assert_eq!(walk(&lists, &folios, kind), rest);
+            }
+        }
+    }
+
+    #[test]
+    fn a_demoted_folio_is_next_to_leave_and_old() {
+        for kind in [ListKind::Inactive, ListKind::Active] {
+            for place in 0..3 {
+                let (folios, mut lists) = (Folios::without_reaper(4), Lists::default());
+                lists.add(&folios, FolioId(3), ListKind::Inactive);
+                for id in 0..3 {
+                    lists.add(&folios, FolioId(id), kind);
+                }
+                lists.demote(&folios, FolioId(place));
+                assert_eq!(walk(&lists, &folios, ListKind::Inactive)[0], place);
+                let both = [ListKind::Inactive, ListKind::Active];
+                let mut all = both.map(|kind| walk(&lists, &folios, kind)).concat();
+                all.sort_unstable();
+                assert_eq!(all, [0, 1, 2, 3]);
+                let active_pages = if kind == ListKind::Active { 2 } else { 0 };
+                let sizes = lists.sizes();
+                assert_eq!(sizes.active_pages, active_pages);
+                assert_eq!(sizes.inactive_pages, 4 - active_pages);
+                assert!(lists.is_old(&folios, FolioId(place)));
+            }
+        }
+    }
+
+    #[test]
+    fn a_folio_that_replaces_one_on_no_list_is_on_none() {
+        let (folios, mut lists) = (Folios::without_reaper(2), Lists::default());
+        lists.replace(&folios, FolioId(0), FolioId(1));
+        assert!(walk(&lists, &folios, ListKind::Inactive).is_empty());
+        assert!(!folios.get(FolioId(1)).flags.get(Flag::OnLru));
+    }
+
+    #[test]
+    fn the_oldest_quarter_of_the_inactive_list_is_old() {
+        let count = 1000;
+        let (folios, mut lists) = (Folios::without_reaper(count + 2), Lists::default());
+        for id in 0..count as u32 {
+            lists.add(&folios, FolioId(id), ListKind::Inactive);
+        }
+        // As in a full cache: one leaves, one comes. Three times over.
+        for step in 0..3 * count as u32 {
+            let id = FolioId(step % count as u32);
+            lists.remove(&folios, id);
+            lists.add(&folios, id, ListKind::Inactive);
+        }
+        let old = (0..count as u32).filter(|id| lists.is_old(&folios, FolioId(*id)));
+        let old: Vec<_> = old.collect();
+        let quarter = count / 4;
+        assert!(old.len().abs_diff(quarter) < quarter / 4, "{} are old", old.len());
+        assert_eq!(old, (0..old.len() as u32).collect::<Vec<_>>());
+        assert!(!lists.is_old(&folios, FolioId(count as u32 - 1)));
+        // One that replaces another is as old as that; one on the active list is not.
+        let (fresh, first_old) = (FolioId(count as u32 - 1), FolioId(0));
+        for (old, new) in [(fresh, count as u32), (first_old, count as u32 + 1)] {
+            let was_old = lists.is_old(&folios, old);
+            let far_from_it = if was_old { lists.epoch } else { lists.epoch.wrapping_sub(31) };
+            folios.get(FolioId(new)).lru_epoch.store(far_from_it, Ordering::Relaxed);
+            lists.replace(&folios, old, FolioId(new));
+            assert_eq!(lists.is_old(&folios, FolioId(new)), was_old);
+        }
+        lists.remove(&folios, FolioId(1));
+        lists.add(&folios, FolioId(1), ListKind::Active);
+        assert!(!lists.is_old(&folios, FolioId(1)));
     }
 }

@@ -4,8 +4,8 @@
 //! Made with the first file that is opened to be mapped, and charged against the bound then.
 
 use super::CHUNK_BYTES;
+use super::Soundness;
 use super::arena::{Arena, PAGE_BYTES};
-use super::soundness::Soundness;
 use super::staging::Staging;
 use crate::sync::{Mutex, MutexGuard};
 use crate::sys::memory::Reservation;

@@ -15,7 +15,7 @@
 //!  N2 look at a folio, without a reference:       have a reference; or wait for its lock
 //!     straddling, locked, on its way out,       store, write_at: dirty, under the folio lock;
 //!     private, dirty, mapped? it stays            found by N3, or by the freeze (E2, E3)
-//!  N3 take a reference and the lock; look       fill: A1 to A4 of `memory/batches.rs`
+//!  N3 take a reference and the lock; look       fill: A1 to A4 of `memory/lru.rs`
 //!     again; more than two references?          drain: D1 to D4 there: the reference goes with
 //!     then note it, and the CPU of its batch      the lock of the batch
 //!  N4 else freeze, out of the table, free

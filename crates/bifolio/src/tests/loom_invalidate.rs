@@ -1,5 +1,5 @@
 //! Invalidation (`reclaim/invalidate.rs`) of a folio that a batch may hold, and drains of all
-//! batches that meet (`memory/batches.rs`).
+//! batches that meet (`memory/lru.rs`).
 //!
 //! A batch has two slots in a model run.
 
