@@ -9,6 +9,7 @@
 //! thread and a model instead of a history, as have cases whose storage fails at the n-th call
 //! (`upsets.rs`).
 
+mod advice;
 mod deaths;
 mod device;
 mod exerciser;
@@ -32,6 +33,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 use work::Worker;
+
+/// Calls beside a device that hangs, until it answers again.
+const FREE_CALLS: u64 = 200;
 
 /// Threads that use all of bifolio at once, checked by what their history allows.
 #[derive(Debug, Parser)]
@@ -281,7 +285,9 @@ fn watch(
     while !is_over() {
         thread::sleep(Duration::from_millis(10));
         turns += 1;
-        if begun.elapsed() > duration {
+        let free_calls = scene.free_calls.load(Ordering::Relaxed);
+        let has_hung = scene.has_hung_device();
+        if begun.elapsed() > duration && (!has_hung || free_calls >= FREE_CALLS) {
             scene.ends.store(true, Ordering::Relaxed);
             scene.targets.iter().filter_map(|target| target.device.as_ref()).for_each(|d| d.heal());
         } else if scene.class == Class::Faults {
@@ -289,8 +295,9 @@ fn watch(
                 let Some(device) = &target.device else { continue };
                 // In some scenes one takes nothing at all: writers come to the limit.
                 let is_stuck = number == 0 && scene.has_stuck_device();
-                device.set_full(is_stuck || turns / 20 % 5 == 1);
-                device.set_hung(!is_stuck && turns / 10 % 13 == 5);
+                device.set_full(is_stuck || turns / 20 % 5 == 1 && !has_hung);
+                let is_hung = if has_hung { number == 0 } else { turns / 10 % 13 == 5 };
+                device.set_hung(!is_stuck && is_hung);
             }
         }
         let stats = scene.cache.stats();
@@ -302,7 +309,8 @@ fn watch(
             let (found, most) = (stats.dirty_bytes, scene.dirty_bytes_max());
             return Err(Violation(format!("{found} bytes are dirty, {most} may be")));
         }
-        let calls = scene.calls.load(Ordering::Relaxed);
+        let is_free = has_hung && !scene.ends.load(Ordering::Relaxed);
+        let calls = if is_free { free_calls } else { scene.calls.load(Ordering::Relaxed) };
         if calls != last.0 {
             last = (calls, Instant::now());
         } else if last.1.elapsed() > hang {

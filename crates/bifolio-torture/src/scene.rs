@@ -117,6 +117,8 @@ pub struct Scene {
     pub weights: Vec<u32>,
     pub ends: AtomicBool,
     pub calls: AtomicU64,
+    /// Of threads that have nothing to do with the device that hangs.
+    pub free_calls: AtomicU64,
     /// Whether an error of the storage is nothing strange.
     pub may_fail: bool,
     /// Handles are let go after most operations, so that most closes are last ones.
@@ -165,6 +167,7 @@ impl Scene {
             weights: weights(random, &mut more),
             ends: AtomicBool::new(false),
             calls: AtomicU64::new(0),
+            free_calls: AtomicU64::new(0),
             may_fail: class == Class::Faults
                 || matches!(class, Class::Handles | Class::Maps) && more.u32(0..3) == 0,
             is_fleeting: class == Class::Handles && (seed / CLASSES.len() as u64).is_multiple_of(2),
@@ -251,6 +254,18 @@ impl Scene {
     /// Whether its first device is full until the scene ends.
     pub fn has_stuck_device(&self) -> bool {
         self.class == Class::Faults && (self.seed / CLASSES.len() as u64).is_multiple_of(3)
+    }
+
+    /// Whether its first device hangs until the threads that do not use it have gone on for long
+    /// enough: what one device does stops no other.
+    pub fn has_hung_device(&self) -> bool {
+        let is_drawn = (self.seed / CLASSES.len() as u64) % 3 == 1;
+        self.class == Class::Faults && self.targets.len() > 1 && is_drawn
+    }
+
+    /// Whether a thread never uses the device that hangs: half of them, where one does.
+    pub fn is_free(&self, thread: usize) -> bool {
+        self.has_hung_device() && thread >= self.threads / 2
     }
 
     /// The most that may be dirty; what maps store is counted when it is found.

@@ -8,7 +8,7 @@
 use crate::device::Device;
 use crate::history::{Kind, Violation, WORD_BYTES};
 use crate::scene::{Class, Scene, Target};
-use bifolio::{Advice, Backing, ErrorKind, File, ReadRequest};
+use bifolio::{Backing, ErrorKind, File, ReadRequest};
 use fastrand::Rng;
 use std::io::Read as _;
 use std::ops::Range;
@@ -46,6 +46,9 @@ impl Worker<'_> {
             self.scene.calls.fetch_add(1, Ordering::Relaxed);
             let outcome = self.operate(operation).and_then(|()| self.flit());
             self.scene.clock.end_call(self.number);
+            if self.scene.is_free(self.number) {
+                self.scene.free_calls.fetch_add(1, Ordering::Relaxed);
+            }
             outcome?;
         }
         Ok(())
@@ -53,7 +56,9 @@ impl Worker<'_> {
 
     fn operate(&mut self, operation: usize) -> Outcome {
         let scene = self.scene;
-        let target = &scene.targets[self.random.usize(0..scene.targets.len())];
+        let is_free = scene.is_free(self.number);
+        let first = usize::from(is_free);
+        let target = &scene.targets[self.random.usize(first..scene.targets.len())];
         let file = target.handles[self.number].lock().expect("no panic").clone();
         let Some(file) = file else { return self.open(target) };
         match operation {
@@ -69,6 +74,9 @@ impl Worker<'_> {
             14 => self.advise(&file),
             15 => self.set_len(target, &file),
             16 => self.punch_or_allocate(target, &file),
+            // Less memory than a device that hangs keeps cannot be, nor can its files be read.
+            17 if scene.has_hung_device() => Ok(()),
+            22.. if is_free && operation != 23 => Ok(()),
             17 => self.resize(),
             18 => self.map(target, &file),
             19 => self.reopen(target, file),
@@ -395,43 +403,6 @@ impl Worker<'_> {
                 Err(error) => self.refused("read_many of the cache", target, &error)?,
             }
         }
-        Ok(())
-    }
-
-    /// Advice for all files; and what looks at a file, or makes large folios of small ones.
-    fn advise_all(&mut self, file: &File) -> Outcome {
-        self.scene.clock.begin_call(self.number);
-        let advice = [Advice::Cold, Advice::DontNeed, Advice::Normal];
-        let _ = self.scene.cache.advise_all(self.random.choice(advice).unwrap_or(Advice::Cold));
-        let _ = (file.residency_by_page(0..256 << 10), file.placement());
-        if file.is_memory_file() && self.scene.memory_bytes >= 4 << 20 {
-            let bytes = 4 * file.folio_bytes();
-            let start = self.random.u64(0..16) * bytes;
-            let _ = file.collapse(start..start + bytes);
-        }
-        Ok(())
-    }
-
-    fn advise(&mut self, file: &File) -> Outcome {
-        let advice = [
-            Advice::Normal,
-            Advice::Sequential,
-            Advice::Random,
-            Advice::NoReuse,
-            Advice::WillNeed,
-            Advice::Cold,
-            Advice::DontNeed,
-            Advice::DontNeed,
-            Advice::PopulateRead,
-            Advice::PopulateWrite,
-        ];
-        let advice = self.random.choice(advice).unwrap_or(Advice::Normal);
-        let start = self.random.u64(0..1 << 20);
-        let length = self.random.u64(0..256 << 10);
-        self.scene.clock.begin_call(self.number);
-        // It promises nothing that could be judged.
-        let _ = file.advise(start..start + length, advice);
-        let _ = file.residency(start..start + length);
         Ok(())
     }
 
