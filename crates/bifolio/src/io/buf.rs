@@ -1,6 +1,6 @@
 //! Buffers on frame memory for transfers: [`IoBufMut`] is filled, [`IoBuf`] is stored.
 //!
-//! Made above `io` (a folio about to be filled or written back) and by `buffer.rs`, taken by
+//! Made above `io` (a folio about to be filled or written back) or on an [`IoBuffer`], taken by
 //! backings. They are an address and a length instead of a slice, because a frame is
 //! shared while it is transferred: an optimistic reader may still be looking at it (it will throw
 //! away what it saw), a writer may dirty it again during a write. A Rust reference to such memory
@@ -11,20 +11,20 @@
 //! of an `IoBufMut` are written through this buffer only.
 //!
 //! # Safety
-//! Whoever makes a buffer answers for IO-1; everything that takes one counts on it.
+//! Whoever makes a buffer answers for IO-1; everything that takes one counts on it. A [`Span`]
+//! promises nothing about its bytes. An [`IoBuffer`] owns its allocation; what borrows it keeps it
+//! from being read or freed.
 #![allow(unsafe_code)]
 
-use std::io;
+use super::backing::ALIGNMENT_BYTES_MAX;
+use crate::sys::{copy, file};
+use smallvec::SmallVec;
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
-use std::slice;
-
-use smallvec::SmallVec;
-
-use super::span::Span;
-use crate::sys::{copy, file};
+use std::{fmt, io, slice};
 
 /// Memory that a read fills. Others may be reading it meanwhile.
 #[derive(Debug)]
@@ -235,6 +235,149 @@ impl<'a> IoBuf<'a> {
     }
 }
 
+/// An address and a length, laid out as the kernel's `iovec`, so that a row of them can be handed
+/// to a vectored system call as it stands. Pure arithmetic: nothing here touches the memory.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub(super) struct Span(libc::iovec);
+
+// SAFETY: an address and a length; using them is somebody else's promise.
+unsafe impl Send for Span {}
+// SAFETY: as above.
+unsafe impl Sync for Span {}
+
+impl Span {
+    pub(super) fn new(start: NonNull<u8>, length_bytes: usize) -> Self {
+        Self(libc::iovec { iov_base: start.as_ptr().cast(), iov_len: length_bytes })
+    }
+
+    pub(super) fn start(&self) -> *mut u8 {
+        self.0.iov_base.cast()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.0.iov_len
+    }
+
+    /// The address behind the last byte.
+    pub(super) fn end(&self) -> *mut u8 {
+        self.start().wrapping_add(self.len())
+    }
+
+    /// So many bytes more, which the caller knows to follow.
+    pub(super) fn grow(&mut self, length_bytes: usize) {
+        self.0.iov_len += length_bytes;
+    }
+
+    /// `length_bytes` bytes from byte `offset` on.
+    #[track_caller]
+    pub(super) fn part(&self, offset: usize, length_bytes: usize) -> Self {
+        self.check_range(offset, length_bytes);
+        let start = self.start().wrapping_add(offset);
+        Self(libc::iovec { iov_base: start.cast(), iov_len: length_bytes })
+    }
+
+    /// All but the first bytes.
+    #[track_caller]
+    pub(super) fn suffix(&self, skipped_bytes: usize) -> Self {
+        self.check_range(skipped_bytes, 0);
+        self.part(skipped_bytes, self.len() - skipped_bytes)
+    }
+
+    /// A row as the kernel takes it: at most as many as it takes at once (`IOV_MAX`); leaving out
+    /// the rest makes a short transfer.
+    pub(super) fn kernel_row(row: &[Self]) -> (*const libc::iovec, usize) {
+        (row.as_ptr().cast(), row.len().min(libc::UIO_MAXIOV as usize))
+    }
+
+    /// What this span, the next of a row, has of `bytes` of the row. It begins at the row's byte
+    /// `start`, which moves to its end.
+    pub(super) fn overlap(&self, start: &mut usize, bytes: &Range<usize>) -> Option<Self> {
+        let own = *start..*start + self.len();
+        *start = own.end;
+        let (from, to) = (own.start.max(bytes.start), own.end.min(bytes.end));
+        (from < to).then(|| self.part(from - own.start, to - from))
+    }
+
+    #[track_caller]
+    pub(super) fn check_range(&self, offset: usize, length_bytes: usize) {
+        let buffer_bytes = self.len();
+        assert!(
+            offset <= buffer_bytes && length_bytes <= buffer_bytes - offset,
+            "{length_bytes} bytes at {offset} are not in a buffer of {buffer_bytes} bytes"
+        );
+    }
+}
+
+impl fmt::Debug for Span {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{:p}+{}", self.start(), self.len())
+    }
+}
+
+/// Memory to drive a [`Backing`](super::Backing) by hand, aligned to 4096 bytes and zeroed when
+/// made. The cache itself transfers to and from frames.
+#[derive(Debug)]
+pub struct IoBuffer {
+    start: NonNull<u8>,
+    length_bytes: usize,
+    layout: Layout,
+}
+
+// SAFETY: the buffer owns its memory and hands it out by the usual rules of borrowing.
+unsafe impl Send for IoBuffer {}
+// SAFETY: a shared buffer can only be read.
+unsafe impl Sync for IoBuffer {}
+
+impl IoBuffer {
+    /// A buffer of `length_bytes` zeros.
+    ///
+    /// # Panics
+    /// If `length_bytes` is more than half the address space.
+    pub fn new(length_bytes: usize) -> Self {
+        let granule = ALIGNMENT_BYTES_MAX as usize;
+        let layout = Layout::from_size_align(length_bytes.max(1), granule)
+            .expect("a buffer fits in half the address space")
+            .pad_to_align();
+        // SAFETY: the layout has at least one granule of bytes.
+        let start = unsafe { alloc_zeroed(layout) };
+        let Some(start) = NonNull::new(start) else { handle_alloc_error(layout) };
+        Self { start, length_bytes, layout }
+    }
+
+    /// A buffer that holds a copy of `bytes`.
+    pub fn from_bytes(bytes: &[u8]) -> Self {
+        let mut buffer = Self::new(bytes.len());
+        buffer.target().copy_from_slice(0, bytes);
+        buffer
+    }
+
+    /// What the buffer holds.
+    pub fn as_bytes(&self) -> &[u8] {
+        // SAFETY: the allocation is initialised and this long; buffers that write it hold `&mut`.
+        unsafe { slice::from_raw_parts(self.start.as_ptr(), self.length_bytes) }
+    }
+
+    /// The whole buffer, to be filled.
+    pub fn target(&mut self) -> IoBufMut<'_> {
+        // SAFETY: the allocation is whole pages and uniquely borrowed while the buffer lives.
+        unsafe { IoBufMut::new(self.start, self.length_bytes) }
+    }
+
+    /// The whole buffer, to be stored.
+    pub fn source(&self) -> IoBuf<'_> {
+        // SAFETY: the allocation is whole pages and nobody writes it while the buffer lives.
+        unsafe { IoBuf::new(self.start, self.length_bytes) }
+    }
+}
+
+impl Drop for IoBuffer {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `new` with this layout, freed once; no buffer outlives the buffer.
+        unsafe { dealloc(self.start.as_ptr(), self.layout) }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use crate::io::IoBuffer;
@@ -276,5 +419,21 @@ mod tests {
             let message = message.downcast_ref::<String>().unwrap();
             assert!(message.contains("not in a buffer of 100 bytes"), "case {i}: {message}");
         }
+    }
+
+    #[test]
+    fn a_buffer_is_page_aligned_zeroed_and_as_long_as_asked() {
+        for length in [0, 1, 4095, 4096, 4097] {
+            let mut buffer = IoBuffer::new(length);
+            assert_eq!(buffer.as_bytes(), vec![0; length]);
+            assert_eq!(buffer.target().as_ptr().addr() % 4096, 0);
+            assert_eq!((buffer.target().len(), buffer.source().len()), (length, length));
+        }
+    }
+
+    #[test]
+    fn a_buffer_made_of_bytes_holds_them() {
+        let bytes: Vec<u8> = (0..5000).map(|i| i as u8).collect();
+        assert_eq!(IoBuffer::from_bytes(&bytes).as_bytes(), bytes);
     }
 }

@@ -10,7 +10,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
-use super::align::{ALIGNMENT_BYTES_MAX, round_down};
+use super::backing::{ALIGNMENT_BYTES_MAX, round_down};
 use super::disk::DiskOptions;
 use super::{Alignment, DirectIo, IoBuffer, IoRequest};
 use crate::sys::file::{self, DirectAlignment, OpenMode};

@@ -43,14 +43,7 @@
 //!
 //! It does not retry, does not continue short transfers, and does not cache or read ahead.
 
-use std::io;
-use std::ops::Range;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::{Path, PathBuf};
-use std::slice;
-use std::sync::OnceLock;
-
-use super::align::range_end;
+use super::backing::range_end;
 use super::direct::{Choice, Direct, choose, is_refusal};
 use super::{
     Alignment, Backing, DirectStatus, FileIdentity, IoBuf, IoBufMut, IoRequest, OpenDiskError,
@@ -59,6 +52,11 @@ use super::{
 use crate::sync::{AtomicBool, Mutex, Ordering};
 use crate::sys::file::{self, FileKind, OpenMode, Rights};
 use crate::sys::probe::Features;
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use std::{io, slice};
 
 /// How often a file may be replaced under our hands before opening it fails.
 const OPEN_ATTEMPTS_MAX: u32 = 5;
@@ -564,5 +562,36 @@ impl DiskFile {
             status.kind == FileKind::Regular && identity == self.identity
         };
         same(&self.buffered) && self.direct.as_ref().is_none_or(|direct| same(&direct.descriptor))
+    }
+}
+
+/// A regular file that a path names: found, and not opened. To close the descriptor of such a look
+/// (`O_PATH`) drops no locks.
+#[derive(Debug)]
+pub(crate) struct Located {
+    path: PathBuf,
+    descriptor: OwnedFd,
+    pub(crate) identity: FileIdentity,
+}
+
+impl Located {
+    /// What `path` names; `None` if nothing.
+    pub(crate) fn find(path: &Path) -> Result<Option<Self>, OpenDiskError> {
+        let system = |source| OpenDiskError::System { path: path.to_owned(), source };
+        let descriptor = match file::locate(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            descriptor => descriptor.map_err(system)?,
+        };
+        let status = file::status(descriptor.as_fd()).map_err(system)?;
+        check_regular(path, status.kind)?;
+        let (path, identity) = (path.to_owned(), FileIdentity::of(status));
+        Ok(Some(Self { path, descriptor, identity }))
+    }
+
+    /// Refuses as opening would refuse. (Where the kernel can only ask that by name, Linux before
+    /// 5.8 without `/proc`, of what has the name now.)
+    pub(crate) fn check_rights(&self, write: bool) -> Result<(), OpenDiskError> {
+        let allowed = file::may_open(self.descriptor.as_fd(), &self.path, write);
+        allowed.map_err(|source| OpenDiskError::System { path: self.path.clone(), source })
     }
 }

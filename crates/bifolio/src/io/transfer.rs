@@ -1,9 +1,10 @@
-//! Whole transfers, made of a backing's single attempts.
+//! Whole transfers: a [`Transfer`] with the memory it moves, and how one is made of a backing's
+//! single attempts.
 //!
-//! Called by the engine (`engine/life.rs`), by `writeback` for syncs and lengths; calls a
-//! [`Backing`]. Each function ends with everything done, or with one [`IoError`] that says what was
-//! left. The first attempt may have been made elsewhere, by a ring: its answer is taken as if it
-//! had been made here. This is the one place that continues transfers:
+//! Pushed into the engine's queues by `file` and `writeback`, which also call the functions for
+//! syncs and lengths; calls a [`Backing`]. Each ends with everything done, or with one [`IoError`]
+//! that says what was left. A ring makes first attempts only; its answer is taken as if the attempt
+//! had been made here, with a plain call. This is the one place that continues transfers:
 //!
 //! - a short transfer is continued from the last place where the backing can be taken up again,
 //!   its alignment rounded down: bytes in between are transferred twice, which is harmless;
@@ -14,14 +15,21 @@
 //!   taking that for the end would turn the rest of the file into zeros.)
 //!
 //! Nothing here retries anything else, or decides what an error means for a page.
+//!
+//! # Safety
+//! Makes buffers of a transfer's pieces: IO-1 is promised for all of them when the transfer is
+//! pushed, until it is complete.
+#![allow(unsafe_code)]
 
-use std::io;
-use std::thread;
-use std::time::Duration;
-
-use super::align::{range_end, round_down};
-use super::{Backing, IoBuf, IoBufMut, IoError, Operation};
+use super::backing::{range_end, round_down};
+use super::buf::Span;
+use super::{Backing, IoBuf, IoBufMut, IoError, IoRequest, Operation};
 use crate::sync::blocking;
+use smallvec::SmallVec;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::time::Duration;
+use std::{io, slice, thread};
 
 /// Interruptions in a row before one is passed on; a backing that always answers EINTR is broken.
 pub(super) const INTERRUPTIONS_MAX: u32 = 1000;
@@ -227,4 +235,131 @@ fn plain_error(
     source: io::Error,
 ) -> IoError {
     IoError { file: backing.describe(), operation, position_bytes, length_bytes: 0, source }
+}
+
+/// Bytes that are to go from a backing to memory or the other way.
+#[derive(Debug)]
+pub(crate) struct Transfer {
+    /// Whose bytes.
+    pub(crate) backing: Arc<dyn Backing>,
+    /// [`Operation::Read`] or [`Operation::Write`].
+    pub(crate) operation: Operation,
+    /// The first byte.
+    pub(crate) position_bytes: u64,
+    /// The memory.
+    pub(crate) pieces: Pieces,
+}
+
+/// What a transfer came to: bytes before the end of a file, or all bytes of a write.
+pub(super) type Answer = Result<usize, IoError>;
+
+impl Transfer {
+    /// What is asked of the backing.
+    pub(super) fn request(&self) -> IoRequest {
+        IoRequest::new(self.operation, self.position_bytes, self.pieces.spans())
+    }
+
+    /// Makes the whole transfer with plain calls.
+    ///
+    /// # Safety
+    /// IO-1 holds for the pieces.
+    pub(super) unsafe fn run(self) -> Answer {
+        // SAFETY: the caller's contract.
+        unsafe { self.finish(|_| None) }
+    }
+
+    /// Ends a transfer whose first attempt, made by a ring, was answered by `answer`.
+    ///
+    /// # Safety
+    /// IO-1 holds for the pieces; the ring is done with them.
+    pub(super) unsafe fn continue_after(
+        self,
+        request: &IoRequest,
+        answer: io::Result<usize>,
+    ) -> Answer {
+        // SAFETY: the caller's contract.
+        unsafe { self.finish(|backing| Some(backing.completed(request, answer))) }
+    }
+
+    /// # Safety
+    /// IO-1 holds for the pieces.
+    unsafe fn finish(
+        mut self,
+        first: impl FnOnce(&dyn Backing) -> Option<io::Result<usize>>,
+    ) -> Answer {
+        let backing = Arc::clone(&self.backing);
+        let position = self.position_bytes;
+        let first = first(&*backing);
+        if self.operation == Operation::Write {
+            // SAFETY: IO-1, the caller's contract.
+            let sources = unsafe { self.pieces.sources() };
+            write_full(&*backing, sources, position, first)
+        } else {
+            // SAFETY: IO-1, the caller's contract.
+            let targets = unsafe { self.pieces.targets() };
+            read_full(&*backing, targets, position, first)
+        }
+    }
+}
+
+/// The most pages one transfer moves, unless a single folio has more: 1 MiB. So it has no more
+/// pieces, either.
+pub(crate) const RUN_PAGES_MAX: u64 = 256;
+
+/// The memory of one transfer: runs of frames, in the order of the bytes. Folios whose frames
+/// follow each other make one piece.
+#[derive(Debug, Default)]
+pub(crate) struct Pieces {
+    spans: SmallVec<[Span; 1]>,
+}
+
+impl Pieces {
+    /// Those of memory, each with its length, that have `length_bytes` bytes together.
+    pub(crate) fn of(length_bytes: u64, parts: impl Iterator<Item = (*mut u8, u64)>) -> Self {
+        let mut pieces = Self::default();
+        let mut left_bytes = length_bytes;
+        for (start, part_bytes) in parts {
+            let part_bytes = left_bytes.min(part_bytes);
+            let start = NonNull::new(start).expect("frames are not at address 0");
+            pieces.push(start, part_bytes as usize);
+            left_bytes -= part_bytes;
+        }
+        pieces
+    }
+
+    /// Adds `length_bytes` bytes of frame memory at `start`, behind what there is.
+    pub(crate) fn push(&mut self, start: NonNull<u8>, length_bytes: usize) {
+        match self.spans.last_mut() {
+            Some(last) if last.end() == start.as_ptr() => last.grow(length_bytes),
+            _ => self.spans.push(Span::new(start, length_bytes)),
+        }
+        debug_assert!(self.spans.len() as u64 <= RUN_PAGES_MAX, "too many pieces");
+    }
+
+    /// The pieces as they are. A row of several lies on the heap: it stays where it is when the
+    /// pieces move.
+    pub(super) fn spans(&self) -> &[Span] {
+        &self.spans
+    }
+
+    /// The pieces as buffers to be filled.
+    ///
+    /// # Safety
+    /// IO-1 holds for all of them while the buffers live, which are the only writers.
+    pub(super) unsafe fn targets(&mut self) -> &mut [IoBufMut<'_>] {
+        let spans = self.spans.as_mut_slice();
+        // SAFETY: an `IoBufMut` is a transparent `Span`; they are borrowed uniquely as long as the
+        // result lives.
+        unsafe { slice::from_raw_parts_mut(spans.as_mut_ptr().cast(), spans.len()) }
+    }
+
+    /// The pieces as buffers to be stored.
+    ///
+    /// # Safety
+    /// IO-1 holds for all of them while the buffers live.
+    pub(super) unsafe fn sources(&self) -> &[IoBuf<'_>] {
+        let spans = self.spans.as_slice();
+        // SAFETY: an `IoBuf` is a transparent `Span`; they are borrowed as long as the result.
+        unsafe { slice::from_raw_parts(spans.as_ptr().cast(), spans.len()) }
+    }
 }

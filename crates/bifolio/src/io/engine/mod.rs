@@ -5,13 +5,10 @@
 //!
 //! ```text
 //!   Queue<T> -------- transfers of one thread, with their owners            queue.rs
-//!     |                 Transfer, its first attempt and what is left of it    life.rs, pieces.rs
-//!     |-- Lease         one ring of the pool, while anything is in flight     lease.rs, rings.rs
-//!     |     '-- Tables    registered files and chunks of one ring             tables.rs
-//!     |           |-- RegisteredFile   a backing with a slot in them               files.rs
-//!     |           '-- Chunks     which chunks may be registered              chunks.rs
-//!     '-- FallbackQueue         transfers that threads make with plain calls          fallback.rs
-//!           '-- Workers   the threads; they run other jobs, too               workers.rs
+//!     |-- Lease         one ring of the pool, while anything is in flight     rings.rs
+//!     |     '-- Tables    registered files and chunks of one ring             registered.rs
+//!     '-- FallbackQueue   transfers that threads make with plain calls        queue.rs
+//!           '-- Workers     the threads; they run other jobs, too             workers.rs
 //! ```
 //!
 //! Where io_uring cannot be had, or is masked, everything goes by the threads; files and chunks
@@ -20,24 +17,15 @@
 //!
 //! It knows no folios and does not take apart a transfer of several that failed.
 
-mod chunks;
-mod counts;
-mod fallback;
-mod files;
-mod lease;
-mod life;
-mod pieces;
 mod queue;
+mod registered;
 mod rings;
-mod tables;
 mod workers;
 
 use std::sync::Arc;
 use std::thread;
 
-use self::chunks::Chunks;
-use self::counts::Counts;
-use self::files::RegisteredFile;
+use self::registered::{Chunks, RegisteredFile};
 use self::rings::{Plan, Rings};
 use self::workers::{THREADS_MAX, Urgency, Workers};
 use super::{Backing, DeviceIdentity};
@@ -45,10 +33,8 @@ use crate::config::IO_DEPTH_MAX;
 use crate::memory::Arena;
 use crate::sys::probe::{Feature, Features};
 
-pub(crate) use counts::EngineCounts;
-pub(crate) use life::Transfer;
-pub(crate) use pieces::{Pieces, RUN_PAGES_MAX};
 pub(crate) use queue::Queue;
+pub(crate) use rings::EngineCounts;
 
 /// See the head of the file.
 #[derive(Debug)]
@@ -111,29 +97,13 @@ impl Engine {
         self.workers.offer(lane_of(backing), Urgency::Now, Box::new(job)).is_ok()
     }
 
-    /// What has been done so far.
+    /// What the engine has done so far.
     pub(crate) fn counts(&self) -> EngineCounts {
-        self.rings.counts().snapshot()
-    }
-
-    fn depth(&self) -> usize {
-        self.depth
-    }
-
-    fn rings(&self) -> &Rings {
-        &self.rings
-    }
-
-    fn workers(&self) -> &Workers {
-        &self.workers
-    }
-
-    fn tally(&self) -> &Counts {
-        self.rings.counts()
+        self.rings.counts.snapshot()
     }
 }
 
-/// What tells the device of a backing from others.
+/// The device of a backing, told from others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Lane {
     Of(DeviceIdentity),

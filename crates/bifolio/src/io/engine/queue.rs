@@ -1,10 +1,10 @@
 //! A queue: the transfers one thread has in flight, each with its owner.
 //!
-//! Made by [`Engine::queue`] for whoever has something to transfer; stands on a ring of the pool,
-//! on the workers, or, for one transfer alone, on a plain call. An owner is whatever keeps the
-//! frames from being used by others: locks, references. It is the queue's from `push` until it is
-//! handed out by `complete`; nobody can take it back before, because until then the memory is the
-//! kernel's.
+//! Made by [`Engine::queue`] for a thread that has something to transfer; stands on a ring of the
+//! pool, on the workers, or, for one transfer alone, on a plain call. An owner is whatever keeps
+//! the frames from being used by others: locks, references. It is the queue's from `push` until it
+//! is handed out by `complete`; nobody can take it back before, because until then the memory is
+//! the kernel's.
 //!
 //! ```text
 //!             start                      reap            complete
@@ -14,7 +14,8 @@
 //! ```
 //!
 //! The first attempt of a transfer goes by the ring if its backing says where; what is left of it,
-//! and every transfer without a ring, is made with plain calls (`life.rs`, `fallback.rs`).
+//! and every transfer without a ring, is made with plain calls: by the thread of the queue, or by
+//! helpers (`FallbackQueue`).
 //!
 //! Invariants:
 //! - IO-5: while a queue has transfers in flight, its owner blocks on nothing but the queue: no
@@ -25,24 +26,21 @@
 //!
 //! # Safety
 //! Hands memory to the kernel and to helpers: IO-1 is what `push` was promised, until the owner
-//! leaves the queue.
+//! leaves the queue, which waits for every transfer that a helper has taken.
 #![allow(unsafe_code)]
 
-use std::collections::VecDeque;
-use std::fmt;
-use std::io;
-use std::sync::Arc;
-
-use super::fallback::FallbackQueue;
-use super::lease::Lease;
-use super::life::{Answer, Transfer};
+use super::rings::Lease;
 use super::workers::Urgency;
 use super::{Engine, Lane};
-use crate::io::align::range_end;
+use crate::io::backing::range_end;
+use crate::io::transfer::{Answer, Transfer};
 use crate::io::{IoError, IoRequest, Operation};
-use crate::sync::blocking;
+use crate::sync::{Condvar, Mutex, blocking};
 use crate::sys::copy;
 use crate::sys::ring::{RingCall, RingMemory};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::{fmt, io};
 
 /// See the head of the file.
 pub(crate) struct Queue<'e, T> {
@@ -99,7 +97,7 @@ impl<'e, T> Queue<'e, T> {
 
     /// How many transfers are in flight at most; what is pushed beyond waits for its turn.
     pub(crate) fn depth(&self) -> usize {
-        self.engine.depth()
+        self.engine.depth
     }
 
     /// Transfers that were pushed and not yet handed out.
@@ -255,14 +253,14 @@ impl<'e, T> Queue<'e, T> {
             self.start_one(transfer, owner);
         }
         let pushed = self.in_kernel - pushed_before;
-        self.engine.tally().add_ring_transfers(pushed as u64);
+        self.engine.rings.counts.add_ring_transfers(pushed as u64);
     }
 
     /// Makes a transfer with plain calls, here and now.
     fn run(&mut self, transfer: Transfer, owner: T) {
         // It is in flight no more, and not done.
         blocking::check_in_queue("a transfer", self.in_flight() + 1);
-        self.engine.tally().add_plain_transfers(1);
+        self.engine.rings.counts.add_plain_transfers(1);
         // SAFETY: IO-1, promised to `push`; the owner is here.
         let answer = unsafe { transfer.run() };
         self.done.push_back((owner, answer));
@@ -301,7 +299,7 @@ impl<'e, T> Queue<'e, T> {
         }
         if self.lease.is_none() && !self.is_without_ring {
             blocking::check_in_queue("a ring", self.in_flight() + 1);
-            self.lease = self.engine.rings().lease();
+            self.lease = self.engine.rings.lease();
             self.is_without_ring = self.lease.is_none();
         }
         let spans = transfer.pieces.spans();
@@ -324,7 +322,7 @@ impl<'e, T> Queue<'e, T> {
         for _ in 0..fallback.call_helpers(own) {
             let shared = Arc::clone(fallback);
             let job = Box::new(move || shared.help());
-            if self.engine.workers().offer(self.lane, Urgency::Whenever, job).is_err() {
+            if self.engine.workers.offer(self.lane, Urgency::Whenever, job).is_err() {
                 fallback.forget_helper();
             }
         }
@@ -381,7 +379,7 @@ impl<'e, T> Queue<'e, T> {
     fn end_submitted(&mut self, token: usize, answer: Answer) {
         if let Slot::Helpers(owner) = std::mem::replace(&mut self.slots[token], Slot::Vacant) {
             self.vacant.push(token);
-            self.engine.tally().add_plain_transfers(1);
+            self.engine.rings.counts.add_plain_transfers(1);
             self.done.push_back((owner, answer));
         }
     }
@@ -485,5 +483,80 @@ impl<T> fmt::Debug for Queue<'_, T> {
         let mut parts = formatter.debug_struct("Queue");
         parts.field("waiting", &self.waiting.len()).field("in_kernel", &self.in_kernel);
         parts.field("in_helpers", &self.in_helpers()).field("done", &self.done.len()).finish()
+    }
+}
+
+/// Transfers of one queue that threads make, with plain calls: where there is no ring, and for
+/// backings that want to be called.
+///
+/// The queue's thread submits transfers; workers come as helpers, one for each *ticket*, and take
+/// what is left; while the queue's thread has nothing better to do it takes them itself. So the
+/// workers only ever make things faster: a queue waits for nobody but those who are at work on one
+/// of its transfers, and is served even if every worker is busy, or is the queue's own thread.
+#[derive(Debug, Default)]
+pub(super) struct FallbackQueue {
+    state: Mutex<State>,
+    finished: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    submitted: VecDeque<(usize, Transfer)>,
+    done: Vec<(usize, Answer)>,
+    /// Helpers that were called and have not come yet.
+    tickets: usize,
+}
+
+impl FallbackQueue {
+    /// Submits a transfer; `token` comes back with its answer.
+    pub(super) fn submit(&self, token: usize, transfer: Transfer) {
+        self.state.lock().submitted.push_back((token, transfer));
+    }
+
+    /// How many more helpers should be called, if the queue's thread takes `own` transfers itself.
+    /// They count as called.
+    pub(super) fn call_helpers(&self, own: usize) -> usize {
+        let mut state = self.state.lock();
+        let missing = state.submitted.len().saturating_sub(state.tickets + own);
+        state.tickets += missing;
+        missing
+    }
+
+    /// What a helper does: at most one transfer.
+    pub(super) fn help(&self) {
+        let taken = {
+            let mut state = self.state.lock();
+            state.tickets -= 1;
+            state.submitted.pop_front()
+        };
+        let Some((token, transfer)) = taken else { return };
+        // SAFETY: IO-1: promised to `Queue::push`; the queue waits for every transfer that was
+        // taken, and keeps its owner until then.
+        let answer = unsafe { transfer.run() };
+        self.state.lock().done.push((token, answer));
+        self.finished.notify_one();
+    }
+
+    /// A helper will not come after all.
+    pub(super) fn forget_helper(&self) {
+        self.state.lock().tickets -= 1;
+    }
+
+    /// A transfer that nobody has taken yet.
+    pub(super) fn take(&self) -> Option<(usize, Transfer)> {
+        self.state.lock().submitted.pop_front()
+    }
+
+    /// The answers that helpers have brought.
+    pub(super) fn take_done(&self) -> Vec<(usize, Answer)> {
+        std::mem::take(&mut self.state.lock().done)
+    }
+
+    /// Waits until there is one. Somebody must be at work.
+    pub(super) fn wait_for_done(&self) {
+        let mut state = self.state.lock();
+        while state.done.is_empty() {
+            self.finished.wait(&mut state);
+        }
     }
 }

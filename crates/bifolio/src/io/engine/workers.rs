@@ -1,6 +1,6 @@
 //! A few threads that run jobs.
 //!
-//! Used by queues for transfers no ring makes (`fallback.rs`), and by `file` for what nobody waits
+//! Used by queues for transfers no ring makes (`queue.rs`), and by `file` for what nobody waits
 //! for. A thread is started when a job comes and nobody is idle, up to [`THREADS_MAX`]; it stays
 //! until the engine goes. Nothing here waits for a job, but for the end: dropping the workers runs
 //! what is left and joins the threads.
