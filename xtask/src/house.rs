@@ -11,11 +11,19 @@ use anyhow::Result;
 use crate::tidy::source::{Source, Token};
 use crate::tidy::sources;
 
-/// Files that may ask which kind of store or of pages a file has: the seams.
-const SEAMS: [&str; 3] = ["writeback/store/", "memory/mod.rs", "file/mod.rs"];
+/// Files that may ask which kind of store or of pages a file has: the seams, what the API says of a
+/// file, and what exists for maps alone.
+const SEAMS: [&str; 6] = [
+    "writeback/store/",
+    "memory/page_space.rs",
+    "file/mod.rs",
+    "file/map.rs",
+    "file/faults/",
+    "reclaim/unmap",
+];
 
 /// Calls that ask it.
-const QUESTIONS: [&str; 4] = ["is_memory_file", "is_region_page", "region", "swap"];
+const QUESTIONS: [&str; 3] = ["is_memory_file", "is_region_page", "region"];
 
 /// A short file is one that a reader opens for little.
 const SHORT_FILE_LINES: usize = 60;

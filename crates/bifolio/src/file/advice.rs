@@ -110,8 +110,8 @@ impl File {
             return Ok(());
         }
         self.populate(range.clone())?;
-        match self.handle.inode.frames.region() {
-            Some(region) if for_writing && region.is_tracked() => {
+        match self.handle.inode.page_space.tracked() {
+            Some(region) if for_writing => {
                 let purpose = "stores to a map";
                 let admitted = region.admit_stores(pages_of(&range));
                 admitted.map_err(|source| ErrorKind::Memory { purpose, source }.into())
@@ -136,7 +136,7 @@ fn evict(reclaim: &Reclaim, inode: &Arc<Inode>, range: Range<u64>) -> Outcome {
         return Outcome::default();
     }
     let outcome = reclaim.invalidate(inode, range.clone());
-    let has_stores = inode.frames.region().is_some_and(|region| region.is_tracked());
+    let has_stores = inode.page_space.tracked().is_some();
     if outcome.remaining.dirty > 0 || has_stores {
         reclaim.write_soon(inode, range);
     }

@@ -87,9 +87,7 @@ impl Registry {
     pub(super) fn free_unused(&self, open: Open) {
         // Also the descriptors, before the slot is free.
         let Open { inode: mut shared, disks: _disks, spare: _spare, .. } = open;
-        if let Some(region) = shared.frames.region() {
-            super::faults::forget(region);
-        }
+        super::faults::forget(&shared.page_space);
         let mut backoff = Backoff::default();
         while let Err(other) = Arc::try_unwrap(shared).map(drop) {
             shared = other;
@@ -270,12 +268,10 @@ impl File {
         if len_bytes < before_bytes {
             self.forget_behind(len_bytes)?;
         }
-        if let Some(region) = inode.frames.region() {
-            // Maps see what is held (REGION-4): it becomes what the storage holds. Where that
-            // cannot be read, the next one who wants it learns why.
-            let held = region.orphaned_among(0..len_bytes.div_ceil(PAGE_BYTES));
-            held.into_iter().for_each(|index| drop(handle.lock_folio(index, Access::Cache)));
-        }
+        // Maps see what is held (REGION-4): it becomes what the storage holds. Where that cannot be
+        // read, the next one who wants it learns why.
+        let held = inode.page_space.orphaned_among(0..len_bytes.div_ceil(PAGE_BYTES));
+        held.into_iter().for_each(|index| drop(handle.lock_folio(index, Access::Cache)));
         Ok(bytes)
     }
 }

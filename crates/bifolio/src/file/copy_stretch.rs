@@ -59,8 +59,8 @@ impl File {
         }
         let pages = (done as u64).div_ceil(PAGE_BYTES);
         let inode = &self.handle.inode;
-        let is_in_region = inode.frames.region().is_some();
-        let hit = if is_in_region { Counter::HitPinned } else { Counter::HitOptimistic };
+        let is_in_place = inode.page_space.is_in_place();
+        let hit = if is_in_place { Counter::HitPinned } else { Counter::HitOptimistic };
         inode.memory.counters.add(hit, pages);
         done
     }
@@ -84,16 +84,16 @@ impl File {
         }
         let mut end = (position + visible).div_ceil(PAGE_BYTES).min(end_max);
         let inode = &self.handle.inode;
-        let is_in_region = inode.frames.region().is_some();
-        if is_in_region {
+        let is_in_place = inode.page_space.is_in_place();
+        if is_in_place {
             // To copy into a map may be a fault, which may need memory: as little as can be is
             // held.
             let is_fault = end - first > 1 && faults::is_mapped(buffer);
             end = end.min(first + if is_fault { 1 } else { HELD_PAGES_MAX });
         }
         for _ in 0..ATTEMPTS_MAX {
-            let mut stretch = Stretch::find(inode.mapping.table(), first..end, is_in_region);
-            let _held = is_in_region.then(|| stretch.hold(&inode.memory.folios));
+            let mut stretch = Stretch::find(inode.mapping.table(), first..end, is_in_place);
+            let _held = is_in_place.then(|| stretch.hold(&inode.memory.folios));
             let Some(copied) = self.copy_once(&stretch, position, buffer, goes_on) else {
                 return 0;
             };
@@ -120,7 +120,7 @@ impl File {
     ) -> Option<usize> {
         let inode = &self.handle.inode;
         let in_page = position & (PAGE_BYTES - 1);
-        let start = inode.page_address(position >> PAGE_SHIFT, stretch.start()?);
+        let start = inode.page_space.page_address(position >> PAGE_SHIFT, stretch.start()?);
         // The length is read again for each copy, with the pages in hand.
         let visible = inode.mapping.len_bytes().saturating_sub(position);
         let in_stretch = stretch.pages() * PAGE_BYTES - in_page;
@@ -144,7 +144,7 @@ impl File {
         unsafe { copy::copy_out_ahead(source.wrapping_add(most.len()), last, next) };
         let pages = (in_page + length).div_ceil(PAGE_BYTES);
         let good = stretch.unchanged(pages);
-        let references = if inode.frames.region().is_some() { stretch.pages() } else { 0 };
+        let references = if inode.page_space.is_in_place() { stretch.pages() } else { 0 };
         inode.memory.counters.note_lookups(references, stretch.pages() + pages);
         let good_bytes = bytes_of(good, in_page, length);
         // The rest is of other pages, perhaps of other files: it is not left to the caller.
@@ -158,7 +158,10 @@ impl File {
         let inode = &self.handle.inode;
         let index = position >> PAGE_SHIFT;
         let entry = inode.mapping.table().load(index, Ordering::Relaxed);
-        inode.page_address(index, entry).wrapping_add((position & (PAGE_BYTES - 1)) as usize)
+        inode
+            .page_space
+            .page_address(index, entry)
+            .wrapping_add((position & (PAGE_BYTES - 1)) as usize)
     }
 
     /// Marks the pages of a copy as used; its first one is no new use if the copy goes on in it.

@@ -11,7 +11,7 @@ use super::handle::Handle;
 use super::read_io::ReadIo;
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::RUN_PAGES_MAX;
-use crate::memory::{FrameKind, Frames, Staged};
+use crate::memory::Staged;
 use crate::page::{
     COUNT_MAX, Entry, Flag, Folio, FolioId, FolioRef, Folios, FrozenWaits, LockedFolio, Lookup,
     PAGE_BYTES,
@@ -294,8 +294,8 @@ impl Handle {
             Wait::Never => inode.try_begin_read(least, wanted)?,
         };
         let mut room = Room { inode, pages, staged: None };
-        if let Some(region) = inode.frames.region() {
-            let (staging, share) = (region.regions().staging(), &inode.load.staging);
+        if let Some(staging) = inode.page_space.staging() {
+            let share = &inode.load.staging;
             room.staged = Some(match wait {
                 Wait::ForFrames => staging.take(pages as usize, share),
                 Wait::Never => staging.try_take(pages as usize, share)?,
@@ -308,8 +308,8 @@ impl Handle {
     fn wait_for_room(&self, pages: u64, is_read: bool) -> Room<'_> {
         let inode = &*self.inode;
         let pages = if is_read { inode.begin_read(pages, pages) } else { 0 };
-        let region = inode.frames.region();
-        let staged = region.map(|region| region.regions().staging().take(1, &inode.load.staging));
+        let staging = inode.page_space.staging();
+        let staged = staging.map(|staging| staging.take(1, &inode.load.staging));
         Room { inode, pages, staged }
     }
 
@@ -369,10 +369,7 @@ impl Handle {
         let mapping = &self.inode.mapping;
         let (order, near) = (mapping.order(), self.neighbour(index));
         let needs_slots = self.inode.needs_slots(seen);
-        let kind = match self.inode.frames {
-            Frames::Arena(_) => FrameKind::Arena { order, near },
-            Frames::Region(_) => FrameKind::Region,
-        };
+        let kind = self.inode.page_space.frame_kind(order, near);
         match wait {
             Wait::ForFrames => {
                 self.reclaim.charge_table(&self.inode, index)?;

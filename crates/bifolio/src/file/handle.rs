@@ -5,7 +5,6 @@ use super::readahead::Readahead;
 use super::registry::Registry;
 use crate::ablation::Ablation;
 use crate::error::{Error, ErrorKind, Result};
-use crate::memory::Frames;
 use crate::reclaim::Reclaim;
 use crate::writeback::{ErrorCursor, Inode};
 use std::sync::Arc;
@@ -75,12 +74,10 @@ impl Handle {
 
     /// Refuses what a file that can be mapped cannot do: its pages have their places.
     pub(super) fn check_unmappable(&self, operation: &'static str) -> Result<()> {
-        match self.inode.frames {
-            Frames::Arena(_) => Ok(()),
-            Frames::Region(_) => {
-                Err(ErrorKind::IsMappable { file: self.inode.name(), operation }.into())
-            }
+        if self.inode.page_space.is_in_place() {
+            return Err(ErrorKind::IsMappable { file: self.inode.name(), operation }.into());
         }
+        Ok(())
     }
 
     #[cold]

@@ -14,7 +14,7 @@
 use super::handle::Handle;
 use super::sequence;
 use crate::ablation::{Ablation, ReadMode};
-use crate::memory::{Frames, Memory};
+use crate::memory::Memory;
 use crate::page::{
     Entry, FolioId, FolioRef, Folios, Hot, PAGE_BYTES, PAGE_SHIFT, TryGet, is_in_one_page,
     read_validated, recheck_ready,
@@ -79,14 +79,11 @@ impl HitPath {
         static NOTHING: LazyLock<Hot> = LazyLock::new(|| Hot::new(0));
         let mapping = &handle.inode.mapping;
         let hot = if handle.readable { mapping.hot() } else { &NOTHING };
-        let is_in_place = handle.inode.frames.region().is_some();
+        let is_in_place = handle.inode.page_space.is_in_place();
         let end = if Self::serves(handle) { mapping.table().end_bytes() } else { 0 };
         Self {
             entries: mapping.table().as_ptr(),
-            frames: match &handle.inode.frames {
-                Frames::Arena(arena) => arena.base(),
-                Frames::Region(region) => region.base(),
-            },
+            frames: handle.inode.page_space.base(),
             hot,
             entries_end: if is_in_place { 0 } else { end },
             in_place_end: if is_in_place { end } else { 0 },

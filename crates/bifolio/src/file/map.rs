@@ -48,7 +48,7 @@ impl File {
         handle.check_readable()?;
         let length_bytes = range.end.saturating_sub(range.start);
         handle.range_end(range.start, length_bytes)?;
-        let Some(region) = handle.inode.frames.region() else {
+        let Some(region) = handle.inode.page_space.region() else {
             return Err(ErrorKind::NotMappable { file: handle.inode.name() }.into());
         };
         if range.is_empty() {
@@ -85,11 +85,9 @@ impl File {
         let handle = &self.handle;
         handle.check_readable()?;
         let pages = pages_of(&range);
-        if let Some(region) = handle.inode.frames.region() {
-            let purpose = "a page of a map";
-            let cleared = region.clear_poison(pages.clone());
-            cleared.map_err(|source| ErrorKind::Memory { purpose, source })?;
-        }
+        let cleared = handle.inode.page_space.clear_poison(pages.clone());
+        let purpose = "a page of a map";
+        cleared.map_err(|source| ErrorKind::Memory { purpose, source })?;
         let mut batch = Batch::new(&handle.inode);
         // What fails is tried once more below, page by page, and told of.
         let mut deliver = |_, _: Delivery<'_>| {};

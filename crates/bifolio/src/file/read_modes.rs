@@ -29,7 +29,7 @@ impl File {
         match self.handle.ablation.modes().reads {
             ReadMode::Batched => None,
             // Its references are another thing.
-            _ if self.handle.inode.frames.region().is_some() => None,
+            _ if self.handle.inode.page_space.is_in_place() => None,
             ReadMode::BatchedReferences => Some(self.read_by_references(buffer, position)),
             mode => Some(self.read_one_by_one(buffer, position, mode)),
         }
@@ -88,7 +88,7 @@ impl File {
                 counters.note_lookups(1, 4);
                 let word = inode.mapping.table().word(index);
                 let copied = read_validated(word, Entry::is_ready, |entry| {
-                    let source = inode.page_address(index, entry);
+                    let source = inode.page_space.page_address(index, entry);
                     let target = &mut buffer[..visible() as usize];
                     // SAFETY: every Entry leads to a frame of the arena (ENTRY-1), which stays
                     // mapped (FRAMES-2); the bytes end inside the frame; `target` is not in it.

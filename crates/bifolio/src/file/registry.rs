@@ -32,7 +32,7 @@ use crate::ablation::Ablation;
 use crate::config;
 use crate::error::{ErrorKind, Result};
 use crate::io::{Backing, DirectIo, DirectStatus, DiskFile, FileIdentity, Located, OpenDiskError};
-use crate::memory::Frames;
+use crate::memory::PageSpace;
 use crate::page::PAGE_BYTES;
 use crate::reclaim::{Reclaim, SwapThread};
 use crate::sync::{AtomicU64, Mutex, Ordering};
@@ -286,8 +286,8 @@ impl Registry {
         self.check()?;
         options.validate_in_memory()?;
         let size = self.size_of(options, 0)?;
-        let frames = self.frames_for(options, size)?;
-        let inode = Inode::new_in_memory(&self.services, frames, name, size);
+        let page_space = self.page_space_for(options, size)?;
+        let inode = Inode::new_in_memory(&self.services, page_space, name, size);
         let mut open = Open::new(inode.map_err(no_table)?);
         let key = self.single_key();
         let handle = self.make_handle(key, &mut open, options)?;
@@ -349,19 +349,19 @@ impl Registry {
     }
 
     /// Where the pages of a new file will be.
-    fn frames_for(&self, options: &OpenOptions, size: FileSize) -> Result<Frames> {
+    fn page_space_for(&self, options: &OpenOptions, size: FileSize) -> Result<PageSpace> {
         if !options.mappable {
-            return Ok(Frames::Arena(Arc::clone(&self.services.memory.arena)));
+            return Ok(PageSpace::Arena(Arc::clone(&self.services.memory.arena)));
         }
         let region =
             self.mappables.new_region(&self.reclaim, size.len_max_bytes, options.faults)?;
-        Ok(Frames::Region(Arc::new(region)))
+        Ok(PageSpace::Region(Arc::new(region)))
     }
 
     fn make_inode(&self, backing: &Arc<dyn Backing>, options: &OpenOptions) -> Result<Arc<Inode>> {
         let size = self.size_of(options, crate::io::len_bytes(&**backing)?)?;
-        let frames = self.frames_for(options, size)?;
-        Inode::new(&self.services, frames, backing, size).map_err(no_table)
+        let page_space = self.page_space_for(options, size)?;
+        Inode::new(&self.services, page_space, backing, size).map_err(no_table)
     }
 
     fn make_handle(
@@ -387,9 +387,7 @@ impl Registry {
             ablation: self.ablation,
             membership: Membership::new(self, key, options),
         });
-        if let Some(region) = open.inode.frames.region() {
-            faults::enlist(region, &handle);
-        }
+        faults::enlist(&handle);
         Ok(handle)
     }
 
@@ -449,7 +447,7 @@ impl Open {
         if !wanted.is_empty() {
             return Err(ErrorKind::ImmutableConflict { file: file(), wanted, open }.into());
         }
-        if options.mappable && self.inode.frames.region().is_none() {
+        if options.mappable && !self.inode.page_space.is_in_place() {
             return Err(ErrorKind::NotMappable { file: file() }.into());
         }
         let (wanted_bytes, open_bytes) = (options.folio_bytes, self.inode.mapping.folio_bytes());

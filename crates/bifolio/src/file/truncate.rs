@@ -9,7 +9,7 @@ use super::File;
 use super::access::Access;
 use super::fill::Locked;
 use crate::error::{ErrorKind, Result};
-use crate::memory::Region;
+use crate::memory::PageSpace;
 use crate::page::{FolioRef, PAGE_BYTES, PAGE_SHIFT};
 use crate::writeback::Resizing;
 
@@ -17,13 +17,13 @@ use crate::writeback::Resizing;
 /// `memory/region.rs`).
 #[derive(Debug)]
 struct Growing<'a> {
-    region: Option<&'a Region>,
+    page_space: Option<&'a PageSpace>,
 }
 
 impl Growing<'_> {
     fn end(&mut self) {
-        if let Some(region) = self.region.take() {
-            region.end_growth();
+        if let Some(page_space) = self.page_space.take() {
+            page_space.end_growth();
         }
     }
 }
@@ -105,14 +105,16 @@ impl File {
     /// touched what was cut. The caller keeps the answer until the file has grown, or has not.
     fn uncover(&self, _alone: &Resizing<'_>, len_bytes: u64) -> Result<Growing<'_>> {
         let before_bytes = self.len();
-        let region = self.handle.inode.frames.region().filter(|_| len_bytes > before_bytes);
-        let growing = Growing { region: region.map(|region| &**region) };
-        let Some(region) = growing.region else { return Ok(growing) };
-        let pages = before_bytes.div_ceil(PAGE_BYTES)..len_bytes.div_ceil(PAGE_BYTES);
+        if len_bytes <= before_bytes {
+            return Ok(Growing { page_space: None });
+        }
+        let page_space = &self.handle.inode.page_space;
+        let growing = Growing { page_space: Some(page_space) };
         let purpose = "pages behind the end of a file";
-        let begun = region.begin_growth(pages.clone());
+        let begun = page_space.begin_growth(before_bytes, len_bytes);
         begun.map_err(|source| ErrorKind::Memory { purpose, source })?;
-        for index in region.orphaned_among(pages) {
+        let pages = before_bytes.div_ceil(PAGE_BYTES)..len_bytes.div_ceil(PAGE_BYTES);
+        for index in page_space.orphaned_among(pages) {
             // Somebody holds what was cut off there, and maps see it: it stays, and becomes zeros,
             // as for a write of part of it.
             let end = (index + 1) * PAGE_BYTES;
@@ -122,7 +124,7 @@ impl File {
                 return Err(error);
             }
         }
-        if region.is_tracked() {
+        if page_space.tracked().is_some() {
             self.zero_tail(before_bytes)?;
         }
         Ok(growing)

@@ -148,7 +148,7 @@ impl File {
         follows: bool,
     ) -> Result<std::result::Result<(), NoRoom>> {
         let inode = &self.handle.inode;
-        if !locked.is_uptodate() && inode.frames.region().is_some() {
+        if !locked.is_uptodate() && inode.page_space.is_in_place() {
             return self.install(locked, bytes);
         }
         let in_folio = position - locked.lock.index() * PAGE_BYTES;
@@ -238,7 +238,7 @@ mod tests {
         let inode = &file.handle.inode;
         let entry = |index| inode.mapping.table().load(index, Relaxed);
         let index = (0..PAGES).find(|index| inode.is_absent(entry(*index))).unwrap();
-        let address = inode.frames.region().unwrap().address(index).cast();
+        let address = inode.page_space.region().unwrap().address(index).cast();
         let flags = MapFlags::PRIVATE | MapFlags::FIXED;
         // A place that the kernel's side of faults does not know refuses all pages.
         // SAFETY: a page of the region that is not there, and that nobody touches below.

@@ -6,7 +6,7 @@
 //! space of one file that can be mapped, where the page at index i has its place; evicting is
 //! unmapping. Above, `reclaim` decides who gets a frame and who must give one back; here is only
 //! what is free, where it lies (`extents.rs`), what everything costs, and what was used how lately
-//! (`lru.rs`). [`Frames`] says which kind a file has.
+//! (`lru.rs`). [`PageSpace`] says which kind a file has.
 //!
 //! Everything above (`writeback`, `reclaim`, `file`) shares one [`Memory`]. It also closes the one
 //! loop of the layers: the last reference to a folio may be put anywhere, and what must happen
@@ -28,6 +28,7 @@ mod fault_errors;
 mod lru;
 mod mapped;
 mod orphans;
+mod page_space;
 mod region;
 mod region_pages;
 mod region_reads;
@@ -41,6 +42,7 @@ pub(crate) use extents::EXTENT_PAGES;
 pub(crate) use fault_clock::FAULT_CLOCK;
 pub(crate) use lru::{ListKind, Lru};
 pub(crate) use orphans::Orphans;
+pub(crate) use page_space::PageSpace;
 pub(crate) use region::{Refusal, Region};
 pub(crate) use region_reads::RegionReads;
 pub(crate) use regions::{BounceBuffer, Regions, RegionsSize};
@@ -133,32 +135,6 @@ impl Reaper for FolioReaper {
             self.arena.free_region_page(frozen.id(), frozen.folios());
         } else {
             self.arena.free(frozen.id());
-        }
-    }
-}
-
-/// Where the pages of a file are.
-#[derive(Clone, Debug)]
-pub(crate) enum Frames {
-    Arena(Arc<Arena>),
-    Region(Arc<Region>),
-}
-
-impl Frames {
-    /// Address of the first byte of the folio `id`, whose first page is at `index`.
-    #[inline(always)]
-    pub(crate) fn address(&self, id: FolioId, index: u64) -> *mut u8 {
-        match self {
-            Self::Arena(arena) => arena.address(id),
-            Self::Region(region) => region.address(index),
-        }
-    }
-
-    /// The region, if it is one.
-    pub(crate) fn region(&self) -> Option<&Arc<Region>> {
-        match self {
-            Self::Arena(_) => None,
-            Self::Region(region) => Some(region),
         }
     }
 }

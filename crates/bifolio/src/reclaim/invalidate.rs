@@ -139,12 +139,12 @@ impl<'a> Invalidation<'a> {
         let reaches_end = range.end >= mapping.len_bytes();
         let end = if reaches_end { u64::MAX } else { range.end >> PAGE_SHIFT };
         let whole = range.start.div_ceil(PAGE_BYTES)..end;
-        let mapped = inode.frames.region().map(|region| region.mapped().among(&whole));
+        let mapped = inode.page_space.mapped_among(&whole);
         Self {
             reclaim,
             inode,
             whole,
-            mapped: mapped.unwrap_or_default(),
+            mapped,
             may_drain: false,
             doubtful: Vec::new(),
             leaving: Vec::new(),
@@ -247,7 +247,7 @@ impl<'a> Invalidation<'a> {
             drop(lock);
             return self.doubt(folio);
         }
-        if self.inode.frames.region().is_some() {
+        if self.inode.page_space.is_in_place() {
             drop(lock);
             drop(folio);
             return self.leave(seen);

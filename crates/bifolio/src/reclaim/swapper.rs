@@ -215,7 +215,7 @@ impl Reclaim {
             return Some(Err(EvictOutcome::Activate));
         }
         let index = folio.folio().index();
-        let is_held = inode.frames.region().is_some_and(|region| region.is_held(index));
+        let is_held = inode.page_space.is_held(index);
         Some(if is_held || is_pinned(folio) { Err(EvictOutcome::Pinned) } else { Ok(()) })
     }
 

@@ -224,7 +224,7 @@ impl<'t> Unmapping<'t> {
         if self.control.second_chance && inode.mapping.test_and_clear_referenced(&lock) {
             return Err(EvictOutcome::Activate);
         }
-        let Some(region) = inode.frames.region() else {
+        let Some(region) = inode.page_space.region() else {
             unreachable!("a region page is a region's")
         };
         if is_pinned(folio) && lock.flags.write_state().is_dirty() {
@@ -251,7 +251,7 @@ impl<'t> Unmapping<'t> {
         folios: Vec<(LockedFolio<'t>, FolioRef<'t>)>,
         counts: &mut ScanCounts,
     ) {
-        let Some(region) = inode.frames.region() else {
+        let Some(region) = inode.page_space.region() else {
             unreachable!("a region page is a region's")
         };
         // Others are written out by the flusher.

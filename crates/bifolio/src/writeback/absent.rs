@@ -46,7 +46,7 @@ impl Inode {
         locked: &LockedFolio<'_>,
         shadow: Shadow,
     ) -> Result<Frozen<'a>, EvictError<'a>> {
-        debug_assert!(self.frames.region().is_none(), "a region's pages are unmapped first");
+        debug_assert!(!self.page_space.is_in_place(), "a region's pages are unmapped first");
         let frozen =
             self.mapping.evict(folio, locked, |page| self.store.left_by(locked, page, shadow))?;
         self.note_gone_if(locked.slot() == 0, locked.pages());

@@ -86,7 +86,7 @@ impl<'a> WriteBatch<'a> {
     pub(super) fn needs_copies(&self, folios: &[WriteVictim<'_>]) -> Option<&'a Region> {
         // Seen after the write-outs have begun: one that misses it is waited for before anybody
         // stores (`Inode::track_stores`). Those that are leaving are copies.
-        let region = self.inode.frames.region().filter(|region| region.is_tracked())?;
+        let region = self.inode.page_space.tracked()?;
         folios[0].copy.is_none().then_some(region)
     }
 

@@ -16,10 +16,9 @@ use super::store::{Cleaner, DiskStore, Store, SwapStore};
 use super::throttle::DirtyPages;
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::{Backing, Engine, IoError, Operation, Pieces, Transfer};
-use crate::memory::{Frames, Memory};
+use crate::memory::{Memory, PageSpace};
 use crate::page::{
-    Entry, Flag, Folio, FolioId, FolioRef, Frozen, HasTable, LockedFolio, Mapping, PAGE_BYTES,
-    Part, Table,
+    Flag, Folio, FolioId, FolioRef, Frozen, HasTable, LockedFolio, Mapping, PAGE_BYTES, Part, Table,
 };
 use crate::stats::Counter;
 use crate::swap::Swap;
@@ -50,7 +49,7 @@ pub(crate) struct Inode {
     pub(super) this: Weak<Inode>,
     pub(crate) mapping: Mapping,
     pub(crate) memory: Arc<Memory>,
-    pub(crate) frames: Frames,
+    pub(crate) page_space: PageSpace,
     pub(crate) engine: Arc<Engine>,
     pub(super) flusher: Arc<Flusher>,
     /// Where it is written to; none for a memory file.
@@ -83,14 +82,14 @@ impl Inode {
     /// A file over `backing`, which has `len_bytes` bytes now.
     pub(crate) fn new(
         services: &Services,
-        frames: Frames,
+        page_space: PageSpace,
         backing: &Arc<dyn Backing>,
         size: FileSize,
     ) -> std::io::Result<Arc<Self>> {
         let store = Store::Disk(DiskStore::new(&services.engine, backing, size.len_bytes));
         let device = services.flusher.device_of(&**backing, &services.memory, size.order);
-        let inode = Self::with_store(services, frames, store, size, Some(device))?;
-        if let (Some(device), true) = (&inode.device, inode.frames.region().is_some()) {
+        let inode = Self::with_store(services, page_space, store, size, Some(device))?;
+        if let (Some(device), true) = (&inode.device, inode.page_space.is_in_place()) {
             // Stores are looked for there.
             inode.flusher.enlist(device, &inode.this, |files| &mut files.mapped);
         }
@@ -100,17 +99,17 @@ impl Inode {
     /// An empty file without a backing.
     pub(crate) fn new_in_memory(
         services: &Services,
-        frames: Frames,
+        page_space: PageSpace,
         name: &str,
         size: FileSize,
     ) -> std::io::Result<Arc<Self>> {
         let store = Store::Swap(SwapStore::new(name.to_owned(), services.swap.clone()));
-        Self::with_store(services, frames, store, size, None)
+        Self::with_store(services, page_space, store, size, None)
     }
 
     fn with_store(
         services: &Services,
-        frames: Frames,
+        page_space: PageSpace,
         store: Store,
         size: FileSize,
         device: Option<Arc<Device>>,
@@ -123,7 +122,7 @@ impl Inode {
             this: Weak::clone(this),
             mapping,
             memory: Arc::clone(&services.memory),
-            frames,
+            page_space,
             engine: Arc::clone(&services.engine),
             flusher: Arc::clone(&services.flusher),
             device,
@@ -300,16 +299,7 @@ impl Inode {
 
     /// Address of a folio's first byte.
     pub(crate) fn frame_of(&self, folio: &FolioRef<'_>) -> *mut u8 {
-        self.frames.address(folio.id(), folio.folio().index())
-    }
-
-    /// Address of the page `index`, whose Entry is `seen`: a READY one.
-    #[inline(always)]
-    pub(crate) fn page_address(&self, index: u64, seen: Entry) -> *mut u8 {
-        match &self.frames {
-            Frames::Arena(arena) => arena.base().wrapping_add(seen.frame_offset_bytes()),
-            Frames::Region(region) => region.address(index),
-        }
+        self.page_space.address(folio.id(), folio.folio().index())
     }
 
     /// The transfer of consecutive whole folios, to where `targets` says that each is to be read.
@@ -417,7 +407,7 @@ impl Inode {
         folio: &FolioRef<'_>,
         locked: &LockedFolio<'_>,
     ) -> Result<()> {
-        if self.frames.region().is_some() {
+        if self.page_space.is_in_place() {
             return self.install_page(locked, ZEROS.as_ptr(), false);
         }
         self.zero_folio_from(folio, locked, 0);
@@ -437,10 +427,11 @@ impl Inode {
         source: *const u8,
         will_be_stored: bool,
     ) -> (u64, Result<()>) {
-        let Some(region) = self.frames.region() else { return (pages.end - pages.start, Ok(())) };
         // SAFETY: the callers give as many pages of memory of their own, in no region.
-        let (there, installed) = unsafe { region.install(pages, source, will_be_stored) };
-        self.memory.counters.add(Counter::MapIn, there);
+        let (there, installed) = unsafe { self.page_space.install(pages, source, will_be_stored) };
+        if self.page_space.is_in_place() {
+            self.memory.counters.add(Counter::MapIn, there);
+        }
         let refused = |source| ErrorKind::Memory { purpose: "a page of a map", source }.into();
         (there, installed.map_err(refused))
     }

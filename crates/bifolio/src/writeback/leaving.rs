@@ -114,7 +114,7 @@ impl Inode {
     /// # Errors
     /// The kernel does not tell.
     pub(super) fn mark_stored_in(&self, range: &Range<u64>) -> Result<()> {
-        let Some(region) = self.frames.region().filter(|region| region.is_tracked()) else {
+        let Some(region) = self.page_space.tracked() else {
             return Ok(());
         };
         let end = range.end.min(self.mapping.len_bytes()).div_ceil(PAGE_BYTES);

@@ -186,7 +186,7 @@ impl<'a> Removal<'a> {
     /// Takes a folio out of the table, dirty or not; no write-out of it is in flight.
     fn remove(&mut self, folio: FolioRef<'a>, locked: LockedFolio<'a>) {
         let inode = self.inode;
-        let Some(region) = inode.frames.region() else { return self.unlink(folio, locked) };
+        let Some(region) = inode.page_space.region() else { return self.unlink(folio, locked) };
         // REGION-4: others may have had the page before, and hold it.
         let frozen = match region.is_held(locked.index()) {
             true => Err(folio),
@@ -239,7 +239,7 @@ impl<'a> Removal<'a> {
     /// Unmaps what was gathered (REGION-2), and frees it.
     fn finish(&mut self) {
         let inode = self.inode;
-        let Some(region) = inode.frames.region().filter(|_| !self.frozen.is_empty()) else {
+        let Some(region) = inode.page_space.region().filter(|_| !self.frozen.is_empty()) else {
             return;
         };
         let indices = self.frozen.iter().map(|(frozen, _)| frozen.folio().index());

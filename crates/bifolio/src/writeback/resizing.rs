@@ -66,10 +66,7 @@ impl Resizing<'_> {
     /// The file has the length again that it had before a cut of which only the length was seen.
     pub(crate) fn undo_cut(&self, before_bytes: u64) {
         self.inode.mapping.set_len_bytes(before_bytes);
-        if let Some(region) = self.inode.frames.region() {
-            // Faults that were refused by the shorter length are judged again (R3).
-            region.end_growth();
-        }
+        self.inode.page_space.end_growth();
     }
 
     /// Cuts the file to the length of its backing, if it is longer; returns its length then. Blocks

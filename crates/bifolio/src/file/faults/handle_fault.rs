@@ -126,7 +126,7 @@ impl Handle {
     /// touched it can go on: the lock may be held for as long as a caller likes, one who is about
     /// to touch another page.
     fn is_missing(&self, index: u64) -> bool {
-        let region = self.inode.frames.region();
+        let region = self.inode.page_space.region();
         region.is_none_or(|region| !is_resident(region.address(index)))
     }
 }

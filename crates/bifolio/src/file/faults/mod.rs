@@ -27,7 +27,7 @@ pub(super) use threads::FaultThreads;
 pub(super) use underway::Underway;
 
 use super::handle::Handle;
-use crate::memory::{Refusal, Region};
+use crate::memory::{PageSpace, Refusal, Region};
 use crate::page::{PAGE_BYTES, PAGE_SHIFT};
 use crate::stats::Counter;
 use crate::sync::{Ordering, RwLock, RwLockReadGuard, Share, WeakList};
@@ -74,8 +74,9 @@ pub(super) fn is_mapped(bytes: &[u8]) -> bool {
     last.is_some_and(|(base, served)| start < base + served.region.len_bytes())
 }
 
-/// Lets faults of a region be served through `handle`, too.
-pub(super) fn enlist(region: &Arc<Region>, handle: &Arc<Handle>) {
+/// Lets faults of a file that can be mapped be served through `handle`, too.
+pub(super) fn enlist(handle: &Arc<Handle>) {
+    let Some(region) = handle.inode.page_space.region() else { return };
     let mut regions = REGIONS.write();
     let served = regions.entry(region.base().addr()).or_insert_with(|| Served {
         region: Arc::clone(region),
@@ -87,8 +88,9 @@ pub(super) fn enlist(region: &Arc<Region>, handle: &Arc<Handle>) {
     REGIONS_COUNT.store(regions.len(), Ordering::Relaxed);
 }
 
-/// No fault of the region is served any more: its file is closed.
-pub(super) fn forget(region: &Region) {
+/// No fault of the file is served any more: it is closed.
+pub(super) fn forget(page_space: &PageSpace) {
+    let Some(region) = page_space.region() else { return };
     let forgotten = {
         let mut regions = REGIONS.write();
         let forgotten = regions.remove(&region.base().addr());

@@ -103,7 +103,7 @@ impl ReadaheadWorker {
     }
 
     fn in_flight_pages_max(&self, inode: &Inode) -> u64 {
-        if inode.frames.region().is_some() {
+        if inode.page_space.staging().is_some() {
             return REGION_PAGES_MAX;
         }
         // In a small cache no more than a window.
