@@ -8,9 +8,9 @@ use crate::io::{Backing, Engine};
 use crate::memory::{Arena, Memory};
 use crate::reclaim::{Background, Reclaim, SwapThread};
 use crate::swap::{Swap, SwapPlace};
-use crate::sys::cpu;
-use crate::sys::fork::Origin;
 use crate::sys::probe::{Feature, Features};
+use crate::sys::process;
+use crate::sys::process::Origin;
 use crate::writeback::{Flusher, FlusherSettings, FlusherThreads, Services};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -185,8 +185,8 @@ impl CacheBuilder {
         )
         .map_err(reservation_error)?;
         let descriptors_max = Arena::descriptors_max(memory_bytes_max) as usize;
-        let memory =
-            Memory::new(arena, descriptors_max, cpu::possible()).map_err(reservation_error)?;
+        let memory = Memory::new(arena, descriptors_max, process::possible_cpus())
+            .map_err(reservation_error)?;
         let memory = Arc::new(memory);
         let engine = Engine::new(&features, self.config.io_depth, &memory.arena);
         let flusher = Flusher::new(self.flusher_settings(), self.config.memory_bytes);
@@ -251,7 +251,7 @@ impl CacheBuilder {
     }
 
     fn memory_bytes_max(&self) -> u64 {
-        let chosen = self.config.memory_bytes_max.unwrap_or_else(cpu::memory_bytes);
+        let chosen = self.config.memory_bytes_max.unwrap_or_else(process::machine_memory_bytes);
         chosen.clamp(self.config.memory_bytes, config::MEMORY_BYTES_MAX)
     }
 }

@@ -3,7 +3,7 @@
 
 use crate::error::{ErrorKind, Result};
 use crate::sync::{AtomicU64, Ordering};
-use crate::sys::fork::Origin;
+use crate::sys::process::Origin;
 
 /// See the head of the file.
 #[derive(Debug)]

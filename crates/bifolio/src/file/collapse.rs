@@ -10,7 +10,7 @@ use crate::error::{CollapseRefusal, ErrorKind, Result};
 use crate::memory::FrameKind;
 use crate::page::{Flag, FolioRef, Frozen, PAGE_BYTES, PAGE_SHIFT, Part};
 use crate::stats::Counter;
-use crate::sys::cpu;
+use crate::sys::process;
 use crate::writeback::Cleaner;
 use std::ops::Range;
 use std::time::Duration;
@@ -122,7 +122,7 @@ impl File {
         // memory file, which has no syncs; the folios stay locked, those that go are frozen.
         inode.pass_dirt(&gone, new.id());
         if inode.is_evictable() {
-            memory.lru.add(&memory.folios, for_lru, cpu::current());
+            memory.lru.add(&memory.folios, for_lru, process::current_cpu());
         } else {
             memory.lru.note_unlisted(&lock);
         }

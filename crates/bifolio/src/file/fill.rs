@@ -18,7 +18,7 @@ use crate::page::{
 };
 use crate::stats::Counter;
 use crate::sync::Ordering;
-use crate::sys::cpu;
+use crate::sys::process;
 use crate::writeback::{Cleaner, Inode};
 use std::ops::Range;
 use std::time::Instant;
@@ -357,7 +357,7 @@ impl Handle {
         self.note_refault(&lock, seen);
         if !self.inode.is_evictable() {
             memory.lru.note_unlisted(&lock);
-        } else if memory.lru.add(&memory.folios, for_lru, cpu::current()) {
+        } else if memory.lru.add(&memory.folios, for_lru, process::current_cpu()) {
             memory.counters.add(Counter::LruBatch, 1);
         }
         Ok(Claim::New(Locked { lock, folio, was_resident: false }))

@@ -13,7 +13,7 @@ use crate::error::{ErrorKind, Result};
 use crate::memory::CHUNK_PAGES;
 use crate::stats::Counter;
 use crate::sync::{AtomicBool, Condvar, Mutex, Ordering};
-use crate::sys::thread::OwnedThread;
+use crate::sys::process::OwnedThread;
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -3,7 +3,7 @@
 
 use super::Reclaim;
 use crate::page::{BATCH_SLOTS, FolioRef, Lookup, PAGE_BYTES, PAGE_SHIFT};
-use crate::sys::cpu;
+use crate::sys::process;
 use crate::writeback::Inode;
 use std::ops::Range;
 
@@ -43,7 +43,7 @@ impl Reclaim {
     /// Demotes what is resident of a range of a file, in bytes. Blocks for nobody's I/O.
     pub(crate) fn demote(&self, inode: &Inode, range: Range<u64>) {
         let memory = &self.memory;
-        memory.lru.drain(&memory.folios, cpu::current());
+        memory.lru.drain(&memory.folios, process::current_cpu());
         let mut demotion = Demotion::new(self, inode);
         let mut index = range.start >> PAGE_SHIFT;
         let end = range.end.div_ceil(PAGE_BYTES);

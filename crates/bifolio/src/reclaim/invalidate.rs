@@ -48,7 +48,7 @@ use crate::page::{
     Entry, EvictError, Folio, FolioId, FolioRef, PAGE_BYTES, PAGE_SHIFT, TryGet, WriteState,
 };
 use crate::stats::Counter;
-use crate::sys::cpu;
+use crate::sys::process;
 use crate::writeback::Inode;
 use std::ops::Range;
 
@@ -104,7 +104,7 @@ impl Reclaim {
     /// Evicts what is resident of a range of a file, in bytes. Blocks for no I/O, but, in a file
     /// that can be mapped, for whoever is reclaiming.
     pub(crate) fn invalidate(&self, inode: &Inode, range: Range<u64>) -> Outcome {
-        self.memory.lru.drain(&self.memory.folios, cpu::current());
+        self.memory.lru.drain(&self.memory.folios, process::current_cpu());
         let outcome = self.invalidate_by_policy(inode, &range);
         self.count(&outcome);
         outcome

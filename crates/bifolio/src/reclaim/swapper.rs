@@ -44,7 +44,7 @@ use crate::page::{FolioId, FolioRef};
 use crate::stats::Counter;
 use crate::swap::Swap;
 use crate::sync::{AtomicU64, Condvar, Mutex, Ordering};
-use crate::sys::thread::OwnedThread;
+use crate::sys::process::OwnedThread;
 use crate::writeback::{Cleaner, Inode};
 use std::sync::Arc;
 use std::time::{Duration, Instant};

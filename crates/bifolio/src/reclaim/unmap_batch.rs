@@ -14,7 +14,7 @@ use crate::memory::{BounceBuffer, Region};
 use crate::page::{Flag, Frozen, LockedFolio, PAGE_BYTES};
 use crate::stats::Counter;
 use crate::sys::copy;
-use crate::sys::unmap::PageRange;
+use crate::sys::memory::PageRange;
 use crate::writeback::{CopyAt, InFlight, Inode};
 use std::io;
 use std::ops::Range;

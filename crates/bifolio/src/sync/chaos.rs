@@ -219,19 +219,19 @@ pub(crate) fn fence(ordering: Ordering) {
     change();
 }
 
-/// See its twin in `real.rs`.
+/// See its twin in `sync::real`.
 #[inline]
 pub(crate) fn store_owned(word: &AtomicU64, value: u64, ordering: Ordering) {
     word.store(value, ordering);
 }
 
-/// See its twin in `real.rs`.
+/// See its twin in `sync::real`.
 pub(crate) fn word_of(word: &AtomicU32) -> &atomic::AtomicU32 {
     change();
     &word.0
 }
 
-/// See its twin in `real.rs`.
+/// See its twin in `sync::real`.
 pub(crate) fn sleep_briefly() {
     std::thread::sleep(Duration::from_micros(50));
 }

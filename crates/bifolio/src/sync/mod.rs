@@ -12,12 +12,10 @@ pub(crate) mod blocking;
 pub(crate) mod futex;
 pub(crate) mod share;
 mod weak_list;
-pub(crate) use share::Share;
-pub(crate) use weak_list::WeakList;
-#[cfg(not(any(all(test, loom), bifolio_chaos)))]
-mod real;
 #[cfg(not(any(all(test, loom), bifolio_chaos)))]
 pub(crate) use real::*;
+pub(crate) use share::Share;
+pub(crate) use weak_list::WeakList;
 
 #[cfg(all(bifolio_chaos, not(all(test, loom))))]
 mod chaos;
@@ -28,6 +26,37 @@ pub(crate) use chaos::*;
 mod model;
 #[cfg(all(test, loom))]
 pub(crate) use model::*;
+
+/// The real primitives: `std` atomics and `parking_lot` locks, because those are one word, do not
+/// poison (a panic of a user's callback must not turn into an error of ours) and have a condition
+/// variable that can wait with a deadline.
+#[cfg(not(any(all(test, loom), bifolio_chaos)))]
+mod real {
+    pub(crate) use parking_lot::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard};
+    pub(crate) use std::hint::spin_loop;
+    pub(crate) use std::sync::atomic::{
+        AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, fence,
+    };
+    pub(crate) use std::thread::yield_now;
+
+    /// Sleeps long enough for a descheduled thread to run.
+    pub(crate) fn sleep_briefly() {
+        std::thread::sleep(std::time::Duration::from_micros(50));
+    }
+
+    /// Stores `value` into a word that only the caller may change to a new state now.
+    ///
+    /// A plain store. The model run uses a read-modify-write instead (see its twin).
+    #[inline(always)]
+    pub(crate) fn store_owned(word: &AtomicU64, value: u64, ordering: Ordering) {
+        word.store(value, ordering);
+    }
+
+    /// The word itself, for the kernel.
+    pub(crate) fn word_of(word: &AtomicU32) -> &AtomicU32 {
+        word
+    }
+}
 
 /// Between a store and a load of another word, on each of two sides: one of the two sees what the
 /// other has stored.

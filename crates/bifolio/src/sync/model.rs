@@ -1,4 +1,4 @@
-//! Loom's primitives, with the names and shapes of `real.rs`.
+//! Loom's primitives, with the names and shapes of `sync::real`.
 //!
 //! Only what the protocols under test use is here; the code that makes system calls is not
 //! compiled in a model run.

@@ -24,7 +24,7 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-use super::control::answer_of;
+use super::answer_of;
 
 /// The magic number of tmpfs in `statfs`.
 const TMPFS_MAGIC: u64 = 0x0102_1994;

@@ -4,15 +4,9 @@
 //! processor family. Everything here is thin: a call, its error, its contract. Policy lives above.
 
 pub(crate) mod array;
-#[cfg(not(all(test, loom)))]
-mod control;
 pub(crate) mod copy;
 #[cfg(not(all(test, loom)))]
-pub(crate) mod cpu;
-#[cfg(not(all(test, loom)))]
 pub(crate) mod file;
-#[cfg(not(all(test, loom)))]
-pub(crate) mod fork;
 #[cfg(not(all(test, loom)))]
 pub(crate) mod memory;
 #[cfg(not(all(test, loom)))]
@@ -22,16 +16,25 @@ pub(crate) mod pagemap;
 #[cfg(not(all(test, loom)))]
 pub(crate) mod probe;
 #[cfg(not(all(test, loom)))]
-mod probe_faults;
-#[cfg(not(all(test, loom)))]
-mod probe_ring;
+pub(crate) mod process;
 #[cfg(not(all(test, loom)))]
 pub(crate) mod ring;
 #[cfg(not(all(test, loom)))]
 pub(crate) mod signal;
 #[cfg(not(all(test, loom)))]
-pub(crate) mod thread;
-#[cfg(not(all(test, loom)))]
-pub(crate) mod unmap;
+mod trials;
 #[cfg(not(all(test, loom)))]
 pub(crate) mod userfault;
+
+use std::io;
+
+/// What a call of the C library answered: how much, or, if that is negative, the error of this
+/// thread.
+fn answer_of(answer: impl TryInto<usize>) -> io::Result<usize> {
+    answer.try_into().map_err(|_| io::Error::last_os_error())
+}
+
+/// Whether a call that failed so is to be made again.
+fn is_passing(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EINTR))
+}

@@ -19,9 +19,9 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, fcntl_getpipe_size, fcntl_setpipe_size, pipe_with};
 
-use super::control::answer_of;
+use super::answer_of;
 use super::memory::PAGE_BYTES;
-use super::unmap::PageRange;
+use super::memory::PageRange;
 
 /// Places of a pipe that any user may ask for.
 const PIPE_PAGES_MAX: usize = 256;
@@ -228,8 +228,8 @@ mod tests {
     use super::*;
     use crate::config::FaultMode;
     use crate::sys::memory::Reservation;
+    use crate::sys::memory::Unmapper;
     use crate::sys::probe::{Feature, Features};
-    use crate::sys::unmap::Unmapper;
     use crate::sys::userfault::Userfault;
     use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
     use std::thread;

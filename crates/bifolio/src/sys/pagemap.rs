@@ -15,7 +15,8 @@ use std::os::fd::AsFd;
 
 use rustix::ioctl::{Opcode, opcode};
 
-use super::control::{control, is_passing};
+use super::is_passing;
+use super::userfault::control;
 
 const IS_WRITTEN: u64 = 1 << 1;
 const IS_PRESENT: u64 = 1 << 3;

@@ -25,7 +25,7 @@ use std::ptr;
 use rustix::fs::{AtFlags, CWD, StatxFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
-use super::{probe_faults, probe_ring};
+use super::trials;
 
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 const SCRATCH_BYTES: usize = 2 * HUGE_PAGE_BYTES;
@@ -140,15 +140,15 @@ impl Feature {
             Self::WipeOnFork => probe_advice("MADV_WIPEONFORK", Advice::LinuxWipeOnFork),
             Self::StatxDirectAlignment => probe_statx(),
             Self::DirectIo => Ok("decided per file".to_owned()),
-            Self::IoUring => probe_ring::io_uring(),
-            Self::RegisteredFiles => probe_ring::registered_files(),
-            Self::RegisteredBuffers => probe_ring::registered_buffers(),
-            Self::UserFaults => probe_faults::user_faults(),
-            Self::KernelFaults => probe_faults::kernel_faults(),
-            Self::WriteProtectAsync => probe_faults::write_protect_async(),
-            Self::FaultPoison => probe_faults::fault_poison(),
-            Self::VectoredUnmap => probe_faults::vectored_unmap(),
-            Self::LargePipes => probe_faults::large_pipes(),
+            Self::IoUring => trials::io_uring(),
+            Self::RegisteredFiles => trials::registered_files(),
+            Self::RegisteredBuffers => trials::registered_buffers(),
+            Self::UserFaults => trials::user_faults(),
+            Self::KernelFaults => trials::kernel_faults(),
+            Self::WriteProtectAsync => trials::write_protect_async(),
+            Self::FaultPoison => trials::fault_poison(),
+            Self::VectoredUnmap => trials::vectored_unmap(),
+            Self::LargePipes => trials::large_pipes(),
         }
     }
 }

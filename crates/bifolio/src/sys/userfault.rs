@@ -14,7 +14,7 @@
 
 use std::fmt;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll;
@@ -22,8 +22,8 @@ use rustix::io::Errno;
 use rustix::ioctl::{Opcode, opcode};
 use rustix::mm::UserfaultfdFlags;
 
-use super::control::{control, is_passing};
 use super::probe::{Feature, Features};
+use super::{answer_of, is_passing};
 use crate::config::FaultMode;
 
 /// The version of the interface.
@@ -367,6 +367,23 @@ fn fault_of(message: &[u8]) -> Option<Fault> {
     let flags = word(8)?;
     (message[0] == EVENT_FAULT)
         .then_some(Fault { address: word(16)? as usize, is_write: flags & FLAG_WRITE != 0 })
+}
+
+/// Asks `descriptor` for `operation`; returns what the call returns. Does not retry.
+///
+/// # Safety
+/// `operation` reads and writes at most a `T`, and what the addresses in it lead to must be good
+/// for what the operation does with them.
+pub(super) unsafe fn control<T>(
+    descriptor: BorrowedFd<'_>,
+    operation: Opcode,
+    argument: &mut T,
+) -> io::Result<usize> {
+    // SAFETY: the structure is ours alone during the call; the rest is the caller's promise.
+    let answer = unsafe {
+        libc::ioctl(descriptor.as_raw_fd(), operation as _, std::ptr::from_mut(argument))
+    };
+    answer_of(answer)
 }
 
 #[cfg(test)]

@@ -24,7 +24,7 @@
 use super::{server_of, threads_for};
 use crate::memory::{FAULT_CLOCK, Regions};
 use crate::sync::{Mutex, Share};
-use crate::sys::thread::OwnedThread;
+use crate::sys::process::OwnedThread;
 use crate::sys::userfault::{Fault, FaultWaiter, Userfault};
 use std::collections::VecDeque;
 use std::io;

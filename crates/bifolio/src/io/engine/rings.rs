@@ -25,7 +25,7 @@ use crate::io::buf::Span;
 use crate::io::{Operation, Submission};
 use crate::memory::ChunkWatcher;
 use crate::sync::{AtomicU64, Condvar, Mutex, Ordering};
-use crate::sys::fork::Origin;
+use crate::sys::process::Origin;
 use crate::sys::ring::{self, RingCall, RingMemory, RingQueues};
 use std::sync::Arc;
 use std::time::Duration;
