@@ -112,9 +112,9 @@ impl Inode {
         self.store.note_gone(folio.pages());
     }
 
-    /// Gives back what `seen`, an Entry without a folio, names at the head `index`.
+    /// Gives back what `seen`, an Entry without a folio, names at the head `index`, if anything.
     pub(super) fn forget_absent(&self, index: u64, seen: Entry) {
-        if self.mapping.take_value(index, seen) {
+        if seen.as_value().is_some() && self.mapping.take_value(index, seen) {
             self.store.give_back(seen, 1 << self.mapping.order());
         }
     }
