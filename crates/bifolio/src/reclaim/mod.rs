@@ -22,8 +22,8 @@
 //!
 //! Invariants:
 //! - RECLAIM-1: a sweep looks at each folio once and is bounded by the lists' lengths; there are at
-//!   most [`SWEEPS_MAX`] of them in a row without a success, and a time limit while folios are
-//!   busy, or others take what a round has freed. So an allocation ends: with a frame or with an
+//!   most [`SWEEPS_MAX`] of them in a row that find nobody at work, and a time limit while folios
+//!   are busy, or others take what a round has freed. So an allocation ends: with a frame or with an
 //!   error.
 //! - RECLAIM-2: whoever takes folios off their tables for lack of memory holds the reclaim lock,
 //!   or, as the swapper does, references to the files that were taken with it. (On advice, a handle
@@ -372,6 +372,7 @@ impl Reclaim {
             return Ok(());
         }
         let counts = self.give_memory_back(1, retry_budget);
+        let counts = retry_budget.note_round(counts, 1);
         self.decide(counts, retry_budget)
     }
 
@@ -469,7 +470,6 @@ impl Reclaim {
         if evacuated.reclaimed_pages > 0 {
             return evacuated;
         }
-        let used_bytes = self.arena().usage().used_bytes;
         let mut counts = ScanCounts::default();
         if self.arena().usage().free_pages == 0 {
             counts = self.shrink(&reclaim_lock, ROUND_PAGES, WriteOut::MemoryFiles);
@@ -485,9 +485,8 @@ impl Reclaim {
             }
             left_pages -= u64::from(retired);
         }
-        // Pages of regions have been given back as they went.
-        let freed_pages = used_bytes.saturating_sub(self.arena().usage().used_bytes) / PAGE_BYTES;
-        counts.reclaimed_pages = freed_pages.max(pages_max - left_pages);
+        // Pages of regions have been given back as they went; others may have them by now.
+        counts.reclaimed_pages = counts.reclaimed_pages.max(pages_max - left_pages);
         if counts.reclaimed_pages == 0 && self.give_tables_back() {
             counts.reclaimed_pages = 1;
         }
@@ -537,8 +536,7 @@ impl Reclaim {
             // What is to be swapped out is, or will be, on its way.
             counts.busy_pages += counts.unswapped_pages + self.swapper.pages();
         }
-        let hopeless = counts.busy_pages == 0 && retry_budget.futile_sweeps >= SWEEPS_MAX;
-        if hopeless || retry_budget.is_over() {
+        if retry_budget.is_hopeless(counts.busy_pages > 0) || retry_budget.is_over() {
             return Err(self.full(counts, retry_budget.wanted_bytes));
         }
         self.memory.counters.add(Counter::AllocationWait, 1);

@@ -1,7 +1,7 @@
 //! How long an allocation tries: rounds, sweeps and pauses, and when it is over.
 
-use super::Reclaim;
 use super::scan::ScanCounts;
+use super::{Reclaim, SWEEPS_MAX};
 use std::time::{Duration, Instant};
 
 /// Rounds that free something, which is gone when the caller looks, after which it waits.
@@ -19,6 +19,8 @@ pub(super) struct RetryBudget {
     pub(super) wanted_bytes: u64,
     rounds: u32,
     pub(super) futile_sweeps: u32,
+    /// Of those, the last ones, which found nobody at work.
+    idle_sweeps: u32,
     wait_max: Duration,
     since: Option<Instant>,
     /// Write-outs that had ended when the last round began.
@@ -33,8 +35,17 @@ impl RetryBudget {
     pub(super) fn new(reclaim: &Reclaim, wanted_bytes: u64) -> Self {
         let (wait_max, ended) = (reclaim.wait_max, reclaim.flusher.ended());
         let swap_rounds = reclaim.swapper.rounds();
-        let (rounds, futile_sweeps, since, may_swap) = (0, 0, None, false);
-        Self { wanted_bytes, rounds, futile_sweeps, wait_max, since, ended, swap_rounds, may_swap }
+        Self {
+            wanted_bytes,
+            rounds: 0,
+            futile_sweeps: 0,
+            idle_sweeps: 0,
+            wait_max,
+            since: None,
+            ended,
+            swap_rounds,
+            may_swap: false,
+        }
     }
 
     /// A round for so many pages, which were not to be had when it was over.
@@ -49,7 +60,15 @@ impl RetryBudget {
 
     pub(super) fn note_progress(&mut self) {
         self.futile_sweeps = 0;
+        self.idle_sweeps = 0;
         self.since = None;
+    }
+
+    /// A sweep has found nothing to free; whether there is no hope that the next one does. Where
+    /// somebody was at work with what it met (`is_busy`) there is.
+    pub(super) fn is_hopeless(&mut self, is_busy: bool) -> bool {
+        self.idle_sweeps = if is_busy { 0 } else { self.idle_sweeps + 1 };
+        self.idle_sweeps >= SWEEPS_MAX
     }
 
     /// How long to wait for those who have references for the moment.
@@ -61,5 +80,30 @@ impl RetryBudget {
     /// The clock starts with the first futile sweep since there was progress.
     pub(super) fn is_over(&mut self) -> bool {
         self.since.get_or_insert_with(Instant::now).elapsed() > self.wait_max
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_sweeps_in_a_row_that_find_nobody_are_hopeless() {
+        let mut budget = RetryBudget {
+            wanted_bytes: 4096,
+            rounds: 0,
+            futile_sweeps: 0,
+            idle_sweeps: 0,
+            wait_max: Duration::MAX,
+            since: None,
+            ended: 0,
+            swap_rounds: 0,
+            may_swap: false,
+        };
+        assert!((0..3 * SWEEPS_MAX).all(|_| !budget.is_hopeless(true)));
+        assert!((1..SWEEPS_MAX).all(|_| !budget.is_hopeless(false)));
+        assert!(!budget.is_hopeless(true), "somebody was at work again");
+        assert!((1..SWEEPS_MAX).all(|_| !budget.is_hopeless(false)));
+        assert!(budget.is_hopeless(false));
     }
 }
