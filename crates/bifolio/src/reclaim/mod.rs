@@ -23,8 +23,8 @@
 //! Invariants:
 //! - RECLAIM-1: a sweep looks at each folio once and is bounded by the lists' lengths; there are at
 //!   most [`SWEEPS_MAX`] of them in a row that find nobody at work, and a time limit while folios
-//!   are busy, or others take what a round has freed. So an allocation ends: with a frame or with an
-//!   error.
+//!   are busy, or others take what a round has freed. So an allocation ends: with a frame or with
+//!   an error.
 //! - RECLAIM-2: whoever takes folios off their tables for lack of memory holds the reclaim lock,
 //!   or, as the swapper does, references to the files that were taken with it. (On advice, a handle
 //!   keeps the file: `invalidate.rs`.) A file is freed only after its table is empty, the reclaim
