@@ -5,14 +5,14 @@
 //! cache lines of shared memory are read, the Entry and the data; none is written. (Of a file that
 //! can be mapped, pages may leave for good: there a reference is taken, and put.) A long read
 //! looks at the Entry before it copies, so that a hole does not cost a copy, and touches the next
-//! page if the thread reads on (`sequence.rs`).
+//! page if the thread reads on (`read.rs`).
 //!
 //! # Safety
 //! Follows raw addresses taken from a `Handle`, which the same `File` keeps alive.
 #![allow(unsafe_code)]
 
 use super::handle::Handle;
-use super::sequence;
+use super::read::goes_on;
 use crate::ablation::{Ablation, ReadMode};
 use crate::memory::Memory;
 use crate::page::{
@@ -127,7 +127,7 @@ impl HitPath {
         }
         self.touch_predicted(position, 4);
         let word = self.entry_word(position >> PAGE_SHIFT);
-        let goes_on = sequence::goes_on(self.hot, position, length);
+        let goes_on = goes_on(self.hot, position, length);
         if !Entry::from_word(word.load(Ordering::Relaxed)).is_referenced() {
             return Hit::None;
         }

@@ -1,8 +1,8 @@
 //! What the layer above, `map`, needs of a file.
 
 use super::File;
-use super::batch::{Batch, Delivery};
 use super::faults;
+use super::read_many::{Batch, Delivery};
 use super::registry::Registry;
 use crate::error::{ErrorKind, Result};
 use crate::memory::Region;

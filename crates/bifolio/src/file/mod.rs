@@ -3,25 +3,23 @@
 //! The top of the data's way. A [`File`] turns byte ranges into pages and tries, in this order:
 //!
 //! ```text
-//!   read_at   optimistic copy, no reference      hit.rs     a READY page, no other test
-//!               | the page changed, is not READY, or the range has several pages
-//!               v
-//!             a stretch of pages, no reference   copy_stretch.rs  neighbouring frames at once
-//!             zeros                              gather.rs  holes of memory files, one fill
-//!               | not resident, or a writer inside
-//!               v
-//!             runs of absent folios              read_absent.rs, fill.rs  allocate, insert, locked
-//!               |  and what will be wanted next    readahead/
-//!               v                                read_io.rs     one transfer, READY folio by folio
-//!             one folio, under its lock          fill.rs    if somebody else has it
-//!   read_many the same, all runs in one batch    read_many.rs, batch.rs
-//!   pin       one reference                      pin.rs, pin_many.rs
-//!   advise    what the handle's readers will do  advice.rs; what goes: reclaim/invalidate.rs
-//!   residency what is in memory, or was          residency.rs
-//!   write_at  the folio lock, a write section     write.rs
-//!   set_len   lengths and what lies behind them  truncate.rs
-//!   copy_to_fd a batch of references             gather.rs  up to 31 folios, no folio lock
-//!   placement neighbours that lie side by side   placement.rs
+//!   read_at    optimistic copy, no reference      hit.rs      a READY page, no other test
+//!                | the page changed, is not READY, or the range has several pages
+//!                v
+//!              a stretch of pages, no reference   read.rs     neighbouring frames at once
+//!              zeros                              copy_to_fd.rs  holes of memory files, one fill
+//!                | not resident, or a writer inside
+//!                v
+//!              runs of absent folios              fill.rs     allocate, insert, locked
+//!                |  and what will be wanted next  readahead/
+//!                v                                read_io.rs  one transfer, READY folio by folio
+//!              one folio, under its lock          fill.rs     if somebody else has it
+//!   read_many  the same, all runs in one batch    read_many.rs
+//!   pin        one reference                      pin.rs
+//!   write_at   the folio lock, a write section    write.rs
+//!   set_len    lengths, allocation, holes         resize.rs
+//!   advise     what readers will do; what there is in memory   advice.rs
+//!   copy_to_fd a batch of references              copy_to_fd.rs  up to 31 folios, no folio lock
 //! ```
 //!
 //! [`Handle`] is what clones of a `File` share (`handle.rs`); `registry.rs` knows which files are
@@ -36,47 +34,36 @@
 
 mod access;
 mod advice;
-mod allocate;
-mod batch;
 mod cache_state;
 mod closing;
-mod collapse;
-mod copy_stretch;
 mod copy_to_fd;
 mod faults;
 mod fill;
-mod gather;
 mod handle;
 mod hit;
-mod holes;
 mod map;
 mod mappables;
 mod options;
 mod pin;
-mod pin_many;
-mod placement;
 mod read;
-mod read_absent;
 mod read_io;
 mod read_many;
 mod read_modes;
 mod readahead;
 mod registry;
-mod residency;
-mod sequence;
+mod resize;
 mod slots;
-mod truncate;
 mod write;
 
 pub use advice::Advice;
+pub use advice::Placement;
+pub use advice::{PageResidency, Residency};
 pub(crate) use cache_state::CacheState;
 pub(crate) use map::MapGuard;
 pub use options::OpenOptions;
 pub use pin::{Hold, Pin, PinMut, Pins};
-pub use placement::Placement;
 pub use read_many::ReadRequest;
 pub(crate) use registry::Registry;
-pub use residency::{PageResidency, Residency};
 
 use crate::error::Result;
 use handle::Handle;

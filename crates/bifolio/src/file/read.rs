@@ -4,17 +4,44 @@
 //! least the first byte that is left, or leaves it to the next:
 //!
 //! ```text
-//!   HitPath::read     hit.rs          one page, resident and marked: copied without a reference
-//!   copy_stretch      copy_stretch.rs neighbouring frames at once, every page validated
-//!   fill_zeros        gather.rs       holes and allocated pages of memory files
-//!   read_absent       read_absent.rs  not resident: one batch of transfers; or somebody is
-//!                                     filling or writing it: its folio lock
+//!   HitPath::read   hit.rs         one page, resident and marked: copied without a reference
+//!   copy_stretch                   neighbouring frames at once, every page validated
+//!   fill_zeros      copy_to_fd.rs  holes and allocated pages of memory files
+//!   read_absent                    not resident: one batch of transfers; or somebody is filling
+//!                                  or writing it: its folio lock
 //! ```
+//!
+//! A stretch is Entries, not references: up to 64 in a row are loaded, their frames copied with one
+//! copy, and all of them loaded again ([`Stretch`]). A reader without a reference shares no write:
+//! a batch of references, as proposed for reads of tmpfs, costs a locked instruction and a line of
+//! memory a page, and a page that is evicted or written meanwhile is found out anyway (ablation:
+//! `read_modes.rs`). Pages of a region are referenced all the same: they do not stay mapped. The
+//! length is read again for each copy, with the Entries in hand. The walk is by position, and a
+//! page is left only when the position has moved past it: so a copy that an old length cut short in
+//! the middle of a folio goes on in the same folio, not behind it.
+//!
+//! Reads in order, too, touch the next page before they copy this one. A reader that takes a file
+//! page by page leaves no time for that: its call ends with the copy. So each long read leaves
+//! behind where it ended, in its thread and nowhere else, and the next one, if it begins there,
+//! touches what comes behind it first ([`goes_on`]). A hint: two files may look alike.
+//!
+//! # Safety
+//! Copies out of frames whose lock or reference it holds, or that stay mapped whatever becomes of
+//! their pages.
+#![allow(unsafe_code)]
 
+use super::access::Access;
+use super::fill::{ReadIoClaim, Wait};
 use super::hit::Hit;
-use super::{File, sequence};
+use super::read_many::{Batch, Delivery};
+use super::{File, ReadRequest, faults};
 use crate::error::Result;
-use crate::page::is_in_one_page;
+use crate::page::{Hot, PAGE_BYTES, PAGE_SHIFT, Stretch, is_in_one_page};
+use crate::stats::Counter;
+use crate::sync::Ordering;
+use crate::sys::copy;
+use std::cell::Cell;
+use std::ops::Range;
 
 impl File {
     /// Reads bytes at `position` into `buffer`. Returns how many: fewer than asked only at the end
@@ -123,9 +150,349 @@ impl File {
             return done;
         }
         let file = self.handle.inode.mapping.hot();
-        let goes_on = sequence::goes_on(file, position, buffer.len() as u64);
+        let goes_on = goes_on(file, position, buffer.len() as u64);
         // Bytes that follow the last ones read do not make their page one that was used again.
         let continues = self.handle.readahead.continues(position);
         self.copy_resident(buffer, position, u64::MAX, continues, goes_on)
+    }
+}
+
+/// The most of one request that is on its way at a time: copies and transfers overlap anyway.
+const REQUEST_BYTES_MAX: u64 = 8 << 20;
+/// A read into a map goes through so much memory at a time.
+const BOUNCE_BYTES_MAX: usize = 256 << 10;
+
+impl File {
+    /// Copies from pages that are not resident, or that somebody is filling or writing: at least
+    /// the first of them. Returns 0 at the end of the file.
+    pub(super) fn read_absent(
+        &self,
+        buffer: &mut [u8],
+        position: u64,
+        ahead: bool,
+    ) -> Result<usize> {
+        if !faults::is_mapped(buffer) {
+            return self.read_absent_locked(buffer, position, ahead);
+        }
+        let mut bounce = vec![0; buffer.len().min(BOUNCE_BYTES_MAX)];
+        let copied = self.read_absent_locked(&mut bounce, position, ahead)?;
+        buffer[..copied].copy_from_slice(&bounce[..copied]);
+        Ok(copied)
+    }
+
+    /// The same; copies to `buffer`, which lies in no map, with folio locks in hand.
+    fn read_absent_locked(&self, buffer: &mut [u8], position: u64, ahead: bool) -> Result<usize> {
+        let inode = &*self.handle.inode;
+        let length = inode.mapping.len_bytes().saturating_sub(position);
+        let length = length.min(buffer.len() as u64).min(REQUEST_BYTES_MAX);
+        if length == 0 {
+            return Ok(0);
+        }
+        let pages = position >> PAGE_SHIFT..(position + length).div_ceil(PAGE_BYTES);
+        let ReadIoClaim::New(run) = self.handle.claim_read_io(pages.clone(), Wait::ForFrames)?
+        else {
+            // On its way. What comes behind it must not wait until it is here.
+            if ahead {
+                self.handle.follow_marks(pages);
+            }
+            return self.read_page_locked(buffer, position);
+        };
+        let plan = if ahead { self.handle.plan_after_miss(pages.clone()) } else { None };
+        let mut request = ReadRequest::new(position, buffer);
+        let mut failed = None;
+        let first_page = run.first_page();
+        let mut deliver = |_, delivery| match delivery {
+            Delivery::Folio(locked) => request.take(inode, &locked),
+            Delivery::Failed { error, page, folios: 1 } if page == first_page => {
+                failed = Some(error);
+            }
+            // One bad byte fails a whole run: by itself the first folio may be good.
+            Delivery::Failed { .. } => {}
+        };
+        let mut batch = Batch::in_order(inode);
+        batch.start(run, 0, &mut deliver);
+        if plan.is_some() {
+            // Its own transfer first: somebody is waiting for that.
+            batch.begin();
+            self.handle.read_ahead(plan);
+        }
+        let rest = batch.add(&self.handle, pages, 0, &mut deliver);
+        batch.finish(&mut deliver);
+        // What could not be begun is the next call's.
+        let _ = rest;
+        match (request.done(), failed) {
+            (0, Some(error)) => Err(error),
+            (0, None) => self.read_page_locked(buffer, position),
+            (copied, _) => Ok(copied),
+        }
+    }
+
+    /// Copies from one page under its folio's lock, filling it if it is not resident. Returns 0 at
+    /// the end of the file.
+    fn read_page_locked(&self, buffer: &mut [u8], position: u64) -> Result<usize> {
+        let mapping = &self.handle.inode.mapping;
+        let len_before_bytes = mapping.len_bytes();
+        if position >= len_before_bytes {
+            return Ok(0);
+        }
+        let found = self.handle.find_folio(position >> PAGE_SHIFT, Access::Read)?;
+        #[cfg(all(test, not(loom)))]
+        tests::meanwhile();
+        if found.as_ref().is_some_and(|locked| locked.was_resident) {
+            self.handle.inode.memory.counters.add(Counter::HitSlow, 1);
+            let goes_on_in_page =
+                self.handle.readahead.continues(position) && position & (PAGE_BYTES - 1) > 0;
+            if !goes_on_in_page {
+                self.note_use(position >> PAGE_SHIFT, true);
+            }
+        }
+        let in_page = position & (PAGE_BYTES - 1);
+        // A page: the length as it is with the lock in hand. A hole: as it was before that was
+        // seen, too; an append fills holes before it sets the length.
+        let len_bytes = mapping.len_bytes();
+        let len_bytes = if found.is_some() { len_bytes } else { len_bytes.min(len_before_bytes) };
+        let visible = len_bytes.saturating_sub(position);
+        let length = (PAGE_BYTES - in_page).min(visible).min(buffer.len() as u64) as usize;
+        let target = &mut buffer[..length];
+        let Some(locked) = found else {
+            target.fill(0);
+            return Ok(length);
+        };
+        let in_folio = position - locked.lock.index() * PAGE_BYTES;
+        let start = self.handle.inode.frame_of(&locked.folio);
+        // SAFETY: inside a frame whose lock and reference we hold; nobody writes it now.
+        unsafe { copy::copy_out(start.wrapping_add(in_folio as usize), target) };
+        Ok(length)
+    }
+}
+
+/// So many pages of a region are held at a time: 32 KiB, next to which what a copy costs besides is
+/// little. What a reader holds others cannot have, which counts in a cache of a hundred pages.
+const HELD_PAGES_MAX: u64 = 8;
+
+/// Attempts at the first page of a stretch, before its lock decides.
+const ATTEMPTS_MAX: u32 = 4;
+
+impl File {
+    /// Copies what is resident, or reads as zeros, below page `end`, from the first byte on. Stops
+    /// before a page that is not, or that somebody is writing, and at the end of the file as it is
+    /// at that moment. `in_order`: the bytes follow others that were read; `goes_on`: and more will
+    /// be.
+    pub(super) fn copy_resident(
+        &self,
+        buffer: &mut [u8],
+        position: u64,
+        end: u64,
+        in_order: bool,
+        goes_on: bool,
+    ) -> usize {
+        let mut done = 0;
+        while done < buffer.len() {
+            let at = position + done as u64;
+            let left = &mut buffer[done..];
+            let in_order = in_order || done > 0;
+            // If an old length cuts it short, what follows is not to be put behind it.
+            let is_whole = is_in_one_page(at, left.len() as u64);
+            let copied = match self.copy_stretch(at, left, end, in_order, goes_on) {
+                0 => self.fill_zeros(left, at),
+                copied => copied,
+            };
+            done += copied;
+            if copied == 0 || is_whole {
+                break;
+            }
+        }
+        let pages = (done as u64).div_ceil(PAGE_BYTES);
+        let inode = &self.handle.inode;
+        let is_in_place = inode.page_space.is_in_place();
+        let hit = if is_in_place { Counter::HitPinned } else { Counter::HitOptimistic };
+        inode.memory.counters.add(hit, pages);
+        done
+    }
+
+    /// Copies from the page at `position` on, as far as frames are neighbours, below page
+    /// `end_max`. Returns 0 if that page is not READY, or its writer is faster than we are.
+    fn copy_stretch(
+        &self,
+        position: u64,
+        buffer: &mut [u8],
+        end_max: u64,
+        in_order: bool,
+        goes_on: bool,
+    ) -> usize {
+        // The table has an Entry for every page below the length.
+        let len_bytes = self.handle.inode.mapping.len_bytes();
+        let visible = len_bytes.saturating_sub(position).min(buffer.len() as u64);
+        let first = position >> PAGE_SHIFT;
+        if visible == 0 {
+            return 0;
+        }
+        let mut end = (position + visible).div_ceil(PAGE_BYTES).min(end_max);
+        let inode = &self.handle.inode;
+        let is_in_place = inode.page_space.is_in_place();
+        if is_in_place {
+            // To copy into a map may be a fault, which may need memory: as little as can be is
+            // held.
+            let is_fault = end - first > 1 && faults::is_mapped(buffer);
+            end = end.min(first + if is_fault { 1 } else { HELD_PAGES_MAX });
+        }
+        for _ in 0..ATTEMPTS_MAX {
+            let mut stretch = Stretch::find(inode.mapping.table(), first..end, is_in_place);
+            let _held = is_in_place.then(|| stretch.hold(&inode.memory.folios));
+            let Some(copied) = self.copy_once(&stretch, position, buffer, goes_on) else {
+                return 0;
+            };
+            if copied > 0 {
+                let pages = first..(position + copied as u64).div_ceil(PAGE_BYTES);
+                let goes_on_in_page = in_order && position & (PAGE_BYTES - 1) > 0;
+                self.note_uses(pages, in_order, goes_on_in_page);
+                return copied;
+            }
+            self.handle.inode.memory.counters.add(Counter::OptimisticRetry, 1);
+            end = first + 1;
+        }
+        0
+    }
+
+    /// Copies a stretch, and tells how many bytes of it are good: 0 if its first page changed;
+    /// `None` if there is nothing to copy.
+    fn copy_once(
+        &self,
+        stretch: &Stretch<'_>,
+        position: u64,
+        buffer: &mut [u8],
+        goes_on: bool,
+    ) -> Option<usize> {
+        let inode = &self.handle.inode;
+        let in_page = position & (PAGE_BYTES - 1);
+        let start = inode.page_space.page_address(position >> PAGE_SHIFT, stretch.start()?);
+        // The length is read again for each copy, with the pages in hand.
+        let visible = inode.mapping.len_bytes().saturating_sub(position);
+        let in_stretch = stretch.pages() * PAGE_BYTES - in_page;
+        let length = in_stretch.min(visible).min(buffer.len() as u64);
+        if length == 0 {
+            return None;
+        }
+        let is_last = length == buffer.len() as u64;
+        let target = &mut buffer[..length as usize];
+        let source = start.wrapping_add(in_page as usize);
+        let behind = source.wrapping_add(target.len());
+        let next = if is_last && !goes_on { behind } else { self.frame_at(position + length) };
+        // Inside a row of frames the processor foresees what comes next; behind its last page not.
+        let ahead = if next == behind { 0 } else { target.len().min(PAGE_BYTES as usize) };
+        let (most, last) = target.split_at_mut(target.len() - ahead);
+        // SAFETY: READY Entries name frames of the arena, which stays mapped (FRAMES-2), or pages
+        // of a region, which the references of the caller keep there (REGION-4); these stand in a
+        // row, as far as `length` reaches; `target` is the caller's memory.
+        unsafe { copy::copy_out(source, most) };
+        // SAFETY: as above.
+        unsafe { copy::copy_out_ahead(source.wrapping_add(most.len()), last, next) };
+        let pages = (in_page + length).div_ceil(PAGE_BYTES);
+        let good = stretch.unchanged(pages);
+        let references = if inode.page_space.is_in_place() { stretch.pages() } else { 0 };
+        inode.memory.counters.note_lookups(references, stretch.pages() + pages);
+        let good_bytes = bytes_of(good, in_page, length);
+        // The rest is of other pages, perhaps of other files: it is not left to the caller.
+        buffer[good_bytes as usize..length as usize].fill(0);
+        Some(good_bytes as usize)
+    }
+
+    /// Where the byte at `position`, the end of the file at the most, is, if it is resident: to be
+    /// touched, not to be read.
+    fn frame_at(&self, position: u64) -> *const u8 {
+        let inode = &self.handle.inode;
+        let index = position >> PAGE_SHIFT;
+        let entry = inode.mapping.table().load(index, Ordering::Relaxed);
+        inode
+            .page_space
+            .page_address(index, entry)
+            .wrapping_add((position & (PAGE_BYTES - 1)) as usize)
+    }
+
+    /// Marks the pages of a copy as used; its first one is no new use if the copy goes on in it.
+    fn note_uses(&self, pages: Range<u64>, in_order: bool, goes_on_in_page: bool) {
+        let first = pages.start;
+        for index in pages.skip(usize::from(goes_on_in_page)) {
+            self.note_use(index, in_order || index > first);
+        }
+    }
+
+    /// Marks a page as used, for the replacement policy (`page/optimistic.rs`).
+    pub(super) fn note_use(&self, index: u64, in_order: bool) {
+        let inode = &self.handle.inode;
+        let is_reused = || self.handle.readahead.is_reused();
+        inode.mapping.note_use(&inode.memory.folios, index, in_order, is_reused);
+    }
+}
+
+/// How many of `length` bytes lie in `pages` pages, if they begin `in_page` bytes into the first.
+fn bytes_of(pages: u64, in_page: u64, length: u64) -> u64 {
+    (pages * PAGE_BYTES).saturating_sub(in_page).min(length)
+}
+
+thread_local! {
+    /// File and position where the thread's last long read ended.
+    static LAST_END: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Whether a read of `length` bytes of `file` at `position` goes on where the thread's last one
+/// ended; notes where this one ends.
+#[inline(always)]
+pub(super) fn goes_on(file: *const Hot, position: u64, length: u64) -> bool {
+    // The bits of the address go where those of a position seldom are.
+    let key = (file.addr() as u64).rotate_left(20).wrapping_add(position);
+    LAST_END.replace(key.wrapping_add(length)) == key
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::cache::Cache;
+    use std::cell::RefCell;
+
+    thread_local! {
+        /// What happens between the look for a page and the look at the length.
+        static MEANWHILE: RefCell<Option<Box<dyn FnOnce()>>> = const { RefCell::new(None) };
+    }
+
+    pub(super) fn meanwhile() {
+        if let Some(action) = MEANWHILE.take() {
+            action();
+        }
+    }
+
+    #[test]
+    fn a_hole_is_read_up_to_where_the_file_ended() {
+        let cache = Cache::builder().memory(1 << 20).build().unwrap();
+        let file = cache.memory_file("holes").unwrap();
+        file.set_len(100).unwrap();
+        let other = file.clone();
+        MEANWHILE.set(Some(Box::new(move || other.write_all_at(&[7; 100], 100).unwrap())));
+        let mut buffer = [1; 300];
+        assert_eq!(file.read_page_locked(&mut buffer, 0).unwrap(), 100);
+        assert_eq!(file.read_page_locked(&mut buffer, 0).unwrap(), 200);
+        assert_eq!((buffer[99], buffer[100]), (0, 7));
+    }
+
+    #[test]
+    fn the_valid_part_of_a_copy_ends_with_a_page() {
+        assert_eq!(bytes_of(0, 100, 9000), 0);
+        assert_eq!(bytes_of(1, 0, 9000), PAGE_BYTES);
+        assert_eq!(bytes_of(2, 100, 9000), 2 * PAGE_BYTES - 100);
+        assert_eq!(bytes_of(3, 100, 9000), 9000);
+    }
+
+    #[test]
+    fn a_read_goes_on_behind_the_last_one_of_its_thread_and_file() {
+        let (file, other) = (Hot::new(0), Hot::new(0));
+        assert!(!goes_on(&file, 4096, 4096));
+        assert!(goes_on(&file, 8192, 512));
+        assert!(!goes_on(&file, 8192, 512), "again, not on");
+        assert!(!goes_on(&other, 8704, 512), "another file");
+        assert!(!goes_on(&file, 8704, 512), "the other file came between");
+        std::thread::scope(|scope| {
+            scope.spawn(|| assert!(!goes_on(&file, 9216, 512), "another thread"));
+        });
+        assert!(goes_on(&file, 9216, 512));
     }
 }

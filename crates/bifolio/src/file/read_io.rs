@@ -1,7 +1,7 @@
 //! A run: consecutive folios on their way in, read by one transfer.
 //!
 //! Made by `fill.rs`, which claims the folios; started alone ([`ReadIo::read_first`]), in a batch
-//! (`batch.rs`) or ahead of need (`readahead`); ended by [`ReadIo::finish`], on whatever thread
+//! (`read_many.rs`) or ahead of need (`readahead`); ended by [`ReadIo::finish`], on whatever thread
 //! sees the transfer complete. Until then the run owns each folio's lock and one reference: that is
 //! what keeps the frames the kernel's (IO-1), whoever goes away meanwhile. A run that is dropped
 //! takes its folios out of the table again, as does one that failed.

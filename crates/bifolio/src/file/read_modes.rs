@@ -13,7 +13,8 @@
 //! Copies out of frames that a reference keeps.
 #![allow(unsafe_code)]
 
-use super::{File, sequence};
+use super::File;
+use super::read::goes_on;
 use crate::ablation::ReadMode;
 use crate::page::{
     Entry, Flag, FolioRef, Lookup, PAGE_BYTES, PAGE_SHIFT, is_in_one_page, read_validated,
@@ -37,7 +38,7 @@ impl File {
 
     fn read_by_references(&self, buffer: &mut [u8], position: u64) -> usize {
         let file = self.handle.inode.mapping.hot();
-        let goes_on = sequence::goes_on(file, position, buffer.len() as u64);
+        let goes_on = goes_on(file, position, buffer.len() as u64);
         let continues = self.handle.readahead.continues(position);
         let mut done = 0;
         while done < buffer.len() {

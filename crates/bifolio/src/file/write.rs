@@ -9,7 +9,7 @@
 
 use super::access::Access;
 use super::fill::Locked;
-use super::truncate::Growth;
+use super::resize::Growth;
 use super::{File, faults};
 use crate::error::Result;
 use crate::page::{PAGE_BYTES, PAGE_SHIFT};

@@ -1,9 +1,9 @@
 //! Bringing pages of a region in because somebody touches them.
 
 use super::super::access::Access;
-use super::super::batch::{Batch, Delivery};
 use super::super::fill::{ReadIoClaim, Wait};
 use super::super::handle::Handle;
+use super::super::read_many::{Batch, Delivery};
 use crate::error::{Error, Result};
 use crate::page::PAGE_BYTES;
 use crate::sync::Ordering;

@@ -1,0 +1,535 @@
+//! Changing the length of a file, and what is between its ends: truncation, allocation, holes, and
+//! the collapse of small folios into a large one.
+//!
+//! The length and the backing change between two write-outs (WRITEBACK-4). Of a truncation, that
+//! comes first; then what is behind the end in the folio that holds it becomes zeros (FILE-1); then
+//! the folios behind the new end go, dirty or not. If the backing refuses, or the swap, the old
+//! length stands again and nothing is lost.
+//!
+//! Allocation and holes are those of memory files: room that is there when it is needed. What
+//! readers and writers see of a collapse is `page/collapse.rs`; here is what comes before (the
+//! folios are brought in, the frames found, the locks taken) and after (dirt, slots, the lists).
+
+use super::File;
+use super::access::Access;
+use super::fill::Locked;
+use crate::config;
+use crate::error::{CollapseRefusal, ErrorKind, Result};
+use crate::memory::{FrameKind, PageSpace};
+use crate::page::{Flag, FolioRef, Frozen, PAGE_BYTES, PAGE_SHIFT, Part, pages_of};
+use crate::stats::Counter;
+use crate::sys::process;
+use crate::writeback::{Cleaner, Resizing};
+use std::ops::Range;
+use std::time::Duration;
+
+/// A file grows, if its pages have places: nobody is refused what it is about to have (G1 to G3 of
+/// `memory/region.rs`).
+#[derive(Debug)]
+struct Growing<'a> {
+    page_space: Option<&'a PageSpace>,
+}
+
+impl Growing<'_> {
+    fn end(&mut self) {
+        if let Some(page_space) = self.page_space.take() {
+            page_space.end_growth();
+        }
+    }
+}
+
+impl Drop for Growing<'_> {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// A growth that is under way: nobody else changes the length.
+#[derive(Debug)]
+pub(super) struct Growth<'a> {
+    growing: Growing<'a>,
+    resizing: Resizing<'a>,
+}
+
+impl Growth<'_> {
+    /// The file is `len_bytes` long, if it was shorter: its last bytes are there. What lay between
+    /// is the file's, and what follows in the same growth is put in its place.
+    pub(super) fn reach(&mut self, len_bytes: u64) {
+        self.resizing.extend(len_bytes);
+        self.growing.end();
+    }
+}
+
+impl File {
+    /// Makes the file `len_bytes` long: cuts what is behind, or grows it by zeros. The file on the
+    /// device has that length when the call returns; it is durable after a sync. Blocks for I/O:
+    /// its own, and write-outs of the file that are under way.
+    ///
+    /// Bytes that were pinned and are cut off stay readable through the pin, with any content.
+    ///
+    /// # Errors
+    /// The storage's, or the swap's (then the length is as before); a handle not opened for
+    /// writing; a length beyond what the file was opened for.
+    pub fn set_len(&self, len_bytes: u64) -> Result<()> {
+        let handle = &self.handle;
+        handle.check_writable()?;
+        handle.range_end(len_bytes, 0)?;
+        handle.check_len(len_bytes)?;
+        let inode = &handle.inode;
+        let resizing = inode.lock_resizing();
+        if len_bytes >= inode.mapping.len_bytes() {
+            let _growing = self.uncover(&resizing, len_bytes)?;
+            return Ok(resizing.set_len(len_bytes)?);
+        }
+        // A cut must not find out that it cannot get at the bytes it is to zero.
+        let _tail = self.hold_tail(len_bytes)?;
+        self.cut(&resizing, len_bytes)
+    }
+
+    fn cut(&self, resizing: &Resizing<'_>, len_bytes: u64) -> Result<()> {
+        let before_bytes = self.len();
+        resizing.set_len(len_bytes)?;
+        // A memory file's tail that was a hole, but written and swapped out since, may be
+        // unreadable.
+        self.forget_behind(len_bytes).inspect_err(|_| resizing.undo_cut(before_bytes))
+    }
+
+    /// Drops what lies behind the new end of the file, which has been cut to `len_bytes` bytes; or
+    /// nothing, if it fails, which only a memory file's can.
+    pub(super) fn forget_behind(&self, len_bytes: u64) -> Result<()> {
+        let inode = &self.handle.inode;
+        inode.mapping.begin_walk_behind_end();
+        self.zero_tail(len_bytes)?;
+        inode.remove_folios_from(len_bytes.next_multiple_of(self.folio_bytes()));
+        Ok(())
+    }
+
+    /// Waits until nobody else changes the length, and prepares the file to be `len_bytes` long.
+    pub(super) fn begin_growth(&self, len_bytes: u64) -> Result<Growth<'_>> {
+        let resizing = self.handle.inode.lock_resizing();
+        Ok(Growth { growing: self.uncover(&resizing, len_bytes)?, resizing })
+    }
+
+    /// The file is about to grow to `len_bytes` bytes, if it is shorter: what it gets is zeros,
+    /// whatever raw writers have stored behind its end, and whatever stood in the way of those who
+    /// touched what was cut. The caller keeps the answer until the file has grown, or has not.
+    fn uncover(&self, _alone: &Resizing<'_>, len_bytes: u64) -> Result<Growing<'_>> {
+        let before_bytes = self.len();
+        if len_bytes <= before_bytes {
+            return Ok(Growing { page_space: None });
+        }
+        let page_space = &self.handle.inode.page_space;
+        let growing = Growing { page_space: Some(page_space) };
+        let purpose = "pages behind the end of a file";
+        let begun = page_space.begin_growth(before_bytes, len_bytes);
+        begun.map_err(|source| ErrorKind::Memory { purpose, source })?;
+        let pages = before_bytes.div_ceil(PAGE_BYTES)..len_bytes.div_ceil(PAGE_BYTES);
+        for index in page_space.orphaned_among(pages) {
+            // Somebody holds what was cut off there, and maps see it: it stays, and becomes zeros,
+            // as for a write of part of it.
+            let end = (index + 1) * PAGE_BYTES;
+            if let Err(error) = self.handle.lock_folio(index, Access::Write { start: end - 1, end })
+            {
+                self.handle.inode.remove_folios_from(before_bytes.next_multiple_of(PAGE_BYTES));
+                return Err(error);
+            }
+        }
+        if page_space.tracked().is_some() {
+            self.zero_tail(before_bytes)?;
+        }
+        Ok(growing)
+    }
+
+    /// A reference to the folio of a memory file that `len_bytes` lies in: what is behind it must
+    /// be zeroed in memory, as there is no backing that will.
+    fn hold_tail(&self, len_bytes: u64) -> Result<Option<FolioRef<'_>>> {
+        let is_inside = len_bytes & (self.folio_bytes() - 1) != 0;
+        if !is_inside || self.handle.inode.store.zeroes_what_is_cut() {
+            return Ok(None);
+        }
+        let found = self.handle.find_folio(len_bytes >> PAGE_SHIFT, Access::Read)?;
+        Ok(found.map(|locked| locked.folio))
+    }
+
+    /// Zeroes what lies behind the end in the folio that holds it; in a file with a backing, if
+    /// that is resident.
+    fn zero_tail(&self, len_bytes: u64) -> Result<()> {
+        let inode = &self.handle.inode;
+        let head = inode.mapping.head_index(len_bytes >> PAGE_SHIFT);
+        if len_bytes == head * PAGE_BYTES {
+            return Ok(());
+        }
+        let found = if inode.store.zeroes_what_is_cut() {
+            self.handle.find_resident(head)
+        } else {
+            // Resident, but for a page that was written and swapped out since we looked.
+            self.handle.find_folio(head, Access::Read)?
+        };
+        if let Some(Locked { folio, lock, .. }) = found {
+            let folio_end = (lock.index() + lock.pages()) * PAGE_BYTES;
+            inode.zero_in_place(&folio, &lock, len_bytes..folio_end);
+        }
+        Ok(())
+    }
+}
+
+impl File {
+    /// Reserves memory for `range` of a memory file: what is a hole there gets folios, which read
+    /// as zeros until they are written, and later writes there need no more memory. The file is at
+    /// least `range.end` long afterwards, as after `posix_fallocate`. With a swap, what is
+    /// reserved may be swapped out like what is written.
+    ///
+    /// Blocks for memory.
+    ///
+    /// # Errors
+    /// Not a memory file; the bound leaves no room: then the file is as it was; a handle not opened
+    /// for writing; a length beyond what the file was made for.
+    pub fn allocate(&self, range: Range<u64>) -> Result<()> {
+        let handle = &self.handle;
+        handle.check_writable()?;
+        handle.check_memory_file("allocate")?;
+        let end = handle.range_end(range.start, range.end.saturating_sub(range.start))?;
+        handle.check_len(end)?;
+        if range.is_empty() {
+            return Ok(());
+        }
+        let mut growth = self.begin_growth(end)?;
+        let mut allocated = Vec::new();
+        let outcome = self.allocate_pages(pages_of(&range), &mut allocated);
+        if outcome.is_err() {
+            allocated.into_iter().for_each(|pages| self.take_back(pages));
+        } else {
+            growth.reach(end);
+        }
+        outcome
+    }
+
+    /// Allocates what is a hole of `pages`; notes in `allocated`, run by run, what it was.
+    fn allocate_pages(&self, pages: Range<u64>, allocated: &mut Vec<Range<u64>>) -> Result<()> {
+        let mut index = pages.start;
+        while index < pages.end {
+            let unit_end = self.handle.end_of_folio(index);
+            if self.allocate_unit(index)? {
+                match allocated.last_mut() {
+                    Some(last) if last.end == index => last.end = unit_end,
+                    _ => allocated.push(index..unit_end),
+                }
+            }
+            index = unit_end;
+        }
+        Ok(())
+    }
+
+    /// Whether the unit that holds page `index` was a hole.
+    fn allocate_unit(&self, index: u64) -> Result<bool> {
+        let inode = &self.handle.inode;
+        let head = inode.mapping.head_index(index);
+        let seen = inode.mapping.table().load(head, crate::sync::Ordering::Relaxed);
+        if inode.is_absent(seen) {
+            // In the swap: it has its room there.
+            return Ok(false);
+        }
+        let locked = self.handle.lock_folio(index, Access::Falloc)?;
+        if !locked.lock.flags.write_state().is_dirty() && locked.lock.slot() == 0 {
+            // Zeros that were pinned: what is clean and nowhere else may go.
+            inode.mark_dirty(&locked.folio, &locked.lock);
+        }
+        Ok(!locked.was_resident && locked.lock.flags.get(Flag::Allocated))
+    }
+
+    /// Makes holes again of what is allocated and was not used or promised meanwhile.
+    fn take_back(&self, pages: Range<u64>) {
+        let inode = &self.handle.inode;
+        for index in pages.step_by(1 << inode.mapping.order()) {
+            if let Some(Locked { folio, lock, .. }) = self.handle.find_resident(index)
+                && lock.flags.get(Flag::Allocated)
+            {
+                inode.remove_unwanted(folio, lock);
+            }
+        }
+    }
+}
+
+impl File {
+    /// Makes a hole of the bytes of `range` that a memory file has: they read as zeros, and whole
+    /// folios among them give their memory, or their place in the swap, back. The length stays.
+    ///
+    /// Blocks for I/O where the first or the last folio is swapped out and only part of it goes.
+    /// Bytes that were pinned stay readable through the pin, with any content.
+    ///
+    /// # Errors
+    /// Not a memory file; a handle not opened for writing; a range beyond 2^63; the swap's, for
+    /// the first and the last folio: then nothing is changed, unless the last one could be read at
+    /// first and no longer after the first one was zeroed.
+    pub fn punch_hole(&self, range: Range<u64>) -> Result<()> {
+        let handle = &self.handle;
+        handle.check_writable()?;
+        handle.check_memory_file("punch a hole")?;
+        handle.range_end(range.start, range.end.saturating_sub(range.start))?;
+        // What is behind the end is zeros anyway, for as long as the file does not grow.
+        let resizing = (range.end >= self.len()).then(|| handle.inode.lock_resizing());
+        let (unit, len_bytes) = (self.folio_bytes(), self.len());
+        let is_tail = resizing.is_some() && range.end >= len_bytes;
+        let end = if is_tail { len_bytes.next_multiple_of(unit) } else { range.end };
+        let range = range.start..end;
+        if range.is_empty() {
+            return Ok(());
+        }
+        let whole = range.start.next_multiple_of(unit)..range.end / unit * unit;
+        if whole.start > whole.end {
+            return self.zero_part(range);
+        }
+        // Whatever can fail comes first: the last one is read before anything is changed. It is not
+        // held: there may be room for one folio only.
+        if whole.end < range.end {
+            drop(self.handle.find_folio(whole.end >> PAGE_SHIFT, Access::Read)?);
+        }
+        self.zero_part(range.start..whole.start)?;
+        self.zero_part(whole.end..range.end)?;
+        handle.inode.punch(whole.start >> PAGE_SHIFT..whole.end >> PAGE_SHIFT);
+        Ok(())
+    }
+
+    /// Zeroes bytes that lie in one unit, in place.
+    fn zero_part(&self, range: Range<u64>) -> Result<()> {
+        if range.is_empty() {
+            return Ok(());
+        }
+        let Some(locked) = self.handle.find_folio(range.start >> PAGE_SHIFT, Access::Read)? else {
+            return Ok(());
+        };
+        self.handle.inode.zero_in_place(&locked.folio, &locked.lock, range);
+        Ok(())
+    }
+
+    /// The first byte from `position` on that a memory file has data at, as `SEEK_DATA`: folio by
+    /// folio, what was written, in memory or swapped out; allocated and never written is a hole.
+    /// `None` if there is none, or `position` lies behind the end.
+    ///
+    /// # Errors
+    /// Not a memory file; the cache is closed.
+    pub fn seek_data(&self, position: u64) -> Result<Option<u64>> {
+        self.check_seek()?;
+        let (inode, len_bytes) = (&self.handle.inode, self.len());
+        if position >= len_bytes {
+            return Ok(None);
+        }
+        let mut index = inode.mapping.head_index(position >> PAGE_SHIFT);
+        while let Some(found) = inode.next_occupied(index) {
+            let found = inode.mapping.head_index(found);
+            if found * PAGE_BYTES >= len_bytes {
+                break;
+            }
+            if self.has_data(found) {
+                return Ok(Some(position.max(found * PAGE_BYTES)));
+            }
+            index = self.handle.end_of_folio(found);
+        }
+        Ok(None)
+    }
+
+    /// The first byte from `position` on that a memory file has no data at, as `SEEK_HOLE`: at the
+    /// latest its end. `None` if `position` lies behind that.
+    ///
+    /// # Errors
+    /// Not a memory file; the cache is closed.
+    pub fn seek_hole(&self, position: u64) -> Result<Option<u64>> {
+        self.check_seek()?;
+        let len_bytes = self.len();
+        if position >= len_bytes {
+            return Ok(None);
+        }
+        let mut index = self.handle.inode.mapping.head_index(position >> PAGE_SHIFT);
+        while index * PAGE_BYTES < len_bytes && self.has_data(index) {
+            index = self.handle.end_of_folio(index);
+        }
+        Ok(Some(position.max(index * PAGE_BYTES).min(len_bytes)))
+    }
+
+    fn check_seek(&self) -> Result<()> {
+        self.handle.check_usable()?;
+        self.handle.check_memory_file("seek data or holes")
+    }
+
+    /// Whether the unit whose first page is `head` was written.
+    fn has_data(&self, head: u64) -> bool {
+        let inode = &self.handle.inode;
+        let is_written = inode.mapping.is_written(&inode.memory.folios, head);
+        is_written.unwrap_or_else(|seen| inode.is_absent(seen))
+    }
+}
+
+/// How often folios that are in use are tried again, and the pause before: a reader holds a batch
+/// for less.
+const ATTEMPTS_MAX: u32 = 10;
+const PAUSE: Duration = Duration::from_millis(1);
+
+impl File {
+    /// Makes one folio of all the folios in `range` of a memory file: a power of two of bytes, up
+    /// to 2 MiB, from a multiple of that. Reads of it need fewer references then, its bytes lie in
+    /// one piece, and it is swapped out, though not read back, as a whole. Readers and writers may
+    /// be at work: they see the bytes as they are, before and after.
+    ///
+    /// Blocks for memory, and for I/O where pages are swapped out.
+    ///
+    /// # Errors
+    /// Not a memory file; a range that cannot be a folio, has a hole, or is pinned or in use
+    /// ([`ErrorKind::CannotCollapse`]); no memory; the swap's. Then everything is as it was.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let cache = bifolio::Cache::builder().memory(16 << 20).build()?;
+    /// let file = cache.memory_file("table")?;
+    /// file.write_all_at(&vec![7; 2 << 20], 0)?;
+    /// file.collapse(0..2 << 20)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn collapse(&self, range: Range<u64>) -> Result<()> {
+        let handle = &self.handle;
+        handle.check_sound()?;
+        handle.check_memory_file("collapse folios")?;
+        handle.check_unmappable("collapse folios")?;
+        let order = self.collapse_order(&range)?;
+        // Before the new one: that may take the only chunk there is, and then there would be no
+        // room for these, nor for anybody.
+        let mut old = self.read_in(&range)?;
+        if old.len() == 1 {
+            return Ok(());
+        }
+        let new = match self.start_large(&range, order) {
+            Ok(new) => new,
+            Err(_) => {
+                // They may lie in every chunk there is, and no chunk is emptied of what is held.
+                drop(old);
+                let new = self.start_large(&range, order)?;
+                old = self.read_in(&range)?;
+                new
+            }
+        };
+        for _ in 0..ATTEMPTS_MAX {
+            let is_one_already = old.len() == 1;
+            if is_one_already || self.try_collapse(old, &new) {
+                return Ok(());
+            }
+            std::thread::sleep(PAUSE);
+            old = self.read_in(&range)?;
+        }
+        Err(self.cannot_collapse(&range, CollapseRefusal::InUse))
+    }
+
+    /// A folio of that size for the range, not in the table yet.
+    fn start_large(&self, range: &Range<u64>, order: u8) -> Result<FolioRef<'_>> {
+        let may_swap = self.handle.inode.store.cleaner() == Cleaner::Swapper;
+        let kind = FrameKind::Arena { order, near: None };
+        let id = self.handle.reclaim.allocate(kind, may_swap)?;
+        let folios = &self.handle.inode.memory.folios;
+        Ok(folios.start(id, 0, range.start >> PAGE_SHIFT, order))
+    }
+
+    fn collapse_order(&self, range: &Range<u64>) -> Result<u8> {
+        let refuse = || self.cannot_collapse(range, CollapseRefusal::NotAFolio);
+        let length = range.end.checked_sub(range.start).ok_or_else(refuse)?;
+        let order = config::folio_order(length).map_err(|_| refuse())?;
+        let is_aligned = range.start.is_multiple_of(length) && length >= self.folio_bytes();
+        let len_bytes = self.len().next_multiple_of(self.folio_bytes());
+        if is_aligned && range.end <= len_bytes { Ok(order) } else { Err(refuse()) }
+    }
+
+    /// References to all folios of the range, in order.
+    fn read_in(&self, range: &Range<u64>) -> Result<Vec<FolioRef<'_>>> {
+        let mut held: Vec<FolioRef<'_>> = Vec::new();
+        let mut index = range.start >> PAGE_SHIFT;
+        while index * PAGE_BYTES < range.end {
+            let Some(found) = self.handle.find_folio(index, Access::NoAlloc)? else {
+                return Err(self.cannot_collapse(range, CollapseRefusal::Hole));
+            };
+            index = found.lock.index() + found.lock.pages();
+            held.push(found.folio);
+        }
+        Ok(held)
+    }
+
+    /// Whether it worked: not while anybody else uses one of the folios.
+    fn try_collapse(&self, old: Vec<FolioRef<'_>>, new: &FolioRef<'_>) -> bool {
+        let inode = &*self.handle.inode;
+        let memory = &*inode.memory;
+        // The references of batches would stand in the way.
+        memory.lru.drain_all(&memory.folios);
+        let Some(parts) = self.lock_all(old) else { return false };
+        let lock = new.lock();
+        let (Some(gone), Some(for_lru)) = (inode.collapse(parts, new, &lock), new.try_clone())
+        else {
+            return false;
+        };
+        // Only here do dirty bytes change their folio. Nobody looks for them by the dirty list of a
+        // memory file, which has no syncs; the folios stay locked, those that go are frozen.
+        inode.pass_dirt(&gone, new.id());
+        if inode.is_evictable() {
+            memory.lru.add(&memory.folios, for_lru, process::current_cpu());
+        } else {
+            memory.lru.note_unlisted(&lock);
+        }
+        drop(lock);
+        gone.into_iter().for_each(Frozen::free);
+        memory.counters.add(Counter::Collapse, 1);
+        true
+    }
+
+    /// The locks of all folios of a run, if all can be had, and all are the file's.
+    fn lock_all<'a>(&self, folios: Vec<FolioRef<'a>>) -> Option<Vec<Part<'a>>> {
+        let lock = |folio: FolioRef<'a>| {
+            let lock = folio.try_lock()?;
+            let is_ours = lock.owner() == self.handle.inode.address();
+            let is_still = lock.flags.get(Flag::Uptodate) && !lock.flags.write_state().is_writing();
+            (is_ours && is_still).then_some(Part { lock, folio })
+        };
+        folios.into_iter().map(lock).collect()
+    }
+
+    #[cold]
+    fn cannot_collapse(&self, range: &Range<u64>, refusal: CollapseRefusal) -> crate::error::Error {
+        let file = self.handle.inode.name();
+        let (position_bytes, length_bytes) = (range.start, range.end.saturating_sub(range.start));
+        ErrorKind::CannotCollapse { file, position_bytes, length_bytes, refusal }.into()
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::Cache;
+    use crate::sync::Ordering::Relaxed;
+    use std::fs;
+
+    /// The page that the end is to be in was a hole when the cut looked; it was written and swapped
+    /// out before the length changed.
+    #[test]
+    fn a_cut_whose_last_page_cannot_be_read_leaves_the_length() {
+        const PAGES: u64 = 600;
+        let directory = tempfile::tempdir().unwrap();
+        let swap = directory.path().join("swap");
+        let cache = Cache::builder().memory(1 << 20).swap_file(&swap).build().unwrap();
+        let file = cache.memory_file("cut").unwrap();
+        for index in 0..PAGES {
+            file.write_all_at(&[7; PAGE_BYTES as usize], index * PAGE_BYTES).unwrap();
+        }
+        let inode = &file.handle.inode;
+        let is_swapped_out = |index| !inode.mapping.table().load(index, Relaxed).is_folio();
+        let swapped = (0..PAGES).find(|index| is_swapped_out(*index)).unwrap();
+        let bytes = fs::read(&swap).unwrap();
+        fs::write(&swap, &bytes[..PAGE_BYTES as usize]).unwrap();
+        let len_bytes = swapped * PAGE_BYTES + 100;
+        let resizing = inode.lock_resizing();
+        let error = file.cut(&resizing, len_bytes).unwrap_err();
+        assert!(matches!(error.kind(), ErrorKind::SwapRead { .. }), "{error:?}");
+        drop(resizing);
+        assert_eq!(file.len(), PAGES * PAGE_BYTES);
+        fs::write(&swap, &bytes).unwrap();
+        let mut found = vec![0; (PAGES * PAGE_BYTES) as usize];
+        file.read_exact_at(&mut found, 0).unwrap();
+        assert!(found.iter().all(|byte| *byte == 7), "bytes behind the new end are lost");
+        file.set_len(len_bytes).unwrap();
+        assert_eq!(file.len(), len_bytes);
+    }
+}
