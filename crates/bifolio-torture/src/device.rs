@@ -13,6 +13,8 @@ use std::thread;
 use std::time::Duration;
 
 const PAGE: usize = 4096;
+/// How many times as long a flush takes as a transfer.
+const FLUSH_TRANSFERS: u32 = 8;
 
 /// How often it misbehaves, parts of a million each.
 #[derive(Clone, Copy, Debug, Default)]
@@ -248,7 +250,8 @@ impl Backing for Device {
             let pages: Vec<_> = numbers.into_iter().filter_map(copy).collect();
             (pages, state.live.bytes.len(), state.live.len_version)
         };
-        self.dawdle();
+        // A flush takes longer than a transfer.
+        (0..FLUSH_TRANSFERS).for_each(|_| self.dawdle());
         self.hang();
         let mut state = self.state();
         let durable = &mut state.durable;

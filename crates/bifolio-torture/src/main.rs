@@ -367,7 +367,7 @@ fn rest(scene: Scene) -> Result<(), Violation> {
     }
     let (stats, resident) = (scene.cache.stats(), memory::resident_bytes());
     // Four may have become one.
-    let folio_bytes = 4 * scene.folio_bytes_max();
+    let folio_bytes = 4 * scene.largest_folio_bytes();
     for target in &scene.targets {
         close(target);
     }

@@ -127,6 +127,8 @@ pub struct Scene {
     pub log: Mutex<Option<File>>,
     /// How often it began anew, twice, and one more while it does.
     pub log_epoch: AtomicU64,
+    dirty_bytes_max: u64,
+    folio_bytes_max: u64,
     faults: FaultMode,
     /// Its memory is the harness's, and is there when the cache is gone.
     _swap: Option<Arc<Device>>,
@@ -142,7 +144,7 @@ impl Scene {
         let directory = tempfile::tempdir()?;
         let mut builder = Cache::builder().memory(memory_bytes).memory_max(16 << 20);
         builder = builder.dirty_age_ms_max(random.choice([5, 20, 200, 30_000]).unwrap_or(20));
-        builder = builder.reclaim_wait_ms_max(60_000).dirty_bytes_max(memory_bytes / 3);
+        builder = builder.reclaim_wait_ms_max(60_000);
         let mut more = Rng::with_seed(seed ^ MORE);
         let has_swap = match class {
             Class::Memory => random.bool(),
@@ -153,7 +155,8 @@ impl Scene {
         if has_swap {
             (builder, swap) = swap_in(builder, directory.path(), &mut more);
         }
-        let cache = vary(builder, memory_bytes, &mut more).build()?;
+        let (builder, dirty_bytes_max) = vary(builder, memory_bytes, &mut more);
+        let cache = builder.dirty_bytes_max(dirty_bytes_max).build()?;
         let clock = Arc::new(Clock::new(threads + 1));
         let files = random.usize(1..4);
         let mut scene = Self {
@@ -171,6 +174,8 @@ impl Scene {
             may_fail: class == Class::Faults
                 || matches!(class, Class::Handles | Class::Maps) && more.u32(0..3) == 0,
             is_fleeting: class == Class::Handles && (seed / CLASSES.len() as u64).is_multiple_of(2),
+            dirty_bytes_max,
+            folio_bytes_max: 0,
             faults: if more.bool() { FaultMode::Threads } else { FaultMode::InThread },
             log: Mutex::default(),
             log_epoch: AtomicU64::new(0),
@@ -184,6 +189,7 @@ impl Scene {
             let target = scene.make_target(number, files, has_swap, random)?;
             scene.targets.push(target);
         }
+        scene.folio_bytes_max = scene.largest_folio_bytes();
         Ok(scene)
     }
 
@@ -268,13 +274,15 @@ impl Scene {
         self.has_hung_device() && thread >= self.threads / 2
     }
 
-    /// The most that may be dirty; what maps store is counted when it is found.
+    /// The most that may be dirty: what was asked for, or two of the largest folios. What maps
+    /// store is counted when it is found.
     pub fn dirty_bytes_max(&self) -> u64 {
-        if self.class == Class::Maps { u64::MAX } else { self.memory_bytes / 2 }
+        let most = self.dirty_bytes_max.max(2 * self.folio_bytes_max);
+        if self.class == Class::Maps { u64::MAX } else { most }
     }
 
     /// The largest folio of its files.
-    pub fn folio_bytes_max(&self) -> u64 {
+    pub fn largest_folio_bytes(&self) -> u64 {
         let handles = self.targets.iter().flat_map(|target| &target.handles);
         let sizes = handles
             .filter_map(|slot| slot.lock().expect("no panic").as_ref().map(File::folio_bytes));
@@ -302,24 +310,26 @@ fn swap_in(
     }
 }
 
-/// Settings that change how much is done at a time, and by which means.
-fn vary(mut builder: CacheBuilder, memory_bytes: u64, random: &mut Rng) -> CacheBuilder {
+/// Settings that change how much is done at a time, and by which means; and how much may be dirty.
+fn vary(mut builder: CacheBuilder, memory_bytes: u64, random: &mut Rng) -> (CacheBuilder, u64) {
+    let mut dirty_bytes_max = memory_bytes / 3;
     builder = builder.readahead_bytes_max(random.choice([0, 64 << 10, 8 << 20]).unwrap_or(0));
     builder = builder.unmap_batch_folios(random.choice([1, 31, 31, 512]).unwrap_or(31));
     builder = builder.io_depth(random.choice([1, 4, 64, 64]).unwrap_or(64));
     if random.u32(0..4) == 0 {
-        let most = memory_bytes / random.choice([2, 4]).unwrap_or(2);
-        builder = builder.dirty_bytes_max(most).dirty_bytes_background(most / 2);
+        dirty_bytes_max = memory_bytes / random.choice([2, 4]).unwrap_or(2);
+        builder = builder.dirty_bytes_background(dirty_bytes_max / 2);
     }
     if random.u32(0..4) == 0 {
         builder = builder.huge_pages(HugePages::Never).populate(true);
     }
     let features =
         [Feature::IoUring, Feature::RegisteredBuffers, Feature::RegisteredFiles, Feature::DirectIo];
-    match random.choice(features) {
+    let builder = match random.choice(features) {
         Some(feature) if random.u32(0..4) == 0 => builder.disable(feature),
         _ => builder,
-    }
+    };
+    (builder, dirty_bytes_max)
 }
 
 fn faults(random: &mut Rng) -> Faults {

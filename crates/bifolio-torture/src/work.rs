@@ -555,10 +555,19 @@ impl Worker<'_> {
         if is_expected {
             return Ok(());
         }
+        if self.scene.is_free(self.number) && is_held_up(error) {
+            return Err(Violation(format!("{call} waits for a device that hangs: {error}")));
+        }
         if self.scene.may_fail {
             target.has_failed.store(true, Ordering::Relaxed);
             return Ok(());
         }
         Err(Violation(format!("{call} failed: {error} ({error:?})")))
     }
+}
+
+/// Whether there was no room for what is dirty, and the device was not even asked.
+fn is_held_up(error: &bifolio::Error) -> bool {
+    let ErrorKind::Unwritable { cause, .. } = error.kind() else { return false };
+    cause.source.kind() == std::io::ErrorKind::TimedOut
 }
