@@ -83,8 +83,9 @@ impl Cache {
     /// for each further handle. The kernel has as much again for the one or two descriptors, and a
     /// few KiB of page tables unless [`OpenOptions::len_max`] is below 1 GiB. Within the bound it
     /// takes only what of it is in memory. So 100,000 files can be open in a cache of 64 MiB, if
-    /// address space and descriptors are enough; who keeps so many open gives the cache 200 MiB
-    /// less of his memory. To open, use, sync and close one costs the same however many are open.
+    /// address space and descriptors are enough; a program that keeps so many open gives the cache
+    /// 200 MiB less. To open, use, sync and close one costs the same however many are
+    /// open.
     ///
     /// Where there are no more descriptors (`RLIMIT_NOFILE`) the error is `EMFILE`, and nothing is
     /// left open by it; others can be closed, and the file opened then.

@@ -323,7 +323,8 @@ impl Guarded {
     }
 }
 
-/// What a call answers; an error, if it panics. What it leaves behind is the backing's affair.
+/// Makes a call and returns its answer, or an error if it panics. The state that a panic leaves
+/// behind is the backing's affair.
 fn guard<T>(call: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     let panicked = |_| Err(io::Error::other("the backing panicked"));
     catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(panicked)

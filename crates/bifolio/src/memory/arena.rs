@@ -6,14 +6,14 @@
 //!
 //! Allocation prefers the slot after the neighbour's (`near`), then one in a row of free slots
 //! (`extents.rs`), then an empty chunk of another order, then whatever slot of the right order
-//! there is, then what the bound still allows (`resident.rs`), then what is free around a
-//! few folios of another order. Nobody asks whether there would be something: to allocate is to
-//! find out. What else there is, eviction must free. A chunk that is wanted for another order, or
-//! back by the kernel, is *evacuated*: nothing is allocated in it any more, its folios are evicted
-//! one by one (by `reclaim`), and when it is empty it changes its role. If some stay, what lies
-//! between them serves the other order (`chunk.rs`), or its pages are *retired*: given back by
-//! themselves, at the price of a huge page, and revived when the budget allows (`resident.rs`).
-//! The engine of `io`, which holds on to memory of chunks, watches them ([`ChunkWatcher`]).
+//! there is, then what the bound still allows (`resident.rs`), then what is free around a few
+//! folios of another order. Nobody asks beforehand whether there is something: to allocate is to
+//! find out. All else must be freed by eviction. A chunk that is wanted for another order, or back
+//! by the kernel, is *evacuated*: nothing is allocated in it any more, its folios are evicted one
+//! by one (by `reclaim`), and when it is empty it changes its role. If some stay, what lies between
+//! them serves the other order (`chunk.rs`), or its pages are *retired*: given back by themselves,
+//! at the price of a huge page, and revived when the budget allows (`resident.rs`). The engine of
+//! `io`, which holds on to memory of chunks, watches them ([`ChunkWatcher`]).
 //!
 //! # Safety
 //! Hands out addresses inside the reservation; touches none.

@@ -63,7 +63,7 @@ use crate::sync::{AtomicU64, Mutex, Ordering};
 #[derive(Debug)]
 pub(crate) struct Lru {
     lists: Mutex<Lists>,
-    /// Mirror of the lists', for who only looks.
+    /// Mirror of the lists', for threads that only look.
     pub(super) active_pages: AtomicU64,
     /// Pages of folios that come to no list.
     unlisted_pages: AtomicU64,

@@ -76,7 +76,7 @@ pub(crate) struct Memory {
     pub(crate) soundness: Arc<Soundness>,
     /// Pages that are dirty, and pages being written out: one that is both counts twice.
     pub(crate) dirty_pages: Arc<AtomicU64>,
-    /// The same of memory files, which have no backing: pages that are nowhere else.
+    /// Those of memory files, which have no backing: their bytes are nowhere else.
     pub(crate) unswapped_pages: Arc<AtomicU64>,
     /// The tables of all files.
     pub(crate) tables: Tables,

@@ -1,9 +1,9 @@
 //! Staging: where the pages of regions are before they are installed, while they are read.
 //!
 //! A transfer into a region would show half a page to whoever maps it, so it goes here, and from
-//! here the whole page goes to its place. A fixed number of pages, charged once; who finds none
-//! waits until a fill ends, holding no frame and no folio's lock, or does without. One device may
-//! have all but an eighth of what others leave, for it may keep them for long.
+//! here the whole page goes to its place. A fixed number of pages, charged once; a thread that
+//! finds none waits until a fill ends, holding no frame and no folio's lock, or does without. One
+//! device may have all but an eighth of what others leave, for it may keep them for long.
 //!
 //! Pages of regions that are written out while they may be stored to are copied to it, too: to a
 //! half of it at most, for a device may keep them for long.

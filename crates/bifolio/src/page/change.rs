@@ -45,9 +45,9 @@ impl Mapping {
             Entry::folio(frame, version, folio.order())
         };
         let head = folio.index();
-        // AcqRel: the Release pairs with the Acquire in `get_folio`: who finds the folio sees it
-        // set up. The Acquire pairs with the Release in `unlink`: our Entries follow those of a
-        // folio that came and went since the caller saw `expected`. On failure, Relaxed: the
+        // AcqRel: the Release pairs with the Acquire in `get_folio`: a thread that finds the folio
+        // sees it set up. The Acquire pairs with the Release in `unlink`: our Entries follow those
+        // of a folio that came and went since the caller saw `expected`. On failure, Relaxed: the
         // caller looks up again.
         let exchange = (Ordering::AcqRel, Ordering::Relaxed);
         let word = self.table.word(head);
@@ -238,8 +238,8 @@ impl Mapping {
         for index in pages.clone().rev() {
             let is_head = self.head_index(index) == index;
             let left = if is_head { leave(index - pages.start) } else { Entry::HOLE };
-            // Release: pairs with the Acquire in `get_folio`: who sees the folio gone from a head
-            // sees it gone from the other pages of the unit.
+            // Release: pairs with the Acquire in `get_folio`: a thread that sees the folio gone
+            // from a head sees it gone from the other pages of the unit.
             self.table.store(index, left, Ordering::Release);
         }
         // Relaxed: the count is looked at by whoever emptied the table itself, under locks.

@@ -74,9 +74,9 @@ impl Mapping {
     ///
     /// On success the old folios belong to the caller, frozen and unlocked. Before it unlocks
     /// `new`, it must mark that dirty if an old one was, or an eviction loses the bytes. Before it
-    /// frees the old ones (soon: who finds one on a dirty list waits for it, spinning), it must
-    /// take them off the dirty lists and give back what else they had, their slots above all. `new`
-    /// may go to the LRU at any time; freeing takes the old ones off.
+    /// frees the old ones (soon: a thread that finds one on a dirty list waits for it, spinning),
+    /// it must take them off the dirty lists and give back what else they had, their slots above
+    /// all. `new` may go to the LRU at any time; freeing takes the old ones off.
     ///
     /// # Errors
     /// Somebody holds a reference to an old folio: a pin, a read, an LRU batch, a waiter for its

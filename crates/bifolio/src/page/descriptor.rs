@@ -26,7 +26,7 @@ pub(crate) struct FolioId(pub(crate) u32);
 /// The end of a list of folios.
 pub(crate) const NO_FOLIO: u32 = u32::MAX;
 
-/// See rule numbers in `page/mod.rs` for who may touch what.
+/// The rules of `page/mod.rs` say which threads may touch which field.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 pub(crate) struct Folio {
@@ -219,8 +219,8 @@ impl Folios {
         FolioRef { folios: self, folio }
     }
 
-    /// Takes a reference, unless the folio is frozen or free. What it is now, only a second look
-    /// at the table tells.
+    /// Takes a reference, unless the folio is frozen or free. Whose folio it is now, only a second
+    /// look at the table tells.
     #[inline(always)]
     pub(crate) fn try_get(&self, id: FolioId) -> Result<FolioRef<'_>, TryGet> {
         let folio = self.get(id);

@@ -19,7 +19,7 @@
 //! optimistic read may look there before it knows what the Entry is.
 //! ENTRY-2: REFERENCED implies READY, and READY a folio: a hit tests one bit.
 //!
-//! Pure value type: who may store what, when, is in `page/mapping.rs`.
+//! Pure value type: the rules by which Entries are stored are in `page/mapping.rs`.
 
 use super::FolioId;
 

@@ -1,12 +1,12 @@
 //! The flags of a folio: one 32-bit word of independent bits, and of one state of two bits.
 //!
 //! Changed by read-modify-writes, so that a bit guarded by the folio lock and one guarded by the
-//! LRU lock can live in the same word. Who may change which is rules 3 and 5 of `page/mod.rs`.
-//! Waiting for write-back to end is a futex wait on the word.
+//! LRU lock can live in the same word. Rules 3 and 5 of `page/mod.rs` say which lock guards which
+//! bit. Waiting for write-back to end is a futex wait on the word.
 //!
 //! How the bytes stand to the device is one [`WriteState`]: each transition is one
 //! read-modify-write, each look one load, so nobody ever sees a folio between two states. A
-//! transition is named after where it leads, and answers what the caller, who has the lock of the
+//! transition is named after where it leads, and answers what the caller, with the lock of the
 //! dirty list (WRITEBACK-1), must do with that list now:
 //!
 //! ```text
@@ -100,7 +100,7 @@ pub(crate) struct Flags(AtomicU32);
 
 impl Flags {
     pub(crate) fn get(&self, flag: Flag) -> bool {
-        // Acquire: pairs with the Release in `set`: who sees UPTODATE sees the bytes.
+        // Acquire: pairs with the Release in `set`: a thread that sees UPTODATE sees the bytes.
         self.0.load(Ordering::Acquire) & flag as u32 != 0
     }
 
@@ -125,8 +125,8 @@ impl Flags {
 
     /// How the bytes stand to the device.
     pub(crate) fn write_state(&self) -> WriteState {
-        // Acquire: pairs with the Release in `change`: who sees that nothing is in flight sees the
-        // I/O done.
+        // Acquire: pairs with the Release in `change`: a thread that sees nothing in flight sees
+        // the I/O done.
         WriteState::of(self.0.load(Ordering::Acquire))
     }
 
@@ -157,7 +157,7 @@ impl Flags {
         self.change(|state| state & !IN_FLIGHT | LISTED)
     }
 
-    /// Changes the state in one step, and wakes who waits for the end of a write-out if that is it.
+    /// Changes the state in one step; if that ends a write-out, wakes the threads that wait for it.
     fn change(&self, next: impl Fn(u32) -> u32) -> Listing {
         let mut before = self.0.load(Ordering::Relaxed);
         let after = loop {

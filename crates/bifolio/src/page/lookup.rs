@@ -2,7 +2,7 @@
 //!
 //! The steps are those of the kernel's `filemap_get_entry`: load, try to get, reload, retry. What
 //! is found may be locked, under I/O or not uptodate: the reference only says that it stays.
-//! [`Mapping::peek`] is for who needs none.
+//! [`Mapping::peek`] is for callers that need none.
 
 use super::{Entry, Flag, Folio, FolioRef, Folios, Mapping, TryGet};
 use crate::sync::{AtomicU64, Backoff, Ordering, blocking, fence};
@@ -104,7 +104,7 @@ impl Mapping {
     /// `head` of a unit, and of its descriptor. An error: no folio is there, or, once `look` has
     /// seen one, not that one; the Entry that says so.
     ///
-    /// A snapshot: who is to act on it takes a reference and looks again.
+    /// A snapshot: a caller that is to act on it takes a reference and looks again.
     pub(crate) fn peek<T>(
         &self,
         folios: &Folios,

@@ -46,9 +46,9 @@
 //!
 //! Invariants:
 //! - MAPPING-1: Entries of a folio change only under its lock; a hole only by I1, a value only by
-//!   I1 or [`Mapping::take_value`], each a CAS: who wins it owns what the value names. The one
-//!   exception is the REFERENCED mark, which readers set and reclaim clears by CAS on the exact
-//!   word: such a CAS can only hit a word that still stands.
+//!   I1 or [`Mapping::take_value`], each a CAS: the thread that wins it owns what the value names.
+//!   The one exception is the REFERENCED mark, which readers set and reclaim clears by CAS on the
+//!   exact word: such a CAS can only hit a word that still stands.
 //! - MAPPING-2: a file's table is made of units, the size of the folios that are inserted; a folio
 //!   fills one of them, or several. The head Entry (a unit's first page) is the authority; those of
 //!   the other pages may lag behind it while a folio is inserted, collapsed or evicted, but never
@@ -124,8 +124,8 @@ impl Hot {
     /// Length of the file, bytes.
     #[inline(always)]
     pub(crate) fn len_bytes(&self) -> u64 {
-        // Acquire: pairs with the Release in `set_len_bytes`: who sees the file longer sees the
-        // bytes that made it longer.
+        // Acquire: pairs with the Release in `set_len_bytes`: a thread that sees the file longer
+        // sees the bytes that made it longer.
         self.len_bytes.load(Ordering::Acquire)
     }
 

@@ -19,14 +19,13 @@
 //! 4. `dirty_next`, `dirty_previous`, `dirtied`: under the dirty lock of the owner. While a folio
 //!    is not dirty nobody asks for `dirtied`; in a memory file the word is its swap slot then,
 //!    under the folio lock, or while a write-out is in flight.
-//! 5. UPTODATE is set under the folio lock and never cleared while anybody holds a reference.
-//!    The write state changes under the dirty lock of the owner (WRITEBACK-1), one
-//!    read-modify-write a transition; it becomes dirty, or clean without a write-out, and a
-//!    write-out begins, only with the folio lock held as well; it is ended by whoever does the
-//!    I/O. READAHEAD is set by whoever fills the folio, before it is
-//!    READY, and cleared by its first user: a hint. ALLOCATED is set and cleared under the folio
-//!    lock, while the folio is not uptodate; who sees it without the lock must look at the Entry
-//!    again.
+//! 5. UPTODATE is set under the folio lock and never cleared while anybody holds a reference. The
+//!    write state changes under the dirty lock of the owner (WRITEBACK-1), one read-modify-write a
+//!    transition; it becomes dirty, or clean without a write-out, and a write-out begins, only with
+//!    the folio lock held as well; it is ended by whoever does the I/O. READAHEAD is set by whoever
+//!    fills the folio, before it is READY, and cleared by its first user: a hint. ALLOCATED is set
+//!    and cleared under the folio lock, while the folio is not uptodate; a thread that sees it
+//!    without the lock must look at the Entry again.
 //! 6. `version`: per frame, not per folio. Written by whoever takes the frame's Entry out of a
 //!    table, read by whoever puts the next one in; between the two the frame changes hands through
 //!    the arena's lock.

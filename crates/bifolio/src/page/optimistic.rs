@@ -166,8 +166,8 @@ impl Mapping {
         in_order: bool,
         is_reused: impl Fn() -> bool,
     ) -> bool {
-        // Acquire: pairs with the Release in `store_marked` (F2): who sees F2 sees F1. What is seen
-        // late is found out (U2, U3).
+        // Acquire: pairs with the Release in `store_marked` (F2): a thread that sees F2 sees F1. A
+        // word that is seen late is found out (U2, U3).
         let seen = self.table().load(index, Ordering::Acquire);
         // Marked already: most are, and their descriptors need not be looked at.
         if !seen.is_folio() || seen.is_referenced() {

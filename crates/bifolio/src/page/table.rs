@@ -163,8 +163,8 @@ impl Table {
     fn any_of(&self, page: u64, is_wanted: impl Fn(Entry) -> bool) -> bool {
         let first = page * ENTRIES_PER_TABLE_PAGE;
         let mut entries = first..(first + ENTRIES_PER_TABLE_PAGE).min(self.pages());
-        // Acquire: pairs with the Release in `unlink`: who sees the first page of a folio gone sees
-        // the others gone.
+        // Acquire: pairs with the Release in `unlink`: a thread that sees the first page of a folio
+        // gone sees the others gone.
         entries.any(|index| is_wanted(self.load(index, Ordering::Acquire)))
     }
 
@@ -282,7 +282,8 @@ impl Bitmap {
 
     /// Whether the bit is set.
     pub(crate) fn is_set(&self, bit: u64) -> bool {
-        // Acquire: pairs with the Release in `set`: who sees the bit sees those above (BITMAP-1).
+        // Acquire: pairs with the Release in `set`: a thread that sees the bit sees those above
+        // (BITMAP-1).
         self.word(0, bit / WORD_BITS).load(Ordering::Acquire) & mask(bit) != 0
     }
 
@@ -299,7 +300,7 @@ impl Bitmap {
 
     /// Clears the bit; nobody sets it at the same time.
     pub(crate) fn clear(&self, bit: u64) {
-        // Relaxed: who sets it again follows the caller by what keeps the two apart.
+        // Relaxed: the next thread to set it follows the caller by what keeps the two apart.
         self.word(0, bit / WORD_BITS).fetch_and(!mask(bit), Ordering::Relaxed);
     }
 

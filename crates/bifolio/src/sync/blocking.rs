@@ -98,8 +98,8 @@ pub(crate) fn check(what: &str) {
     check_in_queue(what, 0);
 }
 
-/// The same for who waits so long at the most, whatever becomes of it, and may own transfers: a
-/// page must be had back.
+/// As [`check`], for a thread that waits so long at the most, whatever becomes of it, and may own
+/// transfers: a page must be had back.
 #[inline(always)]
 #[track_caller]
 pub(crate) fn check_frozen(what: &str) {
@@ -110,7 +110,7 @@ pub(crate) fn check_frozen(what: &str) {
     );
 }
 
-/// The same, for a queue that has `own` transfers.
+/// As [`check`], for a queue that has `own` transfers.
 #[inline(always)]
 #[track_caller]
 pub(crate) fn check_in_queue(what: &str, own: usize) {

@@ -8,7 +8,7 @@
 //! most. (As switches share the memory of their ports: a queue may have so many times what is
 //! free.)
 //!
-//! Counters, and no more: who finds no room waits elsewhere. What all have is exact where
+//! Counters, and no more: a thread that finds no room waits elsewhere. What all have is exact where
 //! [`Share::try_add`] counts it; what one device has may be more than its part by what several
 //! threads add at the same time.
 

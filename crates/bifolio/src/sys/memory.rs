@@ -258,7 +258,7 @@ pub(crate) struct PageRange {
     pub(crate) length_bytes: usize,
 }
 
-// SAFETY: an address and a length; whose memory it is, who made it answers for.
+// SAFETY: an address and a length; its maker answers for the memory.
 unsafe impl Send for PageRange {}
 // SAFETY: as above.
 unsafe impl Sync for PageRange {}

@@ -3,7 +3,7 @@
 //! Used by what maps files. A page counts as *written* when it is there, in memory or swapped out,
 //! and a store went to it since it was installed with protection or last protected here.
 //!
-//! A poisoned page looks like one that was swapped out and written; who poisons remembers it.
+//! A poisoned page looks like one that was swapped out and written; its poisoner remembers it.
 //!
 //! # Safety
 //! Asks about addresses; nothing is read from them, and no byte changes.

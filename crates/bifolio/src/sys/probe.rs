@@ -53,7 +53,7 @@ pub enum Feature {
     RegisteredBuffers,
     /// Page faults of mapped files, served in user space (`userfaultfd`, Linux 5.18).
     UserFaults,
-    /// The same for system calls that are handed memory of a map; needs a privilege.
+    /// Faults of system calls that are handed memory of a map, served too; needs a privilege.
     KernelFaults,
     /// Pages whose stores are noticed without a fault for each (`UFFD_FEATURE_WP_ASYNC`,
     /// `PAGEMAP_SCAN`, Linux 6.7), and pipes that keep pages (`vmsplice`).

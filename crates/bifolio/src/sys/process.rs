@@ -46,7 +46,7 @@ impl Origin {
         Self::Marked(given.map_or_else(|other| other, |_| number))
     }
 
-    /// The same, known by its process id only.
+    /// The calling process, known by its process id only.
     pub(crate) fn by_process() -> Self {
         Self::Process(std::process::id())
     }
@@ -93,8 +93,8 @@ fn last_cpu(list: &str) -> Option<usize> {
 /// Enough for everything that runs on one; touched as needed.
 const STACK_BYTES: usize = 256 << 10;
 
-/// A running thread, named and with a small stack; dropping it waits for its end. What it does, and
-/// how it is told to end, is its owner's, who says so before dropping it.
+/// A running thread, named and with a small stack; dropping it waits for its end. Its owner has
+/// told it to end before.
 #[derive(Debug)]
 pub(crate) struct OwnedThread {
     handle: Option<JoinHandle<()>>,

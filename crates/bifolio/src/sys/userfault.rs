@@ -151,7 +151,7 @@ impl std::error::Error for CopyError {
 #[derive(Debug)]
 pub(crate) struct Userfault {
     descriptor: OwnedFd,
-    /// Whether faults are signals to who raises them.
+    /// Whether faults are signals to the threads that raise them.
     pub(crate) signals: bool,
 }
 
@@ -194,7 +194,7 @@ impl Userfault {
     pub(crate) fn register(&self, start: *mut u8, length_bytes: usize) -> io::Result<()> {
         let mode = REGISTER_MISSING | REGISTER_PROTECT;
         let mut call = RegisterCall { range: range(start, length_bytes), mode, calls: 0 };
-        // SAFETY: the call's own structure; who touches the range may wait, no byte changes.
+        // SAFETY: the call's own structure; threads that touch the range may wait, no byte changes.
         unsafe { control(self.descriptor.as_fd(), DO_REGISTER, &mut call) }.map(drop)
     }
 

@@ -179,7 +179,7 @@ fn a_row_of_buffers_is_one_transfer_and_its_tail_the_second() {
 }
 
 #[test]
-fn a_row_of_more_buffers_than_the_kernel_takes_is_a_short_transfer() {
+fn more_buffers_than_the_kernel_takes_are_a_short_transfer() {
     for way in ways() {
         let file = way.open("f");
         let bytes = pattern(1100 * 512, 11);
