@@ -6,9 +6,10 @@
 //! some zeros first, and then by words. Where words come, nobody ever reads zeros.
 
 use crate::history::{Violation, WORD_BYTES};
-use crate::scene::Target;
+use crate::scene::{CLASSES, Target};
 use crate::work::{Outcome, Worker};
 use bifolio::File;
+use std::ops::Range;
 use std::sync::atomic::Ordering;
 
 /// What buffers hold before a read.
@@ -114,13 +115,25 @@ impl Worker<'_> {
         target.history.check(what, &ZEROS[..length as usize], hole.start, begun)
     }
 
-    /// Whoever holds a `PinMut` may read pages behind it.
-    pub fn look_behind(&mut self, target: &Target, file: &File, end: u64) -> Outcome {
-        let start = end.next_multiple_of(file.folio_bytes());
-        if self.random.u32(0..4) > 0 || start + 4096 > target.len_bytes_max {
+    /// Whoever holds a `PinMut` may read other pages: those behind it; or those before it, if
+    /// nobody else in the scene reads with one in hand, for two might wait for each other.
+    pub fn look_beside(&mut self, target: &Target, file: &File, pinned: Range<u64>) -> Outcome {
+        let looks_back = (self.scene.seed / CLASSES.len() as u64).is_multiple_of(2);
+        let behind = pinned.end.next_multiple_of(file.folio_bytes());
+        let before = pinned.start / file.folio_bytes() * file.folio_bytes();
+        let cannot = if looks_back {
+            self.number > 0 || before == 0
+        } else {
+            behind + 4096 > target.len_bytes_max
+        };
+        if self.random.u32(0..4) > 0 || cannot {
             return Ok(());
         }
-        let start = start + self.random.u64(0..4) * 4096;
+        let start = if looks_back {
+            before - self.random.u64(1..=(before / 4096).min(8)) * 4096
+        } else {
+            behind + self.random.u64(0..4) * 4096
+        };
         let mut buffer = vec![0xAA; 512];
         let begun = self.scene.clock.tick();
         match file.read_at(&mut buffer, start) {

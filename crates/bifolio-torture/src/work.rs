@@ -262,7 +262,7 @@ impl Worker<'_> {
                 for (offset, index) in words.enumerate() {
                     pin.copy_from(offset * 8, &change.word(index).to_le_bytes());
                 }
-                let looked = self.look_behind(target, file, range.end);
+                let looked = self.look_beside(target, file, range.clone());
                 drop(pin);
                 target.history.end(&change, range.end - range.start);
                 target.note_written(range);
