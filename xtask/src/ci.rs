@@ -45,11 +45,10 @@ fn steps(skip_tests: bool) -> Vec<Step> {
 
 /// Three minutes, with fresh seeds, which are printed; a failure prints what to type to see it
 /// again. The exerciser comes by itself, because it is asked for a number of operations and not
-/// for a time. Scenes of many threads with maps are left out: a tiny cache may still be found full
-/// there by mistake. The exerciser and the killed children do map files.
+/// for a time.
 const TORTURE: [&str; 2] = [
     "--only exerciser --operations 200000 --seconds 180",
-    "--without exerciser,maps --seconds 120",
+    "--without exerciser --seconds 120",
 ];
 
 fn summary(durations: &[(&str, Duration)]) -> String {
