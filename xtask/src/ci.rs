@@ -46,10 +46,8 @@ fn steps(skip_tests: bool) -> Vec<Step> {
 /// Three minutes, with fresh seeds, which are printed; a failure prints what to type to see it
 /// again. The exerciser comes by itself, because it is asked for a number of operations and not
 /// for a time.
-const TORTURE: [&str; 2] = [
-    "--only exerciser --operations 200000 --seconds 180",
-    "--without exerciser --seconds 120",
-];
+const TORTURE: [&str; 2] =
+    ["--only exerciser --operations 200000 --seconds 180", "--without exerciser --seconds 120"];
 
 fn summary(durations: &[(&str, Duration)]) -> String {
     let total: Duration = durations.iter().map(|(_, duration)| duration).sum();

@@ -14,7 +14,7 @@ use std::thread;
 use bifolio::{Backing, ErrorKind, FaultMode, Feature, IoBuf, IoBufMut};
 use bifolio_testing::{Call, Fault};
 
-use crate::setup::{Address, Way, refuse_calls, run_child, store, touch, word};
+use crate::setup::{Address, Way, kernel_loads, refuse_calls, run_child, store, touch, word};
 use crate::support::{self, Faulty, PAGE, directory, random_file, wait_until, writable};
 
 const PAGE_USIZE: usize = PAGE as usize;
@@ -94,10 +94,34 @@ fn lose_kept_pages(way: Way) {
     println!("it has ended well");
 }
 
+/// Of `ioctl`: UFFDIO_COPY.
+const COPY: u32 = 0xC028_AA03;
+
+/// Pages that cannot be put there when they are read. Nothing is lost by that.
+fn find_no_memory_to_read(way: Way) {
+    let storage = Faulty::new(support::Way::Memory, 64 * PAGE_USIZE, 5);
+    let cache = way.mask(storage.builder(1 << 20)).build().unwrap();
+    let file = cache.open_backing(storage.backing.clone(), &way.options()).unwrap();
+    let map = file.map(0..file.len()).unwrap();
+    map.prefetch(0..PAGE).unwrap();
+    refuse_calls(libc::SYS_ioctl, Some(COPY), libc::ENOMEM);
+    for _ in 0..3 {
+        for answer in [map.prefetch(0..map.len()), file.read_exact_at(&mut [0; 9000], 9 * PAGE)] {
+            let error = answer.unwrap_err();
+            assert!(matches!(error.kind(), ErrorKind::Memory { .. }), "{error:?}");
+        }
+    }
+    assert!(!kernel_loads(map.as_ptr(), 5 * PAGE));
+    assert_eq!(map.take_error().is_some(), way.faults == FaultMode::Threads);
+    assert_eq!(touch(map.as_ptr(), 7), storage.bytes[7]);
+    file.sync_data().unwrap();
+    drop((map, file));
+    cache.close().unwrap();
+    println!("it has ended well");
+}
+
 /// Pages that are unmapped, cannot be swapped, and cannot be put back.
 fn find_no_memory(way: Way) {
-    /// Of `ioctl`: UFFDIO_COPY.
-    const COPY: u32 = 0xC028_AA03;
     let storage = Faulty::new(support::Way::Memory, 0, 5);
     let builder = storage.builder(512 << 10).swap_backing(storage.backing.clone());
     let cache = way.mask(builder.reclaim_wait_ms_max(50)).build().unwrap();
@@ -157,6 +181,18 @@ fn kept_pages_that_are_lost_poison_the_cache() {
         // SAFETY: it only sets a timer, whose signal ends the process.
         unsafe { libc::alarm(120) };
         return lose_kept_pages(ways[number.parse::<usize>().unwrap()]);
+    }
+    run_to_a_good_end(NAME, ways.len());
+}
+
+#[test]
+fn pages_that_find_no_memory_are_an_error() {
+    const NAME: &str = "poisoned::pages_that_find_no_memory_are_an_error";
+    let ways = Way::modes();
+    if let Ok(number) = std::env::var(VARIABLE) {
+        // SAFETY: it only sets a timer, whose signal ends the process.
+        unsafe { libc::alarm(120) };
+        return find_no_memory_to_read(ways[number.parse::<usize>().unwrap()]);
     }
     run_to_a_good_end(NAME, ways.len());
 }
