@@ -2,7 +2,7 @@
 //! the answer to `mincore` and `cachestat`; placement, where the folios of a file lie in memory.
 //!
 //! Neighbours of a file on neighbouring frames are read several times as fast as scattered ones,
-//! and travel in one piece. `memory::arena` and `reclaim::relocate` see to it; [`Placement`] is how
+//! and travel in one piece. `memory::arena` and `reclaim::evacuate` see to it; [`Placement`] is how
 //! one sees whether they do.
 
 use super::File;

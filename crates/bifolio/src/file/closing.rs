@@ -10,7 +10,7 @@
 //! changed, and once more with the cache_state closed, for what was written meanwhile; if that
 //! fails the cache_state opens again.
 
-use super::access::Access;
+use super::handle::Access;
 use super::registry::{Key, Open, Registry};
 use super::slots::Retire;
 use super::{File, OpenOptions};

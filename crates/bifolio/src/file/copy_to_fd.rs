@@ -16,7 +16,7 @@
 #![allow(unsafe_code)]
 
 use super::File;
-use super::access::{Access, OnAllocated};
+use super::handle::{Access, OnAllocated};
 use crate::error::{ErrorKind, Result};
 use crate::page::{BATCH_SLOTS, Flag, FolioRef, PAGE_BYTES, PAGE_SHIFT};
 use crate::stats::Counter;

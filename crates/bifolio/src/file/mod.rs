@@ -32,9 +32,7 @@
 //! - FILE-2: the length grows under the resizing lock and the lock of the folio that grows it,
 //!   after the bytes are in place.
 
-mod access;
 mod advice;
-mod cache_state;
 mod closing;
 mod copy_to_fd;
 mod faults;
@@ -58,11 +56,11 @@ mod write;
 pub use advice::Advice;
 pub use advice::Placement;
 pub use advice::{PageResidency, Residency};
-pub(crate) use cache_state::CacheState;
 pub(crate) use map::MapGuard;
 pub use options::OpenOptions;
 pub use pin::{Hold, Pin, PinMut, Pins};
 pub use read_many::ReadRequest;
+pub(crate) use registry::CacheState;
 pub(crate) use registry::Registry;
 
 use crate::error::Result;

@@ -12,8 +12,8 @@
 #![allow(unsafe_code)]
 
 use super::File;
-use super::access::Access;
 use super::fill::Locked;
+use super::handle::Access;
 use super::handle::Handle;
 use super::read_many::{Batch, Delivery};
 use crate::ablation::PinMode;

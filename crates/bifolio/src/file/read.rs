@@ -30,8 +30,8 @@
 //! their pages.
 #![allow(unsafe_code)]
 
-use super::access::Access;
 use super::fill::{ReadIoClaim, Wait};
+use super::handle::Access;
 use super::hit::Hit;
 use super::read_many::{Batch, Delivery};
 use super::{File, ReadRequest, faults};

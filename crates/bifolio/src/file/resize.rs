@@ -11,8 +11,8 @@
 //! folios are brought in, the frames found, the locks taken) and after (dirt, slots, the lists).
 
 use super::File;
-use super::access::Access;
 use super::fill::Locked;
+use super::handle::Access;
 use crate::config;
 use crate::error::{CollapseRefusal, ErrorKind, Result};
 use crate::memory::{FrameKind, PageSpace};

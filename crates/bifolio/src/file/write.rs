@@ -7,8 +7,8 @@
 //! Writes into frames whose lock it holds, through `sys::copy`.
 #![allow(unsafe_code)]
 
-use super::access::Access;
 use super::fill::Locked;
+use super::handle::Access;
 use super::resize::Growth;
 use super::{File, faults};
 use crate::error::Result;

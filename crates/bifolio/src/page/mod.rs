@@ -5,7 +5,7 @@
 //! (`pin.rs`) and the mapping from page index to Entry (`mapping.rs`). A descriptor belongs to a
 //! frame (`memory`): descriptor i describes the folio whose first page is frame i; a folio of
 //! several pages uses the descriptor of its first frame, the others only keep their frame's Entry
-//! version. A folio that is moved to other frames (`reclaim/relocate.rs`) is another folio
+//! version. A folio that is moved to other frames (`reclaim/evacuate.rs`) is another folio
 //! afterwards: only one that nobody has a reference to is moved.
 //!
 //! Who may touch which field of a descriptor, and when (cited elsewhere as "rule N"):

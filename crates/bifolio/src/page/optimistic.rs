@@ -7,7 +7,7 @@
 //! caller's business, so that the protocol runs unchanged under the model checker.
 //!
 //! PROTOCOL of the first use of a page that was read ahead, which is not a second one. Its mark is
-//! in the descriptor, and a folio may be moved to another one (`reclaim/relocate.rs`) while a
+//! in the descriptor, and a folio may be moved to another one (`reclaim/evacuate.rs`) while a
 //! reader that holds nothing uses it.
 //!
 //! ```text

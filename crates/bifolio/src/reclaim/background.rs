@@ -7,8 +7,8 @@
 //! its way are the swapper's, for which it waits, as long as that is not slow, or the flusher's.
 
 use super::Reclaim;
-use super::pageout::WriteOut;
 use super::scan::ScanCounts;
+use super::scan::WriteOut;
 use crate::error::{ErrorKind, Result};
 use crate::memory::CHUNK_PAGES;
 use crate::stats::Counter;

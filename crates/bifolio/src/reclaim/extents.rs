@@ -8,7 +8,7 @@
 //!   an extent after an eviction:   [free] [old] [young] [used] [old] [old] [old] [dirty] ...
 //!     old: clean, and in the oldest quarter of the inactive list. Looked at as if their turn had
 //!       come.
-//!     others: moved to partial slots (`relocate.rs`), where they keep their place on their lists.
+//!     others: moved to partial slots (`evacuate.rs`), where they keep their place on their lists.
 //!     What is locked, pinned, or beside its neighbours in the file stays where it is. If that is
 //!     too much, or too little is gained, nothing is done.
 //!     dirty: stays, too (WRITEBACK-1), until it has been written out. The flusher is told which
@@ -28,7 +28,7 @@
 //! is less and less to move. Large folios are extents in themselves. Bounded: an extent is looked
 //! at once for each folio evicted from it, and once more when it has been awaited.
 
-use super::pageout::EvictOutcome;
+use super::scan::EvictOutcome;
 use super::scan::ScanCounts;
 use super::swapper::ByFile;
 use super::{Reclaim, ReclaimLock};

@@ -37,15 +37,20 @@
 //! - N5 asks for no drain where a pin or a reader holds the folio, which is in no batch. (The
 //!   thread drains there.)
 //! - A pin is never broken: N4 freezes two references, the table's and ours.
+//!
+//! What stays is demoted: it goes to the tail of the inactive list, and is evicted next when memory
+//! is wanted, as by the kernel's `deactivate_file_folio`. The ablation drains the batches of all
+//! CPUs, as the kernel does without and with the proposal.
 
 use super::Reclaim;
-use super::demote::Demotion;
-use super::pageout::WriteOut;
+use super::scan::WriteOut;
 use super::scan::{ScanControl, ScanCounts};
 use super::unmap::{Owners, Unmapping};
-use crate::outcome::{Outcome, Reason};
+use crate::ablation::DrainPolicy;
+use crate::outcome::{Outcome, Reason, Remaining};
 use crate::page::{
-    Entry, EvictError, Folio, FolioId, FolioRef, PAGE_BYTES, PAGE_SHIFT, TryGet, WriteState,
+    BATCH_SLOTS, Entry, EvictError, Folio, FolioId, FolioRef, Lookup, PAGE_BYTES, PAGE_SHIFT,
+    TryGet, WriteState,
 };
 use crate::stats::Counter;
 use crate::sys::process;
@@ -243,7 +248,7 @@ impl<'a> Invalidation<'a> {
             let is_writing = write_state.is_writing();
             return self.stays(if is_writing { Reason::Writeback } else { Reason::Dirty });
         }
-        if super::pageout::is_pinned(&folio) {
+        if super::scan::is_pinned(&folio) {
             drop(lock);
             return self.doubt(folio);
         }
@@ -354,6 +359,86 @@ impl<'a> Invalidation<'a> {
         let memory = &self.reclaim.memory;
         let is_wanted = |id| doubtful.binary_search_by_key(&id, |folio| folio.id).is_ok();
         memory.lru.drain_for(&memory.folios, doubtful[0].cpu, is_wanted)
+    }
+}
+
+/// Gathers folios of one file, and moves them a batch at a time. What is not on a list, because it
+/// is in a batch or isolated, stays where it is.
+#[derive(Debug)]
+pub(super) struct Demotion<'a> {
+    reclaim: &'a Reclaim,
+    inode: &'a Inode,
+    folios: Vec<FolioRef<'a>>,
+}
+
+impl<'a> Demotion<'a> {
+    pub(super) fn new(reclaim: &'a Reclaim, inode: &'a Inode) -> Self {
+        Self { reclaim, inode, folios: Vec::with_capacity(BATCH_SLOTS) }
+    }
+
+    /// Takes a folio of the file; readers' marks on it are forgotten.
+    pub(super) fn add(&mut self, folio: FolioRef<'a>) {
+        let _was_used = self.inode.mapping.test_and_clear_referenced(folio.folio());
+        self.folios.push(folio);
+        if self.folios.len() == BATCH_SLOTS {
+            self.flush();
+        }
+    }
+
+    /// Moves what was gathered, and puts the references.
+    pub(super) fn flush(&mut self) {
+        if !self.folios.is_empty() {
+            let memory = &self.reclaim.memory;
+            memory.lru.demote(&memory.folios, &mut self.folios);
+        }
+    }
+}
+
+impl Reclaim {
+    /// Demotes what is resident of a range of a file, in bytes. Blocks for nobody's I/O.
+    pub(crate) fn demote(&self, inode: &Inode, range: Range<u64>) {
+        let memory = &self.memory;
+        memory.lru.drain(&memory.folios, process::current_cpu());
+        let mut demotion = Demotion::new(self, inode);
+        let mut index = range.start >> PAGE_SHIFT;
+        let end = range.end.div_ceil(PAGE_BYTES);
+        while let Some(found) = inode.mapping.table().next_folio(index).filter(|found| *found < end)
+        {
+            index = inode.mapping.end_of_unit(found);
+            if let Lookup::Folio(folio) = inode.mapping.get_folio(&memory.folios, found) {
+                index = folio.folio().index() + folio.folio().pages();
+                demotion.add(folio);
+            }
+        }
+        demotion.flush();
+    }
+}
+
+impl Reclaim {
+    pub(super) fn invalidate_by_policy(&self, inode: &Inode, range: &Range<u64>) -> Outcome {
+        let walk = |may_drain| Invalidation::new(self, inode, range).run(range, may_drain);
+        let asks = match self.ablation.modes().drains {
+            DrainPolicy::Targeted => return walk(true),
+            DrainPolicy::WhenItCanHelp => |remaining: &Remaining| remaining.referenced > 0,
+            // What is locked, under write-back or straddling, `find_lock_entries` passes silently.
+            DrainPolicy::OnAnyFailure => |remaining: &Remaining| {
+                let passed = remaining.locked + remaining.writeback + remaining.straddling;
+                remaining.total() > passed
+            },
+        };
+        let first = walk(false);
+        if !asks(&first.remaining) {
+            return first;
+        }
+        let cpus_drained = self.memory.lru.drain_all(&self.memory.folios) as u64;
+        let second = walk(false);
+        Outcome {
+            evicted: first.evicted + second.evicted,
+            drains_requested: 1,
+            cpus_drained,
+            second_pass_evicted: second.evicted,
+            ..second
+        }
     }
 }
 

@@ -9,9 +9,9 @@
 //!      |            v
 //!      |     direct reclaim, one thread at a time:
 //!      |       shrink: scan the inactive tail, ever larger shares of it     scan.rs
-//!      |         folio by folio: busy? used? dirty -> the flusher; evict    pageout.rs
+//!      |         folio by folio: busy? used? dirty -> the flusher; evict    scan.rs
 //!      |           dirty, of a memory file -> the swapper                   swapper.rs
-//!      |         by extents: what lies beside goes too, or moves away      extents.rs, relocate.rs
+//!      |         by extents: what lies beside goes too, or moves away      extents.rs, evacuate.rs
 //!      |       freed the wrong sizes? evacuate a chunk                      evacuate.rs
 //!      |       frames now? done, with the reclaim lock: nobody else was faster
 //!      '--- yes -- freed anything?
@@ -40,19 +40,14 @@
 #![allow(unsafe_code)]
 
 mod background;
-mod demote;
-mod drain_policy;
 mod evacuate;
 mod extents;
 mod invalidate;
-mod pageout;
-mod relocate;
 mod retry_budget;
 mod scan;
 mod swapper;
 mod unmap;
 mod unmap_batch;
-mod unmapped_batch;
 
 pub(crate) use background::Background;
 pub(crate) use swapper::SwapThread;
@@ -66,9 +61,9 @@ use crate::stats::Counter;
 use crate::swap::{GROUP_BYTES, Swap};
 use crate::sync::{Mutex, MutexGuard, Ordering, blocking};
 use crate::writeback::{Flusher, Inode, Services};
-use pageout::WriteOut;
 use retry_budget::{RetryBudget, SWEEP_PAUSE};
 use scan::ScanCounts;
+use scan::WriteOut;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -32,8 +32,8 @@
 //! the last of them in vain, that began after he came: then the swap was asked on his behalf.
 
 use super::extents::Extent;
-use super::pageout::{EvictOutcome, WriteOut, is_pinned};
 use super::retry_budget::RetryBudget;
+use super::scan::{EvictOutcome, WriteOut, is_pinned};
 use super::scan::{ScanControl, ScanCounts};
 use super::unmap::{Owners, Unmapping};
 use super::{Reclaim, ReclaimLock};

@@ -68,12 +68,12 @@
 //! The steps from B3 to B7 are in `unmap_batch.rs`. Whoever reclaims, with the reclaim lock, takes
 //! what is clean; what is to be written out is the swapper's (`swapper.rs`), who does that without
 //! the reclaim_lock. While some folios are written out (B9), it unmaps the next
-//! (`unmapped_batch.rs`).
+//! (`unmap_batch.rs`).
 
-use super::pageout::{EvictOutcome, WriteOut, is_pinned};
+use super::scan::{EvictOutcome, WriteOut, is_pinned};
 use super::scan::{ScanControl, ScanCounts};
 use super::unmap_batch::{UnmapBatch, Victim, VictimState};
-use super::unmapped_batch::{Unmapped, UnmappedBatch};
+use super::unmap_batch::{Unmapped, UnmappedBatch};
 use super::{Reclaim, ReclaimLock};
 use crate::memory::{ListKind, Region};
 use crate::page::{Flag, FolioRef, Frozen, LockedFolio};

@@ -7,7 +7,7 @@
 //!   slot    0        1    2    3   ...                     slots.rs, slot_group.rs: in use;
 //!                                                          stretch.rs: which have storage
 //!         +--------+----+----+----+-----
-//!   file  | header |    page each, 4 KiB                   place.rs, header.rs: where, and whose
+//!   file  | header |    page each, 4 KiB                   place.rs, place.rs: where, and whose
 //!         +--------+----+----+----+-----
 //!   memory           one word each: checksum, shadow       slot_metadata.rs
 //! ```
@@ -42,7 +42,6 @@
 //! transfers pages, knows folios or waits for anything but the file system, and the lock over the
 //! slots, which is held for no call and under which no other is taken.
 
-mod header;
 mod place;
 mod slot_group;
 mod slot_metadata;

@@ -15,19 +15,28 @@
 //!
 //! A child made by `fork` shares descriptors, so the lock and the bytes of a file without a name
 //! last until it, too, is gone or has executed something else.
+//!
+//! The header is the first page, by which a later run knows the file for its own. It says nothing
+//! about the rest of the file, which is of use only to the cache that wrote it.
+//!
+//! ```text
+//!   0                    16           20                          4092        4096
+//!  +--------------------+------------+---------------------------+-----------+
+//!  |  magic             |  version   |  zeros                    |  CRC-32   |   little-endian
+//!  +--------------------+------------+---------------------------+-----------+
+//! ```
 
+use super::PAGE_BYTES;
+use crate::error::{ErrorKind, Result, SwapFileProblem};
+use crate::io;
+use crate::io::{Backing, DiskFile, DiskOptions, FileIdentity, Guarded, IoBuffer, OpenDiskError};
+use crate::sys::file;
+use crate::sys::file::OpenMode;
+use crate::sys::probe::Features;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-
-use super::{PAGE_BYTES, header};
-use crate::error::{ErrorKind, Result, SwapFileProblem};
-use crate::io::{
-    self, Backing, DiskFile, DiskOptions, FileIdentity, Guarded, IoBuffer, OpenDiskError,
-};
-use crate::sys::file::{self, OpenMode};
-use crate::sys::probe::Features;
 
 const OPTIONS: DiskOptions = DiskOptions {
     read: true,
@@ -164,7 +173,7 @@ fn check_same(
 }
 
 fn write_header(backing: &dyn Backing) -> Result<()> {
-    let buffer = IoBuffer::from_bytes(&header::header());
+    let buffer = IoBuffer::from_bytes(&header());
     io::write_full(backing, &[buffer.source()], 0, None)?;
     Ok(())
 }
@@ -174,5 +183,74 @@ fn read_header(backing: &dyn Backing) -> Result<std::result::Result<(), SwapFile
     let mut buffer = IoBuffer::new(PAGE_BYTES);
     let count = io::read_full(backing, &mut [buffer.target()], 0, None)?;
     let bytes = buffer.as_bytes()[..count].first_chunk();
-    Ok(bytes.map_or(Err(SwapFileProblem::Foreign), header::check))
+    Ok(bytes.map_or(Err(SwapFileProblem::Foreign), check))
+}
+
+const MAGIC: [u8; 16] = *b"bifolio spill\r\n\0";
+const VERSION: u32 = 1;
+const VERSION_START: usize = MAGIC.len();
+const CHECKSUM_START: usize = PAGE_BYTES - size_of::<u32>();
+
+/// The header that is written to an empty file.
+fn header() -> [u8; PAGE_BYTES] {
+    header_of(VERSION)
+}
+
+/// Whether a file that begins like this may be used, and overwritten.
+fn check(bytes: &[u8; PAGE_BYTES]) -> std::result::Result<(), SwapFileProblem> {
+    let field = |start: usize| {
+        let field = bytes[start..].first_chunk().expect("a field ends inside the header");
+        u32::from_le_bytes(*field)
+    };
+    let is_ours = bytes.starts_with(&MAGIC);
+    if !is_ours || field(CHECKSUM_START) != crc32fast::hash(&bytes[..CHECKSUM_START]) {
+        return Err(SwapFileProblem::Foreign);
+    }
+    match field(VERSION_START) {
+        VERSION => Ok(()),
+        found => Err(SwapFileProblem::OtherVersion { found, expected: VERSION }),
+    }
+}
+
+fn header_of(version: u32) -> [u8; PAGE_BYTES] {
+    let mut bytes = [0; PAGE_BYTES];
+    bytes[..VERSION_START].copy_from_slice(&MAGIC);
+    bytes[VERSION_START..][..size_of::<u32>()].copy_from_slice(&version.to_le_bytes());
+    let checksum = crc32fast::hash(&bytes[..CHECKSUM_START]);
+    bytes[CHECKSUM_START..].copy_from_slice(&checksum.to_le_bytes());
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_header_is_known_again_and_every_changed_byte_is_noticed() {
+        assert!(check(&header()).is_ok());
+        for at in 0..PAGE_BYTES {
+            let mut changed = header();
+            changed[at] ^= 1;
+            assert!(matches!(check(&changed), Err(SwapFileProblem::Foreign)), "byte {at}");
+        }
+        assert!(matches!(check(&[0; PAGE_BYTES]), Err(SwapFileProblem::Foreign)));
+        // Another program may sum up its pages in the same place.
+        let mut foreign = [7; PAGE_BYTES];
+        let checksum = crc32fast::hash(&foreign[..CHECKSUM_START]);
+        foreign[CHECKSUM_START..].copy_from_slice(&checksum.to_le_bytes());
+        assert!(matches!(check(&foreign), Err(SwapFileProblem::Foreign)));
+    }
+
+    #[test]
+    fn the_format_of_another_version_is_refused_by_its_number() {
+        let problem = check(&header_of(7)).unwrap_err();
+        assert!(matches!(problem, SwapFileProblem::OtherVersion { found: 7, expected: VERSION }));
+    }
+
+    #[test]
+    fn the_format_stays_what_it_was() {
+        let header = header();
+        assert_eq!(header[..20], *b"bifolio spill\r\n\0\x01\0\0\0");
+        assert_eq!(header[20..CHECKSUM_START], [0; CHECKSUM_START - 20]);
+    }
 }
