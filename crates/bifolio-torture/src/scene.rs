@@ -274,11 +274,15 @@ impl Scene {
         self.has_hung_device() && thread >= self.threads / 2
     }
 
-    /// The most that may be dirty: what was asked for, or two of the largest folios. What maps
-    /// store is counted when it is found.
+    /// The most that may be dirty: what was asked for, or two of the largest folios. What a cut
+    /// leaves of a page is dirty whatever else is, and what maps store is counted when it is found.
     pub fn dirty_bytes_max(&self) -> u64 {
         let most = self.dirty_bytes_max.max(2 * self.folio_bytes_max);
-        if self.class == Class::Maps { u64::MAX } else { most }
+        match self.class {
+            Class::Maps => u64::MAX,
+            _ if self.has_cuts() => most.max(self.memory_bytes / 2),
+            _ => most,
+        }
     }
 
     /// The largest folio of its files.
