@@ -22,6 +22,15 @@ const ROUNDS: u32 = 1500;
 /// How often it begins to fail: each time every page is tried alone.
 const FAILURES: u32 = 60;
 
+/// Ends the readers with the thread that they read beside, however it ends.
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Reads in every way until `is_over`; what an error may be is the caller's business.
 fn read_in_every_way(file: &File, seed: u64, is_over: &AtomicBool, check: impl Fn(Result<usize>)) {
     let mut random = Rng::with_seed(seed);
@@ -69,6 +78,7 @@ fn cuts(way: Way, file: &File, is_punched: bool) {
                 });
             });
         }
+        let _ends = Ends(&is_over);
         let mut random = Rng::with_seed(7);
         for _ in 0..ROUNDS {
             let length = if random.bool() { 0 } else { random.u64(0..PAGES) * PAGE };
@@ -81,7 +91,6 @@ fn cuts(way: Way, file: &File, is_punched: bool) {
             let position = random.u64(0..PAGES * PAGE - 9000);
             file.write_all_at(&[7; 9000], position).unwrap();
         }
-        is_over.store(true, Ordering::Relaxed);
     });
 }
 
@@ -137,6 +146,7 @@ fn reads_of_storage_that_fails_raise_no_signal() {
                     });
                 });
             }
+            let _ends = Ends(&is_over);
             let mut all = vec![0; (PAGES * PAGE) as usize];
             for _ in 0..FAILURES {
                 storage.backing.inject(Fault::on(Call::Read).forever());
@@ -145,7 +155,6 @@ fn reads_of_storage_that_fails_raise_no_signal() {
                 // Twice: then the pages are marked as used.
                 (0..2).for_each(|_| drop(file.read_at(&mut all, 0)));
             }
-            is_over.store(true, Ordering::Relaxed);
         });
     });
 }
