@@ -411,6 +411,34 @@ fn a_healthy_map_works_beside_faults_that_hang() {
 }
 
 #[test]
+fn a_healthy_map_works_beside_two_devices_that_hang() {
+    if !files_can_be_mapped() {
+        return;
+    }
+    // So small that what two devices leave of some things is less than a page.
+    let builder = Cache::builder().memory(1 << 20).reclaim_wait_ms_max(2000);
+    let cache = builder.build().unwrap();
+    let healthy = Healthy::mapped(&cache, 4 << 20);
+    let others: Vec<_> = (0..2).map(|_| faulty_memory(16 << 20).1).collect();
+    let mut waiting = Waiting::new(&others[0]);
+    others[1].inject(Fault::on(Call::Read).forever().held(&waiting.gate));
+    for hung in others {
+        let hung_file = cache.open_backing(hung, &writable().mappable(true)).unwrap();
+        for number in 0..4 {
+            let file = hung_file.clone();
+            waiting.add(move || {
+                let start = number * (4 << 20);
+                assert_eq!(read(&file, start, 1 << 20), vec![0; 1 << 20]);
+            });
+        }
+        // The first has all it may have before the next one comes.
+        thread::sleep(Duration::from_millis(200));
+    }
+    check_beside(waiting, healthy, 1000);
+    assert_eq!(cache.stats().allocation_failures, 0);
+}
+
+#[test]
 fn a_device_of_ones_own_is_no_file_system() {
     let cache = small_cache().build().unwrap();
     let mut healthy = Healthy::new(&cache, 1 << 20);

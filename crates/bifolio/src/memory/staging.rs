@@ -196,8 +196,11 @@ mod tests {
         assert_eq!(of_hung.pages(), 14);
         assert!(staging.try_take(1, &hung).is_none());
         let of_healthy = staging.take(16, &healthy);
-        assert_eq!(of_healthy.pages(), 2);
+        assert_eq!(of_healthy.pages(), 1);
+        let of_last = staging.take(16, &Share::new(&all));
+        assert_eq!(of_last.pages(), 1);
         assert!(staging.try_take(1, &Share::new(&all)).is_none(), "nothing is left");
+        drop(of_last);
         of_hung.shrink(10);
         assert_eq!(staging.try_take(16, &healthy).unwrap().pages(), 4);
         drop((of_hung, of_healthy));
@@ -206,7 +209,7 @@ mod tests {
 
     #[test]
     fn a_taker_that_finds_no_page_waits_for_one() {
-        let staging = staging_of(4);
+        let staging = staging_of(5);
         let share = Share::new(&Arc::default());
         let mut all = staging.take(9, &share);
         assert_eq!(all.pages(), 4);

@@ -6,7 +6,9 @@
 //! say). Whatever one that hangs has taken, a quarter of the rest stays for the next: the first has
 //! 3/4, the second 3/16, ..., without a list of who is healthy, and a device that is alone has
 //! most. (As switches share the memory of their ports: a queue may have so many times what is
-//! free.)
+//! free.) Where that is less than one, one stays. So the number of devices that can hang and leave
+//! something to another grows with the logarithm of what there is: with quarters four of 64, and
+//! six of 1024.
 //!
 //! Counters, and no more: a thread that finds no room waits elsewhere. What all have is exact where
 //! [`Share::try_add`] counts it; what one device has may be more than its part by what several
@@ -91,7 +93,35 @@ impl Share {
     }
 }
 
-/// The part of what others leave that one device may have: all but one in `rest`.
+/// The part of what others leave that one device may have: all but one in `rest`, and but one at
+/// least, for the next. Of the last one, all.
 pub(crate) fn part_of(left: u64, rest: u64) -> u64 {
-    left - left / rest
+    left - (left / rest).max(1).min(left.saturating_sub(1))
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_leaves_one_to_the_next_of_however_few() {
+        let taken_by = |share: &Share, max, rest| {
+            let room = share.room(max, rest);
+            share.add(room);
+            room
+        };
+        for (max, rest, expected) in [(16, 8, [14, 1, 1, 0]), (8, 4, [6, 1, 1, 0])] {
+            let all = Arc::default();
+            let devices: Vec<_> = (0..4).map(|_| Share::new(&all)).collect();
+            let taken: Vec<_> = devices.iter().map(|own| taken_by(own, max, rest)).collect();
+            assert_eq!(taken, expected);
+            let all = Arc::default();
+            let devices: Vec<_> = (0..4).map(|_| Share::new(&all)).collect();
+            let added: Vec<_> = devices
+                .iter()
+                .map(|own| (0..).take_while(|_| own.try_add(1, max, rest).is_some()).count() as u64)
+                .collect();
+            assert_eq!(added, expected);
+        }
+    }
 }
