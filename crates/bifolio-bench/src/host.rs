@@ -60,6 +60,12 @@ fn cpu_model(cpuinfo: &str) -> String {
         let line = cpuinfo.lines().find(|line| line.split(':').next().unwrap_or("").trim() == name);
         line.and_then(|line| line.split_once(':')).map(|(_, value)| value.trim().to_owned())
     };
+    let number = |name: &str| field(name).and_then(|value| value.parse::<u32>().ok());
+    if let (Some(name), Some(family), Some(model)) =
+        (field("model name"), number("cpu family"), number("model"))
+    {
+        return format!("{name} (family {family}, model {model})");
+    }
     field("model name").or_else(|| field("cpu")).unwrap_or_else(|| {
         let part = field("CPU part").unwrap_or_default();
         let implementer = field("CPU implementer").unwrap_or_default();
@@ -94,6 +100,8 @@ mod tests {
     #[test]
     fn names_processors_of_both_families() {
         assert_eq!(cpu_model("processor : 0\nmodel\t: 2\nmodel name\t: AMD EPYC\n"), "AMD EPYC");
+        let text = "cpu family\t: 25\nmodel\t\t: 17\nmodel name\t: AMD EPYC\n";
+        assert_eq!(cpu_model(text), "AMD EPYC (family 25, model 17)");
         assert_eq!(cpu_model("CPU implementer\t: 0x41\nCPU part\t: 0xd0c\n"), "0x41 0xd0c");
         assert_eq!(cpu_model(""), "");
     }

@@ -3,6 +3,8 @@
 //! Filled in by a benchmark, serialised by the program, drawn by `table.rs`. Fields that serde
 //! skips ([`Ratio`], [`Figure`]) can be worked out from the rows; they exist for the tables.
 
+use std::fmt;
+
 use indexmap::IndexMap;
 use serde::Serialize;
 use serde_json::Value;
@@ -183,6 +185,13 @@ pub struct Figure {
     pub at_most: bool,
 }
 
+impl fmt::Display for Figure {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let bound = if self.at_most { "at most" } else { "at least" };
+        write!(formatter, "{}: {:.2} ({bound} {:.2})", self.name, self.value, self.target)
+    }
+}
+
 impl Figure {
     /// Whether this run gave what is asked for.
     pub fn met(&self) -> bool {
@@ -276,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn row_has_the_shape_of_the_envelope_and_keeps_the_order_of_series() {
+    fn a_row_has_the_envelopes_shape_and_order_of_series() {
         let value = serde_json::to_value(row()).unwrap();
         assert_eq!(value["case"], json!({"pattern": "hot", "threads": 2}));
         assert_eq!(value["unit"], "ops/s");
@@ -295,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn ratios_of_neighbouring_repetitions_stand_above_the_ratio_of_medians() {
+    fn ratios_of_neighbours_stand_above_the_ratio_of_medians() {
         let mut row = row();
         row.repetitions.insert("z_first", vec![10.0, 30.0, 90.0]);
         row.repetitions.insert("a_second", vec![5.0, 10.0, 90.0]);

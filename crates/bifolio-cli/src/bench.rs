@@ -3,9 +3,11 @@
 use std::fs::File;
 use std::io::Write;
 use std::path::Path;
+use std::sync::Arc;
 
 use anyhow::{Context, bail};
-use bifolio_bench::{Benchmark, Config, Report, all, clean_on_signals, find, render};
+use bifolio_bench::{Benchmark, Config, Report, all, clean_on_signals, find, render, summarise};
+use parking_lot::Mutex;
 
 use crate::cli::BenchOptions;
 use crate::output;
@@ -14,6 +16,11 @@ use crate::terminal::Terminal;
 /// The hidden subcommand that measures in a process of its own.
 const CHILD_SUBCOMMAND: &str = "bench-child";
 
+/// A figure that is asked for was missed.
+#[derive(Debug, thiserror::Error)]
+#[error("{0} of the figures that are asked for were missed")]
+pub(crate) struct Missed(usize);
+
 /// Runs what was asked for.
 pub(crate) fn run(options: &BenchOptions) -> anyhow::Result<()> {
     if options.list {
@@ -21,16 +28,22 @@ pub(crate) fn run(options: &BenchOptions) -> anyhow::Result<()> {
     }
     let benchmarks = chosen(options.name.as_deref())?;
     let config = config(options)?;
-    let mut sink = Sink::open(options.json.as_deref())?;
-    clean_on_signals()?;
+    let mut sink = Sink::open(options)?;
+    let (finished, wanted) = (Arc::clone(&sink.finished), benchmarks.len());
+    let has_summary = sink.shown == Shown::Summary;
+    clean_on_signals(move || {
+        if has_summary {
+            let _ = output::print(&summarise(&finished.lock(), wanted));
+        }
+    })?;
+    let mut terminal = Terminal::new(wanted);
     for benchmark in benchmarks {
-        let report = {
-            let mut terminal = Terminal::new();
-            bifolio_bench::run(benchmark, &config, &mut terminal)?
-        };
-        sink.take(&report)?;
+        terminal.begin(benchmark.name());
+        let report = bifolio_bench::run(benchmark, &config, &mut terminal)?;
+        terminal.end();
+        sink.take(report)?;
     }
-    Ok(())
+    sink.end(wanted)
 }
 
 /// The child's side of a measurement.
@@ -68,34 +81,69 @@ fn config(options: &BenchOptions) -> anyhow::Result<Config> {
     Ok(config)
 }
 
-/// Where reports go.
-enum Sink {
+/// What of the reports goes to standard output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Shown {
+    Summary,
     Tables,
-    TablesAndFile(File),
     Envelopes,
+}
+
+/// Where reports go.
+struct Sink {
+    shown: Shown,
+    file: Option<File>,
+    /// Whether figures are judged, and how many were missed.
+    check: bool,
+    missed: usize,
+    finished: Arc<Mutex<Vec<Report>>>,
 }
 
 impl Sink {
     /// Opens the file now: minutes of measuring must not end in "permission denied".
-    fn open(json: Option<&Path>) -> anyhow::Result<Self> {
-        Ok(match json {
-            None => Self::Tables,
-            Some(path) if path == Path::new("-") => Self::Envelopes,
-            Some(path) => Self::TablesAndFile(
-                File::create(path).with_context(|| format!("create {}", path.display()))?,
-            ),
+    fn open(options: &BenchOptions) -> anyhow::Result<Self> {
+        let to_output = Path::new("-");
+        let shown = match &options.json {
+            Some(path) if path == to_output => Shown::Envelopes,
+            _ if options.tables || options.name.is_some() => Shown::Tables,
+            _ => Shown::Summary,
+        };
+        let create =
+            |path: &Path| File::create(path).with_context(|| format!("create {}", path.display()));
+        let path = options.json.as_deref().filter(|path| *path != to_output);
+        Ok(Self {
+            shown,
+            file: path.map(create).transpose()?,
+            check: options.check,
+            missed: 0,
+            finished: Arc::default(),
         })
     }
 
-    fn take(&mut self, report: &Report) -> anyhow::Result<()> {
-        let envelope = format!("{}\n", serde_json::to_string(report)?);
-        match self {
-            Self::Tables => output::print(&render(report)),
-            Self::Envelopes => output::print(&envelope),
-            Self::TablesAndFile(file) => {
-                file.write_all(envelope.as_bytes()).context("write the JSON file")?;
-                output::print(&render(report))
+    fn take(&mut self, report: Report) -> anyhow::Result<()> {
+        let envelope = format!("{}\n", serde_json::to_string(&report)?);
+        if let Some(file) = &mut self.file {
+            file.write_all(envelope.as_bytes()).context("write the JSON file")?;
+        }
+        match self.shown {
+            Shown::Summary => {}
+            Shown::Tables => output::print(&render(&report))?,
+            Shown::Envelopes => output::print(&envelope)?,
+        }
+        if self.check {
+            for figure in report.figures.iter().filter(|figure| !figure.met()) {
+                self.missed += 1;
+                output::complain(&format!("{}: missed: {figure}", report.bench));
             }
         }
+        self.finished.lock().push(report);
+        Ok(())
+    }
+
+    fn end(self, wanted: usize) -> anyhow::Result<()> {
+        if self.shown == Shown::Summary {
+            output::print(&summarise(&self.finished.lock(), wanted))?;
+        }
+        if self.missed == 0 { Ok(()) } else { Err(Missed(self.missed).into()) }
     }
 }

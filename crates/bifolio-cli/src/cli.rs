@@ -39,10 +39,16 @@ pub(crate) struct BenchOptions {
     /// List the benchmarks.
     #[arg(long)]
     pub(crate) list: bool,
+    /// Print all tables, instead of a summary of one page. So does a benchmark that is named.
+    #[arg(long)]
+    pub(crate) tables: bool,
+    /// Judge the figures that are asked for; exit status 1 if one is missed.
+    #[arg(long)]
+    pub(crate) check: bool,
     /// How thorough to be.
     #[arg(long, value_enum, default_value = "quick")]
     pub(crate) set: Set,
-    /// Write one JSON envelope a line to FILE; `-` is standard output, instead of tables.
+    /// Write one JSON envelope a line to FILE; `-` is standard output, instead of anything else.
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
     /// Time in timed loops, over all series and repetitions.

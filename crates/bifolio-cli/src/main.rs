@@ -2,7 +2,7 @@
 //! features.
 //!
 //! `cli` says what may be asked and rejects the rest, each subcommand has its file, `output` is the
-//! only way to standard output. Exit status: 0 done, 1 ran and found wrong bytes, 2 could not run,
+//! only way to standard output. Exit status: 0 done, 1 ran and found wrong bytes or missed a figure, 2 could not run,
 //! 130 interrupted. An error is one line on standard error.
 
 mod bench;
@@ -48,6 +48,7 @@ fn finish(result: anyhow::Result<()>) -> ExitCode {
 
 fn exit_status(error: &anyhow::Error) -> u8 {
     let wrong_bytes = error.downcast_ref::<check::Different>().is_some()
+        || error.downcast_ref::<bench::Missed>().is_some()
         || matches!(error.downcast_ref(), Some(bifolio_bench::Error::WrongBytes { .. }));
     if wrong_bytes { EXIT_DIFFERENT } else { EXIT_CANNOT_RUN }
 }

@@ -1,8 +1,8 @@
-//! What a person who waits sees: lines always, a bar only on a terminal. All of it on standard
-//! error.
+//! What a person who waits sees, on standard error: on a terminal one line with the time that is
+//! left, elsewhere a line a benchmark.
 
 use std::io::IsTerminal;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bifolio_bench::Progress;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -14,13 +14,46 @@ const REDRAW_INTERVAL: Duration = Duration::from_millis(500);
 #[derive(Debug)]
 pub(crate) struct Terminal {
     is_terminal: bool,
+    wanted: usize,
+    ended: usize,
+    name: String,
+    since: Instant,
     /// The phase that is shown, on a terminal.
     bar: Option<ProgressBar>,
 }
 
 impl Terminal {
-    pub(crate) fn new() -> Self {
-        Self { is_terminal: std::io::stderr().is_terminal(), bar: None }
+    /// Of a run of so many benchmarks.
+    pub(crate) fn new(wanted: usize) -> Self {
+        Self {
+            is_terminal: std::io::stderr().is_terminal(),
+            wanted,
+            ended: 0,
+            name: String::new(),
+            since: Instant::now(),
+            bar: None,
+        }
+    }
+
+    /// One begins.
+    pub(crate) fn begin(&mut self, name: &str) {
+        name.clone_into(&mut self.name);
+    }
+
+    /// One has ended.
+    pub(crate) fn end(&mut self) {
+        self.end_phase();
+        self.ended += 1;
+    }
+
+    /// Which one it is, and how long the others may take, by those that have ended.
+    fn place(&self) -> String {
+        let place = format!("{}/{} {}", self.ended + 1, self.wanted, self.name);
+        if self.ended == 0 || self.ended == self.wanted {
+            return place;
+        }
+        let left = self.since.elapsed() / self.ended as u32 * (self.wanted - self.ended) as u32;
+        format!("{place}, about {} s left", left.as_secs().next_multiple_of(5))
     }
 
     fn end_phase(&mut self) {
@@ -33,15 +66,18 @@ impl Terminal {
 impl Progress for Terminal {
     fn say(&mut self, line: &str) {
         self.end_phase();
-        crate::output::complain(line);
+        if !self.is_terminal {
+            crate::output::complain(line);
+        }
     }
 
     fn start(&mut self, phase: &str, steps: u64) {
         self.end_phase();
         if self.is_terminal {
-            let style = ProgressStyle::with_template("{msg} {wide_bar} {percent}%")
+            let style = ProgressStyle::with_template("{prefix}: {msg} {wide_bar} {percent}%")
                 .unwrap_or_else(|_| ProgressStyle::default_bar());
             let bar = ProgressBar::new(steps).with_style(style).with_message(phase.to_owned());
+            bar.set_prefix(self.place());
             bar.enable_steady_tick(REDRAW_INTERVAL);
             self.bar = Some(bar);
         }

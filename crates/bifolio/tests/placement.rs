@@ -228,7 +228,7 @@ fn a_file_filled_in_order_lies_in_order_after_skewed_churn() {
 
 /// Those that need no write must not be picked out of the rows.
 #[test]
-fn a_file_filled_in_order_lies_in_order_after_churn_through_a_swap() {
+fn a_file_filled_in_order_lies_in_order_after_swapping() {
     let bound = 32 * MIB;
     let directory = directory();
     let builder = Cache::builder().memory(bound).swap_directory(directory.path());

@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_stream_no_drain_and_two_ratios_are_asked_of_each_series_that_ran() {
+    fn a_stream_is_asked_for_no_drain_and_two_ratios() {
         let counts = [("drains_per_round", 4.0), ("cpus_drained_per_round", 1.0)];
         let row = with(MAPPED_STREAM, &counts);
         let all = [(0.25, false), (4.0, false), (0.8, false), (0.2, true)];

@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn consecutive_draws_of_zipf_are_independent_enough_to_follow_the_law() {
+    fn consecutive_draws_of_zipf_follow_the_law() {
         let access = Access::new(Pattern::Zipf, SIZE_BYTES, 1);
         let mut seen: HashMap<u64, u32> = HashMap::new();
         for draw in 0..100_000 {

@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_wrong_first_word_of_any_page_and_a_wrong_byte_of_a_whole_block_are_noticed() {
+    fn a_wrong_first_word_or_byte_of_a_block_is_noticed() {
         let mut block = vec![0; 4 * PAGE_BYTES];
         let mut good = Checker::new("x");
         let mut first_word = Checker::new("x");

@@ -100,15 +100,17 @@ impl Drop for Removal {
     }
 }
 
-/// From now on SIGINT, SIGTERM and SIGHUP remove all leftovers and end the program.
+/// From now on SIGINT, SIGTERM and SIGHUP remove all leftovers, call `last_words` and end the
+/// program.
 ///
 /// # Errors
 /// The handlers cannot be installed, or are already.
-pub fn clean_on_signals() -> Result<()> {
-    let handler = || {
+pub fn clean_on_signals(last_words: impl Fn() + Send + 'static) -> Result<()> {
+    let handler = move || {
         // The lock is kept: nothing new may be listed between this and the exit.
         let leftovers = LEFTOVERS.lock();
         leftovers.iter().rev().for_each(Leftover::remove);
+        last_words();
         std::process::exit(EXIT_INTERRUPTED);
     };
     ctrlc::set_handler(handler)
@@ -153,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn dropping_removes_the_directory_with_its_files_and_the_listing() {
+    fn dropping_removes_the_directory_and_its_listing() {
         let parent = tempfile::tempdir().unwrap();
         let removal = Removal::of_new_directory(parent.path()).unwrap();
         let path = removal.path().to_owned();

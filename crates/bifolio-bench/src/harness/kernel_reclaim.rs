@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pages_of_both_kinds_are_counted_and_those_written_where_they_go() {
+    fn pages_of_both_kinds_are_counted_where_they_go() {
         let text = "nr_written 9\npswpout 4\npgscan_anon 100\npgscan_file 20\n\
                     pgsteal_anon 50\npgsteal_file 3\n";
         let counts = |written| counts_in(text, written).unwrap();

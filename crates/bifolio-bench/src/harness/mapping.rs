@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_that_were_written_are_resident_and_those_of_a_hole_are_not() {
+    fn written_pages_are_resident_and_holes_are_not() {
         let file = tempfile::tempfile().unwrap();
         file.set_len(8 * PAGE_BYTES as u64).unwrap();
         let mapping = Mapping::of_file(&file, false).unwrap();

@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_process_has_already_is_not_given_again_and_the_bound_is_left() {
+    fn memory_of_a_process_is_not_given_again() {
         let sizes = Sizes { size_bytes: 1 << 30, memory_bytes: 50 << 20 };
         assert_eq!(limit_bytes(&sizes, 5 << 20), (50 + 1 + 8 - 5) << 20);
         for resident_bytes in [9, 10, 100] {

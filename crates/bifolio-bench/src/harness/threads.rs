@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_is_done_beside_the_work_until_that_ends_whatever_fails() {
+    fn a_step_is_repeated_beside_the_work_until_it_ends() {
         let cpu = cpus::allowed()[0];
         let steps = AtomicUsize::new(0);
         let step = || {

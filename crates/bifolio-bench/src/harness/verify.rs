@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn filling_reads_all_of_a_file_that_holds_the_pattern_and_no_other() {
+    fn filling_reads_all_of_a_file_with_the_pattern() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
         let size_bytes = CHUNK_BYTES as u64 + 4096;

@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_full_set_is_the_size_asked_for_and_time_is_shared_by_all_turns() {
+    fn the_full_set_has_its_size_and_time_is_shared_by_turns() {
         let config = Config::new(ParameterSet::Full, Vec::new());
         let mut full = Parameters::from_config(&config).unwrap();
         assert_eq!((full.sizes.size_bytes, full.sizes.memory_bytes), (4 << 30, 512 << 20));

@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn the_better_way_to_serve_faults_counts_and_each_order_has_its_own_target() {
+    fn the_better_way_to_serve_faults_counts_for_each_order() {
         let figures = asked(&row(1, "sequential"));
         let found: Vec<_> = figures.iter().map(|figure| (figure.value, figure.target)).collect();
         assert_eq!(found, [(4.0, 1.5), (1.6, 1.5)], "no row has kernel_mmap");
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn shootdowns_are_compared_page_by_page_and_only_between_several_workers() {
+    fn shootdowns_are_compared_a_page_between_several_workers() {
         let figure = shootdowns(&row(2, "random"), &SHOOTDOWNS_ASKED[0]).unwrap();
         assert!((figure.value - 30.0 / 900.0).abs() < 1e-9 && figure.met());
         assert!(shootdowns(&row(1, "random"), &SHOOTDOWNS_ASKED[0]).is_none());
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn stalls_are_counted_by_thousands_of_touches_and_only_where_somebody_counts_them() {
+    fn stalls_are_counted_a_thousand_touches() {
         let mut row = row(1, "random");
         assert!(stalls(&row).is_none());
         row.counts.entry(PER_31).or_default().insert("reclaim_stalls".into(), 6.0);

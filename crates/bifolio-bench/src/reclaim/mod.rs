@@ -237,7 +237,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counts_of_all_windows_are_added_up_and_latencies_are_named_as_faults() {
+    fn counts_of_windows_add_up_and_latencies_are_of_faults() {
         let done = |count: u64| {
             let measured = serde_json::json!({
                 "operations": 10, "bytes": 40960, "misses": 0, "syscalls_known": 0,

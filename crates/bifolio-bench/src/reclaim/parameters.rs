@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_mapping_is_four_times_the_bound_and_time_is_shared_by_all_windows() {
+    fn the_mapping_is_four_times_the_bound() {
         let mut config = Config::new(ParameterSet::Quick, Vec::new());
         let quick = Parameters::from_config(&config).unwrap();
         assert_eq!((quick.sizes.size_bytes, quick.sizes.memory_bytes), (128 << 20, 32 << 20));

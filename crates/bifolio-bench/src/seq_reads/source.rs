@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_byte_is_found_wherever_it_is_and_a_wrong_first_word_while_timed() {
+    fn wrong_bytes_are_found_and_wrong_first_words_while_timed() {
         for is_filled in [true, false] {
             let contents = Contents { size_bytes: SIZE_BYTES, is_filled };
             let mut buffer = vec![0; 64 << 10];

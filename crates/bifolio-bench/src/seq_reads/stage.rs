@@ -219,7 +219,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_buffer_is_as_large_as_the_largest_block_and_begins_a_page() {
+    fn the_buffer_fits_the_largest_block_and_begins_a_page() {
         let mut buffer = PageAligned::new();
         assert_eq!(buffer.bytes().as_ptr() as usize % 4096, 0);
         assert_eq!(Some(&buffer.bytes().len()), BLOCKS_BYTES.iter().max());

@@ -244,7 +244,7 @@ mod tests {
     use crate::config::ParameterSet;
 
     #[test]
-    fn a_number_of_threads_beyond_the_cpus_is_skipped_with_its_reason() {
+    fn more_threads_than_cpus_are_skipped_with_a_reason() {
         let mut config = Config::new(ParameterSet::Smoke, Vec::new());
         config.threads = Some(vec![1, 64]);
         let parameters = Parameters::from_config(&config).unwrap();

@@ -80,7 +80,7 @@ mod tests {
     use crate::progress::Silent;
 
     #[test]
-    fn a_page_not_written_and_a_page_written_too_much_are_both_noticed() {
+    fn pages_written_too_seldom_or_too_often_are_noticed() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
         pattern::make_file(&path, 8 * PAGE_BYTES as u64, &mut Silent).unwrap();

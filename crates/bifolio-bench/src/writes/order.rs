@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sequential_blocks_cover_the_file_and_random_ones_are_pages_of_it() {
+    fn blocks_in_order_cover_the_file_random_ones_are_pages() {
         let size_bytes = (2 << 20) + 8192;
         let sizes = Sizes { size_bytes, memory_bytes: 1 << 20 };
         let blocks: Vec<_> = Writes::new(Order::Sequential, sizes, 1).blocks().collect();

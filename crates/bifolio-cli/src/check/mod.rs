@@ -103,7 +103,7 @@ pub(crate) fn run(options: &CheckOptions) -> anyhow::Result<()> {
     let name = options.file.display();
     let missing = why_no_maps(bifolio::features());
     let rounds = Round::all(missing.is_none());
-    let mut progress = Terminal::new();
+    let mut progress = Terminal::new(1);
     let (mut compared_bytes, mut len_bytes) = (0, 0);
     for &round in &rounds {
         let mut checker = Checker::open(options, round)?;

@@ -127,7 +127,7 @@ fn assert_measured(envelope: &Value, row: &Value, series: &str, counts: &[&str])
 }
 
 #[test]
-fn random_reads_compares_one_and_many_at_a_time_with_the_device_and_the_kernel() {
+fn random_reads_compares_with_the_device_and_the_kernel() {
     let envelope = envelope_of("random-reads", &["--threads", "1"]);
     let rows = envelope["rows"].as_array().unwrap();
     assert_eq!(rows.len(), 2 * 3, "two patterns; depth 1, and depth 32 with two sizes of calls");
@@ -168,7 +168,7 @@ fn scan_reads_with_both_sizes_of_calls() {
 }
 
 #[test]
-fn writes_compares_every_page_it_wrote_and_every_page_it_left_alone() {
+fn writes_compares_pages_written_and_left_alone() {
     let envelope = envelope_of("writes", &["--size", "4M", "--memory", "1M"]);
     let rows = envelope["rows"].as_array().unwrap();
     assert_eq!(rows.len(), 4);
@@ -197,7 +197,7 @@ fn writes_compares_every_page_it_wrote_and_every_page_it_left_alone() {
 }
 
 #[test]
-fn seq_reads_measures_every_layout_in_every_size_of_folio_and_block() {
+fn seq_reads_measures_every_layout_and_size() {
     let envelope = envelope_of("seq-reads", &[]);
     let rows = envelope["rows"].as_array().unwrap();
     let (reads, shares): (Vec<_>, Vec<_>) = rows.iter().partition(|row| row["unit"] == "GiB/s");
@@ -240,7 +240,7 @@ fn swap_does_every_phase_and_compares_every_byte_after_it() {
 }
 
 #[test]
-fn reclaim_measures_every_series_in_both_orders_and_compares_every_page() {
+fn reclaim_measures_all_series_and_compares_every_page() {
     let envelope = envelope_of("reclaim", &["--threads", "2"]);
     let rows = envelope["rows"].as_array().unwrap();
     let patterns: Vec<_> = rows.iter().map(|row| row["case"]["pattern"].as_str()).collect();
@@ -283,7 +283,7 @@ fn reclaim_measures_every_series_in_both_orders_and_compares_every_page() {
 }
 
 #[test]
-fn map_reads_loads_from_all_mappings_with_every_number_of_threads() {
+fn map_reads_loads_with_every_number_of_threads() {
     let envelope = envelope_of("map-reads", &[]);
     let rows = envelope["rows"].as_array().unwrap();
     let threads = envelope["host"]["cpus"].as_u64().unwrap().min(2) as usize;
@@ -352,6 +352,38 @@ fn a_run_without_room_is_refused_before_it_makes_anything() {
     let line = error_line(&output);
     assert!(line.contains("needs") && (line.contains("available") || line.contains("free")));
     assert_eq!(left_in(dir.path()), Vec::<String>::new());
+}
+
+/// At most a page, for whoever has never seen it; and half of one for whoever cannot wait.
+#[test]
+fn the_summary_fits_a_page_and_survives_an_interrupt() {
+    let whole = run(&["bench", "--set", "smoke"]);
+    assert!(whole.status.success(), "{}", String::from_utf8_lossy(&whole.stderr));
+    let whole = String::from_utf8(whole.stdout).unwrap();
+    let lines: Vec<&str> = whole.lines().collect();
+    assert!((20..=50).contains(&lines.len()), "{whole}");
+    let is_wide = |line: &&&str| line.len() > 80;
+    assert_eq!(lines.iter().skip(1).find(is_wide), None, "{whole}");
+    assert!(!whole.contains("MET"), "{whole}");
+    assert!(whole.contains("1. Reference count") && !whole.contains("Interrupted"), "{whole}");
+
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let json = dir.path().join("reports");
+    let mut command = bifolio(&["bench", "--set", "smoke", "--json"]);
+    let child = command.arg(&json).spawn().unwrap();
+    let has_one = || fs::read_to_string(&json).is_ok_and(|text| text.contains("verified_bytes"));
+    let output = signal_when(child, Signal::INT, has_one);
+    assert_eq!(output.status.code(), Some(130));
+    let part = String::from_utf8(output.stdout).unwrap();
+    assert!(part.contains("Interrupted: ") && part.lines().count() < lines.len(), "{part}");
+}
+
+#[test]
+fn figures_are_judged_on_demand() {
+    let output = run(&["bench", "advise", "--set", "smoke", "--check"]);
+    let error = String::from_utf8(output.stderr).unwrap();
+    let has_missed = error.contains("missed: ");
+    assert_eq!(output.status.code(), Some(i32::from(has_missed)), "{error}");
 }
 
 #[test]

@@ -178,7 +178,7 @@ fn a_file_larger_than_memory_is_refused_and_agrees() {
 }
 
 #[test]
-fn a_file_larger_than_the_memory_swaps_and_agrees_with_the_model() {
+fn a_file_larger_than_memory_agrees_with_the_model() {
     for folio_bytes in FOLIO_SIZES {
         let length_bytes_max = length_bytes_max(folio_bytes);
         let memory_bytes = (length_bytes_max / 3).max(2 * folio_bytes + (1 << 19));

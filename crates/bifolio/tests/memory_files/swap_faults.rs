@@ -293,7 +293,7 @@ fn places(storage: &Faulty) -> Vec<(u64, u64)> {
 }
 
 #[test]
-fn a_bit_that_changed_in_the_swap_is_an_error_and_its_neighbours_are_good() {
+fn a_changed_bit_in_the_swap_is_an_error_of_its_page_alone() {
     for folio_bytes in [4 << 10, 64 << 10] {
         for_each_storage(|storage| {
             let (_cache, file) = make(storage, folio_bytes);

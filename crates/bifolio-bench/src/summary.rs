@@ -1,0 +1,344 @@
+//! What a newcomer reads: each mechanism against its own "before" and the kernel, the cache beside
+//! the kernel, and the memory bound. At most 50 lines of 80 columns.
+//!
+//! Called by the program with the reports that are finished, also when a signal ends the run. It
+//! measures nothing: each line is a row of a report, found by its case.
+
+use std::fmt::Write as _;
+
+use crate::format_bytes;
+use crate::report::{Report, Row};
+
+/// A row of a report, and which of its series are shown.
+struct Line {
+    label: &'static str,
+    bench: &'static str,
+    /// What its case says; of several rows the last one, which has the most threads.
+    case: &'static [(&'static str, &'static str)],
+    before: &'static str,
+    ours: &'static str,
+    kernel: &'static str,
+}
+
+/// One of the four mechanisms.
+struct Mechanism {
+    title: &'static str,
+    meaning: &'static str,
+    lines: &'static [Line],
+}
+
+const fn line(
+    label: &'static str,
+    bench: &'static str,
+    case: &'static [(&'static str, &'static str)],
+    series: [&'static str; 3],
+) -> Line {
+    let [before, ours, kernel] = series;
+    Line { label, bench, case, before, ours, kernel }
+}
+
+const MECHANISMS: [Mechanism; 4] = [
+    Mechanism {
+        title: "Reference count: one add, no loop",
+        meaning: "Threads that pin the same page do not fail for each other.",
+        lines: &[
+            line(
+                "pins of one page",
+                "small-reads",
+                &[("pattern", "hot")],
+                ["pin_cas", "pin_frozen_bit", "kernel_pread_tmpfs"],
+            ),
+            line(
+                "reads of it, no pin",
+                "small-reads",
+                &[("pattern", "hot")],
+                ["pin_cas", "optimistic", "kernel_pread_tmpfs"],
+            ),
+        ],
+    },
+    Mechanism {
+        title: "Batched reads: many pages at once",
+        meaning: "A long read looks its pages up together, and locks none of them.",
+        lines: &[
+            line(
+                "64 KiB, in order",
+                "seq-reads",
+                &[("layout", "written"), ("folio_bytes", "4096"), ("block_bytes", "65536")],
+                ["one_by_one", "batched", "kernel_tmpfs"],
+            ),
+            line(
+                "64 KiB, scattered pages",
+                "seq-reads",
+                &[("layout", "scattered"), ("folio_bytes", "4096"), ("block_bytes", "65536")],
+                ["one_by_one", "batched", "kernel_tmpfs"],
+            ),
+        ],
+    },
+    Mechanism {
+        title: "One flush for a batch of evicted pages",
+        meaning: "Reclaim interrupts the other CPUs once for 31 pages, not for each.",
+        lines: &[
+            line(
+                "map, stores in order",
+                "reclaim",
+                &[("pattern", "sequential")],
+                ["flush_per_folio", "flush_per_batch_31", "kernel_swap"],
+            ),
+            line(
+                "map, stores, random",
+                "reclaim",
+                &[("pattern", "random")],
+                ["flush_per_folio", "flush_per_batch_31", "kernel_swap"],
+            ),
+        ],
+    },
+    Mechanism {
+        title: "Drains only where they can help",
+        meaning: "Advice to evict asks the one CPU that may hold a page, not all of them.",
+        lines: &[line(
+            "advice, mapped stream",
+            "advise",
+            &[("workload", "mapped_stream")],
+            ["drain_on_any_failure", "targeted", "kernel"],
+        )],
+    },
+];
+
+const BESIDE_THE_KERNEL: [Line; 9] = [
+    line(
+        "hits, 64 B, random",
+        "small-reads",
+        &[("pattern", "uniform"), ("block_bytes", "64")],
+        ["", "optimistic", "kernel_pread_file"],
+    ),
+    line(
+        "misses, 4 KiB, random",
+        "random-reads",
+        &[("pattern", "uniform"), ("depth", "1")],
+        ["", "read_at", "kernel_pread"],
+    ),
+    line(
+        "misses, 4 KiB, skewed",
+        "random-reads",
+        &[("pattern", "zipf"), ("depth", "1")],
+        ["", "read_at", "kernel_pread"],
+    ),
+    line("scan of a large file", "scan", &[], ["", "read_at", "kernel_pread"]),
+    line(
+        "writes, 4 KiB, random",
+        "writes",
+        &[("pattern", "random")],
+        ["", "write_at", "kernel_write"],
+    ),
+    line(
+        "writes, 1 MiB, in order",
+        "writes",
+        &[("pattern", "sequential")],
+        ["", "write_at", "kernel_write"],
+    ),
+    line("log records, synced", "writes", &[("pattern", "log")], ["", "write_at", "kernel_write"]),
+    line("map, loads, one page", "map-reads", &[("pattern", "hot")], ["", "map", "kernel_mapping"]),
+    line(
+        "map, loads, random",
+        "map-reads",
+        &[("pattern", "uniform")],
+        ["", "map", "kernel_mapping"],
+    ),
+];
+
+/// Draws all that the reports have, with a line feed at its end; nothing if there are none.
+pub fn summarise(reports: &[Report], wanted: usize) -> String {
+    let Some(first) = reports.first() else { return String::new() };
+    let host = &first.host;
+    let mut text = String::new();
+    let _ = writeln!(
+        text,
+        "{}, {} CPUs, {}, {} of memory, {}",
+        host.cpu,
+        host.cpus,
+        host.kernel,
+        format_bytes(host.memory_bytes),
+        host.file_system
+    );
+    let features = bifolio::features().into_iter().filter(|feature| !feature.in_use);
+    let missing: Vec<_> = features.map(|feature| feature.name).collect();
+    if !missing.is_empty() {
+        let _ = writeln!(text, "The kernel lacks: {} (bifolio features)", missing.join(", "));
+    }
+    for (number, mechanism) in (1..).zip(&MECHANISMS) {
+        let lines: Vec<_> = mechanism.lines.iter().filter_map(|line| line.draw(reports)).collect();
+        if lines.is_empty() {
+            continue;
+        }
+        let _ = writeln!(text, "\n{number}. {}\n   {}", mechanism.title, mechanism.meaning);
+        let _ = writeln!(
+            text,
+            "{}\n{}",
+            heading("before", "x bef.").trim_end(),
+            lines.concat().trim_end()
+        );
+    }
+    let lines: Vec<_> = BESIDE_THE_KERNEL.iter().filter_map(|line| line.draw(reports)).collect();
+    if !lines.is_empty() {
+        let _ = writeln!(text, "\n{}\n{}", heading("", "").trim_end(), lines.concat().trim_end());
+    }
+    let sizes = reports.iter().filter_map(|report| Some((report.rss?, report.bench)));
+    if let Some((size, bench)) = sizes.max_by_key(|(size, _)| size.bound_bytes) {
+        let _ = writeln!(
+            text,
+            "\nMemory: a cache of {} in a program of {} at the most ({bench}).",
+            format_bytes(size.bound_bytes),
+            format_bytes(size.peak_bytes),
+        );
+    }
+    if reports.len() < wanted {
+        let _ = writeln!(text, "Interrupted: {} of {wanted} benchmarks were run.", reports.len());
+    }
+    text.push_str("`x`: how many times better ours is. Everything: --tables; one: bench NAME.\n");
+    text
+}
+
+/// One line: 80 columns.
+fn columns(cells: [&str; 8]) -> String {
+    let [label, threads, unit, before, ours, kernel, to_before, to_kernel] = cells;
+    let line = format!(
+        " {label:23} {threads:>3} {unit:>8} {before:>7} {ours:>12} {kernel:>7} {to_before:>6} \
+         {to_kernel:>6}"
+    );
+    format!("{}\n", line.trim_end())
+}
+
+fn heading(before: &str, to_before: &str) -> String {
+    columns(["", "thr", "unit", before, "ours", "kernel", to_before, "x kern"])
+}
+
+impl Line {
+    fn row<'a>(&self, reports: &'a [Report]) -> Option<&'a Row> {
+        let report = reports.iter().find(|report| report.bench == self.bench)?;
+        let is_meant = |row: &&Row| {
+            row.series.contains_key(self.ours)
+                && self.case.iter().all(|(key, value)| row.case.text(key) == *value)
+        };
+        report.rows.iter().rfind(is_meant)
+    }
+
+    fn draw(&self, reports: &[Report]) -> Option<String> {
+        let row = self.row(reports)?;
+        let ours = *row.series.get(self.ours)?;
+        let is_time = row.unit.starts_with("ns");
+        let amount = |name: &str| row.series.get(name).map(|value| short(*value));
+        let times_better = |name: &str| {
+            let other = row.series.get(name)?;
+            let ratio = if is_time { other / ours } else { ours / other };
+            ratio.is_finite().then(|| short_ratio(ratio))
+        };
+        let shown = |cell: Option<String>, name: &str| {
+            cell.unwrap_or_else(|| if name.is_empty() { "" } else { "-" }.to_owned())
+        };
+        let spread = row.spread.get(self.ours).map_or(0.0, |[low, high]| (high - low) / 2.0 / ours);
+        Some(columns([
+            self.label,
+            &(row.case.text("threads") + &row.case.text("workers")),
+            row.unit.trim_start_matches("bogo "),
+            &shown(amount(self.before), self.before),
+            &(short(ours)
+                + &if spread > 0.0 { format!(" +-{:.0}%", spread * 100.0) } else { String::new() }),
+            &shown(amount(self.kernel), self.kernel),
+            &shown(times_better(self.before), self.before),
+            &shown(times_better(self.kernel), self.kernel),
+        ]))
+    }
+}
+
+/// Three digits, and a letter for thousands.
+fn short(value: f64) -> String {
+    let (scaled, letter) = match value {
+        large if large >= 1e9 => (large / 1e9, " G"),
+        large if large >= 1e6 => (large / 1e6, " M"),
+        large if large >= 1e4 => (large / 1e3, " k"),
+        small => (small, ""),
+    };
+    match scaled {
+        large if large >= 100.0 => format!("{large:.0}{letter}"),
+        large if large >= 10.0 => format!("{large:.1}{letter}"),
+        small => format!("{small:.2}{letter}"),
+    }
+}
+
+fn short_ratio(ratio: f64) -> String {
+    if ratio >= 10.0 { format!("{ratio:.0}") } else { format!("{ratio:.2}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::benchmark::Context;
+    use crate::config::{Config, ParameterSet};
+    use crate::harness::workspace::Workspace;
+    use crate::host::Host;
+    use crate::report::{Case, Rss};
+
+    fn report(bench: &'static str, rows: Vec<Row>) -> Report {
+        let config = Config::new(ParameterSet::Smoke, Vec::new());
+        let workspace = Workspace::create(None, 0).unwrap();
+        let host = Host::read(workspace.file_system());
+        let context = Context { config: &config, workspace: &workspace, host };
+        Report { rows, ..Report::new(bench, &context, serde_json::Value::Null) }
+    }
+
+    fn row(case: Case, unit: &'static str, series: &[(&'static str, f64)]) -> Row {
+        let mut row = Row::new(case, unit);
+        row.series.extend(series.iter().copied());
+        row
+    }
+
+    #[test]
+    fn all_lines_fit_a_terminal() {
+        let reports: Vec<_> = MECHANISMS
+            .iter()
+            .flat_map(|mechanism| mechanism.lines)
+            .chain(&BESIDE_THE_KERNEL)
+            .map(|line| {
+                let case =
+                    line.case.iter().fold(Case::new(), |case, (key, value)| case.with(key, *value));
+                let series =
+                    [line.before, line.ours, line.kernel].map(|name| (name, 123_456_789.0));
+                let mut row = row(case.with("threads", 128), "writes/s", &series);
+                row.spread.insert(line.ours, [0.0, 250_000_000.0]);
+                let mut report = report(line.bench, vec![row]);
+                report.rss = Some(Rss { bound_bytes: 1 << 30, peak_bytes: 1 << 30 });
+                report
+            })
+            .collect();
+        let each: Vec<String> =
+            (0..reports.len()).map(|index| summarise(&reports[index..=index], 9)).collect();
+        let text = each.concat();
+        assert!(text.lines().all(|line| line.len() <= 80 || line.contains(" CPUs, ")), "{text}");
+        // Three lines a mechanism and one a row, the rest, and what separates them.
+        let lines: usize = MECHANISMS.iter().map(|mechanism| 4 + mechanism.lines.len()).sum();
+        assert!(lines + BESIDE_THE_KERNEL.len() + 6 <= 50);
+    }
+
+    #[test]
+    fn less_time_is_better_and_more_work_is_better() {
+        let case = Case::new().with("workload", "mapped_stream");
+        let series = [("drain_on_any_failure", 300.0), ("targeted", 100.0), ("kernel", 50.0)];
+        let text = summarise(&[report("advise", vec![row(case, "ns/call", &series)])], 1);
+        let line = text.lines().find(|line| line.contains("advice")).unwrap();
+        assert!(line.ends_with("3.00   0.50"), "a losing row looks like a winning one: {line}");
+        let case = Case::new().with("pattern", "random");
+        let series = [("write_at", 100.0), ("kernel_write", 50.0)];
+        let text = summarise(&[report("writes", vec![row(case, "writes/s", &series)])], 9);
+        assert!(text.contains("  2.00\n") && text.contains("1 of 9 benchmarks"), "{text}");
+    }
+
+    #[test]
+    fn a_series_that_could_not_run_is_a_dash() {
+        let case = Case::new().with("pattern", "hot");
+        let series = [("pin_frozen_bit", 2e6), ("pin_cas", 1e6)];
+        let text = summarise(&[report("small-reads", vec![row(case, "ops/s", &series)])], 9);
+        let line = text.lines().find(|line| line.contains("pins of one page")).unwrap();
+        assert!(line.ends_with("-   2.00      -"), "{line}");
+        assert!(summarise(&[], 9).is_empty());
+    }
+}
