@@ -344,6 +344,23 @@ fn advise_measures_every_policy_and_ours_drains_exactly() {
 }
 
 #[test]
+fn a_closed_pipe_ends_a_benchmark_quietly() {
+    let mut child = bifolio(&["bench", "map-reads", "--set", "smoke"]).spawn().unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success());
+    assert!(!String::from_utf8(output.stderr).unwrap().contains("panicked"));
+}
+
+#[test]
+fn a_directory_that_takes_no_files_is_one_sentence() {
+    let output = run(&["bench", "map-reads", "--set", "smoke", "--dir", "/proc"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(error_line(&output).contains("/proc"));
+    assert!(output.stdout.is_empty());
+}
+
+#[test]
 fn a_run_without_room_is_refused_before_it_makes_anything() {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let dir_text = dir.path().to_str().unwrap();
