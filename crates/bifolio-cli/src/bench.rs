@@ -39,7 +39,14 @@ pub(crate) fn run(options: &BenchOptions) -> anyhow::Result<()> {
     let mut terminal = Terminal::new(wanted);
     for benchmark in benchmarks {
         terminal.begin(benchmark.name());
-        let report = bifolio_bench::run(benchmark, &config, &mut terminal)?;
+        let report = match bifolio_bench::run(benchmark, &config, &mut terminal) {
+            Ok(report) => report,
+            Err(error) => {
+                drop(terminal);
+                sink.end(wanted)?;
+                return Err(error.into());
+            }
+        };
         terminal.end();
         sink.take(report)?;
     }

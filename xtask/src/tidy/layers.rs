@@ -172,21 +172,21 @@ mod tests {
 
     #[test]
     fn super_reaches_the_root_from_as_deep_as_the_file_is() {
-        assert_eq!(count("memory/lru.rs", "use super::reclaim::run;"), 1);
+        assert_eq!(count("memory/mod.rs", "use super::reclaim::run;"), 1);
         assert_eq!(count("memory.rs", "use super::{sys, reclaim::run};"), 1);
         assert_eq!(count("memory/batch.rs", "use super::super::reclaim::run;"), 1);
-        assert_eq!(count("memory/lru.rs", "struct A { a: super::reclaim::Scan }"), 1);
+        assert_eq!(count("memory/mod.rs", "struct A { a: super::reclaim::Scan }"), 1);
         assert_eq!(count("memory/batch.rs", "mod m { use super::super::super::reclaim::run; }"), 1);
         // These stay inside `memory`.
         assert_eq!(count("memory/batch.rs", "use super::reclaim::run; pub(super) fn f() {}"), 0);
-        assert_eq!(count("memory/lru.rs", "mod m { use super::reclaim::run; use super::*; }"), 0);
-        assert_eq!(count("memory/lru.rs", "use self::reclaim::run;"), 0);
+        assert_eq!(count("memory/mod.rs", "mod m { use super::reclaim::run; use super::*; }"), 0);
+        assert_eq!(count("memory/mod.rs", "use self::reclaim::run;"), 0);
     }
 
     #[test]
     fn words_deeper_in_a_path_or_group_are_not_layers() {
         assert_eq!(
-            count("memory/lru.rs", "use crate::{page::{cache, map}, sys::file}; use std::io;"),
+            count("memory/mod.rs", "use crate::{page::{cache, map}, sys::file}; use std::io;"),
             0
         );
     }
@@ -201,7 +201,10 @@ mod tests {
     fn the_root_itself_is_no_module() {
         assert_eq!(count("memory/lru.rs", "use crate::File;"), 1);
         assert_eq!(count("memory/lru.rs", "use crate::*;"), 1);
-        assert_eq!(count("memory/lru.rs", "pub(crate) fn f() {} pub(in crate::lru) fn g() {}"), 0);
+        assert_eq!(
+            count("memory/lru.rs", "pub(crate) fn f() {} pub(in crate::memory) fn g() {}"),
+            0
+        );
     }
 
     #[test]
