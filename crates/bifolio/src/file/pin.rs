@@ -452,7 +452,7 @@ impl File {
     /// range that fails leaves the others alone. Blocks until all are answered.
     ///
     /// All pins count against the bound at the same time: a call for more than fits gets
-    /// [`ErrorKind::Full`](crate::ErrorKind::Full) for those that do not.
+    /// [`ErrorKind::Full`] for those that do not.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -13,7 +13,7 @@ use thiserror::Error;
 
 /// Storage a cache can stand on: numbered bytes that can be read, written, synced and cut.
 ///
-/// [`DiskFile`] is the one that comes with the crate. Implement it for storage of your own and
+/// [`DiskFile`](super::DiskFile) is the one that comes with the crate. Implement it for storage of your own and
 /// hand it to `Cache::open_backing`.
 ///
 /// # What the cache promises

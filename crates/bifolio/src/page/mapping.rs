@@ -111,7 +111,7 @@ pub(crate) struct Mapping {
 pub(crate) struct Hot {
     /// Length of the file, bytes, as its readers see it.
     pub(super) len_bytes: AtomicU64,
-    /// See [`prediction`]; 0 while there is none.
+    /// See [`Prediction`]; 0 while there is none.
     pub(super) predicted_distance: HintWord,
 }
 
