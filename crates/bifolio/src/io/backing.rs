@@ -13,8 +13,8 @@ use thiserror::Error;
 
 /// Storage a cache can stand on: numbered bytes that can be read, written, synced and cut.
 ///
-/// [`DiskFile`](super::DiskFile) is the one that comes with the crate. Implement it for storage of your own and
-/// hand it to `Cache::open_backing`.
+/// [`DiskFile`](super::DiskFile) is the one that comes with the crate. Implement it for storage of
+/// your own and hand it to `Cache::open_backing`.
 ///
 /// # What the cache promises
 /// - Memory and positions of a transfer are multiples of [`alignment`](Self::alignment). Lengths
