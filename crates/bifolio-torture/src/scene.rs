@@ -327,9 +327,7 @@ fn vary(mut builder: CacheBuilder, memory_bytes: u64, random: &mut Rng) -> (Cach
     if random.u32(0..4) == 0 {
         builder = builder.huge_pages(HugePages::Never).populate(true);
     }
-    let features =
-        [Feature::IoUring, Feature::RegisteredBuffers, Feature::RegisteredFiles, Feature::DirectIo];
-    let builder = match random.choice(features) {
+    let builder = match random.choice([Feature::IoUring, Feature::DirectIo]) {
         Some(feature) if random.u32(0..4) == 0 => builder.disable(feature),
         _ => builder,
     };

@@ -188,13 +188,10 @@ impl CacheBuilder {
         let memory = Memory::new(arena, descriptors_max, process::possible_cpus())
             .map_err(reservation_error)?;
         let memory = Arc::new(memory);
-        let engine = Engine::new(&features, self.config.io_depth, &memory.arena);
+        let engine = Engine::new(&features, self.config.io_depth);
         let flusher = Flusher::new(self.flusher_settings(), self.config.memory_bytes);
         let swap = match self.swap {
-            Some(place) => {
-                let register = |backing| engine.register(backing);
-                Some(Swap::open(place, self.config.swap_bytes_max, &features, register)?)
-            }
+            Some(place) => Some(Swap::open(place, self.config.swap_bytes_max, &features)?),
             None => None,
         };
         let (flusher, swap) = (Arc::new(flusher), swap.map(Arc::new));

@@ -275,14 +275,12 @@ pub struct Submission<'a> {
     /// How many of its bytes, from the first on: at least one, at most all. The cache makes the
     /// rest with `*_at`.
     pub length_bytes: usize,
-    /// Where the file stands among those registered with the kernel.
-    pub(super) slot: Option<u32>,
 }
 
 impl<'a> Submission<'a> {
     /// The first `length_bytes` bytes of the transfer go to or come from `file`.
     pub fn new(file: BorrowedFd<'a>, length_bytes: usize) -> Self {
-        Self { file, length_bytes, slot: None }
+        Self { file, length_bytes }
     }
 }
 

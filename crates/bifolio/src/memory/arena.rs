@@ -12,8 +12,7 @@
 //! by the kernel, is *evacuated*: nothing is allocated in it any more, its folios are evicted one
 //! by one (by `reclaim`), and when it is empty it changes its role. If some stay, what lies between
 //! them serves the other order (`chunk.rs`), or its pages are *retired*: given back by themselves,
-//! at the price of a huge page, and revived when the budget allows (`resident.rs`). The engine of
-//! `io`, which holds on to memory of chunks, watches them ([`ChunkWatcher`]).
+//! at the price of a huge page, and revived when the budget allows (`resident.rs`).
 //!
 //! # Safety
 //! Hands out addresses inside the reservation; touches none.
@@ -30,7 +29,6 @@ use crate::sys::probe::{Feature, Features};
 use std::fmt::Debug;
 use std::io;
 use std::ops::Range;
-use std::sync::{Arc, OnceLock};
 
 pub(super) const PAGE_BYTES: u64 = 4096;
 pub(super) const DESCRIPTOR_BYTES: u64 = 64;
@@ -104,7 +102,6 @@ pub(crate) struct Arena {
     left_pages: AtomicU64,
     /// Mirrors the region pages in use.
     pub(super) region_page_count: AtomicU64,
-    watcher: OnceLock<Arc<dyn ChunkWatcher>>,
 }
 
 impl Arena {
@@ -154,14 +151,7 @@ impl Arena {
             obtainable_pages,
             left_pages: AtomicU64::new(bound_bytes / FRAME_BYTES),
             region_page_count: AtomicU64::new(0),
-            watcher: OnceLock::new(),
         })
-    }
-
-    /// Tells `watcher` of every chunk from now on. Called once, before the first allocation.
-    pub(crate) fn watch(&self, watcher: Arc<dyn ChunkWatcher>) {
-        let is_first = self.watcher.set(watcher).is_ok();
-        debug_assert!(is_first, "one watcher for the life of the arena");
     }
 
     /// How many chunks there is address space for.
@@ -347,20 +337,6 @@ impl Arena {
         allowed && self.features.has(Feature::TransparentHugePages)
     }
 
-    pub(super) fn tell_if_whole(&self, chunk: &Chunk, number: usize) {
-        if chunk.resident_pages() == CHUNK_PAGES
-            && let Some(watcher) = self.watcher.get()
-        {
-            watcher.chunk_is_whole(number);
-        }
-    }
-
-    pub(super) fn tell_before_release(&self, number: usize) {
-        if let Some(watcher) = self.watcher.get() {
-            watcher.before_release(number);
-        }
-    }
-
     /// Whether [`Self::preallocate`] has something to do; a hint.
     pub(crate) fn wants_chunk(&self) -> bool {
         self.wants_chunk.load(Ordering::Relaxed)
@@ -503,19 +479,4 @@ impl Budget {
         debug_assert!(bytes <= self.used_bytes, "{bytes} of {}", self.used_bytes);
         self.used_bytes -= bytes;
     }
-}
-
-/// Told by the arena, under its lock, about chunks; calls nothing of the arena.
-///
-/// Implemented by the engine of `io`, which lets the kernel hold on to chunks (registered buffers).
-/// Memory that is held so would stay resident when it is given back, and, worse, a later transfer
-/// would reach the old pages: so it must be let go before.
-pub(crate) trait ChunkWatcher: Debug + Send + Sync {
-    /// Every page of the chunk is resident and charged now.
-    fn chunk_is_whole(&self, chunk: usize);
-
-    /// Pages of the chunk are about to be given back, none of which belongs to a folio. When this
-    /// returns nobody holds on to the chunk (but for transfers of other folios in it that are in
-    /// flight, until they are complete), nor will before it is whole again.
-    fn before_release(&self, chunk: usize);
 }

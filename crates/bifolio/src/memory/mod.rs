@@ -36,7 +36,7 @@ mod regions;
 mod resident;
 mod staging;
 mod workingset;
-pub(crate) use arena::{Arena, ChunkWatcher};
+pub(crate) use arena::Arena;
 pub(crate) use chunk::{CHUNK_BYTES, CHUNK_PAGES};
 pub(crate) use extents::EXTENT_PAGES;
 pub(crate) use fault_clock::FAULT_CLOCK;

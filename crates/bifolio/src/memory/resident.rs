@@ -240,7 +240,6 @@ impl Arena {
                 self.memory.prefer_huge_pages_in(offset_bytes, CHUNK_BYTES as usize);
             }
         }
-        self.tell_if_whole(&state.chunks[number], number);
         state.list(number);
         Ok(())
     }
@@ -341,7 +340,6 @@ impl Arena {
     /// Gives an empty chunk back to the kernel; whether it took it. Its descriptors stay, and stay
     /// charged.
     fn release_chunk(&self, state: &mut State, number: usize) -> bool {
-        self.tell_before_release(number);
         let offset_bytes = number * CHUNK_BYTES as usize;
         if self.memory.release(offset_bytes, CHUNK_BYTES as usize).is_err() {
             // The kernel keeps it, so it stays charged and in service.
@@ -367,7 +365,6 @@ impl Arena {
         let Some((number, pages)) = found else { return 0 };
         let count = pages.end - pages.start;
         let (offset_bytes, bytes) = place_of(number, &pages);
-        self.tell_before_release(number);
         if !self.keep_small(number) || self.memory.release(offset_bytes, bytes).is_err() {
             return 0;
         }

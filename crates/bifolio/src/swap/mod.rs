@@ -96,17 +96,11 @@ pub(crate) struct Swap {
 
 impl Swap {
     /// Opens the swap file, for pages in its first `bytes_max` bytes, the header's among them.
-    /// `register` makes the backing known to whoever will transfer the pages.
     ///
     /// # Errors
     /// `Open`, `Io`: the file cannot be opened, or its header not be read or written. `SwapFile`:
     /// it is another's, or in use; it is as it was. `Memory`: no address space for the words.
-    pub(crate) fn open(
-        place: SwapPlace,
-        bytes_max: u64,
-        features: &Features,
-        register: impl FnOnce(Arc<dyn Backing>) -> Arc<dyn Backing>,
-    ) -> Result<Self> {
+    pub(crate) fn open(place: SwapPlace, bytes_max: u64, features: &Features) -> Result<Self> {
         let place::Opened { backing, lock } = place::open(place, features)?;
         let slots = Slots::new(bytes_max);
         let purpose = "the checksums of swapped pages (CacheBuilder::swap_bytes_max)";
@@ -114,7 +108,6 @@ impl Swap {
             .map_err(|source| ErrorKind::Memory { purpose, source })?;
         let name = backing.describe();
         let (stretches, pages) = (Stretches::default(), AtomicU64::new(0));
-        let backing = register(backing);
         let answers = Mutex::default();
         Ok(Self { backing, name, slots, words, stretches, pages, answers, _lock: lock })
     }

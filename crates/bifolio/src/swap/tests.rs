@@ -13,12 +13,12 @@ use crate::error::{ErrorKind, SwapFileProblem};
 use crate::io::{self, Backing, DiskFile, DiskOptions, IoBuffer, OpenDiskError};
 use crate::sys::file;
 use crate::sys::memory::PAGE_BYTES;
-use crate::sys::probe::{Feature, Features};
+use crate::sys::probe::Features;
 
 const BYTES_MAX: u64 = 1 << 30;
 
 fn open(place: SwapPlace) -> crate::error::Result<Swap> {
-    Swap::open(place, BYTES_MAX, &Features::probe(&[]), |backing| backing)
+    Swap::open(place, BYTES_MAX, &Features::probe(&[]))
 }
 
 fn open_file(path: &Path) -> crate::error::Result<Swap> {
@@ -260,20 +260,6 @@ fn a_page_of_an_earlier_run_does_not_pass() {
     let mismatch = second.check(1, &stale).unwrap_err();
     assert_ne!(mismatch.expected, mismatch.found);
     assert_eq!(second.check(1, &page(8)), Ok(()));
-}
-
-#[test]
-fn transfers_go_through_the_registered_file() {
-    let directory = tempfile::tempdir().unwrap();
-    let place = SwapPlace::In(directory.path().to_owned());
-    let other = place::open_unlinked(directory.path(), &Features::probe(&[])).unwrap();
-    let identity = other.identity();
-    let register = |_: Arc<dyn Backing>| -> Arc<dyn Backing> { Arc::new(other) };
-    let buffered = Features::probe(&[Feature::DirectIo]);
-    let swap = Swap::open(place, BYTES_MAX, &buffered, register).unwrap();
-    assert_eq!(swap.backing().identity(), identity);
-    assert_eq!(swap.capacity_slots_max(), (1 << 18) - 1);
-    assert_eq!(swap.capacity_slots(), 0);
 }
 
 #[test]

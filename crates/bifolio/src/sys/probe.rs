@@ -47,10 +47,6 @@ pub enum Feature {
     DirectIo,
     /// Many transfers with one system call (`io_uring`, Linux 5.6).
     IoUring,
-    /// Files the kernel need not look up for each transfer (io_uring, sparse tables, Linux 5.19).
-    RegisteredFiles,
-    /// Frames the kernel need not pin for each transfer (io_uring, sparse tables, Linux 5.19).
-    RegisteredBuffers,
     /// Page faults of mapped files, served in user space (`userfaultfd`, Linux 5.18).
     UserFaults,
     /// Faults of system calls that are handed memory of a map, served too; needs a privilege.
@@ -70,15 +66,13 @@ pub enum Feature {
 
 impl Feature {
     /// Every feature, in the order of the reports.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 12] = [
         Self::TransparentHugePages,
         Self::PopulateWrite,
         Self::WipeOnFork,
         Self::StatxDirectAlignment,
         Self::DirectIo,
         Self::IoUring,
-        Self::RegisteredFiles,
-        Self::RegisteredBuffers,
         Self::UserFaults,
         Self::KernelFaults,
         Self::WriteProtectAsync,
@@ -96,8 +90,6 @@ impl Feature {
             Self::StatxDirectAlignment => "statx-direct-alignment",
             Self::DirectIo => "direct-io",
             Self::IoUring => "io-uring",
-            Self::RegisteredFiles => "registered-files",
-            Self::RegisteredBuffers => "registered-buffers",
             Self::UserFaults => "user-faults",
             Self::KernelFaults => "kernel-faults",
             Self::WriteProtectAsync => "write-protect-async",
@@ -116,8 +108,6 @@ impl Feature {
             Self::StatxDirectAlignment => "4096-byte alignment, tried by one read at open",
             Self::DirectIo => "buffered transfers through the kernel's page cache",
             Self::IoUring => "a pool of threads, each with preadv or pwritev",
-            Self::RegisteredFiles => "the kernel looks the descriptor up for each transfer",
-            Self::RegisteredBuffers => "the kernel pins the frames for each transfer",
             Self::UserFaults => "files cannot be mapped",
             Self::KernelFaults => {
                 "a system call on a page of a map that is not resident fails with EFAULT"
@@ -141,8 +131,6 @@ impl Feature {
             Self::StatxDirectAlignment => probe_statx(),
             Self::DirectIo => Ok("decided per file".to_owned()),
             Self::IoUring => trials::io_uring(),
-            Self::RegisteredFiles => trials::registered_files(),
-            Self::RegisteredBuffers => trials::registered_buffers(),
             Self::UserFaults => trials::user_faults(),
             Self::KernelFaults => trials::kernel_faults(),
             Self::WriteProtectAsync => trials::write_protect_async(),

@@ -2,23 +2,21 @@
 //!
 //! What mapping files needs is tried on scratch pages: faults served in user space, stores that are
 //! noticed, pages that go away many at once. For io_uring a ring is made, and a byte read through
-//! it, from a registered file or to registered memory: containers refuse rings in many ways (a
-//! filter answers EPERM or ENOSYS to one of the three calls, `kernel.io_uring_disabled` to the
-//! first), and a limit on locked memory shows only when memory is registered.
+//! it: containers refuse rings in many ways (a filter answers EPERM or ENOSYS to one of the three
+//! calls, `kernel.io_uring_disabled` to the first).
 //!
 //! # Safety
-//! Installs, reads, stores to and frees scratch pages; lends a byte and a page to a ring, and waits
-//! for them. Nobody else ever learns their addresses.
+//! Installs, reads, stores to and frees scratch pages; lends a byte to a ring, and waits for it.
+//! Nobody else ever learns their addresses.
 #![allow(unsafe_code)]
 
 use super::memory::{self, PAGE_BYTES, PageRange, Reservation};
 use super::page_pipe::PagePipe;
 use super::pagemap::Pagemap;
 use super::probe::{Finding, refused};
-use super::ring::{self, RingCall, RingFile, RingMemory, RingQueues, RingTables};
+use super::ring::{Ring, RingCall, RingMemory};
 use super::userfault::{Userfault, Wishes};
 use rustix::io::Errno;
-use rustix::mm::{MapFlags, ProtFlags};
 use rustix::pipe::PipeFlags;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::{fs, io};
@@ -175,12 +173,11 @@ const INTERRUPTIONS_MAX: u32 = 1000;
 
 pub(super) fn io_uring() -> Finding {
     let trial = || {
-        let (mut queues, tables) = ring::open(1)?;
-        if !tables.knows_all_calls()? {
+        let mut ring = Ring::open(1)?;
+        if !ring.knows_all_calls()? {
             return Err(io::Error::other("the kernel is older than 5.6"));
         }
-        let file = source()?;
-        read_one_byte(&mut queues, RingFile::Plain(file.as_raw_fd()))
+        read_one_byte(&mut ring, &source()?)
     };
     match trial() {
         Ok(()) => Ok("io_uring works".to_owned()),
@@ -202,53 +199,24 @@ fn refusal(call: &str, error: &io::Error, setting: Option<&str>) -> String {
     }
 }
 
-pub(super) fn registered_files() -> Finding {
-    let trial = || {
-        let (mut queues, tables) = ring::open(1)?;
-        tables.make_file_table(2)?;
-        let file = source()?;
-        tables.register_file(1, file.as_raw_fd())?;
-        // The table holds the file; the descriptor is not needed any more.
-        drop(file);
-        read_one_byte(&mut queues, RingFile::Slot(1))?;
-        tables.unregister_file(1)
-    };
-    match trial() {
-        Ok(()) => Ok("a file was registered and read".to_owned()),
-        Err(error) => Err(refusal("io_uring, registering a file", &error, None)),
-    }
-}
-
-pub(super) fn registered_buffers() -> Finding {
-    let trial = || {
-        let (_queues, tables) = ring::open(1)?;
-        tables.make_buffer_table(2)?;
-        with_scratch_page(|page| register_page(&tables, page))
-    };
-    match trial() {
-        Ok(()) => Ok("a page was registered".to_owned()),
-        Err(error) => Err(refusal("io_uring, registering memory", &error, None)),
-    }
-}
-
 /// A file that has a byte, wherever we are.
 fn source() -> io::Result<OwnedFd> {
     Ok(fs::File::open("/proc/self/exe").or_else(|_| fs::File::open("/dev/zero"))?.into())
 }
 
 /// Reads a byte of `file` through the ring.
-fn read_one_byte(queues: &mut RingQueues, file: RingFile) -> io::Result<()> {
+fn read_one_byte(ring: &mut Ring, file: &OwnedFd) -> io::Result<()> {
     // On the heap, so that it can be left to the kernel if the trial has to be given up.
     let byte = Box::into_raw(Box::new(0_u8));
     let memory = RingMemory::One { start: byte, length_bytes: 1 };
-    let call = RingCall { is_write: false, file, memory, position_bytes: 0 };
+    let call = RingCall { is_write: false, file: file.as_raw_fd(), memory, position_bytes: 0 };
     // SAFETY: the byte is our own and stays until the answer has come, or for ever.
-    if !unsafe { queues.push(&call, 0) } {
+    if !unsafe { ring.push(&call, 0) } {
         return Err(io::ErrorKind::WouldBlock.into());
     }
     for _ in 0..INTERRUPTIONS_MAX {
-        let entered = queues.enter(1);
-        if let Some((_, answer)) = queues.reap() {
+        let entered = ring.enter(1);
+        if let Some((_, answer)) = ring.reap() {
             // SAFETY: the box made above; the kernel is done with it.
             drop(unsafe { Box::from_raw(byte) });
             return answer.map(drop);
@@ -259,24 +227,6 @@ fn read_one_byte(queues: &mut RingQueues, file: RingFile) -> io::Result<()> {
         }
     }
     Err(io::ErrorKind::Interrupted.into())
-}
-
-fn register_page(tables: &RingTables, page: *mut u8) -> io::Result<()> {
-    // SAFETY: a mapped page, which no call names.
-    unsafe { tables.register_buffer(1, page, PAGE_BYTES) }?;
-    tables.unregister_buffer(1)
-}
-
-fn with_scratch_page(trial: impl FnOnce(*mut u8) -> io::Result<()>) -> io::Result<()> {
-    let protection = ProtFlags::READ | ProtFlags::WRITE;
-    let null = std::ptr::null_mut();
-    // SAFETY: a new private mapping at an address of the kernel's choice replaces nothing.
-    let page =
-        unsafe { rustix::mm::mmap_anonymous(null, PAGE_BYTES, protection, MapFlags::PRIVATE) }?;
-    let answer = trial(page.cast());
-    // SAFETY: exactly the mapping made above, which nobody else knows.
-    unsafe { rustix::mm::munmap(page, PAGE_BYTES) }?;
-    answer
 }
 
 #[cfg(test)]
@@ -317,13 +267,5 @@ mod tests {
         assert!(say(libc::EPERM, Some("0\n")).contains("seccomp"));
         assert!(say(libc::ENOSYS, None).contains("no kernel support"));
         assert!(say(libc::ENOMEM, None).contains("RLIMIT_MEMLOCK"));
-    }
-
-    #[test]
-    fn a_plain_file_can_be_read_where_a_registered_one_can() {
-        if registered_files().is_ok() || registered_buffers().is_ok() {
-            assert!(io_uring().is_ok());
-        }
-        println!("{:?} {:?} {:?}", io_uring(), registered_files(), registered_buffers());
     }
 }

@@ -86,7 +86,7 @@ impl Inode {
         backing: &Arc<dyn Backing>,
         size: FileSize,
     ) -> std::io::Result<Arc<Self>> {
-        let store = Store::Disk(DiskStore::new(&services.engine, backing, size.len_bytes));
+        let store = Store::Disk(DiskStore::new(backing, size.len_bytes));
         let device = services.flusher.device_of(&**backing, &services.memory, size.order);
         let inode = Self::with_store(services, page_space, store, size, Some(device))?;
         if let (Some(device), true) = (&inode.device, inode.page_space.is_in_place()) {
@@ -173,7 +173,7 @@ impl Inode {
 
     /// Lets writes go to `backing` from now on, unless they go somewhere already.
     pub(crate) fn allow_writes(&self, backing: &Arc<dyn Backing>) {
-        self.store.allow_writes(&self.engine, backing);
+        self.store.allow_writes(backing);
     }
 
     /// A cursor for a new handle.

@@ -85,9 +85,6 @@ impl Job {
         if choose(2) == 1 {
             builder = builder.disable(Feature::IoUring);
         }
-        if choose(8) == 2 {
-            builder = builder.disable(Feature::RegisteredFiles).disable(Feature::RegisteredBuffers);
-        }
         let direct = if choose(5) == 4 { DirectIo::Never } else { DirectIo::Auto };
         let cache = builder.build().unwrap();
         let options = writable().folio_bytes([4 << 10, 16 << 10][choose(4) / 2]).direct(direct);

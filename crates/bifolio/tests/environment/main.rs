@@ -226,7 +226,6 @@ fn all_works_where_no_memory_may_be_locked() {
         limit(Resource::Memlock, 0);
         let ring = report_of(Feature::IoUring);
         assert!(ring.in_use || ring.reason.contains("RLIMIT_MEMLOCK"), "{ring:?}");
-        assert_missing(Feature::RegisteredBuffers, "RLIMIT_MEMLOCK");
         assert_answers(run(directory.path(), false), mapless(), &[]);
     });
 }

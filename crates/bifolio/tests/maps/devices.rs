@@ -46,8 +46,16 @@ fn readings() -> Vec<Reading> {
     let has = |feature| features.iter().any(|it| it.feature == feature && it.in_use);
     let mut readings = vec![Reading::Call];
     readings.extend(has(Feature::IoUring).then_some(Reading::Ring));
-    readings.extend(has(Feature::RegisteredBuffers).then_some(Reading::Registered));
+    readings.extend((has(Feature::IoUring) && can_register()).then_some(Reading::Registered));
     readings
+}
+
+/// Whether a limit on locked memory allows it.
+fn can_register() -> bool {
+    let mut memory = vec![0_u8; CHUNK as usize];
+    let entry = libc::iovec { iov_base: memory.as_mut_ptr().cast(), iov_len: memory.len() };
+    // SAFETY: the memory outlives the ring, and no call names it.
+    IoUring::new(2).is_ok_and(|ring| unsafe { ring.submitter().register_buffers(&[entry]) }.is_ok())
 }
 
 /// A ring that has a chunk of memory registered, if there `is_registered`.

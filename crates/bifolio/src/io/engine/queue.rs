@@ -37,7 +37,7 @@ use crate::io::transfer::{Answer, Transfer};
 use crate::io::{IoError, IoRequest, Operation};
 use crate::sync::{Condvar, Mutex, blocking};
 use crate::sys::copy;
-use crate::sys::ring::{RingCall, RingMemory};
+use crate::sys::ring::RingCall;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::{fmt, io};
@@ -74,8 +74,6 @@ enum Slot<T> {
 struct InKernel<T> {
     transfer: Transfer,
     request: IoRequest,
-    /// Whether it names registered memory.
-    is_registered: bool,
     owner: T,
 }
 
@@ -271,9 +269,8 @@ impl<'e, T> Queue<'e, T> {
         let Some(call) = self.ring_call(&transfer, &request) else {
             return self.submit_fallback(transfer, owner);
         };
-        let is_registered = matches!(call.memory, RingMemory::Registered { .. });
         let token = self.vacant_slot();
-        self.slots[token] = Slot::Kernel(InKernel { transfer, request, is_registered, owner });
+        self.slots[token] = Slot::Kernel(InKernel { transfer, request, owner });
         self.in_kernel += 1;
         let lease = self.lease.as_mut().expect("a call is of a ring");
         // SAFETY: IO-1, promised to `push`; the slot keeps the owner, and the backing with its open
@@ -303,8 +300,8 @@ impl<'e, T> Queue<'e, T> {
             self.is_without_ring = self.lease.is_none();
         }
         let spans = transfer.pieces.spans();
-        let lease = self.lease.as_mut()?;
-        Some(lease.call(request.operation, request.position_bytes, spans, &submission))
+        self.lease.as_ref()?;
+        Some(Lease::call(request.operation, request.position_bytes, spans, &submission))
     }
 
     fn submit_fallback(&mut self, transfer: Transfer, owner: T) {
@@ -338,16 +335,14 @@ impl<'e, T> Queue<'e, T> {
     /// Moves what is complete to `done`, and makes what is left of it.
     fn reap(&mut self) {
         while let Some((token, answer)) = self.lease.as_mut().and_then(Lease::reap) {
-            let Some(InKernel { transfer, request, is_registered, owner }) =
-                self.take_from_kernel(token)
-            else {
+            let Some(InKernel { transfer, request, owner }) = self.take_from_kernel(token) else {
                 debug_assert!(false, "an answer to a call that was not made");
                 continue;
             };
             if request.operation == Operation::Read {
                 touch_first(&transfer);
             }
-            let first = first_answer(answer, is_registered);
+            let first = first_answer(answer);
             // SAFETY: IO-1, promised to `push`; the owner is here, and the kernel has answered.
             let answer = unsafe { transfer.continue_after(&request, first) };
             self.done.push_back((owner, answer));
@@ -469,11 +464,9 @@ fn touch_first(transfer: &Transfer) {
 
 /// What an answer of the ring is to be taken for: a call that came to nothing for reasons of the
 /// ring's own is made again with a plain one.
-fn first_answer(answer: io::Result<usize>, is_registered: bool) -> io::Result<usize> {
+fn first_answer(answer: io::Result<usize>) -> io::Result<usize> {
     match answer.as_ref().map_err(io::Error::raw_os_error) {
         Err(Some(libc::ECANCELED)) => Err(io::ErrorKind::Interrupted.into()),
-        // The chunk was let go in between; the address is good.
-        Err(Some(libc::EFAULT)) if is_registered => Err(io::ErrorKind::Interrupted.into()),
         _ => answer,
     }
 }

@@ -11,23 +11,18 @@
 //! after [`WAIT_MAX`] without a ring given back the pool is *stalled*, and until one is given back
 //! transfers are made with plain calls, as if there were no rings.
 //!
-//! Rings live as long as the pool, with their tables: whatever is registered stays registered for
-//! the next lease. The pool is the arena's watcher and lets go of chunks before their pages go.
-//!
-//! Lock order: arena, pool, tables of a ring. None is held during a transfer.
+//! Rings live as long as the pool, whose lock is not held during a transfer.
 //!
 //! # Safety
-//! Passes the contract of `RingQueues::push` on.
+//! Passes the contract of `Ring::push` on.
 #![allow(unsafe_code)]
 
-use super::registered::{Chunks, SLOTS, Tables};
 use crate::io::buf::Span;
 use crate::io::{Operation, Submission};
-use crate::memory::ChunkWatcher;
 use crate::sync::{AtomicU64, Condvar, Mutex, Ordering};
 use crate::sys::process::Origin;
-use crate::sys::ring::{self, RingCall, RingMemory, RingQueues};
-use std::sync::Arc;
+use crate::sys::ring::{Ring, RingCall, RingMemory};
+use std::os::fd::AsRawFd;
 use std::time::Duration;
 use std::{io, thread};
 
@@ -38,7 +33,10 @@ const WAIT_MAX: Duration = Duration::from_millis(100);
 /// See the head of the file.
 #[derive(Debug)]
 pub(super) struct Rings {
-    plan: Plan,
+    /// How many there may be; 0 if there is no io_uring.
+    rings_max: usize,
+    /// Transfers in flight in each.
+    depth: usize,
     pool: Mutex<Pool>,
     returned: Condvar,
     pub(super) counts: Counts,
@@ -46,24 +44,11 @@ pub(super) struct Rings {
     origin: Origin,
 }
 
-/// What rings are made of.
-#[derive(Debug)]
-pub(super) struct Plan {
-    /// How many; 0 if there is no io_uring.
-    pub(super) rings_max: usize,
-    /// Transfers in flight in each.
-    pub(super) depth: usize,
-    /// Whether they have a table of files.
-    pub(super) files: bool,
-    /// The memory to register, if they have a table of that.
-    pub(super) chunks: Option<Chunks>,
-}
-
 #[derive(Debug)]
 struct Pool {
     free: Vec<Ring>,
-    all: Vec<Arc<Tables>>,
-    slots: Vec<u32>,
+    /// How many there are, leased ones among them.
+    count: usize,
     waiting: usize,
     /// Somebody has waited in vain, and no ring has been given back since.
     is_stalled: bool,
@@ -71,36 +56,24 @@ struct Pool {
     is_broken: bool,
 }
 
-/// One ring, with what is registered in it.
-#[derive(Debug)]
-pub(super) struct Ring {
-    pub(super) queues: RingQueues,
-    pub(super) tables: Arc<Tables>,
-}
-
 impl Rings {
-    /// No rings yet.
-    pub(super) fn new(plan: Plan) -> Self {
+    /// No rings yet; at most `rings_max` later, with `depth` transfers in flight in each.
+    pub(super) fn new(rings_max: usize, depth: usize) -> Self {
         let pool = Pool {
             free: Vec::new(),
-            all: Vec::new(),
-            slots: if plan.files { (0..SLOTS).rev().collect() } else { Vec::new() },
+            count: 0,
             waiting: 0,
             is_stalled: false,
-            is_broken: plan.rings_max == 0,
+            is_broken: rings_max == 0,
         };
         Self {
-            plan,
+            rings_max,
+            depth,
             pool: Mutex::new(pool),
             returned: Condvar::new(),
             counts: Counts::default(),
             origin: Origin::here(),
         }
-    }
-
-    /// The memory that is registered, if any is.
-    pub(super) fn chunks(&self) -> Option<&Chunks> {
-        self.plan.chunks.as_ref()
     }
 
     /// A ring of the caller's own; waits while all are leased, but not for long. `None`: there are
@@ -117,7 +90,7 @@ impl Rings {
                 }
                 return Some(Lease::new(self, ring));
             }
-            if pool.all.is_empty() || pool.is_stalled {
+            if pool.count == 0 || pool.is_stalled {
                 return None;
             }
             pool.waiting += 1;
@@ -132,20 +105,14 @@ impl Rings {
 
     /// Another ring, if there may be one and the kernel has one now.
     fn make_ring(&self, pool: &mut Pool) -> Option<Ring> {
-        if pool.all.len() >= self.plan.rings_max {
+        if pool.count >= self.rings_max {
             return None;
         }
-        let (queues, tables) = match ring::open(self.plan.depth as u32) {
-            Ok(ends) => ends,
-            Err(error) => {
-                log::debug!("no other ring can be had: {error}");
-                return None;
-            }
-        };
-        let chunks = self.plan.chunks.as_ref().map_or(0, Chunks::len);
-        let tables = Arc::new(Tables::new(tables, self.plan.files, chunks));
-        pool.all.push(Arc::clone(&tables));
-        Some(Ring { queues, tables })
+        let ring = Ring::open(self.depth as u32)
+            .inspect_err(|error| log::debug!("no other ring can be had: {error}"))
+            .ok()?;
+        pool.count += 1;
+        Some(ring)
     }
 
     /// Takes a ring back whose lease has ended.
@@ -161,7 +128,8 @@ impl Rings {
     pub(super) fn give_up(&self, ring: Ring) {
         let mut pool = self.pool.lock();
         pool.is_broken = true;
-        pool.all.retain(|tables| !Arc::ptr_eq(tables, &ring.tables));
+        pool.count -= 1;
+        drop(ring);
         self.returned.notify_all();
     }
 
@@ -169,55 +137,13 @@ impl Rings {
     pub(super) fn is_wanted(&self) -> bool {
         self.pool.lock().waiting > 0
     }
-
-    /// A number for a file that no other has, if there is any left.
-    pub(super) fn take_slot(&self) -> Option<u32> {
-        self.pool.lock().slots.pop()
-    }
-
-    /// Lets every ring forget the file, and the number be given to another.
-    pub(super) fn free_slot(&self, slot: u32) {
-        if self.origin.is_forked() {
-            return;
-        }
-        for tables in self.all() {
-            tables.forget_file(slot);
-        }
-        self.pool.lock().slots.push(slot);
-    }
-
-    pub(super) fn all(&self) -> Vec<Arc<Tables>> {
-        self.pool.lock().all.clone()
-    }
-}
-
-impl ChunkWatcher for Rings {
-    fn chunk_is_whole(&self, chunk: usize) {
-        if let Some(chunks) = &self.plan.chunks {
-            chunks.set_whole(chunk, true);
-        }
-    }
-
-    // Race: A: lock tables, is whole, register, unlock | B: not whole, lock tables, unregister.
-    // Whoever locks the tables second sees what the first did: either B finds A's entry, or A finds
-    // the chunk not whole. A ring made meanwhile locked the pool after `all` did, and sees it too.
-    fn before_release(&self, chunk: usize) {
-        let Some(chunks) = self.plan.chunks.as_ref().filter(|_| !self.origin.is_forked()) else {
-            return;
-        };
-        chunks.set_whole(chunk, false);
-        for tables in self.all() {
-            tables.forget_chunk(chunk);
-        }
-    }
 }
 
 impl Drop for Rings {
     fn drop(&mut self) {
         if self.origin.is_forked() {
             // The mappings were not inherited: something else may have their addresses.
-            let pool = self.pool.get_mut();
-            std::mem::forget((std::mem::take(&mut pool.free), std::mem::take(&mut pool.all)));
+            std::mem::forget(std::mem::take(&mut self.pool.get_mut().free));
         }
     }
 }
@@ -252,44 +178,39 @@ impl<'e> Lease<'e> {
     /// The call for the first part of a transfer: as many whole spans as `submission` allows, or,
     /// if there is none, the beginning of the first.
     pub(super) fn call(
-        &mut self,
         operation: Operation,
         position_bytes: u64,
         spans: &[Span],
         submission: &Submission<'_>,
     ) -> RingCall {
-        let chunks = self.rings.chunks();
-        let tables = &self.ring().tables;
-        let file = tables.file(submission);
+        let one = |span: &Span, length_bytes| RingMemory::One { start: span.start(), length_bytes };
         let memory = match whole_spans(spans, submission.length_bytes) {
-            0 => {
-                let length_bytes = submission.length_bytes.min(spans[0].len());
-                tables.memory(&spans[0].part(0, length_bytes), chunks)
-            }
-            1 => tables.memory(&spans[0], chunks),
+            0 => one(&spans[0], submission.length_bytes.min(spans[0].len())),
+            1 => one(&spans[0], spans[0].len()),
             count => {
                 let (entries, count) = Span::kernel_row(&spans[..count]);
                 RingMemory::Row { entries, count }
             }
         };
-        RingCall { is_write: operation == Operation::Write, file, memory, position_bytes }
+        let (is_write, file) = (operation == Operation::Write, submission.file.as_raw_fd());
+        RingCall { is_write, file, memory, position_bytes }
     }
 
     /// Queues a call. `false`: there is no room.
     ///
     /// # Safety
-    /// As for `RingQueues::push`.
+    /// As for `Ring::push`.
     #[must_use]
     pub(super) unsafe fn push(&mut self, call: &RingCall, token: usize) -> bool {
         // SAFETY: the caller's contract.
-        let is_queued = unsafe { self.ring().queues.push(call, token as u64) };
+        let is_queued = unsafe { self.ring().push(call, token as u64) };
         self.started += u32::from(is_queued);
         is_queued
     }
 
     /// Calls the kernel has not seen.
     pub(super) fn unsubmitted(&mut self) -> usize {
-        self.ring().queues.unsubmitted()
+        self.ring().unsubmitted()
     }
 
     /// Submits what was pushed, and waits for `wanted` answers, or until it is interrupted.
@@ -298,7 +219,7 @@ impl<'e> Lease<'e> {
     /// The kernel does not let us in, nor will it later.
     pub(super) fn enter(&mut self, wanted: usize) -> io::Result<()> {
         self.rings.counts.add_ring_enter();
-        let error = match self.ring().queues.enter(wanted) {
+        let error = match self.ring().enter(wanted) {
             Ok(()) => {
                 self.refusals = 0;
                 return Ok(());
@@ -323,7 +244,7 @@ impl<'e> Lease<'e> {
 
     /// Takes the next answer.
     pub(super) fn reap(&mut self) -> Option<(usize, io::Result<usize>)> {
-        let (token, answer) = self.ring().queues.reap()?;
+        let (token, answer) = self.ring().reap()?;
         Some((token as usize, answer))
     }
 
@@ -411,12 +332,11 @@ fn add(counter: &AtomicU64, count: u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::io::engine::rings::Plan;
     use std::ptr::NonNull;
     use std::thread;
 
     fn one_ring() -> Rings {
-        Rings::new(Plan { rings_max: 1, depth: 4, files: false, chunks: None })
+        Rings::new(1, 4)
     }
 
     #[test]
@@ -457,6 +377,6 @@ mod tests {
         };
         lease.give_up();
         assert!(rings.lease().is_none());
-        assert!(rings.all().is_empty());
+        assert_eq!(rings.pool.lock().count, 0);
     }
 }

@@ -1,14 +1,12 @@
 //! The store of a file that has a backing: who reads, who writes, and how long it is there.
 
-use crate::io::{self, Backing, Engine, IoError};
+use crate::io::{self, Backing, IoError};
 use crate::sync::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 /// See the head of the file.
 #[derive(Debug)]
 pub(crate) struct DiskStore {
-    /// What the file was first opened with.
-    opened: Arc<dyn Backing>,
     /// The same, as the engine knows it.
     reader: Arc<dyn Backing>,
     /// Set by the first handle that may write.
@@ -25,14 +23,9 @@ pub(crate) struct DiskStore {
 
 impl DiskStore {
     /// A store over `backing`, which has `len_bytes` bytes now.
-    pub(in crate::writeback) fn new(
-        engine: &Engine,
-        backing: &Arc<dyn Backing>,
-        len_bytes: u64,
-    ) -> Self {
+    pub(in crate::writeback) fn new(backing: &Arc<dyn Backing>, len_bytes: u64) -> Self {
         Self {
-            opened: Arc::clone(backing),
-            reader: engine.register(Arc::clone(backing)),
+            reader: Arc::clone(backing),
             writer: OnceLock::new(),
             len_bytes: AtomicU64::new(len_bytes),
             changes: AtomicU64::new(0),
@@ -52,11 +45,8 @@ impl DiskStore {
     }
 
     /// Lets writes go to `backing` from now on, unless they go somewhere already.
-    pub(in crate::writeback) fn allow_writes(&self, engine: &Engine, backing: &Arc<dyn Backing>) {
-        self.writer.get_or_init(|| {
-            let is_reader = Arc::ptr_eq(backing, &self.opened);
-            if is_reader { Arc::clone(&self.reader) } else { engine.register(Arc::clone(backing)) }
-        });
+    pub(in crate::writeback) fn allow_writes(&self, backing: &Arc<dyn Backing>) {
+        self.writer.get_or_init(|| Arc::clone(backing));
     }
 
     /// Bytes there are from `position_bytes` on, at most `length_bytes`.

@@ -18,7 +18,7 @@ pub(super) use disk::DiskStore;
 pub(super) use swap::SwapStore;
 
 use crate::error::{ErrorKind, Result};
-use crate::io::{Backing, DirectStatus, Engine, IoError};
+use crate::io::{Backing, DirectStatus, IoError};
 use crate::memory::Shadow;
 use crate::page::{Entry, Folio, FolioRef, LockedFolio, PAGE_BYTES};
 use crate::swap::Swap;
@@ -80,9 +80,9 @@ impl Store {
     }
 
     /// Lets writes go to `backing` from now on, unless they go somewhere already.
-    pub(crate) fn allow_writes(&self, engine: &Engine, backing: &Arc<dyn Backing>) {
+    pub(crate) fn allow_writes(&self, backing: &Arc<dyn Backing>) {
         if let Self::Disk(disk) = self {
-            disk.allow_writes(engine, backing);
+            disk.allow_writes(backing);
         }
     }
 }

@@ -143,7 +143,7 @@ fn after_a_refused_direct_transfer_all_are_buffered() {
         // The file system will refuse what we take for aligned.
         file.assume_alignment(Alignment { memory_bytes: 1, offset_bytes: 1 });
         let file = Arc::new(file);
-        let backing = world.engine.register(Arc::clone(&file) as _);
+        let backing = Arc::clone(&file) as Arc<dyn Backing>;
         let bytes = pattern(2000, 8);
         let mut queue = world.engine.queue();
         push_write(&mut queue, &world, &backing, 0, &bytes[..1000], ());

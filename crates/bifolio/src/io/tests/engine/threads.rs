@@ -42,7 +42,7 @@ fn check((frames, tag): (Frames, u8), answer: Result<usize, IoError>) {
 fn more_threads_than_rings_or_workers_all_get_their_bytes() {
     for world in worlds(8) {
         let directory = disk_directory();
-        let file = world.engine.register(file_of_numbers(&directory));
+        let file = file_of_numbers(&directory);
         thread::scope(|scope| {
             for thread in 0..40 {
                 let (world, file) = (&world, &file);

@@ -46,7 +46,7 @@ impl World {
         let arena = Arena::new(BOUND, BOUND, HugePages::Auto, features.clone()).unwrap();
         let arena = Arc::new(arena);
         let folios = Folios::without_reaper(Arena::descriptors_max(BOUND) as usize);
-        let engine = Engine::with_threads(&features, depth, &arena, threads_max);
+        let engine = Engine::with_threads(&features, depth, threads_max);
         Self { name, engine, arena, features, folios }
     }
 
@@ -77,13 +77,12 @@ pub(super) fn world_with(feature: Feature, depth: usize) -> Option<World> {
 
 /// Every way a transfer can go. Queues have `depth` transfers in flight.
 pub(super) fn worlds(depth: usize) -> Vec<World> {
-    use Feature::{IoUring, RegisteredBuffers, RegisteredFiles};
+    use Feature::IoUring;
     if !Features::probe(&[]).has(IoUring) {
         println!("skipped: the ways with rings; there is no io_uring here");
     }
     vec![
         World::new("rings", &[], depth),
-        World::new("rings, nothing registered", &[RegisteredFiles, RegisteredBuffers], depth),
         World::new("threads", &[IoUring], depth),
         World::with_threads("no threads either", &[IoUring], depth, 0),
     ]
