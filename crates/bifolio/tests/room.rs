@@ -137,6 +137,42 @@ fn folios_that_cannot_leave_do_not_keep_the_rest_from_others() {
 }
 
 #[test]
+fn large_folios_find_room_between_pages_that_cannot_leave() {
+    const LARGE: u64 = 64 << 10;
+    for bound in [MIB, 2 * MIB, 5 * MIB] {
+        for stride in [8, 16] {
+            let cache = impatient(bound, 16 * MIB);
+            let kept = cache.memory_file("kept").unwrap();
+            let pages = bound / PAGE * 7 / 8;
+            for page in 0..pages {
+                kept.write_all_at(&page.to_le_bytes(), page * PAGE).unwrap();
+            }
+            for first in (0..pages).step_by(stride) {
+                kept.punch_hole((first + 1) * PAGE..(first + stride as u64) * PAGE).unwrap();
+            }
+            let large = cache.memory_file_with("large", &writable().folio_bytes(LARGE)).unwrap();
+            for number in 0..bound / LARGE / 2 {
+                let answer = large.write_all_at(&[number as u8; 9], number * LARGE);
+                assert!(answer.is_ok(), "bound {bound}, {stride}, {number}: {answer:?}");
+            }
+            // And back: what large folios have left serves pages.
+            large.set_len(0).unwrap();
+            for page in 0..pages * 3 / 4 {
+                let answer = kept.write_all_at(&page.to_le_bytes(), page * PAGE);
+                assert!(answer.is_ok(), "bound {bound}, {stride}, page {page}: {answer:?}");
+            }
+            let mut found = [0; 8];
+            for page in 0..pages * 3 / 4 {
+                kept.read_exact_at(&mut found, page * PAGE).unwrap();
+                assert_eq!(u64::from_le_bytes(found), page);
+            }
+            let stats = cache.stats();
+            assert!(stats.used_bytes <= bound, "{stats:?}");
+        }
+    }
+}
+
+#[test]
 fn a_large_pinned_folio_leaves_the_rest_to_pages() {
     for bound in [320 << 10, MIB, 2 * MIB] {
         let directory = directory();

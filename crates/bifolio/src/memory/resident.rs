@@ -46,7 +46,12 @@ impl State {
     /// ends, what is worth having. Some room is left for the tables then, so that a small cache
     /// need not evacuate for each of them.
     pub(super) fn affordable_pages(&self, order: u8) -> u32 {
-        let left = self.budget.left_bytes() / FRAME_BYTES;
+        self.affordable_pages_of(self.budget.left_bytes(), order)
+    }
+
+    /// As many, if so much were left of the bound.
+    fn affordable_pages_of(&self, left_bytes: u64, order: u8) -> u32 {
+        let left = left_bytes / FRAME_BYTES;
         if left >= u64::from(CHUNK_PAGES) {
             return CHUNK_PAGES;
         }
@@ -57,20 +62,20 @@ impl State {
         if pages >= worthwhile.max(1) { pages as u32 } else { 0 }
     }
 
-    /// Where pages for folios of `order` are to come, and which.
-    fn place_to_grow(&mut self, order: u8) -> Option<(usize, Range<u32>)> {
-        let pages_max = self.affordable_pages(order);
+    /// Where pages for folios of `order` are to come, and which, if so much is left of the bound.
+    fn place_to_grow(&mut self, left_bytes: u64, order: u8) -> Option<(usize, Range<u32>)> {
+        let pages_max = self.affordable_pages_of(left_bytes, order);
         if pages_max == 0 {
             let vacant = self.vacant_chunk();
             // A chunk whose descriptors stayed may fit where a new one does not.
             let known = |chunk: &usize| self.chunks[*chunk].descriptor_pages == CHUNK_PAGES;
             if let Some(chunk) = vacant.filter(known)
-                && self.budget.left_bytes() >= CHUNK_BYTES
+                && left_bytes >= CHUNK_BYTES
             {
                 return Some((chunk, 0..CHUNK_PAGES));
             }
             // What was retired comes back page by page.
-            let left_pages = self.budget.left_bytes() / PAGE_BYTES;
+            let left_pages = left_bytes / PAGE_BYTES;
             return self.revivable(order, left_pages.min(CHUNK_PAGES.into()) as u32, true);
         }
         let whole = (pages_max == CHUNK_PAGES).then(|| self.vacant_chunk()).flatten();
@@ -143,7 +148,10 @@ impl Arena {
     /// Makes frames resident for folios of `order`, if the bound allows what is worth having;
     /// whether there is a free slot more.
     pub(super) fn grow(&self, state: &mut State, order: u8, folios: &Folios) -> io::Result<bool> {
-        let Some((chunk, pages)) = state.place_to_grow(order) else { return Ok(false) };
+        let left_bytes = state.budget.left_bytes();
+        let Some((chunk, pages)) = state.place_to_grow(left_bytes, order) else {
+            return Ok(false);
+        };
         let Some(allocation) = state.begin_chunk_allocation(chunk, pages) else { return Ok(false) };
         let populated = self.populate(&allocation);
         self.end_growth(state, &allocation, order, populated, folios)?;
@@ -355,6 +363,24 @@ impl Arena {
         state.frame_pages -= resident_pages;
         state.budget.give_back(resident_pages * PAGE_BYTES);
         true
+    }
+
+    /// Gives free frames back to the kernel, wherever they are, until pages for a folio of `order`
+    /// can be made resident in a row; whether they can. None if all that are free are too few.
+    pub(crate) fn retire_for(&self, order: u8) -> bool {
+        loop {
+            let mut state = self.state.lock();
+            let left_bytes = state.budget.left_bytes();
+            if state.place_to_grow(left_bytes, order).is_some() {
+                return true;
+            }
+            let all_bytes = left_bytes + state.unused_pages * PAGE_BYTES;
+            let is_in_vain = state.place_to_grow(all_bytes, order).is_none();
+            drop(state);
+            if is_in_vain || self.retire_pages(1 << order) == 0 {
+                return false;
+            }
+        }
     }
 
     /// Gives free frames that stand in a row, at most `pages_max`, back to the kernel: those of

@@ -22,8 +22,9 @@ const CHUNKS_TRIED_MAX: usize = 8;
 
 impl Reclaim {
     /// Empties a chunk for a folio, or as much of one as can be. Failing that, gives one back of
-    /// which too little is resident for such a folio: a whole one may take its place. For a page of
-    /// a region, gives any back, or free frames of what stays.
+    /// which too little is resident for such a folio: a whole one may take its place; or free
+    /// frames between those that stay. For a page of a region, gives any chunk back, or free frames
+    /// of what stays.
     pub(super) fn evacuate_for(
         &self,
         reclaim_lock: &ReclaimLock<'_>,
@@ -42,7 +43,11 @@ impl Reclaim {
         let (mut counts, is_gained) = self.evacuate(reclaim_lock, next, purpose);
         if !is_gained {
             let next = |tried: &[usize]| arena.begin_evacuation_of_part(order, tried);
-            counts.add(&self.evacuate(reclaim_lock, next, Purpose::Vacate).0);
+            let (more, is_gained) = self.evacuate(reclaim_lock, next, Purpose::Vacate);
+            counts.add(&more);
+            if !is_gained {
+                counts.reclaimed_pages += u64::from(arena.retire_for(order)) << order;
+            }
         }
         counts
     }
