@@ -58,7 +58,7 @@ use crate::sys::copy;
 use crate::sys::memory::PageRange;
 use crate::sys::memory::Reservation;
 use crate::sys::pagemap::Pagemap;
-use crate::sys::userfault::{CopyError, Userfault};
+use crate::sys::userfault::Userfault;
 use smallvec::{SmallVec, smallvec};
 use std::collections::BTreeMap;
 use std::io;
@@ -224,23 +224,18 @@ impl Region {
             let range = self.range_of(&(next..pages.end));
             let (target, length_bytes) = (range.start, range.length_bytes);
             // SAFETY: the caller's contract, for the rest of the pages.
-            let copied =
+            let (done_bytes, copied) =
                 unsafe { self.userfault.copy(target, source_of(next), length_bytes, protect) };
-            match copied {
-                Ok(()) => next = pages.end,
-                Err(CopyError { done_bytes, source: error }) => {
-                    next += done_bytes as u64 / PAGE_BYTES;
-                    outcome = match error.kind() {
-                        // Whoever installs owns the page: what stands there is a leftover.
-                        io::ErrorKind::AlreadyExists => {
-                            // SAFETY: the caller's contract, for this page.
-                            let taken = unsafe { self.take_place(next, source_of(next)) };
-                            taken.map(|is_there| next += u64::from(is_there))
-                        }
-                        _ => Err(error),
-                    };
+            next += done_bytes as u64 / PAGE_BYTES;
+            outcome = match copied {
+                // Whoever installs owns the page: what stands there is a leftover.
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                    // SAFETY: the caller's contract, for this page.
+                    let taken = unsafe { self.take_place(next, source_of(next)) };
+                    taken.map(|is_there| next += u64::from(is_there))
                 }
-            }
+                other => other,
+            };
         }
         let there = pages.start..next;
         (next - pages.start, outcome.and(self.lift_poison(there)))

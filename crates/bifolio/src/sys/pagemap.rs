@@ -55,9 +55,6 @@ struct ScanRange {
     categories: u64,
 }
 
-const _: () = assert!(size_of::<ScanCall>() == 96);
-const _: () = assert!(size_of::<ScanRange>() == 24);
-
 const DO_SCAN: Opcode = opcode::read_write::<ScanCall>(b'f', 16);
 
 /// The page table of this process, as the kernel shows it.
@@ -141,70 +138,47 @@ impl Pagemap {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::FaultMode;
-    use crate::sys::memory::{PAGE_BYTES, Reservation};
-    use crate::sys::probe::{Feature, Features};
-    use crate::sys::userfault::Userfault;
+    use crate::sys::memory::PAGE_BYTES;
+    use crate::sys::probe::Feature;
+    use crate::sys::userfault::tests::Scratch;
 
     struct World {
-        faults: Userfault,
-        memory: Reservation,
+        scratch: Scratch,
         pagemap: Pagemap,
     }
 
     impl World {
         fn new(pages: usize) -> Option<Self> {
-            Self::with(pages, &[Feature::WriteProtectAsync])
-        }
-
-        fn with(pages: usize, needed: &[Feature]) -> Option<Self> {
-            let features = Features::probe(&[]);
-            if !features.has(Feature::UserFaults) || needed.iter().any(|it| !features.has(*it)) {
-                println!("skipped: {:?}", features.reports());
-                return None;
-            }
-            let faults = Userfault::open(FaultMode::Threads, &features).unwrap();
-            let memory = Reservation::new(pages * PAGE_BYTES, PAGE_BYTES).unwrap();
-            memory.refuse_huge_pages();
-            faults.register(memory.as_ptr(), memory.len()).unwrap();
-            Some(Self { faults, memory, pagemap: Pagemap::open().unwrap() })
-        }
-
-        fn at(&self, page: usize) -> *mut u8 {
-            self.memory.as_ptr().wrapping_add(page * PAGE_BYTES)
+            let scratch = Scratch::new(pages, &[Feature::WriteProtectAsync])?;
+            Some(Self { scratch, pagemap: Pagemap::open().unwrap() })
         }
 
         fn install(&self, page: usize, protect: bool) {
-            let source = [1_u8; PAGE_BYTES];
-            // SAFETY: a page of the stack, and one of the scratch region.
-            let copied =
-                unsafe { self.faults.copy(self.at(page), source.as_ptr(), PAGE_BYTES, protect) };
-            copied.unwrap();
+            self.scratch.install(page, &[1], protect).1.unwrap();
         }
 
         fn store(&self, page: usize) {
-            // SAFETY: a page of the scratch region that is there.
-            unsafe { self.at(page).write_volatile(2) };
+            self.scratch.store(page * PAGE_BYTES, 2);
         }
 
         fn load(&self, page: usize) -> u8 {
-            // SAFETY: a page of the scratch region that is there.
-            unsafe { self.at(page).read_volatile() }
+            self.scratch.load(page * PAGE_BYTES)
         }
 
         /// The pages that are written, as runs of first page and number.
         fn written(&self) -> Vec<(usize, usize)> {
             let mut runs = Vec::new();
+            let memory = &self.scratch.memory;
             let visit = |start: *const u8, length_bytes| {
-                let first = (start.addr() - self.memory.as_ptr().addr()) / PAGE_BYTES;
+                let first = (start.addr() - memory.as_ptr().addr()) / PAGE_BYTES;
                 runs.push((first, length_bytes / PAGE_BYTES));
             };
-            self.pagemap.written(self.memory.as_ptr(), self.memory.len(), visit).unwrap();
+            self.pagemap.written(memory.as_ptr(), memory.len(), visit).unwrap();
             runs
         }
 
         fn protect(&self, page: usize, pages: usize) {
-            self.pagemap.protect(self.at(page), pages * PAGE_BYTES).unwrap();
+            self.pagemap.protect(self.scratch.at(page), pages * PAGE_BYTES).unwrap();
         }
     }
 
@@ -243,7 +217,7 @@ mod tests {
             assert_eq!([1, 2, 3, 5].map(|page| world.load(page)), [1, 2, 2, 2]);
         }
         world.store(2);
-        world.memory.release(2 * PAGE_BYTES, PAGE_BYTES).unwrap();
+        world.scratch.memory.release(2 * PAGE_BYTES, PAGE_BYTES).unwrap();
         assert_eq!(world.written(), [], "an unmapped page is gone");
         world.install(2, true);
         assert_eq!(world.written(), []);
@@ -269,8 +243,8 @@ mod tests {
         (0..4).for_each(|page| world.install(page, false));
         let mut found = Vec::new();
         let visit = |start: *const u8, length_bytes| found.push((start.addr(), length_bytes));
-        world.pagemap.written(world.at(1), 2 * PAGE_BYTES, visit).unwrap();
-        assert_eq!(found, [(world.at(1).addr(), 2 * PAGE_BYTES)]);
+        world.pagemap.written(world.scratch.at(1), 2 * PAGE_BYTES, visit).unwrap();
+        assert_eq!(found, [(world.scratch.at(1).addr(), 2 * PAGE_BYTES)]);
         world.protect(1, 2);
         assert_eq!(world.written(), [(0, 1), (3, 1)]);
     }
@@ -281,13 +255,22 @@ mod tests {
         (0..8).for_each(|page| world.install(page, true));
         (0..4).for_each(|page| world.store(page));
         // SAFETY: our own region; the kernel may only move its pages to the swap.
-        let answer =
-            unsafe { libc::madvise(world.at(0).cast(), world.memory.len(), libc::MADV_PAGEOUT) };
+        let answer = unsafe {
+            libc::madvise(
+                world.scratch.at(0).cast(),
+                world.scratch.memory.len(),
+                libc::MADV_PAGEOUT,
+            )
+        };
         assert_eq!(answer, 0);
         let mut is_resident = [1_u8; 8];
         // SAFETY: our own region, and a byte for each page.
         let answer = unsafe {
-            libc::mincore(world.at(0).cast(), world.memory.len(), is_resident.as_mut_ptr())
+            libc::mincore(
+                world.scratch.at(0).cast(),
+                world.scratch.memory.len(),
+                is_resident.as_mut_ptr(),
+            )
         };
         assert_eq!(answer, 0);
         assert_eq!(world.written(), [(0, 4)], "resident: {is_resident:?}");
@@ -303,9 +286,8 @@ mod tests {
 
     #[test]
     fn a_poisoned_page_looks_written() {
-        let needed = [Feature::WriteProtectAsync, Feature::FaultPoison];
-        let Some(world) = World::with(2, &needed) else { return };
-        world.faults.poison(world.at(1), PAGE_BYTES).unwrap();
+        let Some(world) = World::new(2) else { return };
+        world.scratch.faults.poison(world.scratch.at(1), PAGE_BYTES).unwrap();
         assert_eq!(world.written(), [(1, 1)]);
     }
 }

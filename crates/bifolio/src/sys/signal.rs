@@ -170,9 +170,8 @@ fn is_write(_context: *mut libc::c_void) -> bool {
 mod tests {
     use super::*;
     use crate::config::FaultMode;
-    use crate::sys::memory::{PAGE_BYTES, Reservation};
-    use crate::sys::probe::{Feature, Features};
-    use crate::sys::userfault::Userfault;
+    use crate::sys::memory::PAGE_BYTES;
+    use crate::sys::userfault::tests::Scratch;
     use std::os::unix::process::ExitStatusExt;
     use std::process::{Command, ExitStatus};
     use std::sync::atomic::{AtomicUsize, Ordering};
@@ -199,43 +198,31 @@ mod tests {
         Some(output.status)
     }
 
-    static REGION: OnceLock<(Userfault, Reservation)> = OnceLock::new();
+    static REGION: OnceLock<Scratch> = OnceLock::new();
     static FAULTS: AtomicUsize = AtomicUsize::new(0);
     static STORES: AtomicUsize = AtomicUsize::new(0);
     static OTHERS: AtomicUsize = AtomicUsize::new(0);
 
     /// A region of four pages; `None` where there are none.
-    fn region() -> Option<&'static Reservation> {
-        let features = Features::probe(&[]);
-        if !features.has(Feature::UserFaults) {
-            println!("skipped: {:?}", features.reports());
-            return None;
-        }
-        let faults = Userfault::open(FaultMode::InThread, &features).unwrap();
-        let memory = Reservation::new(4 * PAGE_BYTES, PAGE_BYTES).unwrap();
-        faults.register(memory.as_ptr(), memory.len()).unwrap();
-        Some(&REGION.get_or_init(|| (faults, memory)).1)
+    fn region() -> Option<&'static Scratch> {
+        let scratch = Scratch::with(4, FaultMode::InThread, &[])?;
+        Some(REGION.get_or_init(|| scratch))
     }
 
     /// Installs the page of an address in the region, but for that of the last page; serving the
     /// third page touches the second.
     fn serve(address: usize, is_write: bool) -> bool {
-        let (faults, memory) = REGION.get().unwrap();
-        let page = address.wrapping_sub(memory.as_ptr().addr()) / PAGE_BYTES;
+        let scratch = REGION.get().unwrap();
+        let page = address.wrapping_sub(scratch.at(0).addr()) / PAGE_BYTES;
         if page >= 3 {
             return false;
         }
         FAULTS.fetch_add(1, Ordering::Relaxed);
         STORES.fetch_add(usize::from(is_write), Ordering::Relaxed);
-        let mut source = [page as u8 + 1; PAGE_BYTES];
-        if page == 2 {
-            source[1] = load(memory, PAGE_BYTES);
-        }
-        let target = memory.as_ptr().wrapping_add(page * PAGE_BYTES);
-        // SAFETY: a page of the stack, and one of the region.
-        let copied = unsafe { faults.copy(target, source.as_ptr(), PAGE_BYTES, false) };
+        let second = if page == 2 { scratch.load(PAGE_BYTES) } else { 0 };
+        let is_there = scratch.install(page, &[page as u8 + 1 + second], false).1.is_ok();
         set_error_number(libc::EXDEV);
-        copied.is_ok()
+        is_there
     }
 
     fn set_error_number(number: libc::c_int) {
@@ -245,55 +232,29 @@ mod tests {
         unsafe { *place = number };
     }
 
-    fn load(memory: &Reservation, offset_bytes: usize) -> u8 {
-        // SAFETY: a byte of the region.
-        unsafe { memory.as_ptr().wrapping_add(offset_bytes).read_volatile() }
-    }
-
-    fn store(memory: &Reservation, offset_bytes: usize, byte: u8) {
-        // SAFETY: a byte of the region.
-        unsafe { memory.as_ptr().wrapping_add(offset_bytes).write_volatile(byte) };
-    }
-
     #[test]
     fn a_missing_page_is_served_by_the_thread_that_touches_it() {
         if let Some(status) = in_child("a_missing_page_is_served_by_the_thread_that_touches_it") {
             return assert!(status.success(), "{status}");
         }
-        let Some(memory) = region() else { return };
+        let Some(scratch) = region() else { return };
         install(serve).unwrap();
         install(|_, _| false).unwrap();
         let counts = || [FAULTS.load(Ordering::Relaxed), STORES.load(Ordering::Relaxed)];
         set_error_number(libc::EILSEQ);
-        let byte = load(memory, 77);
+        let byte = scratch.load(77);
         let error = io::Error::last_os_error();
         assert_eq!(byte, 1);
         assert_eq!(error.raw_os_error(), Some(libc::EILSEQ), "errno was not preserved");
         assert_eq!(counts(), [1, 0]);
-        store(memory, 78, 9);
+        scratch.store(78, 9);
         assert_eq!(counts(), [1, 0], "the page is there");
         // A fault while serving a fault.
-        store(memory, 2 * PAGE_BYTES, 8);
+        scratch.store(2 * PAGE_BYTES, 8);
         let told = usize::from(cfg!(target_arch = "x86_64"));
         assert_eq!(counts(), [3, told]);
-        let bytes = [0, 1].map(|offset| load(memory, 2 * PAGE_BYTES + offset));
-        assert_eq!(bytes, [8, 2]);
-    }
-
-    #[test]
-    fn a_fault_that_nobody_serves_kills() {
-        if let Some(status) = in_child("a_fault_that_nobody_serves_kills") {
-            return assert!(matches!(status.signal(), Some(libc::SIGBUS)), "{status}");
-        }
-        let memory = region();
-        install(serve).unwrap();
-        match memory {
-            Some(memory) => assert_eq!(load(memory, 0), 1),
-            // SAFETY: ends this process as the parent expects.
-            None => drop(unsafe { libc::raise(libc::SIGBUS) }),
-        }
-        load(memory.unwrap(), 3 * PAGE_BYTES);
-        unreachable!("the load did not fault");
+        let bytes = [0, 1].map(|offset| scratch.load(2 * PAGE_BYTES + offset));
+        assert_eq!(bytes, [8, 3 + 2]);
     }
 
     #[test]
@@ -313,12 +274,12 @@ mod tests {
         if let Some(status) = in_child("the_handler_before_gets_what_is_not_served") {
             return assert!(status.success(), "{status}");
         }
-        let Some(memory) = region() else { return };
+        let Some(scratch) = region() else { return };
         set_previous(previous_handler as *const () as usize, libc::SA_SIGINFO);
         install(serve).unwrap();
-        assert_eq!(load(memory, 0), 1);
+        assert_eq!(scratch.load(0), 1);
         assert_eq!(OTHERS.load(Ordering::Relaxed), 0, "what is served is not passed on");
-        assert_eq!(load(memory, 3 * PAGE_BYTES + 5), 66);
+        assert_eq!(scratch.load(3 * PAGE_BYTES + 5), 66);
         assert_eq!(OTHERS.load(Ordering::Relaxed), 1);
         // SAFETY: a signal that the handler before ours takes.
         unsafe { libc::raise(libc::SIGBUS) };
@@ -331,13 +292,13 @@ mod tests {
         if let Some(status) = in_child("a_signal_that_was_sent_leaves_the_handler_in_its_place") {
             return assert!(status.success(), "{status}");
         }
-        let Some(memory) = region() else { return };
+        let Some(scratch) = region() else { return };
         set_previous(vanishing_handler as *const () as usize, libc::SA_SIGINFO);
         install(serve).unwrap();
         for page in 0..3 {
             // SAFETY: a signal that the handler before ours takes.
             unsafe { libc::raise(libc::SIGBUS) };
-            assert_eq!(load(memory, page * PAGE_BYTES), page as u8 + 1);
+            assert_eq!(scratch.load(page * PAGE_BYTES), [1, 2, 5][page]);
         }
         assert_eq!(OTHERS.load(Ordering::Relaxed), 3);
     }
@@ -396,11 +357,7 @@ mod tests {
         OTHERS.fetch_add(1, Ordering::Relaxed);
         // SAFETY: the kernel's description of the signal.
         if unsafe { (*information).si_code } == libc::BUS_ADRERR {
-            let (faults, memory) = REGION.get().unwrap();
-            let target = memory.as_ptr().wrapping_add(3 * PAGE_BYTES);
-            let source = [66; PAGE_BYTES];
-            // SAFETY: a page of the stack, and one of the region.
-            unsafe { faults.copy(target, source.as_ptr(), PAGE_BYTES, false) }.unwrap();
+            REGION.get().unwrap().install(3, &[66], false).1.unwrap();
         }
     }
 }

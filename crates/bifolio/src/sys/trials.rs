@@ -123,8 +123,7 @@ fn registered(wishes: Wishes) -> io::Result<(Userfault, Reservation)> {
 fn install(faults: &Userfault, page: &Reservation, protect: bool) -> io::Result<()> {
     let source = [7_u8; PAGE_BYTES];
     // SAFETY: a page of the stack, and the scratch page.
-    let copied = unsafe { faults.copy(page.as_ptr(), source.as_ptr(), PAGE_BYTES, protect) };
-    copied.map_err(|error| error.source)
+    unsafe { faults.copy(page.as_ptr(), source.as_ptr(), PAGE_BYTES, protect) }.1
 }
 
 fn store(page: &Reservation, byte: u8) {

@@ -12,7 +12,6 @@
 //! address of the caller's; the other calls make pages absent or slower, and change no byte.
 #![allow(unsafe_code)]
 
-use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
@@ -48,63 +47,20 @@ const MESSAGES_MAX: usize = 64;
 const EVENT_FAULT: u8 = 0x12;
 const FLAG_WRITE: u64 = 1 << 0;
 
-#[repr(C)]
-struct ApiCall {
-    api: u64,
-    features: u64,
-    calls: u64,
-}
-
-#[repr(C)]
-struct Range {
-    start: u64,
-    length_bytes: u64,
-}
-
-#[repr(C)]
-struct RegisterCall {
-    range: Range,
-    mode: u64,
-    calls: u64,
-}
-
-#[repr(C)]
-struct CopyCall {
-    target: u64,
-    source: u64,
-    length_bytes: u64,
-    mode: u64,
-    /// Answer: bytes copied, or a negative error number.
-    done: i64,
-}
-
-#[repr(C)]
-struct ProtectCall {
-    range: Range,
-    mode: u64,
-}
-
-#[repr(C)]
-struct PoisonCall {
-    range: Range,
-    mode: u64,
-    /// Answer: bytes poisoned, or a negative error number.
-    done: i64,
-}
-
-const _: () = assert!(size_of::<ApiCall>() == 24);
-const _: () = assert!(size_of::<Range>() == 16);
-const _: () = assert!(size_of::<RegisterCall>() == 32);
-const _: () = assert!(size_of::<CopyCall>() == 40);
-const _: () = assert!(size_of::<ProtectCall>() == 24);
-const _: () = assert!(size_of::<PoisonCall>() == 32);
-
-const DO_API: Opcode = opcode::read_write::<ApiCall>(0xAA, 0x3F);
-const DO_REGISTER: Opcode = opcode::read_write::<RegisterCall>(0xAA, 0x00);
-const DO_WAKE: Opcode = opcode::read::<Range>(0xAA, 0x02);
-const DO_COPY: Opcode = opcode::read_write::<CopyCall>(0xAA, 0x03);
-const DO_PROTECT: Opcode = opcode::read_write::<ProtectCall>(0xAA, 0x06);
-const DO_POISON: Opcode = opcode::read_write::<PoisonCall>(0xAA, 0x08);
+// The arguments of the calls: words in this order. The bytes done are an answer: how many, or a
+// negative error number.
+/// Version, features, calls that are known.
+const DO_API: Opcode = opcode::read_write::<[u64; 3]>(0xAA, 0x3F);
+/// Start, length, mode, calls that are known.
+const DO_REGISTER: Opcode = opcode::read_write::<[u64; 4]>(0xAA, 0x00);
+/// Start, length.
+const DO_WAKE: Opcode = opcode::read::<[u64; 2]>(0xAA, 0x02);
+/// Target, source, length, mode, bytes done.
+const DO_COPY: Opcode = opcode::read_write::<[u64; 5]>(0xAA, 0x03);
+/// Start, length, mode.
+const DO_PROTECT: Opcode = opcode::read_write::<[u64; 3]>(0xAA, 0x06);
+/// Start, length, mode, bytes done.
+const DO_POISON: Opcode = opcode::read_write::<[u64; 4]>(0xAA, 0x08);
 
 /// What is asked of the kernel when a [`Userfault`] is opened.
 #[derive(Clone, Copy, Debug, Default)]
@@ -124,27 +80,6 @@ pub(crate) struct Fault {
     pub(crate) address: usize,
     /// Whether it was to be stored to.
     pub(crate) is_write: bool,
-}
-
-/// A copy that ended early.
-#[derive(Debug)]
-pub(crate) struct CopyError {
-    /// Bytes installed before the page that failed.
-    pub(crate) done_bytes: usize,
-    /// Why the page failed; EEXIST where it was there already.
-    pub(crate) source: io::Error,
-}
-
-impl fmt::Display for CopyError {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "installing pages, after {} bytes: {}", self.done_bytes, self.source)
-    }
-}
-
-impl std::error::Error for CopyError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        Some(&self.source)
-    }
 }
 
 /// The kernel's side of a region whose faults we serve. See the head of the file.
@@ -183,8 +118,8 @@ impl Userfault {
         if wishes.poison {
             features |= FEATURE_POISON;
         }
-        let mut call = ApiCall { api: API, features, calls: 0 };
-        // SAFETY: the call's own structure, without addresses.
+        let mut call = [API, features, 0];
+        // SAFETY: the call's own words, without addresses.
         unsafe { control(descriptor.as_fd(), DO_API, &mut call) }?;
         Ok(Self { descriptor, signals: wishes.sigbus })
     }
@@ -193,13 +128,14 @@ impl Userfault {
     /// is dropped; and stores to protected ones are noticed, if that was wished.
     pub(crate) fn register(&self, start: *mut u8, length_bytes: usize) -> io::Result<()> {
         let mode = REGISTER_MISSING | REGISTER_PROTECT;
-        let mut call = RegisterCall { range: range(start, length_bytes), mode, calls: 0 };
-        // SAFETY: the call's own structure; threads that touch the range may wait, no byte changes.
+        let mut call = [start.addr() as u64, length_bytes as u64, mode, 0];
+        // SAFETY: the call's own words; threads that touch the range may wait, no byte changes.
         unsafe { control(self.descriptor.as_fd(), DO_REGISTER, &mut call) }.map(drop)
     }
 
     /// Installs pages with a copy of `length_bytes` from `source`, each page at once, and wakes
-    /// those who wait for them. With `protect`, the first store to each is noticed.
+    /// those who wait for them. With `protect`, the first store to each is noticed. Answers how
+    /// many bytes are there.
     ///
     /// Stops at the first page that cannot be installed, EEXIST where one is there already. Those
     /// who wait for that page are not woken.
@@ -213,31 +149,31 @@ impl Userfault {
         source: *const u8,
         length_bytes: usize,
         protect: bool,
-    ) -> Result<(), CopyError> {
+    ) -> (usize, io::Result<()>) {
         #[cfg(test)]
         let (length_bytes, refused) = tests::memory_for(length_bytes);
         let copied = go_on(length_bytes, |done_bytes| {
             let mut call = copy_call(target, source, length_bytes, protect, done_bytes);
             // SAFETY: the rest of both ranges, for which the caller vouches.
             let answer = unsafe { control(self.descriptor.as_fd(), DO_COPY, &mut call) };
-            (answer, call.done)
+            (answer, call[4])
         });
         #[cfg(test)]
-        let copied = copied.and_then(|()| refused(target));
+        let copied = (copied.0, copied.1.and_then(|()| refused(target)));
         copied
     }
 
     /// Lets those who wait for the range try again.
     pub(crate) fn wake(&self, start: *mut u8, length_bytes: usize) -> io::Result<()> {
-        let mut call = range(start, length_bytes);
-        // SAFETY: the call's own structure; no memory is touched.
+        let mut call = [start.addr() as u64, length_bytes as u64];
+        // SAFETY: the call's own words; no memory is touched.
         self.repeat(|descriptor| unsafe { control(descriptor, DO_WAKE, &mut call) })
     }
 
     /// Ends the protection of pages: stores to them are not noticed any more, they count as done.
     pub(crate) fn unprotect(&self, start: *mut u8, length_bytes: usize) -> io::Result<()> {
-        let mut call = ProtectCall { range: range(start, length_bytes), mode: 0 };
-        // SAFETY: the call's own structure; no byte changes.
+        let mut call = [start.addr() as u64, length_bytes as u64, 0];
+        // SAFETY: the call's own words; no byte changes.
         self.repeat(|descriptor| unsafe { control(descriptor, DO_PROTECT, &mut call) })
     }
 
@@ -245,13 +181,13 @@ impl Userfault {
     /// wait. EEXIST where a page is there already. Unmapping the page ends it.
     pub(crate) fn poison(&self, start: *mut u8, length_bytes: usize) -> io::Result<()> {
         let poisoned = go_on(length_bytes, |done_bytes| {
-            let rest = range(start.wrapping_add(done_bytes), length_bytes - done_bytes);
-            let mut call = PoisonCall { range: rest, mode: 0, done: 0 };
-            // SAFETY: the call's own structure; only missing pages are marked.
+            let rest = start.wrapping_add(done_bytes).addr() as u64;
+            let mut call = [rest, (length_bytes - done_bytes) as u64, 0, 0];
+            // SAFETY: the call's own words; only missing pages are marked.
             let answer = unsafe { control(self.descriptor.as_fd(), DO_POISON, &mut call) };
-            (answer, call.done)
+            (answer, call[3])
         });
-        poisoned.map_err(|error| error.source)
+        poisoned.1
     }
 
     /// Adds the messages of one read to `faults`, at most 64; none if nobody began to wait.
@@ -318,10 +254,6 @@ impl FaultWaiter {
     }
 }
 
-fn range(start: *mut u8, length_bytes: usize) -> Range {
-    Range { start: start.addr() as u64, length_bytes: length_bytes as u64 }
-}
-
 /// The call that copies what is left after `done_bytes` of the whole.
 fn copy_call(
     target: *mut u8,
@@ -329,33 +261,29 @@ fn copy_call(
     length_bytes: usize,
     protect: bool,
     done_bytes: usize,
-) -> CopyCall {
-    CopyCall {
-        target: target.wrapping_add(done_bytes).addr() as u64,
-        source: source.wrapping_add(done_bytes).addr() as u64,
-        length_bytes: (length_bytes - done_bytes) as u64,
-        mode: if protect { COPY_PROTECT } else { 0 },
-        done: 0,
-    }
+) -> [u64; 5] {
+    let (target, source) = (target.addr() + done_bytes, source.addr() + done_bytes);
+    let mode = if protect { COPY_PROTECT } else { 0 };
+    [target as u64, source as u64, (length_bytes - done_bytes) as u64, mode, 0]
 }
 
 /// Repeats `part`, which is told how many bytes are done and answers what more it did, until all
-/// are done or it fails for good.
+/// are done or it fails for good. Answers how many are done.
 fn go_on(
     length_bytes: usize,
-    mut part: impl FnMut(usize) -> (io::Result<usize>, i64),
-) -> Result<(), CopyError> {
+    mut part: impl FnMut(usize) -> (io::Result<usize>, u64),
+) -> (usize, io::Result<()>) {
     let mut done_bytes = 0;
     while done_bytes < length_bytes {
         let (answer, more_bytes) = part(done_bytes);
         // Negative: an error number, which `answer` has too.
-        done_bytes += usize::try_from(more_bytes).unwrap_or(0);
+        done_bytes += usize::try_from(more_bytes.cast_signed()).unwrap_or(0);
         match answer {
-            Err(source) if !is_passing(&source) => return Err(CopyError { done_bytes, source }),
+            Err(error) if !is_passing(&error) => return (done_bytes, Err(error)),
             _ => {}
         }
     }
-    Ok(())
+    (done_bytes, Ok(()))
 }
 
 /// Reads a message: its kind at byte 0, flags at 8, address at 16.

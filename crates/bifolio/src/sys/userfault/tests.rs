@@ -8,7 +8,6 @@ use super::*;
 use crate::sys::memory::{PAGE_BYTES, Reservation};
 use std::cell::RefCell;
 use std::os::fd::AsRawFd;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 /// How many pages of a copy there is memory for, and what happens then.
@@ -26,60 +25,74 @@ pub(crate) fn limit_memory(pages: usize, then: impl FnOnce(*mut u8) + 'static) {
 }
 
 /// How many bytes there is memory for, and how the copy ends.
-pub(super) fn memory_for(
-    length_bytes: usize,
-) -> (usize, impl FnOnce(*mut u8) -> Result<(), CopyError>) {
+pub(super) fn memory_for(length_bytes: usize) -> (usize, impl FnOnce(*mut u8) -> io::Result<()>) {
     let is_short = |limit: &mut Limit| limit.0 * PAGE_BYTES < length_bytes;
     let limit = MEMORY.with_borrow_mut(|memory| memory.take_if(is_short));
     let done_bytes = limit.as_ref().map_or(length_bytes, |limit| limit.0 * PAGE_BYTES);
     let end = move |target| {
         let Some((_, then)) = limit else { return Ok(()) };
         then(target);
-        Err(CopyError { done_bytes, source: io::Error::from_raw_os_error(libc::ENOMEM) })
+        Err(io::Error::from_raw_os_error(libc::ENOMEM))
     };
     (done_bytes, end)
 }
 
-fn region(pages: usize, masked: &[Feature]) -> Option<(Userfault, Reservation)> {
-    let features = Features::probe(masked);
-    if !features.has(Feature::UserFaults) {
-        println!("skipped: {:?}", features.reports());
-        return None;
+/// A scratch region, whose faults are the test's to serve.
+pub(in crate::sys) struct Scratch {
+    pub(in crate::sys) faults: Userfault,
+    pub(in crate::sys) memory: Reservation,
+}
+
+impl Scratch {
+    /// Of so many pages; `None` where the kernel lacks one of `needed`.
+    pub(in crate::sys) fn new(pages: usize, needed: &[Feature]) -> Option<Self> {
+        Self::with(pages, FaultMode::Threads, needed)
     }
-    let faults = Userfault::open(FaultMode::Threads, &features).unwrap();
-    let memory = Reservation::new(pages * PAGE_BYTES, PAGE_BYTES).unwrap();
-    memory.refuse_huge_pages();
-    memory.skip_on_fork().unwrap();
-    faults.register(memory.as_ptr(), memory.len()).unwrap();
-    Some((faults, memory))
-}
 
-fn at(memory: &Reservation, page: usize) -> *mut u8 {
-    memory.as_ptr().wrapping_add(page * PAGE_BYTES)
-}
+    pub(in crate::sys) fn with(pages: usize, mode: FaultMode, needed: &[Feature]) -> Option<Self> {
+        let features = Features::probe(&[]);
+        let needed = [&[Feature::UserFaults], needed].concat();
+        if !needed.iter().all(|feature| features.has(*feature)) {
+            println!("skipped: {:?}", features.reports());
+            return None;
+        }
+        let faults = Userfault::open(mode, &features).unwrap();
+        let memory = Reservation::new(pages * PAGE_BYTES, PAGE_BYTES).unwrap();
+        memory.refuse_huge_pages();
+        memory.skip_on_fork().unwrap();
+        faults.register(memory.as_ptr(), memory.len()).unwrap();
+        Some(Self { faults, memory })
+    }
 
-fn pages_of(bytes: &[u8]) -> Vec<u8> {
-    bytes.iter().flat_map(|byte| [*byte; PAGE_BYTES]).collect()
-}
+    pub(in crate::sys) fn at(&self, page: usize) -> *mut u8 {
+        self.memory.as_ptr().wrapping_add(page * PAGE_BYTES)
+    }
 
-fn copy(
-    faults: &Userfault,
-    target: *mut u8,
-    source: &[u8],
-    protect: bool,
-) -> Result<(), CopyError> {
-    // SAFETY: a slice, and a scratch region.
-    unsafe { faults.copy(target, source.as_ptr(), source.len(), protect) }
-}
+    /// Installs pages from `page` on, each full of one of `bytes`; how many, and how it ended.
+    pub(in crate::sys) fn install(
+        &self,
+        page: usize,
+        bytes: &[u8],
+        protect: bool,
+    ) -> (usize, io::Result<()>) {
+        let source: Vec<u8> = bytes.iter().flat_map(|byte| [*byte; PAGE_BYTES]).collect();
+        // SAFETY: a vector, and the scratch region.
+        let (done_bytes, outcome) =
+            unsafe { self.faults.copy(self.at(page), source.as_ptr(), source.len(), protect) };
+        (done_bytes / PAGE_BYTES, outcome)
+    }
 
-fn load(place: *mut u8) -> u8 {
-    // SAFETY: all tests load from their scratch region.
-    unsafe { place.read_volatile() }
-}
+    /// Loads the byte at `offset_bytes`.
+    pub(in crate::sys) fn load(&self, offset_bytes: usize) -> u8 {
+        // SAFETY: a byte of the scratch region.
+        unsafe { self.memory.as_ptr().wrapping_add(offset_bytes).read_volatile() }
+    }
 
-fn store(place: *mut u8, byte: u8) {
-    // SAFETY: all tests store to their scratch region.
-    unsafe { place.write_volatile(byte) };
+    /// Stores to the byte at `offset_bytes`.
+    pub(in crate::sys) fn store(&self, offset_bytes: usize, byte: u8) {
+        // SAFETY: a byte of the scratch region.
+        unsafe { self.memory.as_ptr().wrapping_add(offset_bytes).write_volatile(byte) };
+    }
 }
 
 /// Blocks until there is a message.
@@ -96,38 +109,37 @@ fn next_fault(faults: &Userfault) -> Fault {
 
 #[test]
 fn a_reader_waits_until_its_page_is_installed() {
-    let Some((faults, memory)) = region(4, &[]) else { return };
-    let place = at(&memory, 2).wrapping_add(77);
-    let address = place.addr();
+    let Some(scratch) = Scratch::new(4, &[]) else { return };
+    let place = 2 * PAGE_BYTES + 77;
+    let address = scratch.at(0).addr() + place;
     thread::scope(|scope| {
-        let memory = &memory;
-        let reader = scope.spawn(move || load(at(memory, 2).wrapping_add(77)));
-        let fault = next_fault(&faults);
+        let reader = scope.spawn(|| scratch.load(place));
+        let fault = next_fault(&scratch.faults);
         assert_eq!(fault, Fault { address, is_write: false });
         assert!(!reader.is_finished());
         // Woken with nothing there, it asks again.
-        faults.wake(at(memory, 2), PAGE_BYTES).unwrap();
-        assert_eq!(next_fault(&faults), fault);
-        copy(&faults, at(memory, 2), &pages_of(&[9]), false).unwrap();
+        scratch.faults.wake(scratch.at(2), PAGE_BYTES).unwrap();
+        assert_eq!(next_fault(&scratch.faults), fault);
+        scratch.install(2, &[9], false).1.unwrap();
         assert_eq!(reader.join().unwrap(), 9);
     });
     let mut none = Vec::new();
-    faults.read_faults(&mut none).unwrap();
+    scratch.faults.read_faults(&mut none).unwrap();
     assert_eq!(none, []);
 }
 
 #[test]
 fn all_who_wait_are_reported_over_several_reads() {
-    let Some((faults, memory)) = region(70, &[]) else { return };
+    let Some(scratch) = Scratch::new(70, &[]) else { return };
     thread::scope(|scope| {
-        let memory = &memory;
+        let scratch = &scratch;
         for page in 0..70 {
-            scope.spawn(move || store(at(memory, page), page as u8));
+            scope.spawn(move || scratch.store(page * PAGE_BYTES, page as u8));
         }
         let (mut found, mut reads) = (Vec::new(), 0);
         while found.len() < 70 {
             let before = found.len();
-            faults.read_faults(&mut found).unwrap();
+            scratch.faults.read_faults(&mut found).unwrap();
             assert!(found.len() - before <= MESSAGES_MAX);
             reads += usize::from(found.len() > before);
         }
@@ -135,40 +147,23 @@ fn all_who_wait_are_reported_over_several_reads() {
         assert!(found.iter().all(|fault| fault.is_write));
         found.sort_by_key(|fault| fault.address);
         for (page, fault) in found.iter().enumerate() {
-            assert_eq!(fault.address, at(memory, page).addr());
+            assert_eq!(fault.address, scratch.at(page).addr());
         }
-        copy(&faults, memory.as_ptr(), &pages_of(&[0; 70]), false).unwrap();
+        scratch.install(0, &[0; 70], false).1.unwrap();
     });
-    assert!((0..70).all(|page| load(at(&memory, page)) == page as u8));
+    assert!((0..70).all(|page| scratch.load(page * PAGE_BYTES) == page as u8));
 }
 
 #[test]
 fn a_copy_stops_before_a_page_that_is_there_and_says_where() {
-    let Some((faults, memory)) = region(4, &[]) else { return };
-    copy(&faults, at(&memory, 2), &pages_of(&[1]), false).unwrap();
-    let error = copy(&faults, memory.as_ptr(), &pages_of(&[3, 4, 5, 6]), false).unwrap_err();
-    assert_eq!(error.done_bytes, 2 * PAGE_BYTES);
-    assert_eq!(error.source.raw_os_error(), Some(libc::EEXIST));
-    copy(&faults, at(&memory, 3), &pages_of(&[6]), false).unwrap();
-    assert_eq!([0, 1, 2, 3].map(|page| load(at(&memory, page))), [3, 4, 1, 6]);
-    let outside = Reservation::new(PAGE_BYTES, PAGE_BYTES).unwrap();
-    let error = copy(&faults, outside.as_ptr(), &pages_of(&[1]), false).unwrap_err();
-    assert_eq!(error.done_bytes, 0);
-    assert_eq!(error.source.raw_os_error(), Some(libc::ENOENT));
-}
-
-#[test]
-fn asynchronous_protection_stops_nobody() {
-    let Some((faults, memory)) = region(1, &[]) else { return };
-    if !Features::probe(&[]).has(Feature::WriteProtectAsync) {
-        return println!("skipped: no asynchronous protection");
-    }
-    copy(&faults, memory.as_ptr(), &pages_of(&[1]), true).unwrap();
-    store(memory.as_ptr(), 2);
-    assert_eq!(load(memory.as_ptr()), 2);
-    let mut found = Vec::new();
-    faults.read_faults(&mut found).unwrap();
-    assert_eq!(found, []);
+    let Some(scratch) = Scratch::new(4, &[]) else { return };
+    scratch.install(2, &[1], false).1.unwrap();
+    let (done, outcome) = scratch.install(0, &[3, 4, 5, 6], false);
+    assert_eq!((done, outcome.unwrap_err().raw_os_error()), (2, Some(libc::EEXIST)));
+    scratch.install(3, &[6], false).1.unwrap();
+    assert_eq!([0, 1, 2, 3].map(|page| scratch.load(page * PAGE_BYTES)), [3, 4, 1, 6]);
+    let (done, outcome) = scratch.install(4, &[1], false);
+    assert_eq!((done, outcome.unwrap_err().raw_os_error()), (0, Some(libc::ENOENT)));
 }
 
 /// Has the kernel write a byte to `place`.
@@ -180,60 +175,18 @@ fn read_zero(place: *mut u8) -> io::Result<()> {
 }
 
 #[test]
-fn a_system_call_waits_for_a_page_or_is_refused() {
-    let Some((faults, memory)) = region(1, &[Feature::KernelFaults]) else { return };
-    let error = read_zero(memory.as_ptr()).unwrap_err();
-    assert_eq!(error.raw_os_error(), Some(libc::EFAULT));
-    if !Features::probe(&[]).has(Feature::KernelFaults) {
-        return println!("skipped: no faults of system calls");
-    }
-    drop((faults, memory));
-    let (faults, memory) = region(1, &[]).unwrap();
-    thread::scope(|scope| {
-        let memory = &memory;
-        let caller = scope.spawn(move || read_zero(memory.as_ptr()));
-        assert!(next_fault(&faults).is_write);
-        copy(&faults, memory.as_ptr(), &pages_of(&[5]), false).unwrap();
-        caller.join().unwrap().unwrap();
-    });
-    assert_eq!(load(memory.as_ptr()), 0);
-}
-
-#[test]
 fn a_poisoned_page_is_an_error_until_it_is_unmapped() {
-    let Some((faults, memory)) = region(3, &[]) else { return };
-    if !Features::probe(&[]).has(Feature::FaultPoison) {
-        return println!("skipped: no poison");
-    }
-    faults.poison(memory.as_ptr(), 2 * PAGE_BYTES).unwrap();
+    let Some(scratch) = Scratch::new(3, &[Feature::FaultPoison]) else { return };
+    scratch.faults.poison(scratch.at(0), 2 * PAGE_BYTES).unwrap();
     for page in 0..2 {
-        let error = read_zero(at(&memory, page)).unwrap_err();
+        let error = read_zero(scratch.at(page)).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::EFAULT), "{page}");
     }
-    memory.release(0, 2 * PAGE_BYTES).unwrap();
-    copy(&faults, memory.as_ptr(), &pages_of(&[1, 2]), false).unwrap();
-    assert_eq!(load(at(&memory, 1)), 2);
-    let error = faults.poison(at(&memory, 1), 2 * PAGE_BYTES).unwrap_err();
+    scratch.memory.release(0, 2 * PAGE_BYTES).unwrap();
+    scratch.install(0, &[1, 2], false).1.unwrap();
+    assert_eq!(scratch.load(PAGE_BYTES), 2);
+    let error = scratch.faults.poison(scratch.at(1), 2 * PAGE_BYTES).unwrap_err();
     assert_eq!(error.raw_os_error(), Some(libc::EEXIST));
-}
-
-#[test]
-fn waiting_ends_when_it_is_told_to_stop() {
-    let Some((faults, memory)) = region(1, &[]) else { return };
-    let (stop, teller) = rustix::pipe::pipe().unwrap();
-    let waiter = faults.waiter(stop).unwrap();
-    let told = AtomicBool::new(false);
-    thread::scope(|scope| {
-        let waiter = scope.spawn(|| {
-            let goes_on = waiter.wait().unwrap();
-            (goes_on, told.load(Ordering::Relaxed))
-        });
-        thread::sleep(std::time::Duration::from_millis(20));
-        told.store(true, Ordering::Relaxed);
-        rustix::io::write(&teller, &[1]).unwrap();
-        assert_eq!(waiter.join().unwrap(), (false, true));
-    });
-    drop(memory);
 }
 
 #[test]
@@ -241,31 +194,19 @@ fn a_call_that_did_a_part_is_followed_by_one_for_the_rest() {
     let fail = |number| Err(io::Error::from_raw_os_error(number));
     let mut answers = vec![
         (Ok(0), 8192),
-        (fail(libc::EINTR), -i64::from(libc::EINTR)),
+        (fail(libc::EINTR), (-i64::from(libc::EINTR)).cast_unsigned()),
         (fail(libc::EAGAIN), 8192),
-        (fail(libc::EAGAIN), -i64::from(libc::EAGAIN)),
+        (fail(libc::EAGAIN), (-i64::from(libc::EAGAIN)).cast_unsigned()),
     ];
     let mut calls = Vec::new();
     let done = go_on(16_384, |done_bytes| {
         let (target, source) = (std::ptr::without_provenance_mut(1 << 20), 1 << 21);
         let source = std::ptr::without_provenance(source);
         let call = copy_call(target, source, 16_384, false, done_bytes);
-        calls.push((call.target - (1 << 20), call.source - (1 << 21), call.length_bytes));
+        calls.push((call[0] - (1 << 20), call[1] - (1 << 21), call[2]));
         answers.pop().unwrap()
     });
-    assert!(done.is_ok());
+    assert!(matches!(done, (16_384, Ok(()))));
     let rest = (8192, 8192, 8192);
     assert_eq!(calls, [(0, 0, 16_384), (0, 0, 16_384), rest, rest]);
-}
-
-#[test]
-fn messages_are_read_as_the_kernel_writes_them() {
-    let mut message = [0_u8; MESSAGE_BYTES];
-    message[0] = EVENT_FAULT;
-    message[8..16].copy_from_slice(&3_u64.to_ne_bytes());
-    message[16..24].copy_from_slice(&0x1234_5678_9000_u64.to_ne_bytes());
-    let fault = Fault { address: 0x1234_5678_9000, is_write: true };
-    assert_eq!(fault_of(&message), Some(fault));
-    message[0] = 0x13;
-    assert_eq!(fault_of(&message), None);
 }
