@@ -228,13 +228,10 @@ impl CacheBuilder {
     }
 
     fn check_huge_pages(&self, features: &Features) -> Result<()> {
-        let missing = !features.has(Feature::TransparentHugePages);
-        if self.config.huge_pages != HugePages::Require || !missing {
+        if self.config.huge_pages != HugePages::Require {
             return Ok(());
         }
-        let reports = features.reports().into_iter();
-        let mut reasons = reports.filter(|r| r.feature == Feature::TransparentHugePages);
-        let reason = reasons.next().map_or_else(String::new, |report| report.reason);
+        let Some(reason) = features.why_not(Feature::TransparentHugePages) else { return Ok(()) };
         let problem = format!("2 MiB pages are required, but {reason}");
         Err(ErrorKind::Config { name: "huge_pages", problem }.into())
     }

@@ -43,10 +43,7 @@ impl Mappables {
         len_max_bytes: u64,
         faults: FaultMode,
     ) -> Result<Region> {
-        if !self.features.has(Feature::UserFaults) {
-            let reports = self.features.reports().into_iter();
-            let mut reasons = reports.filter(|report| report.feature == Feature::UserFaults);
-            let reason = reasons.next().map_or_else(String::new, |report| report.reason);
+        if let Some(reason) = self.features.why_not(Feature::UserFaults) {
             return Err(ErrorKind::CannotMap { reason }.into());
         }
         let mut made = self.made.lock();

@@ -106,7 +106,7 @@ impl File {
     /// is empty or leaves the file.
     pub fn map(&self, range: Range<u64>) -> Result<Map> {
         let (region, guard) = self.begin_map(&range)?;
-        let errors_seen = Mutex::new(region.errors().count());
+        let errors_seen = Mutex::new(region.errors());
         Ok(Map { _guard: guard, file: self.clone(), region, range, errors_seen })
     }
 
@@ -197,7 +197,7 @@ impl Map {
     /// Why a page of the file could not be had when it was touched, if that has happened since
     /// the map was made or was last asked: the last such error.
     pub fn take_error(&self) -> Option<Error> {
-        let found = self.region.errors().since(&mut self.errors_seen.lock());
+        let found = self.region.error_since(&mut self.errors_seen.lock());
         found.map(|error| ErrorKind::Fault(error).into())
     }
 

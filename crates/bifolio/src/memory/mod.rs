@@ -23,8 +23,6 @@
 mod arena;
 mod chunk;
 mod extents;
-mod fault_clock;
-mod fault_errors;
 mod lru;
 mod mapped;
 mod orphans;
@@ -39,11 +37,10 @@ mod workingset;
 pub(crate) use arena::Arena;
 pub(crate) use chunk::{CHUNK_BYTES, CHUNK_PAGES};
 pub(crate) use extents::EXTENT_PAGES;
-pub(crate) use fault_clock::FAULT_CLOCK;
 pub(crate) use lru::{ListKind, Lru};
 pub(crate) use orphans::Orphans;
 pub(crate) use page_space::PageSpace;
-pub(crate) use region::{Refusal, Region};
+pub(crate) use region::{Refusal, Region, fault_time};
 pub(crate) use region_reads::RegionReads;
 pub(crate) use regions::{BounceBuffer, Regions, RegionsSize};
 pub(crate) use resident::{Evacuation, Purpose};
@@ -182,12 +179,12 @@ struct Cause {
 }
 
 impl Soundness {
-    /// The cache cannot be relied upon from now on.
-    pub(crate) fn lose(&self, what: &'static str, source: io::Error) {
-        let cause = Cause { what, source: Arc::new(source) };
-        log::error!("the cache is poisoned: {what}: {}", cause.source);
-        // The first cause stays.
-        let _ = self.cause.set(cause);
+    /// The cache cannot be relied upon from now on. The first cause stays.
+    pub(crate) fn lose(&self, what: &'static str, source: &io::Error) {
+        log::error!("the cache is poisoned: {what}: {source}");
+        let copy = || io::Error::new(source.kind(), source.to_string());
+        let source = source.raw_os_error().map_or_else(copy, io::Error::from_raw_os_error);
+        let _ = self.cause.set(Cause { what, source: Arc::new(source) });
     }
 
     pub(crate) fn is_lost(&self) -> bool {
@@ -212,8 +209,8 @@ mod tests {
     fn the_first_cause_is_told_for_good() {
         let soundness = Soundness::default();
         assert!(!soundness.is_lost() && soundness.check().is_ok());
-        soundness.lose("first", io::Error::from_raw_os_error(libc::ENOMEM));
-        soundness.lose("second", io::Error::from_raw_os_error(libc::EIO));
+        soundness.lose("first", &io::Error::from_raw_os_error(libc::ENOMEM));
+        soundness.lose("second", &io::Error::from_raw_os_error(libc::EIO));
         for _ in 0..2 {
             let error = soundness.check().unwrap_err();
             let ErrorKind::Poisoned { what: "first", source } = error.kind() else {

@@ -47,8 +47,6 @@
 #![allow(unsafe_code)]
 
 use super::arena::PAGE_BYTES;
-use super::fault_clock::FAULT_CLOCK;
-use super::fault_errors::FaultErrors;
 use super::mapped::MappedPages;
 use super::regions::Regions;
 use crate::error::Error;
@@ -70,7 +68,7 @@ use std::sync::atomic::AtomicU64;
 #[derive(Debug)]
 enum Leftover {
     /// Behind the end of the file, and perhaps touched there: whoever waited for it was woken at
-    /// this time ([`FAULT_CLOCK`]).
+    /// this time ([`fault_time`]).
     Suspected(u64),
     /// It could not be read: whoever touches it gets SIGBUS. Who waited was woken before this time.
     Poison(u64),
@@ -86,6 +84,22 @@ const TRACKED: u8 = 1;
 /// All that is written out is copied.
 const COPIED: u8 = 2;
 
+/// Orders the reading of messages about faults against the waking of those who sent them, in all
+/// regions. It goes on when somebody was woken.
+static FAULT_TIME: AtomicU64 = AtomicU64::new(0);
+
+/// The time, before messages are read.
+pub(crate) fn fault_time() -> u64 {
+    // Acquire: pairs with the AcqRel in `note_waked`: who waited was woken before.
+    FAULT_TIME.load(Ordering::Acquire)
+}
+
+/// Somebody was woken: messages read from this time on were sent later.
+fn note_waked() -> u64 {
+    // AcqRel: Release pairs with the Acquire in `fault_time`; Acquire only keeps it in its place.
+    FAULT_TIME.fetch_add(1, Ordering::AcqRel) + 1
+}
+
 /// How often the kernel is asked to unmap pages whose bytes nobody wants.
 const UNMAP_TRIES_MAX: u32 = 3;
 
@@ -95,6 +109,9 @@ struct Leftovers {
     at: BTreeMap<u64, Leftover>,
     /// Pages before this one are about to be the file's (G1).
     growing_end: u64,
+    /// How many pages could not be had when they were touched, and why not the last of them.
+    errors: u64,
+    last_error: Option<Arc<Error>>,
 }
 
 /// A refusal of a page, to be judged again: see the head of the file.
@@ -122,7 +139,6 @@ pub(crate) struct Region {
     mapped: MappedPages,
     /// Pages that the kernel or a device may write to, of which the page tables tell nothing.
     written_unseen: MappedPages,
-    errors: FaultErrors,
     leftovers: Mutex<Leftovers>,
     /// Goes on when the file is about to grow, and when it has grown.
     growths: AtomicU64,
@@ -153,7 +169,6 @@ impl Region {
             section: Mutex::new(()),
             mapped: MappedPages::default(),
             written_unseen: MappedPages::default(),
-            errors: FaultErrors::default(),
             leftovers: Mutex::default(),
             growths: AtomicU64::new(0),
             has_leftovers: AtomicBool::new(false),
@@ -192,6 +207,11 @@ impl Region {
         let length_bytes = ((pages.end - pages.start) * PAGE_BYTES) as usize;
         assert!(pages.end * PAGE_BYTES <= self.memory.len() as u64, "{pages:?} of a region");
         PageRange { start: self.address(pages.start), length_bytes }
+    }
+
+    /// One page as the kernel wants to hear of it.
+    pub(crate) fn range_at(&self, index: u64) -> PageRange {
+        self.range_of(&(index..index + 1))
     }
 
     /// Which pages have maps.
@@ -251,11 +271,9 @@ impl Region {
         for index in pages {
             if matches!(leftovers.at.get(&index), Some(Leftover::Poison(_))) {
                 leftovers.at.remove(&index);
-                let answer = self.regions.unpoison(&self.range_of(&(index..index + 1)));
-                // It is there, perhaps among others that are seen already, and cannot be touched.
-                answer.inspect_err(|error| {
-                    let told = io::Error::new(error.kind(), error.to_string());
-                    self.regions.soundness().lose("access to a page of a map is refused", told);
+                // If not: it is there, perhaps among others that are seen, and cannot be touched.
+                self.regions.unpoison(&self.range_at(index)).inspect_err(|error| {
+                    self.regions.soundness().lose("access to a page of a map is refused", error);
                 })?;
             }
         }
@@ -286,8 +304,8 @@ impl Region {
         // to.
         // Release: pairs with the Acquire in `is_tracked`.
         self.tracking.store(TRACKED, Ordering::Release);
-        let range = self.range_of(&(0..self.memory.len() as u64 / PAGE_BYTES));
-        let protected = pagemap.protect(range.start, range.length_bytes);
+        let all = self.range_of(&(0..self.memory.len() as u64 / PAGE_BYTES));
+        let protected = pagemap.protect(&all);
         if protected.is_err() {
             // Nobody gets an address; the next one who wants to tries again.
             // Release: as above.
@@ -308,9 +326,18 @@ impl Region {
         self.tracking.store(COPIED, Ordering::Release);
     }
 
-    /// Why pages could not be had.
-    pub(crate) fn errors(&self) -> &FaultErrors {
-        &self.errors
+    /// How many pages could not be had when they were touched.
+    pub(crate) fn errors(&self) -> u64 {
+        self.leftovers.lock().errors
+    }
+
+    /// Why the last one could not, if there were any since `seen`; how many there are now goes
+    /// there.
+    pub(crate) fn error_since(&self, seen: &mut u64) -> Option<Arc<Error>> {
+        let leftovers = self.leftovers.lock();
+        let is_new = leftovers.errors > *seen;
+        *seen = leftovers.errors;
+        leftovers.last_error.clone().filter(|_| is_new)
     }
 
     /// REGION-3.
@@ -335,27 +362,24 @@ impl Region {
         pages: Range<u64>,
         mut visit: impl FnMut(Range<u64>),
     ) -> io::Result<()> {
-        let range = self.range_of(&pages);
         for unseen in self.written_unseen.among(&pages) {
             visit(unseen.start.max(pages.start)..unseen.end.min(pages.end));
         }
-        self.pagemap()?.written(range.start, range.length_bytes, |start, length_bytes| {
-            let first = (start.addr() - self.base().addr()) as u64 / PAGE_BYTES;
-            visit(first..first + length_bytes as u64 / PAGE_BYTES);
+        self.pagemap()?.written(&self.range_of(&pages), |found| {
+            let first = (found.start.addr() - self.base().addr()) as u64 / PAGE_BYTES;
+            visit(first..first + found.length_bytes as u64 / PAGE_BYTES);
         })
     }
 
     /// Makes pages count as not stored to: who stores to one from now on is found again. When it
     /// returns, what was stored before can be read.
     pub(crate) fn protect(&self, pages: Range<u64>) -> io::Result<()> {
-        let range = self.range_of(&pages);
-        self.pagemap()?.protect(range.start, range.length_bytes)
+        self.pagemap()?.protect(&self.range_of(&pages))
     }
 
     /// Stores to pages that are there raise no fault from now on: they count as stored to.
     pub(crate) fn admit_stores(&self, pages: Range<u64>) -> io::Result<()> {
-        let range = self.range_of(&pages);
-        self.userfault.unprotect(range.start, range.length_bytes)
+        self.userfault.unprotect(&self.range_of(&pages))
     }
 
     /// Whether a page was poisoned after a message about it was read: then nobody waits for it.
@@ -385,7 +409,7 @@ impl Region {
         is_there: impl FnOnce() -> bool,
     ) -> io::Result<bool> {
         let Refusal { index, growths, read_at, error } = refusal.clone();
-        let range = self.range_of(&(index..index + 1));
+        let range = self.range_at(index);
         let mut leftovers = self.leftovers.lock();
         if growths != self.growths() || index < leftovers.growing_end || is_there() {
             return Ok(false);
@@ -401,30 +425,32 @@ impl Region {
                 None => u64::MAX,
             };
             if read_at < woken_at {
-                self.userfault.wake(range.start, range.length_bytes)?;
-                let suspected = Leftover::Suspected(FAULT_CLOCK.advance());
-                leftovers.at.entry(index).or_insert(suspected);
+                self.userfault.wake(&range)?;
+                leftovers.at.entry(index).or_insert(Leftover::Suspected(note_waked()));
                 self.note_leftovers(&leftovers);
                 return Ok(false);
             }
         }
-        self.errors.record_if(error, || self.poison(&mut leftovers, index, &range))
+        self.poison(&mut leftovers, index, &range, error)
     }
 
-    /// Whether nobody can touch the page now; not if one is there.
-    fn poison(&self, leftovers: &mut Leftovers, index: u64, range: &PageRange) -> io::Result<bool> {
+    /// Whether nobody can touch the page now, and whoever does is told why; not if one is there.
+    fn poison(
+        &self,
+        leftovers: &mut Leftovers,
+        index: u64,
+        range: &PageRange,
+        error: Arc<Error>,
+    ) -> io::Result<bool> {
         // First: whoever it wakes may be the one who clears it.
-        let before = leftovers.at.insert(index, Leftover::Poison(0));
-        self.note_leftovers(leftovers);
+        self.has_leftovers.store(true, Ordering::Relaxed);
         let poisoned = self.regions.poison(&self.userfault, range);
-        let after = match &poisoned {
-            Ok(()) => Some(Leftover::Poison(FAULT_CLOCK.advance())),
-            Err(_) => before,
-        };
-        match after {
-            Some(leftover) => leftovers.at.insert(index, leftover),
-            None => leftovers.at.remove(&index),
-        };
+        if poisoned.is_ok() {
+            leftovers.at.insert(index, Leftover::Poison(note_waked()));
+            log::error!("a page of a map cannot be had: {error}");
+            leftovers.errors += 1;
+            leftovers.last_error = Some(error);
+        }
         self.note_leftovers(leftovers);
         match poisoned {
             Ok(()) => Ok(true),
@@ -507,7 +533,7 @@ impl Region {
 
     fn clear_locked(&self, leftovers: &mut Leftovers, index: u64) -> io::Result<()> {
         if matches!(leftovers.at.remove(&index), Some(Leftover::Poison(_))) {
-            self.regions.unpoison(&self.range_of(&(index..index + 1)))?;
+            self.regions.unpoison(&self.range_at(index))?;
         }
         self.unmap_locked(index)
     }
@@ -565,7 +591,7 @@ impl Region {
     }
 
     fn unmap_locked(&self, index: u64) -> io::Result<()> {
-        let range = self.range_of(&(index..index + 1));
+        let range = self.range_at(index);
         // SAFETY: a page of ours whose bytes nobody wants.
         unsafe { self.unmap_unwanted(std::slice::from_ref(&range)) }.map(drop)
     }
@@ -586,8 +612,7 @@ impl Region {
             left = &left[unmapped.ranges_done..];
             tries += 1;
             if tries == UNMAP_TRIES_MAX {
-                let told = io::Error::new(error.kind(), error.to_string());
-                self.regions.soundness().lose("pages of a map cannot be unmapped", told);
+                self.regions.soundness().lose("pages of a map cannot be unmapped", &error);
                 return Err(error);
             }
         }

@@ -62,7 +62,9 @@ impl Arena {
     /// Gives both back. The descriptor is frozen.
     pub(crate) fn free_region_page(&self, id: FolioId, folios: &Folios) {
         let mut state = self.state.lock();
-        state.put_region_page(id, folios);
+        state.link_region_page(id.0, folios);
+        state.region_pages.used -= 1;
+        state.budget.give_back(PAGE_BYTES);
         self.publish(&state);
     }
 }
@@ -77,7 +79,7 @@ impl State {
             return None;
         }
         let id = FolioId(self.region_pages.free);
-        // Relaxed: as in `put_region_page`.
+        // Relaxed: as in `link_region_page`.
         self.region_pages.free = folios.get(id).lru_next.load(Ordering::Relaxed);
         self.region_pages.used += 1;
         Some(id)
@@ -93,21 +95,14 @@ impl State {
         folios.init_free(FolioId(next), DESCRIPTORS_PER_PAGE as usize);
         self.region_pages.known += DESCRIPTORS_PER_PAGE;
         for number in (next..next + DESCRIPTORS_PER_PAGE).rev() {
-            self.link_region_page(FolioId(number), folios);
+            self.link_region_page(number, folios);
         }
         true
     }
 
-    /// Gives a page of the budget back, and the descriptor.
-    fn put_region_page(&mut self, id: FolioId, folios: &Folios) {
-        self.link_region_page(id, folios);
-        self.region_pages.used -= 1;
-        self.budget.give_back(PAGE_BYTES);
-    }
-
-    fn link_region_page(&mut self, id: FolioId, folios: &Folios) {
+    fn link_region_page(&mut self, number: u32, folios: &Folios) {
         // Relaxed: a free descriptor is on no list of the LRU, and the arena's lock orders this.
-        folios.get(id).lru_next.store(self.region_pages.free, Ordering::Relaxed);
-        self.region_pages.free = id.0;
+        folios.get(FolioId(number)).lru_next.store(self.region_pages.free, Ordering::Relaxed);
+        self.region_pages.free = number;
     }
 }

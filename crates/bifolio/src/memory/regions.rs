@@ -52,8 +52,8 @@ pub(crate) struct BounceBuffer {
 pub(crate) struct RegionsSize {
     staging_pages: u64,
     bounce_buffer_pages: u64,
-    /// Whether there is a second one, for who writes out, of twice the size.
-    has_swap: bool,
+    /// Of the second one, for whoever writes out what leaves: none where there is no swap.
+    swap_bounce_buffer_pages: u64,
     /// Whether it may be in huge pages.
     huge: bool,
 }
@@ -61,12 +61,7 @@ pub(crate) struct RegionsSize {
 impl RegionsSize {
     /// Bytes to be charged.
     pub(crate) fn bytes(self) -> u64 {
-        (self.staging_pages + self.bounce_buffer_pages + self.swap_bounce_buffer_pages())
-            * PAGE_BYTES
-    }
-
-    fn swap_bounce_buffer_pages(self) -> u64 {
-        if self.has_swap { 2 * self.bounce_buffer_pages } else { 0 }
+        (self.staging_pages + self.bounce_buffer_pages + self.swap_bounce_buffer_pages) * PAGE_BYTES
     }
 
     /// How many folios can leave together: two pages for each.
@@ -94,10 +89,11 @@ impl Regions {
         let part = (arena.bound_pages() / PART_OF_BOUND).max(PAGES_MIN);
         // Two pages for each folio of a batch.
         let for_batch = 2 * batch as u64;
+        let bounce_buffer_pages = (part / 2).min(EXIT_PAGES_MAX.max(for_batch));
         RegionsSize {
             staging_pages: part.min(STAGING_PAGES_MAX),
-            bounce_buffer_pages: (part / 2).min(EXIT_PAGES_MAX.max(for_batch)),
-            has_swap,
+            bounce_buffer_pages,
+            swap_bounce_buffer_pages: if has_swap { 2 * bounce_buffer_pages } else { 0 },
             huge: arena.may_use_huge_pages(),
         }
     }
@@ -109,23 +105,19 @@ impl Regions {
         soundness: &Arc<Soundness>,
     ) -> io::Result<Self> {
         let memory = |pages| memory_for_transfers(pages, size.huge, features);
+        let large_pipes = features.has(Feature::LargePipes);
         let bounce_buffer = |pages| {
-            let page_pipe = PagePipe::new(
-                size.bounce_buffer_pages as usize,
-                features.has(Feature::LargePipes),
-            )?;
+            let page_pipe = PagePipe::new(size.bounce_buffer_pages as usize, large_pipes)?;
             Ok::<_, io::Error>(Mutex::new(BounceBuffer { memory: memory(pages)?, page_pipe }))
         };
-        let staging = memory(size.staging_pages)?;
-        let swap_bounce_buffer =
-            size.has_swap.then(|| bounce_buffer(size.swap_bounce_buffer_pages())).transpose()?;
+        let swap_pages = size.swap_bounce_buffer_pages;
         Ok(Self {
             features: features.clone(),
             soundness: Arc::clone(soundness),
             unmapper: Unmapper::new(features),
-            staging: Arc::new(Staging::new(staging)),
+            staging: Arc::new(Staging::new(memory(size.staging_pages)?)),
             bounce_buffer: bounce_buffer(size.bounce_buffer_pages)?,
-            swap_bounce_buffer,
+            swap_bounce_buffer: (swap_pages > 0).then(|| bounce_buffer(swap_pages)).transpose()?,
         })
     }
 
@@ -161,21 +153,19 @@ impl Regions {
 
     /// Why there can be no raw writers, if so.
     pub(crate) fn why_no_stores(&self) -> Option<String> {
-        let reports = self.features.reports().into_iter();
-        let mut stores = reports.filter(|report| report.feature == Feature::WriteProtectAsync);
-        stores.find(|report| !report.in_use).map(|report| report.reason)
+        self.features.why_not(Feature::WriteProtectAsync)
     }
 
     /// Makes pages that are not there inaccessible.
     pub(super) fn poison(&self, userfault: &Userfault, range: &PageRange) -> io::Result<()> {
         if self.features.has(Feature::FaultPoison) {
-            return userfault.poison(range.start, range.length_bytes);
+            return userfault.poison(range);
         }
         if crate::sys::memory::is_resident(range.start) {
             return Err(io::ErrorKind::AlreadyExists.into());
         }
         crate::sys::memory::refuse_access(range.start, range.length_bytes)?;
-        userfault.wake(range.start, range.length_bytes)
+        userfault.wake(range)
     }
 
     /// Takes back what [`Self::poison`] did; the pages are not there.

@@ -32,48 +32,40 @@
 //! The Entry names the folio from B2 to B8 or B9: the place belongs to the index, and a fill that
 //! came before B6 would be wiped by it (REGION-2).
 //!
-//! What reviewers asked of the thread, and the tests that answer (`loom_unmap` is
-//! `src/tests/loom_unmap.rs`, the others are in `tests/maps/`):
-//! - A write through a stale translation before the I/O: the flush of B6 comes before the bytes of
-//!   B7 are read, and only those are written. (The design wanted the pages write-protected in one
-//!   batch before the write-out. That is a flush for each 2 MiB touched: 0.49 a page where pages
-//!   are scattered, measured, against 0.03 here; and a store between the last look and the
-//!   unmapping would be lost.) `loom_unmap_vs_store` and those beside it; `threads.rs`.
-//! - The unlocked window: folios wait for their batch without a lock; B1 repeats every check.
-//!   `loom_unmap_vs_lookup`, `loom_unmap_vs_sync`; `model.rs`.
-//! - The missing check for pins: B2 fails for who has any reference beside the table's and ours.
-//!   `loom_unmap_vs_pin`; `pinned_pages_of_a_map_stay_and_raise_no_faults`.
-//! - Early exit with a half-full batch: [`Unmapping::finish`] ends every scan. `map_batches.rs`,
-//!   with batches larger than what there is.
-//! - A folio that vanishes from both lists: those that stay end in [`Unmapping::keep`], the one
-//!   place where that is. `a_cache_full_of_pinned_maps_says_so_and_recovers`.
+//! Why this is enough, and which tests say so (`loom_unmap_*` are in `src/tests/loom_unmap.rs`, the
+//! others in `tests/maps/` and `tests/map_batches.rs`):
+//! - Stores through stale translations: the flush of B6 comes before the bytes of B7 are read, and
+//!   only those are written. (To protect the pages before the write-out takes a flush for each 2
+//!   MiB touched: 0.49 a page where pages are scattered, against 0.03 here; and a store between the
+//!   last look and the unmapping would be lost.) `loom_unmap_vs_store`; `threads.rs`.
+//! - Folios wait for their batch without a lock: B1 repeats every check. `loom_unmap_vs_lookup`,
+//!   `loom_unmap_vs_sync`; `model.rs`.
+//! - Pins: B2 fails for who has any reference beside the table's and ours. `loom_unmap_vs_pin`.
+//! - Half-full batches: [`Unmapping::finish`] ends every scan. `map_batches.rs`.
+//! - What stays is put back on a list in one place: [`Unmapping::keep`].
 //!
 //! B5 and B7 rely on it that a store between them goes to the page that is kept, and to no copy of
 //! it. The kernel copies a page that it does not know to be one mapping's alone. Nobody shares
 //! these: they are not inherited by a fork, come by `UFFDIO_COPY`, and are not merged with equal
-//! ones (`Reservation::refuse_merging`; no page is merged either while a pipe keeps it). What is
-//! left is a page that comes back from a swap device which needs stable pages (zram) while it is
-//! being written there: its first store, if that falls between B5 and B6, is lost.
+//! ones (`Reservation::refuse_merging`). What is left is a page that comes back from a swap device
+//! which needs stable pages (zram) while it is being written there: its first store, if that falls
+//! between B5 and B6, is lost.
 //!
 //! A page that a device has pinned is not told from others (for those is `MapMut::pin_mut`):
-//! neither pagemap nor `PAGEMAP_SCAN` knows pins, `vmsplice` and `MADV_DONTNEED` take such a page
-//! as any. Only `UFFDIO_MOVE` refuses it, and pages that are not one mapping's alone, with EBUSY.
-//! It takes one range a call and flushes for each: 1.2 to 1.5 us for a scattered page, measured,
-//! where an unmapping of 31 takes 0.6 to 0.7 for each.
+//! neither `PAGEMAP_SCAN` nor `vmsplice` nor `MADV_DONTNEED` knows pins. `UFFDIO_MOVE` does, but it
+//! takes one range a call and flushes for each: 1.2 to 1.5 us for a scattered page, against 0.6 to
+//! 0.7 here.
 //!
 //! A batch is so many rows of neighbours ([`Rows`]): where folios leave in the order in which they
 //! came, a flush is due for some hundreds of them. An unmapping costs the other CPUs an interrupt,
 //! and one more for each first store to a protected page that meets it on its way.
 //!
 //! The steps from B3 to B7 are in `unmap_batch.rs`. Whoever reclaims, with the reclaim lock, takes
-//! what is clean; what is to be written out is the swapper's (`swapper.rs`), who does that without
-//! the reclaim_lock. While some folios are written out (B9), it unmaps the next
-//! (`unmap_batch.rs`).
+//! what is clean; what is to be written out is the swapper's (`swapper.rs`), without that lock.
+//! While some folios are written out (B9), it unmaps the next.
 
-use super::scan::{EvictOutcome, WriteOut, is_pinned};
-use super::scan::{ScanControl, ScanCounts};
-use super::unmap_batch::{UnmapBatch, Victim, VictimState};
-use super::unmap_batch::{Unmapped, UnmappedBatch};
+use super::scan::{EvictOutcome, ScanControl, ScanCounts, WriteOut, is_pinned};
+use super::unmap_batch::{UnmapBatch, Unmapped, UnmappedBatch, Victim, VictimState};
 use super::{Reclaim, ReclaimLock};
 use crate::memory::{ListKind, Region};
 use crate::page::{Flag, FolioRef, Frozen, LockedFolio};
@@ -102,14 +94,8 @@ pub(super) struct Unmapping<'t> {
 
 impl<'t> Unmapping<'t> {
     pub(super) fn new(reclaim: &'t Reclaim, owners: Owners<'t>, control: ScanControl) -> Self {
-        Self {
-            reclaim,
-            owners,
-            control,
-            waiting: Vec::new(),
-            rows: Rows::default(),
-            unmapped_batch: None,
-        }
+        let (waiting, rows) = (Vec::new(), Rows::default());
+        Self { reclaim, owners, control, waiting, rows, unmapped_batch: None }
     }
 
     /// Whether the folios may be written out: the holder of the reclaim lock waits for no storage.
@@ -154,15 +140,12 @@ impl<'t> Unmapping<'t> {
     pub(super) fn keep(&self, folio: FolioRef<'t>, outcome: EvictOutcome, counts: &mut ScanCounts) {
         counts.note(outcome, folio.folio().pages());
         let memory = &self.reclaim.memory;
-        let kind = match outcome {
-            EvictOutcome::Activate => ListKind::Active,
-            _ => ListKind::Inactive,
+        let (kind, counter) = match outcome {
+            EvictOutcome::Activate => (ListKind::Active, Some(Counter::PgActivate)),
+            EvictOutcome::Pinned => (ListKind::Inactive, Some(Counter::PgPinned)),
+            _ => (ListKind::Inactive, None),
         };
-        match outcome {
-            EvictOutcome::Activate => memory.counters.add(Counter::PgActivate, 1),
-            EvictOutcome::Pinned => memory.counters.add(Counter::PgPinned, 1),
-            _ => {}
-        }
+        counter.inspect(|counter| memory.counters.add(*counter, 1));
         memory.lru.put_back(&memory.folios, &mut vec![folio], kind);
     }
 
@@ -177,9 +160,8 @@ impl<'t> Unmapping<'t> {
         }
         locked.sort_unstable_by_key(|(inode, lock, _)| (inode.address(), lock.index()));
         let mut left = locked.into_iter().peekable();
-        while let Some((inode, ..)) = left.peek() {
-            let inode = *inode;
-            let mut of_one = Vec::new();
+        while let Some((inode, lock, folio)) = left.next() {
+            let mut of_one = vec![(lock, folio)];
             while let Some((_, lock, folio)) =
                 left.next_if(|(other, ..)| std::ptr::eq(*other, inode))
             {
@@ -224,15 +206,11 @@ impl<'t> Unmapping<'t> {
         if self.control.second_chance && inode.mapping.test_and_clear_referenced(&lock) {
             return Err(EvictOutcome::Activate);
         }
-        let Some(region) = inode.page_space.region() else {
-            unreachable!("a region page is a region's")
-        };
+        let region = inode.page_space.region().expect("a region page is a region's");
         if is_pinned(folio) && lock.flags.write_state().is_dirty() {
             // Whoever is about to write it out holds a reference, too; and it must be told.
             let is_kept = inode.store.cleaner() != Cleaner::Flusher || region.is_kept(lock.index());
-            let outcome =
-                if is_kept { EvictOutcome::Pinned } else { EvictOutcome::of_dirty(inode) };
-            return Err(outcome);
+            return Err(if is_kept { EvictOutcome::Pinned } else { EvictOutcome::of_dirty(inode) });
         }
         if lock.flags.write_state().is_dirty() && self.is_left_to_swapper(inode) {
             return Err(EvictOutcome::Unswapped);
@@ -251,9 +229,7 @@ impl<'t> Unmapping<'t> {
         folios: Vec<(LockedFolio<'t>, FolioRef<'t>)>,
         counts: &mut ScanCounts,
     ) {
-        let Some(region) = inode.page_space.region() else {
-            unreachable!("a region page is a region's")
-        };
+        let region = inode.page_space.region().expect("a region page is a region's");
         // Others are written out by the flusher.
         let may_write = self.may_write() && inode.store.cleaner() == Cleaner::Swapper;
         let mut left = folios.into_iter();
@@ -265,13 +241,11 @@ impl<'t> Unmapping<'t> {
             if count == 0 {
                 continue;
             }
-            let Some(unmapped_batch) = &mut self.unmapped_batch else {
-                unreachable!("made just now")
-            };
-            let bounce_buffer = unmapped_batch.bounce_buffer();
+            let unmapped_batch = self.unmapped_batch.as_mut().expect("made just now");
+            let bounce_buffer = &mut unmapped_batch.bounce_buffer;
             let mut unmap_batch = UnmapBatch::new(inode, region, bounce_buffer, room.start, batch);
             let flushes = unmap_batch.take(may_write);
-            let victims = unmap_batch.into_victims();
+            let victims = unmap_batch.victims;
             self.reclaim.memory.counters.add(Counter::UnmapFlush, flushes);
             let mut returning = Vec::new();
             for (page, victim) in (room.start..).zip(victims) {
@@ -301,21 +275,22 @@ impl<'t> Unmapping<'t> {
         region: &'t Region,
         counts: &mut ScanCounts,
     ) -> Range<usize> {
-        if self.unmapped_batch.as_ref().is_some_and(|unmapped_batch| !unmapped_batch.is_of(inode)) {
+        let is_other = |batch: &UnmappedBatch<'_>| !std::ptr::eq(batch.inode, inode);
+        if self.unmapped_batch.as_ref().is_some_and(is_other) {
             self.end_unmapped(counts);
         }
         let may_write = self.may_write();
-        let unmapped_batch =
-            self.unmapped_batch.get_or_insert_with(|| UnmappedBatch::new(inode, region, may_write));
-        if unmapped_batch.room().len() < 2 * folios || unmapped_batch.is_a_transfer() {
-            let ended = unmapped_batch.rotate(&self.reclaim.memory);
+        let mut batch = self
+            .unmapped_batch
+            .take()
+            .unwrap_or_else(|| UnmappedBatch::new(inode, region, may_write));
+        if batch.room().len() < 2 * folios || batch.is_a_transfer() {
+            let ended = batch.rotate(&self.reclaim.memory);
             self.settle_written(inode, ended, counts);
         }
-        let Some(unmapped_batch) = &self.unmapped_batch else {
-            unreachable!("it stays until it has ended")
-        };
-        let room = unmapped_batch.room();
-        room.start..room.end.min(room.start + 2 * unmapped_batch.places())
+        let (room, places) = (batch.room(), batch.bounce_buffer.page_pipe.places());
+        self.unmapped_batch = Some(batch);
+        room.start..room.end.min(room.start + 2 * places)
     }
 
     /// B8. Its copy is on `page` of the bounce buffer. Answers what is to be put back.
@@ -327,33 +302,28 @@ impl<'t> Unmapping<'t> {
         counts: &mut ScanCounts,
     ) -> Option<Unmapped<'t>> {
         let Victim { lock, frozen, copy, state, .. } = victim;
-        let (folio, outcome) = match state {
-            VictimState::Goes => {
-                self.evict(inode, lock, frozen, counts);
-                return None;
-            }
+        if matches!(state, VictimState::Goes) {
+            self.evict(inode, lock, frozen, counts);
+            return None;
+        }
+        if let VictimState::Stays(outcome) = state {
+            let folio = inode.mapping.cancel_eviction(frozen, &lock);
+            drop(lock);
+            self.keep(folio, outcome, counts);
+            return None;
+        }
+        let folio = frozen.unfreeze();
+        match state {
             VictimState::Leaves(in_flight) => {
-                let folio = frozen.unfreeze();
-                let Some(unmapped_batch) = &mut self.unmapped_batch else {
-                    unreachable!("where its copy is")
-                };
+                let unmapped_batch = self.unmapped_batch.as_mut().expect("where its copy is");
                 unmapped_batch.add(page, Unmapped { lock, folio, copy }, in_flight);
-                return None;
-            }
-            VictimState::Returns => {
-                let folio = frozen.unfreeze();
-                return Some(Unmapped { lock, folio, copy });
             }
             VictimState::Lost(error) => {
-                let folio = frozen.unfreeze();
-                let table_reference = inode.lose(&folio, &lock, error);
+                let table_reference = inode.lose(&folio, &lock, &error);
                 drop((lock, table_reference));
-                return None;
             }
-            VictimState::Stays(outcome) => (inode.mapping.cancel_eviction(frozen, &lock), outcome),
-        };
-        drop(lock);
-        self.keep(folio, outcome, counts);
+            _ => return Some(Unmapped { lock, folio, copy }),
+        }
         None
     }
 
@@ -373,28 +343,21 @@ impl<'t> Unmapping<'t> {
 
     /// Writes out what was unmapped, and waits for it.
     fn end_unmapped(&mut self, counts: &mut ScanCounts) {
-        while let Some(unmapped_batch) =
-            self.unmapped_batch.as_mut().filter(|unmapped_batch| unmapped_batch.folios() > 0)
-        {
-            let inode = unmapped_batch.inode();
-            let ended = unmapped_batch.rotate(&self.reclaim.memory);
-            self.settle_written(inode, ended, counts);
+        let Some(mut batch) = self.unmapped_batch.take() else { return };
+        while batch.folios() > 0 {
+            let ended = batch.rotate(&self.reclaim.memory);
+            self.settle_written(batch.inode, ended, counts);
         }
-        self.unmapped_batch = None;
     }
 
     /// The end of B9.
     fn settle_written(&self, inode: &'t Inode, ended: Vec<Unmapped<'t>>, counts: &mut ScanCounts) {
         for Unmapped { lock, folio, copy } in ended {
             let is_dirty = lock.flags.write_state().is_dirty();
-            let frozen = if is_dirty { Err(folio) } else { folio.try_freeze(1) };
-            match frozen {
+            let outcome = if is_dirty { EvictOutcome::Unwritten } else { EvictOutcome::Busy };
+            match if is_dirty { Err(folio) } else { folio.try_freeze(1) } {
                 Ok(frozen) => self.evict(inode, lock, frozen, counts),
-                Err(folio) => {
-                    let outcome =
-                        if is_dirty { EvictOutcome::Unwritten } else { EvictOutcome::Busy };
-                    self.put_back(inode, Unmapped { lock, folio, copy }, outcome, counts);
-                }
+                Err(folio) => self.put_back(inode, Unmapped { lock, folio, copy }, outcome, counts),
             }
         }
     }

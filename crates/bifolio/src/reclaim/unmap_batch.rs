@@ -1,13 +1,12 @@
 //! A batch that is unmapped: pages of one region are taken from raw writers, with one flush (B3 to
 //! B7 of `unmap.rs`); and what becomes of them then (B8 and B9).
 //!
-//! Unmapping leaves a state for each folio. No one of them is lost whatever fails: one that could
-//! not be unmapped stays as it was.
+//! Unmapping leaves a state for each folio; one that could not be unmapped stays as it was.
 //!
-//! Then some are being written out while others are gathered for the next transfer. The bounce
-//! buffer of the swapper has two halves: one with the copies of what is in flight, one for what is
-//! gathered. When that is enough for a transfer, they change places. Others write nothing out:
-//! their bounce buffer is one part, and empty again when the pages are judged.
+//! Then some are written out while others are gathered for the next transfer. The bounce buffer of
+//! the swapper has two halves: one with the copies of what is in flight, one for what is gathered.
+//! When that is enough for a transfer, they change places. Others write nothing out: their bounce
+//! buffer is one part, and empty again when the pages are judged.
 //!
 //! # Safety
 //! Unmaps pages of folios that the caller has frozen, and copies between them and the bounce
@@ -37,7 +36,7 @@ pub(super) struct UnmapBatch<'d, 't> {
     /// The bounce buffer's page for the next copy of one that seems clean.
     spare: usize,
     /// Those that have a page come first, in the order of their places.
-    victims: Vec<Victim<'t>>,
+    pub(super) victims: Vec<Victim<'t>>,
     /// How many that are.
     there: usize,
 }
@@ -91,38 +90,34 @@ impl<'d, 't> UnmapBatch<'d, 't> {
         Self { inode, region, bounce_buffer, spare, victims, there }
     }
 
-    pub(super) fn into_victims(self) -> Vec<Victim<'t>> {
-        self.victims
-    }
-
     /// Takes the pages. Dirty ones go only if the caller `may_write` them out. Answers how many
     /// flushes were asked for.
     pub(super) fn take(&mut self, may_write: bool) -> u64 {
         let region = self.region;
         let _section = region.section();
         let is_tracked = region.is_tracked();
+        let all = 0..self.victims.len();
         if self.inode.memory.soundness.is_lost() {
-            self.victims
-                .iter_mut()
-                .for_each(|victim| victim.state = VictimState::Stays(EvictOutcome::Busy));
+            self.stay(all);
             return 0;
         }
         if is_tracked && let Err(error) = self.find_stores() {
             log::warn!("{}: stores cannot be looked for: {error}", self.inode.name());
-            self.victims
-                .iter_mut()
-                .for_each(|victim| victim.state = VictimState::Stays(EvictOutcome::Busy));
+            self.stay(all);
         }
         if !may_write {
             self.keep_dirty();
         }
         let going: Vec<usize> = (0..self.there).filter(|at| self.victims[*at].is_going()).collect();
-        let ranges = self.ranges_of(&going);
+        let indices: Vec<u64> = going.iter().map(|at| self.victims[*at].lock.index()).collect();
+        // Those in a row together.
+        let ranges: Vec<_> = runs_of(&indices).map(|run| self.region.range_of(&run)).collect();
         if !is_tracked {
             self.copy_dirty(&going);
-        } else if let Err(error) = self.keep(&ranges) {
+        // SAFETY: pages of frozen folios, which are there (REGION-1): B5.
+        } else if let Err(error) = unsafe { self.bounce_buffer.page_pipe.keep(&ranges) } {
             log::warn!("{}: pages cannot be kept: {error}", self.inode.name());
-            self.stay(&going);
+            self.stay(going);
             self.begin();
             return 0;
         }
@@ -131,10 +126,18 @@ impl<'d, 't> UnmapBatch<'d, 't> {
         if is_tracked {
             match self.take_kept(&going) {
                 Ok(()) => self.find_late_stores(&gone, may_write),
-                Err(error) => self.give_up(&gone, &error),
+                // The last bytes are in a pipe of this process and nowhere else, and it was asked
+                // for no more than it has: somebody else has read from it, or closed it.
+                Err(error) => {
+                    self.bounce_buffer.page_pipe.discard();
+                    for at in gone {
+                        let copy = io::Error::new(error.kind(), error.to_string());
+                        self.victims[at].state = VictimState::Lost(copy);
+                    }
+                }
             }
         }
-        self.stay(&staying);
+        self.stay(staying);
         self.begin();
         flushes
     }
@@ -153,7 +156,7 @@ impl<'d, 't> UnmapBatch<'d, 't> {
         for at in &going[gone.len()..] {
             let index = self.victims[*at].lock.index();
             // SAFETY: as above; one that is gone stays so.
-            let one = unsafe { unmapper.unmap(&[self.region.range_of(&(index..index + 1))]) };
+            let one = unsafe { unmapper.unmap(&[self.region.range_at(index)]) };
             flushes += one.flushes_asked;
             if one.error.is_none() { gone.push(*at) } else { staying.push(*at) }
         }
@@ -213,18 +216,6 @@ impl<'d, 't> UnmapBatch<'d, 't> {
         }
     }
 
-    /// The pages of folios, those in a row together.
-    fn ranges_of(&self, going: &[usize]) -> Vec<PageRange> {
-        let indices: Vec<u64> = going.iter().map(|at| self.victims[*at].lock.index()).collect();
-        runs_of(&indices).map(|pages| self.region.range_of(&pages)).collect()
-    }
-
-    /// B5.
-    fn keep(&mut self, ranges: &[PageRange]) -> io::Result<()> {
-        // SAFETY: pages of frozen folios, which are there (REGION-1).
-        unsafe { self.bounce_buffer.page_pipe.keep(ranges) }
-    }
-
     /// B5, where there are no raw writers: the bytes stand still.
     fn copy_dirty(&mut self, going: &[usize]) {
         for victim in going.iter().map(|at| &self.victims[*at]) {
@@ -249,16 +240,6 @@ impl<'d, 't> UnmapBatch<'d, 't> {
         Ok(())
     }
 
-    /// B7: the last bytes are in a pipe of this process and nowhere else, and it was asked for as
-    /// much as it has, without a wait: somebody else has read from it, or closed it.
-    fn give_up(&mut self, gone: &[usize], error: &io::Error) {
-        self.bounce_buffer.page_pipe.discard();
-        for at in gone {
-            self.victims[*at].state =
-                VictimState::Lost(io::Error::new(error.kind(), error.to_string()));
-        }
-    }
-
     /// B7: those that seemed clean, and were stored to between the look and the unmapping.
     fn find_late_stores(&mut self, gone: &[usize], may_write: bool) {
         for at in gone {
@@ -280,9 +261,9 @@ impl<'d, 't> UnmapBatch<'d, 't> {
     }
 
     /// Folios that were not unmapped stay as they are.
-    fn stay(&mut self, staying: &[usize]) {
+    fn stay(&mut self, staying: impl IntoIterator<Item = usize>) {
         for at in staying {
-            self.victims[*at].state = VictimState::Stays(EvictOutcome::Busy);
+            self.victims[at].state = VictimState::Stays(EvictOutcome::Busy);
         }
     }
 }
@@ -325,14 +306,14 @@ const PORTION_FOLIOS: usize = 32;
 /// See the head of the file. All of one file.
 #[derive(Debug)]
 pub(super) struct UnmappedBatch<'t> {
-    inode: &'t Inode,
+    pub(super) inode: &'t Inode,
     /// What is in flight ends before the copies and the locks go. None as long as nothing is to be
     /// written out: whoever may not wait never writes out.
     batch: Option<UnmappedWriteBatch<'t>>,
     in_flight: Vec<Unmapped<'t>>,
     gathered: Vec<Unmapped<'t>>,
     leaving: Vec<WriteVictim<'t>>,
-    bounce_buffer: MutexGuard<'t, BounceBuffer>,
+    pub(super) bounce_buffer: MutexGuard<'t, BounceBuffer>,
     /// Parts of it: two where one is written out while the other fills.
     parts: usize,
     /// Which part of the bounce buffer is for what is gathered, from 0.
@@ -356,29 +337,19 @@ impl<'t> UnmappedBatch<'t> {
     /// others.
     pub(super) fn new(inode: &'t Inode, region: &'t Region, writes: bool) -> Self {
         let regions = region.regions();
+        let bounce_buffer =
+            if writes { regions.swap_bounce_buffer() } else { regions.bounce_buffer() };
         Self {
             inode,
             batch: None,
             in_flight: Vec::new(),
             gathered: Vec::new(),
             leaving: Vec::new(),
-            bounce_buffer: if writes {
-                regions.swap_bounce_buffer()
-            } else {
-                regions.bounce_buffer()
-            },
+            bounce_buffer,
             parts: if writes { 2 } else { 1 },
             half: 0,
             pages_used: 0,
         }
-    }
-
-    pub(super) fn inode(&self) -> &'t Inode {
-        self.inode
-    }
-
-    pub(super) fn is_of(&self, inode: &Inode) -> bool {
-        std::ptr::eq(self.inode, inode)
     }
 
     /// How many there are.
@@ -389,15 +360,6 @@ impl<'t> UnmappedBatch<'t> {
     /// Whether enough are gathered.
     pub(super) fn is_a_transfer(&self) -> bool {
         self.gathered.len() >= TRANSFER_FOLIOS
-    }
-
-    pub(super) fn bounce_buffer(&mut self) -> &mut BounceBuffer {
-        &mut self.bounce_buffer
-    }
-
-    /// How many pages can be kept beyond their unmapping.
-    pub(super) fn places(&self) -> usize {
-        self.bounce_buffer.page_pipe.places()
     }
 
     fn half_pages(&self) -> usize {
@@ -423,9 +385,7 @@ impl<'t> UnmappedBatch<'t> {
     /// Waits for what is in flight and gives it back; starts to write out what was gathered, and
     /// waits for all but the last portion of it. Nothing is frozen.
     pub(super) fn rotate(&mut self, memory: &Memory) -> Vec<Unmapped<'t>> {
-        if let Some(batch) = &mut self.batch {
-            batch.wait();
-        }
+        self.batch.iter_mut().for_each(UnmappedWriteBatch::wait);
         let ended = std::mem::take(&mut self.in_flight);
         memory.counters.add(Counter::PageOut, self.gathered.len() as u64);
         let are_single = memory.region_reads.are_single();

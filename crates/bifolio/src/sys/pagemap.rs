@@ -16,6 +16,7 @@ use std::os::fd::AsFd;
 use rustix::ioctl::{Opcode, opcode};
 
 use super::is_passing;
+use super::memory::PageRange;
 use super::userfault::control;
 
 const IS_WRITTEN: u64 = 1 << 1;
@@ -71,34 +72,33 @@ impl Pagemap {
         Ok(Self { file: File::open("/proc/self/pagemap")? })
     }
 
-    /// Names the runs of written pages in the range, in order, by start and length in bytes. They
-    /// stay written. Neighbours may come in several runs.
+    /// Names the runs of written pages in the range, in order. They stay written. Neighbours may
+    /// come in several runs.
     pub(crate) fn written(
         &self,
-        start: *const u8,
-        length_bytes: usize,
-        visit: impl FnMut(*const u8, usize),
+        range: &PageRange,
+        visit: impl FnMut(PageRange),
     ) -> io::Result<()> {
-        self.scan(start, length_bytes, 0, visit)
+        self.scan(range, 0, visit)
     }
 
     /// Protects the written pages of the range: none counts as written any more, until the next
     /// store. Flushes once for each 2 MiB where there are any.
     ///
     /// EPERM where stores to protected pages are not asynchronous.
-    pub(crate) fn protect(&self, start: *const u8, length_bytes: usize) -> io::Result<()> {
-        self.scan(start, length_bytes, PROTECT_MATCHING | CHECK_ASYNC, |_, _| {})
+    pub(crate) fn protect(&self, range: &PageRange) -> io::Result<()> {
+        self.scan(range, PROTECT_MATCHING | CHECK_ASYNC, |_| {})
     }
 
     fn scan(
         &self,
-        start: *const u8,
-        length_bytes: usize,
+        range: &PageRange,
         flags: u64,
-        mut visit: impl FnMut(*const u8, usize),
+        mut visit: impl FnMut(PageRange),
     ) -> io::Result<()> {
+        let start = range.start;
         let mut ranges = [ScanRange::default(); RANGES_MAX];
-        let end = start.addr() + length_bytes;
+        let end = start.addr() + range.length_bytes;
         let mut position = start.addr();
         while position < end {
             let mut call = ScanCall {
@@ -123,8 +123,8 @@ impl Pagemap {
                 other => other?,
             };
             for range in &ranges[..found] {
-                let offset_bytes = range.start as usize - start.addr();
-                visit(start.wrapping_add(offset_bytes), (range.end - range.start) as usize);
+                let start = start.with_addr(range.start as usize);
+                visit(PageRange { start, length_bytes: (range.end - range.start) as usize });
             }
             if call.walk_end as usize <= position {
                 return Err(io::Error::other("PAGEMAP_SCAN made no progress"));
@@ -169,16 +169,16 @@ mod tests {
         fn written(&self) -> Vec<(usize, usize)> {
             let mut runs = Vec::new();
             let memory = &self.scratch.memory;
-            let visit = |start: *const u8, length_bytes| {
-                let first = (start.addr() - memory.as_ptr().addr()) / PAGE_BYTES;
-                runs.push((first, length_bytes / PAGE_BYTES));
+            let visit = |found: PageRange| {
+                let first = (found.start.addr() - memory.as_ptr().addr()) / PAGE_BYTES;
+                runs.push((first, found.length_bytes / PAGE_BYTES));
             };
-            self.pagemap.written(memory.as_ptr(), memory.len(), visit).unwrap();
+            self.pagemap.written(&self.scratch.range(0, memory.len() / PAGE_BYTES), visit).unwrap();
             runs
         }
 
         fn protect(&self, page: usize, pages: usize) {
-            self.pagemap.protect(self.scratch.at(page), pages * PAGE_BYTES).unwrap();
+            self.pagemap.protect(&self.scratch.range(page, pages)).unwrap();
         }
     }
 
@@ -242,8 +242,8 @@ mod tests {
         let Some(world) = World::new(4) else { return };
         (0..4).for_each(|page| world.install(page, false));
         let mut found = Vec::new();
-        let visit = |start: *const u8, length_bytes| found.push((start.addr(), length_bytes));
-        world.pagemap.written(world.scratch.at(1), 2 * PAGE_BYTES, visit).unwrap();
+        let visit = |run: PageRange| found.push((run.start.addr(), run.length_bytes));
+        world.pagemap.written(&world.scratch.range(1, 2), visit).unwrap();
         assert_eq!(found, [(world.scratch.at(1).addr(), 2 * PAGE_BYTES)]);
         world.protect(1, 2);
         assert_eq!(world.written(), [(0, 1), (3, 1)]);
@@ -287,7 +287,7 @@ mod tests {
     #[test]
     fn a_poisoned_page_looks_written() {
         let Some(world) = World::new(2) else { return };
-        world.scratch.faults.poison(world.scratch.at(1), PAGE_BYTES).unwrap();
+        world.scratch.faults.poison(&world.scratch.range(1, 1)).unwrap();
         assert_eq!(world.written(), [(1, 1)]);
     }
 }

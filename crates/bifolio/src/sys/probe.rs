@@ -189,6 +189,12 @@ impl Features {
         self.in_use & feature.bit() != 0
     }
 
+    /// Why `feature` may not be used, if so.
+    pub(crate) fn why_not(&self, feature: Feature) -> Option<String> {
+        let report = self.reports.iter().find(|report| report.feature == feature);
+        report.filter(|report| !report.in_use).map(|report| report.reason.clone())
+    }
+
     /// What was found, feature by feature.
     pub fn reports(&self) -> Vec<FeatureReport> {
         self.reports.clone()

@@ -49,7 +49,7 @@ pub(super) fn write_protect_async() -> Finding {
         expect_written(&pagemap, &page, false)?;
         store(&page, 8);
         expect_written(&pagemap, &page, true)?;
-        pagemap.protect(page.as_ptr(), PAGE_BYTES)?;
+        pagemap.protect(&whole(&page))?;
         expect_written(&pagemap, &page, false)?;
         keep_and_take(&page)
     };
@@ -59,7 +59,7 @@ pub(super) fn write_protect_async() -> Finding {
 pub(super) fn fault_poison() -> Finding {
     let trial = || {
         let (faults, page) = registered(Wishes { poison: true, ..Wishes::default() })?;
-        faults.poison(page.as_ptr(), PAGE_BYTES)
+        faults.poison(&whole(&page))
     };
     finding(trial(), "a page was poisoned", "UFFDIO_POISON")
 }
@@ -126,6 +126,10 @@ fn install(faults: &Userfault, page: &Reservation, protect: bool) -> io::Result<
     unsafe { faults.copy(page.as_ptr(), source.as_ptr(), PAGE_BYTES, protect) }.1
 }
 
+fn whole(page: &Reservation) -> PageRange {
+    PageRange { start: page.as_ptr(), length_bytes: PAGE_BYTES }
+}
+
 fn store(page: &Reservation, byte: u8) {
     // SAFETY: the scratch page, which is there or is plain memory.
     unsafe { page.as_ptr().write_volatile(byte) };
@@ -141,7 +145,7 @@ fn expect(page: &Reservation, byte: u8) -> io::Result<()> {
 
 fn expect_written(pagemap: &Pagemap, page: &Reservation, expected: bool) -> io::Result<()> {
     let mut found = false;
-    pagemap.written(page.as_ptr(), PAGE_BYTES, |_, _| found = true)?;
+    pagemap.written(&whole(page), |_| found = true)?;
     if found == expected {
         return Ok(());
     }
@@ -152,9 +156,8 @@ fn expect_written(pagemap: &Pagemap, page: &Reservation, expected: bool) -> io::
 fn keep_and_take(page: &Reservation) -> io::Result<()> {
     let mut page_pipe = PagePipe::new(1, true)?;
     store(page, 9);
-    let range = PageRange { start: page.as_ptr(), length_bytes: PAGE_BYTES };
     // SAFETY: the scratch page, which is there.
-    let kept = unsafe { page_pipe.keep(&[range]) };
+    let kept = unsafe { page_pipe.keep(&[whole(page)]) };
     kept.map_err(|error| io::Error::other(refused("vmsplice", &error)))?;
     page.release(0, PAGE_BYTES)?;
     let mut taken = [0_u8; PAGE_BYTES];

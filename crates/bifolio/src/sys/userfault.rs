@@ -21,6 +21,7 @@ use rustix::io::Errno;
 use rustix::ioctl::{Opcode, opcode};
 use rustix::mm::UserfaultfdFlags;
 
+use super::memory::PageRange;
 use super::probe::{Feature, Features};
 use super::{answer_of, is_passing};
 use crate::config::FaultMode;
@@ -164,25 +165,27 @@ impl Userfault {
     }
 
     /// Lets those who wait for the range try again.
-    pub(crate) fn wake(&self, start: *mut u8, length_bytes: usize) -> io::Result<()> {
-        let mut call = [start.addr() as u64, length_bytes as u64];
+    pub(crate) fn wake(&self, range: &PageRange) -> io::Result<()> {
+        let mut call = words(range);
         // SAFETY: the call's own words; no memory is touched.
         self.repeat(|descriptor| unsafe { control(descriptor, DO_WAKE, &mut call) })
     }
 
     /// Ends the protection of pages: stores to them are not noticed any more, they count as done.
-    pub(crate) fn unprotect(&self, start: *mut u8, length_bytes: usize) -> io::Result<()> {
-        let mut call = [start.addr() as u64, length_bytes as u64, 0];
+    pub(crate) fn unprotect(&self, range: &PageRange) -> io::Result<()> {
+        let [start, length_bytes] = words(range);
+        let mut call = [start, length_bytes, 0];
         // SAFETY: the call's own words; no byte changes.
         self.repeat(|descriptor| unsafe { control(descriptor, DO_PROTECT, &mut call) })
     }
 
     /// Makes touching the missing pages of the range a SIGBUS (BUS_MCEERR_AR), and wakes those who
     /// wait. EEXIST where a page is there already. Unmapping the page ends it.
-    pub(crate) fn poison(&self, start: *mut u8, length_bytes: usize) -> io::Result<()> {
-        let poisoned = go_on(length_bytes, |done_bytes| {
-            let rest = start.wrapping_add(done_bytes).addr() as u64;
-            let mut call = [rest, (length_bytes - done_bytes) as u64, 0, 0];
+    pub(crate) fn poison(&self, range: &PageRange) -> io::Result<()> {
+        let [start, length_bytes] = words(range);
+        let poisoned = go_on(range.length_bytes, |done_bytes| {
+            let done = done_bytes as u64;
+            let mut call = [start + done, length_bytes - done, 0, 0];
             // SAFETY: the call's own words; only missing pages are marked.
             let answer = unsafe { control(self.descriptor.as_fd(), DO_POISON, &mut call) };
             (answer, call[3])
@@ -252,6 +255,10 @@ impl FaultWaiter {
         }
         Err(io::Error::other(format!("userfaultfd, epoll: {answers:?}")))
     }
+}
+
+fn words(range: &PageRange) -> [u64; 2] {
+    [range.start.addr() as u64, range.length_bytes as u64]
 }
 
 /// The call that copies what is left after `done_bytes` of the whole.

@@ -70,7 +70,7 @@ impl Inode {
                 return Some(self.remove_unfilled(folio, locked));
             }
             if begun.elapsed() >= PUT_BACK_MAX || self.memory.soundness.is_lost() {
-                return Some(self.lose(folio, locked, std::io::Error::other(error)));
+                return Some(self.lose(folio, locked, &std::io::Error::other(error)));
             }
             blocking::check_frozen("memory for a page that is put back");
             log::warn!("{}: {error}; {:?} waits for it", self.name(), folio.id());
@@ -86,7 +86,7 @@ impl Inode {
         &'a self,
         folio: &FolioRef<'a>,
         locked: &LockedFolio<'_>,
-        error: std::io::Error,
+        error: &std::io::Error,
     ) -> FolioRef<'a> {
         self.memory.soundness.lose("a page of a map cannot be put back", error);
         self.forget_content(locked, folio.id());

@@ -243,7 +243,7 @@ impl<'a> Removal<'a> {
             return;
         };
         let indices = self.frozen.iter().map(|(frozen, _)| frozen.folio().index());
-        let ranges: Vec<_> = indices.map(|index| region.range_of(&(index..index + 1))).collect();
+        let ranges: Vec<_> = indices.map(|index| region.range_at(index)).collect();
         // SAFETY: pages of folios that are frozen, whose bytes nobody wants.
         let flushes = unsafe { region.unmap_unwanted(&ranges) };
         // Nobody fills such a page again if that failed: the cache is poisoned.

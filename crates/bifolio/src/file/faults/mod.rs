@@ -3,7 +3,7 @@
 //! The kernel tells of it, a thread of ours (`threads.rs`) or the signal handler of the thread
 //! itself asks [`Server::serve`], and the page comes by the same way as for a read
 //! (`file/fill.rs`). A page that cannot be read is poisoned: whoever touches it gets SIGBUS, as
-//! with `mmap`; why, is told by the region ([`Region::errors`]).
+//! with `mmap`; why, is told by the region ([`Region::error_since`]).
 //!
 //! ```text
 //!   touch --> kernel --> message --> threads.rs --.
@@ -175,22 +175,21 @@ impl Server {
         for _ in 0..REFUSE_TRIES_MAX {
             match self.region.refuse(refusal, is_past_end, is_there) {
                 Err(error) if error.kind() == io::ErrorKind::OutOfMemory => thread::sleep(PAUSE),
-                Err(error) => return self.lose("a page of a map cannot be refused", error),
+                Err(error) => return self.lose("a page of a map cannot be refused", &error),
                 Ok(is_refused) => return is_refused,
             }
         }
-        self.lose("a page of a map cannot be refused", io::ErrorKind::OutOfMemory.into())
+        self.lose("a page of a map cannot be refused", &io::ErrorKind::OutOfMemory.into())
     }
 
     /// Wakes whoever waits for pages that were there already.
     fn wake(&self, pages: &Range<u64>) {
-        let range = self.region.range_of(pages);
-        if let Err(error) = self.region.userfault().wake(range.start, range.length_bytes) {
-            self.lose("those who wait for a page of a map cannot be woken", error);
+        if let Err(error) = self.region.userfault().wake(&self.region.range_of(pages)) {
+            self.lose("those who wait for a page of a map cannot be woken", &error);
         }
     }
 
-    fn lose(&self, what: &'static str, error: io::Error) -> bool {
+    fn lose(&self, what: &'static str, error: &io::Error) -> bool {
         self.region.regions().soundness().lose(what, error);
         true
     }

@@ -22,8 +22,9 @@
 //! Each of them comes to P3 and P4 when it is done.
 
 use super::{server_of, threads_for};
-use crate::memory::{FAULT_CLOCK, Regions};
+use crate::memory::{Regions, fault_time};
 use crate::sync::{Mutex, Share};
+use crate::sys::memory::PageRange;
 use crate::sys::process::OwnedThread;
 use crate::sys::userfault::{Fault, FaultWaiter, Userfault};
 use std::collections::VecDeque;
@@ -185,12 +186,12 @@ impl Shared {
     fn next(&self) -> Option<Request> {
         let mut requests = self.requests.lock();
         while requests.is_empty() {
-            let lost = |error| self.regions.soundness().lose("faults cannot be served", error);
-            if !self.waiter.wait().map_err(lost).ok()? {
+            let lost = |error: &_| self.regions.soundness().lose("faults cannot be served", error);
+            if !self.waiter.wait().inspect_err(lost).ok()? {
                 return None;
             }
-            let (read_at, mut faults) = (FAULT_CLOCK.now(), Vec::new());
-            self.userfault.read_faults(&mut faults).map_err(lost).ok()?;
+            let (read_at, mut faults) = (fault_time(), Vec::new());
+            self.userfault.read_faults(&mut faults).inspect_err(lost).ok()?;
             requests.extend(coalesced(faults, read_at));
         }
         requests.pop_front()
@@ -199,8 +200,8 @@ impl Shared {
     fn serve(&self, request: Request) {
         let Request { address, length_bytes, is_write, read_at } = request;
         let Some(server) = server_of(address) else {
-            let waked =
-                self.userfault.wake(std::ptr::without_provenance_mut(address), length_bytes);
+            let start = std::ptr::without_provenance_mut(address);
+            let waked = self.userfault.wake(&PageRange { start, length_bytes });
             log::error!("a fault at {address:#x}, which is in no open file: {waked:?}");
             return;
         };

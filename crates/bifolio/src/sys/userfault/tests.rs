@@ -68,6 +68,10 @@ impl Scratch {
         self.memory.as_ptr().wrapping_add(page * PAGE_BYTES)
     }
 
+    pub(in crate::sys) fn range(&self, page: usize, pages: usize) -> PageRange {
+        PageRange { start: self.at(page), length_bytes: pages * PAGE_BYTES }
+    }
+
     /// Installs pages from `page` on, each full of one of `bytes`; how many, and how it ended.
     pub(in crate::sys) fn install(
         &self,
@@ -118,7 +122,7 @@ fn a_reader_waits_until_its_page_is_installed() {
         assert_eq!(fault, Fault { address, is_write: false });
         assert!(!reader.is_finished());
         // Woken with nothing there, it asks again.
-        scratch.faults.wake(scratch.at(2), PAGE_BYTES).unwrap();
+        scratch.faults.wake(&scratch.range(2, 1)).unwrap();
         assert_eq!(next_fault(&scratch.faults), fault);
         scratch.install(2, &[9], false).1.unwrap();
         assert_eq!(reader.join().unwrap(), 9);
@@ -177,7 +181,7 @@ fn read_zero(place: *mut u8) -> io::Result<()> {
 #[test]
 fn a_poisoned_page_is_an_error_until_it_is_unmapped() {
     let Some(scratch) = Scratch::new(3, &[Feature::FaultPoison]) else { return };
-    scratch.faults.poison(scratch.at(0), 2 * PAGE_BYTES).unwrap();
+    scratch.faults.poison(&scratch.range(0, 2)).unwrap();
     for page in 0..2 {
         let error = read_zero(scratch.at(page)).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::EFAULT), "{page}");
@@ -185,7 +189,7 @@ fn a_poisoned_page_is_an_error_until_it_is_unmapped() {
     scratch.memory.release(0, 2 * PAGE_BYTES).unwrap();
     scratch.install(0, &[1, 2], false).1.unwrap();
     assert_eq!(scratch.load(PAGE_BYTES), 2);
-    let error = scratch.faults.poison(scratch.at(1), 2 * PAGE_BYTES).unwrap_err();
+    let error = scratch.faults.poison(&scratch.range(1, 2)).unwrap_err();
     assert_eq!(error.raw_os_error(), Some(libc::EEXIST));
 }
 
