@@ -6,36 +6,8 @@
 
 use super::*;
 use crate::sys::memory::{PAGE_BYTES, Reservation};
-use std::cell::RefCell;
 use std::os::fd::AsRawFd;
 use std::thread;
-
-/// How many pages of a copy there is memory for, and what happens then.
-type Limit = (usize, Box<dyn FnOnce(*mut u8)>);
-
-thread_local! {
-    /// Of the next copy that is longer.
-    static MEMORY: RefCell<Option<Limit>> = const { RefCell::new(None) };
-}
-
-/// The kernel has no memory for more than so many pages of the next copy of this thread that is
-/// longer; `then` is told where the first of them is.
-pub(crate) fn limit_memory(pages: usize, then: impl FnOnce(*mut u8) + 'static) {
-    MEMORY.set(Some((pages, Box::new(then))));
-}
-
-/// How many bytes there is memory for, and how the copy ends.
-pub(super) fn memory_for(length_bytes: usize) -> (usize, impl FnOnce(*mut u8) -> io::Result<()>) {
-    let is_short = |limit: &mut Limit| limit.0 * PAGE_BYTES < length_bytes;
-    let limit = MEMORY.with_borrow_mut(|memory| memory.take_if(is_short));
-    let done_bytes = limit.as_ref().map_or(length_bytes, |limit| limit.0 * PAGE_BYTES);
-    let end = move |target| {
-        let Some((_, then)) = limit else { return Ok(()) };
-        then(target);
-        Err(io::Error::from_raw_os_error(libc::ENOMEM))
-    };
-    (done_bytes, end)
-}
 
 /// A scratch region, whose faults are the test's to serve.
 pub(in crate::sys) struct Scratch {
