@@ -109,7 +109,7 @@ impl File {
 
     fn populate_in_file(&self, range: Range<u64>, for_writing: bool) -> Result<()> {
         if for_writing {
-            self.check_writable()?;
+            self.handle.check_writable()?;
         }
         let range = range.start..range.end.min(self.len());
         if range.is_empty() {

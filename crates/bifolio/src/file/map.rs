@@ -8,7 +8,6 @@ use crate::error::{ErrorKind, Result};
 use crate::memory::Region;
 use crate::page::{PAGE_BYTES, pages_of};
 use crate::sys::signal;
-use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -26,7 +25,7 @@ impl Drop for MapGuard {
             return;
         }
         if let Some((region, pages)) = &self.mapped {
-            region.mapped().remove(pages);
+            region.mapped.remove(pages);
             // So the file is closed by whoever drops it, and not by who served the last fault.
             if let Some(underway) = faults::underway_in(region) {
                 underway.wait_for_begun();
@@ -58,25 +57,26 @@ impl File {
         if range.end > self.len() {
             return Err(handle.past_end(range.start, length_bytes));
         }
-        if region.userfault().signals && signal::is_blocked() {
+        if region.userfault.signals && signal::is_blocked() {
             let problem = "this thread blocks SIGBUS, with which it is to serve its own faults \
                            (FaultMode::InThread): the first would end the process";
             return Err(ErrorKind::Config { name: "faults", problem: problem.to_owned() }.into());
         }
         let pages = pages_of(range);
-        region.mapped().add(pages.clone());
+        region.mapped.add(pages.clone());
         guard.mapped = Some((Arc::clone(region), pages));
         Ok((Arc::clone(region), guard))
     }
 
-    /// Looks for stores from now on: before a raw writer gets an address.
-    pub(crate) fn track_stores(&self, region: &Region) -> io::Result<()> {
-        self.handle.inode.track_stores(region)
-    }
-
-    /// Refuses a handle that may not write.
-    pub(crate) fn check_writable(&self) -> Result<()> {
-        self.handle.check_writable()
+    /// Looks for stores from now on, before a raw writer gets an address.
+    pub(crate) fn admit_raw_writers(&self, region: &Region) -> Result<()> {
+        self.handle.check_writable()?;
+        if let Some(reason) = region.regions.why_no_stores() {
+            return Err(ErrorKind::CannotMapMut { reason }.into());
+        }
+        let purpose = "watching the stores of a map";
+        let tracked = self.handle.inode.track_stores(region);
+        tracked.map_err(|source| ErrorKind::Memory { purpose, source }.into())
     }
 
     /// Brings all pages of `range` in, with as many transfers in flight as the queue takes. What

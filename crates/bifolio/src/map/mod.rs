@@ -106,7 +106,9 @@ impl File {
     /// is empty or leaves the file.
     pub fn map(&self, range: Range<u64>) -> Result<Map> {
         let (region, guard) = self.begin_map(&range)?;
-        let errors_seen = Mutex::new(region.errors());
+        let mut errors_seen = 0;
+        region.error_since(&mut errors_seen);
+        let errors_seen = Mutex::new(errors_seen);
         Ok(Map { _guard: guard, file: self.clone(), region, range, errors_seen })
     }
 
@@ -122,13 +124,8 @@ impl File {
     /// were stored to, or lets us keep none beyond their eviction ([`ErrorKind::CannotMapMut`];
     /// Linux 6.7 and later can, unless a filter of system calls forbids it).
     pub fn map_mut(&self, range: Range<u64>) -> Result<MapMut> {
-        self.check_writable()?;
         let map = self.map(range)?;
-        if let Some(reason) = map.region.regions().why_no_stores() {
-            return Err(ErrorKind::CannotMapMut { reason }.into());
-        }
-        let purpose = "watching the stores of a map";
-        self.track_stores(&map.region).map_err(|source| ErrorKind::Memory { purpose, source })?;
+        self.admit_raw_writers(&map.region)?;
         Ok(MapMut { map })
     }
 }

@@ -70,7 +70,7 @@ impl MapPinMut {
     /// Pins every page that holds bytes of `range`, a range of the file that is mapped.
     pub(super) fn new(file: &File, region: &Arc<Region>, range: Range<u64>) -> Result<Self> {
         let pin = MapPin::new(file, range.clone())?;
-        region.written_unseen().add(pages_of(&range));
+        region.written_unseen.add(pages_of(&range));
         pin.holds.iter().for_each(Hold::mark_stored);
         Ok(Self { pin, region: Arc::clone(region), range })
     }
@@ -99,6 +99,6 @@ impl Drop for MapPinMut {
             return;
         }
         holds.iter().for_each(Hold::mark_stored);
-        self.region.written_unseen().remove(&pages_of(&self.range));
+        self.region.written_unseen.remove(&pages_of(&self.range));
     }
 }

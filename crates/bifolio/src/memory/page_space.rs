@@ -79,7 +79,7 @@ impl PageSpace {
 impl PageSpace {
     /// Where pages wait until they are whole; `None` where they are filled in their frames.
     pub(crate) fn staging(&self) -> Option<&Arc<Staging>> {
-        self.region().map(|region| region.regions().staging())
+        self.region().map(|region| &region.regions.staging)
     }
 
     /// Puts the bytes of locked folios that are not uptodate, whole pages in a row, where readers
@@ -126,7 +126,7 @@ impl PageSpace {
 
     /// Which of `pages` have maps now: in order, and apart from each other.
     pub(crate) fn mapped_among(&self, pages: &Range<u64>) -> Vec<Range<u64>> {
-        self.region().map_or_else(Vec::new, |region| region.mapped().among(pages))
+        self.region().map_or_else(Vec::new, |region| region.mapped.among(pages))
     }
 
     /// The region, if raw writers may store to it: their stores are to be looked for.

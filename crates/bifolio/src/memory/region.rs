@@ -129,16 +129,19 @@ pub(crate) struct Refusal {
 #[derive(Debug)]
 pub(crate) struct Region {
     memory: Reservation,
-    userfault: Arc<Userfault>,
-    regions: Arc<Regions>,
+    /// The kernel's side of its faults.
+    pub(crate) userfault: Arc<Userfault>,
+    pub(crate) regions: Arc<Regions>,
     /// Where stores are seen, if the kernel can tell: then there may be raw writers.
     pagemap: Option<Pagemap>,
     /// Whether raw writers may be, or have been, at work: [`UNTRACKED`] and what follows.
     tracking: AtomicU8,
     section: Mutex<()>,
-    mapped: MappedPages,
-    /// Pages that the kernel or a device may write to, of which the page tables tell nothing.
-    written_unseen: MappedPages,
+    /// Which pages have maps.
+    pub(crate) mapped: MappedPages,
+    /// Pages that the kernel or a device may write to, of which the page tables tell nothing: they
+    /// count as stored to whenever somebody looks.
+    pub(crate) written_unseen: MappedPages,
     leftovers: Mutex<Leftovers>,
     /// Goes on when the file is about to grow, and when it has grown.
     growths: AtomicU64,
@@ -192,16 +195,6 @@ impl Region {
         self.base().wrapping_add((index * PAGE_BYTES) as usize)
     }
 
-    /// What all regions of the cache share.
-    pub(crate) fn regions(&self) -> &Arc<Regions> {
-        &self.regions
-    }
-
-    /// The kernel's side of the faults of this region.
-    pub(crate) fn userfault(&self) -> &Arc<Userfault> {
-        &self.userfault
-    }
-
     /// The pages as the kernel wants to hear of them.
     pub(crate) fn range_of(&self, pages: &Range<u64>) -> PageRange {
         let length_bytes = ((pages.end - pages.start) * PAGE_BYTES) as usize;
@@ -212,11 +205,6 @@ impl Region {
     /// One page as the kernel wants to hear of it.
     pub(crate) fn range_at(&self, index: u64) -> PageRange {
         self.range_of(&(index..index + 1))
-    }
-
-    /// Which pages have maps.
-    pub(crate) fn mapped(&self) -> &MappedPages {
-        &self.mapped
     }
 
     /// Puts pages there that are not: all bytes of each at once. Whoever waits for one goes on.
@@ -273,7 +261,7 @@ impl Region {
                 leftovers.at.remove(&index);
                 // If not: it is there, perhaps among others that are seen, and cannot be touched.
                 self.regions.unpoison(&self.range_at(index)).inspect_err(|error| {
-                    self.regions.soundness().lose("access to a page of a map is refused", error);
+                    self.regions.soundness.lose("access to a page of a map is refused", error);
                 })?;
             }
         }
@@ -326,13 +314,8 @@ impl Region {
         self.tracking.store(COPIED, Ordering::Release);
     }
 
-    /// How many pages could not be had when they were touched.
-    pub(crate) fn errors(&self) -> u64 {
-        self.leftovers.lock().errors
-    }
-
-    /// Why the last one could not, if there were any since `seen`; how many there are now goes
-    /// there.
+    /// Why the last page that could not be had could not, if there were any since `seen`; how many
+    /// there are now goes there.
     pub(crate) fn error_since(&self, seen: &mut u64) -> Option<Arc<Error>> {
         let leftovers = self.leftovers.lock();
         let is_new = leftovers.errors > *seen;
@@ -348,11 +331,6 @@ impl Region {
     /// Whether somebody holds the page for the kernel or a device to write to.
     pub(crate) fn is_kept(&self, index: u64) -> bool {
         !self.written_unseen.among(&(index..index + 1)).is_empty()
-    }
-
-    /// Pages that count as stored to whenever somebody looks.
-    pub(crate) fn written_unseen(&self) -> &MappedPages {
-        &self.written_unseen
     }
 
     /// Visits the pages among `pages` that are there and were stored to since they were installed
@@ -606,13 +584,13 @@ impl Region {
         let (mut left, mut flushes, mut tries) = (ranges, 0, 0);
         loop {
             // SAFETY: some of the caller's.
-            let unmapped = unsafe { self.regions.unmapper().unmap(left) };
+            let unmapped = unsafe { self.regions.unmapper.unmap(left) };
             flushes += unmapped.flushes_asked;
             let Some(error) = unmapped.error else { return Ok(flushes) };
             left = &left[unmapped.ranges_done..];
             tries += 1;
             if tries == UNMAP_TRIES_MAX {
-                self.regions.soundness().lose("pages of a map cannot be unmapped", &error);
+                self.regions.soundness.lose("pages of a map cannot be unmapped", &error);
                 return Err(error);
             }
         }

@@ -32,9 +32,10 @@ const PAGES_MIN: u64 = 8;
 #[derive(Debug)]
 pub(crate) struct Regions {
     features: Features,
-    soundness: Arc<Soundness>,
-    unmapper: Unmapper,
-    staging: Arc<Staging>,
+    pub(crate) soundness: Arc<Soundness>,
+    pub(crate) unmapper: Unmapper,
+    /// Where pages are on their way in.
+    pub(crate) staging: Arc<Staging>,
     bounce_buffer: Mutex<BounceBuffer>,
     /// Of whoever writes out what leaves, for as long as the storage likes.
     swap_bounce_buffer: Option<Mutex<BounceBuffer>>,
@@ -121,11 +122,6 @@ impl Regions {
         })
     }
 
-    /// Where pages are on their way in.
-    pub(crate) fn staging(&self) -> &Arc<Staging> {
-        &self.staging
-    }
-
     /// Where pages are on their way out; one thread's at a time, which waits for no storage.
     pub(crate) fn bounce_buffer(&self) -> MutexGuard<'_, BounceBuffer> {
         self.bounce_buffer.lock()
@@ -134,16 +130,6 @@ impl Regions {
     /// The same for the one who writes out what leaves; there is one where there is a swap.
     pub(crate) fn swap_bounce_buffer(&self) -> MutexGuard<'_, BounceBuffer> {
         self.swap_bounce_buffer.as_ref().unwrap_or(&self.bounce_buffer).lock()
-    }
-
-    /// Whether the cache can be relied upon.
-    pub(crate) fn soundness(&self) -> &Soundness {
-        &self.soundness
-    }
-
-    /// Unmaps pages.
-    pub(crate) fn unmapper(&self) -> &Unmapper {
-        &self.unmapper
     }
 
     /// A way to know the stores to a region, if the kernel has one.

@@ -130,19 +130,17 @@ impl Staged {
 
     /// Keeps the first `pages` and gives the others back.
     pub(crate) fn shrink(&mut self, pages: usize) {
-        if pages < self.pages {
-            self.give_back(self.first + pages..self.first + self.pages);
-            self.pages = pages;
+        if pages >= self.pages {
+            return;
         }
-    }
-
-    fn give_back(&self, pages: std::ops::Range<usize>) {
+        let given_back = self.first + pages..self.first + self.pages;
+        self.pages = pages;
         let mut used = self.staging.used.lock();
+        self.share.sub(given_back.len() as u64);
         if self.are_copies {
-            used.copies -= pages.len();
+            used.copies -= given_back.len();
         }
-        self.share.sub(pages.len() as u64);
-        used.pages[pages].fill(false);
+        used.pages[given_back].fill(false);
         drop(used);
         self.staging.freed.notify_all();
     }
@@ -150,7 +148,7 @@ impl Staged {
 
 impl Drop for Staged {
     fn drop(&mut self) {
-        self.give_back(self.first..self.first + self.pages);
+        self.shrink(0);
     }
 }
 

@@ -20,7 +20,7 @@ use crate::stats::Counter;
 use crate::sync::MutexGuard;
 use crate::sys::copy;
 use crate::sys::memory::PageRange;
-use crate::writeback::{CopyAt, InFlight, Inode, UnmappedWriteBatch, WriteVictim};
+use crate::writeback::{CopyAt, InFlight, Inode, WriteBatch, WriteVictim};
 use std::io;
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -144,7 +144,7 @@ impl<'d, 't> UnmapBatch<'d, 't> {
 
     /// B6. Answers which folios were unmapped, which were not, and how many flushes were asked for.
     fn unmap(&self, going: &[usize], ranges: &[PageRange]) -> (Vec<usize>, Vec<usize>, u64) {
-        let unmapper = self.region.regions().unmapper();
+        let unmapper = &self.region.regions.unmapper;
         // SAFETY: pages of folios that are frozen; what raw writers stored there is kept.
         let all = unsafe { unmapper.unmap(ranges) };
         let Some(error) = all.error else { return (going.to_vec(), Vec::new(), all.flushes_asked) };
@@ -309,7 +309,7 @@ pub(super) struct UnmappedBatch<'t> {
     pub(super) inode: &'t Inode,
     /// What is in flight ends before the copies and the locks go. None as long as nothing is to be
     /// written out: whoever may not wait never writes out.
-    batch: Option<UnmappedWriteBatch<'t>>,
+    batch: Option<WriteBatch<'t>>,
     in_flight: Vec<Unmapped<'t>>,
     gathered: Vec<Unmapped<'t>>,
     leaving: Vec<WriteVictim<'t>>,
@@ -336,7 +336,7 @@ impl<'t> UnmappedBatch<'t> {
     /// None yet. Waits until the bounce buffer is free: that of those who write out, or of the
     /// others.
     pub(super) fn new(inode: &'t Inode, region: &'t Region, writes: bool) -> Self {
-        let regions = region.regions();
+        let regions = &region.regions;
         let bounce_buffer =
             if writes { regions.swap_bounce_buffer() } else { regions.bounce_buffer() };
         Self {
@@ -385,15 +385,15 @@ impl<'t> UnmappedBatch<'t> {
     /// Waits for what is in flight and gives it back; starts to write out what was gathered, and
     /// waits for all but the last portion of it. Nothing is frozen.
     pub(super) fn rotate(&mut self, memory: &Memory) -> Vec<Unmapped<'t>> {
-        self.batch.iter_mut().for_each(UnmappedWriteBatch::wait);
+        self.batch.iter_mut().for_each(WriteBatch::finish_all);
         let ended = std::mem::take(&mut self.in_flight);
         memory.counters.add(Counter::PageOut, self.gathered.len() as u64);
         let are_single = memory.region_reads.are_single();
         let portion_folios = if are_single { PORTION_FOLIOS } else { TRANSFER_FOLIOS };
         let leaving = std::mem::take(&mut self.leaving);
         if !leaving.is_empty() {
-            let batch = self.batch.get_or_insert_with(|| UnmappedWriteBatch::new(self.inode));
-            batch.start(leaving, portion_folios);
+            let batch = self.batch.get_or_insert_with(|| WriteBatch::of_victims(self.inode));
+            batch.start_victims(leaving, portion_folios);
         }
         self.in_flight = std::mem::take(&mut self.gathered);
         self.half = (self.half + 1) % self.parts;

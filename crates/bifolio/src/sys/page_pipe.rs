@@ -131,7 +131,6 @@ impl Pipe {
 #[derive(Debug)]
 pub(crate) struct PagePipe {
     pipes: Vec<Pipe>,
-    places: usize,
     /// What is still to be kept, while it is being kept; stays allocated.
     rest: Vec<PageRange>,
 }
@@ -141,21 +140,18 @@ impl PagePipe {
     /// one. Small ones only, unless they `may_be_large`.
     pub(crate) fn new(pages_max: usize, may_be_large: bool) -> io::Result<Self> {
         let pipes_max = pages_max.div_ceil(PIPE_PAGES_MAX) + SMALL_PIPES_MAX;
-        let mut pipes = vec![Pipe::new(pages_max, may_be_large)?];
-        let places = |pipes: &[Pipe]| pipes.iter().map(|pipe| pipe.pages_max).sum::<usize>();
-        while places(&pipes) < pages_max && pipes.len() < pipes_max {
-            match Pipe::new(pages_max - places(&pipes), may_be_large) {
-                Ok(pipe) => pipes.push(pipe),
-                // Out of descriptors: those that there are must do.
-                Err(_) => break,
-            }
+        let mut made = Self { pipes: vec![Pipe::new(pages_max, may_be_large)?], rest: Vec::new() };
+        while made.places() < pages_max && made.pipes.len() < pipes_max {
+            // Out of descriptors: those that there are must do.
+            let Ok(pipe) = Pipe::new(pages_max - made.places(), may_be_large) else { break };
+            made.pipes.push(pipe);
         }
-        Ok(Self { places: places(&pipes), pipes, rest: Vec::new() })
+        Ok(made)
     }
 
     /// How many pages can be kept at a time.
     pub(crate) fn places(&self) -> usize {
-        self.places
+        self.pipes.iter().map(|pipe| pipe.pages_max).sum()
     }
 
     /// Keeps the pages of `ranges`, in order; all of them or, with an error, none. What was kept
@@ -307,7 +303,7 @@ mod tests {
     fn more_than_there_is_place_for_is_refused_whole() {
         let memory = numbered(300, 0);
         let mut page_pipe = PagePipe::new(260, true).unwrap();
-        let places: usize = page_pipe.pipes.iter().map(|pipe| pipe.pages_max).sum();
+        let places = page_pipe.places();
         assert!((260..300).contains(&places), "{places}");
         assert_eq!(
             error_of(keep(&mut page_pipe, &[range(&memory, 0, 300)])),

@@ -109,7 +109,7 @@ pub(super) enum Added {
 
 /// See the head of the file.
 #[derive(Debug)]
-pub(super) struct WriteBatch<'a> {
+pub(crate) struct WriteBatch<'a> {
     pub(super) inode: &'a Inode,
     /// Where folios go that have no place of their own.
     pub(super) slots: Option<&'a Swap>,
@@ -177,7 +177,7 @@ impl<'a> WriteBatch<'a> {
 
     /// A batch of folios that are leaving. Waits for a cut that is under way, but not behind one
     /// that waits itself: others may wait for the folios, which our caller has locked.
-    pub(super) fn of_victims(inode: &'a Inode) -> Self {
+    pub(crate) fn of_victims(inode: &'a Inode) -> Self {
         blocking::check("`cutting`");
         Self::with(inode, ALL_PAGES, inode.cutting.read_recursive())
     }
@@ -470,7 +470,7 @@ impl<'a> WriteBatch<'a> {
         Written { folios: self.written_folios, error: self.error.take() }
     }
 
-    pub(super) fn finish_all(&mut self) {
+    pub(crate) fn finish_all(&mut self) {
         while self.queue.in_flight() > 0 || !self.ready.is_empty() || !self.failed.is_empty() {
             self.leave();
             self.turn(self.queue.in_flight());

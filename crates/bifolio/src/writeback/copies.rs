@@ -113,7 +113,7 @@ impl<'a> WriteBatch<'a> {
 
     /// Memory for the copies of up to `pages` pages, one at least.
     fn memory_for_copies(&mut self, pages: usize, region: &Region) -> Copies {
-        let staging = region.regions().staging();
+        let staging = &region.regions.staging;
         loop {
             let is_alone = self.started() == 0;
             match staging.try_take_for_copies(pages, &self.inode.load.staging) {

@@ -10,11 +10,9 @@ use super::dirty::InFlight;
 use super::inode::Inode;
 use super::store::Cleaner;
 use crate::error::{Error, ErrorKind, Result};
-use crate::io::RUN_PAGES_MAX;
 use crate::memory::Region;
 use crate::page::{Entry, Flag, Folio, FolioId, FolioRef, Frozen, LockedFolio, Lookup, PAGE_BYTES};
 use crate::sync::blocking;
-use smallvec::SmallVec;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
@@ -39,12 +37,6 @@ impl Inode {
         // The number of its marking stood there (rule 4 of `page`).
         frozen.folio().set_slot(0);
         in_flight.expect("marked just now, under its lock")
-    }
-
-    /// Whether one transfer takes `next` after `last`, with so many before it.
-    fn leaves_with(&self, last: &WriteVictim<'_>, next: &WriteVictim<'_>, count: usize) -> bool {
-        let follows = last.folio.folio().index() + 1 == next.folio.folio().index();
-        (self.store.cleaner() == Cleaner::Swapper || follows) && (count as u64) < RUN_PAGES_MAX
     }
 
     /// Puts the bytes of an unmapped folio back in their place, where readers find them, locked as
@@ -148,47 +140,18 @@ impl Inode {
     }
 }
 
-/// Write-outs of such folios, some of which may be in flight. The caller keeps their locks and
-/// copies until they have ended; those that failed are dirty again then.
-#[derive(Debug)]
-pub(crate) struct UnmappedWriteBatch<'a> {
-    batch: WriteBatch<'a>,
-}
-
-impl<'a> UnmappedWriteBatch<'a> {
-    /// For folios of a file, which is not cut while the batch lives.
-    pub(crate) fn new(inode: &'a Inode) -> Self {
-        Self { batch: WriteBatch::of_victims(inode) }
-    }
-
-    /// Starts to write out folios, which are in the order of their places; of each portion of so
-    /// many, waits for the one before it.
-    pub(crate) fn start(&mut self, leaving: Vec<WriteVictim<'a>>, portion_folios: usize) {
-        let mut left = leaving.into_iter().peekable();
-        while left.peek().is_some() {
-            self.wait();
-            self.start_portion(left.by_ref().take(portion_folios));
+impl<'a> WriteBatch<'a> {
+    /// Starts to write out victims, in portions of so many, which are a transfer each; waits for
+    /// all but the last one. The caller keeps their locks and copies until they have ended; those
+    /// that failed are dirty again then.
+    pub(crate) fn start_victims(&mut self, victims: Vec<WriteVictim<'a>>, portion_folios: usize) {
+        debug_assert_eq!(self.inode.store.cleaner(), Cleaner::Swapper, "the flusher's stay");
+        let mut left = victims.into_iter();
+        while left.len() > 0 {
+            self.finish_all();
+            self.start(left.by_ref().take(portion_folios).collect());
+            self.begin();
         }
-    }
-
-    fn start_portion(&mut self, leaving: impl Iterator<Item = WriteVictim<'a>>) {
-        let inode = self.batch.inode;
-        let mut run: SmallVec<[WriteVictim<'_>; 1]> = SmallVec::new();
-        for next in leaving {
-            if run.last().is_some_and(|last| !inode.leaves_with(last, &next, run.len())) {
-                self.batch.start(std::mem::take(&mut run));
-            }
-            run.push(next);
-        }
-        if !run.is_empty() {
-            self.batch.start(run);
-        }
-        self.batch.begin();
-    }
-
-    /// Waits until all that were started have ended.
-    pub(crate) fn wait(&mut self) {
-        self.batch.finish_all();
     }
 }
 

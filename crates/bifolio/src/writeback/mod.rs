@@ -69,12 +69,11 @@ mod swap_out;
 mod sync;
 mod throttle;
 
-pub(crate) use batch::{CopyAt, WriteVictim};
+pub(crate) use batch::{CopyAt, WriteBatch, WriteVictim};
 pub(crate) use device::NoRoom;
 pub(crate) use dirty::InFlight;
 pub(crate) use errors::ErrorCursor;
 pub(crate) use flusher::{Flusher, FlusherSettings, FlusherThreads};
 pub(crate) use inode::{FileSize, Inode, Services};
-pub(crate) use leaving::UnmappedWriteBatch;
 pub(crate) use resizing::Resizing;
 pub(crate) use store::Cleaner;

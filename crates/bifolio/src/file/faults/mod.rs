@@ -184,13 +184,13 @@ impl Server {
 
     /// Wakes whoever waits for pages that were there already.
     fn wake(&self, pages: &Range<u64>) {
-        if let Err(error) = self.region.userfault().wake(&self.region.range_of(pages)) {
+        if let Err(error) = self.region.userfault.wake(&self.region.range_of(pages)) {
             self.lose("those who wait for a page of a map cannot be woken", &error);
         }
     }
 
     fn lose(&self, what: &'static str, error: &io::Error) -> bool {
-        self.region.regions().soundness().lose(what, error);
+        self.region.regions.soundness.lose(what, error);
         true
     }
 }

@@ -186,7 +186,7 @@ impl Shared {
     fn next(&self) -> Option<Request> {
         let mut requests = self.requests.lock();
         while requests.is_empty() {
-            let lost = |error: &_| self.regions.soundness().lose("faults cannot be served", error);
+            let lost = |error: &_| self.regions.soundness.lose("faults cannot be served", error);
             if !self.waiter.wait().inspect_err(lost).ok()? {
                 return None;
             }
