@@ -46,7 +46,7 @@ pub enum DrainPolicy {
     OnAnyFailure,
 }
 
-/// What was chosen of each.
+/// The choice for each.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Modes {
     pub(crate) pins: PinMode,
@@ -62,7 +62,7 @@ pub(crate) struct Ablation {
 }
 
 impl Ablation {
-    /// What is wanted.
+    /// The choices.
     #[inline(always)]
     pub(crate) fn modes(self) -> Modes {
         #[cfg(feature = "ablation")]

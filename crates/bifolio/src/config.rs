@@ -40,7 +40,7 @@ pub enum HugePages {
     Require,
 }
 
-/// Who serves the faults of a mapped file: touches of pages that are not resident.
+/// The threads that serve the faults of a mapped file: touches of pages that are not resident.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum FaultMode {

@@ -25,7 +25,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 pub struct Error(Box<ErrorKind>);
 
 impl Error {
-    /// What kind of error it is.
+    /// The kind of error, with its details.
     pub fn kind(&self) -> &ErrorKind {
         &self.0
     }
@@ -84,7 +84,7 @@ pub enum ErrorKind {
     Config {
         /// The setting.
         name: &'static str,
-        /// What is wrong with its value, and what would be right.
+        /// The fault of its value, and a value that would be right.
         problem: String,
     },
     /// The file cannot be opened.
@@ -114,7 +114,7 @@ pub enum ErrorKind {
         /// The swap file's answer, with its own position.
         source: IoError,
     },
-    /// What was read back from the swap is not what was written there.
+    /// The bytes read back from the swap are not those that were written there.
     #[error(
         "{file}: the page at position {position_bytes} is corrupt in the swap ({swap}, position \
          {swap_position_bytes}): the checksum of what was written is {expected_checksum:#010x}, \
@@ -129,9 +129,9 @@ pub enum ErrorKind {
         swap: String,
         /// Where the page stands in that.
         swap_position_bytes: u64,
-        /// What the checksum should be.
+        /// The checksum as it should be.
         expected_checksum: u32,
-        /// What it is.
+        /// The checksum as it is.
         found_checksum: u32,
     },
     /// An earlier write-out failed. Each handle that was open then learns of it once, from its
@@ -211,7 +211,7 @@ pub enum ErrorKind {
     NotOpenedFor {
         /// The file.
         file: String,
-        /// What was tried.
+        /// The operation that was tried.
         operation: &'static str,
     },
     /// Only a memory file can do this.
@@ -219,7 +219,7 @@ pub enum ErrorKind {
     NotAMemoryFile {
         /// The file.
         file: String,
-        /// What was tried.
+        /// The operation that was tried.
         operation: &'static str,
     },
     /// A file that can be mapped cannot do this: each of its pages has its place.
@@ -227,19 +227,19 @@ pub enum ErrorKind {
     IsMappable {
         /// The file.
         file: String,
-        /// What was tried.
+        /// The operation that was tried.
         operation: &'static str,
     },
     /// Files cannot be mapped on this system.
     #[error("files cannot be mapped here: {reason}")]
     CannotMap {
-        /// What the probe found.
+        /// The finding of the probe.
         reason: String,
     },
     /// Files cannot be mapped for writing on this system, only for reading.
     #[error("files cannot be mapped for writing here: {reason}")]
     CannotMapMut {
-        /// What the probe found.
+        /// The finding of the probe.
         reason: String,
     },
     /// A page of a map could not be had when it was touched.
@@ -292,9 +292,9 @@ pub enum ErrorKind {
     ImmutableConflict {
         /// The file.
         file: String,
-        /// What was asked for.
+        /// The setting that was asked for.
         wanted: &'static str,
-        /// What other handles have.
+        /// The setting of the other handles.
         open: &'static str,
     },
     /// The file is open, and its transfers go another way than asked for.
@@ -302,7 +302,7 @@ pub enum ErrorKind {
     DirectConflict {
         /// The file.
         file: String,
-        /// What was asked for.
+        /// The setting that was asked for.
         wanted: DirectIo,
         /// How its transfers go, and why.
         reason: String,
@@ -332,9 +332,9 @@ pub enum ErrorKind {
         position_bytes: u64,
         /// How long it is.
         length_bytes: u64,
-        /// What is dirty on the device of the file.
+        /// Dirty bytes on the device of the file.
         dirty_bytes: u64,
-        /// What the device has answered, to a write-out of this file or of another one there;
+        /// The answer of the device, to a write-out of this file or of another one there;
         /// [`TimedOut`](std::io::ErrorKind::TimedOut) if it has not answered for long.
         #[source]
         cause: Arc<IoError>,
@@ -362,7 +362,7 @@ pub enum ErrorKind {
         busy_bytes: u64,
         /// Descriptors and tables, which stay while the cache and its files are open.
         metadata_bytes: u64,
-        /// What was wanted, in one piece.
+        /// Bytes that were wanted, in one piece.
         wanted_bytes: u64,
         /// Free all the same, in pieces that are too small, or needed for tables.
         free_bytes: u64,
@@ -386,7 +386,7 @@ pub enum ErrorKind {
     /// The kernel refused memory or address space that the bound allows, or what goes with it.
     #[error("the system refused {purpose}: {source}{}", remedy(source))]
     Memory {
-        /// What it was for.
+        /// The use that the memory was for.
         purpose: &'static str,
         /// Its answer.
         source: std::io::Error,
@@ -405,7 +405,7 @@ pub enum ErrorKind {
     /// out: build another cache, and begin with what the devices hold.
     #[error("the cache cannot be relied upon any more: {what}: {source}")]
     Poisoned {
-        /// What could not be done.
+        /// The step that failed.
         what: &'static str,
         /// The kernel's answer.
         source: Arc<std::io::Error>,
@@ -420,7 +420,7 @@ pub enum ErrorKind {
     Forked,
 }
 
-/// What the message of a full cache says about memory that is free all the same.
+/// The part of a full cache's message about memory that is free all the same.
 fn fragmentation(free_bytes: u64, wanted_bytes: u64) -> String {
     if free_bytes < wanted_bytes {
         return String::new();
@@ -433,7 +433,7 @@ fn fragmentation(free_bytes: u64, wanted_bytes: u64) -> String {
 /// How many failures a message lists.
 const FAILURES_LISTED_MAX: usize = 4;
 
-/// What to change, where the system refuses something.
+/// A hint at the setting to change, where the system refuses something.
 fn remedy(error: &std::io::Error) -> &'static str {
     match error.raw_os_error() {
         Some(libc::EMFILE) => "; RLIMIT_NOFILE (ulimit -n) is too low",

@@ -1,4 +1,4 @@
-//! What became of advice to evict: how many folios went, and why the others stay.
+//! The result of advice to evict: how many folios went, and why the others stay.
 //!
 //! A leaf open to all layers. After a proposal for `posix_fadvise` of Linux (2026; see
 //! `reclaim/invalidate.rs`), whose point it is that a folio stays for one of several reasons, and
@@ -84,7 +84,7 @@ impl AddAssign for Remaining {
     }
 }
 
-/// What [`File::advise`](crate::File::advise) came to, in folios. All zeros for advice that evicts
+/// The result of [`File::advise`](crate::File::advise), in folios. All zeros for advice that evicts
 /// nothing.
 ///
 /// ```

@@ -16,7 +16,7 @@ use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// What there is to say about a device, which files of one
+/// A snapshot of one device, which files of one
 /// [`Backing::device`](crate::Backing::device) share.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -32,20 +32,20 @@ pub struct DeviceStats {
     pub dirty_bytes_max: u64,
     /// Whether it took nothing when it was last asked.
     pub is_stuck: bool,
-    /// What it last refused, and why, with file and position; of the past if it is not stuck.
+    /// The last refusal, and its cause, with file and position; of the past if it is not stuck.
     pub last_error: Option<String>,
 }
 
 macro_rules! counters {
     ($($(#[doc = $doc:literal])+ $(#[cfg($only:meta)])? $variant:ident $field:ident,)+) => {
-        /// What is counted.
+        /// Everything that is counted.
         #[derive(Clone, Copy, Debug)]
         #[repr(usize)]
         pub(crate) enum Counter { $($(#[cfg($only)])? $variant,)+ }
 
         const COUNTERS: usize = [$($(#[cfg($only)])? Counter::$variant,)+].len();
 
-        /// What a cache has done since it was built, and what it holds now: one snapshot.
+        /// One snapshot of a cache: its work since it was built, and its holdings now.
         ///
         /// Counts only grow. Fields that end in `_bytes`, and `*_now`, are levels.
         #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -81,7 +81,7 @@ macro_rules! counters {
             pub plain_transfers: u64,
             /// The longest a write was held because too much was dirty, nanoseconds.
             pub throttle_ns_max: u64,
-            /// What is done instead of a feature the system lacks, one name each.
+            /// The fallbacks in use for features the system lacks, one name each.
             pub fallbacks: Vec<String>,
             /// The devices that open files stand on.
             pub devices: Vec<DeviceStats>,
@@ -368,7 +368,7 @@ impl Counters {
         let _ = (references, entries);
     }
 
-    /// What [`ThreadBlock::of`] takes.
+    /// The counters that [`ThreadBlock::of`] takes.
     pub(crate) fn id(&self) -> u64 {
         self.id
     }

@@ -105,7 +105,7 @@ impl Cache {
     /// a limit ignore that signal; then it is an error of the write-out, `EFBIG`.
     ///
     /// # Errors
-    /// What the file system says; anything but a regular file; options that contradict each other,
+    /// The file system's refusal; anything but a regular file; options that contradict each other,
     /// or those of other handles: immutable and writable, another folio size, another
     /// [`DirectIo`](crate::DirectIo).
     pub fn open(&self, path: impl AsRef<Path>, options: &OpenOptions) -> Result<File> {
@@ -152,7 +152,7 @@ impl Cache {
     /// runs: the same interface, and the bytes are gone with the last handle. `name` is for
     /// messages only: each call makes another file. Open for reading and writing, folios of 4 KiB.
     ///
-    /// What was never written is a hole: it reads as zeros and costs nothing. Without a swap
+    /// A page that was never written is a hole: it reads as zeros and costs nothing. Without a swap
     /// ([`CacheBuilder::swap_directory`]) all its bytes stay in memory, and a write for which the
     /// bound leaves none fails with [`ErrorKind::Full`](crate::ErrorKind::Full). Nothing of it is
     /// durable: a sync has nothing to do.
@@ -203,7 +203,7 @@ impl Cache {
         self.inner.registry.advise_all(advice)
     }
 
-    /// What the cache has done and what it holds: a snapshot, cheap enough to take every second.
+    /// The work and the holdings of the cache: a snapshot, cheap enough to take every second.
     /// (It looks at each file that is open: some milliseconds for 100,000.) In a forked child all
     /// of it is zero.
     pub fn stats(&self) -> Stats {
@@ -244,7 +244,8 @@ impl Cache {
         general.chain(self.inner.registry.fallbacks()).collect()
     }
 
-    /// What was probed for this cache when it was built, and what of it is in use.
+    /// The features that were probed for this cache when it was built, and which of them are in
+    /// use.
     pub fn features(&self) -> Vec<FeatureReport> {
         self.inner.features.reports()
     }

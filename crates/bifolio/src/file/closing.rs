@@ -110,7 +110,7 @@ impl Registry {
         self.cache_state.check_maps()?;
         self.make_durable()?;
         self.cache_state.close().map_err(|maps| ErrorKind::MapsAlive { maps })?;
-        // What was written between the sync and the closing of the cache_state.
+        // Bytes that were written between the sync and the change of the cache's state.
         self.make_durable().inspect_err(|_| self.cache_state.reopen())?;
         for key in self.files.keys() {
             let Some(inode) = self.settled(key) else { continue };

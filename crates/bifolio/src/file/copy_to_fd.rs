@@ -28,7 +28,7 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 
-/// What a hole looks like to the kernel.
+/// Zeros, for holes: 16 pages.
 static ZEROS: [u8; 16 * PAGE_BYTES as usize] = [0; 16 * PAGE_BYTES as usize];
 /// The most pieces of one call.
 const PIECES_MAX: usize = 64;
@@ -75,7 +75,7 @@ impl File {
             match self.copy_some(at..end, descriptor.as_fd()) {
                 Ok(count) => at += count,
                 Err(error) if at == range.start => return Err(error),
-                // What was taken was taken; the caller finds the error where it stands.
+                // The bytes so far were taken; the caller finds the error where it stands.
                 Err(_) => break,
             }
         }

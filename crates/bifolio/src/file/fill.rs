@@ -23,7 +23,7 @@ use crate::writeback::{Cleaner, Inode};
 use std::ops::Range;
 use std::time::Instant;
 
-/// What a claim does when no frame is free.
+/// The way of a claim when no frame is free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wait {
     /// Reclaims, and waits for others' I/O if it must.
@@ -32,7 +32,7 @@ pub(super) enum Wait {
     Never,
 }
 
-/// What came of an attempt to put a new folio into the table.
+/// The result of an attempt to put a new folio into the table.
 #[derive(Debug)]
 enum Claim<'a> {
     New(Locked<'a>),
@@ -41,7 +41,7 @@ enum Claim<'a> {
     NoFrame,
 }
 
-/// What came of an attempt to claim several.
+/// The result of an attempt to claim several.
 #[derive(Debug)]
 pub(super) enum ReadIoClaim {
     /// At least one folio.
@@ -51,7 +51,7 @@ pub(super) enum ReadIoClaim {
     NoFrame,
 }
 
-/// What a fill needs beside frames: room among what its device may have under reads, and staging
+/// The needs of a fill beside frames: room among what its device may have under reads, and staging
 /// memory for a file in a region. Taken, in this order, before frames and folio locks: whoever
 /// waits for some holds nothing that others wait for.
 #[derive(Debug)]
@@ -284,7 +284,7 @@ impl Handle {
         Ok(if run.is_empty() { ReadIoClaim::Taken } else { ReadIoClaim::New(run) })
     }
 
-    /// What it takes beside frames to read up to `pages` pages, for one folio at least.
+    /// The resources beside frames to read up to `pages` pages, for one folio at least.
     fn room(&self, pages: u64, wait: Wait) -> Option<Room<'_>> {
         let inode = &*self.inode;
         let least = 1 << inode.mapping.order();
@@ -546,7 +546,7 @@ mod tests {
         (directory, cache, file)
     }
 
-    /// What a device that is alone may have under reads there.
+    /// The pages that a device which is alone may have under reads there.
     const READS_MAX: u64 = (1 << 20) / PAGE_BYTES / 8 * 3;
 
     #[test]

@@ -30,7 +30,7 @@ use std::sync::LazyLock;
 /// nothing that one would notice.
 const LONG_BYTES: u64 = 512;
 
-/// What came of the attempt at a hit.
+/// The result of an attempt at a hit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Hit {
     /// The bytes are in the buffer.

@@ -153,7 +153,7 @@ impl File {
     /// what others wrote. Signals do not end it.
     ///
     /// # Errors
-    /// What failed now, or, once for each handle, what failed since its last sync
+    /// Failures of now, or, once for each handle, failures since its last sync
     /// ([`ErrorKind::Writeback`](crate::ErrorKind::Writeback)). Pages that could not be written
     /// are dirty as before: the next sync tries them again, and no sync succeeds until they are on
     /// the device. A flush that fails is told to all who shared it. One of a file of the system

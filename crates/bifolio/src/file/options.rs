@@ -125,7 +125,7 @@ impl OpenOptions {
         self
     }
 
-    /// Who serves faults of the mapped file. The first open decides.
+    /// Sets which threads serve faults of the mapped file. The first open decides.
     pub fn faults(mut self, faults: FaultMode) -> Self {
         self.faults = faults;
         self
@@ -154,7 +154,7 @@ impl OpenOptions {
         Ok(())
     }
 
-    /// What the table of a file of `len_bytes` bytes is reserved for.
+    /// The length that the table of a file of `len_bytes` bytes is reserved for.
     pub(crate) fn len_max_bytes(&self, len_bytes: u64) -> Result<u64> {
         let chosen = self.len_max_bytes.unwrap_or_else(|| {
             let least =

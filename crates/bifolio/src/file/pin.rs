@@ -483,7 +483,7 @@ impl File {
                 continue;
             }
             let mut deliver = |number, delivery| deliver(&mut pins, number, delivery);
-            // What cannot be started is tried, and answered, by itself.
+            // A pin that cannot be started is tried, and answered, by itself.
             let _ = batch.add(&self.handle, pages_of(range), number, &mut deliver);
         }
         batch.finish(&mut |number, delivery| deliver(&mut pins, number, delivery));

@@ -129,7 +129,7 @@ impl File {
                 Ok(0) => break,
                 Ok(copied) => done += copied,
                 Err(error) if done == 0 => return Err(error),
-                // What was read is good; the caller finds the error where it stands.
+                // The bytes so far are good; the caller finds the error where it stands.
                 Err(_) => break,
             }
             if ahead {
@@ -218,7 +218,7 @@ impl File {
         }
         let rest = batch.add(&self.handle, pages, 0, &mut deliver);
         batch.finish(&mut deliver);
-        // What could not be begun is the next call's.
+        // Pages that could not be begun are the next call's.
         let _ = rest;
         match (request.done(), failed) {
             (0, Some(error)) => Err(error),
@@ -451,7 +451,7 @@ mod tests {
     use std::cell::RefCell;
 
     thread_local! {
-        /// What happens between the look for a page and the look at the length.
+        /// A test's call, made between the look for a page and the look at the length.
         static MEANWHILE: RefCell<Option<Box<dyn FnOnce()>>> = const { RefCell::new(None) };
     }
 

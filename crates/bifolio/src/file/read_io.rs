@@ -171,7 +171,7 @@ impl ReadIo {
             let group = if self.staged.is_some() { INSTALLED_TOGETHER } else { 1 };
             let group_end = self.folios.len().min(done + group);
             let (good_end, judged) = self.judge(folios, done..group_end, bytes);
-            // What raw writers see already stays, whatever becomes of the rest.
+            // Pages that raw writers see already stay, whatever becomes of the rest.
             let (there, installed) = self.install(done..good_end);
             for id in &self.folios[done..done + there] {
                 let locked = Locked::adopt(folios, *id);

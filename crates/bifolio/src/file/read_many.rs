@@ -58,7 +58,7 @@ const REQUESTS_TOUCHED_AHEAD: usize = 4;
 pub struct ReadRequest<'b> {
     /// Where to read, bytes.
     pub position: u64,
-    /// What to fill.
+    /// The buffer to fill.
     pub buffer: &'b mut [u8],
     /// How many bytes were read, as [`File::read_at`] would say, and what `buffer` holds behind
     /// them; `Ok(0)` before the call.
@@ -98,7 +98,7 @@ impl<'b> ReadRequest<'b> {
         let folio_end = folio_start + locked.lock.pages() * PAGE_BYTES;
         let folio_end = folio_end.min(inode.mapping.len_bytes());
         if next < folio_start {
-            // Whoever has used it since it became READY is forgotten: a hint, no more.
+            // A use since it became READY is forgotten: a hint, no more.
             locked.lock.flags.set(Flag::Readahead);
             return;
         }
@@ -158,7 +158,7 @@ impl File {
         }
     }
 
-    /// What is resident of a request, and whether that is all there is to do.
+    /// Copies the resident part of a request; answers whether that is all there is to do.
     fn read_hits(&self, request: &mut ReadRequest<'_>) -> bool {
         request.result = Ok(0);
         match self.hit_path.read(request.buffer, request.position) {
@@ -178,7 +178,7 @@ impl File {
         is_whole || request.is_finished() || request.next() >= self.len()
     }
 
-    /// What neither a hit nor the batch has answered.
+    /// Answers the requests that neither a hit nor the batch has answered.
     fn read_rest(&self, request: &mut ReadRequest<'_>) {
         let done = request.done();
         if request.is_finished() {
@@ -187,7 +187,7 @@ impl File {
         let next = request.next();
         match self.read_plainly(&mut request.buffer[done..], next) {
             Ok(count) => request.result = Ok(done + count),
-            // What was read is good; a request that reached nothing learns why.
+            // The bytes so far are good; a request that reached nothing learns why.
             Err(error) if done == 0 => request.result = Err(error),
             Err(_) => {}
         }
@@ -263,7 +263,7 @@ fn fail(request: &mut ReadRequest<'_>, error: Error) {
 /// The fewest completions of small transfers that are worth a system call.
 const COMPLETIONS_WANTED: usize = 16;
 
-/// What a batch hands out, with the number the caller gave to the place.
+/// A result of a batch, with the number the caller gave to the place.
 #[derive(Debug)]
 pub(super) enum Delivery<'a> {
     /// A folio that has just become READY.

@@ -23,7 +23,7 @@ use crate::stats::Counter;
 use crate::sys::copy;
 
 impl File {
-    /// What [`File::read_resident`](super::File) does in the other modes; `None` in the default
+    /// The way of [`File::read_resident`](super::File) in the other modes; `None` in the default
     /// one, and where a file can be mapped.
     #[inline(always)]
     pub(super) fn read_by_mode(&self, buffer: &mut [u8], position: u64) -> Option<usize> {

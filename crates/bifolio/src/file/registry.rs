@@ -54,14 +54,14 @@ pub(super) struct Open {
     pub(super) immutable: u64,
     /// Its last handle is gone, and it could not be made durable.
     pub(super) is_kept: bool,
-    /// What was opened for it. None of its descriptors is closed before the file is: a close drops
-    /// all the locks (`fcntl`) that this process has on the file.
+    /// The files that were opened for it. None of their descriptors is closed before the file is: a
+    /// close drops all the locks (`fcntl`) that this process has on the file.
     pub(super) disks: Vec<Arc<DiskFile>>,
     /// Descriptors that were given for it and were not needed.
     pub(super) spare: Vec<OwnedFd>,
 }
 
-/// What the registry finds a file by.
+/// The key that the registry finds a file by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Key {
     Identified(FileIdentity),
@@ -407,7 +407,7 @@ impl Registry {
         swap.map_or(0, |swap| u64::from(swap.used_slots()) * PAGE_BYTES)
     }
 
-    /// What is done instead of direct I/O, file by file.
+    /// The fallbacks from direct I/O, file by file.
     pub(crate) fn fallbacks(&self) -> Vec<String> {
         let reason = |inode: &Inode| match inode.store.direct() {
             DirectStatus::Buffered { reason } => {

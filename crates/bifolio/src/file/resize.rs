@@ -266,7 +266,7 @@ impl File {
         handle.check_writable()?;
         handle.check_memory_file("punch a hole")?;
         handle.range_end(range.start, range.end.saturating_sub(range.start))?;
-        // What is behind the end is zeros anyway, for as long as the file does not grow.
+        // Bytes behind the end are zeros anyway, for as long as the file does not grow.
         let resizing = (range.end >= self.len()).then(|| handle.inode.lock_resizing());
         let (unit, len_bytes) = (self.folio_bytes(), self.len());
         let is_tail = resizing.is_some() && range.end >= len_bytes;

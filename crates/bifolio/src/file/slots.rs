@@ -63,7 +63,7 @@ impl<T> Slot<T> {
     }
 }
 
-/// What a look at a slot has come to.
+/// The result of a look at a slot.
 #[derive(Debug)]
 pub(crate) enum Found<'s, K: Copy + Eq + Hash, T, R> {
     /// It is open.
@@ -82,7 +82,7 @@ pub(crate) struct Busy<'s, K: Copy + Eq + Hash, T> {
 
 /// How something ends that stands in a slot: the steps of a last close.
 pub(crate) trait Retire<T> {
-    /// What is shared of it while it is made durable.
+    /// The part that is shared while it is made durable.
     type Shared;
     /// Why it is not durable.
     type Failure;

@@ -67,7 +67,7 @@ impl File {
             match self.write_or_grow(bytes, at, follows, end, &mut growth) {
                 Ok(()) => done += bytes.len(),
                 Err(error) if done == 0 => return Err(error),
-                // What was written is written; the caller finds the error where it stands.
+                // The bytes so far are written; the caller finds the error where it stands.
                 Err(_) => break,
             }
         }
@@ -192,7 +192,7 @@ impl File {
         };
         let mut page = [0; PAGE_BYTES as usize];
         page[..bytes.len()].copy_from_slice(bytes);
-        // What the page had before, in the swap perhaps, is its content until this has worked.
+        // The page's old bytes, in the swap perhaps, are its content until this has worked.
         inode.install_page(&locked.lock, page.as_ptr(), true)?;
         room.mark_dirty(&locked.folio, &locked.lock);
         Ok(Ok(()))
@@ -221,7 +221,7 @@ mod tests {
     use crate::{Cache, Feature, OpenOptions};
     use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 
-    /// What a page has in the swap is its content until the bytes that replace it are there.
+    /// The copy of a page in the swap is its content until the bytes that replace it are there.
     #[test]
     fn a_page_that_cannot_be_installed_keeps_what_was_swapped() {
         const PAGES: u64 = 600;

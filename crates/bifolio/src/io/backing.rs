@@ -111,7 +111,7 @@ pub trait Backing: Send + Sync + Debug {
         Ok(())
     }
 
-    /// What memory, positions and lengths must be multiples of. Never changes.
+    /// Memory, positions and lengths must be multiples of this. Never changes.
     fn alignment(&self) -> Alignment {
         Alignment::NONE
     }
@@ -119,13 +119,13 @@ pub trait Backing: Send + Sync + Debug {
     /// A path or a name, for messages.
     fn describe(&self) -> String;
 
-    /// What tells this file from others, so that a file opened twice has one cache: `None` if
-    /// every open is a file of its own.
+    /// An identity that tells this file from others, so that a file opened twice has one cache:
+    /// `None` if every open is a file of its own.
     fn identity(&self) -> Option<FileIdentity> {
         None
     }
 
-    /// What it stands on: files that say the same share a flusher and a part of what may be
+    /// The device it stands on: files that say the same share a flusher and a part of what may be
     /// dirty, and may hold each other up when the storage is full, slow, or does not answer. Files
     /// of different devices do not. By default the device of [`identity`](Self::identity); `None`
     /// is a device of its own. Never changes.
@@ -158,7 +158,7 @@ impl DeviceIdentity {
     /// The file system an open file is on, for a backing that stands on it.
     ///
     /// # Errors
-    /// What `fstat` says.
+    /// Taken from `fstat`.
     pub fn of_file(file: impl AsFd) -> io::Result<Self> {
         FileIdentity::of_file(file).map(FileIdentity::device)
     }
@@ -190,7 +190,7 @@ impl FileIdentity {
     /// its path in the cache shares its pages.
     ///
     /// # Errors
-    /// What `fstat` says.
+    /// Taken from `fstat`.
     pub fn of_file(file: impl AsFd) -> io::Result<Self> {
         Ok(Self::of(crate::sys::file::status(file.as_fd())?))
     }
@@ -200,7 +200,7 @@ impl FileIdentity {
         Self { device, inode: status.inode }
     }
 
-    /// What it is on: a file system, or a device of your own.
+    /// The device it is on: a file system, or a device of your own.
     pub const fn device(self) -> DeviceIdentity {
         self.device
     }
@@ -237,13 +237,13 @@ pub struct IoRequest {
     pub position_bytes: u64,
     /// How many bytes.
     pub length_bytes: usize,
-    /// What the transfer happens to be multiples of, up to 4096: its addresses in memory; its
+    /// The transfer's natural alignment, up to 4096: of its addresses in memory; its
     /// position, and the length of each of its buffers but the last.
     pub alignment: Alignment,
 }
 
 impl IoRequest {
-    /// What a transfer of these spans asks for.
+    /// The request of a transfer of these spans.
     pub(super) fn new(operation: Operation, position_bytes: u64, spans: &[Span]) -> Self {
         let (mut addresses, mut offsets) = (ALIGNMENT_BYTES_MAX, ALIGNMENT_BYTES_MAX);
         let (mut length_bytes, mut last) = (0, position_bytes);
@@ -284,7 +284,7 @@ impl<'a> Submission<'a> {
     }
 }
 
-/// What a backing is called that cannot say it.
+/// The name of a backing that cannot say it.
 const NAMELESS: &str = "a backing";
 
 /// A backing of a user's, none of whose panics gets out.
@@ -404,7 +404,7 @@ pub(crate) const ALIGNMENT_BYTES_MAX: u64 = 4096;
 /// The last position there is: the kernel counts with a sign.
 pub(crate) const POSITION_BYTES_MAX: u64 = i64::MAX as u64;
 
-/// What transfers of a backing must be multiples of: powers of two, from 1 to 4096.
+/// Transfers of a backing are multiples of these: powers of two, from 1 to 4096.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Alignment {
     /// For addresses in memory.

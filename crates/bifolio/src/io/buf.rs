@@ -11,7 +11,7 @@
 //! of an `IoBufMut` are written through this buffer only.
 //!
 //! # Safety
-//! Whoever makes a buffer answers for IO-1; everything that takes one counts on it. A [`Span`]
+//! The maker of a buffer answers for IO-1; everything that takes one counts on it. A [`Span`]
 //! promises nothing about its bytes. An [`IoBuffer`] owns its allocation; what borrows it keeps it
 //! from being read or freed.
 #![allow(unsafe_code)]
@@ -85,7 +85,7 @@ impl<'a> IoBufMut<'a> {
         unsafe { copy::copy_in(target, bytes) }
     }
 
-    /// What makes up `bytes` of a row of buffers, one behind the other.
+    /// The parts that make up `bytes` of a row of buffers, one behind the other.
     pub(super) fn part<'w>(
         row: &'w mut [IoBufMut<'_>],
         bytes: Range<usize>,
@@ -183,7 +183,7 @@ impl<'a> IoBuf<'a> {
         unsafe { copy::copy_out(source, bytes) }
     }
 
-    /// What makes up `bytes` of a row of buffers, one behind the other.
+    /// The parts that make up `bytes` of a row of buffers, one behind the other.
     pub(super) fn part(row: &[IoBuf<'a>], bytes: Range<usize>) -> SmallVec<[IoBuf<'a>; 4]> {
         let mut start = 0;
         let part = row.iter().filter_map(|buffer| {
@@ -290,8 +290,8 @@ impl Span {
         (row.as_ptr().cast(), row.len().min(libc::UIO_MAXIOV as usize))
     }
 
-    /// What this span, the next of a row, has of `bytes` of the row. It begins at the row's byte
-    /// `start`, which moves to its end.
+    /// The part of `bytes` of a row that lies in this span, the next one. It begins at the row's
+    /// byte `start`, which moves to its end.
     pub(super) fn overlap(&self, start: &mut usize, bytes: &Range<usize>) -> Option<Self> {
         let own = *start..*start + self.len();
         *start = own.end;
@@ -352,7 +352,7 @@ impl IoBuffer {
         buffer
     }
 
-    /// What the buffer holds.
+    /// The bytes of the buffer.
     pub fn as_bytes(&self) -> &[u8] {
         // SAFETY: the allocation is initialised and this long; buffers that write it hold `&mut`.
         unsafe { slice::from_raw_parts(self.start.as_ptr(), self.length_bytes) }

@@ -4,7 +4,7 @@
 //! in this order: the caller's wish, the cache's mask, tmpfs, what `statx` says, what `open` says,
 //! and, where `statx` knew nothing, one trial read. Each "no" is a reason a person can read.
 //!
-//! What only shows in a later transfer (EINVAL) is `disk.rs`'s to handle.
+//! A refusal that only shows in a later transfer (EINVAL) is `disk.rs`'s to handle.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -16,7 +16,7 @@ use super::{Alignment, DirectIo, IoBuffer, IoRequest};
 use crate::sys::file::{self, DirectAlignment, OpenMode};
 use crate::sys::probe::{Feature, Features};
 
-/// What is assumed where nobody tells: no device has larger logical blocks than a page.
+/// The assumption where nobody tells: no device has larger logical blocks than a page.
 const ALIGNMENT_GUESSED: Alignment =
     Alignment { memory_bytes: ALIGNMENT_BYTES_MAX, offset_bytes: ALIGNMENT_BYTES_MAX };
 
@@ -111,7 +111,7 @@ fn plan(
     judge(answer)
 }
 
-/// What follows from the answer of `statx`.
+/// The decision that follows from the answer of `statx`.
 fn judge(answer: DirectAlignment) -> Result<(Alignment, bool), String> {
     match answer {
         DirectAlignment::Unknown => Ok((ALIGNMENT_GUESSED, false)),

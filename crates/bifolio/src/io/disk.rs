@@ -575,7 +575,7 @@ pub(crate) struct Located {
 }
 
 impl Located {
-    /// What `path` names; `None` if nothing.
+    /// The kind of thing that `path` names; `None` if nothing.
     pub(crate) fn find(path: &Path) -> Result<Option<Self>, OpenDiskError> {
         let system = |source| OpenDiskError::System { path: path.to_owned(), source };
         let descriptor = match file::locate(path) {

@@ -1,4 +1,4 @@
-//! What failed, where, and how much of it was left to do.
+//! Errors of storage: the operation, the place, and how much was left to do.
 //!
 //! Made by `transfer.rs`; goes up through every layer unchanged and ends inside `crate::Error`.
 
@@ -10,7 +10,7 @@ use thiserror::Error;
 
 use super::FileKind;
 
-/// What a backing was asked to do.
+/// An operation of a backing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Operation {
@@ -48,14 +48,14 @@ impl fmt::Display for Operation {
 pub struct IoError {
     /// The file, as [`Backing::describe`](super::Backing::describe) names it.
     pub file: String,
-    /// What was asked.
+    /// The operation.
     pub operation: Operation,
     /// The first byte that was not transferred; the length asked for by
     /// [`SetLen`](Operation::SetLen); otherwise 0.
     pub position_bytes: u64,
     /// How many bytes were not transferred; 0 for operations that transfer none.
     pub length_bytes: u64,
-    /// What the backing answered.
+    /// The answer of the backing.
     #[source]
     pub source: io::Error,
 }
@@ -95,7 +95,7 @@ pub enum OpenDiskError {
     Options {
         /// The path as it was given.
         path: PathBuf,
-        /// What is wrong with the options.
+        /// The fault of the options.
         problem: &'static str,
     },
     /// Only regular files can be cached, and none whose length the kernel does not tell
@@ -104,7 +104,7 @@ pub enum OpenDiskError {
     NotRegular {
         /// The path as it was given.
         path: PathBuf,
-        /// What it names.
+        /// The kind of thing that it names.
         kind: FileKind,
     },
     /// The system refused.
@@ -126,7 +126,7 @@ pub enum OpenDiskError {
     /// A descriptor that cannot be used.
     #[error("{}: the descriptor cannot be used: {problem}", path.display())]
     Descriptor {
-        /// What the file was called when it was opened.
+        /// The name of the file when it was opened.
         path: PathBuf,
         /// Why not.
         problem: &'static str,

@@ -203,7 +203,7 @@ fn check_count(count: usize, asked: usize) -> io::Result<usize> {
     Err(io::Error::new(io::ErrorKind::InvalidData, problem))
 }
 
-/// What was to be transferred.
+/// The pieces of a transfer.
 struct Range {
     position_bytes: u64,
     length: usize,
@@ -240,7 +240,7 @@ fn plain_error(
 /// Bytes that are to go from a backing to memory or the other way.
 #[derive(Debug)]
 pub(crate) struct Transfer {
-    /// Whose bytes.
+    /// The storage of the bytes.
     pub(crate) backing: Arc<dyn Backing>,
     /// [`Operation::Read`] or [`Operation::Write`].
     pub(crate) operation: Operation,
@@ -250,11 +250,11 @@ pub(crate) struct Transfer {
     pub(crate) pieces: Pieces,
 }
 
-/// What a transfer came to: bytes before the end of a file, or all bytes of a write.
+/// The result of a transfer: bytes before the end of a file, or all bytes of a write.
 pub(super) type Answer = Result<usize, IoError>;
 
 impl Transfer {
-    /// What is asked of the backing.
+    /// The request to the backing.
     pub(super) fn request(&self) -> IoRequest {
         IoRequest::new(self.operation, self.position_bytes, self.pieces.spans())
     }

@@ -37,7 +37,7 @@ pub(super) const FRAME_BYTES: u64 = PAGE_BYTES + DESCRIPTOR_BYTES;
 /// How many chunks of another order are looked at for one of which much is free.
 const LISTED_LOOKED_AT_MAX: usize = 16;
 
-/// What the arena is used for, a snapshot.
+/// A snapshot of the use of the arena.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct ArenaUse {
     /// The bound, bytes.
@@ -59,7 +59,7 @@ pub(super) struct State {
     pub(super) chunks_max: usize,
     /// For each order, chunks that have free slots of it.
     pub(super) available: [Available; ORDER_MAX as usize + 1],
-    /// What misses got last, newest first.
+    /// The folios that misses got last, newest first.
     pub(super) lately: [FolioId; LATELY],
     /// Folios that came in order and found no extent with room.
     pub(super) crowded: u32,
@@ -193,7 +193,7 @@ impl Arena {
         let room_pages = match kind {
             FrameKind::Arena { .. } if state.affordable_pages(0) > 0 => state.obtainable_pages(),
             FrameKind::Arena { .. } => state.free_pages,
-            // What is free in the arena can be given back for them.
+            // Free frames of the arena can be given back for them.
             FrameKind::Region => state.free_pages.max(state.budget.left_bytes() / PAGE_BYTES),
         };
         room_pages >= pages
@@ -372,7 +372,7 @@ pub(super) fn place_of(chunk: usize, pages: &Range<u32>) -> (usize, usize) {
 
 impl State {
     fn obtainable_pages(&self) -> u64 {
-        // What the budget allows and no chunk has a place for is nothing.
+        // Pages that the budget allows and no chunk has a place for do not count.
         let places = self.vacant_chunks * u64::from(CHUNK_PAGES) + self.retired_pages;
         self.free_pages + places.min(self.budget.left_bytes() / FRAME_BYTES)
     }
@@ -455,12 +455,12 @@ impl Budget {
         Self { bound_bytes, used_bytes: 0 }
     }
 
-    /// What may still be taken.
+    /// Bytes that may still be taken.
     pub(super) fn left_bytes(&self) -> u64 {
         self.bound_bytes.saturating_sub(self.used_bytes)
     }
 
-    /// What must be given back.
+    /// Bytes that must be given back.
     pub(super) fn excess_bytes(&self) -> u64 {
         self.used_bytes.saturating_sub(self.bound_bytes)
     }

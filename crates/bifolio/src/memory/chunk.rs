@@ -22,7 +22,7 @@ pub(crate) const CHUNK_BYTES: u64 = 2 << 20;
 pub(crate) const CHUNK_PAGES: u32 = 512;
 const _: () = assert!(1 << ORDER_MAX == CHUNK_PAGES);
 
-/// What a chunk is used for.
+/// The use of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
     /// Not resident.

@@ -339,7 +339,7 @@ mod tests {
         // Every other frame of the second chunk; extents of the first one are free, to begin with.
         let scattered = (CHUNK_PAGES..2 * CHUNK_PAGES).step_by(2);
         let world = World::with_free((0..32).chain(scattered));
-        // What has no neighbour wants no extent, whether it finds one or not.
+        // A folio without a neighbour wants no extent, whether it finds one or not.
         for _ in 0..64 {
             world.allocate(None);
         }

@@ -215,7 +215,7 @@ impl Lru {
 pub(crate) enum ListKind {
     /// Where reclaim takes from.
     Inactive,
-    /// What was used more than once.
+    /// Folios that were used more than once.
     Active,
 }
 

@@ -136,7 +136,7 @@ impl Reaper for FolioReaper {
     }
 }
 
-/// What an allocation is for.
+/// The use of an allocation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum FrameKind {
     /// Frames of the arena for a folio of `order`, after those of `near` if possible.

@@ -1,6 +1,6 @@
 //! Orphans: folios of regions that have left their tables while somebody holds on to their bytes.
 //!
-//! Whoever puts the last reference finds here where the page is that must be unmapped now.
+//! The thread that puts the last reference finds here where the page is that must be unmapped now.
 
 use super::region::Region;
 use crate::page::FolioId;

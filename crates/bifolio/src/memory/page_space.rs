@@ -27,7 +27,7 @@ pub(crate) enum PageSpace {
 
 /// Places.
 impl PageSpace {
-    /// What addresses are counted from: by frame in the arena, by index in a region.
+    /// The address that others are counted from: by frame in the arena, by index in a region.
     pub(crate) fn base(&self) -> *mut u8 {
         match self {
             Self::Arena(arena) => arena.base(),
@@ -53,7 +53,7 @@ impl PageSpace {
         }
     }
 
-    /// What to allocate for a folio of `order`, after that of `near` if possible.
+    /// The frames to allocate for a folio of `order`, after that of `near` if possible.
     pub(crate) fn frame_kind(&self, order: u8, near: Option<FolioId>) -> FrameKind {
         match self {
             Self::Arena(_) => FrameKind::Arena { order, near },

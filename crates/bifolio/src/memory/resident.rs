@@ -74,7 +74,7 @@ impl State {
             {
                 return Some((chunk, 0..CHUNK_PAGES));
             }
-            // What was retired comes back page by page.
+            // Retired pages come back one by one.
             let left_pages = left_bytes / PAGE_BYTES;
             return self.revivable(order, left_pages.min(CHUNK_PAGES.into()) as u32, true);
         }
@@ -253,7 +253,7 @@ impl Arena {
     }
 }
 
-/// What a chunk is emptied for.
+/// The reason to empty a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
     /// To give it back to the kernel.
@@ -423,7 +423,7 @@ impl State {
         has_room
     }
 
-    /// What [`Arena::retire_pages`] takes: where little is lost.
+    /// The pages that [`Arena::retire_pages`] takes: where little is lost.
     fn free_pages_to_retire(&self, pages_max: u32) -> Option<(usize, Range<u32>)> {
         let is_candidate = |chunk: &Chunk| {
             let is_idle = chunk.is_in_service() && !chunk.draining;

@@ -415,7 +415,7 @@ impl FolioLock {
         if self.try_acquire() {
             return;
         }
-        // Whoever slept takes the lock as CONTENDED: there may be others asleep.
+        // A thread that slept takes the lock as CONTENDED: there may be others asleep.
         // Acquire: pairs with the Release in `release`.
         while self.0.swap(CONTENDED, Ordering::Acquire) != UNLOCKED {
             futex::wait(&self.0, CONTENDED);

@@ -48,7 +48,7 @@ impl Entry {
     /// Nothing is known about the page: its bytes, if any, are on the backing.
     pub(crate) const HOLE: Entry = Entry(0);
 
-    /// What a word of the table says.
+    /// The meaning of a word of the table.
     #[inline(always)]
     pub(crate) fn from_word(word: u64) -> Self {
         Self(word)

@@ -82,7 +82,7 @@ impl WriteState {
     }
 }
 
-/// What whoever has changed the state must do with the dirty list, before its lock is let go.
+/// The duty of the thread that changed the state: to the dirty list, before its lock is let go.
 #[must_use]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Listing {

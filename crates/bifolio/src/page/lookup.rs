@@ -8,7 +8,7 @@ use super::{Entry, Flag, Folio, FolioRef, Folios, Mapping, TryGet};
 use crate::sync::{AtomicU64, Backoff, Ordering, blocking, fence};
 use std::time::Instant;
 
-/// What stands at an index.
+/// The content of an index.
 #[derive(Debug)]
 pub(crate) enum Lookup<'a> {
     /// A folio, held by the reference that comes with it.
@@ -19,7 +19,7 @@ pub(crate) enum Lookup<'a> {
     Refused,
 }
 
-/// What a lookup waited for frozen folios.
+/// The time that a lookup waited for frozen folios.
 #[derive(Debug, Default)]
 pub(crate) struct FrozenWaits {
     pub(crate) rounds: u64,

@@ -105,7 +105,7 @@ pub(crate) struct Mapping {
     pub(super) prediction: Prediction,
 }
 
-/// What every hit reads and few calls change, on a line of its own.
+/// Words that every hit reads and few calls change, on a line of their own.
 #[derive(Debug)]
 #[repr(align(128))]
 pub(crate) struct Hot {
@@ -129,8 +129,8 @@ impl Hot {
         self.len_bytes.load(Ordering::Acquire)
     }
 
-    /// What to add to a position and the address of the frames to get the predicted address of a
-    /// byte, one byte off; 0 while nothing is predicted.
+    /// The distance to add to a position and the address of the frames to get the predicted address
+    /// of a byte, one byte off; 0 while nothing is predicted.
     #[inline(always)]
     pub(crate) fn predicted_distance(&self) -> u64 {
         self.predicted_distance.load(std::sync::atomic::Ordering::Relaxed)
@@ -164,7 +164,7 @@ impl Mapping {
         PAGE_BYTES << self.order
     }
 
-    /// What the hit path reads beside the table.
+    /// The words that the hit path reads beside the table.
     pub(crate) fn hot(&self) -> &Hot {
         &self.hot
     }

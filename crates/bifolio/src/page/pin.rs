@@ -62,7 +62,7 @@ pub(crate) const COUNT_MAX: u64 = COUNT_MASK >> 1;
 /// Set in the result of an add that froze or passed the limit: one test for the hot path.
 const NOT_GOT: u64 = FROZEN | (COUNT_MAX + 1);
 
-/// What a pin word said at one moment. Pure: the decisions of the protocol, without the atomics.
+/// The state of a pin word at one moment. Pure: the decisions of the protocol, without the atomics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PinState(pub(crate) u64);
 
@@ -104,8 +104,8 @@ impl PinState {
         self.0 & NOT_GOT == 0
     }
 
-    /// What a failed get writes to wipe its add (A3), or `None` when there is nothing to wipe:
-    /// the word was unfrozen, reused or wiped meanwhile.
+    /// The word that a failed get writes to wipe its add (A3), or `None` when there is nothing to
+    /// wipe: the word was unfrozen, reused or wiped meanwhile.
     pub(crate) fn wiped(self, generation: u64) -> Option<Self> {
         let clean = Self::frozen(generation);
         let excess = self.is_frozen() && self.generation() == generation && self != clean;
@@ -113,7 +113,7 @@ impl PinState {
     }
 }
 
-/// What a `try_get` came to.
+/// The result of a `try_get`.
 #[must_use]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TryGet {
@@ -125,7 +125,7 @@ pub(crate) enum TryGet {
     Refused,
 }
 
-/// What a put came to.
+/// The result of a put.
 #[must_use]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Put {

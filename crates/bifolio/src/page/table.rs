@@ -46,7 +46,7 @@ use std::sync::Arc;
 
 /// Entries in a page of the table: what is charged at once.
 const ENTRIES_PER_TABLE_PAGE: u64 = 512;
-/// What a page of the table costs, bytes.
+/// The cost of a page of the table, bytes.
 pub(crate) const TABLE_PAGE_BYTES: u64 = 4096;
 
 /// One word of reserved memory.
@@ -206,7 +206,7 @@ impl Table {
         fresh
     }
 
-    /// What has been charged for this table, bytes.
+    /// The charge for this table, bytes.
     pub(crate) fn charged_bytes(&self) -> u64 {
         self.charged_pages.load(Ordering::Relaxed) * TABLE_PAGE_BYTES
     }
@@ -422,7 +422,7 @@ impl Listed {
 }
 
 /// The tables that have pages which are charged, those first that were not looked at for longest.
-/// What a look for pages costs does not grow with files that have none, however many are open.
+/// The cost of a look for pages does not grow with files that have none, however many are open.
 ///
 /// ```text
 ///  CHARGE                                      LOOK

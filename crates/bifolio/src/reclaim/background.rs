@@ -20,7 +20,7 @@ use std::time::Duration;
 /// How long it waits for the swapper before it looks again.
 const SWAP_PAUSE: Duration = Duration::from_millis(10);
 
-/// What the thread is asked to do.
+/// Requests to the thread.
 #[derive(Debug, Default)]
 pub(super) struct Signal {
     /// It is to work, or does. Looked at for every allocation while memory is short: without the
@@ -121,7 +121,7 @@ impl Reclaim {
                 let free_pages = self.arena().usage().free_pages;
                 if self.arena().obtainable_pages() >= high_pages && free_pages >= CHUNK_PAGES.into()
                 {
-                    // What is short is pages for regions, and the arena has what it does not need.
+                    // Pages for regions are short, and the arena has some that it does not need.
                     self.evacuate_to_release(&reclaim_lock)
                 } else {
                     let wanted_pages = coming_pages + self.round_pages(high_pages);

@@ -94,7 +94,7 @@ impl AwaitedExtents {
     }
 }
 
-/// What is in an extent.
+/// The content of an extent.
 #[derive(Debug, Default)]
 struct Survey {
     free: usize,
@@ -115,7 +115,7 @@ impl Survey {
         extent.pages_of(self.fixed + self.dirty.len()) > LEFT_PAGES_MAX
     }
 
-    /// What it costs to clear the extent: copies, and writes, which are dear.
+    /// The cost of clearing the extent: copies, and writes, which are dear.
     fn cost(&self) -> usize {
         4 * self.dirty.len() + self.movable.len()
     }
@@ -171,7 +171,7 @@ impl Reclaim {
             if !self.arena().take_wanted_extent() {
                 break;
             }
-            // What has made room in other extents since may be here.
+            // Folios that made room in other extents since may be here.
             let survey = self.survey(extent);
             if !survey.is_blocked(extent) {
                 self.compact_extent(reclaim_lock, extent, survey, counts);
@@ -230,7 +230,7 @@ impl Reclaim {
         extents
     }
 
-    /// What was dirty in these extents has been swapped out, as far as that could be.
+    /// Clears these extents, now that their dirty folios were swapped out as far as that could be.
     pub(super) fn clear_awaited_rows(&self, reclaim_lock: &ReclaimLock<'_>, extents: Vec<Extent>) {
         for extent in extents {
             let survey = self.survey(extent);

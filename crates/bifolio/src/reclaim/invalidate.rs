@@ -38,9 +38,9 @@
 //!   thread drains there.)
 //! - A pin is never broken: N4 freezes two references, the table's and ours.
 //!
-//! What stays is demoted: it goes to the tail of the inactive list, and is evicted next when memory
-//! is wanted, as by the kernel's `deactivate_file_folio`. The ablation drains the batches of all
-//! CPUs, as the kernel does without and with the proposal.
+//! A folio that stays is demoted: it goes to the tail of the inactive list, and is evicted next
+//! when memory is wanted, as by the kernel's `deactivate_file_folio`. The ablation drains the
+//! batches of all CPUs, as the kernel does without and with the proposal.
 
 use super::Reclaim;
 use super::scan::WriteOut;
@@ -420,7 +420,8 @@ impl Reclaim {
         let asks = match self.ablation.modes().drains {
             DrainPolicy::Targeted => return walk(true),
             DrainPolicy::WhenItCanHelp => |remaining: &Remaining| remaining.referenced > 0,
-            // What is locked, under write-back or straddling, `find_lock_entries` passes silently.
+            // `find_lock_entries` passes folios that are locked, under write-back or straddling
+            // silently.
             DrainPolicy::OnAnyFailure => |remaining: &Remaining| {
                 let passed = remaining.locked + remaining.writeback + remaining.straddling;
                 remaining.total() > passed
@@ -450,7 +451,7 @@ mod tests {
     use std::cell::RefCell;
 
     thread_local! {
-        /// What happens before the reclaim lock is taken.
+        /// A test's call, made before the reclaim lock is taken.
         static MEANWHILE: RefCell<Option<Box<dyn FnOnce()>>> = const { RefCell::new(None) };
     }
 

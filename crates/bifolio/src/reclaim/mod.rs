@@ -113,7 +113,7 @@ pub(crate) struct Reclaim {
     rebounding: Mutex<()>,
     /// Asks the background thread to work, or to end.
     signal: background::Signal,
-    /// What is on its way to the swap.
+    /// Folios on their way to the swap.
     swapper: swapper::Swapper,
 }
 
@@ -389,7 +389,7 @@ impl Reclaim {
         Ok(())
     }
 
-    /// What is dirty in a range of a file, in bytes, is to be written out soon. Waits for nothing.
+    /// Has the dirty pages of a range of a file, in bytes, written out soon. Waits for nothing.
     pub(crate) fn write_soon(&self, inode: &Arc<Inode>, range: Range<u64>) {
         self.flusher.write_soon(inode, range);
     }
@@ -427,11 +427,11 @@ impl Reclaim {
                 if found.is_some() {
                     return Ok(found);
                 }
-                // What went was of other sizes: empty a chunk of those.
+                // Folios of other sizes went: empty a chunk of those.
                 counts.add(&self.evacuate_for(&reclaim_lock, kind));
             } else if !self.awaits_swapper(retry_budget) {
                 counts = self.sweep(&reclaim_lock);
-                // What stays in the chunk has been counted by the sweep already, but for folios
+                // The rest of the chunk has been counted by the sweep already, but for folios
                 // that somebody is just making: those are on no list yet.
                 let evacuated = self.evacuate_for(&reclaim_lock, kind);
                 counts.reclaimed_pages += evacuated.reclaimed_pages;
@@ -528,7 +528,7 @@ impl Reclaim {
         if self.swapper.has_trouble_after(retry_budget.swap_rounds + u64::from(SWEEPS_MAX)) {
             counts.unwritten_pages += counts.unswapped_pages + self.swapper.pages();
         } else {
-            // What is to be swapped out is, or will be, on its way.
+            // Folios to be swapped out are, or will be, on their way.
             counts.busy_pages += counts.unswapped_pages + self.swapper.pages();
         }
         if retry_budget.is_hopeless(counts.busy_pages > 0) || retry_budget.is_over() {
@@ -536,7 +536,7 @@ impl Reclaim {
         }
         self.memory.counters.add(Counter::AllocationWait, 1);
         if counts.busy_pages > 0 {
-            // What was left to the flusher may be clean before that; nobody waits for one device.
+            // Folios left to the flusher may be clean before that; nobody waits for one device.
             self.flusher.wait_for_progress(retry_budget.ended, SWEEP_PAUSE);
         } else {
             std::thread::sleep(retry_budget.sweep_pause());

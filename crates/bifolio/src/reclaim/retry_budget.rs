@@ -15,7 +15,7 @@ const SWEEP_PAUSE_MAX: Duration = Duration::from_millis(16);
 /// How long an allocation has tried in vain.
 #[derive(Debug)]
 pub(super) struct RetryBudget {
-    /// What it wants, in one piece.
+    /// Bytes that it wants, in one piece.
     pub(super) wanted_bytes: u64,
     rounds: u32,
     pub(super) futile_sweeps: u32,

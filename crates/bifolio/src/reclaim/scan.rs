@@ -46,10 +46,10 @@ const STEP_PAGES: u64 = EXTENT_PAGES as u64;
 /// How a scan of the inactive list goes about it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ScanControl {
-    /// What was used lately stays.
+    /// Folios that were used lately stay.
     pub(super) second_chance: bool,
     pub(super) write_out: WriteOut,
-    /// What counts the evicted folios.
+    /// The counter of the evicted folios.
     pub(super) counter: Counter,
 }
 
@@ -60,7 +60,7 @@ impl ScanControl {
     }
 }
 
-/// What a scan came to, pages.
+/// The result of a scan, pages.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct ScanCounts {
     pub(super) reclaimed_pages: u64,
@@ -247,7 +247,7 @@ impl Reclaim {
             wanted_pages,
             control,
         ) {
-            // What leaves for the swap leaves together: a few more are looked at for that.
+            // Folios leave for the swap together: a few more are looked at for that.
             let scan_pages = scan_pages.max(unswapped.scan_pages()).max(unmapping.scan_pages());
             let left_pages = scan_pages.saturating_sub(scanned_pages).min(STEP_PAGES);
             memory.lru.isolate(&memory.folios, ListKind::Inactive, left_pages, &mut batch);
@@ -369,7 +369,7 @@ fn test_and_clear_referenced(reclaim_lock: &ReclaimLock<'_>, folio: &FolioRef<'_
     inode.mapping.test_and_clear_referenced(&locked)
 }
 
-/// What a scan does with dirty folios of memory files. Those of files with a backing are always
+/// The way of a scan with dirty folios of memory files. Those of files with a backing are always
 /// left to the flusher, which is told: a device may take for ever, and nobody else is to wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WriteOut {
@@ -469,7 +469,7 @@ impl Reclaim {
         self.flusher.write_soon(inode, start..start + locked.pages() * PAGE_BYTES);
     }
 
-    /// What an eviction leaves for the replacement policy.
+    /// The mark that an eviction leaves for the replacement policy.
     pub(super) fn shadow_of(&self, locked: &LockedFolio<'_>) -> Shadow {
         let workingset = locked.flags.get(Flag::Workingset) || locked.flags.get(Flag::Active);
         self.memory.lru.make_shadow(locked.pages(), workingset)

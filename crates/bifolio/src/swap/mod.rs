@@ -112,7 +112,7 @@ impl Swap {
         Ok(Self { backing, name, slots, words, stretches, pages, answers, _lock: lock })
     }
 
-    /// What pages are written to and read from.
+    /// The storage of swapped pages.
     pub(crate) fn backing(&self) -> &Arc<dyn Backing> {
         &self.backing
     }

@@ -178,7 +178,7 @@ fn write_header(backing: &dyn Backing) -> Result<()> {
     Ok(())
 }
 
-/// What is wrong with the header, if it can be read.
+/// The fault of the header, if it can be read.
 fn read_header(backing: &dyn Backing) -> Result<std::result::Result<(), SwapFileProblem>> {
     let mut buffer = IoBuffer::new(PAGE_BYTES);
     let count = io::read_full(backing, &mut [buffer.target()], 0, None)?;

@@ -32,7 +32,7 @@ const CHECKSUM_MASK: u64 = u32::MAX as u64;
 const SHADOW_SHIFT: u32 = 32;
 const _: () = assert!(VALUE_MAX << SHADOW_SHIFT >> SHADOW_SHIFT == VALUE_MAX);
 
-/// What was read from a slot is not what was written there.
+/// The bytes read from a slot are not those that were written there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("its checksum is {found:#010x}, but {expected:#010x} was written")]
 pub(crate) struct Mismatch {
@@ -72,7 +72,7 @@ impl SlotMetadata {
         self.store(slot, (self.load(slot) & CHECKSUM_MASK) | (shadow.0 << SHADOW_SHIFT));
     }
 
-    /// What the last eviction left.
+    /// The mark of the last eviction.
     pub(super) fn shadow(&self, slot: u32) -> Shadow {
         Shadow(self.load(slot) >> SHADOW_SHIFT)
     }

@@ -30,7 +30,7 @@ use super::slot_group::{GROUP_SLOTS, SlotGroup};
 use crate::page::VALUE_MAX;
 use crate::sync::{AtomicU32, Mutex, Ordering};
 
-/// What a group costs, bytes: a word for each slot (`slot_metadata.rs`), and its bits and reach,
+/// The cost of a group, bytes: a word for each slot (`slot_metadata.rs`), and its bits and reach,
 /// counted three times, because a vector that grows may hold them so often for a moment.
 pub(crate) const GROUP_BYTES: u64 =
     GROUP_SLOTS as u64 * size_of::<u64>() as u64 + BOOKKEEPING_BYTES;

@@ -1,8 +1,8 @@
 //! The rule about blocking, checked in debug builds: **nothing is waited for with a folio frozen,
 //! and by the owner of transfers nothing but those** (IO-5).
 //!
-//! Whoever meets a frozen folio waits until it is frozen no more, whatever else it holds; and the
-//! owner of a transfer has folios locked, or under write-back, that others wait for. If such a
+//! A thread that meets a frozen folio waits until it is frozen no more, whatever else it holds; and
+//! the owner of a transfer has folios locked, or under write-back, that others wait for. If such a
 //! thread waited for somebody, the two could wait for each other.
 //!
 //! So each thread counts the folios it has frozen and the transfers it has handed to a queue and

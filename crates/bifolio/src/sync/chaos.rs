@@ -243,11 +243,11 @@ pub(crate) use std::thread::yield_now;
 #[derive(Debug)]
 pub(crate) struct Guard<G>(Option<G>);
 
-/// What [`Mutex::lock`] gives.
+/// The guard of [`Mutex::lock`].
 pub(crate) type MutexGuard<'a, T> = Guard<parking_lot::MutexGuard<'a, T>>;
-/// What [`RwLock::read`] gives.
+/// The guard of [`RwLock::read`].
 pub(crate) type RwLockReadGuard<'a, T> = Guard<parking_lot::RwLockReadGuard<'a, T>>;
-/// What [`RwLock::write`] gives.
+/// The guard of [`RwLock::write`].
 pub(crate) type RwLockWriteGuard<'a, T> = Guard<parking_lot::RwLockWriteGuard<'a, T>>;
 
 impl<G> Guard<G> {

@@ -53,7 +53,7 @@ impl<T> std::ops::DerefMut for MutexGuard<'_, T> {
 #[derive(Debug, Default)]
 pub(crate) struct Condvar(loom::sync::Condvar);
 
-/// What a wait with a deadline ends with.
+/// The end of a wait with a deadline.
 #[derive(Debug)]
 pub(crate) struct Woken;
 

@@ -17,7 +17,7 @@
 use super::{AtomicU64, Ordering};
 use std::sync::Arc;
 
-/// What one device has of something, and what all have of it.
+/// The amount that one device has of something, and the amount that all have.
 #[derive(Clone, Debug)]
 pub(crate) struct Share {
     all: Arc<AtomicU64>,
@@ -30,17 +30,17 @@ impl Share {
         Self { all: Arc::clone(all), own: Arc::new(AtomicU64::new(0)) }
     }
 
-    /// What all devices have.
+    /// The amount that all devices have.
     pub(crate) fn all(&self) -> u64 {
         self.all.load(Ordering::Relaxed)
     }
 
-    /// What this device has.
+    /// The amount that this device has.
     pub(crate) fn own(&self) -> u64 {
         self.own.load(Ordering::Relaxed)
     }
 
-    /// What the others leave of `max`.
+    /// The part of `max` that the others leave.
     pub(crate) fn left_of(&self, max: u64) -> u64 {
         max.saturating_sub(self.all().saturating_sub(self.own()))
     }

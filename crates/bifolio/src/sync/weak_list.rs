@@ -1,10 +1,10 @@
 //! Weak references to things that come and go, the oldest first.
 //!
-//! Whoever goes need not be taken off: a reference to what is gone is met and dropped, or dropped
-//! when the list has doubled since that was last done. So the list is never longer than twice what
-//! is alive, and a few more; and what it costs to put something on it does not grow with its
-//! length, taken over many. (Until it is dropped, a weak reference keeps the memory of what it led
-//! to from being used again.)
+//! An entry that goes need not be taken off: a reference to one that is gone is met and dropped, or
+//! dropped when the list has doubled since that was last done. So the list is never longer than
+//! twice what is alive, and a few more; and what it costs to put something on it does not grow with
+//! its length, taken over many. (Until it is dropped, a weak reference keeps the memory of what it
+//! led to from being used again.)
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
@@ -69,8 +69,8 @@ impl<T: ?Sized> WeakList<T> {
         self.entries.iter().rev().find_map(Weak::upgrade)
     }
 
-    /// What is alive, one after the other: only the one that is at hand is kept so. The list may be
-    /// changed meanwhile.
+    /// Those that are alive, one after the other: only the one that is at hand is kept so. The list
+    /// may be changed meanwhile.
     pub(crate) fn snapshot(&self) -> impl Iterator<Item = Arc<T>> + use<T> {
         let entries = self.entries.clone();
         entries.into_iter().filter_map(|entry| entry.upgrade())

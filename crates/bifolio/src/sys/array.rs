@@ -45,7 +45,7 @@ mod real {
             let bytes = bytes.ok_or(std::io::ErrorKind::OutOfMemory)?;
             let memory = Reservation::new(bytes, align_of::<T>())?;
             memory.wipe_on_fork();
-            // What is touched is charged page by page: nothing may come in larger pieces.
+            // Pages are charged as they are touched: nothing may come in larger pieces.
             memory.refuse_huge_pages();
             Ok(Self { memory, length, elements: PhantomData })
         }

@@ -29,7 +29,7 @@ use super::answer_of;
 /// The magic number of tmpfs in `statfs`.
 const TMPFS_MAGIC: u64 = 0x0102_1994;
 
-/// What kind of thing a path names.
+/// The kind of thing that a path names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum FileKind {
@@ -82,7 +82,7 @@ impl fmt::Display for FileKind {
     }
 }
 
-/// What `fstat` tells about an open file.
+/// The facts that `fstat` tells about an open file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Status {
     pub(crate) kind: FileKind,
@@ -100,7 +100,7 @@ pub(crate) struct OpenMode {
     pub(crate) direct: bool,
 }
 
-/// What `statx` says about direct transfers of one file.
+/// The rules that `statx` gives for direct transfers of one file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DirectAlignment {
     /// The kernel or the file system does not answer this question.
@@ -151,7 +151,7 @@ fn is_unknown(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM | libc::EINVAL))
 }
 
-/// What a descriptor was opened for.
+/// The accesses that a descriptor was opened for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Rights {
     pub(crate) read: bool,
@@ -173,7 +173,7 @@ pub(crate) fn rights(file: BorrowedFd<'_>) -> io::Result<Rights> {
     })
 }
 
-/// What the file of a descriptor was called when it was opened, as far as that can be told.
+/// The name of a descriptor's file when it was opened, as far as that can be told.
 pub(crate) fn name_of(file: BorrowedFd<'_>) -> PathBuf {
     std::fs::read_link(path_of(file)).unwrap_or_else(|_| path_of(file))
 }

@@ -30,7 +30,7 @@ pub(crate) const PAGE_BYTES: usize = 4096;
 /// A private, anonymous, zero-filled run of memory.
 #[derive(Debug)]
 pub(crate) struct Reservation {
-    /// What was mapped, for unmapping: it may be longer than what was asked, for alignment.
+    /// The mapping, for unmapping: it may be longer than was asked, for alignment.
     mapped: *mut u8,
     mapped_bytes: usize,
     base: *mut u8,
@@ -227,7 +227,7 @@ impl Drop for Reservation {
     }
 }
 
-/// What the kernel notes about the mapping that has `address`: two letters a flag.
+/// The kernel's flags of the mapping that has `address`: two letters each.
 #[cfg(test)]
 pub(crate) fn kernel_flags(address: *const u8) -> Vec<String> {
     let has = |line: &str| {
@@ -267,7 +267,7 @@ const _: () = assert!(size_of::<PageRange>() == size_of::<libc::iovec>());
 const _: () = assert!(offset_of!(PageRange, start) == offset_of!(libc::iovec, iov_base));
 const _: () = assert!(offset_of!(PageRange, length_bytes) == offset_of!(libc::iovec, iov_len));
 
-/// What became of an unmapping.
+/// The result of an unmapping.
 #[derive(Debug)]
 #[must_use]
 pub(crate) struct Unmapped {
@@ -360,7 +360,7 @@ pub(super) unsafe fn advise_vector(ranges: &[PageRange]) -> io::Result<usize> {
             PIDFD_SELF,
             ranges.as_ptr(),
             ranges.len(),
-            // What the program has locked, too.
+            // Pages that the program has locked go, too.
             libc::MADV_DONTNEED_LOCKED,
             0,
         )

@@ -28,7 +28,7 @@ pub(crate) mod userfault;
 
 use std::io;
 
-/// What a call of the C library answered: how much, or, if that is negative, the error of this
+/// The answer of a call of the C library: how much, or, if that is negative, the error of this
 /// thread.
 fn answer_of(answer: impl TryInto<usize>) -> io::Result<usize> {
     answer.try_into().map_err(|_| io::Error::last_os_error())

@@ -7,7 +7,8 @@
 //! each can be masked, so that its fallback is tested on any machine.
 //!
 //! A feature is *available* when its probe worked, and *in use* when nobody disabled it either.
-//! What can only be known file by file (direct I/O) is reported as available, "decided per file".
+//! A feature that can only be known file by file (direct I/O) is reported as available, "decided
+//! per file".
 //!
 //! Nothing here remembers anything in globals, and nothing here fails: a probe that cannot run is
 //! a feature that is not available, with the reason.
@@ -99,7 +100,7 @@ impl Feature {
         }
     }
 
-    /// What is done instead where the feature is not in use.
+    /// The fallback, where the feature is not in use.
     pub fn fallback(self) -> &'static str {
         match self {
             Self::TransparentHugePages => "4 KiB pages",
@@ -147,7 +148,7 @@ impl fmt::Display for Feature {
     }
 }
 
-/// What a probe found out about one feature.
+/// The findings of a probe about one feature.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FeatureReport {
@@ -159,7 +160,7 @@ pub struct FeatureReport {
     pub available: bool,
     /// Whether it is used: available, and not disabled by the caller.
     pub in_use: bool,
-    /// What is done instead where it is not in use.
+    /// The fallback, where it is not in use.
     pub fallback: &'static str,
     /// Why it is available or not, or that it was disabled.
     pub reason: String,
@@ -195,7 +196,7 @@ impl Features {
         report.filter(|report| !report.in_use).map(|report| report.reason.clone())
     }
 
-    /// What was found, feature by feature.
+    /// The findings, feature by feature.
     pub fn reports(&self) -> Vec<FeatureReport> {
         self.reports.clone()
     }

@@ -1,9 +1,9 @@
 //! The trials by which `probe.rs` finds out what works here.
 //!
-//! What mapping files needs is tried on scratch pages: faults served in user space, stores that are
-//! noticed, pages that go away many at once. For io_uring a ring is made, and a byte read through
-//! it: containers refuse rings in many ways (a filter answers EPERM or ENOSYS to one of the three
-//! calls, `kernel.io_uring_disabled` to the first).
+//! The needs of mapped files are tried on scratch pages: faults served in user space, stores that
+//! are noticed, pages that go away many at once. For io_uring a ring is made, and a byte read
+//! through it: containers refuse rings in many ways (a filter answers EPERM or ENOSYS to one of the
+//! three calls, `kernel.io_uring_disabled` to the first).
 //!
 //! # Safety
 //! Installs, reads, stores to and frees scratch pages; lends a byte to a ring, and waits for it.

@@ -142,7 +142,7 @@ mod tests {
     use std::cell::RefCell;
 
     thread_local! {
-        /// What happens once a page is there, and not uptodate.
+        /// A test's call, made once a page is there and not uptodate.
         static MEANWHILE: RefCell<Option<Box<dyn FnOnce()>>> = const { RefCell::new(None) };
     }
 

@@ -37,9 +37,9 @@ use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// What is in flight at most, unless a single transfer is more; and what stands ready.
+/// The most that is in flight, unless a single transfer is more; and what stands ready.
 const IN_FLIGHT_BYTES_MAX: u64 = 8 << 20;
-/// What is worth a system call.
+/// As much is worth a system call.
 const CALL_BYTES: u64 = 256 << 10;
 
 /// All pages there can be.
@@ -98,7 +98,7 @@ impl WriteIo<'_> {
     }
 }
 
-/// What became of a folio that was given to a batch.
+/// The fate of a folio that was given to a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Added {
     /// It is on its way, or there is nothing to write.
@@ -151,7 +151,7 @@ impl Progress {
     }
 }
 
-/// What one or several batches came to.
+/// The result of one or several batches.
 #[derive(Debug, Default)]
 pub(crate) struct Written {
     /// Folios that reached the device.
@@ -326,7 +326,7 @@ impl<'a> WriteBatch<'a> {
         self.join(transfer, run);
     }
 
-    /// What is in the folios is not certain: nothing is written any more, and they stay dirty.
+    /// The bytes of the folios are not certain: nothing is written any more, and they stay dirty.
     #[cold]
     fn refuse(&mut self, folios: SmallVec<[WriteVictim<'a>; 1]>, error: Error) {
         let position = folios[0].folio.folio().index() * PAGE_BYTES;

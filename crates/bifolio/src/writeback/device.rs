@@ -67,7 +67,7 @@ impl Drop for RoomForDirt<'_> {
     }
 }
 
-/// What the flusher is asked to do for a device.
+/// Requests to the flusher for a device.
 #[derive(Debug)]
 struct Calls {
     /// It is on its way to the device, or there.
@@ -93,7 +93,7 @@ pub(super) struct Files {
     is_enlisted: bool,
 }
 
-/// What rounds came to.
+/// The results of rounds.
 #[derive(Debug, Default)]
 struct Rounds {
     begun: u64,
@@ -110,7 +110,7 @@ pub(crate) struct Device {
     /// The file that was first opened on it.
     first_file: String,
     pub(super) dirty_pages: DirtyPages,
-    /// What those have who wait for it to read.
+    /// Pages in the hands of readers that wait for it.
     pub(super) load: Load,
     files: Mutex<Files>,
     /// Some of its files are in regions, where stores must be looked for.
@@ -127,7 +127,7 @@ pub(crate) struct Device {
     held: AtomicU64,
 }
 
-/// What a round begins with.
+/// The start of a round.
 #[derive(Debug)]
 pub(super) struct Round {
     number: u64,
@@ -231,7 +231,7 @@ impl Device {
         let file = Weak::clone(&inode.this);
         let mut calls = self.calls.lock();
         let is_full = calls.ranges.len() >= RANGES_MAX;
-        // Who goes through a file step by step asks for one range.
+        // A caller that goes through a file step by step asks for one range.
         match calls.ranges.last_mut() {
             Some((other, last)) if Weak::ptr_eq(other, &file) && last.end == range.start => {
                 last.end = range.end;

@@ -63,7 +63,7 @@ struct State {
     folios: u64,
     /// The number of the next marking.
     next: u64,
-    /// What `next` was at some times in the past, oldest first.
+    /// Values of `next` at some times in the past, oldest first.
     ticks: VecDeque<(Instant, u64)>,
     /// At which folio each walk goes on.
     cursors: Vec<(u64, u32)>,
@@ -94,7 +94,7 @@ impl Default for State {
     }
 }
 
-/// What marking a folio dirty has come to.
+/// The result of marking a folio dirty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Marked {
     /// It was not dirty.
@@ -504,7 +504,7 @@ mod tests {
         part.folios.iter().map(FolioRef::id).collect()
     }
 
-    /// What may become of the folio at which a walk stands before the next part is asked for.
+    /// Changes of the folio at which a walk stands, before the next part is asked for.
     #[test]
     fn a_walk_in_parts_misses_none_whatever_leaves_meanwhile() {
         let clean = |list: &DirtyList, folios: &Folios, id| list.forget(folios, id);

@@ -19,7 +19,7 @@ struct Recorded {
     error: Option<Arc<IoError>>,
 }
 
-/// What one handle has been told.
+/// The errors that one handle has been told of.
 #[derive(Debug)]
 pub(crate) struct ErrorCursor(AtomicU64);
 

@@ -63,12 +63,12 @@ struct State<E> {
     answers: Vec<Answer<E>>,
 }
 
-/// What is wanted of a round, beside the flush.
+/// Work that a round is to do beside the flush.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Wants {
-    /// What is known about the file, too.
+    /// The file's metadata is flushed, too.
     pub(crate) metadata: bool,
-    /// That what was marked dirty before this number is written out first.
+    /// Pages that were marked dirty before this number are written out first.
     pub(crate) end: u64,
 }
 
@@ -96,7 +96,7 @@ impl<E> Default for Flushes<E> {
     }
 }
 
-/// What a round came to.
+/// The result of a round.
 #[derive(Debug)]
 pub(crate) struct Flushed<E> {
     pub(crate) result: Result<(), E>,

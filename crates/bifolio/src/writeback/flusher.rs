@@ -108,12 +108,12 @@ pub(crate) struct Flusher {
     /// Write-outs that have ended, whatever became of them.
     ended: AtomicU64,
     stall_ns_max: AtomicU64,
-    /// What devices may have while they are read from.
+    /// The pages that devices may have while they are read from.
     pub(super) loads: Loads,
     pub(super) swap_load: Load,
 }
 
-/// Who is to be looked after, and by whom.
+/// The devices to be looked after, and the threads that do.
 #[derive(Debug)]
 struct Roster {
     /// All devices of files that are open.
@@ -246,7 +246,7 @@ impl Flusher {
         }
     }
 
-    /// What is dirty in a range of a file, in bytes, is to be written out soon. Waits for nothing.
+    /// Has the dirty pages of a range of a file, in bytes, written out soon. Waits for nothing.
     pub(crate) fn write_soon(&self, inode: &Inode, range: Range<u64>) {
         if let Some(device) = &inode.device
             && device.call_for(inode, range)
@@ -378,7 +378,7 @@ impl Flusher {
         self.stall_ns_max.load(Ordering::Relaxed)
     }
 
-    /// What there is to say about each device.
+    /// A snapshot of each device.
     pub(crate) fn device_stats(&self) -> Vec<DeviceStats> {
         let max_pages = self.max_pages();
         self.devices().map(|device| device.stats(max_pages)).collect()
@@ -397,7 +397,7 @@ impl Flusher {
         (self.settings.age_max / TICKS_PER_AGE).max(TICK_MIN)
     }
 
-    /// What a thread does: goes on one round after the other.
+    /// The life of a thread: one round after the other.
     fn run(self: &Arc<Self>, memory: &Arc<Memory>) {
         let mut roster = self.roster.lock();
         while let Some(device) = self.next_device(&mut roster) {
@@ -466,7 +466,8 @@ impl Flusher {
         let taken = total.folios;
         let is_stuck = device.end_round(&round, total.error);
         self.throttle.release();
-        // Who found the flusher there did not call it; a mark missed here waits for a tick.
+        // A thread that found the flusher there did not call it; a mark missed here waits for a
+        // tick.
         if taken > 0 && self.is_much(&device) || round.is_probe && !is_stuck {
             device.call();
         }
@@ -532,11 +533,11 @@ impl Flusher {
             u64::MAX
         };
         for inode in device.dirty_files() {
-            // What all files have together: many small shares are much, too.
+            // All files together count as well: many small shares are much, too.
             let wanted_folios = wanted_folios.min(WANTED_FOLIOS_MAX).saturating_sub(total.folios);
             let until = Instant::now() + TURN_MAX;
             let left = |progress: Progress| {
-                // What was refused is dirty again, and would be tried again at once.
+                // A page that was refused is dirty again, and would be tried again at once.
                 let is_over = Instant::now() > until || self.is_ending.load(Ordering::Relaxed);
                 if progress.has_failed || is_over {
                     return 0;
@@ -551,7 +552,7 @@ impl Flusher {
     }
 }
 
-/// What was stored through maps begins to age when it is found.
+/// A store through a map begins to age when it is found.
 fn look_for_stores(device: &Device) {
     for inode in device.mapped_files() {
         if let Err(error) = inode.mark_stored_in(&ALL_BYTES) {

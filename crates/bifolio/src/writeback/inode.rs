@@ -32,7 +32,7 @@ use std::time::Instant;
 /// A page of zeros.
 static ZEROS: [u8; PAGE_BYTES as usize] = [0; PAGE_BYTES as usize];
 
-/// What all files of a cache share.
+/// Parts that all files of a cache share.
 #[derive(Clone, Debug)]
 pub(crate) struct Services {
     pub(crate) memory: Arc<Memory>,
@@ -45,7 +45,7 @@ pub(crate) struct Services {
 /// See the head of the file.
 #[derive(Debug)]
 pub(crate) struct Inode {
-    /// What it is put on lists by.
+    /// A reference to itself, for lists of files.
     pub(super) this: Weak<Inode>,
     pub(crate) mapping: Mapping,
     pub(crate) memory: Arc<Memory>,
@@ -54,7 +54,7 @@ pub(crate) struct Inode {
     pub(super) flusher: Arc<Flusher>,
     /// Where it is written to; none for a memory file.
     pub(super) device: Option<Arc<Device>>,
-    /// What those have who wait for its storage to read.
+    /// Pages in the hands of readers that wait for its storage.
     pub(crate) load: Load,
     pub(crate) store: Store,
     pub(super) dirty: DirtyList,
@@ -156,7 +156,7 @@ impl Inode {
         Some(unsafe { address.as_ref() })
     }
 
-    /// What `owner` finds in a folio of this file.
+    /// The address that `owner` finds in a folio of this file.
     pub(crate) fn address(&self) -> u64 {
         std::ptr::from_ref(self).expose_provenance() as u64
     }
@@ -290,7 +290,7 @@ impl Inode {
     fn wait_for_write_out(&self, locked: &LockedFolio<'_>) {
         if locked.flags.write_state().is_writing() {
             self.memory.counters.add(Counter::WritebackWait, 1);
-            // What is only in memory is written out to be evicted.
+            // A page that is only in memory is written out to be evicted.
             let since = (self.store.cleaner() == Cleaner::Swapper).then(Instant::now);
             locked.flags.wait_for_writeback();
             self.memory.note_stall(since);

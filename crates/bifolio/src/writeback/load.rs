@@ -1,4 +1,4 @@
-//! What is in the hands of those who wait for a device to read: how much of it one device may have.
+//! Pages in the hands of readers that wait for a device: how many of them one device may have.
 //!
 //! A device may leave reads without an answer for as long as it likes. Until then the frames that
 //! are to be filled are of no use to anybody, nor is the staging memory of those in regions, nor
@@ -43,7 +43,7 @@ pub(crate) struct Load {
     pub(crate) faults: Share,
 }
 
-/// What all devices of a cache have together, and who waits.
+/// Pages that all devices of a cache have together, and the threads that wait.
 #[derive(Debug, Default)]
 pub(super) struct Loads {
     reading: Arc<AtomicU64>,

@@ -158,7 +158,7 @@ impl Inode {
     }
 }
 
-/// What becomes of the page of a region that a pin still leads to.
+/// The fate of a region's page that a pin still leads to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Held {
     /// It stays until it is let go, or comes to the next folio there.

@@ -74,9 +74,9 @@ impl DirtyPages {
         self.share.own()
     }
 
-    /// What sets the flusher to work for this device, where that are `background_pages` of the
-    /// `max_pages` that all may have: its part of what others leave; and if all have more than
-    /// that together, the mean, so that many small shares are much, too.
+    /// The amount that sets the flusher to work for this device, where that are `background_pages`
+    /// of the `max_pages` that all may have: its part of what others leave; and if all have more
+    /// than that together, the mean, so that many small shares are much, too.
     pub(crate) fn background_pages(&self, background_pages: u64, max_pages: u64) -> u64 {
         let left_pages = u128::from(self.left_of(max_pages));
         let part = u128::from(background_pages) * left_pages / u128::from(max_pages.max(1));
@@ -85,7 +85,7 @@ impl DirtyPages {
         if is_much { mean.min(part as u64) } else { part as u64 }
     }
 
-    /// What others leave of `pages`.
+    /// The part of `pages` that others leave.
     pub(crate) fn left_of(&self, pages: u64) -> u64 {
         self.share.left_of(pages)
     }

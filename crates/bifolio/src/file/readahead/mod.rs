@@ -43,10 +43,10 @@ const NO_MARK: u64 = u64::MAX;
 /// of each may be ahead, together half of the bound.
 const WINDOW_PART_OF_BOUND: u64 = 4;
 const STREAMS_MIN: u64 = 2;
-/// What of an advised range is in flight at most.
+/// The most of an advised range that is in flight.
 const ADVISED_BYTES_MAX: u64 = 8 << 20;
 
-/// What a handle knows of its readers.
+/// The knowledge of a handle about its readers.
 #[derive(Debug)]
 pub(crate) struct Readahead {
     /// Made when there is something to read ahead: many handles are of files of a page.
@@ -62,7 +62,7 @@ pub(crate) struct Readahead {
     window_bytes_max: u64,
 }
 
-/// What a handle needs of which something is read ahead, or might be.
+/// The needs of a handle of which something is read ahead, or might be.
 #[derive(Debug)]
 struct AtWork {
     streams: Mutex<Streams>,
@@ -101,7 +101,7 @@ impl Readahead {
         self.last_end.load(Ordering::Relaxed) == position
     }
 
-    /// What the readers of this handle will do.
+    /// Announces the access of this handle's readers.
     pub(super) fn set_mode(&self, mode: Mode) {
         self.mode.store(mode as u8, Ordering::Relaxed);
         *self.at_work().streams.lock() = Streams::default();
@@ -112,7 +112,7 @@ impl Readahead {
         self.reuse.store(reuse, Ordering::Relaxed);
     }
 
-    /// What [`Self::set_reuse`] set.
+    /// The value that [`Self::set_reuse`] set.
     pub(super) fn is_reused(&self) -> bool {
         self.reuse.load(Ordering::Relaxed)
     }

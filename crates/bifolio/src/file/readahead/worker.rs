@@ -128,7 +128,7 @@ impl Drop for Serving<'_> {
     }
 }
 
-/// What is to be read, in order, and whether somebody is at it.
+/// The plans to be read, in order, and whether somebody is at it.
 #[derive(Debug)]
 struct ReadaheadQueue<R> {
     runs: VecDeque<R>,
@@ -160,7 +160,7 @@ impl<R> ReadaheadQueue<R> {
         if may_leave { self.runs.pop_front() } else { None }
     }
 
-    /// Whoever serves the queue may go, if it is empty.
+    /// The thread that serves the queue may go, if it is empty.
     fn close(&mut self) -> bool {
         self.is_served = !self.runs.is_empty();
         !self.is_served

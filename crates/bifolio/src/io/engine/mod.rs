@@ -72,7 +72,7 @@ impl Engine {
         self.workers.offer(lane_of(backing), Urgency::Now, Box::new(job)).is_ok()
     }
 
-    /// What the engine has done so far.
+    /// The work of the engine so far.
     pub(crate) fn counts(&self) -> EngineCounts {
         self.rings.counts.snapshot()
     }

@@ -174,7 +174,7 @@ impl<'e, T> Queue<'e, T> {
             if handed_out >= wanted {
                 break;
             }
-            // What was handed out made room: there may be more to start before the wait, and
+            // Those that were handed out made room: there may be more to start before the wait, and
             // perhaps nothing to wait for.
             if handed_out == handed_out_before {
                 self.wait(wanted - handed_out);
@@ -410,7 +410,7 @@ impl<'e, T> Queue<'e, T> {
         let Some(lease) = &mut self.lease else { return };
         let Err(error) = lease.enter(wanted) else { return };
         if lease.unsubmitted() < self.in_kernel {
-            // What the kernel has it will finish; its answers need no call to appear.
+            // The kernel finishes the calls that it has; their answers need no call to appear.
             return lease.pause();
         }
         log::warn!("io_uring cannot be used any more: {error}");
@@ -462,7 +462,7 @@ fn touch_first(transfer: &Transfer) {
     }
 }
 
-/// What an answer of the ring is to be taken for: a call that came to nothing for reasons of the
+/// The meaning of a ring's answer: a call that came to nothing for reasons of the
 /// ring's own is made again with a plain one.
 fn first_answer(answer: io::Result<usize>) -> io::Result<usize> {
     match answer.as_ref().map_err(io::Error::raw_os_error) {
@@ -515,7 +515,7 @@ impl FallbackQueue {
         missing
     }
 
-    /// What a helper does: at most one transfer.
+    /// The work of a helper: at most one transfer.
     pub(super) fn help(&self) {
         let taken = {
             let mut state = self.state.lock();

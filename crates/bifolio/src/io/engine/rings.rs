@@ -82,7 +82,7 @@ impl Rings {
         let mut pool = self.pool.lock();
         let mut has_waited = false;
         while !pool.is_broken {
-            // Who comes later stands behind those who wait.
+            // Later callers stand behind those that wait.
             let is_next = has_waited || pool.waiting == 0;
             if is_next && let Some(ring) = pool.free.pop().or_else(|| self.make_ring(&mut pool)) {
                 if !pool.free.is_empty() {
@@ -279,7 +279,7 @@ fn whole_spans(spans: &[Span], length_bytes: usize) -> usize {
     whole.count()
 }
 
-/// What the engine has done so far.
+/// The work of the engine so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct EngineCounts {
     /// Calls of `io_uring_enter`.

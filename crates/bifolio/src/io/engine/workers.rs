@@ -49,7 +49,7 @@ impl Urgency {
     }
 }
 
-/// What a worker runs.
+/// A job for a worker.
 pub(super) type Job = Box<dyn FnOnce() + Send>;
 
 /// See the head of the file.
@@ -184,7 +184,7 @@ impl Shared {
                 MutexGuard::unlocked(&mut state, || drop(catch_unwind(AssertUnwindSafe(job))));
                 state.end(lane);
             } else if state.is_ending {
-                // What waits for its lane is run by those who are at work there.
+                // Jobs that wait for their lane are run by the threads at work there.
                 return;
             } else {
                 self.changed.wait(&mut state);

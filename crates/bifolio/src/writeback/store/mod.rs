@@ -42,7 +42,7 @@ pub(crate) enum Store {
     Swap(SwapStore),
 }
 
-/// What the file is.
+/// The kind of the file.
 impl Store {
     /// Its name, for messages.
     pub(crate) fn name(&self) -> String {
@@ -131,7 +131,7 @@ impl Store {
         matches!(self, Self::Swap(_))
     }
 
-    /// What the last eviction of the page left for the replacement policy.
+    /// The mark that the last eviction of the page left for the replacement policy.
     pub(crate) fn shadow_of(&self, seen: Entry) -> Option<Shadow> {
         let value = seen.as_value()?;
         Some(self.slots().map_or(Shadow(value), |swap| swap.shadow(value as u32)))
@@ -146,7 +146,7 @@ impl Store {
         }
     }
 
-    /// What a folio that is not dirty leaves at the head of a unit when it is evicted.
+    /// The Entry that a folio which is not dirty leaves at the head of a unit when it is evicted.
     pub(crate) fn left_by(&self, locked: &LockedFolio<'_>, page: u64, shadow: Shadow) -> Entry {
         match self {
             Self::Disk(_) if page == 0 => Entry::value(shadow.0),
@@ -155,7 +155,7 @@ impl Store {
         }
     }
 
-    /// What a folio leaves there that never got its bytes: what it took over.
+    /// The Entry that a folio leaves there if it never got its bytes: the one that it took over.
     pub(crate) fn left_by_unfilled(&self, locked: &LockedFolio<'_>, page: u64) -> Entry {
         match self {
             Self::Disk(_) => Entry::HOLE,

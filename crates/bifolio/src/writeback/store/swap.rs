@@ -45,7 +45,7 @@ impl SwapStore {
         swap.backing()
     }
 
-    /// What a folio that is not dirty leaves at the head of a unit, and beside the slot.
+    /// The marks that a folio which is not dirty leaves at the head of a unit, and beside the slot.
     pub(super) fn left_by(
         &self,
         locked: &LockedFolio<'_>,

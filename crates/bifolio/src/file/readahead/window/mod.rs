@@ -29,7 +29,7 @@ use strided::{PIECES_MAX, Strided};
 /// Sequential readers of one handle who do not disturb each other.
 pub(super) const STREAMS: usize = 4;
 
-/// What the readers of a handle say they will do.
+/// The access that the readers of a handle announce.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Mode {
@@ -41,16 +41,17 @@ pub(crate) enum Mode {
     Random,
 }
 
-/// What a plan may be.
+/// The limits of a plan.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Settings {
     /// Pages of the largest plan, at least 1. Two of them may be ahead of each stream.
     pub max_pages: u64,
-    /// What the readers have said.
+    /// The access that the readers have announced.
     pub mode: Mode,
 }
 
-/// What was read, or is being read: the pages from `first_page` up to `end_page`, at least one.
+/// Pages that were read, or are being read: the pages from `first_page` up to `end_page`, at least
+/// one.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Access {
     /// The first page touched.
@@ -68,11 +69,11 @@ impl Access {
     }
 }
 
-/// What is to be read now.
+/// The pages to be read now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Plan {
     pieces: ArrayVec<Range<u64>, PIECES_MAX>,
-    /// Whoever reads this page is to be told of again: it starts the next plan.
+    /// A read of this page is to be told of again: it starts the next plan.
     pub mark: Option<u64>,
 }
 

@@ -38,14 +38,14 @@ const CLEAN_WINDOWS: u32 = 8;
 /// See the head of the file.
 #[derive(Debug)]
 pub(super) struct Sequential {
-    /// What was read when the reader was last seen.
+    /// The pages that were read when the reader was last seen.
     read: Range<u64>,
     /// Everything from `read` up to here has been issued.
     planned_end: u64,
     /// Pages of the last window, before the file cut it.
     window_pages: u64,
     mark: Option<u64>,
-    /// What no window may pass, as a miss has taught, in pages.
+    /// The end that no window may pass, as a miss has taught, in pages.
     ceiling_pages: u64,
     /// Windows since the ceiling last changed.
     clean_windows: u32,
@@ -107,7 +107,7 @@ impl Sequential {
         }
     }
 
-    /// What was issued last ends before page `end`.
+    /// Notes that the plan issued last ends before page `end`.
     pub(super) fn cut(&mut self, end: u64) {
         if self.read.end < end {
             self.planned_end = self.planned_end.min(end);
