@@ -4,7 +4,8 @@
 //! needed) with the nightly toolchain, instrumented for coverage and for the address sanitizer. It
 //! is no part of `cargo x ci`, where torture plays the same cases from random bytes (`upsets`).
 //!
-//! What it has found interesting stays in `target/fuzz/corpus`, and the next run begins with that.
+//! Inputs that it found interesting stay in `target/fuzz/corpus`, and the next run begins with
+//! that.
 
 use std::process::Command;
 
@@ -13,7 +14,7 @@ use anyhow::{Context, Result, ensure};
 use crate::cargo::workspace_root;
 use crate::san::{self, TARGET};
 
-/// What cargo-fuzz gives to the compiler.
+/// The flags that cargo-fuzz gives to the compiler.
 const FLAGS: &str = "--cfg fuzzing -Zsanitizer=address -Cpasses=sancov-module \
     -Cllvm-args=-sanitizer-coverage-level=4 -Cllvm-args=-sanitizer-coverage-inline-8bit-counters \
     -Cllvm-args=-sanitizer-coverage-pc-table -Cllvm-args=-sanitizer-coverage-trace-compares \

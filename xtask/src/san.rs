@@ -35,7 +35,7 @@ pub enum Sanitizer {
     Leak,
 }
 
-/// What is run.
+/// The command that is run.
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
     /// The sanitizer.
@@ -106,7 +106,7 @@ fn start(sanitizer: Sanitizer, cargo: &[&str], program: &[&str]) -> Result<()> {
     command.env("TSAN_OPTIONS", format!("suppressions={} history_size=4", supp.display()));
     // The library handles faults of its own.
     command.env("ASAN_OPTIONS", "handle_sigbus=0 allow_user_segv_handler=1 detect_leaks=0");
-    // What is resident is not the cache's alone.
+    // Resident memory is not the cache's alone.
     command.env("BIFOLIO_SANITIZED", "1");
     // The toolchain is another than that of this program.
     for variable in ["CARGO", "RUSTC", "RUSTUP_TOOLCHAIN", "CARGO_MANIFEST_DIR"] {

@@ -85,7 +85,7 @@ impl Step {
         }
     }
 
-    /// What to type to run the step alone, or to mend what it found.
+    /// The command that runs the step alone, or mends its findings.
     pub fn alone(&self) -> String {
         format!("cargo x {}", self.name())
     }

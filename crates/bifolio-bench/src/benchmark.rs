@@ -1,4 +1,4 @@
-//! What a benchmark is, the list of them, and the one way to run one.
+//! The definition of a benchmark, the list of them, and the one way to run one.
 //!
 //! Called by the program; calls the benchmark's own module. The checks that come before every run
 //! (space, memory) live here, so that no benchmark can forget them.
@@ -37,7 +37,7 @@ pub fn find(name: &str) -> Option<&'static dyn Benchmark> {
     all().iter().copied().find(|benchmark| benchmark.name() == name)
 }
 
-/// What must be free before a benchmark starts.
+/// Disk and memory that must be free before a benchmark starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Needs {
     /// Space in the workspace.
@@ -46,10 +46,10 @@ pub struct Needs {
     pub memory_bytes: u64,
 }
 
-/// What a running benchmark may use.
+/// The tools that a running benchmark may use.
 #[derive(Debug)]
 pub struct Context<'a> {
-    /// What the user asked for.
+    /// The settings that the user asked for.
     pub config: &'a Config,
     /// Where files are made; emptied at the end whatever happens.
     pub workspace: &'a Workspace,
@@ -65,7 +65,7 @@ pub trait Benchmark: Sync {
     /// One line for `bifolio bench --list`.
     fn description(&self) -> &'static str;
 
-    /// What must be free, for these parameters.
+    /// Disk and memory that must be free, for these parameters.
     ///
     /// # Errors
     /// The parameters make no sense together.

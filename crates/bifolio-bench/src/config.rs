@@ -1,4 +1,4 @@
-//! What the user may choose about a run.
+//! The settings of a run that the user may choose.
 //!
 //! Filled in by the program, read by each benchmark, which turns it into parameters of its own:
 //! a set (smoke, quick, full) gives the defaults, every option here overrides one of them.
@@ -20,7 +20,7 @@ pub enum ParameterSet {
     Full,
 }
 
-/// What the user asked for.
+/// The settings that the user asked for.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Where the parameters start from.

@@ -5,7 +5,7 @@
 
 use std::io;
 
-/// What every fallible function of this crate answers.
+/// The answer of every fallible function of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why a benchmark gave no figures.
@@ -18,7 +18,7 @@ pub enum Error {
     /// A call to the system failed.
     #[error("{action}")]
     System {
-        /// What was being done, with its object.
+        /// The step that failed, with its object.
         action: String,
         /// Why it failed.
         source: io::Error,

@@ -1,4 +1,4 @@
-//! What a running benchmark tells the person who waits.
+//! Messages of a running benchmark to the person who waits.
 //!
 //! The benchmark speaks through [`Progress`]; the program decides what a terminal, a file or a test
 //! sees of it. Results never go this way.

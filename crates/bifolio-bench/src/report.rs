@@ -17,7 +17,8 @@ use crate::statistics::median;
 /// The version of the envelope.
 const SCHEMA: u32 = 1;
 
-/// What tells one row from the others: `pattern`, `threads`, `block_bytes`, `folio_bytes` ...
+/// The keys that tell one row from the others: `pattern`, `threads`, `block_bytes`, `folio_bytes`
+/// ...
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Case(IndexMap<&'static str, Value>);
 
@@ -49,13 +50,13 @@ impl Case {
     }
 }
 
-/// What was counted while a series ran, by name.
+/// The counts while a series ran, by name.
 pub type Counts = IndexMap<String, f64>;
 
 /// One case, measured with every series that could run.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
-    /// What tells this row from the others.
+    /// The keys that tell this row from the others.
     pub case: Case,
     /// The unit of `series` and `spread`.
     pub unit: &'static str,
@@ -63,7 +64,7 @@ pub struct Row {
     pub series: IndexMap<&'static str, f64>,
     /// The smallest and the largest repetition, by series.
     pub spread: IndexMap<&'static str, [f64; 2]>,
-    /// What was counted, by series.
+    /// The counts, by series.
     pub counts: IndexMap<&'static str, Counts>,
     /// Every repetition in its order, by series, where repetitions are compared pair by pair.
     #[serde(skip_serializing_if = "IndexMap::is_empty")]
@@ -114,7 +115,7 @@ impl Row {
         pairs.then(|| over.iter().zip(under).map(|(over, under)| over / under).collect())
     }
 
-    /// What was counted under `name` while `series` ran.
+    /// The count under `name` while `series` ran.
     pub fn count(&self, series: &str, name: &str) -> Option<f64> {
         self.counts.get(series)?.get(name).copied()
     }
@@ -125,7 +126,7 @@ impl Row {
 pub struct Skipped {
     /// The series, or `*` for all of a case.
     pub series: String,
-    /// What was missing.
+    /// The thing that was missing.
     pub reason: String,
 }
 
@@ -175,11 +176,11 @@ impl Ratio {
 /// A figure that is asked for, and what this run gave.
 #[derive(Clone, Debug)]
 pub struct Figure {
-    /// What it says.
+    /// Its text.
     pub name: String,
-    /// What this run gave.
+    /// The value of this run.
     pub value: f64,
-    /// What is asked for.
+    /// The target.
     pub target: f64,
     /// Whether `target` is the most rather than the least.
     pub at_most: bool,
@@ -199,7 +200,7 @@ impl Figure {
     }
 }
 
-/// What one benchmark found.
+/// The findings of one benchmark.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
     /// The version of this envelope.
@@ -212,7 +213,7 @@ pub struct Report {
     pub config: Value,
     /// The measurements.
     pub rows: Vec<Row>,
-    /// What could not run.
+    /// The series that could not run.
     pub skipped: Vec<Skipped>,
     /// The resident size, where the benchmark measures it.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -228,7 +229,7 @@ pub struct Report {
     /// Lines below the table.
     #[serde(skip)]
     pub figures: Vec<Figure>,
-    /// What must be known to read the table.
+    /// A note that is needed to read the table.
     #[serde(skip)]
     pub notes: Vec<String>,
 }
@@ -252,7 +253,7 @@ impl Report {
         }
     }
 
-    /// What `attempt` gave; if nothing, every one of `series` is skipped for its reason.
+    /// The result of `attempt`; if there is none, every one of `series` is skipped for its reason.
     pub(crate) fn skip_on_error<T>(&mut self, series: &[&str], attempt: Result<T>) -> Option<T> {
         let reason = match attempt {
             Ok(given) => return Some(given),

@@ -1,5 +1,5 @@
-//! What a newcomer reads: each mechanism against its own "before" and the kernel, the cache beside
-//! the kernel, and the memory bound. At most 50 lines of 80 columns.
+//! The page for a newcomer: each mechanism against its own "before" and the kernel, the cache
+//! beside the kernel, and the memory bound. At most 50 lines of 80 columns.
 //!
 //! Called by the program with the reports that are finished, also when a signal ends the run. It
 //! measures nothing: each line is a row of a report, found by its case.
@@ -13,7 +13,7 @@ use crate::report::{Report, Row};
 struct Line {
     label: &'static str,
     bench: &'static str,
-    /// What its case says; of several rows the last one, which has the most threads.
+    /// The text of its case; of several rows the last one, which has the most threads.
     case: &'static [(&'static str, &'static str)],
     before: &'static str,
     ours: &'static str,

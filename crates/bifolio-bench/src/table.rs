@@ -80,7 +80,7 @@ fn rows_table(rows: &[Row], ratios: &[Ratio], scale: &Scale) -> Table {
     table
 }
 
-/// What was counted, one line for each series of each row that counted any of it; if any did.
+/// The counts, one line for each series of each row that counted any of it; if any did.
 fn counts_table(rows: &[Row], names: &[&'static str]) -> Option<Table> {
     let keys = case_keys(rows);
     let present = |name: &&&str| {

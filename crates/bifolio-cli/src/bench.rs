@@ -88,7 +88,7 @@ fn config(options: &BenchOptions) -> anyhow::Result<Config> {
     Ok(config)
 }
 
-/// What of the reports goes to standard output.
+/// The part of the reports that goes to standard output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Shown {
     Summary,

@@ -1,4 +1,4 @@
-//! What may be asked of the program. Parses and validates; does nothing.
+//! The commands of the program. Parses and validates; does nothing.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -26,7 +26,7 @@ pub(crate) enum Command {
     Features,
     #[command(hide = true)]
     BenchChild {
-        /// What to do, as JSON.
+        /// The task, as JSON.
         request: String,
     },
 }
@@ -118,7 +118,7 @@ fn seconds(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// What clap says over many lines, without its usage and its hints, on one.
+/// Clap's message of many lines, without its usage and its hints, on one.
 pub(crate) fn one_line(message: &str) -> String {
     let complaint = message.split("\n\nUsage:").next().unwrap_or(message);
     let complaint = complaint.split("\n\nFor more information").next().unwrap_or(complaint);

@@ -1,4 +1,4 @@
-//! What a person who waits sees, on standard error: on a terminal one line with the time that is
+//! The view of a person who waits, on standard error: on a terminal one line with the time that is
 //! left, elsewhere a line a benchmark.
 
 use std::io::IsTerminal;

@@ -15,7 +15,7 @@ use fastrand::Rng;
 
 use crate::memory::{copies, read_vector, write_vector};
 
-/// What a disk writes whole or not at all.
+/// The unit that a disk writes whole or not at all.
 const SECTOR: usize = 512;
 
 /// A file in memory that can crash.
@@ -44,12 +44,12 @@ impl CrashingBacking {
         Self { state: Mutex::new(state) }
     }
 
-    /// What a reader sees now.
+    /// The bytes that a reader sees now.
     pub fn live(&self) -> Vec<u8> {
         self.state().live.clone()
     }
 
-    /// What would be left if nothing since the last sync survived.
+    /// The bytes that would be left if nothing since the last sync survived.
     pub fn durable(&self) -> Vec<u8> {
         self.state().durable.clone()
     }

@@ -1,4 +1,4 @@
-//! What can go wrong with a call of a backing.
+//! Faults of a call of a backing.
 //!
 //! Described by tests, carried out by `faulty.rs`.
 
@@ -27,7 +27,7 @@ pub enum Call {
 /// How many kinds there are.
 pub(crate) const CALLS: usize = 6;
 
-/// What goes wrong, when, and how often.
+/// A fault: which, when, and how often.
 ///
 /// ```
 /// use bifolio_testing::{Call, Fault};
@@ -46,7 +46,7 @@ pub struct Fault {
     pub(crate) effect: Effect,
 }
 
-/// What a fault does to a call.
+/// The effect of a fault on a call.
 #[derive(Clone, Debug)]
 pub(crate) enum Effect {
     Fail(i32),

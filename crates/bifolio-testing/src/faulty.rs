@@ -159,7 +159,7 @@ impl FaultyBacking {
         Ok(answer?.min(shortened(transfer.length_bytes, short, block)))
     }
 
-    /// What a short transfer is a multiple of.
+    /// A short transfer is a multiple of this.
     fn block_bytes(&self, call: Call) -> usize {
         match call {
             Call::Write => self.inner.alignment().offset_bytes as usize,
@@ -169,7 +169,7 @@ impl FaultyBacking {
 }
 
 impl State {
-    /// What strikes a call that is made now; counts it, if that is still to be done.
+    /// The fault that strikes a call made now; counts it, if that is still to be done.
     fn take(&mut self, transfer: Transfer) -> Vec<Effect> {
         self.started.remove(&transfer).unwrap_or_else(|| self.count(transfer))
     }

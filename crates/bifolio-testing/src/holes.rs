@@ -50,7 +50,7 @@ impl Holes {
         self.units.extend(self.units_of(&bytes).map(|unit| (unit, Unit::Data)));
     }
 
-    /// What was a hole has room now.
+    /// Holes have room now.
     pub(crate) fn note_room(&mut self, bytes: Range<u64>) {
         for unit in self.units_of(&bytes) {
             let known = self.units.entry(unit).or_insert(Unit::Room);
@@ -60,7 +60,7 @@ impl Holes {
         }
     }
 
-    /// What was a hole may have room now.
+    /// Holes may have room now.
     pub(crate) fn note_pinned(&mut self, bytes: Range<u64>) {
         for unit in self.units_of(&bytes) {
             self.units.entry(unit).or_insert(Unit::Spare);
@@ -109,7 +109,7 @@ impl Holes {
         self.collapsed.push(units);
     }
 
-    /// What lies behind the new end is gone.
+    /// Bytes behind the new end are gone.
     pub(crate) fn cut(&mut self, length_bytes: u64, is_zero: impl Fn(Range<u64>) -> bool) {
         self.punch(length_bytes..u64::MAX, is_zero);
     }

@@ -1,4 +1,4 @@
-//! What the tests of bifolio share: storage that misbehaves, random operations, and a model.
+//! Parts that the tests of bifolio share: storage that misbehaves, random operations, and a model.
 //!
 //! | piece | what it is for |
 //! |---|---|

@@ -9,7 +9,7 @@ use std::ptr;
 
 use bifolio::{Map, MapMut};
 
-/// What the bytes of a map hold.
+/// The bytes of a map.
 pub(crate) fn load(map: &Map) -> Vec<u8> {
     let mut found = vec![0xEE; map.len() as usize];
     // SAFETY: both are as long as the map and do not overlap; see the head of the file.

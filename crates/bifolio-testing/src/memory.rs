@@ -40,7 +40,7 @@ impl MemoryBacking {
         self.write()[position as usize] ^= bits;
     }
 
-    /// What the file holds now.
+    /// The bytes of the file now.
     pub fn bytes(&self) -> Vec<u8> {
         self.read().clone()
     }
@@ -156,8 +156,8 @@ pub(crate) fn read_vector(
     bytes.len() - start - left.len()
 }
 
-/// What `sources` hold, one behind the other, and where it belongs. Those that hold nothing belong
-/// nowhere: writing nothing behind the end does not move the end.
+/// The bytes of `sources`, one behind the other, and where it belongs. Those that hold nothing
+/// belong nowhere: writing nothing behind the end does not move the end.
 pub(crate) fn copies(
     sources: &[IoBuf<'_>],
     position_bytes: u64,

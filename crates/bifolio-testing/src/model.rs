@@ -1,4 +1,4 @@
-//! What a file should hold, as a plain vector.
+//! The bytes that a file should hold, as a plain vector.
 //!
 //! A model answers for a whole file that it alone changes ([`Model::new`]), or for one region of a
 //! file whose other regions belong to other threads and whose length nobody changes
@@ -11,7 +11,7 @@ use std::ops::{Range, RangeInclusive};
 use crate::holes::Holes;
 use crate::memory::write_vector;
 
-/// What a file, or a region of it, should hold.
+/// The bytes that a file, or a region of it, should hold.
 #[derive(Clone, Debug)]
 pub struct Model {
     start_bytes: u64,
@@ -40,7 +40,7 @@ impl Model {
     pub fn in_memory(mut self, folio_bytes: u64) -> Self {
         let mut holes = Holes::new(folio_bytes);
         if self.is_region {
-            // What the neighbours share with us: they never see to it that it is a hole.
+            // The neighbours share it with us: they never see to it that it is a hole.
             for edge in [self.start_bytes, self.end_bytes()] {
                 if !edge.is_multiple_of(folio_bytes) {
                     holes.note_room(edge..edge + 1);
@@ -51,7 +51,7 @@ impl Model {
         self
     }
 
-    /// What it should hold.
+    /// The bytes that it should hold.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
@@ -71,7 +71,7 @@ impl Model {
         self.is_region
     }
 
-    /// What a read of a range of the file should give; less than asked at the end.
+    /// The bytes that a read of a range of the file should give; less than asked at the end.
     pub fn read(&self, range: Range<u64>) -> &[u8] {
         &self.bytes[self.indices(&range)]
     }
@@ -109,7 +109,7 @@ impl Model {
         }
     }
 
-    /// What was a hole of the range was pinned: its zeros may be in memory now.
+    /// Holes of the range were pinned: their zeros may be in memory now.
     pub fn note_pinned(&mut self, range: Range<u64>) {
         if let Some(holes) = &mut self.holes {
             holes.note_pinned(range);

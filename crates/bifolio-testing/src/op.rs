@@ -6,7 +6,7 @@
 use bifolio::Advice;
 use fastrand::Rng;
 
-/// What kind of operation; what weights are drawn for.
+/// The kind of an operation; weights are drawn for kinds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum OpKind {
     /// [`Op::Read`].
@@ -56,7 +56,7 @@ pub enum OpKind {
 }
 
 impl OpKind {
-    /// What every file can do.
+    /// Operations of every file.
     pub const ANY_FILE: [Self; 12] = [
         Self::Read,
         Self::ReadMany,
@@ -72,15 +72,15 @@ impl OpKind {
         Self::SetMemory,
     ];
 
-    /// What only memory files can do.
+    /// Operations only of memory files.
     pub const MEMORY_FILE: [Self; 5] =
         [Self::Allocate, Self::PunchHole, Self::SeekData, Self::SeekHole, Self::Collapse];
 
-    /// What every file can do, too, and an exerciser asks for: advice moves pages, so that who
+    /// Operations of every file, too, that an exerciser asks for: advice moves pages, so that who
     /// counts them leaves it out.
     pub const EXERCISER: [Self; 3] = [Self::SyncRange, Self::Advise, Self::PinMany];
 
-    /// What only files that can be mapped can do.
+    /// Operations only of files that can be mapped.
     pub const MAPPABLE_FILE: [Self; 2] = [Self::MapRead, Self::MapWrite];
 }
 

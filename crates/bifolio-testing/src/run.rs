@@ -47,7 +47,7 @@ pub struct Failure {
     pub step: u64,
     /// The operation, as text.
     pub op: String,
-    /// What was wrong.
+    /// The fault.
     pub problem: String,
 }
 
@@ -275,7 +275,7 @@ impl<'a> Runner<'a> {
         self.may_be_full || self.may_fail
     }
 
-    /// What an operation answered; `None`, and counted, if it is rightly refused.
+    /// The answer of an operation; `None`, and counted, if it is rightly refused.
     fn unless_refused<T>(&self, result: Result<T, CacheError>) -> Result<Option<T>, String> {
         match result {
             Ok(answer) => Ok(Some(answer)),
@@ -384,7 +384,7 @@ impl<'a> Runner<'a> {
         Ok(())
     }
 
-    /// What holes get by it may be in memory now, even if it fails in the middle.
+    /// Pages that holes get by it may be in memory now, even if it fails in the middle.
     fn advise(&mut self, range: Range<u64>, advice: Advice) -> Result<(), String> {
         if matches!(advice, Advice::PopulateRead | Advice::PopulateWrite) {
             self.model.note_pinned(range.start..range.end.min(self.model.end_bytes()));
@@ -395,7 +395,7 @@ impl<'a> Runner<'a> {
     fn map_read(&mut self, position_bytes: u64, length: usize) -> Result<(), String> {
         let Some(range) = self.existing(position_bytes, length) else { return Ok(()) };
         let map = self.file.map(range.clone()).map_err(text)?;
-        // What cannot be had is an error here, and a signal below.
+        // A page that cannot be had is an error here, and a signal below.
         if self.unless_refused(map.prefetch(0..map.len()))?.is_none() {
             return Ok(());
         }

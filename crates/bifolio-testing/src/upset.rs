@@ -11,7 +11,7 @@
 //!   then          8 bytes a step: what, place (3), length (2), variety (2)
 //! ```
 //!
-//! What is checked: as long as no fault has struck, nothing fails; afterwards an operation that
+//! Checks: as long as no fault has struck, nothing fails; afterwards an operation that
 //! fails has changed nothing, but for what its documentation says; once nothing fails any more, a
 //! second sync succeeds, every byte is what the model says, and the storage holds it.
 
@@ -29,7 +29,7 @@ const STEP_BYTES: usize = 8;
 const HEAD_BYTES: usize = 4;
 /// A case has no more steps.
 const STEPS_MAX: usize = 400;
-/// What the storage answers when it fails.
+/// The answer of the storage when it fails.
 const ERRNOS: [i32; 4] = [libc::EIO, libc::ENOSPC, libc::EINTR, libc::EAGAIN];
 const ADVICE: [Advice; 8] = [
     Advice::Normal,
@@ -66,7 +66,7 @@ pub enum UpsetStep {
         nth: u64,
         /// How many.
         times: u64,
-        /// What they answer; by how many bytes they are shorter if it is 0.
+        /// Their answer; by how many bytes they are shorter if it is 0.
         errno: i32,
         /// See there.
         short_bytes: usize,
@@ -79,7 +79,7 @@ pub enum UpsetStep {
     Discard,
 }
 
-/// What was made of a case.
+/// The outcome of a case.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UpsetTally {
     /// Steps that were made.
@@ -230,7 +230,7 @@ impl UpsetCase {
         let memory = MemoryBacking::strict(start.clone(), alignment);
         let memory = Arc::new(memory.identified(FileIdentity::custom(1, 1)));
         let faulty = Arc::new(FaultyBacking::over(memory.clone()));
-        // What is written in the background is written when the steps say so, and not by the clock.
+        // Pages are written in the background when the steps say so, and not by the clock.
         let builder = Cache::builder().memory(self.memory_bytes).dirty_age_ms_max(600_000);
         let builder = match self.is_memory_file {
             true => builder.swap_backing(faulty.clone()).swap_bytes_max(16 << 20),
@@ -364,7 +364,7 @@ impl Made<'_> {
     }
 }
 
-/// What the file holds when its runner ends, and the step that ended it.
+/// The bytes of the file when its runner ends, and the step that ended it.
 struct Ended<'s> {
     model: Model,
     stopped: Option<(usize, &'s UpsetStep)>,

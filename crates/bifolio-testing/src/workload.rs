@@ -31,7 +31,7 @@ const ADVICE: [Advice; 11] = [
     Advice::PopulateWrite,
 ];
 
-/// What a workload may do.
+/// The operations that a workload may do.
 #[derive(Clone, Debug)]
 pub struct Limits {
     /// No operation reaches behind this.

@@ -1,4 +1,4 @@
-//! What to type to see it again, when the program dies by a signal: a map's SIGBUS, an abort.
+//! The command to see it again, when the program dies by a signal: a map's SIGBUS, an abort.
 //!
 //! # Safety
 //! The handler only reads atomics, formats into its own stack and calls `write` and `signal`, which

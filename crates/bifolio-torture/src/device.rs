@@ -135,12 +135,12 @@ impl Device {
         self.is_hung.store(is_hung, Ordering::Relaxed);
     }
 
-    /// What a power cut now would leave of `length` bytes at `position`.
+    /// The bytes that a power cut now would leave of `length` at `position`.
     pub fn durable(&self, position: u64, length: usize) -> Vec<u8> {
         part(&self.state().durable.bytes, position, length)
     }
 
-    /// What is there now.
+    /// The bytes that are there now.
     pub fn live(&self, position: u64, length: usize) -> Vec<u8> {
         part(&self.state().live.bytes, position, length)
     }

@@ -6,7 +6,7 @@
 //! more of each. A case that fails is made again with fewer operations, and what is left is
 //! printed: with `--keep` the program makes just those again.
 //!
-//! What is checked: after each operation the bytes it saw and the length; now and then the bound;
+//! Checks: after each operation the bytes it saw and the length; now and then the bound;
 //! when a handle closes, the file on the disk; at the end every byte, what is resident, and that
 //! nothing is left in the cache.
 
@@ -52,7 +52,7 @@ struct Case {
     memory_bytes: u64,
     folio_bytes: u64,
     length_bytes_max: u64,
-    /// What a file on the disk has at first.
+    /// The first bytes of a file on the disk.
     length_bytes: u64,
 }
 
@@ -91,7 +91,7 @@ impl Case {
             folio_bytes /= 2;
         }
         let most = (random.u64(1..=3) * (64 << 10)) << random.u32(0..5);
-        // What has nowhere to go must about fit; an uneven end otherwise.
+        // Pages that have nowhere to go must about fit; an uneven end otherwise.
         let length_bytes_max = match storage {
             Storage::Memory => most.min(memory_bytes / 2),
             _ => most + random.u64(0..8192),
@@ -114,7 +114,7 @@ impl Case {
         matches!(self.storage, Storage::Memory | Storage::Swapped)
     }
 
-    /// What the bound is lowered to.
+    /// The bound that it is lowered to.
     fn memory_bytes_min(&self) -> u64 {
         let needed = if self.folio_bytes == 4096 { 0 } else { 2 * self.folio_bytes };
         (needed + (256 << 10)).max(self.memory_bytes / 8 * 5)
@@ -185,7 +185,7 @@ impl Case {
         if !self.is_memory_file() {
             compare_with_disk(&model, &path)?;
         }
-        // What was collapsed may be as large as there is.
+        // Collapsed folios may be as large as there are.
         memory::check_empty(&cache, 2 << 20).map_err(|told| told.0)?;
         cache.close().map_err(text)?;
         drop(cache);
@@ -234,7 +234,7 @@ impl Case {
         Ok(runner.into_model())
     }
 
-    /// What went wrong, in as few steps as can be found.
+    /// The failure, in as few steps as can be found.
     fn tell(&self, steps: &[(usize, Step)], problem: String) -> String {
         let begun = Instant::now();
         println!("torture: the exerciser's seed {} failed ({problem}); shrinking", self.seed);

@@ -1,4 +1,4 @@
-//! What was done to a file, and what a read of it may return.
+//! The changes of a file, and the bytes that a read of it may return.
 //!
 //! Every 8-byte word of a file names the change that wrote it and its own place, or is zero. A
 //! change has a beginning and an end in logical time. So a value that somebody saw can be judged
@@ -82,10 +82,10 @@ impl Times {
     }
 }
 
-/// What a change leaves in the words it covers.
+/// The value that a change leaves in the words it covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// What the file held when its history began.
+    /// The bytes of the file when its history began.
     Birth,
     /// Words that name the change.
     Write,
@@ -116,7 +116,7 @@ struct End {
 }
 
 impl Change {
-    /// What the word `index` holds after the change.
+    /// The value of the word `index` after the change.
     pub fn word(&self, index: u64) -> u64 {
         match self.kind {
             Kind::Write => word_of(self.id, index),

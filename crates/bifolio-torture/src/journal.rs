@@ -45,7 +45,7 @@ struct Record {
     certain_end: AtomicU64,
 }
 
-/// What a record is of.
+/// The subject of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
     /// Words that name the record's beginning.
@@ -180,7 +180,7 @@ impl Journal {
     }
 }
 
-/// What a record says, if it is valid; it is not afterwards.
+/// The content of a record, if it is valid; it is not afterwards.
 fn take(record: &Record) -> Option<Entry> {
     let begun = record.begun.swap(0, Ordering::Relaxed);
     let ended = record.ended.swap(0, Ordering::Relaxed);

@@ -2,14 +2,14 @@
 //! and is killed with SIGKILL at a random moment; what its syncs acknowledged must be in the files.
 //! Then the next child goes on with the same files.
 //!
-//! What it proves: when a sync, or a close, has answered Ok, what was written before it has left
+//! It proves this: when a sync, or a close, has answered Ok, every byte written before it has left
 //! the process, for the right places of the file, and no later part of that process's life, nor its
 //! death in the midst of anything, takes it back; and a file, its length, a swap file with a name
 //! and their locks are fit for use after a death at any moment. With direct transfers (most lives)
 //! the bytes are at the block device then; with buffered ones they are in the kernel's page cache,
 //! which survives the process.
 //!
-//! What it does not prove: that the device was flushed. A kill forgets nothing that the kernel has.
+//! It does not prove that the device was flushed. A kill forgets nothing that the kernel has.
 //! The simulated devices of the other scenes do (`device.rs`): they show what is durable at the
 //! moment of each acknowledged sync.
 //!
@@ -40,7 +40,7 @@ const PAGE: u64 = 4096;
 /// A child that has not begun anything after so long hangs.
 const HANG: Duration = Duration::from_secs(60);
 
-/// What a scene of kills has done.
+/// The work of a scene of kills.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Tally {
     pub kills: u64,
@@ -175,7 +175,7 @@ fn wait_for_transfers(file: &File) -> anyhow::Result<()> {
     };
     let error = std::io::Error::last_os_error();
     if answer != 0 && error.raw_os_error() == Some(libc::EOPNOTSUPP) {
-        // What such file systems have in flight is over by then.
+        // Transfers of such file systems are over by then.
         thread::sleep(Duration::from_millis(20));
     } else if answer != 0 {
         return Err(error).context("fallocate");

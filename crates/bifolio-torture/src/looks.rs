@@ -12,7 +12,7 @@ use bifolio::File;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
-/// What buffers hold before a read.
+/// The bytes of buffers before a read.
 const UNTOUCHED: [u8; 8] = [0xAA; 8];
 /// Zeros.
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
@@ -71,7 +71,7 @@ impl Worker<'_> {
         }
     }
 
-    /// What a read has left of its buffer behind the `read` bytes that it answered: what was there,
+    /// The buffer of a read behind the `read` bytes that it answered: its old bytes,
     /// zeros, or bytes of the file; not those of another place or file.
     pub fn check_unread(
         &self,
@@ -115,7 +115,7 @@ impl Worker<'_> {
         target.history.check(what, &ZEROS[..length as usize], hole.start, begun)
     }
 
-    /// Whoever holds a `PinMut` may read other pages: those behind it; or those before it, if
+    /// The holder of a `PinMut` may read other pages: those behind it; or those before it, if
     /// nobody else in the scene reads with one in hand, for two might wait for each other.
     pub fn look_beside(&mut self, target: &Target, file: &File, pinned: Range<u64>) -> Outcome {
         let looks_back = (self.scene.seed / CLASSES.len() as u64).is_multiple_of(2);

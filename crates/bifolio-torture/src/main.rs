@@ -92,7 +92,7 @@ impl Arguments {
     }
 }
 
-/// What all scenes have done.
+/// The work of all scenes.
 #[derive(Debug, Default)]
 struct Tally {
     scenes: u64,
@@ -339,7 +339,7 @@ fn rest(scene: Scene) -> Result<(), Violation> {
             .map_err(|error| Violation(format!("the last read failed: {error}")))?;
         target.history.check("the last read", whole_words(&bytes), 0, begun)?;
         if scene.may_fail && scene.seed.is_multiple_of(4) {
-            // What the device does not have is given up, so that it decides.
+            // Bytes that the device does not have are given up, so that it decides.
             discard(target, &file)?;
             continue;
         }

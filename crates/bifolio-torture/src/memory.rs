@@ -1,4 +1,4 @@
-//! What a cache has resident, and whether it holds something when no file is open.
+//! The resident memory of a cache, and whether it holds something when no file is open.
 //!
 //! Anonymous and shared memory count; pages of the program and of files do not, for they are the
 //! kernel's to take back. What the harness has by itself is what is still there when the cache is
@@ -14,14 +14,14 @@ use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// What is allowed beyond the bound, and 2 % of it.
+/// Bytes that are allowed beyond the bound, and 2 % of it.
 const SLACK_BYTES: u64 = 8 << 20;
 /// Folios in a batch of the lists.
 const BATCH_FOLIOS: u64 = 31;
 /// How long reclaim may be at work when nothing is left to do.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What is resident now, bytes; memory that the allocator keeps for later is given back before.
+/// Resident memory now, bytes; memory that the allocator keeps for later is given back before.
 pub fn resident_bytes() -> u64 {
     give_back();
     let rollup = fs::read_to_string("/proc/self/smaps_rollup").unwrap_or_default();

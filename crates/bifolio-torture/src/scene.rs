@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, OnceLock};
 
-/// What a scene is about.
+/// The subject of a scene.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Class {
     /// Reads, writes, pins and syncs; nobody cuts, nothing fails.
@@ -90,7 +90,7 @@ pub struct Target {
     pub len_bytes_certain: AtomicU64,
     /// A flush or a write has failed, so that syncs may fail.
     pub has_failed: AtomicBool,
-    /// What was written last: where a sync that forgets something does.
+    /// The ranges written last: where a sync that forgets something does.
     pub recent: Mutex<VecDeque<Range<u64>>>,
 }
 
@@ -205,7 +205,7 @@ impl Scene {
             Class::Maps => random.u32(0..4) == 0,
             _ => false,
         };
-        // What cannot be written anywhere must fit.
+        // Pages that cannot be written anywhere must fit.
         let len_bytes_max = if is_memory_file && !has_swap {
             ((self.memory_bytes / 4 / files as u64) & !0xFFFF).max(64 << 10)
         } else {
@@ -218,7 +218,7 @@ impl Scene {
         let options = options.folio_bytes(folio_bytes).len_max(len_bytes_max.max(1 << 16));
         let options = options.faults(self.faults);
         let faults = if self.may_fail { faults(random) } else { Faults::default() };
-        // Who loads what cannot be read dies.
+        // A load of a page that cannot be read is a signal.
         let faults = Faults { read: if is_mappable { 0 } else { faults.read }, ..faults };
         let slow = if random.bool() { 0 } else { 100_000 };
         let faults = Faults { slow: faults.slow.max(slow), ..faults };

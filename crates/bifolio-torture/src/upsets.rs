@@ -21,7 +21,7 @@ const SHRINK_ATTEMPTS_MAX: usize = 1000;
 /// Counts cases, so that a hang is seen.
 pub static PROGRESS: AtomicU64 = AtomicU64::new(0);
 
-/// What was done.
+/// The operations.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Tally {
     pub cases: u64,
@@ -62,7 +62,7 @@ fn check(case: &UpsetCase) -> Result<UpsetTally, String> {
     catch_unwind(AssertUnwindSafe(|| case.check())).unwrap_or_else(|_| Err("a panic".to_owned()))
 }
 
-/// What went wrong, in as few steps as can be found.
+/// The failure, in as few steps as can be found.
 fn tell(case: &UpsetCase, problem: &str) -> Violation {
     let begun = Instant::now();
     let fails = |steps: &[UpsetStep]| {

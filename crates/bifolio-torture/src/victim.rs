@@ -38,7 +38,7 @@ pub fn names(directory: &Path, file: usize) -> [PathBuf; 2] {
     ["file", "link"].map(|name| files_in(directory).join(format!("{name}-{file}")))
 }
 
-/// What the threads of a life share.
+/// Parts that the threads of a life share.
 struct Life<'l> {
     journal: &'l Journal,
     cache: &'l Cache,
@@ -326,7 +326,7 @@ fn number_of(call: &str) -> usize {
     CALLS.iter().position(|name| *name == call).expect("a call that the journal knows")
 }
 
-/// What a change of this number leaves in a range.
+/// The bytes that a change of this number leaves in a range.
 fn words(id: u64, range: &Range<u64>) -> Vec<u8> {
     let words = range.start / WORD_BYTES..range.end / WORD_BYTES;
     words.flat_map(|index| word_of(id, index).to_le_bytes()).collect()

@@ -1,4 +1,5 @@
-//! What a thread does: one operation of the public API after the other, each judged by the history.
+//! The work of a thread: one operation of the public API after the other, each judged by the
+//! history.
 //!
 //! # Safety
 //! Loads and stores raw words through maps, inside their ranges, one aligned word at a time; the
@@ -290,7 +291,7 @@ impl Worker<'_> {
         self.cut_power("power cut after a sync", target, range, if whole { 16 } else { 4 }, begun)
     }
 
-    /// What a power cut now would leave of some pages of what was made durable.
+    /// The durable bytes that a power cut now would leave of some pages.
     fn cut_power(
         &mut self,
         what: &str,
@@ -415,7 +416,7 @@ impl Worker<'_> {
         let cut = length..target.len_bytes_max.next_multiple_of(4096);
         let change = target.history.begin("set_len", self.number, Kind::Zero, cut.clone());
         let answer = file.set_len(length);
-        // Whatever the length was, behind the new one there is nothing now.
+        // Behind the new length there is nothing now.
         target.history.end(&change, if answer.is_ok() { cut.end - cut.start } else { 0 });
         match answer {
             Ok(()) => Ok(()),

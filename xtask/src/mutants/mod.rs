@@ -45,7 +45,7 @@ const SCENE_MS: &str = "600";
 /// How long no call may return, seconds: longer than any device of a scene hangs.
 const HANG_S: u64 = 12;
 
-/// What torture said of a mutant.
+/// The verdict of torture on a mutant.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Found {
     pub seconds: u64,

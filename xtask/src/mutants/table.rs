@@ -17,7 +17,7 @@ const MISSED: &str = "| not found";
 const HEAD: &str = "| mutant | what it breaks | found after (of the CPUs) | class, seed | by |\n\
                     |---|---|---|---|---|\n";
 
-/// What became of one mutant.
+/// The result of one mutant.
 #[derive(Debug)]
 pub struct Row {
     name: String,
@@ -83,7 +83,7 @@ pub fn known(root: &Path) -> Result<BTreeMap<String, bool>> {
     Ok(lines(table).map(|(name, line)| (name.to_owned(), !line.contains(MISSED))).collect())
 }
 
-/// What stands before the table, the table, and what stands behind it.
+/// The text before the table, the table, and the text behind it.
 fn parts(text: &str) -> Result<(&str, &str, &str)> {
     let (before, rest) = text.split_once(BEGIN).with_context(|| format!("no `{BEGIN}`"))?;
     let (table, after) = rest.split_once(END).with_context(|| format!("no `{END}`"))?;

@@ -54,7 +54,7 @@ fn place(module: &str) -> Place {
     LAYERS.iter().position(|layer| *layer == module).map_or(Place::Unknown, Place::Layer)
 }
 
-/// What is wrong with `module` naming `named`; nothing when it may.
+/// The fault of `module` naming `named`; none when it may.
 fn problem(module: &str, named: &str) -> Option<String> {
     if named == module {
         return None;

@@ -25,7 +25,7 @@ pub struct Token {
     pub depth: usize,
 }
 
-/// What stands for the text of any literal.
+/// The stand-in for the text of any literal.
 const LITERAL: &str = "\"\"";
 
 /// One line of a comment, without its marks.
@@ -33,7 +33,7 @@ const LITERAL: &str = "\"\"";
 pub struct Comment {
     /// Its line, from 1.
     pub line: usize,
-    /// What it says.
+    /// Its text.
     pub text: String,
 }
 

@@ -1,4 +1,4 @@
-//! Who caches the file that is to be given up: a cache, by one of its policies, or the kernel.
+//! The keepers of the file that is to be given up: a cache, by one of its policies, or the kernel.
 
 use std::fs;
 use std::num::NonZeroU64;
@@ -32,7 +32,7 @@ pub(super) const POLICIES: [(&str, DrainPolicy); 3] = [
 
 /// A file that can be given up.
 pub(super) trait Advised: Sync {
-    /// What the advice answers.
+    /// The answer of the advice.
     type Answer;
 
     fn dont_need(&self, range: Range<u64>) -> Result<Self::Answer>;

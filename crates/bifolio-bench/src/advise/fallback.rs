@@ -89,7 +89,7 @@ impl<A: Advised> Fallback<A> {
         Ok(round)
     }
 
-    /// What the disk has, read through the kernel, which forgets it again.
+    /// The bytes of the disk, read through the kernel, which forgets them again.
     fn verify(&self, version: u32) -> Result<u64> {
         let read = fs::read(&self.path);
         let bytes = read.map_err(Error::system(format!("read {}", self.path.display())))?;

@@ -62,7 +62,7 @@ fn stream(row: &Row) -> Vec<Figure> {
     figures
 }
 
-/// What the workload itself promises: a drain finds something.
+/// The promise of the workload itself: a drain finds something.
 fn other_batch_is_filled(row: &Row) -> Option<Figure> {
     let count = |name| row.count(ON_ANY_FAILURE, name);
     Some(Figure {

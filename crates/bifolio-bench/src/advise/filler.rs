@@ -1,4 +1,4 @@
-//! What the other CPU does meanwhile: it keeps its LRU batch filled.
+//! The work of the other CPU meanwhile: it keeps its LRU batch filled.
 //!
 //! New pages of a memory file, one after the other, so that each is handed to the batch, and no
 //! disk has a part in it. They go again, a few at a time, before they are many. In a cache it is a

@@ -34,7 +34,7 @@ const BATCHED: Range<u64> = 3 * QUARTER_BYTES..RANGE_BYTES;
 /// Nobody writes back by itself within a run.
 const DIRTY_AGE_MS: u64 = 3_600_000;
 
-/// Whose batch holds the last quarter.
+/// The CPU whose batch holds the last quarter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Batched {
     Elsewhere,
@@ -76,7 +76,7 @@ struct Mixed {
     batched: Batched,
     file: File,
     map: Map,
-    /// What else the other CPU reads.
+    /// Another file that the other CPU reads.
     beside: File,
     _cache: Cached,
 }

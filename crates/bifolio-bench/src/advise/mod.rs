@@ -100,7 +100,7 @@ impl Benchmark for Advise {
     }
 }
 
-/// What every workload is given.
+/// The tools that every workload is given.
 #[derive(Clone, Copy, Debug)]
 struct Stage<'a> {
     parameters: &'a Parameters,

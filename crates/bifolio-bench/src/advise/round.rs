@@ -1,4 +1,4 @@
-//! What a round of calls came to, and how rounds become a series of a row.
+//! The result of a round of calls, and how rounds become a series of a row.
 
 use std::ops::Range;
 use std::time::Instant;

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::permutation::Permutation;
 use super::zipf::Zipf;
 
-/// What is read and written at random, and the smallest folio.
+/// The unit of random reads and writes, and the smallest folio.
 pub(crate) const PAGE_BYTES: usize = 4096;
 
 /// The skew of the benchmarks that serve "zipfian" keys.

@@ -54,12 +54,12 @@ impl Cached {
         Ok(self.cache.open(path, &OpenOptions::new())?)
     }
 
-    /// What the cache has counted so far.
+    /// The counts of the cache so far.
     pub(crate) fn stats(&self) -> Stats {
         self.cache.stats()
     }
 
-    /// What it has counted since `before`.
+    /// The counts since `before`.
     pub(crate) fn since(&self, before: &Stats) -> Since {
         Since { before: before.clone(), after: self.cache.stats() }
     }

@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 /// Every so many blocks one is compared whole.
 const WHOLE_INTERVAL: u64 = 64;
 
-/// What was read so far by one thread.
+/// The bytes read so far by one thread.
 #[derive(Debug)]
 pub(crate) struct Checker {
     series: &'static str,

@@ -6,7 +6,7 @@
 //! owns nothing that must be removed.
 //!
 //! # Safety
-//! What runs between fork and exec makes system calls and nothing else.
+//! Code that runs between fork and exec makes system calls and nothing else.
 
 #![allow(unsafe_code)]
 

@@ -1,7 +1,7 @@
-//! What a run leaves on the machine, and the promise that it goes away.
+//! The things that a run leaves on the machine, and the promise that it goes away.
 //!
-//! Whatever must not outlive the run is a [`Leftover`]: it is made and listed under one lock, and
-//! removed when its owner drops it, or when a signal ends the program, whichever comes first.
+//! A thing that must not outlive the run is a [`Leftover`]: it is made and listed under one lock,
+//! and removed when its owner drops it, or when a signal ends the program, whichever comes first.
 //! Newest first, so that a mount goes before the directory it stands in. The kernel's own SIGKILL
 //! cannot be answered: then files stay.
 
@@ -17,7 +17,7 @@ use super::memory_group::MEMBERS;
 use super::swap;
 use crate::error::{Error, Result};
 
-/// What the names of directories begin with.
+/// The beginning of the names of directories.
 const PREFIX: &str = "bifolio-bench-";
 
 /// The exit status of a program that a signal ended, as shells report SIGINT.
@@ -34,7 +34,7 @@ static LEFTOVERS: Mutex<Vec<Leftover>> = Mutex::new(Vec::new());
 pub(crate) enum Leftover {
     /// A directory with all it contains.
     Directory(PathBuf),
-    /// What is mounted there.
+    /// The kind of mount.
     Mount(PathBuf),
     /// A control group, with the processes in it: children of this one.
     Group(PathBuf),
@@ -133,7 +133,7 @@ fn remove_group(path: &Path) {
     });
 }
 
-/// What is still in it comes back into memory first.
+/// Pages that are still in it come back into memory first.
 fn remove_swap(path: &Path) {
     until_gone(path, || {
         swap::deactivate(path)?;

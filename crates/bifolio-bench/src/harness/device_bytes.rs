@@ -1,4 +1,4 @@
-//! What was moved to and from devices: for this process, and for the kernel's swap.
+//! Bytes moved to and from devices: for this process, and for the kernel's swap.
 
 use std::fs;
 use std::ops::Sub;
@@ -15,13 +15,13 @@ pub(crate) struct DeviceBytes {
 }
 
 impl DeviceBytes {
-    /// What this process has had read, and has written past the page cache or dirtied in it.
+    /// Bytes that this process has had read, and has written past the page cache or dirtied in it.
     pub(crate) fn of_this_process() -> Result<Self> {
         let text = text("/proc/self/io")?;
         Ok(Self { read: field(&text, "read_bytes:")?, written: field(&text, "write_bytes:")? })
     }
 
-    /// What the kernel has swapped, on the whole machine.
+    /// Bytes that the kernel has swapped, on the whole machine.
     pub(crate) fn of_swap() -> Result<Self> {
         let text = text("/proc/vmstat")?;
         let page_bytes = rustix::param::page_size() as u64;

@@ -1,4 +1,4 @@
-//! What stands under a directory: which file system, and how much is free.
+//! The storage under a directory: which file system, and how much is free.
 
 use std::path::Path;
 
@@ -32,7 +32,7 @@ pub(crate) struct FileSystem {
     pub(crate) name: String,
     /// Whether its files are memory and nothing else.
     pub(crate) in_memory: bool,
-    /// What an ordinary user may still write.
+    /// Bytes that an ordinary user may still write.
     pub(crate) free_bytes: u64,
 }
 

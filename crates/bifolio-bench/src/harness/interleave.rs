@@ -2,8 +2,8 @@
 //!
 //! All series of all cases run once, then all of them again: a machine that slows down or a
 //! neighbour that wakes up then touches every series, and a ratio of two medians stays a ratio.
-//! What a turn gives is the benchmark's own; [`interleave`] and [`fill`] are for those whose turns
-//! give one rate and counts for each operation.
+//! The result of a turn is the benchmark's own; [`interleave`] and [`fill`] are for those whose
+//! turns give one rate and counts for each operation.
 
 use std::time::{Duration, Instant};
 
@@ -14,14 +14,14 @@ use crate::progress::Progress;
 use crate::report::{Counts, Row};
 use crate::statistics::{median, spread};
 
-/// What one turn of one series gave.
+/// The result of one turn of one series.
 #[derive(Debug, Default)]
 pub(crate) struct Sample {
     /// In the unit of the row.
     pub(crate) value: f64,
     /// How many operations it took; counts are divided by them.
     pub(crate) operations: u64,
-    /// What was counted meanwhile.
+    /// The counts meanwhile.
     pub(crate) counts: Vec<(&'static str, u64)>,
 }
 

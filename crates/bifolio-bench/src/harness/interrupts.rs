@@ -8,7 +8,7 @@ use std::fs;
 
 use crate::error::{Error, Result};
 
-/// What each is called here, and by the kernel.
+/// The name of each here, and the kernel's.
 const KINDS: [(&str, &str); 2] =
     [("tlb_shootdowns", "TLB shootdowns"), ("function_call_ipis", "Function call interrupts")];
 

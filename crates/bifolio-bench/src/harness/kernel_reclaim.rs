@@ -1,4 +1,4 @@
-//! What the kernel's own reclaim did, as it counts it for the whole machine.
+//! The work of the kernel's own reclaim, as it counts it for the whole machine.
 //!
 //! Asked before and after a window, by a process in a control group that is smaller than what it
 //! uses. The first generation of control groups does not count this by group, so pages that

@@ -16,7 +16,7 @@ use super::cached::Cached;
 use super::span::{Mapped, Span};
 use crate::error::{Error, Result};
 
-/// Who serves faults.
+/// The threads that serve faults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Faults {
     /// Threads of the cache.

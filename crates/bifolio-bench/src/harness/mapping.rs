@@ -20,7 +20,7 @@ use super::access::PAGE_BYTES;
 use super::span::{Mapped, Span};
 use crate::error::{Error, Result};
 
-/// What the kernel is told about a mapping; none of it changes the bytes.
+/// Advice to the kernel about a mapping; none of it changes the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Hint {
     /// The order of accesses is random: nothing is read ahead.

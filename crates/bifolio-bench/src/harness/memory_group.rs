@@ -1,6 +1,6 @@
 //! A control group that holds a child process to so much memory, its page cache included.
 //!
-//! What the kernel's page cache is compared with is bounded, so it must be bounded too. The group
+//! The rival of the kernel's page cache is bounded, so it must be bounded too. The group
 //! is made where this process has the right to (usually root), below its own group or the nearest
 //! parent that hands a memory controller down; in both generations of control groups. Pages of a
 //! file are charged to the group that reads them first, and stay charged between children: a group
@@ -30,7 +30,7 @@ pub(crate) struct MemoryGroup {
     _removal: Removal,
 }
 
-/// What a child needs to put itself into the group.
+/// The path by which a child puts itself into the group.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Membership {
     group: PathBuf,
@@ -102,7 +102,7 @@ impl Membership {
     }
 }
 
-/// What the group may have for a process that has `resident_bytes` already.
+/// The limit of the group for a process that has `resident_bytes` already.
 fn limit_bytes(sizes: &Sizes, resident_bytes: u64) -> u64 {
     let rest_bytes = sizes.kernel_bytes().saturating_sub(resident_bytes);
     rest_bytes.max(sizes.memory_bytes).max(BYTES_MIN)

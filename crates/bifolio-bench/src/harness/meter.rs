@@ -1,5 +1,5 @@
-//! What one turn cost the process: time, CPU time, system calls; and what all turns of a series
-//! say together.
+//! The cost of one turn to the process: time, CPU time, system calls; and what all turns of a
+//! series say together.
 //!
 //! A turn starts a [`Meter`] when it is ready and stops it when the last operation is done. The
 //! benchmark turns what it got into a [`Measured`], which may come from a child process, and
@@ -25,7 +25,7 @@ pub(crate) struct Meter {
     started: Instant,
 }
 
-/// What a turn took.
+/// The cost of a turn.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Cost {
     pub(crate) elapsed: Duration,

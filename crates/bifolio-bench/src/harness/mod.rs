@@ -1,4 +1,4 @@
-//! What every benchmark is made of, one concern a file.
+//! The parts that every benchmark is made of, one concern a file.
 //!
 //! A run, in order: `memory` and `filesystem` say whether there is room, `workspace` makes a
 //! directory (`tmpfs` mounts one in it), `cleanup` promises that all of it goes away again,

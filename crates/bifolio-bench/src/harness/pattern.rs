@@ -1,4 +1,4 @@
-//! What the benchmarks' files hold: every 8-byte word tells where it stands.
+//! The content of the benchmarks' files: every 8-byte word tells where it stands.
 //!
 //! The word at position `pos` is `pos * MULTIPLIER + ADDEND` (wrapping), in the machine's byte
 //! order. The multiplier is odd, so no two words of a file are equal; the function is linear, so

@@ -1,4 +1,4 @@
-//! What the device gives through io_uring with nothing in between: the ceiling of a series.
+//! The rate of the device through io_uring with nothing in between: the ceiling of a series.
 //!
 //! A ring with a registered file and registered blocks, opened with the best flags the kernel
 //! takes. A caller takes an idle block, starts a transfer with it, and gets it back to look at when

@@ -39,7 +39,7 @@ impl Shape {
     }
 }
 
-/// What a stream moves, which way.
+/// The direction of a stream.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Stream<'a> {
     pub(crate) file: &'a Path,
@@ -50,7 +50,7 @@ pub(crate) struct Stream<'a> {
     pub(crate) tracepoint: Option<u64>,
 }
 
-/// What the owner of the bytes does with a block: fills it before a write, looks at it after a
+/// The owner's work on a block: it fills it before a write, looks at it after a
 /// read.
 pub(crate) trait Blocks {
     fn fill(&mut self, block: &mut [u8], pos_bytes: u64);

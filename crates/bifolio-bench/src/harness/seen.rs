@@ -1,4 +1,4 @@
-//! What a timed loop of single calls sees: how long each took, and when it ended.
+//! The view of a timed loop of single calls: how long each took, and when it ended.
 //!
 //! Filled by the loop, call by call; becomes the turn's [`Measured`] when the meter has stopped.
 

@@ -12,7 +12,7 @@ use super::timed::{Positions, ReadPath, Window, read_blocks};
 use super::verify::verify;
 use crate::error::{Error, Result};
 
-/// What one turn reads.
+/// The reads of one turn.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Load<'a> {
     /// How much is read at once: one of the sizes the loop is compiled for.

@@ -27,7 +27,7 @@ pub(crate) struct Sizes {
 }
 
 impl Sizes {
-    /// What the user chose; of one size the other follows, of none both follow from the default.
+    /// The user's choice; of one size the other follows, of none both follow from the default.
     pub(crate) fn choose(config: &Config, memory_bytes: u64) -> Result<Self> {
         Self::choose_times(FILE_FACTOR, config, memory_bytes)
     }
@@ -53,8 +53,8 @@ impl Sizes {
         Needs { disk_bytes: self.size_bytes, memory_bytes: memory_bytes.saturating_add(64 << 20) }
     }
 
-    /// What a series of the kernel may use: as much as the whole process of a cache may have, its
-    /// bound and the same allowance for everything else.
+    /// The memory that a series of the kernel may use: as much as the whole process of a cache may
+    /// have, its bound and the same allowance for everything else.
     pub(crate) fn kernel_bytes(&self) -> u64 {
         Rss { bound_bytes: self.memory_bytes, peak_bytes: 0 }.allowed_bytes()
     }

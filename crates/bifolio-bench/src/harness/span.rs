@@ -5,7 +5,7 @@
 //! may share a span, and no access can be left out.
 //!
 //! # Safety
-//! Whoever makes a span promises its memory (see [`Span::new`]); every access checks that it is
+//! The maker of a span promises its memory (see [`Span::new`]); every access checks that it is
 //! inside.
 
 #![allow(unsafe_code)]

@@ -43,7 +43,7 @@ impl OperationsByStretch {
         self.length.as_secs_f64()
     }
 
-    /// What the smallest share of the mean is called.
+    /// The name of the smallest share of the mean.
     pub(crate) fn least_name(&self) -> &'static str {
         if self.length < Duration::from_secs(1) {
             "min_100ms_over_mean"

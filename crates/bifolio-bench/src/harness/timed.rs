@@ -19,7 +19,7 @@ const OPERATIONS_PER_LOOK: u64 = 1024;
 
 /// One way to get bytes of a file, shared by all threads.
 pub(crate) trait ReadPath: Sync {
-    /// What one thread reads through.
+    /// The handle that one thread reads through.
     type Reader: Reader;
 
     /// How many system calls a read takes; `None` when [`counters`](Self::counters) tell.
@@ -76,7 +76,7 @@ impl Positions {
     }
 }
 
-/// What one thread did in one window.
+/// The work of one thread in one window.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Window {
     pub(crate) operations: u64,

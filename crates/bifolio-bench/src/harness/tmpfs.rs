@@ -30,7 +30,7 @@ pub(crate) enum HugePages {
 }
 
 impl HugePages {
-    /// What is appended to the options of the mount.
+    /// Text that is appended to the options of the mount.
     pub(crate) fn option(self) -> &'static str {
         match self {
             Self::Default => "",

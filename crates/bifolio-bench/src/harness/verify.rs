@@ -13,7 +13,7 @@ use super::pattern::{self, CHUNK_BYTES};
 use super::timed::{Block, ReadPath, Reader};
 use crate::error::{Error, Result};
 
-/// What a thread takes at a time.
+/// Bytes that a thread takes at a time.
 const WORK_BYTES: usize = 4096;
 
 /// Reads all of `file` through its cache, in order, as a scan would fill it, and compares it with

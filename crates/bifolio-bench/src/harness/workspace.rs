@@ -50,7 +50,7 @@ impl Workspace {
         &self.file_system.name
     }
 
-    /// What the user should know about the choice.
+    /// A remark for the user about the choice.
     pub fn remarks(&self) -> &[String] {
         &self.remarks
     }

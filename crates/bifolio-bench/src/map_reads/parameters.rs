@@ -47,7 +47,7 @@ impl Parameters {
         Ok(parameters)
     }
 
-    /// What is read: a name, and how much of the file.
+    /// The reads: a name, and how much of the file.
     pub(super) fn extents(&self) -> [(&'static str, u64); 2] {
         [("hot", self.size_bytes.min(HOT_BYTES)), ("uniform", self.size_bytes)]
     }

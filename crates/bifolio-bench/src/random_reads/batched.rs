@@ -30,7 +30,7 @@ pub(crate) enum Shape {
     Barrier,
 }
 
-/// What the one thread of a turn has seen.
+/// The reads of a turn's one thread.
 struct Seen {
     started: Instant,
     latencies: Latencies,
@@ -99,7 +99,7 @@ pub(crate) fn read_raw(load: &Load<'_>, file: &File, shape: Shape, depth: u16) -
     }
     let cost = meter.stop()?;
     let enters = ring.enters();
-    // What was still in flight does not count, but must be right.
+    // Reads that were still in flight do not count, but must be right.
     ring.drain(|done| seen.checker.add(done.bytes, done.pos_bytes))?;
     seen.measured(cost, enters)
 }

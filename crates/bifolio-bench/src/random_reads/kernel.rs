@@ -32,7 +32,7 @@ impl Way {
     }
 }
 
-/// What a child is asked to do.
+/// The task of a child.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Task {
     pub(crate) way: Way,

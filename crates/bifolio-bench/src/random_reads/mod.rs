@@ -53,7 +53,7 @@ const PATTERNS: [Pattern; 2] = [Pattern::Uniform, Pattern::Zipf];
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RandomReads;
 
-/// What a child is asked to do.
+/// The task of a child.
 #[derive(Debug, Serialize, Deserialize)]
 enum Task {
     Kernel(kernel::Task),

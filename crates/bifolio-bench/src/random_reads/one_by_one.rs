@@ -25,7 +25,7 @@ pub(crate) trait PageReader {
     fn read(&mut self, page: &mut Page, pos_bytes: u64) -> Result<usize>;
 }
 
-/// What one turn reads.
+/// The reads of one turn.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Load<'a> {
     pub(crate) series: &'static str,

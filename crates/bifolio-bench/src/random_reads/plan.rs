@@ -43,7 +43,7 @@ impl Step {
 /// Deep series make many more reads a second: longer turns cost little, and show stalls.
 const DEEP_WEIGHT: u32 = 3;
 
-/// What this machine can run.
+/// The series that this machine can run.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Possible {
     pub(crate) raw: bool,

@@ -24,7 +24,7 @@ const REQUESTS_PER_CALL: usize = 128;
 /// How often the cache is filled anew.
 const BOUNDS_READ: u64 = 4;
 
-/// What the child is asked to do.
+/// The task of the child.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Task {
     pub(crate) file: PathBuf,
@@ -32,7 +32,7 @@ pub(crate) struct Task {
     pub(crate) memory_bytes: u64,
 }
 
-/// What it found.
+/// Its findings.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Answer {
     pub(crate) peak_bytes: u64,

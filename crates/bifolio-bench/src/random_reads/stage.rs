@@ -23,7 +23,7 @@ use crate::harness::{child, direct};
 
 const SEED: u64 = 3;
 
-/// What every stage of a run shares.
+/// Parts that every stage of a run shares.
 #[derive(Debug)]
 pub(crate) struct Setting {
     pub(crate) file: PathBuf,

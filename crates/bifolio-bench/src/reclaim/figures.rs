@@ -26,7 +26,7 @@ const ASKED: [Asked; 4] = [
     Asked { under: KERNEL_MMAP, pattern: None, at_least: 1.0 },
 ];
 
-/// What shootdowns per evicted page are compared with, and how many times them is the most. Asked
+/// The ratios of shootdowns per evicted page, and the most that each may be. Asked
 /// where several workers run: a lone thread has nobody to interrupt.
 const SHOOTDOWNS_ASKED: [(Ratio, f64); 5] = [
     (OF_PER_FOLIO, 1.0 / 15.0),

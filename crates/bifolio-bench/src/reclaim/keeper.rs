@@ -1,4 +1,4 @@
-//! Who keeps the memory within its bound: the kernel, a cache, or nobody. Each in a child process.
+//! The keepers of memory within its bound: the kernel, a cache, or nobody. Each in a child process.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -44,7 +44,7 @@ pub(super) const CACHES: [CacheSeries; 6] = [
     ("flush_per_batch_512", 512, Faults::InThread),
 ];
 
-/// What a child is asked to do.
+/// The task of a child.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Task {
     pub(super) keeper: Keeper,
@@ -52,7 +52,7 @@ pub(super) struct Task {
     pub(super) load: Load,
 }
 
-/// Who is to keep the memory.
+/// The keeper of the memory.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) enum Keeper {
     /// Anonymous memory of a process in this control group.
@@ -65,7 +65,7 @@ pub(super) enum Keeper {
     Nobody { directory: PathBuf },
 }
 
-/// What it found.
+/// Its findings.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Answer {
     /// By order.
@@ -75,7 +75,7 @@ pub(super) struct Answer {
     pub(super) peak_bytes: u64,
 }
 
-/// What a window gave.
+/// The result of a window.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Done {
     pub(super) measured: Measured,
@@ -120,7 +120,7 @@ fn map_file(task: &Task, group: &Membership, directory: &Path) -> Result<Answer>
     measure(&team, &task.load, |order| mapping.advise(hint(order)), counters)
 }
 
-/// What the kernel is told before a window: it finds out by itself that an order is sequential, and
+/// Advice to the kernel before a window: it finds out by itself that an order is sequential, and
 /// reads much too far ahead in one that is not.
 fn hint(order: Order) -> Hint {
     match order {

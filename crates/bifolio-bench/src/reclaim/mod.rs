@@ -1,13 +1,14 @@
 //! `reclaim`: mapped memory four times as large as memory, written and verified by workers.
 //!
-//! What is measured is what keeps it within its bound. A mapped memory file of a cache, which
-//! unmaps so many folios with one flush of the TLBs (`flush_per_folio`, `flush_per_batch_N`, faults
-//! served in the thread that faults, and once by the cache's threads); anonymous memory that the
-//! kernel swaps out to the same disk, and a file that it maps, both held to what a process with
-//! such a cache may have (`kernel_swap`, `kernel_mmap`); and the same work with no cache at all
-//! (`raw_direct`), whose slowest accesses say what the disk itself did in these minutes. A turn is
-//! a child process of its own: resident sizes and control groups belong to processes. It fills the
-//! memory, which is not timed, does a timed window of each order, and compares every page.
+//! The benchmark measures the machinery that keeps it within its bound. A mapped memory file of a
+//! cache, which unmaps so many folios with one flush of the TLBs (`flush_per_folio`,
+//! `flush_per_batch_N`, faults served in the thread that faults, and once by the cache's threads);
+//! anonymous memory that the kernel swaps out to the same disk, and a file that it maps, both held
+//! to what a process with such a cache may have (`kernel_swap`, `kernel_mmap`); and the same work
+//! with no cache at all (`raw_direct`), whose slowest accesses say what the disk itself did in
+//! these minutes. A turn is a child process of its own: resident sizes and control groups belong to
+//! processes. It fills the memory, which is not timed, does a timed window of each order, and
+//! compares every page.
 //!
 //! ```text
 //!   work.rs       the workers: the method of `stress-ng --vm`, and where it differs
@@ -114,15 +115,15 @@ impl Benchmark for Reclaim {
     }
 }
 
-/// What a child may be asked to do.
+/// The tasks of children.
 #[derive(Debug, Serialize, Deserialize)]
 enum ChildTask {
     Keep(keeper::Task),
     StressNg(stress_ng::Task),
 }
 
-/// What the kernel's series run in. Goes away from top to bottom: who has the memory, then where
-/// it was swapped to.
+/// The surroundings of the kernel's series. They go away from top to bottom: who has the memory,
+/// then where it was swapped to.
 #[derive(Debug)]
 struct Kernel {
     group: MemoryGroup,
@@ -221,7 +222,7 @@ fn fill(row: &mut Row, series: &'static str, done: &[&Done]) {
     let windows: Vec<Measured> = done.iter().map(|done| done.measured.clone()).collect();
     meter::fill(row, series, &windows, Measured::operations_rate);
     let counts = row.counts.entry(series).or_default();
-    // What is timed here are first touches of pages, not calls.
+    // First touches of pages are timed here, not calls.
     for name in ["p50", "p99", "p999", "max"] {
         if let Some(value) = counts.shift_remove(&format!("{name}_ns")) {
             counts.insert(format!("{name}_fault_ns"), value);

@@ -48,7 +48,7 @@ impl Parameters {
         Ok(parameters)
     }
 
-    /// What a turn does when there are so many of them in a repetition.
+    /// The work of a turn, if there are so many of them in a repetition.
     pub(super) fn load(&self, workers: usize, turns: usize) -> Load {
         let windows = turns.max(1) * Order::ALL.len() * self.repetitions;
         let window = Duration::from_secs_f64(self.timed_seconds).div_f64(windows as f64);

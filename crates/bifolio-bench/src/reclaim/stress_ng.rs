@@ -24,7 +24,7 @@ const TIME_SHARE: f64 = 0.1;
 /// It starts with memory that nobody has filled, and ends no operation before that is done.
 const SECONDS_MIN: u64 = 5;
 
-/// What a child is asked to do.
+/// The task of a child.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Task {
     group: Membership,

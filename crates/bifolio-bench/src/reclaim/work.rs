@@ -1,4 +1,5 @@
-//! What the workers do: write and verify patterns, page by page, in memory larger than memory.
+//! The work of the workers: they write and verify patterns, page by page, in memory larger than
+//! memory.
 //!
 //! As `stress-ng --vm` does it, with a few differences that make short windows mean something.
 //! Each worker is a thread with a part of the memory for itself. It passes over its part again and
@@ -158,7 +159,7 @@ fn words_bytes(pages: u64) -> u64 {
     pages * WORDS_PER_PAGE * size_of::<u64>() as u64
 }
 
-/// What one worker saw in a window.
+/// The view of one worker in a window.
 struct Seen {
     latencies: Latencies,
     stretches: OperationsByStretch,

@@ -17,7 +17,7 @@ use crate::harness::raw_stream::{self, Blocks, Shape, Stream};
 use crate::harness::seen::Seen;
 use crate::harness::sizes::Sizes;
 
-/// What every pass of a run shares.
+/// Parts that every pass of a run shares.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Scan<'a> {
     pub(crate) file: &'a Path,

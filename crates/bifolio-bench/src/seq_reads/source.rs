@@ -14,7 +14,7 @@ use crate::harness::timed::Window;
 /// How much is read between two looks at the clock, at the least; counts are per this much.
 pub(super) const LOOK_BYTES: u64 = 1 << 20;
 
-/// What a file holds.
+/// The content of a file.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Contents {
     pub(super) size_bytes: u64,

@@ -187,7 +187,7 @@ fn memory_file(
     Ok(MemoryFile { name, cached })
 }
 
-/// What no way of reading can beat.
+/// The limit that no way of reading can beat.
 fn limit(plan: &Plan) -> Result<Box<dyn Source>> {
     if plan.layout.is_filled() { Ok(Box::new(Copied::new(plan)?)) } else { Ok(Box::new(Zeroed)) }
 }

@@ -6,7 +6,7 @@ const PIN_GAIN: Ratio = Ratio::new("pin_frozen_bit", "pin_cas");
 const KERNEL_GAIN: Ratio = Ratio::new("optimistic", "kernel_pread_tmpfs");
 /// The series of a file that can be mapped.
 pub(crate) const MAPPABLE: &str = "mappable";
-/// What a reference for each read costs.
+/// The cost of a reference for each read.
 const MAPPABLE_SHARE: Ratio = Ratio::new(MAPPABLE, "optimistic");
 const LIMIT_SHARE: Ratio = Ratio::new("optimistic", "memcpy_limit");
 

@@ -15,7 +15,7 @@ const PAGE_BYTES: u64 = 4096;
 /// How many times the bound is the file that the child process reads.
 const LARGE_FILE_FACTOR: u64 = 8;
 
-/// What is read: which blocks, of which part of the file.
+/// The reads: which blocks, of which part of the file.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pattern {
     pub(crate) name: &'static str,

@@ -21,7 +21,7 @@ const THREADS: u64 = 8;
 /// How often the cache is filled anew: often enough to touch all tables, and to evict for long.
 const BOUNDS_READ: u64 = 4;
 
-/// What the child is asked to do.
+/// The task of the child.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Task {
     pub(crate) file: PathBuf,
@@ -29,7 +29,7 @@ pub(crate) struct Task {
     pub(crate) bound_bytes: u64,
 }
 
-/// What it found.
+/// Its findings.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Answer {
     pub(crate) peak_bytes: u64,

@@ -1,4 +1,4 @@
-//! Who keeps the file: a cache that swaps out, or tmpfs that is swapped out. Each in a child
+//! The keepers of the file: a cache that swaps out, or tmpfs that is swapped out. Each in a child
 //! process.
 
 use std::fs::File;
@@ -25,18 +25,18 @@ pub(super) trait Medium {
     fn series(&self) -> &'static str;
     fn write(&self, bytes: &[u8], pos_bytes: u64) -> Result<()>;
     fn read(&self, bytes: &mut [u8], pos_bytes: u64) -> Result<()>;
-    /// What has gone to the disk and come back so far.
+    /// Bytes that have gone to the disk and come back so far.
     fn moved(&self) -> Result<DeviceBytes>;
 }
 
-/// What a child is asked to do.
+/// The task of a child.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Task {
     pub(super) keeper: Keeper,
     pub(super) load: Load,
 }
 
-/// Who is to keep the file.
+/// The keeper of the file.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) enum Keeper {
     /// A cache that swaps out into this directory.
@@ -45,7 +45,7 @@ pub(super) enum Keeper {
     Kernel { group: Membership, file: PathBuf },
 }
 
-/// What it found.
+/// Its findings.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Answer {
     /// By phase.

@@ -83,8 +83,8 @@ impl Benchmark for Swap {
     }
 }
 
-/// What the kernel's series runs in. Goes away from top to bottom: who has the file, the file,
-/// where it was swapped to.
+/// The surroundings of the kernel's series. They go away from top to bottom: who has the file, the
+/// file, where it was swapped to.
 #[derive(Debug)]
 struct Kernel {
     group: MemoryGroup,

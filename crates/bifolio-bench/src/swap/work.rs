@@ -1,4 +1,4 @@
-//! What is done with a memory file that is larger than memory, whoever keeps it.
+//! The work on a memory file that is larger than memory, whoever keeps it.
 //!
 //! Four phases, each timed, and a last look at every byte. What is read in the phases is looked at
 //! cheaply (`checker`), as looking at all of it would be timed.
@@ -77,11 +77,11 @@ pub(super) struct Load {
     pub(super) overwrites: u64,
 }
 
-/// What a phase gave.
+/// The result of a phase.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Done {
     pub(super) measured: Measured,
-    /// What went to the disk and came back.
+    /// Bytes that went to the disk and came back.
     pub(super) moved: DeviceBytes,
 }
 

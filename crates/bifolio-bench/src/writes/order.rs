@@ -1,4 +1,4 @@
-//! What one turn writes: which blocks, in which order, of which version.
+//! The writes of one turn: which blocks, in which order, of which version.
 
 use crate::harness::access::{Access, PAGE_BYTES, Pattern};
 use crate::harness::sizes::Sizes;

@@ -23,7 +23,7 @@ use crate::harness::{direct, pattern};
 /// How many random writes the raw ring keeps in flight.
 const RAW_DEPTH: u16 = 128;
 
-/// What every turn of a run shares.
+/// Parts that every turn of a run shares.
 #[derive(Debug)]
 pub(crate) struct Passes<'a> {
     pub(crate) file: &'a Path,

@@ -53,7 +53,7 @@ impl fmt::Display for Way {
     }
 }
 
-/// What is done with one cache.
+/// The work on one cache.
 #[derive(Clone, Copy, Debug)]
 struct Round {
     /// Where the file is mapped.
@@ -79,7 +79,7 @@ impl Round {
     fn all(can_map: bool) -> Vec<Self> {
         let modes = [FaultMode::Threads, FaultMode::InThread];
         let mapped = modes.into_iter().flat_map(|faults| {
-            // What cannot be read must be found out first.
+            // Pages that cannot be read must be found out first.
             [Self::prefetched(faults), Self::touched(faults)]
         });
         std::iter::once(Self::PLAIN).chain(mapped.filter(|_| can_map)).collect()
@@ -123,7 +123,7 @@ pub(crate) fn run(options: &CheckOptions) -> anyhow::Result<()> {
     ))
 }
 
-/// What keeps files from being mapped here, if anything does.
+/// The reason why files cannot be mapped here, if there is one.
 fn why_no_maps(features: Vec<FeatureReport>) -> Option<String> {
     let report = features.into_iter().find(|report| report.feature == Feature::UserFaults);
     let missing = report.filter(|report| !report.in_use)?;

@@ -1,7 +1,7 @@
 //! Whether a read saw all of a write in a page, or nothing of it.
 //!
-//! Who sees a word of a write in a page sees, where the write changed other words of that page,
-//! the same write or something later; never what had been there before the write began.
+//! A reader that sees a word of a write in a page sees, where the write changed other words of that
+//! page, the same write or something later; never what had been there before the write began.
 
 use super::{Change, History, Kind, PAGE_WORDS, Violation, WORD_BYTES};
 use std::collections::HashMap;
