@@ -192,32 +192,26 @@ impl Place {
         Ok((None, cpu))
     }
 
-    /// One part of the time; begun anew behind a scene whose tiny cache was found full by mistake.
+    /// One part of the time.
     fn slice(
         &self,
         class: Option<&str>,
-        mut seed: u64,
+        seed: u64,
         chaos: &str,
         cpu: &mut Duration,
     ) -> Result<Option<Found>> {
-        let (since, before) = (Instant::now(), *cpu);
-        loop {
-            let ended = self.start(class, seed, chaos, |used| {
-                let is_over = since.elapsed() >= SLICE && *cpu + used >= before + SLICE_CPU;
-                is_over || since.elapsed() >= SLICE_MAX
-            })?;
-            *cpu += ended.used;
-            let Some(status) = ended.status else { return Ok(None) };
-            let text = String::from_utf8_lossy(&fs::read(&self.output)?).into_owned();
-            ensure!(!status.success(), "torture has ended before its time: {text}");
-            let (class, scene, message) = judge_output(&text, &status.to_string());
-            if class == "maps" && message.contains("full") {
-                seed = scene.parse::<u64>().unwrap_or(seed) + 1;
-                continue;
-            }
-            let seed = format!("{scene}, chaos {chaos}");
-            return Ok(Some(Found { seconds: 0, cpu_seconds: 0, seed, class, message }));
-        }
+        let since = Instant::now();
+        let ended = self.start(class, seed, chaos, |used| {
+            let is_over = since.elapsed() >= SLICE && used >= SLICE_CPU;
+            is_over || since.elapsed() >= SLICE_MAX
+        })?;
+        *cpu += ended.used;
+        let Some(status) = ended.status else { return Ok(None) };
+        let text = String::from_utf8_lossy(&fs::read(&self.output)?).into_owned();
+        ensure!(!status.success(), "torture has ended before its time: {text}");
+        let (class, scene, message) = judge_output(&text, &status.to_string());
+        let seed = format!("{scene}, chaos {chaos}");
+        Ok(Some(Found { seconds: 0, cpu_seconds: 0, seed, class, message }))
     }
 
     /// Starts torture; it ends by itself, or is killed when its time `is_over`, which depends on
@@ -235,9 +229,8 @@ impl Place {
         command.arg(format!("--seed={seed}")).arg(format!("--hang-seconds={HANG_S}"));
         match class {
             Some(class) => command.args(["--only", &class.to_lowercase()]),
-            // The one makes each of its findings shorter before it tells; the others may find a
-            // tiny cache full.
-            None => command.args(["--without", "exerciser,maps"]),
+            // It makes each of its findings shorter before it tells.
+            None => command.args(["--without", "exerciser"]),
         };
         let output = fs::File::create(&self.output)?;
         command.env("BIFOLIO_CHAOS", chaos).stdin(Stdio::null()).process_group(0);

@@ -7,9 +7,12 @@
 //! Only bytes of the file are touched.
 #![allow(unsafe_code)]
 
+use std::sync::Barrier;
+use std::thread;
+
 use fastrand::Rng;
 
-use crate::setup::{MODES, Way, load, store, touch};
+use crate::setup::{Address, MODES, Way, load, store, touch};
 use crate::support::{PAGE, directory, file_of, run_alone};
 
 const NAME: &str = "memory::a_map_of_a_hundred_times_the_memory_stays_within_the_bound";
@@ -69,6 +72,75 @@ fn a_map_of_a_hundred_times_the_memory_stays_within_the_bound() {
     let cases = 2 * Way::modes().len();
     for case in 0..cases {
         let output = run_alone(NAME, VARIABLE, &case.to_string());
+        print!("{}", String::from_utf8_lossy(&output.stdout));
+    }
+}
+
+const MANY: &str = "memory::many_threads_over_maps_stay_within_the_bound";
+const MANY_VARIABLE: &str = "BIFOLIO_TEST_MAP_MEMORY_MANY";
+const THREADS: usize = 64;
+/// More of a thread's stack than to serve a fault takes.
+const STACK_BYTES: usize = 256 << 10;
+
+fn use_stack() {
+    std::hint::black_box([1_u8; STACK_BYTES]);
+}
+
+/// Threads that have their stacks and their heaps already add no more than the bound, whoever
+/// serves their faults.
+fn roam_with_many(way: Way) {
+    let cache = way.swapping(BOUND);
+    let file = way.memory_file(&cache, LENGTH);
+    let mut map = file.map_mut(0..LENGTH).unwrap();
+    let start = Address(map.as_mut_ptr());
+    let roam = |number: usize, steps: u64| {
+        let start = &start;
+        let mut random = Rng::with_seed(number as u64);
+        for step in 0..steps {
+            let page = random.u64(..LENGTH / PAGE);
+            touch(start.0, page * PAGE);
+            if step % 4 == 0 {
+                store(start.0, page * PAGE + 8, &step.to_le_bytes());
+            }
+        }
+    };
+    let barrier = Barrier::new(THREADS + 1);
+    let (before, used) = thread::scope(|scope| {
+        for number in 0..THREADS {
+            let (barrier, roam) = (&barrier, &roam);
+            let builder = thread::Builder::new().stack_size(4 * STACK_BYTES);
+            let run = move || {
+                use_stack();
+                roam(number, 2);
+                barrier.wait();
+                barrier.wait();
+                roam(number, 400);
+            };
+            builder.spawn_scoped(scope, run).unwrap();
+        }
+        barrier.wait();
+        let before = (process_bytes("VmRSS:"), cache.stats().used_bytes);
+        barrier.wait();
+        before
+    });
+    assert!(cache.stats().unmapped_pages > BOUND / PAGE, "not turned over");
+    let more = process_bytes("VmHWM:").saturating_sub(before);
+    println!("{way:?}: {more} bytes more, {used} of {BOUND} were in use");
+    // The threads that serve faults have stacks, and the allocator its arenas.
+    let rest = 2 * MIB;
+    assert!(
+        more <= BOUND - used + BOUND / 50 + rest,
+        "{more} more bytes, {used} of {BOUND} in use"
+    );
+}
+
+#[test]
+fn many_threads_over_maps_stay_within_the_bound() {
+    if let Ok(mode) = std::env::var(MANY_VARIABLE) {
+        return roam_with_many(Way::new(MODES[mode.parse::<usize>().unwrap()]));
+    }
+    for mode in 0..Way::modes().len() {
+        let output = run_alone(MANY, MANY_VARIABLE, &mode.to_string());
         print!("{}", String::from_utf8_lossy(&output.stdout));
     }
 }
