@@ -111,7 +111,7 @@ fn roam_with_many(way: Way) {
             let builder = thread::Builder::new().stack_size(4 * STACK_BYTES);
             let run = move || {
                 use_stack();
-                roam(number, 2);
+                drop(std::hint::black_box(vec![1_u8; STACK_BYTES / 4]));
                 barrier.wait();
                 barrier.wait();
                 roam(number, 400);
