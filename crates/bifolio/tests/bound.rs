@@ -5,6 +5,9 @@
 
 mod support;
 
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
 use bifolio::{Advice, Cache, File, OpenOptions, ReadRequest};
 use bifolio_testing::fill_bytes;
 use fastrand::Rng;
@@ -318,4 +321,35 @@ fn read_scattered(pages_in_call: usize) {
 #[test]
 fn one_reader_of_clean_pages_evicts_for_itself_and_wakes_nobody() {
     [1, 32, 1024].into_iter().for_each(read_scattered);
+}
+
+/// The bound is lower while it is tried, and stands again when that fails.
+#[test]
+fn a_bound_that_cannot_be_had_fails_no_read() {
+    let (bound, tries) = (8 * MIB, 20);
+    let directory = directory();
+    let path = sparse_file(&directory, 2 * bound);
+    let cache = cache_of(bound);
+    let file = cache.open(&path, &OpenOptions::new()).unwrap();
+    let holds: Vec<_> = file.pins(0..bound / 2).map(|pin| pin.unwrap().hold()).collect();
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            let (mut random, mut reads) = (Rng::with_seed(1), 0);
+            while !is_over.load(Ordering::Relaxed) {
+                let position = random.u64(bound..2 * bound - 1);
+                file.read_exact_at(&mut [0], position).unwrap();
+                reads += 1;
+            }
+            reads
+        });
+        for _ in 0..tries {
+            cache.set_memory(bound / 4).unwrap_err();
+        }
+        is_over.store(true, Ordering::Relaxed);
+        assert!(reader.join().unwrap() > 0);
+    });
+    assert_eq!(cache.stats().bound_bytes, bound);
+    drop(holds);
+    cache.set_memory(bound / 4).unwrap();
 }

@@ -59,7 +59,7 @@ use crate::memory::{Arena, CHUNK_PAGES, FrameKind, Memory};
 use crate::page::{FolioId, FolioRef, LockedFolio, PAGE_BYTES, TABLE_PAGE_BYTES};
 use crate::stats::Counter;
 use crate::swap::{GROUP_BYTES, Swap};
-use crate::sync::{Mutex, MutexGuard, Ordering, blocking};
+use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, blocking};
 use crate::writeback::{Flusher, Inode, Services};
 use retry_budget::{RetryBudget, SWEEP_PAUSE};
 use scan::ScanCounts;
@@ -111,6 +111,8 @@ pub(crate) struct Reclaim {
     awaited_extents: extents::AwaitedExtents,
     /// Held by whoever changes the bound: one failure puts back what it found.
     rebounding: Mutex<()>,
+    /// How often that was tried.
+    rebounds: AtomicU64,
     /// Asks the background thread to work, or to end.
     signal: background::Signal,
     /// Folios on their way to the swap.
@@ -167,6 +169,7 @@ impl Reclaim {
             lock: Mutex::new(()),
             awaited_extents: extents::AwaitedExtents::default(),
             rebounding: Mutex::new(()),
+            rebounds: AtomicU64::new(0),
             signal: background::Signal::default(),
             swapper: swapper::Swapper::default(),
         }
@@ -374,9 +377,18 @@ impl Reclaim {
     /// Sets the bound, giving memory back first if it shrinks. On failure the old bound stands.
     pub(crate) fn set_bound(&self, bound_bytes: u64) -> Result<()> {
         let _guard = self.rebounding.lock();
+        let changed = self.try_set_bound(bound_bytes);
+        // Release: pairs with the Acquire in `RetryBudget::new`: whoever sees this finds the bound
+        // that stands now; whoever does not learns in `was_rebound` that there was another.
+        self.rebounds.fetch_add(1, Ordering::Release);
+        changed
+    }
+
+    fn try_set_bound(&self, bound_bytes: u64) -> Result<()> {
         let before_bytes = self.arena().usage().bound_bytes;
         self.arena().set_bound(bound_bytes);
         let mut retry_budget = RetryBudget::new(self, PAGE_BYTES);
+        retry_budget.is_rebounding = true;
         while self.arena().excess_bytes() > 0 {
             let excess_pages = self.arena().excess_bytes() / PAGE_BYTES;
             let counts = self.give_memory_back(excess_pages + 1, &retry_budget);
@@ -532,6 +544,9 @@ impl Reclaim {
             counts.busy_pages += counts.unswapped_pages + self.swapper.pages();
         }
         if retry_budget.is_hopeless(counts.busy_pages > 0) || retry_budget.is_over() {
+            if self.was_rebound(retry_budget) {
+                return Ok(());
+            }
             return Err(self.full(counts, retry_budget.wanted_bytes));
         }
         self.memory.counters.add(Counter::AllocationWait, 1);
@@ -543,6 +558,23 @@ impl Reclaim {
         }
         retry_budget.ended = self.flusher.ended();
         Ok(())
+    }
+}
+
+impl Reclaim {
+    /// There was no memory: whether the bound was another one meanwhile, which may not have stood.
+    /// Waits for whoever changes it; the budget begins anew then.
+    #[cold]
+    fn was_rebound(&self, retry_budget: &mut RetryBudget) -> bool {
+        if retry_budget.is_rebounding {
+            return false;
+        }
+        blocking::check("a change of the bound");
+        drop(self.rebounding.lock());
+        let (before, may_swap) = (retry_budget.rebounds, retry_budget.may_swap);
+        *retry_budget = RetryBudget::new(self, retry_budget.wanted_bytes);
+        retry_budget.may_swap = may_swap;
+        retry_budget.rebounds != before
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::scan::ScanCounts;
 use super::{Reclaim, SWEEPS_MAX};
+use crate::sync::Ordering;
 use std::time::{Duration, Instant};
 
 /// Rounds that free something, which is gone when the caller looks, after which it waits.
@@ -29,6 +30,10 @@ pub(super) struct RetryBudget {
     pub(super) swap_rounds: u64,
     /// Whether it may write to the swap itself.
     pub(super) may_swap: bool,
+    /// Whether it is for a change of the bound, not for an allocation.
+    pub(super) is_rebounding: bool,
+    /// Changes of the bound before it.
+    pub(super) rebounds: u64,
 }
 
 impl RetryBudget {
@@ -45,6 +50,9 @@ impl RetryBudget {
             ended,
             swap_rounds,
             may_swap: false,
+            is_rebounding: false,
+            // Acquire: pairs with the Release in `Reclaim::set_bound`.
+            rebounds: reclaim.rebounds.load(Ordering::Acquire),
         }
     }
 
@@ -99,6 +107,8 @@ mod tests {
             ended: 0,
             swap_rounds: 0,
             may_swap: false,
+            is_rebounding: false,
+            rebounds: 0,
         };
         assert!((0..3 * SWEEPS_MAX).all(|_| !budget.is_hopeless(true)));
         assert!((1..SWEEPS_MAX).all(|_| !budget.is_hopeless(false)));
