@@ -9,6 +9,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::process::ExitStatusExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use std::time::Duration;
 
 use bifolio::{Cache, ErrorKind, FaultMode, Feature, File, OpenOptions, Result};
 use bifolio_testing::fill_bytes;
@@ -280,6 +281,33 @@ fn a_map_keeps_its_file_and_the_last_stores_reach_the_disk() {
         assert_same(&load(map.as_ptr(), 0..map.len()), &bytes);
         drop(map);
         assert_same(&std::fs::read(&path).unwrap(), &bytes);
+    }
+}
+
+/// A sync has seen which pages were stored to, and waits for the first one. Meanwhile the second is
+/// written out.
+#[test]
+fn a_page_that_was_written_meanwhile_is_not_marked_again() {
+    for way in Way::modes() {
+        let directory = directory();
+        let (path, _) = random_file(&directory, "mapped", 2 * PAGE_USIZE);
+        let cache = way.builder(1 << 20).dirty_age_ms_max(600_000).build().unwrap();
+        let file = cache.open(&path, &way.options()).unwrap();
+        let mut map = file.map_mut(0..file.len()).unwrap();
+        for page in 0..2 {
+            store(map.as_mut_ptr(), page * PAGE, b"stored");
+        }
+        let pin = file.pin_mut(0..1).unwrap();
+        thread::scope(|scope| {
+            let syncing = scope.spawn(|| file.sync_data().unwrap());
+            thread::sleep(Duration::from_millis(100));
+            file.sync_range(PAGE..2 * PAGE).unwrap();
+            let before = cache.stats().writeback;
+            drop(pin);
+            syncing.join().unwrap();
+            // The first page.
+            assert_eq!(cache.stats().writeback, before + 1, "{way:?}");
+        });
     }
 }
 
