@@ -15,7 +15,7 @@ use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -316,6 +316,78 @@ fn a_healthy_file_works_beside_a_hung_swap() {
             scratch.write_all_at(&bytes, 0).unwrap();
         }
         healthy.work(200);
+        assert_same(&read_all(&scratch), &bytes);
+    }
+}
+
+/// Writes to pages of a memory file here and there until it is told to stop, whatever comes of it;
+/// what each page begins with then.
+fn overwrite_until(stop: &AtomicBool, file: &File, refused: &AtomicU64) -> Vec<u64> {
+    let pages = file.len() / PAGE;
+    let mut rng = Rng::with_seed(pages);
+    let mut words = vec![0; pages as usize];
+    while !stop.load(Ordering::Relaxed) {
+        let (page, word) = (rng.u64(0..pages), rng.u64(1..));
+        let range = page * PAGE..(page + 1) * PAGE;
+        let written = if rng.bool() {
+            file.write_all_at(&word.to_ne_bytes(), range.start)
+        } else {
+            file.pin_mut(range).map(|mut pin| pin.copy_from(0, &word.to_ne_bytes()))
+        };
+        match written {
+            Ok(()) => words[page as usize] = word,
+            Err(error) => {
+                let position = (page * PAGE).to_string();
+                error_of(Err::<(), _>(error), &["scratch", &position, "os error 5"]);
+                refused.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+    words
+}
+
+#[test]
+fn a_healthy_file_works_beside_a_swap_that_refuses() {
+    let cases = [256 << 10, 1 << 20, 8 << 20].map(|memory| [(memory, false), (memory, true)]);
+    for (memory, mappable) in cases.into_iter().flatten() {
+        if mappable && !files_can_be_mapped() {
+            continue;
+        }
+        let (_, swap) = faulty_memory(0);
+        let builder = Cache::builder().memory(memory).swap_backing(swap.clone());
+        let cache = builder.dirty_age_ms_max(20).reclaim_wait_ms_max(2000).build().unwrap();
+        let scratch = cache.memory_file_with("scratch", &writable().mappable(mappable)).unwrap();
+        let mut healthy = Healthy::new(&cache, 4 << 20);
+        // Most of it is in the swap, and comes back to be changed.
+        let mut bytes = fill_bytes(5, 4 * memory as usize);
+        scratch.write_all_at(&bytes, 0).unwrap();
+        swap.inject(Fault::on(Call::Write).forever().fails(libc::EIO));
+        let (stop, refused) = (AtomicBool::new(false), AtomicU64::new(0));
+        let words = thread::scope(|scope| {
+            let writer = scope.spawn(|| overwrite_until(&stop, &scratch, &refused));
+            // There is a limit.
+            while refused.load(Ordering::Relaxed) < 2 && !writer.is_finished() {
+                healthy.work(100);
+            }
+            healthy.work(500);
+            stop.store(true, Ordering::Relaxed);
+            writer.join().unwrap()
+        });
+        assert_eq!(cache.stats().allocation_failures, 0, "{memory}: {:?}", cache.stats());
+        for (page, word) in bytes.chunks_mut(PAGE as usize).zip(words).filter(|it| it.1 > 0) {
+            page[..8].copy_from_slice(&word.to_ne_bytes());
+        }
+        let new_page = scratch.write_all_at(&[7; 64 * PAGE as usize], bytes.len() as u64);
+        error_of(new_page, &["scratch", "os error 5"]);
+        // Room is made by what is given up, and by a swap that takes pages again. (What was written
+        // last was in memory when the swap began to refuse.)
+        let half = bytes.len() / 2;
+        scratch.set_len(half as u64).unwrap();
+        scratch.write_all_at(&bytes[half..half + 2 * PAGE as usize], half as u64).unwrap();
+        swap.heal();
+        assert_same(&read_all(&scratch), &bytes[..half + 2 * PAGE as usize]);
+        bytes = fill_bytes(6, bytes.len());
+        scratch.write_all_at(&bytes, 0).unwrap();
         assert_same(&read_all(&scratch), &bytes);
     }
 }

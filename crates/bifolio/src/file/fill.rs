@@ -374,7 +374,8 @@ impl Handle {
             Wait::ForFrames => {
                 self.reclaim.charge_table(&self.inode, index)?;
                 if needs_slots {
-                    self.reclaim.charge_slots(kind)?;
+                    let charged = self.reclaim.charge_slots(kind);
+                    charged.map_err(|full| self.refused_by_swap(index).unwrap_or(full))?;
                 }
                 let may_swap = self.inode.store.cleaner() == Cleaner::Swapper;
                 self.reclaim.allocate(kind, may_swap).map(Some)
@@ -386,6 +387,14 @@ impl Handle {
             }
             Wait::Never => Ok(None),
         }
+    }
+
+    /// Why there is no room for another folio of a memory file, if the swap is the reason.
+    #[cold]
+    fn refused_by_swap(&self, index: u64) -> Option<Error> {
+        let cause = self.reclaim.refusal_of_swap()?;
+        let start = self.inode.mapping.head_index(index) * PAGE_BYTES;
+        Some(self.inode.unwritable(start..start + self.inode.mapping.folio_bytes(), Some(cause)))
     }
 
     /// The frame of the folio before this one, so that neighbours become neighbours.

@@ -29,7 +29,7 @@ use super::registry::Registry;
 use crate::ablation::Ablation;
 use crate::error::{Error, ErrorKind, Result};
 use crate::reclaim::Reclaim;
-use crate::writeback::{ErrorCursor, Inode};
+use crate::writeback::{Cleaner, ErrorCursor, Inode};
 use std::sync::Arc;
 
 /// See the head of the file.
@@ -93,6 +93,18 @@ impl Handle {
             return Ok(());
         }
         Err(ErrorKind::NotAMemoryFile { file: self.inode.name(), operation }.into())
+    }
+
+    /// Holds the caller until a folio may become dirty. No folio lock is held.
+    ///
+    /// # Errors
+    /// The device, or the swap, takes nothing, and as much is dirty there as may be.
+    pub(super) fn wait_to_be_dirty(&self, position_bytes: u64, length_bytes: u64) -> Result<()> {
+        let inode = &self.inode;
+        if inode.store.cleaner() != Cleaner::Swapper {
+            return inode.wait_for_room(position_bytes, length_bytes);
+        }
+        self.reclaim.wait_for_swap(inode, position_bytes..position_bytes + length_bytes)
     }
 
     /// Refuses what a file that can be mapped cannot do: its pages have their places.

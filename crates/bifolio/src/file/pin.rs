@@ -363,7 +363,7 @@ impl File {
                 break locked;
             }
             drop(locked);
-            inode.wait_for_room(range.start, range.end - range.start)?;
+            self.handle.wait_to_be_dirty(range.start, range.end - range.start)?;
         };
         let start = self.address_in(&folio, range.start);
         let pages = range.start >> PAGE_SHIFT..((range.end - 1) >> PAGE_SHIFT) + 1;

@@ -106,7 +106,7 @@ impl File {
                 Ok(()) => return Ok(()),
                 Err(Again::MustResize) => {}
                 Err(Again::NoRoom) => {
-                    self.handle.inode.wait_for_room(position, bytes.len() as u64)?;
+                    self.handle.wait_to_be_dirty(position, bytes.len() as u64)?;
                 }
             }
         }

@@ -100,6 +100,8 @@ pub(crate) struct Arena {
     obtainable_pages: AtomicU64,
     /// Mirrors what the budget still allows.
     left_pages: AtomicU64,
+    /// Mirrors the pages that folios can have, in use or not.
+    folio_pages_max: AtomicU64,
     /// Mirrors the region pages in use.
     pub(super) region_page_count: AtomicU64,
 }
@@ -150,6 +152,7 @@ impl Arena {
             bound_pages: AtomicU64::new(bound_bytes / PAGE_BYTES),
             obtainable_pages,
             left_pages: AtomicU64::new(bound_bytes / FRAME_BYTES),
+            folio_pages_max: AtomicU64::new(bound_bytes / PAGE_BYTES),
             region_page_count: AtomicU64::new(0),
         })
     }
@@ -308,6 +311,12 @@ impl Arena {
         self.left_pages.load(Ordering::Relaxed)
     }
 
+    /// Pages that folios can have, in use or not: what metadata leaves of the bound, as far as it
+    /// is worth being made frames; a hint.
+    pub(crate) fn folio_pages_max(&self) -> u64 {
+        self.folio_pages_max.load(Ordering::Relaxed)
+    }
+
     /// Bytes resident beyond the bound.
     pub(crate) fn excess_bytes(&self) -> u64 {
         self.state.lock().budget.excess_bytes()
@@ -319,7 +328,7 @@ impl Arena {
         ArenaUse {
             bound_bytes: state.budget.bound_bytes,
             used_bytes: state.budget.used_bytes,
-            frame_bytes: (state.frame_pages + state.region_pages.pages()) * PAGE_BYTES,
+            frame_bytes: state.frame_bytes(),
             free_pages: state.unused_pages,
         }
     }
@@ -361,6 +370,7 @@ impl Arena {
         self.obtainable_pages.store(state.obtainable_pages(), Ordering::Relaxed);
         self.region_page_count.store(state.region_pages.pages(), Ordering::Relaxed);
         self.left_pages.store(state.budget.left_bytes() / FRAME_BYTES, Ordering::Relaxed);
+        self.folio_pages_max.store(state.folio_pages_max(), Ordering::Relaxed);
     }
 }
 
@@ -371,6 +381,18 @@ pub(super) fn place_of(chunk: usize, pages: &Range<u32>) -> (usize, usize) {
 }
 
 impl State {
+    fn frame_bytes(&self) -> u64 {
+        (self.frame_pages + self.region_pages.pages()) * PAGE_BYTES
+    }
+
+    fn folio_pages_max(&self) -> u64 {
+        let left_bytes = match self.affordable_pages(0) {
+            0 => 0,
+            _ => self.budget.left_bytes(),
+        };
+        (self.frame_bytes() + left_bytes) / PAGE_BYTES
+    }
+
     fn obtainable_pages(&self) -> u64 {
         // Pages that the budget allows and no chunk has a place for do not count.
         let places = self.vacant_chunks * u64::from(CHUNK_PAGES) + self.retired_pages;

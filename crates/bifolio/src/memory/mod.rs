@@ -61,6 +61,15 @@ pub(crate) const ORDER_MAX: u8 = 9;
 /// Shorter stalls are not counted: a miss takes about as long.
 const STALL_MIN: Duration = Duration::from_micros(100);
 
+/// The part of the bound that memory files with a swap leave to others, and within which limits,
+/// pages: enough that who reads and writes other files finds frames. (What reclaim keeps free, and
+/// new pages leave, is more: so nobody waits for it while the swap keeps up.)
+const PART_NOT_UNSWAPPED: u64 = 512;
+const NOT_UNSWAPPED_PAGES_MIN: u64 = 8;
+const NOT_UNSWAPPED_PAGES_MAX: u64 = 64;
+/// In the smallest caches not more than this part.
+const PART_NOT_UNSWAPPED_MAX: u64 = 16;
+
 /// See the head of the file.
 #[derive(Debug)]
 pub(crate) struct Memory {
@@ -109,6 +118,19 @@ impl Memory {
         if since.is_some_and(|since| since.elapsed() >= STALL_MIN) {
             self.counters.add(Counter::ReclaimStall, 1);
         }
+    }
+
+    /// Pages that those of memory files leave to others for which there is no place but memory.
+    pub(crate) fn pages_left_to_others(&self) -> u64 {
+        let bound_pages = self.arena.bound_pages();
+        (bound_pages / PART_NOT_UNSWAPPED)
+            .clamp(NOT_UNSWAPPED_PAGES_MIN, NOT_UNSWAPPED_PAGES_MAX)
+            .min(bound_pages / PART_NOT_UNSWAPPED_MAX)
+    }
+
+    /// How many pages of memory files with a swap may be in memory and nowhere else.
+    pub(crate) fn unswapped_pages_max(&self) -> u64 {
+        self.arena.folio_pages_max().saturating_sub(self.pages_left_to_others())
     }
 
     /// The descriptor of a folio.

@@ -337,8 +337,11 @@ impl Reclaim {
     /// (Who then writes to what was read makes its slot free, and that has storage for another.)
     fn leave_room_for_reads(&self, kind: FrameKind) -> Result<()> {
         let (arena, pages) = (self.arena(), kind.pages());
-        let kept_pages =
-            (self.low_pages() / 2).max(pages).min(arena.bound_pages() / PART_FOR_READS);
+        // More than what overwrites leave: to write to what is in the swap makes room there.
+        let kept_pages = (self.low_pages() / 2)
+            .max(2 * self.memory.pages_left_to_others())
+            .max(pages)
+            .min(arena.bound_pages() / PART_FOR_READS);
         let kept_pages = kept_pages / pages * pages;
         let (mut since, mut retry_budget) = (None, RetryBudget::new(self, pages * PAGE_BYTES));
         retry_budget.may_swap = true;
@@ -535,13 +538,12 @@ impl Reclaim {
         if retry_budget.may_swap {
             self.help_swapper();
         }
-        counts.busy_pages += counts.swapping_pages;
-        // As many rounds as there may be sweeps: what one cannot write another may.
-        if self.swapper.has_trouble_after(retry_budget.swap_rounds + u64::from(SWEEPS_MAX)) {
-            counts.unwritten_pages += counts.unswapped_pages + self.swapper.pages();
+        // What is to be swapped out is, or will be, on its way: unless the swap takes nothing.
+        let swappable_pages = counts.unswapped_pages + counts.swapping_pages + self.swapper.pages();
+        if self.swapper.has_trouble_after(retry_budget.swap_rounds + swapper::ROUNDS_MAX) {
+            counts.unwritten_pages += swappable_pages;
         } else {
-            // Folios to be swapped out are, or will be, on their way.
-            counts.busy_pages += counts.unswapped_pages + self.swapper.pages();
+            counts.busy_pages += swappable_pages;
         }
         if retry_budget.is_hopeless(counts.busy_pages > 0) || retry_budget.is_over() {
             if self.was_rebound(retry_budget) {

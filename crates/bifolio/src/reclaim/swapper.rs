@@ -32,7 +32,7 @@
 //! the last of them in vain, that began after he came: then the swap was asked on his behalf.
 
 use super::extents::Extent;
-use super::retry_budget::RetryBudget;
+use super::retry_budget::{RetryBudget, SWEEP_PAUSE};
 use super::scan::{EvictOutcome, WriteOut, is_pinned};
 use super::scan::{ScanControl, ScanCounts};
 use super::unmap::{Owners, Unmapping};
@@ -40,12 +40,13 @@ use super::{Reclaim, ReclaimLock};
 use crate::error::{ErrorKind, Result};
 use crate::io::IoError;
 use crate::memory::{ListKind, Regions, RegionsSize};
-use crate::page::{FolioId, FolioRef};
+use crate::page::{FolioId, FolioRef, PAGE_BYTES};
 use crate::stats::Counter;
 use crate::swap::Swap;
-use crate::sync::{AtomicU64, Condvar, Mutex, Ordering};
+use crate::sync::{AtomicU64, Condvar, Mutex, Ordering, blocking};
 use crate::sys::process::OwnedThread;
 use crate::writeback::{Cleaner, Inode};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -58,6 +59,8 @@ const LINE_PART_OF_BOUND: u64 = 4;
 /// Every so many of them look for more, though enough is on its way to the swap: that may be of
 /// the wrong size.
 const SWEEPS_WITH_SWAPPER: u32 = 8;
+/// Rounds that are in vain before a writer is told: what one cannot write another may.
+pub(super) const ROUNDS_MAX: u64 = super::SWEEPS_MAX as u64;
 /// How long a round is waited for by those who might find something else.
 const SLOW: Duration = Duration::from_millis(50);
 
@@ -112,6 +115,11 @@ impl Swapper {
     /// Whether the last round was in vain, and is none of the first so many.
     pub(super) fn has_trouble_after(&self, round: u64) -> bool {
         self.line.lock().trouble.is_some_and(|trouble| trouble > round)
+    }
+
+    /// Whether the last round was in vain.
+    pub(super) fn is_in_trouble(&self) -> bool {
+        self.has_trouble_after(0)
     }
 
     /// P3: waits for folios, and for the round that is under way; `None` when all is to end.
@@ -226,8 +234,74 @@ impl Reclaim {
     }
 
     fn line_pages_max(&self) -> u64 {
+        if self.swapper.is_in_trouble() {
+            // Enough to find out whether the swap takes pages again.
+            return super::ROUND_PAGES;
+        }
         let part = self.arena().bound_pages() / LINE_PART_OF_BOUND;
         LINE_PAGES_MAX.min(part).max(super::ROUND_PAGES)
+    }
+
+    /// Holds a writer until a folio of `inode` more may be in memory alone. The caller holds no
+    /// folio lock. (Before that little is free, for most, and reclaim has called the swapper.)
+    ///
+    /// # Errors
+    /// The swap takes nothing, or nothing in time. All that might go is pinned.
+    pub(crate) fn wait_for_swap(&self, inode: &Inode, bytes: Range<u64>) -> Result<()> {
+        blocking::check("less that is in memory alone");
+        let Some(swap) = &self.swap else { return Ok(()) };
+        let pages = 1 << inode.mapping.order();
+        let since = Some(Instant::now());
+        let mut retry_budget = RetryBudget::new(self, pages * PAGE_BYTES);
+        let mut taken = swap.answers().taken;
+        while !self.may_be_unswapped(pages) {
+            let ended = self.flusher.ended();
+            let counts = self.find_unswapped(&mut retry_budget);
+            self.help_swapper();
+            if swap.answers().taken > taken {
+                // What that has made room for may be others' by now.
+                taken = swap.answers().taken;
+                retry_budget.note_progress();
+                retry_budget.swap_rounds = self.swapper.rounds();
+                continue;
+            }
+            // As in `decide`; what is busy, but not with the swap, makes no room here.
+            let refused = self.swapper.has_trouble_after(retry_budget.swap_rounds + ROUNDS_MAX);
+            if refused || retry_budget.is_over() {
+                let cause = swap.answers().last_refusal.filter(|_| self.swapper.is_in_trouble());
+                return Err(inode.unwritable(bytes, cause));
+            }
+            let others = [counts.unswapped_pages, counts.swapping_pages, counts.busy_pages];
+            if retry_budget.is_hopeless(others.iter().sum::<u64>() + self.swapper.pages() > 0) {
+                return Err(self.full(counts, retry_budget.wanted_bytes));
+            }
+            self.flusher.wait_for_progress(ended, SWEEP_PAUSE);
+        }
+        self.memory.note_stall(since);
+        Ok(())
+    }
+
+    /// Leaves folios of memory files to the swapper. What is clean makes no room for what is in
+    /// memory alone, and others want it: while the swap is late, little of it goes.
+    fn find_unswapped(&self, retry_budget: &mut RetryBudget) -> ScanCounts {
+        retry_budget.futile_sweeps += 1;
+        let reclaim_lock = self.lock();
+        if retry_budget.futile_sweeps.is_multiple_of(SWEEPS_WITH_SWAPPER) {
+            return self.sweep(&reclaim_lock);
+        }
+        let wanted_pages = if self.swapper.is_late() { 1 } else { super::ROUND_PAGES };
+        self.shrink(&reclaim_lock, wanted_pages, WriteOut::MemoryFiles)
+    }
+
+    /// Why the swap takes nothing, if its storage refuses what it has slots for.
+    pub(crate) fn refusal_of_swap(&self) -> Option<Arc<IoError>> {
+        let swap = self.swap.as_ref().filter(|_| self.swapper.is_in_trouble())?;
+        swap.answers().last_refusal.filter(|_| swap.has_free_slots())
+    }
+
+    fn may_be_unswapped(&self, pages: u64) -> bool {
+        let max_pages = self.memory.unswapped_pages_max().max(pages);
+        self.memory.unswapped_pages.load(Ordering::Relaxed) + pages <= max_pages
     }
 
     fn run_swapper(&self, swap: &Swap) {
@@ -296,7 +370,7 @@ impl Reclaim {
                     in_arena.push(folio);
                 }
             }
-            let is_taken = !in_arena.is_empty() && !self.swapper.has_trouble_after(0);
+            let is_taken = !in_arena.is_empty() && !self.swapper.is_in_trouble();
             let pages_max = if is_taken { pages.max(super::ROUND_PAGES) } else { 0 };
             self.take_awaited_rows(&reclaim_lock, pages_max, &mut leaving)
         };

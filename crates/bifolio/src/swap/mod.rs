@@ -224,6 +224,11 @@ impl Swap {
         self.slots.capacity_max()
     }
 
+    /// Whether there are slots that nobody has, or can be.
+    pub(crate) fn has_free_slots(&self) -> bool {
+        self.used_slots() < self.capacity_slots_max()
+    }
+
     /// Slots that have an owner.
     pub(crate) fn used_slots(&self) -> u32 {
         self.slots.used()

@@ -70,6 +70,13 @@ impl Share {
         Some(self.add_own(count))
     }
 
+    /// Counts, if all have no more than `max` then, whoever has it. Answers as [`Self::try_add`].
+    pub(crate) fn try_add_any(&self, count: u64, max: u64) -> Option<u64> {
+        let has_room = |all: u64| (all + count <= max).then_some(all + count);
+        self.all.fetch_update(Ordering::Relaxed, Ordering::Relaxed, has_room).ok()?;
+        Some(self.add_own(count))
+    }
+
     /// How much more this device may have now, if one in `rest` of what others leave stays.
     pub(crate) fn room(&self, max: u64, rest: u64) -> u64 {
         let part = part_of(self.left_of(max), rest);

@@ -40,7 +40,7 @@ pub(crate) struct NoRoom;
 #[must_use]
 pub(crate) struct RoomForDirt<'a> {
     pub(super) inode: &'a Inode,
-    /// Pages that are counted; none if the folio is dirty already, or has no device.
+    /// Pages that are counted; none if the folio is dirty already, or is never written out.
     pub(super) counted_pages: u64,
 }
 
@@ -49,21 +49,21 @@ impl RoomForDirt<'_> {
     /// since [`Inode::make_room`].
     pub(crate) fn mark_dirty(mut self, folio: &FolioRef<'_>, locked: &LockedFolio<'_>) {
         let inode = self.inode;
-        let Some(device) = &inode.device else { return inode.mark_dirty(folio, locked) };
         if std::mem::take(&mut self.counted_pages) > 0 {
+            inode.store.drop_slot(locked);
             let marked = inode.dirty.mark_counted(&inode.memory.folios, folio.id());
             debug_assert!(marked.is_new, "{:?} has become dirty without its lock", folio.id());
             inode.enlist_if(marked.must_enlist);
-            inode.flusher.note_dirty(device);
+            inode.device.iter().for_each(|device| inode.flusher.note_dirty(device));
+        } else if inode.device.is_none() {
+            inode.mark_dirty(folio, locked);
         }
     }
 }
 
 impl Drop for RoomForDirt<'_> {
     fn drop(&mut self) {
-        if let (1.., Some(device)) = (self.counted_pages, &self.inode.device) {
-            device.dirty_pages.sub(self.counted_pages);
-        }
+        self.inode.dirty.uncount(self.counted_pages);
     }
 }
 

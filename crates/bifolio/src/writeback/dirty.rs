@@ -184,6 +184,16 @@ impl DirtyList {
         marked
     }
 
+    /// Counts pages of a file that has no device, if there are no more than `max_pages` then.
+    pub(crate) fn try_count_alone(&self, pages: u64, max_pages: u64) -> bool {
+        self.pages.try_add_alone(pages, max_pages)
+    }
+
+    /// Counts pages no longer, none of which was marked.
+    pub(crate) fn uncount(&self, pages: u64) {
+        self.pages.sub(pages);
+    }
+
     /// D1, for a folio whose pages are counted already, if it is not dirty. The caller holds the
     /// folio lock.
     pub(crate) fn mark_counted(&self, folios: &Folios, id: FolioId) -> Marked {

@@ -22,7 +22,7 @@ use crate::page::{
 };
 use crate::stats::Counter;
 use crate::swap::Swap;
-use crate::sync::{Mutex, RwLock, blocking};
+use crate::sync::{Mutex, Ordering, RwLock, blocking};
 use crate::sys::copy;
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -215,14 +215,18 @@ impl Inode {
         self.wait_for_write_out(locked);
         // Clean or dirty: under the folio lock, and with no write-out in flight, it stays so.
         let is_dirty = locked.flags.write_state().is_dirty();
-        let mut room = RoomForDirt { inode: self, counted_pages: 0 };
-        if let Some(device) = self.device.as_ref().filter(|_| !is_dirty) {
-            if !self.flusher.try_add(device, locked.pages()) {
-                return Err(NoRoom);
+        let is_counted = !is_dirty && self.store.cleaner() != Cleaner::Nobody;
+        let pages = if is_counted { locked.pages() } else { 0 };
+        let has_room = match &self.device {
+            _ if !is_counted => true,
+            Some(device) => self.flusher.try_add(device, pages),
+            // In the smallest of caches one folio, however large.
+            None => {
+                let max_pages = self.memory.unswapped_pages_max().max(pages);
+                self.dirty.try_count_alone(pages, max_pages)
             }
-            room.counted_pages = locked.pages();
-        }
-        Ok(room)
+        };
+        if has_room { Ok(RoomForDirt { inode: self, counted_pages: pages }) } else { Err(NoRoom) }
     }
 
     /// Holds the caller until the folio that has `position_bytes` may become dirty. No folio lock
@@ -235,21 +239,30 @@ impl Inode {
         let Some(device) = &self.device else { return Ok(()) };
         let pages = 1 << self.mapping.order();
         let waited = self.flusher.wait_for_room(device, &self.memory, pages);
-        waited.map_err(|cause| {
-            let no_answer = || {
-                Arc::new(IoError {
-                    file: self.name(),
-                    operation: Operation::Write,
-                    position_bytes,
-                    length_bytes,
-                    source: std::io::ErrorKind::TimedOut.into(),
-                })
-            };
-            let dirty_bytes = device.dirty_pages.own() * PAGE_BYTES;
-            let cause = cause.unwrap_or_else(no_answer);
-            let file = self.name();
-            ErrorKind::Unwritable { file, position_bytes, length_bytes, dirty_bytes, cause }.into()
-        })
+        let bytes = position_bytes..position_bytes + length_bytes;
+        waited.map_err(|cause| self.unwritable(bytes, cause))
+    }
+
+    /// The storage takes nothing, for this reason or without an answer, and as much is dirty there
+    /// as may be.
+    #[cold]
+    pub(crate) fn unwritable(&self, bytes: Range<u64>, cause: Option<Arc<IoError>>) -> Error {
+        let (position_bytes, length_bytes) = (bytes.start, bytes.end - bytes.start);
+        let no_answer = || {
+            Arc::new(IoError {
+                file: self.name(),
+                operation: Operation::Write,
+                position_bytes,
+                length_bytes,
+                source: std::io::ErrorKind::TimedOut.into(),
+            })
+        };
+        let in_memory_alone = || self.memory.unswapped_pages.load(Ordering::Relaxed);
+        let dirty_pages =
+            self.device.as_ref().map_or_else(in_memory_alone, |it| it.dirty_pages.own());
+        let (file, dirty_bytes) = (self.name(), dirty_pages * PAGE_BYTES);
+        let cause = cause.unwrap_or_else(no_answer);
+        ErrorKind::Unwritable { file, position_bytes, length_bytes, dirty_bytes, cause }.into()
     }
 
     /// Reclaim has met a dirty folio of the file, and wants it clean. Whether that may be: not if

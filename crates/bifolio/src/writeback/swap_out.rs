@@ -69,7 +69,7 @@ impl<'a> WriteBatch<'a> {
         while let Some(first) = left.peek() {
             let least = first.folio.folio().pages() as u32;
             let Some(slots) = swap.take(left_pages as u32, least) else {
-                let error = Arc::new(no_slots(swap, left_pages));
+                let error = why_no_slots(swap, left_pages);
                 let run = WriteIo {
                     folios: left.collect(),
                     position: 0,
@@ -133,6 +133,13 @@ impl<'a> WriteBatch<'a> {
         }
         self.inode.memory.counters.add(Counter::SwapOut, u64::from(slots.pages));
     }
+}
+
+/// Why there are no slots in a row: all are taken, or the storage refuses those that are not.
+#[cold]
+fn why_no_slots(swap: &Swap, pages: u64) -> Arc<IoError> {
+    let refusal = swap.answers().last_refusal.filter(|_| swap.has_free_slots());
+    refusal.unwrap_or_else(|| Arc::new(no_slots(swap, pages)))
 }
 
 #[cold]

@@ -59,6 +59,15 @@ impl DirtyPages {
         })
     }
 
+    /// As [`Self::try_add`], where no device leaves anything to others.
+    pub(crate) fn try_add_alone(&self, pages: u64, max_pages: u64) -> bool {
+        let added = self.share.try_add_any(pages, max_pages);
+        added.is_some_and(|before_pages| {
+            self.note_added(before_pages);
+            true
+        })
+    }
+
     /// Whether there is room for so many pages now.
     pub(crate) fn has_room(&self, pages: u64, max_pages: u64) -> bool {
         self.share.has_room(pages, max_pages, PARTS)

@@ -147,7 +147,7 @@ fn swapped_pages_can_be_read_while_the_device_is_full() {
             let beyond = Fault::on(Call::Write).at(end_bytes..u64::MAX);
             storage.backing.inject(beyond.forever().fails(libc::ENOSPC));
             let error = fill(&file, 0..PAGES).unwrap_err();
-            assert!(matches!(error.kind(), ErrorKind::Full { .. }), "{error}");
+            assert!(matches!(error.kind(), ErrorKind::Unwritable { .. }), "{error}");
             let written = file.len() / folio_bytes * folio_bytes / PAGE;
             assert!(written > (end_bytes + MEMORY_BYTES / 2) / PAGE, "only {written} pages");
             for round in 0..3 {
@@ -196,8 +196,8 @@ fn a_swap_that_takes_nothing_is_no_room_and_loses_nothing() {
         fill(&file, 0..PAGES / 2).unwrap();
         storage.backing.inject(Fault::on(Call::Write).forever().fails(libc::EIO));
         let error = fill(&file, PAGES / 2..PAGES).unwrap_err();
-        assert!(matches!(error.kind(), ErrorKind::Full { .. }), "{error}");
-        error_of::<()>(Err(error), &["full"]);
+        assert!(matches!(error.kind(), ErrorKind::Unwritable { .. }), "{error}");
+        error_of::<()>(Err(error), &["scratch", "position", "os error 5"]);
         let written = file.len() / PAGE;
         assert!(written < PAGES);
         // Those in memory can be read, and room that was given back be used.
