@@ -251,7 +251,8 @@ impl Cache {
     }
 
     /// Changes the bound on memory. Shrinking evicts, writes out what is dirty, and gives memory
-    /// back to the system before it returns. Blocks for that.
+    /// back to the system before it returns. Blocks for that. Calls that find no memory meanwhile
+    /// wait for the bound that stands in the end.
     ///
     /// # Errors
     /// A bound outside what was reserved for, or below the minimum; too much pinned or unwritable
