@@ -274,6 +274,11 @@ impl Scene {
         self.has_hung_device() && thread >= self.threads / 2
     }
 
+    /// Whether a thread only writes to the device that hangs, so that this has all that it can get.
+    pub fn is_greedy(&self, thread: usize) -> bool {
+        self.has_hung_device() && thread == 0 && self.threads > 1
+    }
+
     /// The most that may be dirty: what was asked for, or two of the largest folios. What a cut
     /// leaves of a page is dirty whatever else is, and what maps store is counted when it is found.
     pub fn dirty_bytes_max(&self) -> u64 {

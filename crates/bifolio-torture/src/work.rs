@@ -58,10 +58,14 @@ impl Worker<'_> {
     fn operate(&mut self, operation: usize) -> Outcome {
         let scene = self.scene;
         let is_free = scene.is_free(self.number);
-        let first = usize::from(is_free);
-        let target = &scene.targets[self.random.usize(first..scene.targets.len())];
+        let files = if scene.is_greedy(self.number) { 1 } else { scene.targets.len() };
+        let target = &scene.targets[self.random.usize(usize::from(is_free)..files)];
         let file = target.handles[self.number].lock().expect("no panic").clone();
         let Some(file) = file else { return self.open(target) };
+        if scene.is_greedy(self.number) {
+            // A sync would wait for the device at once, and take no more.
+            return self.write(target, &file);
+        }
         match operation {
             0..=2 => self.read(target, &file),
             3 => self.read_many(target, &file),
