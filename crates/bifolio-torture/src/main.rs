@@ -287,7 +287,9 @@ fn watch(
         turns += 1;
         let free_calls = scene.free_calls.load(Ordering::Relaxed);
         let has_hung = scene.has_hung_device();
-        if begun.elapsed() > duration && (!has_hung || free_calls >= FREE_CALLS) {
+        let is_enough = begun.elapsed() > duration && (!has_hung || free_calls >= FREE_CALLS);
+        // A thread that has failed ends the scene: the others must come back to say why.
+        if is_enough || scene.ends.load(Ordering::Relaxed) {
             scene.ends.store(true, Ordering::Relaxed);
             scene.targets.iter().filter_map(|target| target.device.as_ref()).for_each(|d| d.heal());
         } else if scene.class == Class::Faults {

@@ -561,7 +561,9 @@ impl Worker<'_> {
             return Ok(());
         }
         if self.scene.is_free(self.number) && is_held_up(error) {
-            return Err(Violation(format!("{call} waits for a device that hangs: {error}")));
+            let devices = self.scene.cache.stats().devices;
+            let told = format!("{call} waits for a device that hangs: {error}; {devices:?}");
+            return Err(Violation(told));
         }
         if self.scene.may_fail {
             target.has_failed.store(true, Ordering::Relaxed);

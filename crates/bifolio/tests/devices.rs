@@ -284,6 +284,34 @@ fn a_healthy_file_works_beside_a_full_and_a_hung_device() {
     assert_same(&hung_memory.bytes()[..accepted], &bytes[..accepted]);
 }
 
+/// Too little is dirty at the neighbour for a round of its own, and it keeps the writer from its
+/// first folio all the same, because the device that hangs has all that it may have.
+#[test]
+fn a_neighbour_with_little_dirt_makes_room_for_a_writer() {
+    const DIRTY_BYTES_MAX: u64 = 256 << 10;
+    let builder = small_cache().dirty_age_ms_max(30_000).dirty_bytes_max(DIRTY_BYTES_MAX);
+    let cache = builder.dirty_bytes_background(DIRTY_BYTES_MAX / 2).build().unwrap();
+    let bytes = fill_bytes(5, 192 << 10);
+    let (_, hung) = faulty_memory(1 << 20);
+    let gate = Gate::new();
+    hung.inject(Fault::on(Call::Write).forever().held(&gate));
+    let hung_file = cache.open_backing(hung, &writable()).unwrap();
+    hung_file.write_all_at(&bytes, 0).unwrap();
+    gate.wait_for_arrivals(1);
+    let (_, neighbour) = faulty_memory(1 << 20);
+    let neighbour_file = cache.open_backing(neighbour, &writable()).unwrap();
+    neighbour_file.write_all_at(&bytes[..32 << 10], 0).unwrap();
+    let (_, healthy) = faulty_memory(1 << 20);
+    let file = cache.open_backing(healthy, &writable().folio_bytes(64 << 10)).unwrap();
+    let begun = Instant::now();
+    file.write_all_at(&bytes[..100], 0).unwrap();
+    assert!(begun.elapsed() < CALL_MAX, "{:?}", begun.elapsed());
+    let dirty_bytes = cache.stats().dirty_bytes;
+    assert!(dirty_bytes <= DIRTY_BYTES_MAX, "{dirty_bytes}");
+    gate.open();
+    hung_file.sync_data().unwrap();
+}
+
 #[test]
 fn a_healthy_file_works_beside_a_hung_swap() {
     for mappable in [false, true] {

@@ -122,7 +122,7 @@ pub(crate) struct Device {
     /// Mirrors `Rounds::trouble`.
     is_stuck: AtomicBool,
     /// Dirty folios that reclaim has met since the last round.
-    met_folios: AtomicU64,
+    wanted_folios: AtomicU64,
     /// Writers who are held.
     held: AtomicU64,
 }
@@ -165,7 +165,7 @@ impl Device {
             is_called: AtomicBool::new(false),
             rounds: Mutex::default(),
             is_stuck: AtomicBool::new(false),
-            met_folios: AtomicU64::new(0),
+            wanted_folios: AtomicU64::new(0),
             held: AtomicU64::new(0),
         }
     }
@@ -242,9 +242,9 @@ impl Device {
         calls.call(&self.is_called)
     }
 
-    /// Reclaim has met a dirty folio.
-    pub(super) fn note_met(&self) {
-        self.met_folios.fetch_add(1, Ordering::Relaxed);
+    /// So many folios are to be written out: reclaim has met them, or a writer elsewhere waits.
+    pub(super) fn want_written(&self, folios: u64) {
+        self.wanted_folios.fetch_add(folios, Ordering::Relaxed);
     }
 
     /// The flusher is there. Calls from now on are for the next round.
@@ -265,7 +265,7 @@ impl Device {
             answers: rounds.answers,
             ranges,
             looks_for_stores,
-            wanted_folios: self.met_folios.swap(0, Ordering::Relaxed),
+            wanted_folios: self.wanted_folios.swap(0, Ordering::Relaxed),
             is_probe: rounds.trouble.is_some(),
         }
     }

@@ -356,6 +356,9 @@ impl Flusher {
         let (mut answers, mut since) = (device.answers(), begun);
         loop {
             self.call(device);
+            if device.dirty_pages.all() + pages > self.max_pages() {
+                self.call_neighbours(device, pages);
+            }
             self.throttle.hold_while(Instant::now() + ASK_EVERY, || {
                 !has_room() && device.trouble_after(round).is_none()
             });
@@ -369,6 +372,19 @@ impl Flusher {
                 (answers, since) = (device.answers(), Instant::now());
             } else if since.elapsed() > STALL_MAX {
                 return Err(None);
+            }
+        }
+    }
+
+    /// Has others write out as much as a writer waits for: all that may be dirty is, and too little
+    /// of it may be on its own device, or on any other that answers, for a round.
+    fn call_neighbours(&self, device: &Arc<Device>, pages: u64) {
+        let devices = self.roster.lock().active.snapshot();
+        for other in devices {
+            let is_idle = other.dirty_pages.own() == 0 || other.is_stuck();
+            if !is_idle && !Arc::ptr_eq(&other, device) {
+                other.want_written(pages);
+                self.call(&other);
             }
         }
     }

@@ -269,7 +269,7 @@ impl Inode {
     /// the device took nothing when it was last asked.
     pub(crate) fn clean_soon(&self) -> bool {
         let Some(device) = &self.device else { return false };
-        device.note_met();
+        device.want_written(1);
         if !device.is_called() {
             self.flusher.call(device);
         }
