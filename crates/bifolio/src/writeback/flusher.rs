@@ -58,10 +58,6 @@ use std::time::{Duration, Instant};
 
 /// How long a round stays with one file before it looks at the others.
 const TURN_MAX: Duration = Duration::from_secs(1);
-/// The longest a writer is held while his device answers nothing.
-const STALL_MAX: Duration = Duration::from_secs(10);
-/// How often a writer who is held asks for another round.
-const ASK_EVERY: Duration = Duration::from_millis(50);
 /// How often dirt is looked at in the age it may reach.
 const TICKS_PER_AGE: u32 = 4;
 /// The most often.
@@ -100,14 +96,14 @@ pub(crate) struct Flusher {
     floor_pages: AtomicU64,
     /// Devices with dirty pages.
     dirty_devices: Arc<AtomicU64>,
-    roster: Mutex<Roster>,
+    pub(super) roster: Mutex<Roster>,
     /// Signalled when a device is called, and when all is to end.
     called: Condvar,
     is_ending: AtomicBool,
-    throttle: Throttle,
+    pub(super) throttle: Throttle,
     /// Write-outs that have ended, whatever became of them.
     ended: AtomicU64,
-    stall_ns_max: AtomicU64,
+    pub(super) stall_ns_max: AtomicU64,
     /// The pages that devices may have while they are read from.
     pub(super) loads: Loads,
     pub(super) swap_load: Load,
@@ -115,14 +111,14 @@ pub(crate) struct Flusher {
 
 /// The devices to be looked after, and the threads that do.
 #[derive(Debug)]
-struct Roster {
+pub(super) struct Roster {
     /// All devices of files that are open.
     devices: WeakList<Device>,
     /// Those of them that another file may be on, too.
     identified: HashMap<DeviceIdentity, Weak<Device>>,
     /// Those that may have something dirty, or stores through maps: only these are looked at when
     /// time has passed.
-    active: WeakList<Device>,
+    pub(super) active: WeakList<Device>,
     /// Devices that wait for a round, by when from on they may have it, and a number.
     calls: BTreeMap<(Instant, u64), Arc<Device>>,
     next_call: u64,
@@ -291,7 +287,7 @@ impl Flusher {
     }
 
     /// The most pages that may be dirty.
-    fn max_pages(&self) -> u64 {
+    pub(super) fn max_pages(&self) -> u64 {
         let floor_pages = self.floor_pages.load(Ordering::Relaxed);
         self.max_pages.load(Ordering::Relaxed).max(floor_pages)
     }
@@ -322,76 +318,6 @@ impl Flusher {
     /// Waits until a write-out ends, if none has since there were `ended`; not longer than `max`.
     pub(crate) fn wait_for_progress(&self, ended: u64, max: Duration) {
         self.throttle.hold_while(Instant::now() + max, || self.ended() == ended);
-    }
-
-    /// Holds a writer until there is room for so many more dirty pages on a device. The caller
-    /// holds no folio lock.
-    ///
-    /// # Errors
-    /// Why there will be none; `None` if the device does not answer.
-    pub(super) fn wait_for_room(
-        &self,
-        device: &Arc<Device>,
-        memory: &Memory,
-        pages: u64,
-    ) -> std::result::Result<(), Option<Arc<IoError>>> {
-        let begun = Instant::now();
-        let result = self.wait_for_room_since(begun, device, pages);
-        let nanoseconds = begun.elapsed().as_nanos() as u64;
-        memory.counters.add(Counter::ThrottleWait, 1);
-        memory.counters.add(Counter::ThrottleNs, nanoseconds);
-        self.stall_ns_max.fetch_max(nanoseconds, Ordering::Relaxed);
-        result
-    }
-
-    fn wait_for_room_since(
-        &self,
-        begun: Instant,
-        device: &Arc<Device>,
-        pages: u64,
-    ) -> std::result::Result<(), Option<Arc<IoError>>> {
-        let _held = device.hold();
-        let round = device.rounds_begun();
-        let has_room = || device.dirty_pages.has_room(pages, self.max_pages());
-        let (mut answers, mut since) = (device.answers(), begun);
-        loop {
-            self.call(device);
-            if device.dirty_pages.all() + pages > self.max_pages() {
-                self.call_neighbours(device, pages);
-            }
-            self.throttle.hold_while(Instant::now() + ASK_EVERY, || {
-                !has_room() && device.trouble_after(round).is_none()
-            });
-            if has_room() {
-                return Ok(());
-            }
-            if let Some(cause) = device.trouble_after(round) {
-                return Err(Some(cause));
-            }
-            if device.answers() != answers {
-                (answers, since) = (device.answers(), Instant::now());
-            } else if since.elapsed() > STALL_MAX {
-                return Err(None);
-            }
-        }
-    }
-
-    /// Has others write out as much as a writer waits for: all that may be dirty is, and too little
-    /// of it may be on its own device, or on any other that answers, for a round.
-    fn call_neighbours(&self, device: &Arc<Device>, pages: u64) {
-        let devices = self.roster.lock().active.snapshot();
-        for other in devices {
-            let is_idle = other.dirty_pages.own() == 0 || other.is_stuck();
-            if !is_idle && !Arc::ptr_eq(&other, device) {
-                other.want_written(pages);
-                self.call(&other);
-            }
-        }
-    }
-
-    /// The longest a writer was held so far, nanoseconds.
-    pub(crate) fn stall_ns_max(&self) -> u64 {
-        self.stall_ns_max.load(Ordering::Relaxed)
     }
 
     /// A snapshot of each device.
