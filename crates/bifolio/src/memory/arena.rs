@@ -78,6 +78,8 @@ pub(super) struct State {
     pub(super) last_order: u8,
     /// The kernel has refused memory that the bound allows: it is asked again only in need.
     pub(super) is_allocation_refused: bool,
+    /// Nothing else was to be had: folios get the room for tables, until a chunk is given back.
+    pub(super) spends_table_room: bool,
     pub(super) region_pages: RegionPages,
 }
 
@@ -138,6 +140,7 @@ impl Arena {
             is_allocating_chunk: false,
             last_order: 0,
             is_allocation_refused: false,
+            spends_table_room: false,
             region_pages: RegionPages::default(),
         };
         let obtainable_pages = AtomicU64::new(state.obtainable_pages());

@@ -57,6 +57,8 @@ pub(super) struct Chunk {
     /// is not used, begins.
     heads: PageBits,
     retired: PageBits,
+    /// It was there in part since it was vacant: its pages are no huge page.
+    is_broken: bool,
 }
 
 impl Chunk {
@@ -74,6 +76,7 @@ impl Chunk {
             used: PageBits::default(),
             heads: PageBits::default(),
             retired: PageBits::ALL,
+            is_broken: false,
         }
     }
 
@@ -94,6 +97,13 @@ impl Chunk {
 
     pub(super) fn used_pages(&self) -> u32 {
         self.used_pages
+    }
+
+    /// The loss if it is emptied: its pages in use, roughly; and of about as many, a huge page is
+    /// more than small ones. So it is the same chunk that is broken again and again.
+    pub(super) fn loss(&self) -> (u32, bool, u32) {
+        const ROUGHLY: u32 = CHUNK_PAGES / 4;
+        (self.used_pages.min(CHUNK_PAGES - 1) / ROUGHLY, !self.is_broken, self.used_pages)
     }
 
     pub(super) fn retired_pages(&self) -> u32 {
@@ -145,6 +155,7 @@ impl Chunk {
 
     /// Puts a chunk into service of which so much is resident, cut into slots of `order`.
     pub(super) fn begin(&mut self, pages: Range<u32>, order: u8) {
+        self.is_broken = pages != (0..CHUNK_PAGES);
         self.retired.set(pages, false);
         self.cut(order);
     }
@@ -230,6 +241,7 @@ impl Chunk {
 
     /// Free pages are given back to the kernel.
     pub(super) fn retire(&mut self, pages: Range<u32>) {
+        self.is_broken = true;
         self.retired.set(pages.clone(), true);
         self.note_changed(pages);
     }
@@ -254,6 +266,9 @@ impl Chunk {
             self.used.count_in(own.clone()) == 0 && self.retired.count_in(own) > 0
         };
         let slots = if known { self.descriptor_pages } else { CHUNK_PAGES } >> order;
+        if self.retired_pages() == 0 {
+            return None;
+        }
         let first = (0..slots).find(is_wanted)?;
         let start = pages_of(first).start;
         let fits = |slot: &u32| self.retired.count_in(start..pages_of(*slot).end) <= pages_max;

@@ -74,8 +74,9 @@ impl State {
             {
                 return Some((chunk, 0..CHUNK_PAGES));
             }
-            // Retired pages come back one by one.
-            let left_pages = left_bytes / PAGE_BYTES;
+            // Retired pages come back one by one, but for the room of tables: whoever takes that
+            // has a chunk emptied for the next of them.
+            let left_pages = (left_bytes / PAGE_BYTES).saturating_sub(self.table_room_pages());
             return self.revivable(order, left_pages.min(CHUNK_PAGES.into()) as u32, true);
         }
         let whole = (pages_max == CHUNK_PAGES).then(|| self.vacant_chunk()).flatten();
@@ -84,6 +85,12 @@ impl State {
         }
         let revivable = self.revivable(order, pages_max, false);
         revivable.or_else(|| Some((self.vacant_chunk()?, 0..pages_max)))
+    }
+
+    /// Pages of the bound that are kept for tables, while there are chunks to be emptied.
+    fn table_room_pages(&self) -> u64 {
+        let kept = self.budget.bound_bytes / PAGE_BYTES / 256;
+        if self.spends_table_room { 0 } else { kept.min(u64::from(CHUNK_PAGES) / 16) }
     }
 
     /// Retired pages in a chunk for folios of `order`.
@@ -279,7 +286,7 @@ impl Evacuation {
 }
 
 impl Arena {
-    /// Starts to empty the chunk with the fewest pages in use, of those that can serve `purpose`
+    /// Starts to empty the chunk with the least loss, of those that can serve `purpose`
     /// and do not, and are not in `tried`.
     pub(crate) fn begin_evacuation(&self, purpose: Purpose, tried: &[usize]) -> Option<Evacuation> {
         let fits = |chunk: &Chunk| match purpose {
@@ -311,7 +318,7 @@ impl Arena {
             let is_idle = chunk.is_in_service() && !chunk.draining && !tried.contains(number);
             is_idle && fits(chunk)
         });
-        let (number, _) = candidates.min_by_key(|(_, chunk)| chunk.used_pages())?;
+        let (number, _) = candidates.min_by_key(|(_, chunk)| chunk.loss())?;
         let chunk = &mut state.chunks[number];
         chunk.draining = true;
         let id_of = |first: u32| FolioId(number as u32 * CHUNK_PAGES + first);
@@ -359,6 +366,7 @@ impl Arena {
         state.free_pages -= u64::from(chunk.free_pages());
         state.unused_pages -= resident_pages;
         chunk.vacate();
+        state.spends_table_room = false;
         state.vacant_chunks += 1;
         state.frame_pages -= resident_pages;
         state.budget.give_back(resident_pages * PAGE_BYTES);
@@ -370,6 +378,7 @@ impl Arena {
     pub(crate) fn retire_for(&self, order: u8) -> bool {
         loop {
             let mut state = self.state.lock();
+            state.spends_table_room = true;
             let left_bytes = state.budget.left_bytes();
             if state.place_to_grow(left_bytes, order).is_some() {
                 return true;

@@ -14,9 +14,9 @@
 //! planned, twice as many each time. A miss on a piece that was planned means that it went before
 //! it was used: then half as many. Distances may be negative.
 //!
-//! Worth it: one thread that reads 4 KiB of every 16 KiB, 64 KiB and 1 MiB of a file on a disk makes
-//! 5.0, 1.8 and 2.8 times as many reads a second as without; 16 KiB of every 256 KiB, 2.5 times
-//! (medians of 7 interleaved turns; AMD EPYC, family 25, model 17; 2026-11-23).
+//! Worth it: one thread that reads 4 KiB of every 16 KiB, 64 KiB and 1 MiB of a file on a disk
+//! makes 5.0, 1.8 and 2.8 times as many reads a second as without; 16 KiB of every 256 KiB, 2.5
+//! times (medians of 7 interleaved turns; AMD EPYC, family 25, model 17; 2026-11-23).
 
 use super::{Access, Limits, Plan};
 use arrayvec::ArrayVec;
