@@ -59,6 +59,7 @@ mod dirty;
 mod errors;
 mod flush;
 mod flusher;
+mod held;
 mod inode;
 mod leaving;
 mod load;
