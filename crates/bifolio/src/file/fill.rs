@@ -6,8 +6,7 @@
 //! table (here), *read* (`read_io.rs`, alone or as one of a batch), and *finish* (`read_io.rs`). A
 //! fill that fails takes the folio out again, so that the next one tries anew.
 
-use super::handle::Handle;
-use super::handle::{Access, OnAllocated};
+use super::handle::{Access, Handle, OnAllocated};
 use super::read_io::ReadIo;
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::RUN_PAGES_MAX;

@@ -13,8 +13,7 @@
 
 use super::File;
 use super::fill::Locked;
-use super::handle::Access;
-use super::handle::Handle;
+use super::handle::{Access, Handle};
 use super::read_many::{Batch, Delivery};
 use crate::ablation::PinMode;
 use crate::error::{Error, ErrorKind, Result};
@@ -444,9 +443,7 @@ impl File {
         let problem = "a pin of no bytes".to_owned();
         ErrorKind::Config { name: "range", problem }.into()
     }
-}
 
-impl File {
     /// Pins the bytes of each range, as [`File::pin`] would; what is not resident is read by
     /// transfers that are submitted together. The answers stand in the order of the ranges, and a
     /// range that fails leaves the others alone. Blocks until all are answered.

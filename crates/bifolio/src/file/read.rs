@@ -237,7 +237,7 @@ impl File {
         }
         let found = self.handle.find_folio(position >> PAGE_SHIFT, Access::Read)?;
         #[cfg(all(test, not(loom)))]
-        tests::meanwhile();
+        crate::sync::meanwhile::here("before the length is read again");
         if found.as_ref().is_some_and(|locked| locked.was_resident) {
             self.handle.inode.memory.counters.add(Counter::HitSlow, 1);
             let goes_on_in_page =
@@ -448,18 +448,7 @@ pub(super) fn goes_on(file: *const Hot, position: u64, length: u64) -> bool {
 mod tests {
     use super::*;
     use crate::cache::Cache;
-    use std::cell::RefCell;
-
-    thread_local! {
-        /// A test's call, made between the look for a page and the look at the length.
-        static MEANWHILE: RefCell<Option<Box<dyn FnOnce()>>> = const { RefCell::new(None) };
-    }
-
-    pub(super) fn meanwhile() {
-        if let Some(action) = MEANWHILE.take() {
-            action();
-        }
-    }
+    use crate::sync::meanwhile;
 
     #[test]
     fn a_hole_is_read_up_to_where_the_file_ended() {
@@ -467,7 +456,9 @@ mod tests {
         let file = cache.memory_file("holes").unwrap();
         file.set_len(100).unwrap();
         let other = file.clone();
-        MEANWHILE.set(Some(Box::new(move || other.write_all_at(&[7; 100], 100).unwrap())));
+        meanwhile::at("before the length is read again", move || {
+            other.write_all_at(&[7; 100], 100).unwrap();
+        });
         let mut buffer = [1; 300];
         assert_eq!(file.read_page_locked(&mut buffer, 0).unwrap(), 100);
         assert_eq!(file.read_page_locked(&mut buffer, 0).unwrap(), 200);

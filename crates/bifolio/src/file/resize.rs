@@ -171,9 +171,7 @@ impl File {
         }
         Ok(())
     }
-}
 
-impl File {
     /// Reserves memory for `range` of a memory file: what is a hole there gets folios, which read
     /// as zeros until they are written, and later writes there need no more memory. The file is at
     /// least `range.end` long afterwards, as after `posix_fallocate`. With a swap, what is
@@ -248,9 +246,7 @@ impl File {
             }
         }
     }
-}
 
-impl File {
     /// Makes a hole of the bytes of `range` that a memory file has: they read as zeros, and whole
     /// folios among them give their memory, or their place in the swap, back. The length stays.
     ///

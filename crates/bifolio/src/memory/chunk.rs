@@ -260,15 +260,15 @@ impl Chunk {
     /// The first slots in a row of `order` that would be free if they were resident, of which at
     /// most `pages_max` pages are not; as pages. With `known`, only where descriptors are.
     pub(super) fn revivable(&self, order: u8, pages_max: u32, known: bool) -> Option<Range<u32>> {
+        if self.retired_pages() == 0 {
+            return None;
+        }
         let pages_of = |slot: u32| slot << order..(slot + 1) << order;
         let is_wanted = |slot: &u32| {
             let own = pages_of(*slot);
             self.used.count_in(own.clone()) == 0 && self.retired.count_in(own) > 0
         };
         let slots = if known { self.descriptor_pages } else { CHUNK_PAGES } >> order;
-        if self.retired_pages() == 0 {
-            return None;
-        }
         let first = (0..slots).find(is_wanted)?;
         let start = pages_of(first).start;
         let fits = |slot: &u32| self.retired.count_in(start..pages_of(*slot).end) <= pages_max;

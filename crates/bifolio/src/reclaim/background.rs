@@ -7,8 +7,7 @@
 //! its way are the swapper's, for which it waits, as long as that is not slow, or the flusher's.
 
 use super::Reclaim;
-use super::scan::ScanCounts;
-use super::scan::WriteOut;
+use super::scan::{ScanCounts, WriteOut};
 use crate::error::{ErrorKind, Result};
 use crate::memory::CHUNK_PAGES;
 use crate::stats::Counter;

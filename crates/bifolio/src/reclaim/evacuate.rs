@@ -125,9 +125,7 @@ impl Reclaim {
         }
         (outcome, pages)
     }
-}
 
-impl Reclaim {
     /// Moves a folio to a partial slot in another extent; on its lists it keeps its place. Tells
     /// whether that worked: not if it is in use right now, dirty or being written, if it lies
     /// beside its neighbours of the file, or if there is no partial slot.

@@ -28,8 +28,7 @@
 //! is less and less to move. Large folios are extents in themselves. Bounded: an extent is looked
 //! at once for each folio evicted from it, and once more when it has been awaited.
 
-use super::scan::EvictOutcome;
-use super::scan::ScanCounts;
+use super::scan::{EvictOutcome, ScanCounts};
 use super::swapper::ByFile;
 use super::{Reclaim, ReclaimLock};
 use crate::memory::{EXTENT_PAGES, ListKind};

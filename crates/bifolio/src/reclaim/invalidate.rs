@@ -43,8 +43,7 @@
 //! batches of all CPUs, as the kernel does without and with the proposal.
 
 use super::Reclaim;
-use super::scan::WriteOut;
-use super::scan::{ScanControl, ScanCounts};
+use super::scan::{ScanControl, ScanCounts, WriteOut};
 use super::unmap::{Owners, Unmapping};
 use crate::ablation::DrainPolicy;
 use crate::outcome::{Outcome, Reason, Remaining};
@@ -300,7 +299,7 @@ impl<'a> Invalidation<'a> {
             return;
         }
         #[cfg(all(test, not(loom)))]
-        tests::meanwhile();
+        crate::sync::meanwhile::here("before the reclaim lock");
         let reclaim_lock = self.reclaim.lock();
         let counter = Counter::AdviseEvict;
         let control = ScanControl { second_chance: false, write_out: WriteOut::Nothing, counter };
@@ -412,9 +411,7 @@ impl Reclaim {
         }
         demotion.flush();
     }
-}
 
-impl Reclaim {
     pub(super) fn invalidate_by_policy(&self, inode: &Inode, range: &Range<u64>) -> Outcome {
         let walk = |may_drain| Invalidation::new(self, inode, range).run(range, may_drain);
         let asks = match self.ablation.modes().drains {
@@ -448,18 +445,7 @@ mod tests {
     use crate::cache::Cache;
     use crate::file::{Advice, OpenOptions};
     use crate::page::PAGE_BYTES;
-    use std::cell::RefCell;
-
-    thread_local! {
-        /// A test's call, made before the reclaim lock is taken.
-        static MEANWHILE: RefCell<Option<Box<dyn FnOnce()>>> = const { RefCell::new(None) };
-    }
-
-    pub(super) fn meanwhile() {
-        if let Some(action) = MEANWHILE.take() {
-            action();
-        }
-    }
+    use crate::sync::meanwhile;
 
     #[test]
     fn advice_hides_no_page_while_it_waits_for_its_turn() {
@@ -473,9 +459,9 @@ mod tests {
         let listed_bytes =
             |cache: &Cache| cache.stats().active_bytes + cache.stats().inactive_bytes;
         let (again, before) = (cache.clone(), listed_bytes(&cache));
-        MEANWHILE.set(Some(Box::new(move || assert!(listed_bytes(&again) >= before))));
+        meanwhile::at("before the reclaim lock", move || assert!(listed_bytes(&again) >= before));
         let outcome = file.advise(0..bytes, Advice::DontNeed).unwrap();
-        assert!(MEANWHILE.take().is_none(), "nothing was to be unmapped");
+        assert!(meanwhile::was_there(), "nothing was to be unmapped");
         assert_eq!(outcome.evicted, 200, "{outcome:?}");
     }
 }

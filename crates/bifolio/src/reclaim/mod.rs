@@ -62,8 +62,7 @@ use crate::swap::{GROUP_BYTES, Swap};
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, blocking};
 use crate::writeback::{Flusher, Inode, Services};
 use retry_budget::{RetryBudget, SWEEP_PAUSE};
-use scan::ScanCounts;
-use scan::WriteOut;
+use scan::{ScanCounts, WriteOut};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -561,9 +560,7 @@ impl Reclaim {
         retry_budget.ended = self.flusher.ended();
         Ok(())
     }
-}
 
-impl Reclaim {
     /// There was no memory: whether the bound was another one meanwhile, which may not have stood.
     /// Waits for whoever changes it; the budget begins anew then.
     #[cold]

@@ -33,8 +33,7 @@
 
 use super::extents::Extent;
 use super::retry_budget::{RetryBudget, SWEEP_PAUSE};
-use super::scan::{EvictOutcome, WriteOut, is_pinned};
-use super::scan::{ScanControl, ScanCounts};
+use super::scan::{EvictOutcome, ScanControl, ScanCounts, WriteOut, is_pinned};
 use super::unmap::{Owners, Unmapping};
 use super::{Reclaim, ReclaimLock};
 use crate::error::{ErrorKind, Result};

@@ -302,27 +302,26 @@ impl<'t> Unmapping<'t> {
         counts: &mut ScanCounts,
     ) -> Option<Unmapped<'t>> {
         let Victim { lock, frozen, copy, state, .. } = victim;
-        if matches!(state, VictimState::Goes) {
-            self.evict(inode, lock, frozen, counts);
-            return None;
-        }
-        if let VictimState::Stays(outcome) = state {
-            let folio = inode.mapping.cancel_eviction(frozen, &lock);
-            drop(lock);
-            self.keep(folio, outcome, counts);
-            return None;
-        }
-        let folio = frozen.unfreeze();
         match state {
+            VictimState::Goes => self.evict(inode, lock, frozen, counts),
+            VictimState::Stays(outcome) => {
+                let folio = inode.mapping.cancel_eviction(frozen, &lock);
+                drop(lock);
+                self.keep(folio, outcome, counts);
+            }
             VictimState::Leaves(in_flight) => {
                 let unmapped_batch = self.unmapped_batch.as_mut().expect("where its copy is");
+                let folio = frozen.unfreeze();
                 unmapped_batch.add(page, Unmapped { lock, folio, copy }, in_flight);
             }
             VictimState::Lost(error) => {
+                let folio = frozen.unfreeze();
                 let table_reference = inode.lose(&folio, &lock, &error);
                 drop((lock, table_reference));
             }
-            _ => return Some(Unmapped { lock, folio, copy }),
+            VictimState::Returns => {
+                return Some(Unmapped { lock, folio: frozen.unfreeze(), copy });
+            }
         }
         None
     }

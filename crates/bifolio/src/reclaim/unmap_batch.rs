@@ -284,18 +284,6 @@ fn runs_of(indices: &[u64]) -> impl Iterator<Item = Range<u64>> + '_ {
     indices.chunk_by(follows).map(|run| run[0]..run[0] + run.len() as u64)
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn pages_in_a_row_are_one_range() {
-        let runs = |indices: &[u64]| runs_of(indices).collect::<Vec<_>>();
-        assert_eq!(runs(&[3, 4, 5, 9, 11, 12]), [3..6, 9..10, 11..13]);
-        assert_eq!(runs(&[]), []);
-    }
-}
-
 /// Folios that are written out together, if there are so many: a transfer of 1 MiB.
 const TRANSFER_FOLIOS: usize = 256;
 
@@ -399,5 +387,17 @@ impl<'t> UnmappedBatch<'t> {
         self.half = (self.half + 1) % self.parts;
         self.pages_used = 0;
         ended
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_in_a_row_are_one_range() {
+        let runs = |indices: &[u64]| runs_of(indices).collect::<Vec<_>>();
+        assert_eq!(runs(&[3, 4, 5, 9, 11, 12]), [3..6, 9..10, 11..13]);
+        assert_eq!(runs(&[]), []);
     }
 }

@@ -10,6 +10,8 @@
 
 pub(crate) mod blocking;
 pub(crate) mod futex;
+#[cfg(all(test, not(loom)))]
+pub(crate) mod meanwhile;
 pub(crate) mod share;
 mod weak_list;
 #[cfg(not(any(all(test, loom), bifolio_chaos)))]

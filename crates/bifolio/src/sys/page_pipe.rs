@@ -20,8 +20,7 @@ use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, fcntl_getpipe_size, fcntl_setpipe_size, pipe_with};
 
 use super::answer_of;
-use super::memory::PAGE_BYTES;
-use super::memory::PageRange;
+use super::memory::{PAGE_BYTES, PageRange};
 
 /// Places of a pipe that any user may ask for.
 const PIPE_PAGES_MAX: usize = 256;

@@ -82,7 +82,7 @@ impl Inode {
         locked.flags.clear(Flag::Allocated);
         let (_, installed) = self.install(pages, source, will_be_stored);
         #[cfg(all(test, not(loom)))]
-        tests::meanwhile();
+        crate::sync::meanwhile::here("before the page is uptodate");
         if installed.is_ok() {
             self.mapping.mark_uptodate(locked);
         } else if was_allocated {
@@ -139,18 +139,7 @@ mod tests {
     use crate::cache::Cache;
     use crate::file::{File, OpenOptions};
     use crate::page::PAGE_BYTES;
-    use std::cell::RefCell;
-
-    thread_local! {
-        /// A test's call, made once a page is there and not uptodate.
-        static MEANWHILE: RefCell<Option<Box<dyn FnOnce()>>> = const { RefCell::new(None) };
-    }
-
-    pub(super) fn meanwhile() {
-        if let Some(action) = MEANWHILE.take() {
-            action();
-        }
-    }
+    use crate::sync::meanwhile;
 
     /// Once `install` has put an allocated page there, which raw writers may have stored to then,
     /// nobody takes it for zeros.
@@ -163,12 +152,12 @@ mod tests {
         assert_eq!(file.read_resident(&mut [1; 8], 0), 8, "allocated and never written");
         assert_eq!(file.seek_data(0).unwrap(), None);
         let other = file.clone();
-        MEANWHILE.set(Some(Box::new(move || {
+        meanwhile::at("before the page is uptodate", move || {
             assert_eq!(other.read_resident(&mut [1; 8], 0), 0, "readers wait for the lock");
             assert_eq!(other.seek_data(0).unwrap(), Some(0));
-        })));
+        });
         install(&file);
-        assert!(MEANWHILE.take().is_none(), "the page was put there by this thread");
+        assert!(meanwhile::was_there(), "the page was put there by this thread");
     }
 
     #[test]

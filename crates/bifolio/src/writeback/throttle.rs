@@ -52,20 +52,16 @@ impl DirtyPages {
     /// Counts pages, if there is room for them among `max_pages`. What all have is exact; what one
     /// device has may be more than its part by what several threads add at the same time.
     pub(crate) fn try_add(&self, pages: u64, max_pages: u64) -> bool {
-        let added = self.share.try_add(pages, max_pages, PARTS);
-        added.is_some_and(|before_pages| {
-            self.note_added(before_pages);
-            true
-        })
+        self.is_added(self.share.try_add(pages, max_pages, PARTS))
     }
 
     /// As [`Self::try_add`], where no device leaves anything to others.
     pub(crate) fn try_add_alone(&self, pages: u64, max_pages: u64) -> bool {
-        let added = self.share.try_add_any(pages, max_pages);
-        added.is_some_and(|before_pages| {
-            self.note_added(before_pages);
-            true
-        })
+        self.is_added(self.share.try_add_any(pages, max_pages))
+    }
+
+    fn is_added(&self, before_pages: Option<u64>) -> bool {
+        before_pages.inspect(|before_pages| self.note_added(*before_pages)).is_some()
     }
 
     /// Whether there is room for so many pages now.

@@ -1,8 +1,7 @@
 //! Bringing pages of a region in because somebody touches them.
 
 use super::super::fill::{ReadIoClaim, Wait};
-use super::super::handle::Access;
-use super::super::handle::Handle;
+use super::super::handle::{Access, Handle};
 use super::super::read_many::{Batch, Delivery};
 use crate::error::{Error, Result};
 use crate::page::PAGE_BYTES;

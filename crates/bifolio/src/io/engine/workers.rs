@@ -22,8 +22,7 @@ use std::sync::Arc;
 
 use super::Lane;
 use crate::sync::{Condvar, Mutex, MutexGuard};
-use crate::sys::process::Origin;
-use crate::sys::process::OwnedThread;
+use crate::sys::process::{Origin, OwnedThread};
 
 /// The most threads: enough for two devices that hang, and others that do not.
 pub(super) const THREADS_MAX: usize = 6 * LANE_HELPERS_MAX;
