@@ -431,15 +431,16 @@ mod tests {
         let other = Counters::new();
         for _ in 0..3 {
             std::thread::scope(|scope| {
-                for _ in 0..4 {
-                    scope.spawn(|| {
-                        for _ in 0..1000 {
-                            counters.add(Counter::Miss, 1);
-                            other.add(Counter::Miss, 2);
-                            counters.add(Counter::ReadBytes, 4096);
-                        }
-                    });
-                }
+                let count = || {
+                    for _ in 0..1000 {
+                        counters.add(Counter::Miss, 1);
+                        other.add(Counter::Miss, 2);
+                        counters.add(Counter::ReadBytes, 4096);
+                    }
+                };
+                let threads: Vec<_> = (0..4).map(|_| scope.spawn(count)).collect();
+                // A scope waits for what they do, and not for them to give their blocks back.
+                threads.into_iter().for_each(|thread| thread.join().unwrap());
             });
         }
         let stats = counters.snapshot();

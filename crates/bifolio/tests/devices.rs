@@ -538,6 +538,80 @@ fn a_healthy_map_works_beside_two_devices_that_hang() {
     assert_eq!(cache.stats().allocation_failures, 0);
 }
 
+/// What devices are to do that do not answer: all their reads, or all their writes.
+fn hung_devices(count: usize, call: Call, gate: &Gate) -> Vec<Arc<FaultyBacking>> {
+    let devices: Vec<_> = (0..count).map(|_| faulty_memory(1 << 20).1).collect();
+    devices.iter().for_each(|device| device.inject(Fault::on(call).forever().held(gate)));
+    devices
+}
+
+/// Each has all that it may have under reads before the next one comes.
+#[test]
+fn a_healthy_file_works_beside_many_hung_readers() {
+    for count in [5, 17] {
+        let cache = small_cache().reclaim_wait_ms_max(2000).build().unwrap();
+        let healthy = Healthy::new(&cache, 16 << 20);
+        let mut waiting = Waiting { gate: Gate::new(), threads: Vec::new() };
+        for hung in hung_devices(count, Call::Read, &waiting.gate) {
+            let file = cache.open_backing(hung, &writable()).unwrap();
+            for number in 0..4 {
+                let file = file.clone();
+                let length = 256 << 10;
+                waiting.add(move || {
+                    let found = read(&file, number * length as u64, length);
+                    assert_eq!(found, vec![0; length]);
+                });
+            }
+            thread::sleep(Duration::from_millis(30));
+        }
+        check_beside(waiting, healthy, 1000);
+        assert_eq!(cache.stats().allocation_failures, 0, "{count} devices");
+    }
+}
+
+#[test]
+fn a_healthy_map_works_beside_many_hung_maps() {
+    if !files_can_be_mapped() {
+        return;
+    }
+    for count in [5, 17] {
+        let cache = Cache::builder().memory(64 << 20).readahead_bytes_max(0).build().unwrap();
+        let healthy = Healthy::mapped(&cache, 16 << 20);
+        let mut waiting = Waiting { gate: Gate::new(), threads: Vec::new() };
+        for hung in hung_devices(count, Call::Read, &waiting.gate) {
+            let file = cache.open_backing(hung, &writable().mappable(true)).unwrap();
+            let map = Arc::new(file.map(0..1 << 20).unwrap());
+            for number in 0..6 {
+                let map = Arc::clone(&map);
+                waiting.add(move || assert_eq!(byte_of(&map, number * (128 << 10)), 0));
+            }
+        }
+        check_beside(waiting, healthy, 1000);
+        assert_eq!(cache.stats().allocation_failures, 0, "{count} devices");
+    }
+}
+
+/// Each writer is held with all that its device may have dirty, and at last refused.
+#[test]
+fn a_healthy_file_works_beside_many_hung_writers() {
+    for count in [5, 17] {
+        let cache = Cache::builder().memory(64 << 20).dirty_age_ms_max(20).build().unwrap();
+        let mut healthy = Healthy::new(&cache, 16 << 20);
+        let gate = Gate::new();
+        let bytes = fill_bytes(5, 1 << 20);
+        let mut files = Vec::new();
+        for hung in hung_devices(count, Call::Write, &gate) {
+            let file = cache.open_backing(hung, &writable()).unwrap();
+            file.write_all_at(&bytes, 0).unwrap();
+            files.push(file);
+        }
+        gate.wait_for_arrivals(count as u64);
+        healthy.work(1000);
+        gate.open();
+        files.iter().for_each(|file| file.sync_data().unwrap());
+    }
+}
+
 #[test]
 fn a_device_of_ones_own_is_no_file_system() {
     let cache = small_cache().build().unwrap();

@@ -78,6 +78,8 @@ impl Registry {
 
     /// L3 for a file whose slot is the caller's: tells whether it can go.
     fn drop_pages(&self, inode: &Inode) -> bool {
+        #[cfg(all(test, not(loom)))]
+        crate::sync::meanwhile::here("before the clean pages leave");
         inode.remove_closed();
         self.reclaim.wait_for_turn();
         inode.is_durable() && inode.mapping.resident_folios() == 0
@@ -273,5 +275,53 @@ impl File {
         let held = inode.page_space.orphaned_among(0..len_bytes.div_ceil(PAGE_BYTES));
         held.into_iter().for_each(|index| drop(handle.lock_folio(index, Access::Cache)));
         Ok(bytes)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::cache::Cache;
+    use crate::page::Lookup;
+    use crate::sync::meanwhile;
+
+    /// Between L1 and L3 of the last close a page becomes dirty, as those do that the flusher finds
+    /// stored to; with `is_written` it is clean again when L3 comes, and was not flushed.
+    fn check_dirt_before_the_pages_leave(is_written: bool) {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("file");
+        std::fs::write(&path, [1; PAGE_BYTES as usize]).unwrap();
+        let dirty_age_ms_max = if is_written { 1 } else { 3_600_000 };
+        let builder = Cache::builder().memory(1 << 20).dirty_age_ms_max(dirty_age_ms_max);
+        let cache = builder.build().unwrap();
+        let file = cache.open(&path, &OpenOptions::new().read(true).write(true)).unwrap();
+        file.read_exact_at(&mut [0; 8], 0).unwrap();
+        let registry = Arc::clone(&file.handle.registry);
+        let inode = Arc::clone(&file.handle.inode);
+        meanwhile::at("before the clean pages leave", move || {
+            let found = inode.mapping.get_folio(&inode.memory.folios, 0);
+            let Lookup::Folio(folio) = found else { panic!("{found:?}") };
+            inode.mark_dirty(&folio, &folio.lock());
+            while is_written && inode.unwritten_bytes() > 0 {
+                std::thread::yield_now();
+            }
+        });
+        let before = cache.stats();
+        drop(file);
+        assert!(meanwhile::was_there());
+        let after = cache.stats();
+        assert_eq!(after.writeback, before.writeback + 1, "what became dirty is written");
+        assert_eq!(after.device_flushes, before.device_flushes + 1, "and flushed");
+        assert!(registry.files.keys().is_empty(), "and the file is closed then");
+    }
+
+    #[test]
+    fn a_page_that_becomes_dirty_during_the_last_close_is_written() {
+        check_dirt_before_the_pages_leave(false);
+    }
+
+    #[test]
+    fn a_page_that_is_written_during_the_last_close_is_flushed() {
+        check_dirt_before_the_pages_leave(true);
     }
 }

@@ -450,15 +450,29 @@ mod tests {
     use crate::cache::Cache;
     use crate::sync::meanwhile;
 
-    #[test]
-    fn a_hole_is_read_up_to_where_the_file_ended() {
-        let cache = Cache::builder().memory(1 << 20).build().unwrap();
+    /// A file that is a hole of 100 bytes, and has 100 more once this thread has looked at it.
+    fn hole_that_is_appended_to(cache: &Cache) -> File {
         let file = cache.memory_file("holes").unwrap();
         file.set_len(100).unwrap();
         let other = file.clone();
         meanwhile::at("before the length is read again", move || {
             other.write_all_at(&[7; 100], 100).unwrap();
         });
+        file
+    }
+
+    #[test]
+    fn a_row_of_holes_is_read_up_to_where_the_file_ended() {
+        let cache = Cache::builder().memory(1 << 20).build().unwrap();
+        let file = hole_that_is_appended_to(&cache);
+        assert_eq!(file.fill_zeros(&mut [1; 300], 0), 100);
+        assert!(meanwhile::was_there());
+    }
+
+    #[test]
+    fn a_hole_is_read_up_to_where_the_file_ended() {
+        let cache = Cache::builder().memory(1 << 20).build().unwrap();
+        let file = hole_that_is_appended_to(&cache);
         let mut buffer = [1; 300];
         assert_eq!(file.read_page_locked(&mut buffer, 0).unwrap(), 100);
         assert_eq!(file.read_page_locked(&mut buffer, 0).unwrap(), 200);

@@ -566,6 +566,28 @@ impl CacheState {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use crate::cache::Cache;
+
+    /// A promise to one handle holds for the file: no transfer falls back from there on.
+    #[test]
+    fn direct_transfers_that_a_later_open_requires_are_kept() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("file");
+        std::fs::write(&path, [1; PAGE_BYTES as usize]).unwrap();
+        let cache = Cache::builder().memory(1 << 20).build().unwrap();
+        let first = cache.open(&path, &OpenOptions::new()).unwrap();
+        let registry = &first.handle.registry;
+        let is_required = || {
+            let of = |disk: &Arc<DiskFile>| disk.direct_required.load(Ordering::Relaxed);
+            let key = registry.files.keys()[0];
+            registry.files.look(key, |open| open.disks.iter().all(of)).unwrap()
+        };
+        assert!(!is_required());
+        let Ok(_second) = cache.open(&path, &OpenOptions::new().direct(DirectIo::Require)) else {
+            return eprintln!("skipped: no O_DIRECT here");
+        };
+        assert!(is_required());
+    }
 
     #[test]
     fn a_map_that_begins_and_a_close_see_each_other() {

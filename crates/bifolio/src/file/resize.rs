@@ -495,8 +495,12 @@ impl File {
 mod tests {
     use super::*;
     use crate::Cache;
+    use crate::file::fill::Locked;
+    use crate::page::Lookup;
     use crate::sync::Ordering::Relaxed;
+    use crate::sync::meanwhile;
     use std::fs;
+    use std::sync::Arc;
 
     /// The page that the end is to be in was a hole when the cut looked; it was written and swapped
     /// out before the length changed.
@@ -527,5 +531,40 @@ mod tests {
         assert!(found.iter().all(|byte| *byte == 7), "bytes behind the new end are lost");
         file.set_len(len_bytes).unwrap();
         assert_eq!(file.len(), len_bytes);
+    }
+
+    /// While somebody asks what there is at a page, it is swapped out, and its frame becomes that
+    /// of a page which was allocated and never written.
+    #[test]
+    fn data_whose_frame_is_another_pages_by_now_is_no_hole() {
+        let directory = tempfile::tempdir().unwrap();
+        let builder = Cache::builder().memory(1 << 20).swap_directory(directory.path());
+        let cache = builder.build().unwrap();
+        let file = cache.memory_file("data").unwrap();
+        let other = cache.memory_file("allocated").unwrap();
+        other.set_len(4 << 20).unwrap();
+        file.write_all_at(&[7; PAGE_BYTES as usize], 0).unwrap();
+        let inode = Arc::clone(&file.handle.inode);
+        let id = {
+            let found = inode.mapping.get_folio(&inode.memory.folios, 0);
+            let Lookup::Folio(folio) = found else { panic!("{found:?}") };
+            let lock = folio.lock();
+            // As while somebody writes to it: the Entry does not say that there are bytes.
+            std::mem::forget(inode.mapping.begin_write_section(&lock, 0..1));
+            Locked { lock, folio: folio.try_clone().unwrap(), was_resident: true }.leave()
+        };
+        meanwhile::at("before a folio is looked at", move || {
+            let locked = Locked::adopt(&inode.memory.folios, id);
+            inode.mapping.restore_ready(&locked.lock);
+            drop(locked);
+            let table = other.handle.inode.mapping.table();
+            let takes_the_frame = |index: u64| {
+                other.allocate(index * PAGE_BYTES..(index + 1) * PAGE_BYTES).unwrap();
+                table.load(index, Relaxed).folio_id() == id
+            };
+            assert!((0..1024).any(takes_the_frame), "the frame was not used again");
+        });
+        assert_eq!(file.seek_hole(0).unwrap(), Some(PAGE_BYTES));
+        assert!(meanwhile::was_there());
     }
 }

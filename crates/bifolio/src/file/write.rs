@@ -217,9 +217,11 @@ impl File {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use crate::page::{Lookup, WriteState};
     use crate::sync::Ordering::Relaxed;
     use crate::{Cache, Feature, OpenOptions};
     use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+    use std::time::{Duration, Instant};
 
     /// The copy of a page in the swap is its content until the bytes that replace it are there.
     #[test]
@@ -247,5 +249,46 @@ mod tests {
         assert!(matches!(error.kind(), crate::ErrorKind::Memory { .. }), "{error:?}");
         assert!(inode.is_absent(entry(index)), "the page is a hole: {:?}", entry(index));
         assert_eq!(cache.stats().dirty_bytes, 0);
+    }
+
+    /// A page that a sync wants to write is frozen, for as long as that takes. The sync waits, and
+    /// what it has begun to write has ended before.
+    #[test]
+    fn a_sync_that_waits_for_a_frozen_page_keeps_no_other() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("file");
+        std::fs::write(&path, [1; 4 * PAGE_BYTES as usize]).unwrap();
+        let builder = Cache::builder().memory(1 << 20).dirty_age_ms_max(3_600_000);
+        let cache = builder.build().unwrap();
+        let file = cache.open(&path, &OpenOptions::new().read(true).write(true)).unwrap();
+        for index in [0, 3] {
+            file.write_all_at(b"dirty", index * PAGE_BYTES).unwrap();
+        }
+        let inode = &file.handle.inode;
+        let (mapping, folios) = (&inode.mapping, &inode.memory.folios);
+        inode.memory.lru.drain_all(folios);
+        let [first, last] = [0, 3].map(|index| {
+            let found = mapping.get_folio(folios, index);
+            let Lookup::Folio(folio) = found else { panic!("{found:?}") };
+            folio
+        });
+        let lock = last.lock();
+        let frozen = mapping.begin_eviction(last, &lock).unwrap();
+        std::thread::scope(|scope| {
+            let syncing = scope.spawn(|| file.sync_data());
+            let is_over = || {
+                let lock = first.try_lock();
+                lock.is_some_and(|lock| lock.flags.write_state() == WriteState::Clean)
+            };
+            let begun = Instant::now();
+            while !is_over() && begun.elapsed() < Duration::from_secs(30) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let (was_over, is_waiting) = (is_over(), !syncing.is_finished());
+            drop(mapping.cancel_eviction(frozen, &lock));
+            drop(lock);
+            syncing.join().unwrap().unwrap();
+            assert!(was_over && is_waiting, "{was_over} {is_waiting}");
+        });
     }
 }

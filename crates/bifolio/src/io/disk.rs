@@ -115,7 +115,7 @@ pub struct DiskFile {
     direct: Option<Direct>,
     /// Open for the sake of the locks that would go with it.
     _unused: Vec<OwnedFd>,
-    direct_required: AtomicBool,
+    pub(crate) direct_required: AtomicBool,
     /// Why transfers go through the page cache; while it is empty they go directly (IO-3).
     buffered_reason: OnceLock<String>,
     /// The errno of the sync that failed (IO-4). Held through a sync: the kernel tells of a write

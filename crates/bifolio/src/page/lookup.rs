@@ -116,6 +116,8 @@ impl Mapping {
         if !seen.is_folio() {
             return Err(seen);
         }
+        #[cfg(all(test, not(loom)))]
+        crate::sync::meanwhile::here("before a folio is looked at");
         let result = look(seen, folios.get(seen.folio_id()));
         // Acquire: pairs with the Release in `Flags::set`, `Flags::reset` and in
         // `FolioLock::release`: if `look` saw a flag as it was set after E4, or in a later life of

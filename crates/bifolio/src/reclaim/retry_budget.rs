@@ -95,21 +95,36 @@ impl RetryBudget {
 mod tests {
     use super::*;
 
-    #[test]
-    fn only_sweeps_in_a_row_that_find_nobody_are_hopeless() {
-        let mut budget = RetryBudget {
+    fn budget(wait_max: Duration) -> RetryBudget {
+        RetryBudget {
             wanted_bytes: 4096,
             rounds: 0,
             futile_sweeps: 0,
             idle_sweeps: 0,
-            wait_max: Duration::MAX,
+            wait_max,
             since: None,
             ended: 0,
             swap_rounds: 0,
             may_swap: false,
             is_rebounding: false,
             rebounds: 0,
-        };
+        }
+    }
+
+    #[test]
+    fn the_time_without_progress_is_what_counts() {
+        const MINUTE: Duration = Duration::from_secs(60);
+        let mut budget = budget(MINUTE);
+        assert!(!budget.is_over());
+        budget.since = budget.since.and_then(|since| since.checked_sub(2 * MINUTE));
+        assert!(budget.is_over());
+        budget.note_progress();
+        assert!(!budget.is_over());
+    }
+
+    #[test]
+    fn only_sweeps_in_a_row_that_find_nobody_are_hopeless() {
+        let mut budget = budget(Duration::MAX);
         assert!((0..3 * SWEEPS_MAX).all(|_| !budget.is_hopeless(true)));
         assert!((1..SWEEPS_MAX).all(|_| !budget.is_hopeless(false)));
         assert!(!budget.is_hopeless(true), "somebody was at work again");

@@ -9,7 +9,7 @@
 //! |---|---|---|---|
 //! | pages under reads | half of the bound | 3/8 of the bound | waits here, or reads less ahead |
 //! | staging memory (`memory/staging.rs`) | all of it | 7/8 | waits, or reads less ahead |
-//! | threads for faults (`file/faults/threads.rs`) | 16 | 4 | waits in a queue of the device |
+//! | threads for faults (`file/faults/threads.rs`) | 80 | 4 | waits in a queue of the device |
 //!
 //! With the half of the bound that a device alone may have dirty, an eighth is left to others. One
 //! that has nothing under reads may begin one, however much others have. Memory files read from the

@@ -1,6 +1,7 @@
 //! `Cache::close`: every file is tried, every failure is told, and the cache stays open then.
 
 use std::thread;
+use std::time::Duration;
 
 use bifolio::ErrorKind;
 use bifolio_testing::{Call, Fault, Gate};
@@ -67,4 +68,31 @@ fn a_file_that_was_synced_is_not_flushed_again_by_close() {
     let before = faulty.backing.calls(Call::SyncData);
     cache.close().unwrap();
     assert_eq!(faulty.backing.calls(Call::SyncData), before);
+}
+
+/// The flusher has taken the only dirty page, and cannot write it: nothing is dirty at that moment,
+/// and nothing is durable.
+#[test]
+fn a_close_waits_for_a_write_out_that_is_in_flight() {
+    let faulty = Faulty::new(Way::Memory, 10 * PAGE as usize, 8);
+    let cache = faulty.builder(4 << 20).dirty_age_ms_max(5).build().unwrap();
+    let file = faulty.open(&cache);
+    let gate = Gate::new();
+    faulty.backing.inject(Fault::on(Call::Write).held(&gate));
+    faulty.backing.inject(Fault::on(Call::Write).forever().fails(libc::EIO));
+    file.write_at(b"precious", 0).unwrap();
+    gate.wait_for_arrivals(1);
+    thread::scope(|scope| {
+        let closing = scope.spawn(|| cache.close());
+        // So long that a close which asks only what is dirty has had its answer.
+        thread::sleep(Duration::from_millis(200));
+        assert!(!closing.is_finished());
+        file.read_at(&mut [0; 8], 0).expect("the cache is open until all is durable");
+        gate.open();
+        error_of(closing.join().unwrap(), &["os error 5"]);
+    });
+    faulty.backing.heal();
+    cache.close().unwrap();
+    assert!(faulty.backing.calls(Call::SyncData) > 0, "the device was never flushed");
+    assert_eq!(&faulty.stored()[..8], b"precious");
 }
