@@ -54,6 +54,11 @@ impl Staging {
         }
     }
 
+    /// How many pages there are, free or not.
+    pub(crate) fn pages(&self) -> u64 {
+        self.memory.len() as u64 / PAGE_BYTES
+    }
+
     /// The longest row of free pages for a device, at most `pages_max`; waits for one page at
     /// least.
     pub(crate) fn take(self: &Arc<Self>, pages_max: usize, share: &Share) -> Staged {

@@ -43,6 +43,10 @@ const NO_MARK: u64 = u64::MAX;
 /// of each may be ahead, together half of the bound.
 const WINDOW_PART_OF_BOUND: u64 = 4;
 const STREAMS_MIN: u64 = 2;
+/// So many windows fit into the staging memory, where the file's pages come through it. Two would
+/// be enough to read one while the other is used, if a device had all of it: of what it has less,
+/// the second window is made of two short reads.
+const WINDOWS_STAGED: u64 = 4;
 /// The most of an advised range that is in flight.
 const ADVISED_BYTES_MAX: u64 = 8 << 20;
 
@@ -190,7 +194,10 @@ impl Handle {
         let mut streams = self.readahead.at_work().streams.lock();
         let parts = WINDOW_PART_OF_BOUND * streams.known().max(STREAMS_MIN);
         let max_bytes = self.readahead.window_bytes_max.min(bound_bytes / parts);
-        let max_pages = max_bytes.max(mapping.folio_bytes()) / PAGE_BYTES;
+        let staging = self.inode.page_space.staging();
+        let staged_max = staging.map_or(u64::MAX, |staging| staging.pages() / WINDOWS_STAGED);
+        let folio_pages = 1 << mapping.order();
+        let max_pages = (max_bytes / PAGE_BYTES).min(staged_max).max(folio_pages);
         streams.on_access(access, &Settings { max_pages, mode }, file_pages)
     }
 
@@ -251,5 +258,26 @@ impl Handle {
             };
         }
         None
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::{Cache, OpenOptions};
+
+    #[test]
+    fn windows_of_a_map_are_parts_of_its_staging_memory() {
+        let cache = Cache::builder().memory(1 << 20).build().unwrap();
+        let options = OpenOptions::new().write(true).mappable(true);
+        let file = cache.memory_file_with("mappable", &options).unwrap();
+        file.set_len(64 << 20).unwrap();
+        let handle = &file.handle;
+        let staging_pages = handle.inode.page_space.staging().unwrap().pages();
+        handle.readahead.set_mode(Mode::Sequential);
+        let plan = handle.plan_after_miss(0..1).unwrap();
+        let longest = plan.pages().into_iter().map(|pages| pages.end - pages.start).max();
+        assert!(longest.unwrap() <= staging_pages / WINDOWS_STAGED, "{longest:?}");
+        assert_eq!(staging_pages % WINDOWS_STAGED, 0);
     }
 }
