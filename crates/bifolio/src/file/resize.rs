@@ -24,7 +24,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 /// A file grows, if its pages have places: nobody is refused what it is about to have (G1 to G3 of
-/// `memory/region.rs`).
+/// `memory/region/leftovers.rs`).
 #[derive(Debug)]
 struct Growing<'a> {
     page_space: Option<&'a PageSpace>,

@@ -1,7 +1,7 @@
 //! Maps: files as memory, paged in on demand, within the cache's bound.
 //!
 //! The top of the data's way for callers who want plain pointers. A map is an address in the region
-//! of its file (`memory/region.rs`) and a promise that the file stays open; it owns no memory. What
+//! of its file (`memory/region/`) and a promise that the file stays open; it owns no memory. What
 //! happens when a page is not there is in `file/faults`, how one is evicted under a raw writer in
 //! `reclaim/unmap.rs`. The same bytes through [`File::read_at`], [`File::write_at`], pins and any
 //! number of maps are one copy.

@@ -19,7 +19,7 @@
 
 use super::chunk::{CHUNK_BYTES, CHUNK_PAGES, Chunk};
 use super::extents::{Available, LATELY};
-use super::region_pages::RegionPages;
+use super::region::RegionPages;
 use super::{FrameKind, ORDER_MAX};
 use crate::config::HugePages;
 use crate::page::{FolioId, Folios};

@@ -2,7 +2,7 @@
 //! [`Memory`], which wires them to the descriptors.
 //!
 //! Frames are of two kinds. The arena (`arena.rs`): huge-page frames whose number is that of their
-//! descriptor; evicting is reusing, without any page-table work. A region (`region.rs`): address
+//! descriptor; evicting is reusing, without any page-table work. A region (`region/`): address
 //! space of one file that can be mapped, where the page at index i has its place; evicting is
 //! unmapping. Above, `reclaim` decides who gets a frame and who must give one back; here is only
 //! what is free, where it lies (`extents.rs`), what everything costs, and what was used how lately
@@ -24,27 +24,20 @@ mod arena;
 mod chunk;
 mod extents;
 mod lru;
-mod mapped;
-mod orphans;
 mod page_space;
 mod region;
-mod region_pages;
-mod region_reads;
-mod regions;
 mod resident;
-mod staging;
 mod workingset;
 pub(crate) use arena::Arena;
 pub(crate) use chunk::{CHUNK_BYTES, CHUNK_PAGES};
 pub(crate) use extents::EXTENT_PAGES;
 pub(crate) use lru::{ListKind, Lru};
-pub(crate) use orphans::Orphans;
 pub(crate) use page_space::PageSpace;
-pub(crate) use region::{Refusal, Region, fault_time};
-pub(crate) use region_reads::RegionReads;
-pub(crate) use regions::{BounceBuffer, Regions, RegionsSize};
+use region::Orphans;
+pub(crate) use region::{
+    BounceBuffer, Refusal, Region, RegionReads, Regions, RegionsSize, Staged, fault_time,
+};
 pub(crate) use resident::{Evacuation, Purpose};
-pub(crate) use staging::Staged;
 pub(crate) use workingset::Shadow;
 
 use crate::error::{ErrorKind, Result};

@@ -11,7 +11,7 @@
 //! `install` passes on what its caller promises.
 #![allow(unsafe_code)]
 
-use super::staging::Staging;
+use super::region::Staging;
 use super::{Arena, FrameKind, Region};
 use crate::page::{Entry, FolioId, PAGE_BYTES};
 use std::io;

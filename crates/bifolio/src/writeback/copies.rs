@@ -10,10 +10,10 @@
 //! In this order: what is stored after the protection is found again and makes the page dirty once
 //! more, whether the copy has it or not; and what was stored before is in the copy.
 //!
-//! The copies are in staging memory (`memory/staging.rs`), which has no more than a half of itself
-//! for them, so that a device that answers no write holds up no read. Nobody waits for it (IO-5):
-//! a transfer takes fewer pages, or waits for others of its own batch; and while others have all
-//! there is, a batch writes one page at a time, from memory of its own.
+//! The copies are in staging memory (`memory/region/staging.rs`), which has no more than a half of
+//! itself for them, so that a device that answers no write holds up no read. Nobody waits for it
+//! (IO-5): a transfer takes fewer pages, or waits for others of its own batch; and while others
+//! have all there is, a batch writes one page at a time, from memory of its own.
 //!
 //! # Safety
 //! Turns its share of the staging memory into slices.

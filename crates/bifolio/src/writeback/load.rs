@@ -8,7 +8,7 @@
 //! | what | all devices | one alone | who finds no room |
 //! |---|---|---|---|
 //! | pages under reads | half of the bound | 3/8 of the bound | waits here, or reads less ahead |
-//! | staging memory (`memory/staging.rs`) | all of it | 7/8 | waits, or reads less ahead |
+//! | staging memory (`memory/region/staging.rs`) | all of it | 7/8 | waits, or reads less ahead |
 //! | threads for faults (`file/faults/threads.rs`) | 80 | 4 | waits in a queue of the device |
 //!
 //! With the half of the bound that a device alone may have dirty, an eighth is left to others. One

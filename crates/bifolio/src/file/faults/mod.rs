@@ -14,7 +14,7 @@
 //! ```
 //!
 //! A message may be served when nobody waits any more, and the page is another one: the head of
-//! `memory/region.rs` says how a refusal is judged.
+//! `memory/region/leftovers.rs` says how a refusal is judged.
 //!
 //! Which region an address is in is known here, for all caches of the process, because a signal
 //! handler has nothing else to go by.
@@ -153,7 +153,7 @@ impl Server {
                 (is_served, left.start) = (false, left.start + 1);
                 continue;
             }
-            // R1 of `memory/region.rs`.
+            // R1 of `memory/region/leftovers.rs`.
             let growths = self.region.growths();
             let Err((index, error)) = self.handle.handle_fault(left.clone(), is_write) else {
                 break;

@@ -1,12 +1,12 @@
 //! Region pages: descriptors whose page lies in a region, not in a frame of the arena.
 //!
 //! To the arena such a page is a descriptor and a page of the budget; where its bytes are, the
-//! region knows (`region.rs`). Descriptors of region pages stand behind those of the frames. Each
+//! region knows (`mod.rs`). Descriptors of region pages stand behind those of the frames. Each
 //! is charged with its page of descriptors when it is first used, and never given back; the free
 //! ones are linked through the descriptors themselves.
 
-use super::arena::{Arena, DESCRIPTOR_BYTES, PAGE_BYTES, State};
-use super::chunk::CHUNK_PAGES;
+use crate::memory::arena::{Arena, DESCRIPTOR_BYTES, PAGE_BYTES, State};
+use crate::memory::chunk::CHUNK_PAGES;
 use crate::page::{FolioId, Folios, NO_FOLIO};
 use crate::sync::Ordering;
 
@@ -15,7 +15,7 @@ const DESCRIPTORS_PER_PAGE: u32 = (PAGE_BYTES / DESCRIPTOR_BYTES) as u32;
 
 /// The descriptors of region pages, under the arena's lock.
 #[derive(Debug)]
-pub(super) struct RegionPages {
+pub(in crate::memory) struct RegionPages {
     /// The first free one, the number of a descriptor.
     free: u32,
     /// How many were ever charged.
@@ -31,7 +31,7 @@ impl Default for RegionPages {
 
 impl RegionPages {
     /// Pages that are in use.
-    pub(super) fn pages(&self) -> u64 {
+    pub(in crate::memory) fn pages(&self) -> u64 {
         self.used
     }
 }

@@ -3,10 +3,10 @@
 //!
 //! Made with the first file that is opened to be mapped, and charged against the bound then.
 
-use super::CHUNK_BYTES;
-use super::Soundness;
-use super::arena::{Arena, PAGE_BYTES};
 use super::staging::Staging;
+use crate::memory::CHUNK_BYTES;
+use crate::memory::Soundness;
+use crate::memory::arena::{Arena, PAGE_BYTES};
 use crate::sync::{Mutex, MutexGuard};
 use crate::sys::memory::{PageRange, Reservation, Unmapper};
 use crate::sys::page_pipe::PagePipe;

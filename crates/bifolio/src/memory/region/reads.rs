@@ -3,7 +3,7 @@
 //! Who reads in order wants long transfers, and room ahead of him; who faults here and there waits
 //! for each page, behind whatever else is on its way, and wants all memory there is.
 
-use super::arena::Arena;
+use crate::memory::Arena;
 use crate::sync::Ordering;
 use std::sync::atomic::AtomicU64;
 

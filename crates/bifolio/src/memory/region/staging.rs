@@ -8,7 +8,7 @@
 //! Pages of regions that are written out while they may be stored to are copied to it, too: to a
 //! half of it at most, for a device may keep them for long.
 
-use super::arena::PAGE_BYTES;
+use crate::page::PAGE_BYTES;
 use crate::sync::{Condvar, Mutex, Share, blocking};
 use crate::sys::memory::Reservation;
 use std::sync::Arc;
