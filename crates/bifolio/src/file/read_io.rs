@@ -194,6 +194,8 @@ impl ReadIo {
     fn judge(&self, folios: &Folios, group: Range<usize>, bytes: u64) -> (usize, Result<()>) {
         let inode = &self.inode;
         let folio_bytes = inode.mapping.folio_bytes();
+        // The zeros below are this thread's, whoever inserted the folios.
+        inode.mapping.begin_fill();
         for number in group.clone() {
             let offset = number as u64 * folio_bytes;
             let part = |bytes: u64| bytes.saturating_sub(offset).min(folio_bytes);

@@ -24,7 +24,7 @@
 use super::backing::{range_end, round_down};
 use super::buf::Span;
 use super::{Backing, IoBuf, IoBufMut, IoError, IoRequest, Operation};
-use crate::sync::blocking;
+use crate::sync::{Ordering, blocking, fence};
 use smallvec::SmallVec;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -111,6 +111,10 @@ fn read_once(
     skipped: usize,
     position_bytes: u64,
 ) -> io::Result<usize> {
+    // Release: pairs with the Acquire fence in `read_validated` (O3): an optimistic reader of the
+    // memory's last life that sees a byte which is written here sees that its Entry is gone. (The
+    // thread that took the Entry away may be another one.)
+    fence(Ordering::Release);
     let position_bytes = position_bytes + skipped as u64;
     match targets {
         [only] => backing.read_at(&mut only.suffix(skipped), position_bytes),

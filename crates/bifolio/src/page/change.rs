@@ -93,8 +93,9 @@ impl Mapping {
     }
 
     /// The caller is about to write bytes of folios that are inserted and not uptodate. (To be
-    /// called by whoever does: the inserter may have given them to another thread. What the kernel
-    /// writes is ordered by the system calls that begin and end it.)
+    /// called by whoever does: the inserter may have given them to another thread. What a backing
+    /// writes has such a fence in `io/transfer.rs`, and what the kernel writes is ordered by the
+    /// system calls that begin and end it.)
     pub(crate) fn begin_fill(&self) {
         // Release: pairs with the Acquire fence in `read_validated` (O3): an optimistic reader of
         // the frame's last life that sees a byte of the fill sees that its Entry is gone.

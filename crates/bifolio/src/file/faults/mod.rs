@@ -202,3 +202,36 @@ pub(super) fn serve_in_thread(address: usize, is_write: bool) -> bool {
     // Nobody has to be asked whether he waits: it is this thread.
     server.serve(pages, is_write, u64::MAX)
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::cache::Cache;
+    use crate::file::OpenOptions;
+    use crate::memory::fault_time;
+
+    /// R3 of `memory/region.rs`, each part by itself.
+    #[test]
+    fn a_refusal_is_judged_by_how_the_page_is_by_then() {
+        let cache = Cache::builder().memory(1 << 20).build().unwrap();
+        let options = OpenOptions::new().read(true).write(true).mappable(true);
+        let Ok(file) = cache.memory_file_with("grows", &options) else { return };
+        file.set_len(PAGE_BYTES).unwrap();
+        let page_space = &file.handle.inode.page_space;
+        let region = page_space.region().unwrap();
+        let refusal_now = || {
+            let error = Arc::new(file.handle.past_end(PAGE_BYTES, 1));
+            Refusal { index: 1, growths: region.growths(), read_at: fault_time(), error }
+        };
+        let stands =
+            |refusal: &Refusal, is_there| region.refuse(refusal, || false, || is_there).unwrap();
+        page_space.begin_growth(PAGE_BYTES, 2 * PAGE_BYTES).unwrap();
+        let of_growth = refusal_now();
+        assert!(!stands(&of_growth, false), "the page is about to be the file's");
+        page_space.end_growth();
+        assert!(!stands(&of_growth, false), "the file has grown since");
+        let refusal = refusal_now();
+        assert!(!stands(&refusal, true), "the page is there");
+        assert!(stands(&refusal, false));
+    }
+}
