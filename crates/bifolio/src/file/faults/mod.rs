@@ -210,7 +210,7 @@ mod tests {
     use crate::file::OpenOptions;
     use crate::memory::fault_time;
 
-    /// R3 of `memory/region.rs`, each part by itself.
+    /// R3 of `memory/region/leftovers.rs`, each part by itself.
     #[test]
     fn a_refusal_is_judged_by_how_the_page_is_by_then() {
         let cache = Cache::builder().memory(1 << 20).build().unwrap();
