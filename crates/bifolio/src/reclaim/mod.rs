@@ -354,14 +354,21 @@ impl Reclaim {
         Ok(())
     }
 
-    /// Evicts what is wanted first, or else anything.
+    /// Evicts what is wanted first, or else anything; makes frames of this kind of what is free.
     fn free_a_round(&self, kind: FrameKind, retry_budget: &RetryBudget) -> ScanCounts {
         let reclaim_lock = self.lock();
         self.memory.counters.add(Counter::DirectReclaim, 1);
         let counts =
             self.shrink(&reclaim_lock, ROUND_PAGES.max(kind.pages()), WriteOut::MemoryFiles);
-        let is_over = counts.reclaimed_pages > 0 || self.awaits_swapper(retry_budget);
-        if is_over { counts } else { self.sweep(&reclaim_lock) }
+        if counts.reclaimed_pages > 0 || self.awaits_swapper(retry_budget) {
+            return counts;
+        }
+        let mut counts = self.sweep(&reclaim_lock);
+        if counts.reclaimed_pages == 0 {
+            // What is free may be in pieces, in chunks that are cut for other folios.
+            counts.reclaimed_pages = self.evacuate_for(&reclaim_lock, kind).reclaimed_pages;
+        }
+        counts
     }
 
     fn make_room_for_metadata(&self, retry_budget: &mut RetryBudget) -> Result<()> {

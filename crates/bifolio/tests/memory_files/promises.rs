@@ -150,3 +150,27 @@ fn places_between_others_are_used_and_given_back() {
     drop((file, other));
     check_empty(&cache, &large, large.folio_bytes).unwrap();
 }
+
+/// A chunk that was cut for folios of 128 KiB, and has some pages of another file in it, has no
+/// room for one of them once pages were given back: but for others all that is free.
+#[test]
+fn pages_free_between_larger_folios_are_not_full() {
+    const MEMORY: u64 = 1 << 20;
+    for given_back in [20, 33, 48] {
+        let cache = Setup::swapping(MEMORY, PAGE).cache();
+        let small = cache.memory_file("small").unwrap();
+        small.write_all_at(&vec![1; 200 * PAGE_BYTES], 0).unwrap();
+        let is_kept = |page: &u64| *page >= 48 && page.is_multiple_of(16);
+        let pin = |page: u64| small.pin(page * PAGE..page * PAGE + 1).unwrap().hold();
+        let _kept: Vec<_> = (0..200).filter(is_kept).map(pin).collect();
+        for page in (0..200).filter(|page| !is_kept(page)) {
+            small.punch_hole(page * PAGE..(page + 1) * PAGE).unwrap();
+        }
+        let large = writable().folio_bytes(128 << 10);
+        let large = cache.memory_file_with("large", &large).unwrap();
+        large.write_all_at(&[2; 100], 0).unwrap();
+        drop(large);
+        cache.set_memory(MEMORY - given_back * PAGE).unwrap();
+        small.write_all_at(&[3; 100 * PAGE_BYTES], 0).unwrap();
+    }
+}
