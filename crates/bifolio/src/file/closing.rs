@@ -58,7 +58,7 @@ impl Drop for Membership {
 
 impl Registry {
     /// As [`Self::retire`]; a failure is logged, for there is nobody to tell.
-    pub(super) fn retire_logged(&self, key: Key, has_failed: bool) {
+    fn retire_logged(&self, key: Key, has_failed: bool) {
         if let Err(failure) = self.retire(key, has_failed) {
             log::error!("{failure}; it has no handle any more, and is kept in the cache");
         }
@@ -67,7 +67,11 @@ impl Registry {
     /// Ends a file, if it has no handles. If L1 `has_failed` just now, and whoever tried was told,
     /// that counts for the first round's: a device that takes nothing is not asked for everything
     /// again.
-    fn retire(&self, key: Key, has_failed: bool) -> std::result::Result<(), CloseFailure> {
+    pub(super) fn retire(
+        &self,
+        key: Key,
+        has_failed: bool,
+    ) -> std::result::Result<(), CloseFailure> {
         self.files.retire(key, self, has_failed)
     }
 

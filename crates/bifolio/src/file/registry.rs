@@ -322,8 +322,10 @@ impl Registry {
                 Found::Open(None) => {
                     // It may be writable by now. If so it is opened anew: others may have changed
                     // it since its last handle was dropped.
+                    // What cannot be written was told when the file was kept; the handle's syncs
+                    // tell it again.
                     is_tried = true;
-                    self.retire_logged(key, false);
+                    let _ = self.retire(key, false);
                 }
             }
         }

@@ -137,4 +137,16 @@ fn a_drop_logs_the_pages_it_cannot_write() {
     let lines = logged();
     let [line] = &lines[..] else { panic!("not one line: {lines:?}") };
     assert!(line.contains("4096 bytes") && line.contains("lost"), "{line:?}");
+
+    // One that can be opened again: its handle will be told by syncs.
+    let faulty = Faulty::new(Way::Threads, 8192, 6);
+    let cache = faulty.builder(4 << 20).build().unwrap();
+    let file = faulty.open(&cache);
+    faulty.backing.inject(Fault::on(Call::Write).forever().fails(libc::EDQUOT));
+    file.write_at(b"precious", PAGE).unwrap();
+    drop(file);
+    assert_eq!(logged().len(), 1);
+    let file = faulty.open(&cache);
+    assert_eq!(logged(), [""; 0], "it was logged when it was kept, and has a handle again");
+    error_of(file.sync_data(), &[cause]);
 }
