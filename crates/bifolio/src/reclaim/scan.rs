@@ -242,13 +242,16 @@ impl Reclaim {
         let mut scanned_pages = 0;
         let mut batch = Vec::with_capacity(BATCH_SLOTS);
         let mut unswapped = Unswapped::default();
+        // What stays goes to the head, and is not looked at twice.
+        let listed_pages = memory.lru.sizes().inactive_pages;
         while !self.is_enough(
             counts.reclaimed_pages + unswapped.region_page_count,
             wanted_pages,
             control,
         ) {
             // Folios leave for the swap together: a few more are looked at for that.
-            let scan_pages = scan_pages.max(unswapped.scan_pages()).max(unmapping.scan_pages());
+            let more_pages = unswapped.scan_pages().max(unmapping.scan_pages());
+            let scan_pages = scan_pages.max(more_pages.min(listed_pages));
             let left_pages = scan_pages.saturating_sub(scanned_pages).min(STEP_PAGES);
             memory.lru.isolate(&memory.folios, ListKind::Inactive, left_pages, &mut batch);
             if batch.is_empty() {

@@ -272,6 +272,9 @@ impl Reclaim {
             }
             let others = [counts.unswapped_pages, counts.swapping_pages, counts.busy_pages];
             if retry_budget.is_hopeless(others.iter().sum::<u64>() + self.swapper.pages() > 0) {
+                if self.was_rebound(&mut retry_budget) {
+                    continue;
+                }
                 return Err(self.full(counts, retry_budget.wanted_bytes));
             }
             self.flusher.wait_for_progress(ended, SWEEP_PAUSE);

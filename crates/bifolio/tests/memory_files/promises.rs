@@ -174,3 +174,22 @@ fn pages_free_between_larger_folios_are_not_full() {
         small.write_all_at(&[3; 100 * PAGE_BYTES], 0).unwrap();
     }
 }
+
+/// With a swap that takes nothing more, little but the pinned pages is on the lists.
+#[test]
+fn an_error_counts_each_pinned_page_once() {
+    let directory = tempfile::tempdir().unwrap();
+    let builder = Cache::builder().memory(600 << 10).reclaim_wait_ms_max(500);
+    let builder = builder.swap_directory(directory.path()).swap_bytes_max(128 << 10);
+    let cache = builder.build().unwrap();
+    let file = cache.memory_file("full").unwrap();
+    let is_written = |index: &u64| file.write_all_at(&[1; PAGE_BYTES], index * PAGE).is_ok();
+    let pages = (0..).take_while(is_written).count() as u64;
+    let mut pins = Vec::new();
+    let error = (0..pages)
+        .find_map(|index| file.pin(index * PAGE..index * PAGE + 1).map(|pin| pins.push(pin)).err());
+    match error.unwrap().kind() {
+        ErrorKind::Full { pinned_bytes, .. } => assert!(*pinned_bytes <= pins.len() as u64 * PAGE),
+        other => panic!("{other:?}"),
+    }
+}
