@@ -227,7 +227,12 @@ impl Chunk {
         self.foreign_folios -= u32::from(count != 1 << self.order());
         self.heads.set(first..first + 1, false);
         self.used.set(pages.clone(), false);
-        self.note_changed(pages);
+        if count == 1 << self.order() {
+            // A slot, all of it and nothing else.
+            self.set_free(first >> self.order(), true);
+        } else {
+            self.note_changed(pages);
+        }
         count
     }
 
