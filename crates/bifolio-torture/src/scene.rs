@@ -299,7 +299,8 @@ impl Scene {
     }
 }
 
-/// A place for the pages of memory files: a temporary file, one with a name, or a slow device.
+/// A place for the pages of memory files: a temporary file, one with a name, or a slow device that
+/// may refuse some writes.
 fn swap_in(
     builder: CacheBuilder,
     directory: &Path,
@@ -310,7 +311,8 @@ fn swap_in(
         0 => (builder.swap_directory(directory), None),
         1 => (builder.swap_file(directory.join("swap")), None),
         _ => {
-            let faults = Faults { short: 50_000, slow: 50_000, ..Faults::default() };
+            let write = if random.bool() { 0 } else { 100_000 };
+            let faults = Faults { write, short: 50_000, slow: 50_000, ..Faults::default() };
             let identity = FileIdentity::custom(100, 100);
             let device = Arc::new(Device::new("swap".to_owned(), identity, faults));
             let backing: Arc<dyn Backing> = Arc::<Device>::clone(&device);
