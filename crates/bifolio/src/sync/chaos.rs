@@ -5,7 +5,8 @@
 //! goes on, yields, spins, sleeps for up to some hundred microseconds, or moves to another CPU.
 //! Points that change state, or let others see a change, are eight times as likely to be chosen as
 //! plain loads. `BIFOLIO_CHAOS=seed:rate` sets the seed, and how many points in a million of the
-//! likely kind are chosen; 0 chooses none.
+//! likely kind are chosen; 0 chooses none. A few of the chosen stall for up to 10 ms: long enough
+//! for others to evict a page and give its frame to another one.
 //!
 //! Each thread draws from a generator of its own, made from the seed and the order in which threads
 //! first came here. A seed does not replay a run exactly, since time is real.
@@ -26,6 +27,10 @@ use std::sync::atomic::{self, AtomicU64 as StdU64};
 const RATE_DEFAULT: u64 = 2_000;
 /// How much less likely a load is to be chosen.
 const LOAD_SHARE: u64 = 8;
+
+/// One in so many of the chosen points is a stall, in which a tiny cache can evict a page and use
+/// its frame again: what was seen before it is of an earlier life then.
+const STALL_SHARE: u64 = 64;
 
 #[derive(Debug)]
 struct Settings {
@@ -86,6 +91,9 @@ fn meet(rate: u64) {
 #[cold]
 fn interfere(drawn: u64) {
     let microseconds = draw() % 100;
+    if (drawn >> 4).is_multiple_of(STALL_SHARE) {
+        return std::thread::sleep(Duration::from_micros(microseconds * 100));
+    }
     match drawn % 16 {
         0..6 => std::thread::yield_now(),
         6..11 => {
