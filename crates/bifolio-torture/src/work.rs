@@ -3,7 +3,7 @@
 //!
 //! # Safety
 //! Loads and stores raw words through maps, inside their ranges, one aligned word at a time; the
-//! files of such scenes are never cut.
+//! files of such scenes (`Scene::has_maps`) are never cut.
 #![allow(unsafe_code)]
 
 use crate::device::Device;

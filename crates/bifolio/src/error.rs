@@ -364,8 +364,8 @@ pub enum ErrorKind {
         metadata_bytes: u64,
         /// Bytes that were wanted, in one piece.
         wanted_bytes: u64,
-        /// Free all the same: in pieces that are too small, or kept for tables and for reads of what
-        /// is swapped out.
+        /// Free all the same: in pieces that are too small, or kept for tables and for reads of
+        /// what is swapped out.
         free_bytes: u64,
         /// Why what cannot be written out cannot: what its device has answered, with the file and
         /// the position.
@@ -427,7 +427,8 @@ fn fragmentation(free_bytes: u64, wanted_bytes: u64) -> String {
         return String::new();
     }
     format!(
-        "; {free_bytes} are free, but fragmented, in no piece of the {wanted_bytes} that are wanted, or kept for tables and for reads of what is swapped out"
+        "; {free_bytes} are free, but fragmented, in no piece of the {wanted_bytes} that are \
+         wanted, or kept for tables and for reads of what is swapped out"
     )
 }
 
