@@ -3,6 +3,7 @@
 
 use super::buf::Span;
 use super::{IoBuf, IoBufMut, IoError, Operation};
+use crate::sync::blocking;
 use std::fmt::Debug;
 use std::io;
 use std::ops::Range;
@@ -325,7 +326,7 @@ impl Guarded {
 /// behind is the backing's affair.
 fn guard<T>(call: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     let panicked = |_| Err(io::Error::other("the backing panicked"));
-    catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(panicked)
+    blocking::apart(|| catch_unwind(AssertUnwindSafe(call))).unwrap_or_else(panicked)
 }
 
 impl Backing for Guarded {

@@ -275,7 +275,7 @@ impl<'a> FolioRef<'a> {
     /// Blocks until the folio lock is ours. The guard must not outlive the caller's reference
     /// (or the freeze it turned into): the descriptor stays, but the folio could die locked.
     pub(crate) fn lock(&self) -> LockedFolio<'a> {
-        blocking::check("a folio lock");
+        blocking::check_user("a folio lock");
         self.lock_new()
     }
 

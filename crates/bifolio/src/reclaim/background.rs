@@ -11,7 +11,7 @@ use super::scan::{ScanCounts, WriteOut};
 use crate::error::{ErrorKind, Result};
 use crate::memory::CHUNK_PAGES;
 use crate::stats::Counter;
-use crate::sync::{AtomicBool, Condvar, Mutex, Ordering};
+use crate::sync::{AtomicBool, Condvar, Mutex, Ordering, blocking};
 use crate::sys::process::OwnedThread;
 use std::sync::Arc;
 use std::time::Duration;
@@ -87,6 +87,7 @@ impl Reclaim {
     }
 
     fn run(&self) {
+        let _serving = blocking::serve();
         loop {
             {
                 let mut end = self.signal.end.lock();

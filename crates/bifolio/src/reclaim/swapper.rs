@@ -307,6 +307,7 @@ impl Reclaim {
     }
 
     fn run_swapper(&self, swap: &Swap) {
+        let _serving = blocking::serve();
         while let Some(chosen) = self.swapper.next_round() {
             self.go_on_round(swap, chosen);
         }

@@ -113,7 +113,7 @@ impl<E: Clone> Flushes<E> {
         wants: Wants,
         lead: impl FnOnce(Wants) -> Result<(), E>,
     ) -> Flushed<E> {
-        blocking::check("a flush");
+        blocking::check_user("a flush");
         let mut state = self.state.lock();
         let round = state.round;
         state.joined += 1;

@@ -48,7 +48,9 @@ use crate::io::{Backing, DeviceIdentity, IoError};
 use crate::memory::Memory;
 use crate::page::PAGE_BYTES;
 use crate::stats::{Counter, DeviceStats};
-use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex, MutexGuard, Ordering, WeakList};
+use crate::sync::{
+    AtomicBool, AtomicU64, Condvar, Mutex, MutexGuard, Ordering, WeakList, blocking,
+};
 use crate::sys::process::{Origin, OwnedThread};
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
@@ -340,6 +342,7 @@ impl Flusher {
 
     /// The life of a thread: one round after the other.
     fn run(self: &Arc<Self>, memory: &Arc<Memory>) {
+        let _serving = blocking::serve();
         let mut roster = self.roster.lock();
         while let Some(device) = self.next_device(&mut roster) {
             roster.listening -= 1;
@@ -496,7 +499,7 @@ impl Flusher {
 /// A store through a map begins to age when it is found.
 fn look_for_stores(device: &Device) {
     for inode in device.mapped_files() {
-        if let Err(error) = inode.mark_stored_in(&ALL_BYTES) {
+        if let Err(error) = inode.mark_stored_in(&ALL_BYTES, false) {
             log::warn!("{}: {error}", inode.name());
         }
     }

@@ -235,7 +235,7 @@ impl Inode {
     /// # Errors
     /// The device takes nothing, and as much is dirty there as may be.
     pub(crate) fn wait_for_room(&self, position_bytes: u64, length_bytes: u64) -> Result<()> {
-        blocking::check("less dirt");
+        blocking::check_user("less dirt");
         let Some(device) = &self.device else { return Ok(()) };
         let pages = 1 << self.mapping.order();
         let waited = self.flusher.wait_for_room(device, &self.memory, pages);

@@ -101,11 +101,12 @@ impl Inode {
         Ok(())
     }
 
-    /// Pages with bytes of `range` that were stored to through maps are dirty from now on.
+    /// Pages with bytes of `range` that were stored to through maps are dirty from now on: with
+    /// `patient`, also those whose lock somebody has, which others find the next time they look.
     ///
     /// # Errors
     /// The kernel does not tell.
-    pub(super) fn mark_stored_in(&self, range: &Range<u64>) -> Result<()> {
+    pub(super) fn mark_stored_in(&self, range: &Range<u64>, patient: bool) -> Result<()> {
         let Some(region) = self.page_space.tracked() else {
             return Ok(());
         };
@@ -124,7 +125,8 @@ impl Inode {
             let Lookup::Folio(folio) = self.mapping.get_folio(&self.memory.folios, index) else {
                 continue;
             };
-            let locked = folio.lock();
+            let locked = if patient { Some(folio.lock()) } else { folio.try_lock() };
+            let Some(locked) = locked else { continue };
             let is_ours = locked.owner() == self.address() && locked.flags.get(Flag::Uptodate);
             if !is_ours || locked.flags.write_state().is_dirty() {
                 continue;

@@ -50,7 +50,7 @@ impl Inode {
     /// be at work: what they write meanwhile is dropped or not. In a region, what somebody holds
     /// stays for maps to see until the page is filled anew.
     pub(crate) fn discard_dirty(&self) -> Result<u64> {
-        self.mark_stored_in(&ALL_BYTES)?;
+        self.mark_stored_in(&ALL_BYTES, true)?;
         Ok(self.discard(false))
     }
 

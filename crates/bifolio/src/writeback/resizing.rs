@@ -31,7 +31,7 @@ pub(crate) struct Resizing<'a> {
 impl Inode {
     /// Waits until nobody else changes the length. The caller has no folio locked.
     pub(crate) fn lock_resizing(&self) -> Resizing<'_> {
-        blocking::check("`resizing`");
+        blocking::check_user("`resizing`");
         Resizing { inode: self, _alone: self.resizing.lock() }
     }
 }

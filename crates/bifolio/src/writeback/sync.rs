@@ -85,7 +85,7 @@ impl Inode {
 
     /// Writes out what is dirty in `range` (bytes), but for what is busy: that is for another time.
     pub(super) fn write_out_soon(&self, range: Range<u64>) {
-        if let Err(error) = self.mark_stored_in(&range) {
+        if let Err(error) = self.mark_stored_in(&range, false) {
             log::warn!("{}: {error}", self.name());
         }
         self.write_out_dirty(pages_of(&range), false);
@@ -144,7 +144,7 @@ impl Inode {
             return Ok(());
         }
         let range = range.unwrap_or(ALL_BYTES);
-        self.mark_stored_in(&range)?;
+        self.mark_stored_in(&range, true)?;
         // S1 to S5 of `dirty.rs`.
         let errors_before = self.errors.count();
         let mut wants = Wants { metadata, end: 0 };
@@ -174,7 +174,7 @@ impl Inode {
         if !self.store.outlives_handles() {
             return Ok(());
         }
-        self.mark_stored_in(&ALL_BYTES)?;
+        self.mark_stored_in(&ALL_BYTES, true)?;
         if !self.is_durable() {
             return self.sync(cursor, None, false);
         }

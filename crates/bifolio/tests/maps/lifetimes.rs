@@ -11,13 +11,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use bifolio::{Cache, ErrorKind, FaultMode, Feature, File, OpenOptions, Result};
+use bifolio::{Advice, Cache, ErrorKind, FaultMode, Feature, File, OpenOptions, Result};
 use bifolio_testing::fill_bytes;
 use fastrand::Rng;
 
 use crate::setup::{Address, Way, load, run_child, store, touch};
 use crate::support::{
-    PAGE, assert_same, directory, error_of, file_of, random_file, read, read_all, writable,
+    PAGE, assert_same, directory, error_of, file_of, random_file, read, read_all, wait_until,
+    writable,
 };
 
 const PAGE_USIZE: usize = PAGE as usize;
@@ -308,6 +309,35 @@ fn a_page_that_was_written_meanwhile_is_not_marked_again() {
             // The first page.
             assert_eq!(cache.stats().writeback, before + 1, "{way:?}");
         });
+    }
+}
+
+/// The flusher looks for stores to a page whose lock a `PinMut` has, because of its age or of
+/// advice. It passes the page over, and writes out what others wait for.
+#[test]
+fn a_pinned_page_holds_no_other_back_from_its_device() {
+    for (way, has_advice) in Way::modes().into_iter().flat_map(|it| [(it, false), (it, true)]) {
+        let directory = directory();
+        let (path, _) = random_file(&directory, "mapped", 2 * PAGE_USIZE);
+        let age_ms_max = if has_advice { 3_600_000 } else { 20 };
+        let cache = way.builder(1 << 20).dirty_age_ms_max(age_ms_max).build().unwrap();
+        let file = cache.open(&path, &way.options()).unwrap();
+        let mut map = file.map_mut(0..file.len()).unwrap();
+        let mut pin = file.pin_mut(0..6).unwrap();
+        for text in [b"first!", b"second"] {
+            pin.copy_from(0, text);
+            store(map.as_mut_ptr(), PAGE, text);
+            if has_advice {
+                file.advise(0..2 * PAGE, Advice::DontNeed).unwrap();
+            }
+            let on_disk = || std::fs::read(&path).unwrap();
+            wait_until("the page beside it is on disk", || {
+                on_disk()[PAGE_USIZE..].starts_with(text)
+            });
+        }
+        drop(pin);
+        file.sync_data().unwrap();
+        assert!(std::fs::read(&path).unwrap().starts_with(b"second"), "{way:?}");
     }
 }
 

@@ -30,7 +30,7 @@ use super::handle::Handle;
 use crate::memory::{PageSpace, Refusal, Region};
 use crate::page::{PAGE_BYTES, PAGE_SHIFT};
 use crate::stats::Counter;
-use crate::sync::{Ordering, RwLock, RwLockReadGuard, Share, WeakList};
+use crate::sync::{Ordering, RwLock, RwLockReadGuard, Share, WeakList, blocking};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -198,6 +198,7 @@ impl Server {
 /// Serves the fault of the thread itself, in its signal handler.
 pub(super) fn serve_in_thread(address: usize, is_write: bool) -> bool {
     let Some(server) = server_of(address) else { return false };
+    let _serving = blocking::serve();
     let pages = server.pages_at(address, 1);
     // Nobody has to be asked whether he waits: it is this thread.
     server.serve(pages, is_write, u64::MAX)

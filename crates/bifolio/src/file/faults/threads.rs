@@ -23,7 +23,7 @@
 
 use super::{server_of, threads_for};
 use crate::memory::{Regions, fault_time};
-use crate::sync::{Mutex, Share};
+use crate::sync::{Mutex, Share, blocking};
 use crate::sys::memory::PageRange;
 use crate::sys::process::OwnedThread;
 use crate::sys::userfault::{Fault, FaultWaiter, Userfault};
@@ -135,6 +135,7 @@ impl Drop for FaultThreads {
 
 impl Shared {
     fn run(self: &Arc<Self>) {
+        let _serving = blocking::serve();
         while let Some(request) = self.next() {
             let Some(threads) = threads_for(request.address) else {
                 self.serve(request);
