@@ -126,7 +126,8 @@ impl Worker<'_> {
         } else {
             behind + 4096 > target.len_bytes_max
         };
-        if self.random.u32(0..4) > 0 || cannot {
+        // One that alone looks back does so each time.
+        if cannot || !looks_back && self.random.u32(0..4) > 0 {
             return Ok(());
         }
         let start = if looks_back {

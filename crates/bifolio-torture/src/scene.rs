@@ -92,6 +92,8 @@ pub struct Target {
     pub has_failed: AtomicBool,
     /// The ranges written last: where a sync that forgets something does.
     pub recent: Mutex<VecDeque<Range<u64>>>,
+    /// Where a thread went a moment ago, so that others can meet it there, bytes.
+    pub met: AtomicU64,
 }
 
 impl Target {
@@ -142,10 +144,14 @@ impl Scene {
         let random = &mut random;
         let memory_bytes = (256 << 10) << random.u32(0..5);
         let directory = tempfile::tempdir()?;
-        let mut builder = Cache::builder().memory(memory_bytes).memory_max(16 << 20);
+        let mut builder = Cache::builder().memory(memory_bytes);
         builder = builder.dirty_age_ms_max(random.choice([5, 20, 200, 30_000]).unwrap_or(20));
         builder = builder.reclaim_wait_ms_max(60_000);
         let mut more = Rng::with_seed(seed ^ MORE);
+        // As far as `resize` goes, or further: where there are few addresses to spare, what is
+        // given back must come again.
+        let memory_bytes_max = if more.bool() { 16 << 20 } else { 2 * memory_bytes };
+        builder = builder.memory_max(memory_bytes_max);
         let has_swap = match class {
             Class::Memory => random.bool(),
             Class::Maps => more.bool(),
@@ -249,17 +255,28 @@ impl Scene {
             len_bytes_certain,
             has_failed,
             recent: Mutex::default(),
+            met: AtomicU64::default(),
         })
     }
 
     /// Whether files get shorter.
     pub fn has_cuts(&self) -> bool {
-        matches!(self.class, Class::Cuts | Class::Handles | Class::Memory)
+        let is_cut_map = self.class == Class::Maps && self.is_every_third();
+        matches!(self.class, Class::Cuts | Class::Handles | Class::Memory) || is_cut_map
+    }
+
+    /// Whether raw loads and stores of its files are no signals.
+    pub fn has_maps(&self) -> bool {
+        self.class == Class::Maps && !self.has_cuts()
+    }
+
+    fn is_every_third(&self) -> bool {
+        (self.seed / CLASSES.len() as u64).is_multiple_of(3)
     }
 
     /// Whether its first device is full until the scene ends.
     pub fn has_stuck_device(&self) -> bool {
-        self.class == Class::Faults && (self.seed / CLASSES.len() as u64).is_multiple_of(3)
+        self.class == Class::Faults && self.is_every_third()
     }
 
     /// Whether its first device hangs until the threads that do not use it have gone on for long
@@ -299,7 +316,8 @@ impl Scene {
     }
 }
 
-/// A place for the pages of memory files: a temporary file, one with a name, or a slow device.
+/// A place for the pages of memory files: a temporary file, one with a name, or a slow device that
+/// may refuse some writes.
 fn swap_in(
     builder: CacheBuilder,
     directory: &Path,
@@ -310,7 +328,8 @@ fn swap_in(
         0 => (builder.swap_directory(directory), None),
         1 => (builder.swap_file(directory.join("swap")), None),
         _ => {
-            let faults = Faults { short: 50_000, slow: 50_000, ..Faults::default() };
+            let write = if random.bool() { 0 } else { 100_000 };
+            let faults = Faults { write, short: 50_000, slow: 50_000, ..Faults::default() };
             let identity = FileIdentity::custom(100, 100);
             let device = Arc::new(Device::new("swap".to_owned(), identity, faults));
             let backing: Arc<dyn Backing> = Arc::<Device>::clone(&device);
