@@ -215,7 +215,10 @@ impl Drop for Hold {
 /// cache's calls while this lives; pins taken before still point to it.
 ///
 /// The folio is dirty, whether it was changed or not. Holds the folio's lock: a call of the same
-/// thread that needs the folio (a sync or a close among them) would wait for itself.
+/// thread that needs the folio (a sync or a close among them) would wait for itself. Calls for
+/// other folios wait for no thread that waits for this one, unless it has one of them as a
+/// `PinMut`, or, where they change the length of the same file, is about to cut it or to write
+/// across its end.
 #[derive(Debug)]
 pub struct PinMut<'a> {
     // In the order they must go: the section ends under the lock, the lock under the reference.
