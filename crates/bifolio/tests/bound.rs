@@ -7,8 +7,9 @@ mod support;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use std::time::{Duration, Instant};
 
-use bifolio::{Advice, Cache, File, OpenOptions, ReadRequest};
+use bifolio::{Advice, Cache, ErrorKind, File, OpenOptions, ReadRequest};
 use bifolio_testing::fill_bytes;
 use fastrand::Rng;
 use support::{
@@ -352,4 +353,40 @@ fn a_bound_that_cannot_be_had_fails_no_read() {
     assert_eq!(cache.stats().bound_bytes, bound);
     drop(holds);
     cache.set_memory(bound / 4).unwrap();
+}
+
+/// Whoever finds no memory tries once more if the bound was another one meanwhile, and not for
+/// as long as somebody goes on to change it.
+#[test]
+fn a_bound_that_changes_all_the_time_keeps_nobody_waiting() {
+    let bound = MIB;
+    for swap in [false, true] {
+        let directory = directory();
+        let builder = Cache::builder().memory(bound);
+        let cache = match swap {
+            true => builder.swap_directory(directory.path()).swap_bytes_max(MIB / 4),
+            false => builder,
+        };
+        let cache = cache.build().unwrap();
+        let file = cache.memory_file("full").unwrap();
+        let is_over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    drop(cache.set_memory(bound / 2));
+                    drop(cache.set_memory(bound));
+                }
+            });
+            let writer = scope.spawn(|| file.write_all_at(&vec![7; 2 * bound as usize], 0));
+            let begun = Instant::now();
+            while !writer.is_finished() && begun.elapsed() < Duration::from_secs(20) {
+                thread::sleep(Duration::from_millis(1));
+            }
+            let was_over = writer.is_finished();
+            is_over.store(true, Ordering::Relaxed);
+            let error = writer.join().unwrap().unwrap_err();
+            assert!(matches!(error.kind(), ErrorKind::Full { .. }), "{error}");
+            assert!(was_over, "not in 20 seconds; swap: {swap}");
+        });
+    }
 }

@@ -108,7 +108,8 @@ pub(crate) struct Reclaim {
     lock: Mutex<()>,
     /// Extents of frames that wait for the swap; for the holder of the reclaim lock.
     awaited_extents: extents::AwaitedExtents,
-    /// Held by whoever changes the bound: one failure puts back what it found.
+    /// Held by whoever changes the bound, for one failure puts back what it found; and by who has
+    /// found no memory because of that, and tries for the last time.
     rebounding: Mutex<()>,
     /// How often that was tried.
     rebounds: AtomicU64,
@@ -371,7 +372,7 @@ impl Reclaim {
         counts
     }
 
-    fn make_room_for_metadata(&self, retry_budget: &mut RetryBudget) -> Result<()> {
+    fn make_room_for_metadata<'r>(&'r self, retry_budget: &mut RetryBudget<'r>) -> Result<()> {
         blocking::check("room for metadata");
         let usage = self.arena().usage();
         let metadata_bytes = usage.used_bytes - usage.frame_bytes;
@@ -385,23 +386,26 @@ impl Reclaim {
 
     /// Sets the bound, giving memory back first if it shrinks. On failure the old bound stands.
     pub(crate) fn set_bound(&self, bound_bytes: u64) -> Result<()> {
-        let _guard = self.rebounding.lock();
-        let changed = self.try_set_bound(bound_bytes);
+        let mut retry_budget = RetryBudget::new(self, PAGE_BYTES);
+        retry_budget.standing = Some(self.rebounding.lock());
+        let changed = self.try_set_bound(bound_bytes, &mut retry_budget);
         // Release: pairs with the Acquire in `RetryBudget::new`: whoever sees this finds the bound
         // that stands now; whoever does not learns in `was_rebound` that there was another.
         self.rebounds.fetch_add(1, Ordering::Release);
         changed
     }
 
-    fn try_set_bound(&self, bound_bytes: u64) -> Result<()> {
+    fn try_set_bound<'r>(
+        &'r self,
+        bound_bytes: u64,
+        retry_budget: &mut RetryBudget<'r>,
+    ) -> Result<()> {
         let before_bytes = self.arena().usage().bound_bytes;
         self.arena().set_bound(bound_bytes);
-        let mut retry_budget = RetryBudget::new(self, PAGE_BYTES);
-        retry_budget.is_rebounding = true;
         while self.arena().excess_bytes() > 0 {
             let excess_pages = self.arena().excess_bytes() / PAGE_BYTES;
-            let counts = self.give_memory_back(excess_pages + 1, &retry_budget);
-            if let Err(error) = self.decide(counts, &mut retry_budget) {
+            let counts = self.give_memory_back(excess_pages + 1, retry_budget);
+            if let Err(error) = self.decide(counts, retry_budget) {
                 self.arena().set_bound(before_bytes);
                 return Err(error);
             }
@@ -428,10 +432,10 @@ impl Reclaim {
     /// One round for an allocation that found nothing: frames, if it made some; an error when there
     /// is no hope. Only an allocation tells whether there are frames, so it is tried whenever that
     /// matters, with the reclaim lock: what a round has freed is its own first.
-    fn reclaim_for(
-        &self,
+    fn reclaim_for<'r>(
+        &'r self,
         kind: FrameKind,
-        retry_budget: &mut RetryBudget,
+        retry_budget: &mut RetryBudget<'r>,
     ) -> Result<Option<FolioId>> {
         let counts = {
             let reclaim_lock = self.lock();
@@ -534,7 +538,11 @@ impl Reclaim {
     }
 
     /// After a round: go on, wait a moment, or give up.
-    fn decide(&self, mut counts: ScanCounts, retry_budget: &mut RetryBudget) -> Result<()> {
+    fn decide<'r>(
+        &'r self,
+        mut counts: ScanCounts,
+        retry_budget: &mut RetryBudget<'r>,
+    ) -> Result<()> {
         if counts.reclaimed_pages > 0 {
             retry_budget.note_progress();
             retry_budget.ended = self.flusher.ended();
@@ -569,18 +577,22 @@ impl Reclaim {
     }
 
     /// There was no memory: whether the bound was another one meanwhile, which may not have stood.
-    /// Waits for whoever changes it; the budget begins anew then.
+    /// Waits for whoever changes it; the budget begins anew then, and until it is over nobody does.
     #[cold]
-    fn was_rebound(&self, retry_budget: &mut RetryBudget) -> bool {
-        if retry_budget.is_rebounding {
+    fn was_rebound<'r>(&'r self, retry_budget: &mut RetryBudget<'r>) -> bool {
+        if retry_budget.standing.is_some() {
             return false;
         }
         blocking::check("a change of the bound");
-        drop(self.rebounding.lock());
+        let standing = self.rebounding.lock();
         let (before, may_swap) = (retry_budget.rebounds, retry_budget.may_swap);
         *retry_budget = RetryBudget::new(self, retry_budget.wanted_bytes);
         retry_budget.may_swap = may_swap;
-        retry_budget.rebounds != before
+        if retry_budget.rebounds == before {
+            return false;
+        }
+        retry_budget.standing = Some(standing);
+        true
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::scan::ScanCounts;
 use super::{Reclaim, SWEEPS_MAX};
-use crate::sync::Ordering;
+use crate::sync::{MutexGuard, Ordering};
 use std::time::{Duration, Instant};
 
 /// Rounds that free something, which is gone when the caller looks, after which it waits.
@@ -15,7 +15,7 @@ const SWEEP_PAUSE_MAX: Duration = Duration::from_millis(16);
 
 /// How long an allocation has tried in vain.
 #[derive(Debug)]
-pub(super) struct RetryBudget {
+pub(super) struct RetryBudget<'r> {
     /// Bytes that it wants, in one piece.
     pub(super) wanted_bytes: u64,
     rounds: u32,
@@ -30,13 +30,13 @@ pub(super) struct RetryBudget {
     pub(super) swap_rounds: u64,
     /// Whether it may write to the swap itself.
     pub(super) may_swap: bool,
-    /// Whether it is for a change of the bound, not for an allocation.
-    pub(super) is_rebounding: bool,
+    /// Once the bound stands until this is over.
+    pub(super) standing: Option<MutexGuard<'r, ()>>,
     /// Changes of the bound before it.
     pub(super) rebounds: u64,
 }
 
-impl RetryBudget {
+impl RetryBudget<'_> {
     pub(super) fn new(reclaim: &Reclaim, wanted_bytes: u64) -> Self {
         let (wait_max, ended) = (reclaim.wait_max, reclaim.flusher.ended());
         let swap_rounds = reclaim.swapper.rounds();
@@ -50,7 +50,7 @@ impl RetryBudget {
             ended,
             swap_rounds,
             may_swap: false,
-            is_rebounding: false,
+            standing: None,
             // Acquire: pairs with the Release in `Reclaim::set_bound`.
             rebounds: reclaim.rebounds.load(Ordering::Acquire),
         }
@@ -95,7 +95,7 @@ impl RetryBudget {
 mod tests {
     use super::*;
 
-    fn budget(wait_max: Duration) -> RetryBudget {
+    fn budget(wait_max: Duration) -> RetryBudget<'static> {
         RetryBudget {
             wanted_bytes: 4096,
             rounds: 0,
@@ -106,7 +106,7 @@ mod tests {
             ended: 0,
             swap_rounds: 0,
             may_swap: false,
-            is_rebounding: false,
+            standing: None,
             rebounds: 0,
         }
     }
