@@ -397,8 +397,10 @@ impl State {
     }
 
     fn obtainable_pages(&self) -> u64 {
-        // Pages that the budget allows and no chunk has a place for do not count.
-        let places = self.vacant_chunks * u64::from(CHUNK_PAGES) + self.retired_pages;
+        // Pages that the budget allows and no chunk has a place for do not count, nor do vacant
+        // chunks when too little is left to begin one.
+        let vacant_chunks = if self.affordable_pages(0) > 0 { self.vacant_chunks } else { 0 };
+        let places = vacant_chunks * u64::from(CHUNK_PAGES) + self.retired_pages;
         self.free_pages + places.min(self.budget.left_bytes() / FRAME_BYTES)
     }
 

@@ -22,6 +22,10 @@ use crate::page::{FolioId, Folios};
 use std::io;
 use std::ops::Range;
 
+/// A part of a chunk, where the bound ends, is one of so many of what is there, or more; what is
+/// less is left to tables.
+const PARTS_WORTHWHILE: u64 = 32;
+
 /// Pages of a chunk on their way to be resident.
 #[derive(Debug)]
 struct ChunkAllocation {
@@ -55,7 +59,9 @@ impl State {
         if left >= u64::from(CHUNK_PAGES) {
             return CHUNK_PAGES;
         }
+        // Pages that are not huge cost the device requests: 6 % of them a scan 15 % of its speed.
         let worthwhile = (self.budget.bound_bytes / PAGE_BYTES / 8).min(64);
+        let worthwhile = worthwhile.max(self.frame_pages / PARTS_WORTHWHILE);
         // Where regions have nearly everything, some is worth more than none.
         let worthwhile = if self.frame_pages < worthwhile { 1 } else { worthwhile };
         let pages = ((left - left / 16) >> order) << order;
@@ -454,7 +460,6 @@ mod tests {
 
     #[test]
     fn a_chunk_where_the_bound_ends_leaves_room_for_tables() {
-        const FRAME_BYTES: u64 = PAGE_BYTES + DESCRIPTOR_BYTES;
         // A whole chunk first, then what is left of the bound, for folios of each size.
         for (order, room_pages) in [(0, 10), (3, 16), (5, 32)] {
             let bound_bytes = (u64::from(CHUNK_PAGES) + 160) * FRAME_BYTES;
@@ -468,6 +473,20 @@ mod tests {
             let tables = (0..).take_while(|_| arena.charge(PAGE_BYTES)).count() as u64;
             assert_eq!(tables, room_pages, "order {order}");
             assert!(arena.usage().used_bytes <= bound_bytes);
+        }
+    }
+
+    #[test]
+    fn small_pages_are_a_small_part_only_of_small_caches() {
+        for (chunks, rest_pages, has_part) in [(3, 100, true), (16, 400, true), (32, 500, false)] {
+            let bound_bytes = (chunks * u64::from(CHUNK_PAGES) + rest_pages) * FRAME_BYTES;
+            let features = Features::probe(&[]);
+            let space_bytes = (chunks + 2) * CHUNK_BYTES;
+            let arena = Arena::new(bound_bytes, space_bytes, HugePages::Never, features).unwrap();
+            let folios = Folios::without_reaper((chunks as usize + 2) * CHUNK_PAGES as usize);
+            while arena.allocate(0, None, &folios).unwrap().is_some() {}
+            let part_bytes = arena.usage().frame_bytes - chunks * CHUNK_BYTES;
+            assert_eq!(part_bytes > 0, has_part, "{chunks} chunks: {part_bytes}");
         }
     }
 
