@@ -144,7 +144,7 @@ fn evict(reclaim: &Reclaim, inode: &Arc<Inode>, range: Range<u64>) -> Outcome {
     let outcome = reclaim.invalidate(inode, range.clone());
     let has_stores = inode.page_space.tracked().is_some();
     if outcome.remaining.dirty > 0 || has_stores {
-        reclaim.write_soon(inode, range);
+        inode.write_soon(range);
     }
     outcome
 }

@@ -192,7 +192,7 @@ impl Reclaim {
                 continue;
             }
             let start = locked.index() * PAGE_BYTES;
-            self.flusher.write_soon(inode, start..start + locked.pages() * PAGE_BYTES);
+            inode.write_soon(start..start + locked.pages() * PAGE_BYTES);
         }
         unswapped
     }

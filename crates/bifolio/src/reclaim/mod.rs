@@ -63,7 +63,6 @@ use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, blocking};
 use crate::writeback::{Flusher, Inode, Services};
 use retry_budget::{RetryBudget, SWEEP_PAUSE};
 use scan::{ScanCounts, WriteOut};
-use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -412,11 +411,6 @@ impl Reclaim {
         }
         self.flusher.set_bound(bound_bytes);
         Ok(())
-    }
-
-    /// Has the dirty pages of a range of a file, in bytes, written out soon. Waits for nothing.
-    pub(crate) fn write_soon(&self, inode: &Arc<Inode>, range: Range<u64>) {
-        self.flusher.write_soon(inode, range);
     }
 
     fn lock(&self) -> ReclaimLock<'_> {

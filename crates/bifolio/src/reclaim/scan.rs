@@ -469,7 +469,7 @@ impl Reclaim {
         let Some(locked) = folio.try_lock() else { return };
         let Some(inode) = reclaim_lock.owner(&locked) else { return };
         let start = locked.index() * PAGE_BYTES;
-        self.flusher.write_soon(inode, start..start + locked.pages() * PAGE_BYTES);
+        inode.write_soon(start..start + locked.pages() * PAGE_BYTES);
     }
 
     /// The mark that an eviction leaves for the replacement policy.

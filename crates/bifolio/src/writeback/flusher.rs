@@ -53,7 +53,6 @@ use crate::sync::{
 };
 use crate::sys::process::{Origin, OwnedThread};
 use std::collections::{BTreeMap, HashMap};
-use std::ops::Range;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -243,16 +242,8 @@ impl Flusher {
         }
     }
 
-    /// Has the dirty pages of a range of a file, in bytes, written out soon. Waits for nothing.
-    pub(crate) fn write_soon(&self, inode: &Inode, range: Range<u64>) {
-        if let Some(device) = &inode.device
-            && device.call_for(inode, range)
-        {
-            self.send(device, Duration::ZERO);
-        }
-    }
-
-    fn send(&self, device: &Arc<Device>, pause: Duration) {
+    /// Has a thread go on a round of a device that was called.
+    pub(super) fn send(&self, device: &Arc<Device>, pause: Duration) {
         // A device that took nothing is not asked at once again.
         let pause = if device.is_stuck() { pause.max(RETRY_PAUSE) } else { pause };
         self.roster.lock().call_at(Instant::now() + pause, Arc::clone(device));

@@ -11,6 +11,7 @@ use crate::stats::Counter;
 use crate::sync::{Backoff, Ordering};
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Folios that are gathered before they are put in order and written; what a write-out needs
 /// beside the bound is a reference to each, 16 bytes. Many: random writes in the order of their
@@ -81,6 +82,15 @@ impl Inode {
             }
         }
         total
+    }
+
+    /// Has what is dirty in `range` (bytes) written out soon, by the flusher. Waits for nothing.
+    pub(crate) fn write_soon(&self, range: Range<u64>) {
+        if let Some(device) = &self.device
+            && device.call_for(self, range)
+        {
+            self.flusher.send(device, Duration::ZERO);
+        }
     }
 
     /// Writes out what is dirty in `range` (bytes), but for what is busy: that is for another time.
