@@ -329,7 +329,7 @@ fn a_pinned_page_holds_no_other_back_from_its_device() {
             store(map.as_mut_ptr(), PAGE, text);
             wait_until("the page beside it is on disk", || {
                 if has_advice {
-                    // Once may not be enough: the write-out of the first text has perhaps not ended.
+                    // Once may not do: the write-out of the first text has perhaps not ended.
                     file.advise(0..2 * PAGE, Advice::DontNeed).unwrap();
                 }
                 std::fs::read(&path).unwrap()[PAGE_USIZE..].starts_with(text)
