@@ -251,8 +251,8 @@ pub enum ErrorKind {
         /// The file.
         file: String,
     },
-    /// Maps of files of the cache are in use.
-    #[error("{maps} maps are still in use")]
+    /// Maps of files of the cache, or pins of maps, are in use.
+    #[error("{maps} maps or pins of maps are still in use; drop them first")]
     MapsAlive {
         /// How many.
         maps: u64,
@@ -465,7 +465,8 @@ pub struct CloseFailure {
     /// The file.
     pub file: String,
     /// Bytes in dirty folios, each counted whole, also behind the end of the file. If there are
-    /// none, what was written could not be flushed.
+    /// none, what was written could not be flushed. Where the kernel does not tell which pages of a
+    /// map were stored to, every resident page counts as dirty.
     pub unwritten_bytes: u64,
     /// The last failure, with its operation and position.
     #[source]

@@ -500,6 +500,7 @@ fn a_closed_cache_answers_that_it_is_closed() {
         file.set_len(0),
         file.sync_data(),
         file.sync_all(),
+        file.clone().close(),
         cache.open(&path, &writable()).map(drop),
         cache.set_memory(2 << 20),
         cache.close(),

@@ -272,8 +272,9 @@ impl Cache {
     }
 
     /// Makes everything durable that was written and not synced since, and closes the cache: every
-    /// later call on it or its files answers [`ErrorKind::Closed`](crate::ErrorKind::Closed). Pins
-    /// and holds stay readable. Blocks for the devices, file after file.
+    /// later call on it or its files answers [`ErrorKind::Closed`](crate::ErrorKind::Closed),
+    /// [`File::close`] among them. Pins and holds stay readable. Blocks for the devices, file after
+    /// file.
     ///
     /// That goes for files whose handles are gone, too: dropping the last handle makes a file
     /// durable as well as it can; what it cannot is logged as an error (file, bytes, cause), kept
@@ -285,7 +286,7 @@ impl Cache {
     /// [`ErrorKind::Close`](crate::ErrorKind::Close), which lists every file that is not durable;
     /// all others are. Then the cache is still open, and nothing is lost: find room and close
     /// again, or give the bytes up ([`File::discard_dirty`], [`Cache::discard_closed`]).
-    /// [`ErrorKind::MapsAlive`](crate::ErrorKind::MapsAlive).
+    /// [`ErrorKind::MapsAlive`](crate::ErrorKind::MapsAlive) while a map, or a pin of a map, lives.
     pub fn close(&self) -> Result<()> {
         self.inner.registry.close()
     }

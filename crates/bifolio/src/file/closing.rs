@@ -3,6 +3,8 @@
 //!
 //! A file leaves its slot (`registry.rs`) only when it is durable: written, and flushed since it
 //! was last changed. What is in flight counts as unwritten, because it is dirty again if it fails.
+//! So does every resident page of a file with maps, if the kernel does not tell which of them were
+//! stored to (`Inode::mark_stored_in` decides that): such a file is kept.
 //!
 //! The steps L1 to L5 of a last close stand in `slots.rs`; what each does for a file is here.
 //!
@@ -214,7 +216,8 @@ impl File {
     /// handles. Its descriptors are closed then, when this returns.
     ///
     /// # Errors
-    /// As [`File::sync_data`]. The handle is gone all the same, and nothing else is: what could
+    /// As [`File::sync_data`]; [`ErrorKind::Closed`](crate::ErrorKind::Closed) if the cache is
+    /// closed. The handle is gone all the same, and nothing else is: what could
     /// not be written stays in the cache, dirty. The next open of the file finds it,
     /// [`Cache::close`](crate::Cache::close) tries again and tells, and
     /// [`Cache::discard_closed`](crate::Cache::discard_closed) gives it up. Whoever wants the
@@ -238,11 +241,13 @@ impl File {
             return Err(ErrorKind::Forked.into());
         }
         let result = self.handle.inode.make_durable(&self.handle.error_cursor);
+        // After the look for what was written when the cache closed.
+        let usable = self.handle.check_usable();
         // Another clone may write still, and its close or drop tries anew.
         if let (Err(_), Some(mut handle)) = (&result, Arc::into_inner(self.handle)) {
             handle.membership.has_failed = true;
         }
-        result
+        result.and(usable)
     }
 
     /// Gives up what was written to the file and is not on its storage: from now on the file holds
@@ -252,6 +257,9 @@ impl File {
     ///
     /// If the last flush of the file failed, what it was to make durable is given up, too (it is
     /// not counted: it may be on the device or not); syncs of the file go on failing.
+    ///
+    /// Where the kernel does not tell which pages of a map were stored to, all that are resident
+    /// are given up, and counted.
     ///
     /// What is written while this runs may be given up or not. Bytes that are pinned stay readable
     /// through the pin, with any content. Blocks for write-outs that are in flight. Nothing happens
@@ -268,7 +276,7 @@ impl File {
             return Ok(0);
         }
         let resizing = inode.lock_resizing();
-        let bytes = inode.discard_dirty()?;
+        let bytes = inode.discard_dirty();
         let before_bytes = self.len();
         let len_bytes = resizing.cut_to_backing()?;
         if len_bytes < before_bytes {

@@ -11,11 +11,20 @@ use crate::sys::signal;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Counts a map among those in use while it lives; to be dropped before the map's file is.
+/// Counts a map, or a pin of one, among those in use while it lives. That of a map is to be dropped
+/// before the map's file is.
 #[derive(Debug)]
 pub(crate) struct MapGuard {
     registry: Arc<Registry>,
     mapped: Option<(Arc<Region>, Range<u64>)>,
+}
+
+impl MapGuard {
+    /// Counts a pin of the map, which may outlive it. The map is in use: so the cache is open.
+    pub(crate) fn for_pin(&self) -> Self {
+        self.registry.cache_state.begin_map();
+        Self { registry: Arc::clone(&self.registry), mapped: None }
+    }
 }
 
 impl Drop for MapGuard {

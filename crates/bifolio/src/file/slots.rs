@@ -24,7 +24,8 @@
 //!                                                    has been closed and L3 finds what it wrote
 //!  L2 lock; a handle? then leave it to that.
 //!     Take the slot; unlock                        waits for the slot until L5
-//!  L3 drop clean pages, wait for reclaim; not
+//!  L3 look for stores through maps, drop clean
+//!     pages, wait for reclaim; not
 //!     durable? back into the slot: L1 again,
 //!     or, if L1 has failed, kept
 //!  L4 wait until nobody else has the inode
@@ -169,7 +170,8 @@ impl<K: Copy + Eq + Hash, T> Slots<K, T> {
         ends: &E,
         mut has_failed: bool,
     ) -> Result<(), E::Failure> {
-        // Each round was made necessary by somebody who opened it, wrote and closed.
+        // A further round follows only if another thread opened, wrote and closed it meanwhile, or
+        // if the kernel answered in L1 and not in L3.
         while let Some(shared) = self.settled(key, |open| ends.share_unused(open)).flatten() {
             let failure = if has_failed {
                 drop(shared);

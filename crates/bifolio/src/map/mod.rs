@@ -30,7 +30,7 @@ use std::sync::Arc;
 ///
 /// Any load from it works, whether the page is resident or not: a page that is not is read, and the
 /// thread waits for that. Offsets are counted from the map's first byte. A map keeps its file open;
-/// dropping it ends nothing but that. A cache cannot be closed while a map lives.
+/// dropping it ends nothing but that. A cache cannot be closed while a map, or a pin of one, lives.
 ///
 /// A page that cannot be read, or that lies behind the end of the file since that was cut, raises
 /// SIGBUS, as with `mmap`: read with [`Map::prefetch`] first where that must not be, or through
@@ -58,7 +58,7 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub struct Map {
     /// Goes first.
-    _guard: MapGuard,
+    guard: MapGuard,
     file: File,
     region: Arc<Region>,
     range: Range<u64>,
@@ -109,7 +109,7 @@ impl File {
         let mut errors_seen = 0;
         region.error_since(&mut errors_seen);
         let errors_seen = Mutex::new(errors_seen);
-        Ok(Map { _guard: guard, file: self.clone(), region, range, errors_seen })
+        Ok(Map { guard, file: self.clone(), region, range, errors_seen })
     }
 
     /// Maps the bytes of `range`, which must lie in the file, for reading and writing. The first
@@ -188,7 +188,7 @@ impl Map {
     /// As [`Self::prefetch`]; more than the bound allows
     /// ([`ErrorKind::Full`]).
     pub fn pin(&self, range: Range<u64>) -> Result<MapPin> {
-        MapPin::new(&self.file, self.in_file(&range)?)
+        MapPin::new(&self.guard, &self.file, self.in_file(&range)?)
     }
 
     /// Why a page of the file could not be had when it was touched, if that has happened since
@@ -280,7 +280,8 @@ impl MapMut {
     /// # Errors
     /// As [`Map::pin`].
     pub fn pin_mut(&self, range: Range<u64>) -> Result<MapPinMut> {
-        MapPinMut::new(&self.map.file, &self.map.region, self.map.in_file(&range)?)
+        let map = &self.map;
+        MapPinMut::new(&map.guard, &map.file, &map.region, map.in_file(&range)?)
     }
 
     /// Makes what was stored to `range` before the call durable, and whatever else of the file

@@ -23,27 +23,32 @@
 //! by the next look, or by P5. What the device writes to a page that was cut off is nobody's, as
 //! with `mmap`; if the file has grown again it may be the file's, and is not lost then.
 //! `loom_map_pin` has this as a model.
+//!
+//! A pin outlives its map, and then counts as one: the cache is not closed before P7.
 
 use crate::error::Result;
-use crate::file::{File, Hold};
+use crate::file::{File, Hold, MapGuard};
 use crate::memory::Region;
 use crate::page::pages_of;
 use std::ops::Range;
 use std::sync::Arc;
 
 /// Bytes of a map that stay resident while this lives, and are not evicted. A pin guarantees
-/// residency, not that the bytes stay what they are.
+/// residency, not that the bytes stay what they are. Keeps the file open, and the cache from being
+/// closed, also when the map is gone.
 #[derive(Debug)]
 pub struct MapPin {
     holds: Vec<Hold>,
+    /// Goes last: what was written under the pin is dirty then.
+    _guard: MapGuard,
 }
 
 impl MapPin {
     /// Pins every page that holds bytes of `range`, a range of the file.
-    pub(super) fn new(file: &File, range: Range<u64>) -> Result<Self> {
+    pub(super) fn new(guard: &MapGuard, file: &File, range: Range<u64>) -> Result<Self> {
         file.populate(range.clone())?;
         let holds = file.pins(range).map(|pin| pin.map(|pin| pin.hold()));
-        Ok(Self { holds: holds.collect::<Result<_>>()? })
+        Ok(Self { holds: holds.collect::<Result<_>>()?, _guard: guard.for_pin() })
     }
 
     /// How many pages are pinned.
@@ -56,9 +61,10 @@ impl MapPin {
 /// [`MapMut::pin_mut`](crate::MapMut::pin_mut).
 ///
 /// Its pages stay resident, and count as stored to: each sync meanwhile, and the flusher, writes
-/// them as they are then. When it is dropped they are dirty. Can be sent to another thread, and be
-/// dropped by the one that learns of the end of the transfer. Dropping it waits for whoever has the
-/// lock of one of the pages ([`PinMut`](crate::PinMut)).
+/// them as they are then. When it is dropped they are dirty. Until then the file stays open and
+/// the cache cannot be closed, also when the map is gone. Can be sent to another thread, and be
+/// dropped by the one that learns of the end of the transfer. Dropping it waits for the thread that
+/// has the lock of one of the pages ([`PinMut`](crate::PinMut)).
 #[derive(Debug)]
 pub struct MapPinMut {
     pin: MapPin,
@@ -68,8 +74,13 @@ pub struct MapPinMut {
 
 impl MapPinMut {
     /// Pins every page that holds bytes of `range`, a range of the file that is mapped.
-    pub(super) fn new(file: &File, region: &Arc<Region>, range: Range<u64>) -> Result<Self> {
-        let pin = MapPin::new(file, range.clone())?;
+    pub(super) fn new(
+        guard: &MapGuard,
+        file: &File,
+        region: &Arc<Region>,
+        range: Range<u64>,
+    ) -> Result<Self> {
+        let pin = MapPin::new(guard, file, range.clone())?;
         region.written_unseen.add(pages_of(&range));
         pin.holds.iter().for_each(Hold::mark_stored);
         Ok(Self { pin, region: Arc::clone(region), range })

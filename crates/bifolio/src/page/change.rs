@@ -243,8 +243,9 @@ impl Mapping {
             // from a head sees it gone from the other pages of the unit.
             self.table.store(index, left, Ordering::Release);
         }
-        // Relaxed: the count is looked at by whoever emptied the table itself, under locks.
-        let resident = self.resident.fetch_sub(1, Ordering::Relaxed) - 1;
+        // Release: pairs with the Acquire in `resident_folios`: a caller that sees the folio gone
+        // sees that it was marked dirty before, if it was.
+        let resident = self.resident.fetch_sub(1, Ordering::Release) - 1;
         let published = &self.hot.predicted_distance;
         self.prediction.note_removal(pages.start, frame, resident, published);
     }

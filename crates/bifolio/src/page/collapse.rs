@@ -143,7 +143,7 @@ impl Mapping {
     /// The folio whose frames start at `new` stands at page `index`, the old ones do not.
     fn note_collapse(&self, old: &[Frozen<'_>], index: u64, new: FolioId) {
         let gone = old.len() as u64 - 1;
-        // Relaxed: as in `unlink`.
+        // Relaxed: one folio is left, so `resident_folios` does not come to 0 by this.
         let resident = self.resident.fetch_sub(gone, Ordering::Relaxed) - gone;
         let published = &self.hot.predicted_distance;
         for frozen in old {

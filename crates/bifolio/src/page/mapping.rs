@@ -183,7 +183,8 @@ impl Mapping {
 
     /// Folios in the table now.
     pub(crate) fn resident_folios(&self) -> u64 {
-        self.resident.load(Ordering::Relaxed)
+        // Acquire: pairs with the Release in `unlink`.
+        self.resident.load(Ordering::Acquire)
     }
 
     /// The table, for reads that do their own validation.

@@ -13,6 +13,7 @@ use super::flush::Flushes;
 use super::flusher::Flusher;
 use super::load::Load;
 use super::store::{Cleaner, DiskStore, Store, SwapStore};
+use super::sync::ALL_BYTES;
 use super::throttle::DirtyPages;
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::{Backing, Engine, IoError, Operation, Pieces, Transfer};
@@ -182,13 +183,19 @@ impl Inode {
     }
 
     /// Bytes that are to be written to a backing: dirty ones, and those in flight, which are dirty
-    /// again if that fails.
+    /// again if that fails. All that are resident, if the kernel does not tell which pages of a map
+    /// were stored to.
     pub(crate) fn unwritten_bytes(&self) -> u64 {
-        let unwritten = if self.store.outlives_handles() { self.dirty.unwritten() } else { 0 };
-        unwritten * self.mapping.folio_bytes()
+        let folios = match self.mark_stored_in(&ALL_BYTES, false) {
+            _ if !self.store.outlives_handles() => 0,
+            Ok(()) => self.dirty.unwritten(),
+            Err(_) => self.mapping.resident_folios(),
+        };
+        folios * self.mapping.folio_bytes()
     }
 
-    /// Whether the backing has everything, and has been flushed since the last change to it.
+    /// Returns `true` if the backing has everything that is known to be dirty, and has been flushed
+    /// since the last change to it. The caller has looked for stores through maps before.
     pub(crate) fn is_durable(&self) -> bool {
         // In this order: what is in flight changes the backing before it is counted as written.
         !self.store.outlives_handles() || (self.dirty.is_settled() && self.store.is_flushed())

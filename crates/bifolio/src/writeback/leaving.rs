@@ -105,11 +105,25 @@ impl Inode {
     /// `patient`, also those whose lock somebody has, which others find the next time they look.
     ///
     /// # Errors
-    /// The kernel does not tell.
+    /// The kernel does not tell. Then every resident page may have been stored to, and the caller
+    /// treats all of them as dirty.
     pub(super) fn mark_stored_in(&self, range: &Range<u64>, patient: bool) -> Result<()> {
         let Some(region) = self.page_space.tracked() else {
             return Ok(());
         };
+        match self.mark_stored_in_region(region, range, patient) {
+            // A page that has left was looked at when it was unmapped (B4 of `reclaim/unmap.rs`).
+            Err(_) if self.mapping.resident_folios() == 0 => Ok(()),
+            marked => marked,
+        }
+    }
+
+    fn mark_stored_in_region(
+        &self,
+        region: &Region,
+        range: &Range<u64>,
+        patient: bool,
+    ) -> Result<()> {
         let end = range.end.min(self.mapping.len_bytes()).div_ceil(PAGE_BYTES);
         let pages = range.start / PAGE_BYTES..end;
         if pages.is_empty() {

@@ -16,7 +16,6 @@
 
 use super::inode::Inode;
 use super::sync::ALL_BYTES;
-use crate::error::Result;
 use crate::page::{BATCH_SLOTS, Entry, Flag, FolioRef, Frozen, LockedFolio, Lookup, PAGE_BYTES};
 use crate::stats::Counter;
 use std::cell::Cell;
@@ -37,10 +36,15 @@ impl Inode {
     }
 
     /// Drops every folio that is nobody's after the last close: of what outlives its handles, those
-    /// that are clean, and writers may be at work: what they have changed stays.
+    /// that are clean, and writers may be at work: what they have changed stays. All stay if the
+    /// kernel does not tell which pages of a map were stored to. No map is in use: what is not
+    /// found now is not stored to later.
     pub(crate) fn remove_closed(&self) {
         if !self.store.outlives_handles() {
             return self.remove_folios_from(0);
+        }
+        if self.mark_stored_in(&ALL_BYTES, true).is_err() {
+            return;
         }
         let removal = Removal::new(self, Held::Kept);
         self.remove_folios(removal, 0..u64::MAX, |locked| !locked.flags.write_state().is_dirty());
@@ -48,10 +52,10 @@ impl Inode {
 
     /// Drops every folio that is dirty, and tells how many bytes of the file that were. Users may
     /// be at work: what they write meanwhile is dropped or not. In a region, what somebody holds
-    /// stays for maps to see until the page is filled anew.
-    pub(crate) fn discard_dirty(&self) -> Result<u64> {
-        self.mark_stored_in(&ALL_BYTES, true)?;
-        Ok(self.discard(false))
+    /// stays for maps to see until the page is filled anew. Every folio counts as dirty if the
+    /// kernel does not tell which pages of a map were stored to.
+    pub(crate) fn discard_dirty(&self) -> u64 {
+        self.discard(false)
     }
 
     /// Drops everything; the file has no handle. Tells as [`Self::discard_dirty`].
@@ -64,8 +68,9 @@ impl Inode {
     fn discard(&self, everything: bool) -> u64 {
         let len_bytes = self.mapping.len_bytes();
         let discarded_bytes = Cell::new(0);
+        let may_all_be_dirty = self.mark_stored_in(&ALL_BYTES, true).is_err();
         let is_unwanted = |locked: &LockedFolio<'_>| {
-            let is_dirty = locked.flags.write_state().is_dirty();
+            let is_dirty = may_all_be_dirty || locked.flags.write_state().is_dirty();
             if is_dirty {
                 let start = locked.index() * PAGE_BYTES;
                 let bytes = len_bytes.saturating_sub(start).min(locked.pages() * PAGE_BYTES);

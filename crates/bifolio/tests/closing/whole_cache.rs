@@ -6,7 +6,7 @@ use std::time::Duration;
 use bifolio::ErrorKind;
 use bifolio_testing::{Call, Fault, Gate};
 
-use crate::support::{Faulty, PAGE, Way, assert_same, cache_of, error_of, writable};
+use crate::support::{Faulty, PAGE, Way, assert_same, cache_of, error_of, wait_until, writable};
 
 #[test]
 fn the_first_failing_file_does_not_stop_the_syncs_of_others() {
@@ -95,4 +95,27 @@ fn a_close_waits_for_a_write_out_that_is_in_flight() {
     cache.close().unwrap();
     assert!(faulty.backing.calls(Call::SyncData) > 0, "the device was never flushed");
     assert_eq!(&faulty.stored()[..8], b"precious");
+}
+
+/// The bytes of a `PinMut` that another thread has come before the end of the close.
+#[test]
+fn a_close_waits_for_what_is_pinned_to_be_changed() {
+    for way in [Way::Memory, Way::Threads] {
+        let faulty = Faulty::new(way, 2 * PAGE as usize, 9);
+        let cache = faulty.builder(4 << 20).build().unwrap();
+        let file = faulty.open(&cache);
+        file.write_at(b"beside", 0).unwrap();
+        let mut pin = file.pin_mut(PAGE..PAGE + 6).unwrap();
+        thread::scope(|scope| {
+            let closing = scope.spawn(|| cache.close());
+            wait_until("the other page is written", || {
+                cache.stats().writeback > 0 || closing.is_finished()
+            });
+            assert!(!closing.is_finished());
+            pin.copy_from(0, b"pinned");
+            drop(pin);
+            closing.join().unwrap().unwrap();
+        });
+        assert_eq!(&faulty.stored()[PAGE as usize..][..6], b"pinned");
+    }
 }

@@ -249,18 +249,62 @@ fn a_cache_with_maps_is_not_closed_and_closes_after_them() {
         let mut maps = vec![file.map_mut(0..10).unwrap()];
         let read_only = file.map(0..PAGE).unwrap();
         for is_second in [false, true] {
-            let error = error_of(cache.close(), &["2 maps are still in use"]);
+            let error = error_of(cache.close(), &["2 maps or pins of maps are still in use"]);
             assert!(matches!(error.kind(), ErrorKind::MapsAlive { maps: 2 }));
             // It works on.
             store(maps[0].as_mut_ptr(), 1, &[2 + u8::from(is_second)]);
             assert_eq!(read(&file, 0, 3), [1, 2 + u8::from(is_second), 1]);
         }
         drop(read_only);
-        error_of(cache.close(), &["1 maps are still in use"]);
+        error_of(cache.close(), &["1 maps or pins of maps are still in use"]);
         maps.clear();
         cache.close().unwrap();
         assert_eq!(std::fs::read(&path).unwrap()[..3], [1, 3, 1]);
         assert!(matches!(error_of(file.map(0..10), &[]).kind(), ErrorKind::Closed));
+    }
+}
+
+/// What a device writes under a pin, the map of which is gone.
+#[test]
+fn a_cache_with_pins_of_maps_is_not_closed() {
+    for way in Way::modes() {
+        let directory = directory();
+        let path = file_of(&directory, "mapped", &[1; 3 * PAGE_USIZE]);
+        let cache = way.swapping(1 << 20);
+        let file = cache.open(&path, &way.options()).unwrap();
+        let map = file.map_mut(0..file.len()).unwrap();
+        let read_only = map.pin(0..10).unwrap();
+        let mut pin = map.pin_mut(PAGE..PAGE + 10).unwrap();
+        drop(map);
+        let error = error_of(cache.close(), &["2 maps or pins of maps are still in use"]);
+        assert!(matches!(error.kind(), ErrorKind::MapsAlive { maps: 2 }));
+        drop(read_only);
+        error_of(cache.close(), &["1 maps or pins of maps are still in use"]);
+        store(pin.as_mut_ptr(), 0, b"device");
+        drop(pin);
+        cache.close().unwrap();
+        assert_eq!(std::fs::read(&path).unwrap()[PAGE_USIZE..][..7], *b"device\x01");
+        assert!(matches!(error_of(file.close(), &[]).kind(), ErrorKind::Closed));
+    }
+}
+
+#[test]
+fn a_pin_of_a_map_keeps_its_file_and_its_bytes_reach_the_disk() {
+    for (way, has_cache) in Way::modes().into_iter().flat_map(|it| [(it, false), (it, true)]) {
+        let directory = directory();
+        let path = file_of(&directory, "mapped", &[1; 3 * PAGE_USIZE]);
+        let mut cache = Some(way.builder(1 << 20).build().unwrap());
+        let file = cache.as_ref().unwrap().open(&path, &way.options()).unwrap();
+        let map = file.map_mut(0..file.len()).unwrap();
+        let mut pin = map.pin_mut(PAGE..PAGE + 10).unwrap();
+        drop(map);
+        file.close().unwrap();
+        if !has_cache {
+            drop(cache.take());
+        }
+        store(pin.as_mut_ptr(), 0, b"device");
+        drop(pin);
+        assert_eq!(std::fs::read(&path).unwrap()[PAGE_USIZE..][..7], *b"device\x01");
     }
 }
 

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-use bifolio::{Backing, ErrorKind, FaultMode, Feature, IoBuf, IoBufMut};
+use bifolio::{Backing, Cache, ErrorKind, FaultMode, Feature, IoBuf, IoBufMut};
 use bifolio_testing::{Call, Fault};
 
 use crate::setup::{Address, Way, kernel_loads, refuse_calls, run_child, store, touch, word};
@@ -141,6 +141,94 @@ fn find_no_memory(way: Way) {
     assert!(is_poisoned(file.write_at(b"x", 0)) && is_poisoned(file.sync_data()));
     drop((map, file, cache));
     println!("it has ended well");
+}
+
+/// Of `ioctl`: PAGEMAP_SCAN.
+const SCAN: u32 = 0xC060_6610;
+
+/// The errors that the library logs.
+struct Errors(Mutex<Vec<String>>);
+
+impl log::Log for Errors {
+    fn enabled(&self, metadata: &log::Metadata<'_>) -> bool {
+        metadata.level() == log::Level::Error
+    }
+
+    fn log(&self, record: &log::Record<'_>) {
+        if self.enabled(record.metadata()) {
+            self.0.lock().unwrap().push(record.args().to_string());
+        }
+    }
+
+    fn flush(&self) {}
+}
+
+static ERRORS: Errors = Errors(Mutex::new(Vec::new()));
+
+/// Stores that follow a sync, and a kernel that does not tell which pages were stored to. Each
+/// file ends in another way.
+fn end_without_a_look(way: Way, errno: i32) {
+    let directory = directory();
+    let cache = way.builder(1 << 20).dirty_age_ms_max(600_000).build().unwrap();
+    let other_cache = way.builder(1 << 20).dirty_age_ms_max(600_000).build().unwrap();
+    let open = |cache: &Cache, name: &str| {
+        let (path, _) = random_file(&directory, name, 8 * PAGE_USIZE);
+        let file = cache.open(path, &way.options()).unwrap();
+        let mut map = file.map_mut(0..file.len()).unwrap();
+        // So that the page is there, and clean.
+        store(map.as_mut_ptr(), 3 * PAGE, b"before");
+        file.sync_data().unwrap();
+        store(map.as_mut_ptr(), 3 * PAGE, b"stored");
+        (file, map)
+    };
+    let (dropped, closed, kept) =
+        (open(&cache, "dropped"), open(&cache, "closed"), open(&cache, "kept"));
+    let lost = open(&other_cache, "lost");
+    refuse_calls(libc::SYS_ioctl, Some(SCAN), errno);
+
+    assert!(dropped.0.sync_data().is_err());
+    drop((dropped, kept.1, closed.1));
+    assert!(closed.0.close().is_err());
+    for _ in 0..2 {
+        let error = cache.close().unwrap_err();
+        let ErrorKind::Close { failures } = error.kind() else { panic!("{error:?}") };
+        assert_eq!(failures.len(), 3, "{error}");
+        for failure in failures {
+            assert!(failure.unwritten_bytes >= PAGE, "{failure}");
+            let ErrorKind::Memory { source, .. } = failure.cause.kind() else { panic!("{error}") };
+            assert_eq!(source.raw_os_error(), Some(errno));
+        }
+    }
+    let again = cache.open(directory.path().join("dropped"), &way.options()).unwrap();
+    assert_eq!(support::read(&again, 3 * PAGE, 6), b"stored");
+    drop(again);
+    // The way out: what may have been stored is given up.
+    assert!(kept.0.discard_dirty().unwrap() >= PAGE);
+    assert_eq!(support::read(&kept.0, 3 * PAGE, 6), b"before");
+    let discarded = cache.discard_closed().unwrap();
+    assert_eq!(discarded.len(), 2, "{discarded:?}");
+    assert!(discarded.iter().all(|it| it.bytes >= PAGE), "{discarded:?}");
+    kept.0.discard_dirty().unwrap();
+    cache.close().unwrap();
+
+    drop((lost, other_cache));
+    let errors = ERRORS.0.lock().unwrap();
+    let told: Vec<_> = errors.iter().filter(|line| line.contains("bytes are lost")).collect();
+    assert!(told.len() == 1 && told[0].contains("/lost: "), "{errors:?}");
+    println!("it has ended well");
+}
+
+#[test]
+fn stores_that_cannot_be_looked_for_survive_all_closes() {
+    const NAME: &str = "poisoned::stores_that_cannot_be_looked_for_survive_all_closes";
+    let ways = Way::modes();
+    if let Ok(number) = std::env::var(VARIABLE) {
+        log::set_logger(&ERRORS).unwrap();
+        log::set_max_level(log::LevelFilter::Error);
+        let number: usize = number.parse().unwrap();
+        return end_without_a_look(ways[number / 2], [libc::EPERM, libc::ENOMEM][number % 2]);
+    }
+    run_to_a_good_end(NAME, 2 * ways.len());
 }
 
 /// A page that cannot be had, of which the kernel cannot note that.
