@@ -9,10 +9,11 @@
 //! | [`Model`], [`Runner`] | the same operations on a plain vector, and the comparison |
 //! | [`UpsetCase`] | one thread, one file, storage that fails at the n-th call: made of bytes |
 //! | [`shrink()`] | fewer operations that fail the same way |
+//! | [`skip`] | says why a test is skipped; fails where CI demands the feature |
 //! | [`with_seeds`] | prints the seed of a failed run; `SEED=...` replays it |
 //!
-//! Uses nothing but bifolio's public API. It is for integration tests: inside bifolio's own unit
-//! tests the types would be those of another copy of the crate.
+//! Uses nothing but bifolio's public API. It is for integration tests; bifolio's own unit tests use
+//! only [`skip`], because other types would be those of another copy of the crate.
 
 mod crashing;
 mod fault;
@@ -26,6 +27,7 @@ mod op;
 mod run;
 mod seed;
 mod shrink;
+mod skip;
 mod upset;
 mod workload;
 
@@ -39,5 +41,6 @@ pub use op::{Op, OpKind, fill_bytes};
 pub use run::{Failure, Runner};
 pub use seed::with_seeds;
 pub use shrink::shrink;
+pub use skip::skip;
 pub use upset::{UpsetCase, UpsetStep, UpsetTally};
 pub use workload::{Limits, Workload};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::thread;
 
 use bifolio::{Cache, DiskFile, DiskOptions, Feature, Features, File, OpenOptions, ReadRequest};
-use bifolio_testing::{Call, Fault, FaultyBacking, Gate, fill_bytes};
+use bifolio_testing::{Call, Fault, FaultyBacking, Gate, fill_bytes, skip};
 use tempfile::TempDir;
 
 const PAGE: usize = 4096;
@@ -24,7 +24,7 @@ struct World {
 fn world() -> Option<World> {
     let features = Features::probe(&[]);
     if !features.has(Feature::IoUring) {
-        eprintln!("skipped: there is no io_uring here");
+        skip(Feature::IoUring, "every test submits its transfers");
         return None;
     }
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();

@@ -569,6 +569,7 @@ impl CacheState {
 mod tests {
     use super::*;
     use crate::cache::Cache;
+    use bifolio_testing::skip;
 
     /// A promise to one handle holds for the file: no transfer falls back from there on.
     #[test]
@@ -585,8 +586,9 @@ mod tests {
             registry.files.look(key, |open| open.disks.iter().all(of)).unwrap()
         };
         assert!(!is_required());
-        let Ok(_second) = cache.open(&path, &OpenOptions::new().direct(DirectIo::Require)) else {
-            return eprintln!("skipped: no O_DIRECT here");
+        let _second = match cache.open(&path, &OpenOptions::new().direct(DirectIo::Require)) {
+            Ok(second) => second,
+            Err(error) => return skip(crate::Feature::DirectIo, error),
         };
         assert!(is_required());
     }

@@ -220,6 +220,7 @@ mod tests {
     use crate::page::{Lookup, WriteState};
     use crate::sync::Ordering::Relaxed;
     use crate::{Cache, Feature, OpenOptions};
+    use bifolio_testing::skip;
     use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
     use std::time::{Duration, Instant};
 
@@ -228,7 +229,7 @@ mod tests {
     fn a_page_that_cannot_be_installed_keeps_what_was_swapped() {
         const PAGES: u64 = 600;
         if !crate::Features::probe(&[]).has(Feature::UserFaults) {
-            return eprintln!("skipped: files cannot be mapped here");
+            return skip(Feature::UserFaults, "files cannot be mapped");
         }
         let directory = tempfile::tempdir().unwrap();
         let builder = Cache::builder().memory(1 << 20).swap_directory(directory.path());

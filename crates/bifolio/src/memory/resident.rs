@@ -457,6 +457,7 @@ mod tests {
     use crate::config::HugePages;
     use crate::sys::memory::kernel_flags;
     use crate::sys::probe::{Feature, Features};
+    use bifolio_testing::skip;
 
     #[test]
     fn a_chunk_where_the_bound_ends_leaves_room_for_tables() {
@@ -511,7 +512,7 @@ mod tests {
     fn the_kernel_makes_no_huge_page_of_a_chunk_with_holes() {
         let features = Features::probe(&[]);
         if !features.has(Feature::TransparentHugePages) {
-            return;
+            return skip(Feature::TransparentHugePages, format!("{:?}", features.reports()));
         }
         let folios = Folios::without_reaper(16 * CHUNK_PAGES as usize);
         let pages = u64::from(CHUNK_PAGES);

@@ -33,7 +33,7 @@
 //! came before B6 would be wiped by it (REGION-2).
 //!
 //! Why this is enough, and which tests say so (`loom_unmap_*` are in `src/tests/loom_unmap.rs`, the
-//! others in `tests/maps/` and `tests/map_batches.rs`):
+//! others in `tests/maps/`):
 //! - Stores through stale translations: the flush of B6 comes before the bytes of B7 are read, and
 //!   only those are written. (To protect the pages before the write-out takes a flush for each 2
 //!   MiB touched: 0.49 a page where pages are scattered, against 0.03 here; and a store between the
@@ -41,7 +41,7 @@
 //! - Folios wait for their batch without a lock: B1 repeats every check. `loom_unmap_vs_lookup`,
 //!   `loom_unmap_vs_sync`; `model.rs`.
 //! - Pins: B2 fails for who has any reference beside the table's and ours. `loom_unmap_vs_pin`.
-//! - Half-full batches: [`Unmapping::finish`] ends every scan. `map_batches.rs`.
+//! - Half-full batches: [`Unmapping::finish`] ends every scan. `tests/maps/batches.rs`.
 //! - What stays is put back on a list in one place: [`Unmapping::keep`].
 //!
 //! B5 and B7 rely on it that a store between them goes to the page that is kept, and to no copy of

@@ -1,5 +1,6 @@
 //! Tests of the swap file as a whole: where it is, whose it is, and what comes back from it.
 
+use bifolio_testing::skip;
 use std::fs;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -106,7 +107,7 @@ fn a_temporary_file_has_no_name_and_is_not_looked_for_by_others() {
         assert_eq!(names_of(&unnamed), 0);
         assert_ne!(unnamed.identity(), unlinked.identity());
     } else {
-        println!("skipped: no O_TMPFILE in {}", directory.path().display());
+        skip("tmpfile", directory.path().display());
     }
     let swap = open(SwapPlace::In(directory.path().to_owned())).unwrap();
     assert_eq!(names_of(&**swap.backing()), 0);
@@ -287,12 +288,10 @@ fn the_file_has_storage_before_anybody_writes() {
 #[test]
 fn a_file_on_a_tmpfs_takes_no_memory_ahead() {
     let Ok(directory) = tempfile::tempdir_in("/dev/shm") else {
-        eprintln!("skipped: there is no /dev/shm");
-        return;
+        return skip("tmpfs", "no directory can be made in /dev/shm");
     };
     if !file::is_on_tmpfs(fs::File::open(directory.path()).unwrap().as_fd()) {
-        eprintln!("skipped: /dev/shm is no tmpfs");
-        return;
+        return skip("tmpfs", "/dev/shm is not one");
     }
     let path = file_in(&directory);
     let swap = open_file(&path).unwrap();

@@ -404,6 +404,7 @@ fn kernel_position(position_bytes: u64) -> io::Result<i64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use bifolio_testing::skip;
     use std::io::Write;
 
     const READ: OpenMode = OpenMode { read: true, write: false, create: false, direct: false };
@@ -439,7 +440,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let file = match create_unnamed(directory.path()) {
             Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
-                return println!("skipped: no O_TMPFILE here");
+                return skip("tmpfile", error);
             }
             file => file.unwrap(),
         };

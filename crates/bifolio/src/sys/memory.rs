@@ -372,6 +372,7 @@ pub(super) unsafe fn advise_vector(ranges: &[PageRange]) -> io::Result<usize> {
 mod tests {
     use super::*;
     use crate::sys::memory::{PAGE_BYTES, Reservation};
+    use bifolio_testing::skip;
 
     #[test]
     fn a_released_range_reads_as_zeros_and_its_neighbours_do_not() {
@@ -414,7 +415,7 @@ mod tests {
         if features.has(Feature::VectoredUnmap) {
             ways.push((Unmapper::new(&features), true));
         } else {
-            println!("skipped in part: {:?}", features.reports());
+            skip(Feature::VectoredUnmap, format!("{:?}", features.reports()));
         }
         ways
     }

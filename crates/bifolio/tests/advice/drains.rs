@@ -1,6 +1,7 @@
 //! Whose LRU batches are drained: those that hold a folio of the range, and no others.
 
 use bifolio::{Advice, Cache, Outcome};
+use bifolio_testing::skip;
 
 use crate::support::{
     PAGE, assert_same, cache_of, directory, files_can_be_mapped, open, random_file, read, writable,
@@ -11,7 +12,7 @@ use crate::{assert_counted, cpus, evict, on, quiet_cache, read_pages, resident_p
 fn two_cpus() -> Option<[usize; 2]> {
     let found = cpus().first_chunk().copied();
     if found.is_none() {
-        eprintln!("skipped: there is one CPU");
+        skip("cpus", "the test needs two CPUs");
     }
     found
 }

@@ -9,6 +9,9 @@
 //! Gives up privileges and resources of the process, which runs nothing but one test.
 #![allow(unsafe_code)]
 
+mod fallback;
+mod fork;
+mod posix_locks;
 mod program;
 #[allow(dead_code)]
 #[path = "../maps/setup.rs"]
@@ -16,18 +19,19 @@ mod setup;
 #[path = "../support/mod.rs"]
 mod support;
 
+use bifolio_testing::skip;
 use std::fs;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use bifolio::{Cache, FaultMode, Feature, FeatureReport};
+use bifolio::{Cache, FaultMode, Feature};
 use rustix::pipe::{fcntl_setpipe_size, pipe};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tempfile::TempDir;
 
 use crate::program::{Answer, Program};
 use crate::setup::{MODES, refuse_calls, run_child};
-use crate::support::{PAGE, files_can_be_mapped, writable};
+use crate::support::{PAGE, files_can_be_mapped, report_of, writable};
 
 const VARIABLE: &str = "BIFOLIO_TEST_ENVIRONMENT";
 const END: &str = "it has ended well";
@@ -43,7 +47,7 @@ fn in_a_child(name: &str, needs_root: bool, test: impl FnOnce()) {
         return println!("{END}");
     }
     if needs_root && !rustix::process::geteuid().is_root() {
-        return eprintln!("skipped: {name} needs root");
+        return skip("root", format!("{name} needs root"));
     }
     let output = run_child(name, VARIABLE, "1");
     let (text, errors) =
@@ -77,10 +81,6 @@ fn become_dumpable() {
 fn limit(resource: Resource, current: u64) {
     let maximum = getrlimit(resource).maximum;
     setrlimit(resource, Rlimit { current: Some(current), maximum }).unwrap();
-}
-
-fn report_of(feature: Feature) -> FeatureReport {
-    bifolio::features().into_iter().find(|report| report.feature == feature).unwrap()
 }
 
 /// It is not in use, for a reason that has `needle`, and what is done instead has a name.
@@ -131,9 +131,14 @@ fn all_works_for_a_user_without_privileges() {
     });
 }
 
+/// Returns `true` if files can be mapped in this environment; a refusal is what a test expects.
+fn can_map() -> bool {
+    report_of(Feature::UserFaults).available
+}
+
 /// What cannot work on the kernel that this runs on.
 fn mapless() -> &'static [&'static str] {
-    if files_can_be_mapped() { &[] } else { &["map"] }
+    if can_map() { &[] } else { &["map"] }
 }
 
 #[test]
@@ -285,7 +290,7 @@ fn run_filtered(filter: &Filter) {
         // The one that was set last is the one that counts.
         refuse_calls(*call, None, errno);
         assert_missing(*feature, "filter");
-        let refused = if files_can_be_mapped() { refused } else { mapless() };
+        let refused = if can_map() { refused } else { mapless() };
         assert_answers(run(directory.path(), false), refused, &["filter"]);
     }
 }
@@ -331,7 +336,7 @@ fn check_refusal_of_reservations(directory: &Path) {
     let needles = ["vm.overcommit_memory", "CacheBuilder::"];
     assert_answers(run(directory, false), &parts, &needles);
     assert_answers(run(directory, true), mapless(), &[]);
-    if files_can_be_mapped() {
+    if can_map() {
         let cache = Cache::builder().memory(1 << 20).memory_max(1 << 20).build().unwrap();
         let refused = cache.memory_file_with("large", &writable().mappable(true)).map(drop);
         let answers = vec![("map".to_owned(), refused.map_err(Into::into))];
@@ -380,8 +385,11 @@ fn pages_of_maps_are_not_merged_with_others() {
     in_a_child("pages_of_maps_are_not_merged_with_others", false, || {
         // SAFETY: it lets the kernel merge pages of this process that are equal.
         let answer = unsafe { libc::prctl(libc::PR_SET_MEMORY_MERGE, 1, 0, 0, 0) };
-        if answer != 0 || !files_can_be_mapped() {
-            return eprintln!("skipped: the kernel merges no pages");
+        if answer != 0 {
+            return skip("merged-pages", "the kernel merges no pages of a process");
+        }
+        if !files_can_be_mapped() {
+            return;
         }
         let cache = Cache::builder().memory(1 << 20).build().unwrap();
         for mode in MODES {

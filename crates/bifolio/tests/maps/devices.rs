@@ -16,13 +16,13 @@ use std::thread;
 use std::time::Duration;
 
 use bifolio::{Advice, Feature, File, MapMut};
-use bifolio_testing::fill_bytes;
+use bifolio_testing::{fill_bytes, skip};
 use fastrand::Rng;
 use io_uring::{IoUring, opcode, types};
 use tempfile::TempDir;
 
 use crate::setup::{Address, Way};
-use crate::support::{directory, file_of, read_all};
+use crate::support::{directory, file_of, has, read_all};
 
 const MEMORY_BYTES: u64 = 2 << 20;
 /// Four times as much.
@@ -42,11 +42,11 @@ enum Reading {
 
 /// Those that this system allows.
 fn readings() -> Vec<Reading> {
-    let features = bifolio::features();
-    let has = |feature| features.iter().any(|it| it.feature == feature && it.in_use);
     let mut readings = vec![Reading::Call];
-    readings.extend(has(Feature::IoUring).then_some(Reading::Ring));
-    readings.extend((has(Feature::IoUring) && can_register()).then_some(Reading::Registered));
+    if has(Feature::IoUring) {
+        readings.push(Reading::Ring);
+        readings.extend(can_register().then_some(Reading::Registered));
+    }
     readings
 }
 
@@ -101,7 +101,7 @@ impl Sources {
             let path = file_of(&directory, &format!("source {round}"), &of_round);
             let mut options = fs::OpenOptions::new();
             let Ok(file) = options.read(true).custom_flags(libc::O_DIRECT).open(path) else {
-                eprintln!("skipped: no direct I/O in {}", directory.path().display());
+                skip(Feature::DirectIo, directory.path().display());
                 return None;
             };
             files.push(file);
@@ -261,7 +261,7 @@ fn a_sync_writes_what_came_under_a_pin() {
 fn what_came_last_under_a_pin_is_kept_also_after_a_cut() {
     let Some(sources) = Sources::new() else { return };
     if !readings().contains(&Reading::Registered) {
-        return eprintln!("skipped: no memory can be registered");
+        return skip("io-uring", "no memory can be registered");
     }
     for (way, is_cut) in Way::modes().into_iter().flat_map(|way| [(way, false), (way, true)]) {
         let path = sources.target("target");

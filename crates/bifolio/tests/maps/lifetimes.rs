@@ -17,7 +17,7 @@ use fastrand::Rng;
 
 use crate::setup::{Address, Way, load, run_child, store, touch};
 use crate::support::{
-    PAGE, assert_same, directory, error_of, file_of, random_file, read, read_all, wait_until,
+    PAGE, assert_same, directory, error_of, file_of, has, random_file, read, read_all, wait_until,
     writable,
 };
 
@@ -46,11 +46,6 @@ fn kernel_can_load(start: *const u8, position: u64) -> bool {
     let count = unsafe { libc::write(write.as_raw_fd(), source.cast(), 1) };
     drop(read);
     count == 1
-}
-
-fn kernel_waits() -> bool {
-    let reports = bifolio::features();
-    reports.iter().any(|report| report.feature == Feature::KernelFaults && report.available)
 }
 
 const CUT: &str = "lifetimes::a_touch_of_what_was_cut_raises_a_signal";
@@ -95,8 +90,8 @@ fn a_touch_of_what_was_cut_raises_a_signal() {
 #[test]
 fn each_map_is_told_once_why_a_page_could_not_be_had() {
     let way = Way::new(FaultMode::Threads);
-    if Way::modes().is_empty() || !kernel_waits() {
-        return eprintln!("skipped: system calls do not wait for pages of maps here");
+    if Way::modes().is_empty() || !has(Feature::KernelFaults) {
+        return;
     }
     for_both_files(way, &fill_bytes(1, 16 * PAGE_USIZE), |_, file| {
         let maps = [(); 2].map(|()| file.map(0..file.len()).unwrap());

@@ -9,6 +9,7 @@
 //! Each module that touches a map says why it may.
 #![allow(unsafe_code)]
 
+mod batches;
 mod buffers;
 mod copies;
 mod crash;

@@ -255,9 +255,8 @@ fn a_page_that_cannot_be_refused_poisons_the_cache_in_time() {
     if std::env::var(VARIABLE).is_ok() {
         return find_no_memory_to_refuse(Way::new(FaultMode::Threads));
     }
-    let has_poison =
-        bifolio::features().iter().any(|it| it.feature == Feature::FaultPoison && it.in_use);
-    run_to_a_good_end(NAME, usize::from(has_poison && support::files_can_be_mapped()));
+    let can_run = support::files_can_be_mapped() && support::has(Feature::FaultPoison);
+    run_to_a_good_end(NAME, usize::from(can_run));
 }
 
 /// Pages whose last bytes cannot be had back poison the cache; nobody dies, waits, or is misled.

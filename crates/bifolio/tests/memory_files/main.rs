@@ -4,6 +4,7 @@
 //! what cache; the same bodies run with a swap and without. What the storage of a swap can do to
 //! them is in `swap_faults.rs`.
 
+mod calls;
 mod lifetimes;
 mod model;
 mod promises;

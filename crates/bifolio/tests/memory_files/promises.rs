@@ -3,8 +3,8 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use bifolio::{Cache, DirectIo, ErrorKind};
-use bifolio_testing::fill_bytes;
+use bifolio::{Cache, DirectIo, ErrorKind, Feature};
+use bifolio_testing::{fill_bytes, skip};
 use fastrand::Rng;
 
 use crate::setup::{Setup, check_empty, check_resident};
@@ -32,8 +32,7 @@ fn the_swap_file_has_room_before_pages_are_written_to_it() {
     let cache = Cache::builder().memory(2 << 20).build().unwrap();
     let directly = writable().create(true).direct(DirectIo::Require);
     if let Err(error) = cache.open(directory.path().join("direct"), &directly) {
-        eprintln!("skipped: {error}");
-        return;
+        return skip(Feature::DirectIo, error);
     }
     let path = directory.path().join("swap");
     let cache = Cache::builder().memory(2 << 20).swap_file(&path).build().unwrap();

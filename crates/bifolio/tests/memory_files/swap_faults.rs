@@ -6,10 +6,12 @@
 use std::thread;
 use std::time::Duration;
 
-use bifolio::{Backing, Cache, Error, ErrorKind, Feature, Features, File, ReadRequest};
+use bifolio::{Backing, Cache, Error, ErrorKind, Feature, File, ReadRequest};
 use bifolio_testing::{Call, Fault, Gate, fill_bytes};
 
-use crate::support::{Faulty, PAGE, Way, assert_same, error_of, files_can_be_mapped, writable};
+use crate::support::{
+    Faulty, PAGE, Way, assert_same, error_of, files_can_be_mapped, has, writable,
+};
 
 const MEMORY_BYTES: u64 = 512 << 10;
 /// Four times what the cache holds.
@@ -18,8 +20,7 @@ const PAGES: u64 = 4 * MEMORY_BYTES / PAGE;
 /// Runs `test` over each kind of storage; transfers of several at once go by io_uring or threads.
 fn for_each_storage(test: impl Fn(&Faulty)) {
     for way in [Way::Ring, Way::Threads, Way::Memory] {
-        if way == Way::Ring && !Features::probe(&[]).has(Feature::IoUring) {
-            eprintln!("skipped: there is no io_uring here");
+        if way == Way::Ring && !has(Feature::IoUring) {
             continue;
         }
         test(&Faulty::new(way, 0, 1));

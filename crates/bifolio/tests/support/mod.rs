@@ -8,15 +8,17 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use bifolio::{
-    Backing, Cache, CacheBuilder, DiskFile, DiskOptions, Error, Feature, Features, File,
-    OpenOptions, Stats,
+    Backing, Cache, CacheBuilder, DiskFile, DiskOptions, Error, Feature, FeatureReport, Features,
+    File, OpenOptions, Stats,
 };
-use bifolio_testing::{FaultyBacking, MemoryBacking, fill_bytes};
+use bifolio_testing::{FaultyBacking, MemoryBacking, fill_bytes, skip};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::thread::{CapabilitySet, CapabilitySets, gettid, set_capabilities};
 use tempfile::TempDir;
 
 /// Bytes of a page.
@@ -47,14 +49,25 @@ pub fn cache_of(memory_bytes: u64) -> Cache {
     Cache::builder().memory(memory_bytes).build().unwrap()
 }
 
-/// Whether files can be mapped here; says so if not.
-pub fn files_can_be_mapped() -> bool {
-    let reports = bifolio::features();
-    let report = reports.iter().find(|report| report.feature == Feature::UserFaults).unwrap();
+/// Returns what the probe of the kernel found about `feature`.
+pub fn report_of(feature: Feature) -> FeatureReport {
+    bifolio::features().into_iter().find(|report| report.feature == feature).unwrap()
+}
+
+/// Returns `true` if the kernel has `feature`; otherwise the test skips what needs it.
+#[track_caller]
+pub fn has(feature: Feature) -> bool {
+    let report = report_of(feature);
     if !report.available {
-        eprintln!("skipped: files cannot be mapped here: {}", report.reason);
+        skip(feature, report.reason);
     }
     report.available
+}
+
+/// Returns `true` if files can be mapped; otherwise the test skips what needs maps.
+#[track_caller]
+pub fn files_can_be_mapped() -> bool {
+    has(Feature::UserFaults)
 }
 
 /// To read and write.
@@ -104,6 +117,20 @@ pub fn error_of<T: Debug>(result: Result<T, Error>, needles: &[&str]) -> Error {
         assert!(line.contains(needle), "{line:?} does not name {needle:?}");
     }
     error
+}
+
+/// Calls `body` on a thread that has no privileges on files, even if root runs the test.
+pub fn without_root<R: Send>(body: impl Send + FnOnce() -> R) -> R {
+    thread::scope(|scope| {
+        let unprivileged = scope.spawn(|| {
+            // The kernel keeps capabilities for each thread.
+            let none = CapabilitySet::empty();
+            let none = CapabilitySets { effective: none, permitted: none, inheritable: none };
+            set_capabilities(None, none).unwrap();
+            body()
+        });
+        unprivileged.join().unwrap()
+    })
 }
 
 /// Runs the test `name` of this very binary again, alone in a process of its own, with `variable`
@@ -215,8 +242,7 @@ impl Faulty {
 /// it that they went that way.
 pub fn for_each_way(length: usize, test: impl Fn(&Faulty)) {
     for way in [Way::Ring, Way::Threads, Way::Memory] {
-        if way == Way::Ring && !Features::probe(&[]).has(Feature::IoUring) {
-            eprintln!("skipped: there is no io_uring here");
+        if way == Way::Ring && !has(Feature::IoUring) {
             continue;
         }
         let faulty = Faulty::new(way, length, 1);
@@ -230,6 +256,39 @@ pub fn for_each_way(length: usize, test: impl Fn(&Faulty)) {
 #[track_caller]
 pub fn wait_until(what: &str, is_so: impl Fn() -> bool) {
     wait_for(what, &is_so, |is_so| *is_so);
+}
+
+/// A call on another thread, and whether that thread sleeps in the kernel: it has come to where it
+/// must wait.
+#[derive(Default)]
+pub struct ThreadState {
+    /// The number of the thread in the kernel, 0 before the call.
+    number: AtomicI32,
+    has_returned: AtomicBool,
+}
+
+impl ThreadState {
+    /// Calls `body` on the calling thread, whose state is followed meanwhile.
+    pub fn follow<R>(&self, body: impl FnOnce() -> R) -> R {
+        self.number.store(gettid().as_raw_nonzero().get(), Ordering::Release);
+        let result = body();
+        self.has_returned.store(true, Ordering::Release);
+        result
+    }
+
+    /// Waits until the call sleeps.
+    ///
+    /// # Panics
+    /// If the call has returned.
+    #[track_caller]
+    pub fn wait_until_asleep(&self) {
+        wait_until("the thread sleeps", || {
+            let number = self.number.load(Ordering::Acquire);
+            assert!(!self.has_returned.load(Ordering::Acquire), "the call waits for nothing");
+            let state = fs::read_to_string(format!("/proc/self/task/{number}/stat"));
+            number > 0 && state.is_ok_and(|state| state.contains(") S "))
+        });
+    }
 }
 
 /// Waits until the statistics say so, and gives those that did.

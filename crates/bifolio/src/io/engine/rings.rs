@@ -332,6 +332,7 @@ fn add(counter: &AtomicU64, count: u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use bifolio_testing::skip;
     use std::ptr::NonNull;
     use std::thread;
 
@@ -351,7 +352,7 @@ mod tests {
     fn a_lease_is_over_after_a_turn_if_somebody_waits() {
         let rings = one_ring();
         let Some(mut lease) = rings.lease() else {
-            return println!("skipped: there is no io_uring here");
+            return skip(crate::Feature::IoUring, "no ring can be leased");
         };
         lease.started = TURN_TRANSFERS;
         assert!(!lease.is_over(), "nobody waits");
@@ -373,7 +374,7 @@ mod tests {
     fn a_ring_that_was_given_up_is_the_last() {
         let rings = one_ring();
         let Some(lease) = rings.lease() else {
-            return println!("skipped: there is no io_uring here");
+            return skip(crate::Feature::IoUring, "no ring can be leased");
         };
         lease.give_up();
         assert!(rings.lease().is_none());

@@ -1,5 +1,6 @@
 //! Transfers of `DiskFile`, each body over every way a transfer can go.
 
+use bifolio_testing::skip;
 use std::fs;
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -118,7 +119,7 @@ fn each_way_goes_where_it_says_and_says_why() {
                 assert_eq!(file.alignment(), Alignment::NONE);
             }
             (DirectStatus::Direct, None) => assert!(file.alignment().granule_bytes() > 1),
-            (other, None) => println!("skipped: no direct I/O here: {other:?}"),
+            (other, None) => skip(crate::Feature::DirectIo, format!("{other:?}")),
             (other, Some(_)) => panic!("{}: {other:?}", way.name),
         }
     }

@@ -7,6 +7,7 @@
 //! Looks at the page cache through a mapping that nobody reads, and mounts a small file system.
 #![allow(unsafe_code)]
 
+use bifolio_testing::skip;
 use std::ffi::CString;
 use std::fs;
 use std::io;
@@ -62,7 +63,7 @@ pub(super) fn shared_memory_directory() -> Option<TempDir> {
     if place.is_dir() && is_tmpfs(place) {
         return Some(tempfile::tempdir_in(place).unwrap());
     }
-    println!("skipped: /dev/shm is not a tmpfs here");
+    skip("tmpfs", "/dev/shm is not one");
     None
 }
 
@@ -92,7 +93,7 @@ pub(super) fn direct_way() -> Option<(Way, DiskFile)> {
     match file.direct() {
         DirectStatus::Direct => Some((way, file)),
         other => {
-            println!("skipped: {} has no direct I/O: {other:?}", way.directory.path().display());
+            skip(Feature::DirectIo, format!("{}: {other:?}", way.directory.path().display()));
             None
         }
     }
@@ -170,7 +171,7 @@ pub(super) fn small_file_system() -> Option<SmallFileSystem> {
     let (kind, size) = (c"tmpfs".as_ptr(), c"size=64k".as_ptr().cast());
     // SAFETY: all four are strings that end in a zero and live through the call.
     if unsafe { libc::mount(kind, path.as_ptr(), kind, 0, size) } != 0 {
-        println!("skipped: cannot mount a tmpfs: {}", io::Error::last_os_error());
+        skip("root", format!("cannot mount a tmpfs: {}", io::Error::last_os_error()));
         return None;
     }
     Some(SmallFileSystem(directory))

@@ -178,6 +178,7 @@ fn memory_for_transfers(pages: u64, huge: bool, features: &Features) -> io::Resu
 #[cfg(test)]
 mod tests {
     use super::*;
+    use bifolio_testing::skip;
 
     /// Bytes of huge pages in the mapping that begins at `memory`.
     fn huge_bytes(memory: &Reservation) -> u64 {
@@ -193,12 +194,12 @@ mod tests {
     fn transfer_memory_is_in_huge_pages_where_allowed() {
         let features = Features::probe(&[]);
         if !features.has(Feature::TransparentHugePages) {
-            return println!("skipped: {:?}", features.reports());
+            return skip(Feature::TransparentHugePages, format!("{:?}", features.reports()));
         }
         let there_are = Reservation::new(2 * CHUNK_BYTES as usize, CHUNK_BYTES as usize).unwrap();
         there_are.populate(0, there_are.len(), true, &features).unwrap();
         if huge_bytes(&there_are) < 2 * CHUNK_BYTES {
-            return println!("skipped: the system has no huge pages to give just now");
+            return skip("huge-pages-now", "the system has none to give");
         }
         // Two whole ones, and a part of a third that must not cost more than it has.
         let pages = 2 * CHUNK_BYTES / PAGE_BYTES + 1;

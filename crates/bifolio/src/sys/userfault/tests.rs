@@ -6,6 +6,7 @@
 
 use super::*;
 use crate::sys::memory::{PAGE_BYTES, Reservation};
+use bifolio_testing::skip;
 use std::os::fd::AsRawFd;
 use std::thread;
 
@@ -24,8 +25,8 @@ impl Scratch {
     pub(in crate::sys) fn with(pages: usize, mode: FaultMode, needed: &[Feature]) -> Option<Self> {
         let features = Features::probe(&[]);
         let needed = [&[Feature::UserFaults], needed].concat();
-        if !needed.iter().all(|feature| features.has(*feature)) {
-            println!("skipped: {:?}", features.reports());
+        if let Some(missing) = needed.iter().find(|feature| !features.has(**feature)) {
+            skip(missing, format!("{:?}", features.reports()));
             return None;
         }
         let faults = Userfault::open(mode, &features).unwrap();

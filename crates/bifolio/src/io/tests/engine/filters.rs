@@ -4,6 +4,7 @@
 //! Installs a seccomp filter, on one thread that ends with its test.
 #![allow(unsafe_code)]
 
+use bifolio_testing::skip;
 use std::sync::Arc;
 use std::thread;
 
@@ -31,7 +32,7 @@ fn forbid(number: libc::c_long) -> bool {
     let answer =
         unsafe { libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) };
     if gives_up_rights != 0 || answer != 0 {
-        println!("skipped: seccomp: {}", std::io::Error::last_os_error());
+        skip("seccomp", std::io::Error::last_os_error());
     }
     gives_up_rights == 0 && answer == 0
 }

@@ -5,6 +5,7 @@
 //! Frames are used by one transfer at a time, and looked at when none is under way.
 #![allow(unsafe_code)]
 
+use bifolio_testing::skip;
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -68,18 +69,18 @@ impl World {
 /// The way with rings, if there are any here, with `feature`.
 pub(super) fn world_with(feature: Feature, depth: usize) -> Option<World> {
     let world = World::new("rings", &[], depth);
-    let found = world.has_rings() && world.features.has(feature);
-    if !found {
-        println!("skipped: there is no {feature} here");
+    let missing = [Feature::IoUring, feature].into_iter().find(|it| !world.features.has(*it));
+    if let Some(missing) = missing {
+        skip(missing, "the kernel has none");
     }
-    found.then_some(world)
+    missing.is_none().then_some(world)
 }
 
 /// Every way a transfer can go. Queues have `depth` transfers in flight.
 pub(super) fn worlds(depth: usize) -> Vec<World> {
     use Feature::IoUring;
     if !Features::probe(&[]).has(IoUring) {
-        println!("skipped: the ways with rings; there is no io_uring here");
+        skip(IoUring, "the ways with rings");
     }
     vec![
         World::new("rings", &[], depth),

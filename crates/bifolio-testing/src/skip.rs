@@ -1,0 +1,41 @@
+//! Tests that need what a machine may lack. A skip prints its reason; where the variable
+//! `BIFOLIO_TEST_REQUIRE` demands the feature, it is a failure.
+
+use std::env;
+use std::fmt::Display;
+
+/// The variable that demands features: `all`, or names separated by commas.
+const VARIABLE: &str = "BIFOLIO_TEST_REQUIRE";
+
+/// Prints why a test, or a part of it, is skipped for the lack of `feature`: a feature that
+/// `bifolio features` lists, or one of `cpus`, `huge-pages-now`, `merged-pages`, `root`, `seccomp`,
+/// `swap`, `sysfs`, `tmpfile`, `tmpfs`.
+///
+/// # Panics
+/// If `BIFOLIO_TEST_REQUIRE` is `all` or lists `feature`.
+#[track_caller]
+pub fn skip(feature: impl Display, reason: impl Display) {
+    let feature = feature.to_string();
+    let required = env::var(VARIABLE).unwrap_or_default();
+    assert!(!demands(&required, &feature), "{VARIABLE}={required}, but {feature}: {reason}");
+    eprintln!("skipped: {feature}: {reason}");
+}
+
+fn demands(required: &str, feature: &str) -> bool {
+    required.split(',').any(|name| name.trim() == feature || name.trim() == "all")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_skip_fails_only_where_its_feature_is_demanded() {
+        for required in ["all", "root", "io-uring,root", " io-uring , root "] {
+            assert!(demands(required, "root"), "{required:?}");
+        }
+        for required in ["", "io-uring", "roots", "io-uring,"] {
+            assert!(!demands(required, "root"), "{required:?}");
+        }
+    }
+}

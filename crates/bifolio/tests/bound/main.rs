@@ -1,0 +1,10 @@
+//! The memory bound: resident size, room for pages and tables, neighbouring frames, many open
+//! files.
+
+mod many_files;
+mod placement;
+mod resident_size;
+mod room;
+#[path = "../support/mod.rs"]
+mod support;
+mod table_room;

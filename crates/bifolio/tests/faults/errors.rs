@@ -1,0 +1,538 @@
+//! What cannot work is an error of the right kind, in one line that names the file and the number.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::support::{
+    PAGE, assert_same, cache_of, directory, error_of, file_of, open, random_file, read, read_all,
+    without_root, writable,
+};
+use bifolio::{Advice, Cache, ErrorKind, File, OpenDiskError, OpenOptions};
+use bifolio_testing::{Call, Fault, FaultyBacking, MemoryBacking};
+use rustix::fs::{CWD, FileType, Mode, mknodat};
+
+/// The last position the kernel has.
+const POSITION_MAX: u64 = i64::MAX as u64;
+
+/// Pins folio after folio until the cache is full: one folio beyond the bound is an error, and
+/// nothing else is. Returns how many fit.
+fn pin_everything(memory_bytes: u64, folio_bytes: u64) -> u64 {
+    let directory = directory();
+    let (path, bytes) = random_file(&directory, "pinned", 2 * memory_bytes as usize);
+    let cache = cache_of(memory_bytes);
+    let file = cache.open(&path, &writable().folio_bytes(folio_bytes)).unwrap();
+    let mut pins = Vec::new();
+    let full = loop {
+        let start = pins.len() as u64 * folio_bytes;
+        let began = Instant::now();
+        match file.pin(start..start + folio_bytes) {
+            Ok(pin) => pins.push(pin),
+            Err(error) => {
+                assert!(began.elapsed() < Duration::from_secs(5), "it swept for too long");
+                break Err::<(), _>(error);
+            }
+        }
+        assert!(cache.stats().used_bytes <= memory_bytes);
+    };
+    let count = pins.len() as u64;
+    let pinned = count * folio_bytes;
+    let needles = [pinned.to_string(), memory_bytes.to_string()];
+    let error = error_of(full, &needles.each_ref().map(String::as_str));
+    let ErrorKind::Full { bound_bytes, pinned_bytes, unwritten_bytes, busy_bytes, .. } =
+        *error.kind()
+    else {
+        panic!("{error}")
+    };
+    assert_eq!((bound_bytes, pinned_bytes), (memory_bytes, pinned));
+    assert_eq!((unwritten_bytes, busy_bytes), (0, 0));
+    assert!(cache.stats().allocation_failures > 0);
+
+    // What is pinned can be used all the same, by every call.
+    let middle = (count / 2 * folio_bytes) as usize;
+    assert_same(&read(&file, middle as u64, 100), &bytes[middle..middle + 100]);
+    file.write_at(b"here", middle as u64).unwrap();
+    file.sync_data().unwrap();
+    // A write or a read of anything else cannot.
+    let beyond = count * folio_bytes;
+    assert!(matches!(error_of(file.write_at(b"x", beyond), &[]).kind(), ErrorKind::Full { .. }));
+    let answer = file.read_at(&mut [0; 8], beyond);
+    assert!(matches!(error_of(answer, &[]).kind(), ErrorKind::Full { .. }));
+
+    // One less is enough for one more.
+    drop(pins.remove(0));
+    let last = file.pin(beyond..beyond + folio_bytes).unwrap();
+    let mut found = vec![0; folio_bytes as usize];
+    last.copy_to(&mut found);
+    assert_same(&found, &bytes[beyond as usize..][..folio_bytes as usize]);
+    drop((last, pins));
+    let mut expected = bytes;
+    expected[middle..middle + 4].copy_from_slice(b"here");
+    assert_same(&read_all(&file), &expected);
+    count
+}
+
+#[test]
+fn one_pin_too_many_is_an_error_that_names_the_pinned_bytes() {
+    let count = pin_everything(256 << 10, PAGE);
+    assert!((50..64).contains(&count), "{count} pages fit in 256 KiB");
+    let count = pin_everything(1 << 20, PAGE);
+    assert!((220..256).contains(&count), "{count} pages fit in 1 MiB");
+}
+
+#[test]
+fn one_large_pin_beyond_the_bound_is_an_error_too() {
+    let count = pin_everything(1 << 20, 64 << 10);
+    assert!((12..16).contains(&count), "{count} folios of 64 KiB fit in 1 MiB");
+    let count = pin_everything(8 << 20, 2 << 20);
+    assert_eq!(count, 3, "folios of 2 MiB in 8 MiB, with their descriptors");
+}
+
+#[test]
+fn holds_fill_a_cache_as_pins_do() {
+    let directory = directory();
+    let (path, bytes) = random_file(&directory, "held", 4 << 20);
+    let cache = cache_of(4 << 20);
+    let file = open(&cache, &path);
+    let held = (0..512).map(|page| file.pin(page * PAGE..(page + 1) * PAGE).unwrap().hold());
+    let held: Vec<_> = held.collect();
+    let error = error_of(cache.set_memory(1 << 20), &["1048576"]);
+    assert!(matches!(error.kind(), ErrorKind::Full { .. }), "{error:?}");
+    assert_eq!(cache.stats().bound_bytes, 4 << 20, "the old bound stands");
+    drop(held);
+    cache.set_memory(1 << 20).unwrap();
+    assert!(cache.stats().used_bytes <= 1 << 20);
+    assert_same(&read_all(&file), &bytes);
+}
+
+#[test]
+fn a_few_pins_do_not_make_a_cache_full() {
+    let directory = directory();
+    let path = file_of(&directory, "large", b"");
+    std::fs::File::options().write(true).open(&path).unwrap().set_len(256 << 20).unwrap();
+    let cache = cache_of(4 << 20);
+    let file = open(&cache, &path);
+    // Every 64th page of what the cache holds stays pinned, so no 2 MiB of it can be given back.
+    let mut pins = Vec::new();
+    for page in 0..900 {
+        let pin = file.pin(page * PAGE..(page + 1) * PAGE).unwrap();
+        if page % 64 == 0 {
+            pins.push(pin);
+        }
+    }
+    // And yet there is room for one page after the other, all over the file.
+    for page in (0..65536).step_by(128) {
+        assert_eq!(read(&file, page * PAGE, 1), [0], "page {page}");
+        assert!(cache.stats().used_bytes <= 4 << 20);
+    }
+}
+
+#[test]
+fn a_file_cut_by_somebody_else_says_so_where_it_was_cut() {
+    let directory = directory();
+    let (path, bytes) = random_file(&directory, "cut", 40_000);
+    let cache = cache_of(4 << 20);
+    let file = open(&cache, &path);
+    // What was read ahead would be served, and rightly so.
+    file.advise(0..0, Advice::Random).unwrap();
+    assert_same(&read(&file, 0, 100), &bytes[..100]);
+    std::fs::File::options().write(true).open(&path).unwrap().set_len(10_000).unwrap();
+    let name = path.display().to_string();
+    let error = error_of(file.read_at(&mut [0; 10], 30_000), &[&name, "28672", "cut"]);
+    let ErrorKind::CutShort { position_bytes, expected_bytes, got_bytes, .. } = *error.kind()
+    else {
+        panic!("{error:?}")
+    };
+    assert_eq!((position_bytes, expected_bytes, got_bytes), (28672, 4096, 0));
+    let error = error_of(file.pin(8192..8193), &[&name, "8192"]);
+    assert!(matches!(error.kind(), ErrorKind::CutShort { got_bytes: 1808, .. }), "{error:?}");
+    // What is left is served, up to the page that is not whole any more.
+    assert_same(&read(&file, 0, 40_000), &bytes[..8192]);
+    // Back again: nothing wrong was remembered.
+    std::fs::write(&path, &bytes).unwrap();
+    assert_same(&read_all(&file), &bytes);
+}
+
+#[test]
+fn a_file_that_cannot_be_read_says_where_and_why() {
+    let directory = directory();
+    let backing = Arc::new(FaultyBacking::new(MemoryBacking::new(vec![1; 40_000])));
+    backing.inject(Fault::on(Call::Read).forever().fails(libc::EIO));
+    let cache = cache_of(4 << 20);
+    let file = cache.open_backing(backing.clone(), &writable()).unwrap();
+    let needles = ["faulty memory", "position 8192", "os error 5"];
+    for error in [
+        error_of(file.read_at(&mut [0; 10], 9000), &needles),
+        error_of(file.pin(9000..9001), &needles),
+        error_of(file.pin_mut(9000..9001), &needles),
+        error_of(file.write_at(b"part of a page", 9000), &needles),
+    ] {
+        let ErrorKind::Io(io) = error.kind() else { panic!("{error:?}") };
+        assert_eq!(io.source.raw_os_error(), Some(libc::EIO));
+    }
+
+    let path = file_of(&directory, "secret", b"secret");
+    let no_access = std::os::unix::fs::PermissionsExt::from_mode(0o000);
+    std::fs::set_permissions(&path, no_access).unwrap();
+    let name = path.display().to_string();
+    let answer = without_root(|| cache.open(&path, &OpenOptions::new()));
+    let error = error_of(answer, &[&name, "ermission"]);
+    assert!(matches!(error.kind(), ErrorKind::Open(OpenDiskError::System { .. })));
+}
+
+#[test]
+fn only_regular_files_that_exist_can_be_opened() {
+    let directory = directory();
+    let cache = cache_of(1 << 20);
+    let fifo = directory.path().join("fifo");
+    mknodat(CWD, &fifo, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+    for (path, kind) in [(directory.path(), "a directory"), (&fifo, "a named pipe")] {
+        for options in [OpenOptions::new(), writable().create(true)] {
+            let error = error_of(cache.open(path, &options), &[path.to_str().unwrap(), kind]);
+            let ErrorKind::Open(OpenDiskError::NotRegular { .. }) = error.kind() else {
+                panic!("{error:?}")
+            };
+        }
+    }
+    let missing = directory.path().join("missing");
+    let error = error_of(cache.open(&missing, &writable()), &[missing.to_str().unwrap()]);
+    let ErrorKind::Open(OpenDiskError::System { source, .. }) = error.kind() else {
+        panic!("{error:?}")
+    };
+    assert_eq!(source.kind(), std::io::ErrorKind::NotFound);
+    assert!(!missing.exists(), "it must not be made");
+    cache.open(&missing, &writable().create(true)).unwrap();
+    assert!(missing.exists());
+}
+
+#[test]
+fn a_file_of_no_bytes_reads_as_nothing_and_cannot_be_pinned() {
+    let directory = directory();
+    let path = file_of(&directory, "empty", b"");
+    let name = path.display().to_string();
+    let cache = cache_of(1 << 20);
+    let file = open(&cache, &path);
+    assert!(file.is_empty());
+    assert_eq!(file.read_at(&mut [0; 100], 0).unwrap(), 0);
+    assert_eq!(file.read_at(&mut [], 0).unwrap(), 0);
+    assert_eq!(file.write_at(&[], 1 << 30).unwrap(), 0, "no bytes make no file longer");
+    assert!(file.is_empty());
+    let error = error_of(file.pin(0..1), &[&name, "has 0 bytes"]);
+    assert!(matches!(error.kind(), ErrorKind::PastEnd { len_bytes: 0, .. }), "{error:?}");
+    assert!(matches!(error_of(file.pin_mut(0..1), &[]).kind(), ErrorKind::PastEnd { .. }));
+    let error = error_of(file.read_exact_at(&mut [0; 1], 0), &[&name]);
+    assert!(matches!(error.kind(), ErrorKind::PastEnd { .. }));
+    assert_eq!(file.pins(0..0).count(), 0);
+    file.sync_all().unwrap();
+}
+
+#[test]
+fn positions_near_the_largest_number_are_errors() {
+    let directory = directory();
+    let path = file_of(&directory, "file", b"0123456789");
+    let name = path.display().to_string();
+    let cache = cache_of(1 << 20);
+    let file = open(&cache, &path);
+    // The last byte the kernel could have is merely behind our end.
+    assert_eq!(file.read_at(&mut [0; 1], POSITION_MAX - 1).unwrap(), 0);
+    for position in [POSITION_MAX, POSITION_MAX + 1, u64::MAX - 1, u64::MAX] {
+        let number = position.to_string();
+        let needles = [name.as_str(), number.as_str()];
+        for error in [
+            error_of(file.read_at(&mut [0; 1], position), &needles),
+            error_of(file.read_at(&mut [0; 8192], position), &needles),
+            error_of(file.read_exact_at(&mut [0; 1], position), &needles),
+            error_of(file.write_at(b"x", position), &needles),
+            error_of(file.pin(position..u64::MAX), &needles[..1]),
+            error_of(file.pin_mut(POSITION_MAX - 1..u64::MAX), &[&name]),
+        ] {
+            let ErrorKind::OutOfRange { .. } = error.kind() else {
+                // A range from u64::MAX to itself is first of all empty.
+                assert!(position == u64::MAX, "{error:?}");
+                continue;
+            };
+        }
+    }
+    for length in [POSITION_MAX + 1, u64::MAX] {
+        let error = error_of(file.set_len(length), &[&name, &length.to_string()]);
+        assert!(matches!(error.kind(), ErrorKind::OutOfRange { .. }), "{error:?}");
+    }
+    let error = error_of(file.pin(POSITION_MAX - 4..POSITION_MAX), &[&name]);
+    assert!(matches!(error.kind(), ErrorKind::PastEnd { .. }), "{error:?}");
+    assert!(file.pins(u64::MAX - 10..u64::MAX).next().unwrap().is_err());
+    assert_same(&read_all(&file), b"0123456789");
+}
+
+#[test]
+fn a_file_grows_to_len_max_and_no_further() {
+    let directory = directory();
+    let path = file_of(&directory, "file", b"0123456789");
+    let name = path.display().to_string();
+    let cache = cache_of(1 << 20);
+    let file = cache.open(&path, &writable().len_max(5000)).unwrap();
+    for result in [
+        file.write_at(&[1; 2], 4999).map(drop),
+        file.write_at(&[1; 1], 1 << 60).map(drop),
+        file.set_len(5001),
+        file.set_len(POSITION_MAX),
+    ] {
+        let error = error_of(result, &[&name, "5000", "len_max"]);
+        assert!(matches!(error.kind(), ErrorKind::TooLong { len_max_bytes: 5000, .. }));
+    }
+    assert_eq!(file.len(), 10);
+    file.write_at(&[1; 1], 4999).unwrap();
+    assert_eq!(file.len(), 5000);
+    drop(file);
+    let error = error_of(cache.open(&path, &writable().len_max(4999)), &["len_max", "4999"]);
+    assert!(matches!(error.kind(), ErrorKind::Config { name: "len_max", .. }));
+    let huge = writable().len_max(u64::MAX);
+    error_of(cache.open(&path, &huge), &["len_max", &u64::MAX.to_string()]);
+}
+
+#[test]
+fn a_reader_does_not_keep_a_writer_from_growing_the_file() {
+    let directory = directory();
+    let path = file_of(&directory, "file", b"0123456789");
+    let cache = cache_of(1 << 20);
+    let reader = cache.open(&path, &OpenOptions::new()).unwrap();
+    let writer = open(&cache, &path);
+    writer.write_all_at(b"more", 100_000).unwrap();
+    assert_eq!(reader.len(), 100_004);
+    assert_same(&read(&reader, 99_999, 100), b"\0more");
+}
+
+#[test]
+fn folio_sizes_and_bounds_that_cannot_be_are_named() {
+    let directory = directory();
+    let path = file_of(&directory, "file", b"0123456789");
+    let cache = cache_of(4 << 20);
+    for folio_bytes in [0, 1, 1000, 2048, 4095, 4097, 12288, 4 << 20, 1 << 40, u64::MAX] {
+        let answer = cache.open(&path, &writable().folio_bytes(folio_bytes));
+        let error = error_of(answer, &["folio_bytes", &folio_bytes.to_string(), "power of two"]);
+        assert!(matches!(error.kind(), ErrorKind::Config { name: "folio_bytes", .. }));
+    }
+    for memory_bytes in [0, 1, 4096, (256 << 10) - 1, u64::MAX] {
+        let builder = Cache::builder().memory(memory_bytes);
+        let needles = ["memory", &memory_bytes.to_string()];
+        let error = error_of(builder.validate(), &needles);
+        assert!(matches!(error.kind(), ErrorKind::Config { name: "memory", .. }));
+        error_of(builder.build(), &needles);
+        error_of(cache.set_memory(memory_bytes), &needles);
+    }
+    let small = Cache::builder().memory(1 << 20).memory_max(2 << 20).build().unwrap();
+    error_of(small.set_memory(3 << 20), &["memory", "3145728", "2097152"]);
+}
+
+#[test]
+fn a_folio_that_can_never_fit_is_named_with_the_bound() {
+    let directory = directory();
+    let path = file_of(&directory, "file", b"0123456789");
+    // Two MiB do not fit either: the descriptors count too.
+    for memory_bytes in [1 << 20, 2 << 20] {
+        let cache = cache_of(memory_bytes);
+        let opened = cache.open(&path, &writable().folio_bytes(2 << 20));
+        let answer = opened.and_then(|file| file.read_at(&mut [0; 10], 0));
+        error_of(answer, &["2097152", &memory_bytes.to_string()]);
+    }
+}
+
+#[test]
+fn options_that_contradict_each_other_are_refused() {
+    let directory = directory();
+    let path = file_of(&directory, "file", b"0123456789");
+    let cache = cache_of(1 << 20);
+    for (options, problem) in [
+        (OpenOptions::new().read(false), "neither read nor write"),
+        (writable().immutable(true), "immutable excludes write"),
+        (OpenOptions::new().create(true), "create needs write"),
+        (OpenOptions::new().truncate(true), "truncate needs write"),
+    ] {
+        let error = error_of(cache.open(&path, &options), &[problem]);
+        assert!(matches!(error.kind(), ErrorKind::Config { .. }));
+    }
+    assert_eq!(std::fs::read(&path).unwrap(), b"0123456789");
+}
+
+#[test]
+fn immutable_and_writable_handles_exclude_each_other() {
+    let directory = directory();
+    let path = file_of(&directory, "file", b"0123456789");
+    let link = directory.path().join("link");
+    std::fs::hard_link(&path, &link).unwrap();
+    let cache = cache_of(1 << 20);
+    let immutable = OpenOptions::new().immutable(true);
+
+    let first = cache.open(&path, &immutable).unwrap();
+    let reader = cache.open(&path, &OpenOptions::new()).unwrap();
+    let error = error_of(cache.open(&link, &writable().truncate(true)), &["writable", "immutable"]);
+    assert!(matches!(error.kind(), ErrorKind::ImmutableConflict { open: "immutable", .. }));
+    assert_eq!(std::fs::read(&path).unwrap(), b"0123456789", "it was cut all the same");
+    // A hold of the immutable handle keeps it open.
+    let hold = first.pin(2..5).unwrap().hold();
+    drop(first);
+    error_of(cache.open(&path, &writable()), &["writable", "immutable"]);
+    assert_eq!(hold.as_bytes(), Some(&b"234"[..]));
+    drop(hold);
+
+    let writer = open(&cache, &path);
+    let error = error_of(cache.open(&link, &immutable), &["writable", "immutable"]);
+    assert!(matches!(error.kind(), ErrorKind::ImmutableConflict { open: "writable", .. }));
+    writer.write_at(b"X", 0).unwrap();
+    assert!(reader.pin(0..3).unwrap().as_bytes().is_none(), "others may write it");
+    drop(writer);
+    let again = cache.open(&path, &immutable).unwrap();
+    assert_eq!(again.pin(0..3).unwrap().as_bytes(), Some(&b"X12"[..]));
+}
+
+#[test]
+fn handles_of_one_file_agree_on_the_folio_size() {
+    let directory = directory();
+    let path = file_of(&directory, "file", b"0123456789");
+    let cache = cache_of(1 << 20);
+    let first = open(&cache, &path);
+    let other = writable().folio_bytes(16 << 10);
+    let name = path.display().to_string();
+    let error = error_of(cache.open(&path, &other), &[&name, "16384", "4096"]);
+    assert!(matches!(error.kind(), ErrorKind::FolioSizeConflict { open_bytes: 4096, .. }));
+    drop(first);
+    assert_eq!(cache.open(&path, &other).unwrap().folio_bytes(), 16 << 10);
+}
+
+#[test]
+fn a_handle_does_only_what_it_was_opened_for() {
+    let directory = directory();
+    let path = file_of(&directory, "file", b"0123456789");
+    let name = path.display().to_string();
+    let cache = cache_of(1 << 20);
+    let reader = cache.open(&path, &OpenOptions::new()).unwrap();
+    let writer = cache.open(&path, &OpenOptions::new().read(false).write(true)).unwrap();
+    // Resident, so that the shortest path has its chance to be wrong.
+    for _ in 0..3 {
+        assert_same(&read(&reader, 0, 10), b"0123456789");
+        let error = error_of(writer.read_at(&mut [0; 4], 0), &[&name, "reading"]);
+        assert!(matches!(error.kind(), ErrorKind::NotOpenedFor { .. }));
+        error_of(writer.pin(0..4), &[&name, "reading"]);
+    }
+    for result in [
+        reader.write_at(b"x", 0).map(drop),
+        reader.write_at(b"", 0).map(drop),
+        reader.pin_mut(0..1).map(drop),
+        reader.set_len(0),
+    ] {
+        let error = error_of(result, &[&name, "writing"]);
+        assert!(matches!(error.kind(), ErrorKind::NotOpenedFor { .. }));
+    }
+    writer.write_at(b"A", 0).unwrap();
+    assert_same(&read(&reader, 0, 2), b"A1");
+}
+
+#[test]
+fn a_pin_lies_in_one_folio_and_has_bytes() {
+    let directory = directory();
+    let (path, bytes) = random_file(&directory, "file", 100_000);
+    let name = path.display().to_string();
+    let cache = cache_of(1 << 20);
+    let file = cache.open(&path, &writable().folio_bytes(16 << 10)).unwrap();
+    let resident = file.pin(0..16384).unwrap();
+    for _ in 0..2 {
+        let error = error_of(file.pin(16383..16385), &[&name, "16383", "16384"]);
+        assert!(matches!(error.kind(), ErrorKind::PinSpansFolios { length_bytes: 2, .. }));
+        error_of(file.pin_mut(0..16385), &[&name, "16385"]);
+        let reversed = std::ops::Range { start: 10, end: 5 };
+        for range in [5..5, reversed.clone(), 16384..16384] {
+            let error = error_of(file.pin(range.clone()), &["range"]);
+            assert!(matches!(error.kind(), ErrorKind::Config { name: "range", .. }));
+            error_of(file.pin_mut(range), &["range"]);
+        }
+        assert_eq!(file.pins(reversed).count(), 0);
+        advise_without_bytes(&file);
+        error_of(file.pin(99_999..100_001), &[&name, "has 100000 bytes"]);
+    }
+    drop(resident);
+    let lengths: Vec<_> = file.pins(16383..32769).map(|pin| pin.unwrap().len()).collect();
+    assert_eq!(lengths, [1, 16384, 1]);
+    // Up to the end, and one beyond: an error, once.
+    let mut pins = file.pins(98_304..100_001);
+    assert!(matches!(pins.next(), Some(Err(_))));
+    assert!(pins.next().is_none());
+    let pin = file.pin(98_304..100_000).unwrap();
+    let mut found = vec![0; 1696];
+    pin.copy_to(&mut found);
+    assert_same(&found, &bytes[98_304..]);
+}
+
+/// A range whose end lies before its start has no bytes, and no more has one behind the end.
+#[allow(clippy::reversed_empty_ranges)]
+fn advise_without_bytes(file: &File) {
+    let behind = file.len() + 50_000;
+    for range in [behind..behind + 10_000, behind..10, 50_000..10] {
+        let advice = [Advice::Cold, Advice::WillNeed, Advice::PopulateRead, Advice::PopulateWrite];
+        for advice in advice {
+            file.advise(range.clone(), advice).unwrap();
+        }
+        let outcome = file.advise(range.clone(), Advice::DontNeed).unwrap();
+        assert_eq!((outcome.evicted, outcome.remaining.total()), (0, 0), "{range:?}: {outcome}");
+        file.sync_range(range.clone()).unwrap();
+        assert!(file.residency_by_page(range).unwrap().is_empty());
+    }
+}
+
+#[test]
+fn a_closed_cache_answers_that_it_is_closed() {
+    let directory = directory();
+    let (path, bytes) = random_file(&directory, "file", 10_000);
+    let cache = cache_of(1 << 20);
+    let file = open(&cache, &path);
+    file.write_at(b"written", 0).unwrap();
+    let hold = file.pin(4096..5000).unwrap().hold();
+    cache.close().unwrap();
+    assert_eq!(&std::fs::read(&path).unwrap()[..7], b"written");
+    let results = [
+        file.read_at(&mut [0; 10], 0).map(drop),
+        file.read_at(&mut [0; 10], 4096).map(drop),
+        file.write_at(b"x", 0).map(drop),
+        file.pin(4096..4097).map(drop),
+        file.pin_mut(0..1).map(drop),
+        file.set_len(0),
+        file.sync_data(),
+        file.sync_all(),
+        file.clone().close(),
+        cache.open(&path, &writable()).map(drop),
+        cache.set_memory(2 << 20),
+        cache.close(),
+    ];
+    for (number, result) in results.into_iter().enumerate() {
+        let Err(error) = result else { panic!("call {number} works in a closed cache") };
+        assert!(matches!(error.kind(), ErrorKind::Closed), "call {number}: {error:?}");
+    }
+    let mut found = vec![0; 904];
+    hold.copy_to(&mut found);
+    assert_same(&found, &bytes[4096..5000]);
+    let _ = cache.stats();
+}
+
+#[test]
+fn truncate_cuts_the_file_for_all_its_handles() {
+    let directory = directory();
+    let (path, _) = random_file(&directory, "file", 10_000);
+    let cache = cache_of(1 << 20);
+    let reader = cache.open(&path, &OpenOptions::new()).unwrap();
+    assert_eq!(read(&reader, 0, 20_000).len(), 10_000);
+    let writer = cache.open(&path, &writable().truncate(true)).unwrap();
+    assert_eq!((reader.len(), writer.len()), (0, 0));
+    assert_eq!(read(&reader, 0, 20_000), []);
+    assert_eq!(std::fs::metadata(&path).unwrap().len(), 0);
+    writer.write_at(b"new", 5000).unwrap();
+    assert_eq!(read(&reader, 4999, 20), b"\0new");
+}
+
+/// Storage that cannot even tell its length.
+#[test]
+fn a_file_whose_length_cannot_be_had_is_not_opened() {
+    let backing = Arc::new(FaultyBacking::new(MemoryBacking::new(vec![1; 100])));
+    backing.inject(Fault::on(Call::Len).fails(libc::EIO));
+    let cache = cache_of(1 << 20);
+    let answer = cache.open_backing(backing.clone(), &writable());
+    error_of(answer, &["faulty memory", "length", "os error 5"]);
+    let file = cache.open_backing(backing, &writable()).unwrap();
+    assert_eq!(read_all(&file), [1; 100]);
+}

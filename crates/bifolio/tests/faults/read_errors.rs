@@ -1,0 +1,100 @@
+//! What a read that fails, or ends early, leaves behind; and a descriptor that takes nothing.
+//!
+//! # Safety
+//! Installs a seccomp filter, on one thread that ends with its test.
+#![allow(unsafe_code)]
+
+use std::sync::Arc;
+use std::thread;
+
+use crate::support::{PAGE, cache_of, error_of, read_all, writable};
+use bifolio::{ErrorKind, OpenOptions, ReadRequest};
+use bifolio_testing::{Call, Fault, FaultyBacking, MemoryBacking, skip};
+
+/// What the caller's buffer holds before a read, and what other files hold.
+const BEFORE: u8 = 0x55;
+const FOREIGN: u8 = 0xAA;
+
+fn is_untouched_or_zero(bytes: &[u8]) -> bool {
+    bytes.iter().all(|byte| *byte == BEFORE || *byte == 0)
+}
+
+#[test]
+fn a_read_that_fails_shows_no_bytes_of_other_files() {
+    let cache = cache_of(1 << 20);
+    let other = Arc::new(MemoryBacking::new(vec![FOREIGN; 1 << 20]));
+    let other = cache.open_backing(other, &OpenOptions::new()).unwrap();
+    // All frames there are.
+    assert_eq!(read_all(&other).len(), 1 << 20);
+    let memory = Arc::new(MemoryBacking::new(vec![7; 64 << 10]));
+    let backing = Arc::new(FaultyBacking::over(memory));
+    backing.inject(Fault::on(Call::Read).forever());
+    let file = cache.open_backing(backing, &writable()).unwrap();
+    for (position, length) in [(0, 8), (100, 100), (4096, 4096), (5000, 20_000)] {
+        let mut buffer = vec![BEFORE; length];
+        error_of(file.read_at(&mut buffer, position), &[]);
+        assert!(is_untouched_or_zero(&buffer), "{position}, {length}");
+        buffer.fill(BEFORE);
+        error_of(file.read_exact_at(&mut buffer, position), &[]);
+        assert!(is_untouched_or_zero(&buffer), "{position}, {length}");
+        buffer.fill(BEFORE);
+        let mut requests = [ReadRequest::new(position, &mut buffer)];
+        file.read_many(&mut requests).unwrap();
+        assert!(requests[0].result.is_err());
+        assert!(is_untouched_or_zero(&buffer), "{position}, {length}");
+    }
+    // Behind the end, too, and behind what was read.
+    let mut buffer = [BEFORE; 300];
+    assert_eq!(file.read_at(&mut buffer, 64 << 10).unwrap(), 0);
+    assert!(is_untouched_or_zero(&buffer));
+    file.write_all_at(&[7; PAGE as usize], 0).unwrap();
+    let mut buffer = vec![BEFORE; 2 * PAGE as usize];
+    assert_eq!(file.read_at(&mut buffer, 0).unwrap(), PAGE as usize);
+    assert!(is_untouched_or_zero(&buffer[PAGE as usize..]));
+    cache.close().ok();
+    buffer.truncate(100);
+    buffer.fill(BEFORE);
+    error_of(other.read_at(&mut buffer, 1 << 30), &[]);
+    assert!(is_untouched_or_zero(&buffer));
+}
+
+/// From now on, on this thread, `writev` answers 0; whether it does.
+fn make_writev_take_nothing() -> bool {
+    let load = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
+    let jump = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
+    let give = (libc::BPF_RET | libc::BPF_K) as u16;
+    let line = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
+    let mut program = [
+        line(load, 0, 0, 0),
+        line(jump, 0, 1, libc::SYS_writev as u32),
+        line(give, 0, 0, libc::SECCOMP_RET_ERRNO),
+        line(give, 0, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
+    // SAFETY: plain numbers; it only takes rights away from this thread.
+    let gives_up_rights = unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
+    // SAFETY: the program is as long as it says, and lives through the call.
+    let answer =
+        unsafe { libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) };
+    if gives_up_rights != 0 || answer != 0 {
+        skip("seccomp", std::io::Error::last_os_error());
+    }
+    gives_up_rights == 0 && answer == 0
+}
+
+#[test]
+fn a_descriptor_that_takes_nothing_is_an_error_and_no_loop() {
+    let filtered = thread::spawn(|| {
+        let cache = cache_of(1 << 20);
+        let file = cache.memory_file("scratch").unwrap();
+        file.write_all_at(&[7; 10_000], 0).unwrap();
+        let null = std::fs::File::options().write(true).open("/dev/null").unwrap();
+        if !make_writev_take_nothing() {
+            return;
+        }
+        let error = error_of(file.copy_to_fd(0..10_000, &null), &["scratch"]);
+        let ErrorKind::CopyToFd { source, .. } = error.kind() else { panic!("{error:?}") };
+        assert_eq!(source.kind(), std::io::ErrorKind::WriteZero);
+    });
+    filtered.join().unwrap();
+}

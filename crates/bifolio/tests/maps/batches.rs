@@ -1,0 +1,114 @@
+//! Batches of pages of a mapped file that leave together, clean and dirty ones mixed.
+//!
+//! # Safety
+//! Loads and stores through a map that nobody else uses.
+#![allow(unsafe_code)]
+
+use bifolio::{Cache, OpenOptions};
+use std::time::Duration;
+
+const PAGES: u64 = 4096;
+const PAGE_BYTES: u64 = 4096;
+
+/// Several batches share the memory their pages leave through, and one transfer: no copy that is
+/// still to be written out may give way to one of the next batch.
+#[test]
+fn pages_of_mixed_batches_keep_their_bytes() {
+    if !crate::support::files_can_be_mapped() {
+        return;
+    }
+    // The last one is more than a scan finds.
+    for batch in [1, 31, 128, 512] {
+        stores_and_loads(batch);
+    }
+}
+
+fn stores_and_loads(batch: usize) {
+    let directory = tempfile::tempdir().unwrap();
+    let builder = Cache::builder().memory(8 << 20).swap_directory(directory.path());
+    let cache = builder.unmap_batch_folios(batch).build().unwrap();
+    let options = OpenOptions::new().read(true).write(true).mappable(true);
+    let file = cache.memory_file_with("pages", &options).unwrap();
+    file.set_len(PAGES * PAGE_BYTES).unwrap();
+    let mut map = file.map_mut(0..PAGES * PAGE_BYTES).unwrap();
+    let start = map.as_mut_ptr();
+    let mut stored = vec![0; PAGES as usize];
+    for round in 1..5 {
+        for page in 0..PAGES {
+            let at = start.wrapping_add((page * PAGE_BYTES) as usize).cast::<u64>();
+            // SAFETY: inside of the map.
+            let loaded = unsafe { at.read_volatile() };
+            assert_eq!(
+                loaded, stored[page as usize],
+                "page {page} in round {round}, batch {batch}"
+            );
+            if round == 1 || (page * 7 + round) % 5 < 2 {
+                stored[page as usize] = page * 8 + round;
+                // SAFETY: as above.
+                unsafe { at.write_volatile(page * 8 + round) };
+            }
+        }
+    }
+    assert_listed(&cache);
+}
+
+/// Every page that is held is on a list, or in the batch of a CPU on its way there: none was taken
+/// off to be unmapped and forgotten.
+fn assert_listed(cache: &Cache) {
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from) as u64;
+    let on_their_way = 31 * PAGE_BYTES * cpus;
+    let missing = || {
+        let stats = cache.stats();
+        let held = stats.frame_bytes - stats.free_bytes;
+        held.saturating_sub(stats.inactive_bytes + stats.active_bytes)
+    };
+    // Reclaim may be at work for a moment.
+    let is_so = (0..200).any(|_| {
+        std::thread::sleep(Duration::from_millis(5));
+        missing() <= on_their_way
+    });
+    assert!(is_so, "{} bytes are on no list", missing());
+}
+
+/// While pages come in order they leave in long transfers; for who touches one here and one there,
+/// and would wait behind those, in short ones.
+#[test]
+fn pages_leave_in_short_transfers_when_nobody_reads_in_order() {
+    if !crate::support::files_can_be_mapped() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let cache = Cache::builder().memory(32 << 20).swap_directory(directory.path()).build().unwrap();
+    let options = OpenOptions::new().read(true).write(true).mappable(true);
+    let file = cache.memory_file_with("pages", &options).unwrap();
+    let pages = 128 << 20 >> 12;
+    file.set_len(pages * PAGE_BYTES).unwrap();
+    let mut map = file.map_mut(0..pages * PAGE_BYTES).unwrap();
+    let start = map.as_mut_ptr();
+    let store = |page: u64| {
+        let at = start.wrapping_add((page * PAGE_BYTES) as usize).cast::<u64>();
+        // SAFETY: inside of the map.
+        unsafe { at.write_volatile(page) };
+    };
+    (0..pages).for_each(store);
+    let pages_by_transfer = |touch: &mut dyn FnMut()| {
+        let before = cache.stats();
+        touch();
+        let after = cache.stats();
+        (after.swapped_out_pages - before.swapped_out_pages)
+            / (after.write_requests - before.write_requests)
+    };
+    let in_order = pages_by_transfer(&mut || (0..pages / 2).for_each(store));
+    assert!(in_order > 64, "{in_order} pages");
+    let mut random = fastrand::Rng::with_seed(7);
+    let mut in_no_order = |count| (0..count).for_each(|_| store(random.u64(..pages)));
+    // Until the stream is forgotten: here and there a page is where it would go on, which makes it
+    // shorter each time.
+    in_no_order(16_000);
+    let in_no_order = pages_by_transfer(&mut || in_no_order(4000));
+    // Two that are neighbours by chance look like a stream, for a while.
+    assert!((1..48).contains(&in_no_order), "{in_no_order} pages, {in_order} in order");
+    // Nor is more kept free than one who reads here and there needs.
+    let stats = cache.stats();
+    assert!(stats.bound_bytes - stats.used_bytes < 1 << 20, "{stats:?}");
+}

@@ -1,0 +1,335 @@
+//! Memory files: holes, allocation, punches, seeks, transfers to a descriptor.
+
+use bifolio::{Cache, CollapseRefusal, ErrorKind, File, OpenOptions};
+use std::io::Read;
+use std::ops::RangeInclusive;
+
+const PAGE: u64 = 4096;
+
+fn cache(memory_bytes: u64) -> Cache {
+    Cache::builder().memory(memory_bytes).build().unwrap()
+}
+
+fn with_folios(cache: &Cache, folio_bytes: u64) -> File {
+    let options = OpenOptions::new().write(true).folio_bytes(folio_bytes);
+    cache.memory_file_with("test", &options).unwrap()
+}
+
+fn read(file: &File, position: u64, length: usize) -> Vec<u8> {
+    let mut buffer = vec![0xEE; length];
+    file.read_exact_at(&mut buffer, position).unwrap();
+    buffer
+}
+
+/// So many pages are held, or will be: a chunk that is being made resident in the background counts
+/// until it is.
+#[track_caller]
+fn assert_resident(cache: &Cache, pages: RangeInclusive<u64>) {
+    crate::support::wait_for_stats(cache, "pages are held", |stats| {
+        pages.contains(&((stats.frame_bytes - stats.free_bytes) / PAGE))
+    });
+}
+
+#[test]
+fn written_pages_are_there_and_others_are_zeros() {
+    for folio_bytes in [4096, 65536, 2 << 20] {
+        let cache = cache(16 << 20);
+        let file = with_folios(&cache, folio_bytes);
+        file.write_all_at(b"leaf", 3_000_000).unwrap();
+        assert_eq!(file.len(), 3_000_004);
+        assert_eq!(read(&file, 2_999_998, 6), b"\0\0leaf");
+        assert_eq!(read(&file, 0, 100_000), vec![0; 100_000]);
+        file.set_len(4_000_000).unwrap();
+        assert_eq!(read(&file, 3_000_002, 10), b"af\0\0\0\0\0\0\0\0");
+        file.sync_data().unwrap();
+        assert_eq!(cache.stats().dirty_bytes, 0, "nothing that a device waits for");
+    }
+}
+
+#[test]
+fn a_sparse_file_costs_what_is_touched() {
+    let cache = cache(16 << 20);
+    let options = OpenOptions::new().write(true).len_max(1 << 50);
+    let file = cache.memory_file_with("sparse", &options).unwrap();
+    file.set_len(1 << 50).unwrap();
+    let before = cache.stats().used_bytes;
+    assert_eq!(read(&file, (1 << 49) + 5, 8192), vec![0; 8192]);
+    assert_eq!(cache.stats().used_bytes, before, "a hole was read and cost memory");
+    file.write_all_at(b"x", (1 << 50) - 1).unwrap();
+    assert_resident(&cache, 1..=1);
+    assert_eq!(file.seek_data(0).unwrap(), Some((1 << 50) - PAGE));
+    assert_eq!(file.seek_hole((1 << 50) - 1).unwrap(), Some(1 << 50));
+    file.set_len(0).unwrap();
+    assert_resident(&cache, 0..=0);
+}
+
+#[test]
+fn an_allocation_is_room_that_reads_as_zeros() {
+    let cache = cache(4 << 20);
+    let file = with_folios(&cache, 4096);
+    file.allocate(0..1 << 20).unwrap();
+    assert_eq!(file.len(), 1 << 20);
+    assert_resident(&cache, 256..=256);
+    assert_eq!(file.seek_data(0).unwrap(), None, "allocated is not written");
+    assert_eq!(read(&file, 0, 1 << 20), vec![0; 1 << 20]);
+    file.write_all_at(b"x", 5 * PAGE + 7).unwrap();
+    assert_eq!(read(&file, 5 * PAGE, 9), b"\0\0\0\0\0\0\0x\0");
+    assert_eq!(file.seek_data(0).unwrap(), Some(5 * PAGE));
+    assert_eq!(file.seek_hole(5 * PAGE).unwrap(), Some(6 * PAGE));
+    // All the rest of the cache goes to others; what was promised is still there.
+    let others = with_folios(&cache, 4096);
+    let error = others.allocate(0..8 << 20).unwrap_err();
+    assert!(matches!(error.kind(), ErrorKind::Full { .. }), "{error}");
+    assert_eq!(others.len(), 0);
+    // A failed one leaves nothing.
+    assert_resident(&cache, 256..=256);
+    let mut filled = 0;
+    while others.write_all_at(&[1; 4096], filled).is_ok() {
+        filled += PAGE;
+    }
+    assert!(filled > 2 << 20, "{filled}");
+    file.write_all_at(&vec![7; 1 << 20], 0).unwrap();
+    assert_eq!(read(&file, 0, 1 << 20), vec![7; 1 << 20]);
+}
+
+#[test]
+fn a_punched_hole_is_zeros_and_gives_its_memory_back() {
+    for folio_bytes in [4096, 65536] {
+        let cache = cache(8 << 20);
+        let file = with_folios(&cache, folio_bytes);
+        file.write_all_at(&vec![9; 1 << 20], 0).unwrap();
+        file.punch_hole(100..500_000).unwrap();
+        let mut expected = vec![9; 1 << 20];
+        expected[100..500_000].fill(0);
+        assert_eq!(read(&file, 0, 1 << 20), expected);
+        let whole = 500_000 / folio_bytes - 1;
+        let left = 256 - whole * folio_bytes / PAGE;
+        assert_resident(&cache, left..=left);
+        assert_eq!(file.len(), 1 << 20);
+        assert_eq!(file.seek_hole(0).unwrap(), Some(folio_bytes));
+        assert_eq!(file.seek_data(folio_bytes).unwrap(), Some((whole + 1) * folio_bytes));
+    }
+}
+
+#[test]
+fn a_cut_tail_does_not_come_back() {
+    let cache = cache(8 << 20);
+    let file = with_folios(&cache, 65536);
+    file.write_all_at(&vec![5; 200_000], 0).unwrap();
+    file.set_len(70_000).unwrap();
+    file.set_len(200_000).unwrap();
+    let mut expected = vec![0; 200_000];
+    expected[..70_000].fill(5);
+    assert_eq!(read(&file, 0, 200_000), expected);
+}
+
+#[test]
+fn a_pin_of_a_hole_is_memory_to_write_to() {
+    let cache = cache(8 << 20);
+    let file = with_folios(&cache, 4096);
+    file.set_len(1 << 20).unwrap();
+    let pin = file.pin(8192..8200).unwrap();
+    let mut pin_mut = file.pin_mut(8192..8200).unwrap();
+    pin_mut.copy_from(0, b"through!");
+    drop(pin_mut);
+    let mut seen = [0; 8];
+    pin.copy_to(&mut seen);
+    assert_eq!(&seen, b"through!");
+    assert_eq!(read(&file, 8190, 12), b"\0\0through!\0\0");
+}
+
+#[test]
+fn a_descriptor_gets_the_bytes_and_the_holes() {
+    let cache = cache(8 << 20);
+    let file = with_folios(&cache, 4096);
+    file.write_all_at(&vec![3; 50_000], 10_000).unwrap();
+    file.set_len(300_000).unwrap();
+    file.write_all_at(b"end", 299_997).unwrap();
+    let mut expected = vec![0; 300_000];
+    expected[10_000..60_000].fill(3);
+    expected[299_997..].copy_from_slice(b"end");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("copy");
+    let copy = std::fs::File::create(&path).unwrap();
+    assert_eq!(file.copy_to_fd(0..u64::MAX >> 1, &copy).unwrap(), 300_000);
+    assert_eq!(std::fs::read(&path).unwrap(), expected);
+    let (mut reader, writer) = std::io::pipe().unwrap();
+    let sender = std::thread::spawn(move || file.copy_to_fd(5..299_999, writer).unwrap());
+    let mut piped = Vec::new();
+    reader.read_to_end(&mut piped).unwrap();
+    assert_eq!(sender.join().unwrap(), 299_994);
+    assert_eq!(piped, expected[5..299_999]);
+}
+
+#[test]
+fn a_file_on_a_disk_refuses_what_only_memory_files_can() {
+    let directory = tempfile::tempdir().unwrap();
+    let cache = cache(4 << 20);
+    let options = OpenOptions::new().write(true).create(true);
+    let file = cache.open(directory.path().join("file"), &options).unwrap();
+    file.write_all_at(b"bytes", 0).unwrap();
+    for error in [
+        file.allocate(0..1).unwrap_err(),
+        file.punch_hole(0..1).unwrap_err(),
+        file.seek_data(0).unwrap_err(),
+        file.seek_hole(0).unwrap_err(),
+    ] {
+        assert!(matches!(error.kind(), ErrorKind::NotAMemoryFile { .. }), "{error}");
+    }
+    let mut copy = tempfile::tempfile().unwrap();
+    assert_eq!(file.copy_to_fd(1..99, &copy).unwrap(), 4);
+    std::io::Seek::rewind(&mut copy).unwrap();
+    let mut bytes = String::new();
+    copy.read_to_string(&mut bytes).unwrap();
+    assert_eq!(bytes, "ytes");
+}
+
+/// A page whose bytes tell where it is and which write it comes from.
+fn page(index: u64, round: u64) -> Vec<u8> {
+    let word = index.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ round;
+    word.to_le_bytes().repeat(512)
+}
+
+#[test]
+fn four_times_the_memory_goes_to_the_swap_and_comes_back() {
+    for folio_bytes in [4096, 16384, 65536] {
+        let directory = tempfile::tempdir().unwrap();
+        let cache =
+            Cache::builder().memory(4 << 20).swap_directory(directory.path()).build().unwrap();
+        let file = with_folios(&cache, folio_bytes);
+        let pages = 4096;
+        for index in 0..pages {
+            file.write_all_at(&page(index, 1), index * PAGE).unwrap();
+        }
+        let stats = cache.stats();
+        assert!(stats.swap_bytes >= 10 << 20, "{}", stats.swap_bytes);
+        assert!(stats.used_bytes <= stats.bound_bytes);
+        for index in (0..pages).rev() {
+            assert_eq!(read(&file, index * PAGE, 4096), page(index, 1), "page {index}");
+        }
+        for index in (0..pages).step_by(7) {
+            file.write_all_at(&page(index, 2)[..100], index * PAGE + 200).unwrap();
+        }
+        for index in 0..pages {
+            let mut expected = page(index, 1);
+            if index % 7 == 0 {
+                expected[200..300].copy_from_slice(&page(index, 2)[..100]);
+            }
+            assert_eq!(read(&file, index * PAGE, 4096), expected, "page {index}");
+        }
+        file.punch_hole(PAGE..pages * PAGE - 10).unwrap();
+        assert_eq!(file.seek_data(PAGE * 16).unwrap(), Some(pages * PAGE - folio_bytes));
+        drop(file);
+        let stats = cache.stats();
+        assert_eq!((stats.swap_bytes, stats.unswapped_bytes), (0, 0));
+        // What is still in the batches of a few CPUs is freed with the next that comes there.
+        assert_resident(&cache, 0..=4 * 31 * folio_bytes / PAGE);
+    }
+}
+
+#[test]
+fn unchanged_pages_are_not_written_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let cache = Cache::builder().memory(4 << 20).swap_directory(directory.path()).build().unwrap();
+    let file = with_folios(&cache, 4096);
+    for index in 0..4096 {
+        file.write_all_at(&page(index, 1), index * PAGE).unwrap();
+    }
+    for round in 0..3 {
+        let before = cache.stats();
+        for index in 0..4096 {
+            assert_eq!(read(&file, index * PAGE, 4096), page(index, 1), "page {index}");
+        }
+        let after = cache.stats();
+        let written = after.swapped_out_pages - before.swapped_out_pages;
+        assert!(round == 0 || written < 100, "{written} pages were written in round {round}");
+        assert!(after.swapped_in_pages - before.swapped_in_pages > 2500);
+        let requests = after.read_requests - before.read_requests;
+        assert!(requests < 600, "neighbours come back together: {requests} requests");
+    }
+}
+
+#[test]
+fn small_folios_become_a_large_one_with_the_same_bytes() {
+    let directory = tempfile::tempdir().unwrap();
+    for swaps in [false, true] {
+        let mut builder = Cache::builder().memory(8 << 20);
+        if swaps {
+            builder = builder.swap_directory(directory.path());
+        }
+        let cache = builder.build().unwrap();
+        let file = with_folios(&cache, 4096);
+        let pages = if swaps { 4096 } else { 512 };
+        for index in 0..pages {
+            file.write_all_at(&page(index, 1), index * PAGE).unwrap();
+        }
+        file.collapse(0..2 << 20).unwrap();
+        assert_eq!(cache.stats().collapses, 1);
+        file.collapse(0..2 << 20).unwrap();
+        file.collapse(65536..131_072).unwrap();
+        assert_eq!(cache.stats().collapses, 1, "it is part of one already");
+        for index in 0..pages {
+            assert_eq!(read(&file, index * PAGE, 4096), page(index, 1), "page {index}");
+        }
+        // In place: neither a punch nor a cut of a part takes the rest along.
+        file.write_all_at(b"changed", 5 * PAGE).unwrap();
+        file.punch_hole(10 * PAGE..12 * PAGE + 5).unwrap();
+        file.set_len(400 * PAGE + 7).unwrap();
+        file.set_len(pages * PAGE).unwrap();
+        let mut expected: Vec<u8> = (0..400).flat_map(|index| page(index, 1)).collect();
+        expected.extend(&page(400, 1)[..7]);
+        expected.resize(512 * 4096, 0);
+        expected[5 * 4096..5 * 4096 + 7].copy_from_slice(b"changed");
+        expected[10 * 4096..12 * 4096 + 5].fill(0);
+        assert_eq!(read(&file, 0, 512 * 4096), expected);
+        // As a whole to the swap, and back page by page.
+        if swaps {
+            for index in 512..pages {
+                file.write_all_at(&page(index, 2), index * PAGE).unwrap();
+            }
+            assert_eq!(read(&file, 0, 512 * 4096), expected);
+        }
+    }
+}
+
+#[test]
+fn a_range_that_cannot_be_one_folio_is_refused() {
+    let cache = cache(16 << 20);
+    let file = with_folios(&cache, 4096);
+    file.write_all_at(&vec![8; 1 << 20], 0).unwrap();
+    file.set_len(4 << 20).unwrap();
+    let refusal = |range: std::ops::Range<u64>| match file.collapse(range).unwrap_err().into_kind()
+    {
+        ErrorKind::CannotCollapse { refusal, .. } => refusal,
+        other => panic!("{other}"),
+    };
+    for not_a_folio in [0..0, 0..12288, 4096..12288, 0..4 << 20, 100..4196, 4 << 20..6 << 20] {
+        assert_eq!(refusal(not_a_folio), CollapseRefusal::NotAFolio);
+    }
+    assert_eq!(refusal(0..2 << 20), CollapseRefusal::Hole);
+    let pin = file.pin(70_000..70_001).unwrap();
+    assert_eq!(refusal(65536..131_072), CollapseRefusal::InUse);
+    drop(pin);
+    file.collapse(65536..131_072).unwrap();
+    assert_eq!(read(&file, 0, 1 << 20), vec![8; 1 << 20]);
+    assert_resident(&cache, 256..=256);
+}
+
+#[test]
+fn small_folios_that_lie_in_every_chunk_become_a_large_one_too() {
+    let directory = tempfile::tempdir().unwrap();
+    let cache = Cache::builder().memory(8 << 20).swap_directory(directory.path()).build().unwrap();
+    let file = with_folios(&cache, 4096);
+    let other = cache.memory_file("other").unwrap();
+    // One of the large folio's pages after three others, until the cache is full of both.
+    for index in 0..512 {
+        file.write_all_at(&page(index, 1), index * PAGE).unwrap();
+        other.write_all_at(&page(index, 2).repeat(3), 3 * index * PAGE).unwrap();
+    }
+    file.collapse(0..2 << 20).unwrap();
+    assert_eq!(cache.stats().collapses, 1);
+    for index in 0..512 {
+        assert_eq!(read(&file, index * PAGE, 4096), page(index, 1), "page {index}");
+        assert_eq!(read(&other, 3 * index * PAGE, 3 * 4096), page(index, 2).repeat(3));
+    }
+}

@@ -1,0 +1,192 @@
+//! Readahead: what a sequential, a strided and a random reader cost in requests, that nothing is
+//! evicted before its use, nothing read past the end, and that advice is followed.
+
+use std::path::Path;
+
+use crate::support::{PAGE, assert_same, directory, random_file, read, wait_for_stats};
+use bifolio::{Advice, Cache, Feature, File, OpenOptions};
+use fastrand::Rng;
+
+const LENGTH: usize = 32 << 20;
+
+/// With io_uring, if the machine has it, and without.
+fn for_both_ways(memory_bytes: u64, path: &Path, test: impl Fn(&Cache, &File)) {
+    for disabled in [None, Some(Feature::IoUring)] {
+        let mut builder = Cache::builder().memory(memory_bytes);
+        if let Some(feature) = disabled {
+            builder = builder.disable(feature);
+        }
+        let cache = builder.build().unwrap();
+        test(&cache, &cache.open(path, &OpenOptions::new()).unwrap());
+    }
+}
+
+fn scan(file: &File, bytes: &[u8], block: usize) {
+    let mut buffer = vec![0; block];
+    for start in (0..bytes.len()).step_by(block) {
+        let length = block.min(bytes.len() - start);
+        assert_eq!(file.read_at(&mut buffer, start as u64).unwrap(), length);
+        assert_same(&buffer[..length], &bytes[start..start + length]);
+    }
+}
+
+#[test]
+fn a_scan_takes_few_requests_and_reads_nothing_twice() {
+    let directory = directory();
+    let (path, bytes) = random_file(&directory, "file", LENGTH + 1234);
+    for block in [512, 4096, 65536, 1 << 20] {
+        for_both_ways(8 << 20, &path, |cache, file| {
+            scan(file, &bytes, block);
+            let stats = cache.stats();
+            let pages = (LENGTH as u64 + 1234).div_ceil(PAGE);
+            assert_eq!(stats.misses, pages, "{block}: some page was read twice");
+            assert_eq!(stats.read_bytes, bytes.len() as u64, "{block}");
+            assert_eq!(stats.readahead_unused, 0, "{block}");
+            // A request larger than the window brings most of its pages itself.
+            assert!(stats.readahead_folios > pages / 2 || block > 256 << 10, "{block}: {stats:?}");
+            assert!(stats.read_requests < pages / 16, "{block}: {} requests", stats.read_requests);
+            assert!(stats.pgactivate < pages / 50, "{block}: a scan makes nothing hot: {stats:?}");
+        });
+    }
+}
+
+/// What is behind a page that is there already comes in before its turn. It was not used before.
+#[test]
+fn a_scan_makes_nothing_hot_but_what_was_read_before() {
+    const BLOCK: usize = 1 << 20;
+    let directory = directory();
+    let (path, bytes) = random_file(&directory, "file", LENGTH);
+    let cache = Cache::builder().memory(8 << 20).readahead_bytes_max(0).build().unwrap();
+    let file = cache.open(&path, &OpenOptions::new()).unwrap();
+    for start in (0..LENGTH as u64).step_by(BLOCK) {
+        let page = start + 100 * PAGE;
+        assert_same(&read(&file, page, 4096), &bytes[page as usize..][..4096]);
+    }
+    scan(&file, &bytes, BLOCK);
+    scan(&cache.open(&path, &OpenOptions::new()).unwrap(), &bytes, BLOCK);
+    let stats = cache.stats();
+    assert_eq!(stats.readahead_unused, 0, "{stats:?}");
+    assert!(stats.pgactivate <= (LENGTH / BLOCK) as u64, "{stats:?}");
+}
+
+#[test]
+fn two_scans_of_one_handle_do_not_disturb_each_other() {
+    let directory = directory();
+    let (path, bytes) = random_file(&directory, "file", LENGTH);
+    for_both_ways(64 << 20, &path, |cache, file| {
+        let half = LENGTH / 2;
+        std::thread::scope(|scope| {
+            scope.spawn(|| scan(file, &bytes[..half], 16 << 10));
+            let mut buffer = vec![0; 16 << 10];
+            for start in (half..LENGTH).step_by(buffer.len()) {
+                file.read_exact_at(&mut buffer, start as u64).unwrap();
+                assert_same(&buffer, &bytes[start..start + buffer.len()]);
+            }
+        });
+        let stats = cache.stats();
+        assert_eq!(stats.misses, LENGTH as u64 / PAGE, "{stats:?}");
+        assert!(stats.read_requests < LENGTH as u64 / PAGE / 8, "{stats:?}");
+    });
+}
+
+#[test]
+fn windows_of_several_scans_evict_nothing_of_each_other() {
+    const SCANS: usize = 4;
+    let directory = directory();
+    let (path, bytes) = random_file(&directory, "file", LENGTH);
+    for_both_ways(4 << 20, &path, |cache, file| {
+        let mut buffer = vec![0; 16 << 10];
+        // None comes so far that its windows reach what the next one has read.
+        for turn in (0..LENGTH / SCANS - (1 << 20)).step_by(buffer.len()) {
+            for scan in 0..SCANS {
+                let start = scan * LENGTH / SCANS + turn;
+                file.read_exact_at(&mut buffer, start as u64).unwrap();
+                assert_same(&buffer, &bytes[start..start + buffer.len()]);
+            }
+        }
+        let stats = cache.stats();
+        assert_eq!(stats.workingset_refault, 0, "some page was read twice: {stats:?}");
+        assert_eq!(stats.readahead_unused, 0, "{stats:?}");
+        assert!(stats.readahead_folios > stats.misses / 2, "{stats:?}");
+    });
+}
+
+#[test]
+fn random_reads_and_random_advice_read_nothing_ahead() {
+    let directory = directory();
+    let (path, bytes) = random_file(&directory, "file", LENGTH);
+    for_both_ways(8 << 20, &path, |cache, file| {
+        let mut random = Rng::with_seed(1);
+        let mut buffer = [0; 4096];
+        for _ in 0..2000 {
+            let start = random.usize(1..LENGTH / 4096) * 4096;
+            file.read_exact_at(&mut buffer, start as u64).unwrap();
+            assert_same(&buffer, &bytes[start..start + 4096]);
+        }
+        let stats = cache.stats();
+        assert!(stats.readahead_folios < stats.misses / 20, "{stats:?}");
+    });
+    for_both_ways(8 << 20, &path, |cache, file| {
+        file.advise(0..0, Advice::Random).unwrap();
+        scan(file, &bytes[..1 << 20], 4096);
+        assert_eq!((cache.stats().readahead_folios, cache.stats().read_requests), (0, 256));
+        file.advise(0..0, Advice::Normal).unwrap();
+    });
+}
+
+#[test]
+fn a_strided_reader_gets_the_pieces_without_the_gaps() {
+    let directory = directory();
+    let (path, bytes) = random_file(&directory, "file", LENGTH);
+    for_both_ways(8 << 20, &path, |cache, file| {
+        let mut buffer = [0; 4096];
+        for start in (0..LENGTH).step_by(16 * 4096) {
+            file.read_exact_at(&mut buffer, start as u64).unwrap();
+            assert_same(&buffer, &bytes[start..start + 4096]);
+        }
+        let stats = cache.stats();
+        let pieces = (LENGTH / 16 / 4096) as u64;
+        assert!(stats.misses < pieces * 12 / 10, "the gaps were read: {stats:?}");
+        assert!(stats.readahead_folios > pieces / 2, "{stats:?}");
+    });
+}
+
+#[test]
+fn will_need_starts_reading_and_does_not_go_past_the_end() {
+    let directory = directory();
+    let (path, bytes) = random_file(&directory, "file", 1_000_001);
+    for_both_ways(16 << 20, &path, |cache, file| {
+        file.advise(500_000..u64::MAX >> 1, Advice::WillNeed).unwrap();
+        let wanted_bytes = 1_000_001 - 500_000 / PAGE * PAGE;
+        let stats = wait_for_stats(cache, "read", |stats| stats.read_bytes == wanted_bytes);
+        assert_eq!(stats.misses, wanted_bytes.div_ceil(PAGE));
+        file.advise(0..0, Advice::Random).unwrap();
+        let mut buffer = vec![0; 500_001];
+        file.read_exact_at(&mut buffer, 500_000).unwrap();
+        assert_same(&buffer, &bytes[500_000..]);
+        assert_eq!(cache.stats().misses, stats.misses, "it was there");
+        assert!(file.advise(5..u64::MAX, Advice::WillNeed).is_err(), "beyond all files");
+    });
+}
+
+#[test]
+fn sequential_advice_reads_ahead_from_the_first_read_anywhere() {
+    let directory = directory();
+    let (path, _) = random_file(&directory, "file", LENGTH);
+    for_both_ways(64 << 20, &path, |cache, file| {
+        file.advise(0..0, Advice::Sequential).unwrap();
+        file.read_exact_at(&mut [0; 100], 10_000_000).unwrap();
+        let least = (64 << 20) / 64 / 2;
+        wait_for_stats(cache, "half a window", |stats| stats.read_bytes >= least);
+    });
+}
+
+#[test]
+fn no_readahead_where_none_is_wanted() {
+    let directory = directory();
+    let (path, bytes) = random_file(&directory, "file", 1 << 20);
+    let cache = Cache::builder().memory(8 << 20).readahead_bytes_max(0).build().unwrap();
+    let file = cache.open(&path, &OpenOptions::new()).unwrap();
+    scan(&file, &bytes, 4096);
+    assert_eq!(cache.stats().readahead_folios, 0);
+}

@@ -1,0 +1,9 @@
+//! Writes, write-back and syncs, changes of the length, and several threads on one file.
+
+mod flusher;
+mod lengths;
+mod model;
+#[path = "../support/mod.rs"]
+mod support;
+mod syncs;
+mod threads;
