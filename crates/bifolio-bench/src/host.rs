@@ -12,6 +12,12 @@ use serde::Serialize;
 pub struct Host {
     /// The processor's model, in its own words.
     pub cpu: String,
+    /// The number of its family; 0 if it gives none.
+    pub cpu_family: u32,
+    /// The number of its model within the family; 0 if it gives none.
+    pub cpu_model: u32,
+    /// How the library copies pages here ([`bifolio::PageCopy::name`]).
+    pub copy: &'static str,
     /// How many CPUs this process may use.
     pub cpus: usize,
     /// The processor family.
@@ -33,7 +39,10 @@ impl Host {
         let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
         Self {
-            cpu: cpu_model(&cpuinfo),
+            cpu: cpu_name(&cpuinfo),
+            cpu_family: cpu_number(&cpuinfo, "cpu family").unwrap_or(0),
+            cpu_model: cpu_number(&cpuinfo, "model").unwrap_or(0),
+            copy: bifolio::page_copy().name,
             cpus: crate::harness::cpus::allowed().len(),
             arch: std::env::consts::ARCH,
             kernel: format!(
@@ -54,13 +63,20 @@ pub(crate) fn kibibytes_field(text: &str, name: &str) -> Option<u64> {
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
+/// The first value of a `name : value` line.
+fn cpu_field(cpuinfo: &str, name: &str) -> Option<String> {
+    let line = cpuinfo.lines().find(|line| line.split(':').next().unwrap_or("").trim() == name);
+    line.and_then(|line| line.split_once(':')).map(|(_, value)| value.trim().to_owned())
+}
+
+fn cpu_number(cpuinfo: &str, name: &str) -> Option<u32> {
+    cpu_field(cpuinfo, name)?.parse().ok()
+}
+
 /// x86 and most others say `model name`; Arm only numbers its implementers and parts.
-fn cpu_model(cpuinfo: &str) -> String {
-    let field = |name: &str| {
-        let line = cpuinfo.lines().find(|line| line.split(':').next().unwrap_or("").trim() == name);
-        line.and_then(|line| line.split_once(':')).map(|(_, value)| value.trim().to_owned())
-    };
-    let number = |name: &str| field(name).and_then(|value| value.parse::<u32>().ok());
+fn cpu_name(cpuinfo: &str) -> String {
+    let field = |name| cpu_field(cpuinfo, name);
+    let number = |name| cpu_number(cpuinfo, name);
     if let (Some(name), Some(family), Some(model)) =
         (field("model name"), number("cpu family"), number("model"))
     {
@@ -99,11 +115,14 @@ mod tests {
 
     #[test]
     fn names_processors_of_both_families() {
-        assert_eq!(cpu_model("processor : 0\nmodel\t: 2\nmodel name\t: AMD EPYC\n"), "AMD EPYC");
+        assert_eq!(cpu_name("processor : 0\nmodel\t: 2\nmodel name\t: AMD EPYC\n"), "AMD EPYC");
         let text = "cpu family\t: 25\nmodel\t\t: 17\nmodel name\t: AMD EPYC\n";
-        assert_eq!(cpu_model(text), "AMD EPYC (family 25, model 17)");
-        assert_eq!(cpu_model("CPU implementer\t: 0x41\nCPU part\t: 0xd0c\n"), "0x41 0xd0c");
-        assert_eq!(cpu_model(""), "");
+        assert_eq!(cpu_name(text), "AMD EPYC (family 25, model 17)");
+        assert_eq!(cpu_number(text, "cpu family"), Some(25));
+        assert_eq!(cpu_number(text, "model"), Some(17));
+        assert_eq!(cpu_number(text, "model name"), None);
+        assert_eq!(cpu_name("CPU implementer\t: 0x41\nCPU part\t: 0xd0c\n"), "0x41 0xd0c");
+        assert_eq!(cpu_name(""), "");
     }
 
     #[test]
@@ -111,5 +130,6 @@ mod tests {
         let host = Host::read("ext4");
         assert!(host.cpus >= 1 && host.memory_bytes > 0);
         assert!(host.kernel.starts_with("Linux "));
+        assert_eq!(host.copy, bifolio::page_copy().name);
     }
 }

@@ -108,7 +108,7 @@ const BESIDE_THE_KERNEL: [Line; 10] = [
     line(
         "hits, 64 B, random",
         "small-reads",
-        &[("pattern", "uniform"), ("block_bytes", "64")],
+        &[("pattern", "uniform"), ("block_bytes", "64"), ("fill", "in_order")],
         ["", "optimistic", "kernel_pread_file"],
     ),
     line(
@@ -159,12 +159,13 @@ pub fn summarise(reports: &[Report], wanted: usize) -> String {
     let mut text = String::new();
     let _ = writeln!(
         text,
-        "{}, {} CPUs\n{}, {} of memory, {}",
+        "{}, {} CPUs\n{}, {} of memory, {}, pages copied by {}",
         host.cpu,
         host.cpus,
         host.kernel,
         format_bytes(host.memory_bytes),
-        host.file_system
+        host.file_system,
+        host.copy,
     );
     let features = bifolio::features().into_iter().filter(|feature| !feature.in_use);
     let missing: Vec<_> = features.map(|feature| feature.name).collect();

@@ -17,13 +17,14 @@ pub fn render(report: &Report) -> String {
     let kind = if host.virtualised { "virtual machine" } else { "no sign of a hypervisor" };
     let _ = writeln!(
         text,
-        "{}: {}, {} CPUs, {}, {} of memory, {}, {kind}",
+        "{}: {}, {} CPUs, {}, {} of memory, {}, {kind}, pages copied by {}",
         report.bench,
         host.cpu,
         host.cpus,
         host.kernel,
         format_bytes(host.memory_bytes),
         host.file_system,
+        host.copy,
     );
     for rows in report.rows.chunk_by(|left, right| left.unit == right.unit) {
         let scale = scale_of(rows);

@@ -76,7 +76,7 @@ pub(crate) struct CheckOptions {
     /// The file to check; it is only read.
     pub(crate) file: PathBuf,
     /// Memory bound of the cache.
-    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "64M")]
     pub(crate) memory: u64,
     /// Folio size: a power of two from 4096 to 2M. Mapped, the file has folios of 4096.
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "4096")]
@@ -140,11 +140,21 @@ mod tests {
 
     #[test]
     fn a_missing_argument_is_one_line_that_names_it() {
-        let error = Cli::try_parse_from(["bifolio", "check", "x"]).unwrap_err().to_string();
+        let error = Cli::try_parse_from(["bifolio", "check"]).unwrap_err().to_string();
         let line = one_line(&error);
-        assert!(line.contains("--memory") && !line.contains('\n') && !line.contains("Usage"));
+        assert!(line.contains("<FILE>") && !line.contains('\n') && !line.contains("Usage"));
         let error = Cli::try_parse_from(["bifolio", "check", "x", "--memory", "9Q"]).unwrap_err();
         assert!(one_line(&error.to_string()).contains("`q` is no unit"));
+    }
+
+    #[test]
+    fn a_check_without_a_bound_has_64_mebibytes() {
+        let Command::Check(options) =
+            Cli::try_parse_from(["bifolio", "check", "x"]).unwrap().command
+        else {
+            panic!("not check");
+        };
+        assert_eq!(options.memory, 64 << 20);
     }
 
     #[test]

@@ -1,33 +1,61 @@
-//! `bifolio features`: what the kernel offers, what is in use, and why not.
+//! `bifolio features`: what the kernel offers, what is in use, and why not; how pages are copied.
 
-use bifolio::FeatureReport;
+use bifolio::{FeatureReport, PageCopy};
 use comfy_table::{ContentArrangement, Table, presets};
 
 use crate::output;
 
-/// Prints one line for each probe.
+/// Columns of the narrowest terminal.
+const WIDTH: u16 = 80;
+
+/// Prints one row for each probe, and the choice of the copy.
 pub(crate) fn run() -> anyhow::Result<()> {
-    output::print(&format!("{}\n", table(&bifolio::features())))
+    let copy = copy_line(&bifolio::page_copy());
+    output::print(&format!("{}\n{copy}\n", table(&bifolio::features())))
 }
 
 fn table(features: &[FeatureReport]) -> Table {
     let mut table = Table::new();
     table
         .load_preset(presets::UTF8_BORDERS_ONLY)
-        .set_content_arrangement(ContentArrangement::Dynamic);
-    table.set_header(["feature", "available", "in use", "fallback", "why"]);
+        .set_content_arrangement(ContentArrangement::Dynamic)
+        .set_width(WIDTH);
+    table.set_header(["feature", "in use", "why, and what stands in"]);
     for feature in features {
-        table.add_row([
-            feature.name.to_string(),
-            yes_or_no(feature.available),
-            yes_or_no(feature.in_use),
-            feature.fallback.to_string(),
-            feature.reason.to_string(),
-        ]);
+        let (in_use, why) = if feature.in_use {
+            ("yes", feature.reason.clone())
+        } else {
+            ("no", format!("{}; instead: {}", feature.reason, feature.fallback))
+        };
+        table.add_row([feature.name, in_use, &why]);
     }
     table
 }
 
-fn yes_or_no(truth: bool) -> String {
-    if truth { "yes" } else { "no" }.to_owned()
+fn copy_line(copy: &PageCopy) -> String {
+    match copy.lines_gain {
+        Some(gain) => format!(
+            "Pages are copied by {}: memcpy takes {gain:.2} times as long as lines.",
+            copy.name
+        ),
+        None => format!("Pages are copied by {}.", copy.name),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_of_long_reasons_fits_80_columns() {
+        let mut features = bifolio::features();
+        for feature in &mut features {
+            feature.in_use = false;
+            feature.reason = format!("{0}: {0}", "no kernel support, or a filter".repeat(3));
+        }
+        let text = table(&features).to_string();
+        assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+        assert!(text.contains("instead:"), "{text}");
+        assert!(copy_line(&bifolio::page_copy()).len() <= 80);
+    }
 }

@@ -111,12 +111,18 @@ mod surface {
     pub use crate::map::{Map, MapMut, MapPin, MapPinMut};
     pub use crate::outcome::{Outcome, Remaining};
     pub use crate::stats::{DeviceStats, Stats};
+    pub use crate::sys::copy::PageCopy;
     pub use crate::sys::probe::{Feature, FeatureReport, Features};
 
     /// Probes the system's optional features, as a cache does when it is built: what is available,
     /// what would be in use, and what stands in for the rest.
     pub fn features() -> Vec<FeatureReport> {
         Features::probe(&[]).reports()
+    }
+
+    /// Returns how this process copies pages; the first call measures, unless a cache was built.
+    pub fn page_copy() -> PageCopy {
+        crate::sys::copy::page_copy()
     }
 }
 #[cfg(not(all(test, loom)))]

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
 use super::pattern::{self, CHUNK_BYTES};
+use super::permutation::Permutation;
 use super::timed::{Block, ReadPath, Reader};
 use crate::error::{Error, Result};
 
@@ -31,6 +32,21 @@ pub(crate) fn fill(file: &bifolio::File, series: &str) -> Result<u64> {
         }
         pos_bytes += read as u64;
     }
+}
+
+/// As [`fill`], page by page in random order; the file has `size_bytes`, whole pages.
+pub(crate) fn fill_shuffled(file: &bifolio::File, size_bytes: u64, series: &str) -> Result<u64> {
+    let pages = size_bytes / WORK_BYTES as u64;
+    let order = Permutation::new(pages, 1);
+    let mut page = [0; WORK_BYTES];
+    for index in 0..pages {
+        let pos_bytes = order.apply(index) * WORK_BYTES as u64;
+        file.read_exact_at(&mut page, pos_bytes)?;
+        if !pattern::matches(&page, pos_bytes) {
+            return Err(Error::WrongBytes { series: series.to_owned(), pos_bytes });
+        }
+    }
+    Ok(size_bytes)
 }
 
 /// Compares the first `limit_bytes` of `file`, block by block; answers how many bytes it compared.

@@ -87,6 +87,7 @@ fn scaling(rows: &[Row]) -> Option<Figure> {
 fn find<'a>(rows: &'a [Row], pattern: &str, block_bytes: u64, threads: u64) -> Option<&'a Row> {
     rows.iter().find(|row| {
         row.case.text("pattern") == pattern
+            && row.case.text("fill") == super::IN_ORDER
             && row.case.text("block_bytes") == block_bytes.to_string()
             && row.case.text("threads") == threads.to_string()
     })
@@ -98,8 +99,11 @@ mod tests {
     use crate::report::Case;
 
     fn row(threads: u64, optimistic: f64) -> Row {
-        let case =
-            Case::new().with("pattern", "hot").with("block_bytes", 64).with("threads", threads);
+        let case = Case::new()
+            .with("pattern", "hot")
+            .with("block_bytes", 64)
+            .with("threads", threads)
+            .with("fill", "in_order");
         let mut row = Row::new(case, "ops/s");
         row.series.insert("optimistic", optimistic);
         row.series.insert("memcpy_limit", 10.0);
@@ -108,12 +112,14 @@ mod tests {
 
     #[test]
     fn figures_come_from_their_own_rows_and_need_both_series() {
-        let rows = [row(1, 2.0), row(2, 3.0)];
+        let mut shuffled = row(2, 1.0);
+        shuffled.case = shuffled.case.with("fill", "shuffled");
+        let rows = [shuffled, row(1, 2.0), row(2, 3.0)];
         let shares: Vec<_> = ASKED.iter().filter_map(|asked| asked.figure(&rows)).collect();
         assert_eq!(shares.len(), 1, "only the share of the limit has both series and its row");
         assert_eq!(shares[0].value, 0.3);
         assert!(!shares[0].met());
         assert_eq!(scaling(&rows).unwrap().value, 1.5);
-        assert!(scaling(&rows[1..]).is_none());
+        assert!(scaling(&rows[2..]).is_none());
     }
 }

@@ -6,8 +6,10 @@
 //! the page, where the optimistic one takes none), and a plain copy from memory (`memcpy_limit`).
 //! `hot` reads 64 bytes of one page, `uniform` reads blocks of the whole file at random. All ways
 //! run the same loop (`timed`) in turns (`interleave`); before that the caches are filled, and each
-//! way serves every byte of the file, compared with an independent `pread` (`verify`). At the end a
-//! child process reads a file eight times its cache (`resident`).
+//! way serves every byte of the file, compared with an independent `pread` (`verify`). The caches
+//! are filled from the first page to the last (`fill`: `in_order`), but for one row (`shuffled`):
+//! there a page's place tells nothing about the place of the next one. At the end a child process
+//! reads a file eight times its cache (`resident`).
 //!
 //! Everything timed is resident: what reading costs when it is not is another benchmark's question.
 
@@ -17,12 +19,13 @@ mod paths;
 mod resident;
 
 use std::path::Path;
+use std::time::Duration;
 
-use bifolio::{Cache, OpenOptions, PinMode};
+use bifolio::{Cache, DirectIo, OpenOptions, PinMode};
 use serde_json::Value;
 
 use self::figures::MAPPABLE;
-use self::parameters::{PATTERNS, Parameters, Pattern};
+use self::parameters::{PATTERNS, Parameters, Pattern, SHUFFLED};
 use self::paths::{Cached, Kernel, Optimistic, Pinned, Plain};
 use crate::benchmark::{Benchmark, Context, Needs};
 use crate::config::Config;
@@ -31,7 +34,7 @@ use crate::harness::interleave::{Turn, interleave};
 use crate::harness::plain_memory::PlainMemory;
 use crate::harness::series::{Load, Series};
 use crate::harness::tmpfs::Tmpfs;
-use crate::harness::verify::fill;
+use crate::harness::verify::{fill, fill_shuffled};
 use crate::harness::{child, cpus, pattern};
 use crate::progress::Progress;
 use crate::report::{Case, Report, Row, Rss, Skipped};
@@ -98,7 +101,44 @@ fn measure_reads(
         report.verified_bytes += series.verify(&file, parameters.verify_threads)?;
         progress.advance(1);
     }
-    time_series(&series, parameters, report, progress)
+    let cases = runnable_cases(parameters, cpus::allowed().len(), &mut report.skipped);
+    let turns = cases.len() * series.len() + SHUFFLED_SERIES;
+    let turn = parameters.timed().div_f64((turns * parameters.repetitions) as f64);
+    time_series(&series, &cases, (IN_ORDER, turn), parameters, report, progress)?;
+    // Their memory is wanted for the cache that is filled out of order.
+    drop(series);
+    measure_shuffled(&file, turn, parameters, report, progress)
+}
+
+/// The values of the key `fill`.
+const IN_ORDER: &str = "in_order";
+const FILL_SHUFFLED: &str = "shuffled";
+const SHUFFLED_SERIES: usize = 3;
+
+/// One row of a cache whose pages were read in random order.
+fn measure_shuffled(
+    file: &Path,
+    turn: Duration,
+    parameters: &Parameters,
+    report: &mut Report,
+    progress: &mut dyn Progress,
+) -> Result<()> {
+    progress.start("fill a cache out of order", 1);
+    let cache = Cache::builder().memory(parameters.resident_memory_bytes()).build()?;
+    // Through the kernel's page cache, which has the file: a device would take a minute.
+    let options = OpenOptions::new().direct(DirectIo::Never);
+    let cached = Cached { file: cache.open(file, &options)?, cache };
+    report.verified_bytes += fill_shuffled(&cached.file, parameters.size_bytes, FILL_SHUFFLED)?;
+    progress.advance(1);
+    let series: [Series; SHUFFLED_SERIES] = [
+        Series::new("kernel_pread_file", Kernel::new(file)),
+        Series::new("optimistic", Optimistic(cached)),
+        Series::new("memcpy_limit", Plain::new(PlainMemory::new(parameters.size_in_memory()?)?)),
+    ];
+    for series in &series {
+        report.verified_bytes += series.verify(file, parameters.verify_threads)?;
+    }
+    time_series(&series, &[SHUFFLED], (FILL_SHUFFLED, turn), parameters, report, progress)
 }
 
 /// A copy of the file in memory; without one a series is skipped.
@@ -159,20 +199,21 @@ fn open_mappable(file: &Path, parameters: &Parameters) -> Result<Cached> {
 
 fn time_series(
     series: &[Series],
+    cases: &[(Pattern, usize)],
+    (fill, duration): (&str, Duration),
     parameters: &Parameters,
     report: &mut Report,
     progress: &mut dyn Progress,
 ) -> Result<()> {
     let cpus = cpus::allowed();
-    let cases = runnable_cases(parameters, cpus.len(), &mut report.skipped);
-    let turn_count = cases.len() * series.len() * parameters.repetitions;
-    let duration = parameters.timed().div_f64(turn_count.max(1) as f64);
     let mut turns = Vec::new();
-    for (row_index, (pattern, threads)) in cases.iter().enumerate() {
+    for (pattern, threads) in cases {
         let case = Case::new()
             .with("pattern", pattern.name)
             .with("block_bytes", pattern.block_bytes)
-            .with("threads", *threads);
+            .with("threads", *threads)
+            .with("fill", fill);
+        let row_index = report.rows.len();
         report.rows.push(Row::new(case, "ops/s"));
         let load = Load {
             block_bytes: pattern.block_bytes,
@@ -186,7 +227,7 @@ fn time_series(
             run: Box::new(move || series.run(&load)),
         }));
     }
-    progress.start("measure", turn_count as u64);
+    progress.start("measure", (turns.len() * parameters.repetitions) as u64);
     let operations = interleave(&turns, parameters.repetitions, &mut report.rows, progress)?;
     // The loop checks the first word of every block it reads.
     report.verified_bytes += operations * size_of::<u64>() as u64;

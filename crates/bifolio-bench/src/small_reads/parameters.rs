@@ -31,6 +31,10 @@ pub(crate) const PATTERNS: [Pattern; 3] = [
     Pattern { name: "uniform", block_bytes: PAGE_BYTES, extent_bytes: None },
 ];
 
+/// The reads, and the threads, of the row whose cache is filled out of order.
+pub(crate) const SHUFFLED: (Pattern, usize) =
+    (Pattern { name: "uniform", block_bytes: 64, extent_bytes: None }, 1);
+
 /// The parameters of one run, as the envelope shows them.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Parameters {

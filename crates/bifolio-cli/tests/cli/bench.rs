@@ -45,6 +45,9 @@ fn every_benchmark_runs_and_prints_its_envelope() {
         assert_eq!(envelope["bench"], **name);
         assert!(envelope["verified_bytes"].as_u64().unwrap() > 0);
         assert!(envelope["host"]["cpus"].as_u64().unwrap() > 0);
+        let host = &envelope["host"];
+        assert!(host["cpu_family"].is_u64() && host["cpu_model"].is_u64());
+        assert!(["memcpy", "lines", "words"].contains(&host["copy"].as_str().unwrap()));
         assert!(envelope["config"].is_object() && envelope["skipped"].is_array());
         validate_rows(&envelope);
         assert_eq!(left_in(dir.path()), Vec::<String>::new());
@@ -83,9 +86,15 @@ fn small_reads_measures_every_series_and_where_hits_come_from() {
     let skipped = envelope["skipped"].as_array().unwrap();
     let rows = envelope["rows"].as_array().unwrap();
     let (reads, others): (Vec<_>, Vec<_>) = rows.iter().partition(|row| row["unit"] == "ops/s");
+    let (shuffled, reads): (Vec<_>, Vec<_>) =
+        reads.into_iter().partition(|row| row["case"]["fill"] == "shuffled");
     assert_eq!(reads.len(), 3, "hot, uniform with 64 and with 4096 bytes");
+    assert_eq!(shuffled.len(), 1);
+    assert_eq!(shuffled[0]["counts"]["optimistic"]["misses_per_op"], 0.0);
+    assert!(shuffled[0]["series"]["memcpy_limit"].as_f64().unwrap() > 0.0);
     assert!(others[0]["series"]["metadata_per_resident_page"].as_f64().unwrap() > 0.0);
     for row in reads {
+        assert_eq!(row["case"]["fill"], "in_order");
         for series in ["kernel_pread_file", "pin_cas", "pin_frozen_bit", "optimistic"] {
             assert!(row["series"][series].as_f64().unwrap() > 0.0, "{series}");
         }

@@ -62,7 +62,7 @@ fn a_file_that_cannot_be_checked_is_status_two_and_one_line() {
         check(&file, &["--memory", "1"]),
         check(&file, &["--memory", "8Q"]),
         check(&file, &["--memory", "8M", "--folio", "5000"]),
-        check(&file, &[]),
+        run(&["check"]),
         run(&["bench", "no-such-benchmark"]),
         run(&["bench", "--size", "4097"]),
         run(&["bench", "--dir", "/no/such/directory"]),
@@ -88,6 +88,21 @@ fn version_help_and_features_go_to_standard_output() {
         assert!(output.status.success() && output.stderr.is_empty());
         assert!(!output.stdout.is_empty());
     }
+}
+
+#[test]
+fn features_fit_80_columns_and_name_the_copy() {
+    let text = String::from_utf8(run(&["features"]).stdout).unwrap();
+    assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+    assert!(bifolio::features().iter().all(|feature| text.contains(feature.name)), "{text}");
+    assert!(text.contains(&format!("copied by {}", bifolio::page_copy().name)), "{text}");
+}
+
+#[test]
+fn a_check_needs_no_bound() {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let output = check(&file_of(&dir, 100_000), &[]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
 #[test]

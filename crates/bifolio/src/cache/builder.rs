@@ -8,6 +8,7 @@ use crate::io::{Backing, Engine};
 use crate::memory::{Arena, Memory};
 use crate::reclaim::{Background, Reclaim, SwapThread};
 use crate::swap::{Swap, SwapPlace};
+use crate::sys::copy;
 use crate::sys::probe::{Feature, Features};
 use crate::sys::process;
 use crate::sys::process::Origin;
@@ -175,6 +176,7 @@ impl CacheBuilder {
     pub fn build(self) -> Result<Cache> {
         self.validate()?;
         let features = Features::probe(&self.disabled);
+        copy::page_copy();
         self.check_huge_pages(&features)?;
         let memory_bytes_max = self.memory_bytes_max();
         let arena = Arena::new(

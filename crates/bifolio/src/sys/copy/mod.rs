@@ -15,6 +15,8 @@
 #![allow(unsafe_code)]
 
 // The portable twin is compiled for tests everywhere, so that it is tested where we are.
+#[cfg(target_arch = "x86_64")]
+mod duel;
 #[cfg(any(test, not(target_arch = "x86_64")))]
 mod portable;
 #[cfg(target_arch = "x86_64")]
@@ -28,6 +30,31 @@ use x86_64 as arch;
 /// Bytes of a cache line.
 pub(crate) const LINE_BYTES: usize = 64;
 
+/// How bytes of a resident page are copied when the page that follows is known. Chosen once per
+/// process, by a duel of at most 2 ms on the processor at hand, when the first cache is built or
+/// [`page_copy`](crate::page_copy) is called.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct PageCopy {
+    /// `memcpy` (the C library's, after a prefetch of the next page's first lines), `lines` (a loop
+    /// that prefetches a line with each line), or `words` (no processor of the x86-64 family).
+    pub name: &'static str,
+    /// Time that `memcpy` took in the duel, in multiples of the time of `lines`: above 1.05 the
+    /// loop is chosen. `None` if there was no duel, or too little time to tell.
+    pub lines_gain: Option<f64>,
+}
+
+/// Returns the choice, and makes it at the first call.
+pub(crate) fn page_copy() -> PageCopy {
+    #[cfg(target_arch = "x86_64")]
+    {
+        let lines_gain = duel::lines_gain();
+        PageCopy { name: if duel::prefers_lines() { "lines" } else { "memcpy" }, lines_gain }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    PageCopy { name: "words", lines_gain: None }
+}
+
 /// Copies `target.len()` bytes from `source`, which others may be writing, into `target`.
 ///
 /// # Safety
@@ -40,15 +67,20 @@ pub(crate) unsafe fn copy_out(source: *const u8, target: &mut [u8]) {
     unsafe { arch::copy_out(source, target.as_mut_ptr(), target.len()) }
 }
 
-/// As [`copy_out`], and brings as many bytes from `ahead` on closer, line by line with the copy:
-/// what will be copied next. The processor foresees lines of a page by itself, but not the next
-/// page: this way it is here when its copy begins, and never waits for all of it at once.
+/// As [`copy_out`], and prefetches what will be copied next, at `ahead`: the processor foresees
+/// the lines that follow each other, but not a page elsewhere. Which form does that is chosen once
+/// per process ([`PageCopy`]).
 ///
 /// # Safety
 /// As for [`copy_out`]; `ahead` can be any address.
 #[inline(always)]
 pub(crate) unsafe fn copy_out_ahead(source: *const u8, target: &mut [u8], ahead: *const u8) {
-    // SAFETY: the caller's contract is the same as the callee's; `target` is a unique borrow.
+    if ahead == source.wrapping_add(target.len()) {
+        // A prefetch would only take room: it costs a fifth of the rate (AMD, family 25, model 1).
+        // SAFETY: the caller's contract is the same as the callee's; `target` is a unique borrow.
+        return unsafe { arch::copy_out(source, target.as_mut_ptr(), target.len()) };
+    }
+    // SAFETY: as above.
     unsafe { arch::copy_out_ahead(source, target.as_mut_ptr(), target.len(), ahead) }
 }
 
@@ -103,9 +135,23 @@ mod tests {
         unsafe { arch::copy_out_ahead(source, target, length, source.wrapping_add(4096)) }
     }
 
-    const IMPLEMENTATIONS: [(CopyOut, CopyIn, Zero); 3] = [
+    /// The loop where a processor may choose it, whatever this one has chosen.
+    unsafe fn copy_by_lines(source: *const u8, target: *mut u8, length: usize) {
+        #[cfg(target_arch = "x86_64")]
+        if length >= x86_64::LARGE_MIN {
+            // SAFETY: the caller's contract; what is touched ahead is a hint.
+            return unsafe {
+                x86_64::copy_by_lines(source, target, length, source.wrapping_add(4096))
+            };
+        }
+        // SAFETY: the caller's contract.
+        unsafe { arch::copy_out(source, target, length) }
+    }
+
+    const IMPLEMENTATIONS: [(CopyOut, CopyIn, Zero); 4] = [
         (arch::copy_out, arch::copy_in, arch::zero),
         (copy_out_ahead, arch::copy_in, arch::zero),
+        (copy_by_lines, arch::copy_in, arch::zero),
         (portable::copy_out, portable::copy_in, portable::zero),
     ];
 
