@@ -17,6 +17,7 @@ mod history;
 mod journal;
 mod kills;
 mod looks;
+mod maps;
 mod memory;
 mod scene;
 mod upsets;
@@ -25,6 +26,7 @@ mod work;
 
 use clap::Parser;
 use history::Violation;
+use maps::HeldPin;
 use scene::{CLASSES, Class, Scene, Target};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -249,11 +251,12 @@ fn play(scene: Scene, arguments: &Arguments) -> Result<u64, Violation> {
 
 /// Lets the threads of a scene work.
 fn play_out(scene: &Scene, arguments: &Arguments) -> Result<(), Violation> {
+    scene.set_refusals(true);
     thread::scope(|scope| {
         let start = |number: usize| {
             let random = fastrand::Rng::with_seed(scene.seed.wrapping_mul(31) + number as u64);
             scope.spawn(move || {
-                let outcome = Worker { scene, number, random }.run();
+                let outcome = Worker { scene, number, random, held: None }.run();
                 if outcome.is_err() {
                     scene.ends.store(true, Ordering::Relaxed);
                 }
@@ -291,6 +294,7 @@ fn watch(
         // A thread that has failed ends the scene: the others must come back to say why.
         if is_enough || scene.ends.load(Ordering::Relaxed) {
             scene.ends.store(true, Ordering::Relaxed);
+            scene.set_refusals(false);
             scene.targets.iter().filter_map(|target| target.device.as_ref()).for_each(|d| d.heal());
         } else if scene.class == Class::Faults {
             for (number, target) in scene.targets.iter().enumerate() {
@@ -330,6 +334,7 @@ fn watch(
 
 /// Everything is at rest: every word is what the history says, and durable after a sync.
 fn rest(scene: Scene) -> Result<(), Violation> {
+    scene.set_refusals(false);
     let me = scene.threads;
     scene.clock.begin_call(me);
     for target in &scene.targets {
@@ -370,9 +375,7 @@ fn rest(scene: Scene) -> Result<(), Violation> {
     let (stats, resident) = (scene.cache.stats(), memory::resident_bytes());
     // Four may have become one.
     let folio_bytes = 4 * scene.largest_folio_bytes();
-    for target in &scene.targets {
-        close(target);
-    }
+    close_under_pins(&scene)?;
     scene.log.lock().expect("no panic").take();
     memory::check_empty(&scene.cache, folio_bytes)?;
     scene.cache.close().map_err(|error| Violation(format!("close failed: {error}")))?;
@@ -407,6 +410,37 @@ fn discard(target: &Target, file: &bifolio::File) -> Result<(), Violation> {
 fn open(scene: &Scene, target: &Target) -> Option<bifolio::File> {
     let backing: Arc<dyn bifolio::Backing> = Arc::<device::Device>::clone(target.device.as_ref()?);
     scene.cache.open_backing(backing, &target.options).ok()
+}
+
+/// Closes all files, while a device still writes to one page of each that can be mapped; the cache
+/// is not closed before that ends.
+fn close_under_pins(scene: &Scene) -> Result<(), Violation> {
+    let mut pins = Vec::new();
+    for target in scene.targets.iter().filter(|_| scene.has_maps()) {
+        let found = target.handles.iter().find_map(|slot| slot.lock().expect("no panic").clone());
+        pins.extend(found.and_then(|file| HeldPin::new(target, &file, 0..4096)));
+    }
+    scene.targets.iter().for_each(close);
+    if pins.is_empty() {
+        return Ok(());
+    }
+    let closed = scene.cache.close();
+    scene.clock.begin_call(scene.threads);
+    for mut pin in pins {
+        pin.store(scene.threads);
+        let (target, range) = (pin.target, pin.range.clone());
+        // The last handle goes with it.
+        drop(pin);
+        let Some(device) = &target.device else { continue };
+        let begun = scene.clock.tick();
+        let durable = device.durable(range.start, (range.end - range.start) as usize);
+        target.history.check("a power cut after a pin", &durable, range.start, begun)?;
+    }
+    scene.clock.end_call(scene.threads);
+    match closed {
+        Err(error) if matches!(error.kind(), bifolio::ErrorKind::MapsAlive { .. }) => Ok(()),
+        other => Err(Violation(format!("the cache was closed under a pin of a map: {other:?}"))),
+    }
 }
 
 fn close(target: &Target) {

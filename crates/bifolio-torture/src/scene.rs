@@ -4,6 +4,7 @@ use crate::device::{Device, Faults};
 use crate::history::{Clock, History};
 use bifolio::OpenOptions;
 use bifolio::{Backing, Cache, CacheBuilder, FaultMode, Feature, File, FileIdentity, HugePages};
+use bifolio::{Refusable, refuse};
 use fastrand::Rng;
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -75,6 +76,8 @@ impl Class {
 const RECENT_MAX: usize = 64;
 /// Makes a seed that draws other things.
 const MORE: u64 = 0x5EED_0002;
+/// The same for what came later.
+const LATER: u64 = 0x5EED_0003;
 
 /// One file of a scene.
 #[derive(Debug)]
@@ -123,8 +126,12 @@ pub struct Scene {
     pub free_calls: AtomicU64,
     /// Whether an error of the storage is nothing strange.
     pub may_fail: bool,
+    /// Whether handles are let go and opened anew.
+    pub has_reopens: bool,
     /// Handles are let go after most operations, so that most closes are last ones.
     pub is_fleeting: bool,
+    /// How many of the kernel's calls that maps need fail, in 1024.
+    refusals: [(Refusable, u32); 3],
     /// Of scenes with memory files: see `looks.rs`.
     pub log: Mutex<Option<File>>,
     /// How often it began anew, twice, and one more while it does.
@@ -148,6 +155,7 @@ impl Scene {
         builder = builder.dirty_age_ms_max(random.choice([5, 20, 200, 30_000]).unwrap_or(20));
         builder = builder.reclaim_wait_ms_max(60_000);
         let mut more = Rng::with_seed(seed ^ MORE);
+        let mut later = Rng::with_seed(seed ^ LATER);
         // As far as `resize` goes, or further: where there are few addresses to spare, what is
         // given back must come again.
         let memory_bytes_max = if more.bool() { 16 << 20 } else { 2 * memory_bytes };
@@ -165,6 +173,7 @@ impl Scene {
         let cache = builder.dirty_bytes_max(dirty_bytes_max).build()?;
         let clock = Arc::new(Clock::new(threads + 1));
         let files = random.usize(1..4);
+        let has_reopens = class == Class::Handles || class == Class::Maps && later.bool();
         let mut scene = Self {
             class,
             seed,
@@ -179,7 +188,10 @@ impl Scene {
             free_calls: AtomicU64::new(0),
             may_fail: class == Class::Faults
                 || matches!(class, Class::Handles | Class::Maps) && more.u32(0..3) == 0,
-            is_fleeting: class == Class::Handles && (seed / CLASSES.len() as u64).is_multiple_of(2),
+            has_reopens,
+            is_fleeting: has_reopens && (seed / CLASSES.len() as u64).is_multiple_of(2),
+            refusals: [Refusable::Scan, Refusable::Protect, Refusable::Unmap]
+                .map(|call| (call, later.choice([0, 16, 300]).unwrap_or(0))),
             dirty_bytes_max,
             folio_bytes_max: 0,
             faults: if more.bool() { FaultMode::Threads } else { FaultMode::InThread },
@@ -272,6 +284,14 @@ impl Scene {
 
     fn is_every_third(&self) -> bool {
         (self.seed / CLASSES.len() as u64).is_multiple_of(3)
+    }
+
+    /// Lets the kernel refuse calls from now on, or no more.
+    pub fn set_refusals(&self, is_on: bool) {
+        for (call, share) in self.refusals {
+            let is_on = is_on && self.class == Class::Maps && self.may_fail;
+            refuse(call, if is_on { share } else { 0 });
+        }
     }
 
     /// Whether its first device is full until the scene ends.

@@ -1,14 +1,10 @@
 //! The work of a thread: one operation of the public API after the other, each judged by the
 //! history.
-//!
-//! # Safety
-//! Loads and stores raw words through maps, inside their ranges, one aligned word at a time; the
-//! files of such scenes (`Scene::has_maps`) are never cut.
-#![allow(unsafe_code)]
 
 use crate::device::Device;
 use crate::history::{Kind, Violation, WORD_BYTES};
-use crate::scene::{Class, Scene, Target};
+use crate::maps::HeldPin;
+use crate::scene::{Scene, Target};
 use bifolio::{Backing, ErrorKind, File, ReadRequest};
 use fastrand::Rng;
 use std::io::Read as _;
@@ -29,11 +25,13 @@ pub struct Worker<'s> {
     pub scene: &'s Scene,
     pub number: usize,
     pub random: Rng,
+    /// A pin of a map that is gone.
+    pub held: Option<HeldPin<'s>>,
 }
 
 pub type Outcome = Result<(), Violation>;
 
-impl Worker<'_> {
+impl<'s> Worker<'s> {
     /// Works until the scene ends.
     pub fn run(&mut self) -> Outcome {
         let total: u32 = self.scene.weights.iter().sum();
@@ -52,7 +50,7 @@ impl Worker<'_> {
             }
             outcome?;
         }
-        Ok(())
+        self.release_pin()
     }
 
     fn operate(&mut self, operation: usize) -> Outcome {
@@ -83,6 +81,7 @@ impl Worker<'_> {
             17 if scene.has_hung_device() => Ok(()),
             22.. if is_free && operation != 23 => Ok(()),
             17 => self.resize(),
+            18 if self.random.u32(0..8) == 0 => self.hold_pin(target, &file),
             18 => self.map(target, &file),
             19 => self.reopen(target, file),
             20 => self.copy_to_fd(target, &file),
@@ -183,7 +182,7 @@ impl Worker<'_> {
     }
 
     /// A range in one folio.
-    fn folio_range(&mut self, target: &Target, file: &File) -> Range<u64> {
+    pub fn folio_range(&mut self, target: &Target, file: &File) -> Range<u64> {
         let range = self.range(target, file.folio_bytes());
         let folio_end = (range.start / file.folio_bytes() + 1) * file.folio_bytes();
         range.start..range.end.min(folio_end)
@@ -304,7 +303,7 @@ impl Worker<'_> {
     }
 
     /// The durable bytes that a power cut now would leave of some pages.
-    fn cut_power(
+    pub fn cut_power(
         &mut self,
         what: &str,
         target: &Target,
@@ -464,55 +463,10 @@ impl Worker<'_> {
         Ok(())
     }
 
-    fn map(&mut self, target: &Target, file: &File) -> Outcome {
-        if !self.scene.has_maps() {
-            return Ok(());
-        }
-        let range = self.range(target, 64 << 10);
-        let words = range.start / WORD_BYTES..range.end / WORD_BYTES;
-        let begun = self.scene.clock.begin_call(self.number);
-        if self.random.bool() {
-            let Ok(map) = file.map(range.clone()) else { return Ok(()) };
-            let part = 0..map.len().min(4 * 4096);
-            let pinned = match self.random.u32(0..8) {
-                0 => map.pin(part).ok(),
-                1 => map.prefetch(part).map(|()| None).unwrap_or_default(),
-                _ => None,
-            };
-            let load = |offset: usize| {
-                let word = map.as_ptr().wrapping_add(offset * 8).cast::<u64>();
-                // SAFETY: an aligned word inside the map, of a file that nobody cuts.
-                unsafe { word.read_volatile() }
-            };
-            let bytes: Vec<u8> =
-                words.enumerate().flat_map(|(offset, _)| load(offset).to_le_bytes()).collect();
-            drop(pinned);
-            return target.history.check("map", &bytes, range.start, begun);
-        }
-        let Ok(mut map) = file.map_mut(range.clone()) else { return Ok(()) };
-        let part = 0..map.len().min(4 * 4096);
-        let pinned = (self.random.u32(0..8) == 0).then(|| map.pin_mut(part));
-        let change = target.history.begin("map store", self.number, Kind::Write, range.clone());
-        for (offset, index) in words.enumerate() {
-            let word = map.as_mut_ptr().wrapping_add(offset * 8).cast::<u64>();
-            // SAFETY: as above; words are stored whole, whoever else does.
-            unsafe { word.write_volatile(change.word(index)) };
-        }
-        target.history.end(&change, range.end - range.start);
-        drop(pinned);
-        if self.random.u32(0..8) > 0 {
-            return Ok(());
-        }
-        let begun = self.scene.clock.begin_call(self.number);
-        match map.sync(0..map.len()) {
-            Ok(()) => self.cut_power("power cut after a map's sync", target, range, 4, begun),
-            Err(error) => self.refused("map sync", target, &error),
-        }
-    }
-
     /// Lets the thread's handle go, or closes it, perhaps for a while: it may be the last one.
     fn reopen(&mut self, target: &Target, file: File) -> Outcome {
-        if self.scene.class != Class::Handles {
+        // What is in memory alone goes with its last handle.
+        if !self.scene.has_reopens || target.device.is_none() {
             return Ok(());
         }
         drop(target.handles[self.number].lock().expect("no panic").take());
@@ -546,9 +500,7 @@ impl Worker<'_> {
 
     /// Opens the thread's handle anew, perhaps only to read.
     fn open(&mut self, target: &Target) -> Outcome {
-        let (Class::Handles, Some(device)) = (self.scene.class, &target.device) else {
-            return Ok(());
-        };
+        let (true, Some(device)) = (self.scene.has_reopens, &target.device) else { return Ok(()) };
         let backing: Arc<dyn Backing> = Arc::<Device>::clone(device);
         let options = target.options.clone().write(self.random.u32(0..8) > 0);
         match self.scene.cache.open_backing(backing, &options) {
@@ -562,7 +514,7 @@ impl Worker<'_> {
     pub fn refused(&self, call: &str, target: &Target, error: &bifolio::Error) -> Outcome {
         let is_expected = match error.kind() {
             ErrorKind::PastEnd { .. } => self.scene.has_cuts() || call.starts_with("pin"),
-            ErrorKind::NotOpenedFor { .. } => self.scene.class == Class::Handles,
+            ErrorKind::NotOpenedFor { .. } => self.scene.has_reopens,
             _ => false,
         };
         if is_expected {

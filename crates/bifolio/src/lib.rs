@@ -113,6 +113,9 @@ mod surface {
     pub use crate::stats::{DeviceStats, Stats};
     pub use crate::sys::copy::PageCopy;
     pub use crate::sys::probe::{Feature, FeatureReport, Features};
+    #[cfg(feature = "refusals")]
+    #[doc(hidden)]
+    pub use crate::sys::refusals::{Refusable, refuse};
 
     /// Probes the system's optional features, as a cache does when it is built: what is available,
     /// what would be in use, and what stands in for the rest.

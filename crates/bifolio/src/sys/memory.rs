@@ -319,6 +319,8 @@ impl Unmapper {
     /// # Safety
     /// As for `unmap`; there is at least one range.
     unsafe fn unmap_some(&self, ranges: &[PageRange]) -> io::Result<usize> {
+        #[cfg(feature = "refusals")]
+        super::refusals::check(super::refusals::Refusable::Unmap)?;
         if self.vectored {
             let part = &ranges[..ranges.len().min(RANGES_MAX)];
             // SAFETY: a part of the caller's ranges.

@@ -17,6 +17,8 @@ pub(crate) mod pagemap;
 pub(crate) mod probe;
 #[cfg(not(all(test, loom)))]
 pub(crate) mod process;
+#[cfg(all(feature = "refusals", not(all(test, loom))))]
+pub(crate) mod refusals;
 #[cfg(not(all(test, loom)))]
 pub(crate) mod ring;
 #[cfg(not(all(test, loom)))]

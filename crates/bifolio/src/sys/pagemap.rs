@@ -96,6 +96,11 @@ impl Pagemap {
         flags: u64,
         mut visit: impl FnMut(PageRange),
     ) -> io::Result<()> {
+        #[cfg(feature = "refusals")]
+        {
+            use super::refusals::{Refusable, check};
+            check(if flags == 0 { Refusable::Scan } else { Refusable::Protect })?;
+        }
         let start = range.start;
         let mut ranges = [ScanRange::default(); RANGES_MAX];
         let end = start.addr() + range.length_bytes;

@@ -1,0 +1,116 @@
+//! Maps: raw loads and stores, and pins that outlive their maps.
+//!
+//! # Safety
+//! Loads and stores raw words inside the ranges of maps and pins, one aligned word at a time; the
+//! files of such scenes (`Scene::has_maps`) are never cut.
+#![allow(unsafe_code)]
+
+use crate::history::{Kind, Violation, WORD_BYTES};
+use crate::scene::Target;
+use crate::work::{Outcome, Worker};
+use bifolio::{File, MapPinMut};
+use std::ops::Range;
+
+/// A page of a map that is pinned for a device to write to, beyond the map's end.
+#[derive(Debug)]
+pub struct HeldPin<'s> {
+    pub target: &'s Target,
+    /// Of the file.
+    pub range: Range<u64>,
+    pin: MapPinMut,
+}
+
+impl<'s> HeldPin<'s> {
+    /// Pins a range of whole words; `None` if it cannot be had.
+    pub fn new(target: &'s Target, file: &File, range: Range<u64>) -> Option<Self> {
+        let map = file.map_mut(range.clone()).ok()?;
+        let pin = map.pin_mut(0..map.len()).ok()?;
+        Some(Self { target, range, pin })
+    }
+
+    /// Writes what the device has for the thread `number`.
+    pub fn store(&mut self, number: usize) {
+        let history = &self.target.history;
+        let change = history.begin("pinned store", number, Kind::Write, self.range.clone());
+        let words = self.range.start / WORD_BYTES..self.range.end / WORD_BYTES;
+        for (offset, index) in words.enumerate() {
+            let word = self.pin.as_mut_ptr().wrapping_add(offset * 8).cast::<u64>();
+            // SAFETY: an aligned word under the pin, of a file that nobody cuts.
+            unsafe { word.write_volatile(change.word(index)) };
+        }
+        history.end(&change, self.range.end - self.range.start);
+    }
+}
+
+impl<'s> Worker<'s> {
+    pub fn map(&mut self, target: &Target, file: &File) -> Outcome {
+        if !self.scene.has_maps() {
+            return Ok(());
+        }
+        let range = self.range(target, 64 << 10);
+        let words = range.start / WORD_BYTES..range.end / WORD_BYTES;
+        let begun = self.scene.clock.begin_call(self.number);
+        if self.random.bool() {
+            let Ok(map) = file.map(range.clone()) else { return Ok(()) };
+            let part = 0..map.len().min(4 * 4096);
+            let pinned = match self.random.u32(0..8) {
+                0 => map.pin(part).ok(),
+                1 => map.prefetch(part).map(|()| None).unwrap_or_default(),
+                _ => None,
+            };
+            let load = |offset: usize| {
+                let word = map.as_ptr().wrapping_add(offset * 8).cast::<u64>();
+                // SAFETY: an aligned word inside the map, of a file that nobody cuts.
+                unsafe { word.read_volatile() }
+            };
+            let bytes: Vec<u8> =
+                words.enumerate().flat_map(|(offset, _)| load(offset).to_le_bytes()).collect();
+            drop(pinned);
+            return target.history.check("map", &bytes, range.start, begun);
+        }
+        let Ok(mut map) = file.map_mut(range.clone()) else { return Ok(()) };
+        let part = 0..map.len().min(4 * 4096);
+        let pinned = (self.random.u32(0..8) == 0).then(|| map.pin_mut(part));
+        let change = target.history.begin("map store", self.number, Kind::Write, range.clone());
+        for (offset, index) in words.enumerate() {
+            let word = map.as_mut_ptr().wrapping_add(offset * 8).cast::<u64>();
+            // SAFETY: as above; words are stored whole, whoever else does.
+            unsafe { word.write_volatile(change.word(index)) };
+        }
+        target.history.end(&change, range.end - range.start);
+        drop(pinned);
+        if self.random.u32(0..8) > 0 {
+            return Ok(());
+        }
+        let begun = self.scene.clock.begin_call(self.number);
+        match map.sync(0..map.len()) {
+            Ok(()) => self.cut_power("power cut after a map's sync", target, range, 4, begun),
+            Err(error) => self.refused("map sync", target, &error),
+        }
+    }
+
+    /// Pins a page of a map until the thread comes here again.
+    pub fn hold_pin(&mut self, target: &'s Target, file: &File) -> Outcome {
+        if !self.scene.has_maps() {
+            return Ok(());
+        }
+        self.release_pin()?;
+        let range = self.folio_range(target, file);
+        self.held = HeldPin::new(target, file, range);
+        Ok(())
+    }
+
+    /// The device writes under the pin that the thread has, and ends. Until then the cache cannot
+    /// be closed.
+    pub fn release_pin(&mut self) -> Outcome {
+        let Some(mut held) = self.held.take() else { return Ok(()) };
+        if self.random.bool() && self.scene.cache.close().is_ok() {
+            return Err(Violation("the cache was closed under a pin of a map".to_owned()));
+        }
+        self.scene.clock.begin_call(self.number);
+        held.store(self.number);
+        drop(held);
+        self.scene.clock.end_call(self.number);
+        Ok(())
+    }
+}
