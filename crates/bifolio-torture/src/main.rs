@@ -10,6 +10,7 @@
 //! (`upsets.rs`).
 
 mod advice;
+mod closes;
 mod deaths;
 mod device;
 mod exerciser;
@@ -26,11 +27,9 @@ mod work;
 
 use clap::Parser;
 use history::Violation;
-use maps::HeldPin;
 use scene::{CLASSES, Class, Scene, Target};
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -339,7 +338,7 @@ fn rest(scene: Scene) -> Result<(), Violation> {
     scene.clock.begin_call(me);
     for target in &scene.targets {
         let found = target.handles.iter().find_map(|slot| slot.lock().expect("no panic").clone());
-        let Some(file) = found.or_else(|| open(&scene, target)) else { continue };
+        let Some(file) = found.or_else(|| closes::open(&scene, target)) else { continue };
         let begun = scene.clock.tick();
         let mut bytes = vec![0xAA; file.len() as usize];
         file.read_exact_at(&mut bytes, 0)
@@ -375,10 +374,12 @@ fn rest(scene: Scene) -> Result<(), Violation> {
     let (stats, resident) = (scene.cache.stats(), memory::resident_bytes());
     // Four may have become one.
     let folio_bytes = 4 * scene.largest_folio_bytes();
-    close_under_pins(&scene)?;
+    let is_closed = closes::play(&scene)?;
     scene.log.lock().expect("no panic").take();
     memory::check_empty(&scene.cache, folio_bytes)?;
-    scene.cache.close().map_err(|error| Violation(format!("close failed: {error}")))?;
+    if !is_closed {
+        scene.cache.close().map_err(|error| Violation(format!("close failed: {error}")))?;
+    }
     let Scene { cache, targets, .. } = scene;
     drop(cache);
     let without = memory::resident_bytes();
@@ -404,49 +405,6 @@ fn discard(target: &Target, file: &bifolio::File) -> Result<(), Violation> {
         return Err(Violation(format!("{file:?}: differs from the device after discard_dirty")));
     }
     Ok(())
-}
-
-/// A file that all threads have closed.
-fn open(scene: &Scene, target: &Target) -> Option<bifolio::File> {
-    let backing: Arc<dyn bifolio::Backing> = Arc::<device::Device>::clone(target.device.as_ref()?);
-    scene.cache.open_backing(backing, &target.options).ok()
-}
-
-/// Closes all files, while a device still writes to one page of each that can be mapped; the cache
-/// is not closed before that ends.
-fn close_under_pins(scene: &Scene) -> Result<(), Violation> {
-    let mut pins = Vec::new();
-    for target in scene.targets.iter().filter(|_| scene.has_maps()) {
-        let found = target.handles.iter().find_map(|slot| slot.lock().expect("no panic").clone());
-        pins.extend(found.and_then(|file| HeldPin::new(target, &file, 0..4096)));
-    }
-    scene.targets.iter().for_each(close);
-    if pins.is_empty() {
-        return Ok(());
-    }
-    let closed = scene.cache.close();
-    scene.clock.begin_call(scene.threads);
-    for mut pin in pins {
-        pin.store(scene.threads);
-        let (target, range) = (pin.target, pin.range.clone());
-        // The last handle goes with it.
-        drop(pin);
-        let Some(device) = &target.device else { continue };
-        let begun = scene.clock.tick();
-        let durable = device.durable(range.start, (range.end - range.start) as usize);
-        target.history.check("a power cut after a pin", &durable, range.start, begun)?;
-    }
-    scene.clock.end_call(scene.threads);
-    match closed {
-        Err(error) if matches!(error.kind(), bifolio::ErrorKind::MapsAlive { .. }) => Ok(()),
-        other => Err(Violation(format!("the cache was closed under a pin of a map: {other:?}"))),
-    }
-}
-
-fn close(target: &Target) {
-    for slot in &target.handles {
-        slot.lock().expect("no panic").take();
-    }
 }
 
 fn whole_words(bytes: &[u8]) -> &[u8] {

@@ -8,7 +8,7 @@
 use crate::history::{Kind, Violation, WORD_BYTES};
 use crate::scene::Target;
 use crate::work::{Outcome, Worker};
-use bifolio::{File, MapPinMut};
+use bifolio::{File, MapMut, MapPinMut};
 use std::ops::Range;
 
 /// A page of a map that is pinned for a device to write to, beyond the map's end.
@@ -30,16 +30,29 @@ impl<'s> HeldPin<'s> {
 
     /// Writes what the device has for the thread `number`.
     pub fn store(&mut self, number: usize) {
-        let history = &self.target.history;
-        let change = history.begin("pinned store", number, Kind::Write, self.range.clone());
-        let words = self.range.start / WORD_BYTES..self.range.end / WORD_BYTES;
-        for (offset, index) in words.enumerate() {
-            let word = self.pin.as_mut_ptr().wrapping_add(offset * 8).cast::<u64>();
-            // SAFETY: an aligned word under the pin, of a file that nobody cuts.
-            unsafe { word.write_volatile(change.word(index)) };
-        }
-        history.end(&change, self.range.end - self.range.start);
+        store(self.target, number, self.pin.as_mut_ptr(), self.range.clone());
     }
+}
+
+/// A map of the first page of a file, which is resident before it is stored to: the page table
+/// alone tells of the store. `None` if it cannot be had.
+pub fn stored_unseen(target: &Target, file: &File, number: usize) -> Option<MapMut> {
+    let mut map = file.map_mut(0..4096).ok()?;
+    map.prefetch(0..4096).ok()?;
+    file.sync_data().ok()?;
+    store(target, number, map.as_mut_ptr(), 0..4096);
+    Some(map)
+}
+
+/// Stores to a range of a file, which is mapped or pinned at `start`.
+fn store(target: &Target, number: usize, start: *mut u8, range: Range<u64>) {
+    let change = target.history.begin("raw store", number, Kind::Write, range.clone());
+    for (offset, index) in (range.start / WORD_BYTES..range.end / WORD_BYTES).enumerate() {
+        let word = start.wrapping_add(offset * 8).cast::<u64>();
+        // SAFETY: an aligned word of the map or the pin, of a file that nobody cuts.
+        unsafe { word.write_volatile(change.word(index)) };
+    }
+    target.history.end(&change, range.end - range.start);
 }
 
 impl<'s> Worker<'s> {
@@ -71,13 +84,7 @@ impl<'s> Worker<'s> {
         let Ok(mut map) = file.map_mut(range.clone()) else { return Ok(()) };
         let part = 0..map.len().min(4 * 4096);
         let pinned = (self.random.u32(0..8) == 0).then(|| map.pin_mut(part));
-        let change = target.history.begin("map store", self.number, Kind::Write, range.clone());
-        for (offset, index) in words.enumerate() {
-            let word = map.as_mut_ptr().wrapping_add(offset * 8).cast::<u64>();
-            // SAFETY: as above; words are stored whole, whoever else does.
-            unsafe { word.write_volatile(change.word(index)) };
-        }
-        target.history.end(&change, range.end - range.start);
+        store(target, self.number, map.as_mut_ptr(), range.clone());
         drop(pinned);
         if self.random.u32(0..8) > 0 {
             return Ok(());

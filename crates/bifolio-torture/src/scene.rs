@@ -173,6 +173,12 @@ impl Scene {
         let cache = builder.dirty_bytes_max(dirty_bytes_max).build()?;
         let clock = Arc::new(Clock::new(threads + 1));
         let files = random.usize(1..4);
+        let has_refusals = later.bool();
+        let share = |call| {
+            let share = later.choice([0, 32, 400]).unwrap_or(0);
+            (call, if has_refusals { share } else { 0 })
+        };
+        let refusals = [Refusable::Scan, Refusable::Protect, Refusable::Unmap].map(share);
         let has_reopens = class == Class::Handles || class == Class::Maps && later.bool();
         let mut scene = Self {
             class,
@@ -187,11 +193,11 @@ impl Scene {
             calls: AtomicU64::new(0),
             free_calls: AtomicU64::new(0),
             may_fail: class == Class::Faults
-                || matches!(class, Class::Handles | Class::Maps) && more.u32(0..3) == 0,
+                || matches!(class, Class::Handles | Class::Maps) && more.u32(0..3) == 0
+                || class == Class::Maps && has_refusals,
             has_reopens,
             is_fleeting: has_reopens && (seed / CLASSES.len() as u64).is_multiple_of(2),
-            refusals: [Refusable::Scan, Refusable::Protect, Refusable::Unmap]
-                .map(|call| (call, later.choice([0, 16, 300]).unwrap_or(0))),
+            refusals,
             dirty_bytes_max,
             folio_bytes_max: 0,
             faults: if more.bool() { FaultMode::Threads } else { FaultMode::InThread },
@@ -289,7 +295,7 @@ impl Scene {
     /// Lets the kernel refuse calls from now on, or no more.
     pub fn set_refusals(&self, is_on: bool) {
         for (call, share) in self.refusals {
-            let is_on = is_on && self.class == Class::Maps && self.may_fail;
+            let is_on = is_on && self.class == Class::Maps;
             refuse(call, if is_on { share } else { 0 });
         }
     }

@@ -490,6 +490,10 @@ impl<'s> Worker<'s> {
         if !self.scene.is_fleeting || self.random.u32(0..4) == 0 {
             return Ok(());
         }
+        if self.random.bool() {
+            // It keeps a handle.
+            self.release_pin()?;
+        }
         let target = &self.scene.targets[self.random.usize(0..self.scene.targets.len())];
         let file = target.handles[self.number].lock().expect("no panic").clone();
         match file {
