@@ -3,7 +3,9 @@
 //!
 //! Every build has the code of both ways, and asks [`Ablation`] which is wanted. Without the
 //! feature that has no size, its answers are constants, and the compiler drops what they never
-//! choose. A flush of the TLBs for each page needs no mode: `CacheBuilder::unmap_batch_folios(1)`.
+//! choose. A read of one page at a time is a call of its own
+//! (`File::read_one_by_one`), and a flush of the TLBs for each page needs no mode:
+//! `CacheBuilder::unmap_batch_folios(1)`.
 
 /// How a pin takes its reference; for benchmarks only.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -13,25 +15,6 @@ pub enum PinMode {
     FrozenBit,
     /// A loop of compare-and-swap: how the kernel does it.
     CompareExchange,
-}
-
-/// How a read copies what is resident; for benchmarks only.
-///
-/// The two that go one by one are for reads of all lengths, and go page by page also through a
-/// large folio: each page is looked up, referenced, copied and put.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum ReadMode {
-    /// Up to 64 Entries at once and no reference, neighbouring frames in one copy, the next page
-    /// touched ahead: how it is.
-    #[default]
-    Batched,
-    /// The same with up to 31 references at once for more than one page: as proposed for
-    /// tmpfs.
-    BatchedReferences,
-    /// A reference a page.
-    OneByOne,
-    /// A reference a page, and the folio lock to check what it is: how tmpfs does it.
-    LockedOneByOne,
 }
 
 /// When advice to evict drains the LRU batches of other CPUs; for benchmarks only.
@@ -50,7 +33,6 @@ pub enum DrainPolicy {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Modes {
     pub(crate) pins: PinMode,
-    pub(crate) reads: ReadMode,
     pub(crate) drains: DrainPolicy,
 }
 

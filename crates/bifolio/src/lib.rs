@@ -93,7 +93,7 @@ mod writeback {
 #[cfg(not(all(test, loom)))]
 mod surface {
     #[cfg(feature = "ablation")]
-    pub use crate::ablation::{DrainPolicy, PinMode, ReadMode};
+    pub use crate::ablation::{DrainPolicy, PinMode};
     pub use crate::cache::{Cache, CacheBuilder};
     pub use crate::config::{FaultMode, HugePages};
     pub use crate::error::{

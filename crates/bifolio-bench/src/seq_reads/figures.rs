@@ -7,10 +7,9 @@ const OF_ONE: Ratio = Ratio::new("batched", "one_by_one");
 const OF_KERNEL: Ratio = Ratio::new("batched", "kernel_tmpfs");
 const OF_LIMIT: Ratio = Ratio::new("batched", "memcpy_limit");
 const OF_LOCKED: Ratio = Ratio::new("batched", "locked_one_by_one");
-const OF_REFERENCES: Ratio = Ratio::new("batched", "batched_references");
 
 /// The columns beside the series.
-pub(super) const RATIOS: [Ratio; 5] = [OF_KERNEL, OF_LOCKED, OF_ONE, OF_REFERENCES, OF_LIMIT];
+pub(super) const RATIOS: [Ratio; 4] = [OF_KERNEL, OF_LOCKED, OF_ONE, OF_LIMIT];
 
 /// The counts that the second table shows.
 pub(super) const SHOWN_COUNTS: [&str; 2] = ["refs_per_mib", "entries_per_mib"];

@@ -2,11 +2,10 @@
 //!
 //! Rows: how the file came to be (`layout`), the size of its folios, the size of the blocks it is
 //! read in. Series: `pread` of the same file on tmpfs, written in the same order, with huge pages
-//! where the folios are large (`kernel_tmpfs`); `read_at` that locks each folio
-//! (`locked_one_by_one`), that takes one reference at a time (`one_by_one`), that gathers a batch
-//! of them (`batched_references`, as proposed for tmpfs), that gathers a batch of Entries and takes
-//! none (`batched`, the default); and a plain copy in the same pattern, or zeroing the buffer where
-//! nothing was written (`memcpy_limit`).
+//! where the folios are large (`kernel_tmpfs`); a read that locks each folio (`locked_one_by_one`);
+//! one that takes one reference at a time (`one_by_one`); `read_at`, which gathers a batch of
+//! Entries and takes no reference (`batched`); and a plain copy in the same pattern, or zeroing the
+//! buffer where nothing was written (`memcpy_limit`).
 //!
 //! ```text
 //!   layout.rs       in which order a file is written     source.rs   the loops around a read

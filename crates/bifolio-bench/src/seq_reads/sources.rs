@@ -1,4 +1,4 @@
-//! The ways to read: the kernel's tmpfs, a memory file in each read mode, and plain memory.
+//! The ways to read: the kernel's tmpfs, a memory file in each way, and plain memory.
 
 use std::fs::File;
 
@@ -29,10 +29,20 @@ impl Source for Kernel {
     }
 }
 
-/// `read_at` of a memory file.
+/// A way to read a memory file.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Way {
+    /// `read_at`.
+    Batched,
+    /// A reference for each page, and the folio lock for a moment if `locked`.
+    OneByOne { locked: bool },
+}
+
+/// A memory file, and how it is read.
 #[derive(Debug)]
 pub(super) struct MemoryFile {
     pub(super) name: &'static str,
+    pub(super) way: Way,
     pub(super) cached: Cached,
 }
 
@@ -43,7 +53,11 @@ impl Source for MemoryFile {
 
     #[inline(always)]
     fn read(&self, block: &mut [u8], pos_bytes: u64) -> Result<usize> {
-        Ok(self.cached.file.read_at(block, pos_bytes)?)
+        let file = &self.cached.file;
+        Ok(match self.way {
+            Way::Batched => file.read_at(block, pos_bytes)?,
+            Way::OneByOne { locked } => file.read_one_by_one(block, pos_bytes, locked)?,
+        })
     }
 
     fn counters(&self) -> Vec<(&'static str, u64)> {

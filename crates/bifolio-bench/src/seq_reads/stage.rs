@@ -8,13 +8,13 @@ use std::cell::Cell;
 use std::fs::File;
 use std::time::Duration;
 
-use bifolio::{Cache, ReadMode};
+use bifolio::Cache;
 use parking_lot::Mutex;
 
 use super::layout::Plan;
 use super::parameters::{BLOCKS_BYTES, Parameters};
 use super::source::{Contents, LOOK_BYTES, Source};
-use super::sources::{Copied, Kernel, MemoryFile, Zeroed};
+use super::sources::{Copied, Kernel, MemoryFile, Way, Zeroed};
 use crate::benchmark::Context;
 use crate::error::{Error, Result};
 use crate::harness::cached::Cached;
@@ -25,15 +25,14 @@ use crate::harness::tmpfs::{HugePages, Tmpfs};
 use crate::progress::Progress;
 use crate::report::{Case, Report, Row};
 
-const MODES: [(&str, ReadMode); 4] = [
-    ("locked_one_by_one", ReadMode::LockedOneByOne),
-    ("one_by_one", ReadMode::OneByOne),
-    ("batched_references", ReadMode::BatchedReferences),
-    ("batched", ReadMode::Batched),
+const WAYS: [(&str, Way); 3] = [
+    ("locked_one_by_one", Way::OneByOne { locked: true }),
+    ("one_by_one", Way::OneByOne { locked: false }),
+    ("batched", Way::Batched),
 ];
 
 /// With the kernel's and the limit.
-pub(super) const SERIES_COUNT: usize = MODES.len() + 2;
+pub(super) const SERIES_COUNT: usize = WAYS.len() + 2;
 
 /// See the head of this module.
 pub(super) struct Stage {
@@ -55,8 +54,8 @@ impl Stage {
         if let Some(kernel) = report.skip_on_error(&["kernel_tmpfs"], kernel) {
             sources.push(Box::new(kernel));
         }
-        for (name, mode) in MODES {
-            sources.push(Box::new(memory_file(name, mode, parameters, &plan)?));
+        for (name, way) in WAYS {
+            sources.push(Box::new(memory_file(name, way, parameters, &plan)?));
         }
         sources.push(limit(&plan)?);
         Ok(Self { plan, sources, buffer: Mutex::new(PageAligned::new()) })
@@ -177,14 +176,14 @@ fn kernel(context: &Context<'_>, plan: &Plan, notes: &mut Vec<String>) -> Result
 
 fn memory_file(
     name: &'static str,
-    mode: ReadMode,
+    way: Way,
     parameters: &Parameters,
     plan: &Plan,
 ) -> Result<MemoryFile> {
-    let builder = Cache::builder().memory(parameters.resident_memory_bytes()).read_mode(mode);
+    let builder = Cache::builder().memory(parameters.resident_memory_bytes());
     let cached = Cached::in_memory(builder, plan.folio_bytes)?;
     plan.make(&cached.file)?;
-    Ok(MemoryFile { name, cached })
+    Ok(MemoryFile { name, way, cached })
 }
 
 /// The limit that no way of reading can beat.

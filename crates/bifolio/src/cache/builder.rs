@@ -261,12 +261,6 @@ impl CacheBuilder {
         self
     }
 
-    /// How reads copy what is resident; for benchmarks only.
-    pub fn read_mode(mut self, read_mode: crate::ablation::ReadMode) -> Self {
-        self.config.ablation.modes.reads = read_mode;
-        self
-    }
-
     /// When advice to evict drains the LRU batches of other CPUs; for benchmarks only.
     pub fn drain_policy(mut self, drain_policy: crate::ablation::DrainPolicy) -> Self {
         self.config.ablation.modes.drains = drain_policy;

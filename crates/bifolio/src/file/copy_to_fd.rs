@@ -16,9 +16,9 @@
 #![allow(unsafe_code)]
 
 use super::File;
-use super::handle::{Access, OnAllocated};
+use super::handle::Access;
 use crate::error::{ErrorKind, Result};
-use crate::page::{BATCH_SLOTS, Flag, FolioRef, PAGE_BYTES, PAGE_SHIFT};
+use crate::page::{BATCH_SLOTS, FolioRef, PAGE_BYTES, PAGE_SHIFT};
 use crate::stats::Counter;
 use crate::sync::Ordering;
 use crate::sys::file::Row;
@@ -156,15 +156,15 @@ impl File {
 
 /// References to folios in a row. What lies between them, and behind the last one, reads as zeros.
 #[derive(Debug, Default)]
-pub(super) struct ReadBatch<'a> {
-    pub(super) folios: ArrayVec<FolioRef<'a>, BATCH_SLOTS>,
+struct ReadBatch<'a> {
+    folios: ArrayVec<FolioRef<'a>, BATCH_SLOTS>,
     /// One page behind the last one it has.
-    pub(super) end: u64,
+    end: u64,
 }
 
 impl File {
     /// References up to 31 READY folios in a row, from the one at `position` on.
-    pub(super) fn gather(&self, position: u64, length: u64) -> ReadBatch<'_> {
+    fn gather(&self, position: u64, length: u64) -> ReadBatch<'_> {
         let mapping = &self.handle.inode.mapping;
         let inode = &self.handle.inode;
         let visible = mapping.len_bytes().saturating_sub(position).min(length);
@@ -210,74 +210,5 @@ impl File {
             let seen = mapping.table().load(index, Ordering::Relaxed);
             copy::prefetch_lines(std::ptr::from_ref(memory.folio(seen.folio_id())).cast(), 1);
         }
-    }
-
-    /// Fills what reads as zeros, from the first byte on: holes and allocated pages of a memory
-    /// file. Returns how many bytes did; they are filled at once, however many pages they are.
-    pub(super) fn fill_zeros(&self, buffer: &mut [u8], position: u64) -> usize {
-        let inode = &self.handle.inode;
-        if !inode.has_holes() {
-            return 0;
-        }
-        let len_bytes = inode.mapping.len_bytes();
-        let wanted = len_bytes.saturating_sub(position).min(buffer.len() as u64);
-        if wanted == 0 {
-            return 0;
-        }
-        let first = position >> PAGE_SHIFT;
-        let zeros_end = self.zeros_end(first, (position + wanted).div_ceil(PAGE_BYTES));
-        if zeros_end == first {
-            return 0;
-        }
-        #[cfg(all(test, not(loom)))]
-        crate::sync::meanwhile::here("before the length is read again");
-        // The length again, with the holes in hand: a cut makes holes, after it has set it. Before
-        // them, too: an append fills holes, before it sets it.
-        let visible = inode.mapping.len_bytes().saturating_sub(position);
-        let length = (zeros_end * PAGE_BYTES - position).min(wanted).min(visible);
-        let target = &mut buffer[..length as usize];
-        target.fill(0);
-        target.len()
-    }
-
-    /// How far the file reads as zeros from page `first` on: one page behind the last one that
-    /// does, `end` at the most; `first` if that one does not.
-    fn zeros_end(&self, first: u64, end: u64) -> u64 {
-        let inode = &self.handle.inode;
-        if !inode.has_holes() {
-            return first;
-        }
-        let (mut index, mut looked_at) = (first, 0);
-        while index < end {
-            let holes_end = inode.mapping.table().end_of_uncharged(index);
-            if holes_end > index {
-                index = holes_end;
-                continue;
-            }
-            looked_at += 1;
-            if !self.reads_as_zeros(index) {
-                break;
-            }
-            index = self.handle.end_of_folio(index);
-        }
-        inode.memory.counters.note_lookups(0, looked_at);
-        index.min(end)
-    }
-
-    /// Whether a read finds no folio at the page: a hole of a memory file, or a page that was
-    /// allocated and never written.
-    pub(super) fn reads_as_zeros(&self, index: u64) -> bool {
-        let access = Access::Get;
-        let inode = &self.handle.inode;
-        let head = inode.mapping.head_index(index);
-        // Acquire: pairs with the Release in I1: we see the flags of the life this Entry names.
-        let seen = inode.mapping.table().load(head, Ordering::Acquire);
-        if !seen.is_folio() || seen.is_ready() {
-            return inode.store.is_hole(seen) && !access.fills_holes();
-        }
-        let is_allocated = inode.memory.folio(seen.folio_id()).flags.get(Flag::Allocated);
-        // The Acquire of `get` orders this after it: the flag was of that life.
-        let is_that_life = || inode.mapping.table().load(head, Ordering::Relaxed) == seen;
-        is_allocated && access.on_allocated() == OnAllocated::None && is_that_life()
     }
 }

@@ -10,10 +10,10 @@ use super::handle::{Access, Handle, OnAllocated};
 use super::read_io::ReadIo;
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::RUN_PAGES_MAX;
-use crate::memory::Staged;
+use crate::memory::{FrameKind, Staged};
 use crate::page::{
-    COUNT_MAX, Entry, Flag, Folio, FolioId, FolioRef, Folios, FrozenWaits, LockedFolio, Lookup,
-    PAGE_BYTES,
+    COUNT_MAX, Entry, Filling, Flag, Folio, FolioId, FolioRef, Folios, FrozenWaits, LockedFolio,
+    Lookup, PAGE_BYTES, PAGE_SHIFT,
 };
 use crate::stats::Counter;
 use crate::sync::Ordering;
@@ -171,9 +171,9 @@ impl Handle {
                     }
                     let head = mapping.head_index(index);
                     let reads = !is_hole && !self.may_be_replaced(head, access);
-                    let room = self.wait_for_room(1 << mapping.order(), reads);
-                    let may_pass_end = access.may_pass_end();
-                    let claimed = self.claim(head, seen, Wait::ForFrames, may_pass_end)?;
+                    let wait = Wait::ForFrames;
+                    let Some(room) = self.room(1, reads, wait) else { continue };
+                    let claimed = self.claim(head, seen, wait, access.may_pass_end())?;
                     if let Claim::New(locked) = claimed {
                         return self.fill(locked, room, is_hole, access).map(Some);
                     }
@@ -254,92 +254,128 @@ impl Handle {
         start == folio_start && end >= mapping.len_bytes().min(folio_end)
     }
 
-    /// Claims the absent folios that hold `pages`, from the first on: as many in a row as there
-    /// are, and as make one transfer of at most 1 MiB. Never waits once it has claimed one.
-    pub(super) fn claim_read_io(&self, pages: Range<u64>, wait: Wait) -> Result<ReadIoClaim> {
+    /// Returns the Entry of the page at `position` if the file has bytes there and no folio.
+    pub(super) fn absent_at(&self, position: u64) -> Option<Entry> {
+        let mapping = &self.inode.mapping;
+        if position >= mapping.len_bytes() {
+            return None;
+        }
+        // Acquire: pairs with the Release in `unlink`, as in `get_folio`.
+        let seen =
+            mapping.table().load(mapping.head_index(position >> PAGE_SHIFT), Ordering::Acquire);
+        self.inode.is_absent(seen).then_some(seen)
+    }
+
+    /// Returns the first of `pages` that has bytes and no folio, and its Entry.
+    pub(super) fn next_absent(&self, pages: Range<u64>) -> Option<(u64, Entry)> {
+        let mapping = &self.inode.mapping;
+        let mut index = pages.start;
+        while index < pages.end {
+            // Acquire: pairs with the Release in `unlink`, as in `get_folio`.
+            let seen = mapping.table().load(mapping.head_index(index), Ordering::Acquire);
+            if self.inode.is_absent(seen) {
+                return Some((index, seen));
+            }
+            index = self.end_of_folio(index);
+        }
+        None
+    }
+
+    /// Returns the first page after the folio that holds page `index`.
+    pub(super) fn end_of_folio(&self, index: u64) -> u64 {
+        self.inode.mapping.end_of_unit(index)
+    }
+
+    /// Claims the absent folios that hold `pages`, in order and without gaps: as many as one
+    /// transfer of at most 1 MiB can read. `seen` is the Entry of the first page: an absent one.
+    /// Waits only before it has claimed a folio.
+    pub(super) fn claim_read_io(
+        &self,
+        pages: Range<u64>,
+        seen: Entry,
+        wait: Wait,
+    ) -> Result<ReadIoClaim> {
         let mapping = &self.inode.mapping;
         let folio_pages = 1 << mapping.order();
         let first = mapping.head_index(pages.start);
-        let Some(room) = self.room(pages.end - first, wait) else {
+        let Some(room) = self.room(pages.end - first, true, wait) else {
             return Ok(ReadIoClaim::NoFrame);
         };
         let mut run = ReadIo::new(&self.inode, first, room);
-        let mut index = first;
+        match self.claim(first, seen, wait, false)? {
+            Claim::New(locked) => run.push(locked),
+            Claim::Taken => return Ok(ReadIoClaim::Taken),
+            Claim::NoFrame => return Ok(ReadIoClaim::NoFrame),
+        }
+        let mut index = first + folio_pages;
         while index < pages.end && run.has_room(folio_pages) {
             // Acquire: pairs with the Release in `unlink`, as in `get_folio`.
             let seen = mapping.table().load(index, Ordering::Acquire);
             if !self.inode.is_absent(seen) || !run.can_go_on_with(seen) {
                 break;
             }
-            let wait = if run.is_empty() { wait } else { Wait::Never };
-            match self.claim(index, seen, wait, false) {
-                Ok(Claim::New(locked)) => run.push(locked),
-                Ok(Claim::NoFrame) if run.is_empty() => return Ok(ReadIoClaim::NoFrame),
-                Err(error) if run.is_empty() => return Err(error),
-                Ok(Claim::NoFrame | Claim::Taken) | Err(_) => break,
-            }
+            let Ok(Claim::New(locked)) = self.claim(index, seen, Wait::Never, false) else { break };
+            run.push(locked);
             index += folio_pages;
         }
-        Ok(if run.is_empty() { ReadIoClaim::Taken } else { ReadIoClaim::New(run) })
+        Ok(ReadIoClaim::New(run))
     }
 
-    /// The resources beside frames to read up to `pages` pages, for one folio at least.
-    fn room(&self, pages: u64, wait: Wait) -> Option<Room<'_>> {
+    /// Takes what a fill of up to `pages` pages needs beside frames, for one folio at least;
+    /// `None` if that would have to be waited for. What is not read counts no pages.
+    fn room(&self, pages: u64, is_read: bool, wait: Wait) -> Option<Room<'_>> {
         let inode = &*self.inode;
         let least = 1 << inode.mapping.order();
         let wanted = pages.next_multiple_of(least).min(RUN_PAGES_MAX).max(least);
-        let pages = match wait {
+        let counted_pages = match wait {
+            _ if !is_read => 0,
             Wait::ForFrames => inode.begin_read(least, wanted),
             Wait::Never => inode.try_begin_read(least, wanted)?,
         };
-        let mut room = Room { inode, pages, staged: None };
+        let mut room = Room { inode, pages: counted_pages, staged: None };
         if let Some(staging) = inode.page_space.staging() {
             let share = &inode.load.staging;
+            let pages = counted_pages.max(least) as usize;
             room.staged = Some(match wait {
-                Wait::ForFrames => staging.take(pages as usize, share),
-                Wait::Never => staging.try_take(pages as usize, share)?,
+                Wait::ForFrames => staging.take(pages, share),
+                Wait::Never => staging.try_take(pages, share)?,
             });
         }
         Some(room)
-    }
-
-    /// The same for one folio of so many pages, which is perhaps not read. Waits.
-    fn wait_for_room(&self, pages: u64, is_read: bool) -> Room<'_> {
-        let inode = &*self.inode;
-        let pages = if is_read { inode.begin_read(pages, pages) } else { 0 };
-        let staging = inode.page_space.staging();
-        let staged = staging.map(|staging| staging.take(1, &inode.load.staging));
-        Room { inode, pages, staged }
     }
 
     /// Puts a new folio, locked and not uptodate, into the table, where its first page is `index`
     /// and `seen` stands now.
     fn claim(&self, index: u64, seen: Entry, wait: Wait, may_pass_end: bool) -> Result<Claim<'_>> {
         self.check_sound()?;
-        let mapping = &self.inode.mapping;
-        let memory = &*self.inode.memory;
-        let order = mapping.order();
-        let mut _kept = None;
-        let (id, _filling) = loop {
-            let Some(id) = self.frames_for(index, seen, wait)? else { return Ok(Claim::NoFrame) };
-            // The page of the table may have been given back while frames were looked for, the last
-            // thing that is done for some. From here on it stays.
-            let filling = mapping.table().fill();
-            if self.reclaim.try_charge_table(&self.inode, index) {
-                break (id, filling);
+        let (inode, reclaim) = (&self.inode, &self.reclaim);
+        let (mapping, memory) = (&inode.mapping, &*inode.memory);
+        // Behind those of the folio before it, so that one copy can read both.
+        let before = index.checked_sub(1 << mapping.order());
+        let before = before.map(|before| mapping.table().load(before, Ordering::Relaxed));
+        let near = before.filter(|entry| entry.is_folio()).map(Entry::folio_id);
+        let kind = inode.page_space.frame_kind(mapping.order(), near);
+        // Its being swapped out is paid for before it is made, which may have to be waited for.
+        let needs_slots = inode.needs_slots(seen);
+        let filling = mapping.table().fill();
+        let found = match wait {
+            _ if needs_slots || !reclaim.try_charge_table(inode, index) => None,
+            Wait::ForFrames => reclaim.take_free(kind)?,
+            Wait::Never => reclaim.try_allocate(kind)?,
+        };
+        let (id, _filling) = match (found, wait) {
+            (Some(id), _) => (id, filling),
+            (None, Wait::Never) => return Ok(Claim::NoFrame),
+            (None, Wait::ForFrames) => {
+                drop(filling);
+                self.wait_for_frames(index, kind, needs_slots)?
             }
-            drop(memory.folios.start(id, 0, index, order));
-            if matches!(wait, Wait::Never) {
-                return Ok(Claim::NoFrame);
-            }
-            // Nor is it what makes room the next time: that is waited for.
-            _kept = Some(filling);
         };
         // Without an owner until it is locked: reclaim may come by, on its way through the chunk,
         // and must not take it for a folio that is in its table.
-        let folio = memory.folios.start(id, 0, index, order);
+        let folio = memory.folios.start(id, 0, index, mapping.order());
         let lock = folio.lock_new();
-        Folio::set_owner(&lock, self.inode.address());
+        Folio::set_owner(&lock, inode.address());
         let references = (folio.try_clone(), folio.try_clone());
         let (Some(for_table), Some(for_lru)) = references else {
             unreachable!("a new folio has no other references");
@@ -348,13 +384,15 @@ impl Handle {
             return Ok(Claim::Taken);
         }
         memory.counters.add(Counter::Miss, 1);
-        self.inode.store.take_over(&lock, seen);
+        inode.store.take_over(&lock, seen);
         if !may_pass_end && mapping.was_cut(&lock) {
-            drop(self.inode.remove_unfilled(&folio, &lock));
+            drop(inode.remove_unfilled(&folio, &lock));
             return Ok(Claim::Taken);
         }
-        self.note_refault(&lock, seen);
-        if !self.inode.is_evictable() {
+        if let Some(shadow) = inode.store.shadow_of(seen) {
+            memory.note_refault(&lock, shadow);
+        }
+        if !inode.is_evictable() {
             memory.lru.note_unlisted(&lock);
         } else if memory.lru.add(&memory.folios, for_lru, process::current_cpu()) {
             memory.counters.add(Counter::LruBatch, 1);
@@ -362,29 +400,34 @@ impl Handle {
         Ok(Claim::New(Locked { lock, folio, was_resident: false }))
     }
 
-    /// Frames for the folio whose first page is `index`, with the table page of its Entry charged,
-    /// and what its being swapped out would cost.
-    fn frames_for(&self, index: u64, seen: Entry, wait: Wait) -> Result<Option<FolioId>> {
-        let mapping = &self.inode.mapping;
-        let (order, near) = (mapping.order(), self.neighbour(index));
-        let needs_slots = self.inode.needs_slots(seen);
-        let kind = self.inode.page_space.frame_kind(order, near);
-        match wait {
-            Wait::ForFrames => {
-                self.reclaim.charge_table(&self.inode, index)?;
-                if needs_slots {
-                    let charged = self.reclaim.charge_slots(kind);
-                    charged.map_err(|full| self.refused_by_swap(index).unwrap_or(full))?;
-                }
-                let may_swap = self.inode.store.cleaner() == Cleaner::Swapper;
-                self.reclaim.allocate(kind, may_swap).map(Some)
+    /// The slow arm of [`Self::claim`]: reclaims, or waits for others, until there are frames, the
+    /// page of the table is charged and stays, and the folio's slots are paid for.
+    #[inline(never)]
+    fn wait_for_frames(
+        &self,
+        index: u64,
+        kind: FrameKind,
+        needs_slots: bool,
+    ) -> Result<(FolioId, Filling<'_>)> {
+        let (inode, reclaim) = (&self.inode, &self.reclaim);
+        let mut _kept = None;
+        loop {
+            reclaim.charge_table(inode, index)?;
+            if needs_slots {
+                let charged = reclaim.charge_slots(kind);
+                charged.map_err(|full| self.refused_by_swap(index).unwrap_or(full))?;
             }
-            // Nobody makes pages of a memory file without waiting.
-            Wait::Never if needs_slots => Ok(None),
-            Wait::Never if self.reclaim.try_charge_table(&self.inode, index) => {
-                self.reclaim.try_allocate(kind)
+            let may_swap = inode.store.cleaner() == Cleaner::Swapper;
+            let id = reclaim.allocate(kind, may_swap)?;
+            // The page of the table may have been given back while frames were looked for, the last
+            // thing that is done for some. From here on it stays.
+            let filling = inode.mapping.table().fill();
+            if reclaim.try_charge_table(inode, index) {
+                return Ok((id, filling));
             }
-            Wait::Never => Ok(None),
+            drop(inode.memory.folios.start(id, 0, index, inode.mapping.order()));
+            // Nor is it what makes room the next time: that is waited for.
+            _kept = Some(filling);
         }
     }
 
@@ -394,27 +437,6 @@ impl Handle {
         let cause = self.reclaim.refusal_of_swap()?;
         let start = self.inode.mapping.head_index(index) * PAGE_BYTES;
         Some(self.inode.unwritable(start..start + self.inode.mapping.folio_bytes(), Some(cause)))
-    }
-
-    /// The frame of the folio before this one, so that neighbours become neighbours.
-    fn neighbour(&self, index: u64) -> Option<FolioId> {
-        let mapping = &self.inode.mapping;
-        let before = index.checked_sub(1 << mapping.order())?;
-        let entry = mapping.table().load(before, Ordering::Relaxed);
-        entry.is_folio().then(|| entry.folio_id())
-    }
-
-    fn note_refault(&self, lock: &LockedFolio<'_>, seen: Entry) {
-        let Some(shadow) = self.inode.store.shadow_of(seen) else { return };
-        let memory = &self.inode.memory;
-        memory.counters.add(Counter::Refault, 1);
-        if shadow.is_workingset() {
-            lock.flags.set(Flag::Workingset);
-        }
-        if memory.lru.is_near_refault(shadow) {
-            memory.counters.add(Counter::RefaultActivate, 1);
-            lock.flags.set(Flag::Active);
-        }
     }
 
     #[cold]
@@ -443,7 +465,10 @@ mod tests {
         let claimed = handle.claim(2, Entry::HOLE, Wait::ForFrames, false).unwrap();
         assert!(!matches!(claimed, Claim::New(_)), "{claimed:?}");
         assert_eq!(table.next_occupied(1), None);
-        assert!(matches!(handle.claim_read_io(1..3, Wait::ForFrames), Ok(ReadIoClaim::Taken)));
+        assert!(matches!(
+            handle.claim_read_io(1..3, Entry::HOLE, Wait::ForFrames),
+            Ok(ReadIoClaim::Taken)
+        ));
         assert_eq!(handle.inode.mapping.resident_folios(), 1);
         // A write that is about to make the file longer may.
         let claimed = handle.claim(2, Entry::HOLE, Wait::ForFrames, true).unwrap();
@@ -586,14 +611,14 @@ mod tests {
             inode.end_read(left);
             READS_MAX - left
         };
-        let claimed = handle.claim_read_io(0..2, Wait::ForFrames).unwrap();
+        let claimed = handle.claim_read_io(0..2, Entry::HOLE, Wait::ForFrames).unwrap();
         let ReadIoClaim::New(run) = claimed else { panic!("{claimed:?}") };
         assert_eq!(counted_pages(), 2);
         drop(run);
         assert_eq!(counted_pages(), 0);
         // The second of them is there already.
         file.read_exact_at(&mut [0; 8], 5 * PAGE_BYTES).unwrap();
-        let claimed = handle.claim_read_io(4..8, Wait::Never).unwrap();
+        let claimed = handle.claim_read_io(4..8, Entry::HOLE, Wait::Never).unwrap();
         let ReadIoClaim::New(run) = claimed else { panic!("{claimed:?}") };
         let first = run.read_first(inode).unwrap();
         assert_eq!((first.lock.index(), counted_pages()), (4, 0));

@@ -13,7 +13,7 @@
 
 use super::handle::Handle;
 use super::read::goes_on;
-use crate::ablation::{Ablation, ReadMode};
+use crate::ablation::Ablation;
 use crate::memory::Memory;
 use crate::page::{
     Entry, FolioId, FolioRef, Folios, Hot, PAGE_BYTES, PAGE_SHIFT, TryGet, is_in_one_page,
@@ -80,7 +80,7 @@ impl HitPath {
         let mapping = &handle.inode.mapping;
         let hot = if handle.readable { mapping.hot() } else { &NOTHING };
         let is_in_place = handle.inode.page_space.is_in_place();
-        let end = if Self::serves(handle) { mapping.table().end_bytes() } else { 0 };
+        let end = if handle.readable { mapping.table().end_bytes() } else { 0 };
         Self {
             entries: mapping.table().as_ptr(),
             frames: handle.inode.page_space.base(),
@@ -92,11 +92,6 @@ impl HitPath {
             memory: &*handle.inode.memory,
             ablation: handle.ablation,
         }
-    }
-
-    fn serves(handle: &Handle) -> bool {
-        use ReadMode::{Batched, BatchedReferences};
-        handle.readable && matches!(handle.ablation.modes().reads, Batched | BatchedReferences)
     }
 
     /// Copies `buffer.len()` bytes at `position` if they lie in one resident page that nobody

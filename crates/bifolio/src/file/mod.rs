@@ -7,7 +7,7 @@
 //!                | the page changed, is not READY, or the range has several pages
 //!                v
 //!              a stretch of pages, no reference   read.rs     neighbouring frames at once
-//!              zeros                              copy_to_fd.rs  holes of memory files, one fill
+//!              zeros                              holes.rs    holes of memory files, one fill
 //!                | not resident, or a writer inside
 //!                v
 //!              runs of absent folios              fill.rs     allocate, insert, locked
@@ -39,6 +39,7 @@ mod faults;
 mod fill;
 mod handle;
 mod hit;
+mod holes;
 mod map;
 mod mappables;
 mod options;
@@ -46,7 +47,8 @@ mod pin;
 mod read;
 mod read_io;
 mod read_many;
-mod read_modes;
+#[cfg(feature = "ablation")]
+mod read_one_by_one;
 mod readahead;
 mod registry;
 mod resize;

@@ -6,19 +6,22 @@
 //! ```text
 //!   HitPath::read   hit.rs         one page, resident and marked: copied without a reference
 //!   copy_stretch                   neighbouring frames at once, every page validated
-//!   fill_zeros      copy_to_fd.rs  holes and allocated pages of memory files
-//!   read_absent                    not resident: one batch of transfers; or somebody is filling
-//!                                  or writing it: its folio lock
+//!   fill_zeros      holes.rs       holes and allocated pages of memory files
+//!   read_absent                    not resident: one batch of transfers
+//!   read_page_locked               another thread fills or writes it: its folio lock
 //! ```
+//!
+//! A page that is not resident takes none of the steps between the first and its transfer: one look
+//! at its Entry ([`Handle::absent_at`]) leads to the claim, which begins with that Entry.
 //!
 //! A stretch is Entries, not references: up to 64 in a row are loaded, their frames copied with one
 //! copy, and all of them loaded again ([`Stretch`]). A reader without a reference shares no write:
 //! a batch of references, as proposed for reads of tmpfs, costs a locked instruction and a line of
-//! memory a page, and a page that is evicted or written meanwhile is found out anyway (ablation:
-//! `read_modes.rs`). Pages of a region are referenced all the same: they do not stay mapped. The
-//! length is read again for each copy, with the Entries in hand. The walk is by position, and a
-//! page is left only when the position has moved past it: so a copy that an old length cut short in
-//! the middle of a folio goes on in the same folio, not behind it.
+//! memory a page, and a page that is evicted or written meanwhile is found out anyway. Pages of a
+//! region are referenced all the same: they do not stay mapped. The length is read again for each
+//! copy, with the Entries in hand. The walk is by position, and a page is left only when the
+//! position has moved past it: so a copy that an old length cut short in the middle of a folio goes
+//! on in the same folio, not behind it.
 //!
 //! Reads in order, too, touch the next page before they copy this one. A reader that takes a file
 //! page by page leaves no time for that: its call ends with the copy. So each long read leaves
@@ -36,7 +39,7 @@ use super::hit::Hit;
 use super::read_many::{Batch, Delivery};
 use super::{File, ReadRequest, faults};
 use crate::error::Result;
-use crate::page::{Hot, PAGE_BYTES, PAGE_SHIFT, Stretch, is_in_one_page};
+use crate::page::{Entry, Hot, PAGE_BYTES, PAGE_SHIFT, Stretch, is_in_one_page};
 use crate::stats::Counter;
 use crate::sync::Ordering;
 use crate::sys::copy;
@@ -119,12 +122,13 @@ impl File {
         while done < buffer.len() {
             let at = position + done as u64;
             let left = &mut buffer[done..];
-            let left_bytes = left.len() as u64;
-            let copied = match self.read_resident(left, at) {
-                0 => self.read_absent(left, at, ahead),
+            let is_whole = is_in_one_page(at, left.len() as u64);
+            let absent = self.handle.absent_at(at);
+            let resident = if absent.is_some() { 0 } else { self.read_resident(left, at) };
+            let copied = match resident {
+                0 => self.read_absent(left, at, absent, ahead),
                 copied => Ok(copied),
             };
-            let is_whole = is_in_one_page(at, left_bytes);
             match copied {
                 Ok(0) => break,
                 Ok(copied) => done += copied,
@@ -146,14 +150,11 @@ impl File {
     /// Copies what is resident, or reads as zeros, from the first byte on. Returns 0 when the first
     /// page is neither, or is being written, or lies behind the end.
     pub(crate) fn read_resident(&self, buffer: &mut [u8], position: u64) -> usize {
-        if let Some(done) = self.read_by_mode(buffer, position) {
-            return done;
-        }
         let file = self.handle.inode.mapping.hot();
         let goes_on = goes_on(file, position, buffer.len() as u64);
         // Bytes that follow the last ones read do not make their page one that was used again.
         let continues = self.handle.readahead.continues(position);
-        self.copy_resident(buffer, position, u64::MAX, continues, goes_on)
+        self.copy_resident(buffer, position, continues, goes_on)
     }
 }
 
@@ -163,25 +164,34 @@ const REQUEST_BYTES_MAX: u64 = 8 << 20;
 const BOUNCE_BYTES_MAX: usize = 256 << 10;
 
 impl File {
-    /// Copies from pages that are not resident, or that somebody is filling or writing: at least
-    /// the first of them. Returns 0 at the end of the file.
-    pub(super) fn read_absent(
+    /// Copies from pages that are not resident, or that another thread fills or writes: at least
+    /// the first of them, whose Entry was `absent` if it is not resident. Returns 0 at the end of
+    /// the file.
+    fn read_absent(
         &self,
         buffer: &mut [u8],
         position: u64,
+        absent: Option<Entry>,
         ahead: bool,
     ) -> Result<usize> {
         if !faults::is_mapped(buffer) {
-            return self.read_absent_locked(buffer, position, ahead);
+            return self.read_absent_locked(buffer, position, absent, ahead);
         }
         let mut bounce = vec![0; buffer.len().min(BOUNCE_BYTES_MAX)];
-        let copied = self.read_absent_locked(&mut bounce, position, ahead)?;
+        let copied = self.read_absent_locked(&mut bounce, position, absent, ahead)?;
         buffer[..copied].copy_from_slice(&bounce[..copied]);
         Ok(copied)
     }
 
-    /// The same; copies to `buffer`, which lies in no map, with folio locks in hand.
-    fn read_absent_locked(&self, buffer: &mut [u8], position: u64, ahead: bool) -> Result<usize> {
+    /// As [`Self::read_absent`]; copies to `buffer`, which lies in no map, with folio locks in
+    /// hand.
+    fn read_absent_locked(
+        &self,
+        buffer: &mut [u8],
+        position: u64,
+        absent: Option<Entry>,
+        ahead: bool,
+    ) -> Result<usize> {
         let inode = &*self.handle.inode;
         let length = inode.mapping.len_bytes().saturating_sub(position);
         let length = length.min(buffer.len() as u64).min(REQUEST_BYTES_MAX);
@@ -189,8 +199,9 @@ impl File {
             return Ok(0);
         }
         let pages = position >> PAGE_SHIFT..(position + length).div_ceil(PAGE_BYTES);
-        let ReadIoClaim::New(run) = self.handle.claim_read_io(pages.clone(), Wait::ForFrames)?
-        else {
+        let claim = |seen| self.handle.claim_read_io(pages.clone(), seen, Wait::ForFrames);
+        let claimed = absent.map_or(Ok(ReadIoClaim::Taken), claim)?;
+        let ReadIoClaim::New(run) = claimed else {
             // On its way. What comes behind it must not wait until it is here.
             if ahead {
                 self.handle.follow_marks(pages);
@@ -274,15 +285,13 @@ const HELD_PAGES_MAX: u64 = 8;
 const ATTEMPTS_MAX: u32 = 4;
 
 impl File {
-    /// Copies what is resident, or reads as zeros, below page `end`, from the first byte on. Stops
-    /// before a page that is not, or that somebody is writing, and at the end of the file as it is
-    /// at that moment. `in_order`: the bytes follow others that were read; `goes_on`: and more will
-    /// be.
-    pub(super) fn copy_resident(
+    /// Copies what is resident, or reads as zeros, from the first byte on. Stops before a page that
+    /// is not, or that another thread writes, and at the end of the file as it is at that moment.
+    /// `in_order`: the bytes follow others that were read; `goes_on`: and more will be.
+    fn copy_resident(
         &self,
         buffer: &mut [u8],
         position: u64,
-        end: u64,
         in_order: bool,
         goes_on: bool,
     ) -> usize {
@@ -293,7 +302,7 @@ impl File {
             let in_order = in_order || done > 0;
             // If an old length cuts it short, what follows is not to be put behind it.
             let is_whole = is_in_one_page(at, left.len() as u64);
-            let copied = match self.copy_stretch(at, left, end, in_order, goes_on) {
+            let copied = match self.copy_stretch(at, left, in_order, goes_on) {
                 0 => self.fill_zeros(left, at),
                 copied => copied,
             };
@@ -310,13 +319,12 @@ impl File {
         done
     }
 
-    /// Copies from the page at `position` on, as far as frames are neighbours, below page
-    /// `end_max`. Returns 0 if that page is not READY, or its writer is faster than we are.
+    /// Copies from the page at `position` on, as far as frames are neighbours. Returns 0 if that
+    /// page is not READY, or its writer is faster than we are.
     fn copy_stretch(
         &self,
         position: u64,
         buffer: &mut [u8],
-        end_max: u64,
         in_order: bool,
         goes_on: bool,
     ) -> usize {
@@ -327,7 +335,7 @@ impl File {
         if visible == 0 {
             return 0;
         }
-        let mut end = (position + visible).div_ceil(PAGE_BYTES).min(end_max);
+        let mut end = (position + visible).div_ceil(PAGE_BYTES);
         let inode = &self.handle.inode;
         let is_in_place = inode.page_space.is_in_place();
         if is_in_place {

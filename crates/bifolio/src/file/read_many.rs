@@ -25,7 +25,6 @@ use super::{File, Registry, faults};
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::{IoError, Queue};
 use crate::page::{Flag, Folios, PAGE_BYTES, PAGE_SHIFT, is_in_one_page, pages_of};
-use crate::sync::Ordering;
 use crate::sys::copy;
 use crate::writeback::Inode;
 use std::ops::Range;
@@ -316,9 +315,9 @@ impl<'a> Batch<'a> {
         deliver: &mut impl FnMut(usize, Delivery<'a>),
     ) -> Result<()> {
         let mut left = pages;
-        while let Some(absent) = handle.next_absent(left.clone()) {
+        while let Some((absent, seen)) = handle.next_absent(left.clone()) {
             let wait = if self.queue.in_flight() == 0 { Wait::ForFrames } else { Wait::Never };
-            left.start = match handle.claim_read_io(absent..left.end, wait)? {
+            left.start = match handle.claim_read_io(absent..left.end, seen, wait)? {
                 ReadIoClaim::New(run) => {
                     let end = run.first_page() + run.pages();
                     self.start(run, number, deliver);
@@ -390,27 +389,5 @@ fn hand_out<'a>(
     let ended = run.finish(folios, answer, |locked| deliver(number, Delivery::Folio(locked)));
     if let Err(error) = ended {
         deliver(number, Delivery::Failed { error, page, folios: count });
-    }
-}
-
-impl Handle {
-    /// The first page of `pages` that has bytes, and whose folio is neither resident nor on its
-    /// way.
-    pub(super) fn next_absent(&self, pages: Range<u64>) -> Option<u64> {
-        let mapping = &self.inode.mapping;
-        let mut index = pages.start;
-        while index < pages.end {
-            let head = mapping.head_index(index);
-            if self.inode.is_absent(mapping.table().load(head, Ordering::Relaxed)) {
-                return Some(index);
-            }
-            index = self.end_of_folio(index);
-        }
-        None
-    }
-
-    /// One page behind the folio that holds page `index`.
-    pub(super) fn end_of_folio(&self, index: u64) -> u64 {
-        self.inode.mapping.end_of_unit(index)
     }
 }

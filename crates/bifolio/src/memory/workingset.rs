@@ -12,8 +12,9 @@
 //!  +-----------+------------+
 //! ```
 
-use super::Lru;
-use crate::page::VALUE_MAX;
+use super::{Lru, Memory};
+use crate::page::{Flag, LockedFolio, VALUE_MAX};
+use crate::stats::Counter;
 use crate::sync::Ordering;
 
 const WORKINGSET: u64 = 1;
@@ -50,6 +51,21 @@ impl Lru {
     pub(crate) fn is_near_refault(&self, shadow: Shadow) -> bool {
         let distance = shadow.distance(self.clock.load(Ordering::Relaxed));
         distance <= self.active_pages.load(Ordering::Relaxed)
+    }
+}
+
+impl Memory {
+    /// Counts the return of a page that left `shadow`, and passes what that says on to its new
+    /// folio, which is on no list yet.
+    pub(crate) fn note_refault(&self, locked: &LockedFolio<'_>, shadow: Shadow) {
+        self.counters.add(Counter::Refault, 1);
+        if shadow.is_workingset() {
+            locked.flags.set(Flag::Workingset);
+        }
+        if self.lru.is_near_refault(shadow) {
+            self.counters.add(Counter::RefaultActivate, 1);
+            locked.flags.set(Flag::Active);
+        }
     }
 }
 

@@ -62,4 +62,4 @@ pub(crate) use pin::{COUNT_MAX, TryGet};
 pub(crate) use pin::{PinState, PinWord, Put};
 #[cfg(all(test, loom))]
 pub(crate) use table::Bitmap;
-pub(crate) use table::{HasTable, TABLE_PAGE_BYTES, Table, Tables};
+pub(crate) use table::{Filling, HasTable, TABLE_PAGE_BYTES, Table, Tables};

@@ -212,9 +212,9 @@ impl Reclaim {
     /// As [`Self::allocate`], but waits for nobody: evicts only what is clean, and only if nobody
     /// else is reclaiming. For callers with transfers in flight (IO-5), or who can do without.
     pub(crate) fn try_allocate(&self, kind: FrameKind) -> Result<Option<FolioId>> {
-        if let Some(id) = self.take_frames(kind)? {
-            self.replace_frames(kind);
-            return Ok(Some(id));
+        let found = self.take_free(kind)?;
+        if found.is_some() {
+            return Ok(found);
         }
         if self.swapper.coming_pages() > 0 {
             // Others wait for those. What is clean would have to go for what is dirty: pages that
@@ -228,6 +228,15 @@ impl Reclaim {
             self.shrink(&reclaim_lock, ROUND_PAGES.max(kind.pages()), WriteOut::Nothing);
         }
         self.take_frames(kind)
+    }
+
+    /// Takes frames that are free, and evicts a little if few are left. Waits for nothing.
+    pub(crate) fn take_free(&self, kind: FrameKind) -> Result<Option<FolioId>> {
+        let found = self.take_frames(kind)?;
+        if found.is_some() {
+            self.replace_frames(kind);
+        }
+        Ok(found)
     }
 
     fn take_frames(&self, kind: FrameKind) -> Result<Option<FolioId>> {
@@ -515,7 +524,7 @@ impl Reclaim {
             bound_bytes: usage.bound_bytes,
             pinned_bytes: counts.pinned_pages * PAGE_BYTES,
             unwritten_bytes: counts.unwritten_pages * PAGE_BYTES,
-            unswappable_bytes: self.unswappable_pages() * PAGE_BYTES,
+            unswappable_bytes: self.memory.lru.unlisted_pages() * PAGE_BYTES,
             busy_bytes: counts.busy_pages * PAGE_BYTES,
             metadata_bytes: usage.used_bytes - usage.frame_bytes,
             wanted_bytes,
@@ -524,11 +533,6 @@ impl Reclaim {
             cause: if counts.unwritten_pages > 0 { self.trouble() } else { None },
         }
         .into()
-    }
-
-    /// Pages of memory files that have nowhere to go.
-    fn unswappable_pages(&self) -> u64 {
-        self.memory.lru.unlisted_pages()
     }
 
     /// After a round: go on, wait a moment, or give up.

@@ -62,7 +62,7 @@ impl Handle {
             let plan = self.plan_after_miss(pages.clone());
             let end = plan.as_ref().map_or(index + 1, |plan| plan.end_from(index));
             let end = pages.end.max(end.min(index + AROUND_PAGES));
-            (self.claim_read_io(index..end, Wait::ForFrames).map_err(refused)?, plan)
+            (self.claim_read_io(index..end, seen, Wait::ForFrames).map_err(refused)?, plan)
         } else {
             (ReadIoClaim::Taken, None)
         };

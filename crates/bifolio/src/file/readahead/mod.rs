@@ -240,8 +240,8 @@ impl Handle {
     fn claim_ahead(&self, pages: Range<u64>, mut take: impl FnMut(ReadIo) -> bool) -> Option<u64> {
         let memory = &self.inode.memory;
         let mut left = pages;
-        while let Some(absent) = self.next_absent(left.clone()) {
-            left.start = match self.claim_read_io(absent..left.end, Wait::Never) {
+        while let Some((absent, seen)) = self.next_absent(left.clone()) {
+            left.start = match self.claim_read_io(absent..left.end, seen, Wait::Never) {
                 Ok(ReadIoClaim::New(run)) => {
                     for id in run.folios() {
                         memory.folio(*id).flags.set(Flag::Readahead);

@@ -1,21 +1,15 @@
-//! The ablation of reads: with references, in batches as proposed for Linux's tmpfs (the mode
-//! `SGP_GET`, 2026), or a page at a time, as tmpfs does without it.
+//! The read that batches are measured against: one page at a time, as tmpfs does it.
 //!
-//! One by one, each page is looked up, referenced, copied and put before the next is looked at; in
-//! the locked mode the folio lock is taken for a moment in between, to check whose it is and what
-//! it holds. In batches, up to 31 references are taken before the copies and put after them. Pages
-//! stay atomic: each is validated by its Entry, as everywhere. One by one, large folios go page by
-//! page, too, though tmpfs without the proposal copies as much of one as was asked for: at 2 MiB
-//! the figure is what a reference for each page costs. What is not resident is read as in the
-//! default mode. Compiled for benchmarks only.
+//! Called by benchmarks only, and compiled for them. Each page is looked up, referenced, copied and
+//! put before the next one, also inside a large folio. What is not resident goes the way of
+//! [`File::read_at`].
 //!
 //! # Safety
 //! Copies out of frames that a reference keeps.
 #![allow(unsafe_code)]
 
 use super::File;
-use super::read::goes_on;
-use crate::ablation::ReadMode;
+use crate::error::Result;
 use crate::page::{
     Entry, Flag, FolioRef, Lookup, PAGE_BYTES, PAGE_SHIFT, is_in_one_page, read_validated,
 };
@@ -23,53 +17,44 @@ use crate::stats::Counter;
 use crate::sys::copy;
 
 impl File {
-    /// The way of [`File::read_resident`](super::File) in the other modes; `None` in the default
-    /// one, and where a file can be mapped.
-    #[inline(always)]
-    pub(super) fn read_by_mode(&self, buffer: &mut [u8], position: u64) -> Option<usize> {
-        match self.handle.ablation.modes().reads {
-            ReadMode::Batched => None,
-            // Its references are another thing.
-            _ if self.handle.inode.page_space.is_in_place() => None,
-            ReadMode::BatchedReferences => Some(self.read_by_references(buffer, position)),
-            mode => Some(self.read_one_by_one(buffer, position, mode)),
+    /// Reads as [`File::read_at`] does, with a reference for each page; for benchmarks only. With
+    /// `locked`, the folio lock is taken for a moment as well, to check whose the page is and what
+    /// it holds. Files that can be mapped are read as `read_at` reads them.
+    ///
+    /// # Errors
+    /// As [`File::read_at`].
+    pub fn read_one_by_one(&self, buffer: &mut [u8], position: u64, locked: bool) -> Result<usize> {
+        if self.handle.inode.page_space.is_in_place() {
+            return self.read_at(buffer, position);
         }
-    }
-
-    fn read_by_references(&self, buffer: &mut [u8], position: u64) -> usize {
-        let file = self.handle.inode.mapping.hot();
-        let goes_on = goes_on(file, position, buffer.len() as u64);
-        let continues = self.handle.readahead.continues(position);
+        self.handle.check_readable()?;
+        self.handle.range_end(position, buffer.len() as u64)?;
         let mut done = 0;
         while done < buffer.len() {
             let at = position + done as u64;
-            let left = &mut buffer[done..];
-            let is_whole = is_in_one_page(at, left.len() as u64);
-            let batch = self.gather(at, left.len() as u64);
-            let copied = self.copy_resident(left, at, batch.end, continues || done > 0, goes_on);
-            done += copied;
-            if copied == 0 || is_whole {
-                break;
-            }
-        }
-        done
-    }
-
-    fn read_one_by_one(&self, buffer: &mut [u8], position: u64, mode: ReadMode) -> usize {
-        let continues = self.handle.readahead.continues(position);
-        let mut done = 0;
-        while done < buffer.len() {
-            let at = position + done as u64;
-            let in_order = continues || done > 0;
-            let locked = mode == ReadMode::LockedOneByOne;
+            let in_order = done > 0 || self.handle.readahead.continues(position);
             let is_whole = is_in_one_page(at, (buffer.len() - done) as u64);
-            let copied = self.read_page(&mut buffer[done..], at, locked, in_order);
-            done += copied;
-            if copied == 0 || is_whole {
+            let copied = match self.read_page(&mut buffer[done..], at, locked, in_order) {
+                0 => {
+                    let in_page_left = (PAGE_BYTES - (at & (PAGE_BYTES - 1))) as usize;
+                    let end = buffer.len().min(done + in_page_left);
+                    self.read_at(&mut buffer[done..end], at)
+                }
+                copied => Ok(copied),
+            };
+            match copied {
+                Ok(0) => break,
+                Ok(copied) => done += copied,
+                Err(error) if done == 0 => return Err(error),
+                // The bytes so far are good; the caller finds the error where it stands.
+                Err(_) => break,
+            }
+            self.handle.note_read(at..position + done as u64);
+            if is_whole {
                 break;
             }
         }
-        done
+        Ok(done)
     }
 
     /// Reads what the page at `position` has of the bytes; 0 if it is absent, busy, or behind the
@@ -108,7 +93,7 @@ impl File {
             _ => {
                 counters.note_lookups(0, 1);
                 let bytes = visible() as usize;
-                // Looked at after the length: an append fills a hole before it sets the length.
+                // After the length: an append fills a hole before it sets the length.
                 let zeros = if self.reads_as_zeros(index) { bytes } else { 0 };
                 buffer[..zeros].fill(0);
                 zeros
@@ -116,7 +101,7 @@ impl File {
         }
     }
 
-    /// Whether the folio is this file's and uptodate.
+    /// Returns `true` if the folio is this file's and uptodate.
     fn has_bytes(&self, folio: &FolioRef<'_>, locked: bool) -> bool {
         if !locked {
             return folio.folio().flags.get(Flag::Uptodate);

@@ -1,0 +1,81 @@
+//! Holes: pages of a memory file that read as zeros and have no bytes anywhere.
+//!
+//! Asked by reads (`read.rs`) and by `copy_to_fd`, before either looks for a folio. A page that
+//! was allocated and never written reads as a hole does. A file with a backing has no holes here:
+//! what is not in memory is on the backing.
+
+use super::File;
+use super::handle::{Access, OnAllocated};
+use crate::page::{Flag, PAGE_BYTES, PAGE_SHIFT};
+use crate::sync::Ordering;
+
+impl File {
+    /// Fills `buffer` with zeros as far as the file reads as zeros from `position` on, in one step.
+    /// Returns how many bytes that were: 0 if the first page has bytes.
+    pub(super) fn fill_zeros(&self, buffer: &mut [u8], position: u64) -> usize {
+        let inode = &self.handle.inode;
+        if !inode.has_holes() {
+            return 0;
+        }
+        let len_bytes = inode.mapping.len_bytes();
+        let wanted = len_bytes.saturating_sub(position).min(buffer.len() as u64);
+        if wanted == 0 {
+            return 0;
+        }
+        let first = position >> PAGE_SHIFT;
+        let zeros_end = self.zeros_end(first, (position + wanted).div_ceil(PAGE_BYTES));
+        if zeros_end == first {
+            return 0;
+        }
+        #[cfg(all(test, not(loom)))]
+        crate::sync::meanwhile::here("before the length is read again");
+        // The length again, with the holes in hand: a cut makes holes, after it has set it. Before
+        // them, too: an append fills holes, before it sets it.
+        let visible = inode.mapping.len_bytes().saturating_sub(position);
+        let length = (zeros_end * PAGE_BYTES - position).min(wanted).min(visible);
+        let target = &mut buffer[..length as usize];
+        target.fill(0);
+        target.len()
+    }
+
+    /// Returns the end of the pages from `first` on that read as zeros, `end` at the most; `first`
+    /// if that one does not.
+    pub(super) fn zeros_end(&self, first: u64, end: u64) -> u64 {
+        let inode = &self.handle.inode;
+        if !inode.has_holes() {
+            return first;
+        }
+        let (mut index, mut looked_at) = (first, 0);
+        while index < end {
+            let holes_end = inode.mapping.table().end_of_uncharged(index);
+            if holes_end > index {
+                index = holes_end;
+                continue;
+            }
+            looked_at += 1;
+            if !self.reads_as_zeros(index) {
+                break;
+            }
+            index = self.handle.end_of_folio(index);
+        }
+        inode.memory.counters.note_lookups(0, looked_at);
+        index.min(end)
+    }
+
+    /// Returns `true` if a read finds no folio at the page: a hole of a memory file, or a page that
+    /// was allocated and never written.
+    pub(super) fn reads_as_zeros(&self, index: u64) -> bool {
+        let access = Access::Get;
+        let inode = &self.handle.inode;
+        let head = inode.mapping.head_index(index);
+        // Acquire: pairs with the Release in I1: we see the flags of the life this Entry names.
+        let seen = inode.mapping.table().load(head, Ordering::Acquire);
+        if !seen.is_folio() || seen.is_ready() {
+            return inode.store.is_hole(seen) && !access.fills_holes();
+        }
+        let is_allocated = inode.memory.folio(seen.folio_id()).flags.get(Flag::Allocated);
+        // The Acquire of `get` orders this after it: the flag was of that life.
+        let is_that_life = || inode.mapping.table().load(head, Ordering::Relaxed) == seen;
+        is_allocated && access.on_allocated() == OnAllocated::None && is_that_life()
+    }
+}
