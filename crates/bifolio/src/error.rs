@@ -3,6 +3,8 @@
 //! A leaf open to all layers. [`Error`] is one word wide, so that a result of a read costs nothing
 //! to return; [`Error::kind`] tells the cases apart.
 
+mod convert;
+
 use crate::io::{DirectIo, IoError, OpenDiskError};
 use std::fmt;
 use std::path::PathBuf;
@@ -137,7 +139,7 @@ pub enum ErrorKind {
     /// An earlier write-out failed. Each handle that was open then learns of it once, from its
     /// next sync. The pages are dirty as before and will be tried again.
     #[error("an earlier write-back failed: {0}")]
-    Writeback(Arc<IoError>),
+    Writeback(#[source] Arc<IoError>),
     /// The storage is shorter than it was: somebody else cut it.
     #[error(
         "{file}: it was cut by somebody else: {expected_bytes} bytes expected at position \
@@ -244,7 +246,7 @@ pub enum ErrorKind {
     },
     /// A page of a map could not be had when it was touched.
     #[error("a page of a map could not be had: {0}")]
-    Fault(Arc<Error>),
+    Fault(#[source] Arc<Error>),
     /// Only a file that was opened to be mapped can be mapped.
     #[error("{file}: cannot be mapped: its first open handle was not opened mappable")]
     NotMappable {
@@ -394,7 +396,7 @@ pub enum ErrorKind {
     },
     /// A thread could not be started.
     #[error("the system refused a thread: {0}{remedy}", remedy = remedy(.0))]
-    Thread(std::io::Error),
+    Thread(#[source] std::io::Error),
     /// Files could not be made durable: the cache is still open, and nothing is lost.
     #[error("the cache was not closed: {}", list(failures))]
     Close {

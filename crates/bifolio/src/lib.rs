@@ -100,8 +100,8 @@ mod surface {
         CloseFailure, CollapseRefusal, Discarded, Error, ErrorKind, Result, SwapFileProblem,
     };
     pub use crate::file::{
-        Advice, File, Hold, OpenOptions, PageResidency, Pin, PinMut, Pins, Placement, ReadRequest,
-        Residency,
+        Advice, File, FileCursor, Hold, OpenOptions, PageResidency, Pin, PinMut, Pins, Placement,
+        ReadRequest, Residency,
     };
     pub use crate::io::{
         Alignment, Backing, DeviceIdentity, DirectIo, DirectStatus, DiskFile, DiskOptions,

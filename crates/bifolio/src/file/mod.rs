@@ -35,6 +35,7 @@
 mod advice;
 mod closing;
 mod copy_to_fd;
+mod cursor;
 mod faults;
 mod fill;
 mod handle;
@@ -58,6 +59,7 @@ mod write;
 pub use advice::Advice;
 pub use advice::Placement;
 pub use advice::{PageResidency, Residency};
+pub use cursor::FileCursor;
 pub(crate) use map::MapGuard;
 pub use options::OpenOptions;
 pub use pin::{Hold, Pin, PinMut, Pins};

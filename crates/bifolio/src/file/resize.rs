@@ -110,6 +110,21 @@ impl File {
         Ok(Growth { growing: self.uncover(&resizing, len_bytes)?, resizing })
     }
 
+    /// Waits until no other thread changes the length, and prepares the file to grow by
+    /// `length_bytes` at its end. Returns the position of the first new byte.
+    pub(super) fn begin_append(&self, length_bytes: u64) -> Result<(u64, Growth<'_>)> {
+        let resizing = self.handle.inode.lock_resizing();
+        let position = self.len();
+        let end = self.handle.range_end(position, length_bytes)?;
+        self.handle.check_len(end)?;
+        Ok((position, Growth { growing: self.uncover(&resizing, end)?, resizing }))
+    }
+
+    /// Truncates the file to `len_bytes` again after an append that failed.
+    pub(super) fn undo_append(&self, growth: &Growth<'_>, len_bytes: u64) -> Result<()> {
+        if self.len() > len_bytes { self.cut(&growth.resizing, len_bytes) } else { Ok(()) }
+    }
+
     /// The file is about to grow to `len_bytes` bytes, if it is shorter: what it gets is zeros,
     /// whatever raw writers have stored behind its end, and whatever stood in the way of those who
     /// touched what was cut. The caller keeps the answer until the file has grown, or has not.

@@ -11,7 +11,7 @@ use super::fill::Locked;
 use super::handle::Access;
 use super::resize::Growth;
 use super::{File, faults};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::page::{PAGE_BYTES, PAGE_SHIFT};
 use crate::stats::Counter;
 use crate::sys::copy;
@@ -52,10 +52,25 @@ impl File {
             return Ok(0);
         }
         handle.check_len(end)?;
-        let mut growth: Option<Growth<'_>> = None;
+        match self.write_folios(buffer, position, &mut None) {
+            (0, Some(error)) => Err(error),
+            // The next call, at the first byte that was not written, returns the error.
+            (done, _) => Ok(done),
+        }
+    }
+
+    /// Writes `buffer` folio by folio and returns the number of bytes written, and the error that
+    /// ended the write early.
+    fn write_folios<'a>(
+        &'a self,
+        buffer: &[u8],
+        position: u64,
+        growth: &mut Option<Growth<'a>>,
+    ) -> (usize, Option<Error>) {
+        let end = position + buffer.len() as u64;
         let is_mapped = faults::is_mapped(buffer);
-        let mut done = 0;
-        while done < buffer.len() {
+        let (mut done, mut failure) = (0, None);
+        while done < buffer.len() && failure.is_none() {
             let at = position + done as u64;
             let in_folio = at & (self.folio_bytes() - 1);
             let length = (self.folio_bytes() - in_folio).min((buffer.len() - done) as u64);
@@ -64,16 +79,45 @@ impl File {
             let bytes = copied.as_deref().unwrap_or(bytes);
             let follows = buffer.len() - done > bytes.len();
             // Not before the copy: a part of a map that lies behind the end is refused.
-            match self.write_or_grow(bytes, at, follows, end, &mut growth) {
+            match self.write_or_grow(bytes, at, follows, end, growth) {
                 Ok(()) => done += bytes.len(),
-                Err(error) if done == 0 => return Err(error),
-                // The bytes so far are written; the caller finds the error where it stands.
-                Err(_) => break,
+                Err(error) => failure = Some(error),
             }
         }
-        drop(growth);
-        handle.inode.memory.counters.add(Counter::WriteBytes, done as u64);
-        Ok(done)
+        self.handle.inode.memory.counters.add(Counter::WriteBytes, done as u64);
+        (done, failure)
+    }
+
+    /// Appends `buffer` to the file and returns the position of its first byte. Concurrent appends
+    /// are serialized: each gets a range of its own, without gaps between them. A write of another
+    /// thread that makes the file longer waits, too.
+    ///
+    /// Blocks like [`File::write_at`], and while another thread changes the length of the file.
+    /// Durable after the next sync. The bytes become visible folio by folio.
+    ///
+    /// # Errors
+    /// As [`File::write_at`]. The file has its old length then, unless the storage refuses that,
+    /// too: then a part of `buffer` stays.
+    ///
+    /// ```
+    /// # fn main() -> bifolio::Result<()> {
+    /// let cache = bifolio::Cache::builder().memory(4 << 20).build()?;
+    /// let log = cache.memory_file("log")?;
+    /// assert_eq!(log.append(b"first")?, 0);
+    /// assert_eq!(log.append(b"second")?, 5);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn append(&self, buffer: &[u8]) -> Result<u64> {
+        self.handle.check_writable()?;
+        let (position, growth) = self.begin_append(buffer.len() as u64)?;
+        let mut growth = Some(growth);
+        let (_, failure) = self.write_folios(buffer, position, &mut growth);
+        let (Some(error), Some(growth)) = (failure, growth) else { return Ok(position) };
+        if let Err(kept) = self.undo_append(&growth, position) {
+            log::warn!("{kept}; a part of an append that failed stays at position {position}");
+        }
+        Err(error)
     }
 
     /// Writes all of `buffer` at `position`.
