@@ -299,6 +299,13 @@ pub enum ErrorKind {
         /// The setting of the other handles.
         open: &'static str,
     },
+    /// Another program, or another cache, has locked the file
+    /// ([`OpenOptions::exclusive`](crate::OpenOptions::exclusive)).
+    #[error("{file}: cannot be opened exclusively: another program or cache has locked it")]
+    Locked {
+        /// The file.
+        file: String,
+    },
     /// The file is open, and its transfers go another way than asked for.
     #[error("{file}: cannot be opened with {wanted:?}: it is open in this cache, and {reason}")]
     DirectConflict {

@@ -11,12 +11,13 @@ pub use builder::CacheBuilder;
 use crate::config;
 use crate::error::{Discarded, Result};
 use crate::file::{Advice, File, OpenOptions, ReadRequest, Registry};
-use crate::io::{Backing, Engine, Guarded};
+use crate::io::{Backing, Engine, Guarded, IoError, Operation};
 use crate::outcome::Outcome;
 use crate::page::PAGE_BYTES;
 use crate::reclaim::{Background, Reclaim};
 use crate::stats::Stats;
 use crate::sync::Ordering;
+use crate::sys::file;
 use crate::sys::probe::{FeatureReport, Features};
 use crate::writeback::Flusher;
 use std::fmt;
@@ -110,6 +111,37 @@ impl Cache {
     /// [`DirectIo`](crate::DirectIo).
     pub fn open(&self, path: impl AsRef<Path>, options: &OpenOptions) -> Result<File> {
         self.inner.registry.open_path(path.as_ref(), options, &self.inner.features)
+    }
+
+    /// Makes the names in a directory durable (`fsync`): of files that were created, renamed or
+    /// removed there. A sync of a file does not. Blocks for the device.
+    ///
+    /// # Errors
+    /// The file system's, with the path.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let directory = tempfile::tempdir()?;
+    /// use bifolio::{Cache, OpenOptions};
+    /// let cache = Cache::builder().memory(1 << 20).build()?;
+    /// let options = OpenOptions::new().write(true).create_new(true);
+    /// let file = cache.open(directory.path().join("data.db"), &options)?;
+    /// file.write_at(b"bytes", 0)?;
+    /// file.sync_data()?;
+    /// cache.sync_directory(directory.path())?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn sync_directory(&self, path: impl AsRef<Path>) -> Result<()> {
+        self.inner.registry.check()?;
+        let path = path.as_ref();
+        Ok(file::sync_directory(path).map_err(|source| IoError {
+            file: path.display().to_string(),
+            operation: Operation::SyncAll,
+            position_bytes: 0,
+            length_bytes: 0,
+            source,
+        })?)
     }
 
     /// Opens the regular file that `descriptor` is of; it needs no name. The descriptor is open

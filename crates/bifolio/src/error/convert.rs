@@ -69,6 +69,7 @@ impl Error {
             | ErrorKind::CannotCollapse { refusal: CollapseRefusal::InUse, .. }
             | ErrorKind::TooManyPins { .. } => (Io::ResourceBusy, libc::EBUSY),
             ErrorKind::CannotCollapse { .. } => (Io::InvalidInput, libc::EINVAL),
+            ErrorKind::Locked { .. } => (Io::WouldBlock, libc::EAGAIN),
             ErrorKind::Full { .. } => (Io::OutOfMemory, libc::ENOMEM),
             ErrorKind::SwapCorrupt { .. } | ErrorKind::CutShort { .. } => {
                 (Io::InvalidData, libc::EIO)

@@ -17,6 +17,9 @@ pub struct OpenOptions {
     pub(crate) read: bool,
     pub(crate) write: bool,
     create: bool,
+    create_new: bool,
+    mode: Option<u32>,
+    pub(crate) exclusive: bool,
     pub(crate) truncate: bool,
     pub(crate) immutable: bool,
     pub(crate) folio_bytes: u64,
@@ -40,6 +43,9 @@ impl Default for OpenOptions {
             read: true,
             write: false,
             create: false,
+            create_new: false,
+            mode: None,
+            exclusive: false,
             truncate: false,
             immutable: false,
             folio_bytes: config::FOLIO_BYTES_MIN,
@@ -70,9 +76,36 @@ impl OpenOptions {
         self
     }
 
-    /// Makes the file if it does not exist. Needs `write`.
+    /// Creates the file if it does not exist. Needs `write`. The name is durable once its directory
+    /// is synced ([`Cache::sync_directory`](crate::Cache::sync_directory)).
     pub fn create(mut self, create: bool) -> Self {
         self.create = create;
+        self
+    }
+
+    /// Creates the file, and fails with `EEXIST` if the path exists, even as a dangling symbolic
+    /// link. Needs `write`.
+    pub fn create_new(mut self, create_new: bool) -> Self {
+        self.create_new = create_new;
+        self
+    }
+
+    /// Permission bits of a file that this open creates, before the process's umask. 0o666 by
+    /// default.
+    pub fn mode(mut self, mode: u32) -> Self {
+        self.mode = Some(mode);
+        self
+    }
+
+    /// Locks the file against other programs and other caches for as long as it is open in this
+    /// cache: a write lock on the whole file (`F_OFD_SETLK`), which ends with its last handle. Needs
+    /// `write`, and a file of the kernel.
+    ///
+    /// The open fails with [`ErrorKind::Locked`] if there is a lock already, such as that of
+    /// another cache with this option, in this process or another one. The lock is advisory:
+    /// programs that take none are not kept out. Handles of this cache share it.
+    pub fn exclusive(mut self, exclusive: bool) -> Self {
+        self.exclusive = exclusive;
         self
     }
 
@@ -139,6 +172,8 @@ impl OpenOptions {
             Self { read: false, write: false, immutable: false, .. } => "neither read nor write",
             Self { immutable: true, write: true, .. } => "immutable excludes write",
             Self { create: true, write: false, .. } => "create needs write",
+            Self { create_new: true, write: false, .. } => "create_new needs write",
+            Self { exclusive: true, write: false, .. } => "exclusive needs write",
             Self { truncate: true, write: false, .. } => "truncate needs write",
             _ => return Ok(()),
         };
@@ -179,6 +214,8 @@ impl OpenOptions {
             read: true,
             write: self.write,
             create: self.create,
+            create_new: self.create_new,
+            mode: self.mode,
             // Cutting goes through the inode: the file may be open.
             truncate: false,
             direct: self.direct,

@@ -146,7 +146,7 @@ impl Registry {
         options.validate()?;
         let disk_options = options.disk_options();
         let open = |unused: &mut _| DiskFile::open_keeping(path, &disk_options, features, unused);
-        let Some(located) = Located::find(path)? else {
+        let Some(located) = Located::find(path, &disk_options)? else {
             return self.open_disk(open(&mut Vec::new())?, options);
         };
         located.check_rights(options.write)?;
@@ -470,7 +470,24 @@ impl Open {
             self.disks.iter().for_each(|disk| disk.require_direct());
         }
         // A transfer may have fallen back since that was looked at; from here on none does.
-        self.check_way(options.direct)
+        self.check_way(options.direct)?;
+        if options.exclusive { self.lock_exclusively() } else { Ok(()) }
+    }
+
+    /// Locks the file against other programs; it may be locked by this file already.
+    fn lock_exclusively(&self) -> Result<()> {
+        if self.inode.is_memory_file() {
+            return Ok(());
+        }
+        let Some(disk) = self.disks.iter().find(|disk| disk.is_writable()) else {
+            let problem = "exclusive needs a file of the kernel".into();
+            return Err(ErrorKind::Config { name: "open options", problem }.into());
+        };
+        let file = || self.inode.name();
+        disk.lock_exclusively().map_err(|source| match source.raw_os_error() {
+            Some(libc::EAGAIN | libc::EACCES) => ErrorKind::Locked { file: file() }.into(),
+            _ => ErrorKind::Open(OpenDiskError::System { path: file().into(), source }).into(),
+        })
     }
 
     /// Whether transfers go the way that is wanted.

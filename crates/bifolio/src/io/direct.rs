@@ -69,7 +69,7 @@ pub(super) fn choose(
         Ok(plan) => plan,
         Err(reason) => return Ok(Choice::Buffered { reason, unused: None }),
     };
-    let mode = OpenMode { read: options.read, write: options.write, create: false, direct: true };
+    let mode = OpenMode { read: options.read, write: options.write, create: None, direct: true };
     let descriptor = match file::open(path, mode) {
         Ok(descriptor) => descriptor,
         Err(error) if is_refusal(&error) => {

@@ -50,7 +50,7 @@ use super::{
     Operation, Submission,
 };
 use crate::sync::{AtomicBool, Mutex, Ordering};
-use crate::sys::file::{self, FileKind, OpenMode, Rights};
+use crate::sys::file::{self, Creation, FileKind, OpenMode, Rights};
 use crate::sys::probe::Features;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -98,8 +98,12 @@ pub struct DiskOptions {
     pub read: bool,
     /// Allows writing, cutting and growing.
     pub write: bool,
-    /// Makes the file if there is none. Needs `write`.
+    /// Creates the file if it does not exist. Needs `write`.
     pub create: bool,
+    /// Creates the file, and fails if the path exists (`EEXIST`). Needs `write`.
+    pub create_new: bool,
+    /// Permission bits of a file that is created, before the process's umask; 0o666 if `None`.
+    pub mode: Option<u32>,
     /// Cuts the file to nothing. Needs `write`.
     pub truncate: bool,
     /// Which way transfers go.
@@ -180,7 +184,7 @@ impl DiskFile {
         if rights.direct {
             // Its transfers need an alignment: it is no way for the rest.
             let DiskOptions { read, write, .. } = *options;
-            let mode = OpenMode { read, write, create: false, direct: false };
+            let mode = OpenMode { read, write, create: None, direct: false };
             let opened = file::open(&path, mode);
             unused.push(buffered);
             buffered = opened.map_err(system)?;
@@ -216,6 +220,17 @@ impl DiskFile {
     pub(crate) fn require_direct(&self) {
         // Relaxed: a transfer that is refused at this moment falls back or not.
         self.direct_required.store(true, Ordering::Relaxed);
+    }
+
+    /// Locks the whole file against other programs and caches, without waiting; the lock ends when
+    /// the file is closed. The file must be open for writing.
+    pub(crate) fn lock_exclusively(&self) -> io::Result<()> {
+        file::lock_exclusively(self.buffered.as_fd())
+    }
+
+    /// Whether the descriptors were opened for writing.
+    pub(crate) fn is_writable(&self) -> bool {
+        file::rights(self.buffered.as_fd()).is_ok_and(|rights| rights.write)
     }
 
     /// The same file, called `name` in messages.
@@ -469,12 +484,23 @@ impl Backing for DiskFile {
     }
 }
 
+impl DiskOptions {
+    fn creates(&self) -> bool {
+        self.create || self.create_new
+    }
+}
+
+fn exists() -> io::Error {
+    io::Error::from_raw_os_error(libc::EEXIST)
+}
+
 fn contradiction(options: &DiskOptions) -> Option<&'static str> {
     match *options {
         DiskOptions { read: false, write: false, .. } => {
             Some("a file must be opened for reading, for writing or for both")
         }
-        DiskOptions { write: false, create: true, .. } => {
+        DiskOptions { write: false, create: true, .. }
+        | DiskOptions { write: false, create_new: true, .. } => {
             Some("creating a file needs write access")
         }
         DiskOptions { write: false, truncate: true, .. } => {
@@ -495,11 +521,14 @@ fn open_buffered(
 ) -> Result<(OwnedFd, FileIdentity), OpenDiskError> {
     let system = |source| OpenDiskError::System { path: path.to_owned(), source };
     match file::kind_of(path) {
+        Ok(_) if options.create_new => return Err(system(exists())),
         Ok(kind) => check_regular(path, kind)?,
-        Err(error) if error.kind() == io::ErrorKind::NotFound && options.create => {}
+        Err(error) if error.kind() == io::ErrorKind::NotFound && options.creates() => {}
         Err(error) => return Err(system(error)),
     }
-    let DiskOptions { read, write, create, .. } = *options;
+    let DiskOptions { read, write, create_new, .. } = *options;
+    let permissions = options.mode.unwrap_or(0o666);
+    let create = options.creates().then_some(Creation { must_be_new: create_new, permissions });
     let descriptor =
         file::open(path, OpenMode { read, write, create, direct: false }).map_err(system)?;
     let look = || {
@@ -575,10 +604,12 @@ pub(crate) struct Located {
 }
 
 impl Located {
-    /// The kind of thing that `path` names; `None` if nothing.
-    pub(crate) fn find(path: &Path) -> Result<Option<Self>, OpenDiskError> {
+    /// Finds the file that `path` names; `None` if there is none. With `create_new` an existing
+    /// one is an error.
+    pub(crate) fn find(path: &Path, options: &DiskOptions) -> Result<Option<Self>, OpenDiskError> {
         let system = |source| OpenDiskError::System { path: path.to_owned(), source };
         let descriptor = match file::locate(path) {
+            Ok(_) if options.create_new => return Err(system(exists())),
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             descriptor => descriptor.map_err(system)?,
         };

@@ -42,6 +42,8 @@ const OPTIONS: DiskOptions = DiskOptions {
     read: true,
     write: true,
     create: false,
+    create_new: false,
+    mode: None,
     truncate: false,
     direct: io::DirectIo::Auto,
 };
@@ -153,7 +155,7 @@ pub(super) fn open_same(
 
 /// A descriptor of our own: the lock goes when it is closed, and not before.
 fn open_again(path: &Path) -> std::result::Result<OwnedFd, OpenDiskError> {
-    let mode = OpenMode { read: true, write: true, create: false, direct: false };
+    let mode = OpenMode { read: true, write: true, create: None, direct: false };
     file::open(path, mode).map_err(|source| OpenDiskError::System { path: path.to_owned(), source })
 }
 

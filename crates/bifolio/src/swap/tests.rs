@@ -241,7 +241,7 @@ fn a_file_replaced_during_open_is_not_locked() {
         }
     });
     let made =
-        file::open(&b, file::OpenMode { read: true, write: true, create: false, direct: false });
+        file::open(&b, file::OpenMode { read: true, write: true, create: None, direct: false });
     let error = place::open_same(&a, &made.unwrap(), &Features::probe(&[])).unwrap_err();
     assert!(matches!(error, OpenDiskError::Replaced { .. }), "{error}");
 }

@@ -96,8 +96,18 @@ pub(crate) struct Status {
 pub(crate) struct OpenMode {
     pub(crate) read: bool,
     pub(crate) write: bool,
-    pub(crate) create: bool,
+    /// Creates the file if it does not exist.
+    pub(crate) create: Option<Creation>,
     pub(crate) direct: bool,
+}
+
+/// How a file is created.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Creation {
+    /// Fails with `EEXIST` if the path exists.
+    pub(crate) must_be_new: bool,
+    /// Permission bits, before the process's umask.
+    pub(crate) permissions: u32,
 }
 
 /// The rules that `statx` gives for direct transfers of one file.
@@ -119,9 +129,34 @@ pub(crate) fn open(path: &Path, mode: OpenMode) -> io::Result<OwnedFd> {
         (true, true) => OFlags::RDWR,
     };
     flags |= OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
-    flags.set(OFlags::CREATE, mode.create);
+    flags.set(OFlags::CREATE, mode.create.is_some());
+    flags.set(OFlags::EXCL, mode.create.is_some_and(|creation| creation.must_be_new));
     flags.set(OFlags::DIRECT, mode.direct);
-    Ok(rustix::fs::open(path, flags, Mode::from_raw_mode(0o666))?)
+    let permissions = mode.create.map_or(0, |creation| creation.permissions);
+    Ok(rustix::fs::open(path, flags, Mode::from_raw_mode(permissions))?)
+}
+
+/// Takes a write lock of the open file description on the whole file (`F_OFD_SETLK`), without
+/// waiting. `EAGAIN` or `EACCES` if another description has a lock. The lock ends with the last
+/// descriptor of the description.
+pub(crate) fn lock_exclusively(file: BorrowedFd<'_>) -> io::Result<()> {
+    let lock = libc::flock {
+        l_type: libc::F_WRLCK as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: 0,
+        l_len: 0,
+        l_pid: 0,
+    };
+    // SAFETY: `file` is open, and `lock` is a valid `struct flock` for the length of the call.
+    let answer = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) };
+    if answer == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Flushes the entries of a directory (`fsync`).
+pub(crate) fn sync_directory(path: &Path) -> io::Result<()> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let directory = rustix::fs::open(path, flags, Mode::empty())?;
+    Ok(rustix::fs::fsync(directory)?)
 }
 
 /// Takes hold of what `path` names without opening it (`O_PATH`): nothing acts, no right is needed,
@@ -407,7 +442,7 @@ mod tests {
     use bifolio_testing::skip;
     use std::io::Write;
 
-    const READ: OpenMode = OpenMode { read: true, write: false, create: false, direct: false };
+    const READ: OpenMode = OpenMode { read: true, write: false, create: None, direct: false };
 
     #[test]
     fn a_position_of_two_to_the_63_is_refused() {

@@ -257,3 +257,43 @@ fn the_first_open_decides_the_way_of_transfers() {
     drop(cache.open(&path, &with(DirectIo::Require)).unwrap());
     assert_eq!(read(&file, 0, 20_000), bytes);
 }
+
+#[test]
+fn an_exclusive_open_refuses_other_caches_until_it_is_closed() {
+    let directory = directory();
+    let (path, _) = random_file(&directory, "exclusive", 10_000);
+    let (first, second) = (cache_of(1 << 20), cache_of(1 << 20));
+    let exclusive = writable().exclusive(true);
+    let reader = first.open(&path, &OpenOptions::new()).unwrap();
+    let file = first.open(&path, &exclusive).unwrap();
+    let error = second.open(&path, &exclusive).unwrap_err();
+    assert!(matches!(error.kind(), ErrorKind::Locked { .. }), "{error}");
+    assert!(error.to_string().contains("exclusive"), "{error}");
+    // Handles of one cache share the lock, and the lock is advisory.
+    drop(first.open(&path, &exclusive).unwrap());
+    drop(second.open(&path, &writable()).unwrap());
+    drop(file);
+    assert!(second.open(&path, &exclusive).is_err(), "the file is open for reading still");
+    drop(reader);
+    second.open(&path, &exclusive).unwrap();
+}
+
+#[test]
+fn a_file_that_must_be_new_is_created_once_with_its_mode() {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+    let directory = directory();
+    let cache = cache_of(1 << 20);
+    let create_new = OpenOptions::new().write(true).create_new(true).mode(0o600);
+    let path = directory.path().join("new");
+    let file = cache.open(&path, &create_new).unwrap();
+    assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+    assert_eq!(errno_of(&cache.open(&path, &create_new).unwrap_err()), Some(libc::EEXIST));
+    drop(file);
+    assert_eq!(errno_of(&cache.open(&path, &create_new).unwrap_err()), Some(libc::EEXIST));
+    let dangling = directory.path().join("dangling");
+    symlink(directory.path().join("nowhere"), &dangling).unwrap();
+    assert_eq!(errno_of(&cache.open(&dangling, &create_new).unwrap_err()), Some(libc::EEXIST));
+    cache.sync_directory(directory.path()).unwrap();
+    let error = cache.sync_directory(&path).unwrap_err();
+    assert_eq!(errno_of(&error), Some(libc::ENOTDIR));
+}

@@ -23,6 +23,7 @@ fn required_direct_io_is_refused_with_the_reason() {
         create: true,
         truncate: false,
         direct: DirectIo::Require,
+        ..DiskOptions::default()
     };
     let directory = disk_directory();
     let masked = Features::probe(&[Feature::DirectIo]);

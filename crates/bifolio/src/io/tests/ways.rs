@@ -42,6 +42,7 @@ impl Way {
             create: true,
             truncate: false,
             direct: self.wish,
+            ..DiskOptions::default()
         };
         DiskFile::open(self.path(name), &options, &self.features).unwrap()
     }
