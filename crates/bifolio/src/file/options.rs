@@ -98,8 +98,8 @@ impl OpenOptions {
     }
 
     /// Locks the file against other programs and other caches for as long as it is open in this
-    /// cache: a write lock on the whole file (`F_OFD_SETLK`), which ends with its last handle. Needs
-    /// `write`, and a file of the kernel.
+    /// cache: a write lock on the whole file (`F_OFD_SETLK`), which ends with its last handle.
+    /// Needs `write`, and a file of the kernel.
     ///
     /// The open fails with [`ErrorKind::Locked`] if there is a lock already, such as that of
     /// another cache with this option, in this process or another one. The lock is advisory:

@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use super::backing::{ALIGNMENT_BYTES_MAX, round_down};
-use super::disk::DiskOptions;
+use super::options::DiskOptions;
 use super::{Alignment, DirectIo, IoBuffer, IoRequest};
 use crate::sys::file::{self, DirectAlignment, OpenMode};
 use crate::sys::probe::{Feature, Features};

@@ -46,8 +46,8 @@
 use super::backing::range_end;
 use super::direct::{Choice, Direct, choose, is_refusal};
 use super::{
-    Alignment, Backing, DirectStatus, FileIdentity, IoBuf, IoBufMut, IoRequest, OpenDiskError,
-    Operation, Submission,
+    Alignment, Backing, DirectIo, DirectStatus, DiskOptions, FileIdentity, IoBuf, IoBufMut,
+    IoRequest, OpenDiskError, Operation, Submission,
 };
 use crate::sync::{AtomicBool, Mutex, Ordering};
 use crate::sys::file::{self, Creation, FileKind, OpenMode, Rights};
@@ -60,55 +60,6 @@ use std::{io, slice};
 
 /// How often a file may be replaced under our hands before opening it fails.
 const OPEN_ATTEMPTS_MAX: u32 = 5;
-
-/// Whether transfers of a file go directly to the device.
-///
-/// # What a buffered file does not promise
-/// A write through the kernel's page cache has not reached the device: the kernel writes it there
-/// later, and may fail (no space on a thin volume, a network that is gone, a bad block). Bifolio
-/// takes such a page for clean, so it may evict it, and the kernel may drop its own copy of what it
-/// could not write. Then a read finds what the device has, which may be the bytes from before the
-/// write, and nobody knows until the next sync asks. That sync fails, and so does every later one
-/// of any kind and through any handle, until the loss is accepted
-/// ([`File::discard_dirty`](crate::File::discard_dirty),
-/// [`Cache::discard_closed`](crate::Cache::discard_closed)), the last handle closed, and the file
-/// opened again: what was written since the last good sync must be taken for lost.
-///
-/// With direct transfers a failure is an error of the write-out itself, and the page stays in
-/// memory, dirty, and is tried again. A program that must not read old bytes in such a case opens
-/// its files with [`DirectIo::Require`], or looks at
-/// [`Stats::fallbacks`](crate::Stats::fallbacks). The last block of a file whose length is not a
-/// multiple of one is always written through the page cache, by the same rules.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum DirectIo {
-    /// Directly where the file system offers it, otherwise through the kernel's page cache: see
-    /// what such a file does not promise.
-    #[default]
-    Auto,
-    /// Always through the kernel's page cache.
-    Never,
-    /// Directly, or opening fails.
-    Require,
-}
-
-/// How a [`DiskFile`] is opened.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct DiskOptions {
-    /// Allows reading.
-    pub read: bool,
-    /// Allows writing, cutting and growing.
-    pub write: bool,
-    /// Creates the file if it does not exist. Needs `write`.
-    pub create: bool,
-    /// Creates the file, and fails if the path exists (`EEXIST`). Needs `write`.
-    pub create_new: bool,
-    /// Permission bits of a file that is created, before the process's umask; 0o666 if `None`.
-    pub mode: Option<u32>,
-    /// Cuts the file to nothing. Needs `write`.
-    pub truncate: bool,
-    /// Which way transfers go.
-    pub direct: DirectIo,
-}
 
 /// A regular file on a file system, with direct transfers where they can be had.
 #[derive(Debug)]
@@ -147,7 +98,7 @@ impl DiskFile {
         features: &Features,
         unused: &mut Vec<OwnedFd>,
     ) -> Result<Self, OpenDiskError> {
-        if let Some(problem) = contradiction(options) {
+        if let Some(problem) = options.contradiction() {
             return Err(OpenDiskError::Options { path: path.to_owned(), problem });
         }
         for _ in 0..OPEN_ATTEMPTS_MAX {
@@ -484,30 +435,8 @@ impl Backing for DiskFile {
     }
 }
 
-impl DiskOptions {
-    fn creates(&self) -> bool {
-        self.create || self.create_new
-    }
-}
-
 fn exists() -> io::Error {
     io::Error::from_raw_os_error(libc::EEXIST)
-}
-
-fn contradiction(options: &DiskOptions) -> Option<&'static str> {
-    match *options {
-        DiskOptions { read: false, write: false, .. } => {
-            Some("a file must be opened for reading, for writing or for both")
-        }
-        DiskOptions { write: false, create: true, .. }
-        | DiskOptions { write: false, create_new: true, .. } => {
-            Some("creating a file needs write access")
-        }
-        DiskOptions { write: false, truncate: true, .. } => {
-            Some("truncating a file needs write access")
-        }
-        _ => None,
-    }
 }
 
 /// Opens `path` through the page cache, if it names a regular file.

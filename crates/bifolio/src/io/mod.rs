@@ -23,6 +23,7 @@ mod direct;
 mod disk;
 mod engine;
 mod error;
+mod options;
 #[cfg(test)]
 mod tests;
 mod transfer;
@@ -33,10 +34,11 @@ pub use backing::{
     Submission,
 };
 pub use buf::{IoBuf, IoBufMut, IoBuffer};
+pub use disk::DiskFile;
 pub(crate) use disk::Located;
-pub use disk::{DirectIo, DiskFile, DiskOptions};
 pub(crate) use engine::{Engine, Queue};
 pub use error::{IoError, OpenDiskError, Operation};
+pub use options::{DirectIo, DiskOptions};
 pub(crate) use transfer::{
     Pieces, RUN_PAGES_MAX, Transfer, allocate, len_bytes, read_full, set_len, sync_all, sync_data,
     write_full,
