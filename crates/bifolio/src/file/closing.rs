@@ -216,7 +216,7 @@ impl File {
     /// handles. Its descriptors are closed then, when this returns.
     ///
     /// # Errors
-    /// As [`File::sync_data`]; [`ErrorKind::Closed`](crate::ErrorKind::Closed) if the cache is
+    /// As [`File::sync_data`]; [`ErrorKind::Closed`] if the cache is
     /// closed. The handle is gone all the same, and nothing else is: what could
     /// not be written stays in the cache, dirty. The next open of the file finds it,
     /// [`Cache::close`](crate::Cache::close) tries again and tells, and
