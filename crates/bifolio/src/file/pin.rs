@@ -22,6 +22,7 @@ use crate::page::{
     FolioId, FolioRef, Folios, LockedFolio, PAGE_BYTES, PAGE_SHIFT, TryGet, WriteSection, pages_of,
 };
 use crate::stats::Counter;
+use crate::sync::inside;
 use crate::sys::copy;
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -230,6 +231,13 @@ pub struct PinMut<'a> {
     not_send: PhantomData<*const ()>,
 }
 
+impl Drop for PinMut<'_> {
+    fn drop(&mut self) {
+        // The lock counts again until it goes.
+        inside::add(1);
+    }
+}
+
 impl PinMut<'_> {
     /// How many bytes are pinned.
     pub fn len(&self) -> usize {
@@ -372,6 +380,8 @@ impl File {
         let section = inode.mapping.begin_write_section(&lock, pages);
         let length = (range.end - range.start) as usize;
         inode.memory.counters.add(Counter::WriteBytes, length as u64);
+        // Its owner may touch maps, whose faults do not need this folio.
+        inside::add(-1);
         Ok(PinMut {
             _section: section,
             _lock: lock,

@@ -15,9 +15,10 @@
 
 use super::flags::{Flag, Flags};
 use super::pin::{PinWord, Put, TryGet};
-use crate::sync::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, blocking, futex};
+use crate::sync::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, blocking, futex, inside};
 use crate::sys::array::{ReservedArray, ZeroValid};
 use std::fmt;
+use std::marker::PhantomData;
 
 /// Names a folio: the number of its first frame, and of its descriptor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -282,24 +283,24 @@ impl<'a> FolioRef<'a> {
     /// As [`Self::lock`], for a folio that was just started: nobody keeps its lock.
     pub(crate) fn lock_new(&self) -> LockedFolio<'a> {
         self.folio.lock.acquire();
-        LockedFolio { folio: self.folio }
+        LockedFolio::of(self.folio)
     }
 
     /// As [`Self::lock`]; nothing if the lock is not wanted any more, which is asked now and then.
     pub(crate) fn lock_while(&self, wants: &dyn Fn() -> bool) -> Option<LockedFolio<'a>> {
-        self.folio.lock.acquire_while(wants).then(|| LockedFolio { folio: self.folio })
+        self.folio.lock.acquire_while(wants).then(|| LockedFolio::of(self.folio))
     }
 
     /// Takes the folio lock if it is free.
     pub(crate) fn try_lock(&self) -> Option<LockedFolio<'a>> {
         // Not `then_some`: a guard made in vain would unlock what somebody else has locked.
-        self.folio.lock.try_acquire().then(|| LockedFolio { folio: self.folio })
+        self.folio.lock.try_acquire().then(|| LockedFolio::of(self.folio))
     }
 
     /// Takes over the folio lock that [`LockedFolio::leave_locked`] left, on whatever thread.
     pub(crate) fn adopt_lock(&self) -> LockedFolio<'a> {
         debug_assert!(self.folio.is_locked(), "adopting a lock that nobody left");
-        LockedFolio { folio: self.folio }
+        LockedFolio::of(self.folio)
     }
 
     /// Another reference to the same folio; `None` when the count is at its limit.
@@ -448,11 +449,20 @@ impl FolioLock {
 #[derive(Debug)]
 pub(crate) struct LockedFolio<'a> {
     folio: &'a Folio,
+    /// The thread counts it (`sync/inside.rs`).
+    not_send: PhantomData<*const ()>,
 }
 
-impl LockedFolio<'_> {
+impl<'a> LockedFolio<'a> {
+    /// The guard of a lock that is the caller's, which counts as one that the thread holds.
+    fn of(folio: &'a Folio) -> Self {
+        inside::add(1);
+        Self { folio, not_send: PhantomData }
+    }
+
     /// Leaves the folio locked, for an I/O that ends on another thread.
     pub(crate) fn leave_locked(self) {
+        inside::add(-1);
         std::mem::forget(self);
     }
 }
@@ -468,6 +478,7 @@ impl std::ops::Deref for LockedFolio<'_> {
 impl Drop for LockedFolio<'_> {
     fn drop(&mut self) {
         self.folio.lock.release();
+        inside::add(-1);
     }
 }
 

@@ -26,8 +26,11 @@
 //! A backing that a user wrote may wait for whatever it likes, for another cache's folios perhaps:
 //! its calls are [`apart`].
 //!
-//! A mutex that nobody keeps while he sleeps is none of these. Release builds count nothing,
-//! and under loom, where many threads are one, neither.
+//! A mutex that nobody keeps while he sleeps is none of these. Release builds count nothing of
+//! this, and under loom, where many threads are one, neither. (Transfers are counted always for
+//! another purpose: `inside.rs`.)
+
+use super::inside;
 
 #[cfg(all(debug_assertions, not(all(test, loom))))]
 mod counts {
@@ -118,12 +121,14 @@ pub(crate) fn note_unfrozen() {
 /// This thread has handed a transfer to a queue.
 #[inline(always)]
 pub(crate) fn note_pushed() {
+    inside::add(1);
     counts::add_transfers(1);
 }
 
 /// Queues have handed so many back, or dropped them.
 #[inline(always)]
 pub(crate) fn note_handed_out(transfers: usize) {
+    inside::add(-(transfers as i32));
     counts::add_transfers(-(transfers as isize));
 }
 
@@ -151,7 +156,9 @@ impl Drop for Serving {
 pub(crate) fn apart<R>(call: impl FnOnce() -> R) -> R {
     let serves = counts::set_serves(false);
     let (frozen, transfers) = counts::replace_held(0, 0);
+    let held = inside::replace(0);
     let answer = call();
+    inside::replace(held);
     counts::set_serves(serves);
     counts::replace_held(frozen, transfers);
     answer

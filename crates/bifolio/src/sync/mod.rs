@@ -10,6 +10,7 @@
 
 pub(crate) mod blocking;
 pub(crate) mod futex;
+pub(crate) mod inside;
 #[cfg(all(test, not(loom)))]
 pub(crate) mod meanwhile;
 pub(crate) mod share;

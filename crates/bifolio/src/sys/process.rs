@@ -7,6 +7,7 @@
 
 use super::array::ReservedArray;
 use super::probe;
+use super::signal;
 use std::io;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -70,6 +71,11 @@ pub(crate) fn current_cpu() -> usize {
     rustix::thread::sched_getcpu()
 }
 
+/// The kernel's number of the calling thread.
+pub(crate) fn current_thread() -> u32 {
+    rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned()
+}
+
 /// How many CPUs the machine may ever show; at least 1.
 pub(crate) fn possible_cpus() -> usize {
     let configured = std::fs::read_to_string("/sys/devices/system/cpu/possible").ok();
@@ -90,7 +96,8 @@ fn last_cpu(list: &str) -> Option<usize> {
     list.trim().rsplit([',', '-']).next()?.parse().ok()
 }
 
-/// Enough for everything that runs on one; touched as needed.
+/// Enough for everything of ours that runs on one; touched as needed. `Backing` and `docs/maps.md`
+/// name it: a user's backing runs there, too.
 const STACK_BYTES: usize = 256 << 10;
 
 /// A running thread, named and with a small stack; dropping it waits for its end. Its owner has
@@ -103,9 +110,11 @@ pub(crate) struct OwnedThread {
 }
 
 impl OwnedThread {
-    /// Starts a thread.
+    /// Starts a thread, which gets no signal that another thread can take.
     pub(crate) fn start(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<Self> {
         let builder = thread::Builder::new().name(name.into()).stack_size(STACK_BYTES);
+        // Until the thread has inherited the mask.
+        let _blocked = signal::block_asynchronous();
         Ok(Self { handle: Some(builder.spawn(run)?), origin: Origin::here() })
     }
 

@@ -1,4 +1,4 @@
-//! SIGBUS, served by the thread that gets it.
+//! SIGBUS, served by the thread that gets it; and the signal mask of the cache's own threads.
 //!
 //! Used by what maps files, where the one who touches a missing page installs it himself
 //! (`config::FaultMode::InThread`). What is not ours goes on to whoever handled SIGBUS
@@ -55,6 +55,43 @@ pub(crate) fn install(serve: Serve) -> io::Result<()> {
     action.sa_flags = libc::SA_SIGINFO | libc::SA_NODEFER | libc::SA_RESTART;
     INSTALLED.get_or_init(|| Installed { serve, own: action, previous });
     exchange(Some(&action)).map(drop)
+}
+
+/// Signals that a thread raises by what it executes. Blocked, the first one kills the process.
+const SYNCHRONOUS: [libc::c_int; 6] =
+    [libc::SIGBUS, libc::SIGSEGV, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP, libc::SIGSYS];
+
+/// Restores the signal mask of the calling thread when it is dropped.
+#[derive(Debug)]
+pub(super) struct Blocked {
+    before: libc::sigset_t,
+}
+
+/// Blocks all signals but the synchronous ones in the calling thread, and in the threads that it
+/// starts meanwhile: the process's signals stay with the threads of the program. (The C library
+/// keeps out of it the two that it uses itself.)
+pub(super) fn block_asynchronous() -> Blocked {
+    let mut set = MaybeUninit::<libc::sigset_t>::zeroed();
+    let mut before = MaybeUninit::<libc::sigset_t>::zeroed();
+    // SAFETY: a place for a set.
+    unsafe { libc::sigfillset(set.as_mut_ptr()) };
+    for signal in SYNCHRONOUS {
+        // SAFETY: the set that was filled just now.
+        unsafe { libc::sigdelset(set.as_mut_ptr(), signal) };
+    }
+    // SAFETY: two sets; it cannot fail, for it is told to do what there is.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, set.as_ptr(), before.as_mut_ptr()) };
+    // SAFETY: zeroed, which is an empty set, and then written by the C library.
+    Blocked { before: unsafe { before.assume_init() } }
+}
+
+impl Drop for Blocked {
+    fn drop(&mut self) {
+        // SAFETY: the set of this thread as it was; the old one is not asked for.
+        unsafe {
+            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.before, ptr::null_mut())
+        };
+    }
 }
 
 /// Whether the calling thread blocks SIGBUS: a fault kills the process then, whoever would serve

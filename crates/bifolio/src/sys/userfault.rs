@@ -33,6 +33,7 @@ const USER_MODE_ONLY: UserfaultfdFlags = UserfaultfdFlags::from_bits_retain(1);
 
 const FEATURE_FLAG_PROTECTION: u64 = 1 << 0;
 const FEATURE_SIGBUS: u64 = 1 << 7;
+const FEATURE_THREAD_ID: u64 = 1 << 8;
 const FEATURE_EXACT_ADDRESS: u64 = 1 << 11;
 const FEATURE_PROTECT_UNPOPULATED: u64 = 1 << 13;
 const FEATURE_POISON: u64 = 1 << 14;
@@ -81,6 +82,8 @@ pub(crate) struct Fault {
     pub(crate) address: usize,
     /// Whether it was to be stored to.
     pub(crate) is_write: bool,
+    /// The kernel's number of the thread.
+    pub(crate) thread: u32,
 }
 
 /// The kernel's side of a region whose faults we serve. See the head of the file.
@@ -109,7 +112,7 @@ impl Userfault {
         }
         // SAFETY: opens a descriptor; nothing of memory changes before a range is registered.
         let descriptor = unsafe { rustix::mm::userfaultfd(flags) }?;
-        let mut features = FEATURE_FLAG_PROTECTION | FEATURE_EXACT_ADDRESS;
+        let mut features = FEATURE_FLAG_PROTECTION | FEATURE_EXACT_ADDRESS | FEATURE_THREAD_ID;
         if wishes.sigbus {
             features |= FEATURE_SIGBUS;
         }
@@ -288,15 +291,16 @@ fn go_on(
     (done_bytes, Ok(()))
 }
 
-/// Reads a message: its kind at byte 0, flags at 8, address at 16.
+/// Reads a message: its kind at byte 0, flags at 8, address at 16, thread at 24.
 fn fault_of(message: &[u8]) -> Option<Fault> {
     let word = |at: usize| {
         let bytes = message.get(at..at + 8)?.try_into().ok()?;
         Some(u64::from_ne_bytes(bytes))
     };
-    let flags = word(8)?;
-    (message[0] == EVENT_FAULT)
-        .then_some(Fault { address: word(16)? as usize, is_write: flags & FLAG_WRITE != 0 })
+    let (flags, address) = (word(8)?, word(16)? as usize);
+    let thread = u32::from_ne_bytes(message.get(24..28)?.try_into().ok()?);
+    let fault = Fault { address, is_write: flags & FLAG_WRITE != 0, thread };
+    (message[0] == EVENT_FAULT).then_some(fault)
 }
 
 /// Asks `descriptor` for `operation`; returns what the call returns. Does not retry.

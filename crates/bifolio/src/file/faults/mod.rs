@@ -30,7 +30,8 @@ use super::handle::Handle;
 use crate::memory::{PageSpace, Refusal, Region};
 use crate::page::{PAGE_BYTES, PAGE_SHIFT};
 use crate::stats::Counter;
-use crate::sync::{Ordering, RwLock, RwLockReadGuard, Share, WeakList, blocking};
+use crate::sync::{Ordering, RwLock, RwLockReadGuard, Share, WeakList, blocking, inside};
+use crate::sys::process::current_thread;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -195,8 +196,23 @@ impl Server {
     }
 }
 
+/// A fault of a thread inside a call is refused: whoever serves it would wait for the thread.
+fn log_inside(address: usize, thread: u32) {
+    log::error!(
+        "thread {thread} touched a page of a map at {address:#x} that is not resident, while \
+         inside a call of the cache that holds a lock or a transfer: a signal handler must not \
+         touch maps, and pages of a map must not be thrown away (madvise) or unmapped; SIGBUS"
+    );
+}
+
 /// Serves the fault of the thread itself, in its signal handler.
 pub(super) fn serve_in_thread(address: usize, is_write: bool) -> bool {
+    if inside::is_this_thread() {
+        if threads_for(address).is_some() {
+            log_inside(address, current_thread());
+        }
+        return false;
+    }
     let Some(server) = server_of(address) else { return false };
     let _serving = blocking::serve();
     let pages = server.pages_at(address, 1);

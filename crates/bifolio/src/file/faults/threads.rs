@@ -21,10 +21,10 @@
 //! A request is postponed at Q3 because threads serve: of its device, or all that there may be.
 //! Each of them comes to P3 and P4 when it is done.
 
-use super::{server_of, threads_for};
+use super::{log_inside, server_of, threads_for};
 use crate::memory::{Regions, fault_time};
-use crate::sync::{Mutex, Share, blocking};
-use crate::sys::memory::PageRange;
+use crate::sync::{Mutex, Share, blocking, inside};
+use crate::sys::memory::{PageRange, is_resident};
 use crate::sys::process::OwnedThread;
 use crate::sys::userfault::{Fault, FaultWaiter, Userfault};
 use std::collections::VecDeque;
@@ -193,9 +193,26 @@ impl Shared {
             }
             let (read_at, mut faults) = (fault_time(), Vec::new());
             self.userfault.read_faults(&mut faults).inspect_err(lost).ok()?;
+            faults.retain(|fault| !self.refuse_inside(fault));
             requests.extend(coalesced(faults, read_at));
         }
         requests.pop_front()
+    }
+
+    /// Ends the fault of a thread that holds what it may wait for (`sync/inside.rs`) in a SIGBUS;
+    /// returns `true` if so. Takes no lock that the thread may hold, and so does not look for the
+    /// file: who fills the page next finds the poison as a leftover.
+    fn refuse_inside(&self, fault: &Fault) -> bool {
+        let page = fault.address / PAGE * PAGE;
+        let start = std::ptr::without_provenance_mut(page);
+        // A page that is there by now: the thread has gone on since its message was read.
+        if !inside::is_thread(fault.thread) || is_resident(start) {
+            return false;
+        }
+        // First, for the process may end with the signal.
+        log_inside(fault.address, fault.thread);
+        let range = PageRange { start, length_bytes: PAGE };
+        self.regions.poison(&self.userfault, &range).is_ok()
     }
 
     fn serve(&self, request: Request) {
@@ -255,7 +272,7 @@ mod tests {
     use super::*;
 
     fn fault(page: usize, is_write: bool) -> Fault {
-        Fault { address: page * PAGE + 7, is_write }
+        Fault { address: page * PAGE + 7, is_write, thread: 1 }
     }
 
     fn pages(requests: &[Request]) -> Vec<(usize, usize, bool)> {

@@ -136,13 +136,21 @@ impl Regions {
         self.features.has(Feature::WriteProtectAsync).then(Pagemap::open).transpose()
     }
 
+    /// A page that is to be unmapped could not be kept. If the kernel refuses the call itself, files
+    /// can be mapped for writing no more: those that are have pages that cannot be evicted.
+    pub(crate) fn note_not_kept(&self, error: &io::Error) {
+        if matches!(error.raw_os_error(), Some(libc::EPERM | libc::EACCES | libc::ENOSYS)) {
+            self.features.withdraw(Feature::WriteProtectAsync, "vmsplice", error);
+        }
+    }
+
     /// Why there can be no raw writers, if so.
     pub(crate) fn why_no_stores(&self) -> Option<String> {
         self.features.why_not(Feature::WriteProtectAsync)
     }
 
     /// Makes pages that are not there inaccessible.
-    pub(super) fn poison(&self, userfault: &Userfault, range: &PageRange) -> io::Result<()> {
+    pub(crate) fn poison(&self, userfault: &Userfault, range: &PageRange) -> io::Result<()> {
         if self.features.has(Feature::FaultPoison) {
             return userfault.poison(range);
         }

@@ -1,0 +1,125 @@
+//! Which threads hold what a fault may wait for: folio locks, and transfers that they have in a
+//! queue. No code of the library touches a page that is not there meanwhile, and no memory of a
+//! user that may lie in a map. A fault of such a thread is a signal handler's, or at a page that
+//! the program has taken from the cache behind its back: to wait for it would hang both threads, so
+//! `file/faults` refuses it.
+//!
+//! Each thread counts in a slot of its own, found by the kernel's number of the thread, which comes
+//! with the message about a fault. Threads that find no slot are not known: their faults wait.
+//! A hit takes no folio lock, and counts nothing.
+
+use crate::sys::process::current_thread;
+use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+
+/// How many threads can be known at a time.
+const SLOTS_MAX: usize = 1024;
+/// How many places are tried for a thread.
+const PROBES_MAX: usize = 8;
+
+/// The count of one thread, on a cache line of its own.
+#[derive(Debug)]
+#[repr(align(64))]
+struct Slot {
+    /// The kernel's number of the thread; 0: vacant.
+    thread: AtomicU32,
+    held: AtomicI32,
+}
+
+static SLOTS: [Slot; SLOTS_MAX] =
+    [const { Slot { thread: AtomicU32::new(0), held: AtomicI32::new(0) } }; SLOTS_MAX];
+
+/// The slot of the calling thread, if it found one; vacant again when the thread ends.
+struct Own(Option<&'static Slot>);
+
+thread_local! {
+    static OWN: Own = Own::claim();
+}
+
+fn places(thread: u32) -> impl Iterator<Item = &'static Slot> {
+    (0..PROBES_MAX).map(move |probe| &SLOTS[(thread as usize).wrapping_add(probe) % SLOTS_MAX])
+}
+
+impl Own {
+    fn claim() -> Self {
+        let thread = current_thread();
+        let is_claimed = |slot: &&Slot| {
+            // Relaxed: only the value counts; the thread that owns it is the only one to change it.
+            let claimed =
+                slot.thread.compare_exchange(0, thread, Ordering::Relaxed, Ordering::Relaxed);
+            // A forked child inherits slots, perhaps one of a thread that had the same number.
+            claimed.is_ok() || claimed == Err(thread)
+        };
+        let own = places(thread).find(is_claimed);
+        own.inspect(|slot| slot.held.store(0, Ordering::Relaxed));
+        Self(own)
+    }
+}
+
+impl Drop for Own {
+    fn drop(&mut self) {
+        self.0.inspect(|slot| slot.thread.store(0, Ordering::Relaxed));
+    }
+}
+
+/// The calling thread holds so many more, or fewer.
+#[inline]
+pub(crate) fn add(more: i32) {
+    // Not while the thread ends: it is not known then.
+    let _ = OWN.try_with(|own| {
+        let Some(slot) = own.0 else { return };
+        // Relaxed: no other thread changes it; a handler that comes between leaves it as it was.
+        slot.held.store(slot.held.load(Ordering::Relaxed).wrapping_add(more), Ordering::Relaxed);
+    });
+}
+
+/// The calling thread holds so many from now on; returns how many it held.
+pub(crate) fn replace(held: i32) -> i32 {
+    let own = OWN.try_with(|own| own.0.map(|slot| slot.held.swap(held, Ordering::Relaxed)));
+    own.ok().flatten().unwrap_or(0)
+}
+
+/// Returns `true` if the calling thread holds anything.
+pub(crate) fn is_this_thread() -> bool {
+    let own = OWN.try_with(|own| own.0.is_some_and(|slot| slot.held.load(Ordering::Relaxed) > 0));
+    own.unwrap_or(false)
+}
+
+/// Returns `true` if a thread, which stands still in a fault, holds anything.
+pub(crate) fn is_thread(thread: u32) -> bool {
+    // Relaxed: the message about its fault came after what it counted, by the kernel's locks.
+    let is_its = |slot: &&Slot| slot.thread.load(Ordering::Relaxed) == thread;
+    let own = places(thread).find(is_its);
+    thread != 0 && own.is_some_and(|slot| slot.held.load(Ordering::Relaxed) > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_is_known_while_it_holds_something() {
+        assert!(!is_this_thread() && !is_thread(current_thread()) && !is_thread(0));
+        add(2);
+        assert!(is_this_thread() && is_thread(current_thread()));
+        let own = current_thread();
+        std::thread::spawn(move || assert!(!is_this_thread() && is_thread(own))).join().unwrap();
+        let held = replace(0);
+        assert!(held == 2 && !is_thread(own));
+        replace(held);
+        add(-2);
+        assert!(!is_this_thread() && !is_thread(own));
+    }
+
+    #[test]
+    fn a_slot_is_vacant_again_when_its_thread_has_ended() {
+        let end = || {
+            add(1);
+            current_thread()
+        };
+        for _ in 0..2 * SLOTS_MAX {
+            let ended = std::thread::spawn(end).join().unwrap();
+            assert!(!is_thread(ended));
+        }
+        assert!(std::thread::spawn(|| (add(1), is_this_thread()).1).join().unwrap());
+    }
+}
