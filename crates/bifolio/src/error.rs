@@ -354,9 +354,10 @@ pub enum ErrorKind {
          cannot be written out, {unswappable_bytes} are in memory files without a swap, \
          {busy_bytes} are in use by other calls, and {metadata_bytes} are descriptors and tables\
          {}; unpin, sync, swap (CacheBuilder::swap_directory), or raise the bound \
-         (Cache::set_memory){}",
+         (Cache::set_memory){}{}",
         fragmentation(*free_bytes, *wanted_bytes),
-        because(cause)
+        because(cause),
+        refused.as_ref().map_or_else(String::new, |refused| format!("; {refused}"))
     )]
     Full {
         /// The bound.
@@ -380,6 +381,9 @@ pub enum ErrorKind {
         /// the position.
         #[source]
         cause: Option<Arc<IoError>>,
+        /// What the kernel refused when pages of maps were last to be evicted, if none could be
+        /// since.
+        refused: Option<String>,
     },
     /// A folio has as many references as one can have.
     #[error(

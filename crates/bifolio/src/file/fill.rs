@@ -323,7 +323,7 @@ impl Handle {
 
     /// Takes what a fill of up to `pages` pages needs beside frames, for one folio at least;
     /// `None` if that would have to be waited for. What is not read counts no pages.
-    fn room(&self, pages: u64, is_read: bool, wait: Wait) -> Option<Room<'_>> {
+    pub(super) fn room(&self, pages: u64, is_read: bool, wait: Wait) -> Option<Room<'_>> {
         let inode = &*self.inode;
         let least = 1 << inode.mapping.order();
         let wanted = pages.next_multiple_of(least).min(RUN_PAGES_MAX).max(least);

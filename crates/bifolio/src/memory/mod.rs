@@ -43,7 +43,7 @@ pub(crate) use workingset::Shadow;
 use crate::error::{ErrorKind, Result};
 use crate::page::{Folio, FolioId, Folios, Frozen, Reaper, Tables};
 use crate::stats::{Counter, Counters};
-use crate::sync::AtomicU64;
+use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering};
 use std::io;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -73,6 +73,7 @@ pub(crate) struct Memory {
     pub(crate) counters: Counters,
     pub(crate) region_reads: RegionReads,
     pub(crate) soundness: Arc<Soundness>,
+    pub(crate) unmap_refusal: UnmapRefusal,
     /// Pages that are dirty, and pages being written out: one that is both counts twice.
     pub(crate) dirty_pages: Arc<AtomicU64>,
     /// Those of memory files, which have no backing: their bytes are nowhere else.
@@ -96,6 +97,7 @@ impl Memory {
             folios: Folios::new(descriptors_max, Box::new(grave))?,
             region_reads: RegionReads::new(&arena),
             soundness: Arc::default(),
+            unmap_refusal: UnmapRefusal::default(),
             arena,
             lru,
             orphans,
@@ -166,6 +168,29 @@ impl FrameKind {
         match self {
             Self::Arena { order, .. } => 1 << order,
             Self::Region => 1,
+        }
+    }
+}
+
+/// The last refusal of the kernel to evict pages of maps, until some are evicted again.
+#[derive(Debug, Default)]
+pub(crate) struct UnmapRefusal {
+    pub(crate) last: Mutex<Option<String>>,
+    /// Whether there is one: a hint.
+    is_any: AtomicBool,
+}
+
+impl UnmapRefusal {
+    pub(crate) fn note(&self, what: &str, error: &io::Error) {
+        *self.last.lock() = Some(format!("{what}: {error}"));
+        self.is_any.store(true, Ordering::Relaxed);
+    }
+
+    /// Pages were evicted.
+    pub(crate) fn clear(&self) {
+        // Relaxed: a hint; what it does not show is cleared the next time.
+        if self.is_any.swap(false, Ordering::Relaxed) {
+            *self.last.lock() = None;
         }
     }
 }

@@ -109,6 +109,12 @@ impl Mapping {
         self.set_ready(folio);
     }
 
+    /// The page of a folio is not there, and is to be filled anew: it is not uptodate until then.
+    pub(crate) fn mark_absent(&self, folio: &LockedFolio<'_>) {
+        self.clear_ready(folio);
+        folio.flags.clear(Flag::Uptodate);
+    }
+
     /// Stores READY into every Entry of the folio, at the version they have.
     pub(super) fn set_ready(&self, folio: &LockedFolio<'_>) {
         for index in self.pages_of(folio) {

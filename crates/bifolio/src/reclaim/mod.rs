@@ -531,6 +531,7 @@ impl Reclaim {
             free_bytes: usage.free_pages * PAGE_BYTES
                 + usage.bound_bytes.saturating_sub(usage.used_bytes),
             cause: if counts.unwritten_pages > 0 { self.trouble() } else { None },
+            refused: self.memory.unmap_refusal.last.lock().clone(),
         }
         .into()
     }

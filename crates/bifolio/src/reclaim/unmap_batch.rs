@@ -35,7 +35,7 @@ pub(super) struct UnmapBatch<'d, 't> {
     bounce_buffer: &'d mut BounceBuffer,
     /// The bounce buffer's page for the next copy of one that seems clean.
     spare: usize,
-    /// Those that have a page come first, in the order of their places.
+    /// Those that have a page come first, both in the order of their places.
     pub(super) victims: Vec<Victim<'t>>,
     /// How many that are.
     there: usize,
@@ -51,6 +51,8 @@ pub(super) struct Victim<'t> {
     pub(super) state: VictimState,
     /// The bounce buffer's page with what it held when it seemed clean.
     before: Option<usize>,
+    /// The program has thrown its page away.
+    is_discarded: bool,
 }
 
 /// What becomes of it.
@@ -84,7 +86,14 @@ impl<'d, 't> UnmapBatch<'d, 't> {
         let spare = first + folios.len();
         let victims = (first..).zip(folios).map(|(page, (lock, frozen))| {
             let copy = CopyAt(NonNull::new(bounce_buffer.address(page)).expect("mapped memory"));
-            Victim { lock, frozen, copy, state: VictimState::Goes, before: None }
+            Victim {
+                lock,
+                frozen,
+                copy,
+                state: VictimState::Goes,
+                before: None,
+                is_discarded: false,
+            }
         });
         let victims = victims.collect();
         Self { inode, region, bounce_buffer, spare, victims, there }
@@ -101,14 +110,16 @@ impl<'d, 't> UnmapBatch<'d, 't> {
             self.stay(all);
             return 0;
         }
+        self.find_discarded(is_tracked);
         if is_tracked && let Err(error) = self.find_stores() {
-            log::warn!("{}: stores cannot be looked for: {error}", self.inode.name());
+            self.note_refused("stores to pages of maps cannot be looked for", &error);
             self.stay(all);
         }
         if !may_write {
             self.keep_dirty();
         }
-        let going: Vec<usize> = (0..self.there).filter(|at| self.victims[*at].is_going()).collect();
+        let has_page = |at: &usize| self.victims[*at].is_going() && !self.victims[*at].is_discarded;
+        let going: Vec<usize> = (0..self.there).filter(has_page).collect();
         let indices: Vec<u64> = going.iter().map(|at| self.victims[*at].lock.index()).collect();
         // Those in a row together.
         let ranges: Vec<_> = runs_of(&indices).map(|run| self.region.range_of(&run)).collect();
@@ -116,13 +127,17 @@ impl<'d, 't> UnmapBatch<'d, 't> {
             self.copy_dirty(&going);
         // SAFETY: pages of frozen folios, which are there (REGION-1): B5.
         } else if let Err(error) = unsafe { self.bounce_buffer.page_pipe.keep(&ranges) } {
-            log::warn!("{}: pages cannot be kept: {error}", self.inode.name());
+            self.note_refused("pages of maps cannot be kept while they are unmapped", &error);
+            region.regions.note_not_kept(&error);
             self.stay(going);
             self.begin();
             return 0;
         }
         let (gone, staying, flushes) = self.unmap(&going, &ranges);
         self.inode.memory.counters.add(Counter::Unmap, gone.len() as u64);
+        if staying.is_empty() && !gone.is_empty() {
+            self.inode.memory.unmap_refusal.clear();
+        }
         if is_tracked {
             match self.take_kept(&going) {
                 Ok(()) => self.find_late_stores(&gone, may_write),
@@ -142,13 +157,18 @@ impl<'d, 't> UnmapBatch<'d, 't> {
         flushes
     }
 
+    fn note_refused(&self, what: &str, error: &io::Error) {
+        log::warn!("{}: {what}: {error}", self.inode.name());
+        self.inode.memory.unmap_refusal.note(what, error);
+    }
+
     /// B6. Answers which folios were unmapped, which were not, and how many flushes were asked for.
     fn unmap(&self, going: &[usize], ranges: &[PageRange]) -> (Vec<usize>, Vec<usize>, u64) {
         let unmapper = &self.region.regions.unmapper;
         // SAFETY: pages of folios that are frozen; what raw writers stored there is kept.
         let all = unsafe { unmapper.unmap(ranges) };
         let Some(error) = all.error else { return (going.to_vec(), Vec::new(), all.flushes_asked) };
-        log::warn!("{}: pages cannot be unmapped: {error}", self.inode.name());
+        self.note_refused("pages of maps cannot be unmapped", &error);
         let done_bytes: usize = ranges[..all.ranges_done].iter().map(|r| r.length_bytes).sum();
         let (mut gone, mut staying) = (going[..done_bytes / PAGE].to_vec(), Vec::new());
         let mut flushes = all.flushes_asked;
@@ -163,11 +183,30 @@ impl<'d, 't> UnmapBatch<'d, 't> {
         (gone, staying, flushes)
     }
 
+    /// Finds pages that the program has thrown away: those of clean folios need no unmapping;
+    /// those of dirty ones stay, for whoever touches them or writes them out to find. Looks only
+    /// where pages are going to be read.
+    fn find_discarded(&mut self, is_tracked: bool) {
+        let is_read = |victim: &Victim<'_>| is_tracked || victim.is_dirty();
+        let read = self.victims[..self.there].iter().filter(|victim| is_read(victim));
+        let indices: Vec<u64> = read.map(|victim| victim.lock.index()).collect();
+        for index in runs_of(&indices).flat_map(|run| self.region.discarded_among(run)) {
+            let at = self.victims[..self.there].partition_point(|it| it.lock.index() < index);
+            let victim = &mut self.victims[at];
+            if victim.is_dirty() {
+                victim.state = VictimState::Stays(EvictOutcome::Unwritten);
+            } else {
+                victim.is_discarded = true;
+            }
+        }
+    }
+
     /// B4: marks those that raw writers stored to as dirty; keeps a copy of those that seem clean,
     /// made before the look.
     fn find_stores(&mut self) -> io::Result<()> {
         let mut indices = Vec::new();
-        for victim in self.victims[..self.there].iter_mut().filter(|victim| !victim.is_dirty()) {
+        let is_read = |victim: &&mut Victim<'_>| !victim.is_dirty() && !victim.is_discarded;
+        for victim in self.victims[..self.there].iter_mut().filter(is_read) {
             let target = self.bounce_buffer.address(self.spare);
             // SAFETY: a page of the bounce buffer, which is ours.
             let target = unsafe { std::slice::from_raw_parts_mut(target, PAGE) };

@@ -203,6 +203,20 @@ pub(crate) fn is_resident(address: *const u8) -> bool {
     done == 0 && answer & 1 == 1
 }
 
+/// How many pages from `start` on, which is that of a page, are in memory, of `pages`; those behind
+/// the first [`LOOKED_AT_MAX`] are not looked at.
+pub(crate) fn resident_from(start: *const u8, pages: usize) -> usize {
+    let mut answers = [0_u8; LOOKED_AT_MAX];
+    let pages = pages.min(LOOKED_AT_MAX);
+    // SAFETY: the call only looks, and stores an answer for each page, for which there is a place.
+    let done =
+        unsafe { libc::mincore(start.cast_mut().cast(), pages * PAGE_BYTES, answers.as_mut_ptr()) };
+    if done != 0 {
+        return 0;
+    }
+    answers[..pages].iter().take_while(|answer| **answer & 1 == 1).count()
+}
+
 /// Makes pages of a reservation inaccessible: whoever touches one gets SIGSEGV.
 pub(crate) fn refuse_access(start: *mut u8, length_bytes: usize) -> io::Result<()> {
     protect(start, length_bytes, MprotectFlags::empty())
@@ -243,6 +257,9 @@ pub(crate) fn kernel_flags(address: *const u8) -> Vec<String> {
     flags.split_whitespace().map(str::to_owned).collect()
 }
 
+/// Pages that [`resident_from`] looks at with one call.
+const LOOKED_AT_MAX: usize = 256;
+
 /// Ranges of one call; the kernel takes no more than 1024.
 pub(super) const RANGES_MAX: usize = 512;
 
@@ -280,14 +297,14 @@ pub(crate) struct Unmapped {
 }
 
 /// Unmaps in the way that works here.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Unmapper {
-    vectored: bool,
+    features: Features,
 }
 
 impl Unmapper {
     pub(crate) fn new(features: &Features) -> Self {
-        Self { vectored: features.has(Feature::VectoredUnmap) }
+        Self { features: features.clone() }
     }
 
     /// Frees the pages of `ranges`, in order: the next touch finds them missing.
@@ -321,18 +338,23 @@ impl Unmapper {
     unsafe fn unmap_some(&self, ranges: &[PageRange]) -> io::Result<usize> {
         #[cfg(feature = "refusals")]
         super::refusals::check(super::refusals::Refusable::Unmap)?;
-        if self.vectored {
+        let mut refusal = None;
+        if self.features.has(Feature::VectoredUnmap) {
             let part = &ranges[..ranges.len().min(RANGES_MAX)];
             // SAFETY: a part of the caller's ranges.
-            let done_bytes = unsafe { advise_vector(part) }?;
-            let ranges_done = whole_ranges(part, done_bytes);
-            if ranges_done > 0 {
-                return Ok(ranges_done);
+            match unsafe { advise_vector(part) }.map(|done_bytes| whole_ranges(part, done_bytes)) {
+                // Longer than one call takes (2 GiB).
+                Ok(0) => {}
+                Err(error) if !is_passing(&error) => refusal = Some(error),
+                answer => return answer,
             }
-            // Longer than one call takes (2 GiB).
         }
         // SAFETY: the first of the caller's ranges.
         unsafe { free_pages(ranges[0].start, ranges[0].length_bytes) }?;
+        if let Some(error) = refusal {
+            // What the plain call can do the other one could have done: a filter forbids it.
+            self.features.withdraw(Feature::VectoredUnmap, "process_madvise", &error);
+        }
         Ok(1)
     }
 }
@@ -445,7 +467,7 @@ mod tests {
         PageRange { start, length_bytes: pages * PAGE_BYTES }
     }
 
-    fn unmap(unmapper: Unmapper, ranges: &[PageRange]) -> Unmapped {
+    fn unmap(unmapper: &Unmapper, ranges: &[PageRange]) -> Unmapped {
         // SAFETY: all tests unmap pages of their own memory, which holds plain bytes.
         unsafe { unmapper.unmap(ranges) }
     }
@@ -455,13 +477,13 @@ mod tests {
         for (unmapper, vectored) in ways() {
             let memory = filled(10);
             let ranges = [range(&memory, 6, 2), range(&memory, 1, 1), range(&memory, 9, 1)];
-            let unmapped = unmap(unmapper, &ranges);
+            let unmapped = unmap(&unmapper, &ranges);
             assert!(unmapped.error.is_none());
             assert_eq!(unmapped.ranges_done, 3);
             assert_eq!(unmapped.flushes_asked, if vectored { 1 } else { 3 });
             let bytes: Vec<_> = (0..10).map(|page| load(&memory, page)).collect();
             assert_eq!(bytes, [1, 0, 1, 1, 1, 1, 0, 0, 1, 0]);
-            let nothing = unmap(unmapper, &[]);
+            let nothing = unmap(&unmapper, &[]);
             assert_eq!((nothing.ranges_done, nothing.flushes_asked), (0, 0));
         }
     }
@@ -472,7 +494,7 @@ mod tests {
         for (unmapper, vectored) in ways() {
             let memory = filled(pages);
             let ranges: Vec<_> = (0..pages / 2).map(|i| range(&memory, 2 * i, 1)).collect();
-            let unmapped = unmap(unmapper, &ranges);
+            let unmapped = unmap(&unmapper, &ranges);
             assert!(unmapped.error.is_none());
             assert_eq!(unmapped.ranges_done, ranges.len());
             assert_eq!(unmapped.flushes_asked, if vectored { 3 } else { ranges.len() as u64 });
@@ -488,7 +510,7 @@ mod tests {
             // Does not begin where a page does.
             odd.start = odd.start.wrapping_add(1);
             let ranges = [range(&memory, 1, 1), range(&memory, 2, 1), odd, range(&memory, 6, 1)];
-            let unmapped = unmap(unmapper, &ranges);
+            let unmapped = unmap(&unmapper, &ranges);
             assert_eq!(unmapped.ranges_done, 2);
             assert_eq!(unmapped.error.unwrap().raw_os_error(), Some(libc::EINVAL));
             let bytes: Vec<_> = (0..8).map(|page| load(&memory, page)).collect();
@@ -510,7 +532,7 @@ mod tests {
                 range(&memory, 2 * gibibyte, 3 * gibibyte - 1),
                 range(&memory, 0, 1),
             ];
-            let unmapped = unmap(unmapper, &ranges);
+            let unmapped = unmap(&unmapper, &ranges);
             assert!(unmapped.error.is_none());
             assert_eq!(unmapped.ranges_done, 3);
             assert_eq!(pages.map(|page| load(&memory, page)), [0, 0, 0, 0, 1]);

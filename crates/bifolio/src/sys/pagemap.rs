@@ -79,7 +79,14 @@ impl Pagemap {
         range: &PageRange,
         visit: impl FnMut(PageRange),
     ) -> io::Result<()> {
-        self.scan(range, 0, visit)
+        self.scan(range, 0, IS_WRITTEN, visit)
+    }
+
+    /// Returns `true` if all pages of the range are there, in memory or swapped out.
+    pub(crate) fn has_all(&self, range: &PageRange) -> io::Result<bool> {
+        let mut found_bytes = 0;
+        self.scan(range, 0, 0, |found| found_bytes += found.length_bytes)?;
+        Ok(found_bytes == range.length_bytes)
     }
 
     /// Protects the written pages of the range: none counts as written any more, until the next
@@ -87,13 +94,14 @@ impl Pagemap {
     ///
     /// EPERM where stores to protected pages are not asynchronous.
     pub(crate) fn protect(&self, range: &PageRange) -> io::Result<()> {
-        self.scan(range, PROTECT_MATCHING | CHECK_ASYNC, |_| {})
+        self.scan(range, PROTECT_MATCHING | CHECK_ASYNC, IS_WRITTEN, |_| {})
     }
 
     fn scan(
         &self,
         range: &PageRange,
         flags: u64,
+        all_of: u64,
         mut visit: impl FnMut(PageRange),
     ) -> io::Result<()> {
         #[cfg(feature = "refusals")]
@@ -117,7 +125,7 @@ impl Pagemap {
                 ranges_max: RANGES_MAX as u64,
                 pages_max: 0,
                 inverted: 0,
-                all_of: IS_WRITTEN,
+                all_of,
                 any_of: IS_PRESENT | IS_SWAPPED,
                 reported: IS_WRITTEN,
             };

@@ -22,6 +22,7 @@ use std::fs;
 use std::io;
 use std::path::Path;
 use std::ptr;
+use std::sync::{Arc, OnceLock};
 
 use rustix::fs::{AtFlags, CWD, StatxFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
@@ -171,6 +172,8 @@ pub struct FeatureReport {
 pub struct Features {
     in_use: u16,
     reports: Vec<FeatureReport>,
+    /// Why features are used no more that the kernel has refused since; shared by all clones.
+    withdrawn: Arc<[OnceLock<String>; Feature::ALL.len()]>,
 }
 
 impl Features {
@@ -182,23 +185,39 @@ impl Features {
             .collect();
         let used = reports.iter().filter(|report| report.in_use);
         let in_use = used.fold(0, |bits, report| bits | report.feature.bit());
-        Self { in_use, reports }
+        Self { in_use, reports, withdrawn: Arc::default() }
+    }
+
+    /// The kernel refuses, in the middle of things, what it had allowed: the feature is used no
+    /// more, by none of the clones.
+    pub(crate) fn withdraw(&self, feature: Feature, call: &str, error: &io::Error) {
+        let reason = format!("refused since the start: {}", refused(call, error));
+        if self.withdrawn[feature as usize].set(reason).is_ok() {
+            log::warn!("{feature} is used no more, but {}: {call}: {error}", feature.fallback());
+        }
     }
 
     /// Whether `feature` may be used.
     pub fn has(&self, feature: Feature) -> bool {
-        self.in_use & feature.bit() != 0
+        self.in_use & feature.bit() != 0 && self.withdrawn[feature as usize].get().is_none()
     }
 
     /// Why `feature` may not be used, if so.
     pub(crate) fn why_not(&self, feature: Feature) -> Option<String> {
-        let report = self.reports.iter().find(|report| report.feature == feature);
-        report.filter(|report| !report.in_use).map(|report| report.reason.clone())
+        let report = self.reports().into_iter().find(|report| report.feature == feature);
+        report.filter(|report| !report.in_use).map(|report| report.reason)
     }
 
     /// The findings, feature by feature.
     pub fn reports(&self) -> Vec<FeatureReport> {
-        self.reports.clone()
+        let mut reports = self.reports.clone();
+        for report in &mut reports {
+            if let Some(reason) = self.withdrawn[report.feature as usize].get() {
+                let reason = reason.clone();
+                (report.available, report.in_use, report.reason) = (false, false, reason);
+            }
+        }
+        reports
     }
 }
 

@@ -294,6 +294,9 @@ impl<'a> WriteBatch<'a> {
         if let Err(error) = self.inode.memory.soundness.check() {
             return self.refuse(folios, error);
         }
+        if folios[0].copy.is_none() && self.is_any_discarded(&folios) {
+            return self.end_discarded(folios);
+        }
         if self.slots.is_some() {
             return self.swap_run(folios);
         }
@@ -301,6 +304,27 @@ impl<'a> WriteBatch<'a> {
             Some(region) => self.start_copied(folios, region),
             None => self.start_from(folios, None),
         }
+    }
+
+    /// Whether the program has thrown away the page of any of these neighbours.
+    fn is_any_discarded(&self, folios: &[WriteVictim<'_>]) -> bool {
+        let Some(region) = self.inode.page_space.region() else { return false };
+        let first = folios[0].folio.folio().index();
+        !region.discarded_among(first..first + folios.len() as u64).is_empty()
+    }
+
+    /// Ends the write-out of neighbours whose pages are not all there: each is tried by itself.
+    #[cold]
+    fn end_discarded(&mut self, folios: SmallVec<[WriteVictim<'a>; 1]>) {
+        let index = folios[0].folio.folio().index();
+        let (position, is_alone) = (index * PAGE_BYTES, folios.len() == 1);
+        let run = WriteIo { folios, position, length: 0, slots: None, copies: None };
+        if is_alone {
+            let error = Arc::new(self.inode.discarded(index));
+            log::error!("{error}");
+            return self.end(run, Some(error));
+        }
+        self.failed.push(run);
     }
 
     /// Starts the transfer of neighbours, from `copies` or from where they are.

@@ -10,10 +10,12 @@ use super::dirty::InFlight;
 use super::inode::Inode;
 use super::store::Cleaner;
 use crate::error::{Error, ErrorKind, Result};
+use crate::io::{IoError, Operation};
 use crate::memory::Region;
 use crate::page::{Entry, Flag, Folio, FolioId, FolioRef, Frozen, LockedFolio, Lookup, PAGE_BYTES};
 use crate::sync::blocking;
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Between two attempts to get memory from the kernel.
@@ -83,6 +85,33 @@ impl Inode {
         self.memory.soundness.lose("a page of a map cannot be put back", error);
         self.forget_content(locked, folio.id());
         self.mapping.remove(folio, locked, &self.memory.folios, |_| Entry::HOLE)
+    }
+
+    /// A page of a locked folio that is dirty is not there: its bytes are lost. It leaves the table,
+    /// and every handle is told by its next sync.
+    #[cold]
+    pub(crate) fn lose_discarded<'a>(
+        &'a self,
+        folio: &FolioRef<'a>,
+        locked: &LockedFolio<'_>,
+    ) -> IoError {
+        self.errors.record(Arc::new(self.discarded(locked.index())));
+        self.forget_content(locked, folio.id());
+        drop(self.mapping.remove(folio, locked, &self.memory.folios, |_| Entry::HOLE));
+        self.discarded(locked.index())
+    }
+
+    /// Why the page at `index` cannot be written.
+    #[cold]
+    pub(super) fn discarded(&self, index: u64) -> IoError {
+        let source = "the program has thrown the page away (madvise or munmap on a map)";
+        IoError {
+            file: self.name(),
+            operation: Operation::Write,
+            position_bytes: index * PAGE_BYTES,
+            length_bytes: PAGE_BYTES,
+            source: std::io::Error::other(source),
+        }
     }
 
     /// Stores to the file's region are looked for from now on, and what is written out is copied.

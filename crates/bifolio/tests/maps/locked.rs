@@ -5,7 +5,7 @@
 #![allow(unsafe_code)]
 
 use crate::setup::{Way, load, run_child, store, word};
-use crate::support::{assert_same, directory, random_file};
+use crate::support::{self, Faulty, assert_same, directory, random_file};
 use bifolio::{Advice, Feature};
 use rustix::mm::MlockFlags;
 use std::sync::atomic::Ordering;
@@ -90,6 +90,35 @@ fn locked_memory_is_truncated_and_evicted_all_the_same() {
         let output = run_child(NAME, VARIABLE, &number.to_string());
         let text = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{way:?}: {}: {text}", output.status);
+    }
+}
+
+/// Pages with properties of their own are mappings of their own to the kernel, which copies over no
+/// border between two of them.
+#[test]
+fn a_map_of_several_kernel_mappings_is_read_in_as_few_transfers() {
+    for way in Way::modes() {
+        let storage = Faulty::new(support::Way::Memory, 1024 * PAGE as usize, 3);
+        let builder = storage.builder(16 << 20);
+        let cache = way.mask(builder).build().unwrap();
+        let mut requests = Vec::new();
+        for is_split in [false, true] {
+            let file = cache.open_backing(storage.backing.clone(), &way.options()).unwrap();
+            let map = file.map(0..file.len()).unwrap();
+            for page in (5..1024).step_by(97).filter(|_| is_split) {
+                let address = map.as_ptr().wrapping_add((page * PAGE) as usize).cast_mut().cast();
+                // SAFETY: a page of the map; it only stays out of core dumps.
+                let answer = unsafe { libc::madvise(address, PAGE as usize, libc::MADV_DONTDUMP) };
+                assert_eq!(answer, 0);
+            }
+            let before = cache.stats().read_requests;
+            map.prefetch(0..map.len()).unwrap();
+            requests.push(cache.stats().read_requests - before);
+            assert_same(&load(map.as_ptr(), 0..map.len()), &storage.bytes);
+            drop(map);
+            file.close().unwrap();
+        }
+        assert_eq!(requests[0], requests[1], "{way:?}");
     }
 }
 

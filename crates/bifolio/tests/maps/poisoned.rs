@@ -296,6 +296,72 @@ fn pages_that_cannot_be_put_back_poison_the_cache_in_time() {
     run_to_a_good_end(NAME, ways.len());
 }
 
+/// A way to unmap that is taken away while the cache is at work.
+fn find_no_vectored_unmap(way: Way) {
+    let storage = Faulty::new(support::Way::Memory, 400 * PAGE_USIZE, 5);
+    let cache = way.mask(storage.builder(512 << 10)).build().unwrap();
+    let file = cache.open_backing(storage.backing.clone(), &way.options()).unwrap();
+    let mut map = file.map_mut(0..file.len()).unwrap();
+    store(map.as_mut_ptr(), 0, &storage.bytes[..8]);
+    let is_in_use = || {
+        let reports = cache.features();
+        reports.into_iter().find(|it| it.feature == Feature::VectoredUnmap).unwrap()
+    };
+    if !is_in_use().in_use {
+        println!("it has ended well");
+        return;
+    }
+    refuse_calls(libc::SYS_process_madvise, None, libc::EPERM);
+    support::assert_same(&crate::setup::load(map.as_ptr(), 0..map.len()), &storage.bytes);
+    let report = is_in_use();
+    assert!(!report.in_use && report.reason.contains("refused"), "{report:?}");
+    file.set_len(PAGE).unwrap();
+    drop((map, file));
+    cache.close().unwrap();
+    println!("it has ended well");
+}
+
+#[test]
+fn an_unmap_call_that_is_refused_later_is_replaced_for_good() {
+    const NAME: &str = "poisoned::an_unmap_call_that_is_refused_later_is_replaced_for_good";
+    let ways = Way::modes();
+    if let Ok(number) = std::env::var(VARIABLE) {
+        // SAFETY: it only sets a timer, whose signal ends the process.
+        unsafe { libc::alarm(120) };
+        return find_no_vectored_unmap(ways[number.parse::<usize>().unwrap()]);
+    }
+    run_to_a_good_end(NAME, ways.len());
+}
+
+/// Pages that cannot be evicted, for the call that keeps their last bytes is refused.
+fn find_no_vmsplice(way: Way) {
+    let storage = Faulty::new(support::Way::Memory, 400 * PAGE_USIZE, 5);
+    let builder = storage.builder(512 << 10).reclaim_wait_ms_max(50);
+    let cache = way.mask(builder).build().unwrap();
+    let file = cache.open_backing(storage.backing.clone(), &way.options()).unwrap();
+    let mut map = file.map_mut(0..file.len()).unwrap();
+    store(map.as_mut_ptr(), 0, &storage.bytes[..8]);
+    refuse_calls(libc::SYS_vmsplice, None, libc::EPERM);
+    let error = support::error_of(map.prefetch(0..map.len()), &["cannot be kept", "os error 1"]);
+    assert!(matches!(error.kind(), ErrorKind::Full { .. }), "{error:?}");
+    file.sync_data().unwrap();
+    drop((map, file));
+    cache.close().unwrap();
+    println!("it has ended well");
+}
+
+#[test]
+fn a_cache_that_can_evict_nothing_names_the_refused_call() {
+    const NAME: &str = "poisoned::a_cache_that_can_evict_nothing_names_the_refused_call";
+    let ways = Way::modes();
+    if let Ok(number) = std::env::var(VARIABLE) {
+        // SAFETY: it only sets a timer, whose signal ends the process.
+        unsafe { libc::alarm(120) };
+        return find_no_vmsplice(ways[number.parse::<usize>().unwrap()]);
+    }
+    run_to_a_good_end(NAME, ways.len());
+}
+
 /// Runs the test `name` in a process of its own for each of so many ways.
 fn run_to_a_good_end(name: &str, ways: usize) {
     for number in 0..ways {

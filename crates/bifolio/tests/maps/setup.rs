@@ -171,6 +171,23 @@ pub fn run_child(name: &str, variable: &str, value: &str) -> Output {
         .unwrap()
 }
 
+/// Prints what the library logs, from now on.
+pub fn log_to_stderr() {
+    struct Printer;
+    impl log::Log for Printer {
+        fn enabled(&self, _: &log::Metadata<'_>) -> bool {
+            true
+        }
+        fn log(&self, record: &log::Record<'_>) {
+            eprintln!("{}: {}", record.level(), record.args());
+        }
+        fn flush(&self) {}
+    }
+    // A second call changes nothing.
+    let _ = log::set_logger(&Printer);
+    log::set_max_level(log::LevelFilter::Warn);
+}
+
 /// Lets the kernel refuse a system call of this process from now on, in all threads and for good:
 /// each, or those whose second argument is `argument`.
 pub fn refuse_calls(call: i64, argument: Option<u32>, errno: i32) {

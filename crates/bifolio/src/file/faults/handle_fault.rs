@@ -1,12 +1,12 @@
 //! Bringing pages of a region in because somebody touches them.
 
-use super::super::fill::{ReadIoClaim, Wait};
+use super::super::fill::{Locked, ReadIoClaim, Wait};
 use super::super::handle::{Access, Handle};
+use super::super::read_io::ReadIo;
 use super::super::read_many::{Batch, Delivery};
 use crate::error::{Error, Result};
-use crate::page::PAGE_BYTES;
-use crate::sync::Ordering;
-use crate::sys::memory::is_resident;
+use crate::page::{Lookup, PAGE_BYTES};
+use crate::sync::{Ordering, blocking};
 use std::ops::Range;
 
 /// Pages that come with a page that is touched in order: 128 KiB, as the kernel does.
@@ -52,8 +52,17 @@ impl Handle {
         }
         // Acquire: pairs with the Release in `unlink`, as in `claim_read_io`.
         let seen = mapping.table().load(index, Ordering::Acquire);
-        if seen.is_ready() || seen.is_folio() && !self.is_missing(index) {
-            return Ok(index + 1);
+        if seen.is_folio() {
+            let there = self.resident_from(&pages);
+            if there > 0 {
+                let end = index + there;
+                let is_absent =
+                    |next: &u64| !mapping.table().load(*next, Ordering::Relaxed).is_ready();
+                return Ok((index + 1..end).find(is_absent).unwrap_or(end));
+            }
+            if seen.is_ready() {
+                return self.restore_discarded(index).map_err(refused);
+            }
         }
         // The length may be another by now. A cut that comes before the page is in the table is
         // found under its lock (`Mapping::was_cut`); one that comes later finds the page there, and
@@ -121,11 +130,49 @@ impl Handle {
         Ok(index + 1)
     }
 
+    /// Brings back a page that its folio should have and that is not there: the program has thrown
+    /// it away. What was clean is read again. Answers which page is to be looked at next.
+    ///
+    /// # Errors
+    /// It was dirty, and its bytes are lost: it leaves the table, and syncs are told.
+    fn restore_discarded(&self, index: u64) -> Result<u64> {
+        let inode = &*self.inode;
+        let Some(region) = inode.page_space.region() else { return Ok(index + 1) };
+        let Some(room) = self.room(1, true, Wait::ForFrames) else { return Ok(index) };
+        let folio = match inode.mapping.get_folio(&inode.memory.folios, index) {
+            Lookup::Folio(folio) => folio,
+            Lookup::Absent(_) => return Ok(index),
+            Lookup::Refused => return Err(self.too_many_pins(index)),
+        };
+        let Some(lock) = folio.lock_while(&|| self.is_missing(index)) else { return Ok(index) };
+        let locked = Locked { lock, folio, was_resident: true };
+        if locked.lock.owner() != inode.address() || !locked.is_uptodate() {
+            return Ok(index);
+        }
+        blocking::check("the end of a write-out");
+        locked.lock.flags.wait_for_writeback();
+        if !region.is_discarded(index) {
+            // It came meanwhile, or is swapped out: whoever touched it can go on.
+            return Ok(index + 1);
+        }
+        if locked.lock.flags.write_state().is_dirty() {
+            return Err(inode.lose_discarded(&locked.folio, &locked.lock).into());
+        }
+        inode.mapping.mark_absent(&locked.lock);
+        let mut run = ReadIo::new(&self.inode, index, room);
+        run.push(locked);
+        run.read_first(inode).map(|_| index + 1)
+    }
+
+    /// How many of `pages` the kernel finds there, from the first one on.
+    fn resident_from(&self, pages: &Range<u64>) -> u64 {
+        self.inode.page_space.region().map_or(0, |region| region.resident_from(pages.clone()))
+    }
+
     /// Whether the kernel finds no page there. Where there is one whose lock somebody has, who
     /// touched it can go on: the lock may be held for as long as a caller likes, one who is about
     /// to touch another page.
     fn is_missing(&self, index: u64) -> bool {
-        let region = self.inode.page_space.region();
-        region.is_none_or(|region| !is_resident(region.address(index)))
+        self.resident_from(&(index..index + 1)) == 0
     }
 }

@@ -55,7 +55,7 @@ pub(super) use staging::Staging;
 
 use crate::page::PAGE_BYTES;
 use crate::sync::{AtomicBool, AtomicU8, Mutex, MutexGuard, Ordering};
-use crate::sys::memory::{PageRange, Reservation};
+use crate::sys::memory::{self, PageRange, Reservation};
 use crate::sys::pagemap::Pagemap;
 use crate::sys::userfault::Userfault;
 use std::io;
@@ -175,15 +175,27 @@ impl Region {
         let source_of =
             |index: u64| source.wrapping_add(((index - pages.start) * PAGE_BYTES) as usize);
         let mut next = pages.start;
+        let mut most_pages = pages.end - pages.start;
         let mut outcome = Ok(());
         while next < pages.end && outcome.is_ok() {
-            let range = self.range_of(&(next..pages.end));
+            let end = pages.end.min(next + most_pages);
+            let range = self.range_of(&(next..end));
             let (target, length_bytes) = (range.start, range.length_bytes);
             // SAFETY: the caller's contract, for the rest of the pages.
             let (done_bytes, copied) =
                 unsafe { self.userfault.copy(target, source_of(next), length_bytes, protect) };
             next += done_bytes as u64 / PAGE_BYTES;
             outcome = match copied {
+                Ok(()) => {
+                    most_pages *= 2;
+                    Ok(())
+                }
+                // Over the border of two mappings of the kernel's, which the program has made of
+                // the region (with `mlock`, or `madvise`).
+                Err(error) if error.kind() == io::ErrorKind::NotFound && end - next > 1 => {
+                    most_pages = (end - next) / 2;
+                    Ok(())
+                }
                 // Whoever installs owns the page: what stands there is a leftover.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                     // SAFETY: the caller's contract, for this page.
@@ -206,6 +218,32 @@ impl Region {
     /// Where stores are seen.
     fn pagemap(&self) -> io::Result<&Pagemap> {
         self.pagemap.as_ref().ok_or_else(|| io::ErrorKind::Unsupported.into())
+    }
+
+    /// How many of `pages` are in memory, from the first one on. Looks at some of them only.
+    pub(crate) fn resident_from(&self, pages: Range<u64>) -> u64 {
+        memory::resident_from(self.address(pages.start), (pages.end - pages.start) as usize) as u64
+    }
+
+    /// The pages among `pages`, each of which a folio has that is uptodate, that are not there all
+    /// the same: the program has thrown them away (`MADV_DONTNEED` on a map).
+    pub(crate) fn discarded_among(&self, pages: Range<u64>) -> Vec<u64> {
+        let (mut index, mut discarded) = (pages.start, Vec::new());
+        while index < pages.end {
+            index += self.resident_from(index..pages.end);
+            if index < pages.end {
+                discarded.extend(self.is_discarded(index).then_some(index));
+                index += 1;
+            }
+        }
+        discarded
+    }
+
+    /// The same for one page. Where the kernel cannot tell it from one that is swapped out, there
+    /// are no raw writers.
+    pub(crate) fn is_discarded(&self, index: u64) -> bool {
+        let is_there = |pagemap: &Pagemap| pagemap.has_all(&self.range_at(index)).unwrap_or(true);
+        self.resident_from(index..index + 1) == 0 && !self.pagemap.as_ref().is_some_and(is_there)
     }
 
     /// Looks for stores from now on. To be called before the first raw writer gets an address, who
