@@ -37,6 +37,11 @@ use thiserror::Error;
 /// - A read sees every write that returned before it began.
 /// - It does not call back into the cache.
 /// - It does not panic. A call that does is one that failed.
+/// - It fits the stack it is called on. Calls come from the thread that uses the cache, and from
+///   threads of the cache, whose stack is 256 KiB. Larger buffers belong on the heap.
+/// - It relies on no signal there: threads of the cache block all but those that a thread raises
+///   by itself (SIGBUS, SIGSEGV, SIGILL, SIGFPE, SIGTRAP, SIGSYS), and a thread or process that a
+///   backing starts from one inherits that mask.
 pub trait Backing: Send + Sync + Debug {
     /// Reads into `target` from `position_bytes` on. Returns how many bytes it filled, from the
     /// first on; 0 only at or behind the end. Bytes of `target` after those may hold anything.
