@@ -87,8 +87,8 @@ impl Inode {
         self.mapping.remove(folio, locked, &self.memory.folios, |_| Entry::HOLE)
     }
 
-    /// A page of a locked folio that is dirty is not there: its bytes are lost. It leaves the table,
-    /// and every handle is told by its next sync.
+    /// A page of a locked folio that is dirty is not there: its bytes are lost. It leaves the
+    /// table, and every handle is told by its next sync.
     #[cold]
     pub(crate) fn lose_discarded<'a>(
         &'a self,

@@ -177,7 +177,7 @@ fn die(name: &str, needle: &str, access: impl Fn(File, *const u8)) {
 fn pages_that_were_discarded_are_evicted_as_others_are() {
     const NAME: &str = "discarded::pages_that_were_discarded_are_evicted_as_others_are";
     for_each(NAME, &Way::all(), |way| {
-        let (storage, cache, file) = open(way, 400, 8 << 20);
+        let (storage, cache, file) = open(way, 400, 4 << 20);
         let mut map = file.map_mut(0..file.len()).unwrap();
         let (start, mut bytes) = (map.as_mut_ptr(), storage.bytes.clone());
         map.prefetch(0..map.len()).unwrap();
@@ -190,7 +190,7 @@ fn pages_that_were_discarded_are_evicted_as_others_are() {
         for pages in [0..100, 150..151, 200..399] {
             discard(start, pages);
         }
-        cache.set_memory(512 << 10).unwrap();
+        cache.set_memory(1 << 20).unwrap();
         assert!(cache.stats().unmapped_pages > 0);
         assert_same(&read_all(&file), &bytes);
         assert_same(&load(start, 0..map.len()), &bytes);

@@ -157,10 +157,8 @@ fn touch_in_a_handler(way: Way) {
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     action.sa_sigaction = touch_target as *const () as usize;
     // SAFETY: a handler that only touches memory.
-    assert_eq!(
-        unsafe { libc::sigaction(libc::SIGUSR1, &raw const action, std::ptr::null_mut()) },
-        0
-    );
+    let answer = unsafe { libc::sigaction(libc::SIGUSR1, &raw const action, std::ptr::null_mut()) };
+    assert_eq!(answer, 0);
     let reader = AtomicI32::new(0);
     thread::scope(|scope| {
         scope.spawn(|| {

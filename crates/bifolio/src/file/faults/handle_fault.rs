@@ -5,7 +5,7 @@ use super::super::handle::{Access, Handle};
 use super::super::read_io::ReadIo;
 use super::super::read_many::{Batch, Delivery};
 use crate::error::{Error, Result};
-use crate::page::{Lookup, PAGE_BYTES};
+use crate::page::{Entry, Lookup, PAGE_BYTES};
 use crate::sync::{Ordering, blocking};
 use std::ops::Range;
 
@@ -52,17 +52,8 @@ impl Handle {
         }
         // Acquire: pairs with the Release in `unlink`, as in `claim_read_io`.
         let seen = mapping.table().load(index, Ordering::Acquire);
-        if seen.is_folio() {
-            let there = self.resident_from(&pages);
-            if there > 0 {
-                let end = index + there;
-                let is_absent =
-                    |next: &u64| !mapping.table().load(*next, Ordering::Relaxed).is_ready();
-                return Ok((index + 1..end).find(is_absent).unwrap_or(end));
-            }
-            if seen.is_ready() {
-                return self.restore_discarded(index).map_err(refused);
-            }
+        if let Some(answer) = self.pass_resident(&pages, seen) {
+            return answer.map_err(refused);
         }
         // The length may be another by now. A cut that comes before the page is in the table is
         // found under its lock (`Mapping::was_cut`); one that comes later finds the page there, and
@@ -128,6 +119,21 @@ impl Handle {
             self.inode.mark_stored(&locked.lock, locked.folio.id());
         }
         Ok(index + 1)
+    }
+
+    /// Answers which page is to be looked at next if the first of `pages`, which has `seen`, is
+    /// there or can be brought back; `None` if it has no folio, or one on its way in or out.
+    fn pass_resident(&self, pages: &Range<u64>, seen: Entry) -> Option<Result<u64>> {
+        if !seen.is_folio() {
+            return None;
+        }
+        let end = pages.start + self.resident_from(pages);
+        if end > pages.start {
+            let table = self.inode.mapping.table();
+            let is_absent = |next: &u64| !table.load(*next, Ordering::Relaxed).is_ready();
+            return Some(Ok((pages.start + 1..end).find(is_absent).unwrap_or(end)));
+        }
+        seen.is_ready().then(|| self.restore_discarded(pages.start))
     }
 
     /// Brings back a page that its folio should have and that is not there: the program has thrown

@@ -136,8 +136,8 @@ impl Regions {
         self.features.has(Feature::WriteProtectAsync).then(Pagemap::open).transpose()
     }
 
-    /// A page that is to be unmapped could not be kept. If the kernel refuses the call itself, files
-    /// can be mapped for writing no more: those that are have pages that cannot be evicted.
+    /// A page that is to be unmapped could not be kept. If the kernel refuses the call itself, no
+    /// file can be mapped for writing any more: pages of those that are cannot be evicted.
     pub(crate) fn note_not_kept(&self, error: &io::Error) {
         if matches!(error.raw_os_error(), Some(libc::EPERM | libc::EACCES | libc::ENOSYS)) {
             self.features.withdraw(Feature::WriteProtectAsync, "vmsplice", error);
