@@ -520,7 +520,7 @@ impl Reclaim {
     fn full(&self, counts: ScanCounts, wanted_bytes: u64) -> Error {
         self.memory.counters.add(Counter::AllocationFailure, 1);
         let usage = self.arena().usage();
-        ErrorKind::Full {
+        Error::from(ErrorKind::Full {
             bound_bytes: usage.bound_bytes,
             pinned_bytes: counts.pinned_pages * PAGE_BYTES,
             unwritten_bytes: counts.unwritten_pages * PAGE_BYTES,
@@ -532,8 +532,7 @@ impl Reclaim {
                 + usage.bound_bytes.saturating_sub(usage.used_bytes),
             cause: if counts.unwritten_pages > 0 { self.trouble() } else { None },
             refused: self.memory.unmap_refusal.last.lock().clone(),
-        }
-        .into()
+        })
     }
 
     /// After a round: go on, wait a moment, or give up.
