@@ -479,7 +479,8 @@ impl<'a> Runner<'a> {
                     Ok(())
                 }
                 // Folios of another size need a chunk of their own.
-                ErrorKind::Full { .. } => Ok(()),
+                ErrorKind::CannotCollapse { refusal: CollapseRefusal::NoRoom, .. }
+                | ErrorKind::Full { .. } => Ok(()),
                 _ => Err(text(error)),
             },
         }

@@ -549,4 +549,11 @@ pub enum CollapseRefusal {
     /// A page of it is pinned, or was in use for as long as the call tried.
     #[error("it is pinned, or in use")]
     InUse,
+    /// There is no memory in one piece for the new folio, or not for the old ones beside it.
+    /// Reclaim has been asked for some: a later call may find it.
+    #[error(
+        "there is no room for it in one piece; try again later, or raise the bound \
+         (Cache::set_memory)"
+    )]
+    NoRoom,
 }

@@ -63,8 +63,12 @@ impl CacheBuilder {
         self
     }
 
-    /// How long, in milliseconds, a call waits for frames that others hold only for the moment
-    /// (I/O in flight), before it fails with [`ErrorKind::Full`]. 10,000 by default.
+    /// How long, in milliseconds, a call waits for memory that others hold only for the moment (I/O
+    /// in flight), before it fails with [`ErrorKind::Full`]. 10,000 by default.
+    ///
+    /// The time is that of the whole call, whatever it waits for, and begins anew with each page
+    /// that the call gets: a long write through a slow swap goes on for as long as the swap takes
+    /// pages. Not counted are transfers of the call itself, which take as long as the device does.
     pub fn reclaim_wait_ms_max(mut self, milliseconds: u64) -> Self {
         self.config.reclaim_wait_ms_max = milliseconds;
         self
@@ -126,8 +130,10 @@ impl CacheBuilder {
     /// file in `directory`, which nobody else can open and which is gone with the cache. Put it on
     /// a fast disk; on a tmpfs it would take the memory it is to save. Once memory is short the
     /// file takes room 64 MiB at a time, ahead of need, at the most what the pages of all memory
-    /// files and a sixteenth more take. Without a swap, which is the default, memory files stay
-    /// within the bound.
+    /// files and a sixteenth more take; twice that where folios of several pages find no room in
+    /// one piece. Without a swap, which is the default, memory files stay within the bound, and
+    /// leave 8 to 64 pages of it to other files (at most a sixteenth): a write beyond that fails
+    /// with [`ErrorKind::Full`].
     pub fn swap_directory(mut self, directory: impl Into<PathBuf>) -> Self {
         self.swap = Some(SwapPlace::In(directory.into()));
         self

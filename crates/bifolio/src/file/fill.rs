@@ -15,6 +15,7 @@ use crate::page::{
     COUNT_MAX, Entry, Filling, Flag, Folio, FolioId, FolioRef, Folios, FrozenWaits, LockedFolio,
     Lookup, PAGE_BYTES, PAGE_SHIFT,
 };
+use crate::reclaim::CallScope;
 use crate::stats::Counter;
 use crate::sync::Ordering;
 use crate::sys::process;
@@ -136,6 +137,7 @@ impl Handle {
     ) -> Result<Option<Locked<'_>>> {
         let mapping = &self.inode.mapping;
         let memory = &*self.inode.memory;
+        let call = CallScope::begin();
         loop {
             if !access.may_pass_end() && index * PAGE_BYTES >= mapping.len_bytes() {
                 return Ok(None);
@@ -175,6 +177,10 @@ impl Handle {
                     let Some(room) = self.room(1, reads, wait) else { continue };
                     let claimed = self.claim(head, seen, wait, access.may_pass_end())?;
                     if let Claim::New(locked) = claimed {
+                        if !matches!(access, Access::Write { .. }) {
+                            // A page to write to is there when it may be dirty, too.
+                            call.note_page();
+                        }
                         return self.fill(locked, room, is_hole, access).map(Some);
                     }
                 }
@@ -302,8 +308,12 @@ impl Handle {
             return Ok(ReadIoClaim::NoFrame);
         };
         let mut run = ReadIo::new(&self.inode, first, room);
+        let call = CallScope::begin();
         match self.claim(first, seen, wait, false)? {
-            Claim::New(locked) => run.push(locked),
+            Claim::New(locked) => {
+                call.note_page();
+                run.push(locked);
+            }
             Claim::Taken => return Ok(ReadIoClaim::Taken),
             Claim::NoFrame => return Ok(ReadIoClaim::NoFrame),
         }
@@ -350,6 +360,8 @@ impl Handle {
         self.check_sound()?;
         let (inode, reclaim) = (&self.inode, &self.reclaim);
         let (mapping, memory) = (&inode.mapping, &*inode.memory);
+        // Before frames are looked for: a file whose pages cannot be evicted must not need them.
+        let unlisted = reclaim.count_unlisted(inode)?;
         // Behind those of the folio before it, so that one copy can read both.
         let before = index.checked_sub(1 << mapping.order());
         let before = before.map(|before| mapping.table().load(before, Ordering::Relaxed));
@@ -392,8 +404,8 @@ impl Handle {
         if let Some(shadow) = inode.store.shadow_of(seen) {
             memory.note_refault(&lock, shadow);
         }
-        if !inode.is_evictable() {
-            memory.lru.note_unlisted(&lock);
+        if let Some(unlisted) = unlisted {
+            unlisted.keep_for(&lock);
         } else if memory.lru.add(&memory.folios, for_lru, process::current_cpu()) {
             memory.counters.add(Counter::LruBatch, 1);
         }
@@ -410,6 +422,7 @@ impl Handle {
         needs_slots: bool,
     ) -> Result<(FolioId, Filling<'_>)> {
         let (inode, reclaim) = (&self.inode, &self.reclaim);
+        let _call = CallScope::begin();
         let mut _kept = None;
         loop {
             reclaim.charge_table(inode, index)?;

@@ -40,6 +40,7 @@ use super::read_many::{Batch, Delivery};
 use super::{File, ReadRequest, faults};
 use crate::error::Result;
 use crate::page::{Entry, Hot, PAGE_BYTES, PAGE_SHIFT, Stretch, is_in_one_page};
+use crate::reclaim::CallScope;
 use crate::stats::Counter;
 use crate::sync::Ordering;
 use crate::sys::copy;
@@ -91,6 +92,7 @@ impl File {
         if hit == Hit::Done {
             return Ok(());
         }
+        let _call = CallScope::begin();
         let mut done = 0;
         while done < buffer.len() {
             let (at, wanted) = (position + done as u64, buffer.len() - done);

@@ -25,6 +25,7 @@ use super::{File, Registry, faults};
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::{IoError, Queue};
 use crate::page::{Flag, Folios, PAGE_BYTES, PAGE_SHIFT, is_in_one_page, pages_of};
+use crate::reclaim::CallScope;
 use crate::sys::copy;
 use crate::writeback::Inode;
 use std::ops::Range;
@@ -196,6 +197,7 @@ impl File {
 fn read_all(requests: &mut [Addressed<'_, '_>]) {
     let Some((first, _)) = requests.first() else { return };
     let inode = &first.handle.inode;
+    let _call = CallScope::begin();
     // To copy into a map may be a fault. Who serves it may wait for what a batch holds, so that no
     // batch of this thread may be under way then (IO-5).
     let hits_come_first = requests.iter().any(|(_, request)| faults::is_mapped(request.buffer));

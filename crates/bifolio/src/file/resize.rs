@@ -16,10 +16,10 @@ use super::handle::Access;
 use crate::config;
 use crate::error::{CollapseRefusal, ErrorKind, Result};
 use crate::memory::{FrameKind, PageSpace};
-use crate::page::{Flag, FolioRef, Frozen, PAGE_BYTES, PAGE_SHIFT, Part, pages_of};
+use crate::page::{Flag, FolioRef, Frozen, Lookup, PAGE_BYTES, PAGE_SHIFT, Part, pages_of};
 use crate::stats::Counter;
 use crate::sys::process;
-use crate::writeback::{Cleaner, Resizing};
+use crate::writeback::Resizing;
 use std::ops::Range;
 use std::time::Duration;
 
@@ -381,11 +381,14 @@ impl File {
     /// one piece, and it is swapped out, though not read back, as a whole. Readers and writers may
     /// be at work: they see the bytes as they are, before and after.
     ///
-    /// Blocks for memory, and for I/O where pages are swapped out.
+    /// Blocks as a read of the range does where pages are swapped out, and not for the memory of
+    /// the new folio: if there is none in one piece, reclaim is asked for some, and the call fails.
+    /// A later call may succeed.
     ///
     /// # Errors
-    /// Not a memory file; a range that cannot be a folio, has a hole, or is pinned or in use
-    /// ([`ErrorKind::CannotCollapse`]); no memory; the swap's. Then everything is as it was.
+    /// Not a memory file; a range that cannot be a folio, has a hole, is pinned or in use, or for
+    /// which there is no room now ([`ErrorKind::CannotCollapse`]); those of a read. Then everything
+    /// is as it was.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -402,40 +405,39 @@ impl File {
         handle.check_memory_file("collapse folios")?;
         handle.check_unmappable("collapse folios")?;
         let order = self.collapse_order(&range)?;
-        // Before the new one: that may take the only chunk there is, and then there would be no
-        // room for these, nor for anybody.
-        let mut old = self.read_in(&range)?;
-        if old.len() == 1 {
-            return Ok(());
-        }
-        let new = match self.start_large(&range, order) {
-            Ok(new) => new,
-            Err(_) => {
-                // They may lie in every chunk there is, and no chunk is emptied of what is held.
-                drop(old);
-                let new = self.start_large(&range, order)?;
-                old = self.read_in(&range)?;
-                new
+        let mut refusal = CollapseRefusal::InUse;
+        for attempt in 0..ATTEMPTS_MAX {
+            if attempt > 0 {
+                std::thread::sleep(PAUSE);
             }
-        };
-        for _ in 0..ATTEMPTS_MAX {
-            let is_one_already = old.len() == 1;
-            if is_one_already || self.try_collapse(old, &new) {
+            // Nothing is held while this waits for memory, nor is memory waited for afterwards:
+            // what a collapse holds, up to 4 MiB, may be what other callers wait for.
+            if self.read_in(&range)? {
                 return Ok(());
             }
-            std::thread::sleep(PAUSE);
-            old = self.read_in(&range)?;
+            let Some(new) = self.try_start_large(&range, order)? else {
+                return Err(self.cannot_collapse(&range, CollapseRefusal::NoRoom));
+            };
+            let Some(old) = self.hold_all(&range) else {
+                // Evicted again, for the new one perhaps.
+                refusal = CollapseRefusal::NoRoom;
+                continue;
+            };
+            if old.len() == 1 || self.try_collapse(old, &new) {
+                return Ok(());
+            }
+            refusal = CollapseRefusal::InUse;
         }
-        Err(self.cannot_collapse(&range, CollapseRefusal::InUse))
+        Err(self.cannot_collapse(&range, refusal))
     }
 
-    /// A folio of that size for the range, not in the table yet.
-    fn start_large(&self, range: &Range<u64>, order: u8) -> Result<FolioRef<'_>> {
-        let may_swap = self.handle.inode.store.cleaner() == Cleaner::Swapper;
+    /// A folio of that size for the range, not in the table yet; `None` if there are no frames for
+    /// it now.
+    fn try_start_large(&self, range: &Range<u64>, order: u8) -> Result<Option<FolioRef<'_>>> {
         let kind = FrameKind::Arena { order, near: None };
-        let id = self.handle.reclaim.allocate(kind, may_swap)?;
+        let found = self.handle.reclaim.allocate_at_once(kind)?;
         let folios = &self.handle.inode.memory.folios;
-        Ok(folios.start(id, 0, range.start >> PAGE_SHIFT, order))
+        Ok(found.map(|id| folios.start(id, 0, range.start >> PAGE_SHIFT, order)))
     }
 
     fn collapse_order(&self, range: &Range<u64>) -> Result<u8> {
@@ -447,18 +449,33 @@ impl File {
         if is_aligned && range.end <= len_bytes { Ok(order) } else { Err(refuse()) }
     }
 
-    /// References to all folios of the range, in order.
-    fn read_in(&self, range: &Range<u64>) -> Result<Vec<FolioRef<'_>>> {
-        let mut held: Vec<FolioRef<'_>> = Vec::new();
+    /// Brings in all pages of the range, one after the other. Returns `true` if one folio has them
+    /// all.
+    fn read_in(&self, range: &Range<u64>) -> Result<bool> {
         let mut index = range.start >> PAGE_SHIFT;
+        let mut folios = 0;
         while index * PAGE_BYTES < range.end {
             let Some(found) = self.handle.find_folio(index, Access::NoAlloc)? else {
                 return Err(self.cannot_collapse(range, CollapseRefusal::Hole));
             };
             index = found.lock.index() + found.lock.pages();
-            held.push(found.folio);
+            folios += 1;
         }
-        Ok(held)
+        Ok(folios == 1)
+    }
+
+    /// References to all folios of the range, in order, if all are resident. Waits for nothing.
+    fn hold_all(&self, range: &Range<u64>) -> Option<Vec<FolioRef<'_>>> {
+        let inode = &self.handle.inode;
+        let mut held: Vec<FolioRef<'_>> = Vec::new();
+        let mut index = range.start >> PAGE_SHIFT;
+        while index * PAGE_BYTES < range.end {
+            let found = inode.mapping.try_get_folio(&inode.memory.folios, index);
+            let Some(Lookup::Folio(folio)) = found else { return None };
+            index = folio.folio().index() + folio.folio().pages();
+            held.push(folio);
+        }
+        Some(held)
     }
 
     /// Whether it worked: not while anybody else uses one of the folios.
@@ -511,7 +528,7 @@ mod tests {
     use super::*;
     use crate::Cache;
     use crate::file::fill::Locked;
-    use crate::page::Lookup;
+    use crate::page::WriteState;
     use crate::sync::Ordering::Relaxed;
     use crate::sync::meanwhile;
     use std::fs;
@@ -581,5 +598,38 @@ mod tests {
         });
         assert_eq!(file.seek_hole(0).unwrap(), Some(PAGE_BYTES));
         assert!(meanwhile::was_there());
+    }
+
+    /// Slots are free, and each has a neighbour that is not.
+    fn check_slots_in_pieces(swap_bytes_max: u64, can_grow: bool) {
+        let directory = tempfile::tempdir().unwrap();
+        let builder = Cache::builder().memory(4 << 20).swap_directory(directory.path());
+        let cache = builder.swap_bytes_max(swap_bytes_max).build().unwrap();
+        let file = cache.memory_file("pieces").unwrap();
+        file.write_all_at(&[7; 20 * PAGE_BYTES as usize], 0).unwrap();
+        file.collapse(0..16 * PAGE_BYTES).unwrap();
+        let inode = &file.handle.inode;
+        let swap = inode.store.slots().unwrap();
+        let taken: Vec<_> = std::iter::from_fn(|| swap.take(1, 1)).collect();
+        taken.iter().step_by(2).for_each(|run| swap.give_back(run.first, run.pages));
+        inode.memory.lru.drain_all(&inode.memory.folios);
+        let folio_at = |index| match inode.mapping.get_folio(&inode.memory.folios, index) {
+            Lookup::Folio(folio) => folio,
+            other => panic!("{other:?}"),
+        };
+        let places = [0, 16, 17, 18, 19];
+        drop(inode.write_out_folios(places.map(folio_at).into()));
+        let is_clean = |index| folio_at(index).folio().flags.write_state() == WriteState::Clean;
+        assert_eq!(places.map(is_clean), [can_grow, true, true, true, true]);
+    }
+
+    #[test]
+    fn a_folio_without_slots_in_a_row_keeps_no_other() {
+        check_slots_in_pieces(2 << 20, false);
+    }
+
+    #[test]
+    fn a_folio_without_slots_in_a_row_gets_more_of_them() {
+        check_slots_in_pieces(64 << 20, true);
     }
 }

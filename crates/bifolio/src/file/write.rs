@@ -13,6 +13,7 @@ use super::resize::Growth;
 use super::{File, faults};
 use crate::error::{Error, Result};
 use crate::page::{PAGE_BYTES, PAGE_SHIFT};
+use crate::reclaim::CallScope;
 use crate::stats::Counter;
 use crate::sys::copy;
 use crate::writeback::NoRoom;
@@ -69,6 +70,7 @@ impl File {
     ) -> (usize, Option<Error>) {
         let end = position + buffer.len() as u64;
         let is_mapped = faults::is_mapped(buffer);
+        let call = CallScope::begin();
         let (mut done, mut failure) = (0, None);
         while done < buffer.len() && failure.is_none() {
             let at = position + done as u64;
@@ -80,7 +82,10 @@ impl File {
             let follows = buffer.len() - done > bytes.len();
             // Not before the copy: a part of a map that lies behind the end is refused.
             match self.write_or_grow(bytes, at, follows, end, growth) {
-                Ok(()) => done += bytes.len(),
+                Ok(()) => {
+                    call.note_page();
+                    done += bytes.len();
+                }
                 Err(error) => failure = Some(error),
             }
         }
@@ -125,6 +130,7 @@ impl File {
     /// # Errors
     /// As [`File::write_at`]; part of `buffer` may have been written then.
     pub fn write_all_at(&self, buffer: &[u8], position: u64) -> Result<()> {
+        let _call = CallScope::begin();
         let mut done = 0;
         while done < buffer.len() {
             done += self.write_at(&buffer[done..], position + done as u64)?;

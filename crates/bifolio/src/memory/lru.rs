@@ -76,6 +76,30 @@ pub(crate) struct Lru {
     pub(super) clock: AtomicU64,
 }
 
+/// Pages that count as unlisted ([`Lru::try_count_unlisted`]) until this is dropped.
+#[derive(Debug)]
+#[must_use]
+pub(crate) struct Unlisted<'l> {
+    lru: &'l Lru,
+    pages: u64,
+}
+
+impl Unlisted<'_> {
+    /// The pages are those of `folio`, locked and new, and count for as long as that lives.
+    pub(crate) fn keep_for(mut self, folio: &Folio) {
+        debug_assert_eq!(self.pages, folio.pages());
+        let is_first = folio.flags.set(Flag::Unlisted);
+        debug_assert!(is_first, "a new folio has no flags");
+        self.pages = 0;
+    }
+}
+
+impl Drop for Unlisted<'_> {
+    fn drop(&mut self) {
+        self.lru.unlisted_pages.fetch_sub(self.pages, Ordering::Relaxed);
+    }
+}
+
 impl Lru {
     /// Empty lists, with a batch for each of `cpus` CPUs.
     pub(crate) fn new(cpus: usize) -> Self {
@@ -98,6 +122,15 @@ impl Lru {
     /// Pages of folios that come to no list, and are alive.
     pub(crate) fn unlisted_pages(&self) -> u64 {
         self.unlisted_pages.load(Ordering::Relaxed)
+    }
+
+    /// Counts pages of a folio that will come to no list, if there are at most `pages_max` then.
+    pub(crate) fn try_count_unlisted(&self, pages: u64, pages_max: u64) -> Option<Unlisted<'_>> {
+        let added = |before: u64| Some(before + pages).filter(|all| *all <= pages_max);
+        // Relaxed, here and below: only a count.
+        let relaxed = Ordering::Relaxed;
+        self.unlisted_pages.fetch_update(relaxed, relaxed, added).ok()?;
+        Some(Unlisted { lru: self, pages })
     }
 
     /// A new folio, locked, will be on no list: its file has nowhere to put its pages.

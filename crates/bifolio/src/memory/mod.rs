@@ -31,7 +31,7 @@ mod workingset;
 pub(crate) use arena::Arena;
 pub(crate) use chunk::{CHUNK_BYTES, CHUNK_PAGES};
 pub(crate) use extents::EXTENT_PAGES;
-pub(crate) use lru::{ListKind, Lru};
+pub(crate) use lru::{ListKind, Lru, Unlisted};
 pub(crate) use page_space::PageSpace;
 use region::Orphans;
 pub(crate) use region::{

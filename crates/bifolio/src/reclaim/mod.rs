@@ -40,6 +40,7 @@
 #![allow(unsafe_code)]
 
 mod background;
+mod charges;
 mod evacuate;
 mod extents;
 mod invalidate;
@@ -50,15 +51,16 @@ mod unmap;
 mod unmap_batch;
 
 pub(crate) use background::Background;
+pub(crate) use retry_budget::CallScope;
 pub(crate) use swapper::SwapThread;
 
 use crate::ablation::Ablation;
 use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::{Arena, CHUNK_PAGES, FrameKind, Memory};
-use crate::page::{FolioId, FolioRef, LockedFolio, PAGE_BYTES, TABLE_PAGE_BYTES};
+use crate::page::{FolioId, FolioRef, LockedFolio, PAGE_BYTES};
 use crate::stats::Counter;
-use crate::swap::{GROUP_BYTES, Swap};
+use crate::swap::Swap;
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, blocking};
 use crate::writeback::{Flusher, Inode, Services};
 use retry_budget::{RetryBudget, SWEEP_PAUSE};
@@ -88,11 +90,6 @@ const LOW_PAGES_MAX: u64 = 4096;
 
 /// The part of the bound that is left for tables when memory is populated.
 const PART_NOT_POPULATED: u64 = 32;
-/// The part of the bound that metadata may have before pages of tables are given back for more:
-/// what they say of pages that left is of use.
-const PART_OF_METADATA: u64 = 8;
-/// The part of the bound that memory files with a swap leave to reads of what is swapped out.
-const PART_FOR_READS: u64 = 8;
 
 /// See the head of the file.
 #[derive(Debug)]
@@ -195,18 +192,26 @@ impl Reclaim {
     /// With `may_swap`, it is of a file that has a swap, and may wait for that as for its own.
     pub(crate) fn allocate(&self, kind: FrameKind, may_swap: bool) -> Result<FolioId> {
         blocking::check("frames");
-        let wanted_bytes = kind.pages() * PAGE_BYTES;
-        let (mut since, mut retry_budget) = (None, RetryBudget::new(self, wanted_bytes));
-        retry_budget.may_swap = may_swap;
-        let mut found = self.take_frames(kind)?;
-        while found.is_none() {
-            self.memory.soundness.check()?;
-            since.get_or_insert_with(Instant::now);
-            found = self.reclaim_for(kind, &mut retry_budget)?;
-        }
+        let id = match self.take_frames(kind)? {
+            Some(id) => id,
+            None => self.wait_for_frames(kind, may_swap)?,
+        };
         self.replace_frames(kind);
-        self.memory.note_stall(since);
-        Ok(found.expect("the loop ends with frames"))
+        Ok(id)
+    }
+
+    #[cold]
+    fn wait_for_frames(&self, kind: FrameKind, may_swap: bool) -> Result<FolioId> {
+        let since = Some(Instant::now());
+        let mut retry_budget = RetryBudget::new(self, kind.pages() * PAGE_BYTES);
+        retry_budget.may_swap = may_swap;
+        loop {
+            self.memory.soundness.check()?;
+            if let Some(id) = self.reclaim_for(kind, &mut retry_budget)? {
+                self.memory.note_stall(since);
+                return Ok(id);
+            }
+        }
     }
 
     /// As [`Self::allocate`], but waits for nobody: evicts only what is clean, and only if nobody
@@ -237,6 +242,26 @@ impl Reclaim {
             self.replace_frames(kind);
         }
         Ok(found)
+    }
+
+    /// Frames for a folio, from what is free or one round of reclaim makes free; waits for nothing,
+    /// not even for another thread that reclaims. What must be written out first is left to those
+    /// who do that, so that a later call may succeed.
+    pub(crate) fn allocate_at_once(&self, kind: FrameKind) -> Result<Option<FolioId>> {
+        let found = self.take_free(kind)?;
+        if found.is_some() {
+            return Ok(found);
+        }
+        let Some(guard) = self.lock.try_lock() else { return Ok(None) };
+        let reclaim_lock = ReclaimLock { _guard: guard };
+        self.memory.counters.add(Counter::DirectReclaim, 1);
+        self.shrink(&reclaim_lock, ROUND_PAGES.max(kind.pages()), WriteOut::MemoryFiles);
+        let found = self.take_frames(kind)?;
+        if found.is_some() {
+            return Ok(found);
+        }
+        self.evacuate_for(&reclaim_lock, kind);
+        self.take_frames(kind)
     }
 
     fn take_frames(&self, kind: FrameKind) -> Result<Option<FolioId>> {
@@ -277,121 +302,6 @@ impl Reclaim {
         }
     }
 
-    /// As [`Self::charge_table`], but evicts nothing; whether it is charged now.
-    pub(crate) fn try_charge_table(&self, inode: &Arc<Inode>, index: u64) -> bool {
-        let table = inode.mapping.table();
-        if table.is_charged(index) {
-            return true;
-        }
-        if !self.arena().charge(TABLE_PAGE_BYTES) {
-            return false;
-        }
-        if table.set_charged(index) {
-            self.memory.tables.enlist(inode);
-        } else {
-            // Somebody else was faster.
-            self.arena().uncharge(TABLE_PAGE_BYTES);
-        }
-        true
-    }
-
-    /// Charges metadata; evicts if it must.
-    pub(crate) fn charge(&self, bytes: u64) -> Result<()> {
-        let mut retry_budget = RetryBudget::new(self, PAGE_BYTES);
-        while !self.arena().charge(bytes) {
-            self.make_room_for_metadata(&mut retry_budget)?;
-        }
-        Ok(())
-    }
-
-    /// Charges the table page of `index` before it is touched; evicts if it must.
-    pub(crate) fn charge_table(&self, inode: &Arc<Inode>, index: u64) -> Result<()> {
-        let mut retry_budget = RetryBudget::new(self, PAGE_BYTES);
-        while !self.try_charge_table(inode, index) {
-            self.make_room_for_metadata(&mut retry_budget)?;
-        }
-        Ok(())
-    }
-
-    /// Charges what the slots of a folio more of a memory file cost, before it is made, so that to
-    /// swap a page takes no memory; evicts if it must. Refuses pages for which, with the
-    /// swap full, only memory would be left that reads of swapped out ones need.
-    pub(crate) fn charge_slots(&self, kind: FrameKind) -> Result<()> {
-        let Some(swap) = &self.swap else { return Ok(()) };
-        let pages = kind.pages();
-        let bound_pages = self.arena().bound_pages();
-        let memory_pages = bound_pages - bound_pages / PART_FOR_READS;
-        if swap.pages() + pages > u64::from(swap.capacity_slots_max()) + memory_pages {
-            let unwritten_pages = self.memory.unswapped_pages.load(Ordering::Relaxed);
-            let counts = ScanCounts { unwritten_pages, ..ScanCounts::default() };
-            return Err(self.full(counts, pages * PAGE_BYTES));
-        }
-        self.leave_room_for_reads(kind)?;
-        let mut retry_budget = RetryBudget::new(self, PAGE_BYTES);
-        while swap.is_short_for(pages) {
-            if !self.arena().charge(GROUP_BYTES) {
-                self.make_room_for_metadata(&mut retry_budget)?;
-            } else if !swap.grow() {
-                self.arena().uncharge(GROUP_BYTES);
-            }
-        }
-        Ok(())
-    }
-
-    /// New pages of a memory file leave a few frames free for reads of what is swapped out, and
-    /// what such a read brings is clean and can go for the next. So those pages can be read
-    /// whatever the reason is why no more can be swapped out: a device that is full, or fails.
-    ///
-    /// (Who then writes to what was read makes its slot free, and that has storage for another.)
-    fn leave_room_for_reads(&self, kind: FrameKind) -> Result<()> {
-        let (arena, pages) = (self.arena(), kind.pages());
-        // More than what overwrites leave: to write to what is in the swap makes room there.
-        let kept_pages = (self.low_pages() / 2)
-            .max(2 * self.memory.pages_left_to_others())
-            .max(pages)
-            .min(arena.bound_pages() / PART_FOR_READS);
-        let kept_pages = kept_pages / pages * pages;
-        let (mut since, mut retry_budget) = (None, RetryBudget::new(self, pages * PAGE_BYTES));
-        retry_budget.may_swap = true;
-        while !arena.has_room_for(kind, kept_pages + pages) {
-            since.get_or_insert_with(Instant::now);
-            let counts = self.free_a_round(kind, &retry_budget);
-            let counts = retry_budget.note_round(counts, pages);
-            self.decide(counts, &mut retry_budget)?;
-        }
-        self.memory.note_stall(since);
-        Ok(())
-    }
-
-    /// Evicts what is wanted first, or else anything; makes frames of this kind of what is free.
-    fn free_a_round(&self, kind: FrameKind, retry_budget: &RetryBudget) -> ScanCounts {
-        let reclaim_lock = self.lock();
-        self.memory.counters.add(Counter::DirectReclaim, 1);
-        let counts =
-            self.shrink(&reclaim_lock, ROUND_PAGES.max(kind.pages()), WriteOut::MemoryFiles);
-        if counts.reclaimed_pages > 0 || self.awaits_swapper(retry_budget) {
-            return counts;
-        }
-        let mut counts = self.sweep(&reclaim_lock);
-        if counts.reclaimed_pages == 0 {
-            // What is free may be in pieces, in chunks that are cut for other folios.
-            counts.reclaimed_pages = self.evacuate_for(&reclaim_lock, kind).reclaimed_pages;
-        }
-        counts
-    }
-
-    fn make_room_for_metadata<'r>(&'r self, retry_budget: &mut RetryBudget<'r>) -> Result<()> {
-        blocking::check("room for metadata");
-        let usage = self.arena().usage();
-        let metadata_bytes = usage.used_bytes - usage.frame_bytes;
-        if metadata_bytes > usage.bound_bytes / PART_OF_METADATA && self.give_tables_back() {
-            return Ok(());
-        }
-        let counts = self.give_memory_back(1, retry_budget);
-        let counts = retry_budget.note_round(counts, 1);
-        self.decide(counts, retry_budget)
-    }
-
     /// Sets the bound, giving memory back first if it shrinks. On failure the old bound stands.
     pub(crate) fn set_bound(&self, bound_bytes: u64) -> Result<()> {
         let mut retry_budget = RetryBudget::new(self, PAGE_BYTES);
@@ -412,7 +322,7 @@ impl Reclaim {
         self.arena().set_bound(bound_bytes);
         while self.arena().excess_bytes() > 0 {
             let excess_pages = self.arena().excess_bytes() / PAGE_BYTES;
-            let counts = self.give_memory_back(excess_pages + 1, retry_budget);
+            let counts = self.give_memory_back(&self.lock(), excess_pages + 1, retry_budget);
             if let Err(error) = self.decide(counts, retry_budget) {
                 self.arena().set_bound(before_bytes);
                 return Err(error);
@@ -478,26 +388,23 @@ impl Reclaim {
         self.decide(counts, retry_budget).map(|()| None)
     }
 
-    /// Gives back pages of tables that name nothing any more; whether there were any.
-    fn give_tables_back(&self) -> bool {
-        let given = self.memory.tables.give_back(ROUND_PAGES);
-        self.arena().uncharge(given * TABLE_PAGE_BYTES);
-        given > 0
-    }
-
     /// Gives a chunk back to the kernel or, where pins keep each of them in use, free frames: as
     /// many as `pages_max`, if there are so many.
-    fn give_memory_back(&self, pages_max: u64, retry_budget: &RetryBudget) -> ScanCounts {
-        let reclaim_lock = self.lock();
-        let evacuated = self.evacuate_to_release(&reclaim_lock);
+    fn give_memory_back(
+        &self,
+        reclaim_lock: &ReclaimLock<'_>,
+        pages_max: u64,
+        retry_budget: &RetryBudget<'_>,
+    ) -> ScanCounts {
+        let evacuated = self.evacuate_to_release(reclaim_lock);
         if evacuated.reclaimed_pages > 0 {
             return evacuated;
         }
         let mut counts = ScanCounts::default();
         if self.arena().usage().free_pages == 0 {
-            counts = self.shrink(&reclaim_lock, ROUND_PAGES, WriteOut::MemoryFiles);
+            counts = self.shrink(reclaim_lock, ROUND_PAGES, WriteOut::MemoryFiles);
             if counts.reclaimed_pages == 0 && !self.awaits_swapper(retry_budget) {
-                counts = self.sweep(&reclaim_lock);
+                counts = self.sweep(reclaim_lock);
             }
         }
         let mut left_pages = pages_max;
@@ -542,7 +449,7 @@ impl Reclaim {
         retry_budget: &mut RetryBudget<'r>,
     ) -> Result<()> {
         if counts.reclaimed_pages > 0 {
-            retry_budget.note_progress();
+            retry_budget.note_freed();
             retry_budget.ended = self.flusher.ended();
             return Ok(());
         }
@@ -574,15 +481,24 @@ impl Reclaim {
         Ok(())
     }
 
-    /// There was no memory: whether the bound was another one meanwhile, which may not have stood.
-    /// Waits for whoever changes it; the budget begins anew then, and until it is over nobody does.
+    /// There was no memory: returns `true` if the bound was another one meanwhile, which may not
+    /// have stood. Waits for a change of the bound, up to the call's deadline; sweeps are counted
+    /// anew then, and until the caller's wait is over the bound stays.
     #[cold]
     fn was_rebound<'r>(&'r self, retry_budget: &mut RetryBudget<'r>) -> bool {
         if retry_budget.standing.is_some() {
             return false;
         }
         blocking::check("a change of the bound");
-        let standing = self.rebounding.lock();
+        let standing = loop {
+            if let Some(standing) = self.rebounding.try_lock() {
+                break standing;
+            }
+            if retry_budget.is_over() {
+                return false;
+            }
+            std::thread::sleep(SWEEP_PAUSE);
+        };
         let (before, may_swap) = (retry_budget.rebounds, retry_budget.may_swap);
         *retry_budget = RetryBudget::new(self, retry_budget.wanted_bytes);
         retry_budget.may_swap = may_swap;

@@ -1,8 +1,16 @@
-//! How long an allocation tries: rounds, sweeps and pauses, and when it is over.
+//! How long a call waits for memory: rounds, sweeps, pauses, and the deadline.
+//!
+//! One public call has one deadline, however many things it waits for one after the other (a page
+//! of a table, slots, frames, room among what is dirty), and however often it tries. The clock is
+//! kept by thread: it starts with the first sweep that frees nothing, and starts anew when the call
+//! has its page ([`CallScope::note_page`]) or is over. [`CallScope`] marks how far a call reaches.
+//! A thread that waits outside of any has a deadline for each [`RetryBudget`].
 
 use super::scan::ScanCounts;
 use super::{Reclaim, SWEEPS_MAX};
 use crate::sync::{MutexGuard, Ordering};
+use std::cell::Cell;
+use std::marker::PhantomData;
 use std::time::{Duration, Instant};
 
 /// Rounds that free something, which is gone when the caller looks, after which it waits.
@@ -13,7 +21,46 @@ pub(super) const SWEEP_PAUSE: Duration = Duration::from_millis(1);
 /// lost its CPU on a machine with ten times as many at work gets it back in that time.
 const SWEEP_PAUSE_MAX: Duration = Duration::from_millis(16);
 
-/// How long an allocation has tried in vain.
+thread_local! {
+    /// Scopes of this thread that have begun and not ended.
+    static SCOPES: Cell<usize> = const { Cell::new(0) };
+    /// When this thread's call began to wait for memory.
+    static WAITING_SINCE: Cell<Option<Instant>> = const { Cell::new(None) };
+}
+
+/// A call that may wait for memory several times, with one deadline. An inner scope belongs to the
+/// outer one.
+#[derive(Debug)]
+#[must_use]
+pub(crate) struct CallScope {
+    /// It is its thread's.
+    _not_send: PhantomData<*const ()>,
+}
+
+impl CallScope {
+    /// Begins a call, or a part of the one that has begun on this thread.
+    pub(crate) fn begin() -> Self {
+        SCOPES.set(SCOPES.get() + 1);
+        Self { _not_send: PhantomData }
+    }
+
+    /// The call has a page that it waited for: its next one has the whole time again.
+    pub(crate) fn note_page(&self) {
+        WAITING_SINCE.set(None);
+    }
+}
+
+impl Drop for CallScope {
+    fn drop(&mut self) {
+        let outer_scopes = SCOPES.get() - 1;
+        SCOPES.set(outer_scopes);
+        if outer_scopes == 0 {
+            WAITING_SINCE.set(None);
+        }
+    }
+}
+
+/// The state of a wait for memory.
 #[derive(Debug)]
 pub(super) struct RetryBudget<'r> {
     /// Bytes that it wants, in one piece.
@@ -23,7 +70,6 @@ pub(super) struct RetryBudget<'r> {
     /// Of those, the last ones, which found nobody at work.
     idle_sweeps: u32,
     wait_max: Duration,
-    since: Option<Instant>,
     /// Write-outs that had ended when the last round began.
     pub(super) ended: u64,
     /// Rounds of the swapper that had begun before this one came.
@@ -34,25 +80,26 @@ pub(super) struct RetryBudget<'r> {
     pub(super) standing: Option<MutexGuard<'r, ()>>,
     /// Changes of the bound before it.
     pub(super) rebounds: u64,
+    scope: CallScope,
 }
 
 impl RetryBudget<'_> {
+    /// A wait for `wanted_bytes`, by a caller that has found that there are none. Takes locks that
+    /// all threads share.
     pub(super) fn new(reclaim: &Reclaim, wanted_bytes: u64) -> Self {
-        let (wait_max, ended) = (reclaim.wait_max, reclaim.flusher.ended());
-        let swap_rounds = reclaim.swapper.rounds();
         Self {
             wanted_bytes,
             rounds: 0,
             futile_sweeps: 0,
             idle_sweeps: 0,
-            wait_max,
-            since: None,
-            ended,
-            swap_rounds,
+            wait_max: reclaim.wait_max,
+            ended: reclaim.flusher.ended(),
+            swap_rounds: reclaim.swapper.rounds(),
             may_swap: false,
             standing: None,
             // Acquire: pairs with the Release in `Reclaim::set_bound`.
             rebounds: reclaim.rebounds.load(Ordering::Acquire),
+            scope: CallScope::begin(),
         }
     }
 
@@ -66,10 +113,17 @@ impl RetryBudget<'_> {
         ScanCounts { reclaimed_pages: 0, busy_pages: counts.busy_pages.max(pages), ..counts }
     }
 
-    pub(super) fn note_progress(&mut self) {
+    /// Something was freed, for this call or for others: sweeps are counted anew. The deadline
+    /// stands.
+    pub(super) fn note_freed(&mut self) {
         self.futile_sweeps = 0;
         self.idle_sweeps = 0;
-        self.since = None;
+    }
+
+    /// The swap has taken pages for a writer that waits for that: the time counts anew.
+    pub(super) fn note_swapped(&mut self) {
+        self.note_freed();
+        self.scope.note_page();
     }
 
     /// A sweep has found nothing to free; whether there is no hope that the next one does. Where
@@ -85,9 +139,11 @@ impl RetryBudget<'_> {
         (SWEEP_PAUSE * (1 << doublings)).min(SWEEP_PAUSE_MAX)
     }
 
-    /// The clock starts with the first futile sweep since there was progress.
-    pub(super) fn is_over(&mut self) -> bool {
-        self.since.get_or_insert_with(Instant::now).elapsed() > self.wait_max
+    /// Returns `true` if the call's deadline has passed. The first question starts the clock.
+    pub(super) fn is_over(&self) -> bool {
+        let since = WAITING_SINCE.get().unwrap_or_else(Instant::now);
+        WAITING_SINCE.set(Some(since));
+        since.elapsed() > self.wait_max
     }
 }
 
@@ -102,24 +158,31 @@ mod tests {
             futile_sweeps: 0,
             idle_sweeps: 0,
             wait_max,
-            since: None,
             ended: 0,
             swap_rounds: 0,
             may_swap: false,
             standing: None,
             rebounds: 0,
+            scope: CallScope::begin(),
         }
     }
 
     #[test]
-    fn the_time_without_progress_is_what_counts() {
+    fn all_waits_of_a_call_share_one_deadline() {
         const MINUTE: Duration = Duration::from_secs(60);
-        let mut budget = budget(MINUTE);
-        assert!(!budget.is_over());
-        budget.since = budget.since.and_then(|since| since.checked_sub(2 * MINUTE));
-        assert!(budget.is_over());
-        budget.note_progress();
-        assert!(!budget.is_over());
+        let call = CallScope::begin();
+        assert!(!budget(MINUTE).is_over());
+        WAITING_SINCE.set(Instant::now().checked_sub(2 * MINUTE));
+        let mut second = budget(MINUTE);
+        assert!(second.is_over(), "a second wait has the deadline of the first");
+        second.note_freed();
+        assert!(second.is_over(), "what was freed was not the call's page");
+        call.note_page();
+        assert!(!second.is_over());
+        WAITING_SINCE.set(Instant::now().checked_sub(2 * MINUTE));
+        drop((second, call));
+        assert!(!budget(MINUTE).is_over(), "the next call has its own time");
+        assert!(!budget(MINUTE).is_over());
     }
 
     #[test]

@@ -260,7 +260,7 @@ impl Reclaim {
             if swap.answers().taken > taken {
                 // What that has made room for may be others' by now.
                 taken = swap.answers().taken;
-                retry_budget.note_progress();
+                retry_budget.note_swapped();
                 retry_budget.swap_rounds = self.swapper.rounds();
                 continue;
             }

@@ -214,6 +214,14 @@ impl Swap {
         u64::from(capacity) < wanted && capacity < self.capacity_slots_max()
     }
 
+    /// Returns `true` if more capacity would hold a folio of `pages` that finds no slots in a row
+    /// though enough are free. At most twice as many slots as pages are made for that.
+    pub(crate) fn wants_row(&self, pages: u32) -> bool {
+        let capacity_max = 2 * (self.pages() + u64::from(GROUP_SLOTS));
+        let is_in_pieces = pages > 1 && self.slots.longest() < pages;
+        is_in_pieces && u64::from(self.capacity_slots()) < capacity_max
+    }
+
     /// Slots there are: free ones and used ones.
     pub(crate) fn capacity_slots(&self) -> u32 {
         self.slots.capacity()

@@ -155,6 +155,11 @@ impl Slots {
         true
     }
 
+    /// The longest run of free slots, up to [`GROUP_SLOTS`].
+    pub(super) fn longest(&self) -> u32 {
+        self.state.lock().longest()
+    }
+
     /// Slots for which there is metadata.
     pub(super) fn capacity(&self) -> u32 {
         self.capacity.load(Ordering::Relaxed)

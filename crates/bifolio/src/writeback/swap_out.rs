@@ -11,7 +11,7 @@ use super::inode::pages_of_still;
 use crate::io::{IoError, Operation, RUN_PAGES_MAX, Transfer};
 use crate::page::{Flag, FolioRef};
 use crate::stats::Counter;
-use crate::swap::{SlotRun, Swap};
+use crate::swap::{GROUP_BYTES, SlotRun, Swap};
 use smallvec::SmallVec;
 use std::io;
 use std::sync::Arc;
@@ -68,16 +68,14 @@ impl<'a> WriteBatch<'a> {
         let mut left = folios.into_iter().peekable();
         while let Some(first) = left.peek() {
             let least = first.folio.folio().pages() as u32;
-            let Some(slots) = swap.take(left_pages as u32, least) else {
-                let error = why_no_slots(swap, left_pages);
-                let run = WriteIo {
-                    folios: left.collect(),
-                    position: 0,
-                    length: 0,
-                    slots: None,
-                    copies: None,
-                };
-                return self.end(run, Some(error));
+            let Some(slots) = self.take_slots(swap, left_pages as u32, least) else {
+                // It may be the only one that finds no row: those behind it may need a shorter one.
+                let error = why_no_slots(swap, least.into());
+                let folios = left.next().into_iter().collect();
+                left_pages -= u64::from(least);
+                let run = WriteIo { folios, position: 0, length: 0, slots: None, copies: None };
+                self.end(run, Some(error));
+                continue;
             };
             let mut run = SmallVec::new();
             let mut pages = 0;
@@ -91,6 +89,21 @@ impl<'a> WriteBatch<'a> {
             left_pages -= pages;
             self.start_swap_out(swap, run, SlotRun { first: slots.first, pages: pages as u32 });
         }
+    }
+
+    /// Slots in a row for a folio of `least_pages`, and up to `wanted_pages` for those behind it.
+    /// Slots are charged by the page, and may be free in pieces only: for a larger folio there is
+    /// another group of them then, if memory for it is at hand.
+    fn take_slots(&self, swap: &Swap, wanted_pages: u32, least_pages: u32) -> Option<SlotRun> {
+        let arena = &self.inode.memory.arena;
+        let found = swap.take(wanted_pages, least_pages);
+        if found.is_some() || !swap.wants_row(least_pages) || !arena.charge(GROUP_BYTES) {
+            return found;
+        }
+        if !swap.grow() {
+            arena.uncharge(GROUP_BYTES);
+        }
+        swap.take(wanted_pages, least_pages)
     }
 
     /// Starts the transfer of folios to slots of their own.

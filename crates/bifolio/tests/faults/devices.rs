@@ -346,6 +346,53 @@ fn a_healthy_file_works_beside_a_hung_swap() {
     }
 }
 
+/// A cache that is full of pages which wait for a swap that hangs, and a file that is not in it.
+fn with_full_memory(wait_ms_max: u64, test: impl FnOnce(&Cache, &File)) {
+    let (_, swap) = faulty_memory(0);
+    let builder = Cache::builder().memory(1 << 20).swap_backing(swap.clone());
+    let builder = builder.readahead_bytes_max(0).reclaim_wait_ms_max(wait_ms_max);
+    let cache = builder.build().unwrap();
+    let scratch = cache.memory_file("scratch").unwrap();
+    let (_, disk) = faulty_memory(1 << 20);
+    let disk = cache.open_backing(disk, &bifolio::OpenOptions::new()).unwrap();
+    let gate = Gate::new();
+    swap.inject(Fault::on(Call::Write).forever().held(&gate));
+    let writer = {
+        let scratch = scratch.clone();
+        thread::spawn(move || scratch.write_all_at(&[7; 2 << 20], 0))
+    };
+    gate.wait_for_arrivals(1);
+    // What is left to others is in use.
+    let pins = (0..256).map_while(|index| disk.pin(index * PAGE..index * PAGE + 1).ok());
+    let pins: Vec<_> = pins.collect();
+    assert!(pins.len() < 200, "{} pages can be pinned", pins.len());
+    test(&cache, &disk);
+    drop(pins);
+    gate.open();
+    let _ = writer.join();
+}
+
+#[test]
+fn a_call_waits_for_memory_once_whatever_it_asks_for() {
+    const WAIT_MS_MAX: u64 = 500;
+    const REQUESTS: usize = 20;
+    with_full_memory(WAIT_MS_MAX, |_, disk| {
+        let mut buffers = vec![[0; 64]; REQUESTS];
+        let absent = (256 - REQUESTS as u64..).map(|index| index * PAGE);
+        let requests = absent.zip(&mut buffers).map(|(at, buffer)| ReadRequest::new(at, buffer));
+        let mut requests: Vec<_> = requests.collect();
+        let begun = Instant::now();
+        disk.read_many(&mut requests).unwrap();
+        let elapsed = begun.elapsed();
+        for request in requests {
+            let error = request.result.unwrap_err();
+            assert!(matches!(error.kind(), bifolio::ErrorKind::Full { .. }), "{error}");
+        }
+        let most = Duration::from_millis(WAIT_MS_MAX) * REQUESTS as u32 / 2;
+        assert!(elapsed < most, "{elapsed:?} for {REQUESTS} requests");
+    });
+}
+
 /// Writes to pages of a memory file here and there until it is told to stop, whatever comes of it;
 /// what each page begins with then.
 fn overwrite_until(stop: &AtomicBool, file: &File, refused: &AtomicU64) -> Vec<u64> {

@@ -263,7 +263,7 @@ fn small_folios_become_a_large_one_with_the_same_bytes() {
         for index in 0..pages {
             file.write_all_at(&page(index, 1), index * PAGE).unwrap();
         }
-        file.collapse(0..2 << 20).unwrap();
+        crate::support::wait_until("there is room", || file.collapse(0..2 << 20).is_ok());
         assert_eq!(cache.stats().collapses, 1);
         file.collapse(0..2 << 20).unwrap();
         file.collapse(65536..131_072).unwrap();
@@ -326,10 +326,69 @@ fn small_folios_that_lie_in_every_chunk_become_a_large_one_too() {
         file.write_all_at(&page(index, 1), index * PAGE).unwrap();
         other.write_all_at(&page(index, 2).repeat(3), 3 * index * PAGE).unwrap();
     }
-    file.collapse(0..2 << 20).unwrap();
+    // Each call that finds no room asks for some.
+    crate::support::wait_until("there is room", || file.collapse(0..2 << 20).is_ok());
     assert_eq!(cache.stats().collapses, 1);
     for index in 0..512 {
         assert_eq!(read(&file, index * PAGE, 4096), page(index, 1), "page {index}");
         assert_eq!(read(&other, 3 * index * PAGE, 3 * 4096), page(index, 2).repeat(3));
+    }
+}
+
+#[test]
+fn a_collapse_without_room_is_refused_and_waits_for_none() {
+    let cache = cache(3 << 20);
+    let file = with_folios(&cache, 4096);
+    file.write_all_at(&vec![8; 5 << 19], 0).unwrap();
+    let before = cache.stats();
+    let error = crate::support::error_of(
+        file.collapse(0..2 << 20),
+        &["test", "2097152 bytes at position 0", "no room", "set_memory"],
+    );
+    let ErrorKind::CannotCollapse { refusal, .. } = error.kind() else { panic!("{error:?}") };
+    assert_eq!(*refusal, CollapseRefusal::NoRoom);
+    assert_eq!(cache.stats().allocation_waits, before.allocation_waits, "it has waited");
+    assert_eq!(read(&file, 0, 5 << 19), vec![8; 5 << 19]);
+}
+
+#[test]
+fn a_memory_file_without_a_swap_leaves_room_to_others() {
+    for memory_bytes in [256 << 10, 1 << 20, 8 << 20] {
+        let directory = crate::support::directory();
+        let cache = cache(memory_bytes);
+        let file = with_folios(&cache, 4096);
+        let mut pages = 0;
+        let refused = loop {
+            match file.write_all_at(&[7; PAGE as usize], pages * PAGE) {
+                Ok(()) => pages += 1,
+                Err(error) => break error,
+            }
+        };
+        assert!(pages * PAGE > memory_bytes / 4 * 3, "{pages} of {memory_bytes}");
+        crate::support::error_of(
+            Err::<(), _>(refused),
+            &["memory files without a swap", "swap_directory", "set_memory"],
+        );
+        assert_eq!(cache.stats().allocation_waits, 0, "nothing can come of a wait");
+        let (path, bytes) = crate::support::random_file(&directory, "disk", 4 << 20);
+        let disk = crate::support::open(&cache, &path);
+        std::thread::scope(|scope| {
+            for thread in 0..4 {
+                let (disk, bytes) = (&disk, &bytes);
+                scope.spawn(move || {
+                    for index in (thread..1024).step_by(7) {
+                        let range = index * PAGE as usize..(index + 1) * PAGE as usize;
+                        let found = read(disk, range.start as u64, range.len());
+                        assert_eq!(found, bytes[range], "page {index}");
+                    }
+                });
+            }
+        });
+        disk.write_all_at(&vec![9; 1 << 20], 0).unwrap();
+        disk.sync_data().unwrap();
+        assert_eq!(read(&file, 0, (pages * PAGE) as usize), vec![7; (pages * PAGE) as usize]);
+        // What is given up can be used again.
+        file.punch_hole(0..PAGE).unwrap();
+        file.write_all_at(&[7; PAGE as usize], 0).unwrap();
     }
 }

@@ -1,0 +1,175 @@
+//! What a claim is charged for beside its frames: pages of tables, slots of the swap, and, for a
+//! page that nothing can evict, its part of what such pages may have.
+//!
+//! Charging evicts if it must. What a round has freed is charged with the reclaim lock in hand.
+
+use super::retry_budget::RetryBudget;
+use super::scan::{ScanCounts, WriteOut};
+use super::{ROUND_PAGES, Reclaim};
+use crate::error::Result;
+use crate::memory::{FrameKind, Unlisted};
+use crate::page::{PAGE_BYTES, TABLE_PAGE_BYTES};
+use crate::stats::Counter;
+use crate::swap::GROUP_BYTES;
+use crate::sync::{Ordering, blocking};
+use crate::writeback::Inode;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// The part of the bound that metadata may have before pages of tables are given back for more:
+/// what they say of pages that left is of use.
+const PART_OF_METADATA: u64 = 8;
+/// The part of the bound that memory files with a swap leave to reads of what is swapped out.
+const PART_FOR_READS: u64 = 8;
+
+impl Reclaim {
+    /// As [`Self::charge_table`], but evicts nothing; whether it is charged now.
+    pub(crate) fn try_charge_table(&self, inode: &Arc<Inode>, index: u64) -> bool {
+        let table = inode.mapping.table();
+        if table.is_charged(index) {
+            return true;
+        }
+        if !self.arena().charge(TABLE_PAGE_BYTES) {
+            return false;
+        }
+        if table.set_charged(index) {
+            self.memory.tables.enlist(inode);
+        } else {
+            // Somebody else was faster.
+            self.arena().uncharge(TABLE_PAGE_BYTES);
+        }
+        true
+    }
+
+    /// Charges metadata; evicts if it must.
+    pub(crate) fn charge(&self, bytes: u64) -> Result<()> {
+        self.make_room_until(|| self.arena().charge(bytes))
+    }
+
+    /// Charges the table page of `index` before it is touched; evicts if it must.
+    pub(crate) fn charge_table(&self, inode: &Arc<Inode>, index: u64) -> Result<()> {
+        self.make_room_until(|| self.try_charge_table(inode, index))
+    }
+
+    /// Charges what the slots of a folio more of a memory file cost, before it is made, so that to
+    /// swap a page takes no memory; evicts if it must. Refuses pages for which, with the
+    /// swap full, only memory would be left that reads of swapped out ones need.
+    pub(crate) fn charge_slots(&self, kind: FrameKind) -> Result<()> {
+        let Some(swap) = &self.swap else { return Ok(()) };
+        let pages = kind.pages();
+        let bound_pages = self.arena().bound_pages();
+        let memory_pages = bound_pages - bound_pages / PART_FOR_READS;
+        if swap.pages() + pages > u64::from(swap.capacity_slots_max()) + memory_pages {
+            let unwritten_pages = self.memory.unswapped_pages.load(Ordering::Relaxed);
+            let counts = ScanCounts { unwritten_pages, ..ScanCounts::default() };
+            return Err(self.full(counts, pages * PAGE_BYTES));
+        }
+        self.leave_room_for_reads(kind)?;
+        while swap.is_short_for(pages) {
+            self.charge(GROUP_BYTES)?;
+            if !swap.grow() {
+                self.arena().uncharge(GROUP_BYTES);
+            }
+        }
+        Ok(())
+    }
+
+    /// Counts a folio more of `inode` if nothing but its file can give its pages back: one that has
+    /// no swap. `None` for all others.
+    ///
+    /// # Errors
+    /// Such pages would leave no room to other files.
+    pub(crate) fn count_unlisted(&self, inode: &Inode) -> Result<Option<Unlisted<'_>>> {
+        if inode.is_evictable() {
+            return Ok(None);
+        }
+        let pages = 1 << inode.mapping.order();
+        // In the smallest of caches one folio, however large.
+        let pages_max = self.memory.unswapped_pages_max().max(pages);
+        let counted = self.memory.lru.try_count_unlisted(pages, pages_max);
+        let full = || self.full(ScanCounts::default(), pages * PAGE_BYTES);
+        counted.ok_or_else(full).map(Some)
+    }
+
+    /// New pages of a memory file leave a few frames free for reads of what is swapped out, and
+    /// what such a read brings is clean and can go for the next. So those pages can be read
+    /// whatever the reason is why no more can be swapped out: a device that is full, or fails.
+    ///
+    /// (Who then writes to what was read makes its slot free, and that has storage for another.)
+    fn leave_room_for_reads(&self, kind: FrameKind) -> Result<()> {
+        let (arena, pages) = (self.arena(), kind.pages());
+        // More than what overwrites leave: to write to what is in the swap makes room there.
+        let kept_pages = (self.low_pages() / 2)
+            .max(2 * self.memory.pages_left_to_others())
+            .max(pages)
+            .min(arena.bound_pages() / PART_FOR_READS);
+        let kept_pages = kept_pages / pages * pages;
+        if arena.has_room_for(kind, kept_pages + pages) {
+            return Ok(());
+        }
+        let since = Some(Instant::now());
+        let mut retry_budget = RetryBudget::new(self, pages * PAGE_BYTES);
+        retry_budget.may_swap = true;
+        while !arena.has_room_for(kind, kept_pages + pages) {
+            let counts = self.free_a_round(kind, &retry_budget);
+            let counts = retry_budget.note_round(counts, pages);
+            self.decide(counts, &mut retry_budget)?;
+        }
+        self.memory.note_stall(since);
+        Ok(())
+    }
+
+    /// Evicts what is wanted first, or else anything; makes frames of this kind of what is free.
+    fn free_a_round(&self, kind: FrameKind, retry_budget: &RetryBudget) -> ScanCounts {
+        let reclaim_lock = self.lock();
+        self.memory.counters.add(Counter::DirectReclaim, 1);
+        let counts =
+            self.shrink(&reclaim_lock, ROUND_PAGES.max(kind.pages()), WriteOut::MemoryFiles);
+        if counts.reclaimed_pages > 0 || self.awaits_swapper(retry_budget) {
+            return counts;
+        }
+        let mut counts = self.sweep(&reclaim_lock);
+        if counts.reclaimed_pages == 0 {
+            // What is free may be in pieces, in chunks that are cut for other folios.
+            counts.reclaimed_pages = self.evacuate_for(&reclaim_lock, kind).reclaimed_pages;
+        }
+        counts
+    }
+
+    /// Makes room for metadata until `charge` has it.
+    fn make_room_until(&self, charge: impl Fn() -> bool) -> Result<()> {
+        if charge() {
+            return Ok(());
+        }
+        blocking::check("room for metadata");
+        let mut retry_budget = RetryBudget::new(self, PAGE_BYTES);
+        loop {
+            let usage = self.arena().usage();
+            let metadata_bytes = usage.used_bytes - usage.frame_bytes;
+            if metadata_bytes > usage.bound_bytes / PART_OF_METADATA
+                && self.give_tables_back()
+                && charge()
+            {
+                return Ok(());
+            }
+            let counts = {
+                let reclaim_lock = self.lock();
+                let counts = self.give_memory_back(&reclaim_lock, 1, &retry_budget);
+                // With the reclaim lock: what a round has freed is its own first.
+                if charge() {
+                    return Ok(());
+                }
+                counts
+            };
+            let counts = retry_budget.note_round(counts, 1);
+            self.decide(counts, &mut retry_budget)?;
+        }
+    }
+
+    /// Gives back pages of tables that name nothing any more; whether there were any.
+    pub(super) fn give_tables_back(&self) -> bool {
+        let given = self.memory.tables.give_back(ROUND_PAGES);
+        self.arena().uncharge(given * TABLE_PAGE_BYTES);
+        given > 0
+    }
+}
