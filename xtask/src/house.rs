@@ -14,7 +14,7 @@ use crate::tidy::sources;
 /// Files that may ask which kind of store or of pages a file has: the seams, what the API says of a
 /// file, and what exists for maps alone.
 const SEAMS: [&str; 6] = [
-    "writeback/store/",
+    "writeback/store.rs",
     "memory/page_space.rs",
     "file/mod.rs",
     "file/map.rs",

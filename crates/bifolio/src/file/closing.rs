@@ -174,7 +174,7 @@ impl Retire<Open> for Registry {
 
 /// L1.
 fn durable(inode: &Inode) -> std::result::Result<(), CloseFailure> {
-    inode.make_durable(&inode.sample_errors()).map_err(|cause| CloseFailure {
+    inode.make_durable(&inode.errors.sample()).map_err(|cause| CloseFailure {
         file: inode.name(),
         unwritten_bytes: inode.unwritten_bytes(),
         cause,

@@ -14,7 +14,7 @@ impl File {
     /// Returns how many bytes that were: 0 if the first page has bytes.
     pub(super) fn fill_zeros(&self, buffer: &mut [u8], position: u64) -> usize {
         let inode = &self.handle.inode;
-        if !inode.has_holes() {
+        if !inode.store.has_holes() {
             return 0;
         }
         let len_bytes = inode.mapping.len_bytes();
@@ -42,7 +42,7 @@ impl File {
     /// if that one does not.
     pub(super) fn zeros_end(&self, first: u64, end: u64) -> u64 {
         let inode = &self.handle.inode;
-        if !inode.has_holes() {
+        if !inode.store.has_holes() {
             return first;
         }
         let (mut index, mut looked_at) = (first, 0);

@@ -83,7 +83,7 @@ impl ReadIo {
     /// the others reads it, too.
     pub(super) fn can_go_on_with(&self, seen: Entry) -> bool {
         let Some(last) = self.folios.last() else { return true };
-        self.inode.continues(*last, seen)
+        self.inode.store.continues(self.inode.memory.folio(*last), seen)
     }
 
     /// Page index of the first folio.
@@ -205,8 +205,8 @@ impl ReadIo {
             // a cut sets the length first.
             let visible = inode.mapping.len_bytes().saturating_sub(position);
             if valid < expected.min(visible) {
-                let id = self.folios[number];
-                let error = inode.cut_short(id, position, expected.min(visible), valid);
+                let folio = inode.memory.folio(self.folios[number]);
+                let error = inode.store.cut_short(folio, position, expected.min(visible), valid);
                 return (number, Err(error));
             }
             let locked = Locked::adopt(folios, self.folios[number]);

@@ -341,7 +341,7 @@ impl Registry {
     ) -> Result<Arc<Handle>> {
         open.admit(options)?;
         if options.write {
-            open.inode.allow_writes(backing);
+            open.inode.store.allow_writes(backing);
         }
         self.make_handle(key, open, options)
     }
@@ -384,7 +384,7 @@ impl Registry {
             inode: Arc::clone(&open.inode),
             reclaim: Arc::clone(&self.reclaim),
             registry: Arc::clone(self),
-            error_cursor: open.inode.sample_errors(),
+            error_cursor: open.inode.errors.sample(),
             readahead: Readahead::new(self.readahead_bytes_max),
             readable: options.read || options.immutable,
             writable: options.write,

@@ -116,7 +116,7 @@ impl Region {
         }
     }
 
-    /// The file loses a page, as `writeback/remove.rs` has it, and grows by one.
+    /// The file loses a page, as `writeback/inode/resize.rs` has it, and grows by one.
     fn cut(&self, index: u64) {
         let world = &self.world;
         let Some(folio) = world.find(index) else { return };

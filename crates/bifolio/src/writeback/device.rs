@@ -18,7 +18,7 @@
 //! first folio that is taken, for the flusher or for a sync, ends the trouble.
 
 use super::inode::Inode;
-use super::load::Load;
+use super::inode::Load;
 use super::throttle::{DirtyPages, part_of};
 use crate::io::{DeviceIdentity, IoError};
 use crate::page::{FolioRef, LockedFolio, PAGE_BYTES};
@@ -378,7 +378,7 @@ impl Drop for Held<'_> {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use super::super::load::Loads;
+    use super::super::inode::Loads;
     use super::*;
 
     #[test]

@@ -40,7 +40,7 @@
 use super::batch::{Progress, Written};
 use super::device::{Device, Files, Round};
 use super::inode::Inode;
-use super::load::{Load, Loads};
+use super::inode::{Load, Loads};
 use super::sync::ALL_BYTES;
 use super::throttle::{DirtyPages, Throttle, part_of};
 use crate::error::{ErrorKind, Result};

@@ -4,7 +4,7 @@
 //! Stands between `page` and `io`: an [`Inode`] is one file of the cache (the kernel's noun for
 //! what handles share): its mapping, its store, its dirty list and its write errors. A file with a
 //! backing is written to that; a memory file has none, and its folios are swapped out, if the cache
-//! has a swap, when reclaim finds no other memory (`store/`, `absent.rs`, `swap_out.rs`).
+//! has a swap, when reclaim finds no other memory (`store.rs`, `swap_out.rs`).
 //!
 //! ```text
 //!   file: syncs ----------------.      sync.rs; the flush of the device: flush.rs
@@ -40,10 +40,10 @@
 //!   (A store through a map does not wait: it makes the folio dirty again, and what the device gets
 //!   is a copy: `copies.rs`.)
 //! - WRITEBACK-4: what is written ends at the length of the file, which no `set_len` changes
-//!   meanwhile (`resizing.rs`): that first waits for what is in flight, and nothing is written out
-//!   before the backing has agreed, or the old length stands again. (Written out by a length that
-//!   does not come true, a folio would be clean, and its last bytes lost. And a kernel's direct
-//!   write beside a change of the length may be reported as lost.)
+//!   meanwhile (`inode/resize.rs`): that first waits for what is in flight, and nothing is written
+//!   out before the backing has agreed, or the old length stands again. (Written out by a length
+//!   that does not come true, a folio would be clean, and its last bytes lost. And a kernel's
+//!   direct write beside a change of the length may be reported as lost.)
 //!
 //! - WRITEBACK-5: a sync, of a file or of a range, misses nothing that was dirty at its call: S1 to
 //!   S5 at the head of `dirty.rs`, the one way to wait for the storage.
@@ -51,7 +51,6 @@
 //! Lock order: folio lock, then `cutting`, then the dirty list's lock; with `cutting` shared, as
 //! write-outs have it, folio locks are only tried.
 
-mod absent;
 mod batch;
 mod copies;
 mod device;
@@ -59,12 +58,7 @@ mod dirty;
 mod errors;
 mod flush;
 mod flusher;
-mod held;
 mod inode;
-mod leaving;
-mod load;
-mod remove;
-mod resizing;
 mod store;
 mod swap_out;
 mod sync;
@@ -75,6 +69,5 @@ pub(crate) use device::NoRoom;
 pub(crate) use dirty::InFlight;
 pub(crate) use errors::ErrorCursor;
 pub(crate) use flusher::{Flusher, FlusherSettings, FlusherThreads};
-pub(crate) use inode::{FileSize, Inode, Services};
-pub(crate) use resizing::Resizing;
+pub(crate) use inode::{FileSize, Inode, Resizing, Services};
 pub(crate) use store::Cleaner;

@@ -1,37 +1,45 @@
-//! One file of the cache: what all its handles share.
+//! One file of the cache: what all its handles share, and what makes it dirty.
+//!
+//! ```text
+//!   mod.rs      the file, its kind, its dirty folios
+//!   fill.rs     folios on their way in
+//!   evict.rs    folios on their way out of memory
+//!   resize.rs   another length; folios whose bytes are no longer wanted
+//! ```
 //!
 //! # Safety
 //! A folio in a table names its inode by address (rule 2 of `page`); [`Inode::owner`] turns that
-//! back into a reference, and its caller answers for the inode's life. Windows on frames are made
-//! here for `io`.
+//! back into a reference, and its caller answers for the inode's life.
 #![allow(unsafe_code)]
+
+mod evict;
+mod fill;
+mod resize;
+
+pub(in crate::writeback) use fill::{Load, Loads, pages_of_still};
+pub(crate) use resize::Resizing;
 
 use super::device::{Device, NoRoom, RoomForDirt};
 use super::dirty::DirtyList;
-use super::errors::{ErrorCursor, WriteErrors};
+use super::errors::WriteErrors;
 use super::flush::Flushes;
 use super::flusher::Flusher;
-use super::load::Load;
-use super::store::{Cleaner, DiskStore, Store, SwapStore};
+use super::store::{Cleaner, Store};
 use super::sync::ALL_BYTES;
 use super::throttle::DirtyPages;
 use crate::error::{Error, ErrorKind, Result};
-use crate::io::{Backing, Engine, IoError, Operation, Pieces, Transfer};
+use crate::io::{Backing, Engine, IoError, Operation};
 use crate::memory::{Memory, PageSpace};
 use crate::page::{
-    Flag, Folio, FolioId, FolioRef, Frozen, HasTable, LockedFolio, Mapping, PAGE_BYTES, Part, Table,
+    Entry, Folio, FolioId, FolioRef, HasTable, LockedFolio, Mapping, PAGE_BYTES, Table,
 };
 use crate::stats::Counter;
 use crate::swap::Swap;
 use crate::sync::{Mutex, Ordering, RwLock, blocking};
-use crate::sys::copy;
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
-
-/// A page of zeros.
-static ZEROS: [u8; PAGE_BYTES as usize] = [0; PAGE_BYTES as usize];
 
 /// Parts that all files of a cache share.
 #[derive(Clone, Debug)]
@@ -59,9 +67,9 @@ pub(crate) struct Inode {
     pub(crate) load: Load,
     pub(crate) store: Store,
     pub(super) dirty: DirtyList,
-    pub(super) errors: WriteErrors,
+    pub(crate) errors: WriteErrors,
     pub(super) flushes: Flushes<Arc<IoError>>,
-    /// Held by whoever changes the length (`resizing.rs`).
+    /// Held by whoever changes the length (`resize.rs`).
     pub(super) resizing: Mutex<()>,
     /// Shared by write-outs, held alone by `set_len`: see WRITEBACK-4.
     pub(super) cutting: RwLock<()>,
@@ -87,7 +95,7 @@ impl Inode {
         backing: &Arc<dyn Backing>,
         size: FileSize,
     ) -> std::io::Result<Arc<Self>> {
-        let store = Store::Disk(DiskStore::new(backing, size.len_bytes));
+        let store = Store::on_disk(backing, size.len_bytes);
         let device = services.flusher.device_of(&**backing, &services.memory, size.order);
         let inode = Self::with_store(services, page_space, store, size, Some(device))?;
         if let (Some(device), true) = (&inode.device, inode.page_space.is_in_place()) {
@@ -104,7 +112,7 @@ impl Inode {
         name: &str,
         size: FileSize,
     ) -> std::io::Result<Arc<Self>> {
-        let store = Store::Swap(SwapStore::new(name.to_owned(), services.swap.clone()));
+        let store = Store::in_memory(name.to_owned(), services.swap.clone());
         Self::with_store(services, page_space, store, size, None)
     }
 
@@ -118,7 +126,7 @@ impl Inode {
         let mapping = Mapping::new(size.order, size.len_bytes, size.len_max_bytes)?;
         let alone = || DirtyPages::alone(&services.memory.unswapped_pages);
         let dirty_pages = device.as_ref().map_or_else(alone, |it| it.dirty_pages.clone());
-        let load = device.as_ref().map_or(services.flusher.swap_load(), |it| &it.load).clone();
+        let load = device.as_ref().map_or(&services.flusher.swap_load, |it| &it.load).clone();
         Ok(Arc::new_cyclic(|this| Self {
             this: Weak::clone(this),
             mapping,
@@ -172,14 +180,26 @@ impl Inode {
         !self.store.outlives_handles()
     }
 
-    /// Lets writes go to `backing` from now on, unless they go somewhere already.
-    pub(crate) fn allow_writes(&self, backing: &Arc<dyn Backing>) {
-        self.store.allow_writes(backing);
+    /// Whether the page has bytes, and no folio.
+    pub(crate) fn is_absent(&self, seen: Entry) -> bool {
+        !seen.is_folio() && !self.store.is_hole(seen)
     }
 
-    /// A cursor for a new handle.
-    pub(crate) fn sample_errors(&self) -> ErrorCursor {
-        self.errors.sample()
+    /// The first page from `index` on that has anything in the table that must not be forgotten.
+    pub(crate) fn next_occupied(&self, index: u64) -> Option<u64> {
+        let table = self.mapping.table();
+        let keeps_values = self.store.keeps_values();
+        if keeps_values { table.next_occupied(index) } else { table.next_folio(index) }
+    }
+
+    /// Whether reclaim can do anything with folios of this file.
+    pub(crate) fn is_evictable(&self) -> bool {
+        self.store.cleaner() != Cleaner::Nobody
+    }
+
+    /// Whether a folio that is put where `seen` stands is one more that may have to be swapped out.
+    pub(crate) fn needs_slots(&self, seen: Entry) -> bool {
+        self.store.cleaner() == Cleaner::Swapper && self.store.is_hole(seen)
     }
 
     /// Bytes that are to be written to a backing: dirty ones, and those in flight, which are dirty
@@ -322,162 +342,11 @@ impl Inode {
         self.page_space.address(folio.id(), folio.folio().index())
     }
 
-    /// The transfer of consecutive whole folios, to where `targets` says that each is to be read.
-    pub(crate) fn read_transfer(
-        &self,
-        folios: &[FolioId],
-        targets: impl Iterator<Item = *mut u8>,
-    ) -> Transfer {
-        let length = folios.len() as u64 * self.mapping.folio_bytes();
-        let position_bytes = self.store.position_bytes(self.memory.folio(folios[0]));
-        let folio_bytes = self.mapping.folio_bytes();
-        let pieces = Pieces::of(length, targets.map(|start| (start, folio_bytes)));
-        Transfer {
-            backing: Arc::clone(self.store.reader()),
-            operation: Operation::Read,
-            position_bytes,
-            pieces,
-        }
-    }
-
-    /// How many bytes of consecutive whole folios are to be read.
-    pub(crate) fn bytes_to_read(&self, folios: &[FolioId]) -> u64 {
-        let length_bytes = folios.len() as u64 * self.mapping.folio_bytes();
-        self.store.bytes_to_read(self.memory.folio(folios[0]), length_bytes)
-    }
-
-    /// Judges the bytes a locked folio was just filled with, which are at `start`.
-    pub(crate) fn check_filled(&self, folio: &FolioRef<'_>, start: *const u8) -> Result<()> {
-        if self.store.check_filled(folio, start)? {
-            self.memory.counters.add(Counter::SwapIn, folio.folio().pages());
-        }
-        Ok(())
-    }
-
-    /// The storage of the folio `id`, of which `position_bytes` was read, is shorter than it was.
-    #[cold]
-    pub(crate) fn cut_short(
-        &self,
-        id: FolioId,
-        position_bytes: u64,
-        expected_bytes: u64,
-        got_bytes: u64,
-    ) -> Error {
-        let folio = self.memory.folio(id);
-        self.store.cut_short(folio, position_bytes, expected_bytes, got_bytes)
-    }
-
-    /// Zeroes a locked folio's bytes from `offset` on, in memory.
-    pub(crate) fn zero_folio_from(
-        &self,
-        folio: &FolioRef<'_>,
-        locked: &LockedFolio<'_>,
-        offset: u64,
-    ) {
-        self.zero_folio(folio, locked, offset..locked.pages() * PAGE_BYTES);
-    }
-
-    /// Zeroes some of a locked folio's bytes, counted from its first, in memory.
-    pub(super) fn zero_folio(
-        &self,
-        folio: &FolioRef<'_>,
-        locked: &LockedFolio<'_>,
-        bytes: Range<u64>,
-    ) {
-        let end = bytes.end.min(locked.pages() * PAGE_BYTES);
-        let length = end.saturating_sub(bytes.start) as usize;
-        let target = self.frame_of(folio).wrapping_add(bytes.start as usize);
-        // SAFETY: part of a frame whose lock the caller holds, so it is its only writer.
-        unsafe { copy::zero(target, length) };
-    }
-
-    /// Lets the folio `new`, just started and locked, take the place of `old`, with their bytes
-    /// ([`Mapping::collapse`]); `None` if somebody uses one of those: nothing has changed then.
-    /// Before `new` is unlocked, the caller settles who is dirty and who has a slot.
-    pub(crate) fn collapse<'a>(
-        &'a self,
-        old: Vec<Part<'a>>,
-        new: &FolioRef<'_>,
-        locked: &LockedFolio<'_>,
-    ) -> Option<Vec<Frozen<'a>>> {
-        let arena = &self.memory.arena;
-        let copied: Vec<_> = old.iter().map(|part| (part.folio.id(), part.lock.pages())).collect();
-        let copy = || {
-            let mut target = arena.address(new.id());
-            for (id, pages) in copied {
-                let length = (pages * PAGE_BYTES) as usize;
-                // SAFETY: a frame whose lock the caller holds, so that nobody changes it.
-                let bytes = unsafe { std::slice::from_raw_parts(arena.address(id), length) };
-                // SAFETY: a part, of that length, of the frames of a folio that is in no table yet
-                // and whose lock the caller holds: nobody else writes it.
-                unsafe { copy::copy_in(target, bytes) };
-                target = target.wrapping_add(length);
-            }
-        };
-        let for_table = new.try_clone()?;
-        self.mapping.collapse(&self.memory.folios, old, locked, for_table, copy).ok()
-    }
-
-    /// Makes a locked folio of zeros uptodate.
-    ///
-    /// # Errors
-    /// The kernel has no memory for a page of a region.
-    pub(crate) fn fill_with_zeros(
-        &self,
-        folio: &FolioRef<'_>,
-        locked: &LockedFolio<'_>,
-    ) -> Result<()> {
-        if self.page_space.is_in_place() {
-            return self.install_page(locked, ZEROS.as_ptr(), false);
-        }
-        self.zero_folio_from(folio, locked, 0);
-        self.mapping.mark_uptodate(locked);
-        Ok(())
-    }
-
-    /// Puts the bytes of locked folios that are not uptodate, whole pages in a row, where readers
-    /// of a map see them; in the arena they are there already. Answers how many are there, from the
-    /// first on: all, unless there is an error.
-    ///
-    /// # Errors
-    /// The kernel has no memory.
-    pub(crate) fn install(
-        &self,
-        pages: Range<u64>,
-        source: *const u8,
-        will_be_stored: bool,
-    ) -> (u64, Result<()>) {
-        // SAFETY: the callers give as many pages of memory of their own, in no region.
-        let (there, installed) = unsafe { self.page_space.install(pages, source, will_be_stored) };
-        if self.page_space.is_in_place() {
-            self.memory.counters.add(Counter::MapIn, there);
-        }
-        let refused = |source| ErrorKind::Memory { purpose: "a page of a map", source }.into();
-        (there, installed.map_err(refused))
-    }
-
     /// No write-out begins while the answer lives.
     #[cfg(all(test, not(loom)))]
     pub(crate) fn stop_write_outs(&self) -> impl Drop + '_ {
         self.cutting.write()
     }
-}
-
-/// The bytes of a folio, page by page, which are at `start`. Nobody may change them: the folio is
-/// locked and not yet uptodate, or a write-out of it is in flight.
-pub(super) fn pages_of_still<'a>(
-    folio: &'a FolioRef<'_>,
-    start: *const u8,
-) -> impl Iterator<Item = &'a [u8; PAGE_BYTES as usize]> {
-    let descriptor = folio.folio();
-    let is_writing = descriptor.flags.write_state().is_writing();
-    debug_assert!(is_writing || !descriptor.flags.get(Flag::Uptodate));
-    let pages = descriptor.pages() as usize;
-    // SAFETY: so many pages of a frame whose reference the caller holds, or of where the folio is
-    // on its way in or out, which nobody changes: a writer needs the lock and waits for the
-    // write-out (WRITEBACK-3).
-    let bytes = unsafe { std::slice::from_raw_parts(start.cast(), pages) };
-    bytes.iter()
 }
 
 impl HasTable for Inode {

@@ -1,19 +1,28 @@
-//! Write-outs of folios of a region that are unmapped already: from a copy of their last bytes.
+//! Folios on their way out of memory, and what they leave in the table, as the store says.
 //!
-//! Called by `reclaim/unmap.rs`, which has locked the folios, and keeps the copies until all has
-//! ended. The write-out begins ([`Inode::begin_write_of_victim`]) once the page is unmapped, while
-//! the folio is frozen: a sync that no longer finds the page finds the folio on the dirty list,
-//! where it waits for the end of the freeze, or in flight.
+//! Called by `reclaim`, which has locked the folios. Those of a region are unmapped first
+//! (`reclaim/unmap.rs`) and, if they are dirty, written from a copy of their last bytes, which
+//! `reclaim` keeps until the write-out has ended. That begins ([`Inode::begin_write_of_victim`])
+//! once the page is unmapped, while the folio is frozen: a sync that no longer finds the page finds
+//! the folio on the dirty list, where it waits for the end of the freeze, or in flight.
+//!
+//! # Safety
+//! Copies between frames of folios that the caller has locked.
+#![allow(unsafe_code)]
 
-use super::batch::{CopyAt, WriteBatch, WriteVictim};
-use super::dirty::InFlight;
-use super::inode::Inode;
-use super::store::Cleaner;
+use super::Inode;
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::{IoError, Operation};
-use crate::memory::Region;
-use crate::page::{Entry, Flag, Folio, FolioId, FolioRef, Frozen, LockedFolio, Lookup, PAGE_BYTES};
+use crate::memory::{Region, Shadow};
+use crate::page::{
+    Entry, EvictError, Flag, Folio, FolioId, FolioRef, Frozen, LockedFolio, Lookup, PAGE_BYTES,
+    Part,
+};
 use crate::sync::blocking;
+use crate::sys::copy;
+use crate::writeback::batch::{CopyAt, WriteBatch, WriteVictim};
+use crate::writeback::dirty::InFlight;
+use crate::writeback::store::Cleaner;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,6 +32,83 @@ const PAUSE: Duration = Duration::from_millis(10);
 /// How long they go on: who waits holds the reclaim lock, and the lock of the folio.
 const PUT_BACK_MAX: Duration = Duration::from_secs(2);
 
+impl Inode {
+    /// Evicts a folio (`Mapping::evict`) and leaves what finds its bytes again.
+    pub(crate) fn evict<'a>(
+        &self,
+        folio: FolioRef<'a>,
+        locked: &LockedFolio<'_>,
+        shadow: Shadow,
+    ) -> std::result::Result<Frozen<'a>, EvictError<'a>> {
+        debug_assert!(!self.page_space.is_in_place(), "a region's pages are unmapped first");
+        let frozen =
+            self.mapping.evict(folio, locked, |page| self.store.left_by(locked, page, shadow))?;
+        self.store.note_out_of_table(locked);
+        Ok(frozen)
+    }
+
+    /// Ends the eviction of a folio that is frozen, not dirty, and unmapped; and frees it.
+    pub(crate) fn end_eviction(&self, frozen: Frozen<'_>, locked: LockedFolio<'_>, shadow: Shadow) {
+        let leave = |page| self.store.left_by(&locked, page, shadow);
+        self.mapping.end_eviction(&frozen, &locked, leave);
+        self.store.note_out_of_table(&locked);
+        // E5: the next life of the frame must not find it locked.
+        drop(locked);
+        frozen.free();
+    }
+
+    /// The bytes of a locked folio are no longer wanted, dirty or not; no write-out of it is in
+    /// flight. It is about to leave the table.
+    pub(in crate::writeback) fn forget_content(&self, folio: &Folio, id: FolioId) {
+        self.store.drop_slot(folio);
+        self.dirty.forget(&self.memory.folios, id);
+        self.store.note_gone(folio.pages());
+    }
+
+    /// Gives back what `seen`, an Entry without a folio, names at the head `index`, if anything.
+    pub(in crate::writeback) fn forget_absent(&self, index: u64, seen: Entry) {
+        if seen.as_value().is_some() && self.mapping.take_value(index, seen) {
+            self.store.give_back(seen, 1 << self.mapping.order());
+        }
+    }
+
+    /// Lets the folio `new`, just started and locked, take the place of `old`, with their bytes
+    /// ([`Mapping::collapse`]); `None` if somebody uses one of those: nothing has changed then.
+    /// Before `new` is unlocked, the caller settles who is dirty and who has a slot.
+    pub(crate) fn collapse<'a>(
+        &'a self,
+        old: Vec<Part<'a>>,
+        new: &FolioRef<'_>,
+        locked: &LockedFolio<'_>,
+    ) -> Option<Vec<Frozen<'a>>> {
+        let arena = &self.memory.arena;
+        let copied: Vec<_> = old.iter().map(|part| (part.folio.id(), part.lock.pages())).collect();
+        let copy = || {
+            let mut target = arena.address(new.id());
+            for (id, pages) in copied {
+                let length = (pages * PAGE_BYTES) as usize;
+                // SAFETY: a frame whose lock the caller holds, so that nobody changes it.
+                let bytes = unsafe { std::slice::from_raw_parts(arena.address(id), length) };
+                // SAFETY: a part, of that length, of the frames of a folio that is in no table yet
+                // and whose lock the caller holds: nobody else writes it.
+                unsafe { copy::copy_in(target, bytes) };
+                target = target.wrapping_add(length);
+            }
+        };
+        let for_table = new.try_clone()?;
+        self.mapping.collapse(&self.memory.folios, old, locked, for_table, copy).ok()
+    }
+
+    /// The folio `new`, locked, has the bytes of all of `old` since a collapse: it is dirty from
+    /// now on, and they are not, in one step.
+    pub(crate) fn pass_dirt(&self, old: &[Frozen<'_>], new: FolioId) {
+        // Before: what is dirty has a number where the slot would be (rule 4 of `page`).
+        old.iter().for_each(|frozen| self.store.drop_slot(frozen.folio()));
+        self.dirty.replace(&self.memory.folios, old.iter().map(Frozen::id), new);
+    }
+}
+
+/// Folios of a region: their pages are unmapped first.
 impl Inode {
     /// The folio, locked and perhaps frozen, holds bytes that were stored through a map.
     pub(crate) fn mark_stored(&self, folio: &Folio, id: FolioId) {
@@ -103,7 +189,7 @@ impl Inode {
 
     /// Why the page at `index` cannot be written.
     #[cold]
-    pub(super) fn discarded(&self, index: u64) -> IoError {
+    pub(in crate::writeback) fn discarded(&self, index: u64) -> IoError {
         let source = "the program has thrown the page away (madvise or munmap on a map)";
         IoError {
             file: self.name(),
@@ -136,7 +222,11 @@ impl Inode {
     /// # Errors
     /// The kernel does not tell. Then every resident page may have been stored to, and the caller
     /// treats all of them as dirty.
-    pub(super) fn mark_stored_in(&self, range: &Range<u64>, patient: bool) -> Result<()> {
+    pub(in crate::writeback) fn mark_stored_in(
+        &self,
+        range: &Range<u64>,
+        patient: bool,
+    ) -> Result<()> {
         let Some(region) = self.page_space.tracked() else {
             return Ok(());
         };

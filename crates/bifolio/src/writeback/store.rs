@@ -1,28 +1,34 @@
 //! Where a file's pages are while they are not in memory: the seam behind which the kinds of files
-//! differ. Nobody else asks which kind it is.
+//! differ. No other module asks which kind it is.
 //!
-//! An [`Inode`](super::Inode) has one store. That of a file on a disk (`disk.rs`) has a backing,
-//! whose bytes are those of the file wherever no folio is dirty. That of a memory file (`swap.rs`)
-//! has slots of the cache's swap, if there is one: a page without a folio is in a slot, or is a
-//! hole, which reads as zeros.
+//! An [`Inode`](super::Inode) has one store. That of a file on a disk has a backing, whose bytes
+//! are those of the file wherever no folio is dirty. That of a memory file has slots of the cache's
+//! swap, if there is one: a page without a folio is in a slot, or is a hole, which reads as zeros.
 //!
 //! | Entry without a folio | on a disk | of a memory file |
 //! |---|---|---|
 //! | hole | on the backing | zeros, nowhere |
 //! | value | on the backing; the shadow of an eviction | in the swap; the slot |
+//!
+//! The slot of a page of a memory file wanders between its Entry and the folio's descriptor
+//! (SWAP-1):
+//!
+//! ```text
+//!   value(slot) --take_over--> clean folio with the slot --evict--> value(slot)
+//!                                 |            ^
+//!                              mark_dirty      | its write-out ended (swap_out.rs)
+//!                                 v            |
+//!                              dirty folio, no slot
+//! ```
 
-mod disk;
-mod swap;
-
-pub(super) use disk::DiskStore;
-pub(super) use swap::SwapStore;
-
+use super::inode::pages_of_still;
 use crate::error::{ErrorKind, Result};
-use crate::io::{Backing, DirectStatus, IoError};
+use crate::io::{self, Backing, DirectStatus, IoError, Operation};
 use crate::memory::Shadow;
 use crate::page::{Entry, Folio, FolioRef, LockedFolio, PAGE_BYTES};
 use crate::swap::Swap;
-use std::sync::Arc;
+use crate::sync::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 /// Which thread writes out what is dirty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,13 +48,81 @@ pub(crate) enum Store {
     Swap(SwapStore),
 }
 
+/// The store of a file that has a backing: who reads, who writes, and how long it is there.
+#[derive(Debug)]
+pub(crate) struct DiskStore {
+    /// The backing that reads go to.
+    reader: Arc<dyn Backing>,
+    /// The backing that writes go to; set by the first handle that may write.
+    writer: OnceLock<Arc<dyn Backing>>,
+    /// Length of the backing as we made or found it, bytes: behind it there is nothing to read. Who
+    /// changes it, and with which lock: `inode/resize.rs`.
+    len_bytes: AtomicU64,
+    /// How often the backing was changed.
+    changes: AtomicU64,
+    /// The value of `changes` when the last good flush began.
+    flushed_changes: AtomicU64,
+    /// The value of `changes` when the last flush that failed began.
+    failed_changes: AtomicU64,
+}
+
+impl DiskStore {
+    /// The backing has been changed: it is durable after the next flush that begins now or later.
+    fn note_change(&self) {
+        // Release: pairs with the Acquire in `flush` and `is_flushed`.
+        self.changes.fetch_add(1, Ordering::Release);
+    }
+}
+
+/// The store of a memory file.
+#[derive(Debug)]
+pub(crate) struct SwapStore {
+    /// What messages call the file.
+    name: String,
+    /// Where folios go when memory is short.
+    swap: Option<Arc<Swap>>,
+}
+
+impl SwapStore {
+    /// The marks that a folio which is not dirty leaves at the head of a unit, and beside the slot.
+    fn left_by(&self, locked: &LockedFolio<'_>, page: u64, shadow: Option<Shadow>) -> Entry {
+        let slot = locked.slot();
+        if slot == 0 {
+            return Entry::HOLE;
+        }
+        if let (Some(swap), Some(shadow)) = (&self.swap, shadow) {
+            swap.set_shadow(slot + page as u32, shadow);
+        }
+        Entry::value(u64::from(slot) + page)
+    }
+}
+
+impl Store {
+    /// The store of a file over `backing`, which has `len_bytes` bytes now.
+    pub(super) fn on_disk(backing: &Arc<dyn Backing>, len_bytes: u64) -> Self {
+        Self::Disk(DiskStore {
+            reader: Arc::clone(backing),
+            writer: OnceLock::new(),
+            len_bytes: AtomicU64::new(len_bytes),
+            changes: AtomicU64::new(0),
+            flushed_changes: AtomicU64::new(0),
+            failed_changes: AtomicU64::new(0),
+        })
+    }
+
+    /// The store of a memory file.
+    pub(super) fn in_memory(name: String, swap: Option<Arc<Swap>>) -> Self {
+        Self::Swap(SwapStore { name, swap })
+    }
+}
+
 /// The kind of the file.
 impl Store {
     /// Its name, for messages.
     pub(crate) fn name(&self) -> String {
         match self {
-            Self::Disk(disk) => disk.reader().describe(),
-            Self::Swap(swap) => swap.name().to_owned(),
+            Self::Disk(disk) => disk.reader.describe(),
+            Self::Swap(swap) => swap.name.clone(),
         }
     }
 
@@ -61,7 +135,7 @@ impl Store {
     pub(crate) fn cleaner(&self) -> Cleaner {
         match self {
             Self::Disk(_) => Cleaner::Flusher,
-            Self::Swap(swap) if swap.swap().is_some() => Cleaner::Swapper,
+            Self::Swap(swap) if swap.swap.is_some() => Cleaner::Swapper,
             Self::Swap(_) => Cleaner::Nobody,
         }
     }
@@ -69,20 +143,20 @@ impl Store {
     /// How transfers reach the storage.
     pub(crate) fn direct(&self) -> DirectStatus {
         match self {
-            Self::Disk(disk) => disk.reader().direct(),
+            Self::Disk(disk) => disk.reader.direct(),
             Self::Swap(_) => DirectStatus::Custom,
         }
     }
 
     /// Whether there is a backing that takes writes.
     pub(crate) fn is_writable(&self) -> bool {
-        matches!(self, Self::Disk(disk) if disk.writer().is_some())
+        matches!(self, Self::Disk(disk) if disk.writer.get().is_some())
     }
 
     /// Lets writes go to `backing` from now on, unless they go somewhere already.
     pub(crate) fn allow_writes(&self, backing: &Arc<dyn Backing>) {
         if let Self::Disk(disk) = self {
-            disk.allow_writes(backing);
+            disk.writer.get_or_init(|| Arc::clone(backing));
         }
     }
 }
@@ -92,7 +166,10 @@ impl Store {
     /// Bytes the backing has from `position_bytes` on, at most `length_bytes`.
     pub(crate) fn bytes_from(&self, position_bytes: u64, length_bytes: u64) -> u64 {
         match self {
-            Self::Disk(disk) => disk.bytes_from(position_bytes, length_bytes),
+            Self::Disk(disk) => {
+                let len_bytes = disk.len_bytes.load(Ordering::Relaxed);
+                len_bytes.saturating_sub(position_bytes).min(length_bytes)
+            }
             Self::Swap(_) => 0,
         }
     }
@@ -104,26 +181,34 @@ impl Store {
 
     /// Cuts the backing, or lets it grow by zeros. The caller has `cutting` alone.
     pub(crate) fn set_len(&self, len_bytes: u64) -> std::result::Result<(), IoError> {
-        match self {
-            Self::Disk(disk) => disk.set_len(len_bytes),
-            Self::Swap(_) => Ok(()),
-        }
+        let Self::Disk(disk) = self else { return Ok(()) };
+        let resized = io::set_len(&**disk.writer.get().unwrap_or(&disk.reader), len_bytes);
+        // One that failed may have done a part of it.
+        disk.note_change();
+        resized?;
+        disk.len_bytes.store(len_bytes, Ordering::Relaxed);
+        Ok(())
     }
 
     /// Asks the backing, if there is one, how long it is. The caller has `cutting` alone.
     pub(crate) fn take_len(&self) -> std::result::Result<Option<u64>, IoError> {
-        match self {
-            Self::Disk(disk) => disk.take_len().map(Some),
-            Self::Swap(_) => Ok(None),
-        }
+        let Self::Disk(disk) = self else { return Ok(None) };
+        let len_bytes = io::len_bytes(&**disk.writer.get().unwrap_or(&disk.reader))?;
+        disk.len_bytes.store(len_bytes, Ordering::Relaxed);
+        Ok(Some(len_bytes))
     }
 }
 
 /// Pages without a folio.
 impl Store {
+    /// Returns `true` if there are pages that have no bytes anywhere, and read as zeros.
+    pub(crate) fn has_holes(&self) -> bool {
+        matches!(self, Self::Swap(_))
+    }
+
     /// Whether a page that has `seen` has no bytes anywhere, and reads as zeros.
     pub(crate) fn is_hole(&self, seen: Entry) -> bool {
-        matches!(self, Self::Swap(_)) && seen == Entry::HOLE
+        self.has_holes() && seen == Entry::HOLE
     }
 
     /// Whether values in the table are places of bytes, which must not be forgotten.
@@ -183,6 +268,13 @@ impl Store {
         }
     }
 
+    /// Notes that a folio is out of its table: its pages are gone unless a slot has their bytes.
+    pub(crate) fn note_out_of_table(&self, locked: &LockedFolio<'_>) {
+        if locked.slot() == 0 {
+            self.note_gone(locked.pages());
+        }
+    }
+
     /// So many pages have no bytes in memory any more, nor in a slot.
     pub(crate) fn note_gone(&self, pages: u64) {
         if let Some(swap) = self.slots() {
@@ -194,7 +286,7 @@ impl Store {
     pub(crate) fn slots(&self) -> Option<&Arc<Swap>> {
         match self {
             Self::Disk(_) => None,
-            Self::Swap(swap) => swap.swap(),
+            Self::Swap(swap) => swap.swap.as_ref(),
         }
     }
 }
@@ -204,8 +296,11 @@ impl Store {
     /// Where transfers come from that fill folios.
     pub(crate) fn reader(&self) -> &Arc<dyn Backing> {
         match self {
-            Self::Disk(disk) => disk.reader(),
-            Self::Swap(swap) => swap.reader(),
+            Self::Disk(disk) => &disk.reader,
+            Self::Swap(swap) => {
+                let Some(swap) = &swap.swap else { unreachable!("there is nothing to read from") };
+                swap.backing()
+            }
         }
     }
 
@@ -220,7 +315,7 @@ impl Store {
     /// How much of `length_bytes` there is of it to read, and of what follows.
     pub(crate) fn bytes_to_read(&self, folio: &Folio, length_bytes: u64) -> u64 {
         match self {
-            Self::Disk(disk) => disk.bytes_from(folio.index() * PAGE_BYTES, length_bytes),
+            Self::Disk(_) => self.bytes_from(folio.index() * PAGE_BYTES, length_bytes),
             Self::Swap(_) if folio.slot() != 0 => length_bytes,
             Self::Swap(_) => 0,
         }
@@ -235,10 +330,23 @@ impl Store {
     /// Judges the bytes a locked folio was just filled with, which are at `start`: what comes from
     /// the swap must be what went there (SWAP-4). Tells whether it comes from there.
     pub(crate) fn check_filled(&self, folio: &FolioRef<'_>, start: *const u8) -> Result<bool> {
-        match self {
-            Self::Disk(_) => Ok(false),
-            Self::Swap(swap) => swap.check_filled(folio, start),
+        let Self::Swap(SwapStore { name, swap: Some(swap) }) = self else { return Ok(false) };
+        let descriptor = folio.folio();
+        if descriptor.slot() == 0 {
+            return Ok(false);
         }
+        let pages = pages_of_still(folio, start);
+        for ((slot, page), index) in (descriptor.slot()..).zip(pages).zip(descriptor.index()..) {
+            swap.check(slot, page).map_err(|mismatch| ErrorKind::SwapCorrupt {
+                file: name.clone(),
+                position_bytes: index * PAGE_BYTES,
+                swap: swap.name().to_owned(),
+                swap_position_bytes: Swap::position_bytes(slot),
+                expected_checksum: mismatch.expected,
+                found_checksum: mismatch.found,
+            })?;
+        }
+        Ok(true)
     }
 
     /// A read of the file from `position_bytes` on has failed.
@@ -247,7 +355,7 @@ impl Store {
         match self {
             Self::Disk(_) => source.into(),
             Self::Swap(swap) => {
-                ErrorKind::SwapRead { file: swap.name().to_owned(), position_bytes, source }.into()
+                ErrorKind::SwapRead { file: swap.name.clone(), position_bytes, source }.into()
             }
         }
     }
@@ -266,7 +374,16 @@ impl Store {
         match self.slots() {
             None => ErrorKind::CutShort { file, position_bytes, expected_bytes, got_bytes }.into(),
             Some(swap) => {
-                let source = swap::cut_short(swap, folio, expected_bytes, got_bytes);
+                let source = IoError {
+                    file: swap.name().to_owned(),
+                    operation: Operation::Read,
+                    position_bytes: Swap::position_bytes(folio.slot()) + got_bytes,
+                    length_bytes: expected_bytes - got_bytes,
+                    source: std::io::Error::new(
+                        std::io::ErrorKind::UnexpectedEof,
+                        "another process has cut it",
+                    ),
+                };
                 ErrorKind::SwapRead { file, position_bytes, source }.into()
             }
         }
@@ -278,14 +395,19 @@ impl Store {
     /// Where the file is written to.
     pub(crate) fn writer(&self) -> &Arc<dyn Backing> {
         let Self::Disk(disk) = self else { unreachable!("a memory file has no place of its own") };
-        disk.writer().unwrap_or(disk.reader())
+        disk.writer.get().unwrap_or(&disk.reader)
     }
 
-    /// So many bytes have been written to the backing. The caller shares `cutting`.
+    /// Notes that so many bytes have been written to the backing, which is as long at least. To
+    /// write none makes it no longer: of a folio behind the end of the file, whose removal is under
+    /// way, nothing is written. The caller shares `cutting`, so no change of the length is under
+    /// way.
     pub(crate) fn note_written(&self, position_bytes: u64, length_bytes: u64) {
-        if let Self::Disk(disk) = self {
-            disk.note_written(position_bytes, length_bytes);
+        let Self::Disk(disk) = self else { return };
+        if length_bytes > 0 {
+            disk.len_bytes.fetch_max(position_bytes + length_bytes, Ordering::Relaxed);
         }
+        disk.note_change();
     }
 
     /// A write-out has ended.
@@ -297,24 +419,35 @@ impl Store {
 
     /// Makes what has been written durable.
     pub(crate) fn flush(&self, metadata: bool) -> std::result::Result<(), IoError> {
-        match self {
-            Self::Disk(disk) => disk.flush(metadata),
-            Self::Swap(_) => Ok(()),
-        }
+        let Self::Disk(disk) = self else { return Ok(()) };
+        let Some(writer) = disk.writer.get() else { return Ok(()) };
+        // Acquire: pairs with the Release in `note_change`: the device has what is counted.
+        let changes = disk.changes.load(Ordering::Acquire);
+        let flushed = if metadata { io::sync_all(&**writer) } else { io::sync_data(&**writer) };
+        match flushed {
+            // Release: pairs with the Acquire in `is_flushed`.
+            Ok(()) => disk.flushed_changes.fetch_max(changes, Ordering::Release),
+            // Relaxed: only the value counts.
+            Err(_) => disk.failed_changes.fetch_max(changes, Ordering::Relaxed),
+        };
+        flushed
     }
 
     /// Whether the backing was flushed since it was last changed.
     pub(crate) fn is_flushed(&self) -> bool {
-        match self {
-            Self::Disk(disk) => disk.is_flushed(),
-            Self::Swap(_) => true,
-        }
+        let Self::Disk(disk) = self else { return true };
+        // Acquire: pairs with the Release in `flush` and `note_change`.
+        let flushed_changes = disk.flushed_changes.load(Ordering::Acquire);
+        // Acquire: as above.
+        disk.changes.load(Ordering::Acquire) <= flushed_changes
     }
 
-    /// Gives up what a flush that failed was to make durable.
+    /// Gives up what a flush that failed was to make durable, and no change that came later.
     pub(crate) fn forget_failed_flush(&self) {
-        if let Self::Disk(disk) = self {
-            disk.forget_failed_flush();
-        }
+        let Self::Disk(disk) = self else { return };
+        // Relaxed: only the value counts.
+        let failed_changes = disk.failed_changes.load(Ordering::Relaxed);
+        // Release: pairs with the Acquire in `is_flushed`.
+        disk.flushed_changes.fetch_max(failed_changes, Ordering::Release);
     }
 }
