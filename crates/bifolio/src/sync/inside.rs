@@ -8,8 +8,15 @@
 //! with the message about a fault. Threads that find no slot are not known: their faults wait.
 //! A hit takes no folio lock, and counts nothing.
 
+#[cfg(not(all(test, loom)))]
 use crate::sys::process::current_thread;
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+
+/// A model run has one kernel thread.
+#[cfg(all(test, loom))]
+fn current_thread() -> u32 {
+    1
+}
 
 /// How many threads can be known at a time.
 const SLOTS_MAX: usize = 1024;
