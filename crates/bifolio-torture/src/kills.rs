@@ -4,8 +4,8 @@
 //!
 //! It proves this: when a sync, or a close, has answered Ok, every byte written before it has left
 //! the process, for the right places of the file, and no later part of that process's life, nor its
-//! death in the midst of anything, takes it back; and a file, its length, a swap file with a name
-//! and their locks are fit for use after a death at any moment. With direct transfers (most lives)
+//! death in the midst of anything, takes it back; and a file and its length are fit for use after
+//! a death at any moment. With direct transfers (most lives)
 //! the bytes are at the block device then; with buffered ones they are in the kernel's page cache,
 //! which survives the process.
 //!

@@ -342,8 +342,8 @@ impl Scene {
     }
 }
 
-/// A place for the pages of memory files: a temporary file, one with a name, or a slow device that
-/// may refuse some writes.
+/// A place for the pages of memory files: a temporary file, or a slow device that may refuse some
+/// writes.
 fn swap_in(
     builder: CacheBuilder,
     directory: &Path,
@@ -351,8 +351,7 @@ fn swap_in(
 ) -> (CacheBuilder, Option<Arc<Device>>) {
     let builder = builder.swap_bytes_max(64 << 20);
     match random.u32(0..3) {
-        0 => (builder.swap_directory(directory), None),
-        1 => (builder.swap_file(directory.join("swap")), None),
+        0 | 1 => (builder.swap_directory(directory), None),
         _ => {
             let write = if random.bool() { 0 } else { 100_000 };
             let faults = Faults { write, short: 50_000, slow: 50_000, ..Faults::default() };

@@ -1,8 +1,7 @@
 //! The child of a scene of kills: works on real files until it is killed, and keeps a journal.
 //!
 //! Everything but the files and their greatest length is drawn anew for each life: the bound, the
-//! size of the folios, direct or buffered transfers, maps, the swap, threads, which operations. A
-//! swap file with a name is found again by the next life.
+//! size of the folios, direct or buffered transfers, maps, threads, which operations.
 //!
 //! # Safety
 //! Stores raw words through maps, inside their ranges, one aligned word at a time; a life with maps
@@ -68,11 +67,7 @@ pub fn live(directory: &Path, seed: u64, number: u64) -> anyhow::Result<()> {
     let memory_bytes = (if is_mappable { 2 << 20 } else { 256 << 10 }) << random.u32(0..4);
     let mut builder = Cache::builder().memory(memory_bytes).reclaim_wait_ms_max(60_000);
     builder = builder.dirty_age_ms_max(random.choice([2, 10, 50, 30_000]).unwrap_or(10));
-    builder = builder.swap_bytes_max(16 << 20);
-    builder = match random.bool() {
-        true => builder.swap_directory(files_in(directory)),
-        false => builder.swap_file(directory.join("swap")),
-    };
+    builder = builder.swap_bytes_max(16 << 20).swap_directory(files_in(directory));
     let cache = builder.build()?;
     let folio_bytes = match is_mappable || memory_bytes < 2 << 20 {
         true => 4096,

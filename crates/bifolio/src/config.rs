@@ -22,7 +22,7 @@ pub(crate) const IO_DEPTH_MAX: usize = 1024;
 /// The largest window of readahead, bytes.
 pub(crate) const READAHEAD_BYTES_MAX: u64 = 1 << 30;
 
-/// The smallest swap, bytes: its header and a page.
+/// The smallest swap, bytes: the unused slot 0 and a page.
 const SWAP_BYTES_MIN: u64 = 8 << 10;
 /// The largest, bytes: a value Entry numbers its pages with 28 bits.
 const SWAP_BYTES_MAX: u64 = 1 << 40;

@@ -96,14 +96,13 @@ pub enum ErrorKind {
     /// dirty as before.
     #[error(transparent)]
     Io(#[from] IoError),
-    /// The swap file cannot be used. A file that was there is as it was.
-    #[error("swap file {}: {problem}", path.display())]
+    /// The system refused a temporary file for the swap.
+    #[error("cannot make a temporary swap file in {}: {source}", directory.display())]
     SwapFile {
-        /// The file, or the directory for a temporary one.
-        path: PathBuf,
-        /// Why.
-        #[source]
-        problem: SwapFileProblem,
+        /// The directory of [`CacheBuilder::swap_directory`](crate::CacheBuilder::swap_directory).
+        directory: PathBuf,
+        /// The system's answer.
+        source: std::io::Error,
     },
     /// A page of a memory file could not be read back from the swap. It stays there: a later
     /// access tries again.
@@ -500,37 +499,6 @@ pub struct Discarded {
 /// The end of a message, if there is a cause.
 fn because(cause: &Option<Arc<IoError>>) -> String {
     cause.as_ref().map_or_else(String::new, |cause| format!("; what cannot be written: {cause}"))
-}
-
-/// Why a file cannot be a cache's swap file.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum SwapFileProblem {
-    /// It is not empty, and no cache has begun it.
-    #[error(
-        "it holds something else, and was left as it is; name another file, or one that is empty"
-    )]
-    Foreign,
-    /// It was begun by another version of this library.
-    #[error(
-        "it has the format {found} of another version, where {expected} is known, and was left as \
-         it is; delete it if no program uses it"
-    )]
-    OtherVersion {
-        /// The format of the file.
-        found: u32,
-        /// The format that is written here.
-        expected: u32,
-    },
-    /// Another cache, of this process or another one, has it open.
-    #[error("another cache is using it; each needs a file of its own")]
-    InUse,
-    /// The system refused the lock that keeps other caches away.
-    #[error("it cannot be locked: {0}")]
-    Lock(#[source] std::io::Error),
-    /// The system refused a temporary file in the directory.
-    #[error("no temporary file can be made in this directory: {0}")]
-    NoTemporaryFile(#[source] std::io::Error),
 }
 
 /// Why a range of a memory file cannot become one folio.

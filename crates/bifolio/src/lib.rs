@@ -96,9 +96,7 @@ mod surface {
     pub use crate::ablation::{DrainPolicy, PinMode};
     pub use crate::cache::{Cache, CacheBuilder};
     pub use crate::config::{FaultMode, HugePages};
-    pub use crate::error::{
-        CloseFailure, CollapseRefusal, Discarded, Error, ErrorKind, Result, SwapFileProblem,
-    };
+    pub use crate::error::{CloseFailure, CollapseRefusal, Discarded, Error, ErrorKind, Result};
     pub use crate::file::{
         Advice, File, FileCursor, Hold, OpenOptions, PageResidency, Pin, PinMut, Pins, Placement,
         ReadRequest, Residency,

@@ -139,14 +139,6 @@ impl CacheBuilder {
         self
     }
 
-    /// As [`Self::swap_directory`], to a file with a name: made if there is none; one that is there
-    /// must be empty or have been made by this, and no cache may be using it. It is of no use to
-    /// anybody but the cache that writes it.
-    pub fn swap_file(mut self, path: impl Into<PathBuf>) -> Self {
-        self.swap = Some(SwapPlace::File(path.into()));
-        self
-    }
-
     /// As [`Self::swap_directory`], to storage of your own.
     pub fn swap_backing(mut self, backing: Arc<dyn Backing>) -> Self {
         self.swap = Some(SwapPlace::Backing(backing));

@@ -202,7 +202,7 @@ impl Drop for Registry {
         }
         if let Some(swap) = &self.services.swap {
             // Its pages are nobody's now. Who cannot cut it finds it longer than it need be.
-            let _ = swap.cut_to_header();
+            let _ = swap.cut();
         }
     }
 }

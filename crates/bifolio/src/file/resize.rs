@@ -528,9 +528,11 @@ mod tests {
     use super::*;
     use crate::Cache;
     use crate::file::fill::Locked;
+    use crate::io::{DiskFile, DiskOptions};
     use crate::page::WriteState;
     use crate::sync::Ordering::Relaxed;
     use crate::sync::meanwhile;
+    use crate::sys::probe::Features;
     use std::fs;
     use std::sync::Arc;
 
@@ -541,7 +543,11 @@ mod tests {
         const PAGES: u64 = 600;
         let directory = tempfile::tempdir().unwrap();
         let swap = directory.path().join("swap");
-        let cache = Cache::builder().memory(1 << 20).swap_file(&swap).build().unwrap();
+        let options =
+            DiskOptions { read: true, write: true, create: true, ..DiskOptions::default() };
+        let storage = DiskFile::open(&swap, &options, &Features::probe(&[])).unwrap();
+        let builder = Cache::builder().memory(1 << 20).swap_backing(Arc::new(storage));
+        let cache = builder.build().unwrap();
         let file = cache.memory_file("cut").unwrap();
         for index in 0..PAGES {
             file.write_all_at(&[7; PAGE_BYTES as usize], index * PAGE_BYTES).unwrap();

@@ -40,8 +40,7 @@ pub(crate) use engine::{Engine, Queue};
 pub use error::{IoError, OpenDiskError, Operation};
 pub use options::{DirectIo, DiskOptions};
 pub(crate) use transfer::{
-    Pieces, RUN_PAGES_MAX, Transfer, allocate, len_bytes, read_full, set_len, sync_all, sync_data,
-    write_full,
+    Pieces, RUN_PAGES_MAX, Transfer, allocate, len_bytes, set_len, sync_all, sync_data,
 };
 
 pub use crate::sys::file::FileKind;

@@ -43,7 +43,7 @@ const REFUSAL_SLEEP_MIN: Duration = Duration::from_micros(100);
 /// Fills a row of buffers, one behind the other, from `position_bytes` on. `first` is the answer
 /// to the first attempt, if it has been made already. Returns how many bytes there were before the
 /// end.
-pub(crate) fn read_full(
+pub(super) fn read_full(
     backing: &dyn Backing,
     targets: &mut [IoBufMut<'_>],
     position_bytes: u64,
@@ -78,7 +78,7 @@ pub(crate) fn read_full(
 
 /// Writes a row of buffers, one behind the other, at `position_bytes`. `first` is the answer to the
 /// first attempt, if it has been made already. Returns how many bytes the row has.
-pub(crate) fn write_full(
+pub(super) fn write_full(
     backing: &dyn Backing,
     sources: &[IoBuf<'_>],
     position_bytes: u64,

@@ -7,7 +7,7 @@
 //!   slot    0        1    2    3   ...                     slots.rs, slot_group.rs: in use;
 //!                                                          stretch.rs: which have storage
 //!         +--------+----+----+----+-----
-//!   file  | header |    page each, 4 KiB                   place.rs, place.rs: where, and whose
+//!   file  | unused |    page each, 4 KiB                   temporary.rs: how it is made
 //!         +--------+----+----+----+-----
 //!   memory           one word each: checksum, shadow       slot_metadata.rs
 //! ```
@@ -35,31 +35,28 @@
 //! - SWAP-4: the checksum is taken before the page leaves memory, of bytes that nobody changes
 //!   until the transfer has ended (WRITEBACK-3). What is read back is compared before anybody sees
 //!   it: a page that fails is an error, never data.
-//! - SWAP-5: a file with a name is changed only while it is locked, and only if it was empty or
-//!   has our header.
 //!
 //! The file is never synced, and of no use to anybody but the cache that wrote it. Nothing here
 //! transfers pages, knows folios or waits for anything but the file system, and the lock over the
 //! slots, which is held for no call and under which no other is taken.
 
-mod place;
 mod slot_group;
 mod slot_metadata;
 mod slots;
 mod stretch;
+mod temporary;
 #[cfg(test)]
 mod tests;
 
-use std::os::fd::OwnedFd;
+use std::path::PathBuf;
 use std::sync::Arc;
 
-pub(crate) use place::SwapPlace;
 pub(crate) use slot_group::GROUP_SLOTS;
 pub(crate) use slot_metadata::Mismatch;
 pub(crate) use slots::{GROUP_BYTES, SlotRun};
 
 use crate::error::{ErrorKind, Result};
-use crate::io::{self, Backing, IoError};
+use crate::io::{self, Backing, Guarded, IoError};
 use crate::memory::Shadow;
 use crate::sync::{AtomicU64, Mutex, Ordering};
 use crate::sys::memory::PAGE_BYTES;
@@ -70,6 +67,15 @@ use stretch::Stretches;
 
 /// Of so many slots one is spare.
 const PART_SPARE: u64 = 16;
+
+/// Where swapped pages are stored.
+#[derive(Clone, Debug)]
+pub(crate) enum SwapPlace {
+    /// A temporary file in this directory.
+    In(PathBuf),
+    /// The caller's storage.
+    Backing(Arc<dyn Backing>),
+}
 
 /// How write-outs have ended.
 #[derive(Clone, Debug, Default)]
@@ -90,18 +96,19 @@ pub(crate) struct Swap {
     /// Pages of memory files that exist, wherever: each may need a slot.
     pages: AtomicU64,
     answers: Mutex<Answers>,
-    /// Behind the backing: the file is closed before others may have it.
-    _lock: Option<OwnedFd>,
 }
 
 impl Swap {
-    /// Opens the swap file, for pages in its first `bytes_max` bytes, the header's among them.
+    /// Opens the swap, for pages in its first `bytes_max` bytes.
     ///
     /// # Errors
-    /// `Open`, `Io`: the file cannot be opened, or its header not be read or written. `SwapFile`:
-    /// it is another's, or in use; it is as it was. `Memory`: no address space for the words.
+    /// `SwapFile`, `Open`: no temporary file can be made, or opened. `Memory`: no address space for
+    /// the words.
     pub(crate) fn open(place: SwapPlace, bytes_max: u64, features: &Features) -> Result<Self> {
-        let place::Opened { backing, lock } = place::open(place, features)?;
+        let backing: Arc<dyn Backing> = match place {
+            SwapPlace::In(directory) => Arc::new(temporary::open(&directory, features)?),
+            SwapPlace::Backing(backing) => Arc::new(Guarded::new(backing)?),
+        };
         let slots = Slots::new(bytes_max);
         let purpose = "the checksums of swapped pages (CacheBuilder::swap_bytes_max)";
         let words = SlotMetadata::new(slots.end())
@@ -109,7 +116,7 @@ impl Swap {
         let name = backing.describe();
         let (stretches, pages) = (Stretches::default(), AtomicU64::new(0));
         let answers = Mutex::default();
-        Ok(Self { backing, name, slots, words, stretches, pages, answers, _lock: lock })
+        Ok(Self { backing, name, slots, words, stretches, pages, answers })
     }
 
     /// The storage of swapped pages.
@@ -127,17 +134,17 @@ impl Swap {
         u64::from(slot) * PAGE_BYTES as u64
     }
 
-    /// Cuts the file to its header, so that the space is free again. Nobody needs a slot any more.
-    pub(crate) fn cut_to_header(&self) -> std::result::Result<(), IoError> {
+    /// Cuts the file to length 0, which frees its space. No slot may have an owner.
+    pub(crate) fn cut(&self) -> std::result::Result<(), IoError> {
         self.stretches.forget();
-        io::set_len(&*self.backing, PAGE_BYTES as u64)
+        io::set_len(&*self.backing, 0)
     }
 
     /// Has storage set aside for what is written next. For who is about to write,
     /// one thread at a time, which has no transfer in flight. Blocks for the file system.
     pub(crate) fn set_storage_aside(&self) {
         self.slots.try_again();
-        // The header's slot is none of the capacity.
+        // Slot 0 is not part of the capacity.
         let limit = self.slots.capacity() + 1;
         self.stretches.reach(&*self.backing, || self.slots.next(), limit);
     }

@@ -38,9 +38,9 @@ const BOOKKEEPING_BYTES: u64 = 256;
 const _: () =
     assert!(3 * (size_of::<SlotGroup>() + 2 * size_of::<u16>()) <= BOOKKEEPING_BYTES as usize);
 
-/// Slots there can be, that of the header included: a value Entry names each (SWAP-2).
+/// Slots there can be, slot 0 included: a value Entry names each (SWAP-2).
 pub(super) const SLOTS_MAX: u64 = VALUE_MAX + 1;
-/// The slot that is never handed out: the header of the file.
+/// The slot that is never handed out: 0 stands for "none" in a descriptor.
 const HEADER_SLOT: u32 = 0;
 /// Steps whose largest reach is kept; few in tests, so that a search crosses many groups.
 const GROUP_STEPS: usize = if cfg!(test) { 3 } else { 512 };

@@ -48,7 +48,7 @@ impl Stretches {
         self.end.store(new_end, Ordering::Relaxed);
     }
 
-    /// The file was cut to its header.
+    /// The file was cut to length 0.
     pub(super) fn forget(&self) {
         self.end.store(0, Ordering::Relaxed);
     }

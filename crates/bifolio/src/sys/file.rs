@@ -19,10 +19,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use arrayvec::ArrayVec;
-use rustix::fs::{
-    Access, AtFlags, FallocateFlags, FileType, FlockOperation, Mode, OFlags, StatxFlags,
-};
-use rustix::io::Errno;
+use rustix::fs::{Access, AtFlags, FallocateFlags, FileType, Mode, OFlags, StatxFlags};
 
 use super::answer_of;
 
@@ -233,16 +230,6 @@ pub(crate) fn unlink(path: &Path) -> io::Result<()> {
 /// The path by which this process can open an open file again, name or not; needs `/proc`.
 pub(crate) fn path_of(file: BorrowedFd<'_>) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()))
-}
-
-/// Locks `file` against everybody else who does the same (`flock`), until the descriptor and its
-/// copies are closed; whether that was possible now.
-pub(crate) fn try_lock(file: BorrowedFd<'_>) -> io::Result<bool> {
-    match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(true),
-        Err(Errno::WOULDBLOCK) => Ok(false),
-        Err(error) => Err(error.into()),
-    }
 }
 
 /// Makes transfers of a file opened by [`open`] wait again, as those of regular files should.
@@ -472,6 +459,7 @@ mod tests {
     #[test]
     fn a_file_without_a_name_cannot_be_given_one() {
         use rustix::fs::{CWD, linkat};
+        use rustix::io::Errno;
         let directory = tempfile::tempdir().unwrap();
         let file = match create_unnamed(directory.path()) {
             Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
@@ -482,19 +470,6 @@ mod tests {
         let (from, to) = (path_of(file.as_fd()), directory.path().join("name"));
         let linked = linkat(CWD, from, CWD, &to, AtFlags::SYMLINK_FOLLOW);
         assert_eq!((linked, to.exists()), (Err(Errno::NOENT), false));
-    }
-
-    #[test]
-    fn a_lock_is_alone_until_its_last_descriptor_is_closed() {
-        let named = tempfile::NamedTempFile::new().unwrap();
-        let [first, second] = [(); 2].map(|()| open(named.path(), READ).unwrap());
-        assert!(try_lock(first.as_fd()).unwrap());
-        let copy = first.try_clone().unwrap();
-        assert!(!try_lock(second.as_fd()).unwrap());
-        drop(first);
-        assert!(!try_lock(second.as_fd()).unwrap());
-        drop(copy);
-        assert!(try_lock(second.as_fd()).unwrap());
     }
 
     #[test]

@@ -34,13 +34,19 @@ fn the_swap_file_has_room_before_pages_are_written_to_it() {
     if let Err(error) = cache.open(directory.path().join("direct"), &directly) {
         return skip(Feature::DirectIo, error);
     }
-    let path = directory.path().join("swap");
-    let cache = Cache::builder().memory(2 << 20).swap_file(&path).build().unwrap();
+    let cache = Cache::builder().memory(2 << 20).swap_directory(directory.path()).build().unwrap();
     let file = cache.memory_file("scratch").unwrap();
     let page = vec![1; PAGE_BYTES];
     (0..PAGES).for_each(|index| file.write_all_at(&page, index * PAGE).unwrap());
     assert!(cache.stats().swapped_out_pages < PAGES);
-    let length_bytes = std::fs::metadata(&path).unwrap().len();
+    // The swap file has no name: it is found among this process's descriptors.
+    let open = std::fs::read_dir("/proc/self/fd").unwrap().map(|entry| entry.unwrap().path());
+    let is_swap = |path: &std::path::PathBuf| {
+        let name = std::fs::read_link(path).unwrap_or_default();
+        name.starts_with(directory.path()) && !name.ends_with("direct")
+    };
+    let path = open.into_iter().find(is_swap).expect("the swap file is open");
+    let length_bytes = std::fs::metadata(path).unwrap().len();
     assert!(length_bytes > PAGES * PAGE, "{length_bytes}");
 }
 

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use super::ways::*;
+use crate::io::transfer::write_full;
 use crate::io::*;
 
 const TAILS: [usize; 5] = [1, 511, 512, 513, 4095];

@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Mutex;
 
 use crate::io::backing::POSITION_BYTES_MAX;
-use crate::io::transfer::{INTERRUPTIONS_MAX, REFUSALS_MAX, STALLS_MAX};
+use crate::io::transfer::{INTERRUPTIONS_MAX, REFUSALS_MAX, STALLS_MAX, read_full, write_full};
 use crate::io::*;
 
 /// What to do instead of a whole transfer.

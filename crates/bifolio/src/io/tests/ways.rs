@@ -17,6 +17,7 @@ use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
 
+use crate::io::transfer::{read_full, write_full};
 use crate::io::*;
 use crate::sys::probe::{Feature, Features};
 

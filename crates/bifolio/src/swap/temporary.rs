@@ -1,0 +1,57 @@
+//! The temporary file of a swap, which has no name and is gone with its last descriptor.
+//!
+//! Called once by [`Swap::open`](super::Swap::open). The file is readable by its owner only: it
+//! holds what was in memory. A child made by `fork` shares descriptors, so the bytes last until the
+//! child, too, has exited or executed another program.
+
+use crate::error::{ErrorKind, Result};
+use crate::io::{Backing, DirectIo, DiskFile, DiskOptions, FileIdentity, OpenDiskError};
+use crate::sys::file;
+use crate::sys::probe::Features;
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::os::fd::AsFd;
+use std::path::Path;
+
+const OPTIONS: DiskOptions = DiskOptions {
+    read: true,
+    write: true,
+    create: false,
+    create_new: false,
+    mode: None,
+    truncate: false,
+    direct: DirectIo::Auto,
+};
+
+/// Makes and opens a temporary file in `directory`.
+pub(super) fn open(directory: &Path, features: &Features) -> Result<DiskFile> {
+    // File systems without files that have no name, and systems without /proc, have the second way.
+    let file = match open_unnamed(directory, features) {
+        Some(file) => file,
+        None => open_unlinked(directory, features)?,
+    };
+    Ok(file.called(directory.join("(temporary swap file)")))
+}
+
+/// Opens a file that never has a name.
+pub(super) fn open_unnamed(directory: &Path, features: &Features) -> Option<DiskFile> {
+    let made = file::create_unnamed(directory).ok()?;
+    DiskFile::open(file::path_of(made.as_fd()), &OPTIONS, features).ok()
+}
+
+/// Opens a file that loses its name as soon as it is open.
+pub(super) fn open_unlinked(directory: &Path, features: &Features) -> Result<DiskFile> {
+    let fail = |source| ErrorKind::SwapFile { directory: directory.to_owned(), source };
+    // The standard library asks the system for the randomness of its hash tables.
+    let random = RandomState::new().build_hasher().finish();
+    let path = directory.join(format!(".bifolio-swap-{random:016x}"));
+    let made = file::create_private(&path).map_err(fail)?;
+    let opened = DiskFile::open(&path, &OPTIONS, features);
+    let status = file::status(made.as_fd()).map_err(fail)?;
+    let is_same = |file: &DiskFile| file.identity() == Some(FileIdentity::of(status));
+    if opened.as_ref().is_ok_and(|file| !is_same(file)) {
+        // Another process has replaced it: that file is not ours to delete.
+        return Err(OpenDiskError::Replaced { path }.into());
+    }
+    file::unlink(&path).map_err(fail)?;
+    Ok(opened?)
+}
