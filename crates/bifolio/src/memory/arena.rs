@@ -4,9 +4,8 @@
 //! resident when the first folio needs it and the budget allows, and keeps its memory while frames
 //! come and go in it: a hit, a miss and an eviction do no page-table work.
 //!
-//! Allocation prefers the slot after the neighbour's (`near`), then one in a row of free slots
-//! (`extents.rs`), then an empty chunk of another order, then whatever slot of the right order
-//! there is, then what the bound still allows (`resident.rs`), then what is free around a few
+//! Allocation prefers the slot after the neighbour's (`near`), then a free slot of the right order
+//! (`extents.rs`), then an empty chunk of another order, then what the bound still allows (`resident.rs`), then what is free around a few
 //! folios of another order. Nobody asks beforehand whether there is something: to allocate is to
 //! find out. All else must be freed by eviction. A chunk that is wanted for another order, or back
 //! by the kernel, is *evacuated*: nothing is allocated in it any more, its folios are evicted one
@@ -18,7 +17,7 @@
 //! Hands out addresses inside the reservation; touches none.
 
 use super::chunk::{CHUNK_BYTES, CHUNK_PAGES, Chunk};
-use super::extents::{Available, LATELY};
+use super::extents::Available;
 use super::region::RegionPages;
 use super::{FrameKind, ORDER_MAX};
 use crate::config::HugePages;
@@ -59,10 +58,6 @@ pub(super) struct State {
     pub(super) chunks_max: usize,
     /// For each order, chunks that have free slots of it.
     pub(super) available: [Available; ORDER_MAX as usize + 1],
-    /// The folios that misses got last, newest first.
-    pub(super) lately: [FolioId; LATELY],
-    /// Folios that came in order and found no extent with room.
-    pub(super) crowded: u32,
     /// Pages of free slots.
     pub(super) free_pages: u64,
     /// Resident pages that are in no folio: those, and what lies between folios of other orders.
@@ -94,8 +89,6 @@ pub(crate) struct Arena {
     pub(super) grown: Condvar,
     /// Whether another chunk should be made resident before it is needed.
     wants_chunk: AtomicBool,
-    /// Mirrors `State::wants_extents`.
-    wants_extents: AtomicBool,
     /// Mirrors the budget's bound.
     bound_pages: AtomicU64,
     /// Mirrors `free_pages` plus what the budget still allows, for the watermarks.
@@ -130,8 +123,6 @@ impl Arena {
             chunks: Vec::new(),
             chunks_max: chunks as usize,
             available: Default::default(),
-            lately: [FolioId::default(); LATELY],
-            crowded: 0,
             free_pages: 0,
             unused_pages: 0,
             frame_pages: 0,
@@ -151,7 +142,6 @@ impl Arena {
             state: Mutex::new(state),
             grown: Condvar::new(),
             wants_chunk: AtomicBool::new(false),
-            wants_extents: AtomicBool::new(false),
             bound_pages: AtomicU64::new(bound_bytes / PAGE_BYTES),
             obtainable_pages,
             left_pages: AtomicU64::new(bound_bytes / FRAME_BYTES),
@@ -230,10 +220,6 @@ impl Arena {
             if state.convert(empty, order) {
                 continue;
             }
-            if let Some(found) = state.partial_slot(order, None) {
-                state.note_crowded(near);
-                break found;
-            }
             if state.is_allocating_chunk {
                 // It comes next in the order of the chunks, which is that of the file's pages.
                 self.grown.wait(&mut state);
@@ -249,7 +235,6 @@ impl Arena {
         };
         state.take(chunk, slot);
         let id = FolioId(chunk as u32 * CHUNK_PAGES + (slot << order));
-        state.note_taken(id);
         self.publish(&state);
         Ok(Some(id))
     }
@@ -354,21 +339,7 @@ impl Arena {
         self.wants_chunk.load(Ordering::Relaxed)
     }
 
-    /// Whether an extent should be cleared for what comes in order; a hint.
-    pub(crate) fn wants_extents(&self) -> bool {
-        self.wants_extents.load(Ordering::Relaxed)
-    }
-
-    /// Whether an extent should be cleared; the caller will, or tries to.
-    pub(crate) fn take_wanted_extent(&self) -> bool {
-        let mut state = self.state.lock();
-        let is_wanted = state.take_wanted_extent();
-        self.publish(&state);
-        is_wanted
-    }
-
     pub(super) fn publish(&self, state: &State) {
-        self.wants_extents.store(state.wants_extents(), Ordering::Relaxed);
         self.wants_chunk.store(state.wants_chunk(), Ordering::Relaxed);
         self.obtainable_pages.store(state.obtainable_pages(), Ordering::Relaxed);
         self.region_page_count.store(state.region_pages.pages(), Ordering::Relaxed);

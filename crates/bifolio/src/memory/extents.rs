@@ -1,22 +1,16 @@
 //! Extents: which free slot a folio gets, so that neighbours find room beside each other.
 //!
-//! Called by `arena.rs` under its lock. An extent is 64 KiB of frames, or one larger folio. Of some
-//! extents most slots are free: those are *sparse*, and are filled from the front by what comes in.
-//! The free slots of all others are *partial*: what has to make room in an extent is moved there
-//! (`reclaim::extents`), and misses take them when there is nothing else.
+//! Called by `arena.rs` under its lock. An extent is 64 KiB of frames, or one larger folio. An
+//! extent of which three quarters are free is *sparse*. The free slots of all others are *partial*:
+//! folios that make room in an extent are moved there (`reclaim::extents`).
 //!
 //! ```text
-//!   a miss: behind its neighbour in the file, if that slot is free; else,
-//!           if the neighbour came just now, where an extent begins: two files that are filled at
-//!             the same time do not take turns in one;
-//!           else the next slot of the open extent, which all such misses fill together, so that
-//!             what is in a row came, and will leave, at the same time
+//!   a fill: the slot behind its neighbour in the file;
+//!           else, with a neighbour, the start of a sparse extent: two files that are filled at the
+//!             same time do not alternate in one;
+//!           else the lowest free slot of the first chunk that has any
 //!   a move: the fullest extent of a chunk, from its end
 //! ```
-//!
-//! A miss whose neighbour came just now, and that gets a partial slot, is *crowded*: it is part of
-//! a file that is being filled, and there is no extent for it. For an extent of those, one is
-//! wanted, and reclaim clears one at a higher price (`reclaim::extents`).
 
 use super::arena::State;
 use super::chunk::{CHUNK_PAGES, Chunk};
@@ -26,20 +20,6 @@ use std::collections::VecDeque;
 /// Pages of an extent.
 pub(crate) const EXTENT_PAGES: u32 = 16;
 
-/// How many of the slots that were taken last are remembered: a file that is being filled has its
-/// last one among them, unless more than so many are filled at the same time.
-pub(super) const LATELY: usize = 8;
-
-/// The most crowded folios that are remembered: what was filled long ago wants no extents now.
-const CROWDED_MAX: u32 = CHUNK_PAGES;
-
-/// An extent: its chunk, and its number there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Extent {
-    chunk: usize,
-    extent: u32,
-}
-
 /// Where the free slots of one order are.
 #[derive(Debug, Default)]
 pub(super) struct Available {
@@ -47,8 +27,6 @@ pub(super) struct Available {
     sparse: VecDeque<u32>,
     /// Chunks with partial slots.
     partial: VecDeque<u32>,
-    /// The extent that misses without a neighbour fill.
-    open: Option<Extent>,
 }
 
 impl Available {
@@ -130,57 +108,25 @@ impl Chunk {
 }
 
 impl State {
-    /// The slot for a miss, as the head of the file says.
-    pub(super) fn slot_for(&mut self, order: u8, near: Option<FolioId>) -> Option<(usize, u32)> {
-        if let Some(near) = near {
-            let behind = self.slot_after(near, order);
-            let crowded = behind.is_none() && self.lately.contains(&near);
-            let found = if crowded { self.sparse_slot(order) } else { behind };
-            if found.is_some() {
-                return found;
-            }
-        }
-        let open = self.available[order as usize].open;
-        let in_open = open.and_then(|open| self.slot_of_extent(open, order));
-        in_open.or_else(|| {
-            let (chunk, slot) = self.sparse_slot(order)?;
-            let extent = slot / self.chunks[chunk].extent_slots();
-            self.available[order as usize].open = Some(Extent { chunk, extent });
-            Some((chunk, slot))
+    /// The slot for a fill, as the head of the file says.
+    pub(super) fn slot_for(&self, order: u8, near: Option<FolioId>) -> Option<(usize, u32)> {
+        let beside = |near| self.slot_after(near, order).or_else(|| self.sparse_slot(order));
+        near.and_then(beside).or_else(|| {
+            let number = self.available[order as usize].chunks().next()?;
+            let chunk = &self.chunks[number];
+            let slot = (0..chunk.extents()).find_map(|extent| chunk.lowest_free_of(extent))?;
+            Some((number, slot))
         })
-    }
-
-    /// Remembers what a miss got.
-    pub(super) fn note_taken(&mut self, id: FolioId) {
-        self.lately.rotate_right(1);
-        self.lately[0] = id;
-    }
-
-    /// Remembers that a miss got a partial slot.
-    pub(super) fn note_crowded(&mut self, near: Option<FolioId>) {
-        if near.is_some_and(|near| self.lately.contains(&near)) {
-            self.crowded = (self.crowded + 1).min(CROWDED_MAX);
-        }
-    }
-
-    pub(super) fn wants_extents(&self) -> bool {
-        self.crowded >= EXTENT_PAGES
-    }
-
-    /// Whether an extent is wanted, which it is no longer then.
-    pub(super) fn take_wanted_extent(&mut self) -> bool {
-        let is_wanted = self.wants_extents();
-        self.crowded -= if is_wanted { EXTENT_PAGES } else { 0 };
-        is_wanted
     }
 
     /// A free slot where neighbours have no room anyway, but not in the extent of `avoid`.
     pub(super) fn partial_slot(&self, order: u8, avoid: Option<FolioId>) -> Option<(usize, u32)> {
-        let avoid = avoid.map(|id| self.extent_of(id));
         self.available[order as usize].partial.iter().take(2).find_map(|number| {
             let number = *number as usize;
-            let avoided = avoid.filter(|avoid| avoid.chunk == number).map(|avoid| avoid.extent);
-            Some((number, self.chunks[number].partial_slot(avoided)?))
+            let chunk = &self.chunks[number];
+            let avoid = avoid.filter(|id| (id.0 / CHUNK_PAGES) as usize == number);
+            let avoid = avoid.map(|id| ((id.0 % CHUNK_PAGES) >> order) / chunk.extent_slots());
+            Some((number, chunk.partial_slot(avoid)?))
         })
     }
 
@@ -189,19 +135,6 @@ impl State {
         let number = *self.available[order as usize].sparse.front()? as usize;
         let chunk = &self.chunks[number];
         Some((number, chunk.lowest_free_of(chunk.sparse_extent()?)?))
-    }
-
-    fn extent_of(&self, id: FolioId) -> Extent {
-        let chunk = (id.0 / CHUNK_PAGES) as usize;
-        let slot = (id.0 % CHUNK_PAGES) >> self.chunks[chunk].order();
-        Extent { chunk, extent: slot / self.chunks[chunk].extent_slots() }
-    }
-
-    fn slot_of_extent(&self, extent: Extent, order: u8) -> Option<(usize, u32)> {
-        let chunk = &self.chunks[extent.chunk];
-        let usable = chunk.is_for(order) && extent.extent < chunk.extents();
-        let slot = usable.then(|| chunk.lowest_free_of(extent.extent)).flatten()?;
-        Some((extent.chunk, slot))
     }
 
     /// The slot that follows folio `near`, if it is free and of the same order.
@@ -290,18 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn misses_without_a_neighbour_fill_one_row_after_the_other() {
-        let world = World::with_free((100..107).chain(32..48).chain(64..80));
-        for frame in (32..48).chain(64..80) {
-            assert_eq!(world.allocate(None), frame);
-        }
-        // Nothing else is left.
-        let partial = (0..7).map(|_| world.allocate(None)).collect::<Vec<_>>();
-        assert!(partial.iter().all(|frame| (100..107).contains(frame)), "{partial:?}");
-    }
-
-    #[test]
-    fn a_file_whose_next_slot_was_taken_just_now_begins_a_row() {
+    fn a_folio_whose_next_slot_is_taken_begins_an_extent() {
         let world = World::new();
         let first = world.allocate(None);
         let other = world.allocate(None);
@@ -313,12 +235,12 @@ mod tests {
     }
 
     #[test]
-    fn a_page_whose_neighbour_came_long_ago_goes_to_the_open_row() {
-        let world = World::new();
-        for frame in 0..=LATELY as u32 {
+    fn a_folio_without_a_neighbour_takes_the_lowest_free_slot() {
+        let free = [(100..107), (32..48), (64..80)];
+        let world = World::with_free(free.into_iter().flatten());
+        for frame in (32..48).chain(64..80).chain(100..107) {
             assert_eq!(world.allocate(None), frame);
         }
-        assert_eq!(world.allocate(Some(0)), LATELY as u32 + 1);
     }
 
     #[test]
@@ -332,36 +254,6 @@ mod tests {
         assert_eq!(partial(0), Some(33));
         assert_eq!(partial(0), Some(600));
         assert_eq!(partial(0), None);
-    }
-
-    #[test]
-    fn rows_are_wanted_by_what_comes_in_order_and_finds_none() {
-        // Every other frame of the second chunk; extents of the first one are free, to begin with.
-        let scattered = (CHUNK_PAGES..2 * CHUNK_PAGES).step_by(2);
-        let world = World::with_free((0..32).chain(scattered));
-        // A folio without a neighbour wants no extent, whether it finds one or not.
-        for _ in 0..64 {
-            world.allocate(None);
-        }
-        assert!(!world.arena.wants_extents() && !world.arena.take_wanted_extent());
-        let mut last = world.allocate(None);
-        for _ in 0..2 * EXTENT_PAGES {
-            last = world.allocate(Some(last));
-        }
-        assert!(world.arena.wants_extents());
-        assert!(world.arena.take_wanted_extent() && world.arena.take_wanted_extent());
-        assert!(!world.arena.wants_extents() && !world.arena.take_wanted_extent());
-    }
-
-    #[test]
-    fn a_file_that_finds_rows_wants_none() {
-        let world = World::with_free((0..64).chain((100..200).step_by(2)));
-        let mut last = world.allocate(None);
-        for _ in 0..63 {
-            last = world.allocate(Some(last));
-        }
-        assert_eq!(last, 63);
-        assert!(!world.arena.wants_extents());
     }
 
     #[test]

@@ -103,7 +103,6 @@ pub(crate) struct Reclaim {
     /// RECLAIM-2.
     lock: Mutex<()>,
     /// Extents of frames that wait for the swap; for the holder of the reclaim lock.
-    awaited_extents: extents::AwaitedExtents,
     /// Held by whoever changes the bound, for one failure puts back what it found; and by who has
     /// found no memory because of that, and tries for the last time.
     rebounding: Mutex<()>,
@@ -163,7 +162,6 @@ impl Reclaim {
             ablation: config.ablation,
             wait_max: Duration::from_millis(config.reclaim_wait_ms_max),
             lock: Mutex::new(()),
-            awaited_extents: extents::AwaitedExtents::default(),
             rebounding: Mutex::new(()),
             rebounds: AtomicU64::new(0),
             signal: background::Signal::default(),

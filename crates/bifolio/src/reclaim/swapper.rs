@@ -8,9 +8,9 @@
 //! ```text
 //!  THE HOLDER OF THE RECLAIM LOCK               THE SWAPPER'S THREAD
 //!  P1 isolate a folio that is to be swapped     P3 take the line; with the reclaim lock: whose is
-//!     out (scan.rs, evacuate.rs)                   each? keep their files alive; add what is dirty
-//!  P2 into the line, with its reference, if        in awaited extents (`extents.rs`); let go of
-//!     there is room; call the thread               the reclaim lock
+//!     out (scan.rs, evacuate.rs)                   each? keep their files alive; let go of the
+//!  P2 into the line, with its reference, if        reclaim lock
+//!     there is room; call the thread
 //!                                               P4 write out, file by file (of a region: B1 to B9
 //!                                                  of `unmap.rs`, with a bounce buffer of its own)
 //!                                               P5 with the reclaim lock: evict what is clean; the
@@ -31,7 +31,6 @@
 //! refused something. Whoever finds nothing but what is to be swapped out fails after some rounds,
 //! the last of them in vain, that began after he came: then the swap was asked on his behalf.
 
-use super::extents::Extent;
 use super::retry_budget::{RetryBudget, SWEEP_PAUSE};
 use super::scan::{EvictOutcome, ScanControl, ScanCounts, WriteOut, is_pinned};
 use super::unmap::{Owners, Unmapping};
@@ -354,7 +353,7 @@ impl Reclaim {
         let mut pages = 0;
         let (mut in_arena, mut leaving) = (Vec::new(), ByFile::default());
         let (mut in_regions, mut inodes) = (Vec::new(), Vec::new());
-        let awaited_extents = {
+        {
             let reclaim_lock = self.lock();
             for id in chosen {
                 let folio = memory.folios.adopt(id);
@@ -373,10 +372,7 @@ impl Reclaim {
                     in_arena.push(folio);
                 }
             }
-            let is_taken = !in_arena.is_empty() && !self.swapper.is_in_trouble();
-            let pages_max = if is_taken { pages.max(super::ROUND_PAGES) } else { 0 };
-            self.take_awaited_rows(&reclaim_lock, pages_max, &mut leaving)
-        };
+        }
         if !in_regions.is_empty() {
             let mut counts = ScanCounts::default();
             let control =
@@ -387,13 +383,13 @@ impl Reclaim {
         }
         if !in_arena.is_empty() {
             leaving.write_out();
-            self.evict_swapped(in_arena, awaited_extents);
+            self.evict_swapped(in_arena);
         }
         pages
     }
 
     /// P5 for folios of the arena.
-    fn evict_swapped(&self, folios: Vec<FolioRef<'_>>, awaited_extents: Vec<Extent>) {
+    fn evict_swapped(&self, folios: Vec<FolioRef<'_>>) {
         let memory = &self.memory;
         memory.counters.add(Counter::PageOut, folios.len() as u64);
         let reclaim_lock = self.lock();
@@ -408,7 +404,6 @@ impl Reclaim {
         }
         memory.lru.put_back(&memory.folios, &mut kept, ListKind::Inactive);
         self.compact(&reclaim_lock, &evicted, &mut ScanCounts::default());
-        self.clear_awaited_rows(&reclaim_lock, awaited_extents);
     }
 }
 
