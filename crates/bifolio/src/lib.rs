@@ -98,8 +98,8 @@ mod surface {
     pub use crate::config::{FaultMode, HugePages};
     pub use crate::error::{CloseFailure, CollapseRefusal, Discarded, Error, ErrorKind, Result};
     pub use crate::file::{
-        Advice, File, FileCursor, Hold, OpenOptions, PageResidency, Pin, PinMut, Pins, Placement,
-        ReadRequest, Residency,
+        Advice, File, FileCursor, Hold, OpenOptions, PageResidency, Pin, PinMut, Pins, ReadRequest,
+        Residency,
     };
     pub use crate::io::{
         Alignment, Backing, DeviceIdentity, DirectIo, DirectStatus, DiskFile, DiskOptions,

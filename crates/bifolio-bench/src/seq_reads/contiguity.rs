@@ -68,8 +68,21 @@ fn filled(file: &File, memory_bytes: u64) -> Result<f64> {
         folio_bytes: PAGE_BYTES as u64,
     };
     plan.make(file)?;
-    let placement = file.placement();
-    Ok(placement.adjacent_neighbours as f64 / placement.neighbours.max(1) as f64)
+    let pages = file.residency_by_page(0..file.len())?;
+    let (mut neighbours, mut adjacent, mut address_behind) = (0_u64, 0_u64, None);
+    for (page, position) in pages.iter().zip((0..).step_by(PAGE_BYTES)) {
+        if !page.resident {
+            address_behind = None;
+            continue;
+        }
+        let address = file.pin(position..position + PAGE_BYTES as u64)?.as_ptr() as usize;
+        if let Some(behind) = address_behind {
+            neighbours += 1;
+            adjacent += u64::from(address == behind);
+        }
+        address_behind = Some(address + PAGE_BYTES);
+    }
+    Ok(adjacent as f64 / neighbours.max(1) as f64)
 }
 
 /// Reads and writes pages of `file` at random until `duration` is over, and checks what it reads;

@@ -57,7 +57,6 @@ mod slots;
 mod write;
 
 pub use advice::Advice;
-pub use advice::Placement;
 pub use advice::{PageResidency, Residency};
 pub use cursor::FileCursor;
 pub(crate) use map::MapGuard;
