@@ -5,13 +5,14 @@
 //! come and go in it: a hit, a miss and an eviction do no page-table work.
 //!
 //! Allocation prefers the slot after the neighbour's (`near`), then a free slot of the right order
-//! (`extents.rs`), then an empty chunk of another order, then what the bound still allows (`resident.rs`), then what is free around a few
-//! folios of another order. Nobody asks beforehand whether there is something: to allocate is to
-//! find out. All else must be freed by eviction. A chunk that is wanted for another order, or back
-//! by the kernel, is *evacuated*: nothing is allocated in it any more, its folios are evicted one
-//! by one (by `reclaim`), and when it is empty it changes its role. If some stay, what lies between
-//! them serves the other order (`chunk.rs`), or its pages are *retired*: given back by themselves,
-//! at the price of a huge page, and revived when the budget allows (`resident.rs`).
+//! (`extents.rs`), then an empty chunk of another order, then what the bound still allows
+//! (`resident.rs`), then what is free around a few folios of another order. To find out whether
+//! there is room is to allocate: there is no question beforehand. A caller that gets nothing must
+//! evict. A chunk that is wanted for another order, or back by the kernel, is *evacuated*: nothing
+//! is allocated in it any more, its folios are evicted one by one (by `reclaim`), and when it is
+//! empty it changes its role. If some stay, what lies between them serves the other order
+//! (`chunk.rs`), or its pages are *retired*: given back by themselves, at the price of a huge page,
+//! and revived when the budget allows (`resident.rs`).
 //!
 //! # Safety
 //! Hands out addresses inside the reservation; touches none.

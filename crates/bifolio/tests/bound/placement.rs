@@ -214,7 +214,7 @@ fn files_that_are_filled_at_the_same_time_do_not_take_turns() {
         }
     }
     for file in &files {
-        let placement = placement_of(&file);
+        let placement = placement_of(file);
         println!("one of four: {:.3}, {placement:?}", adjacency(&placement));
         assert!(adjacency(&placement) >= 0.9, "{placement:?}");
     }
