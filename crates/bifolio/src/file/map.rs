@@ -6,10 +6,14 @@ use super::read_many::{Batch, Delivery};
 use super::registry::Registry;
 use crate::error::{ErrorKind, Result};
 use crate::memory::Region;
-use crate::page::{PAGE_BYTES, pages_of};
+use crate::page::{PAGE_BYTES, TABLE_PAGE_BYTES, pages_of};
 use crate::sys::signal;
 use std::ops::Range;
 use std::sync::Arc;
+
+/// Pages of the table that are charged when a memory file is mapped: those of 128 MiB. The others
+/// are charged as they are touched, for a map may be large and sparse.
+const TABLES_MAX: usize = 64;
 
 /// Counts a map, or a pin of one, among those in use while it lives. That of a map is to be dropped
 /// before the map's file is.
@@ -72,6 +76,13 @@ impl File {
             return Err(ErrorKind::Config { name: "faults", problem: problem.to_owned() }.into());
         }
         let pages = pages_of(range);
+        if handle.inode.is_memory_file() {
+            // Here it is an error; at a store, the end of the process.
+            let step = (TABLE_PAGE_BYTES / size_of::<u64>() as u64) as usize;
+            for index in pages.clone().step_by(step).chain([pages.end - 1]).take(TABLES_MAX) {
+                handle.reclaim.charge_table(&handle.inode, index)?;
+            }
+        }
         region.mapped.add(pages.clone());
         guard.mapped = Some((Arc::clone(region), pages));
         Ok((Arc::clone(region), guard))

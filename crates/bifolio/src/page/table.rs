@@ -399,6 +399,8 @@ pub(crate) trait HasTable: Send + Sync + Debug {
     fn table(&self) -> &Table;
     /// Whether what an Entry holds without a folio is more than a hint.
     fn keeps_values(&self) -> bool;
+    /// Returns `true` if charged pages stay for as long as the file is open, empty or not.
+    fn keeps_pages(&self) -> bool;
 }
 
 /// Whether a table is among [`Tables`]: see there.
@@ -437,21 +439,41 @@ impl Listed {
 #[derive(Debug)]
 pub(crate) struct Tables {
     files: Mutex<WeakList<dyn HasTable>>,
+    /// Charged pages of files that keep values: those eviction does not empty.
+    kept_pages: AtomicU64,
 }
 
 impl Default for Tables {
     fn default() -> Self {
-        Self { files: Mutex::new(WeakList::default()) }
+        Self { files: Mutex::new(WeakList::default()), kept_pages: AtomicU64::new(0) }
     }
 }
 
 impl Tables {
     /// K2: a page of the table has been charged.
     pub(crate) fn enlist<T: HasTable + 'static>(&self, file: &Arc<T>) {
+        if file.keeps_values() {
+            // Relaxed, here and below: only a count.
+            self.kept_pages.fetch_add(1, Ordering::Relaxed);
+        }
         if file.table().listed.begin() {
             let file: Arc<dyn HasTable> = Arc::<T>::clone(file);
             self.files.lock().push(Arc::downgrade(&file));
         }
+    }
+
+    /// Charged pages of files that keep values.
+    pub(crate) fn kept_pages(&self) -> u64 {
+        self.kept_pages.load(Ordering::Relaxed)
+    }
+
+    /// The table of a file is dropped, with all pages that are charged. Returns their bytes.
+    pub(crate) fn forget(&self, file: &impl HasTable) -> u64 {
+        let bytes = file.table().charged_bytes();
+        if file.keeps_values() {
+            self.kept_pages.fetch_sub(bytes / TABLE_PAGE_BYTES, Ordering::Relaxed);
+        }
+        bytes
     }
 
     /// Gives back pages of tables, `wanted` or a few more, if there are so many; how many. The
@@ -462,7 +484,12 @@ impl Tables {
         for _ in 0..count {
             let Some(file) = self.files.lock().pop() else { break };
             let table = file.table();
-            given += table.give_back(file.keeps_values());
+            let keeps_values = file.keeps_values();
+            let pages = if file.keeps_pages() { 0 } else { table.give_back(keeps_values) };
+            given += pages;
+            if keeps_values {
+                self.kept_pages.fetch_sub(pages, Ordering::Relaxed);
+            }
             let has_pages = || table.charged_bytes() > 0;
             let mut stays = has_pages();
             if !stays {
@@ -617,6 +644,10 @@ mod tests {
         }
 
         fn keeps_values(&self) -> bool {
+            false
+        }
+
+        fn keeps_pages(&self) -> bool {
             false
         }
     }

@@ -10,7 +10,7 @@ use crate::error::Result;
 use crate::memory::{FrameKind, Unlisted};
 use crate::page::{PAGE_BYTES, TABLE_PAGE_BYTES};
 use crate::stats::Counter;
-use crate::swap::GROUP_BYTES;
+use crate::swap::{GROUP_BYTES, GROUP_SLOTS};
 use crate::sync::{Ordering, blocking};
 use crate::writeback::Inode;
 use std::sync::Arc;
@@ -19,6 +19,8 @@ use std::time::Instant;
 /// The part of the bound that metadata may have before pages of tables are given back for more:
 /// what they say of pages that left is of use.
 const PART_OF_METADATA: u64 = 8;
+/// The part of the bound that metadata of memory files may have.
+const PART_OF_KEPT: u64 = 2;
 /// The part of the bound that memory files with a swap leave to reads of what is swapped out.
 const PART_FOR_READS: u64 = 8;
 
@@ -47,7 +49,13 @@ impl Reclaim {
     }
 
     /// Charges the table page of `index` before it is touched; evicts if it must.
+    ///
+    /// # Errors
+    /// No memory; of a memory file, also if the metadata of such files has its part of the bound.
     pub(crate) fn charge_table(&self, inode: &Arc<Inode>, index: u64) -> Result<()> {
+        if inode.store.keeps_values() && !inode.mapping.table().is_charged(index) {
+            self.check_kept(TABLE_PAGE_BYTES)?;
+        }
         self.make_room_until(|| self.try_charge_table(inode, index))
     }
 
@@ -66,9 +74,27 @@ impl Reclaim {
         }
         self.leave_room_for_reads(kind)?;
         while swap.is_short_for(pages) {
+            self.check_kept(GROUP_BYTES)?;
             self.charge(GROUP_BYTES)?;
             if !swap.grow() {
                 self.arena().uncharge(GROUP_BYTES);
+            }
+        }
+        Ok(())
+    }
+
+    /// Refuses metadata of memory files beyond their part of the bound: eviction gives none of it
+    /// back, and other files need tables, too.
+    fn check_kept(&self, more_bytes: u64) -> Result<()> {
+        let kept_bytes = || {
+            let slots = self.swap.as_ref().map_or(0, |swap| u64::from(swap.capacity_slots()));
+            let slots_bytes = slots / u64::from(GROUP_SLOTS) * GROUP_BYTES;
+            self.memory.tables.kept_pages() * TABLE_PAGE_BYTES + slots_bytes
+        };
+        let max_bytes = self.arena().usage().bound_bytes / PART_OF_KEPT;
+        while kept_bytes() + more_bytes > max_bytes {
+            if !self.give_tables_back() {
+                return Err(self.full(ScanCounts::default(), more_bytes));
             }
         }
         Ok(())
@@ -132,6 +158,9 @@ impl Reclaim {
         if counts.reclaimed_pages == 0 {
             // What is free may be in pieces, in chunks that are cut for other folios.
             counts.reclaimed_pages = self.evacuate_for(&reclaim_lock, kind).reclaimed_pages;
+        }
+        if counts.reclaimed_pages == 0 && self.give_tables_back() {
+            counts.reclaimed_pages = 1;
         }
         counts
     }

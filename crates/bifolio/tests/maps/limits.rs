@@ -9,7 +9,7 @@ use bifolio_testing::skip;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::setup::{Way, refuse_calls, run_child, store, touch};
-use crate::support::{PAGE, error_of, files_can_be_mapped, read};
+use crate::support::{PAGE, directory, error_of, file_of, files_can_be_mapped, read, run_alone};
 
 const VARIABLE: &str = "BIFOLIO_TEST_LIMITS";
 
@@ -139,5 +139,60 @@ fn a_thread_that_blocks_the_signal_of_faults_gets_no_map() {
             assert!(matches!(error.kind(), ErrorKind::Config { name: "faults", .. }), "{error:?}");
         });
         assert_eq!(touch(file.map(0..PAGE).unwrap().as_ptr(), 0), 0);
+    }
+}
+
+const MANY: &str = "limits::tables_of_many_memory_files_fail_no_store_to_a_map";
+
+/// Maps many small files, half of them memory files, and stores to all of them, in a cache whose
+/// memory the tables of the memory files would fill. What is refused is refused by a call.
+fn map_many_files(way: &Way) {
+    const FILES: u64 = 1000;
+    const LENGTH: u64 = 5 * PAGE;
+    let directory = directory();
+    let cache = way.builder(1 << 20).swap_directory(directory.path()).build().unwrap();
+    let mut maps = Vec::new();
+    let mut refused = 0;
+    for number in 0..FILES {
+        let file = if number % 2 == 0 {
+            let path = file_of(&directory, &number.to_string(), &[0; LENGTH as usize]);
+            cache.open(&path, &way.options()).unwrap()
+        } else {
+            cache.memory_file_with(&number.to_string(), &way.options()).unwrap()
+        };
+        file.set_len(LENGTH).unwrap();
+        match file.map_mut(0..LENGTH) {
+            Ok(map) => maps.push((number, map)),
+            Err(error) => {
+                error_of(Err::<(), _>(error), &["full", "descriptors and tables", "set_memory"]);
+                refused += 1;
+                continue;
+            }
+        }
+        let (number, map) = maps.last_mut().unwrap();
+        (0..5).for_each(|page| store(map.as_mut_ptr(), page * PAGE, &number.to_ne_bytes()));
+    }
+    assert!(refused < FILES / 2, "files on a disk are never refused: {refused}");
+    assert!(maps.len() > 550, "{} maps", maps.len());
+    for (number, map) in &maps {
+        let byte = number.to_ne_bytes()[0];
+        (0..5).for_each(|page| assert_eq!(touch(map.as_ptr(), page * PAGE), byte, "{number}"));
+    }
+    assert!(cache.stats().used_bytes <= cache.stats().bound_bytes);
+    println!("it has ended well: {refused} of {FILES} were refused");
+}
+
+#[test]
+fn tables_of_many_memory_files_fail_no_store_to_a_map() {
+    if let Ok(number) = std::env::var(VARIABLE) {
+        return map_many_files(&Way::modes()[number.parse::<usize>().unwrap()]);
+    }
+    if !files_can_be_mapped() {
+        return;
+    }
+    for number in 0..Way::modes().len() {
+        let output = run_alone(MANY, VARIABLE, &number.to_string());
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(text.contains("it has ended well"), "{text}");
     }
 }

@@ -357,11 +357,16 @@ impl HasTable for Inode {
     fn keeps_values(&self) -> bool {
         self.store.keeps_values()
     }
+
+    fn keeps_pages(&self) -> bool {
+        // A store to a map must not be what finds no room for a page of the table.
+        self.store.keeps_values() && self.page_space.is_in_place()
+    }
 }
 
 impl Drop for Inode {
     fn drop(&mut self) {
         debug_assert_eq!(self.mapping.resident_folios(), 0, "an inode outlives its folios");
-        self.memory.arena.uncharge(self.mapping.table().charged_bytes());
+        self.memory.arena.uncharge(self.memory.tables.forget(self));
     }
 }
