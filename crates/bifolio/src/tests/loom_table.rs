@@ -128,6 +128,10 @@ impl HasTable for Listed {
     fn keeps_values(&self) -> bool {
         false
     }
+
+    fn keeps_pages(&self) -> bool {
+        false
+    }
 }
 
 /// K1, K2 against H1..H3: a table with a page that is charged is found by the next look.
