@@ -102,8 +102,8 @@ impl File {
     ///
     /// # Errors
     /// A file that was not opened [`mappable`](crate::OpenOptions::mappable)
-    /// ([`ErrorKind::NotMappable`]) or not for reading; a range that is empty or leaves the file; of
-    /// a memory file, no memory for the tables of the first 128 MiB of the range
+    /// ([`ErrorKind::NotMappable`]) or not for reading; a range that is empty or leaves the file;
+    /// for a memory file, no memory for the tables of the first 128 MiB of the range
     /// ([`ErrorKind::Full`]).
     pub fn map(&self, range: Range<u64>) -> Result<Map> {
         let (region, guard) = self.begin_map(&range)?;
