@@ -23,9 +23,9 @@ pub(crate) const IO_DEPTH_MAX: usize = 1024;
 pub(crate) const READAHEAD_BYTES_MAX: u64 = 1 << 30;
 
 /// The smallest swap, bytes: the unused slot 0 and a page.
-const SWAP_BYTES_MIN: u64 = 8 << 10;
+pub(crate) const SWAP_BYTES_MIN: u64 = 8 << 10;
 /// The largest, bytes: a value Entry numbers its pages with 28 bits.
-const SWAP_BYTES_MAX: u64 = 1 << 40;
+pub(crate) const SWAP_BYTES_MAX: u64 = 1 << 40;
 
 /// Whether frames are backed by 2 MiB pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -78,7 +78,7 @@ pub(crate) struct Config {
     pub(crate) dirty_bytes_background: Option<u64>,
     pub(crate) dirty_bytes_max: Option<u64>,
     pub(crate) dirty_age_ms_max: u64,
-    pub(crate) swap_bytes_max: u64,
+    pub(crate) swap_bytes_max: Option<u64>,
     pub(crate) ablation: Ablation,
 }
 
@@ -96,7 +96,7 @@ impl Default for Config {
             dirty_bytes_background: None,
             dirty_bytes_max: None,
             dirty_age_ms_max: 5_000,
-            swap_bytes_max: SWAP_BYTES_MAX,
+            swap_bytes_max: None,
             ablation: Ablation::default(),
         }
     }
@@ -106,6 +106,14 @@ impl Config {
     /// Checks every setting.
     pub(crate) fn validate(&self) -> Result<()> {
         validate_memory(self.memory_bytes)?;
+        let bounds = self.memory_bytes..=MEMORY_BYTES_MAX;
+        if let Some(max) = self.memory_bytes_max.filter(|max| !bounds.contains(max)) {
+            let problem = format!(
+                "{max} bytes is not from the bound ({}) to {MEMORY_BYTES_MAX} (4 TiB)",
+                self.memory_bytes
+            );
+            return Err(ErrorKind::Config { name: "memory_max", problem }.into());
+        }
         if !(1..=UNMAP_BATCH_MAX).contains(&self.unmap_batch_folios) {
             let problem = format!("{} is not from 1 to {UNMAP_BATCH_MAX}", self.unmap_batch_folios);
             return Err(ErrorKind::Config { name: "unmap_batch_folios", problem }.into());
@@ -124,8 +132,7 @@ impl Config {
             return Err(ErrorKind::Config { name: "readahead_bytes_max", problem }.into());
         }
         let swapped = SWAP_BYTES_MIN..=SWAP_BYTES_MAX;
-        if !swapped.contains(&self.swap_bytes_max) {
-            let asked = self.swap_bytes_max;
+        if let Some(asked) = self.swap_bytes_max.filter(|asked| !swapped.contains(asked)) {
             let problem = format!("{asked} bytes is not from {SWAP_BYTES_MIN} to 1 TiB");
             return Err(ErrorKind::Config { name: "swap_bytes_max", problem }.into());
         }
@@ -139,12 +146,10 @@ impl Config {
             ("dirty_bytes_background", self.dirty_bytes_background),
             ("dirty_bytes_max", self.dirty_bytes_max),
         ];
+        let most = dirty_bytes_max(self.memory_bytes);
         for (name, bytes) in dirty {
-            let Some(bytes) = bytes.filter(|bytes| *bytes > self.memory_bytes / 2) else {
-                continue;
-            };
-            let half = self.memory_bytes / 2;
-            let problem = format!("{bytes} bytes is more than half of the bound ({half})");
+            let Some(bytes) = bytes.filter(|bytes| *bytes > most) else { continue };
+            let problem = format!("{bytes} bytes is more than two thirds of the bound ({most})");
             return Err(ErrorKind::Config { name, problem }.into());
         }
         let (background, max) = (self.dirty_bytes_background, self.dirty_bytes_max);
@@ -160,6 +165,11 @@ impl Config {
         }
         Ok(())
     }
+}
+
+/// The most that may be dirty, bytes.
+pub(crate) fn dirty_bytes_max(bound_bytes: u64) -> u64 {
+    bound_bytes / 3 * 2
 }
 
 /// Checks a bound on memory.

@@ -139,10 +139,14 @@ pub enum ErrorKind {
     /// next sync. The pages are dirty as before and will be tried again.
     #[error("an earlier write-back failed: {0}")]
     Writeback(#[source] Arc<IoError>),
-    /// The storage is shorter than it was: somebody else cut it.
+    /// The storage is shorter than it was: somebody else cut it. [`File::set_len`] with the length
+    /// that the storage has now goes on without the missing bytes.
+    ///
+    /// [`File::set_len`]: crate::File::set_len
     #[error(
         "{file}: it was cut by somebody else: {expected_bytes} bytes expected at position \
-         {position_bytes}, {got_bytes} found"
+         {position_bytes}, {got_bytes} found; File::set_len with the length it has now goes on \
+         without them"
     )]
     CutShort {
         /// The file.
@@ -314,6 +318,47 @@ pub enum ErrorKind {
         wanted: DirectIo,
         /// How its transfers go, and why.
         reason: String,
+    },
+    /// A backing asks for transfers that no memory is aligned for.
+    #[error(
+        "{file}: the alignment of the backing is {memory_bytes} bytes in memory and {offset_bytes} \
+         of positions: each must be a power of two from 1 to 4096"
+    )]
+    InvalidAlignment {
+        /// The backing.
+        file: String,
+        /// [`Alignment::memory_bytes`](crate::Alignment::memory_bytes).
+        memory_bytes: u64,
+        /// [`Alignment::offset_bytes`](crate::Alignment::offset_bytes).
+        offset_bytes: u64,
+    },
+    /// The file is open, and an option of that open excludes this one.
+    #[error(
+        "{file}: cannot be opened with {option} {wanted}: it is open in this cache with {open}"
+    )]
+    OptionConflict {
+        /// The file.
+        file: String,
+        /// The option.
+        option: &'static str,
+        /// The value that was asked for.
+        wanted: String,
+        /// The value it has while the file is open.
+        open: String,
+    },
+    /// The call needs a folio that its own thread has as a [`PinMut`](crate::PinMut): it would wait
+    /// for itself. Drop the pin first.
+    #[error(
+        "{file}: the folio of {length_bytes} bytes at position {position_bytes} is pinned by the \
+         calling thread (PinMut), which would wait for itself"
+    )]
+    PinnedByCaller {
+        /// The file.
+        file: String,
+        /// Where the folio begins.
+        position_bytes: u64,
+        /// How long it is.
+        length_bytes: u64,
     },
     /// The file is open with another folio size.
     #[error("{file}: cannot be opened with folios of {wanted_bytes} bytes: it has {open_bytes}")]

@@ -6,6 +6,7 @@ use crate::error::{ErrorKind, Result};
 use crate::file::{CacheState, Registry};
 use crate::io::{Backing, Engine};
 use crate::memory::{Arena, Memory};
+use crate::page::PAGE_BYTES;
 use crate::reclaim::{Background, Reclaim, SwapThread};
 use crate::swap::{Swap, SwapPlace};
 use crate::sys::copy;
@@ -16,6 +17,13 @@ use crate::writeback::{Flusher, FlusherSettings, FlusherThreads, Services};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
+
+/// The part of a limited address space that is reserved by default for [`Cache::set_memory`], and
+/// for a swap, is one of so many.
+const ADDRESS_SPACE_PARTS: u64 = 8;
+
+/// Metadata of a page of the swap, bytes, rounded up.
+const SWAP_METADATA_BYTES: u64 = 9;
 
 /// Settings of a cache; every limit has its unit in its name.
 #[derive(Clone, Debug, Default)]
@@ -40,7 +48,8 @@ impl CacheBuilder {
     }
 
     /// The most [`Cache::set_memory`] may ever be given, bytes: address space is reserved for it.
-    /// By default all of the machine's memory, or the bound, whichever is more.
+    /// By default all of the machine's memory, or an eighth of the address space if that is limited
+    /// (`RLIMIT_AS`) and less; and the bound at the least, below which it cannot be.
     pub fn memory_max(mut self, bytes: u64) -> Self {
         self.config.memory_bytes_max = Some(bytes);
         self
@@ -90,7 +99,7 @@ impl CacheBuilder {
     }
 
     /// How much may be dirty before the flusher writes it out in the background, bytes: by default
-    /// a quarter of the bound, at the most `dirty_bytes_max`. For each device, what others leave of
+    /// a quarter of the bound; at the most `dirty_bytes_max`. For each device, what others leave of
     /// that.
     pub fn dirty_bytes_background(mut self, bytes: u64) -> Self {
         self.config.dirty_bytes_background = Some(bytes);
@@ -146,9 +155,10 @@ impl CacheBuilder {
     }
 
     /// The most the swap file may have, bytes: 1 TiB by default, which is also the most there can
-    /// be. What does not fit stays in memory.
+    /// be; less where the address space is limited (`RLIMIT_AS`): an eighth of that is reserved for
+    /// checksums, 9 bytes for a page. What does not fit stays in memory.
     pub fn swap_bytes_max(mut self, bytes: u64) -> Self {
-        self.config.swap_bytes_max = bytes;
+        self.config.swap_bytes_max = Some(bytes);
         self
     }
 
@@ -176,7 +186,7 @@ impl CacheBuilder {
         let features = Features::probe(&self.disabled);
         copy::page_copy();
         self.check_huge_pages(&features)?;
-        let memory_bytes_max = self.memory_bytes_max();
+        let (memory_bytes_max, swap_bytes_max) = (self.memory_bytes_max(), self.swap_bytes());
         let arena = Arena::new(
             self.config.memory_bytes,
             memory_bytes_max,
@@ -191,7 +201,7 @@ impl CacheBuilder {
         let engine = Engine::new(&features, self.config.io_depth);
         let flusher = Flusher::new(self.flusher_settings(), self.config.memory_bytes);
         let swap = match self.swap {
-            Some(place) => Some(Swap::open(place, self.config.swap_bytes_max, &features)?),
+            Some(place) => Some(Swap::open(place, swap_bytes_max, &features)?),
             None => None,
         };
         let (flusher, swap) = (Arc::new(flusher), swap.map(Arc::new));
@@ -244,8 +254,18 @@ impl CacheBuilder {
         }
     }
 
+    fn swap_bytes(&self) -> u64 {
+        let metadata_bytes = process::address_space_bytes_max() / ADDRESS_SPACE_PARTS;
+        let room_bytes = (metadata_bytes / SWAP_METADATA_BYTES).saturating_mul(PAGE_BYTES);
+        let default_bytes = config::SWAP_BYTES_MAX.min(room_bytes).max(config::SWAP_BYTES_MIN);
+        self.config.swap_bytes_max.unwrap_or(default_bytes)
+    }
+
     fn memory_bytes_max(&self) -> u64 {
-        let chosen = self.config.memory_bytes_max.unwrap_or_else(process::machine_memory_bytes);
+        let chosen = self.config.memory_bytes_max.unwrap_or_else(|| {
+            let room_bytes = process::address_space_bytes_max() / ADDRESS_SPACE_PARTS;
+            process::machine_memory_bytes().min(room_bytes)
+        });
         chosen.clamp(self.config.memory_bytes, config::MEMORY_BYTES_MAX)
     }
 }

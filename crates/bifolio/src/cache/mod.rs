@@ -174,7 +174,8 @@ impl Cache {
     /// go, unless it is the first that may write.
     ///
     /// # Errors
-    /// As [`Cache::open`], and what the backing answers when asked for its length.
+    /// As [`Cache::open`], and what the backing answers when asked for its length; an alignment
+    /// that is no power of two from 1 to 4096.
     pub fn open_backing(&self, backing: Arc<dyn Backing>, options: &OpenOptions) -> Result<File> {
         let guarded = Guarded::new(backing)?;
         self.inner.registry.open(Arc::new(guarded), options)

@@ -13,6 +13,7 @@
 //! fails the cache_state opens again.
 
 use super::handle::Access;
+use super::own_pins;
 use super::registry::{Key, Open, Registry};
 use super::slots::Retire;
 use super::{File, OpenOptions};
@@ -116,6 +117,7 @@ impl Registry {
         let _one_at_a_time = self.closing.lock();
         self.check()?;
         self.cache_state.check_maps()?;
+        self.inodes().try_for_each(|inode| own_pins::check(&inode, &own_pins::ALL_PAGES))?;
         self.make_durable()?;
         self.cache_state.close().map_err(|maps| ErrorKind::MapsAlive { maps })?;
         // Bytes that were written between the sync and the change of the cache's state.
@@ -240,7 +242,9 @@ impl File {
         if self.handle.registry.cache_state.is_forked() {
             return Err(ErrorKind::Forked.into());
         }
-        let result = self.handle.inode.make_durable(&self.handle.error_cursor);
+        let inode = &self.handle.inode;
+        let result = own_pins::check(inode, &own_pins::ALL_PAGES)
+            .and_then(|()| inode.make_durable(&self.handle.error_cursor));
         // After the look for what was written when the cache closed.
         let usable = self.handle.check_usable();
         // Another clone may write still, and its close or drop tries anew.
@@ -275,6 +279,7 @@ impl File {
         if !inode.store.outlives_handles() {
             return Ok(0);
         }
+        own_pins::check(inode, &own_pins::ALL_PAGES)?;
         let resizing = inode.lock_resizing();
         let bytes = inode.discard_dirty();
         let before_bytes = self.len();

@@ -7,6 +7,7 @@
 //! fill that fails takes the folio out again, so that the next one tries anew.
 
 use super::handle::{Access, Handle, OnAllocated};
+use super::own_pins;
 use super::read_io::ReadIo;
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::RUN_PAGES_MAX;
@@ -17,7 +18,7 @@ use crate::page::{
 };
 use crate::reclaim::CallScope;
 use crate::stats::Counter;
-use crate::sync::Ordering;
+use crate::sync::{Ordering, blocking};
 use crate::sys::process;
 use crate::writeback::{Cleaner, Inode};
 use std::ops::Range;
@@ -153,10 +154,7 @@ impl Handle {
                     // Locked and on its way to the device: it is to be evicted.
                     let is_leaving = folio.folio().flags.write_state().is_writing();
                     let since = is_leaving.then(Instant::now);
-                    let lock = match wants {
-                        Some(wants) => folio.lock_while(wants),
-                        None => Some(folio.lock()),
-                    };
+                    let lock = self.lock_unless_own(&folio, index, wants)?;
                     memory.note_stall(since);
                     let Some(lock) = lock else { return Ok(None) };
                     // It may have left the table while we waited for its lock.
@@ -196,6 +194,27 @@ impl Handle {
         let lock = folio.lock();
         let is_ours = lock.owner() == self.inode.address();
         is_ours.then_some(Locked { lock, folio, was_resident: true })
+    }
+
+    /// Waits for the lock of a folio, unless the calling thread has it as a `PinMut`; none if it is
+    /// not wanted any more.
+    fn lock_unless_own<'a>(
+        &self,
+        folio: &FolioRef<'a>,
+        index: u64,
+        wants: Option<&dyn Fn() -> bool>,
+    ) -> Result<Option<LockedFolio<'a>>> {
+        if wants.is_none() {
+            blocking::check_user("a folio lock");
+        }
+        if let Some(lock) = folio.try_lock() {
+            return Ok(Some(lock));
+        }
+        own_pins::check(&self.inode, &(index..index + 1))?;
+        Ok(match wants {
+            Some(wants) => folio.lock_while(wants),
+            None => Some(folio.lock()),
+        })
     }
 
     /// A resident folio as `access` wants it.

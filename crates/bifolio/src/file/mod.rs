@@ -44,6 +44,7 @@ mod holes;
 mod map;
 mod mappables;
 mod options;
+mod own_pins;
 mod pin;
 mod read;
 mod read_io;
@@ -67,6 +68,7 @@ pub(crate) use registry::CacheState;
 pub(crate) use registry::Registry;
 
 use crate::error::Result;
+use crate::page::pages_of;
 use handle::Handle;
 use hit::HitPath;
 use std::fmt;
@@ -157,7 +159,9 @@ impl File {
     ///
     /// # Errors
     /// Failures of now, or, once for each handle, failures since its last sync
-    /// ([`ErrorKind::Writeback`](crate::ErrorKind::Writeback)). Pages that could not be written
+    /// ([`ErrorKind::Writeback`](crate::ErrorKind::Writeback)); a folio that the calling thread
+    /// has as a [`PinMut`] ([`ErrorKind::PinnedByCaller`](crate::ErrorKind::PinnedByCaller)).
+    /// Pages that could not be written
     /// are dirty as before: the next sync tries them again, and no sync succeeds until they are on
     /// the device. A flush that fails is told to all who shared it. One of a file of the system
     /// stays failed, for every handle and every kind of sync, until it is given up
@@ -166,6 +170,7 @@ impl File {
     /// is yours to say.
     pub fn sync_data(&self) -> Result<()> {
         self.handle.check_sound()?;
+        own_pins::check(&self.handle.inode, &own_pins::ALL_PAGES)?;
         self.handle.inode.sync(&self.handle.error_cursor, None, false)
     }
 
@@ -175,11 +180,13 @@ impl File {
     /// As [`File::sync_data`].
     pub fn sync_all(&self) -> Result<()> {
         self.handle.check_sound()?;
+        own_pins::check(&self.handle.inode, &own_pins::ALL_PAGES)?;
         self.handle.inode.sync(&self.handle.error_cursor, None, true)
     }
 
     /// As [`File::sync_data`], for the bytes of `range` only: other dirty pages stay in memory,
-    /// even beside those of the range.
+    /// even beside those of the range. What of the range was never written is zeros on the storage,
+    /// too, which is as long at least as the range reaches into the file.
     ///
     /// A range of up to 512 folios costs a look at each of them, a longer one a walk over all dirty
     /// folios of the file; both wait for write-outs that others have in flight anywhere in the
@@ -191,6 +198,7 @@ impl File {
         self.handle.check_sound()?;
         let length_bytes = range.end.saturating_sub(range.start);
         self.handle.range_end(range.start, length_bytes)?;
+        own_pins::check(&self.handle.inode, &pages_of(&range))?;
         self.handle.inode.sync(&self.handle.error_cursor, Some(range), false)
     }
 }

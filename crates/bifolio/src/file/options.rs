@@ -3,6 +3,7 @@
 use crate::config::{self, FaultMode};
 use crate::error::{ErrorKind, Result};
 use crate::io::{DirectIo, DiskOptions};
+use crate::sys::process;
 
 /// Options of an open: access, folio size, limits.
 ///
@@ -23,10 +24,10 @@ pub struct OpenOptions {
     pub(crate) truncate: bool,
     pub(crate) immutable: bool,
     pub(crate) folio_bytes: u64,
-    len_max_bytes: Option<u64>,
+    pub(super) len_max_bytes: Option<u64>,
     pub(crate) direct: DirectIo,
     pub(crate) mappable: bool,
-    pub(crate) faults: FaultMode,
+    pub(super) faults: Option<FaultMode>,
 }
 
 /// Reserved for a file that may grow, at the least: 1 TiB, whose table takes 2 GiB of addresses.
@@ -36,6 +37,11 @@ const LEN_MAX_BYTES_DEFAULT: u64 = 1 << 40;
 const MAPPABLE_LEN_MAX_BYTES_DEFAULT: u64 = 1 << 36;
 /// The longest table address space can reasonably hold: 4 PiB of file.
 const LEN_MAX_BYTES_LIMIT: u64 = 1 << 52;
+
+/// The part of a limited address space that a file takes by default is one of so many.
+const ADDRESS_SPACE_PARTS: u64 = 16;
+/// Bytes of a file for each byte of its table.
+const TABLE_PART: u64 = 512;
 
 impl Default for OpenOptions {
     fn default() -> Self {
@@ -52,7 +58,7 @@ impl Default for OpenOptions {
             len_max_bytes: None,
             direct: DirectIo::Auto,
             mappable: false,
-            faults: FaultMode::Threads,
+            faults: None,
         }
     }
 }
@@ -135,7 +141,10 @@ impl OpenOptions {
     /// [mapped](Self::mappable) for all of its bytes: a process has 128 TiB. By default 1 TiB, or
     /// 64 GiB if it can be mapped, or four times the length, whichever is more, unless the file is
     /// immutable. Where the system does not overcommit memory (`vm.overcommit_memory` is 2)
-    /// address space counts as memory: give the length that the file will have.
+    /// address space counts as memory: give the length that the file will have. Where the process
+    /// has a limit on its address space (`RLIMIT_AS`) a default takes at most a 16th of that. The
+    /// first open decides: a later one that asks for more is refused
+    /// ([`ErrorKind::OptionConflict`]), and one that asks for less changes nothing.
     pub fn len_max(mut self, bytes: u64) -> Self {
         self.len_max_bytes = Some(bytes);
         self
@@ -158,9 +167,11 @@ impl OpenOptions {
         self
     }
 
-    /// Sets which threads serve faults of the mapped file. The first open decides.
+    /// Sets which threads serve faults of the mapped file. The first open decides; a later one that
+    /// asks for others is refused ([`ErrorKind::OptionConflict`]). No effect on a file that cannot
+    /// be mapped.
     pub fn faults(mut self, faults: FaultMode) -> Self {
-        self.faults = faults;
+        self.faults = Some(faults);
         self
     }
 
@@ -197,7 +208,10 @@ impl OpenOptions {
             let growing = len_bytes.saturating_mul(4).max(least);
             // Also for a reader: a writer may come later.
             let wanted = if self.immutable { len_bytes } else { growing };
-            wanted.min(LEN_MAX_BYTES_LIMIT).max(len_bytes)
+            let part_bytes = process::address_space_bytes_max() / ADDRESS_SPACE_PARTS;
+            let bytes_for_each = if self.mappable { 1 } else { TABLE_PART };
+            let room_bytes = part_bytes.saturating_mul(bytes_for_each);
+            wanted.min(room_bytes).min(LEN_MAX_BYTES_LIMIT).max(len_bytes)
         });
         if chosen < len_bytes || chosen > LEN_MAX_BYTES_LIMIT {
             let problem = format!(

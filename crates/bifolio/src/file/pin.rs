@@ -14,6 +14,7 @@
 use super::File;
 use super::fill::Locked;
 use super::handle::{Access, Handle};
+use super::own_pins::OwnPin;
 use super::read_many::{Batch, Delivery};
 use crate::ablation::PinMode;
 use crate::error::{Error, ErrorKind, Result};
@@ -216,7 +217,9 @@ impl Drop for Hold {
 /// cache's calls while this lives; pins taken before still point to it.
 ///
 /// The folio is dirty, whether it was changed or not. Holds the folio's lock: a call of the same
-/// thread that needs the folio (a sync or a close among them) would wait for itself. Calls for
+/// thread that needs the folio (a read, a write, a sync or a close among them) would wait for
+/// itself, so it is refused ([`ErrorKind::PinnedByCaller`]). A call of another thread waits, so do
+/// not wait for that thread with the pin in hand. Calls for
 /// other folios wait for no thread that waits for this one, unless it has one of them as a
 /// `PinMut`, or, where they change the length of the same file, is about to cut it or to write
 /// across its end.
@@ -226,6 +229,7 @@ pub struct PinMut<'a> {
     _section: WriteSection<'a>,
     _lock: LockedFolio<'a>,
     _folio: FolioRef<'a>,
+    _own: OwnPin,
     start: *mut u8,
     length: usize,
     not_send: PhantomData<*const ()>,
@@ -382,10 +386,12 @@ impl File {
         inode.memory.counters.add(Counter::WriteBytes, length as u64);
         // Its owner may touch maps, whose faults do not need this folio.
         inside::add(-1);
+        let own = OwnPin::new(inode, lock.index()..lock.index() + lock.pages());
         Ok(PinMut {
             _section: section,
             _lock: lock,
             _folio: folio,
+            _own: own,
             start,
             length,
             not_send: PhantomData,

@@ -31,7 +31,7 @@ use super::readahead::Readahead;
 use super::slots::{Busy, Found, Slots};
 use super::{File, OpenOptions, faults};
 use crate::ablation::Ablation;
-use crate::config;
+use crate::config::{self, FaultMode};
 use crate::error::{ErrorKind, Result};
 use crate::io::{Backing, DirectIo, DirectStatus, DiskFile, FileIdentity, Located, OpenDiskError};
 use crate::memory::PageSpace;
@@ -52,6 +52,8 @@ pub(super) struct Open {
     pub(super) handles: u64,
     pub(super) writable: u64,
     pub(super) immutable: u64,
+    /// The threads that serve faults, if the file can be mapped.
+    faults: FaultMode,
     /// Its last handle is gone, and it could not be made durable.
     pub(super) is_kept: bool,
     /// The files that were opened for it. None of their descriptors is closed before the file is: a
@@ -265,7 +267,7 @@ impl Registry {
         disk: Option<Arc<DiskFile>>,
         options: &OpenOptions,
     ) -> Result<File> {
-        let mut open = Open::new(self.make_inode(backing, options)?);
+        let mut open = Open::new(self.make_inode(backing, options)?, options);
         open.disks.extend(disk);
         match self.join(busy.key(), &mut open, backing, options) {
             Ok(handle) => {
@@ -291,7 +293,7 @@ impl Registry {
         let size = self.size_of(options, 0)?;
         let page_space = self.page_space_for(options, size)?;
         let inode = Inode::new_in_memory(&self.services, page_space, name, size);
-        let mut open = Open::new(inode.map_err(no_table)?);
+        let mut open = Open::new(inode.map_err(no_table)?, options);
         let key = self.single_key();
         let handle = self.make_handle(key, &mut open, options)?;
         self.files.insert_new(key, open);
@@ -358,8 +360,11 @@ impl Registry {
         if !options.mappable {
             return Ok(PageSpace::Arena(Arc::clone(&self.services.memory.arena)));
         }
-        let region =
-            self.mappables.new_region(&self.reclaim, size.len_max_bytes, options.faults)?;
+        let region = self.mappables.new_region(
+            &self.reclaim,
+            size.len_max_bytes,
+            options.faults.unwrap_or_default(),
+        )?;
         Ok(PageSpace::Region(Arc::new(region)))
     }
 
@@ -436,9 +441,10 @@ fn no_table(source: std::io::Error) -> crate::error::Error {
 }
 
 impl Open {
-    fn new(inode: Arc<Inode>) -> Self {
+    fn new(inode: Arc<Inode>, options: &OpenOptions) -> Self {
         let (disks, spare) = (Vec::new(), Vec::new());
-        Self { inode, handles: 0, writable: 0, immutable: 0, is_kept: false, disks, spare }
+        let faults = options.faults.unwrap_or_default();
+        Self { inode, handles: 0, writable: 0, immutable: 0, faults, is_kept: false, disks, spare }
     }
 
     /// Whether another handle with `options` goes with those there are; changes nothing.
@@ -460,7 +466,23 @@ impl Open {
             let kind = ErrorKind::FolioSizeConflict { file: file(), wanted_bytes, open_bytes };
             return Err(kind.into());
         }
+        self.check_options(options)?;
         self.check_way(options.direct)
+    }
+
+    /// Refuses what the first open has decided otherwise.
+    fn check_options(&self, options: &OpenOptions) -> Result<()> {
+        let len_max_bytes = self.inode.len_max_bytes;
+        let longer = options.len_max_bytes.filter(|wanted| *wanted > len_max_bytes);
+        let is_mappable = self.inode.page_space.is_in_place();
+        let other_faults = options.faults.filter(|wanted| is_mappable && *wanted != self.faults);
+        let (option, wanted, open) = match (longer, other_faults) {
+            (Some(wanted), _) => ("len_max", wanted.to_string(), len_max_bytes.to_string()),
+            (_, Some(wanted)) => ("faults", format!("{wanted:?}"), format!("{:?}", self.faults)),
+            _ => return Ok(()),
+        };
+        let file = self.inode.name();
+        Err(ErrorKind::OptionConflict { file, option, wanted, open }.into())
     }
 
     /// From now on the file keeps what another handle with `options`, which has been admitted, is

@@ -13,6 +13,7 @@
 use super::File;
 use super::fill::Locked;
 use super::handle::Access;
+use super::own_pins;
 use crate::config;
 use crate::error::{CollapseRefusal, ErrorKind, Result};
 use crate::memory::{FrameKind, PageSpace};
@@ -81,6 +82,7 @@ impl File {
             let _growing = self.uncover(&resizing, len_bytes)?;
             return Ok(resizing.set_len(len_bytes)?);
         }
+        own_pins::check(inode, &(inode.mapping.head_index(len_bytes >> PAGE_SHIFT)..u64::MAX))?;
         // A cut must not find out that it cannot get at the bytes it is to zero.
         let _tail = self.hold_tail(len_bytes)?;
         self.cut(&resizing, len_bytes)
@@ -174,6 +176,7 @@ impl File {
         if len_bytes == head * PAGE_BYTES {
             return Ok(());
         }
+        own_pins::check(inode, &(head..head + 1))?;
         let found = if inode.store.zeroes_what_is_cut() {
             self.handle.find_resident(head)
         } else {
@@ -283,6 +286,7 @@ impl File {
         let is_tail = resizing.is_some() && range.end >= len_bytes;
         let end = if is_tail { len_bytes.next_multiple_of(unit) } else { range.end };
         let range = range.start..end;
+        own_pins::check(&handle.inode, &pages_of(&range))?;
         if range.is_empty() {
             return Ok(());
         }

@@ -3,6 +3,7 @@
 
 use super::buf::Span;
 use super::{IoBuf, IoBufMut, IoError, Operation};
+use crate::error::ErrorKind;
 use crate::sync::blocking;
 use std::fmt::Debug;
 use std::io;
@@ -117,7 +118,8 @@ pub trait Backing: Send + Sync + Debug {
         Ok(())
     }
 
-    /// Memory, positions and lengths must be multiples of this. Never changes.
+    /// Memory, positions and lengths must be multiples of this: powers of two from 1 to 4096, or
+    /// the backing is refused when it is opened. Never changes.
     fn alignment(&self) -> Alignment {
         Alignment::NONE
     }
@@ -311,19 +313,23 @@ impl Guarded {
     /// Asks the backing what never changes.
     ///
     /// # Errors
-    /// That panics.
-    pub(crate) fn new(backing: Arc<dyn Backing>) -> Result<Self, IoError> {
+    /// That panics; an alignment that frames do not have.
+    pub(crate) fn new(backing: Arc<dyn Backing>) -> crate::error::Result<Self> {
         let asked = guard(|| Ok((backing.alignment(), backing.identity(), backing.device())));
-        match asked {
-            Ok((alignment, identity, device)) => Ok(Self { backing, alignment, identity, device }),
-            Err(source) => Err(IoError {
-                file: NAMELESS.to_owned(),
-                operation: Operation::Len,
-                position_bytes: 0,
-                length_bytes: 0,
-                source,
-            }),
+        let (alignment, identity, device) = asked.map_err(|source| IoError {
+            file: NAMELESS.to_owned(),
+            operation: Operation::Len,
+            position_bytes: 0,
+            length_bytes: 0,
+            source,
+        })?;
+        let guarded = Self { backing, alignment, identity, device };
+        if alignment.is_valid() {
+            return Ok(guarded);
         }
+        let Alignment { memory_bytes, offset_bytes } = alignment;
+        let file = guarded.describe();
+        Err(ErrorKind::InvalidAlignment { file, memory_bytes, offset_bytes }.into())
     }
 }
 

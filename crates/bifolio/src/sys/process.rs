@@ -91,6 +91,11 @@ pub(crate) fn machine_memory_bytes() -> u64 {
     info.totalram.saturating_mul(u64::from(info.mem_unit))
 }
 
+/// Address space that the process may have, bytes (`RLIMIT_AS`); `u64::MAX` if there is no limit.
+pub(crate) fn address_space_bytes_max() -> u64 {
+    rustix::process::getrlimit(rustix::process::Resource::As).current.unwrap_or(u64::MAX)
+}
+
 /// The last number of a kernel CPU list such as `0-3,8-11`.
 fn last_cpu(list: &str) -> Option<usize> {
     list.trim().rsplit([',', '-']).next()?.parse().ok()

@@ -43,6 +43,7 @@ use super::inode::Inode;
 use super::inode::{Load, Loads};
 use super::sync::ALL_BYTES;
 use super::throttle::{DirtyPages, Throttle, part_of};
+use crate::config;
 use crate::error::{ErrorKind, Result};
 use crate::io::{Backing, DeviceIdentity, IoError};
 use crate::memory::Memory;
@@ -189,7 +190,8 @@ impl Flusher {
     /// random writes leave in the order of their places, and the more there are the faster the
     /// device takes them.
     pub(crate) fn set_bound(&self, bound_bytes: u64) {
-        let max = self.settings.max_bytes.unwrap_or(u64::MAX).min(bound_bytes / 3 * 2);
+        let max =
+            self.settings.max_bytes.unwrap_or(u64::MAX).min(config::dirty_bytes_max(bound_bytes));
         let background = self.settings.background_bytes.unwrap_or(bound_bytes / 4).min(max);
         self.background_pages.store(background / PAGE_BYTES, Ordering::Relaxed);
         self.max_pages.store(max / PAGE_BYTES, Ordering::Relaxed);

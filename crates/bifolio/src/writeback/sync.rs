@@ -163,6 +163,9 @@ impl Inode {
         } else {
             self.write_out_dirty(pages_of(&range), true);
         }
+        if range != ALL_BYTES {
+            self.extend_backing(range.end)?;
+        }
         let flushed = self.flushes.flush(wants, |wants| {
             let wanted = Wanted { end: wants.end, pages: ALL_PAGES, patient: true };
             self.write_out(&wanted, |_| u64::MAX);

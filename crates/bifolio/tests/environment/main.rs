@@ -344,6 +344,18 @@ fn check_refusal_of_reservations(directory: &Path) {
     }
 }
 
+#[test]
+fn default_reservations_fit_four_gib_of_addresses() {
+    in_a_child("default_reservations_fit_four_gib_of_addresses", false, || {
+        let directory = open_directory();
+        limit(Resource::As, 4 << 30);
+        let refused = if can_map() { &[][..] } else { mapless() };
+        assert_answers(run(directory.path(), false), refused, &[]);
+        let too_much = Cache::builder().memory_max(8 << 30).build().unwrap_err().to_string();
+        assert!(too_much.contains("memory_max") && too_much.contains("RLIMIT_AS"), "{too_much}");
+    });
+}
+
 const OVERCOMMIT: &str = "/proc/sys/vm/overcommit_memory";
 
 /// Puts the setting back, whatever happens.

@@ -7,7 +7,7 @@ use crate::support::{
     PAGE, assert_same, cache_of, directory, error_of, file_of, open, random_file, read, read_all,
     without_root, writable,
 };
-use bifolio::{Advice, Cache, ErrorKind, File, OpenDiskError, OpenOptions};
+use bifolio::{Advice, Alignment, Cache, ErrorKind, File, OpenDiskError, OpenOptions};
 use bifolio_testing::{Call, Fault, FaultyBacking, MemoryBacking};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 
@@ -535,4 +535,81 @@ fn a_file_whose_length_cannot_be_had_is_not_opened() {
     error_of(answer, &["faulty memory", "length", "os error 5"]);
     let file = cache.open_backing(backing, &writable()).unwrap();
     assert_eq!(read_all(&file), [1; 100]);
+}
+
+#[test]
+fn an_alignment_that_no_frame_has_is_refused() {
+    for bytes in [0, 3, 8192] {
+        let alignment = Alignment { memory_bytes: 1, offset_bytes: bytes };
+        let backing = || Arc::new(MemoryBacking::strict(vec![0; 8192], alignment));
+        let needles = ["memory", "alignment", &bytes.to_string()];
+        error_of(cache_of(1 << 20).open_backing(backing(), &OpenOptions::new()), &needles);
+        error_of(Cache::builder().swap_backing(backing()).build(), &needles);
+    }
+}
+
+#[test]
+fn after_a_cut_by_somebody_else_set_len_goes_on() {
+    let directory = directory();
+    let (path, bytes) = random_file(&directory, "cut", 40_000);
+    let cache = cache_of(4 << 20);
+    let file = cache.open(&path, &writable()).unwrap();
+    file.advise(0..0, Advice::Random).unwrap();
+    std::fs::File::options().write(true).open(&path).unwrap().set_len(10_000).unwrap();
+    error_of(file.read_at(&mut [0; 10], 30_000), &["cut", "File::set_len"]);
+    file.set_len(10_000).unwrap();
+    assert_same(&read_all(&file), &bytes[..10_000]);
+}
+
+/// Runs `test` on a thread of its own, for as long as a stuck one is told from a slow one.
+fn ends(test: impl FnOnce() + Send + 'static) {
+    let (done, is_done) = std::sync::mpsc::channel::<()>();
+    let running = std::thread::spawn(move || {
+        test();
+        drop(done);
+    });
+    let answer = is_done.recv_timeout(Duration::from_secs(30));
+    assert_ne!(answer, Err(std::sync::mpsc::RecvTimeoutError::Timeout), "stuck");
+    running.join().unwrap();
+}
+
+#[test]
+fn a_call_for_the_folio_of_an_own_pin_mut_is_refused() {
+    ends(|| {
+        let directory = directory();
+        let (path, bytes) = random_file(&directory, "pinned", 40_000);
+        let cache = cache_of(4 << 20);
+        let file = cache.open(&path, &writable()).unwrap();
+        let pin = file.pin_mut(PAGE..PAGE + 100).unwrap();
+        let needles = [path.to_str().unwrap(), "4096", "PinMut"];
+        error_of(file.read_at(&mut [0; 10], PAGE), &needles);
+        error_of(file.write_at(&[0; 10], PAGE), &needles);
+        error_of(file.pin(PAGE..PAGE + 1), &needles);
+        error_of(file.pin_mut(PAGE..PAGE + 1), &needles);
+        error_of(file.sync_data(), &needles);
+        error_of(file.sync_all(), &needles);
+        error_of(file.sync_range(0..PAGE + 1), &needles);
+        error_of(file.set_len(PAGE + 1), &needles);
+        error_of(file.discard_dirty(), &needles);
+        error_of(file.clone().close(), &needles);
+        error_of(cache.close(), &needles);
+        let mut buffer = [0; 10];
+        let mut requests = [bifolio::ReadRequest::new(PAGE, &mut buffer)];
+        file.read_many(&mut requests).unwrap();
+        let [request] = requests;
+        error_of(request.result, &needles);
+        // Other folios, and other threads once it is gone, have nothing to do with it.
+        assert_same(&read(&file, 0, 10), &bytes[..10]);
+        file.write_at(&[7; 10], 2 * PAGE).unwrap();
+        file.sync_range(2 * PAGE..3 * PAGE).unwrap();
+        file.set_len(2 * PAGE).unwrap();
+        file.set_len(50_000).unwrap();
+        std::thread::scope(|scope| {
+            let reader = scope.spawn(|| read(&file, PAGE, 10));
+            drop(pin);
+            assert_same(&reader.join().unwrap(), &bytes[4096..4106]);
+        });
+        file.close().unwrap();
+        cache.close().unwrap();
+    });
 }

@@ -4,10 +4,13 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use bifolio::{Advice, FileIdentity};
+use bifolio::{Advice, Cache, FaultMode, FileIdentity, OpenOptions};
 use bifolio_testing::{Call, Fault, Gate, MemoryBacking};
 
-use crate::support::{Faulty, PAGE, Way, cache_of, directory, random_file, read, writable};
+use crate::support::{
+    Faulty, PAGE, Way, cache_of, directory, error_of, files_can_be_mapped, random_file, read,
+    writable,
+};
 
 /// Runs `test` on a thread of its own, for as long as a stuck one is told from a slow one.
 fn in_time(what: &str, test: impl FnOnce() + Send + 'static) {
@@ -105,4 +108,41 @@ fn an_identity_of_ones_own_is_never_that_of_a_file() {
     assert_eq!(read(&open(3, real), 0, 10), bytes[..10], "it says that it is that file");
     own.write_at(b"x", 0).unwrap();
     assert_eq!(read(&file, 0, 10), bytes[..10]);
+}
+
+#[test]
+fn a_later_open_for_a_longer_file_is_refused() {
+    let directory = directory();
+    let (path, _) = random_file(&directory, "file", 10_000);
+    let cache = cache_of(1 << 20);
+    let _first = cache.open(&path, &writable().len_max(1 << 20)).unwrap();
+    let refused = cache.open(&path, &writable().len_max((1 << 20) + 1));
+    error_of(refused, &[path.to_str().unwrap(), "len_max", "1048577", "1048576"]);
+    cache.open(&path, &writable().len_max(1 << 20)).unwrap();
+    cache.open(&path, &writable().len_max(20_000)).unwrap();
+    cache.open(&path, &writable()).unwrap();
+}
+
+#[test]
+fn a_later_open_with_another_fault_mode_is_refused() {
+    if !files_can_be_mapped() {
+        return;
+    }
+    let directory = directory();
+    let (path, _) = random_file(&directory, "file", 10_000);
+    let cache = cache_of(1 << 20);
+    let mapped = || OpenOptions::new().mappable(true);
+    let _first = cache.open(&path, &mapped()).unwrap();
+    let refused = cache.open(&path, &mapped().faults(FaultMode::InThread));
+    error_of(refused, &[path.to_str().unwrap(), "faults", "InThread", "Threads"]);
+    cache.open(&path, &mapped().faults(FaultMode::Threads)).unwrap();
+    cache.open(&path, &OpenOptions::new()).unwrap();
+}
+
+#[test]
+fn a_bound_beyond_what_is_reserved_for_is_refused() {
+    let builder = |memory, max| Cache::builder().memory(memory).memory_max(max);
+    error_of(builder(2 << 20, 1 << 20).build(), &["memory_max", "1048576", "2097152"]);
+    error_of(builder(1 << 20, 1 << 50).build(), &["memory_max", "4 TiB"]);
+    builder(1 << 20, 1 << 20).build().unwrap();
 }

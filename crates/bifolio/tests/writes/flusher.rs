@@ -314,10 +314,21 @@ fn a_sync_of_more_than_the_queue_holds_writes_all_of_it() {
 fn dirt_settings_that_contradict_each_other_are_refused() {
     let build = |builder: CacheBuilder| error_of(builder.validate(), &["dirty"]);
     let builder = || Cache::builder().memory(64 << 20);
-    build(builder().dirty_bytes_max(33 << 20));
+    build(builder().dirty_bytes_max(43 << 20));
     build(builder().dirty_bytes_background(2 << 20).dirty_bytes_max(1 << 20));
     build(builder().dirty_age_ms_max(0));
     error_of(builder().io_depth(0).validate(), &["io_depth", "1024"]);
     error_of(builder().io_depth(1025).validate(), &["io_depth", "1024"]);
     error_of(builder().readahead_bytes_max(2 << 30).validate(), &["readahead_bytes_max"]);
+}
+
+#[test]
+fn two_thirds_of_the_bound_may_be_dirty_and_no_more() {
+    let builder = || Cache::builder().memory(3 << 20);
+    builder().dirty_bytes_max(2 << 20).build().unwrap();
+    builder().dirty_bytes_background(2 << 20).validate().unwrap();
+    let more = (2 << 20) + 1;
+    error_of(builder().dirty_bytes_max(more).validate(), &["dirty_bytes_max", "two thirds"]);
+    let background = builder().dirty_bytes_background(more);
+    error_of(background.validate(), &["dirty_bytes_background", "two thirds"]);
 }

@@ -396,3 +396,20 @@ fn a_backing_that_panics_in_a_sync_fails_it_and_others_go_on() {
     assert!(error.contains("panicked"), "{error}");
     file.sync_all().unwrap();
 }
+
+#[test]
+fn a_synced_range_of_a_gap_reaches_the_storage() {
+    let storage = Arc::new(MemoryBacking::new(Vec::new()));
+    let cache = cache_of(1 << 20);
+    let file = cache.open_backing(storage.clone(), &writable()).unwrap();
+    file.write_all_at(b"x", 1 << 20).unwrap();
+    // Nothing of it is dirty.
+    file.sync_range(0..10_000).unwrap();
+    assert_eq!(storage.bytes(), vec![0; 10_000]);
+    // No further than the file.
+    file.sync_range(0..1 << 30).unwrap();
+    assert_eq!(storage.bytes().len(), (1 << 20) + 1);
+    file.sync_range(0..1 << 30).unwrap();
+    assert_eq!(storage.bytes().len(), (1 << 20) + 1);
+    assert_eq!(storage.bytes()[1 << 20], b'x');
+}

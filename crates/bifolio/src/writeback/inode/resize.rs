@@ -9,6 +9,7 @@
 //! | [`Resizing::extend`] | writes, `allocate` | after the bytes are there | by write-outs, later |
 //! | [`Resizing::set_len`], shorter | `set_len` | first: readers see no missing bytes | then |
 //! | [`Resizing::set_len`], longer | `set_len` | then | first: it may refuse |
+//! | [`Inode::extend_backing`] | syncs of a range | stays | as the file's, up to the range's end |
 //! | [`Resizing::undo_cut`] | a cut that fails | as before | as before |
 //! | [`Resizing::cut_to_backing`] | `discard_dirty` | as the backing's, if longer | is asked |
 //!
@@ -55,6 +56,22 @@ impl Inode {
     pub(crate) fn lock_resizing(&self) -> Resizing<'_> {
         blocking::check_user("`resizing`");
         Resizing { inode: self, _alone: self.resizing.lock() }
+    }
+
+    /// Extends the backing by zeros to the end of the file, or to `end_bytes` if that comes first.
+    /// A write-out of what follows would, but may come later. Blocks for write-outs.
+    pub(in crate::writeback) fn extend_backing(&self, end_bytes: u64) -> Result<(), IoError> {
+        let missing = || {
+            let end_bytes = end_bytes.min(self.mapping.len_bytes());
+            (self.store.bytes_from(0, end_bytes) < end_bytes).then_some(end_bytes)
+        };
+        if !self.store.outlives_handles() || missing().is_none() {
+            return Ok(());
+        }
+        blocking::check("`cutting`, and the backing");
+        let _no_write_out = self.cutting.write();
+        // Write-outs may have come so far meanwhile, or the file was cut.
+        missing().map_or(Ok(()), |end_bytes| self.store.set_len(end_bytes))
     }
 }
 
