@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 pub enum ParameterSet {
     /// Seconds: proves that the benchmark works; its figures mean nothing.
     Smoke,
-    /// A minute and a half for all benchmarks: figures good enough to compare.
+    /// Two to three minutes for all benchmarks: figures good enough to compare.
     #[default]
     Quick,
     /// Minutes: for a record.

@@ -12,7 +12,7 @@ use serde_json::Value;
 use crate::benchmark::Context;
 use crate::error::Result;
 use crate::host::Host;
-use crate::statistics::median;
+use crate::statistics::{median, median_interval};
 
 /// The version of the envelope.
 const SCHEMA: u32 = 1;
@@ -66,7 +66,7 @@ pub struct Row {
     pub spread: IndexMap<&'static str, [f64; 2]>,
     /// The counts, by series.
     pub counts: IndexMap<&'static str, Counts>,
-    /// Every repetition in its order, by series, where repetitions are compared pair by pair.
+    /// Every repetition in its order, by series; repetitions are compared pair by pair.
     #[serde(skip_serializing_if = "IndexMap::is_empty")]
     pub repetitions: IndexMap<&'static str, Vec<f64>>,
     /// How fast it went in each stretch of time, by series.
@@ -106,6 +106,32 @@ impl Row {
         let over = *self.series.get(ratio.over)?;
         let under = *self.series.get(ratio.under)?;
         (under != 0.0).then(|| over / under)
+    }
+
+    /// The interval that holds a ratio; `None` if there is no ratio.
+    pub fn ratio_interval(&self, ratio: &Ratio) -> Option<[f64; 2]> {
+        if let Some(pairs) = self.pair_ratios(ratio) {
+            return Some(median_interval(&pairs));
+        }
+        let value = self.ratio(ratio)?;
+        let (over, under) = (self.spread.get(ratio.over), self.spread.get(ratio.under));
+        Some(match (over, under) {
+            (Some([over_low, over_high]), Some([under_low, under_high])) if *under_low > 0.0 => {
+                [over_low / under_high, over_high / under_low]
+            }
+            _ => [value; 2],
+        })
+    }
+
+    /// A ratio as tables show it, drawn by `text`: `~1.0` where it may be 1.
+    pub(crate) fn ratio_text(
+        &self,
+        ratio: &Ratio,
+        text: impl FnOnce(f64) -> String,
+    ) -> Option<String> {
+        let [low, high] = self.ratio_interval(ratio)?;
+        let may_be_one = low < high && low <= 1.0 && 1.0 <= high;
+        if may_be_one { Some("~1.0".to_owned()) } else { self.ratio(ratio).map(text) }
     }
 
     fn pair_ratios(&self, ratio: &Ratio) -> Option<Vec<f64>> {
@@ -313,6 +339,26 @@ mod tests {
         assert_eq!(row.ratio(&ratio), Some(2.0), "of 2, 3, 1");
         row.repetitions["a_second"].pop();
         assert_eq!(row.ratio(&ratio), Some(2.5), "no pairs");
+    }
+
+    #[test]
+    fn a_ratio_that_may_be_one_is_shown_as_such() {
+        let text = |row: &Row, over, under| {
+            row.ratio_text(&Ratio::new(over, under), |ratio| format!("{ratio:.2}"))
+        };
+        let mut row = row();
+        row.repetitions.insert("z_first", vec![10.0, 30.0, 30.0, 20.0, 30.0]);
+        row.repetitions.insert("a_second", vec![11.0, 10.0, 10.0, 10.0, 10.0]);
+        assert_eq!(text(&row, "z_first", "a_second").unwrap(), "~1.0", "0.91 to 3");
+        row.repetitions["z_first"][0] = 12.0;
+        assert_eq!(text(&row, "z_first", "a_second").unwrap(), "3.00");
+        // Without pairs the spreads decide.
+        row.repetitions.clear();
+        row.spread.insert("a_second", [10.0, 28.9]);
+        assert_eq!(text(&row, "z_first", "a_second").unwrap(), "2.50");
+        row.spread.insert("a_second", [10.0, 30.0]);
+        assert_eq!(text(&row, "z_first", "a_second").unwrap(), "~1.0");
+        assert_eq!(text(&row, "z_first", "absent"), None);
     }
 
     #[test]

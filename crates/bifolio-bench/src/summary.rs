@@ -7,7 +7,7 @@
 use std::fmt::Write as _;
 
 use crate::format_bytes;
-use crate::report::{Report, Row};
+use crate::report::{Ratio, Report, Row};
 
 /// A row of a report, and which of its series are shown.
 struct Line {
@@ -201,7 +201,8 @@ pub fn summarise(reports: &[Report], wanted: usize) -> String {
     if reports.len() < wanted {
         let _ = writeln!(text, "Ended early: {} of {wanted} benchmarks were run.", reports.len());
     }
-    text.push_str("`x`: how many times better ours is. Everything: --tables; one: bench NAME.\n");
+    text.push_str("`x`: how many times better ours is; ~1.0: no difference beyond the noise.\n");
+    text.push_str("Everything: --tables; one: bench NAME.\n");
     text
 }
 
@@ -234,10 +235,9 @@ impl Line {
         let ours = *row.series.get(self.ours)?;
         let is_time = row.unit.starts_with("ns");
         let amount = |name: &str| row.series.get(name).map(|value| short(*value));
-        let times_better = |name: &str| {
-            let other = row.series.get(name)?;
-            let ratio = if is_time { other / ours } else { ours / other };
-            ratio.is_finite().then(|| short_ratio(ratio))
+        let times_better = |name: &'static str| {
+            let (over, under) = if is_time { (name, self.ours) } else { (self.ours, name) };
+            row.ratio_text(&Ratio::new(over, under), short_ratio)
         };
         let shown = |cell: Option<String>, name: &str| {
             cell.unwrap_or_else(|| if name.is_empty() { "" } else { "-" }.to_owned())
@@ -323,7 +323,7 @@ mod tests {
         assert!(text.lines().all(|line| line.len() <= 80), "{text}");
         // Three lines a mechanism and one a row, the rest, and what separates them.
         let lines: usize = MECHANISMS.iter().map(|mechanism| 4 + mechanism.lines.len()).sum();
-        assert!(lines + BESIDE_THE_KERNEL.len() + 6 <= 50);
+        assert!(lines + BESIDE_THE_KERNEL.len() + 7 <= 50);
     }
 
     #[test]
@@ -337,6 +337,17 @@ mod tests {
         let series = [("write_at", 100.0), ("kernel_write", 50.0)];
         let text = summarise(&[report("writes", vec![row(case, "writes/s", &series)])], 9);
         assert!(text.contains("  2.00\n") && text.contains("1 of 9 benchmarks"), "{text}");
+    }
+
+    #[test]
+    fn a_difference_that_may_be_noise_is_about_one() {
+        let case = Case::new().with("pattern", "zipf").with("depth", 1);
+        let mut row = row(case, "reads/s", &[("read_at", 60.0), ("kernel_pread", 100.0)]);
+        row.spread.insert("read_at", [50.0, 101.0]);
+        row.spread.insert("kernel_pread", [98.0, 102.0]);
+        let text = summarise(&[report("random-reads", vec![row])], 9);
+        let line = text.lines().find(|line| line.contains("skewed")).unwrap();
+        assert!(line.ends_with("   ~1.0"), "{line}");
     }
 
     #[test]

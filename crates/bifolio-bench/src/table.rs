@@ -72,7 +72,7 @@ fn rows_table(rows: &[Row], ratios: &[Ratio], scale: &Scale) -> Table {
     for row in rows {
         let mut cells: Vec<String> = keys.iter().map(|key| row.case.text(key)).collect();
         cells.extend(series.iter().map(|name| series_cell(row, name, scale)));
-        cells.extend(ratios.iter().map(|ratio| ratio_cell(row.ratio(ratio))));
+        cells.extend(ratios.iter().map(|ratio| ratio_cell(row, ratio)));
         table.add_row(cells);
     }
     for column in table.column_iter_mut().skip(1) {
@@ -173,8 +173,8 @@ fn series_cell(row: &Row, name: &str, scale: &Scale) -> String {
     format!("{:.2}\n+-{half_width_percent:.0}%", value / scale.divisor)
 }
 
-fn ratio_cell(ratio: Option<f64>) -> String {
-    ratio.map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.2}"))
+fn ratio_cell(row: &Row, ratio: &Ratio) -> String {
+    row.ratio_text(ratio, |ratio| format!("{ratio:.2}")).unwrap_or_else(|| "-".to_owned())
 }
 
 fn figure_line(figure: &Figure) -> String {
@@ -200,8 +200,8 @@ mod tests {
         assert_eq!(series_cell(&rows[0], "left", &scale), "4.00\n+-25%");
         assert_eq!(series_cell(&rows[1], "right", &scale), "-");
         let ratio = Ratio::new("left", "right");
-        assert_eq!(ratio_cell(rows[0].ratio(&ratio)), "2.00");
-        assert_eq!(ratio_cell(rows[1].ratio(&ratio)), "-");
+        assert_eq!(ratio_cell(&rows[0], &ratio), "2.00");
+        assert_eq!(ratio_cell(&rows[1], &ratio), "-");
     }
 
     #[test]

@@ -91,7 +91,7 @@ pub(crate) struct CheckOptions {
 pub(crate) enum Set {
     /// Seconds: proves that it works.
     Smoke,
-    /// A minute and a half for all benchmarks.
+    /// Two to three minutes for all benchmarks.
     Quick,
     /// Minutes.
     Full,

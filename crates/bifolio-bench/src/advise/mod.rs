@@ -151,7 +151,8 @@ fn add_row(
     let turns: Vec<Turn<'_, Round>> = series.into_iter().map(turn).collect();
     progress.start(&format!("measure {workload}"), (turns.len() * rounds.at_least) as u64);
     let mut row = row(workload);
-    for (turn, rounds) in turns.iter().zip(take_turns(&turns, rounds, progress)?) {
+    let value = |_: &Turn<'_, _>, round: &Round| vec![round.median_ns()];
+    for (turn, rounds) in turns.iter().zip(take_turns(&turns, rounds, value, progress)?) {
         round::fill(&mut row, turn.series, &rounds, chunks);
         report.verified_bytes += rounds.iter().map(|round| round.verified_bytes).sum::<u64>();
     }

@@ -63,7 +63,7 @@ impl Round {
         self.outcome.is_some_and(|outcome| Drains::of(&outcome) == drains)
     }
 
-    fn median_ns(&self) -> f64 {
+    pub(super) fn median_ns(&self) -> f64 {
         self.latencies.quantile_ns(0.5)
     }
 }

@@ -12,7 +12,7 @@ use indexmap::IndexMap;
 use crate::error::Result;
 use crate::progress::Progress;
 use crate::report::{Counts, Row};
-use crate::statistics::{median, spread};
+use crate::statistics::{median, median_interval, spread};
 
 /// The result of one turn of one series.
 #[derive(Debug, Default)]
@@ -59,25 +59,79 @@ impl Rounds {
     }
 }
 
+/// A row is noisy if the interval of a median of it is wider than this part of the median.
+const SPREAD_MAX: f64 = 0.15;
+
 /// Runs all `turns`, round after round, every second round backwards: neighbours stay neighbours,
-/// and a steady drift favours none of them. Answers what each turn gave, by round.
+/// and a steady drift favours none of them. Then those of noisy rows go on, as often again and for
+/// half the time at most; `values` are what a turn adds to its row, or rows. Answers what each turn
+/// gave, by round.
 pub(crate) fn take_turns<T>(
     turns: &[Turn<'_, T>],
     rounds: Rounds,
+    values: impl Fn(&Turn<'_, T>, &T) -> Vec<f64>,
     progress: &mut dyn Progress,
 ) -> Result<Vec<Vec<T>>> {
     let mut given: Vec<Vec<T>> = turns.iter().map(|_| Vec::new()).collect();
     let start = Instant::now();
     let mut done = 0;
     while rounds.one_more(done, start.elapsed()) {
-        for place in 0..turns.len() {
-            let index = if done % 2 == 0 { place } else { turns.len() - 1 - place };
+        take_round(turns, done % 2 == 1, |_| true, &mut given, progress)?;
+        done += 1;
+    }
+    let measured = start.elapsed();
+    let round = measured.div_f64(done.max(1) as f64);
+    let has_time = || start.elapsed() + round <= measured + measured / 2;
+    take_more(turns, done, values, has_time, &mut given, progress)?;
+    Ok(given)
+}
+
+/// Runs the turns whose row is meant once.
+fn take_round<T>(
+    turns: &[Turn<'_, T>],
+    backwards: bool,
+    is_meant: impl Fn(usize) -> bool,
+    given: &mut [Vec<T>],
+    progress: &mut dyn Progress,
+) -> Result<()> {
+    for place in 0..turns.len() {
+        let index = if backwards { turns.len() - 1 - place } else { place };
+        if is_meant(turns[index].row_index) {
             given[index].push((turns[index].run)()?);
             progress.advance(1);
         }
-        done += 1;
     }
-    Ok(given)
+    Ok(())
+}
+
+/// Runs the turns of rows that are still noisy, `rounds_max` times at most, while there is time.
+fn take_more<T>(
+    turns: &[Turn<'_, T>],
+    rounds_max: usize,
+    values: impl Fn(&Turn<'_, T>, &T) -> Vec<f64>,
+    has_time: impl Fn() -> bool,
+    given: &mut [Vec<T>],
+    progress: &mut dyn Progress,
+) -> Result<()> {
+    for round in 0..rounds_max {
+        let is_noisy = |(turn, given): (&Turn<'_, T>, &Vec<T>)| {
+            let rounds: Vec<Vec<f64>> = given.iter().map(|given| values(turn, given)).collect();
+            let columns = rounds.first().map_or(0, Vec::len);
+            let noisy = |column| is_noisy(&rounds.iter().map(|v| v[column]).collect::<Vec<_>>());
+            (0..columns).any(noisy).then_some(turn.row_index)
+        };
+        let noisy: Vec<usize> = turns.iter().zip(given.iter()).filter_map(is_noisy).collect();
+        if noisy.is_empty() || !has_time() {
+            break;
+        }
+        take_round(turns, round % 2 == 1, |row| noisy.contains(&row), given, progress)?;
+    }
+    Ok(())
+}
+
+fn is_noisy(values: &[f64]) -> bool {
+    let [low, high] = median_interval(values);
+    high - low > SPREAD_MAX * median(values)
 }
 
 /// Takes `turns` `repetitions` times and fills in `rows`. Answers all operations.
@@ -87,7 +141,8 @@ pub(crate) fn interleave(
     rows: &mut [Row],
     progress: &mut dyn Progress,
 ) -> Result<u64> {
-    let samples = take_turns(turns, Rounds::exactly(repetitions), progress)?;
+    let value = |_: &Turn<'_, _>, sample: &Sample| vec![sample.value];
+    let samples = take_turns(turns, Rounds::exactly(repetitions), value, progress)?;
     for (turn, samples) in turns.iter().zip(&samples) {
         fill(&mut rows[turn.row_index], turn.series, samples, "op");
     }
@@ -95,18 +150,12 @@ pub(crate) fn interleave(
 }
 
 /// Writes the turns of `series` into `row`; `operation` is what counts are divided by, in a word.
-/// Answers every value.
-pub(crate) fn fill(
-    row: &mut Row,
-    series: &'static str,
-    samples: &[Sample],
-    operation: &str,
-) -> Vec<f64> {
+pub(crate) fn fill(row: &mut Row, series: &'static str, samples: &[Sample], operation: &str) {
     let values: Vec<f64> = samples.iter().map(|sample| sample.value).collect();
     row.series.insert(series, median(&values));
     row.spread.insert(series, spread(&values));
+    row.repetitions.insert(series, values);
     row.counts.insert(series, counts_per_operation(samples, operation));
-    values
 }
 
 fn counts_per_operation(samples: &[Sample], operation: &str) -> Counts {
@@ -135,7 +184,8 @@ mod tests {
             let order = &order;
             let run = move || {
                 order.borrow_mut().push((row_index, series));
-                let value = order.borrow().len() as f64;
+                // Too steady for more than three rounds.
+                let value = 100.0 + order.borrow().len() as f64 / 10.0;
                 Ok(Sample { value, operations: 10, counts: vec![("syscalls", 5)] })
             };
             Turn { row_index, series, run: Box::new(run) }
@@ -146,10 +196,42 @@ mod tests {
 
         assert_eq!(operations, 90);
         assert_eq!(order.borrow()[..5], [(0, "a"), (0, "b"), (1, "a"), (1, "a"), (0, "b")]);
-        assert_eq!(rows[0].series["a"], 6.0, "of 1, 6, 7");
-        assert_eq!(rows[1].spread["a"], [3.0, 9.0]);
+        assert_eq!(rows[0].series["a"], 100.6, "of 100.1, 100.6, 100.7");
+        assert_eq!(rows[1].spread["a"], [100.3, 100.9]);
+        assert_eq!(rows[0].repetitions["a"], [100.1, 100.6, 100.7]);
         assert_eq!(rows[0].counts["a"]["syscalls_per_op"], 0.5);
         assert!(!rows[1].series.contains_key("b"));
+    }
+
+    /// Turns of rows 0 and 1, the first of which varies during the first `noisy` runs of all; how
+    /// many more each took.
+    fn more_turns(noisy: usize, has_time: bool) -> [usize; 3] {
+        let runs = RefCell::new(0_usize);
+        let turn = |row_index, series, is_steady: bool| {
+            let runs = &runs;
+            let run = move || {
+                *runs.borrow_mut() += 1;
+                let run = *runs.borrow();
+                let is_outlier = !is_steady && run <= noisy && run % 2 == 1;
+                Ok(if is_outlier { 2.0 } else { 1.0 })
+            };
+            Turn { row_index, series, run: Box::new(run) }
+        };
+        let turns = [turn(0, "noisy", false), turn(0, "beside it", true), turn(1, "other", true)];
+        let mut given = [vec![1.0, 2.0, 1.0], vec![1.0; 3], vec![1.0; 3]];
+        let values = |_: &Turn<'_, f64>, value: &f64| vec![*value];
+        take_more(&turns, 20, values, || has_time, &mut given, &mut Silent).unwrap();
+        given.map(|given| given.len() - 3)
+    }
+
+    #[test]
+    fn noisy_rows_get_more_turns_until_they_are_steady() {
+        // With one outlier the interval of eight values is without it.
+        assert_eq!(more_turns(0, true), [5, 5, 0]);
+        let [noisy, beside, other] = more_turns(4, true);
+        assert!(noisy > 5 && noisy < 20 && beside == noisy && other == 0, "{noisy}");
+        assert_eq!(more_turns(usize::MAX, true)[0], 20, "never steady");
+        assert_eq!(more_turns(usize::MAX, false), [0; 3]);
     }
 
     #[test]

@@ -155,7 +155,8 @@ fn measure(
     }
     let repetitions = setting.parameters.repetitions;
     progress.start(&format!("{}: measure", pattern.name()), (turn_count * repetitions) as u64);
-    let given = take_turns(&turns, Rounds::exactly(repetitions), progress)?;
+    let value = |_: &Turn<'_, _>, given: &Measured| vec![given.operations_rate()];
+    let given = take_turns(&turns, Rounds::exactly(repetitions), value, progress)?;
     for (turn, given) in turns.iter().zip(&given) {
         report.verified_bytes += given.iter().map(|turn| turn.verified_bytes).sum::<u64>();
         meter::fill(&mut rows[turn.row_index], turn.series, given, Measured::operations_rate);

@@ -190,7 +190,11 @@ fn measure(
         }));
     }
     progress.start("measure", (turns.len() * parameters.repetitions) as u64);
-    let given = take_turns(&turns, Rounds::exactly(parameters.repetitions), progress)?;
+    let values = |_: &Turn<'_, _>, answer: &Answer| {
+        answer.done.iter().map(|done| done.measured.operations_rate()).collect()
+    };
+    let rounds = Rounds::exactly(parameters.repetitions);
+    let given = take_turns(&turns, rounds, values, progress)?;
     let mut peak_bytes = 0;
     for (turn, answers) in turns.iter().zip(&given) {
         for index in 0..Order::ALL.len() {

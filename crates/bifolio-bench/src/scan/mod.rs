@@ -95,7 +95,8 @@ fn measure(
         add("kernel_pread", Box::new(move || scan.kernel_pread(block_bytes)));
     }
     progress.start("measure", (turns.len() * parameters.repetitions) as u64);
-    let given = take_turns(&turns, parameters.rounds(), progress)?;
+    let value = |_: &Turn<'_, _>, given: &Measured| vec![given.gibibytes_rate()];
+    let given = take_turns(&turns, parameters.rounds(), value, progress)?;
     for (turn, given) in turns.iter().zip(&given) {
         report.verified_bytes += given.iter().map(|turn| turn.verified_bytes).sum::<u64>();
         let row = &mut report.rows[turn.row_index];

@@ -93,15 +93,15 @@ impl Stage {
                 Turn { row_index, series: source.name(), run: Box::new(run) }
             }));
         }
-        let given = take_turns(&turns, Rounds::exactly(repetitions), progress)?;
+        let value = |_: &Turn<'_, _>, sample: &Sample| vec![sample.value];
+        let given = take_turns(&turns, Rounds::exactly(repetitions), value, progress)?;
         for (turn, samples) in turns.iter().zip(&given) {
             let row = &mut report.rows[turn.row_index];
             let block_bytes = BLOCKS_BYTES[turn.row_index % BLOCKS_BYTES.len()] as u64;
             // The loop checks the first word of every block it reads.
             let read_mib: u64 = samples.iter().map(|sample| sample.operations).sum();
             report.verified_bytes += read_mib * (LOOK_BYTES / block_bytes) * 8;
-            let values = interleave::fill(row, turn.series, samples, "mib");
-            row.repetitions.insert(turn.series, values);
+            interleave::fill(row, turn.series, samples, "mib");
         }
         Ok(())
     }

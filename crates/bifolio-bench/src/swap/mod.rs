@@ -135,7 +135,10 @@ fn measure(
         turns.push(Turn { row_index: 0, series: KERNEL, run });
     }
     progress.start("measure", (turns.len() * parameters.repetitions) as u64);
-    let given = take_turns(&turns, parameters.rounds(), progress)?;
+    let values = |_: &Turn<'_, _>, answer: &Answer| {
+        answer.done.iter().map(|done| done.measured.bytes_rate()).collect()
+    };
+    let given = take_turns(&turns, parameters.rounds(), values, progress)?;
     for (index, phase) in Phase::ALL.into_iter().enumerate() {
         let case = Case::new().with("phase", phase.name()).with("block_bytes", phase.block_bytes());
         let mut row = Row::new(case, "bytes/s");

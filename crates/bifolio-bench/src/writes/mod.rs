@@ -153,7 +153,8 @@ fn measure(
     }
     add_records(passes, shape.is_some(), report, &mut turns);
     progress.start("measure", (turns.len() * passes.parameters.repetitions) as u64);
-    let given = take_turns(&turns, passes.parameters.rounds(), progress)?;
+    let value = |turn: &Turn<'_, _>, given: &Measured| vec![values[turn.row_index](given)];
+    let given = take_turns(&turns, passes.parameters.rounds(), value, progress)?;
     for (turn, given) in turns.iter().zip(&given) {
         report.verified_bytes += given.iter().map(|turn| turn.verified_bytes).sum::<u64>();
         let row = &mut report.rows[turn.row_index];
