@@ -95,7 +95,9 @@ fn features_fit_80_columns_and_name_the_copy() {
     let text = String::from_utf8(run(&["features"]).stdout).unwrap();
     assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
     assert!(bifolio::features().iter().all(|feature| text.contains(feature.name)), "{text}");
-    assert!(text.contains(&format!("copied by {}", bifolio::page_copy().name)), "{text}");
+    // Another process may choose another one.
+    let names = ["memcpy", "lines", "words"];
+    assert!(names.iter().any(|name| text.contains(&format!("copied by {name}"))), "{text}");
 }
 
 #[test]

@@ -56,10 +56,11 @@ pub(super) fn lines_gain() -> Option<f64> {
     })
 }
 
-/// The median of the ratios of all rounds.
+/// What three of four rounds agree on: their lower quartile. A median of so few is 2 % off where
+/// others use the processor.
 fn gain_of(ratios: &mut [f64]) -> Option<f64> {
     ratios.sort_by(f64::total_cmp);
-    (ratios.len() >= ROUNDS_MIN).then(|| ratios[ratios.len() / 2])
+    (ratios.len() >= ROUNDS_MIN).then(|| ratios[ratios.len() / 4])
 }
 
 /// The time of `memcpy` over that of the loop, round by round, until the time is up.
@@ -114,10 +115,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_loop_is_chosen_only_if_the_median_says_so() {
+    fn the_loop_is_chosen_only_if_three_of_four_rounds_say_so() {
         let gain = |ratios: &[f64]| gain_of(&mut ratios.to_vec());
         assert_eq!(gain(&[2.0, 2.0, 2.0, 2.0]), None, "too few rounds");
-        assert_eq!(gain(&[1.0, 9.0, 1.1, 9.0, 1.0]), Some(1.1));
+        assert_eq!(gain(&[9.0, 1.0, 1.1, 9.0, 9.0, 9.0, 1.0, 9.0]), Some(1.1));
     }
 
     #[test]

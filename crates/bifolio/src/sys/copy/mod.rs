@@ -39,8 +39,8 @@ pub struct PageCopy {
     /// `memcpy` (the C library's, after a prefetch of the next page's first lines), `lines` (a loop
     /// that prefetches a line with each line), or `words` (no processor of the x86-64 family).
     pub name: &'static str,
-    /// Time that `memcpy` took in the duel, in multiples of the time of `lines`: above 1.05 the
-    /// loop is chosen. `None` if there was no duel, or too little time to tell.
+    /// Time that `memcpy` took in the duel, in multiples of the time of `lines`, in three of four
+    /// rounds at least: above 1.05 the loop is chosen. `None` if there was no duel, or too little time to tell.
     pub lines_gain: Option<f64>,
 }
 
