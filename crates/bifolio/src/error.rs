@@ -139,14 +139,11 @@ pub enum ErrorKind {
     /// next sync. The pages are dirty as before and will be tried again.
     #[error("an earlier write-back failed: {0}")]
     Writeback(#[source] Arc<IoError>),
-    /// The storage is shorter than it was: somebody else cut it. [`File::set_len`] with the length
-    /// that the storage has now goes on without the missing bytes.
-    ///
-    /// [`File::set_len`]: crate::File::set_len
+    /// The storage is shorter than it was: another program cut it. To continue without the missing
+    /// bytes, call [`set_len`](crate::File::set_len) with the length that the storage has now.
     #[error(
         "{file}: it was cut by somebody else: {expected_bytes} bytes expected at position \
-         {position_bytes}, {got_bytes} found; File::set_len with the length it has now goes on \
-         without them"
+         {position_bytes}, {got_bytes} found; File::set_len to its length now drops the rest"
     )]
     CutShort {
         /// The file.
@@ -348,10 +345,7 @@ pub enum ErrorKind {
     },
     /// The call needs a folio that its own thread has as a [`PinMut`](crate::PinMut): it would wait
     /// for itself. Drop the pin first.
-    #[error(
-        "{file}: the folio of {length_bytes} bytes at position {position_bytes} is pinned by the \
-         calling thread (PinMut), which would wait for itself"
-    )]
+    #[error("{file}: {length_bytes} bytes at {position_bytes} are a PinMut of the calling thread")]
     PinnedByCaller {
         /// The file.
         file: String,

@@ -24,7 +24,7 @@ pub struct OpenOptions {
     pub(crate) truncate: bool,
     pub(crate) immutable: bool,
     pub(crate) folio_bytes: u64,
-    pub(super) len_max_bytes: Option<u64>,
+    len_max_bytes: Option<u64>,
     pub(crate) direct: DirectIo,
     pub(crate) mappable: bool,
     pub(super) faults: Option<FaultMode>,
@@ -221,6 +221,27 @@ impl OpenOptions {
             return Err(ErrorKind::Config { name: "len_max", problem }.into());
         }
         Ok(chosen)
+    }
+
+    /// Refuses what the first open has decided otherwise; `faults` if the file can be mapped.
+    pub(super) fn check_decided(
+        &self,
+        len_max_bytes: u64,
+        faults: Option<FaultMode>,
+        file: impl Fn() -> String,
+    ) -> Result<()> {
+        let refuse = |option, wanted, open| {
+            Err(ErrorKind::OptionConflict { file: file(), option, wanted, open }.into())
+        };
+        if let Some(wanted) = self.len_max_bytes.filter(|wanted| *wanted > len_max_bytes) {
+            return refuse("len_max", wanted.to_string(), len_max_bytes.to_string());
+        }
+        match (self.faults, faults) {
+            (Some(wanted), Some(open)) if wanted != open => {
+                refuse("faults", format!("{wanted:?}"), format!("{open:?}"))
+            }
+            _ => Ok(()),
+        }
     }
 
     pub(crate) fn disk_options(&self) -> DiskOptions {

@@ -466,23 +466,9 @@ impl Open {
             let kind = ErrorKind::FolioSizeConflict { file: file(), wanted_bytes, open_bytes };
             return Err(kind.into());
         }
-        self.check_options(options)?;
+        let faults = self.inode.page_space.is_in_place().then_some(self.faults);
+        options.check_decided(self.inode.len_max_bytes, faults, file)?;
         self.check_way(options.direct)
-    }
-
-    /// Refuses what the first open has decided otherwise.
-    fn check_options(&self, options: &OpenOptions) -> Result<()> {
-        let len_max_bytes = self.inode.len_max_bytes;
-        let longer = options.len_max_bytes.filter(|wanted| *wanted > len_max_bytes);
-        let is_mappable = self.inode.page_space.is_in_place();
-        let other_faults = options.faults.filter(|wanted| is_mappable && *wanted != self.faults);
-        let (option, wanted, open) = match (longer, other_faults) {
-            (Some(wanted), _) => ("len_max", wanted.to_string(), len_max_bytes.to_string()),
-            (_, Some(wanted)) => ("faults", format!("{wanted:?}"), format!("{:?}", self.faults)),
-            _ => return Ok(()),
-        };
-        let file = self.inode.name();
-        Err(ErrorKind::OptionConflict { file, option, wanted, open }.into())
     }
 
     /// From now on the file keeps what another handle with `options`, which has been admitted, is

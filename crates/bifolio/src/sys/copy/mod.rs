@@ -40,7 +40,8 @@ pub struct PageCopy {
     /// that prefetches a line with each line), or `words` (no processor of the x86-64 family).
     pub name: &'static str,
     /// Time that `memcpy` took in the duel, in multiples of the time of `lines`, in three of four
-    /// rounds at least: above 1.05 the loop is chosen. `None` if there was no duel, or too little time to tell.
+    /// rounds at least: above 1.05 the loop is chosen. `None` if there was no duel, or too little
+    /// time to tell.
     pub lines_gain: Option<f64>,
 }
 
