@@ -1,13 +1,13 @@
-//! The result of advice to evict: how many folios went, and why the others stay.
+//! The result of advice to evict: how many folios were evicted, and why the others were kept.
 //!
-//! A leaf open to all layers. After a proposal for `posix_fadvise` of Linux (2026; see
-//! `reclaim/invalidate.rs`), whose point it is that a folio stays for one of several reasons, and
-//! that only one of them can be cured by draining the LRU batches of other CPUs.
+//! A leaf open to all layers. It follows a proposal for `posix_fadvise` of Linux (2026; see
+//! `reclaim/invalidate.rs`): a folio is kept for one of several reasons, and draining the LRU
+//! batches of other CPUs helps with only one of them.
 
 use std::fmt;
 use std::ops::AddAssign;
 
-/// Why a folio stays, of the first that applies.
+/// Why a folio was kept: the first reason that applies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Reason {
     Straddling,
@@ -20,38 +20,38 @@ pub(crate) enum Reason {
     Referenced,
 }
 
-/// Folios that were to be evicted and stayed, each counted once, under the first reason that
+/// Folios that were kept despite advice to evict, each counted once under the first reason that
 /// applies, in this order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Remaining {
-    /// Reach beyond the range: a folio goes whole, or not at all. (What ends behind the end of the
-    /// file does not count as that.)
+    /// Folios that extend beyond the range; a folio is evicted as a whole. Extending past the end
+    /// of the file does not count.
     pub straddling: u64,
-    /// Were being evicted or removed by somebody else.
+    /// Folios that another thread was evicting or removing.
     pub gone: u64,
-    /// Were being read, written or moved by somebody.
+    /// Folios that another thread had locked: being filled, written or moved.
     pub locked: u64,
-    /// Were on their way to the device.
+    /// Folios being written out.
     pub writeback: u64,
-    /// Have no other place than memory: those of a memory file without a swap.
+    /// Folios of a memory file without a swap: they exist only in memory.
     pub private: u64,
-    /// Have bytes that are not on the device yet. Their write-out was started.
+    /// Dirty folios. Their write-out was started.
     pub dirty: u64,
-    /// Are part of a [`Map`](crate::Map).
+    /// Folios that are part of a [`Map`](crate::Map).
     pub mapped: u64,
-    /// Clean and not mapped, but referenced: by a pin, a read in progress, or, before the drain,
-    /// by a batch of the LRU.
+    /// Clean, unmapped folios with a reference: of a pin, a read in progress, or, before the drain,
+    /// an LRU batch.
     pub referenced: u64,
 }
 
 impl Remaining {
-    /// All of them.
+    /// Returns the number of folios kept.
     pub fn total(&self) -> u64 {
         self.by_reason().iter().map(|(_, count)| count).sum()
     }
 
-    /// The counts with their names.
+    /// Returns the counts with their names.
     pub fn by_reason(&self) -> [(&'static str, u64); 8] {
         [
             ("straddling", self.straddling),
@@ -69,7 +69,7 @@ impl Remaining {
         *self.counts_mut()[reason as usize] += folios;
     }
 
-    /// In the order of [`Reason`], and of [`Self::by_reason`].
+    /// Returns the counts in the order of [`Reason`] and of [`Self::by_reason`].
     fn counts_mut(&mut self) -> [&mut u64; 8] {
         let Self { straddling, gone, locked, writeback, private, dirty, mapped, referenced } = self;
         [straddling, gone, locked, writeback, private, dirty, mapped, referenced]
@@ -84,8 +84,8 @@ impl AddAssign for Remaining {
     }
 }
 
-/// The result of [`File::advise`](crate::File::advise), in folios. All zeros for advice that evicts
-/// nothing.
+/// The result of [`File::advise`](crate::File::advise), in folios. All zeros for advice that does
+/// not evict.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -99,25 +99,25 @@ impl AddAssign for Remaining {
 /// let pin = file.pin(4096..8192)?;
 /// let outcome = file.advise(0..40_960, Advice::DontNeed)?;
 /// assert_eq!((outcome.evicted, outcome.remaining.referenced), (9, 1));
-/// // With what was drained, if anything was, in between.
+/// // A drain, if there was one, is mentioned in between.
 /// let sentence = outcome.to_string();
 /// assert!(sentence.starts_with("evicted 9 folios"));
-/// assert!(sentence.ends_with("; 1 stays: 1 referenced"));
+/// assert!(sentence.ends_with("; 1 kept: 1 referenced"));
 /// # Ok(())
 /// # }
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Outcome {
-    /// Folios that went.
+    /// Folios evicted.
     pub evicted: u64,
-    /// Those that stay, by reason.
+    /// Folios kept, by reason.
     pub remaining: Remaining,
-    /// How often other CPUs' batches of the LRU had to give up folios.
+    /// Drains of other CPUs' LRU batches that were requested.
     pub drains_requested: u64,
-    /// Batches that were drained for that.
+    /// LRU batches drained.
     pub cpus_drained: u64,
-    /// Of the evicted folios, those that went only after such a drain.
+    /// Folios evicted only after such a drain; included in `evicted`.
     pub second_pass_evicted: u64,
 }
 
@@ -131,7 +131,7 @@ impl AddAssign for Outcome {
     }
 }
 
-/// A sentence: "evicted 9 folios; 1 stays: 1 referenced".
+/// Formats as a sentence: "evicted 9 folios; 1 kept: 1 referenced".
 impl fmt::Display for Outcome {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "evicted {}", Counted(self.evicted, "folio"))?;
@@ -143,7 +143,7 @@ impl fmt::Display for Outcome {
         if total == 0 {
             return Ok(());
         }
-        write!(formatter, "; {total} {}", if total == 1 { "stays" } else { "stay" })?;
+        write!(formatter, "; {total} kept")?;
         let reasons = self.remaining.by_reason().into_iter().filter(|(_, count)| *count > 0);
         for (nth, (reason, count)) in reasons.enumerate() {
             write!(formatter, "{} {count} {reason}", if nth == 0 { ":" } else { "," })?;
@@ -152,7 +152,7 @@ impl fmt::Display for Outcome {
     }
 }
 
-/// A number of things.
+/// A number and its noun, in the plural where needed.
 struct Counted(u64, &'static str);
 
 impl fmt::Display for Counted {
@@ -171,7 +171,7 @@ mod tests {
         assert_eq!(outcome.to_string(), "evicted 1 folio");
         outcome.remaining.add(Reason::Mapped, 2);
         outcome.remaining.add(Reason::Dirty, 1);
-        assert_eq!(outcome.to_string(), "evicted 1 folio; 3 stay: 1 dirty, 2 mapped");
+        assert_eq!(outcome.to_string(), "evicted 1 folio; 3 kept: 1 dirty, 2 mapped");
         let drained = Outcome {
             evicted: 8,
             drains_requested: 1,
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn sums_keep_every_reason_apart() {
+    fn sums_are_kept_by_reason() {
         use Reason::{Dirty, Gone, Locked, Mapped, Private, Referenced, Straddling, Writeback};
         let all = [Straddling, Gone, Locked, Writeback, Private, Dirty, Mapped, Referenced];
         let mut remaining = Remaining::default();

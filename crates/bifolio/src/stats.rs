@@ -1,89 +1,90 @@
-//! Counters: always on, one block a thread, added up when somebody asks.
+//! Counters: always on, one block per thread, summed when a snapshot is taken.
 //!
-//! A leaf open to all layers. A counter is bumped by a load and a store in a block that only the
-//! calling thread writes, so a hit costs no locked instruction and no shared line. Blocks of
-//! threads that ended keep their counts and serve the next thread. All accesses are relaxed: a
-//! counter orders nothing, and a snapshot is exact only when the threads it counts stand still.
+//! A leaf open to all layers. A counter is incremented by a load and a store in a block that only
+//! the calling thread writes, so a hit costs no locked instruction and no shared cache line. Blocks
+//! of threads that ended keep their counts and are reused by later threads. All accesses are
+//! relaxed: a counter orders nothing, and a snapshot is exact only while the threads are idle.
 //!
-//! Where to look for a thread's block is remembered per thread for the cache it used last; a
-//! thread that alternates between caches pays a short search at each change.
+//! Each thread remembers its block in the cache that it used last; a thread that alternates between
+//! caches pays a short search at each change.
 //!
 //! # Safety
-//! Follows the remembered address of a block that the calling thread holds.
+//! Dereferences the remembered address of a block that the calling thread holds.
 #![allow(unsafe_code)]
 
 use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// A snapshot of one device, which files of one
-/// [`Backing::device`](crate::Backing::device) share.
+/// A snapshot of one device: the files with the same [`Backing::device`](crate::Backing::device).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeviceStats {
-    /// The number of its file system, or the backings' own; none for a device of its own.
+    /// Number of the file system, or the number that a backing returned. `None` for a backing that
+    /// is a device by itself.
     pub device: Option<u64>,
-    /// The name of the file that was first opened on it.
+    /// Name of the file that was opened first on this device.
     pub first_file: String,
-    /// Pages of its files that are newer in memory, or on their way there, bytes.
+    /// Dirty pages of its files, including those being written out, bytes.
     pub dirty_bytes: u64,
-    /// How much that may be now: three quarters of what other devices leave of
+    /// Current upper bound on `dirty_bytes`: three quarters of what other devices leave of
     /// [`dirty_bytes_max`](crate::CacheBuilder::dirty_bytes_max), bytes.
     pub dirty_bytes_max: u64,
-    /// Whether it took nothing when it was last asked.
+    /// `true` if the device refused all writes of the last round.
     pub is_stuck: bool,
-    /// The last refusal, and its cause, with file and position; of the past if it is not stuck.
+    /// Last failed write with its cause, file and position. It may be old if `is_stuck` is `false`.
     pub last_error: Option<String>,
 }
 
 macro_rules! counters {
     ($($(#[doc = $doc:literal])+ $(#[cfg($only:meta)])? $variant:ident $field:ident,)+) => {
-        /// Everything that is counted.
+        /// The counters.
         #[derive(Clone, Copy, Debug)]
         #[repr(usize)]
         pub(crate) enum Counter { $($(#[cfg($only)])? $variant,)+ }
 
         const COUNTERS: usize = [$($(#[cfg($only)])? Counter::$variant,)+].len();
 
-        /// One snapshot of a cache: its work since it was built, and its holdings now.
+        /// A snapshot of a cache: counts since it was built, and current levels.
         ///
-        /// Counts only grow. Fields that end in `_bytes`, and `*_now`, are levels.
+        /// Counts only grow. Fields that end in `_bytes` are levels, except `read_bytes`,
+        /// `written_bytes` and `write_bytes`.
         #[derive(Clone, Debug, Default, PartialEq, Eq)]
         #[non_exhaustive]
         pub struct Stats {
             $($(#[doc = $doc])+ $(#[cfg($only)])? pub $field: u64,)+
             /// The bound on memory, bytes.
             pub bound_bytes: u64,
-            /// Charged against the bound: frames, descriptors and tables, bytes.
+            /// Memory charged against the bound: frames, descriptors and tables, bytes.
             pub used_bytes: u64,
-            /// Of those, frames: memory that holds or may hold pages, bytes.
+            /// Part of `used_bytes` in frames: memory for pages, bytes.
             pub frame_bytes: u64,
-            /// Of those, frames that hold no page, bytes.
+            /// Part of `frame_bytes` that holds no page, bytes.
             pub free_bytes: u64,
-            /// Of `used_bytes`, what is not frames: descriptors and tables, bytes.
+            /// Part of `used_bytes` in descriptors and tables, bytes.
             pub metadata_bytes: u64,
-            /// Pages that are newer in memory than on their device, or on their way there, bytes.
+            /// Dirty pages, including those being written out, bytes.
             pub dirty_bytes: u64,
-            /// Pages of memory files that are nowhere but in memory, or on their way to the
+            /// Pages of memory files that are only in memory, including those being written to the
             /// swap, bytes.
             pub unswapped_bytes: u64,
-            /// Places in the swap that are in use, bytes.
+            /// Swap slots in use, bytes.
             pub swap_bytes: u64,
             /// Folios on the inactive list, bytes.
             pub inactive_bytes: u64,
             /// Folios on the active list, bytes.
             pub active_bytes: u64,
-            /// Calls of `io_uring_enter`: each submits and collects several transfers.
+            /// Calls of `io_uring_enter`; each submits and completes several transfers.
             pub ring_enters: u64,
             /// Transfers made through io_uring.
             pub ring_transfers: u64,
-            /// Transfers made with plain calls: alone, or where there is no io_uring.
+            /// Transfers made with plain system calls: single ones, or all without io_uring.
             pub plain_transfers: u64,
-            /// The longest a write was held because too much was dirty, nanoseconds.
+            /// Longest time that a write was throttled, nanoseconds.
             pub throttle_ns_max: u64,
-            /// The fallbacks in use for features the system lacks, one name each.
+            /// Fallbacks in use for missing kernel features, one text each.
             pub fallbacks: Vec<String>,
-            /// The devices that open files stand on.
+            /// Devices of the open files.
             pub devices: Vec<DeviceStats>,
         }
 
@@ -95,7 +96,7 @@ macro_rules! counters {
                 }
             }
 
-            /// The counts by name, in the order of the documentation.
+            /// Returns the counts by name, in the order of the fields.
             pub fn counts(&self) -> Vec<(&'static str, u64)> {
                 [$($(#[cfg($only)])? (stringify!($field), self.$field),)+].to_vec()
             }
@@ -104,62 +105,62 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Pages read without a reference: copied, and found unchanged afterwards.
+    /// Pages read without a reference: copied, then validated.
     HitOptimistic hits_optimistic,
-    /// Pages copied with a reference and without the folio lock: to a descriptor, or out of a file
-    /// that can be mapped.
+    /// Pages copied with a reference, without the folio lock: by `copy_to_fd`, or from a mappable
+    /// file.
     HitPinned hits_pinned,
-    /// Pages that were resident but could only be read or pinned under the folio lock.
+    /// Resident pages that could only be read or pinned under the folio lock.
     HitSlow hits_slow,
-    /// Optimistic reads that found their page changed meanwhile and tried again.
+    /// Optimistic reads whose page changed during the copy, and that were repeated.
     OptimisticRetry optimistic_retries,
-    /// Folios looked for and not found: filled from the device, or with zeros.
+    /// Lookups that found no folio: filled from the device, or with zeros.
     Miss misses,
-    /// Misses that needed no I/O: behind the end of what the device has, or overwritten whole.
+    /// Misses that needed no I/O: past the end of the storage, or completely overwritten.
     MissWithoutRead misses_without_read,
-    /// Misses of pages that were evicted before and left a shadow.
+    /// Misses of pages that had been evicted and left a shadow.
     Refault workingset_refault,
-    /// Refaults near enough to go to the active list at once.
+    /// Refaults within the working set, which go to the active list at once.
     RefaultActivate workingset_activate,
     /// Bytes read from devices.
     ReadBytes read_bytes,
-    /// Read requests made of devices.
+    /// Read requests sent to devices.
     ReadRequest read_requests,
     /// Bytes written to devices.
     WrittenBytes written_bytes,
     /// Folios written out.
     Writeback writeback,
-    /// Write requests made of devices: neighbours leave in one.
+    /// Write requests sent to devices; adjacent folios share one.
     WriteRequest write_requests,
-    /// Write-outs that failed; their folios stayed dirty.
+    /// Failed write-outs; their folios stayed dirty.
     WritebackError writeback_errors,
-    /// Writes that waited for a write-out of their folio to end.
+    /// Writes that waited for a write-out of their folio.
     WritebackWait writeback_waits,
-    /// Faults served: somebody touched a page of a map that was not there.
+    /// Faults served: accesses to pages of maps that were not resident.
     Fault faults,
-    /// Pages put in their places in regions.
+    /// Pages installed in regions.
     MapIn mapped_in_pages,
-    /// Pages taken from their places in regions by reclaim.
+    /// Pages unmapped from regions by reclaim.
     Unmap unmapped_pages,
-    /// Times the kernel was asked to unmap, each with a flush of the other CPUs' translations.
+    /// Calls to the kernel to unmap pages, each with a TLB flush of the other CPUs.
     UnmapFlush unmap_flushes,
-    /// Pages that were stored to while they were being unmapped: found in time, and kept.
+    /// Pages that were stored to while they were being unmapped, and were kept.
     StoredLate stored_late_pages,
     /// Pages of memory files written to the swap.
     SwapOut swapped_out_pages,
     /// Pages of memory files read back from the swap.
     SwapIn swapped_in_pages,
-    /// Runs of small folios of memory files that became one large folio.
+    /// Runs of small folios of memory files that were collapsed into one large folio.
     Collapse collapses,
     /// Bytes accepted by writes.
     WriteBytes write_bytes,
-    /// Syncs of files that came to the flush of their device: by one of their own, or by sharing.
+    /// Syncs that reached the device flush, their own or a shared one.
     Sync syncs,
-    /// Flushes of devices that were made for syncs.
+    /// Device flushes made for syncs.
     DeviceFlush device_flushes,
-    /// Syncs that shared the flush of another sync of their file.
+    /// Syncs that shared the flush of another sync of the same file.
     SyncShared syncs_shared,
-    /// Folios looked at by reclaim on the inactive list.
+    /// Folios of the inactive list scanned by reclaim.
     PgScan pgscan,
     /// Folios evicted by reclaim.
     PgSteal pgsteal,
@@ -167,11 +168,11 @@ counters! {
     PgActivate pgactivate,
     /// Folios moved from the active list to the inactive one.
     PgDeactivate pgdeactivate,
-    /// Folios reclaim found pinned or otherwise referenced.
+    /// Folios that reclaim found pinned or otherwise referenced.
     PgPinned pgpinned,
-    /// Folios an allocation had to write out itself, and wait for.
+    /// Folios that an allocation had to write out itself, and wait for.
     PageOut pageout,
-    /// Folios evicted because their chunk was wanted for another folio size, or back.
+    /// Folios evicted because their chunk was needed for another folio size, or to shrink the bound.
     PgEvacuate pgevacuate,
     /// Folios in use that were moved to frames among others that stay.
     PgRelocate pgrelocate,
@@ -179,65 +180,65 @@ counters! {
     DirectReclaim direct_reclaims,
     /// Times the background thread was woken to reclaim.
     BackgroundReclaim background_reclaims,
-    /// Allocations that waited for frames others hold for a moment (I/O, reads in progress).
+    /// Allocations that waited for frames that other calls used briefly (I/O, reads in progress).
     AllocationWait allocation_waits,
-    /// Times a thread waited 100 us or longer for reclaim: for frames, or for a page that leaves.
+    /// Waits of 100 us or longer for reclaim: for frames, or for a page that is being evicted.
     ReclaimStall reclaim_stalls,
-    /// Allocations that failed because everything was pinned, or could not be written.
+    /// Allocations that failed because everything was pinned or could not be written.
     AllocationFailure allocation_failures,
     /// LRU batches moved to the lists because they were full.
     LruBatch lru_batches,
     /// Times all CPUs' LRU batches were drained to find folios to evict.
     LruDrain lru_drains,
-    /// Rounds a lookup waited for a folio that was frozen or just replaced.
+    /// Rounds that a lookup waited for a folio that was frozen or just replaced.
     FrozenWait frozen_waits,
     /// Folios evicted on advice.
     AdviseEvict advise_evicted,
-    /// Of those, folios that went only after other CPUs' LRU batches had been drained for them.
+    /// Folios evicted on advice only after other CPUs' LRU batches had been drained.
     AdviseSecondPass advise_second_pass_evicted,
-    /// Folios that stayed against advice: they reached beyond the range.
+    /// Folios kept despite advice: they extend beyond the range.
     AdviseStraddling advise_straddling,
-    /// Folios that stayed against advice: somebody else was evicting or removing them.
+    /// Folios kept despite advice: another thread was evicting or removing them.
     AdviseGone advise_gone,
-    /// Folios that stayed against advice: locked.
+    /// Folios kept despite advice: locked.
     AdviseLocked advise_locked,
-    /// Folios that stayed against advice: on their way to the device.
+    /// Folios kept despite advice: being written out.
     AdviseWriteback advise_writeback,
-    /// Folios that stayed against advice: memory is the only place they have.
+    /// Folios kept despite advice: they exist only in memory.
     AdvisePrivate advise_private,
-    /// Folios that stayed against advice: dirty.
+    /// Folios kept despite advice: dirty.
     AdviseDirty advise_dirty,
-    /// Folios that stayed against advice: part of a map.
+    /// Folios kept despite advice: part of a map.
     AdviseMapped advise_mapped,
-    /// Folios that stayed against advice: clean and not mapped, but referenced.
+    /// Folios kept despite advice: clean and not mapped, but referenced.
     AdviseReferenced advise_referenced,
-    /// Times advice asked for a drain of other CPUs' LRU batches.
+    /// Drains of other CPUs' LRU batches requested by advice.
     AdviseDrain advise_drains,
     /// LRU batches drained for advice.
     AdviseDrainCpu advise_drained_cpus,
     /// Pins taken.
     Pin pins,
-    /// Folios read ahead of need.
+    /// Folios read ahead.
     Readahead readahead_folios,
-    /// Of those, how many were evicted before anybody used them.
+    /// Folios read ahead that were evicted before their first use.
     ReadaheadUnused readahead_unused,
-    /// Rounds in which the flusher wrote something.
+    /// Flusher rounds that wrote something.
     FlusherRound flusher_rounds,
-    /// Folios the flusher wrote.
+    /// Folios written by the flusher.
     FlusherFolio flusher_folios,
-    /// Writes that were held because too much was dirty.
+    /// Writes that were throttled because too much was dirty.
     ThrottleWait throttle_waits,
-    /// How long they were held, all together, nanoseconds.
+    /// Total time that writes were throttled, nanoseconds.
     ThrottleNs throttle_ns,
-    /// References taken by reads; counted for benchmarks only.
+    /// References taken by reads; counted only for benchmarks.
     #[cfg(feature = "ablation")]
     ReferenceTaken references_taken,
-    /// Entries of the table loaded by reads of 512 bytes and more; counted for benchmarks only.
+    /// Entries loaded by reads of 512 bytes and more; counted only for benchmarks.
     #[cfg(feature = "ablation")]
     EntryLoaded entries_loaded,
 }
 
-/// A thread's block: only that thread writes it.
+/// The counters of one thread, written only by that thread.
 #[derive(Debug)]
 #[repr(align(128))]
 struct Block {
@@ -262,19 +263,20 @@ struct Blocks {
 pub(crate) struct Counters {
     id: u64,
     blocks: Arc<Mutex<Blocks>>,
-    /// For threads whose own storage is gone already; shared, so added to atomically.
+    /// For threads whose thread-local storage is already destroyed; shared, so it is updated
+    /// atomically.
     late: Block,
 }
 
-/// The block the calling thread used last, and the id of its counters.
+/// The block that the calling thread used last, and the id of its counters.
 #[derive(Clone, Copy)]
 struct Current {
     id: u64,
     block: *const Block,
 }
 
-/// The block of the calling thread: asked for first, added to later, so that a hit can judge
-/// whether there is one together with everything else.
+/// The block of the calling thread, looked up before it is used, so that a hit can check for it
+/// together with its other conditions.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ThreadBlock {
     block: *const Block,
@@ -282,20 +284,20 @@ pub(crate) struct ThreadBlock {
 }
 
 impl ThreadBlock {
-    /// The calling thread's block of the counters with this id, if it used those last.
+    /// Returns the calling thread's block of the counters with this id, if it used those last.
     #[inline(always)]
     pub(crate) fn of(id: u64) -> Self {
         let current = CURRENT.get();
         Self { block: current.block, is_known: current.id == id }
     }
 
-    /// Whether the thread has a block; if not, [`Counters::add`] gives it one.
+    /// Returns `true` if the thread has a block; otherwise [`Counters::add`] assigns one.
     #[inline(always)]
     pub(crate) fn is_known(self) -> bool {
         self.is_known
     }
 
-    /// Adds to a counter; nothing if there is no block.
+    /// Adds to a counter. Does nothing without a block.
     #[inline(always)]
     pub(crate) fn add(self, counter: Counter, count: u64) {
         if !self.is_known {
@@ -310,7 +312,7 @@ impl ThreadBlock {
     }
 }
 
-/// A block lent to a thread; goes back when the thread ends.
+/// A block lent to a thread; returned when the thread ends.
 struct Lent {
     id: u64,
     block: Arc<Block>,
@@ -337,7 +339,7 @@ thread_local! {
 }
 
 impl Counters {
-    /// Counters that stand at zero.
+    /// Creates counters at zero.
     pub(crate) fn new() -> Self {
         // Ids are never reused, so a remembered block is never taken for another cache's.
         static NEXT_ID: AtomicU64 = AtomicU64::new(1);
@@ -356,7 +358,7 @@ impl Counters {
         }
     }
 
-    /// Counts what a read took to find its pages, where benchmarks ask for it; else nothing.
+    /// Counts the references and entries that a read used, for benchmarks; otherwise does nothing.
     #[inline(always)]
     pub(crate) fn note_lookups(&self, references: u64, entries: u64) {
         #[cfg(feature = "ablation")]
@@ -368,7 +370,7 @@ impl Counters {
         let _ = (references, entries);
     }
 
-    /// The counters that [`ThreadBlock::of`] takes.
+    /// Returns the id for [`ThreadBlock::of`].
     pub(crate) fn id(&self) -> u64 {
         self.id
     }
@@ -380,7 +382,7 @@ impl Counters {
             let mut lent = lent.borrow_mut();
             let known = lent.iter().position(|lent| lent.id == self.id);
             let at = known.unwrap_or_else(|| {
-                // A good moment to drop what belongs to caches that are gone.
+                // Drop the blocks of caches that no longer exist.
                 lent.retain(|lent| lent.home.strong_count() > 0);
                 lent.push(self.lend());
                 lent.len() - 1
@@ -408,7 +410,7 @@ impl Counters {
         Lent { id: self.id, block, home: Arc::downgrade(&self.blocks) }
     }
 
-    /// Adds up all blocks.
+    /// Sums all blocks.
     pub(crate) fn snapshot(&self) -> Stats {
         let blocks = self.blocks.lock().unwrap_or_else(PoisonError::into_inner);
         let mut counts = [0_u64; COUNTERS];
@@ -426,7 +428,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counts_of_all_threads_add_up_also_after_they_ended() {
+    fn counts_of_ended_threads_are_kept() {
         let counters = Counters::new();
         let other = Counters::new();
         for _ in 0..3 {
@@ -439,7 +441,7 @@ mod tests {
                     }
                 };
                 let threads: Vec<_> = (0..4).map(|_| scope.spawn(count)).collect();
-                // A scope waits for what they do, and not for them to give their blocks back.
+                // A scope waits for the closures, not for the threads to return their blocks.
                 threads.into_iter().for_each(|thread| thread.join().unwrap());
             });
         }
