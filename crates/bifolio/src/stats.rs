@@ -172,7 +172,7 @@ counters! {
     PgPinned pgpinned,
     /// Folios that an allocation had to write out itself, and wait for.
     PageOut pageout,
-    /// Folios evicted because their chunk was needed for another folio size, or to shrink the bound.
+    /// Folios evicted because their chunk was needed for another folio size or had to be released.
     PgEvacuate pgevacuate,
     /// Folios in use that were moved to frames among others that stay.
     PgRelocate pgrelocate,

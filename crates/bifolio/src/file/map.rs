@@ -1,4 +1,4 @@
-//! What the layer above, `map`, needs of a file.
+//! Calls of a file for the layer above, `map`.
 
 use super::File;
 use super::faults;
@@ -11,12 +11,12 @@ use crate::sys::signal;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Pages of the table that are charged when a memory file is mapped: those of 128 MiB. The others
-/// are charged as they are touched, for a map may be large and sparse.
+/// Table pages charged when a memory file is mapped: those of its first 128 MiB. The others are
+/// charged when they are touched, because a map may be large and sparse.
 const TABLES_MAX: usize = 64;
 
-/// Counts a map, or a pin of one, among those in use while it lives. That of a map is to be dropped
-/// before the map's file is.
+/// Counts a map, or a pin of one, as in use while it exists. The guard of a map must be dropped
+/// before the map's file.
 #[derive(Debug)]
 pub(crate) struct MapGuard {
     registry: Arc<Registry>,
@@ -24,7 +24,8 @@ pub(crate) struct MapGuard {
 }
 
 impl MapGuard {
-    /// Counts a pin of the map, which may outlive it. The map is in use: so the cache is open.
+    /// Counts a pin of the map, which may outlive the map. The cache is open, because the map is in
+    /// use.
     pub(crate) fn for_pin(&self) -> Self {
         self.registry.cache_state.begin_map();
         Self { registry: Arc::clone(&self.registry), mapped: None }
@@ -34,12 +35,13 @@ impl MapGuard {
 impl Drop for MapGuard {
     fn drop(&mut self) {
         if self.registry.cache_state.is_forked() {
-            // Locks may be held by threads that are not in this process.
+            // Locks may be held by threads that do not exist in this process.
             return;
         }
         if let Some((region, pages)) = &self.mapped {
             region.mapped.remove(pages);
-            // So the file is closed by whoever drops it, and not by who served the last fault.
+            // So that the thread that drops the map closes the file, and not the one that served the
+            // last fault.
             if let Some(underway) = faults::underway_in(region) {
                 underway.wait_for_begun();
             }
@@ -49,11 +51,11 @@ impl Drop for MapGuard {
 }
 
 impl File {
-    /// Where the file is mapped, if `range` can be.
+    /// Returns the region of the file and a guard, if `range` can be mapped.
     pub(crate) fn begin_map(&self, range: &Range<u64>) -> Result<(Arc<Region>, MapGuard)> {
         let handle = &self.handle;
         let registry = Arc::clone(&handle.registry);
-        // Before the check: a close that comes between them finds the map.
+        // Before the check, so that a concurrent close sees the map.
         registry.cache_state.begin_map();
         let mut guard = MapGuard { registry, mapped: None };
         handle.check_sound()?;
@@ -88,7 +90,7 @@ impl File {
         Ok((Arc::clone(region), guard))
     }
 
-    /// Looks for stores from now on, before a raw writer gets an address.
+    /// Starts to track stores, before a raw writer gets an address.
     pub(crate) fn admit_raw_writers(&self, region: &Region) -> Result<()> {
         self.handle.check_writable()?;
         if let Some(reason) = region.regions.why_no_stores() {
@@ -99,8 +101,8 @@ impl File {
         tracked.map_err(|source| ErrorKind::Memory { purpose, source }.into())
     }
 
-    /// Brings all pages of `range` in, with as many transfers in flight as the queue takes. What
-    /// could not be read before is tried again.
+    /// Reads all non-resident pages of `range`, with a full queue of transfers. Retries pages that
+    /// could not be read before.
     pub(crate) fn populate(&self, range: Range<u64>) -> Result<()> {
         let handle = &self.handle;
         handle.check_readable()?;
@@ -109,9 +111,9 @@ impl File {
         let purpose = "a page of a map";
         cleared.map_err(|source| ErrorKind::Memory { purpose, source })?;
         let mut batch = Batch::new(&handle.inode);
-        // What fails is tried once more below, page by page, and told of.
+        // Failed pages are tried once more below, page by page, and reported.
         let mut deliver = |_, _: Delivery<'_>| {};
-        // What is behind the end is refused below.
+        // Pages past the end are refused below.
         let end = pages.end.min(self.len().div_ceil(PAGE_BYTES));
         let added = batch.add(handle, pages.start..end, 0, &mut deliver);
         batch.finish(&mut deliver);

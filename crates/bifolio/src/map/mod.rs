@@ -1,17 +1,17 @@
 //! Maps: files as memory, paged in on demand, within the cache's bound.
 //!
-//! The top of the data's way for callers who want plain pointers. A map is an address in the region
-//! of its file (`memory/region/`) and a promise that the file stays open; it owns no memory. What
-//! happens when a page is not there is in `file/faults`, how one is evicted under a raw writer in
-//! `reclaim/unmap.rs`. The same bytes through [`File::read_at`], [`File::write_at`], pins and any
-//! number of maps are one copy.
+//! The top layer, for callers that want plain pointers. A map is an address in the region of its
+//! file (`memory/region/`) and keeps the file open; it owns no memory. `file/faults` serves accesses
+//! to pages that are not resident; `reclaim/unmap.rs` evicts pages under raw writers.
+//! [`File::read_at`], [`File::write_at`], pins and any number of maps share one copy of the bytes.
 //!
-//! Against `mmap`: memory is bounded, because the cache evicts, and not the kernel; nothing is
-//! written before a sync, the age of dirt, or pressure; and what cannot be read is told by
-//! [`Map::prefetch`] and [`Map::take_error`], though who touches it gets SIGBUS all the same.
+//! Unlike with `mmap`, memory is bounded, because the cache evicts and not the kernel. Pages are
+//! written by a sync, at the dirty age, or under memory pressure, and not before.
+//! [`Map::prefetch`] and [`Map::take_error`] return read errors; touching such a page still raises
+//! SIGBUS.
 //!
 //! # Safety
-//! Gives out raw addresses, and slices of them under the caller's promise.
+//! Returns raw addresses, and slices of them under the caller's promise.
 #![allow(unsafe_code)]
 
 mod pinned;
@@ -28,13 +28,12 @@ use std::sync::Arc;
 
 /// A file's bytes as memory, for reading.
 ///
-/// Any load from it works, whether the page is resident or not: a page that is not is read, and the
-/// thread waits for that. Offsets are counted from the map's first byte. A map keeps its file open;
-/// dropping it ends nothing but that. A cache cannot be closed while a map, or a pin of one, lives.
+/// Any load from the map works: a page that is not resident is read, and the thread waits. Offsets
+/// count from the map's first byte. A map keeps its file open, and the cache cannot be closed while
+/// a map or a pin of one exists.
 ///
-/// A page that cannot be read, or that lies behind the end of the file since that was cut, raises
-/// SIGBUS, as with `mmap`: read with [`Map::prefetch`] first where that must not be, or through
-/// [`File::read_at`].
+/// A page that cannot be read, or that is past the end of a file that was truncated, raises SIGBUS,
+/// as with `mmap`. Call [`Map::prefetch`] first, or use [`File::read_at`], to get an error instead.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -49,7 +48,7 @@ use std::sync::Arc;
 /// let file = cache.open(&path, &OpenOptions::new().mappable(true))?;
 /// let map = file.map(0..file.len())?;
 /// map.prefetch(0..map.len())?;
-/// // SAFETY: nobody writes to the file while the slice lives, and it is not cut.
+/// // SAFETY: the file is not written or truncated while the slice exists.
 /// let bytes = unsafe { map.as_slice() };
 /// assert_eq!(bytes[99_999], 7);
 /// # Ok(())
@@ -57,21 +56,20 @@ use std::sync::Arc;
 /// ```
 #[derive(Debug)]
 pub struct Map {
-    /// Goes first.
+    /// Dropped before the file.
     guard: MapGuard,
     file: File,
     region: Arc<Region>,
     range: Range<u64>,
-    /// How many faults of the file had failed when this was last asked for.
+    /// Number of failed faults of the file at the last call of `take_error`.
     errors_seen: Mutex<u64>,
 }
 
 /// A file's bytes as memory, for reading and writing.
 ///
-/// All that a [`Map`] can do, and stores work, too: a page that was stored to is written out by the
-/// next sync of the file, by the flusher when its age comes, or before it is evicted. No store is
-/// ever lost to an eviction. Stores are not atomic with respect to anything: see
-/// [`MapMut::as_mut_slice`].
+/// Everything that a [`Map`] does, and stores: a page that was stored to is written out by the next
+/// sync of the file, by the flusher at the dirty age, or before it is evicted. Eviction never loses a
+/// store. Stores are not atomic with respect to anything: see [`MapMut::as_mut_slice`].
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -84,7 +82,7 @@ pub struct Map {
 /// let scratch = cache.memory_file_with("counters", &options)?;
 /// scratch.set_len(1 << 20)?;
 /// let mut map = scratch.map_mut(0..1 << 20)?;
-/// // SAFETY: nobody else uses these bytes now.
+/// // SAFETY: no other code uses these bytes now.
 /// unsafe { map.as_mut_ptr().add(5000).write(42) };
 /// let mut byte = [0];
 /// scratch.read_exact_at(&mut byte, 5000)?;
@@ -98,12 +96,12 @@ pub struct MapMut {
 }
 
 impl File {
-    /// Maps the bytes of `range`, which must lie in the file, for reading. Reads nothing yet.
+    /// Maps the bytes of `range`, which must lie in the file, for reading. Does no I/O.
     ///
     /// # Errors
     /// A file that was not opened [`mappable`](crate::OpenOptions::mappable)
-    /// ([`ErrorKind::NotMappable`]) or not for reading; a range that is empty or leaves the file;
-    /// for a memory file, no memory for the tables of the first 128 MiB of the range
+    /// ([`ErrorKind::NotMappable`]) or not for reading; a range that is empty or ends past the end
+    /// of the file; for a memory file, no memory for the tables of the first 128 MiB of the range
     /// ([`ErrorKind::Full`]).
     pub fn map(&self, range: Range<u64>) -> Result<Map> {
         let (region, guard) = self.begin_map(&range)?;
@@ -114,16 +112,16 @@ impl File {
     }
 
     /// Maps the bytes of `range`, which must lie in the file, for reading and writing. The first
-    /// call for a file waits for what of it is being written out.
+    /// call for a file waits for its write-outs in flight.
     ///
-    /// Stores are found in the page tables. What the kernel or a device writes into a map without
-    /// them (a read with `O_DIRECT`, `io_uring`, RDMA) it must write under a [`MapMut::pin_mut`]:
-    /// else it may be lost.
+    /// The cache finds stores in the page tables. Writes by the kernel or a device that bypass them
+    /// (a read with `O_DIRECT`, `io_uring`, RDMA) must be made under a [`MapMut::pin_mut`];
+    /// otherwise they may be lost.
     ///
     /// # Errors
-    /// As [`File::map`]; a handle not opened for writing; a kernel that cannot tell which pages
-    /// were stored to, or lets us keep none beyond their eviction ([`ErrorKind::CannotMapMut`];
-    /// Linux 6.7 and later can, unless a filter of system calls forbids it).
+    /// As [`File::map`]; a handle not opened for writing; [`ErrorKind::CannotMapMut`] if the kernel
+    /// cannot report which pages were stored to, or keep their bytes through an eviction (Linux 6.7
+    /// and later can, unless a system call filter forbids it).
     pub fn map_mut(&self, range: Range<u64>) -> Result<MapMut> {
         let map = self.map(range)?;
         self.admit_raw_writers(&map.region)?;
@@ -132,77 +130,75 @@ impl File {
 }
 
 impl Map {
-    /// The first byte.
+    /// Returns the address of the first byte.
     pub fn as_ptr(&self) -> *const u8 {
         self.start().cast_const()
     }
 
-    /// How many bytes are mapped.
+    /// Returns the number of mapped bytes.
     pub fn len(&self) -> u64 {
         self.range.end - self.range.start
     }
 
-    /// Never: a map of no bytes is refused.
+    /// Returns `false`: an empty map cannot be created.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The file.
+    /// Returns the mapped file.
     pub fn file(&self) -> &File {
         &self.file
     }
 
-    /// The bytes.
+    /// Returns the bytes as a slice.
     ///
     /// # Safety
-    /// While the slice lives nobody may change any of its bytes: through a map, `write_at`, a
-    /// pin, or a cut of the file. Touching a page that cannot be read raises SIGBUS.
+    /// While the slice exists none of its bytes may change: through a map, `write_at`, a pin, or a
+    /// truncation of the file. Touching a page that cannot be read raises SIGBUS.
     pub unsafe fn as_slice(&self) -> &[u8] {
-        // SAFETY: address space of the region, which the file keeps; each page of it can be
-        // read or raises a signal; that nobody changes them is the caller's promise.
+        // SAFETY: the range is address space of the region, which the file keeps; each page of it
+        // can be read or raises a signal; the caller promises that the bytes do not change.
         unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len() as usize) }
     }
 
-    /// Brings the bytes of `range` in, with as few system calls as there are for that, so that
-    /// touching them raises no fault until they are evicted. Tries again what could not be
-    /// read before. Blocks for the device.
+    /// Reads the non-resident pages of `range`, in batches, so that touching them raises no fault
+    /// until they are evicted. Retries pages that could not be read before. Blocks for the device.
     ///
     /// # Errors
-    /// The first page that cannot be had; those before it are there. A range that leaves the
-    /// map.
+    /// The first page that cannot be read; those before it are resident. A range that is not inside
+    /// the map.
     pub fn prefetch(&self, range: Range<u64>) -> Result<()> {
         self.file.populate(self.in_file(&range)?)
     }
 
-    /// Takes advice for the bytes of `range`: [`File::advise`].
+    /// Applies [`File::advise`] to `range`.
     ///
     /// # Errors
-    /// As [`File::advise`]; a range that leaves the map.
+    /// As [`File::advise`]; a range that is not inside the map.
     pub fn advise(&self, range: Range<u64>, advice: Advice) -> Result<Outcome> {
         self.file.advise(self.in_file(&range)?, advice)
     }
 
-    /// Keeps the bytes of `range` resident, as `mlock` does, for as long as the pin lives:
-    /// touching them raises no fault. Blocks for the device.
+    /// Keeps the bytes of `range` resident, as `mlock` does, while the pin exists: touching them
+    /// raises no fault. Blocks for the device.
     ///
     /// # Errors
-    /// As [`Self::prefetch`]; more than the bound allows
-    /// ([`ErrorKind::Full`]).
+    /// As [`Self::prefetch`]; [`ErrorKind::Full`] if the bound does not allow it.
     pub fn pin(&self, range: Range<u64>) -> Result<MapPin> {
         MapPin::new(&self.guard, &self.file, self.in_file(&range)?)
     }
 
-    /// Why a page of the file could not be had when it was touched, if that has happened since
-    /// the map was made or was last asked: the last such error.
+    /// Returns the last error of a fault of the file since the map was created or this was last
+    /// called, if there is one.
     pub fn take_error(&self) -> Option<Error> {
         let found = self.region.error_since(&mut self.errors_seen.lock());
         found.map(|error| ErrorKind::Fault(error).into())
     }
 
-    /// The bytes, if the file was opened [`immutable`](crate::OpenOptions::immutable): then nobody
-    /// can change them. Touching a page that cannot be read raises SIGBUS.
+    /// Returns the bytes, if the file was opened [`immutable`](crate::OpenOptions::immutable):
+    /// they cannot change then. Touching a page that cannot be read raises SIGBUS.
     pub fn as_bytes(&self) -> Option<&[u8]> {
-        // SAFETY: while the handle lives, which the map keeps, there is no writer and no cut.
+        // SAFETY: the map keeps the immutable handle, so there is no writer and no truncation.
         self.file.is_immutable().then(|| unsafe { self.as_slice() })
     }
 
@@ -210,7 +206,7 @@ impl Map {
         self.region.base().wrapping_add(self.range.start as usize)
     }
 
-    /// Where bytes of the map are in the file.
+    /// Converts a range of the map to a range of the file.
     fn in_file(&self, range: &Range<u64>) -> Result<Range<u64>> {
         if range.start > range.end || range.end > self.len() {
             let problem = format!("{range:?} of a map of {} bytes", self.len());
@@ -229,27 +225,27 @@ impl Deref for MapMut {
 }
 
 impl MapMut {
-    /// The first byte. Stores to it and the bytes behind are found by the cache; they are not
-    /// ordered with its own calls but by what the caller does.
+    /// Returns the address of the first byte. The cache finds stores to the mapped bytes; only the
+    /// caller orders them with calls of the cache.
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
         self.map.start()
     }
 
-    /// The bytes.
+    /// Returns the bytes as a mutable slice.
     ///
     /// # Safety
-    /// While the slice lives nobody else may read or change any of its bytes through another map,
-    /// a call of the file, or a pin, and the file must not be cut. (Write-outs and evictions by the
-    /// cache read them, through the kernel; those are no concern of the language.)
+    /// While the slice exists, no other code may read or change any of its bytes through another
+    /// map, a call of the file, or a pin, and the file must not be truncated. (Write-outs and
+    /// evictions read the bytes through the kernel, outside of the language's rules.)
     pub unsafe fn as_mut_slice(&mut self) -> &mut [u8] {
-        // SAFETY: as for `as_slice`; that nobody else uses them is the caller's promise.
+        // SAFETY: as for `as_slice`; the caller promises exclusive use.
         unsafe { std::slice::from_raw_parts_mut(self.as_mut_ptr(), self.len() as usize) }
     }
 
-    /// Lets the kernel or a device write to the bytes of `range` while the pin lives, by whatever
-    /// way: a read with `O_DIRECT`, `io_uring`, RDMA. (Such a transfer stores to memory that it has
-    /// looked up before; without a pin, what it stores while the page is evicted or written out is
-    /// lost.) Its pages stay resident, and count as stored to. Blocks for the device.
+    /// Lets the kernel or a device write to the bytes of `range` while the pin exists, by a read
+    /// with `O_DIRECT`, `io_uring`, RDMA or the like. Such a transfer looks up its memory when it
+    /// begins; without a pin, bytes that it stores while the page is evicted or written out are
+    /// lost. The pages stay resident and count as stored to. Blocks for the device.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -267,7 +263,7 @@ impl MapMut {
     /// file.set_len(1 << 20)?;
     /// let map = file.map_mut(0..1 << 20)?;
     /// let mut pin = map.pin_mut(4096..4096 + 15)?;
-    /// // SAFETY: the bytes are there, and nobody else uses them.
+    /// // SAFETY: the bytes are resident, and no other code uses them.
     /// let target = unsafe { slice::from_raw_parts_mut(pin.as_mut_ptr(), 15) };
     /// std::fs::File::open(&path)?.read_exact(target)?;
     /// drop(pin);
@@ -285,11 +281,10 @@ impl MapMut {
         MapPinMut::new(&map.guard, &map.file, &map.region, map.in_file(&range)?)
     }
 
-    /// Makes what was stored to `range` before the call durable, and whatever else of the file
-    /// was changed there: [`File::sync_range`].
+    /// Makes durable what was stored or written to `range` before the call: [`File::sync_range`].
     ///
     /// # Errors
-    /// As [`File::sync_range`]; a range that leaves the map.
+    /// As [`File::sync_range`]; a range that is not inside the map.
     pub fn sync(&self, range: Range<u64>) -> Result<()> {
         self.map.file.sync_range(self.map.in_file(&range)?)
     }
