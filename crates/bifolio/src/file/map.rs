@@ -40,8 +40,8 @@ impl Drop for MapGuard {
         }
         if let Some((region, pages)) = &self.mapped {
             region.mapped.remove(pages);
-            // So that the thread that drops the map closes the file, and not the one that served the
-            // last fault.
+            // So that the thread that drops the map closes the file, and not the one that served
+            // the last fault.
             if let Some(underway) = faults::underway_in(region) {
                 underway.wait_for_begun();
             }

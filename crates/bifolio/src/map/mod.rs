@@ -1,8 +1,8 @@
 //! Maps: files as memory, paged in on demand, within the cache's bound.
 //!
 //! The top layer, for callers that want plain pointers. A map is an address in the region of its
-//! file (`memory/region/`) and keeps the file open; it owns no memory. `file/faults` serves accesses
-//! to pages that are not resident; `reclaim/unmap.rs` evicts pages under raw writers.
+//! file (`memory/region/`) and keeps the file open; it owns no memory. `file/faults` serves
+//! accesses to pages that are not resident; `reclaim/unmap.rs` evicts pages under raw writers.
 //! [`File::read_at`], [`File::write_at`], pins and any number of maps share one copy of the bytes.
 //!
 //! Unlike with `mmap`, memory is bounded, because the cache evicts and not the kernel. Pages are
@@ -68,8 +68,8 @@ pub struct Map {
 /// A file's bytes as memory, for reading and writing.
 ///
 /// Everything that a [`Map`] does, and stores: a page that was stored to is written out by the next
-/// sync of the file, by the flusher at the dirty age, or before it is evicted. Eviction never loses a
-/// store. Stores are not atomic with respect to anything: see [`MapMut::as_mut_slice`].
+/// sync of the file, by the flusher at the dirty age, or before it is evicted. Eviction never loses
+/// a store. Stores are not atomic with respect to anything: see [`MapMut::as_mut_slice`].
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

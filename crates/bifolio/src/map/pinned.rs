@@ -32,7 +32,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 /// Keeps bytes of a map resident while it exists. It guarantees residency, not that the bytes stay
-/// the same. It keeps the file open, and the cache from being closed, even after the map is dropped.
+/// the same. It keeps the file open, and the cache from being closed, even after the map is
+/// dropped.
 #[derive(Debug)]
 pub struct MapPin {
     holds: Vec<Hold>,
