@@ -1,16 +1,14 @@
 //! One run of cargo: its arguments and the environment it adds, shown before it is started.
 //!
-//! Where it stands: [`crate::step`] and [`crate::loom`] build a [`Cargo`] and run it. What is
-//! printed is what a person would type in the root of the workspace to get the same.
-//!
-//! It does not interpret what cargo prints; [`Cargo::run_captured`] hands it to the caller.
+//! [`crate::step`] builds and runs it. The printed text is what a person would type in the root of
+//! the workspace to get the same.
 
 use std::fmt;
 use std::io::{Read, Write};
 use std::path::PathBuf;
-use std::process::{Command, ExitStatus, Stdio};
+use std::process::{Command, Stdio};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, ensure};
 
 /// A cargo command line and the variables set for it alone.
 #[derive(Debug)]
@@ -20,13 +18,13 @@ pub struct Cargo {
 }
 
 impl Cargo {
-    /// A command made of the words of `line`.
+    /// Makes a command of the words of `line`.
     pub fn new(line: &str) -> Self {
         let arguments = line.split_whitespace().map(str::to_owned).collect();
         Self { variables: Vec::new(), arguments }
     }
 
-    /// Adds arguments as they stand.
+    /// Adds arguments as they are.
     pub fn arguments(mut self, extra: &[String]) -> Self {
         self.arguments.extend_from_slice(extra);
         self
@@ -40,13 +38,10 @@ impl Cargo {
         self.arguments(extra)
     }
 
-    /// Adds `flags` behind those the caller has in the variable already.
+    /// Appends `flags` to those the caller has in the variable already.
     pub fn flags(mut self, variable: &'static str, flags: &str) -> Self {
-        let value = match std::env::var(variable) {
-            Ok(old) if !old.trim().is_empty() => format!("{old} {flags}"),
-            _ => flags.to_owned(),
-        };
-        self.variables.push((variable, value));
+        let old = std::env::var(variable).unwrap_or_default();
+        self.variables.push((variable, format!("{old} {flags}").trim().to_owned()));
         self
     }
 
@@ -57,34 +52,26 @@ impl Cargo {
         self
     }
 
-    /// Runs the command; an error when it cannot start or does not succeed.
-    pub fn run(&self) -> Result<()> {
-        let status = self.command().status().context("cannot start cargo")?;
-        succeeded(status)
+    /// Builds into a folder of its own, with `flags` for the compiler.
+    pub fn separate(self, folder: &str, flags: &str) -> Self {
+        let folder = target_folder().join(folder).to_string_lossy().into_owned();
+        self.arguments(&["--target-dir".to_owned(), folder]).flags("RUSTFLAGS", flags)
     }
 
-    /// As [`Cargo::run`], passing standard output on as it comes and also returning it.
-    pub fn run_captured(&self) -> Result<String> {
-        let mut child =
-            self.command().stdout(Stdio::piped()).spawn().context("cannot start cargo")?;
-        let output = child.stdout.take().context("cargo has no standard output")?;
-        let copied = copy_through(output, std::io::stdout().lock());
-        // Wait before looking at the copy, so that no child is left behind when it failed.
-        let status = child.wait().context("cannot wait for cargo")?;
-        let text = copied.context("cannot pass on what cargo printed")?;
-        succeeded(status)?;
-        Ok(text)
-    }
-
-    fn command(&self) -> Command {
+    /// Runs the command and returns its standard output, which is also passed on as it comes.
+    pub fn run(&self) -> Result<String> {
         // Cargo names itself to what it runs, so the same toolchain is used throughout.
         let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         let mut command = Command::new(program);
-        command
-            .args(&self.arguments)
-            .envs(self.variables.iter().map(|(name, value)| (name, value)))
-            .current_dir(workspace_root());
-        command
+        command.args(&self.arguments).current_dir(workspace_root()).stdout(Stdio::piped());
+        command.envs(self.variables.iter().map(|(name, value)| (name, value)));
+        let mut child = command.spawn().context("cannot start cargo")?;
+        let output = child.stdout.take().context("cargo has no standard output")?;
+        let copied = copy_through(output, std::io::stdout().lock());
+        let status = child.wait().context("cannot wait for cargo")?;
+        let text = copied.context("cannot pass on what cargo printed")?;
+        ensure!(status.success(), "{status}");
+        Ok(text)
     }
 }
 
@@ -94,10 +81,7 @@ impl fmt::Display for Cargo {
             write!(out, "{name}={} ", quoted(value))?;
         }
         write!(out, "cargo")?;
-        for argument in &self.arguments {
-            write!(out, " {}", quoted(argument))?;
-        }
-        Ok(())
+        self.arguments.iter().try_for_each(|argument| write!(out, " {}", quoted(argument)))
     }
 }
 
@@ -108,17 +92,15 @@ pub fn workspace_root() -> PathBuf {
     manifest.parent().map_or_else(|| PathBuf::from("."), PathBuf::from)
 }
 
-fn succeeded(status: ExitStatus) -> Result<()> {
-    if !status.success() {
-        bail!("{status}");
-    }
-    Ok(())
+/// The folder that cargo builds into.
+pub fn target_folder() -> PathBuf {
+    let root = workspace_root();
+    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), |it| root.join(it))
 }
 
 /// Copies chunk by chunk, not line by line: the name of a test that hangs has no line end yet.
 fn copy_through(mut from: impl Read, mut out: impl Write) -> std::io::Result<String> {
-    let mut all = Vec::new();
-    let mut chunk = [0; 4096];
+    let (mut all, mut chunk) = (Vec::new(), [0; 4096]);
     loop {
         let length = from.read(&mut chunk)?;
         if length == 0 {
@@ -130,7 +112,7 @@ fn copy_through(mut from: impl Read, mut out: impl Write) -> std::io::Result<Str
     }
 }
 
-/// The word as a shell would need it.
+/// Quotes a word as a shell needs it.
 fn quoted(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_=./,:+@".contains(c);
     if !word.is_empty() && word.chars().all(plain) {
@@ -141,39 +123,19 @@ fn quoted(word: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::process::ExitStatusExt;
-
     use super::*;
 
     #[test]
-    fn shows_what_a_person_would_type() {
+    fn a_command_is_shown_as_a_person_would_type_it() {
         let cargo = Cargo::new("test -p bifolio")
             .flags("XTASK_TEST_FLAGS", "--cfg loom")
-            .arguments(&["loom_pin".to_owned()])
+            .arguments(&["it's".to_owned()])
             .program_arguments(&["--ignored".to_owned()]);
         assert_eq!(
             cargo.to_string(),
-            "XTASK_TEST_FLAGS='--cfg loom' cargo test -p bifolio loom_pin -- --ignored"
+            r"XTASK_TEST_FLAGS='--cfg loom' cargo test -p bifolio 'it'\''s' -- --ignored"
         );
-    }
-
-    #[test]
-    fn no_program_arguments_leave_no_separator() {
         assert_eq!(Cargo::new("test").program_arguments(&[]).to_string(), "cargo test");
-    }
-
-    #[test]
-    fn quotes_only_what_a_shell_would_split() {
-        assert_eq!(quoted("target/loom"), "target/loom");
-        assert_eq!(quoted(""), "''");
-        assert_eq!(quoted("it's"), r"'it'\''s'");
-    }
-
-    #[test]
-    fn a_failing_command_is_an_error_with_its_status() {
-        let error = succeeded(ExitStatus::from_raw(101 << 8)).unwrap_err();
-        assert_eq!(error.to_string(), "exit status: 101");
-        assert!(succeeded(ExitStatus::from_raw(0)).is_ok());
     }
 
     #[test]

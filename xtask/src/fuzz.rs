@@ -11,7 +11,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::cargo::workspace_root;
+use crate::cargo::{target_folder, workspace_root};
 use crate::san::{self, TARGET};
 
 /// The flags that cargo-fuzz gives to the compiler.
@@ -39,9 +39,7 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> Result<()> {
     san::check_toolchain(false)?;
     let root = workspace_root();
-    let target = std::env::var_os("CARGO_TARGET_DIR")
-        .map_or_else(|| root.join("target"), |folder| root.join(folder))
-        .join("fuzz");
+    let target = target_folder().join("fuzz");
     let (corpus, artifacts) = (target.join("corpus"), target.join("artifacts"));
     std::fs::create_dir_all(&corpus)?;
     std::fs::create_dir_all(&artifacts)?;

@@ -1,19 +1,17 @@
 //! `cargo x`: the project's own tasks, each a command a person can also type by hand.
 //!
 //! Where it stands: outside the library; people and `.ci/run` call it through the alias in
-//! `.cargo/config.toml`. This file reads the command line, [`ci`] holds the order of the steps,
-//! [`step`] turns each step into a command, [`cargo`] runs it, [`tidy`] checks style.
+//! `.cargo/config.toml`. This file reads the command line, [`step`] holds the steps and their
+//! order, [`cargo`] runs a command, [`tidy`] checks style.
 //!
 //! Exit status: 0 when all is well, 1 when a step failed, 2 for a wrong command line.
 //!
-//! It does not install anything and changes no file, except `cargo x fmt`, which formats, and
-//! `cargo x torture --mutants`, which rewrites its table.
+//! It installs nothing and changes no file, except that `cargo x fmt` formats, `cargo x torture
+//! --mutants` rewrites its table, and `cargo x tidy --update-prose` its list.
 
 mod cargo;
-mod ci;
 mod fuzz;
 mod house;
-mod loom;
 mod mutants;
 mod san;
 mod step;
@@ -53,7 +51,7 @@ enum Task {
 
 fn main() -> ExitCode {
     let outcome = match Arguments::parse().task {
-        Task::Ci { skip_tests } => ci::run(skip_tests),
+        Task::Ci { skip_tests } => step::run_all(skip_tests),
         Task::House => house::run(),
         Task::San(arguments) => san::run(&arguments),
         Task::Fuzz(arguments) => fuzz::run(&arguments),

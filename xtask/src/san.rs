@@ -16,7 +16,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::cargo::workspace_root;
+use crate::cargo::{target_folder, workspace_root};
 
 /// The triple of what is built: given, so that build scripts are not instrumented.
 pub const TARGET: &str = "x86_64-unknown-linux-gnu";
@@ -88,14 +88,13 @@ pub fn check_toolchain(needs_std: bool) -> Result<()> {
 
 fn start(sanitizer: Sanitizer, cargo: &[&str], program: &[&str]) -> Result<()> {
     let root = workspace_root();
-    let target = std::env::var("CARGO_TARGET_DIR").unwrap_or_else(|_| "target".to_owned());
     let mut command = Command::new("rustup");
     command.args(["run", "nightly", "cargo"]).args(cargo).args(["--release", "--target", TARGET]);
     // Built in a fraction of the time, and most of the time is the sanitizer's anyway.
     command.args(["--config", "profile.release.opt-level=1"]);
     command.args(["--config", "profile.release.lto='off'"]);
     command.args(["--config", "profile.release.codegen-units=16"]);
-    command.arg("--target-dir").arg(format!("{target}/san-{}", sanitizer.name()));
+    command.arg("--target-dir").arg(target_folder().join(format!("san-{}", sanitizer.name())));
     if sanitizer == Sanitizer::Thread {
         command.arg("-Zbuild-std");
     }

@@ -1,18 +1,21 @@
-//! The steps: what each runs, and the frame around it (name, exact command, duration).
+//! The steps: the command that each runs, and their order in `cargo x ci`.
 //!
-//! Where it stands: [`crate::ci`] runs them in order, `main` runs one alone. A step is a
-//! [`Cargo`] command, except `tidy` and `torture --mutants`, which run inside this program.
-//!
-//! The frame goes to standard error, where cargo's own progress goes, so the two stay in order.
+//! `main` runs one step, or all of them. A step is a [`Cargo`] command, except `tidy` and
+//! `torture --mutants`, which run inside this program. Name, command and duration go to standard
+//! error, where cargo's own progress goes, so that they stay in order.
 
-use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use clap::Subcommand;
 
 use crate::cargo::Cargo;
-use crate::{loom, mutants, tidy};
+use crate::{mutants, tidy};
+
+/// The last steps of `cargo x ci`: three minutes, with fresh seeds, which are printed; a failure
+/// prints a command that repeats it. The exerciser is limited by operations instead of time.
+const TORTURE: [&str; 2] =
+    ["--only exerciser --operations 200000 --seconds 180", "--without exerciser --seconds 120"];
 
 /// One check.
 #[derive(Debug, Subcommand)]
@@ -24,7 +27,7 @@ pub enum Step {
         check: bool,
     },
     /// Check the style that a program can check.
-    Tidy,
+    Tidy(tidy::Arguments),
     /// Run clippy on all targets and features, warnings denied.
     Clippy,
     /// Build the documentation with private items, warnings denied.
@@ -70,12 +73,44 @@ pub enum Step {
     },
 }
 
+/// Runs the checks in order, cheapest first, up to the first that fails, and prints how long each
+/// took.
+pub fn run_all(skip_tests: bool) -> Result<()> {
+    let mut durations = Vec::new();
+    for step in all(skip_tests) {
+        let took = step.run().inspect_err(|_| {
+            eprintln!("\ncargo x ci: stopped here; `cargo x {}` runs this step", step.name());
+        })?;
+        durations.push(format!("{} {:.1} s", step.name(), took.as_secs_f64()));
+    }
+    eprintln!("\ncargo x ci: all passed ({})", durations.join(", "));
+    Ok(())
+}
+
+fn all(skip_tests: bool) -> Vec<Step> {
+    let mut steps = vec![
+        Step::Fmt { check: true },
+        Step::Tidy(tidy::Arguments::default()),
+        Step::Clippy,
+        Step::Doc,
+        Step::Loom { name: None, arguments: Vec::new() },
+    ];
+    if !skip_tests {
+        steps.push(Step::Test { arguments: Vec::new() });
+    }
+    steps.extend(TORTURE.map(|line| {
+        let arguments = line.split_whitespace().map(str::to_owned).collect();
+        Step::Torture { chaos: false, mutants: None, left: false, arguments }
+    }));
+    steps
+}
+
 impl Step {
     /// The word that names the step on the command line.
-    pub fn name(&self) -> &'static str {
+    fn name(&self) -> &'static str {
         match self {
             Self::Fmt { .. } => "fmt",
-            Self::Tidy => "tidy",
+            Self::Tidy(_) => "tidy",
             Self::Clippy => "clippy",
             Self::Doc => "doc",
             Self::Loom { .. } => "loom",
@@ -85,26 +120,34 @@ impl Step {
         }
     }
 
-    /// The command that runs the step alone, or mends its findings.
-    pub fn alone(&self) -> String {
-        format!("cargo x {}", self.name())
-    }
-
     /// Runs the step between two lines that name it, show its command and say how long it took.
     pub fn run(&self) -> Result<Duration> {
-        let command = self.cargo();
-        let shown = command.as_ref().map_or_else(|| self.alone(), Cargo::to_string);
-        framed(self.name(), &shown, || match (self, &command) {
-            (Self::Loom { .. }, Some(cargo)) => loom::run(cargo),
+        let (name, command) = (self.name(), self.cargo());
+        let shown = command.as_ref().map_or_else(|| format!("cargo x {name}"), Cargo::to_string);
+        eprintln!("\n== {name}\n$ {shown}");
+        let start = Instant::now();
+        let outcome = match (self, &command) {
+            (Self::Tidy(arguments), _) => tidy::run(arguments),
             (Self::Torture { mutants: Some(name), left, .. }, _) => mutants::run(name, *left),
-            (_, Some(cargo)) => cargo.run(),
-            (_, None) => tidy::run(),
-        })
+            (Self::Loom { .. }, Some(cargo)) => cargo.run().and_then(|text| check_ran(&text)),
+            (_, Some(cargo)) => cargo.run().map(|_| ()),
+            (_, None) => unreachable!("every other step is a command"),
+        };
+        let verdict = if outcome.is_ok() { "ok" } else { "FAILED" };
+        eprintln!("-- {name}: {verdict} in {:.1} s", start.elapsed().as_secs_f64());
+        outcome.with_context(|| format!("{name} failed ({shown})"))?;
+        Ok(start.elapsed())
     }
 
+    /// The command of the step, if it is one.
     fn cargo(&self) -> Option<Cargo> {
+        let chaos = |cargo: Cargo| {
+            cargo
+                .separate("chaos", "--cfg bifolio_chaos")
+                .default_variable("BIFOLIO_CHAOS", "1:2000")
+        };
         let cargo = match self {
-            Self::Tidy | Self::Torture { mutants: Some(_), .. } => return None,
+            Self::Tidy(_) | Self::Torture { mutants: Some(_), .. } => return None,
             Self::Fmt { check: false } => Cargo::new("fmt --all"),
             Self::Fmt { check: true } => Cargo::new("fmt --all --check"),
             Self::Clippy => {
@@ -114,17 +157,18 @@ impl Step {
                 Cargo::new("doc --workspace --all-features --no-deps --document-private-items")
                     .flags("RUSTDOCFLAGS", "-D warnings")
             }
-            Self::Loom { name, arguments } => loom::cargo(name.as_deref(), arguments),
+            Self::Loom { name, arguments } => {
+                loom(name.as_deref().unwrap_or_default()).program_arguments(arguments)
+            }
             Self::Chaos { name, arguments } => {
                 chaos(Cargo::new("test --release -p bifolio --lib --tests"))
                     .arguments(name.as_slice())
                     .program_arguments(arguments)
             }
-            Self::Torture { chaos: false, arguments, .. } => {
-                Cargo::new("run --release -p bifolio-torture").program_arguments(arguments)
-            }
-            Self::Torture { chaos: true, arguments, .. } => {
-                chaos(Cargo::new("run --release -p bifolio-torture")).program_arguments(arguments)
+            Self::Torture { chaos: with_chaos, arguments, .. } => {
+                let cargo = Cargo::new("run --release -p bifolio-torture");
+                let cargo = if *with_chaos { chaos(cargo) } else { cargo };
+                cargo.program_arguments(arguments)
             }
             Self::Test { arguments } => {
                 Cargo::new("test --workspace --all-features").program_arguments(arguments)
@@ -134,79 +178,57 @@ impl Step {
     }
 }
 
-/// The same with every use of an atomic or a lock a point of the chaos scheduler: a build of its
-/// own, in a folder of its own.
-fn chaos(cargo: Cargo) -> Cargo {
-    let folder = std::env::var("CARGO_TARGET_DIR").unwrap_or_else(|_| "target".to_owned());
-    let folder = Path::new(&folder).join("chaos").to_string_lossy().into_owned();
-    cargo
-        .arguments(&["--target-dir".to_owned(), folder])
-        .flags("RUSTFLAGS", "--cfg bifolio_chaos")
-        .default_variable("BIFOLIO_CHAOS", "1:2000")
+/// The tests whose names contain `loom_` and `name`. `--cfg loom` changes every type behind the
+/// library's `sync` shim. The bounds hold unless the caller has set the variables: more preemptions
+/// find little more, and loom's own default of 1000 branches is short for a batch.
+fn loom(name: &str) -> Cargo {
+    let filter = format!("loom_{}", name.strip_prefix("loom_").unwrap_or(name));
+    Cargo::new("test -p bifolio --lib --release")
+        .separate("loom", "--cfg loom")
+        .default_variable("LOOM_MAX_PREEMPTIONS", "3")
+        .default_variable("LOOM_MAX_BRANCHES", "10000")
+        .arguments(&[filter])
 }
 
-fn framed(name: &str, shown: &str, work: impl FnOnce() -> Result<()>) -> Result<Duration> {
-    eprintln!("\n== {name}\n$ {shown}");
-    let start = Instant::now();
-    let outcome = work();
-    let duration = start.elapsed();
-    let verdict = if outcome.is_ok() { "ok" } else { "FAILED" };
-    eprintln!("-- {name}: {verdict} in {:.1} s", duration.as_secs_f64());
-    outcome.with_context(|| format!("{name} failed ({shown})"))?;
-    Ok(duration)
+/// Fails if no test ran: cargo succeeds for a name that matches none.
+fn check_ran(output: &str) -> Result<()> {
+    let results =
+        output.lines().filter_map(|line| line.split_once("test result: ")?.1.split_once(". "));
+    let ran = results.filter(|(_, counts)| !counts.starts_with("0 passed; 0 failed")).count();
+    ensure!(ran > 0, "no loom test ran: is the name right? Their names start with `loom_`");
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn shown(step: &Step) -> String {
-        step.cargo().map_or_else(String::new, |cargo| cargo.to_string())
+    #[test]
+    fn cheap_checks_come_first_and_only_the_tests_can_be_left_out() {
+        let names = |skip| all(skip).iter().map(Step::name).collect::<Vec<_>>();
+        let (torture, tests) = (["torture"; 2], ["test"]);
+        let cheap = ["fmt", "tidy", "clippy", "doc", "loom"];
+        assert_eq!(names(false), [&cheap[..], &tests, &torture].concat());
+        assert_eq!(names(true), [&cheap[..], &torture].concat());
     }
 
     #[test]
-    fn warnings_are_denied_everywhere() {
-        assert!(shown(&Step::Clippy).ends_with("-- -D warnings"));
-        let doc = shown(&Step::Doc);
-        assert!(doc.starts_with("RUSTDOCFLAGS=") && doc.contains("-D warnings"), "{doc}");
-    }
-
-    #[test]
-    fn chaos_has_its_own_cfg_and_folder() {
-        let (name, arguments) = (Some("pin".to_owned()), Vec::new());
+    fn chaos_and_loom_have_their_own_cfg_and_folder() {
+        let shown = |step: &Step| step.cargo().unwrap().to_string();
+        let (name, arguments) = (Some("loom_pin".to_owned()), Vec::new());
+        let loom = shown(&Step::Loom { name: name.clone(), arguments: arguments.clone() });
+        assert!(loom.contains("--cfg loom") && loom.contains("/loom "), "{loom}");
+        assert!(loom.ends_with(" loom_pin"), "{loom}");
         let tests = shown(&Step::Chaos { name, arguments: arguments.clone() });
         assert!(tests.contains("--cfg bifolio_chaos") && tests.contains("/chaos"), "{tests}");
-        assert!(tests.ends_with(" pin"), "{tests}");
-        let torture = shown(&Step::Torture {
-            chaos: true,
-            mutants: None,
-            left: false,
-            arguments: arguments.clone(),
-        });
-        assert!(torture.contains("bifolio-torture") && torture.contains("--cfg bifolio_chaos"));
-        let torture = shown(&Step::Torture { chaos: false, mutants: None, left: false, arguments });
-        assert!(!torture.contains("chaos"), "{torture}");
+        let torture = Step::Torture { chaos: false, mutants: None, left: false, arguments };
+        assert!(!shown(&torture).contains("chaos"));
     }
 
     #[test]
-    fn formatting_writes_only_when_asked_to() {
-        assert_eq!(shown(&Step::Fmt { check: true }), "cargo fmt --all --check");
-        assert_eq!(shown(&Step::Fmt { check: false }), "cargo fmt --all");
-    }
-
-    #[test]
-    fn test_hands_its_arguments_to_the_test_programs() {
-        let arguments = vec!["--ignored".to_owned()];
-        assert_eq!(
-            shown(&Step::Test { arguments }),
-            "cargo test --workspace --all-features -- --ignored"
-        );
-    }
-
-    #[test]
-    fn a_failed_step_names_itself_its_command_and_the_cause() {
-        let error = framed("clippy", "cargo clippy", || anyhow::bail!("exit status: 101"));
-        let text = format!("{:#}", error.unwrap_err());
-        assert_eq!(text, "clippy failed (cargo clippy): exit status: 101");
+    fn a_loom_run_without_a_test_is_a_failure() {
+        let result = |counts: &str| check_ran(&format!("test result: ok. {counts}; 1 ignored\n"));
+        assert!(result("12 passed; 0 failed").is_ok());
+        assert!(result("0 passed; 0 failed").is_err() && check_ran("").is_err());
     }
 }

@@ -29,7 +29,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
-use crate::cargo::workspace_root;
+use crate::cargo::{target_folder, workspace_root};
 use patch::Mutant;
 pub use patch::check;
 use table::Row;
@@ -115,9 +115,7 @@ struct Place {
 impl Place {
     /// A copy of the tree at `root`; files that are as they were keep their times.
     fn new(root: &Path) -> Result<Self> {
-        let folder = std::env::var_os("CARGO_TARGET_DIR")
-            .map_or_else(|| root.join("target"), |folder| root.join(folder))
-            .join("mutants");
+        let folder = target_folder().join("mutants");
         let tree = folder.join("tree");
         let listed = Command::new("git")
             .args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"])

@@ -6,25 +6,22 @@
 //!
 //! | file | rules |
 //! |---|---|
-//! | `text` | head, ascii, columns, leftover, file-name |
-//! | `length` | file-length, function-length |
+//! | `rules` | head, columns, ascii, leftover, file-name, length, unsafe, seqcst, ordering |
 //! | `layers` | layers |
-//! | `orderings` | seqcst, ordering |
-//! | `danger` | unsafe |
+//! | `prose` | prose-start, prose-person, prose-word |
 //!
 //! Beside that, every mutant of the torture tool must still apply to the sources.
 //!
 //! It does not look at what rustfmt, rustc or clippy check already.
 
-mod danger;
 mod layers;
-mod length;
-mod orderings;
+mod prose;
+mod rules;
 pub mod source;
-mod text;
 
+use std::collections::BTreeMap;
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use walkdir::WalkDir;
@@ -32,21 +29,19 @@ use walkdir::WalkDir;
 use crate::cargo::workspace_root;
 use source::Source;
 
-/// The folders whose Rust files are checked; `*` stands for each folder at its place.
-const ROOTS: [&str; 3] = ["crates/*/src", "crates/*/tests", "xtask/src"];
+/// The folders and files that are checked.
+const ROOTS: [&str; 6] =
+    ["crates", "xtask", "docs", "README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"];
 
-const RULES: [fn(&Source) -> Vec<Finding>; 11] = [
-    text::head,
-    text::ascii,
-    text::columns,
-    text::leftover,
-    text::file_name,
-    length::file,
-    length::function,
+const RULES: [fn(&Source) -> Vec<Finding>; 8] = [
+    rules::head,
+    rules::characters,
+    rules::leftover,
+    rules::file_name,
+    rules::length,
+    rules::danger,
+    rules::orderings,
     layers::layers,
-    orderings::seqcst,
-    orderings::ordering,
-    danger::danger,
 ];
 
 /// One place that breaks one rule.
@@ -70,83 +65,92 @@ impl fmt::Display for Finding {
     }
 }
 
+/// What to do besides checking.
+#[derive(Debug, Default, clap::Args)]
+pub struct Arguments {
+    /// Print every prose hit in files whose path starts with PATH, pending or not, and stop.
+    #[arg(long, value_name = "PATH", num_args = 0..=1, default_missing_value = "")]
+    prose: Option<String>,
+    /// Lower the counts in xtask/prose_pending.txt to what the files have now.
+    #[arg(long)]
+    update_prose: bool,
+}
+
 /// Checks the workspace, prints every finding, and fails when there is one.
-pub fn run() -> Result<()> {
+pub fn run(arguments: &Arguments) -> Result<()> {
     let root = workspace_root();
-    let paths = rust_files(&root)?;
-    ensure!(!paths.is_empty(), "no Rust file under {} in {}", ROOTS.join(", "), root.display());
-    let mut findings = Vec::new();
-    for path in &paths {
-        let text = std::fs::read_to_string(path)
-            .with_context(|| format!("cannot read {}", path.display()))?;
-        let relative = path.strip_prefix(&root).unwrap_or(path);
-        findings.extend(check(&relative.to_string_lossy().replace('\\', "/"), &text));
+    let texts = texts(&root)?;
+    ensure!(!texts.is_empty(), "no file to check in {}", root.display());
+    if let Some(prefix) = &arguments.prose {
+        let wanted = texts.iter().filter(|(path, _)| path.starts_with(prefix.as_str()));
+        let hits: Vec<Finding> = wanted.flat_map(|(path, text)| check(path, text).1).collect();
+        hits.iter().for_each(|hit| println!("{hit}"));
+        eprintln!("{} hits", hits.len());
+        return Ok(());
     }
-    for finding in &findings {
-        println!("{finding}");
+    let pending = prose::Pending::read(&root)?;
+    let (mut findings, mut hits) = (Vec::new(), BTreeMap::new());
+    for (path, text) in &texts {
+        let (found, of_prose) = check(path, text);
+        findings.extend(found);
+        hits.insert(path.clone(), of_prose);
     }
+    let (found, now) = pending.judge(&hits);
+    findings.extend(found);
+    findings.iter().for_each(|finding| println!("{finding}"));
     let mutants = crate::mutants::check(&root)?;
-    let (files, rules) = (paths.len(), RULES.len());
+    crate::house::check_paths(&root)?;
+    let (files, rules) = (texts.len(), RULES.len());
     eprintln!("{files} files, {rules} rules, {} findings; {mutants} mutants apply", findings.len());
+    let left: usize = now.0.values().sum();
+    eprintln!("prose: {left} hits are left in {} files", now.0.len());
+    if arguments.update_prose {
+        now.write(&root)?;
+    } else if now != pending {
+        eprintln!("prose: `cargo x tidy --update-prose` lowers the counts");
+    }
     ensure!(findings.is_empty(), "{} findings", findings.len());
     Ok(())
 }
 
-/// The Rust files of the workspace that can be read as such.
-pub fn sources() -> Result<Vec<Source>> {
-    let root = workspace_root();
-    let read = |path: PathBuf| -> Result<Option<Source>> {
-        let relative = path.strip_prefix(&root).unwrap_or(&path).to_string_lossy().into_owned();
-        Ok(Source::new(&relative, &std::fs::read_to_string(&path)?).ok())
-    };
-    rust_files(&root)?.into_iter().filter_map(|path| read(path).transpose()).collect()
+/// The files to check, by their paths from the root: Rust files and documents.
+fn texts(root: &Path) -> Result<Vec<(String, String)>> {
+    let mut texts = Vec::new();
+    for name in ROOTS {
+        for entry in WalkDir::new(root.join(name)).sort_by_file_name() {
+            let path = entry?.into_path();
+            if !path.extension().is_some_and(|it| it == "rs" || it == "md") {
+                continue;
+            }
+            let text = std::fs::read_to_string(&path)
+                .with_context(|| format!("cannot read {}", path.display()))?;
+            let relative = path.strip_prefix(root).unwrap_or(&path);
+            texts.push((relative.to_string_lossy().into_owned(), text));
+        }
+    }
+    Ok(texts)
 }
 
-/// All findings in one file, in the order of its lines.
-fn check(path: &str, text: &str) -> Vec<Finding> {
+/// The Rust files of the workspace that can be read as such.
+pub fn sources() -> Result<Vec<Source>> {
+    let texts = texts(&workspace_root())?;
+    let rust = texts.iter().filter(|(path, _)| path.ends_with(".rs"));
+    Ok(rust.filter_map(|(path, text)| Source::new(path, text).ok()).collect())
+}
+
+/// All findings in one file, in the order of its lines, and its prose hits.
+fn check(path: &str, text: &str) -> (Vec<Finding>, Vec<Finding>) {
+    if !path.ends_with(".rs") {
+        return (Vec::new(), prose::in_document(path, text));
+    }
     let source = match Source::new(path, text) {
         Ok(source) => source,
-        Err(finding) => return vec![finding],
+        Err(finding) => return (vec![finding], Vec::new()),
     };
     let mut findings: Vec<Finding> = RULES.iter().flat_map(|rule| rule(&source)).collect();
     findings.sort();
     findings.dedup();
-    findings
-}
-
-/// The Rust files of `ROOTS`, sorted.
-fn rust_files(root: &Path) -> Result<Vec<PathBuf>> {
-    let mut files = Vec::new();
-    for folder in folders(root)? {
-        for entry in WalkDir::new(folder) {
-            let path = entry?.into_path();
-            if path.extension().is_some_and(|extension| extension == "rs") {
-                files.push(path);
-            }
-        }
-    }
-    files.sort();
-    Ok(files)
-}
-
-/// The folders that `ROOTS` names and that exist.
-fn folders(root: &Path) -> Result<Vec<PathBuf>> {
-    let mut folders = Vec::new();
-    for pattern in ROOTS {
-        match pattern.split_once("/*/") {
-            None => folders.push(root.join(pattern)),
-            Some((parent, below)) => {
-                let parent = root.join(parent);
-                let entries = std::fs::read_dir(&parent)
-                    .with_context(|| format!("cannot list {}", parent.display()))?;
-                for entry in entries {
-                    folders.push(entry?.path().join(below));
-                }
-            }
-        }
-    }
-    folders.retain(|folder| folder.is_dir());
-    Ok(folders)
+    (findings, prose::in_source(&source))
 }
 
 #[cfg(test)]
@@ -155,7 +159,7 @@ mod tests {
 
     #[test]
     fn a_finding_prints_as_path_line_rule_message() {
-        let findings = check("crates/bifolio/src/io/disk.rs", "fn read() {}\n");
+        let (findings, _) = check("crates/bifolio/src/io/disk.rs", "fn read() {}\n");
         let printed: Vec<String> = findings.iter().map(Finding::to_string).collect();
         assert_eq!(printed.len(), 1);
         assert!(
@@ -169,17 +173,9 @@ mod tests {
     fn all_findings_of_a_file_are_reported_in_order() {
         let text = format!("//! A head.\n// {}\n// {}\nfn f() {{\n", "a".repeat(100), "\u{e9}");
         let rules = |text: &str| -> Vec<&str> {
-            check("crates/bifolio/src/io/disk.rs", text).iter().map(|found| found.rule).collect()
+            check("crates/bifolio/src/io/disk.rs", text).0.iter().map(|found| found.rule).collect()
         };
         assert_eq!(rules(&text), ["tokens"]);
         assert_eq!(rules(&format!("{text}}}\n")), ["columns", "ascii"]);
-    }
-
-    #[test]
-    fn this_program_is_among_the_files_checked() {
-        let root = workspace_root();
-        let files = rust_files(&root).unwrap();
-        assert!(files.contains(&root.join("xtask/src/tidy/mod.rs")));
-        assert!(files.windows(2).all(|pair| pair[0] < pair[1]));
     }
 }

@@ -28,7 +28,7 @@ pub struct Token {
 /// The stand-in for the text of any literal.
 const LITERAL: &str = "\"\"";
 
-/// One line of a comment, without its marks.
+/// One line of a comment, without its marks, or of a string literal.
 #[derive(Clone, Debug)]
 pub struct Comment {
     /// Its line, from 1.
@@ -44,6 +44,7 @@ pub struct Source {
     text: String,
     tokens: Vec<Token>,
     comments: Vec<Comment>,
+    strings: Vec<Comment>,
     tests: Vec<RangeInclusive<usize>>,
 }
 
@@ -55,6 +56,7 @@ impl Source {
             text: text.to_owned(),
             tokens: Vec::new(),
             comments: Vec::new(),
+            strings: Vec::new(),
             tests: Vec::new(),
         };
         let stream: TokenStream = text.parse().map_err(|error: proc_macro2::LexError| {
@@ -66,6 +68,7 @@ impl Source {
         reader.comments_up_to(text.len());
         source.tokens = reader.tokens;
         source.comments = reader.comments;
+        source.strings = reader.strings;
         source.tests = test_modules(&source.tokens);
         Ok(source)
     }
@@ -98,6 +101,24 @@ impl Source {
             .map(|comment| comment.text.as_str())
     }
 
+    /// All lines of comments.
+    pub fn all_comments(&self) -> impl Iterator<Item = &Comment> {
+        self.comments.iter()
+    }
+
+    /// The lines of string literals.
+    pub fn strings(&self) -> impl Iterator<Item = &Comment> {
+        self.strings.iter()
+    }
+
+    /// The names of the tests, with their lines.
+    pub fn test_names(&self) -> impl Iterator<Item = (usize, &str)> {
+        let is_test = |found: &&[Token]| {
+            found[0].text == "test" && found[1].text == "]" && found[2].text == "fn"
+        };
+        self.tokens.windows(4).filter(is_test).map(|found| (found[3].line, found[3].text.as_str()))
+    }
+
     /// The lines of the file's head: the `//!` lines before the first item, without their marks.
     pub fn head(&self) -> Vec<&str> {
         let before_items =
@@ -109,6 +130,21 @@ impl Source {
     /// The index of the bracket that closes the one at `open`.
     pub fn closing(&self, open: usize) -> usize {
         closing(&self.tokens, open)
+    }
+
+    /// Returns the name at `at`, or the first names of the group there.
+    pub fn first_names(&self, at: usize) -> Vec<&Token> {
+        let tokens = &self.tokens;
+        match tokens.get(at).map(|token| token.text.as_str()) {
+            None => return Vec::new(),
+            Some("{") => {}
+            Some(_) => return vec![&tokens[at]],
+        }
+        let is_first = |index: &usize| {
+            tokens[*index].depth == tokens[at].depth + 1
+                && matches!(tokens[index - 1].text.as_str(), "{" | ",")
+        };
+        (at + 1..self.closing(at)).filter(is_first).map(|index| &tokens[index]).collect()
     }
 
     /// Whether the whole file is test code: it is, or is below, `tests`, or is `disk_tests.rs`.
@@ -146,13 +182,21 @@ struct Reader<'a> {
     read_bytes: usize,
     tokens: Vec<Token>,
     comments: Vec<Comment>,
+    strings: Vec<Comment>,
 }
 
 impl<'a> Reader<'a> {
     fn new(text: &'a str) -> Self {
         let ends = text.bytes().enumerate().filter(|(_, byte)| *byte == b'\n');
         let line_starts = std::iter::once(0).chain(ends.map(|(at, _)| at + 1)).collect();
-        Self { text, line_starts, read_bytes: 0, tokens: Vec::new(), comments: Vec::new() }
+        Self {
+            text,
+            line_starts,
+            read_bytes: 0,
+            tokens: Vec::new(),
+            comments: Vec::new(),
+            strings: Vec::new(),
+        }
     }
 
     fn stream(&mut self, stream: TokenStream, depth: usize) {
@@ -164,7 +208,10 @@ impl<'a> Reader<'a> {
             }
             match tree {
                 TokenTree::Group(group) => self.group(&group, depth),
-                TokenTree::Literal(literal) => self.token(literal.span(), LITERAL, depth),
+                TokenTree::Literal(literal) => {
+                    self.token(literal.span(), LITERAL, depth);
+                    self.string(literal.span());
+                }
                 other => self.token(other.span(), &other.to_string(), depth),
             }
         }
@@ -189,6 +236,17 @@ impl<'a> Reader<'a> {
         self.read_bytes = self.read_bytes.max(bytes.end);
         let line = self.line_at(bytes.start);
         self.tokens.push(Token { text: text.to_owned(), line, depth });
+    }
+
+    /// Keeps the lines of a string literal, without the quotes and the escapes at line ends.
+    fn string(&mut self, span: Span) {
+        let bytes = span.byte_range();
+        let Some((_, text)) = self.slice(bytes.clone()).split_once('"') else { return };
+        let first = self.line_at(bytes.start);
+        for (line, text) in (first..).zip(text.replace("\\n", " . ").lines()) {
+            let text = text.trim_matches(['"', '#', '\\', ' ']).to_owned();
+            self.strings.push(Comment { line, text });
+        }
     }
 
     /// Takes the tree as a doc comment if it is the sign of an attribute written as one.
@@ -318,20 +376,6 @@ mod tests {
     }
 
     #[test]
-    fn lines_of_tokens_survive_text_before_them() {
-        let source = source("// \u{e9}\u{e9}\nstatic A: &str = \"\na\nb\";\nfn f() {}\n");
-        let function = source.tokens().iter().find(|token| token.text == "fn").unwrap();
-        assert_eq!(function.line, 5);
-    }
-
-    #[test]
-    fn closing_bracket_is_the_matching_one() {
-        let source = source("fn f() { a(b[1]); { } } fn g() {}");
-        let open = source.tokens().iter().position(|token| token.text == "{").unwrap();
-        assert_eq!(source.words(source.closing(open), 3), ["}", "fn", "g"]);
-    }
-
-    #[test]
     fn head_may_follow_inner_attributes_and_ends_at_the_first_item() {
         let text = "#![allow(unsafe_code)]\n//! One.\n//!\n//! # Safety\nuse a;\n//! Late.\n";
         // The last line is no legal place for `//!`, but the tokens do not mind.
@@ -366,15 +410,5 @@ mod tests {
         assert!(at("crates/bifolio/src/io/disk_tests.rs").is_test_file());
         assert!(!at("crates/bifolio-testing/src/model.rs").is_test_file());
         assert!(!at("crates/bifolio/src/io/contests.rs").is_test_file());
-    }
-
-    #[test]
-    fn modules_of_the_library_follow_its_files() {
-        let modules = |path| at(path).library_modules().map(|parts| parts.join("::"));
-        assert_eq!(modules("crates/bifolio/src/io/disk.rs").as_deref(), Some("io::disk"));
-        assert_eq!(modules("crates/bifolio/src/io/mod.rs").as_deref(), Some("io"));
-        assert_eq!(modules("crates/bifolio/src/error.rs").as_deref(), Some("error"));
-        assert_eq!(modules("crates/bifolio-cli/src/cli.rs"), None);
-        assert_eq!(modules("crates/bifolio/tests/model.rs"), None);
     }
 }
