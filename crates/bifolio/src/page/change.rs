@@ -1,5 +1,5 @@
-//! The three changers of a table, each with the folio locked: insertion and the declaration that a
-//! folio is READY (I1-I3 of `page/mapping.rs`), eviction and removal (E1-E5), and the write section
+//! The three kinds of changes to a table, each made with the folio locked: insertion and marking a
+//! folio READY (I1-I3 of `page/mapping.rs`), eviction and removal (E1-E5), and the write section
 //! (W1-W4).
 
 use super::{
@@ -9,25 +9,25 @@ use super::{
 use crate::sync::{Ordering, barrier_of_store_and_load, fence};
 use std::ops::Range;
 
-/// Somebody else's folio stands at the index already: use that one.
+/// Error of an insertion: another thread's folio is at the index. The caller uses that one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct InsertError;
 
 impl Mapping {
-    /// Puts `folio`, locked and not yet uptodate, at its index if `expected` still stands there.
+    /// Inserts `folio`, locked and not yet uptodate, at its index if the Entry is still `expected`.
     ///
-    /// `table_reference` becomes the table's own reference. On failure that reference is put and
-    /// the folio is nobody's; nothing else has changed.
+    /// `table_reference` becomes the table's reference. On failure that reference is put and
+    /// `folio` has no owner; nothing else has changed.
     ///
-    /// Race (why the loser has no owner once its lock is free):
+    /// Race (why a folio that was not inserted has no owner once it is unlocked):
     ///
     /// ```text
     ///   filler: loses, unlocks            |
     ///                                     |  evacuation of its chunk: gets a reference, locks
-    ///                                     |  it, sees the owner, freezes the two references
-    ///                                     |  there are, stores a shadow at the index
+    ///                                     |  it, sees the owner, freezes the two existing
+    ///                                     |  references, stores a shadow at the index
     ///   filler: puts a reference that     |
-    ///     went into the freeze            |  [the winner's folio lost its place in the table]
+    ///     was counted by the freeze       |  [the winner's folio lost its Entry]
     /// ```
     pub(crate) fn insert(
         &self,
@@ -37,7 +37,7 @@ impl Mapping {
         expected: Entry,
     ) -> Result<(), InsertError> {
         debug_assert!(!expected.is_folio());
-        debug_assert_eq!(folio.order(), self.order, "insertion is of units (MAPPING-2)");
+        debug_assert_eq!(folio.order(), self.order, "only whole units are inserted (MAPPING-2)");
         let first = table_reference.id();
         let entry_of = |page: u64| {
             let frame = first.0 + page as u32;
@@ -46,9 +46,9 @@ impl Mapping {
         };
         let head = folio.index();
         // AcqRel: the Release pairs with the Acquire in `get_folio`: a thread that finds the folio
-        // sees it set up. The Acquire pairs with the Release in `unlink`: our Entries follow those
-        // of a folio that came and went since the caller saw `expected`. On failure, Relaxed: the
-        // caller looks up again.
+        // sees it set up. The Acquire pairs with the Release in `unlink`: these Entries follow
+        // those of a folio that was inserted and evicted since the caller saw `expected`. On
+        // failure, Relaxed: the caller looks up again.
         let exchange = (Ordering::AcqRel, Ordering::Relaxed);
         let word = self.table.word(head);
         if word.compare_exchange(expected.0, entry_of(0).0, exchange.0, exchange.1).is_err() {
@@ -67,14 +67,14 @@ impl Mapping {
         Ok(())
     }
 
-    /// Whether a folio that the caller has just inserted, by the length as it was before, lies
-    /// behind the end by now: then it must go again (MAPPING-4).
+    /// Returns `true` if a folio that the caller has just inserted, based on an earlier length, is
+    /// beyond the end of file: then the caller must remove it (MAPPING-4).
     ///
-    /// Race (why the length is looked at again, and what the barriers are for):
+    /// Race (why the length is read again, and what the barriers are for):
     ///
     /// ```text
     ///   filler: page 7 is inside           |
-    ///                                      |  cut: sets the length; barrier; walks, and finds
+    ///                                      |  truncate: sets the length; barrier; walks, and finds
     ///                                      |    nothing at page 7
     ///   filler: inserts page 7; barrier;   |
     ///     is it inside? no                 |
@@ -86,36 +86,36 @@ impl Mapping {
         folio.index() * PAGE_BYTES >= self.len_bytes()
     }
 
-    /// The length of a cut is set: a walk that begins after this finds all folios behind it but
-    /// those of which [`Self::was_cut`] tells.
+    /// Called after a truncation has set the length. A walk that begins afterwards finds all folios
+    /// beyond the end except those for which [`Self::was_cut`] returns `true`.
     pub(crate) fn begin_walk_behind_end(&self) {
         barrier_of_store_and_load();
     }
 
-    /// The caller is about to write bytes of folios that are inserted and not uptodate. (To be
-    /// called by whoever does: the inserter may have given them to another thread. What a backing
-    /// writes has such a fence in `io/transfer.rs`, and what the kernel writes is ordered by the
-    /// system calls that begin and end it.)
+    /// Called before bytes of folios that are inserted and not uptodate are written, by the thread
+    /// that writes them: the inserter may have handed them to another thread. (`io/transfer.rs` has
+    /// this fence for the writes of a backing; writes of the kernel are ordered by the system calls
+    /// that start and complete them.)
     pub(crate) fn begin_fill(&self) {
         // Release: pairs with the Acquire fence in `read_validated` (O3): an optimistic reader of
-        // the frame's last life that sees a byte of the fill sees that its Entry is gone.
+        // the previous use of the frame that sees a byte of the fill sees its Entry changed.
         fence(Ordering::Release);
     }
 
-    /// The folio is filled: readers may use it (I3).
+    /// Marks a filled folio uptodate and READY: readers may use it (I3).
     pub(crate) fn mark_uptodate(&self, folio: &LockedFolio<'_>) {
         folio.flags.set(Flag::Uptodate);
         folio.flags.clear(Flag::Allocated);
         self.set_ready(folio);
     }
 
-    /// The page of a folio is not there, and is to be filled anew: it is not uptodate until then.
+    /// Marks a folio of which a page is missing as not uptodate until it is filled again.
     pub(crate) fn mark_absent(&self, folio: &LockedFolio<'_>) {
         self.clear_ready(folio);
         folio.flags.clear(Flag::Uptodate);
     }
 
-    /// Stores READY into every Entry of the folio, at the version they have.
+    /// Stores READY into every Entry of the folio, without a change of version.
     pub(super) fn set_ready(&self, folio: &LockedFolio<'_>) {
         for index in self.pages_of(folio) {
             let entry = self.table.load(index, Ordering::Relaxed);
@@ -125,20 +125,20 @@ impl Mapping {
     }
 }
 
-/// Why a folio could not be evicted. It is in the table as before.
+/// Reason why a folio could not be evicted. It is in the table as before.
 #[derive(Debug)]
 pub(crate) enum EvictError<'a> {
-    /// Somebody else holds references.
+    /// Other references exist.
     Referenced(FolioRef<'a>),
-    /// It must be written out first.
+    /// The folio must be written out first.
     Dirty(FolioRef<'a>),
 }
 
 impl Mapping {
-    /// Evicts a folio: the caller's reference and the table's must be all there are.
+    /// Evicts a folio if the only references are the caller's and the table's.
     ///
-    /// Leaves `leave(page)` in the Entry of each unit's first page, `page` counted from the folio's
-    /// first. On success the folio belongs to the caller, frozen; it must be unlocked and freed.
+    /// Stores `leave(page)` in the Entry of each unit's first page, `page` counted from the first
+    /// page of the folio. On success the caller owns the frozen folio; it must unlock and free it.
     ///
     /// Race (why the freeze comes before the dirty test):
     ///
@@ -146,12 +146,12 @@ impl Mapping {
     ///   reclaim: is it dirty? no           |
     ///                                      |  writer: looks it up, locks (waits) ... or holds a
     ///                                      |  pin: marks it dirty, puts its reference
-    ///   reclaim: freeze(2) works           |
-    ///   reclaim: frees the frame           |  [the pin's bytes are lost]
+    ///   reclaim: freeze(2) succeeds        |
+    ///   reclaim: frees the frame           |  [the bytes written through the pin are lost]
     /// ```
     ///
-    /// With the freeze first, either the other's reference makes it fail, or its put happened
-    /// before (Release / Acquire on the pin word) and the dirty test sees the mark.
+    /// With the freeze first, either the other reference makes it fail, or its put happened before
+    /// (Release / Acquire on the pin word) and the dirty test sees the mark.
     pub(crate) fn evict<'a>(
         &self,
         folio: FolioRef<'a>,
@@ -169,8 +169,9 @@ impl Mapping {
         Ok(frozen)
     }
 
-    /// E1, E2: until [`Self::end_eviction`] or [`Self::cancel_eviction`] the folio stands in the
-    /// table, frozen: whoever looks it up waits. Whether it is dirty is the caller's to ask, now.
+    /// E1, E2: freezes the folio. Until [`Self::end_eviction`] or [`Self::cancel_eviction`] it
+    /// remains in the table, and a lookup of it waits. The caller must test now whether it is
+    /// dirty.
     pub(crate) fn begin_eviction<'a>(
         &self,
         folio: FolioRef<'a>,
@@ -184,7 +185,7 @@ impl Mapping {
         frozen
     }
 
-    /// The folio stays after all, with its bytes where they were.
+    /// Aborts an eviction: the folio stays in the table with its bytes.
     pub(crate) fn cancel_eviction<'a>(
         &self,
         frozen: Frozen<'a>,
@@ -195,7 +196,7 @@ impl Mapping {
         folio
     }
 
-    /// E4: takes a frozen folio out of the table, and leaves what [`Self::evict`] would.
+    /// E4: removes a frozen folio from the table and stores what [`Self::evict`] would.
     pub(crate) fn end_eviction(
         &self,
         frozen: &Frozen<'_>,
@@ -205,10 +206,11 @@ impl Mapping {
         self.unlink(frozen.folios(), locked, leave);
     }
 
-    /// Takes a folio out of the table whatever it holds, and leaves what [`Self::evict`] would.
+    /// Removes a folio from the table even if it is dirty or referenced, and stores what
+    /// [`Self::evict`] would.
     ///
-    /// A thread that still holds a reference keeps the memory, not the place. Returns the table's
-    /// reference.
+    /// Threads that still hold a reference keep the memory, but the folio is no longer part of the
+    /// file. Returns the table's reference.
     pub(crate) fn remove<'a>(
         &self,
         folio: &FolioRef<'a>,
@@ -221,22 +223,22 @@ impl Mapping {
         folios.adopt(folio.id())
     }
 
-    /// Takes the value `seen` from the Entry of a unit's first page, and leaves a hole.
+    /// Replaces the value `seen` in the Entry of a unit's first page by a hole.
     ///
-    /// `true`: it still stood there, and what it names belongs to the caller now, nobody else: not
-    /// to whoever fills the unit (I1) or takes it at the same time.
+    /// Returns `true` if the Entry still was `seen`. Then the caller alone owns what the value
+    /// names: a thread that fills the unit (I1) or takes the value at the same time does not.
     pub(crate) fn take_value(&self, index: u64, seen: Entry) -> bool {
         debug_assert!(seen.as_value().is_some() && self.head_index(index) == index);
-        // Acquire: pairs with the Release in `unlink`: we see what the evictor did to what the
-        // value names. A hole publishes nothing; an insertion over it still follows `unlink`,
-        // because a read-modify-write continues the release sequence. On failure, Relaxed: the
-        // value is somebody else's.
+        // Acquire: pairs with the Release in `unlink`: this thread sees what the evictor did to
+        // what the value names. A hole publishes nothing; an insertion over it still follows
+        // `unlink`, because a read-modify-write continues the release sequence. On failure,
+        // Relaxed: another thread owns the value.
         let exchange = (Ordering::Acquire, Ordering::Relaxed);
         let word = self.table.word(index);
         word.compare_exchange(seen.0, Entry::HOLE.0, exchange.0, exchange.1).is_ok()
     }
 
-    /// E4: the head Entry of each unit after the others, that of the folio last (MAPPING-2).
+    /// E4: stores the head Entry of each unit after the others, that of the folio last (MAPPING-2).
     fn unlink(&self, folios: &Folios, locked: &LockedFolio<'_>, leave: impl Fn(u64) -> Entry) {
         let pages = self.pages_of(locked);
         self.save_versions(folios, pages.clone());
@@ -244,19 +246,19 @@ impl Mapping {
         Folio::clear_owner(locked);
         for index in pages.clone().rev() {
             let is_head = self.head_index(index) == index;
-            let left = if is_head { leave(index - pages.start) } else { Entry::HOLE };
-            // Release: pairs with the Acquire in `get_folio`: a thread that sees the folio gone
-            // from a head sees it gone from the other pages of the unit.
-            self.table.store(index, left, Ordering::Release);
+            let entry = if is_head { leave(index - pages.start) } else { Entry::HOLE };
+            // Release: pairs with the Acquire in `get_folio`: a thread that sees the folio removed
+            // from a head sees it removed from the other pages of the unit.
+            self.table.store(index, entry, Ordering::Release);
         }
-        // Release: pairs with the Acquire in `resident_folios`: a caller that sees the folio gone
-        // sees that it was marked dirty before, if it was.
+        // Release: pairs with the Acquire in `resident_folios`: a caller that sees the folio
+        // removed sees that it was marked dirty before, if it was.
         let resident = self.resident.fetch_sub(1, Ordering::Release) - 1;
         let published = &self.hot.predicted_distance;
         self.prediction.note_removal(pages.start, frame, resident, published);
     }
 
-    /// E1. No fence: the frame's next filler issues it (`insert`).
+    /// E1. No fence: the next filler of the frame issues it (`insert`).
     fn clear_ready(&self, locked: &LockedFolio<'_>) {
         for index in self.pages_of(locked) {
             let entry = self.table.load(index, Ordering::Relaxed);
@@ -264,7 +266,7 @@ impl Mapping {
         }
     }
 
-    /// Lets readers in again, if the folio is one for them.
+    /// Reopens the folio to optimistic readers if it is uptodate.
     pub(crate) fn restore_ready(&self, locked: &LockedFolio<'_>) {
         if locked.flags.get(Flag::Uptodate) {
             self.set_ready(locked);
@@ -272,10 +274,11 @@ impl Mapping {
     }
 }
 
-/// Some pages of a locked folio, closed to optimistic readers while their bytes change: dropping it
-/// publishes them, one version on.
+/// Some pages of a locked folio, closed to optimistic readers while their bytes change. The drop
+/// publishes the pages with the next version.
 ///
-/// The holder may change the pages' bytes. It must be dropped before the folio's lock.
+/// The holder may change the bytes of the pages. It must drop the section before it unlocks the
+/// folio.
 #[derive(Debug)]
 pub(crate) struct WriteSection<'a> {
     mapping: &'a Mapping,
@@ -295,8 +298,8 @@ impl Mapping {
             let entry = self.table.load(index, Ordering::Relaxed);
             self.table.store(index, entry.without_ready(), Ordering::Relaxed);
         }
-        // Release: pairs with the Acquire fence in `read_validated` (O3): a reader that sees one
-        // of the bytes written from here on sees that READY is gone.
+        // Release: pairs with the Acquire fence in `read_validated` (O3): a reader that sees a byte
+        // written from here on sees READY cleared.
         fence(Ordering::Release);
         WriteSection { mapping: self, pages }
     }
@@ -307,10 +310,10 @@ impl Drop for WriteSection<'_> {
         for index in self.pages.clone() {
             let entry = self.mapping.table.load(index, Ordering::Relaxed);
             if !entry.is_folio() {
-                // In a forked child, where the table is zeros.
+                // A forked child, whose table is zeros.
                 continue;
             }
-            // A write is a use: the page is marked as one.
+            // A write counts as a use: mark the page.
             let next = entry.with_next_version().with_ready().with_referenced();
             // Release: pairs with the Acquire in `read_validated` (O1).
             self.mapping.table.store(index, next, Ordering::Release);

@@ -1,16 +1,16 @@
-//! Collapse: a naturally aligned run of folios, of a unit or several each, becomes one (C1-C6).
+//! Collapse: replaces a naturally aligned run of folios, of one or more units each, by one (C1-C6).
 //!
-//! Called for memory files, whose folios may have different sizes. It knows nothing of dirt, slots
-//! or lists: its caller does (see [`Mapping::collapse`]).
+//! Called for memory files, whose folios may have different sizes. Dirty state, slots and lists are
+//! up to the caller (see [`Mapping::collapse`]).
 //!
-//! PROTOCOL. The old folios and the new one are locked by the collapse from before C1 to C6; the
-//! table and the collapse hold the only references to each old one, or C4 fails.
+//! PROTOCOL. The collapse holds the locks of the old folios and of the new one from before C1 to
+//! C6. The table and the collapse must hold the only references to each old one, or C4 fails.
 //!
 //! ```text
 //!  COLLAPSE (here)                             OPTIMISTIC READ of a page of the run
 //!  C1 fence (Release)                          O1 the Entry names the old frame or the new one
 //!  C2 copy the bytes to the new frames         O2 copy its bytes: the same ones until C6
-//!  C3 save the versions of the old frames      O3, O4 as ever
+//!  C3 save the versions of the old frames      O3, O4 unchanged
 //!  C4 freeze every old folio (2); if one
 //!     cannot be: unfreeze them all, give up    LOOK UP (also: pins)
 //!  C5 new folio: owner, UPTODATE; store        L1, L2 the old folio, before C4: C4 fails
@@ -19,43 +19,44 @@
 //!  C6 unlock the old ones, then the new
 //!     one; free the old ones                   WRITE, PUNCH, TRUNCATE, EVICT: look up, lock
 //!                                              X1 wait for the lock of an old folio, with a
-//!                                                 reference: C4 fails, then they get it as it was
-//!                                              X2 wait for the lock of the new one: they come
+//!                                                 reference: C4 fails, then they get it unchanged
+//!                                              X2 wait for the lock of the new one: they run
 //!                                                 after C6, and change that
 //! ```
 //!
-//! READY stays: all the while both frames of a page hold its bytes, and the one Entry says which
-//! is meant, so a read is of the old or of the new frame and the page never goes away. To clear it
-//! (as E1 does) would send readers to the folio lock, where each waits with a reference in its
-//! hand, and C4 would fail as long as anybody reads.
+//! READY stays set: throughout, both frames of a page hold its bytes, and the Entry says which one
+//! is current, so a read copies from the old or the new frame and the page is always readable.
+//! Clearing READY (as E1 does) would send readers to the folio lock, where each waits with a
+//! reference, and C4 would fail as long as readers arrive.
 //!
-//! Why each step, and why there (what would happen without):
+//! Why each step is needed, and in this order (what happens otherwise):
 //! - The locks of the old folios until C4: a writer changes an old frame after C2 copied it, and
-//!   the write is lost. (So the write state and the bytes stand still, and C4 needs no test after
-//!   it.)
-//! - C1 before C2: an optimistic reader of the last life of a new frame sees a copied byte and
-//!   still finds its own Entry. The fence pairs with O3, as that of `insert` does.
-//! - C3: the old frame comes back to the same page with the version it had: see `mod.rs`.
-//! - C4: a pinned folio's frame is freed under the pin, or stays and is no longer the file's.
-//! - C2 before C4: everybody who looks up waits, spinning, as long as a copy of 2 MiB takes. Once
-//!   frozen, only words are stored; all that can be prepared is prepared before.
-//! - C4 of all before C5 of any: there is no way back once an old folio has left its place.
-//! - C5 with the version of the new frame moved on: a reader that sleeps over an eviction of the
-//!   new folio and the next collapse into the same frames takes half of either.
-//! - C5 before C6: a punch of the new folio leaves holes, and the collapse brings the folio back
-//!   over them. The frames of the old ones are reused while Entries name them.
+//!   the write is lost. (With the locks the write state and the bytes are stable, and C4 needs no
+//!   test after it.)
+//! - C1 before C2: an optimistic reader of the previous use of a new frame sees a copied byte but
+//!   finds its own Entry unchanged. The fence pairs with O3, like that of `insert`.
+//! - C3: the old frame is inserted at the same page again with the version it had: see `mod.rs`.
+//! - C4: the frame of a pinned folio is freed under the pin, or survives but is no longer part of
+//!   the file.
+//! - C2 before C4: every lookup spins for the duration of a copy of 2 MiB. Once the folios are
+//!   frozen, only words are stored; everything else is prepared before.
+//! - C4 of all before C5 of any: once an old folio was replaced, the collapse cannot be aborted.
+//! - C5 with an incremented version of the new frame: a reader that sleeps over an eviction of the
+//!   new folio and the next collapse into the same frames copies half of each.
+//! - C5 before C6: a punch of the new folio stores holes, and the collapse overwrites them with the
+//!   folio. The frames of the old folios are reused while Entries name them.
 //!
-//! While C5 goes on, Entries of a unit's other pages may still name the old folio after the head
-//! names the new one (MAPPING-2): a lookup by such an Entry finds it frozen and goes to the head;
-//! an optimistic read gets bytes that are still right.
+//! During C5, Entries of a unit's other pages may still name the old folio after the head names the
+//! new one (MAPPING-2): a lookup through such an Entry finds the old folio frozen and restarts at
+//! the head; an optimistic read copies bytes that are still valid.
 
 use super::{Entry, Flag, Folio, FolioId, FolioRef, Folios, Frozen, LockedFolio, Mapping};
 use crate::sync::{Ordering, fence};
 
-/// References to a folio that nobody uses: the table's and the collapse's.
+/// References to an unused folio: the table's and the collapse's.
 const REFERENCES_UNUSED: u64 = 2;
 
-/// One of the folios that are to become one: its lock and a reference. The lock goes first.
+/// One of the old folios of a collapse: its lock and a reference. The lock is dropped first.
 #[derive(Debug)]
 pub(crate) struct Part<'a> {
     pub(crate) lock: LockedFolio<'a>,
@@ -65,23 +66,24 @@ pub(crate) struct Part<'a> {
 impl Mapping {
     /// Replaces `old`, all folios of a naturally aligned run of pages in order, by `new`.
     ///
-    /// The caller has locked the old folios (in order of index; when it holds other locks, only
-    /// tried) and seen under the lock that they belong to this file, are uptodate and not under
-    /// write-back. `new` is just started at the first page of the run, as large as the run, locked,
-    /// and without an owner; nobody else knows it. `copy` copies the bytes of all old frames to
-    /// those of `new`; no copy is made if somebody is seen to use one of the folios.
-    /// `table_reference`, to `new`, becomes the table's own.
+    /// The caller has locked the old folios (in order of index; with other locks held, only by
+    /// trying) and checked under the locks that they belong to this file, are uptodate and have no
+    /// write-out in flight. `new` was just started at the first page of the run, has the size of
+    /// the run, is locked and has no owner; no other thread knows it. `copy` copies the bytes of
+    /// all old frames to those of `new`; it is not called if one of the folios is found to be in
+    /// use. `table_reference`, to `new`, becomes the table's own.
     ///
-    /// On success the old folios belong to the caller, frozen and unlocked. Before it unlocks
-    /// `new`, it must mark that dirty if an old one was, or an eviction loses the bytes. Before it
-    /// frees the old ones (soon: a thread that finds one on a dirty list waits for it, spinning),
-    /// it must take them off the dirty lists and give back what else they had, their slots above
-    /// all. `new` may go to the LRU at any time; freeing takes the old ones off.
+    /// On success the caller owns the old folios, frozen and unlocked. Before it unlocks `new`, it
+    /// must mark `new` dirty if an old folio was, or an eviction loses the bytes. Before it frees
+    /// the old folios (soon: a thread that finds one on a dirty list spins for it), it must remove
+    /// them from the dirty lists and release what else they own, in particular their slots. `new`
+    /// may be added to the LRU at any time; freeing removes the old folios from it.
     ///
     /// # Errors
-    /// Somebody holds a reference to an old folio: a pin, a read, an LRU batch, a waiter for its
-    /// lock. Everything is as it was, all locks and references come back in order, the table's
-    /// reference to `new` is put, and `new`, nobody's folio still, may be tried with again.
+    /// Fails if another reference to an old folio exists: a pin, a read, an LRU batch, a waiter for
+    /// its lock. Nothing has changed then: all locks and references are returned in order, the
+    /// table's reference to `new` is put, and `new`, still without an owner, can be used for
+    /// another attempt.
     pub(crate) fn collapse<'a>(
         &self,
         folios: &'a Folios,
@@ -91,14 +93,14 @@ impl Mapping {
         copy: impl FnOnce(),
     ) -> Result<Vec<Frozen<'a>>, Vec<Part<'a>>> {
         debug_assert!(self.is_run(&old, new), "{old:?} for {new:?}");
-        // A hint that spares the copy: the freeze decides.
+        // A hint that saves the copy: the freeze decides.
         let is_used = |part: &Part<'_>| part.folio.folio().references() > REFERENCES_UNUSED;
         if old.iter().any(is_used) {
             return Err(old);
         }
         let owner = old[0].lock.owner();
         // Release: pairs with the Acquire fence in `read_validated` (O3): an optimistic reader of
-        // a new frame's last life that sees a byte of the copy sees that its Entry is gone.
+        // the previous use of a new frame that sees a byte of the copy sees its Entry changed.
         fence(Ordering::Release);
         copy();
         self.save_versions(folios, self.pages_of(new));
@@ -115,7 +117,7 @@ impl Mapping {
         Ok(frozen)
     }
 
-    /// Whether the caller has done its part.
+    /// Returns `true` if the arguments satisfy the contract of [`Self::collapse`].
     fn is_run(&self, old: &[Part<'_>], new: &Folio) -> bool {
         let mut at = new.index();
         let is_next = |part: &Part<'_>| {
@@ -129,21 +131,22 @@ impl Mapping {
         follow && at == new.index() + new.pages() && is_aligned && new.owner() == 0
     }
 
-    /// C5: stores the Entries from page `first` on; marks of use pass to the new ones.
+    /// C5: stores the Entries from page `first` on; REFERENCED marks are kept.
     fn store_marked(&self, first: u64, entries: &[Entry]) {
         for (index, entry) in (first..).zip(entries) {
             let used = self.table.load(index, Ordering::Relaxed).is_referenced();
             let entry = if used { entry.with_referenced() } else { *entry };
-            // Release: pairs with the Acquire in `read_validated` (O1) and in `get_folio` (L1): the
-            // bytes are there, and the descriptor is set up.
+            // Release: pairs with the Acquire in `read_validated` (O1) and in `get_folio` (L1): a
+            // reader sees the bytes, and the descriptor set up.
             self.table.store(index, entry, Ordering::Release);
         }
     }
 
-    /// The folio whose frames start at `new` stands at page `index`, the old ones do not.
+    /// Updates the counts: the folio whose frames start at `new` has replaced `old` at page
+    /// `index`.
     fn note_collapse(&self, old: &[Frozen<'_>], index: u64, new: FolioId) {
         let gone = old.len() as u64 - 1;
-        // Relaxed: one folio is left, so `resident_folios` does not come to 0 by this.
+        // Relaxed: one folio remains, so `resident_folios` does not reach 0 by this.
         let resident = self.resident.fetch_sub(gone, Ordering::Relaxed) - gone;
         let published = &self.hot.predicted_distance;
         for frozen in old {
@@ -154,8 +157,8 @@ impl Mapping {
     }
 }
 
-/// The Entries of all pages of the folio whose frames start at `first`: READY, with the version of
-/// each frame plus one.
+/// Returns the Entries of all pages of the folio whose frames start at `first`: READY, each with
+/// the version of its frame plus one.
 fn ready_entries(folios: &Folios, first: FolioId, folio: &Folio) -> Vec<Entry> {
     let frames = first.0..first.0 + folio.pages() as u32;
     let entry_of = |frame| {
@@ -165,21 +168,21 @@ fn ready_entries(folios: &Folios, first: FolioId, folio: &Folio) -> Vec<Entry> {
     frames.map(entry_of).collect()
 }
 
-/// C4: freezes every folio, or gives all of them back as they were.
+/// C4: freezes every folio, or returns all of them unchanged.
 fn freeze_all<'a>(
     old: Vec<Part<'a>>,
 ) -> Result<(Vec<Frozen<'a>>, Vec<LockedFolio<'a>>), Vec<Part<'a>>> {
     let mut frozen = Vec::with_capacity(old.len());
     let mut locks = Vec::with_capacity(old.len());
-    let mut left = old.into_iter();
-    while let Some(Part { lock, folio }) = left.next() {
+    let mut remaining = old.into_iter();
+    while let Some(Part { lock, folio }) = remaining.next() {
         locks.push(lock);
         match folio.try_freeze(REFERENCES_UNUSED - 1) {
             Ok(folio) => frozen.push(folio),
             Err(used) => {
                 let folios = frozen.into_iter().map(Frozen::unfreeze).chain([used]);
                 let parts = locks.into_iter().zip(folios).map(|(lock, folio)| Part { lock, folio });
-                return Err(parts.chain(left).collect());
+                return Err(parts.chain(remaining).collect());
             }
         }
     }
@@ -200,7 +203,8 @@ mod tests {
         fn reap(&self, _: Frozen<'_>) {}
     }
 
-    /// A file of 64 pages in units of `1 << order` pages, and descriptors for as many frames.
+    /// Returns a file of 64 pages in units of `1 << order` pages, and descriptors for as many
+    /// frames.
     fn new_mapping(order: u8) -> (Mapping, Folios) {
         let folios = Folios::new(64, Box::new(NoReaper)).unwrap();
         folios.init_free(FolioId(0), 64);
@@ -215,19 +219,19 @@ mod tests {
         mapping.mark_uptodate(&locked);
     }
 
-    /// The folios that hold pages `heads`, locked.
+    /// Locks the folios that hold pages `heads`.
     fn lock<'a>(mapping: &Mapping, folios: &'a Folios, heads: &[u64]) -> Vec<Part<'a>> {
         let part = |index: &u64| {
             let Lookup::Folio(folio) = mapping.get_folio(folios, *index) else {
-                panic!("nothing at {index}");
+                panic!("no folio at {index}");
             };
             Part { lock: folio.lock(), folio }
         };
         heads.iter().map(part).collect()
     }
 
-    /// Collapses the folios at `heads` into the one whose frames start at `frame`; `Err`: whether
-    /// a copy was made.
+    /// Collapses the folios at `heads` into one whose frames start at `frame`. The error is `true`
+    /// if a copy was made.
     fn collapse(
         mapping: &Mapping,
         folios: &Folios,
@@ -269,7 +273,7 @@ mod tests {
             mapping
                 .table()
                 .mark_referenced(3 * unit, mapping.table().load(3 * unit, Ordering::Relaxed));
-            // The last two, then that and the first two.
+            // The last two, then the result and the first two.
             let heads = [2 * unit, 3 * unit];
             let old = collapse(&mapping, &folios, &heads, 16, order + 1);
             assert_eq!(old, Ok(vec![FolioId(52), FolioId(48)]));
@@ -280,7 +284,7 @@ mod tests {
                 assert!(entry.is_ready());
                 assert_eq!((entry.folio_id(), entry.order()), (FolioId(32), order + 2));
                 assert_eq!(u64::from(entry.frame()), 32 + index);
-                assert_eq!(entry.is_referenced(), index == 3 * unit, "marks pass on");
+                assert_eq!(entry.is_referenced(), index == 3 * unit, "marks are kept");
             }
             assert_eq!(mapping.resident_folios(), 1);
             assert_eq!(mapping.hot().predicted_distance(), (32 << 12) | 1);
@@ -305,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn a_late_user_is_seen_by_the_freeze() {
+    fn a_reference_taken_during_the_copy_fails_the_freeze() {
         let (mapping, folios) = new_mapping(0);
         (0..4).for_each(|nth| fill(&mapping, &folios, nth, u64::from(nth)));
         let before = [0, 1, 2, 3].map(|index| mapping.table().load(index, Ordering::Relaxed));
@@ -323,13 +327,13 @@ mod tests {
         drop(pin);
         let for_table = new.try_clone().unwrap();
         let old = mapping.collapse(&folios, parts, &locked, for_table, || ()).unwrap();
-        assert_eq!(old.len(), 4, "tried again with the same folios");
+        assert_eq!(old.len(), 4, "a second attempt with the same folios");
         drop(locked);
         old.into_iter().for_each(Frozen::free);
     }
 
     #[test]
-    fn an_eviction_leaves_a_value_for_each_unit() {
+    fn an_eviction_stores_a_value_for_each_unit() {
         let (mapping, folios) = new_mapping(1);
         fill(&mapping, &folios, 0, 4);
         fill(&mapping, &folios, 2, 6);

@@ -1,16 +1,15 @@
-//! The descriptor of a folio, the array of all of them, and the guards that hold references and
+//! The descriptor of a folio, the array of all descriptors, and the guards that hold references and
 //! locks.
 //!
-//! [`Folios`] is the array; [`FolioRef`] is one counted reference, [`Frozen`] the proof that there
-//! is no other one, [`LockedFolio`] the folio lock. Nothing outside this folder adds to or
-//! subtracts from a count by hand.
+//! [`Folios`] is the array; [`FolioRef`] is one counted reference, [`Frozen`] the proof that no
+//! other exists, [`LockedFolio`] the folio lock. Code outside this folder never adds to or
+//! subtracts from a count directly.
 //!
-//! The last reference to go frees the folio: it must come off the LRU and its frame must go back
-//! to the arena, both in layers above. That is the one call upwards, and it is the small trait
-//! [`Reaper`].
+//! The last put frees the folio: it must be removed from the LRU, and its frame must return to the
+//! arena, both in layers above. This only call upwards is the trait [`Reaper`].
 //!
 //! # Safety
-//! Vouches that its words are valid when zero, as reserved memory is.
+//! The descriptor consists of words that are valid when zero, as reserved memory is.
 #![allow(unsafe_code)]
 
 use super::flags::{Flag, Flags};
@@ -20,14 +19,14 @@ use crate::sys::array::{ReservedArray, ZeroValid};
 use std::fmt;
 use std::marker::PhantomData;
 
-/// Names a folio: the number of its first frame, and of its descriptor.
+/// Id of a folio: the number of its first frame and of its descriptor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct FolioId(pub(crate) u32);
 
-/// The end of a list of folios.
+/// Marks the end of a list of folios.
 pub(crate) const NO_FOLIO: u32 = u32::MAX;
 
-/// The rules of `page/mod.rs` say which threads may touch which field.
+/// Descriptor of a folio. The rules of `page/mod.rs` say which thread may access which field.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 pub(crate) struct Folio {
@@ -40,13 +39,13 @@ pub(crate) struct Folio {
     pub(crate) lru_previous: AtomicU32,
     pub(crate) dirty_next: AtomicU32,
     pub(crate) dirty_previous: AtomicU32,
-    /// Its number among all markings of its owner's dirty list: how old its dirt is.
+    /// Sequence number on the dirty list of the owner; orders dirty folios by age.
     pub(crate) dirtied: AtomicU64,
     version: AtomicU32,
-    /// See [`Self::batch_cpu`], plus one; 0 is none.
+    /// [`Self::batch_cpu`] plus 1; 0 if none.
     batch: AtomicU16,
     order: AtomicU8,
-    /// When it came to its list, by the clock of the lists: how old it is there.
+    /// LRU clock at which the folio was added to its list; gives its age there.
     pub(crate) lru_epoch: AtomicU8,
 }
 
@@ -57,27 +56,27 @@ const _: () = assert!(size_of::<Folio>() == 64);
 unsafe impl ZeroValid for Folio {}
 
 impl Folio {
-    /// Page index of the folio's first page in its file (rule 2).
+    /// Returns the page index of the folio's first page in its file (rule 2).
     pub(crate) fn index(&self) -> u64 {
         self.index.load(Ordering::Relaxed)
     }
 
-    /// log2 of the folio's pages (rule 2).
+    /// Returns log2 of the folio's pages (rule 2).
     pub(crate) fn order(&self) -> u8 {
         self.order.load(Ordering::Relaxed)
     }
 
-    /// How many base pages the folio has.
+    /// Returns the number of base pages of the folio.
     pub(crate) fn pages(&self) -> u64 {
         1 << self.order()
     }
 
-    /// Address of the owner, 0 once the folio has left its table (rule 2).
+    /// Returns the address of the owner; 0 once the folio was removed from its table (rule 2).
     pub(crate) fn owner(&self) -> u64 {
         self.owner.load(Ordering::Relaxed)
     }
 
-    /// Sets up a folio nobody else can see yet (rule 2).
+    /// Sets up a folio that no other thread can see yet (rule 2).
     pub(crate) fn set_up(&self, owner: u64, index: u64, order: u8) {
         self.owner.store(owner, Ordering::Relaxed);
         self.index.store(index, Ordering::Relaxed);
@@ -86,25 +85,25 @@ impl Folio {
         self.flags.reset();
     }
 
-    /// The CPU to whose LRU batch the folio was given last, in this life or an earlier one, if it
-    /// ever was: it is in that one, or in none.
+    /// Returns the CPU to whose LRU batch the folio was last added, in this or an earlier
+    /// generation. The folio is in that batch or in none.
     pub(crate) fn batch_cpu(&self) -> Option<usize> {
         usize::from(self.batch.load(Ordering::Relaxed)).checked_sub(1)
     }
 
-    /// Notes what [`Self::batch_cpu`] tells. The caller has the lock of that CPU's batch.
+    /// Sets [`Self::batch_cpu`]. The caller holds the lock of that CPU's batch.
     pub(crate) fn set_batch_cpu(&self, cpu: usize) {
         self.batch.store(cpu as u16 + 1, Ordering::Relaxed);
     }
 
-    /// Whether somebody has the folio lock now; a hint.
+    /// Returns `true` if the folio lock is held now; a hint.
     pub(crate) fn is_locked(&self) -> bool {
         self.lock.0.load(Ordering::Relaxed) != UNLOCKED
     }
 
-    /// Takes over what is known of the use of another folio, whose place it will take. Nobody else
-    /// can see this one yet.
-    pub(crate) fn take_after(&self, folio: &LockedFolio<'_>) {
+    /// Copies the usage flags of `folio`, which this new folio will replace. No other thread can
+    /// see the new folio yet.
+    pub(crate) fn copy_usage_of(&self, folio: &LockedFolio<'_>) {
         for flag in [Flag::Workingset, Flag::Readahead] {
             if folio.flags.get(flag) {
                 self.flags.set(flag);
@@ -112,53 +111,54 @@ impl Folio {
         }
     }
 
-    /// F3 of `page/optimistic.rs`: this one has taken the place of another, whose first use may
-    /// have been noted there meanwhile.
-    pub(crate) fn settle_after(&self, gone: &Frozen<'_>) {
+    /// F3 of `page/optimistic.rs`: takes over a first use that was recorded on the replaced folio
+    /// during the move.
+    pub(crate) fn take_first_use_of(&self, gone: &Frozen<'_>) {
         if !gone.folio().flags.clear(Flag::Readahead) {
             self.flags.clear(Flag::Readahead);
         }
     }
 
-    /// The folio is about to enter its owner's table; the proof is the lock (rule 2).
+    /// Sets the owner before the folio is inserted into the owner's table; the proof is the lock
+    /// (rule 2).
     pub(crate) fn set_owner(locked: &LockedFolio<'_>, owner: u64) {
         locked.owner.store(owner, Ordering::Relaxed);
     }
 
-    /// The folio has left its table; the proof is the lock (rule 2).
+    /// Clears the owner after the folio was removed from its table; the proof is the lock (rule 2).
     pub(crate) fn clear_owner(locked: &LockedFolio<'_>) {
         locked.owner.store(0, Ordering::Relaxed);
     }
 
-    /// The swap slot of a folio that is not dirty; 0 is none (rule 4).
+    /// Returns the swap slot of a clean folio; 0 if none (rule 4).
     pub(crate) fn slot(&self) -> u32 {
         self.dirtied.load(Ordering::Relaxed) as u32
     }
 
-    /// Sets what [`Self::slot`] tells (rule 4).
+    /// Sets [`Self::slot`] (rule 4).
     pub(crate) fn set_slot(&self, slot: u32) {
         self.dirtied.store(u64::from(slot), Ordering::Relaxed);
     }
 
-    /// The Entry version last used with this frame (rule 6).
+    /// Returns the Entry version last used with this frame (rule 6).
     pub(crate) fn version(&self) -> u32 {
         self.version.load(Ordering::Relaxed)
     }
 
-    /// Remembers the Entry version last used with this frame (rule 6).
+    /// Stores the Entry version last used with this frame (rule 6).
     pub(crate) fn set_version(&self, version: u32) {
         self.version.store(version, Ordering::Relaxed);
     }
 
-    /// References held now; a hint.
+    /// Returns the references held now; a hint.
     pub(crate) fn references(&self) -> u64 {
         self.pin.state().count()
     }
 }
 
-/// Takes back a folio whose last reference is gone.
+/// Frees folios whose last reference was put.
 pub(crate) trait Reaper: Send + Sync {
-    /// Frees the folio that `frozen` proves to be nobody else's.
+    /// Frees the folio, which `frozen` proves to be unreferenced.
     fn reap(&self, frozen: Frozen<'_>);
 }
 
@@ -175,44 +175,44 @@ impl fmt::Debug for Folios {
 }
 
 impl Folios {
-    /// Reserves `length` descriptors; `reaper` takes what dies.
+    /// Reserves `length` descriptors; `reaper` frees the folios.
     pub(crate) fn new(length: usize, reaper: Box<dyn Reaper>) -> std::io::Result<Self> {
         Ok(Self { array: ReservedArray::new(length)?, reaper })
     }
 
-    /// For tests in which no folio dies.
+    /// Creates descriptors for tests in which no folio is freed.
     #[cfg(all(test, not(loom)))]
     pub(crate) fn without_reaper(length: usize) -> Self {
         struct NoReaper;
         impl Reaper for NoReaper {
             fn reap(&self, frozen: Frozen<'_>) {
-                unreachable!("{:?} died", frozen.id());
+                unreachable!("{:?} was freed", frozen.id());
             }
         }
         Self::new(length, Box::new(NoReaper)).unwrap()
     }
 
-    /// How many descriptors there are.
+    /// Returns the number of descriptors.
     pub(crate) fn len(&self) -> usize {
         self.array.len()
     }
 
-    /// The descriptor of `id`.
+    /// Returns the descriptor of `id`.
     #[inline(always)]
     pub(crate) fn get(&self, id: FolioId) -> &Folio {
         self.array.get(id.0 as usize)
     }
 
-    /// Makes the descriptors of fresh frames free ones, before their first use.
+    /// Marks the descriptors of fresh frames as free, before their first use.
     pub(crate) fn init_free(&self, first: FolioId, count: usize) {
         for id in first.0..first.0 + count as u32 {
             self.get(FolioId(id)).pin.init_free();
         }
     }
 
-    /// Starts the life of a free folio with one reference, which the caller gets.
+    /// Starts a new generation of a free folio with one reference, which the caller gets.
     ///
-    /// `FolioId` must come from the arena: then nobody else can start it.
+    /// `id` must come from the arena: then no other thread can start it.
     pub(crate) fn start(&self, id: FolioId, owner: u64, index: u64, order: u8) -> FolioRef<'_> {
         let folio = self.get(id);
         folio.set_up(owner, index, order);
@@ -220,8 +220,8 @@ impl Folios {
         FolioRef { folios: self, folio }
     }
 
-    /// Takes a reference, unless the folio is frozen or free. Whose folio it is now, only a second
-    /// look at the table tells.
+    /// Takes a reference unless the folio is frozen or free. Only a recheck of the Entry tells
+    /// which page the folio holds.
     #[inline(always)]
     pub(crate) fn try_get(&self, id: FolioId) -> Result<FolioRef<'_>, TryGet> {
         let folio = self.get(id);
@@ -231,7 +231,7 @@ impl Folios {
         }
     }
 
-    /// [`Self::try_get`] with the kernel's loop.
+    /// [`Self::try_get`] with the compare-and-swap loop of the kernel.
     #[inline(always)]
     pub(crate) fn try_get_compare_exchange(&self, id: FolioId) -> Result<FolioRef<'_>, TryGet> {
         let folio = self.get(id);
@@ -241,7 +241,7 @@ impl Folios {
         }
     }
 
-    /// Takes over a reference that [`FolioRef::into_id`] put in a list or a batch.
+    /// Takes over a reference that [`FolioRef::into_id`] stored in a list or a batch.
     pub(crate) fn adopt(&self, id: FolioId) -> FolioRef<'_> {
         let folio = self.get(id);
         debug_assert!(folio.references() > 0, "adopting {id:?} without a reference");
@@ -254,7 +254,7 @@ impl Folios {
     }
 }
 
-/// One counted reference: the folio's frame and descriptor stay what they are while it lives.
+/// One counted reference: while it exists, the frame and the descriptor belong to the folio.
 #[derive(Debug)]
 pub(crate) struct FolioRef<'a> {
     folios: &'a Folios,
@@ -266,57 +266,58 @@ impl<'a> FolioRef<'a> {
         self.folios.id_of(self.folio)
     }
 
-    /// The descriptor, for as long as the array lives; its content is the folio's only while the
-    /// reference is held.
+    /// Returns the descriptor, which lives as long as the array; its content describes this folio
+    /// only while the reference is held.
     #[inline(always)]
     pub(crate) fn folio(&self) -> &'a Folio {
         self.folio
     }
 
-    /// Blocks until the folio lock is ours. The guard must not outlive the caller's reference
-    /// (or the freeze it turned into): the descriptor stays, but the folio could die locked.
+    /// Blocks until the caller holds the folio lock. The guard must not outlive the caller's
+    /// reference (or the freeze that consumed it): the descriptor stays, but the folio could be
+    /// freed while locked.
     pub(crate) fn lock(&self) -> LockedFolio<'a> {
         blocking::check_user("a folio lock");
         self.lock_new()
     }
 
-    /// As [`Self::lock`], for a folio that was just started: nobody keeps its lock.
+    /// Acts as [`Self::lock`], for a folio that was just started: no user holds its lock.
     pub(crate) fn lock_new(&self) -> LockedFolio<'a> {
         self.folio.lock.acquire();
         LockedFolio::of(self.folio)
     }
 
-    /// As [`Self::lock`]; nothing if the lock is not wanted any more, which is asked now and then.
+    /// Acts as [`Self::lock`], but polls `wants` and returns `None` once it returns `false`.
     pub(crate) fn lock_while(&self, wants: &dyn Fn() -> bool) -> Option<LockedFolio<'a>> {
         self.folio.lock.acquire_while(wants).then(|| LockedFolio::of(self.folio))
     }
 
     /// Takes the folio lock if it is free.
     pub(crate) fn try_lock(&self) -> Option<LockedFolio<'a>> {
-        // Not `then_some`: a guard made in vain would unlock what somebody else has locked.
+        // Not `then_some`: an unused guard would release the lock of another thread.
         self.folio.lock.try_acquire().then(|| LockedFolio::of(self.folio))
     }
 
-    /// Takes over the folio lock that [`LockedFolio::leave_locked`] left, on whatever thread.
+    /// Takes over the folio lock that [`LockedFolio::leave_locked`] kept, on any thread.
     pub(crate) fn adopt_lock(&self) -> LockedFolio<'a> {
-        debug_assert!(self.folio.is_locked(), "adopting a lock that nobody left");
+        debug_assert!(self.folio.is_locked(), "adopting the lock of an unlocked folio");
         LockedFolio::of(self.folio)
     }
 
-    /// Another reference to the same folio; `None` when the count is at its limit.
+    /// Returns another reference to the same folio; `None` if the count is at its limit.
     pub(crate) fn try_clone(&self) -> Option<FolioRef<'a>> {
         self.folios.try_get(self.id()).ok()
     }
 
-    /// Gives the reference to a list or a batch; [`Folios::adopt`] takes it back.
+    /// Moves the reference into a list or a batch; [`Folios::adopt`] takes it back.
     pub(crate) fn into_id(self) -> FolioId {
         let id = self.id();
         std::mem::forget(self);
         id
     }
 
-    /// Freezes the folio if this reference and `others` more, which the caller answers for, are
-    /// all there are. On success all of them are gone: the caller owns the folio.
+    /// Freezes the folio if this reference and `others` more, for which the caller is responsible,
+    /// are the only ones. On success all of them are consumed: the caller owns the folio.
     pub(crate) fn try_freeze(self, others: u64) -> Result<Frozen<'a>, FolioRef<'a>> {
         if !self.folio().pin.try_freeze(others + 1) {
             return Err(self);
@@ -328,7 +329,8 @@ impl<'a> FolioRef<'a> {
     }
 }
 
-/// The last reference was put. By value: a pin must not be forced into memory for this.
+/// Frees a folio after the last put. Takes values, not the `FolioRef`: a pin must not be forced
+/// into memory for this.
 #[cold]
 fn reap_cold(folios: &Folios, folio: &Folio) {
     folios.reaper.reap(Frozen { folios, id: folios.id_of(folio), references: 0 });
@@ -343,16 +345,16 @@ impl Drop for FolioRef<'_> {
     }
 }
 
-/// Proof that nobody else holds a reference, or can get one.
+/// Proof that no other reference exists or can be taken.
 ///
-/// Must be consumed: [`Frozen::unfreeze`] brings the references it was made of back to life,
-/// [`Frozen::free`] ends the folio's life. Whoever meets a frozen folio waits for one of the two.
+/// Must be consumed: [`Frozen::unfreeze`] restores the references that were frozen,
+/// [`Frozen::free`] frees the folio. A lookup of a frozen folio waits for one of the two.
 #[must_use]
 #[derive(Debug)]
 pub(crate) struct Frozen<'a> {
     folios: &'a Folios,
     id: FolioId,
-    /// References that went into the freeze; 0 when the last put made it.
+    /// References consumed by the freeze; 0 if the last put froze the folio.
     references: u64,
 }
 
@@ -369,16 +371,16 @@ impl<'a> Frozen<'a> {
         self.folios
     }
 
-    /// Ends the freeze: all references that went in exist again, and the caller's is returned.
+    /// Ends the freeze: all consumed references exist again, and the caller's is returned.
     pub(crate) fn unfreeze(self) -> FolioRef<'a> {
-        debug_assert!(self.references > 0, "the last put cannot be taken back");
+        debug_assert!(self.references > 0, "the last put cannot be undone");
         let folio = self.folio();
         folio.pin.unfreeze(self.references);
         blocking::note_unfrozen();
         FolioRef { folios: self.folios, folio }
     }
 
-    /// Ends the folio's life: hands it to the reaper.
+    /// Passes the folio to the reaper, which frees it.
     pub(crate) fn free(self) {
         blocking::note_unfrozen();
         self.folios.reaper.reap(self);
@@ -391,24 +393,26 @@ const CONTENDED: u32 = 2;
 
 /// The folio lock: a futex in the descriptor, four bytes, no allocation.
 ///
-/// Held by whoever fills, writes, truncates or evicts a folio, for as long as one I/O at the most.
-/// Readers of an uptodate folio never take it. Waiters of a fill are waiters of this lock.
+/// Held by the thread that fills, writes, truncates or evicts a folio, for the duration of at most
+/// one I/O. Readers of an uptodate folio never take it. A thread that waits for a fill waits for
+/// this lock.
 ///
 /// ```text
-///  UNLOCKED --try/lock--> LOCKED --somebody waits--> CONTENDED
+///  UNLOCKED --try/lock--> LOCKED --a thread waits--> CONTENDED
 ///     ^--------unlock-------'                            |
 ///     ^--------unlock, wake one--------------------------'
 /// ```
 ///
-/// Lock order: folio locks of one file in order of their index; a folio lock before the LRU lock,
-/// the dirty lock of its owner and the arena's lock. Reclaim only tries folio locks, so it may come
-/// to one holding anything. A holder must have a reference, or the folio could die locked.
+/// Lock order: folio locks of one file in order of index; a folio lock before the LRU lock, the
+/// dirty lock of its owner and the lock of the arena. Reclaim only tries folio locks, so it may try
+/// one while it holds any lock. A holder must have a reference, or the folio could be freed while
+/// locked.
 #[derive(Debug, Default)]
 struct FolioLock(AtomicU32);
 
 impl FolioLock {
     fn try_acquire(&self) -> bool {
-        // Acquire: pairs with the Release in `release`: we see what the last holder did.
+        // Acquire: pairs with the Release in `release`: this thread sees what the last holder did.
         self.0.compare_exchange(UNLOCKED, LOCKED, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 
@@ -416,18 +420,18 @@ impl FolioLock {
         if self.try_acquire() {
             return;
         }
-        // A thread that slept takes the lock as CONTENDED: there may be others asleep.
+        // A thread that slept takes the lock as CONTENDED: other threads may be asleep.
         // Acquire: pairs with the Release in `release`.
         while self.0.swap(CONTENDED, Ordering::Acquire) != UNLOCKED {
             futex::wait(&self.0, CONTENDED);
         }
     }
 
-    /// As [`Self::acquire`], but asks about every millisecond whether the lock is still wanted;
-    /// `false` if it is not, and was not taken.
+    /// Acts as [`Self::acquire`], but calls `wants` about once a millisecond. Returns `false`,
+    /// without the lock, once `wants` returns `false`.
     fn acquire_while(&self, wants: &dyn Fn() -> bool) -> bool {
-        // Acquire: pairs with the Release in `release`. A thread that gives up has made it
-        // CONTENDED: at the worst one wake too many.
+        // Acquire: pairs with the Release in `release`. A thread that gives up leaves the word
+        // CONTENDED: at worst, one needless wake-up.
         while self.0.swap(CONTENDED, Ordering::Acquire) != UNLOCKED {
             if !wants() {
                 return false;
@@ -449,18 +453,18 @@ impl FolioLock {
 #[derive(Debug)]
 pub(crate) struct LockedFolio<'a> {
     folio: &'a Folio,
-    /// The thread counts it (`sync/inside.rs`).
+    /// `sync/inside.rs` counts the lock for this thread.
     not_send: PhantomData<*const ()>,
 }
 
 impl<'a> LockedFolio<'a> {
-    /// The guard of a lock that is the caller's, which counts as one that the thread holds.
+    /// Returns the guard of a lock that the caller has acquired, and counts it for the thread.
     fn of(folio: &'a Folio) -> Self {
         inside::add(1);
         Self { folio, not_send: PhantomData }
     }
 
-    /// Leaves the folio locked, for an I/O that ends on another thread.
+    /// Keeps the folio locked for an I/O that completes on another thread.
     pub(crate) fn leave_locked(self) {
         inside::add(-1);
         std::mem::forget(self);
@@ -482,14 +486,13 @@ impl Drop for LockedFolio<'_> {
     }
 }
 
-/// Folios in a batch. Tiny in a model run, so that a full batch is a common case there.
+/// Folios per batch. Small in a model run, so that a full batch is common there.
 pub(crate) const BATCH_SLOTS: usize = if cfg!(all(test, loom)) { 2 } else { 31 };
 
-/// A batch of folios: up to 31 ids in one small array, as the kernel's folio batch.
+/// A batch of folios: up to 31 ids in one small array, like the kernel's `folio_batch`.
 ///
-/// Thirty-one words and a count fill whole cache lines; the number is the same in reads, LRU
-/// insertion and reclaim, so that one batch is the unit of work everywhere. A batch owns one
-/// reference for each folio in it, unless the place that uses it says otherwise.
+/// Thirty-one words and a count fill whole cache lines. Reads, LRU insertion and reclaim use the
+/// same batch size. A batch owns one reference to each folio in it, unless its user says otherwise.
 #[derive(Debug, Default)]
 pub(crate) struct FolioBatch {
     count: u32,
@@ -497,7 +500,7 @@ pub(crate) struct FolioBatch {
 }
 
 impl FolioBatch {
-    /// Adds a folio; the batch must not be full. Tells whether it is full now.
+    /// Adds a folio; the batch must not be full. Returns `true` if it is full now.
     pub(crate) fn push(&mut self, id: FolioId) -> bool {
         self.ids[self.count as usize] = id;
         self.count += 1;
@@ -508,7 +511,7 @@ impl FolioBatch {
         self.count as usize == BATCH_SLOTS
     }
 
-    /// The folios, oldest first.
+    /// Returns the folios, oldest first.
     pub(crate) fn as_slice(&self) -> &[FolioId] {
         &self.ids[..self.count as usize]
     }
@@ -519,7 +522,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_try_that_fails_leaves_the_lock_with_its_holder() {
+    fn a_failed_try_lock_does_not_release_the_lock() {
         let folios = Folios::without_reaper(1);
         folios.init_free(FolioId(0), 1);
         let folio = folios.start(FolioId(0), 1, 0, 0);

@@ -1,4 +1,4 @@
-//! One Entry: the 64-bit word that says what a mapping knows about one 4 KiB page of a file.
+//! The Entry: the 64-bit word that describes one 4 KiB page of a file in a mapping.
 //!
 //! ```text
 //!   63            32 31          8 7     4      3        2     1  0
@@ -12,14 +12,14 @@
 //! ```
 //!
 //! The frame id is that of the page's own frame, so a reader finds the bytes without knowing the
-//! order; the folio (its first frame) is the id rounded down to the order, because frames of a
-//! folio are naturally aligned.
+//! order. Frames of a folio are naturally aligned, so the folio (its first frame) is the id rounded
+//! down to the order.
 //!
-//! ENTRY-1: a hole and a value have frame id 0, so the frame of any Entry is in the arena: an
-//! optimistic read may look there before it knows what the Entry is.
-//! ENTRY-2: REFERENCED implies READY, and READY a folio: a hit tests one bit.
+//! ENTRY-1: a hole and a value have frame id 0, so the frame of every Entry is in the arena: an
+//! optimistic read may load from it before it knows the kind of the Entry.
+//! ENTRY-2: REFERENCED implies READY, and READY implies a folio: a hit tests one bit.
 //!
-//! Pure value type: the rules by which Entries are stored are in `page/mapping.rs`.
+//! A pure value type: the rules for storing Entries are in `page/mapping.rs`.
 
 use super::FolioId;
 
@@ -37,31 +37,32 @@ const FRAME_SHIFT: u32 = 32;
 const VALUE_SHIFT: u32 = 4;
 const _: () = assert!(VERSION_SHIFT + VERSION_BITS == FRAME_SHIFT);
 
-/// The most a value Entry can hold.
+/// Largest value that a value Entry can hold.
 pub(crate) const VALUE_MAX: u64 = (1 << (FRAME_SHIFT - VALUE_SHIFT)) - 1;
 
-/// See the head of the file.
+/// One word of a table, decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Entry(pub(super) u64);
 
 impl Entry {
-    /// Nothing is known about the page: its bytes, if any, are on the backing.
+    /// No information about the page: its bytes, if any, are on the backing.
     pub(crate) const HOLE: Entry = Entry(0);
 
-    /// The meaning of a word of the table.
+    /// Decodes a word of the table.
     #[inline(always)]
     pub(crate) fn from_word(word: u64) -> Self {
         Self(word)
     }
 
-    /// The page is `frame`, part of a folio of `order`; not READY, not REFERENCED.
+    /// Returns the Entry of a page in `frame`, part of a folio of `order`; not READY, not
+    /// REFERENCED.
     pub(crate) fn folio(frame: u32, version: u32, order: u8) -> Self {
         let version = (u64::from(version) & VERSION_MASK) << VERSION_SHIFT;
         let order = u64::from(order) << ORDER_SHIFT;
         Self((u64::from(frame) << FRAME_SHIFT) | version | order | KIND_FOLIO)
     }
 
-    /// A value: what an eviction left behind.
+    /// Returns a value Entry, which an eviction stores.
     pub(crate) fn value(value: u64) -> Self {
         debug_assert!(value <= VALUE_MAX, "value {value:#x}");
         Self((value << VALUE_SHIFT) | KIND_VALUE)
@@ -71,18 +72,19 @@ impl Entry {
         self.0 & KIND_MASK == KIND_FOLIO
     }
 
-    /// The value, if this is one.
+    /// Returns the value if this is a value Entry.
     pub(crate) fn as_value(self) -> Option<u64> {
         (self.0 & KIND_MASK == KIND_VALUE).then_some(self.0 >> VALUE_SHIFT)
     }
 
-    /// Uptodate, no writer inside, not being evicted: an optimistic read may start.
+    /// Returns `true` if an optimistic read may start: uptodate, no write section, not being
+    /// evicted.
     #[inline(always)]
     pub(crate) fn is_ready(self) -> bool {
         self.0 & (KIND_MASK | READY) == KIND_FOLIO | READY
     }
 
-    /// READY, and marked for the replacement policy (ENTRY-2).
+    /// Returns `true` if the page is READY and marked for the replacement policy (ENTRY-2).
     #[inline(always)]
     pub(crate) fn is_referenced(self) -> bool {
         self.0 & REFERENCED != 0
@@ -108,28 +110,28 @@ impl Entry {
         ((self.0 >> VERSION_SHIFT) & VERSION_MASK) as u32
     }
 
-    /// The folio the page belongs to: its frame rounded down to the order.
+    /// Returns the folio of the page: its frame rounded down to the order.
     #[inline(always)]
     pub(crate) fn folio_id(self) -> FolioId {
         FolioId(self.frame() >> self.order() << self.order())
     }
 
-    /// Whether both name the same frame, whatever the version and the marks.
+    /// Returns `true` if both name the same frame, whatever the version and the marks.
     #[inline(always)]
     pub(crate) fn names_same_folio(self, other: Entry) -> bool {
         let ignored = (VERSION_MASK << VERSION_SHIFT) | READY | REFERENCED;
         (self.0 ^ other.0) & !ignored == 0
     }
 
-    /// Whether both name the same frame and are READY, whatever the version and the mark; that
-    /// `other` is READY is known.
+    /// Returns `true` if both name the same frame and are READY, whatever the version and the mark.
+    /// `other` must be READY.
     #[inline(always)]
     pub(crate) fn names_same_ready_folio(self, other: Entry) -> bool {
         let ignored = (VERSION_MASK << VERSION_SHIFT) | REFERENCED;
         (self.0 ^ other.0) & !ignored == 0
     }
 
-    /// Whether nothing but a mark came or went: the bytes are the same.
+    /// Returns `true` if only a mark differs: the bytes are the same.
     #[inline(always)]
     pub(crate) fn is_same_version(self, other: Entry) -> bool {
         (self.0 ^ other.0) & !REFERENCED == 0
@@ -140,7 +142,7 @@ impl Entry {
         Self(self.0 | READY)
     }
 
-    /// Neither READY nor REFERENCED (ENTRY-2).
+    /// Returns the Entry with neither READY nor REFERENCED (ENTRY-2).
     pub(crate) fn without_ready(self) -> Self {
         Self(self.0 & !(READY | REFERENCED))
     }
@@ -154,7 +156,7 @@ impl Entry {
         Self(self.0 & !REFERENCED)
     }
 
-    /// The same page, one version on; wraps at 24 bits.
+    /// Returns the Entry with the next version; wraps at 24 bits.
     pub(crate) fn with_next_version(self) -> Self {
         let version = u64::from(self.version().wrapping_add(1)) & VERSION_MASK;
         Self((self.0 & !(VERSION_MASK << VERSION_SHIFT)) | (version << VERSION_SHIFT))

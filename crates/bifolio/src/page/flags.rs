@@ -1,13 +1,13 @@
-//! The flags of a folio: one 32-bit word of independent bits, and of one state of two bits.
+//! The flags of a folio: one 32-bit word that holds independent bits and one state of two bits.
 //!
-//! Changed by read-modify-writes, so that a bit guarded by the folio lock and one guarded by the
-//! LRU lock can live in the same word. Rules 3 and 5 of `page/mod.rs` say which lock guards which
-//! bit. Waiting for write-back to end is a futex wait on the word.
+//! All changes are read-modify-writes, so a bit guarded by the folio lock and one guarded by the
+//! LRU lock can share the word. Rules 3 and 5 of `page/mod.rs` say which lock guards which bit. A
+//! thread that waits for write-back to end waits on the word as a futex.
 //!
-//! How the bytes stand to the device is one [`WriteState`]: each transition is one
-//! read-modify-write, each look one load, so nobody ever sees a folio between two states. A
-//! transition is named after where it leads, and answers what the caller, with the lock of the
-//! dirty list (WRITEBACK-1), must do with that list now:
+//! [`WriteState`] relates the bytes of the folio to those on the device. A transition is one
+//! read-modify-write and a query is one load, so no thread sees a folio between two states. A
+//! transition is named after the resulting state. It returns how the caller, which holds the lock
+//! of the dirty list (WRITEBACK-1), must update that list:
 //!
 //! ```text
 //!              to_dirty: Add             to_writing: Remove
@@ -20,44 +20,44 @@
 
 use crate::sync::{AtomicU32, Ordering, blocking, futex};
 
-/// One bit of the word.
+/// One independent bit of the word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum Flag {
     /// The bytes are those of the file.
     Uptodate = 1 << 0,
-    /// Somebody sleeps until the write-out ends. (Bits 1 and 2 are the [`WriteState`].)
+    /// A thread sleeps until the write-out ends. (Bits 1 and 2 are the [`WriteState`].)
     WritebackWaiters = 1 << 3,
     /// On the inactive or the active list.
     OnLru = 1 << 4,
     /// On, or bound for, the active list.
     Active = 1 << 5,
-    /// Was active when it was last evicted, or is now.
+    /// Active now, or when it was last evicted.
     Workingset = 1 << 6,
-    /// Read ahead of need, and not used since.
+    /// Read ahead and not used since.
     Readahead = 1 << 7,
-    /// Reserved by `allocate` and never written: reads as zeros, whatever its frame holds.
+    /// Reserved by `allocate` and never written: reads return zeros, whatever its frame holds.
     Allocated = 1 << 8,
-    /// On no list of the LRU for as long as it lives: nothing can be done with it.
+    /// Never on an LRU list: the folio cannot be reclaimed.
     Unlisted = 1 << 9,
 }
 
-/// The bits of the state, and its halves: on the dirty list, and on the way to the device.
+/// Mask of the write state. Its two bits: on the dirty list, and on the way to the device.
 const STATE: u32 = LISTED | IN_FLIGHT;
 const LISTED: u32 = 1 << 1;
 const IN_FLIGHT: u32 = 1 << 2;
 
-/// How the bytes stand to those on the device.
+/// Relation between the bytes of a folio and those on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum WriteState {
-    /// The same, as far as anybody cares.
+    /// The device needs no write: it has the bytes, or they were discarded.
     Clean = 0,
-    /// Newer: the folio is on the dirty list of its file.
+    /// Newer than the device; the folio is on the dirty list of its file.
     Dirty = LISTED,
-    /// On their way to the device.
+    /// A write-out is in flight.
     Writing = IN_FLIGHT,
-    /// On their way, and newer again: the folio is on the dirty list, too.
+    /// A write-out is in flight and the bytes are newer again; the folio is also on the dirty list.
     Redirtied = LISTED | IN_FLIGHT,
 }
 
@@ -71,30 +71,31 @@ impl WriteState {
         }
     }
 
-    /// Whether there are bytes whose write-out has not begun: the folio is on the dirty list.
+    /// Returns `true` if there are bytes whose write-out has not begun: the folio is on the dirty
+    /// list.
     pub(crate) fn is_dirty(self) -> bool {
         self as u32 & LISTED != 0
     }
 
-    /// Whether a write-out is in flight.
+    /// Returns `true` if a write-out is in flight.
     pub(crate) fn is_writing(self) -> bool {
         self as u32 & IN_FLIGHT != 0
     }
 }
 
-/// The duty of the thread that changed the state: to the dirty list, before its lock is let go.
+/// The change that the caller must make to the dirty list before it unlocks the list.
 #[must_use]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Listing {
-    /// Put the folio on the list.
+    /// Add the folio to the list.
     Add,
-    /// Take it off.
+    /// Remove it from the list.
     Remove,
-    /// Leave it where it is, on the list or not.
+    /// Do not change the list.
     Keep,
 }
 
-/// See the head of the file.
+/// The flag word of one folio.
 #[derive(Debug, Default)]
 pub(crate) struct Flags(AtomicU32);
 
@@ -104,60 +105,61 @@ impl Flags {
         self.0.load(Ordering::Acquire) & flag as u32 != 0
     }
 
-    /// Sets the bit; tells whether it was clear.
+    /// Sets the bit. Returns `true` if it was clear.
     pub(crate) fn set(&self, flag: Flag) -> bool {
         // Release: pairs with the Acquire in `get`.
         self.0.fetch_or(flag as u32, Ordering::Release) & flag as u32 == 0
     }
 
-    /// Clears the bit; tells whether it was set.
+    /// Clears the bit. Returns `true` if it was set.
     pub(crate) fn clear(&self, flag: Flag) -> bool {
         // Release: pairs with the Acquire in `get`.
         self.0.fetch_and(!(flag as u32), Ordering::Release) & flag as u32 != 0
     }
 
-    /// A new life begins: no flags, clean. Only the allocator of the folio calls this.
+    /// Clears all flags and the write state for a new generation. Only the allocator of the folio
+    /// calls this.
     pub(crate) fn reset(&self) {
-        // Release: pairs with the Acquire in `get` and in `Mapping::peek`: whoever sees the flags
-        // of this life sees that the folio of the last one has left its table.
+        // Release: pairs with the Acquire in `get` and in `Mapping::peek`: a thread that sees the
+        // flags of this generation sees that the previous folio was removed from its table.
         self.0.store(0, Ordering::Release);
     }
 
-    /// How the bytes stand to the device.
+    /// Returns the write state.
     pub(crate) fn write_state(&self) -> WriteState {
-        // Acquire: pairs with the Release in `change`: a thread that sees nothing in flight sees
-        // the I/O done.
+        // Acquire: pairs with the Release in `change`: a thread that sees no write-out in flight
+        // sees the I/O done.
         WriteState::of(self.0.load(Ordering::Acquire))
     }
 
-    /// The bytes are newer than the device's from now on. `Add` or `Keep`.
+    /// Notes that the bytes are newer than the device's. Returns `Add` or `Keep`.
     pub(crate) fn transition_to_dirty(&self) -> Listing {
         self.change(|state| state | LISTED)
     }
 
-    /// The bytes are as good as the device's, without a write-out: nobody wants them. `Remove` or
-    /// `Keep`.
+    /// Discards the difference to the device without a write-out. Returns `Remove` or `Keep`.
     pub(crate) fn transition_to_clean(&self) -> Listing {
         self.change(|state| state & !LISTED)
     }
 
-    /// A write-out begins, if the bytes are dirty and none is in flight: then `Remove`, otherwise
-    /// nothing has changed.
+    /// Begins a write-out if the folio is dirty and no write-out is in flight, and returns
+    /// `Remove`; otherwise changes nothing.
     pub(crate) fn transition_to_writing(&self) -> Listing {
         self.change(|state| if state == LISTED { IN_FLIGHT } else { state })
     }
 
-    /// The write-out has ended well: clean, or dirty if the bytes have changed since. `Keep`.
+    /// Ends a write-out that succeeded: clean, or dirty if the bytes have changed since. Returns
+    /// `Keep`.
     pub(crate) fn transition_to_written(&self) -> Listing {
         self.change(|state| state & !IN_FLIGHT)
     }
 
-    /// The write-out has failed: the bytes are dirty as before. `Add` or `Keep`.
+    /// Ends a write-out that failed: dirty again. Returns `Add` or `Keep`.
     pub(crate) fn transition_to_unwritten(&self) -> Listing {
         self.change(|state| state & !IN_FLIGHT | LISTED)
     }
 
-    /// Changes the state in one step; if that ends a write-out, wakes the threads that wait for it.
+    /// Changes the state in one step. If that ends a write-out, wakes the threads that wait for it.
     fn change(&self, next: impl Fn(u32) -> u32) -> Listing {
         let mut before = self.0.load(Ordering::Relaxed);
         let after = loop {
@@ -209,7 +211,7 @@ impl Flags {
 mod tests {
     use super::*;
 
-    /// Each state, and what each transition makes of it and asks for.
+    /// Lists for each state the result of each transition.
     #[test]
     fn every_transition_leads_where_its_name_says() {
         use Listing::{Add, Keep, Remove};

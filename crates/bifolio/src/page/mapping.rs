@@ -1,12 +1,12 @@
-//! A mapping: from page index to Entry, one word a page, read without locks.
+//! The mapping: from page index to Entry, one word per page, read without locks.
 //!
-//! Stands between `file`, which turns bytes into page indices, and the descriptors. It knows
-//! nothing of devices, lists or bounds: a miss is answered with what the Entry says, and filled
-//! above.
-//! PROTOCOL. Two readers against three changers (`change.rs`); a fourth, which makes one folio of
-//!several, has its columns in `collapse.rs`. All of a page's state that readers decide by is in its
-//!Entry;
-//! changers hold the folio lock, readers hold nothing.
+//! It is between `file`, which turns byte ranges into page indices, and the descriptors. It knows
+//! nothing of devices, lists or memory bounds: for a miss it returns what the Entry holds, and
+//! `file` fills the page.
+//!
+//! PROTOCOL. Two kinds of readers run against three kinds of changes (`change.rs`); a fourth, which
+//! merges several folios into one, has its columns in `collapse.rs`. All state of a page that
+//! readers decide by is in its Entry. Changers hold the folio lock; readers hold nothing.
 //!
 //! ```text
 //!  OPTIMISTIC READ (optimistic.rs)            WRITE, folio locked
@@ -23,7 +23,7 @@
 //!  L2 try_get its folio; frozen: wait, L1     E4 store Entries: value or hole
 //!  L3 load Entry again (Acquire); the same    E5 unlock, free the frame
 //!     folio? no: put, L1
-//!  L4 the reference holds it there            INSERT, new folio locked, a unit
+//!  L4 the reference keeps it there            INSERT, new folio locked, a unit
 //!                                             I1 CAS head Entry: hole or value -> folio, not
 //!                                                READY, version of the frame + 1
 //!                                             I2 store the other Entries
@@ -40,36 +40,38 @@
 //!   reader: O4 sees hole, shadow or, if frame 5 came back to this page, v8 or later: retry
 //! ```
 //!
-//! O4 must see E1 if O2 saw a byte of the new fill: E1 happens before the frame is freed, that
-//! before it is allocated again (the arena's lock), and the filler issues a Release fence before
-//! it writes a byte ([`Mapping::insert`], [`Mapping::begin_fill`]); that fence pairs with O3.
+//! O4 must see E1 if O2 saw a byte of the new fill: E1 happens before the frame is freed, which
+//! happens before it is allocated again (the lock of the arena), and the filler issues a Release
+//! fence before it writes a byte ([`Mapping::insert`], [`Mapping::begin_fill`]); that fence pairs
+//! with O3.
 //!
 //! Invariants:
 //! - MAPPING-1: Entries of a folio change only under its lock; a hole only by I1, a value only by
-//!   I1 or [`Mapping::take_value`], each a CAS: the thread that wins it owns what the value names.
-//!   The one exception is the REFERENCED mark, which readers set and reclaim clears by CAS on the
-//!   exact word: such a CAS can only hit a word that still stands.
-//! - MAPPING-2: a file's table is made of units, the size of the folios that are inserted; a folio
-//!   fills one of them, or several. The head Entry (a unit's first page) is the authority; those of
-//!   the other pages may lag behind it while a folio is inserted, collapsed or evicted, but never
-//!   name a folio that the head did not name first. An eviction or a removal stores the head of a
-//!   unit after its other pages, and does not touch the unit again: from then on it may be filled,
-//!   whatever folio its neighbours still name. A collapse stores the head first; what the other
-//!   pages name until it comes to them is frozen, and nobody else may store there.
-//! - MAPPING-3: L2 got a reference before L3 saw the Entry name the folio, and a folio leaves its
-//!   table only frozen, or under its lock with the table's own reference: so after L3 the folio is
-//!   at this index. Comparing the frame is enough: for the frame to have gone and come back, the
-//!   reference of L2 would have had to be counted out by a freeze. The version need not match, so
-//!   a writer cannot starve a lookup. Nothing but its place is known of the folio then: whoever is
-//!   after its bytes judges READY by L3, not by L1, which may be of an earlier life of the frame
-//!   (`recheck_ready`), or takes the lock.
+//!   I1 or [`Mapping::take_value`], each a CAS: the thread whose CAS succeeds owns what the value
+//!   names. The one exception is the REFERENCED mark, which readers set and reclaim clears by CAS
+//!   on the exact word: such a CAS succeeds only if the word is unchanged.
+//! - MAPPING-2: the table of a file consists of units, the size of the folios that are inserted; a
+//!   folio covers one unit or several. The head Entry (the first page of a unit) is the authority.
+//!   Those of the other pages may lag behind it while a folio is inserted, collapsed or evicted,
+//!   but never name a folio that the head did not name first. An eviction or a removal stores the
+//!   head of a unit after its other pages, and does not touch the unit again: from then on the unit
+//!   may be filled, whatever folio its neighbours still name. A collapse stores the head first; the
+//!   folio that the other pages name until the collapse reaches them is frozen, and no other thread
+//!   may store there.
+//! - MAPPING-3: L2 took a reference before L3 saw the Entry name the folio, and a folio is removed
+//!   from its table only frozen, or under its lock with the table's own reference: so after L3 the
+//!   folio is at this index. Comparing the frame is enough: if the frame had been removed and
+//!   inserted again, a freeze would have had to consume the reference of L2. The version need not
+//!   match, so a writer cannot starve a lookup. L3 proves only the place of the folio: a caller
+//!   that uses its bytes tests READY in the Entry of L3, not of L1, which may be of an earlier
+//!   generation of the frame (`recheck_ready`), or takes the lock.
 //! - MAPPING-4: READY implies UPTODATE, and implies that the page lies below the file's length
 //!   rounded up to the folio.
 //!
 //! The version has 24 bits. An optimistic reader is fooled only if it sleeps between O1 and O4
-//! while the very page is written (or its frame recycled) an exact multiple of 2^24 times, and
-//! wakes before the next one. At 50 ns a write that is a sleep of 0.84 s inside one short copy,
-//! hitting one word in sixteen million; no test or run has come near.
+//! while its page is written (or its frame recycled) an exact multiple of 2^24 times, and wakes
+//! before the next change. At 50 ns per write that is a sleep of 0.84 s inside one short copy that
+//! ends at one version in sixteen million.
 
 use super::{Folio, FolioId, Folios, Table};
 use crate::sync::{AtomicU64, Ordering};
@@ -81,56 +83,56 @@ pub(crate) const PAGE_SHIFT: u32 = 12;
 /// Bytes of a page: what an Entry stands for, and the smallest folio.
 pub(crate) const PAGE_BYTES: u64 = 1 << PAGE_SHIFT;
 
-/// The pages that hold the bytes of `range`.
+/// Returns the pages that hold the bytes of `range`.
 pub(crate) fn pages_of(range: &Range<u64>) -> Range<u64> {
     range.start >> PAGE_SHIFT..range.end.div_ceil(PAGE_BYTES)
 }
 
-/// Whether some bytes lie in one page, of which reads and writes see all or nothing.
+/// Returns `true` if the bytes lie in one page; reads of it are atomic with respect to writes.
 #[inline(always)]
 pub(crate) fn is_in_one_page(position: u64, length: u64) -> bool {
     (position & (PAGE_BYTES - 1)) + length <= PAGE_BYTES
 }
 
-/// See the head of the file.
+/// The table of one file, its length, and the counts that describe the table.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     pub(super) table: Table,
-    /// log2 of the pages of a unit: of each folio that is inserted.
+    /// log2 of the pages of a unit, the size of each inserted folio.
     pub(super) order: u8,
-    /// Apart: beside it, a file would be as large again, of which many may be open.
+    /// Boxed to keep the mapping small: its alignment would double the size of a file.
     pub(super) hot: Box<Hot>,
-    /// Folios in the table now.
+    /// Folios in the table.
     pub(super) resident: AtomicU64,
     pub(super) prediction: Prediction,
 }
 
-/// Words that every hit reads and few calls change, on a line of their own.
+/// Words that every hit reads and few calls change, on cache lines of their own.
 #[derive(Debug)]
 #[repr(align(128))]
 pub(crate) struct Hot {
-    /// Length of the file, bytes, as its readers see it.
+    /// Length of the file in bytes, as seen by readers.
     pub(super) len_bytes: AtomicU64,
-    /// See [`Prediction`]; 0 while there is none.
+    /// Published distance of [`Prediction`]; 0 if there is none.
     pub(super) predicted_distance: HintWord,
 }
 
 impl Hot {
-    /// A file of `len_bytes` bytes.
+    /// Creates the words for a file of `len_bytes` bytes.
     pub(crate) fn new(len_bytes: u64) -> Self {
         Self { len_bytes: AtomicU64::new(len_bytes), predicted_distance: HintWord::new(0) }
     }
 
-    /// Length of the file, bytes.
+    /// Returns the length of the file in bytes.
     #[inline(always)]
     pub(crate) fn len_bytes(&self) -> u64 {
         // Acquire: pairs with the Release in `set_len_bytes`: a thread that sees the file longer
-        // sees the bytes that made it longer.
+        // sees the bytes that extended it.
         self.len_bytes.load(Ordering::Acquire)
     }
 
-    /// The distance to add to a position and the address of the frames to get the predicted address
-    /// of a byte, one byte off; 0 while nothing is predicted.
+    /// Returns the distance to add to a position and the base address of the frames to get the
+    /// predicted address of a byte, one byte off; 0 if there is no prediction.
     #[inline(always)]
     pub(crate) fn predicted_distance(&self) -> u64 {
         self.predicted_distance.load(std::sync::atomic::Ordering::Relaxed)
@@ -138,12 +140,12 @@ impl Hot {
 }
 
 impl Mapping {
-    /// A mapping for a file of `len_bytes` bytes now and at most `len_bytes_max` ever.
+    /// Creates a mapping for a file of `len_bytes` bytes that can grow to `len_bytes_max`.
     pub(crate) fn new(order: u8, len_bytes: u64, len_bytes_max: u64) -> std::io::Result<Self> {
         let folio_bytes = PAGE_BYTES << order;
         let pages = len_bytes_max.div_ceil(folio_bytes).max(1) << order;
         Ok(Self {
-            // One more than there can be pages: a read of no bytes at the very end looks there.
+            // One extra page: a read of no bytes at the very end loads its Entry.
             table: Table::new(pages + 1)?,
             order,
             hot: Box::new(Hot::new(len_bytes)),
@@ -152,60 +154,60 @@ impl Mapping {
         })
     }
 
-    /// log2 of the pages of a unit.
+    /// Returns log2 of the pages of a unit.
     #[inline(always)]
     pub(crate) fn order(&self) -> u8 {
         self.order
     }
 
-    /// Bytes of a unit.
+    /// Returns the bytes of a unit.
     #[inline(always)]
     pub(crate) fn folio_bytes(&self) -> u64 {
         PAGE_BYTES << self.order
     }
 
-    /// The words that the hit path reads beside the table.
+    /// Returns the words that the hit path reads in addition to the table.
     pub(crate) fn hot(&self) -> &Hot {
         &self.hot
     }
 
-    /// Length of the file, bytes.
+    /// Returns the length of the file in bytes.
     #[inline(always)]
     pub(crate) fn len_bytes(&self) -> u64 {
         self.hot.len_bytes()
     }
 
-    /// Sets the length; callers serialise among themselves.
+    /// Sets the length. Callers serialize.
     pub(crate) fn set_len_bytes(&self, len_bytes: u64) {
         // Release: pairs with the Acquire in `len_bytes`.
         self.hot.len_bytes.store(len_bytes, Ordering::Release);
     }
 
-    /// Folios in the table now.
+    /// Returns the number of folios in the table.
     pub(crate) fn resident_folios(&self) -> u64 {
         // Acquire: pairs with the Release in `unlink`.
         self.resident.load(Ordering::Acquire)
     }
 
-    /// The table, for reads that do their own validation.
+    /// Returns the table, for reads that do their own validation.
     #[inline(always)]
     pub(crate) fn table(&self) -> &Table {
         &self.table
     }
 
-    /// First page index of the unit that holds page `index`.
+    /// Returns the first page index of the unit that holds page `index`.
     #[inline(always)]
     pub(crate) fn head_index(&self, index: u64) -> u64 {
         index >> self.order << self.order
     }
 
-    /// One page behind the unit that holds page `index`.
+    /// Returns the first page index after the unit that holds page `index`.
     #[inline(always)]
     pub(crate) fn end_of_unit(&self, index: u64) -> u64 {
         self.head_index(index) + (1 << self.order)
     }
 
-    /// Clears the readers' marks of a folio and tells whether there was one.
+    /// Clears the REFERENCED marks of a folio. Returns `true` if any was set.
     pub(crate) fn test_and_clear_referenced(&self, folio: &Folio) -> bool {
         let mut found = false;
         for index in self.pages_of(folio) {
@@ -214,13 +216,13 @@ impl Mapping {
         found
     }
 
-    /// The pages of a folio of this file.
+    /// Returns the pages of a folio of this file.
     pub(super) fn pages_of(&self, folio: &Folio) -> Range<u64> {
         folio.index()..folio.index() + folio.pages()
     }
 
-    /// Remembers, frame by frame, the versions its Entries had, so that no later life of a frame
-    /// repeats one (rule 6 of `page`). The Entries must still name the folio.
+    /// Saves the versions of the folio's Entries per frame, so that no later use of a frame repeats
+    /// one (rule 6 of `page`). The Entries must still name the folio.
     pub(super) fn save_versions(&self, folios: &Folios, pages: Range<u64>) {
         for index in pages {
             let entry = self.table.load(index, Ordering::Relaxed);
@@ -229,27 +231,30 @@ impl Mapping {
     }
 }
 
-/// Published while there is no prediction. Distances are multiples of the page, and get this bit.
+/// Bit set in a published distance; 0 means no prediction. Distances are multiples of the page
+/// size.
 const PREDICTS: u64 = 1;
 
-/// Where the frame of a page probably is, before its Entry has been read.
+/// Predicts the frame of a page before its Entry has been loaded.
 ///
-/// A file that was filled in order has its frames in the order of its pages (`memory::arena` sees
-/// to that), at one distance. While at least seven in eight of its folios stand so, the distance is
-/// published, and a hit touches the predicted bytes while the Entry is still on its way from
-/// memory: two waits become one. A wrong prediction costs a touch of some other frame's line;
-/// nothing is ever read through it. Noted at each insert and removal; a hint, so nothing orders it,
-/// its counts may drift under races, and the model checker does not see it.
+/// A file that was filled in order has its frames in the order of its pages (`memory::arena`
+/// allocates them so), at a constant distance. While at least seven in eight of its folios have
+/// that distance, it is published, and a hit touches the predicted bytes while the Entry is still
+/// being loaded from memory: two cache misses overlap. A wrong prediction costs one access to a
+/// cache line of some other frame; nothing is ever read through it. It is updated at each insertion
+/// and removal. It is a hint: nothing orders it, its counts may drift under races, and the model
+/// checker does not see it.
 #[derive(Debug, Default)]
 pub(super) struct Prediction {
-    /// Frame minus page index of the folios that are counted.
+    /// Frame minus page index of the counted folios.
     distance: HintWord,
-    /// Folios that stand at that distance.
+    /// Folios at that distance.
     following: HintWord,
 }
 
 impl Prediction {
-    /// A folio whose first page is `index` came to `frame`; the file has `resident` folios now.
+    /// Records that a folio whose first page is `index` was inserted in `frame`; the file now has
+    /// `resident` folios.
     pub(super) fn note_insert(&self, index: u64, frame: u32, resident: u64, published: &HintWord) {
         let distance = u64::from(frame).wrapping_sub(index);
         let following = self.following.load(Ordering::Relaxed);
@@ -262,7 +267,7 @@ impl Prediction {
         self.publish(resident, published);
     }
 
-    /// The folio left.
+    /// Records that the folio was removed.
     pub(super) fn note_removal(&self, index: u64, frame: u32, resident: u64, published: &HintWord) {
         let distance = u64::from(frame).wrapping_sub(index);
         if distance == self.distance.load(Ordering::Relaxed) {
@@ -272,7 +277,8 @@ impl Prediction {
         self.publish(resident, published);
     }
 
-    /// Stores only what changed: the word shares its line with what every hit reads.
+    /// Publishes the distance. Stores only changes: the word shares its cache line with words that
+    /// every hit reads.
     fn publish(&self, resident: u64, published: &HintWord) {
         let following = self.following.load(Ordering::Relaxed);
         let distance_bytes = self.distance.load(Ordering::Relaxed).wrapping_mul(PAGE_BYTES);
@@ -289,15 +295,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_filled_in_order_is_predicted_a_scattered_one_not() {
+    fn only_a_file_filled_in_order_is_predicted() {
         let (prediction, published) = (Prediction::default(), HintWord::new(0));
-        // The end first, then in order from the start, as many formats are read.
+        // The end first, then in order from the start, as many file formats are read.
         prediction.note_insert(999, 100, 1, &published);
         for index in 0..100 {
             prediction.note_insert(index, 101 + index as u32, index + 2, &published);
         }
         assert_eq!(published.load(Ordering::Relaxed), (101 << 12) | PREDICTS);
-        // A fifth of it goes and comes back elsewhere.
+        // A quarter of it is evicted and filled again elsewhere.
         for index in 0..25 {
             prediction.note_removal(index, 101 + index as u32, 100, &published);
             prediction.note_insert(index, 900 - index as u32, 101, &published);

@@ -1,39 +1,43 @@
-//! A page of a file in memory: the folio that holds it, with a 64-byte descriptor that is never
-//! unmapped, and the Entry that finds it, one word in the table of its file.
+//! Pages of a file in memory: the folio descriptor, which is 64 bytes and never unmapped, and the
+//! Entry, one word per page in the table of a file, that leads to it.
 //!
-//! Below everything that fills, lists or evicts folios. The two protocols are the pin word
-//! (`pin.rs`) and the mapping from page index to Entry (`mapping.rs`). A descriptor belongs to a
-//! frame (`memory`): descriptor i describes the folio whose first page is frame i; a folio of
-//! several pages uses the descriptor of its first frame, the others only keep their frame's Entry
-//! version. A folio that is moved to other frames (`reclaim/evacuate.rs`) is another folio
-//! afterwards: only one that nobody has a reference to is moved.
+//! This module is below everything that fills, lists or evicts folios. Its two protocols are the
+//! pin word (`pin.rs`) and the mapping from page index to Entry (`mapping.rs`). A descriptor
+//! belongs to a frame (`memory`): descriptor i describes the folio whose first page is frame i. A
+//! folio of several pages uses the descriptor of its first frame; the other descriptors only store
+//! the Entry version of their frame. Only an unreferenced folio can move to other frames
+//! (`reclaim/evacuate.rs`), and the result is a new folio.
 //!
-//! Who may touch which field of a descriptor, and when (cited elsewhere as "rule N"):
+//! Field access rules of a descriptor (cited elsewhere as "rule N"):
 //!
-//! 1. `pin`: anybody, through [`FolioRef`] and [`Frozen`] only. The descriptor is type-stable:
-//!    touching the word of a folio that died is harmless, it fails or must be re-checked.
-//! 2. `owner`, `index`, `order`: written by whoever allocated the folio, before `init` publishes
-//!    it. `owner` is cleared under the folio lock, when the folio leaves its table, and never set
-//!    again in that life. Readers hold the folio lock, or a reference and accept that `owner` goes.
+//! 1. `pin`: any thread, but only through [`FolioRef`] and [`Frozen`]. Descriptors are type-stable:
+//!    an access to the word of a freed folio is harmless, because it fails or is followed by a
+//!    recheck.
+//! 2. `owner`, `index`, `order`: written by the thread that allocated the folio, before `init`
+//!    publishes it. `owner` is cleared under the folio lock, when the folio is removed from its
+//!    table, and not set again in that generation. Readers hold the folio lock, or hold a reference
+//!    and tolerate that `owner` is cleared.
 //! 3. `lru_next`, `lru_previous`, `lru_epoch`, and the flags ON_LRU and ACTIVE: under the LRU lock.
-//! 4. `dirty_next`, `dirty_previous`, `dirtied`: under the dirty lock of the owner. While a folio
-//!    is not dirty nobody asks for `dirtied`; in a memory file the word is its swap slot then,
-//!    under the folio lock, or while a write-out is in flight.
-//! 5. UPTODATE is set under the folio lock and never cleared while anybody holds a reference. The
-//!    write state changes under the dirty lock of the owner (WRITEBACK-1), one read-modify-write a
-//!    transition; it becomes dirty, or clean without a write-out, and a write-out begins, only with
-//!    the folio lock held as well; it is ended by whoever does the I/O. READAHEAD is set by whoever
-//!    fills the folio, before it is READY, and cleared by its first user: a hint. ALLOCATED is set
-//!    and cleared under the folio lock, while the folio is not uptodate; a thread that sees it
-//!    without the lock must look at the Entry again.
-//! 6. `version`: per frame, not per folio. Written by whoever takes the frame's Entry out of a
-//!    table, read by whoever puts the next one in; between the two the frame changes hands through
-//!    the arena's lock.
-//! 7. `batch`: to which CPU's LRU batch the folio was given; written under that batch's lock.
+//! 4. `dirty_next`, `dirty_previous`, `dirtied`: under the dirty lock of the owner. `dirtied` has
+//!    no meaning while the folio is clean; in a memory file the word then holds the swap slot,
+//!    which is accessed under the folio lock or while a write-out is in flight.
+//! 5. UPTODATE is set under the folio lock and never cleared while another thread holds a
+//!    reference. The write state changes under the dirty lock of the owner (WRITEBACK-1), one
+//!    read-modify-write per transition. The folio lock is also held when the folio becomes dirty,
+//!    becomes clean without a write-out, or begins a write-out. The thread that does the I/O ends
+//!    the write-out. READAHEAD is set by the thread that fills the folio, before the folio is
+//!    READY, and cleared by its first user; it is a hint. ALLOCATED is set and cleared under the
+//!    folio lock, while the folio is not uptodate; a thread that sees it without the lock must load
+//!    the Entry again.
+//! 6. `version`: per frame, not per folio. Written by the thread that takes the Entry of the frame
+//!    out of a table, read by the thread that inserts the next one. In between, the frame passes
+//!    through the lock of the arena.
+//! 7. `batch`: the CPU whose LRU batch the folio was added to; written under the lock of that
+//!    batch.
 //!
-//! References: 1 the table that names the folio, 1 each LRU batch slot, 1 each isolation, 1 each
-//! pin, 1 each I/O in flight, 1 each thread that looked it up. Being on an LRU list or a dirty list
-//! is not a reference: the last put takes the folio off.
+//! References: 1 for the table that names the folio, 1 per LRU batch slot, 1 per isolation, 1 per
+//! pin, 1 per I/O in flight, 1 per thread that looked it up. A place on an LRU list or a dirty list
+//! is not a reference: the last put removes the folio from both.
 
 mod change;
 mod collapse;

@@ -1,14 +1,14 @@
 //! Reads without a reference: copy first, check afterwards (O1-O4 of `page/mapping.rs`), of one
-//! page or of a [`Stretch`]; and the mark of use that they leave.
+//! page or of a [`Stretch`]; and the mark of use that they set.
 //!
-//! The same idea as a sequence lock, with the sequence in the Entry; after the versioned pages of
-//! vmcache (SIGMOD 2023) and a read without a reference that was proposed for the fast path of the
-//! kernel's page cache (October 2025). It writes no shared memory. Where to copy from is the
-//! caller's business, so that the protocol runs unchanged under the model checker.
+//! This is a sequence lock with the sequence number in the Entry, after the versioned pages of
+//! vmcache (SIGMOD 2023) and a reference-free read that was proposed for the fast path of the
+//! kernel's page cache (October 2025). It writes no shared memory. The caller supplies the copy, so
+//! the protocol runs unchanged under the model checker.
 //!
-//! PROTOCOL of the first use of a page that was read ahead, which is not a second one. Its mark is
-//! in the descriptor, and a folio may be moved to another one (`reclaim/evacuate.rs`) while a
-//! reader that holds nothing uses it.
+//! PROTOCOL of the first use of a page that was read ahead, which must be counted once. The
+//! READAHEAD mark is in the descriptor, and a folio may be moved to another one
+//! (`reclaim/evacuate.rs`) while a reader that holds nothing uses it.
 //!
 //! ```text
 //!  USE (here)                                 MOVE, both folios locked
@@ -18,13 +18,15 @@
 //!  U3 clear READAHEAD; it was clear: U1          new READAHEAD
 //! ```
 //!
-//! - Of U3 and F3 on the old folio one comes first: U3, and F3 passes it on; or F3, and then U3
-//!   sees that it came late, and U1 sees F2. Nor does a U2 after F3 get through: its CAS fails.
-//! - F1 before F2: a use between them that finds the new folio without READAHEAD is a second one.
-//! - F3 after F2: a use between them clears what nobody looks at any more.
+//! - On the old folio either U3 comes first, and F3 passes the use on; or F3 comes first, U3 finds
+//!   the flag clear, and the next U1 sees F2. A U2 after F3 fails, too: its CAS finds another
+//!   Entry.
+//! - F1 before F2: a use between them that finds the new folio without READAHEAD is counted as a
+//!   second one.
+//! - F3 after F2: a use between them clears a flag that is no longer read.
 //!
-//! Without F3 a page that was used in the middle of a move counts as never used, and its next use
-//! as the first.
+//! Without F3 a page that was used during a move counts as never used, and its next use as the
+//! first.
 
 use super::entry::Entry;
 use super::lookup::recheck_ready;
@@ -35,42 +37,42 @@ use crate::sys::copy;
 use arrayvec::ArrayVec;
 use std::ops::Range;
 
-/// Reads one page's bytes without a reference: `copy` gets the Entry that says where they are.
+/// Reads the bytes of one page without a reference: `copy` gets the Entry that names the frame.
 ///
-/// `None`: the Entry was not `wanted`, or changed meanwhile; what `copy` produced means nothing
-/// then. Everything is judged at once, after the copy: one branch instead of two lets the processor
-/// keep more reads in flight. So `copy` is called whatever the Entry says, and must only touch
-/// memory that stays mapped; ENTRY-1 sees to it that every Entry leads into the frames.
+/// Returns `None` if `is_wanted` rejects the Entry, or if it changed during the copy; the result of
+/// `copy` is then discarded. Both are tested once, after the copy: one branch instead of two lets
+/// the processor keep more reads in flight. So `copy` is called with any Entry, and must only touch
+/// memory that stays mapped; by ENTRY-1 every Entry leads into the frames.
 #[inline(always)]
 pub(crate) fn read_validated<R>(
     word: &AtomicU64,
     is_wanted: impl FnOnce(Entry) -> bool,
     copy: impl FnOnce(Entry) -> R,
 ) -> Option<R> {
-    // Acquire: pairs with the Release of W4 and I3: the bytes of this version are there.
+    // Acquire: pairs with the Release of W4 and I3: this thread sees the bytes of this version.
     let seen = Entry(word.load(Ordering::Acquire));
     let result = copy(seen);
     // Acquire: pairs with the Release fences of W2 and of `insert`: if the copy saw a byte of a
-    // later version, the load below sees READY gone.
+    // later version, the load below sees READY cleared.
     fence(Ordering::Acquire);
     let now = Entry(word.load(Ordering::Relaxed));
-    // Exactly the same word: a mark that came or went meanwhile costs a retry, nothing else.
+    // Compares the whole word: a mark set or cleared during the copy costs only a retry.
     (is_wanted(seen) & (now == seen)).then_some(result)
 }
 
-/// Pages of a stretch at the most: their Entries are kept on the stack.
+/// Maximum pages of a stretch: their Entries are on the stack.
 const STRETCH_PAGES_MAX: usize = if cfg!(all(test, loom)) { 2 } else { 64 };
 
-/// A stretch: pages in a row whose frames stand in a row, read with one copy.
+/// A stretch: consecutive pages in consecutive frames, read with one copy.
 ///
-/// All Entries first, then one copy, then all Entries again (O1-O4 for each). Each page is judged
-/// by itself, so a page that changed meanwhile costs the pages from there on, and never those
-/// before it. The length of the file is read with the Entries in hand: a cut sets it before it
-/// changes the bytes behind it, and a growth after. Then a page that stands at both looks was,
-/// when the length was read, what was copied.
+/// Loads all Entries, copies once, then loads all Entries again (O1-O4 for each). Each page is
+/// validated separately: a page that changed invalidates itself and the pages after it, not those
+/// before. The caller reads the length of the file between the two loads: a truncation sets the
+/// length before it changes the bytes beyond the end, an extension after. So a page whose Entry is
+/// unchanged had the copied bytes when the length was read.
 ///
-/// Where frames may be unmapped, [`Stretch::hold`] comes between: a reference to each folio, and
-/// READY with that in hand.
+/// Where frames may be unmapped, [`Stretch::hold`] runs in between: it takes a reference to each
+/// folio and then checks READY.
 #[derive(Debug)]
 pub(crate) struct Stretch<'a> {
     table: &'a Table,
@@ -79,14 +81,15 @@ pub(crate) struct Stretch<'a> {
 }
 
 impl<'a> Stretch<'a> {
-    /// The READY pages from the first of `pages` on whose frames follow that of the first (O1);
-    /// those of a region (`in_place`) always do.
+    /// Loads the READY pages from the first of `pages` on, up to the first whose frame does not
+    /// follow the previous one (O1). Frames of a region (`in_place`) always follow.
     #[inline(always)]
     pub(crate) fn find(table: &'a Table, pages: Range<u64>, in_place: bool) -> Self {
-        // Made where it stays: it is large to move.
+        // Built in place: it is large to move.
         let mut stretch = Self { table, first: pages.start, seen: ArrayVec::new() };
         for index in pages {
-            // Acquire: pairs with the Release of W4 and I3: the bytes of this version are there.
+            // Acquire: pairs with the Release of W4 and I3: this thread sees the bytes of this
+            // version.
             let entry = table.load(index, Ordering::Acquire);
             let follows = stretch.seen.last().is_none_or(|last| entry.frame() == last.frame() + 1);
             let follows = in_place || follows;
@@ -97,19 +100,18 @@ impl<'a> Stretch<'a> {
         stretch
     }
 
-    /// The Entry of the first page, which says where the bytes are; `None` if it was not READY.
+    /// Returns the Entry of the first page, which names the frame; `None` if it was not READY.
     #[inline(always)]
     pub(crate) fn start(&self) -> Option<Entry> {
         self.seen.first().copied()
     }
 
-    /// References to the folios of the pages, for frames that do not stay mapped by themselves. The
-    /// stretch ends before the first page of which none can be had, and after as many as a batch
-    /// has.
+    /// Takes references to the folios of the pages, for frames that may be unmapped otherwise.
+    /// Truncates the stretch before the first page without a reference, and to the size of a batch.
     pub(crate) fn hold<'f>(&mut self, folios: &'f Folios) -> ArrayVec<FolioRef<'f>, BATCH_SLOTS> {
         self.seen.truncate(BATCH_SLOTS);
         for seen in &self.seen {
-            // An atomic add waits for its line, and the next one for it.
+            // An atomic add waits for its cache line, and the next add waits for the first.
             copy::prefetch_lines(std::ptr::from_ref(folios.get(seen.folio_id())).cast(), 1);
         }
         let named = self.seen.iter().zip(self.first..);
@@ -122,18 +124,18 @@ impl<'a> Stretch<'a> {
         held
     }
 
-    /// How many pages.
+    /// Returns the number of pages.
     #[inline(always)]
     pub(crate) fn pages(&self) -> u64 {
         self.seen.len() as u64
     }
 
-    /// How many of the first `pages` pages, from the first on, were not changed since (O3, O4):
-    /// what was copied of those is of one version each.
+    /// Returns how many of the first `pages` pages, counted from the first, are unchanged (O3, O4):
+    /// each of these was copied in a single version.
     #[inline(always)]
     pub(crate) fn unchanged(&self, pages: u64) -> u64 {
-        // Acquire: pairs with the Release fences of W2 and of `insert`: if the copy saw a byte of
-        // a later version, the loads below see READY gone.
+        // Acquire: pairs with the Release fences of W2 and of `insert`: if the copy saw a byte of a
+        // later version, the loads below see READY cleared.
         fence(Ordering::Acquire);
         let copied = self.seen.iter().take(pages as usize);
         let stand = copied.zip(self.first..).take_while(|(seen, index)| {
@@ -145,8 +147,9 @@ impl<'a> Stretch<'a> {
 
 impl Mapping {
     /// Marks page `index` as used, for the replacement policy. The first use of a folio that was
-    /// read ahead is what it was read for, and counts as its fill does: it ends with the last page,
-    /// or where the reader leaves the order. One that is not reused is not marked.
+    /// read ahead is the one it was read for, so it sets no mark; it ends with the last page, or
+    /// when the reader stops reading in order. A page for which `is_reused` returns `false` is not
+    /// marked.
     #[inline]
     pub(crate) fn note_use(
         &self,
@@ -155,7 +158,7 @@ impl Mapping {
         in_order: bool,
         is_reused: impl Fn() -> bool,
     ) {
-        // Again only if the page was used, moved or evicted meanwhile.
+        // Repeats only if the page was used, moved or evicted since.
         while !self.try_note_use(folios, index, in_order, &is_reused) {}
     }
 
@@ -167,9 +170,9 @@ impl Mapping {
         is_reused: impl Fn() -> bool,
     ) -> bool {
         // Acquire: pairs with the Release in `store_marked` (F2): a thread that sees F2 sees F1. A
-        // word that is seen late is found out (U2, U3).
+        // stale word is detected (U2, U3).
         let seen = self.table().load(index, Ordering::Acquire);
-        // Marked already: most are, and their descriptors need not be looked at.
+        // Most are marked already, and their descriptors need not be read.
         if !seen.is_folio() || seen.is_referenced() {
             return true;
         }
@@ -215,11 +218,11 @@ mod tests {
     }
 
     #[test]
-    fn a_page_that_changed_costs_those_behind_it_and_none_before() {
+    fn a_changed_page_invalidates_itself_and_those_after_it() {
         let table = table_of(&[ready(7), ready(8), ready(9)]);
         let stretch = Stretch::find(&table, 0..3, false);
         assert_eq!((stretch.start(), stretch.unchanged(3)), (Some(ready(7)), 3));
-        // Marks come and go without a change of the bytes.
+        // Marks change without a change of the bytes.
         table.mark_referenced(1, ready(8));
         assert_eq!(stretch.unchanged(3), 3);
         table.store(1, ready(8).with_next_version(), Ordering::Relaxed);

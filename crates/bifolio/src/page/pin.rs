@@ -1,9 +1,9 @@
-//! The pin word: one 64-bit word that counts references and says when nobody may take one.
+//! The pin word: one 64-bit word that counts references and can refuse new ones.
 //!
-//! Owned by a descriptor (`descriptor.rs`), which wraps every reference in a guard; nothing
-//! outside this folder sees the word. After the dedicated bit that was proposed for the page
-//! reference count of Linux (`PAGEREF_LOCKED_BIT`, later `PAGEREF_FROZEN_BIT`, 2025 and 2026), with
-//! a generation added against reuse.
+//! It is a field of the descriptor (`descriptor.rs`), which wraps every reference in a guard; code
+//! outside this folder does not see the word. The design follows the dedicated bit that was
+//! proposed for the page reference count of Linux (`PAGEREF_LOCKED_BIT`, later
+//! `PAGEREF_FROZEN_BIT`, 2025 and 2026), with a generation added against reuse.
 //!
 //! ```text
 //!   63          40  39      38                                   0
@@ -13,17 +13,17 @@
 //!
 //!  FROZEN  count   meaning
 //!    0      n > 0  live, n references
-//!    0      0      staged for freeing: its last owner left; a `try_get` may still rescue it
-//!    1      0      free, or frozen by somebody who owns every reference
-//!    1      k      the same, with k failed `try_get` in flight or not yet wiped
+//!    0      0      staged for freeing: the last reference was put; a `try_get` may still rescue it
+//!    1      0      free, or frozen by the thread that owns every reference
+//!    1      k      as above, with k failed `try_get` in flight or not yet wiped
 //! ```
 //!
-//! PROTOCOL, as two columns (A takes references, B ends the folio's life):
+//! PROTOCOL, as two columns (A takes references, B ends the generation):
 //!
 //! ```text
 //!  A: get, put                                B: freeze, free, reuse
 //!  A1 fetch_add(n)                            B1 CAS (g, expected) -> (g, FROZEN)    freeze
-//!  A2 FROZEN clear in the result: got it      B2 look at what only an owner may see
+//!  A2 FROZEN clear in the result: got it      B2 read what only an owner may see
 //!  A3 else: while the word is (g, FROZEN, k)  B3 store (g, n)                        unfreeze, or
 //!     CAS -> (g, FROZEN, 0); then give up     B4 ... free, and much later
 //!  A4 put: fetch_sub(n); was it the last?     B5 store (g + 1, n)                    init
@@ -32,21 +32,22 @@
 //! ```
 //!
 //! - PIN-1: exactly one thread wins A5 or B1 for a generation and does not unfreeze; it frees.
-//! - PIN-2: a failed `try_get` owes nothing and never subtracts: B3 or B5 may have wiped its add.
-//!   A3 is hygiene: it keeps lost adds from ever carrying out of the count.
-//! - PIN-3: FROZEN leaves the word only by B3 (same generation) and B5 (next generation). So the
-//!   put that paused between A4 and A5 while the folio was freed and reused loses its CAS.
-//! - PIN-4: while frozen there is no owner to put: B1 succeeds only if `expected` counts all.
-//! - PIN-5: a count never passes [`COUNT_MAX`], half the field: it can never carry into FROZEN.
+//! - PIN-2: a failed `try_get` has nothing to undo and never subtracts: B3 or B5 may have wiped its
+//!   add. A3 is hygiene: it keeps abandoned adds from ever carrying out of the count.
+//! - PIN-3: FROZEN is cleared only by B3 (same generation) and B5 (next generation). So a put that
+//!   paused between A4 and A5 while the folio was freed and reused fails its CAS.
+//! - PIN-4: while the word is frozen, no owner is left that could put: B1 succeeds only if
+//!   `expected` counts all references.
+//! - PIN-5: a count never exceeds [`COUNT_MAX`], half the field: it can never carry into FROZEN.
 //!
-//! Orderings: A2 and B1, A5 acquire (they are about to look at the folio), A4, B3, B5 release
-//! (they are done changing it). A relaxed A5 would be a data race: the winner would free while the
+//! Orderings: A2, B1 and A5 acquire (accesses to the folio follow), A4, B3 and B5 release (changes
+//! to the folio precede). A relaxed A5 would be a data race: the winner would free while the
 //! accesses of a thread that got and put in between are still unordered (loom: `pin_r2`).
 //!
-//! The generation has 24 bits: A5 is fooled only if its thread sleeps through 2^24 lives of one
-//! frame, each of which takes at least an allocation, a fill and an eviction under locks (more
-//! than a microsecond, so more than 16 s between two instructions), and wakes at a word with
-//! exactly count 0, which lasts for two instructions in each life.
+//! The generation has 24 bits: A5 is fooled only if its thread sleeps through 2^24 generations of
+//! one frame, each of which takes at least an allocation, a fill and an eviction under locks (more
+//! than a microsecond, so more than 16 s between two instructions), and wakes when the count is
+//! exactly 0, which lasts for two instructions per generation.
 
 use crate::sync::{AtomicU64, Ordering, store_owned};
 
@@ -57,23 +58,24 @@ const COUNT_MASK: u64 = FROZEN - 1;
 const GENERATION_SHIFT: u32 = COUNT_BITS + 1;
 const _: () = assert!(COUNT_BITS + 1 + GENERATION_BITS == u64::BITS);
 
-/// The most references one folio can have; one more is refused.
+/// Largest reference count of a folio; a further reference is refused.
 pub(crate) const COUNT_MAX: u64 = COUNT_MASK >> 1;
-/// Set in the result of an add that froze or passed the limit: one test for the hot path.
+/// Bits that are set in the result of an add that found FROZEN or exceeded the limit: one test on
+/// the hot path.
 const NOT_GOT: u64 = FROZEN | (COUNT_MAX + 1);
 
-/// The state of a pin word at one moment. Pure: the decisions of the protocol, without the atomics.
+/// The state of a pin word at one moment. Pure: the decisions of the protocol without the atomics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PinState(pub(crate) u64);
 
 impl PinState {
-    /// The live (or staged) word of `generation` with `count` references.
+    /// Returns the live (or staged) word of `generation` with `count` references.
     pub(crate) fn live(generation: u64, count: u64) -> Self {
         debug_assert!(count <= COUNT_MAX, "{count} references");
         Self((generation << GENERATION_SHIFT) | count)
     }
 
-    /// The frozen word of `generation`.
+    /// Returns the frozen word of `generation`.
     pub(crate) fn frozen(generation: u64) -> Self {
         Self((generation << GENERATION_SHIFT) | FROZEN)
     }
@@ -86,26 +88,26 @@ impl PinState {
         self.0 & FROZEN != 0
     }
 
-    /// References held: none while frozen, whatever failed gets left in the field.
+    /// References held; 0 while frozen, whatever failed gets left in the field.
     pub(crate) fn count(self) -> u64 {
         if self.is_frozen() { 0 } else { self.0 & COUNT_MASK }
     }
 
-    /// Whether the word may be that of a forked child, in which the descriptors are zeros: there
-    /// references that the parent has are put, and that does nothing. (A word that is alive has a
-    /// generation, but once in 2^24 lives.)
+    /// Returns `true` if this may be the word of a forked child, where the descriptors are zeros. A
+    /// put of a reference that the parent took does nothing there. (A live word has generation 0
+    /// only once in 2^24 generations.)
     fn is_wiped(self) -> bool {
         self.0.wrapping_neg() <= COUNT_MAX
     }
 
-    /// Whether an add that gave this word got its reference.
+    /// Returns `true` if the add that resulted in this word got its references.
     #[inline(always)]
     pub(crate) fn is_got(self) -> bool {
         self.0 & NOT_GOT == 0
     }
 
-    /// The word that a failed get writes to wipe its add (A3), or `None` when there is nothing to
-    /// wipe: the word was unfrozen, reused or wiped meanwhile.
+    /// Returns the word that a failed get writes to wipe its add (A3), or `None` if there is
+    /// nothing to wipe: the word was unfrozen, reused or wiped since.
     pub(crate) fn wiped(self, generation: u64) -> Option<Self> {
         let clean = Self::frozen(generation);
         let excess = self.is_frozen() && self.generation() == generation && self != clean;
@@ -129,24 +131,24 @@ pub(crate) enum TryGet {
 #[must_use]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Put {
-    /// Somebody else is in charge of the folio. It may be freed at any moment.
+    /// Other references exist, or another thread frees the folio. It may be freed at any moment.
     Done,
     /// The caller put the last reference: the word is frozen, and the caller must free the folio.
     Last,
 }
 
-/// See the head of the file.
+/// The pin word of one descriptor.
 #[derive(Debug, Default)]
 pub(crate) struct PinWord(AtomicU64);
 
 impl PinWord {
-    /// The word as it is now. A count read so is a hint: others change it.
+    /// Returns the current word. A count read from it is a hint: other threads change it.
     pub(crate) fn state(&self) -> PinState {
-        // Relaxed: a hint; whoever acts on it does so through a read-modify-write.
+        // Relaxed: a hint; a caller that acts on it does so through a read-modify-write.
         PinState(self.0.load(Ordering::Relaxed))
     }
 
-    /// Makes fresh, zeroed memory a free descriptor. Nobody else knows the word yet.
+    /// Makes fresh, zeroed memory a free descriptor. No other thread knows the word yet.
     pub(crate) fn init_free(&self) {
         self.0.store(PinState::frozen(0).0, Ordering::Relaxed);
     }
@@ -154,8 +156,8 @@ impl PinWord {
     /// Takes `references` references unless the folio is frozen (A1-A3).
     #[inline(always)]
     pub(crate) fn try_get(&self, references: u64) -> TryGet {
-        // Acquire: pairs with the Release in `unfreeze` and `init`; after it we see what the owner
-        // did to the folio while it was frozen or being set up.
+        // Acquire: pairs with the Release in `unfreeze` and `init`; after it this thread sees what
+        // the owner did to the folio while it was frozen or being set up.
         let before = self.0.fetch_add(references, Ordering::Acquire);
         let after = PinState(before.wrapping_add(references));
         if after.is_got() { TryGet::Got } else { self.try_get_cold(after, references) }
@@ -164,15 +166,16 @@ impl PinWord {
     #[cold]
     fn try_get_cold(&self, after: PinState, references: u64) -> TryGet {
         if !after.is_frozen() {
-            // Over the limit, but ours: give back. It is the last only if all of the COUNT_MAX
-            // others put in this instant; then the folio leaks, frozen, and nothing worse.
+            // Over the limit, but the references are counted: put them. The put is the last only if
+            // all COUNT_MAX other references were put in this instant; then the folio leaks,
+            // frozen, and nothing worse.
             let put = self.put_and_test(references);
             debug_assert_eq!(put, Put::Done);
             return TryGet::Refused;
         }
         let mut current = after;
         while let Some(wiped) = current.wiped(after.generation()) {
-            // Relaxed: nothing is published or read through a word we failed to get.
+            // Relaxed: nothing is published or read through a word that refused the reference.
             let exchange = (Ordering::Relaxed, Ordering::Relaxed);
             match self.0.compare_exchange(current.0, wiped.0, exchange.0, exchange.1) {
                 Ok(_) => break,
@@ -182,7 +185,8 @@ impl PinWord {
         TryGet::Frozen
     }
 
-    /// The "before" of the thread: load, test, compare-and-swap until it works.
+    /// The compare-and-swap variant that the pin word replaces: load, test, exchange until it
+    /// succeeds. Kept for comparison.
     #[inline(always)]
     pub(crate) fn try_get_compare_exchange(&self, references: u64) -> TryGet {
         let mut current = self.0.load(Ordering::Relaxed);
@@ -203,11 +207,11 @@ impl PinWord {
         }
     }
 
-    /// Gives `references` references back; the caller of the last put must free (A4, A5).
+    /// Puts `references` references; the caller of the last put must free (A4, A5).
     #[inline(always)]
     pub(crate) fn put_and_test(&self, references: u64) -> Put {
-        // Release: pairs with the Acquire of the CAS in `put_cold` and in `try_freeze`; whoever
-        // frees or freezes sees all we did with the folio.
+        // Release: pairs with the Acquire of the CAS in `put_cold` and in `try_freeze`; the thread
+        // that frees or freezes sees everything this thread did with the folio.
         let before = PinState(self.0.fetch_sub(references, Ordering::Release));
         debug_assert!(
             before.count() >= references || before.is_wiped(),
@@ -220,15 +224,15 @@ impl PinWord {
     fn put_cold(&self, before: PinState) -> Put {
         let staged = PinState::live(before.generation(), 0);
         let frozen = PinState::frozen(before.generation());
-        // Acquire: pairs with the Release of every put before ours; we are about to free. Failure
-        // is Relaxed: somebody rescued the folio, or freed it, and owes us nothing.
+        // Acquire: pairs with the Release of every earlier put; the caller is about to free. On
+        // failure, Relaxed: another thread rescued or freed the folio, and nothing is read.
         match self.0.compare_exchange(staged.0, frozen.0, Ordering::Acquire, Ordering::Relaxed) {
             Ok(_) => Put::Last,
             Err(_) => Put::Done,
         }
     }
 
-    /// Freezes the folio if the caller's `expected` references are all there are (B1).
+    /// Freezes the folio if the caller's `expected` references are the only ones (B1).
     #[must_use]
     pub(crate) fn try_freeze(&self, expected: u64) -> bool {
         let current = self.state();
@@ -237,8 +241,8 @@ impl PinWord {
             return false;
         }
         let frozen = PinState::frozen(current.generation());
-        // Acquire: pairs with the Release of the puts that brought the count down to ours: what
-        // those holders did (dirtying the folio above all) is seen by the tests that follow.
+        // Acquire: pairs with the Release of the puts that reduced the count to `expected`: what
+        // those holders did (above all, dirtying the folio) is seen by the tests that follow.
         self.0.compare_exchange(wanted.0, frozen.0, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 
@@ -251,7 +255,7 @@ impl PinWord {
         store_owned(&self.0, live.0, Ordering::Release);
     }
 
-    /// Starts a new life with `references` references, in the next generation (B5).
+    /// Starts the next generation with `references` references (B5).
     pub(crate) fn init(&self, references: u64) {
         let state = self.state();
         debug_assert!(state.is_frozen() && references > 0, "init({references}) of {state:?}");
@@ -304,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_put_freezes_and_the_next_life_is_a_new_generation() {
+    fn the_last_put_freezes_and_the_next_init_is_a_new_generation() {
         let word = live(2);
         let generation = word.state().generation();
         assert_eq!(word.put_and_test(1), Put::Done);

@@ -1,40 +1,40 @@
-//! The flat table of a mapping: an array of Entries, reserved at once, populated on touch.
+//! The table of a mapping: a flat array of Entries, reserved at once and populated on first touch.
 //!
 //! Loads are wait-free and never fail; the array never moves, because readers follow its address
-//! without a lock. What was touched is charged against the memory bound by whoever inserts
-//! ([`Table::is_charged`]), a table page (512 Entries, 2 MiB of file) at a time. A table may be for
-//! far more than will ever be touched: walks look only at what is charged, as [`Bitmap`] tells, and
-//! cost nothing for the rest. (The bitmap is not charged itself; a page of it stands for 64 GiB of
-//! file.)
+//! without a lock. The thread that inserts charges what it touches against the memory bound
+//! ([`Table::is_charged`]), one table page (512 Entries, 2 MiB of file) at a time. A table may be
+//! far larger than what will ever be touched: walks visit only charged pages, found through
+//! [`Bitmap`], and skip the rest at no cost. (The bitmap itself is not charged; one page of it
+//! covers 64 GiB of file.)
 //!
-//! PROTOCOL. A page of a table that names no folio and no slot of the swap says nothing that a hole
-//! does not, but for shadows, which are hints. When memory for metadata is short, `reclaim` gives
-//! such pages back to the kernel. Their addresses stay and read as zeros, which are holes, so
-//! readers need not know.
+//! PROTOCOL. A table page without a folio and without a swap slot holds only holes and shadows, and
+//! shadows are hints. When memory for metadata is short, `reclaim` returns such pages to the
+//! kernel. Their addresses stay mapped and read as zeros, which are holes, so readers are not
+//! affected.
 //!
 //! ```text
-//!  FILL, before a folio is inserted            GIVE BACK
-//!  T1 fillers + 1; closed? take it back,       G1 fillers 0 -> CLOSED; else give up
-//!     wait, again                              G2 a page that is charged: does any Entry name
-//!  T2 charged? else charge, set the bit           a folio, or a slot? then leave it
-//!  T3 insert (I1, I2)                          G3 give the memory back, clear the bit, uncharge
-//!  T4 fillers - 1                              G4 open again
+//!  FILL, before a folio is inserted            RETURN PAGES
+//!  T1 fillers + 1; CLOSED? undo, wait,         G1 fillers 0 -> CLOSED; else give up
+//!     retry                                    G2 a charged page: does any Entry name a folio
+//!  T2 charged? else charge, set the bit           or a slot? then skip it
+//!  T3 insert (I1, I2)                          G3 free the memory, clear the bit, uncharge
+//!  T4 fillers - 1                              G4 reopen
 //! ```
 //!
-//! Nobody but T3 makes an Entry name a folio where none did (MAPPING-1): evictions, removals and
-//! collapses store over Entries of a folio, and the first page of that, which G2 looks at first, is
-//! the last they store to. So between G1 and G4 a page that passed G2 stays as it is.
+//! Only T3 makes an Entry name a folio where none did (MAPPING-1): evictions, removals and
+//! collapses store over Entries of a folio, and store its first page, which G2 checks first, last.
+//! So between G1 and G4 a page that passed G2 does not change.
 //!
-//! A filler that has to charge a page looks for frames before T1, and that may give this very page
-//! back: then it does both again after T1, once, and waits for room that is not its own. (G1 gives
-//! up and waits for no filler, so a filler may wait.)
+//! A filler that has to charge a page first looks for frames, before T1, and that search may free
+//! this very page: then it does both again after T1, once, and waits for memory from elsewhere. (G1
+//! gives up instead of waiting for a filler, so a filler may wait.)
 //!
-//! A reader that has lost its processor between the load of an Entry and the mark it sets there may
-//! touch a page that went meanwhile: its exchange fails, but 4 KiB are resident and not charged
-//! then, until the page is charged again or the file is closed.
+//! A reader that is preempted between its load of an Entry and its exchange of the mark may touch a
+//! page that was freed in between: its exchange fails, but 4 KiB are resident and not charged until
+//! the page is charged again or the file is closed.
 //!
 //! # Safety
-//! Vouches that its words are valid when zero, as reserved memory is.
+//! The table consists of words that are valid when zero, as reserved memory is.
 #![allow(unsafe_code)]
 
 use super::entry::Entry;
@@ -44,9 +44,9 @@ use crate::sys::copy;
 use std::fmt::Debug;
 use std::sync::Arc;
 
-/// Entries in a page of the table: what is charged at once.
+/// Entries per table page, the unit of charging.
 const ENTRIES_PER_TABLE_PAGE: u64 = 512;
-/// The cost of a page of the table, bytes.
+/// Size of a table page in bytes.
 pub(crate) const TABLE_PAGE_BYTES: u64 = 4096;
 
 /// One word of reserved memory.
@@ -57,22 +57,22 @@ struct Word(AtomicU64);
 // SAFETY: an atomic word is valid when zero and needs no dropping.
 unsafe impl ZeroValid for Word {}
 
-/// See the head of the file.
+/// The Entries of one file, with a bitmap of the charged table pages.
 #[derive(Debug)]
 pub(crate) struct Table {
     entries: ReservedArray<Word>,
-    /// One bit for each table page that has been charged.
+    /// One bit per charged table page.
     charged: Bitmap,
-    /// How many that are.
+    /// Number of charged table pages.
     charged_pages: AtomicU64,
     fillers: Fillers,
     listed: Listed,
-    /// The page of the table at which the next search for unused pages begins.
+    /// Table page at which the next search for unused pages begins.
     looked_at: AtomicU64,
 }
 
 impl Table {
-    /// Reserves a table for `pages` pages.
+    /// Reserves a table for `pages` pages of the file.
     pub(crate) fn new(pages: u64) -> std::io::Result<Self> {
         let entries = usize::try_from(pages).map_err(|_| std::io::ErrorKind::OutOfMemory)?;
         Ok(Self {
@@ -85,23 +85,24 @@ impl Table {
         })
     }
 
-    /// How many pages the table can describe.
+    /// Returns the number of pages that the table can describe.
     pub(crate) fn pages(&self) -> u64 {
         self.entries.len() as u64
     }
 
-    /// The first position of the file that has no Entry.
+    /// Returns the first position of the file that has no Entry.
     pub(crate) fn end_bytes(&self) -> u64 {
         self.pages().saturating_mul(super::PAGE_BYTES)
     }
 
-    /// The Entry of a page; panics past the end of the table, which is a bug of ours.
+    /// Loads the Entry of a page. Panics past the end of the table, which is a bug in this crate.
     #[inline(always)]
     pub(crate) fn load(&self, index: u64, ordering: Ordering) -> Entry {
         Entry(self.word(index).load(ordering))
     }
 
-    /// Address of the first Entry, for the hit path, which checks the index by the file's length.
+    /// Returns the address of the first Entry, for the hit path, which checks the index against the
+    /// file's length.
     #[cfg(not(all(test, loom)))]
     #[inline(always)]
     pub(crate) fn as_ptr(&self) -> *const AtomicU64 {
@@ -113,7 +114,7 @@ impl Table {
         &self.entries.get(index as usize).0
     }
 
-    /// Brings an Entry closer that will be looked at soon.
+    /// Prefetches an Entry.
     pub(crate) fn touch(&self, index: u64) {
         copy::prefetch_lines(std::ptr::from_ref(self.word(index)).cast(), 1);
     }
@@ -123,15 +124,14 @@ impl Table {
         store_owned(self.word(index), entry.0, ordering);
     }
 
-    /// Marks the page for the replacement policy, if its Entry is READY; `false`: it is no longer
-    /// the Entry `seen`.
+    /// Sets REFERENCED if the Entry is READY. Returns `false` if the Entry is no longer `seen`.
     pub(crate) fn mark_referenced(&self, index: u64, seen: Entry) -> bool {
         !seen.is_ready()
             || seen.is_referenced()
             || self.exchange_mark(index, seen, seen.with_referenced())
     }
 
-    /// Clears the mark and tells whether it was set.
+    /// Clears REFERENCED. Returns `true` if it was set.
     pub(crate) fn test_and_clear_referenced(&self, index: u64) -> bool {
         let seen = self.load(index, Ordering::Relaxed);
         let referenced = seen.is_referenced();
@@ -141,35 +141,37 @@ impl Table {
         referenced
     }
 
-    /// A lost race leaves the mark as the winner wants it, and is told: it is a hint.
+    /// Exchanges the Entry if it is still `seen`. After a lost race the mark is as the winner set
+    /// it, which a hint tolerates.
     fn exchange_mark(&self, index: u64, seen: Entry, next: Entry) -> bool {
-        // Relaxed: the mark publishes nothing (MAPPING-1: the CAS hits only a word that stands).
+        // Relaxed: the mark publishes nothing (MAPPING-1: the CAS succeeds only on an unchanged
+        // word).
         let exchange = (Ordering::Relaxed, Ordering::Relaxed);
         self.word(index).compare_exchange(seen.0, next.0, exchange.0, exchange.1).is_ok()
     }
 
-    /// Announces an insertion; until the guard is dropped, what is charged stays charged (T1).
-    /// Waits while pages are given back.
+    /// Announces an insertion; charged pages stay charged until the guard is dropped (T1). Waits
+    /// while pages are being freed.
     pub(crate) fn fill(&self) -> Filling<'_> {
         self.fillers.enter()
     }
 
-    /// The first page of the table at or after `page` that is charged.
+    /// Returns the first charged table page at or after `page`.
     fn next_charged(&self, page: u64) -> Option<u64> {
         self.charged.next(page)
     }
 
-    /// Whether any Entry of a page of the table is one that `is_wanted`. The first ones first.
+    /// Returns `true` if `is_wanted` accepts any Entry of a table page. Checks them in order.
     fn any_of(&self, page: u64, is_wanted: impl Fn(Entry) -> bool) -> bool {
         let first = page * ENTRIES_PER_TABLE_PAGE;
         let mut entries = first..(first + ENTRIES_PER_TABLE_PAGE).min(self.pages());
         // Acquire: pairs with the Release in `unlink`: a thread that sees the first page of a folio
-        // gone sees the others gone.
+        // removed sees the others removed.
         entries.any(|index| is_wanted(self.load(index, Ordering::Acquire)))
     }
 
-    /// Gives the memory of a page of the table back, if the kernel takes it: all its Entries are
-    /// holes now. Nobody is filling.
+    /// Returns the memory of a table page to the kernel, if that succeeds: all its Entries are
+    /// holes now. No thread is filling.
     fn discharge(&self, page: u64) -> bool {
         let first = page * ENTRIES_PER_TABLE_PAGE;
         let end = (first + ENTRIES_PER_TABLE_PAGE).min(self.pages());
@@ -183,13 +185,13 @@ impl Table {
         is_given
     }
 
-    /// Whether the table page of `index` has been charged against the bound.
+    /// Returns `true` if the table page of `index` has been charged against the bound.
     pub(crate) fn is_charged(&self, index: u64) -> bool {
         self.charged.is_set(index / ENTRIES_PER_TABLE_PAGE)
     }
 
-    /// One page behind those at `index` and after it that were never charged, and so are holes;
-    /// `index` if its own was charged.
+    /// Returns the end of the uncharged pages, all holes, that start at `index`; `index` itself if
+    /// its table page was charged.
     pub(crate) fn end_of_uncharged(&self, index: u64) -> u64 {
         if self.is_charged(index) {
             return index;
@@ -197,7 +199,7 @@ impl Table {
         (index / ENTRIES_PER_TABLE_PAGE + 1) * ENTRIES_PER_TABLE_PAGE
     }
 
-    /// Notes that the table page of `index` has been charged; `false` if somebody else had done so.
+    /// Records that the table page of `index` has been charged. Returns `false` if it already was.
     pub(crate) fn set_charged(&self, index: u64) -> bool {
         let fresh = self.charged.set(index / ENTRIES_PER_TABLE_PAGE);
         if fresh {
@@ -206,22 +208,25 @@ impl Table {
         fresh
     }
 
-    /// The charge for this table, bytes.
+    /// Returns the charge for this table in bytes.
     pub(crate) fn charged_bytes(&self) -> u64 {
         self.charged_pages.load(Ordering::Relaxed) * TABLE_PAGE_BYTES
     }
 
-    /// The first page from `index` on whose Entry names a folio; skips what was never charged.
+    /// Returns the first page from `index` on whose Entry names a folio; skips uncharged table
+    /// pages.
     pub(crate) fn next_folio(&self, index: u64) -> Option<u64> {
         self.next(index, Entry::is_folio)
     }
 
-    /// The first page from `index` on whose Entry is not a hole; skips what was never charged.
+    /// Returns the first page from `index` on whose Entry is not a hole; skips uncharged table
+    /// pages.
     pub(crate) fn next_occupied(&self, index: u64) -> Option<u64> {
         self.next(index, |entry| entry != Entry::HOLE)
     }
 
-    /// The first page from `index` on whose Entry `is_wanted`. Touches charged table pages only.
+    /// Returns the first page from `index` on whose Entry `is_wanted`. Touches charged table pages
+    /// only.
     fn next(&self, index: u64, is_wanted: impl Fn(Entry) -> bool) -> Option<u64> {
         let mut index = index;
         loop {
@@ -238,26 +243,26 @@ impl Table {
 }
 
 const WORD_BITS: u64 = u64::BITS as u64;
-/// Enough for a bit each of 2^64.
+/// Levels of a bitmap of 2^64 bits.
 const LEVELS_MAX: usize = 11;
 
-/// A bitmap that finds its next bit without looking at what was never set.
+/// A bitmap whose search for the next set bit skips what was never set.
 ///
-/// A table may describe 2^50 bytes of a file of which a few pages were touched, so the bitmap is a
-/// tree of words: a bit of level 0 is what the caller sets, a bit of a level above says that the
-/// word below it may not be zero, and is never cleared. The first word of each level, all that a
-/// small file needs, stands by itself, so that such a file has no page of words. The levels stand
-/// in one array, the highest first, so that those above the lowest share few pages.
+/// A table may describe 2^50 bytes of a file of which few pages were touched, so the bitmap is a
+/// tree of words: a bit of level 0 is what the caller sets; a bit of a higher level says that the
+/// word below it may be nonzero, and is never cleared. The first word of each level, which suffices
+/// for a small file, is stored inline, so a small file needs no page of words. The levels share one
+/// array, the highest first, so that those above the lowest touch few pages.
 ///
-/// BITMAP-1: a bit of level 0 is seen set only when its bits above are: [`Bitmap::set`] goes from
-/// the top down. Otherwise a walk could pass by a folio that somebody put into a page that another
-/// thread is just charging, and a truncation would leave it behind.
+/// BITMAP-1: a bit of level 0 is seen set only when the bits above it are: [`Bitmap::set`] goes
+/// from the top down. Otherwise a walk could miss a folio inserted into a page that another thread
+/// is just charging, and a truncation would leave the folio behind.
 #[derive(Debug)]
 pub(crate) struct Bitmap {
     words: ReservedArray<Word>,
-    /// The first word of each level.
+    /// First word of each level.
     first: [AtomicU64; LEVELS_MAX],
-    /// The words of each level, from level 0 on. The last level is one word.
+    /// Words of each level, from level 0 on. The last level is one word.
     levels: Vec<std::ops::Range<u64>>,
 }
 
@@ -280,14 +285,14 @@ impl Bitmap {
         Ok(Self { words: ReservedArray::new(total)?, first, levels })
     }
 
-    /// Whether the bit is set.
+    /// Returns `true` if the bit is set.
     pub(crate) fn is_set(&self, bit: u64) -> bool {
         // Acquire: pairs with the Release in `set`: a thread that sees the bit sees those above
         // (BITMAP-1).
         self.word(0, bit / WORD_BITS).load(Ordering::Acquire) & mask(bit) != 0
     }
 
-    /// Sets the bit; `false` if it was set before.
+    /// Sets the bit. Returns `false` if it was set before.
     pub(crate) fn set(&self, bit: u64) -> bool {
         for level in (1..self.levels.len()).rev() {
             let above = bit >> (level as u32 * WORD_BITS.trailing_zeros());
@@ -298,13 +303,13 @@ impl Bitmap {
         self.word(0, bit / WORD_BITS).fetch_or(mask(bit), Ordering::Release) & mask(bit) == 0
     }
 
-    /// Clears the bit; nobody sets it at the same time.
+    /// Clears the bit. The caller excludes a concurrent [`Self::set`] of it.
     pub(crate) fn clear(&self, bit: u64) {
-        // Relaxed: the next thread to set it follows the caller by what keeps the two apart.
+        // Relaxed: the exclusion of a concurrent `set` also orders the next one after this.
         self.word(0, bit / WORD_BITS).fetch_and(!mask(bit), Ordering::Relaxed);
     }
 
-    /// The first bit from `bit` on that is set.
+    /// Returns the first set bit from `bit` on.
     pub(crate) fn next(&self, bit: u64) -> Option<u64> {
         let (mut level, mut at) = (0, bit);
         loop {
@@ -313,11 +318,11 @@ impl Bitmap {
             if index >= words.end - words.start {
                 return None;
             }
-            // Relaxed: a bit that was set before this call, in anybody's order, is seen set.
+            // Relaxed: a bit whose `set` happens before this call is seen set.
             let word = self.word(level, index).load(Ordering::Relaxed);
             let found = word & (u64::MAX << (at % WORD_BITS));
             if found == 0 {
-                // Nothing more in this word: on with the next one, as the level above tells.
+                // No bit left in this word: the level above finds the next nonzero word.
                 (level, at) = (level + 1, index + 1);
                 continue;
             }
@@ -343,16 +348,16 @@ fn mask(bit: u64) -> u64 {
     1 << (bit % WORD_BITS)
 }
 
-/// Nobody may fill.
+/// Set while no thread may begin to fill.
 const CLOSED: u64 = 1 << 63;
-/// Charged pages that are looked at in one go: fillers wait for it.
+/// Charged pages examined per call; fillers wait meanwhile.
 const LOOKED_AT_MAX: u64 = 64;
 
-/// The number of threads that fill pages of a table; or the word that nobody may.
+/// Number of threads that fill pages of a table, or [`CLOSED`].
 #[derive(Debug, Default)]
 struct Fillers(AtomicU64);
 
-/// While it lives, no page of the table is given back.
+/// Guard of a filler: while it exists, no page of the table is freed.
 #[derive(Debug)]
 #[must_use]
 pub(crate) struct Filling<'t>(&'t Fillers);
@@ -362,7 +367,8 @@ impl Fillers {
     fn enter(&self) -> Filling<'_> {
         let mut backoff = Backoff::default();
         loop {
-            // Acquire: pairs with the Release of G4: we see which pages are charged no more.
+            // Acquire: pairs with the Release of G4: this thread sees which pages are no longer
+            // charged.
             if self.0.fetch_add(1, Ordering::Acquire) & CLOSED == 0 {
                 return Filling(self);
             }
@@ -371,10 +377,10 @@ impl Fillers {
         }
     }
 
-    /// G1 to G4 around `work`; whether nobody was filling.
+    /// Runs `work` between G1 and G4. Returns `false`, without running it, if a thread is filling.
     fn close_for(&self, work: impl FnOnce()) -> bool {
-        // Acquire: pairs with the Release of T4: we see what was inserted. On failure, Relaxed:
-        // nothing is looked at.
+        // Acquire: pairs with the Release of T4: this thread sees what was inserted. On failure,
+        // Relaxed: nothing is read.
         let exchange = (Ordering::Acquire, Ordering::Relaxed);
         if self.0.compare_exchange(0, CLOSED, exchange.0, exchange.1).is_err() {
             return false;
@@ -388,34 +394,35 @@ impl Fillers {
 
 impl Drop for Filling<'_> {
     fn drop(&mut self) {
-        // Release: pairs with the Acquire of G1: what was inserted is seen.
+        // Release: pairs with the Acquire of G1: the insertions are seen.
         self.0.0.fetch_sub(1, Ordering::Release);
     }
 }
 
 /// A file that has a table.
 pub(crate) trait HasTable: Send + Sync + Debug {
-    /// The table.
+    /// Returns the table.
     fn table(&self) -> &Table;
-    /// Whether what an Entry holds without a folio is more than a hint.
+    /// Returns `true` if the value of an Entry without a folio is more than a hint.
     fn keeps_values(&self) -> bool;
     /// Returns `true` if charged pages stay for as long as the file is open, empty or not.
     fn keeps_pages(&self) -> bool;
 }
 
-/// Whether a table is among [`Tables`]: see there.
+/// Records if a table is on the list of [`Tables`].
 #[derive(Debug, Default)]
 struct Listed(AtomicU8);
 
 impl Listed {
-    /// Notes that the table is listed; `true` if it was not, and is to be put on the list.
+    /// Records that the table is listed. Returns `true` if it was not: the caller must add it to
+    /// the list.
     fn begin(&self) -> bool {
-        // AcqRel: pairs with itself in `end`: of the two that meet, the second sees what the first
-        // has charged, or that it is to be listed again.
+        // AcqRel: pairs with itself in `end`: the later of the two sees what the earlier thread
+        // charged, or that the table must be listed again.
         self.0.swap(1, Ordering::AcqRel) == 0
     }
 
-    /// Notes that the table is not listed. What was charged before it was last listed is seen
+    /// Records that the table is not listed. Pages charged before it was last listed are seen
     /// afterwards.
     fn end(&self) {
         // AcqRel: pairs with itself in `begin`.
@@ -423,19 +430,19 @@ impl Listed {
     }
 }
 
-/// The tables that have pages which are charged, those first that were not looked at for longest.
-/// The cost of a look for pages does not grow with files that have none, however many are open.
+/// The tables that have charged pages, least recently searched first. The cost of a search does not
+/// depend on the number of open files without such pages.
 ///
 /// ```text
-///  CHARGE                                      LOOK
-///  K1 set the bit, count the page              H1 take a table off, give back what it can
-///  K2 listed = 1; was it 0? then put it        H2 pages left? put it on
-///     on the list                              H3 else listed = 0; pages now, and listed = 1
-///                                                 was 0? put it on
+///  CHARGE                                      SEARCH
+///  K1 set the bit, count the page              H1 pop a table, free what it can
+///  K2 listed = 1; was it 0? then add it        H2 pages left? add it
+///     to the list                              H3 else listed = 0; pages now, and listed = 1
+///                                                 was 0? add it
 /// ```
 ///
-/// Whichever of K2 and H3 comes second sees what the other did: so a table with a page that is
-/// charged is on the list, or in the hands of somebody who will put it there.
+/// The later of K2 and H3 sees what the earlier did: so a table with a charged page is on the list,
+/// or popped by a thread that will add it again.
 #[derive(Debug)]
 pub(crate) struct Tables {
     files: Mutex<WeakList<dyn HasTable>>,
@@ -450,7 +457,7 @@ impl Default for Tables {
 }
 
 impl Tables {
-    /// K2: a page of the table has been charged.
+    /// K2: lists the table, one of whose pages was charged.
     pub(crate) fn enlist<T: HasTable + 'static>(&self, file: &Arc<T>) {
         if file.keeps_values() {
             // Relaxed, here and below: only a count.
@@ -467,7 +474,7 @@ impl Tables {
         self.kept_pages.load(Ordering::Relaxed)
     }
 
-    /// The table of a file is dropped, with all pages that are charged. Returns their bytes.
+    /// Accounts for the drop of a file's table with its charged pages. Returns their bytes.
     pub(crate) fn forget(&self, file: &impl HasTable) -> u64 {
         let bytes = file.table().charged_bytes();
         if file.keeps_values() {
@@ -476,8 +483,8 @@ impl Tables {
         bytes
     }
 
-    /// Gives back pages of tables, `wanted` or a few more, if there are so many; how many. The
-    /// caller takes them off the budget.
+    /// Returns up to `wanted` or slightly more table pages to the kernel. Returns how many; the
+    /// caller uncharges them.
     pub(crate) fn give_back(&self, wanted: u64) -> u64 {
         let mut given = 0;
         let count = self.files.lock().len();
@@ -508,8 +515,8 @@ impl Tables {
 }
 
 impl Table {
-    /// Gives back what names nothing, of some of the pages that are charged: the next ones each
-    /// time. How many.
+    /// Returns unused table pages to the kernel among the next [`LOOKED_AT_MAX`] charged ones.
+    /// Returns how many.
     pub(crate) fn give_back(&self, keeps_values: bool) -> u64 {
         if self.charged_bytes() == 0 {
             return 0;
@@ -517,7 +524,7 @@ impl Table {
         let is_needed = |entry: Entry| entry.is_folio() || keeps_values && entry != Entry::HOLE;
         let mut given = 0;
         self.fillers.close_for(|| {
-            // Relaxed: a hint of where to look, under the closure.
+            // Relaxed: the position of the search, only a hint.
             let mut at = self.looked_at.load(Ordering::Relaxed);
             for _ in 0..LOOKED_AT_MAX {
                 let Some(page) = self.next_charged(at) else {
@@ -542,7 +549,7 @@ mod tests {
     /// Pages of a file of 2^50 bytes.
     const PAGES_HUGE: u64 = 1 << 38;
 
-    /// A table with these Entries, its pages charged.
+    /// Returns a table with these Entries, its pages charged.
     fn table_with(pages: u64, entries: &[(u64, Entry)]) -> Table {
         let table = Table::new(pages).unwrap();
         for (index, entry) in entries {
@@ -552,10 +559,11 @@ mod tests {
         table
     }
 
-    /// Minor faults of this thread so far.
+    /// Returns the minor faults of this thread so far.
     fn faults() -> u64 {
         let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap();
-        // The command, in brackets, may hold anything; the tenth field is the eighth behind it.
+        // The command, in parentheses, may contain anything; the tenth field is the eighth after
+        // it.
         let (_, fields) = stat.rsplit_once(") ").unwrap();
         fields.split(' ').nth(7).unwrap().parse().unwrap()
     }
@@ -576,7 +584,7 @@ mod tests {
     }
 
     #[test]
-    fn a_walk_passes_charged_pages_that_hold_nothing() {
+    fn a_walk_skips_charged_pages_without_entries() {
         let table = table_with(PAGES_HUGE, &[(PAGES_HUGE - 1, Entry::value(5))]);
         for index in [0, 600, 1 << 20, 1 << 37] {
             assert!(table.set_charged(index));
@@ -594,7 +602,7 @@ mod tests {
     }
 
     #[test]
-    fn a_walk_over_a_huge_file_touches_next_to_nothing() {
+    fn a_walk_over_a_huge_file_touches_few_pages() {
         let folio = Entry::folio(3, 0, 0);
         let places = [7, 1 << 30, (1 << 37) + 12_345, PAGES_HUGE - 1];
         let table = table_with(PAGES_HUGE, &places.map(|index| (index, folio)));
@@ -603,18 +611,18 @@ mod tests {
         let found = std::iter::successors(first, |index| table.next_folio(index + 1));
         assert_eq!(found.collect::<Vec<_>>(), places);
         assert_eq!(table.charged_bytes(), 4 * TABLE_PAGE_BYTES);
-        // Of the bitmap's words alone, without the levels above, it would be 16384.
+        // Without the levels above level 0 the bitmap alone would cost 16384 faults.
         let faults = faults() - before;
         assert!(faults < 64, "{faults} pages touched");
     }
 
-    /// The bits from `from` on, by walking.
+    /// Returns the set bits from `from` on.
     fn walk(bitmap: &Bitmap, from: u64) -> Vec<u64> {
         std::iter::successors(bitmap.next(from), |bit| bitmap.next(bit + 1)).collect()
     }
 
     #[test]
-    fn a_walk_finds_what_was_set_at_every_number_of_levels() {
+    fn a_walk_finds_every_set_bit_at_any_number_of_levels() {
         for bits in [1, 2, 63, 64, 65, 4096, 4097, (1 << 18) + 1, 1 << 29] {
             let bitmap = Bitmap::new(bits).unwrap();
             assert_eq!(bitmap.next(0), None);
@@ -653,7 +661,7 @@ mod tests {
     }
 
     #[test]
-    fn only_tables_that_have_pages_are_looked_at() {
+    fn only_tables_with_charged_pages_are_searched() {
         let tables = Tables::default();
         let mut files: Vec<_> =
             (0..1000).map(|_| Arc::new(File(Table::new(2048).unwrap()))).collect();
@@ -666,13 +674,13 @@ mod tests {
             charge(number, 600);
         }
         let listed = || tables.files.lock().len();
-        assert_eq!(listed(), 3, "once each, however many pages it has");
+        assert_eq!(listed(), 3, "one entry per table");
         files[500].0.store(7, Entry::folio(3, 0, 0), Ordering::Relaxed);
-        assert_eq!(tables.give_back(1), 2, "all of the first one");
+        assert_eq!(tables.give_back(1), 2, "all pages of the first table");
         assert_eq!(listed(), 2);
         charge(3, 1200);
         assert_eq!((listed(), tables.give_back(100), listed()), (3, 4, 1));
-        assert_eq!((tables.give_back(100), listed()), (0, 1), "it names a folio");
+        assert_eq!((tables.give_back(100), listed()), (0, 1), "the page names a folio");
         files.clear();
         assert_eq!((tables.give_back(100), listed()), (0, 0));
     }

@@ -171,11 +171,11 @@ impl Reclaim {
         // As in a fill: without an owner until it is in the table.
         let new = memory.folios.start(target, 0, locked.index(), locked.order());
         let new_locked = new.lock_new();
-        new_locked.take_after(&locked);
+        new_locked.copy_usage_of(&locked);
         // A collapse of one.
         let gone = inode.collapse(vec![Part { lock: locked, folio }], &new, &new_locked);
         let Some(frozen) = gone.and_then(|mut gone| gone.pop()) else { return false };
-        new_locked.settle_after(&frozen);
+        new_locked.take_first_use_of(&frozen);
         if frozen.folio().flags.write_state() == WriteState::Dirty {
             inode.pass_dirt(std::slice::from_ref(&frozen), target);
         } else {

@@ -199,11 +199,11 @@ impl World {
                 self.frame(to).copy_from(self.frame(from));
             }
         };
-        locked.take_after(&parts[0].lock);
+        locked.copy_usage_of(&parts[0].lock);
         let old = self.mapping.collapse(&self.folios, parts, &locked, for_table, copy);
         let collapsed = old.is_ok();
         for frozen in old.into_iter().flatten() {
-            locked.settle_after(&frozen);
+            locked.take_first_use_of(&frozen);
             frozen.free();
         }
         drop(locked);
