@@ -446,7 +446,7 @@ impl Listed {
 #[derive(Debug)]
 pub(crate) struct Tables {
     files: Mutex<WeakList<dyn HasTable>>,
-    /// Charged pages of files that keep values: those eviction does not empty.
+    /// Charged pages of files that keep values, which eviction does not empty.
     kept_pages: AtomicU64,
 }
 
@@ -469,7 +469,7 @@ impl Tables {
         }
     }
 
-    /// Charged pages of files that keep values.
+    /// Returns the charged pages of files that keep values.
     pub(crate) fn kept_pages(&self) -> u64 {
         self.kept_pages.load(Ordering::Relaxed)
     }
