@@ -176,7 +176,7 @@ impl Handle {
                     let claimed = self.claim(head, seen, wait, access.may_pass_end())?;
                     if let Claim::New(locked) = claimed {
                         if !matches!(access, Access::Write { .. }) {
-                            // A page to write to is there when it may be dirty, too.
+                            // A page to write to counts when it may become dirty.
                             call.note_page();
                         }
                         return self.fill(locked, room, is_hole, access).map(Some);
@@ -673,5 +673,32 @@ mod tests {
         let _cutting = inode.stop_write_outs();
         let _held = inode.mapping.get_folio(&inode.memory.folios, 0);
         assert_eq!(file.handle.reclaim.sweep_once(), (0, 1));
+    }
+
+    /// Of the locks that all threads of a cache share (reclaim, the swapper's queue, the flusher's
+    /// roster and gate, the LRU lists, the list of tables, the swap's slots, the pool of rings), a
+    /// claim takes the arena's, once for its frame. The LRU batch is its CPU's, the dirty list its
+    /// file's.
+    #[cfg(not(bifolio_chaos))]
+    #[test]
+    fn a_page_takes_no_shared_lock_but_the_arenas() {
+        use crate::sync::counted::locked_by;
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("file");
+        std::fs::write(&path, vec![7; 1 << 20]).unwrap();
+        let builder = Cache::builder().memory(16 << 20).readahead_bytes_max(0);
+        let cache = builder.swap_directory(directory.path()).build().unwrap();
+        let options = OpenOptions::new().read(true).write(true);
+        let file = cache.open(&path, &options).unwrap();
+        // Charges a page of the table, and makes a chunk resident.
+        file.read_exact_at(&mut [0; 8], 0).unwrap();
+        file.write_all_at(&[8; PAGE_BYTES as usize], PAGE_BYTES).unwrap();
+        let read = locked_by(|| file.read_exact_at(&mut [0; 8], 9 * PAGE_BYTES).unwrap());
+        let write =
+            locked_by(|| file.write_all_at(&[8; PAGE_BYTES as usize], 5 * PAGE_BYTES).unwrap());
+        let of_a_frame = ["bifolio::memory::arena::State", "bifolio::memory::lru::CpuBatch"];
+        assert_eq!(read, of_a_frame);
+        assert_eq!(write[..2], of_a_frame);
+        assert_eq!(write[2..], ["bifolio::writeback::dirty::State"]);
     }
 }

@@ -9,6 +9,8 @@
 //! It does not hold statistics (`stats`): counters are not part of any protocol.
 
 pub(crate) mod blocking;
+#[cfg(all(test, not(any(loom, bifolio_chaos))))]
+pub(crate) mod counted;
 pub(crate) mod futex;
 pub(crate) mod inside;
 #[cfg(all(test, not(loom)))]
@@ -35,7 +37,11 @@ pub(crate) use model::*;
 /// variable that can wait with a deadline.
 #[cfg(not(any(all(test, loom), bifolio_chaos)))]
 mod real {
-    pub(crate) use parking_lot::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard};
+    #[cfg(test)]
+    pub(crate) use super::counted::Mutex;
+    #[cfg(not(test))]
+    pub(crate) use parking_lot::Mutex;
+    pub(crate) use parking_lot::{Condvar, MutexGuard, RwLock, RwLockReadGuard};
     pub(crate) use std::hint::spin_loop;
     pub(crate) use std::sync::atomic::{
         AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, fence,
