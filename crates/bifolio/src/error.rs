@@ -1,7 +1,7 @@
 //! Errors: what went wrong, with file, position, length and cause.
 //!
-//! A leaf open to all layers. [`Error`] is one word wide, so that a result of a read costs nothing
-//! to return; [`Error::kind`] tells the cases apart.
+//! A leaf open to all layers. [`Error`] is one word wide, so that returning the result of a read is
+//! cheap; [`Error::kind`] returns the case.
 
 mod convert;
 
@@ -10,10 +10,10 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// The result of everything that can fail here.
+/// The result type of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Something that did not work. Displays as one line that says what, where and why.
+/// An error of the cache. Formats as one line with what failed, where, and why.
 ///
 /// ```
 /// # fn main() -> bifolio::Result<()> {
@@ -27,12 +27,12 @@ pub type Result<T> = std::result::Result<T, Error>;
 pub struct Error(Box<ErrorKind>);
 
 impl Error {
-    /// The kind of error, with its details.
+    /// Returns the kind of error with its details.
     pub fn kind(&self) -> &ErrorKind {
         &self.0
     }
 
-    /// Takes the kind out.
+    /// Converts the error into its kind.
     pub fn into_kind(self) -> ErrorKind {
         *self.0
     }
@@ -81,19 +81,18 @@ impl std::error::Error for Error {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// A setting of the cache or an option of a file cannot be.
+    /// A setting of the cache or an option of a file is invalid.
     #[error("{name}: {problem}")]
     Config {
         /// The setting.
         name: &'static str,
-        /// The fault of its value, and a value that would be right.
+        /// What is wrong with its value, and which values are valid.
         problem: String,
     },
     /// The file cannot be opened.
     #[error(transparent)]
     Open(#[from] OpenDiskError),
-    /// The storage failed. Nothing that was in the cache is lost: what could not be written is
-    /// dirty as before.
+    /// The storage failed. Nothing in the cache is lost: what could not be written stays dirty.
     #[error(transparent)]
     Io(#[from] IoError),
     /// The system refused a temporary file for the swap.
@@ -101,21 +100,21 @@ pub enum ErrorKind {
     SwapFile {
         /// The directory of [`CacheBuilder::swap_directory`](crate::CacheBuilder::swap_directory).
         directory: PathBuf,
-        /// The system's answer.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// A page of a memory file could not be read back from the swap. It stays there: a later
-    /// access tries again.
+    /// A page of a memory file could not be read from the swap. It stays there, and a later access
+    /// tries again.
     #[error("{file}: the page at position {position_bytes} cannot be read from the swap: {source}")]
     SwapRead {
         /// The memory file.
         file: String,
-        /// Where the page, or the run of pages, begins in it.
+        /// Position of the page, or of the run of pages, in the file.
         position_bytes: u64,
-        /// The swap file's answer, with its own position.
+        /// The error of the swap file, with the position there.
         source: IoError,
     },
-    /// The bytes read back from the swap are not those that were written there.
+    /// The bytes read from the swap are not those that were written there.
     #[error(
         "{file}: the page at position {position_bytes} is corrupt in the swap ({swap}, position \
          {swap_position_bytes}): the checksum of what was written is {expected_checksum:#010x}, \
@@ -124,63 +123,63 @@ pub enum ErrorKind {
     SwapCorrupt {
         /// The memory file.
         file: String,
-        /// Where the page begins in it.
+        /// Position of the page in the file.
         position_bytes: u64,
         /// The swap file.
         swap: String,
-        /// Where the page stands in that.
+        /// Position of the page in the swap file.
         swap_position_bytes: u64,
-        /// The checksum as it should be.
+        /// Checksum of the bytes that were written.
         expected_checksum: u32,
-        /// The checksum as it is.
+        /// Checksum of the bytes that were read.
         found_checksum: u32,
     },
-    /// An earlier write-out failed. Each handle that was open then learns of it once, from its
-    /// next sync. The pages are dirty as before and will be tried again.
+    /// An earlier write-out failed. The next sync of each handle that was open then returns this
+    /// error once. The pages stay dirty and are written again.
     #[error("an earlier write-back failed: {0}")]
     Writeback(#[source] Arc<IoError>),
-    /// The storage is shorter than it was: another program cut it. To continue without the missing
-    /// bytes, call [`set_len`](crate::File::set_len) with the length that the storage has now.
+    /// The storage has shrunk: another program truncated it. To continue without the missing bytes,
+    /// call [`set_len`](crate::File::set_len) with the length that the storage has now.
     #[error(
-        "{file}: it was cut by somebody else: {expected_bytes} bytes expected at position \
+        "{file}: another program truncated it: {expected_bytes} bytes expected at position \
          {position_bytes}, {got_bytes} found; File::set_len to its length now drops the rest"
     )]
     CutShort {
         /// The file.
         file: String,
-        /// Where the read began.
+        /// Position of the read.
         position_bytes: u64,
-        /// Bytes that should be there.
+        /// Bytes expected.
         expected_bytes: u64,
-        /// Bytes that are there.
+        /// Bytes found.
         got_bytes: u64,
     },
-    /// A range that ends beyond what a file can have: 2^63 - 1 bytes.
+    /// A range ends past the maximum length of a file, 2^63 - 1 bytes.
     #[error("{file}: {length_bytes} bytes at position {position_bytes} lie beyond 2^63 - 1")]
     OutOfRange {
         /// The file.
         file: String,
-        /// Where the range begins.
+        /// Position of the range.
         position_bytes: u64,
-        /// How long it is.
+        /// Length, bytes.
         length_bytes: u64,
     },
-    /// A range that ends behind the end of the file, where it must not.
+    /// A range ends past the end of the file, where that is not allowed.
     #[error(
-        "{file}: {length_bytes} bytes at position {position_bytes} end behind the end of the \
+        "{file}: {length_bytes} bytes at position {position_bytes} end past the end of the \
          file, which has {len_bytes} bytes"
     )]
     PastEnd {
         /// The file.
         file: String,
-        /// Where the range begins.
+        /// Position of the range.
         position_bytes: u64,
-        /// How long it is.
+        /// Length, bytes.
         length_bytes: u64,
-        /// How long the file is.
+        /// Length of the file, bytes.
         len_bytes: u64,
     },
-    /// The file would grow beyond the length its table was reserved for.
+    /// The file would grow past the length that its table was reserved for.
     #[error(
         "{file}: cannot grow to {wanted_bytes} bytes: it was opened for at most {len_max_bytes} \
          (OpenOptions::len_max)"
@@ -188,9 +187,9 @@ pub enum ErrorKind {
     TooLong {
         /// The file.
         file: String,
-        /// The length that was asked for.
+        /// Requested length, bytes.
         wanted_bytes: u64,
-        /// The most it may have.
+        /// Maximum length of this open file, bytes.
         len_max_bytes: u64,
     },
     /// A pin must lie in one folio.
@@ -201,62 +200,62 @@ pub enum ErrorKind {
     PinSpansFolios {
         /// The file.
         file: String,
-        /// Where the pin was to begin.
+        /// Position of the pin.
         position_bytes: u64,
-        /// How long it was to be.
+        /// Length of the pin, bytes.
         length_bytes: u64,
-        /// Bytes of a folio of this file.
+        /// Folio size of this file, bytes.
         folio_bytes: u64,
     },
-    /// The handle was not opened for this.
+    /// The handle was not opened for this operation.
     #[error("{file}: not opened for {operation}")]
     NotOpenedFor {
         /// The file.
         file: String,
-        /// The operation that was tried.
+        /// The operation.
         operation: &'static str,
     },
-    /// Only a memory file can do this.
+    /// The operation works only on memory files.
     #[error("{file}: cannot {operation}: it is not a memory file")]
     NotAMemoryFile {
         /// The file.
         file: String,
-        /// The operation that was tried.
+        /// The operation.
         operation: &'static str,
     },
-    /// A file that can be mapped cannot do this: each of its pages has its place.
+    /// The operation does not work on mappable files, whose pages have fixed addresses.
     #[error("{file}: cannot {operation}: it was opened to be mapped")]
     IsMappable {
         /// The file.
         file: String,
-        /// The operation that was tried.
+        /// The operation.
         operation: &'static str,
     },
     /// Files cannot be mapped on this system.
     #[error("files cannot be mapped here: {reason}")]
     CannotMap {
-        /// The finding of the probe.
+        /// The result of the probe.
         reason: String,
     },
-    /// Files cannot be mapped for writing on this system, only for reading.
+    /// Files can be mapped only for reading on this system.
     #[error("files cannot be mapped for writing here: {reason}")]
     CannotMapMut {
-        /// The finding of the probe.
+        /// The result of the probe.
         reason: String,
     },
-    /// A page of a map could not be had when it was touched.
-    #[error("a page of a map could not be had: {0}")]
+    /// A page of a map could not be read when it was touched.
+    #[error("a page of a map could not be read: {0}")]
     Fault(#[source] Arc<Error>),
-    /// Only a file that was opened to be mapped can be mapped.
+    /// The file was not opened [`mappable`](crate::OpenOptions::mappable).
     #[error("{file}: cannot be mapped: its first open handle was not opened mappable")]
     NotMappable {
         /// The file.
         file: String,
     },
-    /// Maps of files of the cache, or pins of maps, are in use.
+    /// Maps of files of the cache, or pins of maps, still exist.
     #[error("{maps} maps or pins of maps are still in use; drop them first")]
     MapsAlive {
-        /// How many.
+        /// Number of maps and pins.
         maps: u64,
     },
     /// A range of a memory file cannot become one folio.
@@ -267,14 +266,14 @@ pub enum ErrorKind {
     CannotCollapse {
         /// The file.
         file: String,
-        /// Where the range begins.
+        /// Position of the range.
         position_bytes: u64,
-        /// How long it is.
+        /// Length, bytes.
         length_bytes: u64,
-        /// Why.
+        /// The reason.
         refusal: CollapseRefusal,
     },
-    /// A descriptor did not take what was to be copied to it.
+    /// A descriptor did not accept the bytes of a [`copy_to_fd`](crate::File::copy_to_fd).
     #[error(
         "{file}: {length_bytes} bytes at position {position_bytes} could not be copied to the \
          descriptor: {source}"
@@ -282,11 +281,11 @@ pub enum ErrorKind {
     CopyToFd {
         /// The file.
         file: String,
-        /// The first byte that was not taken.
+        /// Position of the first byte that was not accepted.
         position_bytes: u64,
-        /// How many bytes were left.
+        /// Number of bytes that were not accepted.
         length_bytes: u64,
-        /// The descriptor's answer.
+        /// The error of the descriptor.
         source: std::io::Error,
     },
     /// An immutable and a writable handle of one file exclude each other.
@@ -294,7 +293,7 @@ pub enum ErrorKind {
     ImmutableConflict {
         /// The file.
         file: String,
-        /// The setting that was asked for.
+        /// The requested setting.
         wanted: &'static str,
         /// The setting of the other handles.
         open: &'static str,
@@ -306,14 +305,14 @@ pub enum ErrorKind {
         /// The file.
         file: String,
     },
-    /// The file is open, and its transfers go another way than asked for.
+    /// The file is open, with another kind of transfers than requested.
     #[error("{file}: cannot be opened with {wanted:?}: it is open in this cache, and {reason}")]
     DirectConflict {
         /// The file.
         file: String,
-        /// The setting that was asked for.
+        /// The requested setting.
         wanted: DirectIo,
-        /// How its transfers go, and why.
+        /// The kind of its transfers, and the reason.
         reason: String,
     },
     /// A backing asks for transfers that no memory is aligned for.
@@ -338,9 +337,9 @@ pub enum ErrorKind {
         file: String,
         /// The option.
         option: &'static str,
-        /// The value that was asked for.
+        /// The requested value.
         wanted: String,
-        /// The value it has while the file is open.
+        /// The value of the open file.
         open: String,
     },
     /// The call needs a folio that its own thread has as a [`PinMut`](crate::PinMut): it would wait
@@ -349,9 +348,9 @@ pub enum ErrorKind {
     PinnedByCaller {
         /// The file.
         file: String,
-        /// Where the folio begins.
+        /// Position of the folio.
         position_bytes: u64,
-        /// How long it is.
+        /// Length, bytes.
         length_bytes: u64,
     },
     /// The file is open with another folio size.
@@ -359,15 +358,15 @@ pub enum ErrorKind {
     FolioSizeConflict {
         /// The file.
         file: String,
-        /// The folio size that was asked for.
+        /// Requested folio size, bytes.
         wanted_bytes: u64,
-        /// The folio size it has while it is open.
+        /// Folio size of the open file, bytes.
         open_bytes: u64,
     },
-    /// The device of the file takes nothing, and as much is dirty there as may be
-    /// ([`CacheBuilder::dirty_bytes_max`](crate::CacheBuilder::dirty_bytes_max)): a page that is
-    /// clean cannot be changed. Nothing that was written before is lost; what is dirty already can
-    /// be changed; and once the device takes some of it, writes go on.
+    /// The device of the file refuses writes, and the dirty limit is reached
+    /// ([`CacheBuilder::dirty_bytes_max`](crate::CacheBuilder::dirty_bytes_max)), so a clean page
+    /// cannot be modified. Nothing written earlier is lost. Pages that are dirty already can be
+    /// modified, and all writes succeed again once the device accepts some pages.
     #[error(
         "{file}: {length_bytes} bytes at position {position_bytes} cannot be accepted: \
          {dirty_bytes} bytes wait for a device that takes nothing: {cause}"
@@ -375,14 +374,14 @@ pub enum ErrorKind {
     Unwritable {
         /// The file.
         file: String,
-        /// Where the part of the write begins that was not accepted.
+        /// Position of the part of the write that was not accepted.
         position_bytes: u64,
-        /// How long it is.
+        /// Length, bytes.
         length_bytes: u64,
         /// Dirty bytes on the device of the file.
         dirty_bytes: u64,
-        /// The answer of the device, to a write-out of this file or of another one there;
-        /// [`TimedOut`](std::io::ErrorKind::TimedOut) if it has not answered for long.
+        /// The device's error for a write-out of this file or of another file on it;
+        /// [`TimedOut`](std::io::ErrorKind::TimedOut) if it has not answered.
         #[source]
         cause: Arc<IoError>,
     },
@@ -398,81 +397,79 @@ pub enum ErrorKind {
         refused.as_ref().map_or_else(String::new, |refused| format!("; {refused}"))
     )]
     Full {
-        /// The bound.
+        /// The bound on memory, bytes.
         bound_bytes: u64,
-        /// In folios that pins, holds or calls in progress refer to.
+        /// Bytes in folios with a reference of a pin, a hold or a call in progress.
         pinned_bytes: u64,
-        /// In folios whose write-out failed.
+        /// Bytes in folios whose write-out failed.
         unwritten_bytes: u64,
-        /// In folios of memory files, which have nowhere to go.
+        /// Bytes in folios of memory files without a swap.
         unswappable_bytes: u64,
-        /// In folios that were locked or under I/O, for as long as the call waited.
+        /// Bytes in folios that were locked or under I/O while the call waited.
         busy_bytes: u64,
-        /// Descriptors and tables, which stay while the cache and its files are open.
+        /// Bytes in descriptors and tables.
         metadata_bytes: u64,
-        /// Bytes that were wanted, in one piece.
+        /// Contiguous bytes that the call needed.
         wanted_bytes: u64,
-        /// Free all the same: in pieces that are too small, or kept for tables and for reads of
-        /// what is swapped out.
+        /// Bytes that are free, but in pieces that are too small, or reserved for tables and for
+        /// reading swapped pages.
         free_bytes: u64,
-        /// Why what cannot be written out cannot: what its device has answered, with the file and
-        /// the position.
+        /// The device's error for pages that cannot be written, with file and position.
         #[source]
         cause: Option<Arc<IoError>>,
-        /// What the kernel refused when pages of maps were last to be evicted, if none could be
-        /// since.
+        /// The kernel's last refusal to evict pages of maps, if none has been evicted since.
         refused: Option<String>,
     },
-    /// A folio has as many references as one can have.
+    /// A folio has the maximum number of references.
     #[error(
         "{file}: the page at position {position_bytes} is pinned {pins} times, the most allowed"
     )]
     TooManyPins {
         /// The file.
         file: String,
-        /// Where.
+        /// Position of the page.
         position_bytes: u64,
-        /// How often.
+        /// Number of references.
         pins: u64,
     },
-    /// The kernel refused memory or address space that the bound allows, or what goes with it.
+    /// The kernel refused memory or address space that the bound allows, or a call that manages it.
     #[error("the system refused {purpose}: {source}{}", remedy(source))]
     Memory {
-        /// The use that the memory was for.
+        /// The purpose of the memory.
         purpose: &'static str,
-        /// Its answer.
+        /// The kernel's error.
         source: std::io::Error,
     },
     /// A thread could not be started.
     #[error("the system refused a thread: {0}{remedy}", remedy = remedy(.0))]
     Thread(#[source] std::io::Error),
-    /// Files could not be made durable: the cache is still open, and nothing is lost.
+    /// Files could not be made durable. The cache is still open, and nothing is lost.
     #[error("the cache was not closed: {}", list(failures))]
     Close {
-        /// Each file that is not durable, and why. All others are.
+        /// The files that are not durable, with the reasons. All others are durable.
         failures: Vec<CloseFailure>,
     },
-    /// The kernel refused something that could neither be undone nor done without, for a page of a
-    /// map. What is resident can still be read; nothing else works any more, and nothing is written
-    /// out: build another cache, and begin with what the devices hold.
-    #[error("the cache cannot be relied upon any more: {what}: {source}")]
+    /// The kernel refused a step of an eviction or a fault that could be neither undone nor
+    /// skipped. Resident pages can be read; every other call fails, and nothing is written out.
+    /// Build another cache and start from what the devices hold.
+    #[error("the cache is poisoned: {what}: {source}")]
     Poisoned {
         /// The step that failed.
         what: &'static str,
-        /// The kernel's answer.
+        /// The kernel's error.
         source: Arc<std::io::Error>,
     },
     /// The cache was closed.
     #[error("the cache is closed")]
     Closed,
-    /// The process was forked after the cache was built; the child cannot use it. Nor should it
-    /// build one: locks of the process may stay held for good by threads that it does not have. Let
-    /// it run another program.
+    /// The process was forked after the cache was built; the child cannot use the cache. It should
+    /// not build one either, because locks of the process may be held by threads that do not exist
+    /// in the child. Let the child execute another program.
     #[error("this cache belongs to the parent process: a forked child cannot use it")]
     Forked,
 }
 
-/// The part of a full cache's message about memory that is free all the same.
+/// Returns the part of the message of `Full` about memory that is free but not usable.
 fn fragmentation(free_bytes: u64, wanted_bytes: u64) -> String {
     if free_bytes < wanted_bytes {
         return String::new();
@@ -483,10 +480,10 @@ fn fragmentation(free_bytes: u64, wanted_bytes: u64) -> String {
     )
 }
 
-/// How many failures a message lists.
+/// Number of failures listed in a message.
 const FAILURES_LISTED_MAX: usize = 4;
 
-/// A hint at the setting to change, where the system refuses something.
+/// Returns a hint at the limit to raise when the system refuses a resource.
 fn remedy(error: &std::io::Error) -> &'static str {
     match error.raw_os_error() {
         Some(libc::EMFILE) => "; RLIMIT_NOFILE (ulimit -n) is too low",
@@ -515,49 +512,50 @@ fn list(failures: &[CloseFailure]) -> String {
 pub struct CloseFailure {
     /// The file.
     pub file: String,
-    /// Bytes in dirty folios, each counted whole, also behind the end of the file. If there are
-    /// none, what was written could not be flushed. Where the kernel does not tell which pages of a
-    /// map were stored to, every resident page counts as dirty.
+    /// Bytes in dirty folios; each counts as a whole, even past the end of the file. 0 if
+    /// everything was written but not flushed. If the kernel does not report which pages of a map
+    /// were stored to, every resident page counts as dirty.
     pub unwritten_bytes: u64,
     /// The last failure, with its operation and position.
     #[source]
     pub cause: Error,
 }
 
-/// A file without a handle whose unwritten bytes were given up.
+/// A file without a handle whose unwritten bytes were discarded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Discarded {
     /// The file.
     pub file: String,
-    /// Bytes of the file that were in dirty folios, as
+    /// Bytes of the file in dirty folios, as
     /// [`File::discard_dirty`](crate::File::discard_dirty) counts them.
     pub bytes: u64,
 }
 
-/// The end of a message, if there is a cause.
+/// Returns the end of a message with the cause, if there is one.
 fn because(cause: &Option<Arc<IoError>>) -> String {
     cause.as_ref().map_or_else(String::new, |cause| format!("; what cannot be written: {cause}"))
 }
 
-/// Why a range of a memory file cannot become one folio.
+/// The reason why a range of a memory file cannot become one folio.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CollapseRefusal {
-    /// Not a power of two of folios, aligned to its length, of 2 MiB at the most, in the file.
+    /// The range is not a power of two of folios, aligned to its length, of at most 2 MiB, in the
+    /// file.
     #[error(
         "a folio is a power of two up to 2 MiB, starts at a multiple of its length, and begins \
          before the end of the file"
     )]
     NotAFolio,
-    /// A page of it is a hole.
+    /// A page of the range is a hole.
     #[error("there is a hole in it")]
     Hole,
-    /// A page of it is pinned, or was in use for as long as the call tried.
+    /// A page of the range is pinned, or was in use while the call tried.
     #[error("it is pinned, or in use")]
     InUse,
-    /// There is no memory in one piece for the new folio, or not for the old ones beside it.
-    /// Reclaim has been asked for some: a later call may find it.
+    /// There is no contiguous memory for the new folio beside the old ones. Background reclaim was
+    /// woken: a later call may succeed.
     #[error(
         "there is no room for it in one piece; try again later, or raise the bound \
          (Cache::set_memory)"
