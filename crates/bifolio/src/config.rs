@@ -1,64 +1,64 @@
 //! Settings: every limit of a cache, with its unit in its name, checked in one place.
 //!
-//! A leaf open to all layers. `Config` is what a builder gathers; [`Config::validate`] says in one
-//! sentence what is wrong and what would be right.
+//! A leaf open to all layers. The builder fills in a `Config`; [`Config::validate`] reports the
+//! first invalid setting in one sentence, with the valid values.
 
 use crate::ablation::Ablation;
 use crate::error::{ErrorKind, Result};
 
-/// The least memory a cache can work in, bytes.
+/// Minimum memory of a cache, bytes.
 pub(crate) const MEMORY_BYTES_MIN: u64 = 256 << 10;
-/// The most memory a cache can be given: descriptors are numbered with 32 bits.
+/// Maximum memory of a cache, bytes: descriptors have 32-bit numbers.
 pub(crate) const MEMORY_BYTES_MAX: u64 = 1 << 42;
-/// The most folios of regions that are unmapped together.
+/// Maximum number of folios of regions that are unmapped in one batch.
 const UNMAP_BATCH_MAX: usize = 512;
-/// The smallest folio, bytes.
+/// Minimum folio size, bytes.
 pub(crate) const FOLIO_BYTES_MIN: u64 = 4 << 10;
-/// The largest folio, bytes.
+/// Maximum folio size, bytes.
 pub(crate) const FOLIO_BYTES_MAX: u64 = 2 << 20;
 
-/// The most transfers one call keeps in flight.
+/// Maximum number of transfers that one call keeps in flight.
 pub(crate) const IO_DEPTH_MAX: usize = 1024;
-/// The largest window of readahead, bytes.
+/// Maximum readahead window, bytes.
 pub(crate) const READAHEAD_BYTES_MAX: u64 = 1 << 30;
 
-/// The smallest swap, bytes: the unused slot 0 and a page.
+/// Minimum size of a swap, bytes: the unused slot 0 and one page.
 pub(crate) const SWAP_BYTES_MIN: u64 = 8 << 10;
-/// The largest, bytes: a value Entry numbers its pages with 28 bits.
+/// Maximum size of a swap, bytes: a value Entry has 28 bits for the slot.
 pub(crate) const SWAP_BYTES_MAX: u64 = 1 << 40;
 
-/// Whether frames are backed by 2 MiB pages.
+/// Selects whether frames are backed by 2 MiB pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum HugePages {
-    /// Where the system allows it (`madvise`): fewer misses of the TLB, faster filling.
+    /// Use them where the system allows it (`madvise`): fewer TLB misses, faster filling.
     #[default]
     Auto,
-    /// Never: base pages only.
+    /// Use base pages only.
     Never,
-    /// Building the cache fails where the system does not allow it.
+    /// Use them, and fail to build the cache where the system does not allow it.
     Require,
 }
 
-/// The threads that serve the faults of a mapped file: touches of pages that are not resident.
+/// Selects the threads that serve faults of a mapped file: accesses to pages that are not resident.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum FaultMode {
-    /// Threads of the cache; costs a change of threads. Works for every load and store. An access
-    /// that the kernel makes for a system call (`write(2)` from a map, say) waits for its page only
-    /// where the process may serve such faults
+    /// Threads of the cache, at the cost of a context switch. Works for every load and store. An
+    /// access that the kernel makes for a system call (for example `write(2)` from a map) waits for
+    /// its page only where the process may serve such faults
     /// ([`Feature::KernelFaults`](crate::Feature::KernelFaults): as root, or with
-    /// `vm.unprivileged_userfaultfd` set to 1); elsewhere the call fails with `EFAULT` on a page
-    /// that is not resident.
+    /// `vm.unprivileged_userfaultfd` = 1); elsewhere the call fails with `EFAULT` on a page that is
+    /// not resident.
     #[default]
     Threads,
-    /// The thread that touches the page, in a handler of SIGBUS: no change of threads. A system
-    /// call on a page that is not resident fails with `EFAULT`, so read or [prefetch] it first.
-    /// The handler does I/O and takes locks of the cache and of the memory allocator: do not touch
-    /// a map inside an allocator, or while the thread holds a lock that such code needs. Whoever
-    /// handled SIGBUS before still gets those that are not ours; a handler that is installed later
-    /// must pass ours on. A thread that blocks SIGBUS cannot be served, and the process dies:
-    /// making a map in such a thread is refused, but nobody watches those that use it.
+    /// The faulting thread, in a SIGBUS handler, without a context switch. A system call on a page
+    /// that is not resident fails with `EFAULT`, so read or [prefetch] it first. The handler does
+    /// I/O and takes locks of the cache and of the memory allocator: do not touch a map inside an
+    /// allocator, or while the thread holds a lock that such code needs. A SIGBUS handler that was
+    /// installed before still gets its signals; one that is installed later must pass on ours. A
+    /// fault kills a thread that blocks SIGBUS: creating a map in such a thread is refused, but
+    /// using one is not checked.
     ///
     /// [prefetch]: crate::Map::prefetch
     InThread,
@@ -103,7 +103,7 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Checks every setting.
+    /// Checks all settings.
     pub(crate) fn validate(&self) -> Result<()> {
         validate_memory(self.memory_bytes)?;
         let bounds = self.memory_bytes..=MEMORY_BYTES_MAX;
@@ -167,7 +167,7 @@ impl Config {
     }
 }
 
-/// The most that may be dirty, bytes.
+/// Returns the maximum that may be dirty, bytes.
 pub(crate) fn dirty_bytes_max(bound_bytes: u64) -> u64 {
     bound_bytes / 3 * 2
 }
@@ -196,7 +196,7 @@ pub(crate) fn validate_folio_fits(folio_bytes: u64, bound_bytes: u64) -> Result<
     Err(ErrorKind::Config { name: "folio_bytes", problem }.into())
 }
 
-/// Checks a folio size and gives log2 of its pages.
+/// Checks a folio size and returns log2 of its pages.
 pub(crate) fn folio_order(folio_bytes: u64) -> Result<u8> {
     let allowed = FOLIO_BYTES_MIN..=FOLIO_BYTES_MAX;
     if folio_bytes.is_power_of_two() && allowed.contains(&folio_bytes) {

@@ -1,4 +1,4 @@
-//! Building a cache: settings, probes, reservations, the thread.
+//! Building a cache: settings, probes, reservations, threads.
 
 use super::{Cache, Inner};
 use crate::config::{self, Config, HugePages};
@@ -18,11 +18,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The part of a limited address space that is reserved by default for [`Cache::set_memory`], and
-/// for a swap, is one of so many.
+/// Divisor of a limited address space: this part of it is reserved by default for
+/// [`Cache::set_memory`], and the same for a swap.
 const ADDRESS_SPACE_PARTS: u64 = 8;
 
-/// Metadata of a page of the swap, bytes, rounded up.
+/// Metadata per page of the swap, bytes, rounded up.
 const SWAP_METADATA_BYTES: u64 = 9;
 
 /// Settings of a cache; every limit has its unit in its name.
@@ -38,131 +38,132 @@ impl CacheBuilder {
         Self::default()
     }
 
-    /// The bound on memory, bytes: frames, descriptors and tables together. 256 MiB by default,
-    /// 256 KiB at the least. Hard: what does not fit is not cached, and what cannot be evicted is
-    /// an error. What a file costs just by being open, some 2 KiB, is beside it
-    /// ([`Cache::open`](crate::Cache::open)).
+    /// Sets the bound on memory, bytes: frames, descriptors and tables together. 256 MiB by
+    /// default, at least 256 KiB. The bound is hard: pages that do not fit are not cached, and a
+    /// call that needs memory when nothing can be evicted fails. The 2 KiB or so that each open
+    /// file costs are not included ([`Cache::open`](crate::Cache::open)).
     pub fn memory(mut self, bytes: u64) -> Self {
         self.config.memory_bytes = bytes;
         self
     }
 
-    /// The most [`Cache::set_memory`] may ever be given, bytes: address space is reserved for it.
-    /// By default all of the machine's memory, or an eighth of the address space if that is limited
-    /// (`RLIMIT_AS`) and less; and the bound at the least, below which it cannot be.
+    /// Sets the maximum for [`Cache::set_memory`], bytes: address space is reserved for it. The
+    /// default is all of the machine's memory, or less: an eighth of the address space if that is
+    /// limited (`RLIMIT_AS`). It cannot be below the bound.
     pub fn memory_max(mut self, bytes: u64) -> Self {
         self.config.memory_bytes_max = Some(bytes);
         self
     }
 
-    /// Whether frames are backed by 2 MiB pages.
+    /// Selects whether frames are backed by 2 MiB pages.
     pub fn huge_pages(mut self, huge_pages: HugePages) -> Self {
         self.config.huge_pages = huge_pages;
         self
     }
 
-    /// Whether the memory is made resident when the cache is built, all but what tables of files
-    /// may want, a 32nd of the bound. By default it is made so as it is needed, 2 MiB at a time. It
-    /// takes the kernel 0.2 ms to find and zero so much, several where a hypervisor has to find it
-    /// first: no miss waits for that then, and a machine that has not got the memory says so at
-    /// once. Files that are mapped have memory beside it, and would have to take it back: not for
-    /// caches of those.
+    /// If `true`, memory is made resident when the cache is built, except the 1/32 of the bound
+    /// that is left for tables. By default it becomes resident as it is needed, 2 MiB at a time.
+    /// The kernel needs 0.2 ms to find and zero 2 MiB, or several ms if a hypervisor has to provide
+    /// them: with `populate` no miss waits for that, and building fails if the machine does not
+    /// have the memory. Do not use it for caches of mapped files, whose memory is separate and
+    /// would be taken from it.
     pub fn populate(mut self, populate: bool) -> Self {
         self.config.populate = populate;
         self
     }
 
-    /// How long, in milliseconds, a call waits for memory that others hold only for the moment (I/O
-    /// in flight), before it fails with [`ErrorKind::Full`]. 10,000 by default.
+    /// Sets how long a call waits for memory that other calls hold briefly (I/O in flight) before
+    /// it fails with [`ErrorKind::Full`], milliseconds. 10,000 by default.
     ///
-    /// The time is that of the whole call, whatever it waits for, and begins anew with each page
-    /// that the call gets: a long write through a slow swap goes on for as long as the swap takes
-    /// pages. Not counted are transfers of the call itself, which take as long as the device does.
+    /// The time covers all waits of a call for memory, and starts anew with each page that the call
+    /// gets: a long write through a slow swap continues as long as the swap accepts pages. The
+    /// transfers of the call itself do not count; they take as long as the device does.
     pub fn reclaim_wait_ms_max(mut self, milliseconds: u64) -> Self {
         self.config.reclaim_wait_ms_max = milliseconds;
         self
     }
 
-    /// The most transfers one call has in flight, 1 to 1024; 64 by default. Misses of
-    /// [`File::read_many`](crate::File::read_many) and write-outs leave together up to this many.
+    /// Sets the maximum number of transfers that one call has in flight, 1 to 1024; 64 by default.
+    /// Misses of [`File::read_many`](crate::File::read_many) and write-outs are submitted in
+    /// batches of up to this many.
     pub fn io_depth(mut self, transfers: usize) -> Self {
         self.config.io_depth = transfers;
         self
     }
 
-    /// The largest window of readahead, bytes; 8 MiB by default, 0 for none. Two windows may be
-    /// ahead of a reader. In a small cache an eighth of the bound is the most, for several readers
-    /// of one handle less.
+    /// Sets the maximum readahead window, bytes; 8 MiB by default, 0 turns readahead off. Up to two
+    /// windows are ahead of a reader. In a small cache the maximum is an eighth of the bound, and
+    /// less for several readers of one handle.
     pub fn readahead_bytes_max(mut self, bytes: u64) -> Self {
         self.config.readahead_bytes_max = bytes;
         self
     }
 
-    /// How much may be dirty before the flusher writes it out in the background, bytes: by default
-    /// a quarter of the bound; at the most `dirty_bytes_max`. For each device, what others leave of
-    /// that.
+    /// Sets the dirty bytes above which the flusher writes in the background. The default is a
+    /// quarter of the bound, the maximum `dirty_bytes_max`. It applies per device, to what other
+    /// devices leave.
     pub fn dirty_bytes_background(mut self, bytes: u64) -> Self {
         self.config.dirty_bytes_background = Some(bytes);
         self
     }
 
-    /// How much may be dirty before writers are held until the device has taken some, bytes: by
-    /// default two thirds of the bound, which is also the most. That is for all files together, and
-    /// no write exceeds it; one device ([`Backing::device`]) may have three quarters of what others
-    /// leave (half of the bound, if it is alone), so that one which takes nothing leaves room to
-    /// the others. A writer whose device takes nothing gets [`ErrorKind::Unwritable`] then.
+    /// Sets the maximum of dirty bytes: writers are throttled until the device has accepted some.
+    /// The default and the maximum are two thirds of the bound. The limit is for all files
+    /// together, and no write exceeds it. One device ([`Backing::device`]) may have three quarters
+    /// of what other devices leave (half of the bound if it is alone), so that a device which
+    /// refuses writes leaves room for others. A writer whose device refuses writes then gets
+    /// [`ErrorKind::Unwritable`].
     pub fn dirty_bytes_max(mut self, bytes: u64) -> Self {
         self.config.dirty_bytes_max = Some(bytes);
         self
     }
 
-    /// After how many milliseconds the flusher writes a dirty page out, however little is dirty.
-    /// 5,000 by default.
+    /// Sets the age at which the flusher writes a dirty page out, however little is dirty,
+    /// milliseconds. 5,000 by default.
     pub fn dirty_age_ms_max(mut self, milliseconds: u64) -> Self {
         self.config.dirty_age_ms_max = milliseconds;
         self
     }
 
-    /// How many pages of mapped files are unmapped together when they are evicted, with one flush
-    /// of the other CPUs' address translations: from 1 to 512, 31 by default. Neighbours that leave
-    /// one after the other, up to as many, count as one page: a pass over a file, in order, has 256
-    /// pages to a flush, where memory allows. Larger batches interrupt the other CPUs less often,
-    /// and keep the pages of a batch from being used a little longer. A batch needs four pages of
-    /// memory for each of its own; where that is more than a sixteenth of the bound, it is unmapped
-    /// in parts.
+    /// Sets how many pages of mapped files are unmapped in one batch when they are evicted, with
+    /// one TLB flush of the other CPUs: 1 to 512, 31 by default. A run of up to as many adjacent
+    /// pages counts as one page: a sequential pass over a file evicts 256 pages per flush, where
+    /// memory allows. Larger batches interrupt the other CPUs less often, and keep their pages
+    /// unavailable a little longer. A batch needs memory for four times its pages; if that is more
+    /// than 1/16 of the bound, the batch is unmapped in parts.
     pub fn unmap_batch_folios(mut self, folios: usize) -> Self {
         self.config.unmap_batch_folios = folios;
         self
     }
 
-    /// Lets memory files have more bytes than memory: under pressure, their pages go to a temporary
-    /// file in `directory`, which nobody else can open and which is gone with the cache. Put it on
-    /// a fast disk; on a tmpfs it would take the memory it is to save. Once memory is short the
-    /// file takes room 64 MiB at a time, ahead of need, at the most what the pages of all memory
-    /// files and a sixteenth more take; twice that where folios of several pages find no room in
-    /// one piece. Without a swap, which is the default, memory files stay within the bound, and
-    /// leave 8 to 64 pages of it to other files (at most a sixteenth): a write beyond that fails
-    /// with [`ErrorKind::Full`].
+    /// Lets memory files be larger than memory: under memory pressure, their pages are written to a
+    /// temporary file in `directory`, which no other program can open and which is deleted with the
+    /// cache. Put it on a fast disk; on a tmpfs it would use the memory that it is meant to save.
+    /// When memory runs short the file grows ahead of need, 64 MiB at a time, to at most 17/16 of
+    /// the pages of all memory files, or twice that if folios of several pages find no contiguous
+    /// slots. Without a swap, which is the default, memory files stay within the bound and leave 8
+    /// to 64 pages of it to other files (at most 1/16): a write beyond that fails with
+    /// [`ErrorKind::Full`].
     pub fn swap_directory(mut self, directory: impl Into<PathBuf>) -> Self {
         self.swap = Some(SwapPlace::In(directory.into()));
         self
     }
 
-    /// As [`Self::swap_directory`], to storage of your own.
+    /// Uses your own storage as the swap; otherwise like [`Self::swap_directory`].
     pub fn swap_backing(mut self, backing: Arc<dyn Backing>) -> Self {
         self.swap = Some(SwapPlace::Backing(backing));
         self
     }
 
-    /// The most the swap file may have, bytes: 1 TiB by default, which is also the most there can
-    /// be; less where the address space is limited (`RLIMIT_AS`): an eighth of that is reserved for
-    /// checksums, 9 bytes for a page. What does not fit stays in memory.
+    /// Sets the maximum size of the swap, bytes. The default and the maximum are 1 TiB; the default
+    /// is less where the address space is limited (`RLIMIT_AS`): an eighth of that is reserved for
+    /// checksums, 9 bytes per page. Pages that do not fit stay in memory.
     pub fn swap_bytes_max(mut self, bytes: u64) -> Self {
         self.config.swap_bytes_max = Some(bytes);
         self
     }
 
-    /// Does without a feature of the kernel, as if the probe had failed: to test its fallback.
+    /// Disables a feature of the kernel, as if its probe had failed, to test the fallback.
     pub fn disable(mut self, feature: Feature) -> Self {
         self.disabled.push(feature);
         self
@@ -171,16 +172,16 @@ impl CacheBuilder {
     /// Checks all settings.
     ///
     /// # Errors
-    /// The first setting that cannot be, with what would be right.
+    /// The first invalid setting, with the valid values.
     pub fn validate(&self) -> Result<()> {
         self.config.validate()
     }
 
-    /// Builds the cache: probes the system, reserves address space, starts one thread.
+    /// Builds the cache: probes the system, reserves address space, starts its background threads.
     ///
     /// # Errors
-    /// A setting that cannot be; a system that refuses address space, a thread, or the memory that
-    /// is to be made resident, or does not allow what was required.
+    /// An invalid setting; a system that refuses address space, a thread, or memory to populate, or
+    /// that does not allow what was required.
     pub fn build(self) -> Result<Cache> {
         self.validate()?;
         let features = Features::probe(&self.disabled);
@@ -270,16 +271,16 @@ impl CacheBuilder {
     }
 }
 
-/// Each mechanism set back, for benchmarks.
+/// Turns mechanisms back, for benchmarks.
 #[cfg(feature = "ablation")]
 impl CacheBuilder {
-    /// How pins take their reference; for benchmarks only.
+    /// Selects how pins take their reference; only for benchmarks.
     pub fn pin_mode(mut self, pin_mode: crate::ablation::PinMode) -> Self {
         self.config.ablation.modes.pins = pin_mode;
         self
     }
 
-    /// When advice to evict drains the LRU batches of other CPUs; for benchmarks only.
+    /// Selects when advice to evict drains the LRU batches of other CPUs; only for benchmarks.
     pub fn drain_policy(mut self, drain_policy: crate::ablation::DrainPolicy) -> Self {
         self.config.ablation.modes.drains = drain_policy;
         self
