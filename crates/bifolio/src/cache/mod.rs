@@ -1,8 +1,7 @@
-//! The cache: what a caller builds, opens files in, watches, resizes and closes.
+//! The cache: building, opening files, statistics, resizing, closing.
 //!
-//! Owns everything below: the memory, reclaim with its background thread, the registry of files.
-//! Files keep what they need alive by themselves; dropping the last `Cache` with files still open
-//! takes nothing from them.
+//! Owns all layers below: memory, reclaim with its background thread, the registry of files. Files
+//! keep alive what they need; dropping the last `Cache` while files are open does not affect them.
 
 mod builder;
 
@@ -46,12 +45,12 @@ pub struct Cache {
 struct Inner {
     registry: Arc<Registry>,
     reclaim: Arc<Reclaim>,
-    /// Address space was reserved for this much.
+    /// Memory for which address space is reserved, bytes.
     memory_bytes_max: u64,
     features: Features,
     engine: Arc<Engine>,
     flusher: Arc<Flusher>,
-    /// Ends with the last `Cache`; files that live on reclaim by themselves.
+    /// Ends with the last `Cache`; files that remain reclaim memory themselves.
     _background: Background,
 }
 
@@ -68,42 +67,42 @@ impl fmt::Debug for Cache {
 }
 
 impl Cache {
-    /// Settings for a new cache.
+    /// Returns settings for a new cache.
     pub fn builder() -> CacheBuilder {
         CacheBuilder::new()
     }
 
     /// Opens the regular file at `path`.
     ///
-    /// A file that is open in this cache already (by device and inode) is shared: one mapping, one
-    /// length, one copy of its pages. Blocks for the file system, and, if another thread is just
-    /// opening or closing this very file, for that.
+    /// A file that is already open in this cache (same device and inode) is shared: one mapping,
+    /// one length, one copy of its pages. Blocks for the file system, and while another thread
+    /// opens or closes the same file.
     ///
     /// # What an open file costs
-    /// Some 2 KiB of memory beside the bound, for it and its first handle, and a few hundred bytes
-    /// for each further handle. The kernel has as much again for the one or two descriptors, and a
-    /// few KiB of page tables unless [`OpenOptions::len_max`] is below 1 GiB. Within the bound it
-    /// takes only what of it is in memory. So 100,000 files can be open in a cache of 64 MiB, if
-    /// address space and descriptors are enough; a program that keeps so many open gives the cache
-    /// 200 MiB less. To open, use, sync and close one costs the same however many are
-    /// open.
+    /// About 2 KiB of memory outside the bound, including the first handle, and a few hundred bytes
+    /// for each further handle. The kernel uses about as much for the one or two descriptors, and a
+    /// few KiB of page tables unless [`OpenOptions::len_max`] is below 1 GiB. Inside the bound a
+    /// file uses only what is resident. So 100,000 files can be open in a cache of 64 MiB, given
+    /// enough address space and descriptors; a program that keeps that many open should give the
+    /// cache 200 MiB less. Opening, using, syncing and closing a file costs the same however many
+    /// are open.
     ///
-    /// Where there are no more descriptors (`RLIMIT_NOFILE`) the error is `EMFILE`, and nothing is
-    /// left open by it; others can be closed, and the file opened then.
+    /// Without free descriptors (`RLIMIT_NOFILE`) the open fails with `EMFILE` and leaves nothing
+    /// open; close other files and try again.
     ///
     /// # Locks of the process (`fcntl`)
-    /// A process that closes a descriptor of a file loses all its POSIX locks on that file. While a
-    /// file is open in the cache, no descriptor of it is closed: not by opening it again, with
-    /// other rights, or by another name, and not by closing all but the last of its handles. When
-    /// the last handle is closed, so are the descriptors, before `close` or the drop returns. (A
-    /// file that could not be made durable then keeps them until it is, or is given up.) An open
-    /// that fails may close a descriptor of a file that was not open in the cache. Locks of open
-    /// file descriptions (`F_OFD_SETLK`, `flock`) are not affected at all.
+    /// A process that closes a descriptor of a file loses all its POSIX locks on that file. The
+    /// cache closes no descriptor of a file while the file is open in it: not when it is opened
+    /// again, with other rights or under another name, and not when all but the last of its handles
+    /// are closed. Closing the last handle closes the descriptors before `close` or the drop
+    /// returns. (A file that could not be made durable keeps them until it is durable or
+    /// discarded.) An open that fails may close a descriptor of a file that was not open in the
+    /// cache. Locks of open file descriptions (`F_OFD_SETLK`, `flock`) are not affected.
     ///
     /// # Signals
-    /// With a limit on the size of files (`RLIMIT_FSIZE`) the kernel ends the process by `SIGXFSZ`
-    /// when the cache writes beyond it, which may be long after `write_at`. Programs that have such
-    /// a limit ignore that signal; then it is an error of the write-out, `EFBIG`.
+    /// With a limit on file sizes (`RLIMIT_FSIZE`) the kernel kills the process with `SIGXFSZ` when
+    /// the cache writes past it, possibly long after `write_at`. Programs with such a limit should
+    /// ignore that signal; the write-out then fails with `EFBIG`.
     ///
     /// # Errors
     /// The file system's refusal; anything but a regular file; options that contradict each other,
@@ -144,15 +143,15 @@ impl Cache {
         })?)
     }
 
-    /// Opens the regular file that `descriptor` is of; it needs no name. The descriptor is open
-    /// until the file is closed, as those that [`Cache::open`] makes, and whether it is used or
-    /// not. For direct transfers the file is opened once more, by `/proc/self/fd`: where that is
-    /// refused, they go through the page cache.
+    /// Opens the regular file behind `descriptor`, which needs no name. The descriptor stays open
+    /// until the file is closed, even if the cache does not use it. For direct transfers the file
+    /// is opened once more through `/proc/self/fd`; where that is refused, transfers use the
+    /// kernel's page cache.
     ///
     /// # Errors
-    /// As [`Cache::open`]; a descriptor that was not opened for reading, or, if the file is to be
-    /// written, not for writing or with `O_APPEND`. On errors the descriptor is closed, unless the
-    /// file is open in the cache.
+    /// As [`Cache::open`]; a descriptor that was not opened for reading, or, for a writable file,
+    /// not for writing or with `O_APPEND`. On errors the descriptor is closed, unless the file is
+    /// open in the cache.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -169,9 +168,9 @@ impl Cache {
         self.inner.registry.open_fd(descriptor, options, &self.inner.features)
     }
 
-    /// Opens a file over storage of your own. If a file of its
-    /// [`identity`](crate::Backing::identity) is open already, that is shared, and `backing` is let
-    /// go, unless it is the first that may write.
+    /// Opens a file on your own storage. If a file with its [`identity`](crate::Backing::identity)
+    /// is already open, that file is shared, and `backing` is dropped unless it is the first
+    /// writable one.
     ///
     /// # Errors
     /// As [`Cache::open`], and what the backing answers when asked for its length; an alignment
@@ -181,9 +180,10 @@ impl Cache {
         self.inner.registry.open(Arc::new(guarded), options)
     }
 
-    /// Makes an empty file without a file behind it, for scratch space, temporary tables, sort
-    /// runs: the same interface, and the bytes are gone with the last handle. `name` is for
-    /// messages only: each call makes another file. Open for reading and writing, folios of 4 KiB.
+    /// Creates an empty anonymous file for scratch space, temporary tables or sort runs. It has the
+    /// interface of every file, and its bytes are freed with the last handle. `name` is used only
+    /// in messages: each call creates another file. The file is open for reading and writing, with
+    /// folios of 4 KiB.
     ///
     /// A page that was never written is a hole: it reads as zeros and costs nothing. Without a swap
     /// ([`CacheBuilder::swap_directory`]) all its bytes stay in memory, and a write for which the
@@ -208,7 +208,8 @@ impl Cache {
         self.memory_file_with(name, &OpenOptions::new().read(true).write(true))
     }
 
-    /// As [`Cache::memory_file`], with rights, folio size and length limit of your own.
+    /// Creates a memory file like [`Cache::memory_file`], with your own rights, folio size and
+    /// maximum length.
     ///
     /// # Errors
     /// As [`Cache::memory_file`]; options that contradict each other.
@@ -216,29 +217,28 @@ impl Cache {
         self.inner.registry.open_in_memory(name, options)
     }
 
-    /// [`File::read_many`] for requests of several files of this cache, together.
+    /// Reads from several files of this cache in one batch; see [`File::read_many`].
     ///
     /// # Errors
-    /// A file that was not opened for reading or belongs to another cache; the cache is closed:
-    /// then no request was begun.
+    /// A file that was not opened for reading or belongs to another cache; a closed cache. No
+    /// request is started then.
     pub fn read_many(&self, requests: &mut [(&File, ReadRequest<'_>)]) -> Result<()> {
         self.inner.registry.check()?;
         File::read_many_of(&self.inner.registry, requests)
     }
 
-    /// Takes advice for all files that are open: [`Advice::DontNeed`] evicts what is clean and
-    /// nobody's, as [`File::advise`] does, and starts the write-out of the rest; [`Advice::Cold`]
-    /// makes everything equally unwanted.
+    /// Applies advice to all open files. [`Advice::DontNeed`] evicts clean, unreferenced folios, as
+    /// [`File::advise`] does, and starts the write-out of dirty ones; [`Advice::Cold`] makes all
+    /// folios equally likely to be evicted.
     ///
     /// # Errors
-    /// Other advice, which is for one file; the cache is closed.
+    /// Other advice, which applies to one file; a closed cache.
     pub fn advise_all(&self, advice: Advice) -> Result<Outcome> {
         self.inner.registry.advise_all(advice)
     }
 
-    /// The work and the holdings of the cache: a snapshot, cheap enough to take every second.
-    /// (It looks at each file that is open: some milliseconds for 100,000.) In a forked child all
-    /// of it is zero.
+    /// Returns a snapshot of counters and levels, cheap enough to take every second. (It visits
+    /// each open file: some milliseconds for 100,000.) In a forked child all values are zero.
     pub fn stats(&self) -> Stats {
         if self.inner.registry.cache_state.is_forked() {
             // Locks may be held by threads that are not in this process.
@@ -277,19 +277,18 @@ impl Cache {
         general.chain(self.inner.registry.fallbacks()).collect()
     }
 
-    /// The features that were probed for this cache when it was built, and which of them are in
-    /// use.
+    /// Returns the kernel features that were probed when the cache was built, and which are in use.
     pub fn features(&self) -> Vec<FeatureReport> {
         self.inner.features.reports()
     }
 
-    /// Changes the bound on memory. Shrinking evicts, writes out what is dirty, and gives memory
-    /// back to the system before it returns. Blocks for that. Calls that find no memory meanwhile
-    /// wait for the bound that stands in the end.
+    /// Changes the bound on memory. Shrinking evicts pages, writes dirty ones out, and returns
+    /// memory to the system before it returns; it blocks for that. Other calls that find no memory
+    /// meanwhile wait until the bound is settled.
     ///
     /// # Errors
-    /// A bound outside what was reserved for, or below the minimum; too much pinned or unwritable
-    /// memory: then the old bound stands.
+    /// A bound above the reserved maximum or below the minimum; too much memory that is pinned or
+    /// cannot be written out. The old bound then stays in force.
     pub fn set_memory(&self, bytes: u64) -> Result<()> {
         self.inner.registry.check()?;
         config::validate_memory(bytes)?;
@@ -304,29 +303,28 @@ impl Cache {
         self.inner.reclaim.set_bound(bytes)
     }
 
-    /// Makes everything durable that was written and not synced since, and closes the cache: every
-    /// later call on it or its files answers [`ErrorKind::Closed`](crate::ErrorKind::Closed),
-    /// [`File::close`] among them. Pins and holds stay readable. Blocks for the devices, file after
-    /// file.
+    /// Makes everything durable that was written since the last sync, and closes the cache: every
+    /// later call on it or its files fails with [`ErrorKind::Closed`](crate::ErrorKind::Closed).
+    /// Pins and holds stay readable. Blocks for the devices, file after file.
     ///
-    /// That goes for files whose handles are gone, too: dropping the last handle makes a file
-    /// durable as well as it can; what it cannot is logged as an error (file, bytes, cause), kept
-    /// in the cache, and tried again here. Dropping the last `Cache` and file tries once more, and
-    /// logs what is lost then: call `close` to be told. Calls that run at the same time on other
-    /// threads may answer `Closed` although the close fails in the end.
+    /// This includes files without a handle: dropping the last handle tries to make a file durable;
+    /// what it cannot write is logged as an error (file, bytes, cause), kept in the cache, and
+    /// tried again here. Dropping the last `Cache` and file tries once more, and only logs what is
+    /// lost: call `close` to get the errors. Concurrent calls on other threads may fail with
+    /// `Closed` even if the close fails in the end.
     ///
     /// # Errors
     /// [`ErrorKind::Close`](crate::ErrorKind::Close), which lists every file that is not durable;
-    /// all others are. Then the cache is still open, and nothing is lost: find room and close
-    /// again, or give the bytes up ([`File::discard_dirty`], [`Cache::discard_closed`]).
-    /// [`ErrorKind::MapsAlive`](crate::ErrorKind::MapsAlive) while a map, or a pin of a map, lives.
+    /// all others are. The cache is still open then, and nothing is lost: make room and close
+    /// again, or discard the bytes ([`File::discard_dirty`], [`Cache::discard_closed`]).
+    /// [`ErrorKind::MapsAlive`](crate::ErrorKind::MapsAlive).
     pub fn close(&self) -> Result<()> {
         self.inner.registry.close()
     }
 
-    /// Gives up what could not be written of files that have no handle any more, and tells how much
-    /// that was. For files that have one there is [`File::discard_dirty`]. Blocks for write-outs
-    /// that are in flight.
+    /// Discards the unwritten bytes of files that have no handle any more, and returns their number
+    /// for each file. For files with a handle use [`File::discard_dirty`]. Blocks for write-outs in
+    /// flight.
     ///
     /// # Errors
     /// The cache is closed.

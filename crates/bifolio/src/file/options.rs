@@ -30,12 +30,12 @@ pub struct OpenOptions {
     pub(super) faults: Option<FaultMode>,
 }
 
-/// Reserved for a file that may grow, at the least: 1 TiB, whose table takes 2 GiB of addresses.
+/// Minimum length reserved for a file that may grow: 1 TiB, whose table takes 2 GiB of addresses.
 const LEN_MAX_BYTES_DEFAULT: u64 = 1 << 40;
 /// The same of a file that can be mapped, which takes as much address space as it may have bytes:
 /// 64 GiB, of which a process has room for some two thousand.
 const MAPPABLE_LEN_MAX_BYTES_DEFAULT: u64 = 1 << 36;
-/// The longest table address space can reasonably hold: 4 PiB of file.
+/// Maximum length of a file: 4 PiB, as far as address space for its table reasonably goes.
 const LEN_MAX_BYTES_LIMIT: u64 = 1 << 52;
 
 /// The part of a limited address space that a file takes by default is one of so many.
@@ -64,7 +64,7 @@ impl Default for OpenOptions {
 }
 
 impl OpenOptions {
-    /// Read access to an existing file, folios of 4 KiB.
+    /// Creates options for read access to an existing file, with folios of 4 KiB.
     pub fn new() -> Self {
         Self::default()
     }
@@ -75,8 +75,8 @@ impl OpenOptions {
         self
     }
 
-    /// Allows writing, `pin_mut` and `set_len`. The file itself is opened for reading too: a write
-    /// of part of a page reads the rest.
+    /// Allows writing, `pin_mut` and `set_len`. The file itself is opened for reading too, because
+    /// a write of part of a page reads the rest.
     pub fn write(mut self, write: bool) -> Self {
         self.write = write;
         self
@@ -115,22 +115,22 @@ impl OpenOptions {
         self
     }
 
-    /// Cuts the file to nothing, for all its handles in this cache. Needs `write`.
+    /// Truncates the file to length 0, for all its handles in this cache. Needs `write`.
     pub fn truncate(mut self, truncate: bool) -> Self {
         self.truncate = truncate;
         self
     }
 
-    /// Promises that the bytes do not change while such a handle lives, which makes a pin's bytes
-    /// a plain `&[u8]`. In exchange no writable handle can be opened in this cache, and the other
-    /// way round. Excludes `write`.
+    /// Promises that the bytes do not change while such a handle exists, so that pins dereference
+    /// to a plain `&[u8]`. In exchange, no writable handle can be opened in this cache at the same
+    /// time. Excludes `write`.
     pub fn immutable(mut self, immutable: bool) -> Self {
         self.immutable = immutable;
         self
     }
 
-    /// Bytes of a folio: a power of two from 4 KiB (the default) to 2 MiB. All handles of a file
-    /// agree on it.
+    /// Sets the folio size, bytes: a power of two from 4 KiB (the default) to 2 MiB. All handles of
+    /// a file must agree on it.
     pub fn folio_bytes(mut self, bytes: u64) -> Self {
         self.folio_bytes = bytes;
         self
@@ -150,18 +150,19 @@ impl OpenOptions {
         self
     }
 
-    /// Whether transfers go past the kernel's page cache. By default where the file system allows
-    /// it; what is in use is in the statistics. All handles of a file have one answer: an open that
-    /// asks for the other one is refused ([`ErrorKind::DirectConflict`]).
+    /// Selects whether transfers bypass the kernel's page cache. By default they do where the file
+    /// system allows it; [`Stats::fallbacks`](crate::Stats::fallbacks) lists the others. All
+    /// handles of a file share one choice: an open that asks for the other one fails
+    /// ([`ErrorKind::DirectConflict`]).
     pub fn direct(mut self, direct: DirectIo) -> Self {
         self.direct = direct;
         self
     }
 
-    /// Puts the file where it can be mapped ([`File::map`](crate::File::map)): its pages have fixed
-    /// places in address space, and evicting them is work for the kernel, so do it for files that
-    /// you map. Needs folios of 4 KiB. The first open decides: later handles of the file need not
-    /// say it, and cannot if the first did not.
+    /// Opens the file so that it can be mapped ([`File::map`](crate::File::map)): its pages have
+    /// fixed addresses, and evicting them is work for the kernel, so use it only for files that you
+    /// map. Needs folios of 4 KiB. The first open decides: later handles of the file may omit it,
+    /// and cannot add it.
     pub fn mappable(mut self, mappable: bool) -> Self {
         self.mappable = mappable;
         self
@@ -200,7 +201,7 @@ impl OpenOptions {
         Ok(())
     }
 
-    /// The length that the table of a file of `len_bytes` bytes is reserved for.
+    /// Returns the length for which the table of a file of `len_bytes` bytes is reserved.
     pub(crate) fn len_max_bytes(&self, len_bytes: u64) -> Result<u64> {
         let chosen = self.len_max_bytes.unwrap_or_else(|| {
             let least =
