@@ -1,5 +1,5 @@
 //! The one door to atomics, locks and spinning: the real ones, loom's in a model run, or the real
-//! ones with a seeded scheduler's interference (`chaos.rs`).
+//! ones with a seeded scheduler's interference (`tests/chaos.rs`).
 //!
 //! Stands below everything that shares memory. Code above never names `std::sync::atomic` or
 //! `parking_lot` itself, so every protocol can be run whole under the model checker
@@ -14,6 +14,7 @@ pub(crate) mod counted;
 pub(crate) mod futex;
 pub(crate) mod inside;
 #[cfg(all(test, not(loom)))]
+#[path = "../tests/meanwhile.rs"]
 pub(crate) mod meanwhile;
 pub(crate) mod share;
 mod weak_list;
@@ -23,11 +24,13 @@ pub(crate) use share::Share;
 pub(crate) use weak_list::WeakList;
 
 #[cfg(all(bifolio_chaos, not(all(test, loom))))]
+#[path = "../tests/chaos.rs"]
 mod chaos;
 #[cfg(all(bifolio_chaos, not(all(test, loom))))]
 pub(crate) use chaos::*;
 
 #[cfg(all(test, loom))]
+#[path = "../tests/model.rs"]
 mod model;
 #[cfg(all(test, loom))]
 pub(crate) use model::*;
