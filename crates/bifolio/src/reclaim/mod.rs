@@ -176,7 +176,7 @@ impl Reclaim {
     /// Below this many obtainable pages the background thread is woken.
     fn low_pages(&self) -> u64 {
         let bound_pages = self.arena().bound_pages();
-        if self.memory.region_reads.are_single() {
+        if self.arena().has_region_pages() && self.memory.region_reads.are_single() {
             return (bound_pages / LOW_PART_OF_SINGLES).clamp(ROUND_PAGES, LOW_PAGES_MAX);
         }
         let at_least = LOW_PAGES_MIN.min(bound_pages / 16).max(1);
