@@ -1,46 +1,45 @@
-//! How much may be dirty, and the gate at which writers wait for write-outs: T1 to T3 of the
-//! protocol in `flusher.rs`.
+//! The dirty limit, and the gate at which writers wait for write-outs: T1 to T3 of the protocol in
+//! `flusher.rs`.
 //!
-//! THE PART OF A DEVICE. What may be dirty (`dirty_bytes_max`) is the cache's, and a promise: a
-//! page that becomes dirty is counted before, by one compare-and-exchange that refuses more. Of
-//! that, one device may have three quarters of what the others leave (`sync/share.rs`).
+//! SHARE OF A DEVICE. `dirty_bytes_max` is a hard limit for the whole cache: a page is counted
+//! before it becomes dirty, by one compare-and-exchange that refuses to exceed the limit. One
+//! device may have three quarters of what the other devices leave (`sync/share.rs`).
 
-use super::device::Device;
-use super::flusher::Flusher;
-use crate::io::IoError;
-use crate::memory::Memory;
-use crate::stats::Counter;
+#[cfg(not(all(test, loom)))]
+use super::{device::Device, flusher::Flusher};
 use crate::sync::{AtomicU64, Condvar, Mutex, Ordering, Share, share};
+#[cfg(not(all(test, loom)))]
+use crate::{io::IoError, memory::Memory, stats::Counter};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Of what others leave, one part of so many stays when a device has all it may have dirty.
+/// Divisor: a device with its maximum of dirty pages leaves this part of the rest to others.
 const PARTS: u64 = 4;
-/// The longest a writer is held while its device answers nothing.
+/// Upper bound on the time that a writer waits for a device that does not answer.
 const STALL_MAX: Duration = Duration::from_secs(10);
-/// How often a writer that is held asks for another round.
+/// Interval at which a waiting writer requests another flusher round.
 const ASK_EVERY: Duration = Duration::from_millis(50);
 
-/// Pages of a cache that are dirty or on their way to a device; one that is both counts twice.
+/// Pages that are dirty or being written out; a page that is both counts twice.
 #[derive(Clone, Debug)]
 pub(crate) struct DirtyPages {
     share: Share,
-    /// How many devices have some.
+    /// Number of devices with dirty pages.
     devices: Arc<AtomicU64>,
 }
 
 impl DirtyPages {
-    /// Of one more device.
+    /// Creates the count of one more device.
     pub(crate) fn new(all: &Arc<AtomicU64>, devices: &Arc<AtomicU64>) -> Self {
         Self { share: Share::new(all), devices: Arc::clone(devices) }
     }
 
-    /// Of something else that is counted alone.
+    /// Creates a count that takes no part in the number of devices.
     pub(crate) fn alone(all: &Arc<AtomicU64>) -> Self {
         Self::new(all, &Arc::new(AtomicU64::new(0)))
     }
 
-    /// Counts pages, however many there are.
+    /// Counts pages regardless of the limit.
     pub(crate) fn add(&self, pages: u64) {
         self.note_added(self.share.add(pages));
     }
@@ -51,20 +50,20 @@ impl DirtyPages {
         }
     }
 
-    /// Counts no longer.
+    /// Stops counting pages.
     pub(crate) fn sub(&self, pages: u64) {
         if pages > 0 && self.share.sub(pages) == pages {
             self.devices.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
-    /// Counts pages, if there is room for them among `max_pages`. What all have is exact; what one
-    /// device has may be more than its part by what several threads add at the same time.
+    /// Counts pages if that keeps the total at `max_pages` or less. The total is exact; one device
+    /// may exceed its share by what several threads add at the same time.
     pub(crate) fn try_add(&self, pages: u64, max_pages: u64) -> bool {
         self.is_added(self.share.try_add(pages, max_pages, PARTS))
     }
 
-    /// As [`Self::try_add`], where no device leaves anything to others.
+    /// Counts pages like [`Self::try_add`], without a share for other devices.
     pub(crate) fn try_add_alone(&self, pages: u64, max_pages: u64) -> bool {
         self.is_added(self.share.try_add_any(pages, max_pages))
     }
@@ -73,24 +72,25 @@ impl DirtyPages {
         before_pages.inspect(|before_pages| self.note_added(*before_pages)).is_some()
     }
 
-    /// Whether there is room for so many pages now.
+    /// Returns `true` if `pages` more pages may be dirty now.
     pub(crate) fn has_room(&self, pages: u64, max_pages: u64) -> bool {
         self.share.has_room(pages, max_pages, PARTS)
     }
 
-    /// Of all devices.
+    /// Returns the dirty pages of all devices.
     pub(crate) fn all(&self) -> u64 {
         self.share.all()
     }
 
-    /// Of this device.
+    /// Returns the dirty pages of this device.
     pub(crate) fn own(&self) -> u64 {
         self.share.own()
     }
 
-    /// The amount that sets the flusher to work for this device, where that are `background_pages`
-    /// of the `max_pages` that all may have: its part of what others leave; and if all have more
-    /// than that together, the mean, so that many small shares are much, too.
+    /// Returns the number of dirty pages above which the flusher works for this device: the share
+    /// of `background_pages` that corresponds to what other devices leave of `max_pages`. If all
+    /// devices together have more than `background_pages`, at most the mean per device, so that
+    /// many devices with few dirty pages are flushed, too.
     pub(crate) fn background_pages(&self, background_pages: u64, max_pages: u64) -> u64 {
         let left_pages = u128::from(self.left_of(max_pages));
         let part = u128::from(background_pages) * left_pages / u128::from(max_pages.max(1));
@@ -99,32 +99,32 @@ impl DirtyPages {
         if is_much { mean.min(part as u64) } else { part as u64 }
     }
 
-    /// The part of `pages` that others leave.
+    /// Returns the part of `pages` that other devices leave.
     pub(crate) fn left_of(&self, pages: u64) -> u64 {
         self.share.left_of(pages)
     }
 }
 
-/// The part of what others leave that one device may have.
+/// Returns the share of one device in what the other devices leave.
 pub(crate) fn part_of(left_pages: u64) -> u64 {
     share::part_of(left_pages, PARTS)
 }
 
-/// The gate. One for a cache: who waits says for what.
+/// The gate, one per cache; each waiter has its own condition.
 #[derive(Debug)]
 pub(crate) struct Throttle {
-    /// How many wait.
+    /// Number of waiters.
     gate: Mutex<u64>,
     released: Condvar,
 }
 
 impl Throttle {
-    /// A gate at which nobody waits.
+    /// Creates a gate without waiters.
     pub(crate) fn new() -> Self {
         Self { gate: Mutex::new(0), released: Condvar::new() }
     }
 
-    /// Waits while `must_wait` says so, but not longer than until `deadline` (T1-T3).
+    /// Waits while `must_wait` returns `true`, at most until `deadline` (T1-T3).
     pub(crate) fn hold_while(&self, deadline: Instant, must_wait: impl Fn() -> bool) {
         let mut waiting = self.gate.lock();
         *waiting += 1;
@@ -136,7 +136,7 @@ impl Throttle {
         *waiting -= 1;
     }
 
-    /// Lets everybody look again (C2). What they look at has changed before.
+    /// Makes all waiters check again (C2). The caller has changed what they check.
     pub(crate) fn release(&self) {
         if *self.gate.lock() > 0 {
             self.released.notify_all();
@@ -144,12 +144,13 @@ impl Throttle {
     }
 }
 
+#[cfg(not(all(test, loom)))]
 impl Flusher {
-    /// Holds a writer until there is room for so many more dirty pages on a device. The caller
-    /// holds no folio lock.
+    /// Throttles a writer until `pages` more pages may be dirty on a device. The caller holds no
+    /// folio lock.
     ///
     /// # Errors
-    /// Why there will be none; `None` if the device does not answer.
+    /// The device's error, if it refuses writes; `None` if it does not answer.
     pub(super) fn wait_for_room(
         &self,
         device: &Arc<Device>,
@@ -197,8 +198,8 @@ impl Flusher {
         }
     }
 
-    /// Has others write out as much as a writer waits for: all that may be dirty is, and too little
-    /// of it may be on its own device, or on any other that answers, for a round.
+    /// Makes other devices write out as much as a writer waits for. The limit is reached, but its
+    /// own device, or any other that answers, may have too few dirty pages for a round.
     fn call_neighbours(&self, device: &Arc<Device>, pages: u64) {
         let devices = self.roster.lock().active.snapshot();
         for other in devices {
@@ -210,7 +211,7 @@ impl Flusher {
         }
     }
 
-    /// The longest a writer was held so far, nanoseconds.
+    /// Returns the longest time that a writer was throttled, nanoseconds.
     pub(crate) fn stall_ns_max(&self) -> u64 {
         self.stall_ns_max.load(Ordering::Relaxed)
     }
