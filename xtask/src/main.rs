@@ -6,12 +6,15 @@
 //!
 //! Exit status: 0 when all is well, 1 when a step failed, 2 for a wrong command line.
 //!
-//! It installs nothing and changes no file, except that `cargo x fmt` formats, `cargo x torture
-//! --mutants` rewrites its table, and `cargo x tidy --update-prose` its list.
+//! It changes no file, except that `cargo x fmt` formats, `cargo x torture --mutants` rewrites its
+//! table, `cargo x tidy --update-prose` its list, `cargo x header` the C header, and that
+//! `cargo x install` copies to the directory that it is given.
 
 mod cargo;
+mod doors;
 mod fuzz;
 mod house;
+mod install;
 mod mutants;
 mod san;
 mod step;
@@ -20,6 +23,8 @@ mod tidy;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+
+use crate::cargo::Cargo;
 
 /// The tasks of the Bifolio workspace.
 #[derive(Debug, Parser)]
@@ -45,6 +50,12 @@ enum Task {
     /// Look for sequences of operations and faults that fail, by coverage; needs the nightly
     /// toolchain.
     Fuzz(fuzz::Arguments),
+    /// Run the short check of each door: the crates by which other software comes in.
+    CheckDoors(doors::Arguments),
+    /// Write the C header anew, from the sources of bifolio-capi.
+    Header,
+    /// Build the C interface for release and install it.
+    Install(install::Arguments),
     #[command(flatten)]
     Step(step::Step),
 }
@@ -55,6 +66,12 @@ fn main() -> ExitCode {
         Task::House => house::run(),
         Task::San(arguments) => san::run(&arguments),
         Task::Fuzz(arguments) => fuzz::run(&arguments),
+        Task::CheckDoors(arguments) => doors::run(&arguments),
+        Task::Header => Cargo::new("test -p bifolio-capi --test header")
+            .default_variable("BIFOLIO_HEADER", "write")
+            .run()
+            .map(|_| ()),
+        Task::Install(arguments) => install::run(&arguments),
         Task::Step(step) => step.run().map(|_| ()),
     };
     match outcome {

@@ -1,0 +1,573 @@
+//! A cache: its options, building it, opening files in it, its statistics, closing it.
+//!
+//! # Safety
+//! Dereferences what C hands over, under the contract of the crate's head.
+#![allow(unsafe_code)]
+
+use crate::boundary::{
+    Failure, Output, Versioned, VersionedOutput, choice, guard, handle, options, path, text,
+};
+use crate::file::{bifolio_file, bifolio_outcome};
+use crate::result::bifolio_result;
+use bifolio::{Cache, CacheBuilder, DirectIo, FaultMode, HugePages, OpenOptions};
+use std::ffi::{c_char, c_int};
+use std::os::fd::{FromRawFd, OwnedFd};
+
+/// A page cache with a hard bound on memory.
+#[derive(Debug)]
+pub struct bifolio_cache {
+    cache: Cache,
+}
+
+impl bifolio_cache {
+    pub(crate) fn cache(&self) -> &Cache {
+        &self.cache
+    }
+}
+
+/// Values of `bifolio_cache_options.huge_pages`.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug)]
+pub enum bifolio_huge_pages {
+    /// 2 MiB pages where the system allows them.
+    BIFOLIO_HUGE_PAGES_AUTO = 0,
+    /// Base pages only.
+    BIFOLIO_HUGE_PAGES_NEVER = 1,
+    /// Building the cache fails where the system does not allow them.
+    BIFOLIO_HUGE_PAGES_REQUIRE = 2,
+}
+
+/// Values of `bifolio_open_options.direct`.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug)]
+pub enum bifolio_direct {
+    /// Past the kernel's page cache where the file system offers it.
+    BIFOLIO_DIRECT_AUTO = 0,
+    /// Always through the kernel's page cache.
+    BIFOLIO_DIRECT_NEVER = 1,
+    /// Past the kernel's page cache, or opening fails.
+    BIFOLIO_DIRECT_REQUIRE = 2,
+}
+
+/// Values of `bifolio_open_options.faults`.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug)]
+pub enum bifolio_faults {
+    /// Threads of the cache serve faults of maps.
+    BIFOLIO_FAULTS_THREADS = 0,
+    /// The thread that touches a page serves its fault, in a handler of SIGBUS. The program must
+    /// not block that signal, and a handler that is installed later must pass on what is not its
+    /// own.
+    BIFOLIO_FAULTS_IN_THREAD = 1,
+}
+
+/// For `bifolio_cache_options.flags`: makes the memory resident when the cache is built.
+pub const BIFOLIO_CACHE_POPULATE: u32 = 1;
+
+/// For `bifolio_cache_options.readahead_bytes_max`: nothing is read ahead.
+pub const BIFOLIO_READAHEAD_NONE: u64 = u64::MAX;
+
+/// For `bifolio_open_options.flags`: reading and pinning. It is also the meaning of no flag.
+pub const BIFOLIO_OPEN_READ: u32 = 1;
+/// For `bifolio_open_options.flags`: writing and changing the length.
+pub const BIFOLIO_OPEN_WRITE: u32 = 2;
+/// For `bifolio_open_options.flags`: makes the file if there is none. Needs writing.
+pub const BIFOLIO_OPEN_CREATE: u32 = 4;
+/// For `bifolio_open_options.flags`: cuts the file to nothing. Needs writing.
+pub const BIFOLIO_OPEN_TRUNCATE: u32 = 8;
+/// For `bifolio_open_options.flags`: a promise that the bytes do not change while the file is open.
+/// Excludes writing, by any handle of this cache.
+pub const BIFOLIO_OPEN_IMMUTABLE: u32 = 16;
+/// For `bifolio_open_options.flags`: the file can be mapped (`bifolio_map_new`).
+pub const BIFOLIO_OPEN_MAPPABLE: u32 = 32;
+
+const OPEN_FLAGS: u32 = 63;
+
+/// Settings of a cache. Set `size` to `sizeof(bifolio_cache_options)` and everything else to zero,
+/// which stands for the default; then set what is to be otherwise:
+/// `bifolio_cache_options options = { .size = sizeof options };`
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct bifolio_cache_options {
+    /// `sizeof(bifolio_cache_options)`.
+    pub size: usize,
+    /// The bound on memory, bytes: frames, descriptors and tables together. 256 MiB by default,
+    /// 256 KiB at the least.
+    pub memory_bytes: u64,
+    /// The most that `bifolio_cache_set_memory` may ever be given, bytes. By default all of the
+    /// machine's memory.
+    pub memory_bytes_max: u64,
+    /// How much may be dirty before writers wait for the device, bytes: two thirds of the bound by
+    /// default; at the most half of it can be set.
+    pub dirty_bytes_max: u64,
+    /// How much may be dirty before it is written out in the background, bytes; a quarter of the
+    /// bound by default.
+    pub dirty_bytes_background: u64,
+    /// After how many milliseconds a dirty page is written out, however little is dirty; 5,000 by
+    /// default.
+    pub dirty_age_ms_max: u64,
+    /// How long a call waits for memory that other calls hold only for the moment, milliseconds;
+    /// 10,000 by default.
+    pub reclaim_wait_ms_max: u64,
+    /// The largest window of readahead, bytes; 8 MiB by default. `BIFOLIO_READAHEAD_NONE` for
+    /// none.
+    pub readahead_bytes_max: u64,
+    /// The most the swap may have, bytes; 1 TiB by default.
+    pub swap_bytes_max: u64,
+    /// A directory for a temporary file that the pages of memory files go to when memory is short;
+    /// null for no swap.
+    pub swap_directory: *const c_char,
+    /// The most transfers that one call has in flight, 1 to 1024; 64 by default.
+    pub io_depth: u32,
+    /// How many pages of maps are evicted with one flush of address translations, 1 to 512; 31 by
+    /// default.
+    pub unmap_batch_folios: u32,
+    /// One of `bifolio_huge_pages`.
+    pub huge_pages: u32,
+    /// `BIFOLIO_CACHE_POPULATE`, or 0.
+    pub flags: u32,
+}
+
+// SAFETY: `repr(C)`, begins with its size, integers and pointers only, for which zeros are valid.
+unsafe impl Versioned for bifolio_cache_options {
+    const SIZE_MIN: usize = 96;
+}
+
+/// Options of an open. Set `size` to `sizeof(bifolio_open_options)` and everything else to zero,
+/// which stands for the default; then set what is to be otherwise.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct bifolio_open_options {
+    /// `sizeof(bifolio_open_options)`.
+    pub size: usize,
+    /// `BIFOLIO_OPEN_*`, or-ed together; 0 is `BIFOLIO_OPEN_READ`.
+    pub flags: u32,
+    /// One of `bifolio_direct`.
+    pub direct: u32,
+    /// Bytes of a folio, the unit of residency and of pins: a power of two from 4 KiB, the default,
+    /// to 2 MiB. All handles of a file agree on it.
+    pub folio_bytes: u64,
+    /// The most the file may grow to while it is open, bytes: by default 1 TiB, or 64 GiB if it can
+    /// be mapped, or four times its length.
+    pub len_max_bytes: u64,
+    /// One of `bifolio_faults`.
+    pub faults: u32,
+    /// Must be 0.
+    pub reserved: u32,
+}
+
+// SAFETY: `repr(C)`, begins with its size, integers only.
+unsafe impl Versioned for bifolio_open_options {
+    const SIZE_MIN: usize = 40;
+}
+
+/// Counters of a cache since it was built, and its memory now. Counts only grow; fields that
+/// end in `_bytes` and are not counts of traffic are levels. Later versions append fields.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct bifolio_stats {
+    /// `sizeof(bifolio_stats)` before the call; after it, how many bytes of the struct are set.
+    pub size: usize,
+    /// The bound on memory.
+    pub bound_bytes: u64,
+    /// Charged against the bound: frames, descriptors and tables.
+    pub used_bytes: u64,
+    /// Of those, frames: memory that holds or may hold pages.
+    pub frame_bytes: u64,
+    /// Of those, frames that hold no page.
+    pub free_bytes: u64,
+    /// Of `used_bytes`, descriptors and tables.
+    pub metadata_bytes: u64,
+    /// Pages that are newer in memory than on their device.
+    pub dirty_bytes: u64,
+    /// Pages of memory files that are nowhere but in memory.
+    pub unswapped_bytes: u64,
+    /// Places in the swap that are in use.
+    pub swap_bytes: u64,
+    /// Folios on the inactive list.
+    pub inactive_bytes: u64,
+    /// Folios on the active list.
+    pub active_bytes: u64,
+    /// Pages read without a lock or a reference.
+    pub hits_optimistic: u64,
+    /// Pages copied under a reference.
+    pub hits_pinned: u64,
+    /// Pages that were resident and could be read or pinned under a lock only.
+    pub hits_slow: u64,
+    /// Folios that were looked up and not found.
+    pub misses: u64,
+    /// Misses that needed no transfer.
+    pub misses_without_read: u64,
+    /// Misses of pages that were evicted before.
+    pub workingset_refault: u64,
+    /// Refaults near enough to go to the active list at once.
+    pub workingset_activate: u64,
+    /// Bytes read from devices.
+    pub read_bytes: u64,
+    /// Read requests made of devices.
+    pub read_requests: u64,
+    /// Bytes written to devices.
+    pub written_bytes: u64,
+    /// Write requests made of devices.
+    pub write_requests: u64,
+    /// Write-outs that failed; their pages stayed dirty.
+    pub writeback_errors: u64,
+    /// Bytes accepted by writes.
+    pub write_bytes: u64,
+    /// Syncs of files.
+    pub syncs: u64,
+    /// Syncs that shared the flush of another.
+    pub syncs_shared: u64,
+    /// Flushes of devices made for syncs.
+    pub device_flushes: u64,
+    /// Faults of maps that were served.
+    pub faults: u64,
+    /// Pins taken.
+    pub pins: u64,
+    /// Folios read ahead of need.
+    pub readahead_folios: u64,
+    /// Of those, folios that were evicted before anything used them.
+    pub readahead_unused: u64,
+    /// Pages of memory files written to the swap.
+    pub swapped_out_pages: u64,
+    /// Pages of memory files read back from the swap.
+    pub swapped_in_pages: u64,
+    /// Folios that reclaim looked at on the inactive list.
+    pub pgscan: u64,
+    /// Folios that reclaim evicted.
+    pub pgsteal: u64,
+    /// Allocations that found no frame and had to reclaim.
+    pub direct_reclaims: u64,
+    /// Times a thread waited 100 us or longer for reclaim.
+    pub reclaim_stalls: u64,
+    /// Allocations that failed because everything was pinned or could not be written.
+    pub allocation_failures: u64,
+    /// Writes that waited because too much was dirty.
+    pub throttle_waits: u64,
+    /// How long they waited together, nanoseconds.
+    pub throttle_ns: u64,
+    /// The longest of these waits, nanoseconds.
+    pub throttle_ns_max: u64,
+}
+
+// SAFETY: `repr(C)`, begins with its size, integers only.
+unsafe impl Versioned for bifolio_stats {
+    const SIZE_MIN: usize = 328;
+}
+
+/// Builds a cache. `options` may be null for the defaults. The cache has a few threads of its own,
+/// and takes its memory as it is needed.
+///
+/// Threads: any. Blocks: for the system, and for all of the memory with `BIFOLIO_CACHE_POPULATE`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn bifolio_cache_new(
+    options: *const bifolio_cache_options,
+    cache: *mut *mut bifolio_cache,
+) -> bifolio_result {
+    guard(|| {
+        let output = Output::new(cache, "cache")?;
+        // SAFETY: null, or options that begin with their size.
+        let builder = unsafe { builder(options)? };
+        let cache = Box::into_raw(Box::new(bifolio_cache { cache: builder.build()? }));
+        // SAFETY: the caller's variable.
+        unsafe { output.set(cache) };
+        Ok(())
+    })
+}
+
+/// The builder that the options describe.
+///
+/// # Safety
+/// Null, or options that begin with their size and whose paths end with a zero byte.
+pub(crate) unsafe fn builder(
+    pointer: *const bifolio_cache_options,
+) -> Result<CacheBuilder, Failure> {
+    // SAFETY: the same contract.
+    let options = unsafe { options(pointer, "options")? };
+    let mut builder = Cache::builder();
+    type Setter = fn(CacheBuilder, u64) -> CacheBuilder;
+    let numbers: [(u64, Setter); 8] = [
+        (options.memory_bytes, CacheBuilder::memory),
+        (options.memory_bytes_max, CacheBuilder::memory_max),
+        (options.dirty_bytes_max, CacheBuilder::dirty_bytes_max),
+        (options.dirty_bytes_background, CacheBuilder::dirty_bytes_background),
+        (options.dirty_age_ms_max, CacheBuilder::dirty_age_ms_max),
+        (options.reclaim_wait_ms_max, CacheBuilder::reclaim_wait_ms_max),
+        (options.swap_bytes_max, CacheBuilder::swap_bytes_max),
+        (options.io_depth.into(), |builder, depth| builder.io_depth(depth as usize)),
+    ];
+    for (number, set) in numbers {
+        if number != 0 {
+            builder = set(builder, number);
+        }
+    }
+    match options.readahead_bytes_max {
+        0 => {}
+        BIFOLIO_READAHEAD_NONE => builder = builder.readahead_bytes_max(0),
+        bytes => builder = builder.readahead_bytes_max(bytes),
+    }
+    if options.unmap_batch_folios != 0 {
+        builder = builder.unmap_batch_folios(options.unmap_batch_folios as usize);
+    }
+    if options.flags & !BIFOLIO_CACHE_POPULATE != 0 {
+        return Err(unknown_flags(options.flags));
+    }
+    builder = builder.populate(options.flags & BIFOLIO_CACHE_POPULATE != 0);
+    builder = builder.huge_pages(huge_pages(options.huge_pages)?);
+    if !options.swap_directory.is_null() {
+        // SAFETY: the caller's path.
+        let directory = unsafe { path(options.swap_directory, "swap_directory")? };
+        builder = builder.swap_directory(directory);
+    }
+    Ok(builder)
+}
+
+fn huge_pages(number: u32) -> Result<HugePages, Failure> {
+    use bifolio_huge_pages::*;
+    let table = [
+        (BIFOLIO_HUGE_PAGES_AUTO as u32, HugePages::Auto),
+        (BIFOLIO_HUGE_PAGES_NEVER as u32, HugePages::Never),
+        (BIFOLIO_HUGE_PAGES_REQUIRE as u32, HugePages::Require),
+    ];
+    choice(number, &table, "huge_pages")
+}
+
+fn unknown_flags(flags: u32) -> Failure {
+    Failure::Misuse(format!("options: flags has bits that stand for nothing: {flags:#x}"))
+}
+
+/// The open options that the struct describes.
+///
+/// # Safety
+/// Null, or options that begin with their size.
+unsafe fn open_options(pointer: *const bifolio_open_options) -> Result<OpenOptions, Failure> {
+    // SAFETY: the same contract.
+    let options = unsafe { options(pointer, "options")? };
+    let flags = options.flags;
+    if flags & !OPEN_FLAGS != 0 {
+        return Err(unknown_flags(flags));
+    }
+    if options.reserved != 0 {
+        return Err(Failure::Misuse("options: reserved is not 0".to_owned()));
+    }
+    let has = |flag: u32| flags & flag != 0;
+    let direct = [
+        (bifolio_direct::BIFOLIO_DIRECT_AUTO as u32, DirectIo::Auto),
+        (bifolio_direct::BIFOLIO_DIRECT_NEVER as u32, DirectIo::Never),
+        (bifolio_direct::BIFOLIO_DIRECT_REQUIRE as u32, DirectIo::Require),
+    ];
+    let faults = [
+        (bifolio_faults::BIFOLIO_FAULTS_THREADS as u32, FaultMode::Threads),
+        (bifolio_faults::BIFOLIO_FAULTS_IN_THREAD as u32, FaultMode::InThread),
+    ];
+    let mut open = OpenOptions::new()
+        .read(has(BIFOLIO_OPEN_READ) || flags == 0)
+        .write(has(BIFOLIO_OPEN_WRITE))
+        .create(has(BIFOLIO_OPEN_CREATE))
+        .truncate(has(BIFOLIO_OPEN_TRUNCATE))
+        .immutable(has(BIFOLIO_OPEN_IMMUTABLE))
+        .mappable(has(BIFOLIO_OPEN_MAPPABLE))
+        .direct(choice(options.direct, &direct, "direct")?)
+        .faults(choice(options.faults, &faults, "faults")?);
+    if options.folio_bytes != 0 {
+        open = open.folio_bytes(options.folio_bytes);
+    }
+    if options.len_max_bytes != 0 {
+        open = open.len_max(options.len_max_bytes);
+    }
+    Ok(open)
+}
+
+/// Opens the regular file at `path`. `options` may be null: for reading. A file that is open in
+/// this cache already is shared: one length, one copy of its pages. End it with
+/// `bifolio_file_close`.
+///
+/// Threads: any, at the same time. Blocks: for the file system.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn bifolio_cache_open(
+    cache: *const bifolio_cache,
+    path: *const c_char,
+    options: *const bifolio_open_options,
+    file: *mut *mut bifolio_file,
+) -> bifolio_result {
+    guard(|| {
+        let output = Output::new(file, "file")?;
+        // SAFETY: null, or a live handle.
+        let cache = unsafe { handle(cache, "cache")? };
+        // SAFETY: null, or text of the caller.
+        let path = unsafe { crate::boundary::path(path, "path")? };
+        // SAFETY: null, or options that begin with their size.
+        let options = unsafe { open_options(options)? };
+        let opened = bifolio_file::into_raw(cache.cache.open(path, &options)?);
+        // SAFETY: the caller's variable.
+        unsafe { output.set(opened) };
+        Ok(())
+    })
+}
+
+/// Opens the regular file that `descriptor` is of. From then on the descriptor belongs to the
+/// cache: it is closed with the file, or at once if the call fails. (If a pointer is null or an
+/// option wrong, it still belongs to the caller.)
+///
+/// Threads: any, at the same time. Blocks: for the file system.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn bifolio_cache_open_fd(
+    cache: *const bifolio_cache,
+    descriptor: c_int,
+    options: *const bifolio_open_options,
+    file: *mut *mut bifolio_file,
+) -> bifolio_result {
+    guard(|| {
+        let output = Output::new(file, "file")?;
+        // SAFETY: null, or a live handle.
+        let cache = unsafe { handle(cache, "cache")? };
+        // SAFETY: null, or options that begin with their size.
+        let options = unsafe { open_options(options)? };
+        // SAFETY: asks only whether there is such a descriptor.
+        if descriptor < 0 || unsafe { libc::fcntl(descriptor, libc::F_GETFD) } < 0 {
+            return Err(Failure::Misuse(format!("descriptor: {descriptor} is not open")));
+        }
+        // SAFETY: open, and the caller gives it to us.
+        let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor) };
+        let opened = bifolio_file::into_raw(cache.cache.open_fd(descriptor, &options)?);
+        // SAFETY: the caller's variable.
+        unsafe { output.set(opened) };
+        Ok(())
+    })
+}
+
+/// Makes an empty file that has no file behind it, for scratch space: its bytes are gone with its
+/// last handle. `name` is for messages only. `options` may be null: for reading and writing.
+/// Without a swap its bytes stay in memory, within the bound.
+///
+/// Threads: any, at the same time. Blocks: never.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn bifolio_cache_memory_file(
+    cache: *const bifolio_cache,
+    name: *const c_char,
+    options: *const bifolio_open_options,
+    file: *mut *mut bifolio_file,
+) -> bifolio_result {
+    guard(|| {
+        let output = Output::new(file, "file")?;
+        // SAFETY: null, or a live handle.
+        let cache = unsafe { handle(cache, "cache")? };
+        // SAFETY: null, or text of the caller.
+        let name = unsafe { text(name, "name")? }.to_string_lossy();
+        let options = if options.is_null() {
+            OpenOptions::new().write(true)
+        } else {
+            // SAFETY: options that begin with their size.
+            unsafe { open_options(options)? }
+        };
+        let opened = bifolio_file::into_raw(cache.cache.memory_file_with(&name, &options)?);
+        // SAFETY: the caller's variable.
+        unsafe { output.set(opened) };
+        Ok(())
+    })
+}
+
+/// Writes what the cache has done and holds to `stats`, whose `size` says how much room there is.
+///
+/// Threads: any, at the same time. Blocks: for locks that are held for a moment only; it looks at
+/// each open file.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn bifolio_cache_stats(
+    cache: *const bifolio_cache,
+    stats: *mut bifolio_stats,
+) -> bifolio_result {
+    guard(|| {
+        // SAFETY: null, or a live handle.
+        let cache = unsafe { handle(cache, "cache")? };
+        // SAFETY: null, or a struct that begins with its size.
+        let output = unsafe { VersionedOutput::new(stats, "stats")? };
+        let counts = stats_of(&cache.cache);
+        // SAFETY: the caller's struct, as long as its size says.
+        unsafe { output.set(&counts) };
+        Ok(())
+    })
+}
+
+fn stats_of(cache: &Cache) -> bifolio_stats {
+    let stats = cache.stats();
+    macro_rules! take {
+        ($($field:ident)+) => {
+            bifolio_stats { size: 0, $($field: stats.$field,)+ }
+        };
+    }
+    take! {
+        bound_bytes used_bytes frame_bytes free_bytes metadata_bytes dirty_bytes unswapped_bytes
+        swap_bytes inactive_bytes active_bytes hits_optimistic hits_pinned hits_slow misses
+        misses_without_read workingset_refault workingset_activate read_bytes read_requests
+        written_bytes write_requests writeback_errors write_bytes syncs syncs_shared device_flushes
+        faults pins readahead_folios readahead_unused swapped_out_pages swapped_in_pages pgscan
+        pgsteal direct_reclaims reclaim_stalls allocation_failures throttle_waits throttle_ns
+        throttle_ns_max
+    }
+}
+
+/// Changes the bound on memory. Shrinking evicts, writes out what is dirty, and gives memory back
+/// to the system before it returns. On an error the old bound stands.
+///
+/// Threads: any, at the same time. Blocks: for the devices.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn bifolio_cache_set_memory(
+    cache: *const bifolio_cache,
+    memory_bytes: u64,
+) -> bifolio_result {
+    // SAFETY: null, or a live handle.
+    guard(|| Ok(unsafe { handle(cache, "cache")? }.cache.set_memory(memory_bytes)?))
+}
+
+/// Advice for all open files: `BIFOLIO_ADVICE_DONT_NEED` or `BIFOLIO_ADVICE_COLD`. `outcome` may be
+/// null.
+///
+/// Threads: any, at the same time. Blocks: as `bifolio_file_advise`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn bifolio_cache_advise(
+    cache: *const bifolio_cache,
+    advice: u32,
+    outcome: *mut bifolio_outcome,
+) -> bifolio_result {
+    guard(|| {
+        // SAFETY: null, or a live handle.
+        let cache = unsafe { handle(cache, "cache")? };
+        let found = cache.cache.advise_all(crate::file::advice_of(advice)?)?;
+        // SAFETY: null, or the caller's variable.
+        unsafe { bifolio_outcome::write(found, outcome) };
+        Ok(())
+    })
+}
+
+/// Makes durable all that was written to the cache's files, and closes the cache. On success the
+/// handle is gone; what is still open of its files answers `BIFOLIO_ERROR_CLOSED`, and is to be
+/// freed. On an error everything is as before and nothing is lost: mend the cause and close again,
+/// or give up with `bifolio_cache_free`.
+///
+/// Threads: any, while no other call uses the handle. Blocks: for the devices.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn bifolio_cache_close(cache: *mut bifolio_cache) -> bifolio_result {
+    guard(|| {
+        // SAFETY: null, or a live handle.
+        unsafe { handle(cache, "cache")? }.cache.close()?;
+        // SAFETY: made by `bifolio_cache_new`, and no other call uses it.
+        drop(unsafe { Box::from_raw(cache) });
+        Ok(())
+    })
+}
+
+/// Ends a handle without an answer: the cache itself ends with its last file, which makes durable
+/// what it can; what it cannot is lost, and only logged. Null is allowed.
+///
+/// Threads: any, while no other call uses the handle. Blocks: for the devices.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn bifolio_cache_free(cache: *mut bifolio_cache) {
+    if !cache.is_null() {
+        // SAFETY: made by `bifolio_cache_new`, and no other call uses it.
+        let cache = unsafe { Box::from_raw(cache) };
+        guard(|| {
+            drop(cache);
+            Ok(())
+        });
+    }
+}

@@ -1,0 +1,239 @@
+//! Pins: bytes of a file where they are in memory, without a copy.
+//!
+//! A pin lives in the caller's struct, so that taking one allocates nothing. It borrows its file;
+//! [`PinCount`] keeps a file from being closed under it. The count is in stripes, one cache line
+//! each, so that threads that pin pages of one file share none.
+//!
+//! # Safety
+//! Stores a [`Pin`] of the library in words of the caller's struct, with its lifetime erased: the
+//! file that it borrows is not freed while its count of pins is not zero.
+#![allow(unsafe_code)]
+
+use crate::boundary::{Failure, Output, guard, handle};
+use crate::file::bifolio_file;
+use crate::result::bifolio_result;
+use bifolio::{Pin, PinMut};
+use std::cell::Cell;
+use std::ffi::c_void;
+use std::ptr;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
+
+/// How many counts a file has: threads beyond so many share one.
+const STRIPES: usize = 16;
+
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct Stripe(AtomicI64);
+
+/// How many pins borrow a file.
+#[derive(Debug, Default)]
+pub(crate) struct PinCount {
+    /// Allocated for the first pin.
+    stripes: OnceLock<Box<[Stripe; STRIPES]>>,
+}
+
+impl PinCount {
+    fn add(&self, count: i64) {
+        let stripes = self.stripes.get_or_init(Box::default);
+        // Relaxed: only the sum counts; who reads it is the only one that uses the file then.
+        stripes[stripe()].0.fetch_add(count, Ordering::Relaxed);
+    }
+
+    /// The sum; exact while no other thread pins.
+    pub(crate) fn total(&self) -> i64 {
+        let Some(stripes) = self.stripes.get() else { return 0 };
+        // Relaxed: as in `add`.
+        stripes.iter().map(|stripe| stripe.0.load(Ordering::Relaxed)).sum()
+    }
+}
+
+/// The stripe of the calling thread.
+fn stripe() -> usize {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    thread_local! {
+        static STRIPE: Cell<usize> = const { Cell::new(usize::MAX) };
+    }
+    let mut stripe = STRIPE.get();
+    if stripe == usize::MAX {
+        // Relaxed: any spread will do.
+        stripe = NEXT.fetch_add(1, Ordering::Relaxed) % STRIPES;
+        STRIPE.set(stripe);
+    }
+    stripe
+}
+
+/// Bytes of a folio that stay in memory, at `data`, until the pin is released. They are not frozen:
+/// other calls may write them meanwhile, unless the file is immutable. Set it to zero before its
+/// first use; do not copy it.
+#[repr(C)]
+#[derive(Debug)]
+pub struct bifolio_pin {
+    /// The first byte; null when nothing is pinned.
+    pub data: *const c_void,
+    /// How many bytes are pinned.
+    pub length: usize,
+    /// The library's own.
+    pub reserved: [usize; 6],
+}
+
+/// The content of `reserved`.
+struct Taken {
+    file: *const bifolio_file,
+    pin: Pin<'static>,
+}
+
+const _: () = assert!(size_of::<Taken>() <= size_of::<[usize; 6]>());
+const _: () = assert!(align_of::<Taken>() <= align_of::<usize>());
+
+/// Bytes of a folio, at `data`, to be changed in place: until it is released no other call reads or
+/// writes the folio. Set it to zero before its first use; do not copy it.
+#[repr(C)]
+#[derive(Debug)]
+pub struct bifolio_write_pin {
+    /// The first byte; null when nothing is pinned.
+    pub data: *mut c_void,
+    /// How many bytes are pinned.
+    pub length: usize,
+    /// The library's own.
+    pub reserved: [usize; 2],
+}
+
+/// Pins `length` bytes at `offset`, which must lie in one folio (`bifolio_file_folio_bytes`) and in
+/// the file. A pin of what is in memory takes no lock. Release it on the same thread, before the
+/// file is closed; pinned memory counts against the bound.
+///
+/// Threads: any, at the same time, each with a struct of its own. Blocks: for the device, if the
+/// bytes are not in memory.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn bifolio_file_pin(
+    file: *const bifolio_file,
+    offset: u64,
+    length: usize,
+    pin: *mut bifolio_pin,
+) -> bifolio_result {
+    guard(|| {
+        let output = Output::new(pin, "pin")?;
+        // SAFETY: null, or a live handle.
+        let open = unsafe { handle(file, "file")? };
+        // SAFETY: the caller's struct, which is zero or was used before.
+        check_unused(unsafe { (*pin).data })?;
+        let taken = open.file().pin(offset..offset.saturating_add(length as u64))?;
+        // SAFETY: `open` is freed only when its count of pins is zero, and this one is counted
+        // until it is dropped.
+        let taken = unsafe { std::mem::transmute::<Pin<'_>, Pin<'static>>(taken) };
+        open.pins.add(1);
+        let data = taken.as_ptr().cast();
+        let mut value = bifolio_pin { data, length, reserved: [0; 6] };
+        let place = value.reserved.as_mut_ptr().cast::<Taken>();
+        // SAFETY: `reserved` has the size and the alignment, as the constants above check.
+        unsafe { place.write(Taken { file, pin: taken }) };
+        // SAFETY: the caller's struct.
+        unsafe { output.set(value) };
+        Ok(())
+    })
+}
+
+/// Ends a pin, and sets the struct to zero. One that is zero, or null, is let be.
+///
+/// Threads: the one that took the pin. Blocks: never.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn bifolio_pin_release(pin: *mut bifolio_pin) {
+    guard(|| {
+        // SAFETY: null, or the caller's struct.
+        let Some(pin) = (unsafe { pin.as_mut() }) else { return Ok(()) };
+        if pin.data.is_null() {
+            return Ok(());
+        }
+        // SAFETY: `data` is set together with `reserved`, by `bifolio_file_pin`, and is cleared
+        // with it.
+        let taken = unsafe { pin.reserved.as_ptr().cast::<Taken>().read() };
+        *pin = bifolio_pin { data: ptr::null(), length: 0, reserved: [0; 6] };
+        let file = taken.file;
+        drop(taken.pin);
+        // SAFETY: not freed yet: this pin is counted.
+        unsafe { (*file).pins.add(-1) };
+        Ok(())
+    });
+}
+
+/// As `bifolio_file_pin`, for changing the bytes in place: the folio is dirty then, whether it was
+/// changed or not. Holds the folio's lock: a call of the same thread that needs the folio, a sync
+/// among them, would wait for itself.
+///
+/// Threads: any, at the same time, each with a struct of its own. Blocks: for the device, for the
+/// folio's lock, and while too much is dirty.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn bifolio_file_pin_write(
+    file: *const bifolio_file,
+    offset: u64,
+    length: usize,
+    pin: *mut bifolio_write_pin,
+) -> bifolio_result {
+    guard(|| {
+        let output = Output::new(pin, "pin")?;
+        // SAFETY: null, or a live handle.
+        let open = unsafe { handle(file, "file")? };
+        // SAFETY: the caller's struct, which is zero or was used before.
+        check_unused(unsafe { (*pin).data })?;
+        let mut taken = open.file().pin_mut(offset..offset.saturating_add(length as u64))?;
+        let data = taken.as_mut_ptr().cast();
+        // SAFETY: as in `bifolio_file_pin`.
+        let taken = unsafe { std::mem::transmute::<PinMut<'_>, PinMut<'static>>(taken) };
+        open.pins.add(1);
+        let boxed = Box::into_raw(Box::new(taken));
+        let reserved = [boxed.expose_provenance(), file.expose_provenance()];
+        // SAFETY: the caller's struct.
+        unsafe { output.set(bifolio_write_pin { data, length, reserved }) };
+        Ok(())
+    })
+}
+
+/// Ends a pin for writing, and sets the struct to zero. One that is zero, or null, is let be.
+///
+/// Threads: the one that took the pin. Blocks: never.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn bifolio_write_pin_release(pin: *mut bifolio_write_pin) {
+    guard(|| {
+        // SAFETY: null, or the caller's struct.
+        let Some(pin) = (unsafe { pin.as_mut() }) else { return Ok(()) };
+        if pin.data.is_null() {
+            return Ok(());
+        }
+        let [taken, file] = pin.reserved;
+        *pin = bifolio_write_pin { data: ptr::null_mut(), length: 0, reserved: [0; 2] };
+        // SAFETY: made by `bifolio_file_pin_write`, which sets it together with `data`.
+        drop(unsafe { Box::from_raw(ptr::with_exposed_provenance_mut::<PinMut<'_>>(taken)) });
+        let file = ptr::with_exposed_provenance::<bifolio_file>(file);
+        // SAFETY: not freed yet: this pin is counted.
+        unsafe { (*file).pins.add(-1) };
+        Ok(())
+    });
+}
+
+/// A struct that holds a pin already would lose it.
+fn check_unused<T>(data: *const T) -> Result<(), Failure> {
+    if data.is_null() {
+        return Ok(());
+    }
+    Err(Failure::Misuse("pin: it is not zero: release the pin that it holds first".to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pins_are_counted_whichever_thread_took_them() {
+        let count = PinCount::default();
+        assert_eq!(count.total(), 0);
+        std::thread::scope(|scope| {
+            for _ in 0..2 * STRIPES {
+                scope.spawn(|| count.add(1));
+            }
+        });
+        assert_eq!(count.total(), 2 * STRIPES as i64);
+        count.add(-3);
+        assert_eq!(count.total(), 2 * STRIPES as i64 - 3);
+    }
+}

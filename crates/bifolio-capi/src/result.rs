@@ -1,0 +1,288 @@
+//! Result codes, and the last error of the calling thread.
+//!
+//! The numbers are part of the interface: none is ever changed or used again. [`code`] gives each
+//! error of the library its number; an error that a later version of the library adds is
+//! `BIFOLIO_ERROR_OTHER` until it has a number here.
+//!
+//! # Safety
+//! Writes no memory of the caller; exports symbols.
+#![allow(unsafe_code)]
+
+use crate::boundary::Failure;
+use bifolio::{Error, ErrorKind};
+use std::any::Any;
+use std::cell::RefCell;
+use std::ffi::{CStr, CString, c_char, c_int};
+
+/// The answer of a call. A number is never used for another meaning.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum bifolio_result {
+    /// The call did what it says.
+    BIFOLIO_OK = 0,
+    /// A defect of the library: it panicked. Nothing can be said of the state of the handle.
+    BIFOLIO_ERROR_PANIC = 1,
+    /// A pointer that must not be null is.
+    BIFOLIO_ERROR_NULL = 2,
+    /// An argument has a value that it cannot have.
+    BIFOLIO_ERROR_ARGUMENT = 3,
+    /// The handle is in use: pins of it were not released, or maps not freed.
+    BIFOLIO_ERROR_IN_USE = 4,
+    /// An error that has no number in this version.
+    BIFOLIO_ERROR_OTHER = 5,
+    /// A setting of the cache or an option of a file cannot be.
+    BIFOLIO_ERROR_CONFIG = 10,
+    /// The file cannot be opened.
+    BIFOLIO_ERROR_OPEN = 11,
+    /// The storage failed. Nothing that was in the cache is lost.
+    BIFOLIO_ERROR_IO = 12,
+    /// The swap file cannot be used.
+    BIFOLIO_ERROR_SWAP_FILE = 13,
+    /// A page of a memory file could not be read back from the swap.
+    BIFOLIO_ERROR_SWAP_READ = 14,
+    /// The bytes read back from the swap are not those that were written there.
+    BIFOLIO_ERROR_SWAP_CORRUPT = 15,
+    /// An earlier write-out failed; its pages are dirty as before.
+    BIFOLIO_ERROR_WRITEBACK = 16,
+    /// The storage is shorter than it was: another program cut the file.
+    BIFOLIO_ERROR_CUT_SHORT = 17,
+    /// A range ends beyond what a file can have: 2^63 - 1 bytes.
+    BIFOLIO_ERROR_OUT_OF_RANGE = 18,
+    /// A range ends behind the end of the file, where it must not.
+    BIFOLIO_ERROR_PAST_END = 19,
+    /// The file would grow beyond `len_max_bytes` of its open options.
+    BIFOLIO_ERROR_TOO_LONG = 20,
+    /// A pin must lie in one folio.
+    BIFOLIO_ERROR_PIN_SPANS_FOLIOS = 21,
+    /// The file was not opened for this: for reading, or for writing.
+    BIFOLIO_ERROR_NOT_OPENED_FOR = 22,
+    /// Only a memory file can do this.
+    BIFOLIO_ERROR_NOT_A_MEMORY_FILE = 23,
+    /// A file that was opened to be mapped cannot do this.
+    BIFOLIO_ERROR_IS_MAPPABLE = 24,
+    /// Files cannot be mapped on this system.
+    BIFOLIO_ERROR_CANNOT_MAP = 25,
+    /// Files can be mapped for reading only on this system.
+    BIFOLIO_ERROR_CANNOT_MAP_MUT = 26,
+    /// A page of a map could not be read when it was touched.
+    BIFOLIO_ERROR_FAULT = 27,
+    /// The file was not opened to be mapped.
+    BIFOLIO_ERROR_NOT_MAPPABLE = 28,
+    /// Maps of files of the cache are in use.
+    BIFOLIO_ERROR_MAPS_ALIVE = 29,
+    /// A range of a memory file cannot become one folio.
+    BIFOLIO_ERROR_CANNOT_COLLAPSE = 30,
+    /// A descriptor did not take what was to be copied to it.
+    BIFOLIO_ERROR_COPY_TO_FD = 31,
+    /// An immutable and a writable handle of one file exclude each other.
+    BIFOLIO_ERROR_IMMUTABLE_CONFLICT = 32,
+    /// The file is open with another way of transfers.
+    BIFOLIO_ERROR_DIRECT_CONFLICT = 33,
+    /// The file is open with another folio size.
+    BIFOLIO_ERROR_FOLIO_SIZE_CONFLICT = 34,
+    /// The device of the file takes nothing, and as much is dirty there as may be.
+    BIFOLIO_ERROR_UNWRITABLE = 35,
+    /// The bound is reached, and nothing can be evicted.
+    BIFOLIO_ERROR_FULL = 36,
+    /// A folio has as many references as one can have.
+    BIFOLIO_ERROR_TOO_MANY_PINS = 37,
+    /// The system refused memory or address space.
+    BIFOLIO_ERROR_MEMORY = 38,
+    /// The system refused a thread.
+    BIFOLIO_ERROR_THREAD = 39,
+    /// Files could not be made durable: the cache is still open, and nothing is lost.
+    BIFOLIO_ERROR_CLOSE = 40,
+    /// The kernel refused something that could neither be undone nor done without: build another
+    /// cache.
+    BIFOLIO_ERROR_POISONED = 41,
+    /// The cache was closed.
+    BIFOLIO_ERROR_CLOSED = 42,
+    /// A forked child cannot use the cache of its parent.
+    BIFOLIO_ERROR_FORKED = 43,
+    /// Another program, or another cache, has locked the file.
+    BIFOLIO_ERROR_LOCKED = 44,
+}
+
+use bifolio_result::*;
+
+/// The number of an error of the library.
+fn code(kind: &ErrorKind) -> bifolio_result {
+    match kind {
+        ErrorKind::Config { .. } => BIFOLIO_ERROR_CONFIG,
+        ErrorKind::Open(_) => BIFOLIO_ERROR_OPEN,
+        ErrorKind::Io(_) => BIFOLIO_ERROR_IO,
+        ErrorKind::SwapFile { .. } => BIFOLIO_ERROR_SWAP_FILE,
+        ErrorKind::SwapRead { .. } => BIFOLIO_ERROR_SWAP_READ,
+        ErrorKind::SwapCorrupt { .. } => BIFOLIO_ERROR_SWAP_CORRUPT,
+        ErrorKind::Writeback(_) => BIFOLIO_ERROR_WRITEBACK,
+        ErrorKind::CutShort { .. } => BIFOLIO_ERROR_CUT_SHORT,
+        ErrorKind::OutOfRange { .. } => BIFOLIO_ERROR_OUT_OF_RANGE,
+        ErrorKind::PastEnd { .. } => BIFOLIO_ERROR_PAST_END,
+        ErrorKind::TooLong { .. } => BIFOLIO_ERROR_TOO_LONG,
+        ErrorKind::PinSpansFolios { .. } => BIFOLIO_ERROR_PIN_SPANS_FOLIOS,
+        ErrorKind::NotOpenedFor { .. } => BIFOLIO_ERROR_NOT_OPENED_FOR,
+        ErrorKind::NotAMemoryFile { .. } => BIFOLIO_ERROR_NOT_A_MEMORY_FILE,
+        ErrorKind::IsMappable { .. } => BIFOLIO_ERROR_IS_MAPPABLE,
+        ErrorKind::CannotMap { .. } => BIFOLIO_ERROR_CANNOT_MAP,
+        ErrorKind::CannotMapMut { .. } => BIFOLIO_ERROR_CANNOT_MAP_MUT,
+        ErrorKind::Fault(_) => BIFOLIO_ERROR_FAULT,
+        ErrorKind::NotMappable { .. } => BIFOLIO_ERROR_NOT_MAPPABLE,
+        ErrorKind::MapsAlive { .. } => BIFOLIO_ERROR_MAPS_ALIVE,
+        ErrorKind::CannotCollapse { .. } => BIFOLIO_ERROR_CANNOT_COLLAPSE,
+        ErrorKind::CopyToFd { .. } => BIFOLIO_ERROR_COPY_TO_FD,
+        ErrorKind::ImmutableConflict { .. } => BIFOLIO_ERROR_IMMUTABLE_CONFLICT,
+        ErrorKind::DirectConflict { .. } => BIFOLIO_ERROR_DIRECT_CONFLICT,
+        ErrorKind::FolioSizeConflict { .. } => BIFOLIO_ERROR_FOLIO_SIZE_CONFLICT,
+        ErrorKind::Unwritable { .. } => BIFOLIO_ERROR_UNWRITABLE,
+        ErrorKind::Full { .. } => BIFOLIO_ERROR_FULL,
+        ErrorKind::TooManyPins { .. } => BIFOLIO_ERROR_TOO_MANY_PINS,
+        ErrorKind::Memory { .. } => BIFOLIO_ERROR_MEMORY,
+        ErrorKind::Thread(_) => BIFOLIO_ERROR_THREAD,
+        ErrorKind::Close { .. } => BIFOLIO_ERROR_CLOSE,
+        ErrorKind::Poisoned { .. } => BIFOLIO_ERROR_POISONED,
+        ErrorKind::Closed => BIFOLIO_ERROR_CLOSED,
+        ErrorKind::Forked => BIFOLIO_ERROR_FORKED,
+        ErrorKind::Locked { .. } => BIFOLIO_ERROR_LOCKED,
+        _ => BIFOLIO_ERROR_OTHER,
+    }
+}
+
+/// The system's number behind an error; 0 if there is none.
+pub(crate) fn errno(error: &Error) -> c_int {
+    error.raw_os_error().unwrap_or(0)
+}
+
+/// The last failure of a thread.
+struct Last {
+    message: CString,
+    errno: c_int,
+}
+
+thread_local! {
+    static LAST: RefCell<Option<Last>> = const { RefCell::new(None) };
+}
+
+/// Keeps a failure for the calling thread, and gives its number.
+pub(crate) fn remember(failure: &Failure) -> bifolio_result {
+    let (result, message, errno) = match failure {
+        Failure::Null(name) => (BIFOLIO_ERROR_NULL, format!("{name} is a null pointer"), 0),
+        Failure::Misuse(problem) => (BIFOLIO_ERROR_ARGUMENT, problem.clone(), 0),
+        Failure::InUse(problem) => (BIFOLIO_ERROR_IN_USE, problem.clone(), 0),
+        Failure::Library(error) => (code(error.kind()), error.to_string(), errno(error)),
+    };
+    keep(message, errno);
+    result
+}
+
+/// Keeps a panic for the calling thread, and gives its number.
+pub(crate) fn remember_panic(payload: &(dyn Any + Send)) -> bifolio_result {
+    let text = payload.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
+    keep(format!("a defect of the library: {}", text.unwrap_or("panic")), 0);
+    BIFOLIO_ERROR_PANIC
+}
+
+fn keep(message: String, errno: c_int) {
+    // A zero byte, as from a name, would end the text early.
+    let message = CString::new(message.replace('\0', "?")).unwrap_or_default();
+    // Fails in a thread whose storage is gone: it cannot read the text either.
+    let _ = LAST.try_with(|last| *last.borrow_mut() = Some(Last { message, errno }));
+}
+
+/// Every result with its name.
+const NAMES: [(bifolio_result, &CStr); 41] = [
+    (BIFOLIO_OK, c"BIFOLIO_OK"),
+    (BIFOLIO_ERROR_PANIC, c"BIFOLIO_ERROR_PANIC"),
+    (BIFOLIO_ERROR_NULL, c"BIFOLIO_ERROR_NULL"),
+    (BIFOLIO_ERROR_ARGUMENT, c"BIFOLIO_ERROR_ARGUMENT"),
+    (BIFOLIO_ERROR_IN_USE, c"BIFOLIO_ERROR_IN_USE"),
+    (BIFOLIO_ERROR_OTHER, c"BIFOLIO_ERROR_OTHER"),
+    (BIFOLIO_ERROR_CONFIG, c"BIFOLIO_ERROR_CONFIG"),
+    (BIFOLIO_ERROR_OPEN, c"BIFOLIO_ERROR_OPEN"),
+    (BIFOLIO_ERROR_IO, c"BIFOLIO_ERROR_IO"),
+    (BIFOLIO_ERROR_SWAP_FILE, c"BIFOLIO_ERROR_SWAP_FILE"),
+    (BIFOLIO_ERROR_SWAP_READ, c"BIFOLIO_ERROR_SWAP_READ"),
+    (BIFOLIO_ERROR_SWAP_CORRUPT, c"BIFOLIO_ERROR_SWAP_CORRUPT"),
+    (BIFOLIO_ERROR_WRITEBACK, c"BIFOLIO_ERROR_WRITEBACK"),
+    (BIFOLIO_ERROR_CUT_SHORT, c"BIFOLIO_ERROR_CUT_SHORT"),
+    (BIFOLIO_ERROR_OUT_OF_RANGE, c"BIFOLIO_ERROR_OUT_OF_RANGE"),
+    (BIFOLIO_ERROR_PAST_END, c"BIFOLIO_ERROR_PAST_END"),
+    (BIFOLIO_ERROR_TOO_LONG, c"BIFOLIO_ERROR_TOO_LONG"),
+    (BIFOLIO_ERROR_PIN_SPANS_FOLIOS, c"BIFOLIO_ERROR_PIN_SPANS_FOLIOS"),
+    (BIFOLIO_ERROR_NOT_OPENED_FOR, c"BIFOLIO_ERROR_NOT_OPENED_FOR"),
+    (BIFOLIO_ERROR_NOT_A_MEMORY_FILE, c"BIFOLIO_ERROR_NOT_A_MEMORY_FILE"),
+    (BIFOLIO_ERROR_IS_MAPPABLE, c"BIFOLIO_ERROR_IS_MAPPABLE"),
+    (BIFOLIO_ERROR_CANNOT_MAP, c"BIFOLIO_ERROR_CANNOT_MAP"),
+    (BIFOLIO_ERROR_CANNOT_MAP_MUT, c"BIFOLIO_ERROR_CANNOT_MAP_MUT"),
+    (BIFOLIO_ERROR_FAULT, c"BIFOLIO_ERROR_FAULT"),
+    (BIFOLIO_ERROR_NOT_MAPPABLE, c"BIFOLIO_ERROR_NOT_MAPPABLE"),
+    (BIFOLIO_ERROR_MAPS_ALIVE, c"BIFOLIO_ERROR_MAPS_ALIVE"),
+    (BIFOLIO_ERROR_CANNOT_COLLAPSE, c"BIFOLIO_ERROR_CANNOT_COLLAPSE"),
+    (BIFOLIO_ERROR_COPY_TO_FD, c"BIFOLIO_ERROR_COPY_TO_FD"),
+    (BIFOLIO_ERROR_IMMUTABLE_CONFLICT, c"BIFOLIO_ERROR_IMMUTABLE_CONFLICT"),
+    (BIFOLIO_ERROR_DIRECT_CONFLICT, c"BIFOLIO_ERROR_DIRECT_CONFLICT"),
+    (BIFOLIO_ERROR_FOLIO_SIZE_CONFLICT, c"BIFOLIO_ERROR_FOLIO_SIZE_CONFLICT"),
+    (BIFOLIO_ERROR_UNWRITABLE, c"BIFOLIO_ERROR_UNWRITABLE"),
+    (BIFOLIO_ERROR_FULL, c"BIFOLIO_ERROR_FULL"),
+    (BIFOLIO_ERROR_TOO_MANY_PINS, c"BIFOLIO_ERROR_TOO_MANY_PINS"),
+    (BIFOLIO_ERROR_MEMORY, c"BIFOLIO_ERROR_MEMORY"),
+    (BIFOLIO_ERROR_THREAD, c"BIFOLIO_ERROR_THREAD"),
+    (BIFOLIO_ERROR_CLOSE, c"BIFOLIO_ERROR_CLOSE"),
+    (BIFOLIO_ERROR_POISONED, c"BIFOLIO_ERROR_POISONED"),
+    (BIFOLIO_ERROR_CLOSED, c"BIFOLIO_ERROR_CLOSED"),
+    (BIFOLIO_ERROR_FORKED, c"BIFOLIO_ERROR_FORKED"),
+    (BIFOLIO_ERROR_LOCKED, c"BIFOLIO_ERROR_LOCKED"),
+];
+
+/// The text of the last call of this thread that failed: what, on which file and position, why, and
+/// what can be done. Empty if none has failed. Valid until the next call of this thread that fails.
+/// A call that succeeds does not change it.
+///
+/// Threads: any. Blocks: never.
+#[unsafe(no_mangle)]
+pub extern "C" fn bifolio_last_error() -> *const c_char {
+    let text = LAST.try_with(|last| last.borrow().as_ref().map(|last| last.message.as_ptr()));
+    text.ok().flatten().unwrap_or(c"".as_ptr())
+}
+
+/// The system's number (`errno`) behind that error, such as `ENOSPC`; 0 if the system did not
+/// refuse anything.
+///
+/// Threads: any. Blocks: never.
+#[unsafe(no_mangle)]
+pub extern "C" fn bifolio_last_errno() -> c_int {
+    LAST.try_with(|last| last.borrow().as_ref().map_or(0, |last| last.errno)).unwrap_or(0)
+}
+
+/// The name of a result, such as "BIFOLIO_ERROR_FULL"; "unknown result" for a number that is none.
+/// Valid for ever.
+///
+/// Threads: any. Blocks: never.
+#[unsafe(no_mangle)]
+pub extern "C" fn bifolio_result_name(result: u32) -> *const c_char {
+    let found = NAMES.iter().find(|(known, _)| *known as u32 == result);
+    found.map_or(c"unknown result", |(_, name)| name).as_ptr()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::boundary::guard;
+
+    #[test]
+    fn a_panic_becomes_a_result_with_its_text() {
+        let result = guard(|| panic!("planted {}", 7));
+        assert_eq!(result, BIFOLIO_ERROR_PANIC);
+        // SAFETY: a text of this thread, and no call fails meanwhile.
+        let text = unsafe { CStr::from_ptr(bifolio_last_error()) };
+        assert_eq!(text.to_str().unwrap(), "a defect of the library: planted 7");
+    }
+
+    #[test]
+    fn every_result_has_its_name_and_its_own_number() {
+        for (at, (result, name)) in NAMES.iter().enumerate() {
+            assert_eq!(format!("{result:?}"), name.to_str().unwrap());
+            assert!(NAMES[..at].iter().all(|(other, _)| *other as u32 != *result as u32));
+        }
+    }
+}

@@ -1,0 +1,221 @@
+//! Version, features and counters as text; the log.
+//!
+//! Text is copied to a buffer of the caller, as `snprintf` does it: cut to fit, with a zero byte at
+//! its end, and with the length that it would have.
+//!
+//! # Safety
+//! Dereferences what C hands over, under the contract of the crate's head; calls a function of the
+//! caller for each line of the log.
+#![allow(unsafe_code)]
+
+use crate::boundary::{Failure, guard, handle};
+use crate::cache::bifolio_cache;
+use crate::result::bifolio_result;
+use log::{Level, LevelFilter, Log, Metadata, Record};
+use std::ffi::{CString, c_char, c_void};
+use std::fmt::Write;
+use std::sync::{Mutex, PoisonError};
+
+/// The version of the library, such as "0.1.0". Valid for ever.
+///
+/// Threads: any. Blocks: never.
+#[unsafe(no_mangle)]
+pub extern "C" fn bifolio_version() -> *const c_char {
+    const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "\0");
+    VERSION.as_ptr().cast()
+}
+
+/// Writes to `buffer` what the library found on this machine, one feature of the kernel a line, and
+/// what stands in for those that are missing. `cache` may be null: for a probe of its own; else it
+/// is what that cache uses. At most `capacity` bytes are written, the last of them zero; `length`,
+/// which may be null, is how long the text is without that, so a `capacity` of 0 asks for it.
+///
+/// Threads: any, at the same time. Blocks: for the kernel, if `cache` is null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn bifolio_features(
+    cache: *const bifolio_cache,
+    buffer: *mut c_char,
+    capacity: usize,
+    length: *mut usize,
+) -> bifolio_result {
+    guard(|| {
+        // SAFETY: null, or a live handle.
+        let cache = unsafe { cache.as_ref() };
+        let reports = cache.map_or_else(bifolio::features, |cache| cache.cache().features());
+        let mut text = String::new();
+        for report in reports {
+            let _ = if report.in_use {
+                writeln!(text, "{}: in use: {}", report.name, report.reason)
+            } else {
+                writeln!(
+                    text,
+                    "{}: not in use: {}; {}",
+                    report.name, report.reason, report.fallback
+                )
+            };
+        }
+        // SAFETY: the caller's buffer, and null or the caller's variable.
+        unsafe { write_text(&text, buffer, capacity, length) }
+    })
+}
+
+/// Writes to `buffer` all counters of the cache, as "name value" lines, then its devices and what
+/// stands in for missing features. For people: names may change from version to version. `buffer`,
+/// `capacity` and `length` are as for `bifolio_features`.
+///
+/// Threads: any, at the same time. Blocks: as `bifolio_cache_stats`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn bifolio_cache_stats_text(
+    cache: *const bifolio_cache,
+    buffer: *mut c_char,
+    capacity: usize,
+    length: *mut usize,
+) -> bifolio_result {
+    guard(|| {
+        // SAFETY: null, or a live handle.
+        let stats = unsafe { handle(cache, "cache")? }.cache().stats();
+        let levels = [
+            ("bound_bytes", stats.bound_bytes),
+            ("used_bytes", stats.used_bytes),
+            ("frame_bytes", stats.frame_bytes),
+            ("free_bytes", stats.free_bytes),
+            ("metadata_bytes", stats.metadata_bytes),
+            ("dirty_bytes", stats.dirty_bytes),
+            ("unswapped_bytes", stats.unswapped_bytes),
+            ("swap_bytes", stats.swap_bytes),
+            ("inactive_bytes", stats.inactive_bytes),
+            ("active_bytes", stats.active_bytes),
+            ("ring_enters", stats.ring_enters),
+            ("ring_transfers", stats.ring_transfers),
+            ("plain_transfers", stats.plain_transfers),
+            ("throttle_ns_max", stats.throttle_ns_max),
+        ];
+        let mut text = String::new();
+        for (name, value) in stats.counts().into_iter().chain(levels) {
+            let _ = writeln!(text, "{name} {value}");
+        }
+        for device in &stats.devices {
+            let error = device.last_error.as_deref().unwrap_or("none");
+            let state = if device.is_stuck { "stuck" } else { "writable" };
+            let _ = writeln!(
+                text,
+                "device of {}: {} of {} bytes dirty, {state}, last error: {error}",
+                device.first_file, device.dirty_bytes, device.dirty_bytes_max
+            );
+        }
+        for fallback in &stats.fallbacks {
+            let _ = writeln!(text, "fallback: {fallback}");
+        }
+        // SAFETY: the caller's buffer, and null or the caller's variable.
+        unsafe { write_text(&text, buffer, capacity, length) }
+    })
+}
+
+/// # Safety
+/// `buffer` is null or has `capacity` bytes that can be written; `length` is null or a variable.
+unsafe fn write_text(
+    text: &str,
+    buffer: *mut c_char,
+    capacity: usize,
+    length: *mut usize,
+) -> Result<(), Failure> {
+    if buffer.is_null() && capacity > 0 {
+        return Err(Failure::Null("buffer"));
+    }
+    if let Some(room) = capacity.checked_sub(1) {
+        let copied = room.min(text.len());
+        // SAFETY: `copied` bytes are in both, which do not overlap.
+        unsafe { text.as_ptr().copy_to_nonoverlapping(buffer.cast(), copied) };
+        let end = buffer.wrapping_add(copied);
+        // SAFETY: `copied` is less than `capacity`.
+        unsafe { end.write(0) };
+    }
+    if !length.is_null() {
+        // SAFETY: the caller's variable.
+        unsafe { length.write(text.len()) };
+    }
+    Ok(())
+}
+
+/// Levels of the log.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug)]
+pub enum bifolio_log_level {
+    /// Nothing is told.
+    BIFOLIO_LOG_OFF = 0,
+    /// Bytes that were lost, or will be: write-outs that failed after the last handle was closed.
+    BIFOLIO_LOG_ERROR = 1,
+    /// Things that work less well than they could.
+    BIFOLIO_LOG_WARN = 2,
+    /// Events that happen once for a cache.
+    BIFOLIO_LOG_INFO = 3,
+}
+
+/// A function that gets a line of the log: its level, and text that is valid during the call only.
+/// It is called by any thread, one line at a time, and must not call the library.
+pub type bifolio_log_function =
+    Option<unsafe extern "C" fn(context: *mut c_void, level: u32, message: *const c_char)>;
+
+/// Sends the library's log, for the whole process, to `function`, up to `level`, with `context` as
+/// its first argument. A null function ends that. Without it nothing is told; a program that drops
+/// files and caches without closing them learns of lost bytes only here.
+///
+/// Threads: any. Blocks: for a line that is being told.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn bifolio_set_log(
+    function: bifolio_log_function,
+    context: *mut c_void,
+    level: u32,
+) -> bifolio_result {
+    guard(|| {
+        let table = [
+            (bifolio_log_level::BIFOLIO_LOG_OFF as u32, LevelFilter::Off),
+            (bifolio_log_level::BIFOLIO_LOG_ERROR as u32, LevelFilter::Error),
+            (bifolio_log_level::BIFOLIO_LOG_WARN as u32, LevelFilter::Warn),
+            (bifolio_log_level::BIFOLIO_LOG_INFO as u32, LevelFilter::Info),
+        ];
+        let level = crate::boundary::choice(level, &table, "level")?;
+        let mut target = TARGET.lock().unwrap_or_else(PoisonError::into_inner);
+        *target = function.map(|function| Target { function, context });
+        // Fails if it is installed already, by an earlier call.
+        let _ = log::set_logger(&LOGGER);
+        log::set_max_level(if target.is_some() { level } else { LevelFilter::Off });
+        Ok(())
+    })
+}
+
+struct Target {
+    function: unsafe extern "C" fn(*mut c_void, u32, *const c_char),
+    context: *mut c_void,
+}
+
+// SAFETY: the header asks for a function and a context that any thread may use.
+unsafe impl Send for Target {}
+
+static TARGET: Mutex<Option<Target>> = Mutex::new(None);
+static LOGGER: Logger = Logger;
+
+struct Logger;
+
+impl Log for Logger {
+    fn enabled(&self, _: &Metadata<'_>) -> bool {
+        true
+    }
+
+    fn log(&self, record: &Record<'_>) {
+        let level = match record.level() {
+            Level::Error => bifolio_log_level::BIFOLIO_LOG_ERROR,
+            Level::Warn => bifolio_log_level::BIFOLIO_LOG_WARN,
+            Level::Info | Level::Debug | Level::Trace => bifolio_log_level::BIFOLIO_LOG_INFO,
+        };
+        let message = record.args().to_string().replace('\0', "?");
+        let message = CString::new(message).unwrap_or_default();
+        let target = TARGET.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(target) = target.as_ref() {
+            // SAFETY: the caller's function, with the arguments that its type has.
+            unsafe { (target.function)(target.context, level as u32, message.as_ptr()) }
+        }
+    }
+
+    fn flush(&self) {}
+}

@@ -1,0 +1,186 @@
+/* Files: what is written is read, by every way there is, and is on the disk after a close. */
+#include <fcntl.h>
+#include <sys/resource.h>
+#include <signal.h>
+
+#include "check.h"
+
+enum { LENGTH = 3 << 20 };
+static unsigned char written[LENGTH], found[LENGTH];
+
+static void reads_give_what_was_written(void) {
+    bifolio_cache *cache = new_cache(1 << 20);
+    bifolio_file *file = open_file(cache, "data", NEW_FILE);
+    for (size_t at = 0; at < LENGTH; at++)
+        written[at] = (unsigned char)(at * 7 + (at >> 12));
+    CHECK_OK(bifolio_file_write(file, 0, written, LENGTH));
+    CHECK(bifolio_file_len(file) == LENGTH);
+    CHECK(bifolio_file_folio_bytes(file) == 4096);
+
+    size_t count = 0;
+    CHECK_OK(bifolio_file_read(file, 1000, found, LENGTH, &count));
+    CHECK(count == LENGTH - 1000);
+    CHECK(memcmp(found, written + 1000, count) == 0);
+    CHECK_OK(bifolio_file_read(file, LENGTH, found, 10, &count));
+    CHECK(count == 0);
+    CHECK_OK(bifolio_file_read(file, 0, NULL, 0, &count));
+
+    bifolio_read reads[64] = {{0}};
+    for (size_t nth = 0; nth < 64; nth++) {
+        reads[nth].offset = (nth * 37 % 64) * (LENGTH / 64) + 11;
+        reads[nth].buffer = found + nth * 1000;
+        reads[nth].length = 1000;
+    }
+    reads[5].offset = UINT64_MAX - 5;
+    CHECK_RESULT(bifolio_file_read_many(file, reads, 64), BIFOLIO_ERROR_OUT_OF_RANGE);
+    CHECK(reads[5].result == BIFOLIO_ERROR_OUT_OF_RANGE && reads[5].read == 0);
+    for (size_t nth = 0; nth < 64; nth++) {
+        if (nth == 5)
+            continue;
+        CHECK(reads[nth].result == BIFOLIO_OK && reads[nth].read == 1000);
+        CHECK(memcmp(found + nth * 1000, written + reads[nth].offset, 1000) == 0);
+    }
+    CHECK_OK(bifolio_file_sync_range(file, 4096, BIFOLIO_TO_END));
+    CHECK_OK(bifolio_file_sync_data(file));
+    CHECK_OK(bifolio_file_sync_all(file));
+
+    uint64_t offset = 0;
+    CHECK_OK(bifolio_file_append(file, "tail", 4, &offset));
+    CHECK(offset == LENGTH);
+    CHECK_OK(bifolio_file_append(file, "!", 1, NULL));
+    CHECK(bifolio_file_len(file) == LENGTH + 5);
+    CHECK_OK(bifolio_file_set_len(file, LENGTH + 4));
+
+    bifolio_stats stats = {.size = sizeof stats};
+    CHECK_OK(bifolio_cache_stats(cache, &stats));
+    CHECK(stats.size == sizeof stats && stats.bound_bytes == 1 << 20);
+    CHECK(stats.used_bytes <= 1 << 20 && stats.write_bytes >= LENGTH && stats.misses > 0);
+
+    CHECK_OK(bifolio_file_close(file));
+    CHECK_OK(bifolio_cache_close(cache));
+
+    int descriptor = open(in_directory("data"), O_RDONLY);
+    CHECK(descriptor >= 0 && read(descriptor, found, LENGTH) == LENGTH);
+    CHECK(memcmp(found, written, LENGTH) == 0);
+    CHECK(read(descriptor, found, 10) == 4 && memcmp(found, "tail", 4) == 0);
+    close(descriptor);
+}
+
+static void advice_evicts_and_residency_tells(void) {
+    bifolio_cache *cache = new_cache(8 << 20);
+    bifolio_file *file = open_file(cache, "data", BIFOLIO_OPEN_READ);
+    CHECK_OK(bifolio_file_advise(file, 0, 0, BIFOLIO_ADVICE_RANDOM, NULL));
+    CHECK_OK(bifolio_file_advise(file, 0, 40960, BIFOLIO_ADVICE_POPULATE_READ, NULL));
+    bifolio_residency residency;
+    CHECK_OK(bifolio_file_residency(file, 0, 40960, &residency));
+    CHECK(residency.pages == 10 && residency.resident == 10 && residency.dirty == 0);
+    bifolio_outcome outcome;
+    CHECK_OK(bifolio_file_advise(file, 0, BIFOLIO_TO_END, BIFOLIO_ADVICE_DONT_NEED, &outcome));
+    CHECK(outcome.evicted == 10 && outcome.remaining == 0);
+    CHECK_OK(bifolio_cache_advise(cache, BIFOLIO_ADVICE_DONT_NEED, &outcome));
+    CHECK(outcome.evicted == 0);
+    CHECK_OK(bifolio_cache_set_memory(cache, 4 << 20));
+    CHECK_OK(bifolio_file_close(file));
+    CHECK_OK(bifolio_cache_close(cache));
+}
+
+static void memory_files_have_holes_and_go_to_the_swap(void) {
+    bifolio_cache_options options = {.size = sizeof options};
+    options.memory_bytes = 1 << 20;
+    options.swap_directory = directory;
+    bifolio_cache *cache = NULL;
+    CHECK_OK(bifolio_cache_new(&options, &cache));
+    bifolio_file *file = NULL;
+    CHECK_OK(bifolio_cache_memory_file(cache, "scratch", NULL, &file));
+    CHECK_OK(bifolio_file_write(file, 0, written, LENGTH));
+    size_t count = 0;
+    CHECK_OK(bifolio_file_read(file, 0, found, LENGTH, &count));
+    CHECK(count == LENGTH && memcmp(found, written, LENGTH) == 0);
+    CHECK_OK(bifolio_file_punch_hole(file, 4096, 8192));
+    CHECK_OK(bifolio_file_read(file, 4096, found, 8192, &count));
+    CHECK(found[0] == 0 && found[8191] == 0);
+    CHECK_OK(bifolio_file_allocate(file, LENGTH, 4096));
+    CHECK(bifolio_file_len(file) == LENGTH + 4096);
+    bifolio_stats stats = {.size = sizeof stats};
+    CHECK_OK(bifolio_cache_stats(cache, &stats));
+    CHECK(stats.swapped_out_pages > 0);
+    CHECK_OK(bifolio_file_close(file));
+    CHECK_OK(bifolio_cache_close(cache));
+}
+
+static void a_descriptor_is_taken_over(void) {
+    bifolio_cache *cache = new_cache(1 << 20);
+    int descriptor = open(in_directory("unnamed"), O_RDWR | O_CREAT | O_TRUNC, 0600);
+    CHECK(descriptor >= 0 && unlink(in_directory("unnamed")) == 0);
+    bifolio_open_options options = {.size = sizeof options};
+    options.flags = READ_WRITE;
+    bifolio_file *file = NULL;
+    CHECK_OK(bifolio_cache_open_fd(cache, descriptor, &options, &file));
+    CHECK_OK(bifolio_file_write(file, 0, "x", 1));
+    CHECK_OK(bifolio_file_close(file));
+    CHECK(fcntl(descriptor, F_GETFD) == -1);
+    CHECK_OK(bifolio_cache_close(cache));
+}
+
+static void a_failed_close_loses_nothing(void) {
+    signal(SIGXFSZ, SIG_IGN);
+    bifolio_cache *cache = new_cache(1 << 20);
+    bifolio_file *file = open_file(cache, "limited", NEW_FILE);
+    CHECK_OK(bifolio_file_write(file, 0, written, 100000));
+    struct rlimit limit, small;
+    CHECK(getrlimit(RLIMIT_FSIZE, &limit) == 0);
+    small = limit;
+    small.rlim_cur = 8192;
+    CHECK(setrlimit(RLIMIT_FSIZE, &small) == 0);
+    CHECK(bifolio_file_sync_data(file) != BIFOLIO_OK);
+    CHECK(bifolio_last_errno() == EFBIG);
+    CHECK(strstr(bifolio_last_error(), "limited") != NULL);
+    CHECK(bifolio_file_close(file) != BIFOLIO_OK);
+    CHECK(bifolio_last_errno() == EFBIG);
+    CHECK_RESULT(bifolio_cache_close(cache), BIFOLIO_ERROR_CLOSE);
+    CHECK(bifolio_last_errno() == EFBIG);
+    CHECK(setrlimit(RLIMIT_FSIZE, &limit) == 0);
+    size_t count = 0;
+    CHECK_OK(bifolio_file_read(file, 0, found, 100000, &count));
+    CHECK(count == 100000 && memcmp(found, written, count) == 0);
+    uint64_t discarded = 0;
+    /* The handle is told of the failures of the two closes; then all is written. */
+    CHECK_RESULT(bifolio_file_sync_data(file), BIFOLIO_ERROR_WRITEBACK);
+    CHECK_OK(bifolio_file_sync_data(file));
+    CHECK_OK(bifolio_file_write(file, 0, "given up", 8));
+    CHECK_OK(bifolio_file_discard_dirty(file, &discarded));
+    CHECK(discarded <= 4096);
+    CHECK_OK(bifolio_file_close(file));
+    CHECK_OK(bifolio_cache_close(cache));
+}
+
+static void texts_are_cut_to_fit(void) {
+    bifolio_cache *cache = new_cache(1 << 20);
+    size_t length = 0, again = 0;
+    CHECK_OK(bifolio_features(NULL, NULL, 0, &length));
+    CHECK(length > 100);
+    CHECK_OK(bifolio_features(cache, NULL, 0, &length));
+    char *text = malloc(length + 1);
+    CHECK_OK(bifolio_features(cache, text, length + 1, &again));
+    CHECK(again == length && strlen(text) == length && strstr(text, "io-uring: ") != NULL);
+    CHECK_OK(bifolio_features(cache, text, 9, NULL));
+    CHECK(strlen(text) == 8);
+    free(text);
+    CHECK_OK(bifolio_cache_stats_text(cache, NULL, 0, &length));
+    text = malloc(length + 1000);
+    CHECK_OK(bifolio_cache_stats_text(cache, text, length + 1000, NULL));
+    CHECK(strstr(text, "\nbound_bytes 1048576\n") != NULL);
+    free(text);
+    CHECK_OK(bifolio_cache_close(cache));
+}
+
+int main(int count, char **arguments) {
+    directory = count > 1 ? arguments[1] : ".";
+    reads_give_what_was_written();
+    advice_evicts_and_residency_tells();
+    memory_files_have_holes_and_go_to_the_swap();
+    a_descriptor_is_taken_over();
+    a_failed_close_loses_nothing();
+    texts_are_cut_to_fit();
+    return 0;
+}
