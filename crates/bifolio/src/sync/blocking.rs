@@ -1,34 +1,35 @@
-//! The rules about blocking, checked in debug builds: **nothing is waited for with a folio frozen;
-//! by the owner of transfers nothing but those (IO-5); and by who serves others no user**.
+//! The rules about blocking, checked in debug builds: **a thread that has frozen a folio waits for
+//! nothing; the owner of transfers waits only for those (IO-5); a service thread never waits for a
+//! lock that user code can hold**.
 //!
-//! A thread that meets a frozen folio waits until it is frozen no more, whatever else it holds; and
-//! the owner of a transfer has folios locked, or under write-back, that others wait for. If such a
-//! thread waited for somebody, the two could wait for each other. And a user may keep a folio's
-//! lock, as a `PinMut`, and wait for frames, for less dirt or for a fault, which the threads of the
-//! cache see to: so those only try locks of folios, and wait for nothing that is held by somebody
-//! who waits for one.
+//! A thread that finds a folio frozen waits until it is unfrozen, whatever else it holds; and the
+//! owner of a transfer has folios locked, or under write-back, that other threads wait for. If such
+//! a thread waited for another thread, the two could deadlock. And a user may hold the lock of a
+//! folio, in a `PinMut`, while waiting for frames, for the throttle or for a fault, which the
+//! threads of the cache handle: so those threads only try folio locks, and never wait for something
+//! whose holder waits for a folio lock.
 //!
-//! So each thread counts the folios it has frozen and the transfers it has handed to a queue and
-//! not got back, and knows whether it serves others; and each place where it may sleep until
-//! somebody else has done something says so first, whether it will sleep this time or not:
+//! So each thread counts the folios it has frozen and the transfers it has in queues, and knows if
+//! it is a service thread. Each place that may sleep until another thread acts calls one of these
+//! functions first, even if it will not sleep this time:
 //!
 //! | place | call |
 //! |---|---|
-//! | folio lock, `resizing`, a shared flush, too much dirt | [`check_user`] |
-//! | end of a write-out, a folio that others have frozen | [`check`] |
-//! | frames and metadata that somebody must free, the reclaim lock | [`check`] |
+//! | folio lock, `resizing`, a shared flush, the throttle of dirty pages | [`check_user`] |
+//! | end of a write-out, a folio frozen by another thread | [`check`] |
+//! | frames and metadata that another thread must free, the reclaim lock | [`check`] |
 //! | `cutting`, an epoch of write-outs | [`check`] |
 //! | staging memory, reads of the same device | [`check`] |
-//! | memory of the kernel for a page that is put back, with a bound | [`check_frozen`] |
+//! | kernel memory for a page that is restored, with a deadline | [`check_frozen`] |
 //! | a change of a backing's length | [`check`] |
 //! | a transfer, a ring to make one | [`check_in_queue`] |
 //!
-//! A backing that a user wrote may wait for whatever it likes, for another cache's folios perhaps:
-//! its calls are [`apart`].
+//! A backing written by a user may wait for anything, even folios of another cache: its calls run
+//! in [`apart`].
 //!
-//! A mutex that nobody keeps while he sleeps is none of these. Release builds count nothing of
-//! this, and under loom, where many threads are one, neither. (Transfers are counted always for
-//! another purpose: `inside.rs`.)
+//! A mutex whose holders never sleep is exempt. Release builds do not count, and neither do model
+//! runs, in which many threads share one. (Transfers are always counted for another purpose:
+//! `inside.rs`.)
 
 use super::inside;
 
@@ -58,17 +59,21 @@ mod counts {
         SERVES.replace(serves)
     }
 
-    /// Sets what is held, and tells what was.
+    /// Replaces the counts and returns the previous ones.
     pub(super) fn replace_held(frozen: usize, transfers: usize) -> (usize, usize) {
         (FROZEN.replace(frozen), TRANSFERS.replace(transfers))
     }
 
     pub(super) fn add_frozen(more: isize) {
-        FROZEN.set(FROZEN.get().checked_add_signed(more).expect("unfrozen by who froze it"));
+        FROZEN.set(
+            FROZEN.get().checked_add_signed(more).expect("a folio was unfrozen by another thread"),
+        );
     }
 
     pub(super) fn add_transfers(more: isize) {
-        TRANSFERS.set(TRANSFERS.get().checked_add_signed(more).expect("a queue is one thread's"));
+        TRANSFERS.set(
+            TRANSFERS.get().checked_add_signed(more).expect("a queue was used by two threads"),
+        );
     }
 }
 
@@ -106,40 +111,40 @@ mod counts {
     pub(super) fn add_transfers(_: isize) {}
 }
 
-/// This thread has frozen a folio.
+/// Notes that this thread has frozen a folio.
 #[inline(always)]
 pub(crate) fn note_frozen() {
     counts::add_frozen(1);
 }
 
-/// This thread has unfrozen or freed one that it had frozen.
+/// Notes that this thread has unfrozen or freed a folio that it had frozen.
 #[inline(always)]
 pub(crate) fn note_unfrozen() {
     counts::add_frozen(-1);
 }
 
-/// This thread has handed a transfer to a queue.
+/// Notes that this thread has pushed a transfer to a queue.
 #[inline(always)]
 pub(crate) fn note_pushed() {
     inside::add(1);
     counts::add_transfers(1);
 }
 
-/// Queues have handed so many back, or dropped them.
+/// Notes that queues have returned or dropped this many transfers.
 #[inline(always)]
 pub(crate) fn note_handed_out(transfers: usize) {
     inside::add(-(transfers as i32));
     counts::add_transfers(-(transfers as isize));
 }
 
-/// For as long as this lives, its thread serves others: they wait for it, whatever they hold.
+/// Guard that marks its thread as a service thread: other threads wait for it, whatever they hold.
 #[derive(Debug)]
 pub(crate) struct Serving {
-    /// Whether it did before.
+    /// Previous value of the mark.
     before: bool,
 }
 
-/// This thread serves others from now on.
+/// Marks this thread as a service thread.
 #[inline(always)]
 pub(crate) fn serve() -> Serving {
     Serving { before: counts::set_serves(true) }
@@ -151,7 +156,7 @@ impl Drop for Serving {
     }
 }
 
-/// Makes a call of code that is a user's, which does not unwind: what it waits for is another's.
+/// Runs user code that does not unwind with no counts: what it waits for is not the cache's.
 #[inline(always)]
 pub(crate) fn apart<R>(call: impl FnOnce() -> R) -> R {
     let serves = counts::set_serves(false);
@@ -164,26 +169,27 @@ pub(crate) fn apart<R>(call: impl FnOnce() -> R) -> R {
     answer
 }
 
-/// As [`check`], for what a user may keep while he waits for who serves.
+/// Acts as [`check`], for something that a user may hold while waiting for a service thread.
 #[inline(always)]
 #[track_caller]
 pub(crate) fn check_user(what: &str) {
     check(what);
     debug_assert!(
         !counts::serves() || std::thread::panicking(),
-        "who serves others waits for {what}, which a user may keep"
+        "a service thread waits for {what}, which a user may hold"
     );
 }
 
-/// This thread is about to wait for `what`, which somebody else must do.
+/// Panics in debug builds if this thread must not wait for `what`, which another thread must
+/// provide.
 #[inline(always)]
 #[track_caller]
 pub(crate) fn check(what: &str) {
     check_in_queue(what, 0);
 }
 
-/// As [`check`], for a thread that waits so long at the most, whatever becomes of it, and may own
-/// transfers: a page must be had back.
+/// Acts as [`check`], for a wait with a deadline in a thread that may own transfers: a page must be
+/// restored.
 #[inline(always)]
 #[track_caller]
 pub(crate) fn check_frozen(what: &str) {
@@ -194,7 +200,7 @@ pub(crate) fn check_frozen(what: &str) {
     );
 }
 
-/// As [`check`], for a queue that has `own` transfers.
+/// Acts as [`check`], for a queue that has `own` transfers.
 #[inline(always)]
 #[track_caller]
 pub(crate) fn check_in_queue(what: &str, own: usize) {
@@ -229,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn who_serves_others_may_not_wait_for_a_user() {
+    fn a_service_thread_may_not_wait_for_a_user() {
         check_user("a lock");
         let serving = serve();
         drop(serve());

@@ -1,12 +1,12 @@
-//! Which threads hold what a fault may wait for: folio locks, and transfers that they have in a
-//! queue. No code of the library touches a page that is not there meanwhile, and no memory of a
-//! user that may lie in a map. A fault of such a thread is a signal handler's, or at a page that
-//! the program has taken from the cache behind its back: to wait for it would hang both threads, so
-//! `file/faults` refuses it.
+//! Tracks the threads that hold something a fault may wait for: folio locks, and transfers in a
+//! queue. While a thread holds these, library code never touches a page that is not resident, nor
+//! user memory that may be part of a map. A fault of such a thread comes from a signal handler, or
+//! from a page that the program took from the cache without its knowledge: waiting for it would
+//! hang both threads, so `file/faults` refuses it.
 //!
-//! Each thread counts in a slot of its own, found by the kernel's number of the thread, which comes
-//! with the message about a fault. Threads that find no slot are not known: their faults wait.
-//! A hit takes no folio lock, and counts nothing.
+//! Each thread counts in a slot of its own, found by its kernel thread id, which the message about
+//! a fault carries. Threads that find no free slot are not tracked: their faults wait. A hit takes
+//! no folio lock, and counts nothing.
 
 #[cfg(not(all(test, loom)))]
 use crate::sys::process::current_thread;
@@ -18,16 +18,16 @@ fn current_thread() -> u32 {
     1
 }
 
-/// How many threads can be known at a time.
+/// Maximum number of threads tracked at a time.
 const SLOTS_MAX: usize = 1024;
-/// How many places are tried for a thread.
+/// Slots probed per thread.
 const PROBES_MAX: usize = 8;
 
 /// The count of one thread, on a cache line of its own.
 #[derive(Debug)]
 #[repr(align(64))]
 struct Slot {
-    /// The kernel's number of the thread; 0: vacant.
+    /// Kernel thread id; 0 if the slot is free.
     thread: AtomicU32,
     held: AtomicI32,
 }
@@ -35,7 +35,7 @@ struct Slot {
 static SLOTS: [Slot; SLOTS_MAX] =
     [const { Slot { thread: AtomicU32::new(0), held: AtomicI32::new(0) } }; SLOTS_MAX];
 
-/// The slot of the calling thread, if it found one; vacant again when the thread ends.
+/// The slot of the calling thread, if it found one; freed when the thread ends.
 struct Own(Option<&'static Slot>);
 
 thread_local! {
@@ -68,18 +68,18 @@ impl Drop for Own {
     }
 }
 
-/// The calling thread holds so many more, or fewer.
+/// Adds `more`, which may be negative, to the count of the calling thread.
 #[inline]
 pub(crate) fn add(more: i32) {
-    // Not while the thread ends: it is not known then.
+    // A thread that is ending is not tracked.
     let _ = OWN.try_with(|own| {
         let Some(slot) = own.0 else { return };
-        // Relaxed: no other thread changes it; a handler that comes between leaves it as it was.
+        // Relaxed: no other thread changes it; a signal handler that interrupts restores it.
         slot.held.store(slot.held.load(Ordering::Relaxed).wrapping_add(more), Ordering::Relaxed);
     });
 }
 
-/// The calling thread holds so many from now on; returns how many it held.
+/// Sets the count of the calling thread. Returns the previous count.
 pub(crate) fn replace(held: i32) -> i32 {
     let own = OWN.try_with(|own| own.0.map(|slot| slot.held.swap(held, Ordering::Relaxed)));
     own.ok().flatten().unwrap_or(0)
@@ -87,13 +87,13 @@ pub(crate) fn replace(held: i32) -> i32 {
 
 /// Returns `true` if the calling thread holds anything.
 pub(crate) fn is_this_thread() -> bool {
-    // Found by number, because a signal handler must not make the thread's own variable.
+    // Found by id: a signal handler must not initialize the thread-local variable.
     is_thread(current_thread())
 }
 
-/// Returns `true` if a thread, which stands still in a fault, holds anything.
+/// Returns `true` if a thread, which is stopped in a fault, holds anything.
 pub(crate) fn is_thread(thread: u32) -> bool {
-    // Relaxed: the message about its fault came after what it counted, by the kernel's locks.
+    // Relaxed: the kernel's locks order the message about the fault after the counts.
     let is_its = |slot: &&Slot| slot.thread.load(Ordering::Relaxed) == thread;
     let own = places(thread).find(is_its);
     thread != 0 && own.is_some_and(|slot| slot.held.load(Ordering::Relaxed) > 0)
@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_thread_is_known_while_it_holds_something() {
+    fn a_thread_is_tracked_while_it_holds_something() {
         assert!(!is_this_thread() && !is_thread(current_thread()) && !is_thread(0));
         add(2);
         assert!(is_this_thread() && is_thread(current_thread()));
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_is_vacant_again_when_its_thread_has_ended() {
+    fn a_slot_is_free_again_when_its_thread_has_ended() {
         let end = || {
             add(1);
             current_thread()

@@ -1,12 +1,12 @@
-//! The one door to atomics, locks and spinning: the real ones, loom's in a model run, or the real
-//! ones with a seeded scheduler's interference (`tests/chaos.rs`).
+//! The only source of atomics, locks and spinning: the real ones, those of loom in a model run, or
+//! the real ones with a seeded scheduler (`tests/chaos.rs`).
 //!
-//! Stands below everything that shares memory. Code above never names `std::sync::atomic` or
-//! `parking_lot` itself, so every protocol can be run whole under the model checker
-//! (`cargo x loom`), where the types switch on `all(test, loom)`: a model run of a crate that
-//! merely depends on this one does not flip our types.
+//! This module is below everything that shares memory. Other modules never name `std::sync::atomic`
+//! or `parking_lot` directly, so every protocol can run unchanged under the model checker (`cargo x
+//! loom`). The types switch on `all(test, loom)`: a model run of a crate that merely depends on
+//! this one does not switch them.
 //!
-//! It does not hold statistics (`stats`): counters are not part of any protocol.
+//! Statistics (`stats`) do not use it: counters are not part of any protocol.
 
 pub(crate) mod blocking;
 #[cfg(all(test, not(any(loom, bifolio_chaos))))]
@@ -35,9 +35,9 @@ mod model;
 #[cfg(all(test, loom))]
 pub(crate) use model::*;
 
-/// The real primitives: `std` atomics and `parking_lot` locks, because those are one word, do not
-/// poison (a panic of a user's callback must not turn into an error of ours) and have a condition
-/// variable that can wait with a deadline.
+/// The real primitives: `std` atomics and `parking_lot` locks. The locks are one word, do not
+/// poison (a panic of a user's callback must not become an error of the cache) and have a condition
+/// variable with deadlines.
 #[cfg(not(any(all(test, loom), bifolio_chaos)))]
 mod real {
     #[cfg(test)]
@@ -51,37 +51,37 @@ mod real {
     };
     pub(crate) use std::thread::yield_now;
 
-    /// Sleeps long enough for a descheduled thread to run.
+    /// Sleeps long enough for a preempted thread to run.
     pub(crate) fn sleep_briefly() {
         std::thread::sleep(std::time::Duration::from_micros(50));
     }
 
-    /// Stores `value` into a word that only the caller may change to a new state now.
+    /// Stores `value` into a word of which only the caller may change the state now.
     ///
-    /// A plain store. The model run uses a read-modify-write instead (see its twin).
+    /// A plain store. The model run uses a read-modify-write instead (see `tests/model.rs`).
     #[inline(always)]
     pub(crate) fn store_owned(word: &AtomicU64, value: u64, ordering: Ordering) {
         word.store(value, ordering);
     }
 
-    /// The word itself, for the kernel.
+    /// Returns the word for a system call.
     pub(crate) fn word_of(word: &AtomicU32) -> &AtomicU32 {
         word
     }
 }
 
-/// Between a store and a load of another word, on each of two sides: one of the two sees what the
-/// other has stored.
+/// Orders a store before a load of another word. If two threads each store, call this and load the
+/// other's word, at least one sees the other's store.
 pub(crate) fn barrier_of_store_and_load() {
-    // SeqCst: pairs with the same on the other side.
+    // SeqCst: pairs with the same fence in the other thread.
     fence(Ordering::SeqCst);
 }
 
-/// Waits a little longer each time, for a window that somebody else is about to close.
+/// Waits a little longer each round, for another thread that is about to finish.
 ///
-/// Used only where the other side holds the window open for a few instructions (a frozen folio):
-/// the first rounds stay on the CPU, the later ones give it up, the last ones sleep, so that a
-/// waiter never starves the thread it waits for.
+/// Used only where the other thread needs a few instructions (a frozen folio): the first rounds
+/// spin, later ones yield, the last ones sleep, so that a waiter never starves the thread it waits
+/// for.
 #[derive(Debug, Default)]
 pub(crate) struct Backoff {
     rounds: u32,

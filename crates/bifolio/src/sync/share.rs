@@ -1,23 +1,23 @@
-//! Shares: how much of something that all devices need one device may have.
+//! Shares: limits how much of a common resource one device may take.
 //!
-//! A device may not answer for as long as it likes, and whatever is given to those who wait for it
-//! is gone for so long: pages under reads, staging memory, threads that serve faults, dirty pages.
-//! So each device has a share of them, which is a part of what the others leave (three quarters,
-//! say). Whatever one that hangs has taken, a quarter of the rest stays for the next: the first has
-//! 3/4, the second 3/16, ..., without a list of who is healthy, and a device that is alone has
-//! most. (As switches share the memory of their ports: a queue may have so many times what is
-//! free.) Where that is less than one, one stays. So the number of devices that can hang and leave
-//! something to another grows with the logarithm of what there is: with quarters four of 64, and
-//! six of 1024.
+//! A device may stop answering, and whatever its waiting requests hold is unavailable for that
+//! long: pages under reads, staging memory, threads that serve faults, dirty pages. So each device
+//! may take only a part, such as three quarters, of what the other devices leave free. Whatever a
+//! hung device has taken, a quarter of the rest remains for the next one: the first has 3/4, the
+//! second 3/16, and so on. No list of healthy devices is needed, and a single device gets most of
+//! the resource. (Switches share the memory of their ports in this way: a queue may take a multiple
+//! of what is free.) If the reserve is less than one, one remains. So the number of devices that
+//! can hang while another can still proceed grows with the logarithm of the total: with quarters,
+//! four of 64 and six of 1024.
 //!
-//! Counters, and no more: a thread that finds no room waits elsewhere. What all have is exact where
-//! [`Share::try_add`] counts it; what one device has may be more than its part by what several
+//! These are only counters: a thread that finds no room waits elsewhere. The total is exact where
+//! [`Share::try_add`] counts it; the amount of one device may exceed its part by what several
 //! threads add at the same time.
 
 use super::{AtomicU64, Ordering};
 use std::sync::Arc;
 
-/// The amount that one device has of something, and the amount that all have.
+/// The amount of a resource that one device holds, and the amount that all devices hold.
 #[derive(Clone, Debug)]
 pub(crate) struct Share {
     all: Arc<AtomicU64>,
@@ -25,27 +25,27 @@ pub(crate) struct Share {
 }
 
 impl Share {
-    /// Of one more device.
+    /// Creates the share of one more device.
     pub(crate) fn new(all: &Arc<AtomicU64>) -> Self {
         Self { all: Arc::clone(all), own: Arc::new(AtomicU64::new(0)) }
     }
 
-    /// The amount that all devices have.
+    /// Returns the amount that all devices hold.
     pub(crate) fn all(&self) -> u64 {
         self.all.load(Ordering::Relaxed)
     }
 
-    /// The amount that this device has.
+    /// Returns the amount that this device holds.
     pub(crate) fn own(&self) -> u64 {
         self.own.load(Ordering::Relaxed)
     }
 
-    /// The part of `max` that the others leave.
+    /// Returns the part of `max` that the other devices leave free.
     pub(crate) fn left_of(&self, max: u64) -> u64 {
         max.saturating_sub(self.all().saturating_sub(self.own()))
     }
 
-    /// Counts, however much there is; answers what the device had before.
+    /// Adds `count` without a limit. Returns the previous amount of the device.
     pub(crate) fn add(&self, count: u64) -> u64 {
         self.all.fetch_add(count, Ordering::Relaxed);
         self.add_own(count)
@@ -55,40 +55,42 @@ impl Share {
         self.own.fetch_add(count, Ordering::Relaxed)
     }
 
-    /// Counts no longer; answers what the device had before.
+    /// Subtracts `count`. Returns the previous amount of the device.
     pub(crate) fn sub(&self, count: u64) -> u64 {
         self.all.fetch_sub(count, Ordering::Relaxed);
         self.own.fetch_sub(count, Ordering::Relaxed)
     }
 
-    /// Counts, if there is room among `max`, of which all but one in `rest` of what others leave
-    /// may be this device's. One that has nothing may have as much as it needs. Answers what it had
-    /// before.
+    /// Adds `count` if the total stays within `max` and this device within `1 - 1/rest` of what the
+    /// other devices leave free. A device that holds nothing is only limited by `max`. Returns the
+    /// previous amount of the device.
     pub(crate) fn try_add(&self, count: u64, max: u64, rest: u64) -> Option<u64> {
         let has_room = |all| self.has_room_beside(all, count, max, rest).then_some(all + count);
         self.all.fetch_update(Ordering::Relaxed, Ordering::Relaxed, has_room).ok()?;
         Some(self.add_own(count))
     }
 
-    /// Counts, if all have no more than `max` then, whoever has it. Answers as [`Self::try_add`].
+    /// Adds `count` if the total stays within `max`, without a limit per device. Returns the
+    /// previous amount of the device.
     pub(crate) fn try_add_any(&self, count: u64, max: u64) -> Option<u64> {
         let has_room = |all: u64| (all + count <= max).then_some(all + count);
         self.all.fetch_update(Ordering::Relaxed, Ordering::Relaxed, has_room).ok()?;
         Some(self.add_own(count))
     }
 
-    /// How much more this device may have now, if one in `rest` of what others leave stays.
+    /// Returns how much more this device may take now, with one in `rest` of what the others leave
+    /// kept in reserve.
     pub(crate) fn room(&self, max: u64, rest: u64) -> u64 {
         let part = part_of(self.left_of(max), rest);
         part.saturating_sub(self.own()).min(max.saturating_sub(self.all()))
     }
 
-    /// Whether it is the same device's.
+    /// Returns `true` if both are the share of the same device.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.own, &other.own)
     }
 
-    /// Whether there is room for so much now.
+    /// Returns `true` if [`Self::try_add`] would succeed now.
     pub(crate) fn has_room(&self, count: u64, max: u64, rest: u64) -> bool {
         self.has_room_beside(self.all(), count, max, rest)
     }
@@ -100,8 +102,8 @@ impl Share {
     }
 }
 
-/// The part of what others leave that one device may have: all but one in `rest`, and but one at
-/// least, for the next. Of the last one, all.
+/// Returns the part of `left`, which the other devices leave free, that one device may take: all
+/// but one in `rest`, and all but at least one. Of the last one, all.
 pub(crate) fn part_of(left: u64, rest: u64) -> u64 {
     left - (left / rest).max(1).min(left.saturating_sub(1))
 }
@@ -111,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_device_leaves_one_to_the_next_of_however_few() {
+    fn a_device_leaves_at_least_one_for_the_next() {
         let taken_by = |share: &Share, max, rest| {
             let room = share.room(max, rest);
             share.add(room);

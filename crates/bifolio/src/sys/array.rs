@@ -1,17 +1,17 @@
 //! A fixed-size array of shared words in reserved memory: zero until touched, never moved.
 //!
-//! Holds the Entry tables (`page::table`) and the descriptors (`page`): both are far larger
-//! than what is ever touched, both are read without locks, so an element must stay where it is for
-//! the life of the array. In a model run the elements live in a vector instead.
+//! Holds the Entry tables (`page::table`) and the descriptors (`page`): both are far larger than
+//! what is ever touched, and both are read without locks, so an element never moves while the array
+//! exists. In a model run the elements are in a vector instead.
 //!
-//! A child made by `fork` sees zeros (or, where the kernel cannot wipe, its own copy): `cache`
-//! tells it so.
+//! A forked child sees zeros (or, where the kernel cannot wipe, its own copy); `cache` detects the
+//! fork.
 //!
 //! # Safety
-//! Turning reserved memory into `&T` relies on [`ZeroValid`].
+//! Converting reserved memory into `&T` relies on [`ZeroValid`].
 #![allow(unsafe_code)]
 
-/// Types for which a run of zero bytes is a valid value, and which are shared between threads.
+/// Types for which zero bytes are a valid value, and which are shared between threads.
 ///
 /// # Safety
 /// All-zero memory must be a valid `Self`, and `Self` must not need dropping.
@@ -30,7 +30,7 @@ mod real {
     // SAFETY: an atomic word is valid when zero and needs no dropping.
     unsafe impl ZeroValid for AtomicU64 {}
 
-    /// See the head of the file.
+    /// An array in reserved address space.
     #[derive(Debug)]
     pub(crate) struct ReservedArray<T> {
         memory: Reservation,
@@ -45,18 +45,18 @@ mod real {
             let bytes = bytes.ok_or(std::io::ErrorKind::OutOfMemory)?;
             let memory = Reservation::new(bytes, align_of::<T>())?;
             memory.wipe_on_fork();
-            // Pages are charged as they are touched: nothing may come in larger pieces.
+            // Pages are charged as they are touched, so none may be larger.
             memory.refuse_huge_pages();
             Ok(Self { memory, length, elements: PhantomData })
         }
 
-        /// How many elements there are.
+        /// Returns the number of elements.
         #[inline(always)]
         pub(crate) fn len(&self) -> usize {
             self.length
         }
 
-        /// The element at `index`; panics past the end, which is a bug of ours.
+        /// Returns the element at `index`. Panics past the end, which is a bug in this crate.
         #[inline(always)]
         pub(crate) fn get(&self, index: usize) -> &T {
             assert!(index < self.length, "element {index} of {}", self.length);
@@ -64,27 +64,28 @@ mod real {
             unsafe { self.get_unchecked(index) }
         }
 
-        /// The element at `index`, unchecked.
+        /// Returns the element at `index`, unchecked.
         ///
         /// # Safety
         /// `index` must be below [`Self::len`].
         #[inline(always)]
         pub(crate) unsafe fn get_unchecked(&self, index: usize) -> &T {
             let element = self.as_ptr().wrapping_add(index);
-            // SAFETY: inside the reservation by contract, aligned by `new`, zero or a value
-            // that went through `&T` (ZeroValid), and mapped as long as `self`.
+            // SAFETY: inside the reservation by contract, aligned by `new`, zero or a value that
+            // was stored through `&T` (ZeroValid), and mapped as long as `self`.
             unsafe { &*element }
         }
 
-        /// Gives the pages of some elements back, which fill whole pages, but for the last of the
-        /// array: they are zero then. Whether the kernel took them. (In a model, `reset` zeroes.)
+        /// Returns the pages of some elements to the kernel: they are zero afterwards. The elements
+        /// must fill whole pages, except at the end of the array. Returns `true` on success. (In a
+        /// model run `reset` zeroes them.)
         pub(crate) fn release(&self, elements: Range<usize>, _reset: impl Fn(&T)) -> bool {
             let bytes = elements.start * size_of::<T>()..elements.end * size_of::<T>();
             let length_bytes = (bytes.end - bytes.start).next_multiple_of(PAGE_BYTES);
             self.memory.release(bytes.start, length_bytes).is_ok()
         }
 
-        /// The first element's address.
+        /// Returns the address of the first element.
         #[inline(always)]
         pub(crate) fn as_ptr(&self) -> *const T {
             self.memory.as_ptr().cast()
@@ -98,7 +99,7 @@ pub(crate) use model::ReservedArray;
 mod model {
     use super::ZeroValid;
 
-    /// See the head of the file.
+    /// The model's array: a vector.
     #[derive(Debug)]
     pub(crate) struct ReservedArray<T>(Box<[T]>);
 
@@ -121,7 +122,7 @@ mod model {
         }
 
         /// # Safety
-        /// `index` must be below `len` (checked all the same).
+        /// `index` must be below `len` (checked here anyway).
         pub(crate) unsafe fn get_unchecked(&self, index: usize) -> &T {
             &self.0[index]
         }

@@ -1,7 +1,8 @@
 //! The kernel and the processor: system calls, start-up probes, and the opaque copy.
 //!
-//! The lowest layer and the only one with raw descriptors, kernel pointers or instructions of one
-//! processor family. Everything here is thin: a call, its error, its contract. Policy lives above.
+//! The lowest layer, and the only one with raw descriptors, kernel pointers or processor-specific
+//! instructions. Everything here is thin: a call, its error, its contract. Policy is in the layers
+//! above.
 
 pub(crate) mod array;
 pub(crate) mod copy;
@@ -30,13 +31,13 @@ pub(crate) mod userfault;
 
 use std::io;
 
-/// The answer of a call of the C library: how much, or, if that is negative, the error of this
+/// Converts the return value of a C library call: the amount or, if negative, the error of this
 /// thread.
 fn answer_of(answer: impl TryInto<usize>) -> io::Result<usize> {
     answer.try_into().map_err(|_| io::Error::last_os_error())
 }
 
-/// Whether a call that failed so is to be made again.
+/// Returns `true` if a call that failed with `error` should be repeated.
 fn is_passing(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EINTR))
 }

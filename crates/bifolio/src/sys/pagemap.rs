@@ -1,12 +1,12 @@
-//! Which pages were stored to (`PAGEMAP_SCAN`), in memory whose stores `userfault` notices.
+//! Finds pages that were stored to (`PAGEMAP_SCAN`), in memory whose stores `userfault` tracks.
 //!
-//! Used by what maps files. A page counts as *written* when it is there, in memory or swapped out,
-//! and a store went to it since it was installed with protection or last protected here.
+//! Used by file maps. A page counts as *written* if it is present, in memory or swapped out, and a
+//! store hit it since it was installed with protection or last protected here.
 //!
-//! A poisoned page looks like one that was swapped out and written; its poisoner remembers it.
+//! A poisoned page looks like one that was swapped out and written; its poisoner keeps track of it.
 //!
 //! # Safety
-//! Asks about addresses; nothing is read from them, and no byte changes.
+//! Queries address ranges; reads no memory and changes no byte.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -23,12 +23,12 @@ const IS_WRITTEN: u64 = 1 << 1;
 const IS_PRESENT: u64 = 1 << 3;
 const IS_SWAPPED: u64 = 1 << 4;
 
-/// Protect what is reported, in one step.
+/// Protect the reported pages in the same step.
 const PROTECT_MATCHING: u64 = 1 << 0;
-/// Fail where stores to protected pages would wait for somebody.
+/// Fail where a store to a protected page would wait for a handler.
 const CHECK_ASYNC: u64 = 1 << 1;
 
-/// Ranges that one call can report.
+/// Maximum number of ranges that one call can report.
 const RANGES_MAX: usize = 64;
 
 #[repr(C)]
@@ -37,7 +37,7 @@ struct ScanCall {
     flags: u64,
     start: u64,
     end: u64,
-    /// Answer: how far it came.
+    /// Output: end of the scanned range.
     walk_end: u64,
     ranges: u64,
     ranges_max: u64,
@@ -58,7 +58,7 @@ struct ScanRange {
 
 const DO_SCAN: Opcode = opcode::read_write::<ScanCall>(b'f', 16);
 
-/// The page table of this process, as the kernel shows it.
+/// The page table of this process, as the kernel exposes it.
 ///
 /// It is the table of the process that opened it: a forked child must not use its parent's.
 #[derive(Debug)]
@@ -72,8 +72,8 @@ impl Pagemap {
         Ok(Self { file: File::open("/proc/self/pagemap")? })
     }
 
-    /// Names the runs of written pages in the range, in order. They stay written. Neighbours may
-    /// come in several runs.
+    /// Returns the runs of written pages in the range, in order. They stay written. Adjacent pages
+    /// may be reported in several runs.
     pub(crate) fn written(
         &self,
         range: &PageRange,
@@ -82,17 +82,17 @@ impl Pagemap {
         self.scan(range, 0, IS_WRITTEN, visit)
     }
 
-    /// Returns `true` if all pages of the range are there, in memory or swapped out.
+    /// Returns `true` if all pages of the range are present, in memory or swapped out.
     pub(crate) fn has_all(&self, range: &PageRange) -> io::Result<bool> {
         let mut found_bytes = 0;
         self.scan(range, 0, 0, |found| found_bytes += found.length_bytes)?;
         Ok(found_bytes == range.length_bytes)
     }
 
-    /// Protects the written pages of the range: none counts as written any more, until the next
-    /// store. Flushes once for each 2 MiB where there are any.
+    /// Protects the written pages of the range: none counts as written until the next store.
+    /// Flushes the TLB once per 2 MiB that contain any.
     ///
-    /// EPERM where stores to protected pages are not asynchronous.
+    /// Fails with EPERM where stores to protected pages are not asynchronous.
     pub(crate) fn protect(&self, range: &PageRange) -> io::Result<()> {
         self.scan(range, PROTECT_MATCHING | CHECK_ASYNC, IS_WRITTEN, |_| {})
     }
@@ -120,7 +120,7 @@ impl Pagemap {
                 start: position as u64,
                 end: end as u64,
                 walk_end: 0,
-                // With no place for answers the kernel would mark missing pages as well.
+                // Without output ranges the kernel would mark missing pages as well.
                 ranges: ranges.as_mut_ptr().addr() as u64,
                 ranges_max: RANGES_MAX as u64,
                 pages_max: 0,
@@ -129,8 +129,8 @@ impl Pagemap {
                 any_of: IS_PRESENT | IS_SWAPPED,
                 reported: IS_WRITTEN,
             };
-            // SAFETY: the call's own structure; its only address is that of `ranges`, ours alone,
-            // which is as long as it says.
+            // SAFETY: the argument structure of this call; its only address is that of `ranges`,
+            // which is exclusively ours and has the stated length.
             let found = match unsafe { control(self.file.as_fd(), DO_SCAN, &mut call) } {
                 Err(error) if is_passing(&error) => continue,
                 other => other?,
@@ -179,7 +179,7 @@ mod tests {
             self.scratch.load(page * PAGE_BYTES)
         }
 
-        /// The pages that are written, as runs of first page and number.
+        /// Returns the written pages as runs of first page and count.
         fn written(&self) -> Vec<(usize, usize)> {
             let mut runs = Vec::new();
             let memory = &self.scratch.memory;
@@ -205,7 +205,7 @@ mod tests {
         assert_eq!(world.load(1), 1);
         assert_eq!(world.written(), []);
         world.protect(0, 6);
-        // A page that is missing stays so: no mark of the protection is left in its place.
+        // A missing page stays missing: the protection leaves no marker.
         world.install(0, false);
         world.install(2, true);
         assert_eq!(world.written(), [(0, 1)]);
@@ -223,9 +223,9 @@ mod tests {
                 world.store(page);
             }
             assert_eq!(world.written(), [(2, 2), (5, 1)]);
-            assert_eq!(world.written(), [(2, 2), (5, 1)], "looking changes nothing");
+            assert_eq!(world.written(), [(2, 2), (5, 1)], "a scan changes nothing");
             world.protect(3, 1);
-            assert_eq!(world.written(), [(2, 1), (5, 1)], "others stay written");
+            assert_eq!(world.written(), [(2, 1), (5, 1)], "other pages stay written");
             world.protect(0, 8);
             assert_eq!(world.written(), []);
             assert_eq!([1, 2, 3, 5].map(|page| world.load(page)), [1, 2, 2, 2]);
@@ -268,7 +268,7 @@ mod tests {
         let Some(world) = World::new(8) else { return };
         (0..8).for_each(|page| world.install(page, true));
         (0..4).for_each(|page| world.store(page));
-        // SAFETY: our own region; the kernel may only move its pages to the swap.
+        // SAFETY: a region of this test; the kernel may only swap out its pages.
         let answer = unsafe {
             libc::madvise(
                 world.scratch.at(0).cast(),
@@ -278,7 +278,7 @@ mod tests {
         };
         assert_eq!(answer, 0);
         let mut is_resident = [1_u8; 8];
-        // SAFETY: our own region, and a byte for each page.
+        // SAFETY: a region of this test, and a byte for each page.
         let answer = unsafe {
             libc::mincore(
                 world.scratch.at(0).cast(),

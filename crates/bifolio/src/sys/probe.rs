@@ -1,20 +1,19 @@
-//! Start-up probes: which optional kernel features work here, and what stands in for the others.
+//! Start-up probes: which optional kernel features work here, and the fallback of each.
 //!
 //! A cache probes once, when it is built, by trying the call itself on a scratch page: a version
-//! number does not tell what a container's filter or a distribution's patch set allows. Above us,
-//! `memory` asks for huge pages and early page faults, `io` for direct transfers and rings, and
-//! what maps files for faults served in user space. Each feature has a fallback with a name, and
-//! each can be masked, so that its fallback is tested on any machine.
+//! number does not tell what a container's filter or a distribution's patches allow. In the layers
+//! above, `memory` uses huge pages and early page faults, `io` direct transfers and rings, and file
+//! maps faults served in user space. Each feature has a named fallback, and each can be masked, so
+//! that its fallback can be tested on any machine.
 //!
-//! A feature is *available* when its probe worked, and *in use* when nobody disabled it either.
-//! A feature that can only be known file by file (direct I/O) is reported as available, "decided
-//! per file".
+//! A feature is *available* if its probe succeeded, and *in use* if it is also not disabled. A
+//! feature that depends on the file (direct I/O) is reported as available, "decided per file".
 //!
-//! Nothing here remembers anything in globals, and nothing here fails: a probe that cannot run is
-//! a feature that is not available, with the reason.
+//! Nothing here is remembered in globals, and nothing fails: a feature whose probe cannot run is
+//! not available, with the reason.
 //!
 //! # Safety
-//! Scratch pages are mapped, advised and unmapped here; nobody else ever learns their address.
+//! Maps, advises and unmaps scratch pages; no other code ever learns their addresses.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -41,9 +40,9 @@ pub enum Feature {
     TransparentHugePages,
     /// Faulting memory in with one call that reports errors (`MADV_POPULATE_WRITE`, Linux 5.14).
     PopulateWrite,
-    /// Memory that a forked child sees as zeros (`MADV_WIPEONFORK`, Linux 4.14).
+    /// Memory that reads as zeros in a forked child (`MADV_WIPEONFORK`, Linux 4.14).
     WipeOnFork,
-    /// The kernel tells how direct I/O must be aligned (`STATX_DIOALIGN`, Linux 6.1).
+    /// The required alignment of direct I/O, reported by the kernel (`STATX_DIOALIGN`, Linux 6.1).
     StatxDirectAlignment,
     /// Transfers between frames and the device that skip the kernel's page cache (`O_DIRECT`).
     DirectIo,
@@ -51,23 +50,23 @@ pub enum Feature {
     IoUring,
     /// Page faults of mapped files, served in user space (`userfaultfd`, Linux 5.18).
     UserFaults,
-    /// Faults of system calls that are handed memory of a map, served too; needs a privilege.
+    /// Page faults inside system calls that access memory of a map, also served; needs a privilege.
     KernelFaults,
-    /// Pages whose stores are noticed without a fault for each (`UFFD_FEATURE_WP_ASYNC`,
-    /// `PAGEMAP_SCAN`, Linux 6.7), and pipes that keep pages (`vmsplice`).
+    /// Tracking of stores without a fault for each (`UFFD_FEATURE_WP_ASYNC`, `PAGEMAP_SCAN`, Linux
+    /// 6.7), and pipes that keep pages (`vmsplice`).
     WriteProtectAsync,
-    /// Pages whose touch is a SIGBUS, for those that cannot be read (`UFFDIO_POISON`, Linux 6.6).
+    /// Pages that cannot be read and raise SIGBUS when touched (`UFFDIO_POISON`, Linux 6.6).
     FaultPoison,
-    /// Giving back scattered pages with one call (`process_madvise` on ourselves, Linux 6.14; with
-    /// one TLB flush since 6.16).
+    /// Freeing scattered pages with one call (`process_madvise` on the own process, Linux 6.14;
+    /// with one TLB flush since 6.16).
     VectoredUnmap,
-    /// Pipes that keep many pages of maps on their way out (`F_SETPIPE_SZ`, up to
-    /// `fs.pipe-user-pages-soft` for all of a user).
+    /// Pipes that keep many pages of maps during eviction (`F_SETPIPE_SZ`, up to
+    /// `fs.pipe-user-pages-soft` for all pipes of a user).
     LargePipes,
 }
 
 impl Feature {
-    /// Every feature, in the order of the reports.
+    /// Every feature, in the order of reports.
     pub const ALL: [Self; 12] = [
         Self::TransparentHugePages,
         Self::PopulateWrite,
@@ -83,7 +82,7 @@ impl Feature {
         Self::LargePipes,
     ];
 
-    /// The name in reports, statistics and on the command line.
+    /// Returns the name used in reports, statistics and on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::TransparentHugePages => "transparent-huge-pages",
@@ -101,12 +100,14 @@ impl Feature {
         }
     }
 
-    /// The fallback, where the feature is not in use.
+    /// Returns what is used instead where the feature is not in use.
     pub fn fallback(self) -> &'static str {
         match self {
             Self::TransparentHugePages => "4 KiB pages",
             Self::PopulateWrite => "pages are faulted in on first touch",
-            Self::WipeOnFork => "a forked child keeps its own copy; its process id gives it away",
+            Self::WipeOnFork => {
+                "a forked child keeps its own copy and is detected by its process id"
+            }
             Self::StatxDirectAlignment => "4096-byte alignment, tried by one read at open",
             Self::DirectIo => "buffered transfers through the kernel's page cache",
             Self::IoUring => "a pool of threads, each with preadv or pwritev",
@@ -116,8 +117,8 @@ impl Feature {
             }
             Self::WriteProtectAsync => "files can be mapped for reading only",
             Self::FaultPoison => "a page that cannot be read is made inaccessible (SIGSEGV)",
-            Self::VectoredUnmap => "one madvise and one TLB flush a page",
-            Self::LargePipes => "pages of maps leave a few at a time",
+            Self::VectoredUnmap => "one madvise and one TLB flush per page",
+            Self::LargePipes => "pages of maps are evicted a few at a time",
         }
     }
 
@@ -149,35 +150,35 @@ impl fmt::Display for Feature {
     }
 }
 
-/// The findings of a probe about one feature.
+/// Result of the probe of one feature.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FeatureReport {
     /// The feature.
     pub feature: Feature,
-    /// Its name, as [`Feature::name`] gives it.
+    /// Name of the feature ([`Feature::name`]).
     pub name: &'static str,
-    /// Whether the probe worked on this machine.
+    /// `true` if the probe succeeded on this machine.
     pub available: bool,
-    /// Whether it is used: available, and not disabled by the caller.
+    /// `true` if the feature is used: available, and not disabled by the caller.
     pub in_use: bool,
-    /// The fallback, where it is not in use.
+    /// Fallback that is used instead.
     pub fallback: &'static str,
-    /// Why it is available or not, or that it was disabled.
+    /// Why the feature is available or not, or that it was disabled.
     pub reason: String,
 }
 
-/// The features a cache may use: those that were probed with success and are not disabled.
+/// The features that a cache may use: probed with success and not disabled.
 #[derive(Clone, Debug)]
 pub struct Features {
     in_use: u16,
     reports: Vec<FeatureReport>,
-    /// Why features are used no more that the kernel has refused since; shared by all clones.
+    /// Reasons of features that the kernel has refused since the start; shared by all clones.
     withdrawn: Arc<[OnceLock<String>; Feature::ALL.len()]>,
 }
 
 impl Features {
-    /// Tries every feature; those in `disabled` are reported, but not used.
+    /// Probes every feature; those in `disabled` are reported but not used.
     pub fn probe(disabled: &[Feature]) -> Self {
         let reports: Vec<_> = Feature::ALL
             .into_iter()
@@ -188,27 +189,26 @@ impl Features {
         Self { in_use, reports, withdrawn: Arc::default() }
     }
 
-    /// The kernel refuses, in the middle of things, what it had allowed: the feature is used no
-    /// more, by none of the clones.
+    /// Stops all clones from using a feature that the kernel refuses although its probe succeeded.
     pub(crate) fn withdraw(&self, feature: Feature, call: &str, error: &io::Error) {
         let reason = format!("refused since the start: {}", refused(call, error));
         if self.withdrawn[feature as usize].set(reason).is_ok() {
-            log::warn!("{feature} is used no more, but {}: {call}: {error}", feature.fallback());
+            log::warn!("{feature} is no longer used, but {}: {call}: {error}", feature.fallback());
         }
     }
 
-    /// Whether `feature` may be used.
+    /// Returns `true` if `feature` may be used.
     pub fn has(&self, feature: Feature) -> bool {
         self.in_use & feature.bit() != 0 && self.withdrawn[feature as usize].get().is_none()
     }
 
-    /// Why `feature` may not be used, if so.
+    /// Returns the reason if `feature` may not be used.
     pub(crate) fn why_not(&self, feature: Feature) -> Option<String> {
         let report = self.reports().into_iter().find(|report| report.feature == feature);
         report.filter(|report| !report.in_use).map(|report| report.reason)
     }
 
-    /// The findings, feature by feature.
+    /// Returns the result of each probe.
     pub fn reports(&self) -> Vec<FeatureReport> {
         let mut reports = self.reports.clone();
         for report in &mut reports {
@@ -221,10 +221,10 @@ impl Features {
     }
 }
 
-/// Why a feature is available, or why it is not.
+/// Why a feature is available, or why not.
 pub(super) type Finding = Result<String, String>;
 
-/// Says that `call` failed, and who may have forbidden it.
+/// Describes the failure of `call`, and what may have forbidden it.
 pub(super) fn refused(call: &str, error: &io::Error) -> String {
     match error.raw_os_error() {
         Some(libc::EPERM) => format!("{call}: {error}; a filter (seccomp) may forbid it"),
@@ -259,9 +259,9 @@ fn probe_huge_pages() -> Finding {
     )
 }
 
-/// Judges the settings of `/sys/kernel/mm/transparent_hugepage`; `None` is a file not there.
+/// Evaluates the settings of `/sys/kernel/mm/transparent_hugepage`; `None` is a missing file.
 ///
-/// `two_mib` (since Linux 6.8) overrules `enabled` unless it says `inherit`.
+/// `two_mib` (since Linux 6.8) overrides `enabled` unless it is `inherit`.
 fn huge_page_policy(
     enabled: Option<&str>,
     two_mib: Option<&str>,
@@ -284,12 +284,12 @@ fn huge_page_policy(
     }
 }
 
-/// The word in brackets of a setting such as `always [madvise] never`.
+/// Returns the word in brackets of a setting such as `always [madvise] never`.
 fn chosen_setting(text: &str) -> Option<&str> {
     text.split_whitespace().find_map(|word| word.strip_prefix('[')?.strip_suffix(']'))
 }
 
-/// Whether memory can be wiped in forked children.
+/// Returns `true` if memory can be wiped in forked children.
 pub(crate) fn can_wipe_on_fork() -> bool {
     advise_scratch(Advice::LinuxWipeOnFork).is_ok()
 }
@@ -301,18 +301,18 @@ fn probe_advice(name: &str, advice: Advice) -> Finding {
     }
 }
 
-/// Gives `advice` on fresh anonymous memory that holds a whole aligned huge page.
+/// Calls `madvise` on fresh anonymous memory that holds a whole aligned huge page.
 fn advise_scratch(advice: Advice) -> io::Result<()> {
     let protection = ProtFlags::READ | ProtFlags::WRITE;
     let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
     // SAFETY: a new private mapping at an address of the kernel's choice replaces nothing.
     let scratch =
         unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), SCRATCH_BYTES, protection, flags) }?;
-    // One page is enough for every advice but the huge one, which must not be cut short.
+    // One page suffices for every advice except the one for huge pages.
     let advised_bytes = if advice == Advice::LinuxHugepage { SCRATCH_BYTES } else { 4096 };
-    // SAFETY: the range is our own mapping; no advice of this file frees or moves memory in use.
+    // SAFETY: the range is our own mapping; no advice in this file frees or moves memory in use.
     let advised = unsafe { rustix::mm::madvise(scratch, advised_bytes, advice) };
-    // SAFETY: exactly the mapping made above, which nobody else knows.
+    // SAFETY: exactly the mapping made above, whose address is not shared.
     unsafe { rustix::mm::munmap(scratch, SCRATCH_BYTES) }?;
     Ok(advised?)
 }
@@ -327,7 +327,7 @@ fn probe_statx() -> Finding {
     }
 }
 
-/// A file system that does not answer says nothing about the kernel: then its version decides.
+/// A file system that reports no alignment says nothing about the kernel: use its version.
 fn statx_answer(answered: bool, release: &str) -> Finding {
     if answered {
         return Ok("statx(STATX_DIOALIGN) works".to_owned());
@@ -338,7 +338,7 @@ fn statx_answer(answered: bool, release: &str) -> Finding {
     }
 }
 
-/// The first two numbers of a release such as `6.18.44-generic`.
+/// Returns the first two numbers of a release such as `6.18.44-generic`.
 fn release_number(release: &str) -> Option<(u32, u32)> {
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse);
     Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
@@ -349,7 +349,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn masking_one_feature_takes_it_and_only_it_out_of_use() {
+    fn masking_one_feature_disables_only_that_feature() {
         let all = Features::probe(&[]);
         for masked in Feature::ALL {
             let features = Features::probe(&[masked]);
@@ -379,20 +379,20 @@ mod tests {
     }
 
     #[test]
-    fn masking_everything_leaves_nothing() {
+    fn masking_everything_disables_every_feature() {
         let features = Features::probe(&Feature::ALL);
         assert!(Feature::ALL.into_iter().all(|feature| !features.has(feature)));
     }
 
     #[test]
-    fn features_older_than_our_oldest_kernel_are_found() {
+    fn features_older_than_the_oldest_supported_kernel_are_found() {
         let features = Features::probe(&[]);
         assert!(features.has(Feature::WipeOnFork), "{:?}", features.reports());
         assert!(features.has(Feature::DirectIo));
     }
 
     #[test]
-    fn a_failed_probe_is_not_in_use_and_keeps_its_reason() {
+    fn a_feature_whose_probe_failed_is_unused_and_has_a_reason() {
         let report = report(Feature::PopulateWrite, Err("EINVAL".to_owned()), false);
         assert!(!report.available);
         assert!(!report.in_use);
@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn huge_page_settings_are_judged_as_the_kernel_does() {
+    fn huge_page_settings_are_evaluated_like_the_kernel_does() {
         let judge = |enabled, two_mib, bytes| huge_page_policy(enabled, two_mib, bytes).is_ok();
         let (always, madvise, never) =
             ("[always] madvise never\n", "always [madvise] never\n", "always madvise [never]\n");
@@ -422,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn a_silent_file_system_is_judged_by_the_kernel_version() {
+    fn without_a_statx_answer_the_kernel_version_decides() {
         assert!(statx_answer(true, "5.15.0").is_ok());
         assert!(statx_answer(false, "5.15.0-91-generic").is_err());
         assert!(statx_answer(false, "6.0.19").is_err());

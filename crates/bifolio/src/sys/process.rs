@@ -1,9 +1,9 @@
-//! The process and its machine: telling a forked child from the process that made something
-//! ([`Origin`]), threads of the cache's own ([`OwnedThread`]), CPUs and memory.
+//! The process and its machine: detection of a fork ([`Origin`]), threads of the cache
+//! ([`OwnedThread`]), CPUs and memory.
 //!
-//! A page of the process that the kernel wipes in children holds a number: looking at it costs a
-//! load. In a child it is 0 until that makes something of its own, and then another number. Where
-//! the kernel cannot wipe, the process id is asked for instead, which is a system call.
+//! A page of the process that the kernel wipes in children holds a number: checking it costs one
+//! load. In a child it is 0 until the child creates something of its own, and then another number.
+//! Where the kernel cannot wipe, the process id is compared instead, which is a system call.
 
 use super::array::ReservedArray;
 use super::probe;
@@ -13,18 +13,18 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
 
-/// The page; none where the kernel cannot wipe.
+/// The page; `None` where the kernel cannot wipe.
 static MARK: OnceLock<Option<ReservedArray<AtomicU64>>> = OnceLock::new();
-/// The last number that was given to a process, as far as this one knows: its parent's before it
-/// had one of its own, so no two of a line have the same.
+/// Last number assigned to a process, as far as this process knows. A child starts from its
+/// parent's value, so no two processes in one line of descent have the same number.
 static LAST_NUMBER: AtomicU64 = AtomicU64::new(0);
 
-/// The process in which something was made.
+/// Identifies the process in which an object was created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Origin {
-    /// The number that stood in the page.
+    /// Number in the page.
     Marked(u64),
-    /// The process id.
+    /// Process id.
     Process(u32),
 }
 
@@ -34,10 +34,10 @@ fn mark() -> Option<&'static AtomicU64> {
 }
 
 impl Origin {
-    /// The calling process.
+    /// Returns the origin of the calling process.
     pub(crate) fn here() -> Self {
         let Some(mark) = mark() else { return Self::by_process() };
-        // Relaxed: only the value counts; of two threads that come first one gives the number.
+        // Relaxed: only the value counts; of two threads that find 0, one assigns the number.
         let seen = mark.load(Ordering::Relaxed);
         if seen != 0 {
             return Self::Marked(seen);
@@ -47,12 +47,12 @@ impl Origin {
         Self::Marked(given.map_or_else(|other| other, |_| number))
     }
 
-    /// The calling process, known by its process id only.
+    /// Returns the origin of the calling process by its process id only.
     pub(crate) fn by_process() -> Self {
         Self::Process(std::process::id())
     }
 
-    /// Whether the caller is a child of that process.
+    /// Returns `true` if the caller is in a child of that process.
     pub(crate) fn is_forked(self) -> bool {
         match self {
             Self::Marked(number) => {
@@ -63,20 +63,21 @@ impl Origin {
     }
 }
 
-/// The CPU the calling thread runs on now: a hint, for it may have moved when the answer is used.
+/// Returns the CPU that runs the calling thread: a hint, because the thread may have moved by the
+/// time the caller uses it.
 ///
-/// Through `rseq` or the vDSO where the C library has them (glibc 2.35 on): a few nanoseconds, no
+/// Uses `rseq` or the vDSO where the C library does (since glibc 2.35): a few nanoseconds, no
 /// system call.
 pub(crate) fn current_cpu() -> usize {
     rustix::thread::sched_getcpu()
 }
 
-/// The kernel's number of the calling thread.
+/// Returns the kernel thread id of the calling thread.
 pub(crate) fn current_thread() -> u32 {
     rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned()
 }
 
-/// How many CPUs the machine may ever show; at least 1.
+/// Returns the number of CPUs that the machine may ever have; at least 1.
 pub(crate) fn possible_cpus() -> usize {
     let configured = std::fs::read_to_string("/sys/devices/system/cpu/possible").ok();
     let last = configured.as_deref().and_then(last_cpu);
@@ -85,45 +86,47 @@ pub(crate) fn possible_cpus() -> usize {
         .unwrap_or(1)
 }
 
-/// Memory of the machine, bytes.
+/// Returns the memory of the machine in bytes.
 pub(crate) fn machine_memory_bytes() -> u64 {
     let info = rustix::system::sysinfo();
     info.totalram.saturating_mul(u64::from(info.mem_unit))
 }
 
-/// Address space that the process may have, bytes (`RLIMIT_AS`); `u64::MAX` if there is no limit.
+/// Returns the address space that the process may use in bytes (`RLIMIT_AS`); `u64::MAX` if
+/// unlimited.
 pub(crate) fn address_space_bytes_max() -> u64 {
     rustix::process::getrlimit(rustix::process::Resource::As).current.unwrap_or(u64::MAX)
 }
 
-/// The last number of a kernel CPU list such as `0-3,8-11`.
+/// Returns the last number of a kernel CPU list such as `0-3,8-11`.
 fn last_cpu(list: &str) -> Option<usize> {
     list.trim().rsplit([',', '-']).next()?.parse().ok()
 }
 
-/// Enough for everything of ours that runs on one; touched as needed. `Backing` and `docs/maps.md`
-/// name it: a user's backing runs there, too.
+/// Stack size of the cache's threads; touched as needed. `Backing` and `docs/maps.md` document it,
+/// because a user's backing runs on these stacks, too.
 const STACK_BYTES: usize = 256 << 10;
 
-/// A running thread, named and with a small stack; dropping it waits for its end. Its owner has
-/// told it to end before.
+/// A running thread with a name and a small stack. The drop joins it; its owner has requested its
+/// end before.
 #[derive(Debug)]
 pub(crate) struct OwnedThread {
     handle: Option<JoinHandle<()>>,
-    /// A forked child inherits this value, but not the thread.
+    /// Detects a fork: a child inherits this value, but not the thread.
     origin: Origin,
 }
 
 impl OwnedThread {
-    /// Starts a thread, which gets no signal that another thread can take.
+    /// Starts a thread that blocks every signal which another thread can take.
     pub(crate) fn start(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<Self> {
         let builder = thread::Builder::new().name(name.into()).stack_size(STACK_BYTES);
-        // Until the thread has inherited the mask.
+        // Held until the thread has inherited the mask.
         let _blocked = signal::block_asynchronous();
         Ok(Self { handle: Some(builder.spawn(run)?), origin: Origin::here() })
     }
 
-    /// Whether the thread was left behind by a fork: then nothing it shares may be touched.
+    /// Returns `true` in a forked child: the thread does not exist, and nothing it shares may be
+    /// touched.
     pub(crate) fn is_left_behind(&self) -> bool {
         self.origin.is_forked()
     }
@@ -133,10 +136,10 @@ impl Drop for OwnedThread {
     fn drop(&mut self) {
         let Some(handle) = self.handle.take() else { return };
         if self.is_left_behind() {
-            // There is nobody to wait for.
+            // The thread does not exist here.
             std::mem::forget(handle);
         } else if handle.thread().id() != thread::current().id() {
-            // A panic there has been reported by the runtime already.
+            // The runtime has already reported a panic of the thread.
             let _ = handle.join();
         }
     }

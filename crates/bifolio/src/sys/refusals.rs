@@ -1,7 +1,7 @@
-//! Refusals: calls that maps cannot do without, failed at random as a kernel might fail them.
+//! Injects refusals: fails system calls that maps depend on at random, as a kernel might.
 //!
-//! Compiled for torture only (the feature `refusals`); without it no call asks. The shares are
-//! those of the process, as a filter of system calls is; but they can be taken back.
+//! Compiled for torture only (the feature `refusals`); otherwise no call checks. The rates are per
+//! process, like a seccomp filter; but they can be reset.
 
 use std::cell::Cell;
 use std::io;
@@ -10,34 +10,34 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 /// A call that can be refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusable {
-    /// The look which pages were stored to (`PAGEMAP_SCAN`).
+    /// The scan for pages that were stored to (`PAGEMAP_SCAN`).
     Scan,
     /// The protection of pages that are written out (the same call).
     Protect,
-    /// The unmapping of pages (`process_madvise`, or `madvise`). A thread is not refused it twice
-    /// in a row: a page that cannot be unmapped at all poisons the cache.
+    /// The unmapping of pages (`process_madvise`, or `madvise`). A thread is never refused it twice
+    /// in succession: a page that cannot be unmapped at all poisons the cache.
     Unmap,
 }
 
-/// Refused calls in 1024, for each of [`Refusable`].
+/// Refused calls per 1024, for each [`Refusable`].
 static SHARES: [AtomicU32; 3] = [const { AtomicU32::new(0) }; 3];
-/// Numbers the calls, to draw from.
+/// Counter of the calls, the state of the generator.
 static CALLS: AtomicU64 = AtomicU64::new(0);
 
 thread_local! {
     static WAS_REFUSED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Fails so many calls in 1024 from now on, in all threads.
+/// Sets how many calls per 1024 fail from now on, in all threads.
 pub fn refuse(call: Refusable, share: u32) {
-    // Relaxed: a call that misses the change is a call before it.
+    // Relaxed: a call that misses the change counts as an earlier call.
     SHARES[call as usize].store(share, Ordering::Relaxed);
 }
 
-/// Asked before the call is made.
+/// Decides, before a call is made, if it is refused.
 ///
 /// # Errors
-/// It is refused.
+/// Fails if the call is refused.
 pub(super) fn check(call: Refusable) -> io::Result<()> {
     // Relaxed: as in `refuse`.
     let share = SHARES[call as usize].load(Ordering::Relaxed);
@@ -45,7 +45,7 @@ pub(super) fn check(call: Refusable) -> io::Result<()> {
         return Ok(());
     }
     // SplitMix64 (Steele, Lea and Flood, 2014).
-    // Relaxed: a number that no other call gets is all that is wanted.
+    // Relaxed: only needs to be a number that no other call gets.
     let state = CALLS.fetch_add(1, Ordering::Relaxed).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     let mixed = (state ^ (state >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);

@@ -1,16 +1,16 @@
-//! One io_uring: its two queues.
+//! One io_uring instance: a submission queue and a completion queue.
 //!
 //! Used by `io::engine`, which holds all policy; probed in `probe.rs`.
 //!
-//! The kernel runs what completes when the submitting thread enters it next (`COOP_TASKRUN`),
-//! which spares interruptions; older kernels do without. The mappings are not inherited by a forked
+//! The kernel runs completion work when the submitting thread next enters it (`COOP_TASKRUN`),
+//! which saves interrupts; older kernels work without. The mappings are not inherited by a forked
 //! child, which must neither use nor drop a ring.
 //!
 //! This file does not retry, not even on EINTR.
 //!
 //! # Safety
-//! The memory of a call is the kernel's from `push` until its answer has been reaped: the caller's
-//! contract.
+//! The memory of a call belongs to the kernel from `push` until its completion has been reaped; the
+//! caller guarantees it.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -19,19 +19,19 @@ use std::os::fd::RawFd;
 
 use io_uring::{IoUring, Probe, opcode, squeue, types};
 
-/// See the head of the file.
+/// One io_uring instance.
 pub(crate) struct Ring(IoUring);
 
-/// The memory of a call.
+/// Memory of a call.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum RingMemory {
-    /// One run of bytes.
+    /// One contiguous range.
     One { start: *mut u8, length_bytes: usize },
-    /// Several runs.
-    Row { entries: *const libc::iovec, count: usize },
+    /// Several ranges, as a vector of `iovec`s.
+    Vector { entries: *const libc::iovec, count: usize },
 }
 
-/// A transfer, as the kernel wants it.
+/// One transfer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RingCall {
     pub(crate) is_write: bool,
@@ -41,13 +41,13 @@ pub(crate) struct RingCall {
 }
 
 impl Ring {
-    /// Makes a ring for `entries` calls in flight.
+    /// Creates a ring for `entries` calls in flight.
     pub(crate) fn open(entries: u32) -> io::Result<Self> {
         let build =
             |builder: &mut io_uring::Builder| builder.dontfork().setup_clamp().build(entries);
         let cooperative = build(IoUring::builder().setup_coop_taskrun());
         let ring = match cooperative {
-            // Linux before 5.19 does not know the flag.
+            // Linux before 5.19 rejects the flag.
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
                 build(&mut IoUring::builder())
             }
@@ -60,30 +60,32 @@ impl Ring {
         Ok(Self(ring))
     }
 
-    /// Queues a call; `token` comes back with its answer. The next [`Self::enter`] submits it.
-    /// `false`: the queue is full.
+    /// Queues a call; `token` is returned with its completion. The next [`Self::enter`] submits it.
+    /// Returns `false` if the queue is full.
     ///
     /// # Safety
-    /// Until the answer has been reaped: the call's memory is the kernel's, to be filled by a read
-    /// and looked at by a write, and its file is open. A row of entries stays until then, too.
+    /// Until the completion has been reaped, the kernel may write the call's memory (a read) or
+    /// read it (a write), its file must stay open, and a vector of ranges must stay valid.
     #[must_use]
     pub(crate) unsafe fn push(&mut self, call: &RingCall, token: u64) -> bool {
         let entry = call.entry().user_data(token);
-        // SAFETY: what the entry names is valid for the whole operation: the caller's contract.
+        // SAFETY: everything the entry names is valid for the whole operation: the caller's
+        // contract.
         unsafe { self.0.submission().push(&entry) }.is_ok()
     }
 
-    /// Calls that were queued and that the kernel has not seen.
+    /// Returns the number of queued calls that the kernel has not taken yet.
     pub(crate) fn unsubmitted(&mut self) -> usize {
         self.0.submission().len()
     }
 
-    /// Submits what was queued, and waits until `wanted` answers can be reaped. One system call.
+    /// Submits the queued calls, and waits until `wanted` completions can be reaped. One system
+    /// call.
     pub(crate) fn enter(&mut self, wanted: usize) -> io::Result<()> {
         self.0.submit_and_wait(wanted).map(drop)
     }
 
-    /// Takes the next answer.
+    /// Removes and returns the next completion.
     pub(crate) fn reap(&mut self) -> Option<(u64, io::Result<usize>)> {
         let answer = self.0.completion().next()?;
         let result = answer.result();
@@ -91,7 +93,7 @@ impl Ring {
         Some((answer.user_data(), count))
     }
 
-    /// Whether the kernel knows all kinds of calls that are made here.
+    /// Returns `true` if the kernel supports all operations used here.
     pub(crate) fn knows_all_calls(&self) -> io::Result<bool> {
         let mut probe = Probe::new();
         self.0.submitter().register_probe(&mut probe)?;
@@ -104,9 +106,9 @@ impl Ring {
 impl RingCall {
     fn entry(&self) -> squeue::Entry {
         let (file, position) = (types::Fd(self.file), self.position_bytes);
-        // More than the kernel moves at once anyway.
+        // The kernel never moves more at once.
         let cut = |length_bytes: usize| u32::try_from(length_bytes).unwrap_or(u32::MAX);
-        use RingMemory::{One, Row};
+        use RingMemory::{One, Vector};
         match (self.memory, self.is_write) {
             (One { start, length_bytes }, false) => {
                 opcode::Read::new(file, start, cut(length_bytes)).offset(position).build()
@@ -114,10 +116,10 @@ impl RingCall {
             (One { start, length_bytes }, true) => {
                 opcode::Write::new(file, start, cut(length_bytes)).offset(position).build()
             }
-            (Row { entries, count }, false) => {
+            (Vector { entries, count }, false) => {
                 opcode::Readv::new(file, entries, cut(count)).offset(position).build()
             }
-            (Row { entries, count }, true) => {
+            (Vector { entries, count }, true) => {
                 opcode::Writev::new(file, entries, cut(count)).offset(position).build()
             }
         }

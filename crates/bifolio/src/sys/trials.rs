@@ -1,13 +1,13 @@
-//! The trials by which `probe.rs` finds out what works here.
+//! The trials by which `probe.rs` detects what works on this machine.
 //!
-//! The needs of mapped files are tried on scratch pages: faults served in user space, stores that
-//! are noticed, pages that go away many at once. For io_uring a ring is made, and a byte read
-//! through it: containers refuse rings in many ways (a filter answers EPERM or ENOSYS to one of the
-//! three calls, `kernel.io_uring_disabled` to the first).
+//! The features for file maps are tried on scratch pages: faults served in user space, tracking of
+//! stores, freeing many pages at once. For io_uring a ring is created, and a byte is read through
+//! it: containers refuse rings in several ways (a filter returns EPERM or ENOSYS for one of the
+//! three calls, `kernel.io_uring_disabled` affects the first).
 //!
 //! # Safety
-//! Installs, reads, stores to and frees scratch pages; lends a byte to a ring, and waits for it.
-//! Nobody else ever learns their addresses.
+//! Installs, reads, stores to and frees scratch pages; lends a byte to a ring, and waits for it. No
+//! other code ever learns their addresses.
 #![allow(unsafe_code)]
 
 use super::memory::{self, PAGE_BYTES, PageRange, Reservation};
@@ -53,7 +53,7 @@ pub(super) fn write_protect_async() -> Finding {
         expect_written(&pagemap, &page, false)?;
         keep_and_take(&page)
     };
-    finding(trial(), "a store was noticed and its page kept", "asynchronous write protection")
+    finding(trial(), "a store was tracked and its page kept", "asynchronous write protection")
 }
 
 pub(super) fn fault_poison() -> Finding {
@@ -86,11 +86,13 @@ pub(super) fn large_pipes() -> Finding {
     let trial = || {
         let (_reader, writer) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
         rustix::pipe::fcntl_setpipe_size(&writer, 1 << 20).map_err(|error| match error {
-            Errno::PERM => io::Error::other("this user has fs.pipe-user-pages-soft in others"),
+            Errno::PERM => {
+                io::Error::other("other pipes of this user use up fs.pipe-user-pages-soft")
+            }
             other => other.into(),
         })
     };
-    finding(trial().map(drop), "a pipe has 256 places", "pipes of 1 MiB")
+    finding(trial().map(drop), "a pipe holds 256 pages", "pipes of 1 MiB")
 }
 
 fn finding(trial: io::Result<()>, works: &str, name: &str) -> Finding {
@@ -100,7 +102,7 @@ fn finding(trial: io::Result<()>, works: &str, name: &str) -> Finding {
     }
 }
 
-/// As [`Pagemap::open`]; a refusal says which file it is of.
+/// Calls [`Pagemap::open`]; the error names the file.
 fn open_pagemap() -> io::Result<Pagemap> {
     Pagemap::open().map_err(|error| match error.kind() {
         io::ErrorKind::PermissionDenied => io::Error::other(format!(
@@ -111,7 +113,7 @@ fn open_pagemap() -> io::Result<Pagemap> {
     })
 }
 
-/// A page that is not there yet, and who serves its faults.
+/// Returns a page that is not present yet, and the descriptor that serves its faults.
 fn registered(wishes: Wishes) -> io::Result<(Userfault, Reservation)> {
     let faults = Userfault::with(wishes)?;
     let page = Reservation::new(PAGE_BYTES, PAGE_BYTES)?;
@@ -119,7 +121,7 @@ fn registered(wishes: Wishes) -> io::Result<(Userfault, Reservation)> {
     Ok((faults, page))
 }
 
-/// Fills the page with sevens.
+/// Installs the page, filled with sevens.
 fn install(faults: &Userfault, page: &Reservation, protect: bool) -> io::Result<()> {
     let source = [7_u8; PAGE_BYTES];
     // SAFETY: a page of the stack, and the scratch page.
@@ -131,15 +133,15 @@ fn whole(page: &Reservation) -> PageRange {
 }
 
 fn store(page: &Reservation, byte: u8) {
-    // SAFETY: the scratch page, which is there or is plain memory.
+    // SAFETY: the scratch page, which is present or plain memory.
     unsafe { page.as_ptr().write_volatile(byte) };
 }
 
 fn expect(page: &Reservation, byte: u8) -> io::Result<()> {
-    // SAFETY: the scratch page, which is there or is plain memory.
+    // SAFETY: the scratch page, which is present or plain memory.
     match unsafe { page.as_ptr().read_volatile() } {
         found if found == byte => Ok(()),
-        found => Err(io::Error::other(format!("a page has {found} and not {byte}"))),
+        found => Err(io::Error::other(format!("the page holds {found} instead of {byte}"))),
     }
 }
 
@@ -149,14 +151,14 @@ fn expect_written(pagemap: &Pagemap, page: &Reservation, expected: bool) -> io::
     if found == expected {
         return Ok(());
     }
-    Err(io::Error::other(format!("a page is written: {found} and not {expected}")))
+    Err(io::Error::other(format!("the page is reported as written: {found}, expected {expected}")))
 }
 
-/// Keeps the page, frees it, and looks at what was kept.
+/// Keeps the page in a pipe, frees it, and checks the bytes that were kept.
 fn keep_and_take(page: &Reservation) -> io::Result<()> {
     let mut page_pipe = PagePipe::new(1, true)?;
     store(page, 9);
-    // SAFETY: the scratch page, which is there.
+    // SAFETY: the scratch page, which is present.
     let kept = unsafe { page_pipe.keep(&[whole(page)]) };
     kept.map_err(|error| io::Error::other(refused("vmsplice", &error)))?;
     page.release(0, PAGE_BYTES)?;
@@ -165,7 +167,7 @@ fn keep_and_take(page: &Reservation) -> io::Result<()> {
     unsafe { page_pipe.take(taken.as_mut_ptr(), PAGE_BYTES) }?;
     match taken[0] {
         9 => Ok(()),
-        found => Err(io::Error::other(format!("a kept page has {found} and not 9"))),
+        found => Err(io::Error::other(format!("the kept page holds {found} instead of 9"))),
     }
 }
 
@@ -190,7 +192,7 @@ pub(super) fn io_uring() -> Finding {
     }
 }
 
-/// Says why there is no `call`; `setting` is `kernel.io_uring_disabled`, if it can be read.
+/// Returns why `call` is unavailable; `setting` is `kernel.io_uring_disabled`, if readable.
 fn refusal(call: &str, error: &io::Error, setting: Option<&str>) -> String {
     match (error.raw_os_error(), setting.map(str::trim)) {
         (Some(libc::EPERM), Some(setting @ ("1" | "2"))) => {
@@ -201,25 +203,25 @@ fn refusal(call: &str, error: &io::Error, setting: Option<&str>) -> String {
     }
 }
 
-/// A file that has a byte, wherever we are.
+/// Opens a file with at least one byte, which exists everywhere.
 fn source() -> io::Result<OwnedFd> {
     Ok(fs::File::open("/proc/self/exe").or_else(|_| fs::File::open("/dev/zero"))?.into())
 }
 
-/// Reads a byte of `file` through the ring.
+/// Reads one byte of `file` through the ring.
 fn read_one_byte(ring: &mut Ring, file: &OwnedFd) -> io::Result<()> {
-    // On the heap, so that it can be left to the kernel if the trial has to be given up.
+    // On the heap, so that it can be leaked to the kernel if the trial is abandoned.
     let byte = Box::into_raw(Box::new(0_u8));
     let memory = RingMemory::One { start: byte, length_bytes: 1 };
     let call = RingCall { is_write: false, file: file.as_raw_fd(), memory, position_bytes: 0 };
-    // SAFETY: the byte is our own and stays until the answer has come, or for ever.
+    // SAFETY: the byte is our own and stays allocated until the call has completed, or forever.
     if !unsafe { ring.push(&call, 0) } {
         return Err(io::ErrorKind::WouldBlock.into());
     }
     for _ in 0..INTERRUPTIONS_MAX {
         let entered = ring.enter(1);
         if let Some((_, answer)) = ring.reap() {
-            // SAFETY: the box made above; the kernel is done with it.
+            // SAFETY: the box allocated above; the call has completed.
             drop(unsafe { Box::from_raw(byte) });
             return answer.map(drop);
         }
@@ -236,7 +238,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn features_that_need_faults_are_found_only_with_them() {
+    fn features_that_need_user_faults_are_found_only_with_them() {
         let findings = [
             user_faults(),
             kernel_faults(),
@@ -251,13 +253,13 @@ mod tests {
     }
 
     #[test]
-    fn a_page_with_other_bytes_or_another_mark_is_a_failed_trial() {
+    fn a_wrong_byte_or_mark_fails_the_trial() {
         let page = Reservation::new(PAGE_BYTES, PAGE_BYTES).unwrap();
         store(&page, 7);
         assert!(expect(&page, 7).is_ok());
-        assert_eq!(expect(&page, 8).unwrap_err().to_string(), "a page has 7 and not 8");
+        assert_eq!(expect(&page, 8).unwrap_err().to_string(), "the page holds 7 instead of 8");
         let failed = finding(expect(&page, 8), "works", "the call");
-        assert_eq!(failed, Err("the call: a page has 7 and not 8".to_owned()));
+        assert_eq!(failed, Err("the call: the page holds 7 instead of 8".to_owned()));
         assert_eq!(finding(Ok(()), "works", "the call"), Ok("works".to_owned()));
     }
 

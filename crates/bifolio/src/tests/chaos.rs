@@ -1,18 +1,18 @@
-//! The real primitives; each use of one is a point at which a seeded scheduler may interfere.
+//! The real primitives, with a seeded scheduler that may interfere at each use.
 //!
 //! For builds with `--cfg bifolio_chaos` (`cargo x chaos`, `cargo x torture --chaos`): the
-//! protocols are as they are, but a thread may lose the processor between two steps. At a point it
-//! goes on, yields, spins, sleeps for up to some hundred microseconds, or moves to another CPU.
-//! Points that change state, or let others see a change, are eight times as likely to be chosen as
-//! plain loads. `BIFOLIO_CHAOS=seed:rate` sets the seed, and how many points in a million of the
-//! likely kind are chosen; 0 chooses none. A few of the chosen stall for up to 10 ms: long enough
-//! for others to evict a page and give its frame to another one.
+//! protocols are unchanged, but a thread may be descheduled between two steps. At each use of a
+//! primitive, a point, it continues, yields, spins, sleeps for up to some hundred microseconds, or
+//! moves to another CPU. Points that change state, or publish a change, are eight times as likely
+//! to be chosen as plain loads. `BIFOLIO_CHAOS=seed:rate` sets the seed and the number of points
+//! per million of the likelier kind that are chosen; 0 chooses none. A few of the chosen ones stall
+//! for up to 10 ms: long enough for other threads to evict a page and reuse its frame.
 //!
-//! Each thread draws from a generator of its own, made from the seed and the order in which threads
-//! first came here. A seed does not replay a run exactly, since time is real.
+//! Each thread has its own generator, seeded from the seed and the order in which threads reach
+//! their first point. A seed does not replay a run exactly, because timing is real.
 //!
 //! # Safety
-//! Says of its atomic word what `sys::array` says of the real one.
+//! Implements `ZeroValid` of `sys::array` for its atomic word.
 #![allow(unsafe_code)]
 
 use std::cell::Cell;
@@ -23,13 +23,13 @@ use std::time::{Duration, Instant};
 pub(crate) use std::sync::atomic::Ordering;
 use std::sync::atomic::{self, AtomicU64 as StdU64};
 
-/// Chosen points in a million, unless the variable says something else.
+/// Chosen points per million, unless the variable sets another rate.
 const RATE_DEFAULT: u64 = 2_000;
-/// How much less likely a load is to be chosen.
+/// Factor by which a load is less likely to be chosen.
 const LOAD_SHARE: u64 = 8;
 
-/// One in so many of the chosen points is a stall, in which a tiny cache can evict a page and use
-/// its frame again: what was seen before it is of an earlier life then.
+/// One in this many chosen points is a stall, during which a tiny cache can evict a page and reuse
+/// its frame, so that what the thread saw before is outdated.
 const STALL_SHARE: u64 = 64;
 
 #[derive(Debug)]
@@ -47,15 +47,15 @@ static SETTINGS: LazyLock<Settings> = LazyLock::new(|| {
 static THREADS: StdU64 = StdU64::new(0);
 
 thread_local! {
-    /// The state of the thread's generator; 0 before its first point.
+    /// State of the thread's generator; 0 before its first point.
     static STATE: Cell<u64> = const { Cell::new(0) };
 }
 
-/// The next number of the thread (SplitMix64, after Steele, Lea and Flood, 2014).
+/// Returns the next random number of the thread (SplitMix64, after Steele, Lea and Flood, 2014).
 fn draw() -> u64 {
     let before = STATE.get();
     let state = if before == 0 {
-        // Relaxed: a number that no other thread gets is all that is wanted.
+        // Relaxed: only needs to be a number that no other thread gets.
         let thread = THREADS.fetch_add(1, Ordering::Relaxed) + 1;
         SETTINGS.seed.wrapping_mul(0xD6E8_FEB8_6659_FD93) ^ thread.wrapping_mul(0xA076_1D64_78BD)
     } else {
@@ -74,7 +74,7 @@ fn change() {
     meet(SETTINGS.rate);
 }
 
-/// A point that only looks.
+/// A point that only reads.
 #[inline]
 fn look() {
     meet(SETTINGS.rate / LOAD_SHARE);
@@ -107,22 +107,22 @@ fn interfere(drawn: u64) {
     }
 }
 
-/// Lets the thread run on one CPU only, for now; where that is not allowed, nothing happens.
+/// Pins the thread to one CPU for now; does nothing where that is not allowed.
 fn change_cpu(drawn: u64) {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     let mut set = rustix::thread::CpuSet::new();
     set.set(drawn as usize % cpus);
     let _ = rustix::thread::sched_setaffinity(None, &set);
     std::thread::yield_now();
-    // Wherever it may run afterwards, it has been there.
+    // The thread has run on that CPU; now allow all of them again.
     (0..cpus).for_each(|cpu| set.set(cpu));
     let _ = rustix::thread::sched_setaffinity(None, &set);
 }
 
-/// Defines an atomic with the methods that the library uses.
+/// Defines an atomic type with the methods that the library uses.
 macro_rules! atomic {
     ($name:ident, $value:ty, [$($operation:ident),*]) => {
-        #[doc = concat!("A point at each use of an `atomic::", stringify!($name), "`.")]
+        #[doc = concat!("An `atomic::", stringify!($name), "` with a point at each use.")]
         #[derive(Debug, Default)]
         #[repr(transparent)]
         pub(crate) struct $name(atomic::$name);
@@ -140,7 +140,7 @@ macro_rules! atomic {
             #[inline]
             pub(crate) fn load(&self, ordering: Ordering) -> $value {
                 let value = self.0.load(ordering);
-                // After it: a decision rests on what was seen.
+                // After the load: a decision depends on its value.
                 look();
                 value
             }
@@ -219,7 +219,7 @@ atomic!(
 // SAFETY: a transparent wrapper of a word that is valid when zero and needs no dropping.
 unsafe impl crate::sys::array::ZeroValid for AtomicU64 {}
 
-/// A fence, with a point on either side.
+/// A fence with a point on either side.
 #[inline]
 pub(crate) fn fence(ordering: Ordering) {
     change();
@@ -227,19 +227,19 @@ pub(crate) fn fence(ordering: Ordering) {
     change();
 }
 
-/// See its twin in `sync::real`.
+/// See `sync::real`.
 #[inline]
 pub(crate) fn store_owned(word: &AtomicU64, value: u64, ordering: Ordering) {
     word.store(value, ordering);
 }
 
-/// See its twin in `sync::real`.
+/// See `sync::real`.
 pub(crate) fn word_of(word: &AtomicU32) -> &atomic::AtomicU32 {
     change();
     &word.0
 }
 
-/// See its twin in `sync::real`.
+/// See `sync::real`.
 pub(crate) fn sleep_briefly() {
     std::thread::sleep(Duration::from_micros(50));
 }
@@ -247,7 +247,7 @@ pub(crate) fn sleep_briefly() {
 pub(crate) use std::hint::spin_loop;
 pub(crate) use std::thread::yield_now;
 
-/// A guard that meets a point once its lock is free.
+/// A guard with a point after it releases its lock.
 #[derive(Debug)]
 pub(crate) struct Guard<G>(Option<G>);
 
@@ -266,9 +266,9 @@ impl<G> Guard<G> {
 }
 
 impl<'a, T> MutexGuard<'a, T> {
-    /// Runs `work` without the lock.
+    /// Runs `work` with the lock released.
     pub(crate) fn unlocked<U>(guard: &mut Self, work: impl FnOnce() -> U) -> U {
-        let inner = guard.0.as_mut().expect("it is empty only while it is dropped");
+        let inner = guard.0.as_mut().expect("it is empty only during its drop");
         parking_lot::MutexGuard::unlocked(inner, work)
     }
 }
@@ -277,13 +277,13 @@ impl<G: Deref> Deref for Guard<G> {
     type Target = G::Target;
 
     fn deref(&self) -> &G::Target {
-        self.0.as_deref().expect("it is empty only while it is dropped")
+        self.0.as_deref().expect("it is empty only during its drop")
     }
 }
 
 impl<G: DerefMut> DerefMut for Guard<G> {
     fn deref_mut(&mut self) -> &mut G::Target {
-        self.0.as_deref_mut().expect("it is empty only while it is dropped")
+        self.0.as_deref_mut().expect("it is empty only during its drop")
     }
 }
 
@@ -295,7 +295,7 @@ impl<G> Drop for Guard<G> {
     }
 }
 
-/// `parking_lot`'s, with points.
+/// The lock of `parking_lot`, with points.
 #[derive(Debug, Default)]
 pub(crate) struct Mutex<T>(parking_lot::Mutex<T>);
 
@@ -329,7 +329,7 @@ impl<T> Mutex<T> {
     }
 }
 
-/// `parking_lot`'s, with points.
+/// The lock of `parking_lot`, with points.
 #[derive(Debug, Default)]
 pub(crate) struct RwLock<T>(parking_lot::RwLock<T>);
 
@@ -370,7 +370,7 @@ impl<T> RwLock<T> {
     }
 }
 
-/// `parking_lot`'s, with points.
+/// The condition variable of `parking_lot`, with points.
 #[derive(Debug, Default)]
 pub(crate) struct Condvar(parking_lot::Condvar);
 
@@ -382,7 +382,7 @@ impl Condvar {
 
     pub(crate) fn wait<T>(&self, guard: &mut MutexGuard<'_, T>) {
         change();
-        self.0.wait(guard.0.as_mut().expect("it is empty only while it is dropped"));
+        self.0.wait(guard.0.as_mut().expect("it is empty only during its drop"));
     }
 
     pub(crate) fn wait_until<T>(
@@ -391,7 +391,7 @@ impl Condvar {
         deadline: Instant,
     ) -> parking_lot::WaitTimeoutResult {
         change();
-        let inner = guard.0.as_mut().expect("it is empty only while it is dropped");
+        let inner = guard.0.as_mut().expect("it is empty only during its drop");
         self.0.wait_until(inner, deadline)
     }
 
@@ -401,7 +401,7 @@ impl Condvar {
         duration: Duration,
     ) -> parking_lot::WaitTimeoutResult {
         change();
-        let inner = guard.0.as_mut().expect("it is empty only while it is dropped");
+        let inner = guard.0.as_mut().expect("it is empty only during its drop");
         self.0.wait_for(inner, duration)
     }
 

@@ -1,5 +1,5 @@
-//! What others do between two steps of the code, made certain: a test says what is to be done when
-//! its own thread comes to a place, and the code tells, in test builds, when it is there.
+//! Hooks that run code between two steps of the thread under test. A test registers an action for a
+//! named place; in test builds, the code reports when it reaches the place.
 
 use std::cell::RefCell;
 
@@ -9,12 +9,12 @@ thread_local! {
     static NEXT: RefCell<Option<(&'static str, Action)>> = const { RefCell::new(None) };
 }
 
-/// Has `action` done, once, when this thread comes to `place`.
+/// Runs `action` once, when this thread reaches `place`.
 pub(crate) fn at(place: &'static str, action: impl FnOnce() + 'static) {
     NEXT.set(Some((place, Box::new(action))));
 }
 
-/// This thread is at `place`.
+/// Reports that this thread has reached `place`, and runs the action registered for it.
 pub(crate) fn here(place: &'static str) {
     let action = NEXT.with_borrow_mut(|next| next.take_if(|(awaited, _)| *awaited == place));
     if let Some((_, action)) = action {
@@ -22,7 +22,7 @@ pub(crate) fn here(place: &'static str) {
     }
 }
 
-/// Whether this thread came to the place that was asked for last.
+/// Returns `true` if this thread reached the place that was registered last.
 pub(crate) fn was_there() -> bool {
     NEXT.take().is_none()
 }

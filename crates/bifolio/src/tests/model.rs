@@ -1,23 +1,23 @@
 //! Loom's primitives, with the names and shapes of `sync::real`.
 //!
-//! Only what the protocols under test use is here; the code that makes system calls is not
-//! compiled in a model run.
+//! Contains only what the protocols under test use; code that makes system calls is not compiled in
+//! a model run.
 
 pub(crate) use loom::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
 pub(crate) use loom::thread::yield_now;
 use std::time::Instant;
 
-/// Loom must be told that a spinning thread waits for another one.
+/// Tells loom that a spinning thread waits for another one.
 pub(crate) fn spin_loop() {
     loom::thread::yield_now();
 }
 
-/// In a model time does not pass: let another thread run.
+/// Yields to another thread: no time passes in a model run.
 pub(crate) fn sleep_briefly() {
     loom::thread::yield_now();
 }
 
-/// A lock without poisoning, as `parking_lot` has it.
+/// A lock without poisoning, like that of `parking_lot`.
 #[derive(Debug, Default)]
 pub(crate) struct Mutex<T>(loom::sync::Mutex<T>);
 
@@ -31,7 +31,7 @@ impl<T> Mutex<T> {
     }
 }
 
-/// A guard that a condition variable can take and give back; it is empty only inside of that.
+/// A guard that a condition variable can take and return; it is empty only during a wait.
 #[derive(Debug)]
 pub(crate) struct MutexGuard<'a, T>(Option<loom::sync::MutexGuard<'a, T>>);
 
@@ -49,11 +49,11 @@ impl<T> std::ops::DerefMut for MutexGuard<'_, T> {
     }
 }
 
-/// A condition variable whose deadlines never come: a lost wake-up is a deadlock.
+/// A condition variable whose deadlines never expire: a lost wake-up is a deadlock.
 #[derive(Debug, Default)]
 pub(crate) struct Condvar(loom::sync::Condvar);
 
-/// The end of a wait with a deadline.
+/// Result of a wait with a deadline.
 #[derive(Debug)]
 pub(crate) struct Woken;
 
@@ -83,12 +83,12 @@ impl Condvar {
     }
 }
 
-/// Stores `value` into a word that only the caller may change to a new state now.
+/// Stores `value` into a word of which only the caller may change the state now.
 ///
 /// A swap: loom 0.7 lets a plain store that races with read-modify-writes produce values that no
 /// machine can (a lost store that later reads still order after), so the model uses the stronger
-/// operation. It continues release sequences, which a plain store does not: what a test proves with
-/// it must not rest on an earlier Release to the same word.
+/// operation. It continues release sequences, which a plain store does not: a test that relies on
+/// it must not depend on an earlier Release to the same word.
 pub(crate) fn store_owned(word: &AtomicU64, value: u64, ordering: Ordering) {
     word.swap(value, ordering);
 }

@@ -189,7 +189,7 @@ impl<'e> Lease<'e> {
             1 => one(&spans[0], spans[0].len()),
             count => {
                 let (entries, count) = Span::kernel_row(&spans[..count]);
-                RingMemory::Row { entries, count }
+                RingMemory::Vector { entries, count }
             }
         };
         let (is_write, file) = (operation == Operation::Write, submission.file.as_raw_fd());
