@@ -21,7 +21,7 @@ use crate::error::{ErrorKind, Result};
 use crate::page::{BATCH_SLOTS, FolioRef, PAGE_BYTES, PAGE_SHIFT};
 use crate::stats::Counter;
 use crate::sync::Ordering;
-use crate::sys::file::Row;
+use crate::sys::file::IoVector;
 use crate::sys::{copy, file as sys_file};
 use arrayvec::ArrayVec;
 use std::io;
@@ -93,7 +93,7 @@ impl File {
                 let row = self.row_of(&batch, range.start..end);
                 // SAFETY: pieces of frames that the batch has references to, which stay mapped
                 // (FRAMES-2), or of ZEROS.
-                return match unsafe { sys_file::write_row(descriptor, &row) } {
+                return match unsafe { sys_file::write_vectored(descriptor, &row) } {
                     Ok(0) => Err(self.not_taken(range, io::ErrorKind::WriteZero.into())),
                     Ok(count) => {
                         let pages = (count as u64).div_ceil(PAGE_BYTES);
@@ -119,9 +119,9 @@ impl File {
 
     /// Where the bytes of `range` are, all of which `batch` has: frames it holds, and zeros
     /// between.
-    fn row_of(&self, batch: &ReadBatch<'_>, range: Range<u64>) -> Row<PIECES_MAX> {
+    fn row_of(&self, batch: &ReadBatch<'_>, range: Range<u64>) -> IoVector<PIECES_MAX> {
         let inode = &self.handle.inode;
-        let mut row = Row::default();
+        let mut row = IoVector::default();
         let mut folios = batch.folios.iter().peekable();
         let mut at = range.start;
         while at < range.end {

@@ -1,19 +1,19 @@
-//! Memory from the kernel: address space that is reserved at once, touched as needed and given back
-//! in pieces; and pages given back many at once ([`Unmapper`]).
+//! Memory from the kernel: address space that is reserved at once, populated as needed and freed in
+//! pieces; and freeing many ranges of pages at once ([`Unmapper`]).
 //!
 //! Used by `sys::array` (tables, descriptors), `memory::arena` and regions. A reservation costs
-//! address space only (`MAP_NORESERVE`); what is touched counts. It is unmapped on drop and never
-//! before.
+//! only address space (`MAP_NORESERVE`); memory is used when pages are touched. It is unmapped on
+//! drop and never before.
 //!
-//! In a program that locks all memory to come (`mlockall(MCL_FUTURE)`) a new mapping would be made
-//! resident as a whole: so it is mapped without access, unlocked, and only then opened.
+//! In a program that locks all future memory (`mlockall(MCL_FUTURE)`) a new mapping would be made
+//! resident as a whole. So it is mapped without access, unlocked, and only then made accessible.
 //!
-//! Scattered ranges are given back with one call and one TLB flush. The kernel flushes once for a
-//! vector of ranges; with a call for each range it interrupts the other processors for each.
+//! Scattered ranges are freed with one call and one TLB flush: the kernel flushes once for a vector
+//! of ranges, whereas a call per range interrupts the other processors each time.
 //!
 //! # Safety
-//! The only place that maps, unmaps and advises memory; every address handed to the kernel lies
-//! inside a [`Reservation`]. It frees pages; the caller says that nobody needs their bytes.
+//! The only place that maps, unmaps and advises memory; every address passed to the kernel lies
+//! inside a [`Reservation`]. It frees pages whose bytes, as the caller guarantees, are not needed.
 #![allow(unsafe_code)]
 
 use super::probe::{Feature, Features};
@@ -24,13 +24,13 @@ use rustix::mm::{
 use std::io;
 use std::mem::offset_of;
 
-/// The base page size everything here is counted in, bytes.
+/// Base page size in bytes, the unit of everything here.
 pub(crate) const PAGE_BYTES: usize = 4096;
 
-/// A private, anonymous, zero-filled run of memory.
+/// A private, anonymous, zero-filled range of memory.
 #[derive(Debug)]
 pub(crate) struct Reservation {
-    /// The mapping, for unmapping: it may be longer than was asked, for alignment.
+    /// The whole mapping, for `munmap`: longer than requested, for alignment.
     mapped: *mut u8,
     mapped_bytes: usize,
     base: *mut u8,
@@ -39,12 +39,12 @@ pub(crate) struct Reservation {
 
 // SAFETY: a reservation is an address range; it owns no thread-bound state.
 unsafe impl Send for Reservation {}
-// SAFETY: shared use hands out raw addresses only; the kernel serialises the calls made here.
+// SAFETY: shared use only returns raw addresses; the kernel serializes the calls made here.
 unsafe impl Sync for Reservation {}
 
 impl Reservation {
-    /// Reserves `length_bytes` bytes (at least one page), the first one aligned to `align_bytes`
-    /// (a power of two).
+    /// Reserves `length_bytes` bytes (at least one page) whose first byte is aligned to
+    /// `align_bytes` (a power of two).
     pub(crate) fn new(length_bytes: usize, align_bytes: usize) -> io::Result<Self> {
         let length_bytes = length_bytes.max(1).checked_next_multiple_of(PAGE_BYTES);
         let length_bytes = length_bytes.ok_or(io::ErrorKind::OutOfMemory)?;
@@ -58,50 +58,50 @@ impl Reservation {
         let mapped = mapped.cast::<u8>();
         let base = mapped.wrapping_add(mapped.align_offset(align_bytes.max(1)));
         let reservation = Self { mapped, mapped_bytes, base, length_bytes };
-        // SAFETY: the mapping made just now; no byte changes.
+        // SAFETY: the mapping made above; no byte changes.
         unsafe { munlock(mapped.cast(), mapped_bytes) }?;
         protect(mapped, mapped_bytes, MprotectFlags::READ | MprotectFlags::WRITE)?;
         Ok(reservation)
     }
 
-    /// The first byte.
+    /// Returns the address of the first byte.
     #[inline(always)]
     pub(crate) fn as_ptr(&self) -> *mut u8 {
         self.base
     }
 
-    /// Length in bytes, a multiple of the page size.
+    /// Returns the length in bytes, a multiple of the page size.
     pub(crate) fn len(&self) -> usize {
         self.length_bytes
     }
 
-    /// Asks that a forked child sees zeros here. A kernel that refuses leaves the child a copy.
+    /// Makes a forked child see zeros here. If the kernel refuses, the child keeps a copy.
     pub(crate) fn wipe_on_fork(&self) {
         let _ = self.advise(0, self.length_bytes, Advice::LinuxWipeOnFork);
     }
 
-    /// Asks that a forked child does not have this memory at all: touching it there is a SIGSEGV.
+    /// Removes this memory from forked children: an access there raises SIGSEGV.
     pub(crate) fn skip_on_fork(&self) -> io::Result<()> {
         self.advise(0, self.length_bytes, Advice::LinuxDontFork)
     }
 
-    /// Asks for base pages only, whatever the system prefers.
+    /// Requests base pages only, whatever the system prefers.
     pub(crate) fn refuse_huge_pages(&self) {
-        // A kernel without huge pages refuses, and has none.
+        // A kernel without huge pages refuses, which is as good.
         let _ = self.advise(0, self.length_bytes, Advice::LinuxNoHugepage);
     }
 
-    /// Asks the kernel never to merge pages of this memory with equal ones, as it may in a process
-    /// that has allowed that (`PR_SET_MEMORY_MERGE`). A kernel that cannot merge refuses.
+    /// Prevents the kernel from merging pages of this memory with equal ones, as it may in a
+    /// process that has enabled it (`PR_SET_MEMORY_MERGE`). Fails if the kernel cannot merge.
     pub(crate) fn refuse_merging(&self) {
         let _ = self.advise(0, self.length_bytes, Advice::LinuxUnmergeable);
     }
 
-    /// As [`Self::refuse_huge_pages`], for a part; from now on the kernel makes no huge page of it
-    /// by itself either.
+    /// Acts as [`Self::refuse_huge_pages`] on a part, in which the kernel then creates no huge
+    /// pages on its own either.
     ///
     /// # Errors
-    /// The kernel has no room to note it. One without huge pages has nothing to refuse.
+    /// Fails if the kernel has no memory to record it. A kernel without huge pages succeeds.
     pub(crate) fn refuse_huge_pages_in(
         &self,
         offset_bytes: usize,
@@ -113,14 +113,14 @@ impl Reservation {
         }
     }
 
-    /// Lets the kernel make huge pages of a part. A refusal only means base pages.
+    /// Allows huge pages in a part. On a refusal it has base pages.
     pub(crate) fn prefer_huge_pages_in(&self, offset_bytes: usize, length_bytes: usize) {
         let _ = self.advise(offset_bytes, length_bytes, Advice::LinuxHugepage);
     }
 
     /// Makes `length_bytes` from `offset_bytes` on resident, with huge pages if `huge`.
     ///
-    /// Falls back to touching each page where the kernel has no `MADV_POPULATE_WRITE`.
+    /// Touches each page where the kernel has no `MADV_POPULATE_WRITE`.
     pub(crate) fn populate(
         &self,
         offset_bytes: usize,
@@ -137,16 +137,16 @@ impl Reservation {
         for page in (offset_bytes..offset_bytes + length_bytes).step_by(PAGE_BYTES) {
             let byte = self.at(page, 1);
             // SAFETY: `at` checked that the byte is inside the mapped, writable range, and the
-            // caller owns this range: nobody else uses it before it is populated.
+            // caller owns this range: no other thread uses it before it is populated.
             unsafe { byte.write_volatile(0) };
         }
         Ok(())
     }
 
-    /// Gives the pages of the range back to the kernel; they read as zeros from now on.
+    /// Returns the pages of the range to the kernel; they read as zeros afterwards.
     pub(crate) fn release(&self, offset_bytes: usize, length_bytes: usize) -> io::Result<()> {
         let start = self.at(offset_bytes, length_bytes);
-        // SAFETY: `at` checked that the range is ours; zeroing it is what the caller asks for.
+        // SAFETY: `at` checked that the range is ours; zeroing it is what the caller requests.
         unsafe { free_pages(start, length_bytes) }
     }
 
@@ -169,17 +169,17 @@ impl Reservation {
     }
 }
 
-/// Frees the pages of a range, also those that the program has locked in memory: the next touch
-/// finds zeros, or a missing page. Goes on after an interruption.
+/// Frees the pages of a range, including pages that the program has locked in memory: the next
+/// access finds zeros, or a missing page. Continues after an interruption.
 ///
 /// # Safety
-/// Whole pages of private memory of ours, on whose bytes nobody relies.
+/// The range must be whole pages of private memory of this crate whose bytes are not needed.
 pub(crate) unsafe fn free_pages(start: *mut u8, length_bytes: usize) -> io::Result<()> {
-    // The second since Linux 5.18; the first refuses what is locked.
+    // The second since Linux 5.18; the first fails on locked pages.
     let mut ways = [libc::MADV_DONTNEED, libc::MADV_DONTNEED_LOCKED].into_iter();
     let mut way = ways.next();
     while let Some(advice) = way {
-        // SAFETY: the range may be freed, says the caller.
+        // SAFETY: the caller guarantees that the range may be freed.
         let answer = unsafe { libc::madvise(start.cast(), length_bytes, advice) };
         match answer_of(answer) {
             Ok(_) => return Ok(()),
@@ -194,21 +194,21 @@ pub(crate) unsafe fn free_pages(start: *mut u8, length_bytes: usize) -> io::Resu
     answer_of(unsafe { libc::madvise(start.cast(), length_bytes, libc::MADV_DONTNEED) }).map(drop)
 }
 
-/// Whether the page at `address`, which is mapped anonymously, is resident.
+/// Returns `true` if the page at `address`, which is mapped anonymously, is resident.
 pub(crate) fn is_resident(address: *const u8) -> bool {
     let mut answer = 0_u8;
     let page = address.map_addr(|address| address / PAGE_BYTES * PAGE_BYTES).cast_mut();
-    // SAFETY: the call only looks, and stores the answer for one page.
+    // SAFETY: the call only queries, and stores a byte for one page.
     let done = unsafe { libc::mincore(page.cast(), PAGE_BYTES, &raw mut answer) };
     done == 0 && answer & 1 == 1
 }
 
-/// How many pages from `start` on, which is that of a page, are in memory, of `pages`; those behind
-/// the first [`LOOKED_AT_MAX`] are not looked at.
+/// Returns how many pages from `start`, a page address, are resident, up to the first that is not,
+/// of `pages`. Only the first [`LOOKED_AT_MAX`] are checked.
 pub(crate) fn resident_from(start: *const u8, pages: usize) -> usize {
     let mut answers = [0_u8; LOOKED_AT_MAX];
     let pages = pages.min(LOOKED_AT_MAX);
-    // SAFETY: the call only looks, and stores an answer for each page, for which there is a place.
+    // SAFETY: the call only queries, and stores a byte per page, for which there is room.
     let done =
         unsafe { libc::mincore(start.cast_mut().cast(), pages * PAGE_BYTES, answers.as_mut_ptr()) };
     if done != 0 {
@@ -217,31 +217,31 @@ pub(crate) fn resident_from(start: *const u8, pages: usize) -> usize {
     answers[..pages].iter().take_while(|answer| **answer & 1 == 1).count()
 }
 
-/// Makes pages of a reservation inaccessible: whoever touches one gets SIGSEGV.
+/// Makes pages of a reservation inaccessible: an access raises SIGSEGV.
 pub(crate) fn refuse_access(start: *mut u8, length_bytes: usize) -> io::Result<()> {
     protect(start, length_bytes, MprotectFlags::empty())
 }
 
-/// Takes back what [`refuse_access`] did.
+/// Reverts [`refuse_access`].
 pub(crate) fn allow_access(start: *mut u8, length_bytes: usize) -> io::Result<()> {
     protect(start, length_bytes, MprotectFlags::READ | MprotectFlags::WRITE)
 }
 
 fn protect(start: *mut u8, length_bytes: usize, access: MprotectFlags) -> io::Result<()> {
-    // SAFETY: part of a reservation, which is for raw access only: no reference is made to memory
-    // that may be gone.
+    // SAFETY: part of a reservation, which is only accessed through raw pointers: no reference
+    // exists to memory that may become inaccessible.
     unsafe { mprotect(start.cast(), length_bytes, access) }.map_err(io::Error::from)
 }
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        // SAFETY: exactly what `new` mapped; whoever borrowed from it borrowed from `self`.
+        // SAFETY: exactly what `new` mapped; every borrow of the memory borrows `self`.
         let result = unsafe { munmap(self.mapped.cast(), self.mapped_bytes) };
         debug_assert!(result.is_ok(), "munmap: {result:?}");
     }
 }
 
-/// The kernel's flags of the mapping that has `address`: two letters each.
+/// Returns the kernel's flags of the mapping that contains `address`: two letters each.
 #[cfg(test)]
 pub(crate) fn kernel_flags(address: *const u8) -> Vec<String> {
     let has = |line: &str| {
@@ -251,23 +251,23 @@ pub(crate) fn kernel_flags(address: *const u8) -> Vec<String> {
         ends.is_some_and(|range| range.contains(&address.addr()))
     };
     let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
-    // The line of the range comes first, then what is known of it, then its flags.
+    // The line with the range comes first, then its details, then its flags.
     let mut lines = maps.lines().skip_while(|line| !has(line));
     let flags = lines.find_map(|line| line.strip_prefix("VmFlags:")).unwrap();
     flags.split_whitespace().map(str::to_owned).collect()
 }
 
-/// Pages that [`resident_from`] looks at with one call.
+/// Pages that [`resident_from`] checks with one call.
 const LOOKED_AT_MAX: usize = 256;
 
-/// Ranges of one call; the kernel takes no more than 1024.
+/// Ranges per call; the kernel accepts at most 1024.
 pub(super) const RANGES_MAX: usize = 512;
 
-/// "This process", in place of a descriptor of one. It names the calling thread, since the first
-/// thread may have ended.
+/// Names the calling process in place of a pidfd. It refers to the calling thread, because the
+/// first thread may have ended.
 const PIDFD_SELF: libc::c_int = -10_000;
 
-/// Whole pages of memory, as the kernel's vectors name them.
+/// Whole pages of memory, laid out as an `iovec`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PageRange {
@@ -275,7 +275,7 @@ pub(crate) struct PageRange {
     pub(crate) length_bytes: usize,
 }
 
-// SAFETY: an address and a length; its maker answers for the memory.
+// SAFETY: an address and a length; its creator is responsible for the memory.
 unsafe impl Send for PageRange {}
 // SAFETY: as above.
 unsafe impl Sync for PageRange {}
@@ -284,19 +284,19 @@ const _: () = assert!(size_of::<PageRange>() == size_of::<libc::iovec>());
 const _: () = assert!(offset_of!(PageRange, start) == offset_of!(libc::iovec, iov_base));
 const _: () = assert!(offset_of!(PageRange, length_bytes) == offset_of!(libc::iovec, iov_len));
 
-/// The result of an unmapping.
+/// Result of an unmapping.
 #[derive(Debug)]
 #[must_use]
 pub(crate) struct Unmapped {
-    /// Ranges that are gone, from the first one on. Of the next one, a part may be.
+    /// Ranges that were freed, counted from the first. The next one may be freed in part.
     pub(crate) ranges_done: usize,
-    /// Calls that made the kernel flush.
+    /// Calls that made the kernel flush the TLB.
     pub(crate) flushes_asked: u64,
-    /// Why it ended before the last range.
+    /// Error that ended it before the last range.
     pub(crate) error: Option<io::Error>,
 }
 
-/// Unmaps in the way that works here.
+/// Frees pages with the best call that works here.
 #[derive(Clone, Debug)]
 pub(crate) struct Unmapper {
     features: Features,
@@ -307,10 +307,10 @@ impl Unmapper {
         Self { features: features.clone() }
     }
 
-    /// Frees the pages of `ranges`, in order: the next touch finds them missing.
+    /// Frees the pages of `ranges`, in order: the next access finds them missing.
     ///
     /// # Safety
-    /// The ranges are whole pages of private memory of ours, and nobody relies on their bytes.
+    /// The ranges must be whole pages of private memory of this crate whose bytes are not needed.
     pub(crate) unsafe fn unmap(&self, ranges: &[PageRange]) -> Unmapped {
         let mut unmapped = Unmapped { ranges_done: 0, flushes_asked: 0, error: None };
         while unmapped.ranges_done < ranges.len() {
@@ -331,7 +331,7 @@ impl Unmapper {
         unmapped
     }
 
-    /// One call; returns how many ranges it finished, at least one.
+    /// Makes one call. Returns how many ranges it finished, at least one.
     ///
     /// # Safety
     /// As for `unmap`; there is at least one range.
@@ -343,7 +343,7 @@ impl Unmapper {
             let part = &ranges[..ranges.len().min(RANGES_MAX)];
             // SAFETY: a part of the caller's ranges.
             match unsafe { advise_vector(part) }.map(|done_bytes| whole_ranges(part, done_bytes)) {
-                // Longer than one call takes (2 GiB).
+                // Longer than what one call accepts (2 GiB).
                 Ok(0) => {}
                 Err(error) if !is_passing(&error) => refusal = Some(error),
                 answer => return answer,
@@ -352,14 +352,14 @@ impl Unmapper {
         // SAFETY: the first of the caller's ranges.
         unsafe { free_pages(ranges[0].start, ranges[0].length_bytes) }?;
         if let Some(error) = refusal {
-            // What the plain call can do the other one could have done: a filter forbids it.
+            // The plain call succeeded where the vectored one failed: a filter forbids the latter.
             self.features.withdraw(Feature::VectoredUnmap, "process_madvise", &error);
         }
         Ok(1)
     }
 }
 
-/// How many of `ranges` are done with `done_bytes`.
+/// Returns how many of `ranges` the first `done_bytes` bytes cover in full.
 fn whole_ranges(ranges: &[PageRange], done_bytes: usize) -> usize {
     let mut left_bytes = done_bytes;
     let is_done = |range: &&PageRange| match left_bytes.checked_sub(range.length_bytes) {
@@ -372,19 +372,20 @@ fn whole_ranges(ranges: &[PageRange], done_bytes: usize) -> usize {
     ranges.iter().take_while(is_done).count()
 }
 
-/// Frees the pages of `ranges` with one call; returns how many bytes it came through.
+/// Frees the pages of `ranges` with one call. Returns how many bytes it processed.
 ///
 /// # Safety
 /// As for [`Unmapper::unmap`].
 pub(super) unsafe fn advise_vector(ranges: &[PageRange]) -> io::Result<usize> {
-    // SAFETY: a `PageRange` is laid out as an `iovec`; the ranges may be freed, says the caller.
+    // SAFETY: a `PageRange` is laid out as an `iovec`; the caller guarantees that the ranges may be
+    // freed.
     let answer = unsafe {
         libc::syscall(
             libc::SYS_process_madvise,
             PIDFD_SELF,
             ranges.as_ptr(),
             ranges.len(),
-            // Pages that the program has locked go, too.
+            // Frees pages that the program has locked, too.
             libc::MADV_DONTNEED_LOCKED,
             0,
         )
@@ -399,7 +400,7 @@ mod tests {
     use bifolio_testing::skip;
 
     #[test]
-    fn a_released_range_reads_as_zeros_and_its_neighbours_do_not() {
+    fn a_released_range_reads_as_zeros_but_not_its_neighbours() {
         for disabled in [&[][..], &[Feature::PopulateWrite]] {
             let features = Features::probe(disabled);
             let memory = Reservation::new(3 * PAGE_BYTES, 2 << 20).unwrap();
@@ -425,14 +426,14 @@ mod tests {
     }
 
     #[test]
-    fn a_forked_child_can_be_spared_the_memory() {
+    fn memory_can_be_excluded_from_forked_children() {
         let memory = Reservation::new(2 * PAGE_BYTES, PAGE_BYTES).unwrap();
         memory.skip_on_fork().unwrap();
         let flags = kernel_flags(memory.as_ptr());
         assert!(flags.contains(&"dc".to_owned()), "{flags:?}");
     }
 
-    /// Ways to unmap, and whether each uses vectors.
+    /// Returns unmappers, and for each if it uses vectors.
     fn ways() -> Vec<(Unmapper, bool)> {
         let features = Features::probe(&[]);
         let mut ways = vec![(Unmapper::new(&Features::probe(&[Feature::VectoredUnmap])), false)];
@@ -473,7 +474,7 @@ mod tests {
     }
 
     #[test]
-    fn exactly_the_pages_named_are_gone() {
+    fn exactly_the_named_pages_are_freed() {
         for (unmapper, vectored) in ways() {
             let memory = filled(10);
             let ranges = [range(&memory, 6, 2), range(&memory, 1, 1), range(&memory, 9, 1)];
@@ -489,7 +490,7 @@ mod tests {
     }
 
     #[test]
-    fn more_ranges_than_one_call_takes_need_several() {
+    fn more_ranges_than_one_call_accepts_need_several() {
         let pages = 2 * (2 * RANGES_MAX + 100);
         for (unmapper, vectored) in ways() {
             let memory = filled(pages);
@@ -503,11 +504,11 @@ mod tests {
     }
 
     #[test]
-    fn a_range_that_cannot_go_ends_it_and_those_before_are_gone() {
+    fn an_invalid_range_ends_it_after_those_before_are_freed() {
         for (unmapper, _) in ways() {
             let memory = filled(8);
             let mut odd = range(&memory, 4, 1);
-            // Does not begin where a page does.
+            // Does not begin at a page boundary.
             odd.start = odd.start.wrapping_add(1);
             let ranges = [range(&memory, 1, 1), range(&memory, 2, 1), odd, range(&memory, 6, 1)];
             let unmapped = unmap(&unmapper, &ranges);
@@ -519,8 +520,8 @@ mod tests {
     }
 
     #[test]
-    fn a_range_longer_than_one_call_takes_is_gone_too() {
-        // Address space only; a few of the pages are there.
+    fn a_range_longer_than_one_call_accepts_is_freed() {
+        // Address space only; few of the pages are resident.
         let memory = Reservation::new(5 << 30, PAGE_BYTES).unwrap();
         memory.refuse_huge_pages();
         let gibibyte = (1 << 30) / PAGE_BYTES;

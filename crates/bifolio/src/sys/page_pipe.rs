@@ -1,16 +1,16 @@
-//! Keeping pages beyond their unmapping: a pipe holds the pages themselves, not copies.
+//! Keeps pages beyond their unmapping: a pipe holds the pages themselves, not copies.
 //!
-//! Used by what evicts pages that others may be storing to. The order is: keep, unmap, take. What
-//! is taken are the last bytes: a store that came before the flush of the unmapping went to the
+//! Used by the eviction of pages that other threads may be storing to, in the order keep, unmap,
+//! take. The bytes taken are the final ones: a store before the TLB flush of the unmapping hit the
 //! page that the pipe holds, a later one finds no page.
 //!
-//! A pipe has at most 256 places, or what the system allows: 16, and 2 for a user whose pipes have
-//! more than `fs.pipe-user-pages-soft` together. There are as many pipes as are needed if they are
-//! large, and never more than eight beside: then there are fewer places than were asked for.
-//! A forked child must use none of its parent's.
+//! A pipe holds at most 256 pages, or what the system allows: 16, and 2 for a user whose pipes
+//! exceed `fs.pipe-user-pages-soft` together. As many pipes as needed are created if they are
+//! large, and otherwise at most eight more: then the capacity is lower than requested. A forked
+//! child must not use its parent's pipes.
 //!
 //! # Safety
-//! Lends pages of the caller's to a pipe, and writes what it took to an address of the caller's.
+//! Lends pages of the caller to a pipe, and writes what it took to an address of the caller.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -22,11 +22,11 @@ use rustix::pipe::{PipeFlags, fcntl_getpipe_size, fcntl_setpipe_size, pipe_with}
 use super::answer_of;
 use super::memory::{PAGE_BYTES, PageRange};
 
-/// Places of a pipe that any user may ask for.
+/// Capacity of a pipe, in pages, that any user may request.
 const PIPE_PAGES_MAX: usize = 256;
-/// Pipes that are made although they are small: two descriptors each.
+/// Maximum number of small pipes: two descriptors each.
 const SMALL_PIPES_MAX: usize = 8;
-/// Ranges of one call; the kernel takes no more than 1024.
+/// Ranges per call; the kernel accepts at most 1024.
 const RANGES_MAX: usize = 1024;
 const DISCARD_BYTES: usize = 4 * PAGE_BYTES;
 
@@ -39,7 +39,7 @@ struct Pipe {
 }
 
 impl Pipe {
-    /// Makes a pipe with places for `pages_max` pages, or for as many as the system allows.
+    /// Creates a pipe for `pages_max` pages, or for as many as the system allows.
     fn new(pages_max: usize, may_be_large: bool) -> io::Result<Self> {
         let (reader, writer) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
         let wished_pages = if may_be_large { pages_max.min(PIPE_PAGES_MAX) } else { 1 };
@@ -53,8 +53,8 @@ impl Pipe {
         Ok(Self { reader, writer, pages_max, kept_bytes: 0 })
     }
 
-    /// Keeps the pages of `ranges`, from the first one on, until there is no place; takes them off
-    /// the front and returns how many ranges are gone whole.
+    /// Keeps the pages of `ranges`, from the first one on, until the pipe is full. Removes them
+    /// from the front and returns how many ranges were kept in full.
     ///
     /// # Safety
     /// As for [`PagePipe::keep`].
@@ -63,7 +63,7 @@ impl Pipe {
         while done < ranges.len() {
             let part = &mut ranges[done..];
             let part_ranges = part.len().min(RANGES_MAX);
-            // SAFETY: a `PageRange` is laid out as an `iovec`; the caller vouches for the pages.
+            // SAFETY: a `PageRange` is laid out as an `iovec`; the caller guarantees the pages.
             // Without the gift flag they stay the caller's.
             let answer = unsafe {
                 libc::vmsplice(
@@ -87,7 +87,7 @@ impl Pipe {
         Ok(done)
     }
 
-    /// Moves the next `length_bytes` to `target`; that many are kept.
+    /// Moves the next `length_bytes`, which the pipe must hold, to `target`.
     ///
     /// # Safety
     /// As for [`PagePipe::take`].
@@ -119,48 +119,48 @@ impl Pipe {
                 Ok(discarded_bytes @ 1..) => {
                     self.kept_bytes = self.kept_bytes.saturating_sub(discarded_bytes);
                 }
-                // Somebody else has read from it, or has closed it: then there is nothing.
+                // The pipe was read from or closed elsewhere: nothing is left.
                 _ => self.kept_bytes = 0,
             }
         }
     }
 }
 
-/// Pipes with places for some number of pages.
+/// Pipes that together hold some number of pages.
 #[derive(Debug)]
 pub(crate) struct PagePipe {
     pipes: Vec<Pipe>,
-    /// What is still to be kept, while it is being kept; stays allocated.
+    /// Ranges still to be kept during a call; stays allocated.
     rest: Vec<PageRange>,
 }
 
 impl PagePipe {
-    /// Makes pipes that have places for `pages_max` pages together, or for fewer, at least
-    /// one. Small ones only, unless they `may_be_large`.
+    /// Creates pipes for `pages_max` pages together, or for fewer, at least one. Only small ones
+    /// unless `may_be_large`.
     pub(crate) fn new(pages_max: usize, may_be_large: bool) -> io::Result<Self> {
         let pipes_max = pages_max.div_ceil(PIPE_PAGES_MAX) + SMALL_PIPES_MAX;
         let mut made = Self { pipes: vec![Pipe::new(pages_max, may_be_large)?], rest: Vec::new() };
         while made.places() < pages_max && made.pipes.len() < pipes_max {
-            // Out of descriptors: those that there are must do.
+            // Out of descriptors: use the pipes made so far.
             let Ok(pipe) = Pipe::new(pages_max - made.places(), may_be_large) else { break };
             made.pipes.push(pipe);
         }
         Ok(made)
     }
 
-    /// How many pages can be kept at a time.
+    /// Returns how many pages can be kept at a time.
     pub(crate) fn places(&self) -> usize {
         self.pipes.iter().map(|pipe| pipe.pages_max).sum()
     }
 
-    /// Keeps the pages of `ranges`, in order; all of them or, with an error, none. What was kept
-    /// before must have been taken or discarded. Never waits for a place.
+    /// Keeps the pages of `ranges`, in order; all of them or, with an error, none. Previously kept
+    /// pages must have been taken or discarded. Never waits for room in a pipe.
     ///
     /// # Safety
-    /// The ranges are whole pages of private memory of ours, and all of them are there: a missing
-    /// one would be faulted in, or waited for.
+    /// The ranges must be whole pages of private memory of this crate, and all of them present: a
+    /// missing one would be faulted in, or waited for.
     pub(crate) unsafe fn keep(&mut self, ranges: &[PageRange]) -> io::Result<()> {
-        assert!(self.pipes.iter().all(|pipe| pipe.kept_bytes == 0), "pages are kept already");
+        assert!(self.pipes.iter().all(|pipe| pipe.kept_bytes == 0), "pages are already kept");
         self.rest.clear();
         self.rest.extend_from_slice(ranges);
         let mut rest = &mut self.rest[..];
@@ -178,14 +178,14 @@ impl PagePipe {
             return Ok(());
         }
         self.discard();
-        Err(io::Error::new(io::ErrorKind::StorageFull, "more pages than the pipes have places"))
+        Err(io::Error::new(io::ErrorKind::StorageFull, "more pages than the pipes can hold"))
     }
 
-    /// Moves the next `length_bytes` of what is kept to `target`; in the order of keeping, from
-    /// one call to the next. UnexpectedEof if that many are not kept.
+    /// Moves the next `length_bytes` of the kept pages to `target`, in the order in which they were
+    /// kept, continuing from the last call. Fails with UnexpectedEof if fewer are kept.
     ///
     /// # Safety
-    /// `target` is good for writes of `length_bytes` by the kernel.
+    /// `target` must be writable for `length_bytes` by the kernel.
     pub(crate) unsafe fn take(&mut self, target: *mut u8, length_bytes: usize) -> io::Result<()> {
         let mut done_bytes = 0;
         for pipe in self.pipes.iter_mut().filter(|pipe| pipe.kept_bytes > 0) {
@@ -197,7 +197,7 @@ impl PagePipe {
         if done_bytes == length_bytes { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
     }
 
-    /// Lets go of what is kept.
+    /// Releases the pages that are still kept.
     pub(crate) fn discard(&mut self) {
         for pipe in &mut self.pipes {
             pipe.discard();
@@ -205,7 +205,7 @@ impl PagePipe {
     }
 }
 
-/// Takes `done_bytes` off the front of `ranges`; returns how many ranges are gone whole.
+/// Removes `done_bytes` from the front of `ranges`. Returns how many ranges were removed in full.
 fn advance(ranges: &mut [PageRange], mut done_bytes: usize) -> usize {
     for (i, range) in ranges.iter_mut().enumerate() {
         if done_bytes < range.length_bytes {
@@ -226,7 +226,7 @@ mod tests {
     use crate::sys::probe::{Feature, Features};
     use crate::sys::userfault::tests::Scratch;
 
-    /// Memory whose pages begin with their number plus `first`.
+    /// Returns memory whose pages begin with their index plus `first`.
     fn numbered(pages: usize, first: u32) -> Reservation {
         let memory = Reservation::new(pages * PAGE_BYTES, PAGE_BYTES).unwrap();
         memory.refuse_huge_pages();
@@ -248,7 +248,7 @@ mod tests {
         unsafe { page_pipe.keep(ranges) }
     }
 
-    /// Takes `pages` pages and returns the numbers they begin with.
+    /// Takes `pages` pages. Returns the numbers they begin with.
     fn take(page_pipe: &mut PagePipe, pages: usize) -> io::Result<Vec<u32>> {
         let mut bytes = vec![0_u8; pages * PAGE_BYTES];
         // SAFETY: the vector's own bytes.
@@ -262,10 +262,10 @@ mod tests {
     }
 
     #[test]
-    fn pages_come_back_in_order_after_they_are_gone() {
+    fn pages_are_taken_in_order_after_they_were_unmapped() {
         let memory = numbered(600, 0);
         let mut page_pipe = PagePipe::new(600, true).unwrap();
-        // Ranges that begin and end within, and across, the places of one pipe.
+        // Ranges that begin and end inside one pipe, and that cross pipes.
         let ranges = [
             range(&memory, 500, 100),
             range(&memory, 0, 1),
@@ -274,7 +274,7 @@ mod tests {
         ];
         for _ in 0..3 {
             keep(&mut page_pipe, &ranges).unwrap();
-            // A store to a page that is kept is seen.
+            // A store to a kept page is seen.
             // SAFETY: inside the memory, aligned.
             unsafe { memory.as_ptr().cast::<u32>().write_volatile(7777) };
             let unmapper = Unmapper::new(&Features::probe(&[]));
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn more_than_there_is_place_for_is_refused_whole() {
+    fn more_pages_than_fit_are_refused_as_a_whole() {
         let memory = numbered(300, 0);
         let mut page_pipe = PagePipe::new(260, true).unwrap();
         let places = page_pipe.places();
@@ -314,11 +314,11 @@ mod tests {
     }
 
     #[test]
-    fn a_page_that_cannot_be_kept_leaves_nothing() {
+    fn a_page_that_cannot_be_kept_fails_the_whole_call() {
         let memory = numbered(4, 0);
         let mut page_pipe = PagePipe::new(4, true).unwrap();
         let hole = range(&memory, 2, 1);
-        // SAFETY: makes a page of the test's own inaccessible; it is not touched any more.
+        // SAFETY: makes a page of this test inaccessible; it is not accessed any more.
         let answer = unsafe { libc::mprotect(hole.start.cast(), PAGE_BYTES, libc::PROT_NONE) };
         assert_eq!(answer, 0);
         let ranges = [range(&memory, 0, 1), hole, range(&memory, 3, 1)];
@@ -331,8 +331,8 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "kept already")]
-    fn keeping_twice_without_taking_is_a_mistake() {
+    #[should_panic(expected = "already kept")]
+    fn keeping_twice_without_taking_panics() {
         let memory = numbered(2, 0);
         let mut page_pipe = PagePipe::new(2, true).unwrap();
         keep(&mut page_pipe, &[range(&memory, 0, 1)]).unwrap();

@@ -1,19 +1,19 @@
-//! SIGBUS, served by the thread that gets it; and the signal mask of the cache's own threads.
+//! Handles SIGBUS in the thread that raised it; and the signal mask of the cache's own threads.
 //!
-//! Used by what maps files, where the one who touches a missing page installs it himself
-//! (`config::FaultMode::InThread`). What is not ours goes on to whoever handled SIGBUS
-//! before, or kills the process as it would without us.
+//! Used by file maps, where a thread that touches a missing page installs it in its own signal
+//! handler (`config::FaultMode::InThread`). A SIGBUS from elsewhere goes to the handler that was
+//! installed before, or kills the process as it would without the cache.
 //!
-//! There is no alternate stack (`SA_ONSTACK`): those that threads have are a few KiB, made for
-//! reporting a stack overflow, and serving a fault may reclaim, read and wait. A fault on a map
-//! comes from a load or store that had stack left. A runtime whose threads have tiny stacks, Go
-//! for one, must not have its faults served in the thread.
+//! The handler uses no alternate stack (`SA_ONSTACK`): those of threads have a few KiB, enough to
+//! report a stack overflow, whereas serving a fault may reclaim, read and wait. A fault on a map
+//! comes from a load or store that had stack left. A runtime whose threads have tiny stacks, such
+//! as Go, must not have its faults served in the thread.
 //!
-//! `SA_NODEFER`: serving may meet a fault of its own, on another map. `SA_RESTART`: a SIGBUS that
-//! somebody sent does not interrupt calls.
+//! `SA_NODEFER`: serving may raise a fault of its own, on another map. `SA_RESTART`: a SIGBUS sent
+//! by a process does not interrupt system calls.
 //!
 //! # Safety
-//! Installs a signal handler, and calls the one before it as the kernel would have.
+//! Installs a signal handler, and calls the previous one as the kernel would have.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -21,12 +21,12 @@ use std::mem::{MaybeUninit, transmute};
 use std::ptr;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-/// Serves a fault at an address; whether it is to be tried again. The first argument is the byte
-/// that was touched, the second whether it was to be stored to (always false on processors whose
-/// signal frame does not tell simply).
+/// Serves a fault at an address. Returns `true` if the access should be retried. The arguments are
+/// the address of the byte and `true` for a store (always `false` on processors whose signal frame
+/// does not show it simply).
 pub(crate) type Serve = fn(address: usize, is_write: bool) -> bool;
 
-/// What the handler needs; set before it is installed, and for good.
+/// State of the handler; set before it is installed, and never changed.
 #[derive(Clone, Copy)]
 struct Installed {
     serve: Serve,
@@ -34,15 +34,16 @@ struct Installed {
     previous: libc::sigaction,
 }
 
-// A handler may look into it: once set, that is a load.
+// Read by the handler: once set, that is a plain load.
 static INSTALLED: OnceLock<Installed> = OnceLock::new();
 static INSTALLING: Mutex<()> = Mutex::new(());
 
-/// Has `serve` called for each touch of a page that the kernel cannot provide, in the thread that
-/// touched it. For the whole process and for good; a second call changes nothing.
+/// Installs a handler that calls `serve` for each access to a page that the kernel cannot provide,
+/// in the thread that made the access. For the whole process and permanently; a second call changes
+/// nothing.
 ///
-/// `serve` runs in a signal handler, on top of any code that touches such memory: it may wait and
-/// do I/O, but take no lock that such code may hold.
+/// `serve` runs in a signal handler, on top of any code that accesses such memory: it may wait and
+/// do I/O, but must not take a lock that such code may hold.
 pub(crate) fn install(serve: Serve) -> io::Result<()> {
     let _turn = INSTALLING.lock().unwrap_or_else(PoisonError::into_inner);
     if INSTALLED.get().is_some() {
@@ -57,29 +58,29 @@ pub(crate) fn install(serve: Serve) -> io::Result<()> {
     exchange(Some(&action)).map(drop)
 }
 
-/// Signals that a thread raises by what it executes. Blocked, the first one kills the process.
+/// Signals that an instruction of the thread raises. If blocked, such a signal kills the process.
 const SYNCHRONOUS: [libc::c_int; 6] =
     [libc::SIGBUS, libc::SIGSEGV, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP, libc::SIGSYS];
 
-/// Restores the signal mask of the calling thread when it is dropped.
+/// Restores the signal mask of the calling thread on drop.
 #[derive(Debug)]
 pub(super) struct Blocked {
     before: libc::sigset_t,
 }
 
 /// Blocks all signals but the synchronous ones in the calling thread, and in the threads that it
-/// starts meanwhile: the process's signals stay with the threads of the program. (The C library
-/// keeps out of it the two that it uses itself.)
+/// starts meanwhile: process-directed signals are delivered to the threads of the program. (The C
+/// library excludes the two signals that it uses itself.)
 pub(super) fn block_asynchronous() -> Blocked {
     let mut set = MaybeUninit::<libc::sigset_t>::zeroed();
     let mut before = MaybeUninit::<libc::sigset_t>::zeroed();
-    // SAFETY: a place for a set.
+    // SAFETY: a pointer to memory for a set.
     unsafe { libc::sigfillset(set.as_mut_ptr()) };
     for signal in SYNCHRONOUS {
-        // SAFETY: the set that was filled just now.
+        // SAFETY: the set filled above.
         unsafe { libc::sigdelset(set.as_mut_ptr(), signal) };
     }
-    // SAFETY: two sets; it cannot fail, for it is told to do what there is.
+    // SAFETY: two sets; it cannot fail, because the operation is valid.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, set.as_ptr(), before.as_mut_ptr()) };
     // SAFETY: zeroed, which is an empty set, and then written by the C library.
     Blocked { before: unsafe { before.assume_init() } }
@@ -87,30 +88,30 @@ pub(super) fn block_asynchronous() -> Blocked {
 
 impl Drop for Blocked {
     fn drop(&mut self) {
-        // SAFETY: the set of this thread as it was; the old one is not asked for.
+        // SAFETY: the previous set of this thread; the old one is not requested.
         unsafe {
             libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.before, ptr::null_mut())
         };
     }
 }
 
-/// Whether the calling thread blocks SIGBUS: a fault kills the process then, whoever would serve
-/// it.
+/// Returns `true` if the calling thread blocks SIGBUS: then a fault kills the process even if a
+/// handler would serve it.
 pub(crate) fn is_blocked() -> bool {
     let mut blocked = MaybeUninit::<libc::sigset_t>::zeroed();
-    // SAFETY: without a new set it only tells the old one, to a place for one.
+    // SAFETY: without a new set the call only stores the old one, to memory for a set.
     let answer =
         unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, ptr::null(), blocked.as_mut_ptr()) };
     // SAFETY: a set that was zeroed, and then written by the C library.
     answer == 0 && unsafe { libc::sigismember(blocked.as_ptr(), libc::SIGBUS) } == 1
 }
 
-/// Installs `action`, if there is one, for SIGBUS; returns what was installed before.
+/// Installs `action`, if any, for SIGBUS. Returns the previous one.
 fn exchange(action: Option<&libc::sigaction>) -> io::Result<libc::sigaction> {
     let mut previous = MaybeUninit::zeroed();
     let action = action.map_or(ptr::null(), ptr::from_ref);
-    // SAFETY: both are null or lead to a `sigaction`; the handlers ever passed are `handle` and
-    // those that were installed before us.
+    // SAFETY: both are null or point to a `sigaction`; the only handlers ever passed are `handle`
+    // and those that were installed before.
     let answer = unsafe { libc::sigaction(libc::SIGBUS, action, previous.as_mut_ptr()) };
     if answer != 0 {
         return Err(io::Error::last_os_error());
@@ -125,21 +126,21 @@ extern "C" fn handle(
     context: *mut libc::c_void,
 ) {
     let Some(installed) = INSTALLED.get() else { return };
-    // SAFETY: the C library's place for the error number of this thread.
+    // SAFETY: returns the location of this thread's error number.
     let place = unsafe { libc::__errno_location() };
     // SAFETY: valid for as long as the thread lives.
     let error_number = unsafe { *place };
-    // SAFETY: the kernel's description of the signal, for a handler with SA_SIGINFO; a copy.
+    // SAFETY: the kernel passes a signal description to a handler with SA_SIGINFO; copied.
     let told = unsafe { *information };
-    // SAFETY: SIGBUS has an address; where somebody sent it, it is not used.
+    // SAFETY: SIGBUS has an address; it is not used if the signal was sent by a process.
     let address = unsafe { told.si_addr() }.addr();
     let is_ours = told.si_code == libc::BUS_ADRERR;
     let is_served = is_ours && (installed.serve)(address, is_write(context));
     if !is_served {
-        // SAFETY: the arguments of this very call.
+        // SAFETY: the arguments of this call.
         unsafe { pass_on(&installed.previous, signal, information, context) };
-        // A handler such as that of Rust's standard library takes itself away, expecting that a
-        // fault comes again. One that was sent does not, and faults are to be served as before.
+        // A handler such as that of Rust's standard library uninstalls itself and expects the fault
+        // to be raised again. A sent signal is not, and faults must be served as before.
         let is_sent = told.si_code <= 0;
         if is_sent && installed.previous.sa_sigaction != libc::SIG_DFL {
             let _ = exchange(Some(&installed.own));
@@ -149,10 +150,10 @@ extern "C" fn handle(
     unsafe { *place = error_number };
 }
 
-/// Does what would have been done without us.
+/// Does what would have happened without this handler.
 ///
 /// # Safety
-/// The arguments are those that a handler of SIGBUS was called with.
+/// The arguments must be those of a SIGBUS handler call.
 unsafe fn pass_on(
     previous: &libc::sigaction,
     signal: libc::c_int,
@@ -164,12 +165,12 @@ unsafe fn pass_on(
     match previous.sa_sigaction {
         libc::SIG_IGN if is_sent => {}
         libc::SIG_DFL | libc::SIG_IGN => {
-            // A fault comes again on return, and the kernel lets nobody ignore one.
+            // A fault is raised again on return, and the kernel does not allow ignoring it.
             let mut action = *previous;
             action.sa_sigaction = libc::SIG_DFL;
             let _ = exchange(Some(&action));
             if is_sent {
-                // SAFETY: sends a signal to this thread, whose default action ends the process.
+                // SAFETY: sends a signal to this thread; its default action ends the process.
                 unsafe { libc::raise(signal) };
             }
         }
@@ -187,17 +188,17 @@ unsafe fn pass_on(
     }
 }
 
-/// Whether the fault was a store.
+/// Returns `true` if the fault was a store.
 #[cfg(target_arch = "x86_64")]
 fn is_write(context: *mut libc::c_void) -> bool {
-    /// Bit of the processor's error code of a page fault.
+    /// Bit of the processor's page fault error code.
     const STORE: i64 = 1 << 1;
-    // SAFETY: the kernel hands a handler with SA_SIGINFO the frame of the thread.
+    // SAFETY: the kernel passes the thread's context to a handler with SA_SIGINFO.
     let context = unsafe { &*context.cast::<libc::ucontext_t>() };
     context.uc_mcontext.gregs[libc::REG_ERR as usize] & STORE != 0
 }
 
-/// Whether the fault was a store: not told.
+/// Returns `false`: the context does not tell if the fault was a store.
 #[cfg(not(target_arch = "x86_64"))]
 fn is_write(_context: *mut libc::c_void) -> bool {
     false
@@ -215,8 +216,8 @@ mod tests {
 
     const CHILD: &str = "BIFOLIO_SIGNAL_TEST_CHILD";
 
-    /// Runs the test `name` again, alone in a process of its own: a handler is for good. Tells
-    /// whether this is that process; if not, how it ended.
+    /// Runs the test `name` again, alone in a child process, because a handler is permanent.
+    /// Returns the exit status of the child, or `None` in the child itself.
     fn in_child(name: &str) -> Option<ExitStatus> {
         if std::env::var_os(CHILD).is_some() {
             let none = rustix::process::Rlimit { current: Some(0), maximum: Some(0) };
@@ -240,14 +241,14 @@ mod tests {
     static STORES: AtomicUsize = AtomicUsize::new(0);
     static OTHERS: AtomicUsize = AtomicUsize::new(0);
 
-    /// A region of four pages; `None` where there are none.
+    /// Returns a region of four pages; `None` where regions are not supported.
     fn region() -> Option<&'static Scratch> {
         let scratch = Scratch::with(4, FaultMode::InThread, &[])?;
         Some(REGION.get_or_init(|| scratch))
     }
 
-    /// Installs the page of an address in the region, but for that of the last page; serving the
-    /// third page touches the second.
+    /// Installs the page of an address in the region, except the last page; serving the third page
+    /// touches the second.
     fn serve(address: usize, is_write: bool) -> bool {
         let scratch = REGION.get().unwrap();
         let page = address.wrapping_sub(scratch.at(0).addr()) / PAGE_BYTES;
@@ -263,7 +264,7 @@ mod tests {
     }
 
     fn set_error_number(number: libc::c_int) {
-        // SAFETY: the C library's place for the error number of this thread.
+        // SAFETY: returns the location of this thread's error number.
         let place = unsafe { libc::__errno_location() };
         // SAFETY: valid for as long as the thread lives.
         unsafe { *place = number };
@@ -285,8 +286,8 @@ mod tests {
         assert_eq!(error.raw_os_error(), Some(libc::EILSEQ), "errno was not preserved");
         assert_eq!(counts(), [1, 0]);
         scratch.store(78, 9);
-        assert_eq!(counts(), [1, 0], "the page is there");
-        // A fault while serving a fault.
+        assert_eq!(counts(), [1, 0], "the page is present");
+        // A fault raised while serving a fault.
         scratch.store(2 * PAGE_BYTES, 8);
         let told = usize::from(cfg!(target_arch = "x86_64"));
         assert_eq!(counts(), [3, told]);
@@ -295,8 +296,8 @@ mod tests {
     }
 
     #[test]
-    fn a_signal_that_was_sent_kills_as_well() {
-        if let Some(status) = in_child("a_signal_that_was_sent_kills_as_well") {
+    fn a_sent_signal_kills_the_process() {
+        if let Some(status) = in_child("a_sent_signal_kills_the_process") {
             return assert!(matches!(status.signal(), Some(libc::SIGBUS)), "{status}");
         }
         set_previous(libc::SIG_DFL, 0);
@@ -307,40 +308,40 @@ mod tests {
     }
 
     #[test]
-    fn the_handler_before_gets_what_is_not_served() {
-        if let Some(status) = in_child("the_handler_before_gets_what_is_not_served") {
+    fn the_previous_handler_gets_unserved_signals() {
+        if let Some(status) = in_child("the_previous_handler_gets_unserved_signals") {
             return assert!(status.success(), "{status}");
         }
         let Some(scratch) = region() else { return };
         set_previous(previous_handler as *const () as usize, libc::SA_SIGINFO);
         install(serve).unwrap();
         assert_eq!(scratch.load(0), 1);
-        assert_eq!(OTHERS.load(Ordering::Relaxed), 0, "what is served is not passed on");
+        assert_eq!(OTHERS.load(Ordering::Relaxed), 0, "a served fault is not passed on");
         assert_eq!(scratch.load(3 * PAGE_BYTES + 5), 66);
         assert_eq!(OTHERS.load(Ordering::Relaxed), 1);
-        // SAFETY: a signal that the handler before ours takes.
+        // SAFETY: a signal that the previous handler handles.
         unsafe { libc::raise(libc::SIGBUS) };
-        assert_eq!(OTHERS.load(Ordering::Relaxed), 2, "what is sent is passed on");
+        assert_eq!(OTHERS.load(Ordering::Relaxed), 2, "a sent signal is passed on");
         assert_eq!(FAULTS.load(Ordering::Relaxed), 1);
     }
 
     #[test]
-    fn a_signal_that_was_sent_leaves_the_handler_in_its_place() {
-        if let Some(status) = in_child("a_signal_that_was_sent_leaves_the_handler_in_its_place") {
+    fn a_sent_signal_does_not_uninstall_the_handler() {
+        if let Some(status) = in_child("a_sent_signal_does_not_uninstall_the_handler") {
             return assert!(status.success(), "{status}");
         }
         let Some(scratch) = region() else { return };
         set_previous(vanishing_handler as *const () as usize, libc::SA_SIGINFO);
         install(serve).unwrap();
         for page in 0..3 {
-            // SAFETY: a signal that the handler before ours takes.
+            // SAFETY: a signal that the previous handler handles.
             unsafe { libc::raise(libc::SIGBUS) };
             assert_eq!(scratch.load(page * PAGE_BYTES), [1, 2, 5][page]);
         }
         assert_eq!(OTHERS.load(Ordering::Relaxed), 3);
     }
 
-    /// As that of the standard library: the next one is to kill.
+    /// A handler like that of the standard library: the next signal kills.
     extern "C" fn vanishing_handler(
         _signal: libc::c_int,
         _information: *mut libc::siginfo_t,
@@ -351,8 +352,8 @@ mod tests {
     }
 
     #[test]
-    fn a_plain_handler_before_and_an_ignored_signal_are_kept_to() {
-        if let Some(status) = in_child("a_plain_handler_before_and_an_ignored_signal_are_kept_to") {
+    fn previous_plain_and_ignoring_handlers_are_respected() {
+        if let Some(status) = in_child("previous_plain_and_ignoring_handlers_are_respected") {
             return assert!(status.success(), "{status}");
         }
         set_previous(libc::SIG_IGN, 0);
@@ -364,7 +365,7 @@ mod tests {
         previous.sa_sigaction = plain_handler as *const () as usize;
         previous.sa_flags = 0;
         let mut information: libc::siginfo_t = zeroed_information();
-        // SAFETY: a description of a signal, and a handler that takes no context.
+        // SAFETY: a signal description, and a handler that takes no context.
         unsafe { pass_on(&previous, libc::SIGBUS, &raw mut information, ptr::null_mut()) };
         assert_eq!(OTHERS.load(Ordering::Relaxed), 10);
     }
@@ -385,14 +386,14 @@ mod tests {
         OTHERS.fetch_add(usize::from(signal == libc::SIGBUS) * 10, Ordering::Relaxed);
     }
 
-    /// Installs the page in its own way.
+    /// Installs the page itself.
     extern "C" fn previous_handler(
         _signal: libc::c_int,
         information: *mut libc::siginfo_t,
         _context: *mut libc::c_void,
     ) {
         OTHERS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the kernel's description of the signal.
+        // SAFETY: the kernel's signal description.
         if unsafe { (*information).si_code } == libc::BUS_ADRERR {
             REGION.get().unwrap().install(3, &[66], false).1.unwrap();
         }

@@ -1,15 +1,15 @@
-//! Page faults served in user space (`userfaultfd`): a region is registered, threads that touch a
-//! page that is not there wait, or are told by a signal, until the page is installed.
+//! Serves page faults in user space (`userfaultfd`): in a registered region, a thread that touches
+//! a missing page waits, or gets a signal, until the page is installed.
 //!
-//! Used by what maps files. A thread never touches a region that it serves itself: it would wait
-//! for itself. Pages are installed whole and atomically, from memory elsewhere.
+//! Used by file maps. A thread never touches a region that it serves itself: it would wait for
+//! itself. Pages are installed whole and atomically, from other memory.
 //!
-//! Calls go on after a part was done (EAGAIN) and after an interruption; other errors are the
-//! caller's. No non-cooperative events are asked for, so EAGAIN passes by itself.
+//! Calls continue after partial progress (EAGAIN) and after an interruption; other errors are
+//! returned. No non-cooperative events are requested, so EAGAIN is transient.
 //!
 //! # Safety
-//! Ranges of a registered region are filled, protected and poisoned here. Filling reads from an
-//! address of the caller's; the other calls make pages absent or slower, and change no byte.
+//! Fills, protects and poisons ranges of a registered region. Filling reads from an address of the
+//! caller; the other calls make pages missing or slower, and change no byte.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -28,7 +28,7 @@ use crate::config::FaultMode;
 
 /// The version of the interface.
 const API: u64 = 0xAA;
-/// Serve faults of user code only: faults inside system calls fail. Needs no privilege.
+/// Serves faults of user code only: faults inside system calls fail. Needs no privilege.
 const USER_MODE_ONLY: UserfaultfdFlags = UserfaultfdFlags::from_bits_retain(1);
 
 const FEATURE_FLAG_PROTECTION: u64 = 1 << 0;
@@ -49,11 +49,11 @@ const MESSAGES_MAX: usize = 64;
 const EVENT_FAULT: u8 = 0x12;
 const FLAG_WRITE: u64 = 1 << 0;
 
-// The arguments of the calls: words in this order. The bytes done are an answer: how many, or a
-// negative error number.
-/// Version, features, calls that are known.
+// The arguments of the calls: words in this order. Bytes done is an output: a count, or a negative
+// error number.
+/// Version, features, supported calls.
 const DO_API: Opcode = opcode::read_write::<[u64; 3]>(0xAA, 0x3F);
-/// Start, length, mode, calls that are known.
+/// Start, length, mode, supported calls.
 const DO_REGISTER: Opcode = opcode::read_write::<[u64; 4]>(0xAA, 0x00);
 /// Start, length.
 const DO_WAKE: Opcode = opcode::read::<[u64; 2]>(0xAA, 0x02);
@@ -64,38 +64,38 @@ const DO_PROTECT: Opcode = opcode::read_write::<[u64; 3]>(0xAA, 0x06);
 /// Start, length, mode, bytes done.
 const DO_POISON: Opcode = opcode::read_write::<[u64; 4]>(0xAA, 0x08);
 
-/// What is asked of the kernel when a [`Userfault`] is opened.
+/// Features requested when a [`Userfault`] is opened.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Wishes {
-    /// Faults inside system calls are served too.
+    /// Serves faults inside system calls, too.
     pub(super) kernel_faults: bool,
     pub(super) sigbus: bool,
-    /// Stores to protected pages are remembered instead of stopped.
+    /// Records stores to protected pages instead of stopping them.
     pub(super) protect_async: bool,
     pub(super) poison: bool,
 }
 
-/// A message: somebody waits for a page.
+/// A message: a thread waits for a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Fault {
-    /// The byte that was touched.
+    /// Address of the byte that was accessed.
     pub(crate) address: usize,
-    /// Whether it was to be stored to.
+    /// `true` if the access was a store.
     pub(crate) is_write: bool,
-    /// The kernel's number of the thread.
+    /// Kernel thread id.
     pub(crate) thread: u32,
 }
 
-/// The kernel's side of a region whose faults we serve. See the head of the file.
+/// A userfaultfd descriptor, whose regions this process serves.
 #[derive(Debug)]
 pub(crate) struct Userfault {
     descriptor: OwnedFd,
-    /// Whether faults are signals to the threads that raise them.
+    /// `true` if a fault raises a signal in its thread instead of a message.
     pub(crate) signals: bool,
 }
 
 impl Userfault {
-    /// Opens one with what `features` has in use. Reads of it never block.
+    /// Opens a descriptor with the features that are in use. Reads of it never block.
     pub(crate) fn open(mode: FaultMode, features: &Features) -> io::Result<Self> {
         Self::with(Wishes {
             kernel_faults: features.has(Feature::KernelFaults),
@@ -110,7 +110,7 @@ impl Userfault {
         if !wishes.kernel_faults {
             flags |= USER_MODE_ONLY;
         }
-        // SAFETY: opens a descriptor; nothing of memory changes before a range is registered.
+        // SAFETY: opens a descriptor; memory is unaffected until a range is registered.
         let descriptor = unsafe { rustix::mm::userfaultfd(flags) }?;
         let mut features = FEATURE_FLAG_PROTECTION | FEATURE_EXACT_ADDRESS | FEATURE_THREAD_ID;
         if wishes.sigbus {
@@ -123,30 +123,31 @@ impl Userfault {
             features |= FEATURE_POISON;
         }
         let mut call = [API, features, 0];
-        // SAFETY: the call's own words, without addresses.
+        // SAFETY: the argument words of the call, without addresses.
         unsafe { control(descriptor.as_fd(), DO_API, &mut call) }?;
         Ok(Self { descriptor, signals: wishes.sigbus })
     }
 
-    /// From now on, faults on missing pages of the range come here, until it is unmapped or `self`
-    /// is dropped; and stores to protected ones are noticed, if that was wished.
+    /// Registers a range until it is unmapped or `self` is dropped: faults on missing pages are
+    /// reported here and, if requested, stores to protected pages are tracked.
     pub(crate) fn register(&self, start: *mut u8, length_bytes: usize) -> io::Result<()> {
         let mode = REGISTER_MISSING | REGISTER_PROTECT;
         let mut call = [start.addr() as u64, length_bytes as u64, mode, 0];
-        // SAFETY: the call's own words; threads that touch the range may wait, no byte changes.
+        // SAFETY: the argument words of the call; threads that touch the range may wait, no byte
+        // changes.
         unsafe { control(self.descriptor.as_fd(), DO_REGISTER, &mut call) }.map(drop)
     }
 
-    /// Installs pages with a copy of `length_bytes` from `source`, each page at once, and wakes
-    /// those who wait for them. With `protect`, the first store to each is noticed. Answers how
-    /// many bytes are there.
+    /// Installs pages with a copy of `length_bytes` from `source`, each page atomically, and wakes
+    /// the threads that wait for them. With `protect`, the first store to each page is tracked.
+    /// Returns the number of bytes installed.
     ///
-    /// Stops at the first page that cannot be installed, EEXIST where one is there already. Those
-    /// who wait for that page are not woken.
+    /// Stops at the first page that cannot be installed, with EEXIST if it is present. Threads that
+    /// wait for that page are not woken.
     ///
     /// # Safety
-    /// `source` is good for reads of `length_bytes` by the kernel, outside of regions that this
-    /// thread serves. `target` lies in a registered region whose bytes the caller may decide on.
+    /// `source` must be readable for `length_bytes` by the kernel, outside of regions that this
+    /// thread serves. `target` must be in a registered region whose contents the caller controls.
     pub(crate) unsafe fn copy(
         &self,
         target: *mut u8,
@@ -156,42 +157,43 @@ impl Userfault {
     ) -> (usize, io::Result<()>) {
         go_on(length_bytes, |done_bytes| {
             let mut call = copy_call(target, source, length_bytes, protect, done_bytes);
-            // SAFETY: the rest of both ranges, for which the caller vouches.
+            // SAFETY: the rest of both ranges, which the caller guarantees.
             let answer = unsafe { control(self.descriptor.as_fd(), DO_COPY, &mut call) };
             (answer, call[4])
         })
     }
 
-    /// Lets those who wait for the range try again.
+    /// Wakes the threads that wait for pages of the range; they retry.
     pub(crate) fn wake(&self, range: &PageRange) -> io::Result<()> {
         let mut call = words(range);
-        // SAFETY: the call's own words; no memory is touched.
+        // SAFETY: the argument words of the call; no memory is accessed.
         self.repeat(|descriptor| unsafe { control(descriptor, DO_WAKE, &mut call) })
     }
 
-    /// Ends the protection of pages: stores to them are not noticed any more, they count as done.
+    /// Ends the protection of pages: stores to them are no longer tracked, and the pages count as
+    /// written.
     pub(crate) fn unprotect(&self, range: &PageRange) -> io::Result<()> {
         let [start, length_bytes] = words(range);
         let mut call = [start, length_bytes, 0];
-        // SAFETY: the call's own words; no byte changes.
+        // SAFETY: the argument words of the call; no byte changes.
         self.repeat(|descriptor| unsafe { control(descriptor, DO_PROTECT, &mut call) })
     }
 
-    /// Makes touching the missing pages of the range a SIGBUS (BUS_MCEERR_AR), and wakes those who
-    /// wait. EEXIST where a page is there already. Unmapping the page ends it.
+    /// Makes an access to the missing pages of the range raise SIGBUS (BUS_MCEERR_AR), and wakes
+    /// waiting threads. Fails with EEXIST at a page that is present. Unmapping the page ends it.
     pub(crate) fn poison(&self, range: &PageRange) -> io::Result<()> {
         let [start, length_bytes] = words(range);
         let poisoned = go_on(range.length_bytes, |done_bytes| {
             let done = done_bytes as u64;
             let mut call = [start + done, length_bytes - done, 0, 0];
-            // SAFETY: the call's own words; only missing pages are marked.
+            // SAFETY: the argument words of the call; only missing pages are marked.
             let answer = unsafe { control(self.descriptor.as_fd(), DO_POISON, &mut call) };
             (answer, call[3])
         });
         poisoned.1
     }
 
-    /// Adds the messages of one read to `faults`, at most 64; none if nobody began to wait.
+    /// Adds the messages of one read to `faults`, at most 64; none if no fault is pending.
     pub(crate) fn read_faults(&self, faults: &mut Vec<Fault>) -> io::Result<()> {
         let mut bytes = [0_u8; MESSAGES_MAX * MESSAGE_BYTES];
         let read_bytes = loop {
@@ -205,7 +207,7 @@ impl Userfault {
         Ok(())
     }
 
-    /// A way to wait for messages, until `stop` can be read.
+    /// Returns a waiter for messages, which ends when `stop` becomes readable.
     pub(crate) fn waiter(&self, stop: OwnedFd) -> io::Result<FaultWaiter> {
         let watch = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         for (number, watched) in [self.descriptor.as_fd(), stop.as_fd()].into_iter().enumerate() {
@@ -225,8 +227,8 @@ impl Userfault {
     }
 }
 
-/// Waits for the messages of a [`Userfault`]. Needs no descriptor for it: also where the process
-/// has given up the right to have any more (`RLIMIT_NOFILE` 0), which `poll` is refused by.
+/// Waits for the messages of a [`Userfault`]. Opens no descriptor: works even if the process has
+/// given up the right to open more (`RLIMIT_NOFILE` 0), in which case `poll` fails.
 #[derive(Debug)]
 pub(crate) struct FaultWaiter {
     watch: OwnedFd,
@@ -234,7 +236,7 @@ pub(crate) struct FaultWaiter {
 }
 
 impl FaultWaiter {
-    /// Blocks until there may be messages; false once it is over.
+    /// Blocks until there may be messages. Returns `false` once `stop` is readable.
     pub(crate) fn wait(&self) -> io::Result<bool> {
         let mut found: Vec<epoll::Event> = Vec::with_capacity(2);
         while found.is_empty() {
@@ -259,7 +261,7 @@ fn words(range: &PageRange) -> [u64; 2] {
     [range.start.addr() as u64, range.length_bytes as u64]
 }
 
-/// The call that copies what is left after `done_bytes` of the whole.
+/// Returns the call that copies what remains after `done_bytes`.
 fn copy_call(
     target: *mut u8,
     source: *const u8,
@@ -272,8 +274,8 @@ fn copy_call(
     [target as u64, source as u64, (length_bytes - done_bytes) as u64, mode, 0]
 }
 
-/// Repeats `part`, which is told how many bytes are done and answers what more it did, until all
-/// are done or it fails for good. Answers how many are done.
+/// Repeats `part`, which gets the number of bytes done so far and returns how many more it did,
+/// until all are done or it fails permanently. Returns the number of bytes done.
 fn go_on(
     length_bytes: usize,
     mut part: impl FnMut(usize) -> (io::Result<usize>, u64),
@@ -281,7 +283,7 @@ fn go_on(
     let mut done_bytes = 0;
     while done_bytes < length_bytes {
         let (answer, more_bytes) = part(done_bytes);
-        // Negative: an error number, which `answer` has too.
+        // Negative: an error number, which `answer` also contains.
         done_bytes += usize::try_from(more_bytes.cast_signed()).unwrap_or(0);
         match answer {
             Err(error) if !is_passing(&error) => return (done_bytes, Err(error)),
@@ -291,7 +293,7 @@ fn go_on(
     (done_bytes, Ok(()))
 }
 
-/// Reads a message: its kind at byte 0, flags at 8, address at 16, thread at 24.
+/// Parses a message: its kind at byte 0, flags at 8, address at 16, thread at 24.
 fn fault_of(message: &[u8]) -> Option<Fault> {
     let word = |at: usize| {
         let bytes = message.get(at..at + 8)?.try_into().ok()?;
@@ -303,17 +305,17 @@ fn fault_of(message: &[u8]) -> Option<Fault> {
     (message[0] == EVENT_FAULT).then_some(fault)
 }
 
-/// Asks `descriptor` for `operation`; returns what the call returns. Does not retry.
+/// Calls `ioctl` with `operation`. Returns its result. Does not retry.
 ///
 /// # Safety
-/// `operation` reads and writes at most a `T`, and what the addresses in it lead to must be good
-/// for what the operation does with them.
+/// `operation` must read and write at most a `T`, and the addresses in it must be valid for the
+/// operation.
 pub(super) unsafe fn control<T>(
     descriptor: BorrowedFd<'_>,
     operation: Opcode,
     argument: &mut T,
 ) -> io::Result<usize> {
-    // SAFETY: the structure is ours alone during the call; the rest is the caller's promise.
+    // SAFETY: the structure is exclusively ours during the call; the rest is the caller's contract.
     let answer = unsafe {
         libc::ioctl(descriptor.as_raw_fd(), operation as _, std::ptr::from_mut(argument))
     };

@@ -1,7 +1,7 @@
-//! Faults of scratch regions, raised and served.
+//! Faults of scratch regions, raised and served by the tests.
 //!
 //! # Safety
-//! Touches pages of regions that the tests have made.
+//! Accesses pages of regions that the tests have created.
 #![allow(unsafe_code)]
 
 use super::*;
@@ -10,14 +10,14 @@ use bifolio_testing::skip;
 use std::os::fd::AsRawFd;
 use std::thread;
 
-/// A scratch region, whose faults are the test's to serve.
+/// A scratch region whose faults the test serves.
 pub(in crate::sys) struct Scratch {
     pub(in crate::sys) faults: Userfault,
     pub(in crate::sys) memory: Reservation,
 }
 
 impl Scratch {
-    /// Of so many pages; `None` where the kernel lacks one of `needed`.
+    /// Creates a region of `pages` pages; `None` where the kernel lacks one of `needed`.
     pub(in crate::sys) fn new(pages: usize, needed: &[Feature]) -> Option<Self> {
         Self::with(pages, FaultMode::Threads, needed)
     }
@@ -45,7 +45,8 @@ impl Scratch {
         PageRange { start: self.at(page), length_bytes: pages * PAGE_BYTES }
     }
 
-    /// Installs pages from `page` on, each full of one of `bytes`; how many, and how it ended.
+    /// Installs pages from `page` on, each filled with one of `bytes`. Returns how many, and the
+    /// result.
     pub(in crate::sys) fn install(
         &self,
         page: usize,
@@ -95,7 +96,7 @@ fn a_reader_waits_until_its_page_is_installed() {
         assert_eq!((fault.address, fault.is_write), (address, false));
         assert!(fault.thread != 0 && fault.thread != crate::sys::process::current_thread());
         assert!(!reader.is_finished());
-        // Woken with nothing there, it asks again.
+        // Woken without a page, the reader faults again.
         scratch.faults.wake(&scratch.range(2, 1)).unwrap();
         assert_eq!(next_fault(&scratch.faults), fault);
         scratch.install(2, &[9], false).1.unwrap();
@@ -107,7 +108,7 @@ fn a_reader_waits_until_its_page_is_installed() {
 }
 
 #[test]
-fn all_who_wait_are_reported_over_several_reads() {
+fn all_waiting_threads_are_reported_over_several_reads() {
     let Some(scratch) = Scratch::new(70, &[]) else { return };
     thread::scope(|scope| {
         let scratch = &scratch;
@@ -133,7 +134,7 @@ fn all_who_wait_are_reported_over_several_reads() {
 }
 
 #[test]
-fn a_copy_stops_before_a_page_that_is_there_and_says_where() {
+fn a_copy_stops_before_a_present_page_and_reports_where() {
     let Some(scratch) = Scratch::new(4, &[]) else { return };
     scratch.install(2, &[1], false).1.unwrap();
     let (done, outcome) = scratch.install(0, &[3, 4, 5, 6], false);
@@ -144,7 +145,7 @@ fn a_copy_stops_before_a_page_that_is_there_and_says_where() {
     assert_eq!((done, outcome.unwrap_err().raw_os_error()), (0, Some(libc::ENOENT)));
 }
 
-/// Has the kernel write a byte to `place`.
+/// Makes the kernel write a byte to `place`.
 fn read_zero(place: *mut u8) -> io::Result<()> {
     let zero = std::fs::File::open("/dev/zero").unwrap();
     // SAFETY: a byte of a scratch region.
@@ -168,7 +169,7 @@ fn a_poisoned_page_is_an_error_until_it_is_unmapped() {
 }
 
 #[test]
-fn a_call_that_did_a_part_is_followed_by_one_for_the_rest() {
+fn a_partial_call_is_followed_by_one_for_the_rest() {
     let fail = |number| Err(io::Error::from_raw_os_error(number));
     let mut answers = vec![
         (Ok(0), 8192),
