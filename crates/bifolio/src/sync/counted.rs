@@ -1,7 +1,8 @@
-//! A mutex that notes who takes it: for tests of the library, which ask what a call has locked.
+//! A mutex that records its acquisitions: for tests of the library that check which locks a call
+//! takes.
 //!
-//! Not in any other build. A thread notes the type behind each mutex that it takes, while it is
-//! inside [`locked_by`]: that names the lock, because each has a type of its own, but for those
+//! Only compiled into those tests. Inside [`locked_by`] a thread records the type behind each mutex
+//! that it takes. The type names the lock, because each protects a type of its own, except those
 //! over `()`.
 
 use parking_lot::MutexGuard;
@@ -12,14 +13,14 @@ thread_local! {
     static LOCKED: RefCell<Option<Vec<&'static str>>> = const { RefCell::new(None) };
 }
 
-/// Calls `call` and returns what mutexes protect that this thread took meanwhile, in order.
+/// Calls `call`. Returns the types behind the mutexes that this thread took during it, in order.
 pub(crate) fn locked_by(call: impl FnOnce()) -> Vec<&'static str> {
     LOCKED.set(Some(Vec::new()));
     call();
     LOCKED.take().expect("calls of this are not nested")
 }
 
-/// Mutex that notes the type of what it protects each time a thread takes it.
+/// A mutex that records the type of its value each time a thread takes it.
 #[derive(Debug, Default)]
 pub(crate) struct Mutex<T>(parking_lot::Mutex<T>);
 
@@ -47,6 +48,6 @@ fn note<T>() {
     let noted = |locked: &RefCell<Option<Vec<&'static str>>>| {
         locked.borrow_mut().iter_mut().for_each(|locked| locked.push(type_name::<T>()));
     };
-    // A thread that ends has nothing to note.
+    // A thread that is ending records nothing.
     let _ = LOCKED.try_with(noted);
 }

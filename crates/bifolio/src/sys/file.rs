@@ -391,7 +391,7 @@ impl<const PIECES: usize> IoVector<PIECES> {
 /// Each range must be readable during the call. Other threads may change it meanwhile.
 pub(crate) unsafe fn write_vectored<const PIECES: usize>(
     file: BorrowedFd<'_>,
-    row: &Row<PIECES>,
+    row: &IoVector<PIECES>,
 ) -> io::Result<usize> {
     // SAFETY: the kernel reads the entries and the memory they name: the caller's contract.
     answer_of(unsafe { libc::writev(file.as_raw_fd(), row.0.as_ptr(), row.0.len() as libc::c_int) })
