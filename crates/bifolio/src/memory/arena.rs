@@ -1,21 +1,22 @@
-//! The arena: one reservation, cut into 2 MiB chunks; frame i belongs to descriptor i.
+//! The arena: one reservation of address space, divided into 2 MiB chunks. Frame i belongs to
+//! descriptor i.
 //!
-//! Called by `reclaim` (allocate, free, evacuate) and by whoever charges metadata. A chunk is made
-//! resident when the first folio needs it and the budget allows, and keeps its memory while frames
-//! come and go in it: a hit, a miss and an eviction do no page-table work.
+//! Called by `reclaim` (allocate, free, evacuate) and by all code that charges metadata. A chunk
+//! becomes resident when a folio first needs it and the budget allows it. It stays resident while
+//! its frames are allocated and freed, so hits, misses and evictions do no page-table work.
 //!
-//! Allocation prefers the slot after the neighbour's (`near`), then a free slot of the right order
-//! (`extents.rs`), then an empty chunk of another order, then what the bound still allows
-//! (`resident.rs`), then what is free around a few folios of another order. To find out whether
-//! there is room is to allocate: there is no question beforehand. A caller that gets nothing must
-//! evict. A chunk that is wanted for another order, or back by the kernel, is *evacuated*: nothing
-//! is allocated in it any more, its folios are evicted one by one (by `reclaim`), and when it is
-//! empty it changes its role. If some stay, what lies between them serves the other order
-//! (`chunk.rs`), or its pages are *retired*: given back by themselves, at the price of a huge page,
-//! and revived when the budget allows (`resident.rs`).
+//! Allocation tries, in this order: the slot after the neighbour's (`near`); a free slot of the
+//! right order (`extents.rs`); an empty chunk of another order; a new chunk, if the bound allows it
+//! (`resident.rs`); the free pages of a chunk that holds only a few folios of another order. There
+//! is no separate query for free room: the caller allocates, and evicts if it gets nothing. A chunk
+//! that is needed for another order, or must be returned to the kernel, is *evacuated*: nothing
+//! more is allocated in it, `reclaim` evicts its folios one by one, and when it is empty it changes
+//! its role. If some folios cannot be evicted, the pages between them serve the other order
+//! (`chunk.rs`) or are *retired*: returned to the kernel as single pages, at the price of a huge
+//! page, and made resident again when the budget allows (`resident.rs`).
 //!
 //! # Safety
-//! Hands out addresses inside the reservation; touches none.
+//! Returns addresses inside the reservation and never dereferences them.
 
 use super::chunk::{CHUNK_BYTES, CHUNK_PAGES, Chunk};
 use super::extents::Available;
@@ -34,52 +35,55 @@ pub(super) const PAGE_BYTES: u64 = 4096;
 pub(super) const DESCRIPTOR_BYTES: u64 = 64;
 pub(super) const FRAME_BYTES: u64 = PAGE_BYTES + DESCRIPTOR_BYTES;
 
-/// How many chunks of another order are looked at for one of which much is free.
+/// Upper bound on the chunks that a search for a sparse chunk of another order examines.
 const LISTED_LOOKED_AT_MAX: usize = 16;
 
-/// A snapshot of the use of the arena.
+/// A snapshot of the arena's memory use.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct ArenaUse {
-    /// The bound, bytes.
+    /// The bound, in bytes.
     pub(crate) bound_bytes: u64,
-    /// Charged: frames, descriptors, tables.
+    /// Bytes charged for frames, descriptors and tables.
     pub(crate) used_bytes: u64,
-    /// Resident frames, bytes.
+    /// Bytes of resident frames.
     pub(crate) frame_bytes: u64,
-    /// Free pages in resident chunks, whatever folios they are good for.
+    /// Free pages in resident chunks, for folios of any order.
     pub(crate) free_pages: u64,
 }
 
 #[derive(Debug)]
 pub(super) struct State {
     pub(super) budget: Budget,
-    /// Those that have ever been in use, from the first one on.
+    /// Chunks that have been in use at some time, from the first one on.
     pub(super) chunks: Vec<Chunk>,
-    /// How many there may be.
+    /// Upper bound on the number of chunks.
     pub(super) chunks_max: usize,
-    /// For each order, chunks that have free slots of it.
+    /// Chunks with free slots, by order.
     pub(super) available: [Available; ORDER_MAX as usize + 1],
     /// Pages of free slots.
     pub(super) free_pages: u64,
-    /// Resident pages that are in no folio: those, and what lies between folios of other orders.
+    /// Resident pages that belong to no folio: the free slots, and pages between folios of other
+    /// orders.
     pub(super) unused_pages: u64,
     pub(super) frame_pages: u64,
     /// Retired pages of chunks in service.
     pub(super) retired_pages: u64,
-    /// How many of `chunks_max` are vacant.
+    /// Vacant chunks, out of `chunks_max`.
     pub(super) vacant_chunks: u64,
-    /// A chunk is being made resident ahead of need.
+    /// `true` while a chunk is made resident ahead of need.
     pub(super) is_allocating_chunk: bool,
-    /// The order that was last asked for.
+    /// Order of the last allocation.
     pub(super) last_order: u8,
-    /// The kernel has refused memory that the bound allows: it is asked again only in need.
+    /// `true` after the kernel refused memory that the bound allows. Chunks are then allocated only
+    /// when an allocation needs one, not ahead of need.
     pub(super) is_allocation_refused: bool,
-    /// Nothing else was to be had: folios get the room for tables, until a chunk is given back.
+    /// `true` if folios may use the pages kept for tables, because no others were left. Ends when a
+    /// chunk is returned to the kernel.
     pub(super) spends_table_room: bool,
     pub(super) region_pages: RegionPages,
 }
 
-/// See the head of the file.
+/// The frames of a cache; see the [module documentation](self).
 #[derive(Debug)]
 pub(crate) struct Arena {
     pub(super) memory: Reservation,
@@ -88,22 +92,23 @@ pub(crate) struct Arena {
     pub(super) state: Mutex<State>,
     /// Signalled when `State::is_allocating_chunk` ends.
     pub(super) grown: Condvar,
-    /// Whether another chunk should be made resident before it is needed.
+    /// Mirror of `State::wants_chunk`: another chunk should be made resident ahead of need.
     wants_chunk: AtomicBool,
-    /// Mirrors the budget's bound.
+    /// Mirror of the budget's bound, in pages.
     bound_pages: AtomicU64,
-    /// Mirrors `free_pages` plus what the budget still allows, for the watermarks.
+    /// Mirror of `free_pages` plus the pages that the budget still allows, for the watermarks.
     obtainable_pages: AtomicU64,
-    /// Mirrors what the budget still allows.
+    /// Mirror of the pages that the budget still allows.
     left_pages: AtomicU64,
-    /// Mirrors the pages that folios can have, in use or not.
+    /// Mirror of the number of pages that folios can have, allocated or not.
     folio_pages_max: AtomicU64,
-    /// Mirrors the region pages in use.
+    /// Mirror of the number of region pages in use.
     pub(super) region_page_count: AtomicU64,
 }
 
 impl Arena {
-    /// Reserves address space for `bound_bytes_max` bytes of frames and allows `bound_bytes`.
+    /// Reserves address space for `bound_bytes_max` bytes of frames and sets the bound to
+    /// `bound_bytes`.
     pub(crate) fn new(
         bound_bytes: u64,
         bound_bytes_max: u64,
@@ -151,60 +156,61 @@ impl Arena {
         })
     }
 
-    /// How many chunks there is address space for.
+    /// Returns the number of chunks that fit the address space.
     pub(crate) fn chunks(&self) -> usize {
         self.memory.len() / CHUNK_BYTES as usize
     }
 
-    /// Chunks that are needed: those of one order may all be whole but the last.
+    /// Returns the number of chunks that the largest bound needs. For each order, all chunks but
+    /// the last may be completely used.
     pub(super) fn chunks_max(bound_bytes_max: u64) -> u64 {
         bound_bytes_max.div_ceil(CHUNK_BYTES) + u64::from(ORDER_MAX)
     }
 
-    /// Descriptors that are needed: one for each frame there is address space for, and as many
-    /// for region pages.
+    /// Returns the number of descriptors: one for each frame of the address space, and as many for
+    /// region pages.
     pub(crate) fn descriptors_max(bound_bytes_max: u64) -> u64 {
         2 * Self::chunks_max(bound_bytes_max) * u64::from(CHUNK_PAGES)
     }
 
-    /// Address of frame 0; frame i follows at i * 4096 bytes.
+    /// Returns the address of frame 0; frame i is i * 4096 bytes later.
     #[inline(always)]
     pub(crate) fn base(&self) -> *mut u8 {
         self.memory.as_ptr()
     }
 
-    /// Address of a folio's first byte.
+    /// Returns the address of a folio's first byte.
     #[inline(always)]
     pub(crate) fn address(&self, id: FolioId) -> *mut u8 {
         self.base().wrapping_add(id.0 as usize * PAGE_BYTES as usize)
     }
 
-    /// Pages that are free, or that the budget still allows; a hint.
+    /// Returns the number of pages that are free or that the budget still allows; a hint.
     pub(crate) fn obtainable_pages(&self) -> u64 {
         self.obtainable_pages.load(Ordering::Relaxed)
     }
 
-    /// Whether so many pages are free, or would be made resident, for folios as `kind` says.
+    /// Returns `true` if `pages` pages for folios of `kind` are free or can be made resident.
     pub(crate) fn has_room_for(&self, kind: FrameKind, pages: u64) -> bool {
         let state = self.state.lock();
         let room_pages = match kind {
             FrameKind::Arena { .. } if state.affordable_pages(0) > 0 => state.obtainable_pages(),
             FrameKind::Arena { .. } => state.free_pages,
-            // Free frames of the arena can be given back for them.
+            // Free frames of the arena can be returned to the kernel to make room for region pages.
             FrameKind::Region => state.free_pages.max(state.budget.left_bytes() / PAGE_BYTES),
         };
         room_pages >= pages
     }
 
-    /// The bound, pages.
+    /// Returns the bound, in pages.
     pub(crate) fn bound_pages(&self) -> u64 {
         self.bound_pages.load(Ordering::Relaxed)
     }
 
-    /// Finds a free frame run for a folio of `order`, after `near` if possible.
+    /// Allocates frames for a folio of `order`, after `near` if possible.
     ///
-    /// `Ok(None)`: everything the bound allows is in use. An error is the kernel's refusal of
-    /// memory the bound would allow.
+    /// Returns `Ok(None)` if everything that the bound allows is in use, and an error if the kernel
+    /// refuses memory that the bound allows.
     pub(crate) fn allocate(
         &self,
         order: u8,
@@ -222,7 +228,7 @@ impl Arena {
                 continue;
             }
             if state.is_allocating_chunk {
-                // It comes next in the order of the chunks, which is that of the file's pages.
+                // Waiting keeps the order of the chunks equal to that of the file's pages.
                 self.grown.wait(&mut state);
                 continue;
             }
@@ -240,8 +246,8 @@ impl Arena {
         Ok(Some(id))
     }
 
-    /// Finds a free frame run for the folio `from`, which is to make room in its extent, where
-    /// neighbours have no room anyway.
+    /// Allocates frames for a folio that is moved out of the extent of `from`, in an extent that
+    /// has no room for runs of neighbours.
     pub(crate) fn allocate_partial(&self, order: u8, from: FolioId) -> Option<FolioId> {
         let mut state = self.state.lock();
         let (chunk, slot) = state.partial_slot(order, Some(from))?;
@@ -250,8 +256,8 @@ impl Arena {
         Some(FolioId(chunk as u32 * CHUNK_PAGES + (slot << order)))
     }
 
-    /// Finds a free frame run for a folio that is to leave a chunk that is being emptied: in
-    /// another one, where neighbours have no room anyway, if possible.
+    /// Allocates frames for a folio that is moved out of a chunk under evacuation: in another
+    /// chunk, and if possible in an extent that has no room for runs of neighbours.
     pub(crate) fn allocate_elsewhere(&self, order: u8) -> Option<FolioId> {
         let mut state = self.state.lock();
         if !state.has_free_slot(order) {
@@ -264,14 +270,15 @@ impl Arena {
         Some(FolioId(chunk as u32 * CHUNK_PAGES + (slot << order)))
     }
 
-    /// Gives a folio's frames back. Its descriptor is frozen.
+    /// Frees a folio's frames. The caller has frozen its descriptor.
     pub(crate) fn free(&self, id: FolioId) {
         let mut state = self.state.lock();
         state.put(id);
         self.publish(&state);
     }
 
-    /// Charges `bytes` of metadata about to be touched; `false` when the bound does not allow it.
+    /// Charges `bytes` of metadata before it is touched. Returns `false` if the bound does not
+    /// allow it.
     #[must_use]
     pub(crate) fn charge(&self, bytes: u64) -> bool {
         let mut state = self.state.lock();
@@ -280,14 +287,14 @@ impl Arena {
         charged
     }
 
-    /// Gives back what [`Self::charge`] took.
+    /// Releases the charge of [`Self::charge`].
     pub(crate) fn uncharge(&self, bytes: u64) {
         let mut state = self.state.lock();
         state.budget.give_back(bytes);
         self.publish(&state);
     }
 
-    /// Sets the bound; what is over it must be evacuated by the caller.
+    /// Sets the bound. The caller must evacuate the excess.
     pub(crate) fn set_bound(&self, bound_bytes: u64) {
         let mut state = self.state.lock();
         state.budget.bound_bytes = bound_bytes;
@@ -295,23 +302,23 @@ impl Arena {
         self.publish(&state);
     }
 
-    /// Pages the budget still allows.
+    /// Returns the number of pages that the budget still allows.
     pub(crate) fn left_pages(&self) -> u64 {
         self.left_pages.load(Ordering::Relaxed)
     }
 
-    /// Pages that folios can have, in use or not: what metadata leaves of the bound, as far as it
-    /// is worth being made frames; a hint.
+    /// Returns the number of pages that folios can have, allocated or not: the part of the bound
+    /// that is not metadata, as far as it is worth making resident; a hint.
     pub(crate) fn folio_pages_max(&self) -> u64 {
         self.folio_pages_max.load(Ordering::Relaxed)
     }
 
-    /// Bytes resident beyond the bound.
+    /// Returns the number of resident bytes above the bound.
     pub(crate) fn excess_bytes(&self) -> u64 {
         self.state.lock().budget.excess_bytes()
     }
 
-    /// A snapshot of what is used.
+    /// Returns a snapshot of the memory use.
     pub(crate) fn usage(&self) -> ArenaUse {
         let state = self.state.lock();
         ArenaUse {
@@ -322,8 +329,8 @@ impl Arena {
         }
     }
 
-    /// The kernel must not make a huge page of a chunk that is there in part: it would bring what
-    /// is not charged. Whether it will not.
+    /// Keeps the kernel from making a huge page of a partly resident chunk, which would add pages
+    /// that are not charged. Returns `false` if the kernel refuses.
     pub(super) fn keep_small(&self, number: usize) -> bool {
         let offset_bytes = number * CHUNK_BYTES as usize;
         !self.may_use_huge_pages()
@@ -335,7 +342,7 @@ impl Arena {
         allowed && self.features.has(Feature::TransparentHugePages)
     }
 
-    /// Whether [`Self::preallocate`] has something to do; a hint.
+    /// Returns `true` if [`Self::preallocate`] has work to do; a hint.
     pub(crate) fn wants_chunk(&self) -> bool {
         self.wants_chunk.load(Ordering::Relaxed)
     }
@@ -349,7 +356,7 @@ impl Arena {
     }
 }
 
-/// Where pages of a chunk lie in the arena, and how long they are, bytes.
+/// Returns the offset in the arena and the length of pages of a chunk, both in bytes.
 pub(super) fn place_of(chunk: usize, pages: &Range<u32>) -> (usize, usize) {
     let offset_bytes = chunk * CHUNK_BYTES as usize + pages.start as usize * PAGE_BYTES as usize;
     (offset_bytes, (pages.end - pages.start) as usize * PAGE_BYTES as usize)
@@ -369,8 +376,8 @@ impl State {
     }
 
     fn obtainable_pages(&self) -> u64 {
-        // Pages that the budget allows and no chunk has a place for do not count, nor do vacant
-        // chunks when too little is left to begin one.
+        // Pages that the budget allows but that fit no chunk do not count; neither do vacant chunks
+        // if the budget left is too small to use one.
         let vacant_chunks = if self.affordable_pages(0) > 0 { self.vacant_chunks } else { 0 };
         let places = vacant_chunks * u64::from(CHUNK_PAGES) + self.retired_pages;
         self.free_pages + places.min(self.budget.left_bytes() / FRAME_BYTES)
@@ -380,17 +387,17 @@ impl State {
         self.available[order as usize].chunks().next().is_some()
     }
 
-    /// A chunk for another order that holds nothing, and has a slot of this one.
+    /// Returns an empty chunk of another order that has a slot of this one.
     fn empty_chunk(&self, order: u8) -> Option<usize> {
         let fits = |chunk: &Chunk| chunk.is_empty() && chunk.has_slot_of(order);
         self.listed_for_others(order, usize::MAX).find(|number| fits(&self.chunks[*number]))
     }
 
-    /// A chunk for another order of which a good part is free. What is in it may be pinned, or have
-    /// nowhere to go: nobody need be evicted for what is free beside it.
+    /// Returns a chunk of another order that is at least a quarter free. Its folios may be pinned
+    /// or impossible to evict; its free pages can be used without evicting any.
     fn sparse_chunk(&self, order: u8) -> Option<usize> {
         if self.free_pages < self.frame_pages / 64 {
-            // So much is free ahead of need: the lists are not worth a look.
+            // Less than the reserve that is kept free ahead of need: the search is not worth it.
             return None;
         }
         let fits = |chunk: &Chunk| {
@@ -401,13 +408,13 @@ impl State {
         listed.find(|number| fits(&self.chunks[*number]))
     }
 
-    /// Chunks that have free slots of another order, so many of each.
+    /// Returns chunks with free slots of other orders, at most `each_max` of each order.
     fn listed_for_others(&self, order: u8, each_max: usize) -> impl Iterator<Item = usize> + '_ {
         let others = (0..=ORDER_MAX).filter(move |other| *other != order);
         others.flat_map(move |other| self.available[other as usize].chunks().take(each_max))
     }
 
-    /// Cuts a chunk anew for folios of `order`; whether there is one.
+    /// Cuts a chunk into slots of `order`. Returns `false` if `chunk` is `None`.
     fn convert(&mut self, chunk: Option<usize>, order: u8) -> bool {
         let Some(number) = chunk else { return false };
         self.unlist(number);
@@ -416,7 +423,7 @@ impl State {
         true
     }
 
-    /// Cuts a chunk anew, which is on no list.
+    /// Cuts a chunk that is on no list into slots of `order`.
     pub(super) fn cut(&mut self, number: usize, order: u8) {
         let chunk = &mut self.chunks[number];
         let free_before = u64::from(chunk.free_pages());
@@ -442,7 +449,7 @@ impl State {
     }
 }
 
-/// The bytes that may be resident, and those that are. Pure arithmetic under the arena's lock.
+/// The bound and the bytes charged against it. Pure arithmetic under the arena's lock.
 #[derive(Debug)]
 pub(super) struct Budget {
     pub(super) bound_bytes: u64,
@@ -454,17 +461,17 @@ impl Budget {
         Self { bound_bytes, used_bytes: 0 }
     }
 
-    /// Bytes that may still be taken.
+    /// Returns the number of bytes that can still be charged.
     pub(super) fn left_bytes(&self) -> u64 {
         self.bound_bytes.saturating_sub(self.used_bytes)
     }
 
-    /// Bytes that must be given back.
+    /// Returns the number of bytes charged above the bound.
     pub(super) fn excess_bytes(&self) -> u64 {
         self.used_bytes.saturating_sub(self.bound_bytes)
     }
 
-    /// Takes `bytes` if they fit.
+    /// Charges `bytes` if they fit.
     #[must_use]
     pub(super) fn try_take(&mut self, bytes: u64) -> bool {
         let fits = bytes <= self.left_bytes();
@@ -475,7 +482,11 @@ impl Budget {
     }
 
     pub(super) fn give_back(&mut self, bytes: u64) {
-        debug_assert!(bytes <= self.used_bytes, "{bytes} of {}", self.used_bytes);
+        debug_assert!(
+            bytes <= self.used_bytes,
+            "cannot release {bytes} bytes: only {} are charged",
+            self.used_bytes
+        );
         self.used_bytes -= bytes;
     }
 }

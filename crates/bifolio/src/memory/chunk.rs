@@ -1,16 +1,17 @@
-//! A chunk: 2 MiB of frames, cut for one folio order at a time. Pure bookkeeping.
+//! A chunk: 2 MiB of frames, cut into slots for folios of one order at a time. Pure bookkeeping.
 //!
-//! A chunk is the unit in which memory is taken from the kernel (one huge page) and in which folio
-//! sizes change: a slot is what a folio of the chunk's order gets. The truth is kept by page:
+//! Memory is taken from the kernel in chunks (one huge page each), and folio sizes change by chunk:
+//! each slot fits one folio of the chunk's order. The authoritative state is kept by page:
 //!
 //! ```text
 //!   page       retired   free   used        retired: not resident, not charged
 //!   slot       free: all its pages are      (of the order the chunk is cut for)
 //! ```
 //!
-//! So a chunk may be cut anew while folios of another order are in it (those are *foreign* then):
-//! what lies between them serves. And one that is there only in part, where the bound ends or where
-//! pins kept it when the bound shrank, is one with retired pages.
+//! So a chunk can be cut for another order while it still holds folios of the previous one
+//! (*foreign* folios): the pages between them form the new slots. A chunk that is only partly
+//! resident, because the bound ends in it or because pinned folios kept part of it when the bound
+//! shrank, has retired pages.
 
 use super::ORDER_MAX;
 use super::extents::Listed;
@@ -27,37 +28,38 @@ const _: () = assert!(1 << ORDER_MAX == CHUNK_PAGES);
 pub(super) enum Role {
     /// Not resident.
     Vacant,
-    /// Charged, and being made resident by somebody who does not hold the arena's lock for that.
+    /// Charged; a thread makes it resident without holding the arena's lock.
     Allocating,
-    /// Resident, at least in part, and cut into slots of this order.
+    /// Resident, at least in part, and cut into slots of `order`.
     Slots { order: u8 },
 }
 
-/// See the head of the file.
+/// The state of one chunk; see the [module documentation](self).
 #[derive(Debug)]
 pub(super) struct Chunk {
     pub(super) role: Role,
-    /// Pages whose descriptors have ever been charged, from the first on: those stay resident.
+    /// Number of leading pages whose descriptors have been charged. Descriptors stay resident.
     pub(super) descriptor_pages: u32,
-    /// Being emptied: nothing is allocated here.
+    /// `true` while the chunk is evacuated: nothing is allocated in it.
     pub(super) draining: bool,
-    /// On which lists of its order it is.
+    /// Lists of its order that contain the chunk.
     pub(super) listed: Listed,
     free_slots: u32,
-    /// Of those, in sparse extents.
+    /// Free slots in sparse extents.
     sparse_slots: u32,
     used_pages: u32,
-    /// Folios of another order than the chunk's.
+    /// Number of folios whose order differs from the chunk's.
     foreign_folios: u32,
     /// Bit i: slot i is free.
     free: PageBits,
-    /// Bit i: page i is in a folio.
+    /// Bit i: page i belongs to a folio.
     used: PageBits,
-    /// Bit i: page i is the first one of a folio. A folio ends where the next one, or a page that
-    /// is not used, begins.
+    /// Bit i: page i is the first page of a folio. A folio ends where the next one, or an unused
+    /// page, begins.
     heads: PageBits,
     retired: PageBits,
-    /// It was there in part since it was vacant: its pages are no huge page.
+    /// `true` if the chunk has been partly resident since it was last vacant: the kernel may not
+    /// use a huge page for it.
     is_broken: bool,
 }
 
@@ -99,8 +101,9 @@ impl Chunk {
         self.used_pages
     }
 
-    /// The loss if it is emptied: its pages in use, roughly; and of about as many, a huge page is
-    /// more than small ones. So it is the same chunk that is broken again and again.
+    /// Returns a sort key for evacuation, smallest loss first: the used pages in quarters of a
+    /// chunk, then whether the chunk may still be one huge page, then the used pages. A chunk that
+    /// was broken already is therefore chosen before a whole one that holds about as many pages.
     pub(super) fn loss(&self) -> (u32, bool, u32) {
         const ROUGHLY: u32 = CHUNK_PAGES / 4;
         (self.used_pages.min(CHUNK_PAGES - 1) / ROUGHLY, !self.is_broken, self.used_pages)
@@ -110,7 +113,7 @@ impl Chunk {
         self.retired.count()
     }
 
-    /// Pages that are resident.
+    /// Returns the number of resident pages.
     pub(super) fn resident_pages(&self) -> u32 {
         CHUNK_PAGES - self.retired_pages()
     }
@@ -119,7 +122,8 @@ impl Chunk {
         self.free_slots
     }
 
-    /// Pages of free slots; others that are free are of no use to folios of the chunk's order.
+    /// Returns the number of pages in free slots. Other free pages cannot hold a folio of the
+    /// chunk's order.
     pub(super) fn free_pages(&self) -> u32 {
         self.free_slots << self.order()
     }
@@ -132,12 +136,12 @@ impl Chunk {
         self.is_in_service() && self.used_pages == 0
     }
 
-    /// Whether it is cut for folios of `order` and has no others.
+    /// Returns `true` if the chunk is cut for folios of `order` and holds no others.
     pub(super) fn is_all_of(&self, order: u8) -> bool {
         self.role == Role::Slots { order } && self.foreign_folios == 0
     }
 
-    /// Cuts it into slots of `order`; folios that are in it stay where they are.
+    /// Cuts the chunk into slots of `order`; its folios stay where they are.
     pub(super) fn cut(&mut self, order: u8) {
         self.role = Role::Slots { order };
         let lost = self.used.or(&self.retired);
@@ -153,21 +157,21 @@ impl Chunk {
         self.foreign_folios = self.heads.iter().filter(is_foreign).count() as u32;
     }
 
-    /// Puts a chunk into service of which so much is resident, cut into slots of `order`.
+    /// Puts a chunk with the resident pages `pages` into service, cut into slots of `order`.
     pub(super) fn begin(&mut self, pages: Range<u32>, order: u8) {
         self.is_broken = pages != (0..CHUNK_PAGES);
         self.retired.set(pages, false);
         self.cut(order);
     }
 
-    /// Nothing is in it, and nothing resident.
+    /// Makes an empty chunk vacant: none of its pages is resident any more.
     pub(super) fn vacate(&mut self) {
         debug_assert!(self.is_empty(), "{self:?}");
         let (descriptor_pages, listed) = (self.descriptor_pages, self.listed);
         *self = Self { descriptor_pages, listed, ..Self::vacant() };
     }
 
-    /// Whether folios of `order` may come in.
+    /// Returns `true` if folios of `order` can be allocated in the chunk.
     pub(super) fn is_for(&self, order: u8) -> bool {
         self.role == Role::Slots { order } && !self.draining
     }
@@ -176,7 +180,7 @@ impl Chunk {
         self.sparse_slots
     }
 
-    /// The bits of 64 slots, among them `slot`.
+    /// Returns the bits of the 64 slots around `slot`.
     pub(super) fn free_word(&self, slot: u32) -> u64 {
         self.free.word(slot)
     }
@@ -192,7 +196,7 @@ impl Chunk {
         self.sparse_slots = self.sparse_slots + self.sparse_slots_beside(slot) - sparse_before;
     }
 
-    /// Pages have changed: the slots they lie in are free, or no longer.
+    /// Updates the slots of pages whose state has changed.
     fn note_changed(&mut self, pages: Range<u32>) {
         let order = self.order();
         for slot in pages.start >> order..=(pages.end - 1) >> order {
@@ -204,9 +208,9 @@ impl Chunk {
         }
     }
 
-    /// Gives the slot, which must be free, to a folio.
+    /// Allocates the slot, which must be free, to a folio.
     pub(super) fn take(&mut self, slot: u32) {
-        debug_assert!(self.is_free(slot), "slot {slot} is in use");
+        debug_assert!(self.is_free(slot), "slot {slot} is already in use");
         let pages = self.pages_of(slot);
         self.used_pages += pages.end - pages.start;
         self.heads.set(pages.start..pages.start + 1, true);
@@ -218,7 +222,7 @@ impl Chunk {
         self.heads.next(first + 1, true).min(self.used.next(first, false))
     }
 
-    /// Takes the pages of the folio back whose first one is `first`, and tells how many.
+    /// Frees the pages of the folio whose first page is `first`. Returns their number.
     pub(super) fn put(&mut self, first: u32) -> u32 {
         debug_assert!(self.heads.has(first), "page {first} freed twice");
         let pages = first..self.end_of_folio(first);
@@ -228,7 +232,7 @@ impl Chunk {
         self.heads.set(first..first + 1, false);
         self.used.set(pages.clone(), false);
         if count == 1 << self.order() {
-            // A slot, all of it and nothing else.
+            // The folio fills exactly one slot.
             self.set_free(first >> self.order(), true);
         } else {
             self.note_changed(pages);
@@ -236,7 +240,7 @@ impl Chunk {
         count
     }
 
-    /// The first free pages in a row, at most `pages_max`, whether they make a slot or not.
+    /// Returns the first run of free pages, cut to `pages_max`, whether or not they form a slot.
     pub(super) fn first_free_pages(&self, pages_max: u32) -> Option<Range<u32>> {
         let lost = self.used.or(&self.retired);
         let start = lost.next(0, false);
@@ -244,26 +248,27 @@ impl Chunk {
         (start < end).then_some(start..end)
     }
 
-    /// Free pages are given back to the kernel.
+    /// Marks free pages as retired: they are returned to the kernel.
     pub(super) fn retire(&mut self, pages: Range<u32>) {
         self.is_broken = true;
         self.retired.set(pages.clone(), true);
         self.note_changed(pages);
     }
 
-    /// Pages that are resident again, or for the first time, are free ones.
+    /// Marks retired pages as free: they are resident.
     pub(super) fn revive(&mut self, pages: Range<u32>) {
         self.retired.set(pages.clone(), false);
         self.note_changed(pages);
     }
 
-    /// Retired pages of a range.
+    /// Returns the number of retired pages in a range.
     pub(super) fn retired_in(&self, pages: Range<u32>) -> u32 {
         self.retired.count_in(pages)
     }
 
-    /// The first slots in a row of `order` that would be free if they were resident, of which at
-    /// most `pages_max` pages are not; as pages. With `known`, only where descriptors are.
+    /// Returns, as pages, the first run of slots of `order` that would be free if their retired
+    /// pages were resident, as long as at most `pages_max` pages are retired. With `known`, only
+    /// considers pages whose descriptors are charged.
     pub(super) fn revivable(&self, order: u8, pages_max: u32, known: bool) -> Option<Range<u32>> {
         if self.retired_pages() == 0 {
             return None;
@@ -281,13 +286,14 @@ impl Chunk {
         Some(start..pages_of(last).end)
     }
 
-    /// Whether it has a free slot of `order`, or would have one if it was cut for that.
+    /// Returns `true` if the chunk has a free slot of `order`, or would have one if it were cut for
+    /// `order`.
     pub(super) fn has_slot_of(&self, order: u8) -> bool {
         let lost = self.used.or(&self.retired);
         (0..CHUNK_PAGES >> order).any(|slot| lost.count_in(slot << order..(slot + 1) << order) == 0)
     }
 
-    /// The first pages of the folios in it.
+    /// Returns the first page of each folio in the chunk.
     pub(super) fn folios(&self) -> impl Iterator<Item = u32> + '_ {
         self.heads.iter()
     }
@@ -296,7 +302,7 @@ impl Chunk {
 const WORD_BITS: u32 = u64::BITS;
 const WORDS: usize = (CHUNK_PAGES / WORD_BITS) as usize;
 
-/// A bit for each page of a chunk.
+/// One bit for each page of a chunk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct PageBits([u64; WORDS]);
 
@@ -304,22 +310,22 @@ impl PageBits {
     /// All bits set.
     pub(super) const ALL: Self = Self([u64::MAX; WORDS]);
 
-    /// The word with bit `at`.
+    /// Returns the word that contains bit `at`.
     pub(super) fn word(&self, at: u32) -> u64 {
         self.0[(at / WORD_BITS) as usize]
     }
 
-    /// Whether bit `at` is set; `false` behind the last one.
+    /// Returns `true` if bit `at` is set; `false` if it is past the last one.
     pub(super) fn has(&self, at: u32) -> bool {
         at < CHUNK_PAGES && self.word(at) & (1 << (at % WORD_BITS)) != 0
     }
 
-    /// How many bits are set.
+    /// Returns the number of set bits.
     pub(super) fn count(&self) -> u32 {
         self.0.iter().map(|word| word.count_ones()).sum()
     }
 
-    /// How many bits of `bits` are set.
+    /// Returns the number of set bits in `bits`.
     pub(super) fn count_in(&self, bits: Range<u32>) -> u32 {
         words_of(bits).map(|(number, mask)| (self.0[number] & mask).count_ones()).sum()
     }
@@ -332,7 +338,8 @@ impl PageBits {
         }
     }
 
-    /// The first bit at or after `from` that is `value`; [`CHUNK_PAGES`] if there is none.
+    /// Returns the first bit at or after `from` that equals `value`, or [`CHUNK_PAGES`] if there is
+    /// none.
     pub(super) fn next(&self, from: u32, value: bool) -> u32 {
         let mut at = from;
         while at < CHUNK_PAGES {
@@ -346,19 +353,19 @@ impl PageBits {
         CHUNK_PAGES
     }
 
-    /// The bits that are set here or there.
+    /// Returns the union of both sets.
     pub(super) fn or(&self, other: &Self) -> Self {
         Self(std::array::from_fn(|number| self.0[number] | other.0[number]))
     }
 
-    /// The bits that are set.
+    /// Returns the set bits in ascending order.
     pub(super) fn iter(&self) -> impl Iterator<Item = u32> + '_ {
         let next = |from| Some(self.next(from, true)).filter(|at| *at < CHUNK_PAGES);
         std::iter::successors(next(0), move |at| next(at + 1))
     }
 }
 
-/// The words that `bits` lie in, with a mask of those that do.
+/// Returns the index of each word that `bits` overlaps, with the mask of those bits.
 fn words_of(bits: Range<u32>) -> impl Iterator<Item = (usize, u64)> {
     (bits.start / WORD_BITS..bits.end.div_ceil(WORD_BITS)).map(move |number| {
         let base = number * WORD_BITS;
@@ -373,7 +380,7 @@ fn words_of(bits: Range<u32>) -> impl Iterator<Item = (usize, u64)> {
 mod tests {
     use super::*;
 
-    /// The lowest free slot.
+    /// Returns the lowest free slot.
     fn first_free(chunk: &Chunk) -> Option<u32> {
         Some(chunk.free.next(0, true)).filter(|slot| *slot < chunk.slots())
     }
@@ -385,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn every_slot_is_handed_out_once_at_every_order() {
+    fn every_slot_is_allocated_once_at_every_order() {
         for order in 0..=ORDER_MAX {
             let mut chunk = chunk_of(order, CHUNK_PAGES - 5);
             let mut taken = Vec::new();
@@ -423,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chunk_that_is_cut_anew_serves_around_what_is_in_it() {
+    fn a_recut_chunk_has_slots_between_its_old_folios() {
         let mut chunk = chunk_of(4, CHUNK_PAGES);
         for slot in 0..3 {
             chunk.take(slot);
@@ -436,7 +443,7 @@ mod tests {
         chunk.cut(4);
         assert_eq!((chunk.free_slots(), first_free(&chunk)), (29, Some(3)));
         assert!(!chunk.is_all_of(4), "a small folio is in it");
-        // Each folio gives back what it has, whatever the chunk is cut for.
+        // Each folio frees its own pages, whatever order the chunk is cut for.
         chunk.put(0);
         assert_eq!((chunk.free_slots(), first_free(&chunk)), (30, Some(0)));
         chunk.put(16);
@@ -448,7 +455,7 @@ mod tests {
     }
 
     #[test]
-    fn folios_that_touch_each_other_are_told_apart() {
+    fn adjacent_folios_are_distinguished() {
         let mut random = fastrand::Rng::with_seed(1);
         let mut chunk = chunk_of(0, CHUNK_PAGES);
         let mut folios: Vec<(u32, u8)> = Vec::new();

@@ -1,15 +1,16 @@
-//! Extents: which free slot a folio gets, so that neighbours find room beside each other.
+//! Extents: chooses the slot of a new folio, so that folios of neighbouring pages get adjacent
+//! frames.
 //!
 //! Called by `arena.rs` under its lock. An extent is 64 KiB of frames, or one larger folio. An
-//! extent of which three quarters are free is *sparse*. The free slots of all others are *partial*:
-//! folios that make room in an extent are moved there (`reclaim::extents`).
+//! extent that is at least three quarters free is *sparse*. The free slots of all other extents are
+//! *partial*: `reclaim::extents` moves folios to them when it empties an extent.
 //!
 //! ```text
-//!   a fill: the slot behind its neighbour in the file;
-//!           else, with a neighbour, the start of a sparse extent: two files that are filled at the
-//!             same time do not alternate in one;
-//!           else the lowest free slot of the first chunk that has any
-//!   a move: the fullest extent of a chunk, from its end
+//!   fill: the slot after that of its neighbour in the file;
+//!         else, with a neighbour, the start of a sparse extent, so that two files that are
+//!           filled at the same time do not alternate in one extent;
+//!         else the lowest free slot of the first chunk that has any
+//!   move: the fullest extent of a chunk, from its end
 //! ```
 
 use super::arena::State;
@@ -20,23 +21,23 @@ use std::collections::VecDeque;
 /// Pages of an extent.
 pub(crate) const EXTENT_PAGES: u32 = 16;
 
-/// Where the free slots of one order are.
+/// Chunks with free slots of one order.
 #[derive(Debug, Default)]
 pub(super) struct Available {
-    /// Chunks with sparse extents, the one that has had some longest first: it probably has most.
+    /// Chunks with sparse extents. The chunk listed longest is first: it probably has the most.
     sparse: VecDeque<u32>,
     /// Chunks with partial slots.
     partial: VecDeque<u32>,
 }
 
 impl Available {
-    /// Chunks that have free slots; one that has both kinds comes twice.
+    /// Returns the chunks that have free slots. A chunk with both kinds appears twice.
     pub(super) fn chunks(&self) -> impl Iterator<Item = usize> {
         self.sparse.iter().chain(&self.partial).map(|number| *number as usize)
     }
 }
 
-/// The lists that a chunk is on.
+/// The lists that contain a chunk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Listed {
     sparse: bool,
@@ -52,7 +53,7 @@ impl Chunk {
         self.slots().div_ceil(self.extent_slots())
     }
 
-    /// The free slots of an extent, as the lowest bits.
+    /// Returns the free slots of an extent as the lowest bits of a word.
     fn extent_bits(&self, extent: u32) -> u64 {
         let first = extent * self.extent_slots();
         let mask = (1 << self.extent_slots()) - 1;
@@ -63,18 +64,19 @@ impl Chunk {
         self.extent_bits(extent).count_ones()
     }
 
-    /// Three quarters of it are free.
+    /// Returns `true` if at least three quarters of the extent are free.
     fn is_sparse(&self, extent: u32) -> bool {
         self.free_in_extent(extent) * 4 >= self.extent_slots() * 3
     }
 
-    /// Free slots of the extent of `slot`, if that is a sparse one.
+    /// Returns the number of free slots in the extent of `slot` if that extent is sparse, otherwise
+    /// 0.
     pub(super) fn sparse_slots_beside(&self, slot: u32) -> u32 {
         let extent = slot / self.extent_slots();
         if self.is_sparse(extent) { self.free_in_extent(extent) } else { 0 }
     }
 
-    /// Free slots in sparse extents, counted anew.
+    /// Counts the free slots in sparse extents.
     pub(super) fn count_sparse_slots(&self) -> u32 {
         (0..self.extents())
             .map(|extent| self.sparse_slots_beside(extent * self.extent_slots()))
@@ -86,15 +88,15 @@ impl Chunk {
         (bits != 0).then(|| extent * self.extent_slots() + bits.trailing_zeros())
     }
 
-    /// An extent that is all free; else a sparse one.
+    /// Returns an extent that is completely free, or else a sparse one.
     fn sparse_extent(&self) -> Option<u32> {
         let whole =
             (0..self.extents()).find(|extent| self.free_in_extent(*extent) == self.extent_slots());
         whole.or_else(|| (0..self.extents()).find(|extent| self.is_sparse(*extent)))
     }
 
-    /// The last free slot of the extent with the fewest, but neither of a sparse one nor of
-    /// `avoid`.
+    /// Returns the last free slot of the extent with the fewest free slots, ignoring sparse extents
+    /// and `avoid`.
     fn partial_slot(&self, avoid: Option<u32>) -> Option<u32> {
         let partial = |extent: &u32| {
             self.extent_bits(*extent) != 0 && !self.is_sparse(*extent) && Some(*extent) != avoid
@@ -108,7 +110,7 @@ impl Chunk {
 }
 
 impl State {
-    /// The slot for a fill, as the head of the file says.
+    /// Chooses the slot for a fill; see the [module documentation](self).
     pub(super) fn slot_for(&self, order: u8, near: Option<FolioId>) -> Option<(usize, u32)> {
         let beside = |near| self.slot_after(near, order).or_else(|| self.sparse_slot(order));
         near.and_then(beside).or_else(|| {
@@ -119,7 +121,7 @@ impl State {
         })
     }
 
-    /// A free slot where neighbours have no room anyway, but not in the extent of `avoid`.
+    /// Chooses a free slot in an extent that is not sparse, and not in the extent of `avoid`.
     pub(super) fn partial_slot(&self, order: u8, avoid: Option<FolioId>) -> Option<(usize, u32)> {
         self.available[order as usize].partial.iter().take(2).find_map(|number| {
             let number = *number as usize;
@@ -130,14 +132,14 @@ impl State {
         })
     }
 
-    /// The first slot of a sparse extent.
+    /// Returns the first free slot of a sparse extent.
     pub(super) fn sparse_slot(&self, order: u8) -> Option<(usize, u32)> {
         let number = *self.available[order as usize].sparse.front()? as usize;
         let chunk = &self.chunks[number];
         Some((number, chunk.lowest_free_of(chunk.sparse_extent()?)?))
     }
 
-    /// The slot that follows folio `near`, if it is free and of the same order.
+    /// Returns the slot that follows folio `near`, if it is free and of the same order.
     fn slot_after(&self, near: FolioId, order: u8) -> Option<(usize, u32)> {
         let frame = near.0 + (1 << order);
         let (number, page) = ((frame / CHUNK_PAGES) as usize, frame % CHUNK_PAGES);
@@ -146,7 +148,7 @@ impl State {
         chunk.is_free(slot).then_some((number, slot))
     }
 
-    /// Puts a chunk on the lists it belongs to, and takes it off the others.
+    /// Adds a chunk to the lists that it belongs to, and removes it from the others.
     pub(super) fn list(&mut self, number: usize) {
         let chunk = &self.chunks[number];
         let is_listed = chunk.is_in_service() && !chunk.draining;
@@ -155,7 +157,7 @@ impl State {
         self.set_listed(number, Listed { sparse, partial });
     }
 
-    /// Takes a chunk off all lists: it is about to be cut anew, or given back.
+    /// Removes a chunk from all lists before it is cut for another order or returned to the kernel.
     pub(super) fn unlist(&mut self, number: usize) {
         self.set_listed(number, Listed::default());
     }
@@ -173,7 +175,7 @@ fn relist(list: &mut VecDeque<u32>, number: usize, was_listed: bool, is_listed: 
     if is_listed && !was_listed {
         list.push_back(number as u32);
     } else if was_listed && !is_listed {
-        // The chunk in use is at the front of the list.
+        // The chunk that allocations use is at the front of the list.
         if let Some(at) = list.iter().position(|listed| *listed as usize == number) {
             list.remove(at);
         }
@@ -209,7 +211,7 @@ mod tests {
             self.arena.allocate(0, near, &self.folios).unwrap().expect("a free frame").0
         }
 
-        /// Takes all frames, then frees these.
+        /// Allocates all frames, then frees those in `free`.
         fn with_free(free: impl IntoIterator<Item = u32>) -> Self {
             let world = Self::new();
             for frame in 0..2 * CHUNK_PAGES {
@@ -262,14 +264,14 @@ mod tests {
         let mut random = fastrand::Rng::with_seed(1);
         let mut used: Vec<u32> = (0..2 * CHUNK_PAGES).collect();
         for step in 0..20_000 {
-            // Mostly full, mostly empty, by turns.
+            // Alternates between mostly full and mostly empty.
             let frees = random.u32(..100) < if step / 2000 % 2 == 0 { 60 } else { 40 };
             if frees && !used.is_empty() {
                 world.arena.free(FolioId(used.swap_remove(random.usize(..used.len()))));
             } else if used.len() < 2 * CHUNK_PAGES as usize {
                 let near = used.last().copied().filter(|_| random.bool());
                 let frame = world.allocate(near);
-                assert!(!used.contains(&frame), "{frame} was handed out twice");
+                assert!(!used.contains(&frame), "frame {frame} was allocated twice");
                 used.push(frame);
             }
             let state = world.arena.state.lock();

@@ -1,82 +1,83 @@
-//! The LRU: what was used lately, and in which order the rest goes.
+//! The LRU lists: which folios were used recently, and in which order the others are evicted.
 //!
-//! Called by `file` when a folio is filled, by `reclaim` when one is needed. Two lists, linked
-//! through the descriptors (rule 3 of `page`), and, before them, a batch for each CPU, so that
-//! adding a folio takes the lists' lock once in 31 times:
+//! Called by `file` when a folio is filled and by `reclaim` when it needs frames. There are two
+//! lists, linked through the descriptors (rule 3 of `page`). In front of them, each CPU has a
+//! batch, so that adding a folio takes the lock of the lists only once in 31 times:
 //!
 //! ```text
 //!   fill --> batch of this CPU (31) --full, or drained--> INACTIVE head
 //!                                                          |      ^
-//!   refault that was near --> batch --> ACTIVE head        v      | rotated when referenced
+//!   near refault --> batch --> ACTIVE head                 v      | rotated when referenced
 //!                                        |  ^           tail: isolate --> reclaim --> shadow
 //!                                        |  '--second chance: referenced--'
 //!                                        '--tail, not referenced--> INACTIVE head
 //! ```
 //!
-//! Readers never come here: they set REFERENCED in the Entry, and reclaim finds it.
+//! Readers never take these locks: they set REFERENCED in the Entry, and reclaim reads it.
 //!
-//! PROTOCOL of the batches, as three columns:
+//! PROTOCOL of the batches, in three columns:
 //!
 //! ```text
-//!  ADD (on CPU c)                  DRAIN (by anybody)            DRAIN OF ALL
-//!  A1 lock batch c                 D1 lock batch c               G1 remember the generation
+//!  ADD (on CPU c)                  DRAIN (on any CPU)            DRAIN OF ALL
+//!  A1 lock batch c                 D1 lock batch c               G1 load the generation
 //!  A2 push: the slot owns the      D2 lock the lists, link       G2 lock the drains
-//!     reference; c is noted in        every folio, unlock        G3 another generation now? then
-//!     the descriptor               D3 put every slot's              unlock: done
-//!  A3 full, or large folio?           reference; empty it        G4 begin the next generation
+//!     reference; store c in the       every folio, unlock        G3 has the generation changed?
+//!     descriptor                   D3 put the reference of          then unlock: done
+//!  A3 full, or large folio?           every slot; empty it       G4 begin the next generation
 //!     D2, D3                       D4 unlock batch c             G5 D1 to D4 for each CPU
 //!  A4 unlock batch c                                             G6 unlock the drains
 //! ```
 //!
-//! Which CPU's batch is only a matter of speed: a thread that moved between looking up its CPU and
-//! A1 uses a neighbour's batch. A drain needs no help from the other CPU, unlike the kernel's.
+//! The choice of the CPU affects only speed: a thread that migrates between reading its CPU number
+//! and A1 uses another CPU's batch. Unlike in the kernel, a drain needs no help from the other CPU.
 //!
-//! - G3, as in the kernel's `__lru_add_drain_all`: a call that finds a new generation behind the
-//!   lock has waited for a drain that began, at G4, after G1: what was added before G1 is on the
-//!   lists. G4 before G5: if it came after, one that began too early would count.
-//! - A drain *for some folios* ([`Lru::drain_for`]) is D1 to D4 if one of the slots holds one of
-//!   them, which is exact: a folio is in the batch it was given to last (A2), or in none. When D1
-//!   has the lock, no other drain is between D2 and D3. So requests that meet need no generation:
-//!   the second finds nothing.
+//! - G3, as in the kernel's `__lru_add_drain_all`: a call that finds a new generation under the
+//!   lock has waited for a drain that began, at G4, after G1: every folio added before G1 is on the
+//!   lists. G4 comes before G5: if it came after, a drain that began too early would count.
+//! - A drain *for some folios* ([`Lru::drain_for`]) does D1 to D4 if one of the slots holds one of
+//!   them. This is exact: a folio is in the batch that it was last added to (A2), or in none. Once
+//!   D1 has the lock, no other drain is between D2 and D3, so concurrent requests need no
+//!   generation: the second finds nothing.
 //!
-//! Folios of files that have nowhere to put their pages (memory files without a swap) come to no
-//! batch and no list. They are marked as unlisted, until they are freed, and their pages counted
-//! ([`Lru::unlisted_pages`]): so reclaim does not wait for them, as it does for others that it does
-//! not find on a list because somebody is in the middle of something with them.
+//! Folios of files whose pages cannot be evicted (memory files without a swap) are added to no
+//! batch and no list. They are flagged as unlisted until they are freed, and their pages are
+//! counted ([`Lru::unlisted_pages`]), so that reclaim does not wait for them. It does wait for
+//! other folios that are on no list, because a thread has isolated them.
 //!
 //! Invariants:
 //! - LRU-1: a folio is in at most one of: a batch, a list, an isolation. A batch slot and an
-//!   isolation hold a reference each; a list does not (the last put takes the folio off it).
-//! - LRU-2: ON_LRU is set exactly while the folio is linked in a list, both under the lists' lock.
-//!   Only a thread that holds a reference, or frees, changes it: so the last put may look without
-//!   the lock.
+//!   isolation hold a reference each; a list holds none (the last put takes the folio off it).
+//! - LRU-2: ON_LRU is set exactly while the folio is linked in a list; both change under the lock
+//!   of the lists. Only a thread that holds a reference, or that frees the folio, changes it, so
+//!   the last put may read it without the lock.
 //! - LRU-3: when a drain returns, every folio that was in a drained batch before the call is on a
-//!   list and the batch's reference to it is put: the whole of it happens under the batch's lock.
+//!   list, and the batch's reference to it has been put: the whole drain happens under the batch's
+//!   lock.
 //!
-//! Lock order: the lock of the drains of all, a batch's lock, then the lists' lock. References are
-//! put after the lists' lock is released, because the last put takes it.
+//! Lock order: the lock of the drains of all, a batch's lock, then the lock of the lists.
+//! References are put after the lock of the lists is released, because the last put takes it.
 
 use crate::page::{BATCH_SLOTS, Flag, Folio, FolioBatch, FolioId, FolioRef, Folios, NO_FOLIO};
 use crate::sync::{AtomicU64, Mutex, Ordering};
 
-/// See the head of the file.
+/// The LRU lists of a cache and the batches of its CPUs; see the [module documentation](self).
 #[derive(Debug)]
 pub(crate) struct Lru {
     lists: Mutex<Lists>,
-    /// Mirror of the lists', for threads that only look.
+    /// Mirror of the lists' count, read without their lock.
     pub(super) active_pages: AtomicU64,
-    /// Pages of folios that come to no list.
+    /// Pages of folios that are added to no list.
     unlisted_pages: AtomicU64,
     cpus: Box<[Mutex<CpuBatch>]>,
-    /// Drains of all batches that have begun (G4 of `lru.rs`).
+    /// Number of drains of all batches that have begun (G4).
     generation: AtomicU64,
-    /// Held by a drain of all batches.
+    /// Held during a drain of all batches.
     draining: Mutex<()>,
-    /// Evictions and activations so far: the clock of refault distances.
+    /// Pages evicted so far: the clock of refault distances.
     pub(super) clock: AtomicU64,
 }
 
-/// Pages that count as unlisted ([`Lru::try_count_unlisted`]) until this is dropped.
+/// Pages counted as unlisted ([`Lru::try_count_unlisted`]) until this is dropped.
 #[derive(Debug)]
 #[must_use]
 pub(crate) struct Unlisted<'l> {
@@ -85,7 +86,8 @@ pub(crate) struct Unlisted<'l> {
 }
 
 impl Unlisted<'_> {
-    /// The pages are those of `folio`, locked and new, and count for as long as that lives.
+    /// Transfers the count to `folio`, which is new and locked: its pages count as unlisted until
+    /// it is freed.
     pub(crate) fn keep_for(mut self, folio: &Folio) {
         debug_assert_eq!(self.pages, folio.pages());
         let is_first = folio.flags.set(Flag::Unlisted);
@@ -101,7 +103,7 @@ impl Drop for Unlisted<'_> {
 }
 
 impl Lru {
-    /// Empty lists, with a batch for each of `cpus` CPUs.
+    /// Creates empty lists, and a batch for each of `cpus` CPUs.
     pub(crate) fn new(cpus: usize) -> Self {
         Self {
             lists: Mutex::new(Lists::default()),
@@ -114,17 +116,17 @@ impl Lru {
         }
     }
 
-    /// Pages on the lists now.
+    /// Returns the number of pages on each list.
     pub(crate) fn sizes(&self) -> ListSizes {
         self.lists.lock().sizes()
     }
 
-    /// Pages of folios that come to no list, and are alive.
+    /// Returns the number of pages of folios that are on no list because they cannot be evicted.
     pub(crate) fn unlisted_pages(&self) -> u64 {
         self.unlisted_pages.load(Ordering::Relaxed)
     }
 
-    /// Counts pages of a folio that will come to no list, if there are at most `pages_max` then.
+    /// Adds `pages` to the unlisted pages if the total stays at or below `pages_max`.
     pub(crate) fn try_count_unlisted(&self, pages: u64, pages_max: u64) -> Option<Unlisted<'_>> {
         let added = |before: u64| Some(before + pages).filter(|all| *all <= pages_max);
         // Relaxed, here and below: only a count.
@@ -133,7 +135,7 @@ impl Lru {
         Some(Unlisted { lru: self, pages })
     }
 
-    /// A new folio, locked, will be on no list: its file has nowhere to put its pages.
+    /// Flags a new, locked folio as unlisted: its file has no store to evict its pages to.
     pub(crate) fn note_unlisted(&self, folio: &Folio) {
         if folio.flags.set(Flag::Unlisted) {
             // Relaxed: only a count.
@@ -141,7 +143,7 @@ impl Lru {
         }
     }
 
-    /// Changes the lists.
+    /// Runs `work` under the lock of the lists.
     fn change<T>(&self, work: impl FnOnce(&mut Lists) -> T) -> T {
         let mut lists = self.lists.lock();
         let answer = work(&mut lists);
@@ -149,10 +151,11 @@ impl Lru {
         answer
     }
 
-    /// Takes folios off the tail of a list, each with a reference: a batch, or so many that they
-    /// have `pages_max` pages together, whichever is less.
+    /// Takes folios off the tail of a list, with a reference each, until the batch is full or they
+    /// have `pages_max` pages together.
     ///
-    /// A folio that is frozen or going away is left to whoever has it, at the other end.
+    /// A folio that is frozen or being freed is rotated to the head; the thread that froze it takes
+    /// it off.
     pub(crate) fn isolate<'a>(
         &self,
         folios: &'a Folios,
@@ -176,7 +179,7 @@ impl Lru {
         });
     }
 
-    /// Puts isolated folios back at the head of a list and drops the isolation's references.
+    /// Puts isolated folios back at the head of a list and puts the references of the isolation.
     pub(crate) fn put_back(
         &self,
         folios: &Folios,
@@ -191,8 +194,8 @@ impl Lru {
         isolated.clear();
     }
 
-    /// Moves folios to the tail of the inactive list, those that are on a list: they go next. Puts
-    /// the references.
+    /// Moves the folios that are on a list to the tail of the inactive one, so that they are
+    /// evicted next. Puts the references.
     pub(crate) fn demote(&self, folios: &Folios, unwanted: &mut Vec<FolioRef<'_>>) {
         self.change(|lists| {
             for folio in unwanted.iter() {
@@ -204,7 +207,8 @@ impl Lru {
         unwanted.clear();
     }
 
-    /// Takes one folio off its list, if it is on one. The caller has a reference.
+    /// Takes one folio off its list, and returns `true` if it was on one. The caller holds a
+    /// reference.
     pub(crate) fn isolate_one(&self, folios: &Folios, id: FolioId) -> bool {
         self.change(|lists| {
             let listed = folios.get(id).flags.get(Flag::OnLru);
@@ -215,14 +219,14 @@ impl Lru {
         })
     }
 
-    /// Those of `ids` that are on the inactive list, in the oldest quarter of it.
+    /// Returns the `ids` whose folios are in the oldest quarter of the inactive list.
     pub(crate) fn old_among(&self, folios: &Folios, ids: &[FolioId]) -> Vec<FolioId> {
         let lists = self.lists.lock();
         ids.iter().copied().filter(|id| lists.is_old(folios, *id)).collect()
     }
 
-    /// Puts the folio `new` where `old` is on its list, if that is on one, and takes that off. The
-    /// caller owns `old`, frozen, and has a reference to `new`, which is on no list.
+    /// Replaces the folio `old` on its list, if it is on one, by `new`. The caller owns `old`,
+    /// frozen, and holds a reference to `new`, which is on no list.
     pub(crate) fn replace(&self, folios: &Folios, old: FolioId, new: FolioId) {
         if folios.get(old).flags.get(Flag::Unlisted) {
             return self.note_unlisted(folios.get(new));
@@ -230,9 +234,9 @@ impl Lru {
         self.change(|lists| lists.replace(folios, old, new));
     }
 
-    /// Takes a dead folio off whatever list it is on. The caller owns it, frozen.
+    /// Takes a folio that is being freed off its list, if it is on one. The caller owns it, frozen.
     pub(crate) fn forget(&self, folios: &Folios, id: FolioId) {
-        // LRU-2: nobody links it any more (that takes a reference), so a clear flag stays clear.
+        // LRU-2: linking a folio takes a reference, and none is left, so a clear flag stays clear.
         let folio = folios.get(id);
         if folio.flags.get(Flag::OnLru) {
             let _was_listed = self.isolate_one(folios, id);
@@ -243,17 +247,17 @@ impl Lru {
     }
 }
 
-/// Which list.
+/// Names one of the two lists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ListKind {
-    /// Where reclaim takes from.
+    /// Reclaim evicts from this list.
     Inactive,
     /// Folios that were used more than once.
     Active,
 }
 
 impl ListKind {
-    /// The list that a folio is on, or bound for.
+    /// Returns the list that a folio is on or will be added to.
     pub(crate) fn of(folio: &Folio) -> Self {
         if folio.flags.get(Flag::Active) { Self::Active } else { Self::Inactive }
     }
@@ -269,8 +273,9 @@ pub(crate) struct ListSizes {
 }
 
 impl ListSizes {
-    /// Whether the inactive list is so short that the active one must give: more than the square
-    /// root of ten times its GiB to one, as the kernel balances its own.
+    /// Returns `true` if the inactive list is too short, so that active folios must be deactivated.
+    /// As in the kernel, the active list may be larger by the square root of ten times the size in
+    /// GiB.
     pub(crate) fn is_inactive_low(&self) -> bool {
         const PAGES_PER_GIB: u64 = 1 << 18;
         let gib = (self.inactive_pages + self.active_pages) / PAGES_PER_GIB;
@@ -279,8 +284,9 @@ impl ListSizes {
     }
 }
 
-/// Epochs that a folio is on the inactive list until its turn to leave comes, while as many come
-/// as leave. The clock of eight bits wraps after several such lives.
+/// Number of epochs that a folio spends on the inactive list before it is evicted, as long as
+/// folios are added and evicted at the same rate. The 8-bit clock wraps after several times as
+/// many.
 const EPOCHS: u64 = 32;
 
 #[derive(Debug)]
@@ -296,14 +302,14 @@ impl Default for List {
     }
 }
 
-/// The two lists. Always under their lock (rule 3 of `page`).
+/// The two lists. Accessed only under their lock (rule 3 of `page`).
 #[derive(Debug, Default)]
 struct Lists {
     inactive: List,
     active: List,
-    /// The clock of the inactive list: see [`EPOCHS`].
+    /// Clock of the inactive list; see [`EPOCHS`].
     epoch: u8,
-    /// Pages that came to the inactive list in this epoch.
+    /// Pages added to the inactive list in this epoch.
     epoch_pages: u64,
 }
 
@@ -313,7 +319,7 @@ impl Lists {
         ListSizes { inactive_pages, active_pages }
     }
 
-    /// The oldest folio of a list.
+    /// Returns the oldest folio of a list.
     fn tail(&self, kind: ListKind) -> Option<FolioId> {
         let tail = match kind {
             ListKind::Inactive => self.inactive.tail,
@@ -325,7 +331,7 @@ impl Lists {
     /// Links a folio at the head of a list.
     fn add(&mut self, folios: &Folios, id: FolioId, kind: ListKind) {
         let folio = folios.get(id);
-        debug_assert!(!folio.flags.get(Flag::OnLru), "{id:?} is on a list already");
+        debug_assert!(!folio.flags.get(Flag::OnLru), "{id:?} is already on a list");
         folio.flags.set(Flag::OnLru);
         match kind {
             ListKind::Active => folio.flags.set(Flag::Active),
@@ -338,7 +344,7 @@ impl Lists {
         }
     }
 
-    /// Puts a folio where another is on its list, if that is on one, and takes that off.
+    /// Replaces the folio `old` on its list, if it is on one, by `new`.
     fn replace(&mut self, folios: &Folios, old: FolioId, new: FolioId) {
         let (old, successor) = (folios.get(old), folios.get(new));
         if !old.flags.clear(Flag::OnLru) {
@@ -356,7 +362,7 @@ impl Lists {
         self.join(folios, kind, new.0, next);
     }
 
-    /// Whether a folio is on the inactive list, and in the oldest quarter of it.
+    /// Returns `true` if a folio is in the oldest quarter of the inactive list.
     fn is_old(&self, folios: &Folios, id: FolioId) -> bool {
         let folio = folios.get(id);
         let on_inactive = folio.flags.get(Flag::OnLru) && !folio.flags.get(Flag::Active);
@@ -364,7 +370,7 @@ impl Lists {
         on_inactive && u64::from(age) >= EPOCHS / 4 * 3
     }
 
-    /// So many pages come to the inactive list: time goes on by that.
+    /// Advances the clock by `pages` pages added to the inactive list.
     fn tick(&mut self, pages: u64) {
         self.epoch_pages += pages;
         if self.epoch_pages * EPOCHS >= self.inactive.pages {
@@ -373,27 +379,28 @@ impl Lists {
         }
     }
 
-    /// Moves a folio from wherever it is on its list to the head. ON_LRU stays set all the time:
-    /// the folio may be dying, and nobody would take it off if the last put saw it clear (LRU-2).
+    /// Moves a folio from its position in a list to the head. ON_LRU stays set throughout: the
+    /// folio may be in the process of being freed, and if the last put read a clear flag, the folio
+    /// would stay linked (LRU-2).
     fn rotate(&mut self, folios: &Folios, id: FolioId, kind: ListKind) {
         self.unlink(folios, id);
         self.link(folios, id, kind);
     }
 
-    /// Moves a folio from wherever it is on its list to the tail of the inactive one. ON_LRU stays
-    /// set, as in [`Self::rotate`].
+    /// Moves a folio from its position in a list to the tail of the inactive one. ON_LRU stays set,
+    /// as in [`Self::rotate`].
     fn demote(&mut self, folios: &Folios, id: FolioId) {
         self.unlink(folios, id);
         let folio = folios.get(id);
         folio.flags.clear(Flag::Active);
-        // As old as can be.
+        // The greatest age that counts.
         folio.lru_epoch.store(self.epoch.wrapping_sub(EPOCHS as u8), Ordering::Relaxed);
         self.inactive.pages += folio.pages();
         self.join(folios, ListKind::Inactive, self.inactive.tail, id.0);
         self.join(folios, ListKind::Inactive, id.0, NO_FOLIO);
     }
 
-    /// Unlinks a folio from the list it is on.
+    /// Unlinks a folio from its list and clears ON_LRU.
     fn remove(&mut self, folios: &Folios, id: FolioId) {
         let folio = folios.get(id);
         let was_linked = folio.flags.clear(Flag::OnLru);
@@ -418,7 +425,8 @@ impl Lists {
         self.join(folios, kind, previous, next);
     }
 
-    /// Makes two folios neighbours on a list; [`NO_FOLIO`] on either side is that end of it.
+    /// Makes two folios neighbours on a list. [`NO_FOLIO`] as `previous` or `next` is that end of
+    /// the list.
     fn join(&mut self, folios: &Folios, kind: ListKind, previous: u32, next: u32) {
         match previous {
             NO_FOLIO => self.list(kind).head = next,
@@ -438,20 +446,21 @@ impl Lists {
     }
 }
 
-/// The folios one CPU has gathered.
+/// Folios added by one CPU that are not on the lists yet.
 #[derive(Debug, Default)]
 struct CpuBatch {
     adds: FolioBatch,
 }
 
 impl Lru {
-    /// Hands a new folio to the batch of `cpu`; the reference becomes the slot's. It goes to the
-    /// active list if its ACTIVE flag is set. Tells whether the batch went to the lists.
+    /// Adds a new folio to the batch of `cpu`, which takes over the reference. The folio goes to
+    /// the active list if its ACTIVE flag is set. Returns `true` if the batch was moved to the
+    /// lists.
     pub(crate) fn add(&self, folios: &Folios, folio: FolioRef<'_>, cpu: usize) -> bool {
         let cpu = cpu % self.cpus.len();
         let mut batch = self.cpus[cpu].lock();
         folio.folio().set_batch_cpu(cpu);
-        // A large folio would keep too much from reclaim: it does not wait in a batch.
+        // A large folio does not wait in a batch: that would hide too many pages from reclaim.
         let large = folio.folio().order() > 0;
         let full = batch.adds.push(folio.into_id()) || large;
         if full {
@@ -460,13 +469,14 @@ impl Lru {
         full
     }
 
-    /// Moves what the batch of `cpu` holds to the lists (LRU-3); tells whether that was anything.
+    /// Moves the folios in the batch of `cpu` to the lists (LRU-3). Returns `true` if there were
+    /// any.
     pub(crate) fn drain(&self, folios: &Folios, cpu: usize) -> bool {
         self.drain_for(folios, cpu, |_| true)
     }
 
-    /// Drains the batch of `cpu` if it holds one of the `wanted` folios; tells whether it did. None
-    /// of them is in it then.
+    /// Drains the batch of `cpu` if it holds one of the `wanted` folios, so that none of them is in
+    /// it afterwards. Returns `true` if it did.
     pub(crate) fn drain_for(
         &self,
         folios: &Folios,
@@ -481,12 +491,13 @@ impl Lru {
         found
     }
 
-    /// Drains the batches of all CPUs; tells how many held anything. Calls that meet share one.
+    /// Drains the batches of all CPUs. Returns the number of batches that were not empty.
+    /// Concurrent calls share one drain.
     pub(crate) fn drain_all(&self, folios: &Folios) -> usize {
-        // Relaxed: the batches' locks order it. A drain that missed what was added before this
-        // load had its generation stored before that was added.
+        // Relaxed: the locks of the batches order it. If a drain missed a folio that was added
+        // before this load, it had stored its generation before that folio was added.
         let asked = self.generation.load(Ordering::Relaxed);
-        let _turn = self.draining.lock();
+        let _draining = self.draining.lock();
         if self.generation.load(Ordering::Relaxed) != asked {
             return 0;
         }
@@ -511,7 +522,7 @@ impl Lru {
 mod tests {
     use super::*;
 
-    /// The folios of a list, oldest first, as the links of either direction have them.
+    /// Returns the folios of a list, oldest first, and checks that both link directions agree.
     fn walk(lists: &Lists, folios: &Folios, kind: ListKind) -> Vec<u32> {
         let list = if kind == ListKind::Active { &lists.active } else { &lists.inactive };
         let follow = |from: u32, link: fn(&Folio) -> u32| {
@@ -527,7 +538,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folio_that_replaces_another_has_its_place_on_its_list() {
+    fn a_replacement_has_the_position_of_the_old_folio() {
         for kind in [ListKind::Inactive, ListKind::Active] {
             for place in 0..3 {
                 let folios = Folios::without_reaper(8);
@@ -549,7 +560,7 @@ mod tests {
     }
 
     #[test]
-    fn a_demoted_folio_is_next_to_leave_and_old() {
+    fn a_demoted_folio_is_old_and_first_to_be_evicted() {
         for kind in [ListKind::Inactive, ListKind::Active] {
             for place in 0..3 {
                 let (folios, mut lists) = (Folios::without_reaper(4), Lists::default());
@@ -573,7 +584,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folio_that_replaces_one_on_no_list_is_on_none() {
+    fn a_replacement_of_an_unlinked_folio_is_on_no_list() {
         let (folios, mut lists) = (Folios::without_reaper(2), Lists::default());
         lists.replace(&folios, FolioId(0), FolioId(1));
         assert!(walk(&lists, &folios, ListKind::Inactive).is_empty());
@@ -587,7 +598,8 @@ mod tests {
         for id in 0..count as u32 {
             lists.add(&folios, FolioId(id), ListKind::Inactive);
         }
-        // As in a full cache: one leaves, one comes. Three times over.
+        // As in a full cache: each folio that is evicted makes room for one that is added. Three
+        // times over.
         for step in 0..3 * count as u32 {
             let id = FolioId(step % count as u32);
             lists.remove(&folios, id);
@@ -599,7 +611,7 @@ mod tests {
         assert!(old.len().abs_diff(quarter) < quarter / 4, "{} are old", old.len());
         assert_eq!(old, (0..old.len() as u32).collect::<Vec<_>>());
         assert!(!lists.is_old(&folios, FolioId(count as u32 - 1)));
-        // One that replaces another is as old as that; one on the active list is not.
+        // A replacement is as old as the folio it replaces; a folio on the active list is not old.
         let (fresh, first_old) = (FolioId(count as u32 - 1), FolioId(0));
         for (old, new) in [(fresh, count as u32), (first_old, count as u32 + 1)] {
             let was_old = lists.is_old(&folios, old);

@@ -1,24 +1,26 @@
-//! The memory of a cache: frames under one bound, the lists that say which go first, and
-//! [`Memory`], which wires them to the descriptors.
+//! The memory of a cache: frames within one bound, the LRU lists that order their eviction, and
+//! [`Memory`], which connects both to the folio descriptors.
 //!
-//! Frames are of two kinds. The arena (`arena.rs`): huge-page frames whose number is that of their
-//! descriptor; evicting is reusing, without any page-table work. A region (`region/`): address
-//! space of one file that can be mapped, where the page at index i has its place; evicting is
-//! unmapping. Above, `reclaim` decides who gets a frame and who must give one back; here is only
-//! what is free, where it lies (`extents.rs`), what everything costs, and what was used how lately
-//! (`lru.rs`). [`PageSpace`] says which kind a file has.
+//! There are two kinds of frames. The arena (`arena.rs`) has huge-page frames; a frame has the
+//! number of its descriptor, and evicting a folio only makes its frame free again, without
+//! page-table work. A region (`region/`) is the address space of one mappable file: the page at
+//! index i has a fixed address there, and evicting it means unmapping it. [`PageSpace`] selects the
+//! kind for a file. This module keeps what is free, where it is (`extents.rs`), what everything
+//! costs, and how recently it was used (`lru.rs`). `reclaim`, a layer above, decides which file
+//! gets a frame and which folio is evicted for it.
 //!
-//! Everything above (`writeback`, `reclaim`, `file`) shares one [`Memory`]. It also closes the one
-//! loop of the layers: the last reference to a folio may be put anywhere, and what must happen
-//! then (off the lists, frame back to the arena) is the [`Reaper`] made here.
+//! The layers above (`writeback`, `reclaim`, `file`) share one [`Memory`]. It also implements the
+//! only call from a lower layer into this one: any thread may put the last reference to a folio,
+//! and the [`Reaper`] made here then takes the folio off the lists and frees its frame.
 //!
 //! Invariants:
-//! - FRAMES-1: what is resident (chunks in use, descriptors ever used, charged tables) never
-//!   exceeds the bound: each is charged before it is touched.
-//! - FRAMES-2: a frame's address is readable for the life of the cache, whatever became of its
-//!   folio: an optimistic reader may come late. A released chunk reads as zeros.
-//! - FRAMES-3: a frame belongs to one folio from `allocate` to `free`, both under the arena's lock:
-//!   that lock orders the last life of a frame before the next.
+//! - FRAMES-1: resident memory (chunks in use, descriptors ever used, charged tables) never exceeds
+//!   the bound: each part is charged before it is touched.
+//! - FRAMES-2: the address of a frame stays readable for the lifetime of the cache, whatever
+//!   happened to its folio, because an optimistic reader may still copy from it. A released chunk
+//!   reads as zeros.
+//! - FRAMES-3: a frame belongs to one folio from `allocate` to `free`. Both hold the arena's lock,
+//!   which orders the previous use of a frame before the next.
 
 mod arena;
 mod chunk;
@@ -48,22 +50,22 @@ use std::io;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-/// log2 of the pages in the largest folio: a whole chunk.
+/// log2 of the number of pages in the largest folio, which fills a chunk.
 pub(crate) const ORDER_MAX: u8 = 9;
 
 /// Shorter stalls are not counted: a miss takes about as long.
 const STALL_MIN: Duration = Duration::from_micros(100);
 
-/// The part of the bound that memory files with a swap leave to others, and within which limits,
-/// pages: enough that who reads and writes other files finds frames. (What reclaim keeps free, and
-/// new pages leave, is more: so nobody waits for it while the swap keeps up.)
-const PART_NOT_UNSWAPPED: u64 = 512;
-const NOT_UNSWAPPED_PAGES_MIN: u64 = 8;
-const NOT_UNSWAPPED_PAGES_MAX: u64 = 64;
-/// In the smallest caches not more than this part.
-const PART_NOT_UNSWAPPED_MAX: u64 = 16;
+/// Part of the bound that memory files with a swap cannot use, so that other files always find
+/// frames; the limits are in pages. Reclaim keeps more than this free, and new pages stop earlier,
+/// so other files wait for it only when the swap cannot keep up.
+const OTHER_FILES_PART: u64 = 512;
+const OTHER_FILES_PAGES_MIN: u64 = 8;
+const OTHER_FILES_PAGES_MAX: u64 = 64;
+/// Upper bound on that number as a part of the bound, for the smallest caches.
+const OTHER_FILES_PART_MAX: u64 = 16;
 
-/// See the head of the file.
+/// The memory of one cache and the state that all its files share.
 #[derive(Debug)]
 pub(crate) struct Memory {
     pub(crate) folios: Folios,
@@ -74,27 +76,28 @@ pub(crate) struct Memory {
     pub(crate) region_reads: RegionReads,
     pub(crate) soundness: Arc<Soundness>,
     pub(crate) unmap_refusal: UnmapRefusal,
-    /// Pages that are dirty, and pages being written out: one that is both counts twice.
+    /// Dirty pages plus pages under write-back; a page that is both counts twice.
     pub(crate) dirty_pages: Arc<AtomicU64>,
-    /// Those of memory files, which have no backing: their bytes are nowhere else.
+    /// Pages of memory files that have no copy in the swap.
     pub(crate) unswapped_pages: Arc<AtomicU64>,
-    /// The tables of all files.
+    /// Page tables of all files.
     pub(crate) tables: Tables,
 }
 
 impl Memory {
-    /// So many descriptors for the frames of `arena`, and lists for `cpus` CPUs.
+    /// Creates `descriptors_max` descriptors for the frames of `arena`, and LRU batches for `cpus`
+    /// CPUs.
     pub(crate) fn new(arena: Arena, descriptors_max: usize, cpus: usize) -> io::Result<Self> {
         let arena = Arc::new(arena);
         let lru = Arc::new(Lru::new(cpus));
         let orphans = Arc::new(Orphans::default());
-        let grave = FolioReaper {
+        let reaper = FolioReaper {
             arena: Arc::clone(&arena),
             lru: Arc::clone(&lru),
             orphans: Arc::clone(&orphans),
         };
         Ok(Self {
-            folios: Folios::new(descriptors_max, Box::new(grave))?,
+            folios: Folios::new(descriptors_max, Box::new(reaper))?,
             region_reads: RegionReads::new(&arena),
             soundness: Arc::default(),
             unmap_refusal: UnmapRefusal::default(),
@@ -108,33 +111,33 @@ impl Memory {
         })
     }
 
-    /// Counts the stall of a thread that has waited for reclaim `since` then, unless it is short.
+    /// Counts a reclaim stall of a thread that has waited since `since`, unless the wait was short.
     pub(crate) fn note_stall(&self, since: Option<Instant>) {
         if since.is_some_and(|since| since.elapsed() >= STALL_MIN) {
             self.counters.add(Counter::ReclaimStall, 1);
         }
     }
 
-    /// Pages that those of memory files leave to others for which there is no place but memory.
-    pub(crate) fn pages_left_to_others(&self) -> u64 {
+    /// Returns the number of pages that memory files with a swap cannot use.
+    pub(crate) fn other_files_pages_min(&self) -> u64 {
         let bound_pages = self.arena.bound_pages();
-        (bound_pages / PART_NOT_UNSWAPPED)
-            .clamp(NOT_UNSWAPPED_PAGES_MIN, NOT_UNSWAPPED_PAGES_MAX)
-            .min(bound_pages / PART_NOT_UNSWAPPED_MAX)
+        (bound_pages / OTHER_FILES_PART)
+            .clamp(OTHER_FILES_PAGES_MIN, OTHER_FILES_PAGES_MAX)
+            .min(bound_pages / OTHER_FILES_PART_MAX)
     }
 
-    /// How many pages of memory files with a swap may be in memory and nowhere else.
+    /// Returns the upper bound on pages of memory files that have no copy in the swap.
     pub(crate) fn unswapped_pages_max(&self) -> u64 {
-        self.arena.folio_pages_max().saturating_sub(self.pages_left_to_others())
+        self.arena.folio_pages_max().saturating_sub(self.other_files_pages_min())
     }
 
-    /// The descriptor of a folio.
+    /// Returns the descriptor of a folio.
     pub(crate) fn folio(&self, id: FolioId) -> &Folio {
         self.folios.get(id)
     }
 }
 
-/// Where dead folios go.
+/// Frees folios whose last reference was put.
 struct FolioReaper {
     arena: Arc<Arena>,
     lru: Arc<Lru>,
@@ -153,7 +156,7 @@ impl Reaper for FolioReaper {
     }
 }
 
-/// The use of an allocation.
+/// The kind of frames to allocate.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum FrameKind {
     /// Frames of the arena for a folio of `order`, after those of `near` if possible.
@@ -163,7 +166,7 @@ pub(crate) enum FrameKind {
 }
 
 impl FrameKind {
-    /// How many pages.
+    /// Returns the number of pages.
     pub(crate) fn pages(self) -> u64 {
         match self {
             Self::Arena { order, .. } => 1 << order,
@@ -172,11 +175,12 @@ impl FrameKind {
     }
 }
 
-/// The last refusal of the kernel to evict pages of maps, until some are evicted again.
+/// The last error with which the kernel refused to unmap pages of maps. Cleared when an eviction
+/// succeeds.
 #[derive(Debug, Default)]
 pub(crate) struct UnmapRefusal {
     pub(crate) last: Mutex<Option<String>>,
-    /// Whether there is one: a hint.
+    /// `true` if there is an error; a hint.
     is_any: AtomicBool,
 }
 
@@ -186,27 +190,27 @@ impl UnmapRefusal {
         self.is_any.store(true, Ordering::Relaxed);
     }
 
-    /// Pages were evicted.
+    /// Clears the error: mapped pages were evicted.
     pub(crate) fn clear(&self) {
-        // Relaxed: a hint; what it does not show is cleared the next time.
+        // Relaxed: a hint; an error that it misses is cleared by the next call.
         if self.is_any.swap(false, Ordering::Relaxed) {
             *self.last.lock() = None;
         }
     }
 }
 
-/// Whether the cache can be relied upon: until the kernel refuses something that can neither be
-/// undone nor done without.
+/// Records that the kernel refused an operation that can be neither undone nor skipped: the cache
+/// is *poisoned*.
 ///
-/// A page of a map that cannot be unmapped, or whose last bytes cannot be had back, is such a case:
-/// what is in the pages or on the device is not certain any more. So are faults that cannot be
-/// served: a page that can neither be had nor be marked as one that cannot. The cache is *poisoned*
-/// then, for good: what is resident can still be read, nothing is read in, written or written out,
-/// and everything else answers [`ErrorKind::Poisoned`] with the first cause. (`ErrorKind::Fault`, a
-/// page that could not be had when it was touched, has the same cause then.)
+/// Causes are a page of a map that cannot be unmapped or whose last bytes cannot be recovered, and
+/// a fault that can be neither served nor answered with poison. The contents of the pages or of the
+/// device are uncertain from then on. A poisoned cache stays poisoned. Resident pages can still be
+/// read; nothing is filled, written or written back, and every other operation returns
+/// [`ErrorKind::Poisoned`] with the first cause. (`ErrorKind::Fault`, for a page that could not be
+/// filled when it was touched, then carries the same cause.)
 ///
-/// Asked by whoever claims a page, changes one, or starts a transfer; told by regions, faults,
-/// reclaim and write-outs.
+/// Checked before a page is claimed or changed and before a transfer starts. Set by regions,
+/// faults, reclaim and write-back.
 #[derive(Debug, Default)]
 pub(crate) struct Soundness {
     cause: OnceLock<Cause>,
@@ -219,7 +223,7 @@ struct Cause {
 }
 
 impl Soundness {
-    /// The cache cannot be relied upon from now on. The first cause stays.
+    /// Poisons the cache. Only the first cause is kept.
     pub(crate) fn lose(&self, what: &'static str, source: &io::Error) {
         log::error!("the cache is poisoned: {what}: {source}");
         let copy = || io::Error::new(source.kind(), source.to_string());
@@ -231,10 +235,10 @@ impl Soundness {
         self.cause.get().is_some()
     }
 
-    /// Refuses what must not be done any more.
+    /// Returns an error if the cache is poisoned.
     ///
     /// # Errors
-    /// The cache is poisoned.
+    /// [`ErrorKind::Poisoned`] with the first cause.
     pub(crate) fn check(&self) -> Result<()> {
         let Some(cause) = self.cause.get() else { return Ok(()) };
         Err(ErrorKind::Poisoned { what: cause.what, source: Arc::clone(&cause.source) }.into())
@@ -246,7 +250,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_cause_is_told_for_good() {
+    fn a_poisoned_cache_keeps_its_first_cause() {
         let soundness = Soundness::default();
         assert!(!soundness.is_lost() && soundness.check().is_ok());
         soundness.lose("first", &io::Error::from_raw_os_error(libc::ENOMEM));

@@ -1,14 +1,13 @@
-//! Where a file's pages are while they are in memory: the seam behind which files that can be
-//! mapped differ from others.
+//! Where the pages of a file are while they are in memory: the interface behind which mappable
+//! files differ from others.
 //!
-//! In the arena a page has the frame that its Entry names, wherever that is; it leaves by being
-//! forgotten, and its bytes stay readable, as those of somebody else (FRAMES-2). In a region the
-//! page at index i has its place at base + i * 4096, where maps see it: its bytes come there whole,
-//! from staging memory, it leaves by being unmapped, and whoever touches it holds a reference
-//! (REGION-4).
+//! In the arena, a page is in the frame that its Entry names. Evicting it only changes the Entry;
+//! its frame stays readable and is reused by another folio (FRAMES-2). In a region, the page at
+//! index i is at base + i * 4096, where maps see it: it is installed whole from staging memory and
+//! evicted by unmapping, and every access holds a reference (REGION-4).
 //!
 //! # Safety
-//! `install` passes on what its caller promises.
+//! `install` passes on the promises of its caller.
 #![allow(unsafe_code)]
 
 use super::region::Staging;
@@ -18,16 +17,17 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// See the head of the file.
+/// The memory that holds the pages of one file.
 #[derive(Clone, Debug)]
 pub(crate) enum PageSpace {
     Arena(Arc<Arena>),
     Region(Arc<Region>),
 }
 
-/// Places.
+/// Addresses.
 impl PageSpace {
-    /// The address that others are counted from: by frame in the arena, by index in a region.
+    /// Returns the address that others are relative to: by frame in the arena, by index in a
+    /// region.
     pub(crate) fn base(&self) -> *mut u8 {
         match self {
             Self::Arena(arena) => arena.base(),
@@ -35,7 +35,7 @@ impl PageSpace {
         }
     }
 
-    /// Address of the first byte of the folio `id`, whose first page is at `index`.
+    /// Returns the address of the first byte of the folio `id`, whose first page is at `index`.
     #[inline(always)]
     pub(crate) fn address(&self, id: FolioId, index: u64) -> *mut u8 {
         match self {
@@ -44,7 +44,7 @@ impl PageSpace {
         }
     }
 
-    /// Address of the page `index`, whose Entry is `seen`: a READY one.
+    /// Returns the address of the page `index`, whose Entry is `seen` and READY.
     #[inline(always)]
     pub(crate) fn page_address(&self, index: u64, seen: Entry) -> *mut u8 {
         match self {
@@ -53,7 +53,8 @@ impl PageSpace {
         }
     }
 
-    /// The frames to allocate for a folio of `order`, after that of `near` if possible.
+    /// Returns the kind of frames to allocate for a folio of `order`, after that of `near` if
+    /// possible.
     pub(crate) fn frame_kind(&self, order: u8, near: Option<FolioId>) -> FrameKind {
         match self {
             Self::Arena(_) => FrameKind::Arena { order, near },
@@ -61,12 +62,13 @@ impl PageSpace {
         }
     }
 
-    /// Whether a page has its place by its index, and is touched with a reference only.
+    /// Returns `true` if the address of a page depends only on its index, and every access needs a
+    /// reference.
     pub(crate) fn is_in_place(&self) -> bool {
         matches!(self, Self::Region(_))
     }
 
-    /// The region, for what only maps have.
+    /// Returns the region, for operations that only mapped files have.
     pub(crate) fn region(&self) -> Option<&Arc<Region>> {
         match self {
             Self::Arena(_) => None,
@@ -75,21 +77,24 @@ impl PageSpace {
     }
 }
 
-/// Bytes on their way in.
+/// Fills.
 impl PageSpace {
-    /// Where pages wait until they are whole; `None` where they are filled in their frames.
+    /// Returns the staging memory into which pages are filled; `None` if they are filled in their
+    /// frames.
     pub(crate) fn staging(&self) -> Option<&Arc<Staging>> {
         self.region().map(|region| &region.regions.staging)
     }
 
-    /// Puts the bytes of locked folios that are not uptodate, whole pages in a row, where readers
-    /// see them. Answers how many are there, from the first on: all, unless there is an error.
+    /// Makes the bytes of locked folios that are not uptodate visible to readers, for a range of
+    /// whole pages. Returns the number of pages installed, from the first one on: all of them,
+    /// unless there is an error.
     ///
     /// # Errors
     /// The kernel has no memory for a page of a region.
     ///
     /// # Safety
-    /// At `source` are as many pages, which nobody changes, in no region.
+    /// `source` is readable for as many pages, is in no region, and is not modified during the
+    /// call.
     pub(crate) unsafe fn install(
         &self,
         pages: Range<u64>,
@@ -103,7 +108,7 @@ impl PageSpace {
         }
     }
 
-    /// Pages that could not be had may be tried again.
+    /// Clears the poison of `pages`, so that touching them tries to fill them again.
     ///
     /// # Errors
     /// The kernel has no memory.
@@ -112,24 +117,24 @@ impl PageSpace {
     }
 }
 
-/// Pages that others have hold of.
+/// Pages in use by others.
 impl PageSpace {
-    /// Whether others may write to the page, or still have it, so that it stays where it is.
+    /// Returns `true` if an orphan keeps the page in memory, whatever happens to its folio.
     pub(crate) fn is_held(&self, index: u64) -> bool {
         self.region().is_some_and(|region| region.is_held(index))
     }
 
-    /// Pages that are cut off and that somebody has hold of: maps see them.
+    /// Returns the pages that belong to truncated folios with references: maps still see them.
     pub(crate) fn orphaned_among(&self, pages: Range<u64>) -> Vec<u64> {
         self.region().map_or_else(Vec::new, |region| region.orphaned_among(pages))
     }
 
-    /// Which of `pages` have maps now: in order, and apart from each other.
+    /// Returns the parts of `pages` that are mapped: sorted and disjoint.
     pub(crate) fn mapped_among(&self, pages: &Range<u64>) -> Vec<Range<u64>> {
         self.region().map_or_else(Vec::new, |region| region.mapped.among(pages))
     }
 
-    /// The region, if raw writers may store to it: their stores are to be looked for.
+    /// Returns the region if raw writers may store to it, so that it must be searched for stores.
     pub(crate) fn tracked(&self) -> Option<&Arc<Region>> {
         self.region().filter(|region| region.is_tracked())
     }
@@ -137,8 +142,8 @@ impl PageSpace {
 
 /// The length of the file.
 impl PageSpace {
-    /// The file is about to grow from `len_bytes` to `new_len_bytes`: until [`Self::end_growth`]
-    /// whoever touches what it gets waits.
+    /// Announces that the file is about to grow from `len_bytes` to `new_len_bytes`. Faults in the
+    /// new part wait until [`Self::end_growth`].
     ///
     /// # Errors
     /// The kernel has no memory.
@@ -147,7 +152,8 @@ impl PageSpace {
         self.region().map_or(Ok(()), |region| region.begin_growth(pages))
     }
 
-    /// It has grown, or has not: faults that were refused by the length are judged again (R3).
+    /// Ends the growth, whether or not the file grew: faults that were refused because of the old
+    /// length are judged again (R3).
     pub(crate) fn end_growth(&self) {
         if let Self::Region(region) = self {
             region.end_growth();

@@ -1,20 +1,19 @@
-//! Which frames are resident: how chunks are made resident and emptied, and how single pages are
-//! given back where a chunk cannot be emptied.
+//! Resident frames: makes chunks resident, empties chunks, and returns single pages to the kernel
+//! where a chunk cannot be emptied.
 //!
-//! Frames are made resident in need, by the thread that allocates; ahead of need, in the
-//! background; or, all that are worth having, when the cache is built. Where the bound allows a
-//! whole chunk, that is one that was vacant, as a huge page. What is less than that goes where
-//! pages are retired, to the end of a chunk that is there in part: so a bound that is raised in
-//! small steps does not leave a part of a chunk behind with each, and address space does not run
-//! out before the bound does.
+//! Frames are made resident when an allocation needs one, by the thread that allocates; ahead of
+//! need, in the background; or all at once, when the cache is built. Where the bound allows a whole
+//! chunk, a vacant chunk becomes resident as a huge page. Fewer pages go to retired pages and to
+//! the end of a partly resident chunk. So raising the bound in small steps does not create a
+//! partial chunk with each step, and address space does not run out before the bound does.
 //!
-//! The kernel zeroes 2 MiB for a chunk, which takes as long as several reads of the device; done
-//! ahead, no miss waits for it. Ahead of need the arena's lock is not held meanwhile: the chunk is
-//! charged and marked, and becomes everybody's when its pages are there.
+//! The kernel zeroes 2 MiB for a chunk, which takes as long as several reads of the device; when
+//! this happens ahead of need, no miss waits for it. The arena's lock is then released meanwhile:
+//! the chunk is charged and marked first, and can be used once its pages are resident.
 //!
-//! A chunk is emptied for folios of another order, or to give its memory back. `reclaim` evicts or
-//! moves what is in it between [`Arena::begin_evacuation`] and [`Arena::finish_evacuation`];
-//! nothing is allocated in it meanwhile.
+//! A chunk is emptied for folios of another order, or to return its memory. `reclaim` evicts or
+//! moves its folios between [`Arena::begin_evacuation`] and [`Arena::finish_evacuation`]; nothing
+//! is allocated in it meanwhile.
 
 use super::arena::{Arena, DESCRIPTOR_BYTES, FRAME_BYTES, PAGE_BYTES, State, place_of};
 use super::chunk::{CHUNK_BYTES, CHUNK_PAGES, Chunk, Role};
@@ -22,66 +21,68 @@ use crate::page::{FolioId, Folios};
 use std::io;
 use std::ops::Range;
 
-/// A part of a chunk, where the bound ends, is one of so many of what is there, or more; what is
-/// less is left to tables.
+/// A partial chunk, where the bound ends, is made resident only if it adds at least this part of
+/// the resident frames. Otherwise its pages are left to tables.
 const PARTS_WORTHWHILE: u64 = 32;
 
-/// Pages of a chunk on their way to be resident.
+/// Pages of a chunk that are being made resident.
 #[derive(Debug)]
 struct ChunkAllocation {
     chunk: usize,
     pages: Range<u32>,
-    /// How many of them are not resident yet.
+    /// Number of `pages` that are not resident yet.
     new_pages: u32,
-    /// Pages whose descriptors have been in use before.
+    /// Number of leading pages of the chunk whose descriptors are already charged.
     known_pages: u32,
     cost_bytes: u64,
 }
 
 impl State {
-    /// Whether less than a chunk is free while the bound allows another whole one.
+    /// Returns `true` if less than a chunk is free and the bound allows another whole one.
     pub(super) fn wants_chunk(&self) -> bool {
         let is_short = self.frame_pages > 0 && self.free_pages < u64::from(CHUNK_PAGES);
         let has_place = self.vacant_chunks > 0 && !self.is_allocation_refused;
         is_short && has_place && self.affordable_pages(0) == CHUNK_PAGES
     }
 
-    /// Pages that may be made resident for folios of `order`: a whole chunk, or, where the bound
-    /// ends, what is worth having. Some room is left for the tables then, so that a small cache
-    /// need not evacuate for each of them.
+    /// Returns the number of pages that may be made resident for folios of `order`: a whole chunk,
+    /// or, where the bound ends, a part that is worth having. In the second case some room is kept
+    /// for tables, so that a small cache need not evacuate a chunk for each of them.
     pub(super) fn affordable_pages(&self, order: u8) -> u32 {
         self.affordable_pages_of(self.budget.left_bytes(), order)
     }
 
-    /// As many, if so much were left of the bound.
+    /// Returns [`Self::affordable_pages`] for `left_bytes` left of the bound.
     fn affordable_pages_of(&self, left_bytes: u64, order: u8) -> u32 {
         let left = left_bytes / FRAME_BYTES;
         if left >= u64::from(CHUNK_PAGES) {
             return CHUNK_PAGES;
         }
-        // Pages that are not huge cost the device requests: 6 % of them a scan 15 % of its speed.
+        // Small pages cost more device requests: a cache with 6 % of small pages scans 15 % more
+        // slowly.
         let worthwhile = (self.budget.bound_bytes / PAGE_BYTES / 8).min(64);
         let worthwhile = worthwhile.max(self.frame_pages / PARTS_WORTHWHILE);
-        // Where regions have nearly everything, some is worth more than none.
+        // If regions use nearly all memory, a few pages are worth more than none.
         let worthwhile = if self.frame_pages < worthwhile { 1 } else { worthwhile };
         let pages = ((left - left / 16) >> order) << order;
         if pages >= worthwhile.max(1) { pages as u32 } else { 0 }
     }
 
-    /// Where pages for folios of `order` are to come, and which, if so much is left of the bound.
+    /// Chooses the chunk and the pages to make resident for folios of `order`, if `left_bytes` are
+    /// left of the bound.
     fn place_to_grow(&mut self, left_bytes: u64, order: u8) -> Option<(usize, Range<u32>)> {
         let pages_max = self.affordable_pages_of(left_bytes, order);
         if pages_max == 0 {
             let vacant = self.vacant_chunk();
-            // A chunk whose descriptors stayed may fit where a new one does not.
+            // A chunk whose descriptors are already charged may fit where a new one does not.
             let known = |chunk: &usize| self.chunks[*chunk].descriptor_pages == CHUNK_PAGES;
             if let Some(chunk) = vacant.filter(known)
                 && left_bytes >= CHUNK_BYTES
             {
                 return Some((chunk, 0..CHUNK_PAGES));
             }
-            // Retired pages come back one by one, but for the room of tables: whoever takes that
-            // has a chunk emptied for the next of them.
+            // Single retired pages are revived, except for the room kept for tables: otherwise the
+            // next table would need an evacuation.
             let left_pages = (left_bytes / PAGE_BYTES).saturating_sub(self.table_room_pages());
             return self.revivable(order, left_pages.min(CHUNK_PAGES.into()) as u32, true);
         }
@@ -93,13 +94,14 @@ impl State {
         revivable.or_else(|| Some((self.vacant_chunk()?, 0..pages_max)))
     }
 
-    /// Pages of the bound that are kept for tables, while there are chunks to be emptied.
+    /// Returns the number of pages of the bound that are kept for tables while chunks can still be
+    /// emptied.
     fn table_room_pages(&self) -> u64 {
         let kept = self.budget.bound_bytes / PAGE_BYTES / 256;
         if self.spends_table_room { 0 } else { kept.min(u64::from(CHUNK_PAGES) / 16) }
     }
 
-    /// Retired pages in a chunk for folios of `order`.
+    /// Returns retired pages in a chunk for folios of `order`.
     fn revivable(&self, order: u8, pages_max: u32, known: bool) -> Option<(usize, Range<u32>)> {
         if self.retired_pages == 0 || pages_max < 1 << order {
             return None;
@@ -111,8 +113,8 @@ impl State {
         found.next()
     }
 
-    /// The first chunk that is not in use. Those that never were cost nothing: there is address
-    /// space for as many as the machine's memory, perhaps.
+    /// Returns the first vacant chunk. Chunks that were never used have no state here: the address
+    /// space may have room for as many chunks as the machine has memory.
     fn vacant_chunk(&mut self) -> Option<usize> {
         if self.vacant_chunks == 0 {
             return None;
@@ -125,7 +127,7 @@ impl State {
         known
     }
 
-    /// Charges pages of a chunk that are to be made resident.
+    /// Charges pages of a chunk before they are made resident.
     fn begin_chunk_allocation(
         &mut self,
         number: usize,
@@ -146,7 +148,7 @@ impl State {
         Some(ChunkAllocation { chunk: number, pages, new_pages, known_pages, cost_bytes })
     }
 
-    /// Takes back what [`Self::begin_chunk_allocation`] did.
+    /// Reverts [`Self::begin_chunk_allocation`].
     fn cancel_chunk_allocation(&mut self, allocation: &ChunkAllocation) {
         if self.chunks[allocation.chunk].role == Role::Allocating {
             self.chunks[allocation.chunk].role = Role::Vacant;
@@ -158,8 +160,8 @@ impl State {
 }
 
 impl Arena {
-    /// Makes frames resident for folios of `order`, if the bound allows what is worth having;
-    /// whether there is a free slot more.
+    /// Makes frames resident for folios of `order` if the bound allows enough of them. Returns
+    /// `true` if that added a free slot.
     pub(super) fn grow(&self, state: &mut State, order: u8, folios: &Folios) -> io::Result<bool> {
         let left_bytes = state.budget.left_bytes();
         let Some((chunk, pages)) = state.place_to_grow(left_bytes, order) else {
@@ -171,7 +173,7 @@ impl Arena {
         Ok(true)
     }
 
-    /// Makes a chunk resident that will be needed soon; whether there was one.
+    /// Makes a chunk resident ahead of need. Returns `false` if none was wanted.
     ///
     /// # Errors
     /// The kernel refuses memory that the bound allows.
@@ -182,7 +184,7 @@ impl Arena {
     /// Makes chunks resident until no more than `left_bytes` are left of the bound.
     ///
     /// # Errors
-    /// As [`Self::preallocate`].
+    /// The kernel refuses memory that the bound allows.
     pub(crate) fn grow_until(&self, left_bytes: u64, folios: &Folios) -> io::Result<()> {
         let has_more = |state: &State| {
             state.budget.left_bytes() >= left_bytes + u64::from(CHUNK_PAGES) * FRAME_BYTES
@@ -223,8 +225,8 @@ impl Arena {
         self.memory.populate(offset_bytes, bytes, huge, &self.features)
     }
 
-    /// Makes pages that are there free ones, in a chunk that was vacant as slots of `order`; or
-    /// takes everything back.
+    /// Ends the allocation. If the pages are resident, makes them free, in a vacant chunk as slots
+    /// of `order`; otherwise reverts everything.
     fn end_growth(
         &self,
         state: &mut State,
@@ -269,31 +271,31 @@ impl Arena {
 /// The reason to empty a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// To give it back to the kernel.
+    /// To return it to the kernel.
     Vacate,
-    /// For folios of this order.
+    /// To use it for folios of this order.
     Order(u8),
 }
 
-/// A chunk that is being emptied; finish or cancel it.
+/// A chunk that is being emptied. The caller must finish the evacuation.
 #[derive(Debug)]
 #[must_use]
 pub(crate) struct Evacuation {
     chunk: usize,
-    /// The folios in it when the evacuation began.
+    /// The folios in the chunk when the evacuation began.
     pub(crate) folios: Vec<FolioId>,
 }
 
 impl Evacuation {
-    /// The number of the chunk.
+    /// Returns the number of the chunk.
     pub(crate) fn chunk(&self) -> usize {
         self.chunk
     }
 }
 
 impl Arena {
-    /// Starts to empty the chunk with the least loss, of those that can serve `purpose`
-    /// and do not, and are not in `tried`.
+    /// Starts to empty the chunk with the least loss among those that can serve `purpose` but do
+    /// not yet, except the chunks in `tried`.
     pub(crate) fn begin_evacuation(&self, purpose: Purpose, tried: &[usize]) -> Option<Evacuation> {
         let fits = |chunk: &Chunk| match purpose {
             Purpose::Vacate => true,
@@ -304,8 +306,7 @@ impl Arena {
         self.begin_evacuation_of(fits, tried)
     }
 
-    /// Starts to empty a chunk that cannot serve folios of `order`, because too little of it is
-    /// resident.
+    /// Starts to empty a chunk that is too little resident to serve folios of `order`.
     pub(crate) fn begin_evacuation_of_part(
         &self,
         order: u8,
@@ -334,9 +335,9 @@ impl Arena {
         Some(Evacuation { chunk: number, folios })
     }
 
-    /// Ends an evacuation. An empty chunk goes back to the kernel, or is free for any order; of one
-    /// that could not be emptied, what has become free serves the order it was wanted for. Tells
-    /// whether anything was gained.
+    /// Ends an evacuation. An empty chunk is returned to the kernel or is cut for the wanted order.
+    /// If the chunk is not empty, its free pages serve the order it was wanted for. Returns `true`
+    /// if memory was gained.
     pub(crate) fn finish_evacuation(&self, evacuation: &Evacuation, purpose: Purpose) -> bool {
         let number = evacuation.chunk;
         let mut state = self.state.lock();
@@ -346,7 +347,7 @@ impl Arena {
             Purpose::Vacate if is_empty => self.release_chunk(&mut state, number),
             Purpose::Order(order) => {
                 let is_cut = state.cut_around(number, order);
-                // Of what has holes everywhere, a whole one may take the place.
+                // If every slot contains a retired page, a whole chunk may take its place.
                 is_cut || is_empty && self.release_chunk(&mut state, number)
             }
             Purpose::Vacate => false,
@@ -358,12 +359,12 @@ impl Arena {
         gained
     }
 
-    /// Gives an empty chunk back to the kernel; whether it took it. Its descriptors stay, and stay
-    /// charged.
+    /// Returns an empty chunk to the kernel, and `true` if the kernel took it. Its descriptors stay
+    /// resident and charged.
     fn release_chunk(&self, state: &mut State, number: usize) -> bool {
         let offset_bytes = number * CHUNK_BYTES as usize;
         if self.memory.release(offset_bytes, CHUNK_BYTES as usize).is_err() {
-            // The kernel keeps it, so it stays charged and in service.
+            // The kernel refused, so the chunk stays charged and in service.
             return false;
         }
         let chunk = &mut state.chunks[number];
@@ -379,8 +380,9 @@ impl Arena {
         true
     }
 
-    /// Gives free frames back to the kernel, wherever they are, until pages for a folio of `order`
-    /// can be made resident in a row; whether they can. None if all that are free are too few.
+    /// Returns scattered free frames to the kernel until a run of pages for a folio of `order` can
+    /// be made resident. Returns `true` if it can, and returns no frames if all free frames
+    /// together are too few.
     pub(crate) fn retire_for(&self, order: u8) -> bool {
         loop {
             let mut state = self.state.lock();
@@ -390,16 +392,16 @@ impl Arena {
                 return true;
             }
             let all_bytes = left_bytes + state.unused_pages * PAGE_BYTES;
-            let is_in_vain = state.place_to_grow(all_bytes, order).is_none();
+            let too_few = state.place_to_grow(all_bytes, order).is_none();
             drop(state);
-            if is_in_vain || self.retire_pages(1 << order) == 0 {
+            if too_few || self.retire_pages(1 << order) == 0 {
                 return false;
             }
         }
     }
 
-    /// Gives free frames that stand in a row, at most `pages_max`, back to the kernel: those of
-    /// chunks that have been broken already before others. Tells how many.
+    /// Returns a run of free frames, at most `pages_max`, to the kernel, and their number. Prefers
+    /// chunks that are already broken.
     pub(crate) fn retire_pages(&self, pages_max: u32) -> u32 {
         let mut state = self.state.lock();
         let found = state.free_pages_to_retire(pages_max);
@@ -425,8 +427,8 @@ impl Arena {
 }
 
 impl State {
-    /// Cuts a chunk, which is on no list, for folios of `order`, around those that are in it; not
-    /// if there is no room for one.
+    /// Cuts a chunk that is on no list for folios of `order`, around the folios in it. Returns
+    /// `false` if it has no room for one.
     fn cut_around(&mut self, number: usize, order: u8) -> bool {
         let pages_max = self.affordable_pages(order);
         let chunk = &self.chunks[number];
@@ -438,7 +440,8 @@ impl State {
         has_room
     }
 
-    /// The pages that [`Arena::retire_pages`] takes: where little is lost.
+    /// Chooses the pages that [`Arena::retire_pages`] returns to the kernel, where the loss is
+    /// small.
     fn free_pages_to_retire(&self, pages_max: u32) -> Option<(usize, Range<u32>)> {
         let is_candidate = |chunk: &Chunk| {
             let is_idle = chunk.is_in_service() && !chunk.draining;
@@ -461,7 +464,7 @@ mod tests {
 
     #[test]
     fn a_chunk_where_the_bound_ends_leaves_room_for_tables() {
-        // A whole chunk first, then what is left of the bound, for folios of each size.
+        // A whole chunk, then the rest of the bound, for folios of each size.
         for (order, room_pages) in [(0, 10), (3, 16), (5, 32)] {
             let bound_bytes = (u64::from(CHUNK_PAGES) + 160) * FRAME_BYTES;
             let features = Features::probe(&[]);
@@ -478,7 +481,7 @@ mod tests {
     }
 
     #[test]
-    fn small_pages_are_a_small_part_only_of_small_caches() {
+    fn only_small_caches_use_a_partial_chunk() {
         for (chunks, rest_pages, has_part) in [(3, 100, true), (16, 400, true), (32, 500, false)] {
             let bound_bytes = (chunks * u64::from(CHUNK_PAGES) + rest_pages) * FRAME_BYTES;
             let features = Features::probe(&[]);
@@ -492,7 +495,7 @@ mod tests {
     }
 
     #[test]
-    fn unused_chunks_cost_nothing_and_no_more_come_than_fit() {
+    fn unused_chunks_cost_nothing_and_allocation_stops_at_the_last() {
         let features = || Features::probe(&[]);
         let chunks_max = Arena::chunks_max(CHUNK_BYTES);
         let pages_max = chunks_max as usize * CHUNK_PAGES as usize;
@@ -505,7 +508,7 @@ mod tests {
         let small = Arena::new(bound_bytes, CHUNK_BYTES, HugePages::Never, features()).unwrap();
         let found = (0..).take_while(|_| small.allocate(0, None, &folios).unwrap().is_some());
         assert_eq!(found.count(), pages_max);
-        assert_eq!(small.obtainable_pages(), 0, "no place is left for what the bound allows");
+        assert_eq!(small.obtainable_pages(), 0, "no chunk is left for what the bound allows");
     }
 
     #[test]
@@ -524,12 +527,12 @@ mod tests {
         };
         let all = (0..pages + 188).map(|_| arena.allocate(0, None, &folios).unwrap().unwrap());
         let all: Vec<_> = all.collect();
-        assert!(may_be_huge(0) && !may_be_huge(pages), "a whole one, and part of one");
+        assert!(may_be_huge(0) && !may_be_huge(pages), "one whole chunk, one partial chunk");
         arena.free(all[7]);
         assert_eq!(arena.retire_pages(1), 1);
-        assert!(!may_be_huge(0), "it has a hole");
+        assert!(!may_be_huge(0), "the chunk has a hole");
         arena.set_bound(2 * pages * FRAME_BYTES);
         arena.allocate(0, None, &folios).unwrap().unwrap();
-        assert!(may_be_huge(0) && !may_be_huge(pages), "it is whole again");
+        assert!(may_be_huge(0) && !may_be_huge(pages), "the chunk is whole again");
     }
 }

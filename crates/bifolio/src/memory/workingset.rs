@@ -1,9 +1,9 @@
-//! Shadows: what an eviction leaves in the Entry, and what a refault makes of it.
+//! Shadows: the value that an eviction stores in the Entry, and how a refault uses it.
 //!
-//! After the kernel's working-set detection (`mm/workingset.c`): a clock counts evictions; the
-//! difference between two readings of it is how many pages more the cache would have needed to keep
-//! the page (the refault distance). If that is no more than the active list holds, the page
-//! competes with active ones and becomes active at once.
+//! Modelled on the kernel's working-set detection (`mm/workingset.c`). A clock counts evicted
+//! pages; the difference between two readings is the number of additional pages that the cache
+//! would have needed to keep the page (the refault distance). If that is no more than the size of
+//! the active list, the page competes with active ones and becomes active at once.
 //!
 //! ```text
 //!   27        1     0
@@ -20,7 +20,7 @@ use crate::sync::Ordering;
 const WORKINGSET: u64 = 1;
 const CLOCK_SHIFT: u32 = 1;
 
-/// See the head of the file.
+/// The shadow of an evicted folio; see the [module documentation](self).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shadow(pub(crate) u64);
 
@@ -29,25 +29,28 @@ impl Shadow {
         Self(((clock << CLOCK_SHIFT) & VALUE_MAX) | if workingset { WORKINGSET } else { 0 })
     }
 
-    /// Whether the page was active when it was evicted.
+    /// Returns `true` if the page was active when it was evicted.
     pub(crate) fn is_workingset(self) -> bool {
         self.0 & WORKINGSET != 0
     }
 
-    /// Pages evicted between the shadow's making and `clock`. The clock of a shadow wraps at 27
-    /// bits, 512 GiB of evictions: a page that stayed away that long may pass for a near one.
+    /// Returns the number of pages evicted between the creation of the shadow and `clock`. The
+    /// clock in a shadow wraps at 27 bits, 512 GiB of evictions: after more evictions than that, a
+    /// distant refault may appear near.
     fn distance(self, clock: u64) -> u64 {
         clock.wrapping_sub(self.0 >> CLOCK_SHIFT) & (VALUE_MAX >> CLOCK_SHIFT)
     }
 }
 
 impl Lru {
-    /// A folio of `pages` pages is about to be evicted: its shadow.
+    /// Advances the clock for a folio of `pages` pages that is about to be evicted, and returns its
+    /// shadow.
     pub(crate) fn make_shadow(&self, pages: u64, workingset: bool) -> Shadow {
         Shadow::new(self.clock.fetch_add(pages, Ordering::Relaxed), workingset)
     }
 
-    /// Whether a page that left `shadow` and is wanted again belongs on the active list.
+    /// Returns `true` if a page that was evicted with `shadow` and is read again belongs on the
+    /// active list.
     pub(crate) fn is_near_refault(&self, shadow: Shadow) -> bool {
         let distance = shadow.distance(self.clock.load(Ordering::Relaxed));
         distance <= self.active_pages.load(Ordering::Relaxed)
@@ -55,8 +58,8 @@ impl Lru {
 }
 
 impl Memory {
-    /// Counts the return of a page that left `shadow`, and passes what that says on to its new
-    /// folio, which is on no list yet.
+    /// Counts the refault of a page that was evicted with `shadow`, and sets the flags of its new
+    /// folio, which is on no list yet, accordingly.
     pub(crate) fn note_refault(&self, locked: &LockedFolio<'_>, shadow: Shadow) {
         self.counters.add(Counter::Refault, 1);
         if shadow.is_workingset() {

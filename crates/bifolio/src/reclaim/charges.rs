@@ -126,7 +126,7 @@ impl Reclaim {
         let (arena, pages) = (self.arena(), kind.pages());
         // More than what overwrites leave: to write to what is in the swap makes room there.
         let kept_pages = (self.low_pages() / 2)
-            .max(2 * self.memory.pages_left_to_others())
+            .max(2 * self.memory.other_files_pages_min())
             .max(pages)
             .min(arena.bound_pages() / PART_FOR_READS);
         let kept_pages = kept_pages / pages * pages;

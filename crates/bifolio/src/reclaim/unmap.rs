@@ -256,7 +256,7 @@ impl<'t> Unmapping<'t> {
                 self.put_back(inode, left, EvictOutcome::Dirty, counts);
             }
             let reads = &self.reclaim.memory.region_reads;
-            reads.note_left(count as u64);
+            reads.note_evicted(count as u64);
             if reads.are_single() {
                 // Who was woken by his page may have this processor. (The kernel lets the reclaim
                 // thread run where it was woken, which is there: of a thousand misses in no order

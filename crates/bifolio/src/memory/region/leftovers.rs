@@ -1,24 +1,26 @@
-//! Leftovers: what stands at a page of a region, and is not of the folio that the table has there.
-//! Suspicion and poison, of pages that could not be had when they were touched; and pages that are
-//! held although their folio has left its table: orphans.
+//! Leftovers: region pages that do not belong to the folio in the table. A page that could not be
+//! filled when it was touched is suspected or poisoned. A page whose folio was removed from the
+//! table while references to it remain is an orphan.
 //!
-//! A late message: a fault that somebody else has served meanwhile is served some time later, when
-//! nobody waits for the page any more and the file may have been cut. So a page behind the end
-//! is refused in two steps, and what was found out before the lock is judged again under it:
+//! A fault message can be late: another thread has already served the fault, no thread waits for
+//! the page any more, and the file may have been truncated meanwhile. So a page past the end of
+//! file is refused in two steps, and what was found before taking the lock is judged again under
+//! it:
 //!
 //! ```text
-//!  REFUSE (a service of faults)               GROW (who holds the resizing lock)
-//!  R1 note the number of growths              G1 under the lock: the pages up to the new end are
-//!  R2 try to bring the page in: refused          about to be the file's (`growing_end`); suspicion
-//!  R3 under the lock: another number than        and poison are taken from them; next number
-//!     R1's, or the file is about to have the  G2 the new length stands
-//!     page, or it is there: wake who waits    G3 under the lock: none is about to be the file's;
-//!                                                next number
-//!  R4 behind the end, and nobody is known
-//!     to wait: wake who does, suspect it
-//!  R5 behind the end, and the message was
-//!     read after that: whoever sent it has
-//!     touched the page since: poison it
+//!  REFUSE (a fault service)                   GROW (the thread with the resizing lock)
+//!  R1 load the number of growths              G1 under the lock: set `growing_end` to the new end
+//!  R2 try to fill the page: refused              of file; clear the suspicion and poison of the
+//!  R3 under the lock: the number differs         pages before it; increment the number
+//!     from R1, or the page is before          G2 store the new length
+//!     `growing_end`, or it is resident:       G3 under the lock: reset `growing_end`; increment
+//!     wake the threads that wait for it          the number
+//!  R4 past the end, and no thread is known
+//!     to wait: wake those that do; suspect
+//!     the page
+//!  R5 past the end, and the message was
+//!     read after R4: its sender has touched
+//!     the page since: poison it
 //! ```
 //!
 //! # Safety
@@ -38,60 +40,64 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-/// Something that stands at a page, and is not of the folio that the table has there.
+/// State of a region page that does not belong to the folio in the table.
 #[derive(Debug)]
 enum Leftover {
-    /// Behind the end of the file, and perhaps touched there: whoever waited for it was woken at
-    /// this time ([`fault_time`]).
+    /// Past the end of file, and perhaps touched there. The threads that waited for it were woken
+    /// at this time ([`fault_time`]).
     Suspected(u64),
-    /// It could not be read: whoever touches it gets SIGBUS. Who waited was woken before this time.
+    /// The page could not be filled: a thread that touches it gets SIGBUS. The threads that waited
+    /// for it were woken before this time.
     Poison(u64),
-    /// The page is there, and does not leave (REGION-4): folios that were cut off had it, and
-    /// somebody holds on to them. With `is_taken` a folio of the table has it now.
+    /// The page is resident and must stay (REGION-4): it belonged to truncated folios that still
+    /// have references. With `is_taken`, a folio in the table uses the page now.
     Held { orphans: SmallVec<[FolioId; 1]>, is_taken: bool },
 }
 
-/// Orders the reading of messages about faults against the waking of those who sent them, in all
-/// regions. It goes on when somebody was woken.
+/// Orders the reading of fault messages against the waking of their senders, in all regions.
+/// Incremented when threads are woken.
 static FAULT_TIME: AtomicU64 = AtomicU64::new(0);
 
-/// The time, before messages are read.
+/// Returns the time. To be called before messages are read.
 pub(crate) fn fault_time() -> u64 {
-    // Acquire: pairs with the AcqRel in `note_waked`: who waited was woken before.
+    // Acquire: pairs with the AcqRel in `note_waked`: the threads that waited were woken before.
     FAULT_TIME.load(Ordering::Acquire)
 }
 
-/// Somebody was woken: messages read from this time on were sent later.
+/// Advances the time after threads were woken: messages read from the returned time on were sent
+/// later.
 fn note_waked() -> u64 {
-    // AcqRel: Release pairs with the Acquire in `fault_time`; Acquire only keeps it in its place.
+    // AcqRel: Release pairs with the Acquire in `fault_time`; Acquire only prevents reordering with
+    // what follows.
     FAULT_TIME.fetch_add(1, Ordering::AcqRel) + 1
 }
 
-/// All that there is in a region.
+/// All leftovers of a region.
 #[derive(Debug, Default)]
 pub(super) struct Leftovers {
     at: BTreeMap<u64, Leftover>,
-    /// Pages before this one are about to be the file's (G1).
+    /// End of the pages that are about to belong to the file (G1); 0 if it is not growing.
     growing_end: u64,
-    /// How many pages could not be had when they were touched, and why not the last of them.
+    /// Number of pages that could not be filled when they were touched.
     errors: u64,
+    /// Error of the last of them.
     last_error: Option<Arc<Error>>,
 }
 
-/// A refusal of a page, to be judged again: see the head of the file.
+/// A refused page, to be judged again under the lock; see the [module documentation](self).
 #[derive(Clone, Debug)]
 pub(crate) struct Refusal {
     pub(crate) index: u64,
-    /// [`Region::growths`] before the page was tried.
+    /// [`Region::growths`] before the fill was tried.
     pub(crate) growths: u64,
-    /// When the message was read; the last moment there is if somebody is known to wait.
+    /// [`fault_time`] when the message was read; `u64::MAX` if a thread is known to wait.
     pub(crate) read_at: u64,
     pub(crate) error: Arc<Error>,
 }
 
 impl Region {
-    /// Why the last page that could not be had could not, if there were any since `seen`; how many
-    /// there are now goes there.
+    /// Returns the error of the last page that could not be filled, if any failed since `seen`.
+    /// Stores the current number of errors in `seen`.
     pub(crate) fn error_since(&self, seen: &mut u64) -> Option<Arc<Error>> {
         let leftovers = self.leftovers.lock();
         let is_new = leftovers.errors > *seen;
@@ -99,7 +105,7 @@ impl Region {
         leftovers.last_error.clone().filter(|_| is_new)
     }
 
-    /// Lets pages that were just installed be touched, where nothing but access was refused.
+    /// Makes freshly installed pages accessible where poison had only refused access.
     pub(super) fn lift_poison(&self, pages: Range<u64>) -> io::Result<()> {
         // Relaxed: a hint, as in `clear_leftovers`.
         if !self.has_leftovers.load(Ordering::Relaxed) {
@@ -109,7 +115,8 @@ impl Region {
         for index in pages {
             if matches!(leftovers.at.get(&index), Some(Leftover::Poison(_))) {
                 leftovers.at.remove(&index);
-                // If not: it is there, perhaps among others that are seen, and cannot be touched.
+                // On failure, the page is installed, perhaps between accessible ones, and cannot be
+                // touched.
                 self.regions.unpoison(&self.range_at(index)).inspect_err(|error| {
                     self.regions.soundness.lose("access to a page of a map is refused", error);
                 })?;
@@ -119,26 +126,28 @@ impl Region {
         Ok(())
     }
 
-    /// Whether a page was poisoned after a message about it was read: then nobody waits for it.
+    /// Returns `true` if a page was poisoned after a message about it was read: the sender no
+    /// longer waits.
     pub(crate) fn is_poisoned_since(&self, index: u64, read_at: u64) -> bool {
-        // Relaxed: a hint; who does not see it tries once more to bring the page in.
+        // Relaxed: a hint; a thread that misses it tries once more to fill the page.
         self.has_leftovers.load(Ordering::Relaxed) && {
             let leftovers = self.leftovers.lock();
             matches!(leftovers.at.get(&index), Some(Leftover::Poison(since)) if read_at < *since)
         }
     }
 
-    /// A number that changes when the file is about to grow, and when it has grown.
+    /// Returns a number that changes when the file is about to grow, and again when it has grown.
     pub(crate) fn growths(&self) -> u64 {
-        // Acquire: pairs with the Release in `begin_growth` and `end_growth`: how the page is found
-        // after this is newer.
+        // Acquire: pairs with the Release in `begin_growth` and `end_growth`: the state of the page
+        // that is loaded after this is newer.
         self.growths.load(Ordering::Acquire)
     }
 
-    /// Judges a refusal again, and if it stands records it and poisons the page: whoever touches it
-    /// gets SIGBUS, until it is installed or cleared. Whether it does; if not, whoever waits for
-    /// the page was woken, or is to be, and tries again. `is_past_end` and `is_there` tell how the
-    /// page is now.
+    /// Judges a refusal again under the lock. If it stands, records the error and poisons the page:
+    /// a thread that touches it gets SIGBUS, until the page is installed or cleared. Returns `true`
+    /// if the page is poisoned. Otherwise the threads that wait for the page have been woken or the
+    /// caller must wake them, and they retry. `is_past_end` and `is_there` return the current state
+    /// of the page.
     pub(crate) fn refuse(
         &self,
         refusal: &Refusal,
@@ -152,7 +161,7 @@ impl Region {
             return Ok(false);
         }
         if matches!(leftovers.at.get(&index), Some(Leftover::Poison(since)) if read_at < *since) {
-            // By another service, which has told of it.
+            // Another fault service poisoned it, and reported the error.
             return Ok(true);
         }
         if is_past_end() {
@@ -171,7 +180,7 @@ impl Region {
         self.poison(&mut leftovers, index, &range, error)
     }
 
-    /// Whether nobody can touch the page now, and whoever does is told why; not if one is there.
+    /// Poisons the page and records the error. Returns `false` if the page is resident.
     fn poison(
         &self,
         leftovers: &mut Leftovers,
@@ -179,12 +188,12 @@ impl Region {
         range: &PageRange,
         error: Arc<Error>,
     ) -> io::Result<bool> {
-        // First: whoever it wakes may be the one who clears it.
+        // Before the page is poisoned: a thread that this wakes may be the one that clears it.
         self.has_leftovers.store(true, Ordering::Relaxed);
         let poisoned = self.regions.poison(&self.userfault, range);
         if poisoned.is_ok() {
             leftovers.at.insert(index, Leftover::Poison(note_waked()));
-            log::error!("a page of a map cannot be had: {error}");
+            log::error!("cannot fill a page of a map, access to it raises SIGBUS: {error}");
             leftovers.errors += 1;
             leftovers.last_error = Some(error);
         }
@@ -196,8 +205,8 @@ impl Region {
         }
     }
 
-    /// Keeps the page of a folio that is about to leave its table, and that somebody may hold on
-    /// to, until [`Self::release_orphan`].
+    /// Keeps the page of a folio that is about to be removed from its table and may have other
+    /// references, until [`Self::release_orphan`].
     pub(crate) fn note_orphan(&self, index: u64, id: FolioId) {
         let mut leftovers = self.leftovers.lock();
         match leftovers.at.get_mut(&index) {
@@ -213,7 +222,8 @@ impl Region {
         self.note_leftovers(&leftovers);
     }
 
-    /// The last reference to the folio is gone: unmaps its page, unless that is somebody else's.
+    /// Unmaps the page of an orphan whose last reference was put, unless another folio uses the
+    /// page.
     pub(crate) fn release_orphan(&self, index: u64, id: FolioId) {
         let mut leftovers = self.leftovers.lock();
         let found = leftovers.at.get_mut(&index);
@@ -224,21 +234,22 @@ impl Region {
             leftovers.at.remove(&index);
             self.note_leftovers(&leftovers);
             if !is_taken {
-                // The cache is poisoned if it fails.
+                // A failure poisons the cache.
                 let _ = self.unmap_locked(index);
             }
         }
     }
 
-    /// Whether the page may not leave, whoever has it now (REGION-4). Who has the lock of the folio
-    /// in the table there finds that it may go on to be so, but does not come to be.
+    /// Returns `true` if the page must stay in memory, whichever folio uses it now (REGION-4).
+    /// While the caller holds the lock of the folio in the table, the answer can change from `true`
+    /// to `false`, but not back.
     pub(crate) fn is_held(&self, index: u64) -> bool {
         // Relaxed: as in `clear_poison`.
         self.has_leftovers.load(Ordering::Relaxed)
             && matches!(self.leftovers.lock().at.get(&index), Some(Leftover::Held { .. }))
     }
 
-    /// The pages among `pages` that orphans have, and no folio of the table.
+    /// Returns the pages among `pages` that belong to orphans and to no folio in the table.
     pub(crate) fn orphaned_among(&self, pages: Range<u64>) -> Vec<u64> {
         let leftovers = self.leftovers.lock();
         let is_orphaned =
@@ -247,8 +258,9 @@ impl Region {
         found.map(|(index, _)| *index).collect()
     }
 
-    /// Something stands at a page that is the caller's now: lets it be installed, or puts the bytes
-    /// in its place and answers `true`. They count as stored to then.
+    /// Removes the leftover at a page that the caller owns, so that the page can be installed, and
+    /// returns `false`. If an orphan keeps the page, copies the bytes into it instead and returns
+    /// `true`; they count as stored to then.
     ///
     /// # Safety
     /// As for [`Self::install`], for one page.
@@ -260,10 +272,10 @@ impl Region {
             return Ok(false);
         };
         *is_taken = true;
-        // SAFETY: a page, by the caller's contract.
+        // SAFETY: `source` is readable for a page, by the caller's contract.
         let bytes = unsafe { std::slice::from_raw_parts(source, PAGE_BYTES as usize) };
-        // SAFETY: a page that is there while the orphan is; the caller has the lock of its folio,
-        // and whoever holds the orphan expects any bytes.
+        // SAFETY: the page stays resident while the orphan exists; the caller holds the lock of the
+        // page's folio, and readers of the orphan accept any bytes.
         unsafe { copy::copy_in(self.address(index), bytes) };
         Ok(true)
     }
@@ -275,9 +287,9 @@ impl Region {
         self.unmap_locked(index)
     }
 
-    /// Lets pages that could not be read be tried again.
+    /// Clears the poison of `pages`, so that the next access tries to fill them again.
     pub(crate) fn clear_poison(&self, pages: Range<u64>) -> io::Result<()> {
-        // Relaxed: who put one there and comes here sees it.
+        // Relaxed: a thread that stored the poison and then calls this sees it.
         if !self.has_leftovers.load(Ordering::Relaxed) {
             return Ok(());
         }
@@ -287,9 +299,9 @@ impl Region {
         })
     }
 
-    /// G1: `pages`, which were behind the end, are about to belong to the file: whatever stands
-    /// there is not a part of it. ([`Self::orphaned_among`] those are pages to be filled by the
-    /// caller.) To be followed by [`Self::end_growth`], whatever comes of it.
+    /// G1: announces that `pages`, which are past the end of file, are about to belong to the file,
+    /// and clears their suspicion and poison. The caller must fill the pages of
+    /// [`Self::orphaned_among`], and call [`Self::end_growth`] even if it fails.
     pub(crate) fn begin_growth(&self, pages: Range<u64>) -> io::Result<()> {
         let mut leftovers = self.leftovers.lock();
         leftovers.growing_end = pages.end;
@@ -299,11 +311,12 @@ impl Region {
         self.clear_leftovers(&mut leftovers, pages, is_unwanted)
     }
 
-    /// G3.
+    /// G3: ends the growth.
     pub(crate) fn end_growth(&self) {
         let mut leftovers = self.leftovers.lock();
         leftovers.growing_end = 0;
-        // Release: as above: a page that was refused by the old length is judged by the new one.
+        // Release: pairs with the Acquire in `growths`: a page that was refused by the old length
+        // is judged by the new one.
         self.growths.fetch_add(1, Ordering::Release);
     }
 
@@ -323,38 +336,38 @@ impl Region {
     }
 
     fn note_leftovers(&self, leftovers: &Leftovers) {
-        // Relaxed: the lock orders it for all who must know.
+        // Relaxed: the lock orders it for all threads that depend on it.
         self.has_leftovers.store(!leftovers.at.is_empty(), Ordering::Relaxed);
     }
 
     fn unmap_locked(&self, index: u64) -> io::Result<()> {
         let range = self.range_at(index);
-        // SAFETY: a page of ours whose bytes nobody wants.
+        // SAFETY: a page of this region whose bytes are not needed.
         unsafe { self.unmap_unwanted(std::slice::from_ref(&range)) }.map(drop)
     }
 }
 
-/// The orphans of all regions: folios that have left their tables while somebody holds on to their
-/// bytes. The thread that puts the last reference finds here where the page is that must be
-/// unmapped now.
+/// The orphans of all regions: folios that were removed from their tables while references to them
+/// remain. The thread that puts the last reference finds here the page that must be unmapped.
 #[derive(Debug, Default)]
 pub(crate) struct Orphans {
     places: Mutex<HashMap<FolioId, (Arc<Region>, u64)>>,
-    /// Whether there are any: most caches never have one.
+    /// `true` if there are any; most caches never have one.
     is_any: AtomicBool,
 }
 
 impl Orphans {
-    /// The folio, which the caller has a reference to, has left its table; its page stays.
+    /// Records that a folio was removed from its table and keeps its page. The caller holds a
+    /// reference.
     pub(crate) fn note(&self, id: FolioId, region: &Arc<Region>, index: u64) {
         let mut places = self.places.lock();
         region.note_orphan(index, id);
         places.insert(id, (Arc::clone(region), index));
-        // Relaxed: whoever puts the last reference comes after the caller's own put.
+        // Relaxed: the last reference is put after the caller's own.
         self.is_any.store(true, Ordering::Relaxed);
     }
 
-    /// The last reference to a folio is gone.
+    /// Releases the page of a folio whose last reference was put, if the folio is an orphan.
     pub(crate) fn release(&self, id: FolioId) {
         // Relaxed: see `note`.
         if !self.is_any.load(Ordering::Relaxed) {

@@ -1,27 +1,27 @@
-//! Which pages of a region have maps, which advice leaves alone; and which of them others write to
-//! without the page tables being told.
+//! Sets of pages of a region: those that have maps, which advice skips, and those that the kernel
+//! or a device may write to without marking the page tables.
 
 use crate::sync::Mutex;
 use std::ops::Range;
 
-/// The pages of each map that lives, or of each pin of one; in no order.
+/// The pages of each live map, or of each pin of a map; unordered.
 #[derive(Debug, Default)]
 pub(crate) struct MappedPages(Mutex<Vec<Range<u64>>>);
 
 impl MappedPages {
-    /// A map of `pages` begins to live.
+    /// Adds the pages of a new map.
     pub(crate) fn add(&self, pages: Range<u64>) {
         self.0.lock().push(pages);
     }
 
-    /// A map that was added is gone.
+    /// Removes the pages of a map that was added.
     pub(crate) fn remove(&self, pages: &Range<u64>) {
         let mut maps = self.0.lock();
         let found = maps.iter().position(|known| known == pages);
-        maps.swap_remove(found.expect("a map that was added"));
+        maps.swap_remove(found.expect("the map was added before"));
     }
 
-    /// Which of `pages` are mapped now: in order, and apart from each other.
+    /// Returns the parts of `pages` that are mapped: sorted and disjoint.
     pub(crate) fn among(&self, pages: &Range<u64>) -> Vec<Range<u64>> {
         let maps = self.0.lock();
         let meets = |map: &&Range<u64>| map.start < pages.end && pages.start < map.end;
@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn maps_are_merged_in_order_and_each_goes_by_itself() {
+    fn overlapping_maps_are_merged_and_removed_one_by_one() {
         let mapped = MappedPages::default();
         for pages in [20..30, 0..5, 4..8, 8..9, 22..24, 0..5] {
             mapped.add(pages);

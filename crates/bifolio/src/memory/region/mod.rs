@@ -1,40 +1,44 @@
-//! A region: address space for one mappable file; the page at index i lies at base + i * 4096.
+//! A region: the address space of one mappable file; the page at index i is at base + i * 4096.
 //!
-//! The other kind of frames. What a caller maps is this memory itself: so a page comes to it whole,
-//! with one call of the kernel (`UFFDIO_COPY`), and evicting it means unmapping it, for many pages
-//! at once, with one flush of the other CPUs' translations. Who touches a page that is not there
-//! raises a fault (`file/faults`). Nothing here knows folios, but for the mark that an orphan
-//! bears; who may install or unmap which page is said by `page` and `reclaim`.
+//! Callers map this memory itself. So a page is installed whole, with one system call
+//! (`UFFDIO_COPY`), and evicting it means unmapping it, for many pages at once, with one TLB flush.
+//! Touching a page that is not resident raises a fault (`file/faults`). This module does not use
+//! folios, except for the ids of orphans; `page` and `reclaim` define which thread may install or
+//! unmap a page.
 //!
 //! ```text
-//!   mod.rs        places, installing, dirty tracking        of one region
-//!   leftovers.rs  what stands at a page and is no folio's: poison, orphans
-//!   mapped.rs     which pages have maps
-//!   staging.rs    where pages are before they are installed       of all of a cache
-//!   regions.rs    where they are while they leave; what regions need
-//!   pages.rs      their descriptors and their part of the bound
-//!   reads.rs      whether they come in order of late
+//!   mod.rs        addresses, installing, dirty tracking              of one region
+//!   leftovers.rs  pages that belong to no folio in the table:
+//!                 suspected, poisoned, orphaned
+//!   mapped.rs     sets of pages that have maps
+//!   staging.rs    memory that pages are read into before they are    of all regions of a cache
+//!                 installed
+//!   regions.rs    bounce buffers for eviction; shared resources
+//!   pages.rs      descriptors of region pages, charged to the bound
+//!   reads.rs      whether recent reads were sequential
 //! ```
 //!
-//! What raw writers store to is known from the page tables: once a file was mapped for writing its
-//! pages are installed protected, and the first store to each takes the protection away
-//! ([`Region::visit_written`] finds those, [`Region::protect`] starts anew).
+//! Stores of raw writers are found in the page tables: once a file has been mapped for writing, its
+//! pages are installed write-protected, and the first store to each removes the protection.
+//! [`Region::visit_written`] finds the pages that were stored to, and [`Region::protect`] protects
+//! them again.
 //!
 //! Invariants:
-//! - REGION-1: a folio of the table that is uptodate has its page here, but for one that is frozen
-//!   or whose lock is held by whoever evicts it.
-//! - REGION-2: a page is unmapped before its Entry may be filled again: an unmapping that came
-//!   later would wipe the new page. (The Entry names the frozen folio until then; a lookup that
-//!   meets it waits.)
-//! - REGION-3: while [`Region::section`] is held by somebody else, no page leaves that was stored
-//!   to and is not on the dirty list or on its way: whoever looks for stores takes it.
-//! - REGION-4: a page stays while anybody has a reference to a folio that had it, taken with READY
-//!   seen after it (L3 of `page/mapping.rs`) or with the folio's lock; also when the file is cut,
-//!   grows, and the page comes to another folio, whose bytes are put over the others then. So no
-//!   read, pin or write of the cache ever touches a page that is not there.
+//! - REGION-1: a folio in the table that is uptodate has its page here, unless it is frozen or its
+//!   lock is held by the thread that evicts it.
+//! - REGION-2: a page is unmapped before its Entry can be filled again: a later unmapping would
+//!   discard the new page. (Until then the Entry names the frozen folio; a lookup that finds it
+//!   waits.)
+//! - REGION-3: while another thread holds [`Region::section`], a page that was stored to is evicted
+//!   only if it is on the dirty list or under write-back: a thread that searches for stores takes
+//!   the section.
+//! - REGION-4: a page stays while any thread holds a reference to a folio that had it, taken with
+//!   READY seen after it (L3 of `page/mapping.rs`) or with the folio's lock; also when the file is
+//!   truncated, grows again, and the page is used by another folio, whose bytes then overwrite the
+//!   old ones. So no read, pin or write of the cache ever touches a page that is not resident.
 //!
 //! # Safety
-//! Hands addresses inside its own reservation to the kernel.
+//! Passes addresses inside its own reservation to the kernel.
 #![allow(unsafe_code)]
 
 mod leftovers;
@@ -63,42 +67,43 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-/// Stores are not looked for: there can be none.
+/// Stores are not searched for: there can be none.
 const UNTRACKED: u8 = 0;
-/// They are, but write-outs that began before may still be reading the pages themselves.
+/// Stores are searched for, but write-backs that began earlier may still read the pages themselves.
 const TRACKED: u8 = 1;
-/// All that is written out is copied.
+/// Stores are searched for, and every write-back reads a copy.
 const COPIED: u8 = 2;
 
-/// How often the kernel is asked to unmap pages whose bytes nobody wants.
+/// Upper bound on attempts to unmap pages whose bytes are not needed.
 const UNMAP_TRIES_MAX: u32 = 3;
 
-/// See the head of the file.
+/// The region of one file; see the [module documentation](self).
 #[derive(Debug)]
 pub(crate) struct Region {
     memory: Reservation,
-    /// The kernel's side of its faults.
+    /// The userfaultfd that reports its faults.
     pub(crate) userfault: Arc<Userfault>,
     pub(crate) regions: Arc<Regions>,
-    /// Where stores are seen, if the kernel can tell: then there may be raw writers.
+    /// Used to find stores, if the kernel supports it. Without it there are no raw writers.
     pagemap: Option<Pagemap>,
-    /// Whether raw writers may be, or have been, at work: [`UNTRACKED`] and what follows.
+    /// Whether raw writers exist or have existed: [`UNTRACKED`], [`TRACKED`] or [`COPIED`].
     tracking: AtomicU8,
     section: Mutex<()>,
-    /// Which pages have maps.
+    /// Pages that have maps.
     pub(crate) mapped: MappedPages,
-    /// Pages that the kernel or a device may write to, of which the page tables tell nothing: they
-    /// count as stored to whenever somebody looks.
+    /// Pages that the kernel or a device may write to without marking the page tables. Every search
+    /// for stores includes them.
     pub(crate) written_unseen: MappedPages,
     leftovers: Mutex<Leftovers>,
-    /// Goes on when the file is about to grow, and when it has grown.
+    /// Incremented when the file is about to grow, and again when it has grown.
     growths: AtomicU64,
-    /// Whether there are any: a hint, exact for who put one there.
+    /// `true` if there are leftovers: a hint, exact for the thread that added one.
     has_leftovers: AtomicBool,
 }
 
 impl Region {
-    /// Reserves a region of `pages` pages, none of which is there; `userfault` is told of faults.
+    /// Reserves a region of `pages` pages, none of them resident, and registers it with
+    /// `userfault`.
     pub(crate) fn new(
         pages: u64,
         userfault: &Arc<Userfault>,
@@ -126,45 +131,50 @@ impl Region {
         })
     }
 
-    /// Address of page 0.
+    /// Returns the address of page 0.
     #[inline(always)]
     pub(crate) fn base(&self) -> *mut u8 {
         self.memory.as_ptr()
     }
 
-    /// Length of the address space, bytes.
+    /// Returns the length of the address space in bytes.
     pub(crate) fn len_bytes(&self) -> usize {
         self.memory.len()
     }
 
-    /// Address of a page.
+    /// Returns the address of a page.
     #[inline(always)]
     pub(crate) fn address(&self, index: u64) -> *mut u8 {
         self.base().wrapping_add((index * PAGE_BYTES) as usize)
     }
 
-    /// The pages as the kernel wants to hear of them.
+    /// Returns the address range of pages, for system calls.
     pub(crate) fn range_of(&self, pages: &Range<u64>) -> PageRange {
         let length_bytes = ((pages.end - pages.start) * PAGE_BYTES) as usize;
-        assert!(pages.end * PAGE_BYTES <= self.memory.len() as u64, "{pages:?} of a region");
+        assert!(
+            pages.end * PAGE_BYTES <= self.memory.len() as u64,
+            "pages {pages:?} exceed a region of {} bytes",
+            self.memory.len()
+        );
         PageRange { start: self.address(pages.start), length_bytes }
     }
 
-    /// One page as the kernel wants to hear of it.
+    /// Returns the address range of one page, for system calls.
     pub(crate) fn range_at(&self, index: u64) -> PageRange {
         self.range_of(&(index..index + 1))
     }
 
-    /// Puts pages there that are not: all bytes of each at once. Whoever waits for one goes on.
-    /// With `will_be_stored`, they count as stored to from the beginning.
+    /// Installs pages that are not resident, each of them atomically, and wakes the threads that
+    /// wait for them. With `will_be_stored`, the pages count as stored to from the beginning.
     ///
-    /// # Safety
-    /// `source` is readable for so many pages, and no part of a region.
-    ///
-    /// Answers how many are there, from the first on: all, unless there is an error.
+    /// Returns the number of pages installed, from the first one on: all of them, unless there is
+    /// an error.
     ///
     /// # Errors
-    /// The kernel has no memory, or refuses something else.
+    /// The kernel has no memory or refuses the call for another reason.
+    ///
+    /// # Safety
+    /// `source` is readable for as many pages and not part of a region.
     pub(crate) unsafe fn install(
         &self,
         pages: Range<u64>,
@@ -190,13 +200,13 @@ impl Region {
                     most_pages *= 2;
                     Ok(())
                 }
-                // Over the border of two mappings of the kernel's, which the program has made of
-                // the region (with `mlock`, or `madvise`).
+                // The range crosses the border of two kernel mappings: the program has split the
+                // region with `mlock` or `madvise`.
                 Err(error) if error.kind() == io::ErrorKind::NotFound && end - next > 1 => {
                     most_pages = (end - next) / 2;
                     Ok(())
                 }
-                // Whoever installs owns the page: what stands there is a leftover.
+                // The caller owns the page, so a resident page is a leftover.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                     // SAFETY: the caller's contract, for this page.
                     let taken = unsafe { self.take_place(next, source_of(next)) };
@@ -209,24 +219,25 @@ impl Region {
         (next - pages.start, outcome.and(self.lift_poison(there)))
     }
 
-    /// Whether stores are looked for.
+    /// Returns `true` if stores are searched for.
     pub(crate) fn is_tracked(&self) -> bool {
-        // Acquire: pairs with the Release in `track`: the pages that were there are protected.
+        // Acquire: pairs with the Release in `track`: pages that were resident then are protected.
         self.tracking.load(Ordering::Acquire) != UNTRACKED
     }
 
-    /// Where stores are seen.
+    /// Returns the pagemap in which stores are found.
     fn pagemap(&self) -> io::Result<&Pagemap> {
         self.pagemap.as_ref().ok_or_else(|| io::ErrorKind::Unsupported.into())
     }
 
-    /// How many of `pages` are in memory, from the first one on. Looks at some of them only.
+    /// Returns the number of `pages` in memory, from the first one on. Stops at the first that is
+    /// not.
     pub(crate) fn resident_from(&self, pages: Range<u64>) -> u64 {
         memory::resident_from(self.address(pages.start), (pages.end - pages.start) as usize) as u64
     }
 
-    /// The pages among `pages`, each of which a folio has that is uptodate, that are not there all
-    /// the same: the program has thrown them away (`MADV_DONTNEED` on a map).
+    /// Returns the pages among `pages` that are not resident although each has an uptodate folio:
+    /// the program has discarded them (`MADV_DONTNEED` on a map).
     pub(crate) fn discarded_among(&self, pages: Range<u64>) -> Vec<u64> {
         let (mut index, mut discarded) = (pages.start, Vec::new());
         while index < pages.end {
@@ -239,59 +250,60 @@ impl Region {
         discarded
     }
 
-    /// The same for one page. Where the kernel cannot tell it from one that is swapped out, there
-    /// are no raw writers.
+    /// Returns `true` if a page with an uptodate folio is not resident. If the kernel cannot
+    /// distinguish such a page from one that it has swapped out, there are no raw writers.
     pub(crate) fn is_discarded(&self, index: u64) -> bool {
         let is_there = |pagemap: &Pagemap| pagemap.has_all(&self.range_at(index)).unwrap_or(true);
         self.resident_from(index..index + 1) == 0 && !self.pagemap.as_ref().is_some_and(is_there)
     }
 
-    /// Looks for stores from now on. To be called before the first raw writer gets an address, who
-    /// is to wait for the write-outs that are in flight, unless [`Self::is_copied`].
+    /// Starts to track stores. To be called before the first raw writer gets an address; unless
+    /// [`Self::is_copied`], the caller must then wait for the write-backs in flight.
     pub(crate) fn track(&self) -> io::Result<()> {
         let _section = self.section();
         let pagemap = self.pagemap()?;
         if self.is_tracked() {
             return Ok(());
         }
-        // Before the pages there are: those that come meanwhile are protected, or count as stored
-        // to.
+        // The state is stored before the resident pages are protected: a page installed meanwhile
+        // is protected or counts as stored to.
         // Release: pairs with the Acquire in `is_tracked`.
         self.tracking.store(TRACKED, Ordering::Release);
         let all = self.range_of(&(0..self.memory.len() as u64 / PAGE_BYTES));
         let protected = pagemap.protect(&all);
         if protected.is_err() {
-            // Nobody gets an address; the next one who wants to tries again.
-            // Release: as above.
+            // No raw writer gets an address; the next call tries again.
+            // Release: pairs with the Acquire in `is_tracked`.
             self.tracking.store(UNTRACKED, Ordering::Release);
         }
         protected
     }
 
-    /// Whether no write-out reads the pages themselves any more.
+    /// Returns `true` if no write-back reads the pages themselves any more.
     pub(crate) fn is_copied(&self) -> bool {
-        // Acquire: pairs with the Release in `note_copied`: those that did have ended.
+        // Acquire: pairs with the Release in `note_copied`: the write-backs that read the pages
+        // have ended.
         self.tracking.load(Ordering::Acquire) == COPIED
     }
 
-    /// The write-outs that were in flight when stores were first looked for have ended.
+    /// Records that the write-backs that were in flight when tracking began have ended.
     pub(crate) fn note_copied(&self) {
         // Release: pairs with the Acquire in `is_copied`.
         self.tracking.store(COPIED, Ordering::Release);
     }
 
-    /// REGION-3.
+    /// Locks the section (REGION-3).
     pub(crate) fn section(&self) -> MutexGuard<'_, ()> {
         self.section.lock()
     }
 
-    /// Whether somebody holds the page for the kernel or a device to write to.
+    /// Returns `true` if the kernel or a device may write to the page.
     pub(crate) fn is_kept(&self, index: u64) -> bool {
         !self.written_unseen.among(&(index..index + 1)).is_empty()
     }
 
-    /// Visits the pages among `pages` that are there and were stored to since they were installed
-    /// or protected, and those of [`Self::written_unseen`].
+    /// Visits the pages among `pages` that are resident and were stored to since they were
+    /// installed or protected, and those of [`Self::written_unseen`].
     pub(crate) fn visit_written(
         &self,
         pages: Range<u64>,
@@ -306,27 +318,28 @@ impl Region {
         })
     }
 
-    /// Makes pages count as not stored to: who stores to one from now on is found again. When it
-    /// returns, what was stored before can be read.
+    /// Write-protects pages, so that they count as not stored to until the next store. When it
+    /// returns, earlier stores can be read.
     pub(crate) fn protect(&self, pages: Range<u64>) -> io::Result<()> {
         self.pagemap()?.protect(&self.range_of(&pages))
     }
 
-    /// Stores to pages that are there raise no fault from now on: they count as stored to.
+    /// Removes the write protection of resident pages: stores raise no fault, and the pages count
+    /// as stored to.
     pub(crate) fn admit_stores(&self, pages: Range<u64>) -> io::Result<()> {
         self.userfault.unprotect(&self.range_of(&pages))
     }
 
-    /// Unmaps pages; answers how many flushes were asked for. Tries a few times: a page that the
-    /// table gives up and that stays would show old bytes, and take memory that nobody counts. If
-    /// the kernel goes on refusing, the cache is poisoned.
+    /// Unmaps pages and returns the number of TLB flushes requested. Retries a few times: a page
+    /// that stays mapped after the table has dropped it would show old bytes and use memory that is
+    /// not charged. If the kernel keeps refusing, the cache is poisoned.
     ///
     /// # Safety
-    /// Pages of this region whose bytes nobody wants.
+    /// `ranges` are pages of this region whose bytes are not needed.
     pub(crate) unsafe fn unmap_unwanted(&self, ranges: &[PageRange]) -> io::Result<u64> {
         let (mut left, mut flushes, mut tries) = (ranges, 0, 0);
         loop {
-            // SAFETY: some of the caller's.
+            // SAFETY: a part of the caller's ranges.
             let unmapped = unsafe { self.regions.unmapper.unmap(left) };
             flushes += unmapped.flushes_asked;
             let Some(error) = unmapped.error else { return Ok(flushes) };

@@ -1,25 +1,26 @@
-//! Region pages: descriptors whose page lies in a region, not in a frame of the arena.
+//! Region pages: descriptors whose page is in a region, not in a frame of the arena.
 //!
-//! To the arena such a page is a descriptor and a page of the budget; where its bytes are, the
-//! region knows (`mod.rs`). Descriptors of region pages stand behind those of the frames. Each
-//! is charged with its page of descriptors when it is first used, and never given back; the free
-//! ones are linked through the descriptors themselves.
+//! To the arena, such a page is a descriptor and a page of the budget; the region knows its address
+//! (`mod.rs`). The descriptors of region pages follow those of the frames. They are charged by the
+//! page, when the first one on the page is used, and never released. Free descriptors are linked
+//! through the descriptors themselves.
 
 use crate::memory::arena::{Arena, DESCRIPTOR_BYTES, PAGE_BYTES, State};
 use crate::memory::chunk::CHUNK_PAGES;
 use crate::page::{FolioId, Folios, NO_FOLIO};
 use crate::sync::Ordering;
 
-/// Descriptors that are charged together.
+/// Number of descriptors that are charged together.
 const DESCRIPTORS_PER_PAGE: u32 = (PAGE_BYTES / DESCRIPTOR_BYTES) as u32;
 
 /// The descriptors of region pages, under the arena's lock.
 #[derive(Debug)]
 pub(in crate::memory) struct RegionPages {
-    /// The first free one, the number of a descriptor.
+    /// First free descriptor.
     free: u32,
-    /// How many were ever charged.
+    /// Number of descriptors that have been charged.
     known: u32,
+    /// Number of descriptors in use.
     used: u64,
 }
 
@@ -30,14 +31,14 @@ impl Default for RegionPages {
 }
 
 impl RegionPages {
-    /// Pages that are in use.
+    /// Returns the number of pages in use.
     pub(in crate::memory) fn pages(&self) -> u64 {
         self.used
     }
 }
 
 impl Arena {
-    /// Whether a folio's page lies in a region.
+    /// Returns `true` if a folio's page is in a region.
     pub(crate) fn is_region_page(&self, id: FolioId) -> bool {
         id.0 >= self.first_region_page()
     }
@@ -46,12 +47,12 @@ impl Arena {
         self.chunks() as u32 * CHUNK_PAGES
     }
 
-    /// Whether there is any region page.
+    /// Returns `true` if any region page is in use.
     pub(crate) fn has_region_pages(&self) -> bool {
         self.region_page_count.load(Ordering::Relaxed) > 0
     }
 
-    /// Takes a descriptor and a page of the budget; `None` if that allows none.
+    /// Allocates a descriptor and charges a page; `None` if the budget does not allow it.
     pub(crate) fn allocate_region_page(&self, folios: &Folios) -> Option<FolioId> {
         let mut state = self.state.lock();
         let found = state.take_region_page(self.first_region_page(), folios);
@@ -59,7 +60,7 @@ impl Arena {
         found
     }
 
-    /// Gives both back. The descriptor is frozen.
+    /// Frees the descriptor, which the caller has frozen, and its page.
     pub(crate) fn free_region_page(&self, id: FolioId, folios: &Folios) {
         let mut state = self.state.lock();
         state.link_region_page(id.0, folios);
@@ -85,7 +86,7 @@ impl State {
         Some(id)
     }
 
-    /// Charges a page of descriptors and makes them free ones.
+    /// Charges a page of descriptors and adds them to the free ones.
     fn add_region_page(&mut self, first: u32, folios: &Folios) -> bool {
         let next = first + self.region_pages.known;
         let is_room = (next + DESCRIPTORS_PER_PAGE) as usize <= folios.len();

@@ -1,56 +1,58 @@
-//! How pages come into regions of late: in rows, or one by one. A hint to reclaim.
+//! How pages were read into regions recently: in runs of adjacent pages, or one by one. A hint to
+//! reclaim.
 //!
-//! Who reads in order wants long transfers, and room ahead of him; who faults here and there waits
-//! for each page, behind whatever else is on its way, and wants all memory there is.
+//! A sequential reader benefits from long transfers and from readahead; a thread that faults at
+//! random waits for each page, queued behind other transfers, and benefits from a larger cache.
 
 use crate::memory::Arena;
 use crate::sync::Ordering;
 use std::sync::atomic::AtomicU64;
 
-/// Who reads so many pages at once reads in order.
-const ROW_PAGES_MIN: u64 = 16;
-/// What came is remembered while this part of the bound leaves, and at most so many pages: more
-/// than leave at once.
+/// A read of at least this many pages counts as sequential.
+const RUN_PAGES_MIN: u64 = 16;
+/// A read is remembered until this part of the bound has been evicted from regions, or at most
+/// [`MEMORY_PAGES_MAX`], which is more than one batch evicts.
 const MEMORY_PART_OF_BOUND: u64 = 4;
 const MEMORY_PAGES_MAX: u64 = 8192;
 
-/// See the head of the file.
+/// Recent reads into the regions of a cache, by kind.
 #[derive(Debug)]
 pub(crate) struct RegionReads {
     memory_pages: u64,
-    /// So many pages of regions may still leave until the last row that was read is forgotten.
-    rows_left: AtomicU64,
-    /// The same for what is no row.
-    singles_left: AtomicU64,
+    /// Region pages to be evicted until the last read of a run is forgotten.
+    run_pages_left: AtomicU64,
+    /// Region pages to be evicted until the last read of fewer pages is forgotten.
+    single_pages_left: AtomicU64,
 }
 
 impl RegionReads {
-    /// Of a cache with these frames.
+    /// Creates the state for a cache with these frames.
     pub(crate) fn new(arena: &Arena) -> Self {
         let memory_pages = (arena.bound_pages() / MEMORY_PART_OF_BOUND).min(MEMORY_PAGES_MAX);
-        let (rows_left, singles_left) = (AtomicU64::new(0), AtomicU64::new(0));
-        Self { memory_pages, rows_left, singles_left }
+        let (run_pages_left, single_pages_left) = (AtomicU64::new(0), AtomicU64::new(0));
+        Self { memory_pages, run_pages_left, single_pages_left }
     }
 
-    /// So many pages in a row are about to be read.
+    /// Notes that `pages` adjacent pages are about to be read.
     pub(crate) fn note_read(&self, pages: u64) {
-        let left = if pages >= ROW_PAGES_MIN { &self.rows_left } else { &self.singles_left };
+        let left =
+            if pages >= RUN_PAGES_MIN { &self.run_pages_left } else { &self.single_pages_left };
         left.store(self.memory_pages, Ordering::Relaxed);
     }
 
-    /// So many pages have left. One caller at a time.
-    pub(crate) fn note_left(&self, pages: u64) {
-        for left in [&self.rows_left, &self.singles_left] {
-            // Relaxed, and no one operation: a reader who comes meanwhile may be forgotten.
+    /// Adds `pages` to the evicted pages. Callers serialize.
+    pub(crate) fn note_evicted(&self, pages: u64) {
+        for left in [&self.run_pages_left, &self.single_pages_left] {
+            // Relaxed, and not one atomic operation: a concurrent read may be forgotten.
             let left_pages = left.load(Ordering::Relaxed).saturating_sub(pages);
             left.store(left_pages, Ordering::Relaxed);
         }
     }
 
-    /// Whether those who read of late read single pages, and wait for each.
+    /// Returns `true` if recent reads were of single pages, each with a waiting thread.
     pub(crate) fn are_single(&self) -> bool {
         let remembers = |left: &AtomicU64| left.load(Ordering::Relaxed) > 0;
-        remembers(&self.singles_left) && !remembers(&self.rows_left)
+        remembers(&self.single_pages_left) && !remembers(&self.run_pages_left)
     }
 }
 
@@ -59,20 +61,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_and_single_pages_are_remembered_until_enough_has_left() {
-        let (rows_left, singles_left) = (AtomicU64::new(0), AtomicU64::new(0));
-        let reads = RegionReads { memory_pages: 128, rows_left, singles_left };
+    fn runs_and_single_pages_are_remembered_until_enough_is_evicted() {
+        let (run_pages_left, single_pages_left) = (AtomicU64::new(0), AtomicU64::new(0));
+        let reads = RegionReads { memory_pages: 128, run_pages_left, single_pages_left };
         assert!(!reads.are_single());
-        reads.note_read(ROW_PAGES_MIN - 1);
+        reads.note_read(RUN_PAGES_MIN - 1);
         assert!(reads.are_single());
-        reads.note_read(ROW_PAGES_MIN);
-        reads.note_left(127);
+        reads.note_read(RUN_PAGES_MIN);
+        reads.note_evicted(127);
         assert!(!reads.are_single());
         reads.note_read(1);
         assert!(!reads.are_single());
-        reads.note_left(2);
+        reads.note_evicted(2);
         assert!(reads.are_single());
-        reads.note_left(128);
+        reads.note_evicted(128);
         assert!(!reads.are_single());
     }
 }

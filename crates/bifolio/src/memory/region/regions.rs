@@ -1,7 +1,7 @@
-//! What all regions of a cache share: how they are unmapped, and the memory their pages pass
-//! through on their way in and out.
+//! Resources shared by all regions of a cache: the unmapper, and the memory that pages pass through
+//! when they are filled and evicted.
 //!
-//! Made with the first file that is opened to be mapped, and charged against the bound then.
+//! Created and charged against the bound when the first mappable file is opened.
 
 use super::staging::Staging;
 use crate::memory::CHUNK_BYTES;
@@ -16,75 +16,75 @@ use crate::sys::userfault::Userfault;
 use std::io;
 use std::sync::Arc;
 
-/// The part of the bound that the staging memory has, and the bounce buffer. (With half of that a
-/// reader in order of a cache of 32 MiB came to half as many pages a second: transfers were short,
-/// and few in flight.)
+/// Part of the bound for staging memory, and for the bounce buffer. With half of it, a sequential
+/// reader of a 32 MiB cache reads half as fast: its transfers are short and few are in flight.
 const PART_OF_BOUND: u64 = 16;
-/// As much as a larger cache needs, pages; of the bounce buffer more for large batches, within that
-/// part.
+/// Upper bounds in pages; larger caches need no more. The bounce buffer may exceed its bound for
+/// large batches, within that part.
 const STAGING_PAGES_MAX: u64 = 2048;
 const EXIT_PAGES_MAX: u64 = 512;
-/// The fewest of either.
+/// Lower bound on both, in pages.
 const PAGES_MIN: u64 = 8;
 
-/// See the head of the file.
+/// The resources; see the [module documentation](self).
 #[derive(Debug)]
 pub(crate) struct Regions {
     features: Features,
     pub(crate) soundness: Arc<Soundness>,
     pub(crate) unmapper: Unmapper,
-    /// Where pages are on their way in.
+    /// Memory that pages are read into before they are installed.
     pub(crate) staging: Arc<Staging>,
     bounce_buffer: Mutex<BounceBuffer>,
-    /// Of whoever writes out what leaves, for as long as the storage likes.
+    /// Bounce buffer of the swapper, which keeps it while it writes.
     swap_bounce_buffer: Option<Mutex<BounceBuffer>>,
 }
 
-/// Where pages are on their way out: kept while they are unmapped, and written from here.
+/// Memory for pages that are evicted: it keeps their bytes while they are unmapped, and they are
+/// written back from it.
 #[derive(Debug)]
 pub(crate) struct BounceBuffer {
     memory: Reservation,
     pub(crate) page_pipe: PagePipe,
 }
 
-/// How much memory all regions of a cache need beside their pages.
+/// The memory that all regions of a cache need besides their pages.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RegionsSize {
     staging_pages: u64,
     bounce_buffer_pages: u64,
-    /// Of the second one, for whoever writes out what leaves: none where there is no swap.
+    /// Pages of the swapper's bounce buffer; 0 if there is no swap.
     swap_bounce_buffer_pages: u64,
-    /// Whether it may be in huge pages.
+    /// `true` if huge pages may be used.
     huge: bool,
 }
 
 impl RegionsSize {
-    /// Bytes to be charged.
+    /// Returns the number of bytes to charge.
     pub(crate) fn bytes(self) -> u64 {
         (self.staging_pages + self.bounce_buffer_pages + self.swap_bounce_buffer_pages) * PAGE_BYTES
     }
 
-    /// How many folios can leave together: two pages for each.
+    /// Returns the number of folios that can be evicted in one batch: two pages for each.
     pub(crate) fn batch_folios(self) -> usize {
         self.bounce_buffer_pages as usize / 2
     }
 }
 
 impl BounceBuffer {
-    /// How many pages there are.
+    /// Returns the number of pages.
     pub(crate) fn pages(&self) -> usize {
         self.memory.len() / PAGE_BYTES as usize
     }
 
-    /// Address of one of them.
+    /// Returns the address of one page.
     pub(crate) fn address(&self, page: usize) -> *mut u8 {
-        assert!(page < self.pages(), "page {page} of {}", self.pages());
+        assert!(page < self.pages(), "page {page} of a bounce buffer of {}", self.pages());
         self.memory.as_ptr().wrapping_add(page * PAGE_BYTES as usize)
     }
 }
 
 impl Regions {
-    /// What fits a cache in which at the most `batch` pages leave together.
+    /// Computes the sizes for a cache that evicts at most `batch` pages at once.
     pub(crate) fn size_for(arena: &Arena, batch: usize, has_swap: bool) -> RegionsSize {
         let part = (arena.bound_pages() / PART_OF_BOUND).max(PAGES_MIN);
         // Two pages for each folio of a batch.
@@ -98,7 +98,7 @@ impl Regions {
         }
     }
 
-    /// Makes resident what is needed, and has been charged.
+    /// Makes the memory resident. The caller has charged it.
     pub(crate) fn new(
         size: RegionsSize,
         features: &Features,
@@ -121,35 +121,37 @@ impl Regions {
         })
     }
 
-    /// Where pages are on their way out; one thread's at a time, which waits for no storage.
+    /// Locks the bounce buffer. The caller waits for no storage while it holds the lock.
     pub(crate) fn bounce_buffer(&self) -> MutexGuard<'_, BounceBuffer> {
         self.bounce_buffer.lock()
     }
 
-    /// The same for the one who writes out what leaves; there is one where there is a swap.
+    /// Locks the bounce buffer of the swapper, which may wait for storage while it holds the lock.
+    /// Returns the common one if there is no swap.
     pub(crate) fn swap_bounce_buffer(&self) -> MutexGuard<'_, BounceBuffer> {
         self.swap_bounce_buffer.as_ref().unwrap_or(&self.bounce_buffer).lock()
     }
 
-    /// A way to know the stores to a region, if the kernel has one.
+    /// Opens the pagemap to find stores to a region, if the kernel supports it.
     pub(super) fn watch_stores(&self) -> io::Result<Option<Pagemap>> {
         self.features.has(Feature::WriteProtectAsync).then(Pagemap::open).transpose()
     }
 
-    /// A page that is to be unmapped could not be kept. If the kernel refuses the call itself, no
-    /// file can be mapped for writing any more: pages of those that are cannot be evicted.
+    /// Handles a failure to keep a page that is to be unmapped. If the kernel refuses the call
+    /// itself, files can no longer be mapped for writing: pages of maps for writing cannot be
+    /// evicted.
     pub(crate) fn note_not_kept(&self, error: &io::Error) {
         if matches!(error.raw_os_error(), Some(libc::EPERM | libc::EACCES | libc::ENOSYS)) {
             self.features.withdraw(Feature::WriteProtectAsync, "vmsplice", error);
         }
     }
 
-    /// Why there can be no raw writers, if so.
+    /// Returns the reason why there can be no raw writers, if there is one.
     pub(crate) fn why_no_stores(&self) -> Option<String> {
         self.features.why_not(Feature::WriteProtectAsync)
     }
 
-    /// Makes pages that are not there inaccessible.
+    /// Makes pages that are not resident inaccessible.
     pub(crate) fn poison(&self, userfault: &Userfault, range: &PageRange) -> io::Result<()> {
         if self.features.has(Feature::FaultPoison) {
             return userfault.poison(range);
@@ -161,7 +163,7 @@ impl Regions {
         userfault.wake(range)
     }
 
-    /// Takes back what [`Self::poison`] did; the pages are not there.
+    /// Reverts [`Self::poison`] for pages that are not resident.
     pub(super) fn unpoison(&self, range: &PageRange) -> io::Result<()> {
         if self.features.has(Feature::FaultPoison) {
             return Ok(());
@@ -170,8 +172,9 @@ impl Regions {
     }
 }
 
-/// So many pages, resident; huge ones as far as they may be, and there are any: a transfer is one
-/// piece to the device then. In scattered pages it is one a page, and takes three times as long.
+/// Returns `pages` resident pages, in huge pages if allowed and available. A transfer from a huge
+/// page is one segment for the device; scattered small pages are one segment each and take three
+/// times as long.
 fn memory_for_transfers(pages: u64, huge: bool, features: &Features) -> io::Result<Reservation> {
     let bytes = (pages * PAGE_BYTES) as usize;
     let memory = Reservation::new(bytes, CHUNK_BYTES as usize)?;
@@ -207,9 +210,9 @@ mod tests {
         let there_are = Reservation::new(2 * CHUNK_BYTES as usize, CHUNK_BYTES as usize).unwrap();
         there_are.populate(0, there_are.len(), true, &features).unwrap();
         if huge_bytes(&there_are) < 2 * CHUNK_BYTES {
-            return skip("huge-pages-now", "the system has none to give");
+            return skip("huge-pages-now", "the system has no free huge pages");
         }
-        // Two whole ones, and a part of a third that must not cost more than it has.
+        // Two whole huge pages, and part of a third, which must use only the pages that it needs.
         let pages = 2 * CHUNK_BYTES / PAGE_BYTES + 1;
         let huge = memory_for_transfers(pages, true, &features).unwrap();
         assert_eq!(huge_bytes(&huge), 2 * CHUNK_BYTES);

@@ -1,19 +1,20 @@
-//! Staging: where the pages of regions are before they are installed, while they are read.
+//! Staging: memory that pages of regions are read into before they are installed.
 //!
-//! A transfer into a region would show half a page to whoever maps it, so it goes here, and from
-//! here the whole page goes to its place. A fixed number of pages, charged once; a thread that
-//! finds none waits until a fill ends, holding no frame and no folio's lock, or does without. One
-//! device may have all but an eighth of what others leave, for it may keep them for long.
+//! A transfer directly into a region would show partial pages to maps. So pages are read into
+//! staging memory and then installed whole. Its size is fixed and charged once. A thread that finds
+//! no free page waits until a fill ends, while it holds no frame and no folio lock, or goes on
+//! without. One device may use all but an eighth of what the other devices leave free, because a
+//! slow device may keep its pages for long.
 //!
-//! Pages of regions that are written out while they may be stored to are copied to it, too: to a
-//! half of it at most, for a device may keep them for long.
+//! Pages of regions that may be stored to are also copied here before write-back: to at most half
+//! of the pages, because a slow device may keep them for long.
 
 use crate::page::PAGE_BYTES;
 use crate::sync::{Condvar, Mutex, Share, blocking};
 use crate::sys::memory::Reservation;
 use std::sync::Arc;
 
-/// See the head of the file.
+/// The staging memory of a cache; see the [module documentation](self).
 #[derive(Debug)]
 pub(crate) struct Staging {
     memory: Reservation,
@@ -23,28 +24,29 @@ pub(crate) struct Staging {
 
 #[derive(Debug)]
 struct Used {
-    /// Which pages are in use.
+    /// `true` for each page in use.
     pages: Vec<bool>,
-    /// How many of them are copies of what is written out.
+    /// Number of used pages that hold copies for write-back.
     copies: usize,
 }
 
-/// Some pages in a row, given back on drop.
+/// A run of adjacent staging pages, freed on drop.
 #[derive(Debug)]
 pub(crate) struct Staged {
     staging: Arc<Staging>,
     first: usize,
     pages: usize,
     are_copies: bool,
-    /// Of the device that has them; changes with the lock over what is used.
+    /// Count of the device that uses the pages; changes under the lock of `used`.
     share: Share,
 }
 
-/// Of what others leave, one part of so many stays when a device has all it may have.
+/// One part in this many of what the other devices leave free stays free when a device uses all it
+/// may.
 const PARTS: u64 = 8;
 
 impl Staging {
-    /// In `memory`, which is resident.
+    /// Creates staging memory in `memory`, which is resident.
     pub(super) fn new(memory: Reservation) -> Self {
         let pages = memory.len() / PAGE_BYTES as usize;
         Self {
@@ -54,13 +56,13 @@ impl Staging {
         }
     }
 
-    /// How many pages there are, free or not.
+    /// Returns the number of pages, free or not.
     pub(crate) fn pages(&self) -> u64 {
         self.memory.len() as u64 / PAGE_BYTES
     }
 
-    /// The longest row of free pages for a device, at most `pages_max`; waits for one page at
-    /// least.
+    /// Takes the longest run of free pages, at most `pages_max`, for a device. Waits until there is
+    /// at least one page.
     pub(crate) fn take(self: &Arc<Self>, pages_max: usize, share: &Share) -> Staged {
         blocking::check("staging memory");
         let mut used = self.used.lock();
@@ -72,12 +74,12 @@ impl Staging {
         }
     }
 
-    /// As [`Self::take`], if there is any.
+    /// Takes pages like [`Self::take`], but returns `None` if none is free.
     pub(crate) fn try_take(self: &Arc<Self>, pages_max: usize, share: &Share) -> Option<Staged> {
         self.try_take_locked(&mut self.used.lock().pages, pages_max, share)
     }
 
-    /// As [`Self::try_take`], for copies of what is to be written out.
+    /// Takes pages like [`Self::try_take`], for copies for write-back.
     pub(crate) fn try_take_for_copies(
         self: &Arc<Self>,
         pages_max: usize,
@@ -98,7 +100,7 @@ impl Staging {
         share: &Share,
     ) -> Option<Staged> {
         let room = share.room(used.len() as u64, PARTS) as usize;
-        let (first, pages) = longest_row(used, pages_max.min(room))?;
+        let (first, pages) = longest_run(used, pages_max.min(room))?;
         used[first..first + pages].fill(true);
         share.add(pages as u64);
         let (staging, share) = (Arc::clone(self), share.clone());
@@ -106,8 +108,8 @@ impl Staging {
     }
 }
 
-/// The first of the longest rows of free pages, cut to `pages_max`.
-fn longest_row(used: &[bool], pages_max: usize) -> Option<(usize, usize)> {
+/// Returns the first of the longest runs of free pages, cut to `pages_max`.
+fn longest_run(used: &[bool], pages_max: usize) -> Option<(usize, usize)> {
     let mut best: Option<(usize, usize)> = None;
     let mut first = 0;
     while first < used.len() && best.is_none_or(|(_, pages)| pages < pages_max) {
@@ -121,19 +123,19 @@ fn longest_row(used: &[bool], pages_max: usize) -> Option<(usize, usize)> {
 }
 
 impl Staged {
-    /// How many pages.
+    /// Returns the number of pages.
     pub(crate) fn pages(&self) -> usize {
         self.pages
     }
 
-    /// Address of one of them.
+    /// Returns the address of one page.
     pub(crate) fn address(&self, page: usize) -> *mut u8 {
-        assert!(page < self.pages, "page {page} of {}", self.pages);
+        assert!(page < self.pages, "page {page} of a staging run of {}", self.pages);
         let offset_bytes = (self.first + page) * PAGE_BYTES as usize;
         self.staging.memory.as_ptr().wrapping_add(offset_bytes)
     }
 
-    /// Keeps the first `pages` and gives the others back.
+    /// Keeps the first `pages` and frees the others.
     pub(crate) fn shrink(&mut self, pages: usize) {
         if pages >= self.pages {
             return;
@@ -166,13 +168,13 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_row_is_found_and_cut() {
+    fn the_longest_run_is_found_and_cut() {
         let used = |text: &str| text.chars().map(|c| c == 'x').collect::<Vec<_>>();
-        assert_eq!(longest_row(&used("xx.x...x.."), 8), Some((4, 3)));
-        assert_eq!(longest_row(&used("xx.x...x.."), 2), Some((4, 2)));
-        assert_eq!(longest_row(&used("...."), 2), Some((0, 2)));
-        assert_eq!(longest_row(&used("xx.xx"), 4), Some((2, 1)));
-        assert_eq!(longest_row(&used("xxxx"), 4), None);
+        assert_eq!(longest_run(&used("xx.x...x.."), 8), Some((4, 3)));
+        assert_eq!(longest_run(&used("xx.x...x.."), 2), Some((4, 2)));
+        assert_eq!(longest_run(&used("...."), 2), Some((0, 2)));
+        assert_eq!(longest_run(&used("xx.xx"), 4), Some((2, 1)));
+        assert_eq!(longest_run(&used("xxxx"), 4), None);
     }
 
     #[test]
@@ -192,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_leaves_staging_memory_to_others() {
+    fn a_hung_device_cannot_use_all_staging_memory() {
         let (staging, all) = (staging_of(16), Arc::default());
         let (hung, healthy) = (Share::new(&all), Share::new(&all));
         let mut of_hung = staging.take(16, &hung);
@@ -211,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn a_taker_that_finds_no_page_waits_for_one() {
+    fn take_waits_until_a_page_is_free() {
         let staging = staging_of(5);
         let share = Share::new(&Arc::default());
         let mut all = staging.take(9, &share);
