@@ -25,9 +25,10 @@
 //! collapses store over Entries of a folio, and store its first page, which G2 checks first, last.
 //! So between G1 and G4 a page that passed G2 does not change.
 //!
-//! A filler that has to charge a page first looks for frames, before T1, and that search may free
-//! this very page: then it does both again after T1, once, and waits for memory from elsewhere. (G1
-//! gives up instead of waiting for a filler, so a filler may wait.)
+//! A filler takes free frames between T1 and T3. If there are none, or the page cannot be charged,
+//! it undoes T1 and reclaims; that may free this very page: then it does both again after T1, once,
+//! and waits for memory from elsewhere. (G1 gives up instead of waiting for a filler, so a filler
+//! may wait.)
 //!
 //! A reader that is preempted between its load of an Entry and its exchange of the mark may touch a
 //! page that was freed in between: its exchange fails, but 4 KiB are resident and not charged until
