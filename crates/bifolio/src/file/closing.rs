@@ -18,6 +18,7 @@ use super::registry::{Key, Open, Registry};
 use super::slots::Retire;
 use super::{File, OpenOptions};
 use crate::error::{CloseFailure, Discarded, ErrorKind, Result};
+use crate::io::FileIdentity;
 use crate::page::PAGE_BYTES;
 use crate::sync::Backoff;
 use crate::writeback::Inode;
@@ -39,6 +40,13 @@ impl Membership {
         let registry = Arc::clone(registry);
         let (is_writable, is_immutable) = (options.write, options.immutable);
         Self { registry, key, is_writable, is_immutable, has_failed: false }
+    }
+
+    pub(super) fn identity(&self) -> Option<FileIdentity> {
+        match self.key {
+            Key::Identified(identity) => Some(identity),
+            Key::Single(_) => None,
+        }
     }
 }
 

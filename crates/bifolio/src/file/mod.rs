@@ -68,6 +68,7 @@ pub(crate) use registry::CacheState;
 pub(crate) use registry::Registry;
 
 use crate::error::Result;
+use crate::io::FileIdentity;
 use crate::page::pages_of;
 use handle::Handle;
 use hit::HitPath;
@@ -132,6 +133,13 @@ impl File {
     /// Bytes of a folio of this file: the unit of residency, pinning and I/O.
     pub fn folio_bytes(&self) -> u64 {
         self.handle.inode.mapping.folio_bytes()
+    }
+
+    /// The identity by which opens of this cache find the file: device and inode of a file of the
+    /// kernel, [`Backing::identity`](crate::Backing::identity) of storage of your own. `None` if
+    /// each open is a file of its own, as with memory files.
+    pub fn identity(&self) -> Option<FileIdentity> {
+        self.handle.membership.identity()
     }
 
     /// Whether this is a memory file: see [`Cache::memory_file`](crate::Cache::memory_file).
