@@ -14,7 +14,19 @@ struct Door {
     commands: &'static [&'static str],
 }
 
-const DOORS: &[Door] = &[Door { name: "capi", commands: &["test -p bifolio-capi"] }];
+const DOORS: &[Door] = &[
+    Door { name: "capi", commands: &["test -p bifolio-capi"] },
+    Door {
+        name: "redb",
+        commands: &[
+            "fmt --manifest-path doors/Cargo.toml --all --check",
+            "clippy --manifest-path doors/Cargo.toml --all-targets -- -D warnings",
+            // The interface of redb 5.
+            "clippy --manifest-path doors/bifolio-redb/Cargo.toml --all-features -- -D warnings",
+            "test --manifest-path doors/Cargo.toml",
+        ],
+    },
+];
 
 /// The command that is run.
 #[derive(Debug, clap::Args)]

@@ -56,6 +56,12 @@ enum Task {
     Header,
     /// Build the C interface for release and install it.
     Install(install::Arguments),
+    /// Measure a storage engine over Bifolio beside its own storage, with the same memory.
+    EngineBench {
+        /// The engine (`redb`), then its options: `--json -`, `--memory 64MiB`, `--smoke` ...
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
+        arguments: Vec<String>,
+    },
     #[command(flatten)]
     Step(step::Step),
 }
@@ -72,6 +78,12 @@ fn main() -> ExitCode {
             .run()
             .map(|_| ()),
         Task::Install(arguments) => install::run(&arguments),
+        Task::EngineBench { arguments } => {
+            Cargo::new("run --quiet --release --manifest-path doors/Cargo.toml -p engine-bench")
+                .program_arguments(&arguments)
+                .run()
+                .map(|_| ())
+        }
         Task::Step(step) => step.run().map(|_| ()),
     };
     match outcome {

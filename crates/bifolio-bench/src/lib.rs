@@ -37,6 +37,8 @@ pub use config::{Config, ParameterSet};
 pub use error::{Error, Result};
 pub use harness::child::run_child;
 pub use harness::cleanup::clean_on_signals;
+pub use harness::memory_group::{Membership, MemoryGroup};
+pub use harness::sizes::Sizes;
 pub use harness::workspace::Workspace;
 pub use host::Host;
 pub use progress::{Progress, Silent};

@@ -30,8 +30,16 @@ use crate::cargo::workspace_root;
 use source::Source;
 
 /// The folders and files that are checked.
-const ROOTS: [&str; 6] =
-    ["crates", "xtask", "docs", "README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"];
+const ROOTS: [&str; 8] = [
+    "crates",
+    "doors/bifolio-redb",
+    "doors/engine-bench",
+    "xtask",
+    "docs",
+    "README.md",
+    "ARCHITECTURE.md",
+    "CONTRIBUTING.md",
+];
 
 const RULES: [fn(&Source) -> Vec<Finding>; 8] = [
     rules::head,

@@ -25,14 +25,14 @@ pub(super) const MEMBERS: &str = "cgroup.procs";
 
 /// A group of the run's own; goes away with this value, and whoever is in it.
 #[derive(Debug)]
-pub(crate) struct MemoryGroup {
+pub struct MemoryGroup {
     membership: Membership,
     _removal: Removal,
 }
 
 /// The path by which a child puts itself into the group.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Membership {
+pub struct Membership {
     group: PathBuf,
     limit: PathBuf,
     sizes: Sizes,
@@ -44,7 +44,7 @@ impl MemoryGroup {
     ///
     /// # Errors
     /// There is no way; the message is the reason for which to skip a series.
-    pub(crate) fn create(sizes: Sizes) -> Result<Self> {
+    pub fn create(sizes: Sizes) -> Result<Self> {
         let mut refusal = Error::Refused("no control group with a memory controller".into());
         for parent in memory::groups_of_this_process() {
             match create_in(&parent.directory, parent.unified, sizes) {
@@ -56,7 +56,7 @@ impl MemoryGroup {
     }
 
     /// For a child that is to join; children take turns.
-    pub(crate) fn membership(&self) -> Membership {
+    pub fn membership(&self) -> Membership {
         self.membership.clone()
     }
 }
@@ -87,14 +87,20 @@ fn make_directory(parent: &Path) -> Result<PathBuf> {
 impl Membership {
     /// Puts this process into the group. What the process has already does not count there, and
     /// does count as its own: the group may have the rest, which is the bound at the least.
-    pub(crate) fn join(&self) -> Result<()> {
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub fn join(&self) -> Result<()> {
         set_limit(&self.limit, limit_bytes(&self.sizes, resident::bytes()?))?;
         fs::write(self.group.join(MEMBERS), std::process::id().to_string())
             .map_err(Error::system(format!("join the control group {}", self.group.display())))
     }
 
     /// The most memory the group ever used.
-    pub(crate) fn peak_bytes(&self) -> Result<u64> {
+    ///
+    /// # Errors
+    /// The group does not tell.
+    pub fn peak_bytes(&self) -> Result<u64> {
         let names = ["memory.peak", "memory.max_usage_in_bytes"];
         let text = names.iter().find_map(|name| fs::read_to_string(self.group.join(name)).ok());
         text.and_then(|text| text.trim().parse().ok())

@@ -21,9 +21,11 @@ const SIZE_BYTES_MAX: u64 = 1 << 43;
 
 /// A file and the bound of the cache it is read and written through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Sizes {
-    pub(crate) size_bytes: u64,
-    pub(crate) memory_bytes: u64,
+pub struct Sizes {
+    /// Length of the file.
+    pub size_bytes: u64,
+    /// Bound of the cache.
+    pub memory_bytes: u64,
 }
 
 impl Sizes {

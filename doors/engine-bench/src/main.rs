@@ -1,0 +1,107 @@
+//! `engine-bench ENGINE`: a storage engine over Bifolio beside the same engine over its own
+//! storage, with the same total memory. `cargo x engine-bench` runs it.
+//!
+//! The report is the envelope of `bifolio bench`; [`bifolio_bench`] makes the directory, checks
+//! space, and draws tables. Each engine is a module that is a [`bifolio_bench::Benchmark`].
+
+mod children;
+mod redb;
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context;
+use bifolio_bench::{Config, ParameterSet, Progress, clean_on_signals, parse_bytes, render, run};
+use clap::{Parser, Subcommand};
+
+/// Measures storage engines over Bifolio.
+#[derive(Debug, Parser)]
+struct Arguments {
+    #[command(subcommand)]
+    engine: Engine,
+}
+
+#[derive(Debug, Subcommand)]
+enum Engine {
+    /// Points, ranges, scans, inserts and updates of a redb table.
+    Redb(Options),
+    /// Runs in a measuring child.
+    #[command(hide = true)]
+    RedbChild { task: String },
+}
+
+#[derive(Debug, clap::Args)]
+struct Options {
+    /// Where the envelope goes; `-` is standard output. Without it, a table is printed.
+    #[arg(long)]
+    json: Option<PathBuf>,
+    /// Total memory of each series, such as `64MiB`.
+    #[arg(long, value_parser = parse_bytes)]
+    memory: Option<u64>,
+    /// Directory for the databases.
+    #[arg(long)]
+    dir: Option<PathBuf>,
+    /// Seconds of each round of reads.
+    #[arg(long, default_value = "0.4")]
+    seconds: f64,
+    /// Seconds instead of minutes: shows that everything works; the figures mean nothing.
+    #[arg(long)]
+    smoke: bool,
+    #[command(flatten)]
+    split: redb::Split,
+}
+
+fn main() -> ExitCode {
+    let result = match Arguments::parse().engine {
+        Engine::Redb(options) => measure_redb(&options),
+        Engine::RedbChild { task } => redb::run_child(&task),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("engine-bench: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn measure_redb(options: &Options) -> anyhow::Result<()> {
+    clean_on_signals(|| {})?;
+    let program = std::env::current_exe()?.to_str().context("the path is not UTF-8")?.to_owned();
+    let set = if options.smoke { ParameterSet::Smoke } else { ParameterSet::Quick };
+    let mut config = Config::new(set, vec![program, "redb-child".to_owned()]);
+    config.memory_bytes = options.memory;
+    config.dir.clone_from(&options.dir);
+    let seconds = Duration::try_from_secs_f64(options.seconds).context("--seconds")?;
+    config.timed = Some(seconds);
+    let benchmark = redb::RedbBenchmark::new(options.split);
+    let report = run(&benchmark, &config, &mut Terminal)?;
+    let envelope = format!("{}\n", serde_json::to_string(&report)?);
+    let text = match &options.json {
+        Some(path) if path.as_os_str() == "-" => envelope,
+        Some(path) => {
+            std::fs::write(path, envelope).context("write the JSON file")?;
+            render(&report)
+        }
+        None => render(&report),
+    };
+    std::io::stdout().write_all(text.as_bytes()).context("write to standard output")
+}
+
+/// Tells on standard error what is being done.
+#[derive(Debug)]
+struct Terminal;
+
+impl Progress for Terminal {
+    fn say(&mut self, line: &str) {
+        eprintln!("{line}");
+    }
+
+    fn start(&mut self, phase: &str, _steps: u64) {
+        eprintln!("{phase}");
+    }
+
+    fn advance(&mut self, _steps: u64) {}
+}

@@ -1,0 +1,264 @@
+//! redb over Bifolio (`bifolio`) and over its own file backend (`default`).
+//!
+//! Both series have the same total memory. Each is a child in a control group of its own, which
+//! also counts the pages that the kernel caches for it. `bifolio`: redb's own cache, and the bound
+//! of the cache below it; `default`: redb's own cache, and the kernel's page cache in the rest.
+//! [`Split`] sets the part that redb gets; `docs/engines.md` compares splits.
+//!
+//! The children keep their databases open and alternate, so both are as warm as they get.
+
+mod data;
+mod session;
+
+use std::path::PathBuf;
+
+use bifolio_bench::{
+    Benchmark, Case, Config, Context, Counts, Error, MemoryGroup, Needs, ParameterSet, Progress,
+    Ratio, Report, Result, Row, Sizes, Skipped,
+};
+use serde_json::json;
+
+use crate::children::{MeasuringChild, serve};
+use session::{Opening, Round, RoundCost, Session, Work};
+
+const SERIES: [&str; 2] = ["bifolio", "default"];
+const ROUNDS: usize = 5;
+const MEMORY_BYTES: u64 = 64 << 20;
+const MEMORY_BYTES_SMOKE: u64 = 16 << 20;
+/// The file that fits has this part of the memory, because it grows.
+const FITS_PART: u64 = 4;
+const LARGE_FACTOR: u64 = 8;
+const COMMITS: u64 = 20;
+/// The round that warms up takes this many times as long as the others.
+const WARM_UP_FACTOR: f64 = 4.0;
+const WORKS: [(&str, Work); 5] = [
+    ("point", Work::Point),
+    ("range", Work::Range),
+    ("scan", Work::Scan),
+    ("insert", Work::Insert),
+    ("update", Work::Update),
+];
+
+/// How the memory is used: the part that redb's own cache gets, in percent, and readahead.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub(crate) struct Split {
+    /// Percent of the memory for redb's cache over Bifolio, if the data fits.
+    #[arg(long, default_value = "50")]
+    bifolio_fits: u64,
+    /// Percent of the memory for redb's cache over Bifolio, for data of 8 x the memory.
+    #[arg(long, default_value = "12")]
+    bifolio_8x: u64,
+    /// Percent of the memory for redb's cache over its file backend, if the data fits.
+    #[arg(long, default_value = "50")]
+    default_fits: u64,
+    /// Percent of the memory for redb's cache over its file backend, for data of 8 x the memory.
+    #[arg(long, default_value = "12")]
+    default_8x: u64,
+    /// Largest readahead of the cache, such as `128KiB`; its default without it.
+    #[arg(long, value_parser = bifolio_bench::parse_bytes)]
+    readahead: Option<u64>,
+}
+
+impl Split {
+    fn percent(&self, data: &Data, series: &str) -> u64 {
+        match (data.name, series) {
+            ("fits", "bifolio") => self.bifolio_fits,
+            ("fits", _) => self.default_fits,
+            (_, "bifolio") => self.bifolio_8x,
+            _ => self.default_8x,
+        }
+    }
+}
+
+/// The benchmark.
+#[derive(Debug)]
+pub(crate) struct RedbBenchmark {
+    split: Split,
+}
+
+/// A size of the table.
+#[derive(Clone, Copy, Debug)]
+struct Data {
+    name: &'static str,
+    size_bytes: u64,
+}
+
+impl RedbBenchmark {
+    pub(crate) fn new(split: Split) -> Self {
+        Self { split }
+    }
+
+    /// Measures all works on one size of data.
+    fn measure(
+        &self,
+        context: &Context<'_>,
+        data: &Data,
+        report: &mut Report,
+        progress: &mut dyn Progress,
+    ) -> Result<()> {
+        let folder = context.workspace.path();
+        let rows = data::rows(data.size_bytes);
+        progress.say(&format!("{}: {rows} rows", data.name));
+        let paths = SERIES.map(|series| folder.join(format!("{}-{series}.redb", data.name)));
+        data::build(&paths[0], rows).map_err(failed)?;
+        data::copy(&paths[0], &paths[1]).map_err(failed)?;
+        let mut series = self.start(context, data, &paths, rows, report)?;
+        for (name, work) in WORKS {
+            let mut costs: Vec<Vec<RoundCost>> = vec![Vec::new(); series.len()];
+            // The first round only warms up.
+            for round in 0..=ROUNDS {
+                let task = self.round(context, work, round);
+                for place in 0..series.len() {
+                    // Which series is first alternates.
+                    let place = if round % 2 == 0 { place } else { series.len() - 1 - place };
+                    let cost = series[place].child.run_round(&task)?;
+                    if round > 0 {
+                        costs[place].push(cost);
+                    }
+                }
+            }
+            let case = Case::new().with("work", name).with("data", data.name);
+            let mut row = Row::new(case, "ops/s");
+            for (series, costs) in series.iter().zip(&costs) {
+                fill(&mut row, series.name, costs);
+                report.verified_bytes += costs.iter().map(|cost| cost.verified_bytes).sum::<u64>();
+            }
+            report.rows.push(row);
+        }
+        drop(series);
+        paths.iter().try_for_each(std::fs::remove_file).map_err(|error| failed(error.into()))
+    }
+
+    fn round(&self, context: &Context<'_>, work: Work, round: usize) -> Round {
+        let is_smoke = context.config.set == ParameterSet::Smoke;
+        let seconds = context.config.timed.map_or(0.4, |timed| timed.as_secs_f64());
+        let (seconds, commits) = if is_smoke { (0.02, 2) } else { (seconds, COMMITS) };
+        let seconds = if round == 0 { seconds * WARM_UP_FACTOR } else { seconds };
+        Round { work, seconds, commits, seed: round as u64 * 16 + work as u64 }
+    }
+
+    /// Starts a child for each series. Without a control group there is only ours.
+    fn start(
+        &self,
+        context: &Context<'_>,
+        data: &Data,
+        paths: &[PathBuf; 2],
+        rows: u64,
+        report: &mut Report,
+    ) -> Result<Vec<Series>> {
+        let memory_bytes = memory_bytes(context.config);
+        let mut series = Vec::new();
+        for (name, path) in SERIES.into_iter().zip(paths) {
+            let group = MemoryGroup::create(Sizes { size_bytes: data.size_bytes, memory_bytes });
+            let group = match group {
+                Ok(group) => Some(group),
+                Err(_) if name == "bifolio" => None,
+                Err(error) => {
+                    let reason = format!("its memory cannot be bounded: {error}");
+                    let skipped = Skipped { series: name.into(), reason };
+                    if !report.skipped.contains(&skipped) {
+                        report.skipped.push(skipped);
+                    }
+                    continue;
+                }
+            };
+            let redb_bytes = memory_bytes * self.split.percent(data, name) / 100;
+            let opening = Opening {
+                path: path.clone(),
+                rows,
+                redb_bytes: redb_bytes as usize,
+                cache_bytes: (name == "bifolio").then_some(memory_bytes - redb_bytes),
+                readahead_bytes: self.split.readahead,
+                group: group.as_ref().map(MemoryGroup::membership),
+            };
+            let child = MeasuringChild::start(&context.config.child_command, &opening)?;
+            series.push(Series { name, child, _group: group });
+        }
+        Ok(series)
+    }
+}
+
+/// A series and its child.
+struct Series {
+    name: &'static str,
+    child: MeasuringChild,
+    /// Dropped after the child has ended.
+    _group: Option<MemoryGroup>,
+}
+
+impl Benchmark for RedbBenchmark {
+    fn name(&self) -> &'static str {
+        "redb"
+    }
+
+    fn description(&self) -> &'static str {
+        "redb over the cache and over its own file backend, with the same total memory"
+    }
+
+    fn needs(&self, config: &Config) -> Result<Needs> {
+        let split = &self.split;
+        let percents = [split.bifolio_fits, split.bifolio_8x, split.default_fits, split.default_8x];
+        if percents.iter().any(|percent| *percent > 95) {
+            return Err(Error::Refused("at most 95 percent of the memory can be redb's".into()));
+        }
+        let memory_bytes = memory_bytes(config);
+        let disk_bytes = memory_bytes.saturating_mul(LARGE_FACTOR * 3);
+        Ok(Needs { disk_bytes, memory_bytes: memory_bytes.saturating_mul(2) + (512 << 20) })
+    }
+
+    fn run(&self, context: &Context<'_>, progress: &mut dyn Progress) -> Result<Report> {
+        let memory_bytes = memory_bytes(context.config);
+        let split = &self.split;
+        let config = json!({
+            "memory_bytes": memory_bytes,
+            "rounds": ROUNDS,
+            "readahead_bytes_max": split.readahead,
+            "redb_percent": {
+                "bifolio_fits": split.bifolio_fits, "bifolio_8x": split.bifolio_8x,
+                "default_fits": split.default_fits, "default_8x": split.default_8x,
+            },
+        });
+        let mut report = Report::new("redb", context, config);
+        report.ratios = vec![Ratio { over: SERIES[0], under: SERIES[1] }];
+        report.shown_counts = vec!["read_bytes_per_op", "written_bytes_per_op", "group_peak_mib"];
+        let fits = Data { name: "fits", size_bytes: memory_bytes / FITS_PART };
+        let large = Data { name: "8x", size_bytes: memory_bytes * LARGE_FACTOR };
+        for data in [fits, large] {
+            self.measure(context, &data, &mut report, progress)?;
+        }
+        Ok(report)
+    }
+}
+
+fn memory_bytes(config: &Config) -> u64 {
+    let is_smoke = config.set == ParameterSet::Smoke;
+    let default = if is_smoke { MEMORY_BYTES_SMOKE } else { MEMORY_BYTES };
+    config.memory_bytes.unwrap_or(default)
+}
+
+fn failed(error: anyhow::Error) -> Error {
+    Error::Child(format!("{error:#}"))
+}
+
+fn fill(row: &mut Row, series: &'static str, costs: &[RoundCost]) {
+    let mut rates: Vec<f64> = costs.iter().map(|c| c.operations as f64 / c.seconds).collect();
+    row.repetitions.insert(series, rates.clone());
+    rates.sort_by(f64::total_cmp);
+    row.series.insert(series, rates[rates.len() / 2]);
+    row.spread.insert(series, [rates[0], rates[rates.len() - 1]]);
+    let sum = |of: fn(&RoundCost) -> u64| costs.iter().map(of).sum::<u64>() as f64;
+    let operations = sum(|cost| cost.operations);
+    let peak_bytes = costs.iter().map(|cost| cost.group_peak_bytes).max().unwrap_or(0);
+    let counts = Counts::from_iter([
+        ("read_bytes_per_op".to_owned(), sum(|cost| cost.read_bytes) / operations),
+        ("written_bytes_per_op".to_owned(), sum(|cost| cost.written_bytes) / operations),
+        ("group_peak_mib".to_owned(), peak_bytes as f64 / f64::from(1 << 20)),
+    ]);
+    row.counts.insert(series, counts);
+}
+
+/// The child's side.
+pub(crate) fn run_child(task: &str) -> anyhow::Result<()> {
+    let mut session = Session::open(serde_json::from_str(task)?)?;
+    serve(|round| session.run_round(round))
+}
