@@ -1,17 +1,17 @@
-//! One group: 512 slots in a row, a bit for each. Pure bookkeeping.
+//! One group: 512 adjacent slots, a bit for each. Pure bookkeeping.
 //!
-//! A group is the unit in which the metadata of slots comes to be, and the longest run that is ever
-//! handed out: so a run lies in one group or in two neighbours.
+//! Metadata of slots is added by group, and a run that is allocated is at most as long as a group,
+//! so it is in one group or in two neighbouring ones.
 
 use std::iter;
 use std::ops::Range;
 
-/// Slots of a group.
+/// Number of slots of a group.
 pub(crate) const GROUP_SLOTS: u32 = 512;
 const WORD_SLOTS: u32 = u64::BITS;
 const WORDS: usize = (GROUP_SLOTS / WORD_SLOTS) as usize;
 
-/// See the head of the file.
+/// The free slots of one group.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SlotGroup {
     /// Bit i: slot i is free.
@@ -19,17 +19,17 @@ pub(super) struct SlotGroup {
 }
 
 impl SlotGroup {
-    /// Free slots at the start.
+    /// Returns the number of free slots at the start.
     pub(super) fn head(&self) -> u32 {
         self.next(0, false)
     }
 
-    /// How many slots are free.
+    /// Returns the number of free slots.
     pub(super) fn free_slots(&self) -> u32 {
         self.free.iter().map(|word| word.count_ones()).sum()
     }
 
-    /// Whether all slots of `slots` are free, or none is.
+    /// Returns `true` if all of `slots` are free, or, with `free` unset, all are used.
     pub(super) fn is_all(&self, slots: Range<u32>, free: bool) -> bool {
         self.next(slots.start, !free) >= slots.end
     }
@@ -47,7 +47,7 @@ impl SlotGroup {
         }
     }
 
-    /// The runs of free slots at and after `from`, cut off where the group ends.
+    /// Returns the runs of free slots at and after `from`, cut at the end of the group.
     pub(super) fn runs(&self, from: u32) -> impl Iterator<Item = Range<u32>> {
         let mut end = from;
         iter::from_fn(move || {
@@ -57,7 +57,8 @@ impl SlotGroup {
         })
     }
 
-    /// The first slot at or after `from` that is free, or is not; [`GROUP_SLOTS`] if there is none.
+    /// Returns the first slot at or after `from` that is free (or used, with `free` unset), or
+    /// [`GROUP_SLOTS`] if there is none.
     fn next(&self, from: u32, free: bool) -> u32 {
         let mut slot = from;
         while slot < GROUP_SLOTS {
@@ -102,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_is_set_and_cleared_and_nothing_beside_it() {
+    fn set_changes_exactly_the_slots_of_its_range() {
         for range in [0..1, 63..64, 63..65, 0..64, 64..128, 5..200, 448..512, 0..512] {
             let set = with_free(std::slice::from_ref(&range));
             let mut cleared = all_free();

@@ -1,4 +1,4 @@
-//! One word a slot: the checksum of the page that was written there, and its shadow.
+//! One word per slot: the checksum of the page that was written to it, and its shadow.
 //!
 //! ```text
 //!   63       60 59             32 31             0
@@ -7,16 +7,16 @@
 //!  +-----------+-----------------+----------------+
 //! ```
 //!
-//! The word of a slot belongs to the slot's owner (SWAP-1): plain loads and stores, ordered by
-//! whatever hands the slot from one owner to the next (an Entry, the folio lock).
+//! The word of a slot belongs to the slot's owner (SWAP-1): plain loads and stores, ordered by the
+//! operation that passes the slot from one owner to the next (an Entry, the folio lock).
 //!
-//! The checksum is CRC-32 of the page. The words stand in memory and the pages in the file, so what
-//! is read from a slot is compared with what this cache last wrote to this very slot: a page that
-//! decayed or was torn, that a stray transfer put there or took from elsewhere, or that an earlier
-//! run left, passes once in 2^32 times, or if it is the same bytes. No seed could add to that.
+//! The checksum is the CRC-32 of the page. The words are in memory and the pages in the file, so a
+//! page read from a slot is compared with the last page that this cache wrote to this slot. A page
+//! that decayed, was torn, was misplaced by a transfer, or is left from an earlier run passes only
+//! with a probability of 2^-32, or if it has the same bytes. A seed would not improve this.
 //!
-//! By `crc32fast`: 50 GiB/s for single pages on the machine where it was chosen, twice as fast as
-//! CRC-32C by `crc32c`, and far from being what a transfer waits for.
+//! `crc32fast` computes about 50 GiB/s for single pages, twice as fast as CRC-32C of `crc32c`; no
+//! transfer waits for it.
 
 use std::io;
 
@@ -32,17 +32,17 @@ const CHECKSUM_MASK: u64 = u32::MAX as u64;
 const SHADOW_SHIFT: u32 = 32;
 const _: () = assert!(VALUE_MAX << SHADOW_SHIFT >> SHADOW_SHIFT == VALUE_MAX);
 
-/// The bytes read from a slot are not those that were written there.
+/// Error for a page read from a slot that does not have the checksum of the page written there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("its checksum is {found:#010x}, but {expected:#010x} was written")]
 pub(crate) struct Mismatch {
-    /// The checksum of what was written.
+    /// Checksum of the page that was written.
     pub(crate) expected: u32,
-    /// The checksum of what is there.
+    /// Checksum of the page that was read.
     pub(crate) found: u32,
 }
 
-/// See the head of the file.
+/// The words of all slots; see the [module documentation](self).
 #[derive(Debug)]
 pub(super) struct SlotMetadata {
     words: ReservedArray<AtomicU64>,
@@ -54,25 +54,26 @@ impl SlotMetadata {
         Ok(Self { words: ReservedArray::new(end as usize)? })
     }
 
-    /// Notes what is about to be written to a slot; its shadow is none yet.
+    /// Stores the checksum of the page that is about to be written to a slot, and clears its
+    /// shadow.
     pub(super) fn seal(&self, slot: u32, page: &[u8; PAGE_BYTES]) {
         self.store(slot, crc32fast::hash(page).into());
     }
 
-    /// Compares what was read from a slot with what was noted.
+    /// Compares a page read from a slot with the stored checksum.
     pub(super) fn check(&self, slot: u32, page: &[u8; PAGE_BYTES]) -> Result<(), Mismatch> {
         let expected = (self.load(slot) & CHECKSUM_MASK) as u32;
         let found = crc32fast::hash(page);
         if found == expected { Ok(()) } else { Err(Mismatch { expected, found }) }
     }
 
-    /// Keeps what an eviction would have left in the Entry.
+    /// Stores the shadow of an eviction.
     pub(super) fn set_shadow(&self, slot: u32, shadow: Shadow) {
         debug_assert!(shadow.0 <= VALUE_MAX, "{shadow:?}");
         self.store(slot, (self.load(slot) & CHECKSUM_MASK) | (shadow.0 << SHADOW_SHIFT));
     }
 
-    /// The mark of the last eviction.
+    /// Returns the shadow of the last eviction.
     pub(super) fn shadow(&self, slot: u32) -> Shadow {
         Shadow(self.load(slot) >> SHADOW_SHIFT)
     }
@@ -127,14 +128,14 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_that_was_never_sealed_passes_nothing_we_have() {
+    fn no_page_passes_for_a_slot_that_was_never_sealed() {
         let words = SlotMetadata::new(16).unwrap();
         assert!(words.check(1, &[0; PAGE_BYTES]).is_err());
         assert!(words.check(2, &page(1)).is_err());
     }
 
     #[test]
-    fn shadow_and_checksum_leave_each_other_alone() {
+    fn shadow_and_checksum_are_independent() {
         let words = SlotMetadata::new(16).unwrap();
         words.seal(3, &page(1));
         assert_eq!(words.shadow(3), Shadow(0));
@@ -145,7 +146,7 @@ mod tests {
         }
         assert_eq!((words.shadow(2), words.shadow(4)), (Shadow(0), Shadow(0)));
         words.seal(3, &page(2));
-        assert_eq!(words.shadow(3), Shadow(0), "the shadow of another page");
+        assert_eq!(words.shadow(3), Shadow(0), "a new page has no shadow");
         assert_eq!(words.check(3, &page(2)), Ok(()));
     }
 }

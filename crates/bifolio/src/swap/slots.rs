@@ -1,101 +1,103 @@
-//! Which slots of the swap file are in use.
+//! Allocation of the slots of the swap file.
 //!
-//! Called by [`Swap`](super::Swap), under one lock. Runs of slots are handed out in the order of
-//! their places: each search goes on where the last one ended (next fit), so that what leaves
-//! memory one after the other lies in the file one behind the other, as in a log. It comes round to
-//! what was freed meanwhile when it reaches the end.
+//! Called by [`Swap`](super::Swap), under one lock. Runs of slots are allocated in ascending order:
+//! each search continues where the last one ended (next fit), so that pages evicted one after the
+//! other are adjacent in the file, as in a log. At the end of the file the search wraps around and
+//! reuses the slots freed meanwhile.
 //!
-//! A search never looks at single slots where it can know better:
+//! A search uses summaries instead of examining single slots:
 //!
 //! ```text
-//!   group reach   [ 512 ............ | 31 ............ | 4 ...    the largest of 512 groups
-//!   group reach    [ 512 | 0 | 7 | 40 |                            longest run that begins there
-//!   groups         [ bit a slot, 512  |                            slot_group.rs
+//!   group_reach   [ 512 ............ | 31 ............ | 4 ...    the largest reach of 512 groups
+//!   reach          [ 512 | 0 | 7 | 40 |                            longest run that begins there
+//!   groups         [ 512 slots, a bit each |                       slot_group.rs
 //! ```
 //!
-//! A run is at most a group long, so one that begins in a group ends in it or in the next, and two
-//! neighbours are all that must be looked at to know the reach of a group. So the longest run there
-//! is, and then the first one of a length after the cursor, are found exactly, in some thousand
-//! comparisons when the file has a TiB and is full of fragments.
+//! A run is at most as long as a group, so one that begins in a group ends there or in the next;
+//! two neighbouring groups determine the reach. So the longest run, and the first run of a length
+//! after the cursor, are found exactly, in some thousand comparisons for a fragmented file of 1
+//! TiB.
 //!
-//! Storage may be refused for less than the capacity: the device is full. What was written once has
-//! storage, so then runs come from there, however short, and only one a round from beyond, to find
-//! out whether there is room again. Such a search looks at all groups.
+//! The storage may refuse writes below the capacity because the device is full. Slots that were
+//! written before have storage, so runs then come from those, however short, and only one per round
+//! from beyond them, to detect that there is space again. Such a search examines all groups.
 //!
-//! Metadata exists for slots up to the capacity, which grows by groups, as pages come to exist that
-//! may need a slot. It never shrinks: groups that were once needed stay, and what is freed in them
-//! is used again before anything grows.
+//! Metadata exists for slots up to the capacity, which grows by groups, as the number of pages that
+//! may need a slot grows. It never shrinks: groups stay, and their freed slots are reused before
+//! the capacity grows.
 
 use super::slot_group::{GROUP_SLOTS, SlotGroup};
 use crate::page::VALUE_MAX;
 use crate::sync::{AtomicU32, Mutex, Ordering};
 
-/// The cost of a group, bytes: a word for each slot (`slot_metadata.rs`), and its bits and reach,
-/// counted three times, because a vector that grows may hold them so often for a moment.
+/// Cost of a group in bytes: a word for each slot (`slot_metadata.rs`), and its bits and reach,
+/// counted three times because a vector holds them several times while it grows.
 pub(crate) const GROUP_BYTES: u64 =
     GROUP_SLOTS as u64 * size_of::<u64>() as u64 + BOOKKEEPING_BYTES;
 const BOOKKEEPING_BYTES: u64 = 256;
 const _: () =
     assert!(3 * (size_of::<SlotGroup>() + 2 * size_of::<u16>()) <= BOOKKEEPING_BYTES as usize);
 
-/// Slots there can be, slot 0 included: a value Entry names each (SWAP-2).
+/// Maximum number of slots, including slot 0: a value Entry can name each (SWAP-2).
 pub(super) const SLOTS_MAX: u64 = VALUE_MAX + 1;
-/// The slot that is never handed out: 0 stands for "none" in a descriptor.
+/// The slot that is never allocated: 0 means "none" in a descriptor.
 const HEADER_SLOT: u32 = 0;
-/// Steps whose largest reach is kept; few in tests, so that a search crosses many groups.
+/// Number of groups that share an entry of `group_reach`; small in tests, so that a search crosses
+/// many.
 const GROUP_STEPS: usize = if cfg!(test) { 3 } else { 512 };
 
-/// Slots in a row.
+/// A run of adjacent slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SlotRun {
-    /// The first one.
+    /// First slot.
     pub(crate) first: u32,
-    /// How many, one for each page.
+    /// Number of slots, one for each page.
     pub(crate) pages: u32,
 }
 
-/// See the head of the file.
+/// The slots of a swap file; see the [module documentation](self).
 #[derive(Debug)]
 pub(super) struct Slots {
     state: Mutex<State>,
-    /// Slots from this one on are never handed out.
+    /// First slot past the end of the file.
     end: u32,
-    /// Mirror of the state's, for who only looks.
+    /// Mirror of the number of slots in `state`, read without the lock.
     capacity: AtomicU32,
+    /// Number of slots that are allocated.
     used: AtomicU32,
 }
 
 #[derive(Debug, Default)]
 struct State {
     groups: Vec<SlotGroup>,
-    /// The longest run of free slots that begins in a group, at most [`GROUP_SLOTS`].
+    /// Longest run of free slots that begins in each group, at most [`GROUP_SLOTS`].
     reach: Vec<u16>,
-    /// The largest reach in each group of groups.
+    /// Largest reach of each [`GROUP_STEPS`] groups.
     group_reach: Vec<u16>,
-    /// Where the next search begins.
+    /// First slot of the next search.
     cursor: u32,
     /// One more than the highest slot that was ever written.
     written_end: u32,
-    /// The last write beyond that was refused.
+    /// `true` if the last write past `written_end` was refused.
     is_refused: bool,
-    /// Whether one more may be tried all the same.
+    /// `true` if one more run past `written_end` may be tried.
     may_try: bool,
 }
 
 impl Slots {
-    /// No slots yet; later, those whose pages lie in the first `bytes_max` bytes of the file.
+    /// Creates an allocator without capacity, for slots in the first `bytes_max` bytes of the file.
     pub(super) fn new(bytes_max: u64) -> Self {
         let end = (bytes_max / super::PAGE_BYTES as u64).min(SLOTS_MAX) as u32;
         let state = Mutex::default();
         Self { state, end, capacity: AtomicU32::new(0), used: AtomicU32::new(0) }
     }
 
-    /// One more than the highest slot there can be.
+    /// Returns one more than the highest possible slot.
     pub(super) fn end(&self) -> u32 {
         self.end
     }
 
-    /// See [`Swap::take`](super::Swap::take).
+    /// Implements [`Swap::take`](super::Swap::take).
     pub(super) fn take(&self, wanted_pages: u32, least_pages: u32) -> Option<SlotRun> {
         debug_assert!(0 < least_pages && least_pages <= wanted_pages);
         debug_assert!(wanted_pages <= GROUP_SLOTS, "{wanted_pages} pages");
@@ -107,7 +109,7 @@ impl Slots {
         Some(run)
     }
 
-    /// A run, whose owner the caller is, was written, or refused by the storage.
+    /// Records that a run that the caller owns was written or refused.
     pub(super) fn note_written(&self, run: SlotRun, is_written: bool) {
         let mut state = self.state.lock();
         let end = run.first + run.pages;
@@ -116,30 +118,30 @@ impl Slots {
             if is_written {
                 state.written_end = end;
             } else {
-                // A smaller one may find room there.
+                // A smaller run may fit there.
                 state.cursor = state.written_end;
             }
         }
     }
 
-    /// A round begins: if the storage refuses more, it is asked once more.
+    /// Allows one more attempt to write past `written_end` in this round.
     pub(super) fn try_again(&self) {
         self.state.lock().may_try = true;
     }
 
-    /// Where the next search begins.
+    /// Returns the first slot of the next search.
     pub(super) fn next(&self) -> u32 {
         self.state.lock().cursor
     }
 
-    /// See [`Swap::give_back`](super::Swap::give_back).
+    /// Implements [`Swap::give_back`](super::Swap::give_back).
     pub(super) fn give_back(&self, run: SlotRun) {
         debug_assert!(run.first > HEADER_SLOT && run.first < self.end);
         self.state.lock().set(run, true);
         self.used.fetch_sub(run.pages, Ordering::Relaxed);
     }
 
-    /// Adds a group; `false` if there is one for every slot.
+    /// Adds a group. Returns `false` if every slot has one already.
     pub(super) fn grow(&self) -> bool {
         let mut state = self.state.lock();
         let start = state.groups.len() as u32 * GROUP_SLOTS;
@@ -155,29 +157,29 @@ impl Slots {
         true
     }
 
-    /// The longest run of free slots, up to [`GROUP_SLOTS`].
+    /// Returns the length of the longest run of free slots, at most [`GROUP_SLOTS`].
     pub(super) fn longest(&self) -> u32 {
         self.state.lock().longest()
     }
 
-    /// Slots for which there is metadata.
+    /// Returns the number of slots with metadata.
     pub(super) fn capacity(&self) -> u32 {
         self.capacity.load(Ordering::Relaxed)
     }
 
-    /// Slots there can be metadata for.
+    /// Returns the maximum of [`Self::capacity`].
     pub(super) fn capacity_max(&self) -> u32 {
         self.end.saturating_sub(HEADER_SLOT + 1)
     }
 
-    /// Slots that are taken.
+    /// Returns the number of allocated slots.
     pub(super) fn used(&self) -> u32 {
         self.used.load(Ordering::Relaxed)
     }
 }
 
 impl State {
-    /// The run of free slots that is handed out next.
+    /// Chooses the run to allocate next.
     fn choose(&mut self, wanted_pages: u32, least_pages: u32) -> Option<SlotRun> {
         if self.is_refused {
             let found = self.find_written(wanted_pages, least_pages);
@@ -193,13 +195,14 @@ impl State {
         Some(SlotRun { first: self.find(pages)?, pages })
     }
 
-    /// The longest run of free slots that were written once, or the first one that is long enough.
+    /// Returns the first long enough run of free slots that were written before, or else the
+    /// longest one.
     fn find_written(&self, wanted_pages: u32, least_pages: u32) -> Option<SlotRun> {
         let mut longest = SlotRun { first: 0, pages: 0 };
         let mut last = longest;
         let groups = self.written_end.div_ceil(GROUP_SLOTS);
-        // From the cursor on, and round: a place that fails again and again is not the first each
-        // time.
+        // Starts at the cursor and wraps around, so that a position that keeps failing is not tried
+        // first each time.
         let from = (self.cursor / GROUP_SLOTS).min(groups);
         for group in (from..groups).chain(0..from) {
             let base = group * GROUP_SLOTS;
@@ -221,13 +224,13 @@ impl State {
         (longest.pages >= least_pages).then_some(longest)
     }
 
-    /// The longest run of free slots there is, at most [`GROUP_SLOTS`].
+    /// Returns the length of the longest run of free slots, at most [`GROUP_SLOTS`].
     fn longest(&self) -> u32 {
         self.group_reach.iter().max().map_or(0, |reach| (*reach).into())
     }
 
-    /// The first slot of so many free ones: the first such place after the cursor, or, from the
-    /// start on, the first of all.
+    /// Returns the first slot of a run of `pages` free slots, searching from the cursor and then
+    /// from the start.
     fn find(&self, pages: u32) -> Option<u32> {
         let group = (self.cursor / GROUP_SLOTS) as usize;
         let ahead = self.run_in(group, self.cursor % GROUP_SLOTS, pages);
@@ -236,7 +239,8 @@ impl State {
             .or_else(|| self.run_in(self.next_reaching(0, pages)?, 0, pages))
     }
 
-    /// The first slot of so many free ones, among those that begin in `group`, at or after `from`.
+    /// Returns the first slot of a run of `pages` free slots that begins in `group`, at or after
+    /// `from`.
     fn run_in(&self, group: usize, from: u32, pages: u32) -> Option<u32> {
         let mut runs = self.groups.get(group)?.runs(from);
         let run =
@@ -244,13 +248,13 @@ impl State {
         Some(group as u32 * GROUP_SLOTS + run.start)
     }
 
-    /// How much longer a run is that ends at `end` of `group`, because the next group goes on.
+    /// Returns how far a run that ends at `end` of `group` extends into the next group.
     fn head_after(&self, group: usize, end: u32) -> u32 {
         let next = self.groups.get(group + 1).filter(|_| end == GROUP_SLOTS);
         next.map_or(0, SlotGroup::head)
     }
 
-    /// The first group at or after `from` in which a run of so many pages begins.
+    /// Returns the first group at or after `from` in which a run of `pages` slots begins.
     fn next_reaching(&self, from: usize, pages: u32) -> Option<usize> {
         let mut group = from;
         while group < self.groups.len() {
@@ -266,7 +270,7 @@ impl State {
         None
     }
 
-    /// Marks the slots of a run, all of which are the other way now.
+    /// Marks the slots of a run as free or used. All of them must be in the other state.
     fn set(&mut self, run: SlotRun, free: bool) {
         let mut start = run.first;
         let end = run.first + run.pages;
@@ -275,7 +279,10 @@ impl State {
             let base = number * GROUP_SLOTS;
             let slots = start - base..(end - base).min(GROUP_SLOTS);
             let group = &mut self.groups[number as usize];
-            debug_assert!(group.is_all(slots.clone(), !free), "free is already {free}: {run:?}");
+            debug_assert!(
+                group.is_all(slots.clone(), !free),
+                "cannot set free = {free} for {run:?}: some of its slots have that state already"
+            );
             start = base + slots.end;
             group.set(slots, free);
         }
@@ -292,15 +299,15 @@ impl State {
         self.measure_around(number as u32, number as u32);
     }
 
-    /// Measures the groups from `first` to `last`, which have changed, and the one before: runs
-    /// that begin there may now end elsewhere.
+    /// Updates the reach of the changed groups from `first` to `last`, and of the group before,
+    /// whose runs may extend into them.
     fn measure_around(&mut self, first: u32, last: u32) {
         for group in first.saturating_sub(1)..=last {
             self.measure(group as usize);
         }
     }
 
-    /// Finds out the reach of a group, and that of its group.
+    /// Updates the reach of a group and the entry of `group_reach` for it.
     fn measure(&mut self, group: usize) {
         let runs = self.groups[group].runs(0);
         let lengths = runs.map(|run| run.end - run.start + self.head_after(group, run.end));
@@ -331,14 +338,14 @@ mod tests {
         Some(SlotRun { first, pages })
     }
 
-    /// The same, in the plainest way.
+    /// A reference allocator that searches slot by slot.
     struct Model {
         is_free: Vec<bool>,
         cursor: usize,
     }
 
     impl Model {
-        /// Free slots from each slot on, at most a group of them.
+        /// Returns the number of free slots from each slot on, at most a group.
         fn lengths(&self) -> Vec<u32> {
             let mut lengths = vec![0; self.is_free.len()];
             let mut length = 0;
@@ -375,7 +382,7 @@ mod tests {
         }
     }
 
-    /// A part of a random run, so that runs break into fragments and grow together again.
+    /// Removes a part of a random run, so that runs split into fragments and merge again.
     fn pick(random: &mut Rng, taken: &mut Vec<SlotRun>) -> SlotRun {
         let picked = taken.swap_remove(random.usize(..taken.len()));
         let skipped = random.u32(..picked.pages);
@@ -416,33 +423,33 @@ mod tests {
     }
 
     #[test]
-    fn slots_are_those_that_a_plain_search_finds() {
+    fn slots_equal_those_of_the_reference_allocator() {
         for seed in 0..60 {
             compare_with_model(seed);
         }
     }
 
     #[test]
-    fn runs_follow_each_other_and_come_round_to_what_was_freed() {
+    fn runs_are_adjacent_and_wrap_around_to_freed_slots() {
         let slots = with_groups(1 << 30, 2);
         assert_eq!(slots.take(30, 1), run(1, 30));
         assert_eq!(slots.take(481, 1), run(31, 481));
         slots.give_back(SlotRun { first: 1, pages: 30 });
-        assert_eq!(slots.take(30, 1), run(512, 30), "not back to the start yet");
+        assert_eq!(slots.take(30, 1), run(512, 30), "has not wrapped around yet");
         assert_eq!(slots.take(482, 1), run(542, 482));
         assert_eq!(slots.take(30, 1), run(1, 30));
         assert_eq!(slots.take(1, 1), None);
     }
 
     #[test]
-    fn a_whole_stretch_elsewhere_is_better_than_a_part_here() {
+    fn a_long_enough_run_is_preferred_to_a_nearer_short_one() {
         let slots = with_groups(1 << 30, 2);
         while slots.take(1, 1).is_some() {}
         for (first, pages) in [(5, 40), (600, 8), (510, 4)] {
             slots.give_back(SlotRun { first, pages });
         }
         slots.state.lock().cursor = 500;
-        assert_eq!(slots.take(4, 4), run(510, 4), "across the groups");
+        assert_eq!(slots.take(4, 4), run(510, 4), "across two groups");
         assert_eq!(slots.take(9, 1), run(5, 9));
         assert_eq!(slots.take(512, 1), run(14, 31), "the longest there is");
         assert_eq!(slots.take(512, 9), None);
@@ -450,13 +457,13 @@ mod tests {
     }
 
     #[test]
-    fn the_capacity_ends_where_the_file_may() {
+    fn the_capacity_ends_at_the_maximum_file_size() {
         for (bytes_max, expected) in
             [(0, 0), (PAGE, 0), (2 * PAGE - 1, 0), (2 * PAGE, 1), (512 * PAGE, 511)]
         {
             let slots = Slots::new(bytes_max);
             assert_eq!(slots.capacity_max(), expected);
-            assert_eq!((slots.take(1, 1), slots.used()), (None, 0), "nothing before it has grown");
+            assert_eq!((slots.take(1, 1), slots.used()), (None, 0), "no slot before grow");
             assert_eq!(slots.grow(), expected > 0);
             assert!(!slots.grow());
             assert_eq!(slots.capacity(), expected);

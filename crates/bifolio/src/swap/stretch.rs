@@ -1,37 +1,38 @@
-//! How much of the swap file has storage.
+//! Allocates storage for the swap file ahead of writes.
 //!
-//! A write behind the end of a file, or into a hole, has the file system look for room, and on ext4
-//! nobody reads the file while such a write is on its way: it has the inode's lock for itself. Of
-//! the misses of a cache of 256 MiB, in random order, one in 250 waited 300 us for that. So the
-//! file gets its storage a stretch at a time, before anybody writes there.
+//! A write past the end of a file, or into a hole, makes the file system allocate blocks. On ext4
+//! such a write holds the inode's lock exclusively, so no thread can read the file meanwhile: a
+//! random miss may wait 300 us for it. So storage is allocated for 64 MiB at a time, before the
+//! slots are written.
 //!
-//! Asked for at the beginning of a round of reclaim, when its thread has nothing in flight: the
-//! file system waits until all transfers of the file have ended, and there are kernels (6.6 and
-//! later) in which one of io_uring's ends only when the thread that made it takes notice.
+//! Storage is allocated at the beginning of a reclaim round, when the swapper thread has no
+//! transfer in flight. The file system waits until all transfers of the file have ended, and on
+//! some kernels (6.6 and later) an io_uring transfer ends only when the thread that submitted it
+//! enters the kernel.
 
 use super::Swap;
 use crate::io::{self, Backing};
 use crate::sync::{AtomicU32, Ordering};
 
-/// Slots that get their storage together: 64 MiB.
+/// Slots whose storage is allocated together: 64 MiB.
 const STRETCH_SLOTS: u32 = 16_384;
-/// So many slots ahead of the next one to be handed out have storage: as many as leave in a
-/// round, at the most.
+/// Slots after the next one to be allocated that must have storage: as many as one round evicts at
+/// most.
 const AHEAD_SLOTS: u32 = 8192;
 
-/// See the head of the file.
+/// The storage allocated so far.
 #[derive(Debug, Default)]
 pub(super) struct Stretches {
-    /// Slots below this one have storage, or were refused it.
+    /// Slots below this one have storage, or its allocation was refused.
     end: AtomicU32,
 }
 
 impl Stretches {
-    /// Sees to it that the slots from `next()` on have storage; there are none from `limit` on.
-    /// `next` is asked if there is any left to set aside. One caller at a time. A refusal is not
-    /// told: whoever writes there will learn of it.
+    /// Allocates storage for the slots from `next()` on, up to `limit`. `next` is called only if
+    /// slots without storage remain. One caller at a time. A refusal is only logged: a later write
+    /// to these slots returns the error.
     pub(super) fn reach(&self, backing: &dyn Backing, next: impl FnOnce() -> u32, limit: u32) {
-        // Relaxed: the callers take turns; where nothing was set aside a write is slower, no more.
+        // Relaxed: callers serialize; without allocated storage a write is only slower.
         let end = self.end.load(Ordering::Relaxed);
         if limit <= end {
             return;
@@ -42,13 +43,16 @@ impl Stretches {
         }
         let new_end = next.max(end).saturating_add(STRETCH_SLOTS).min(limit);
         let bytes = Swap::position_bytes(end)..Swap::position_bytes(new_end);
-        if let Err(error) = io::allocate(backing, bytes) {
-            log::info!("{}: no storage is set aside: {error}", backing.describe());
+        if let Err(error) = io::allocate(backing, bytes.clone()) {
+            log::info!(
+                "cannot allocate bytes {bytes:?} of the swap {} ahead of writes: {error}",
+                backing.describe()
+            );
         }
         self.end.store(new_end, Ordering::Relaxed);
     }
 
-    /// The file was cut to length 0.
+    /// Forgets all storage: the file was truncated to length 0.
     pub(super) fn forget(&self) {
         self.end.store(0, Ordering::Relaxed);
     }
@@ -61,7 +65,7 @@ mod tests {
     use std::io::{Error, ErrorKind, Result};
     use std::ops::Range;
 
-    /// Notes what is set aside, and refuses it.
+    /// A backing that records each allocation and refuses it.
     #[derive(Debug, Default)]
     struct Refusing(std::sync::Mutex<Vec<Range<u64>>>);
 
@@ -101,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn stretches_are_asked_for_once_and_within_the_capacity() {
+    fn storage_is_allocated_once_and_within_the_capacity() {
         let (backing, stretches) = (Refusing::default(), Stretches::default());
         let (few, all) = (600, 3 * STRETCH_SLOTS - 5);
         let still_ahead = few + STRETCH_SLOTS - AHEAD_SLOTS;
@@ -109,7 +113,7 @@ mod tests {
         for next in [1, 9, still_ahead, still_ahead + 1, 2 * STRETCH_SLOTS, all, 1] {
             stretches.reach(&backing, || next, all);
         }
-        stretches.reach(&backing, || unreachable!("nothing is left"), all);
+        stretches.reach(&backing, || unreachable!("all slots have storage"), all);
         stretches.forget();
         stretches.reach(&backing, || 3, few);
         let (one, two) = (few + STRETCH_SLOTS, few + 2 * STRETCH_SLOTS);

@@ -1,8 +1,8 @@
-//! The temporary file of a swap, which has no name and is gone with its last descriptor.
+//! The temporary file of a swap, which has no name and is deleted with its last descriptor.
 //!
-//! Called once by [`Swap::open`](super::Swap::open). The file is readable by its owner only: it
-//! holds what was in memory. A child made by `fork` shares descriptors, so the bytes last until the
-//! child, too, has exited or executed another program.
+//! Called once by [`Swap::open`](super::Swap::open). Only the owner can read the file, because it
+//! contains memory of the process. A child made by `fork` shares the descriptors, so the bytes last
+//! until the child, too, has exited or executed another program.
 
 use crate::error::{ErrorKind, Result};
 use crate::io::{Backing, DirectIo, DiskFile, DiskOptions, FileIdentity, OpenDiskError};
@@ -22,9 +22,9 @@ const OPTIONS: DiskOptions = DiskOptions {
     direct: DirectIo::Auto,
 };
 
-/// Makes and opens a temporary file in `directory`.
+/// Creates and opens a temporary file in `directory`.
 pub(super) fn open(directory: &Path, features: &Features) -> Result<DiskFile> {
-    // File systems without files that have no name, and systems without /proc, have the second way.
+    // The fallback is for file systems without unnamed files and for systems without /proc.
     let file = match open_unnamed(directory, features) {
         Some(file) => file,
         None => open_unlinked(directory, features)?,
@@ -38,10 +38,10 @@ pub(super) fn open_unnamed(directory: &Path, features: &Features) -> Option<Disk
     DiskFile::open(file::path_of(made.as_fd()), &OPTIONS, features).ok()
 }
 
-/// Opens a file that loses its name as soon as it is open.
+/// Creates a named file, opens it, and removes its name.
 pub(super) fn open_unlinked(directory: &Path, features: &Features) -> Result<DiskFile> {
     let fail = |source| ErrorKind::SwapFile { directory: directory.to_owned(), source };
-    // The standard library asks the system for the randomness of its hash tables.
+    // The standard library seeds its hash tables with random numbers from the system.
     let random = RandomState::new().build_hasher().finish();
     let path = directory.join(format!(".bifolio-swap-{random:016x}"));
     let made = file::create_private(&path).map_err(fail)?;
@@ -49,7 +49,7 @@ pub(super) fn open_unlinked(directory: &Path, features: &Features) -> Result<Dis
     let status = file::status(made.as_fd()).map_err(fail)?;
     let is_same = |file: &DiskFile| file.identity() == Some(FileIdentity::of(status));
     if opened.as_ref().is_ok_and(|file| !is_same(file)) {
-        // Another process has replaced it: that file is not ours to delete.
+        // Another process has replaced the file: the one at `path` must not be deleted.
         return Err(OpenDiskError::Replaced { path }.into());
     }
     file::unlink(&path).map_err(fail)?;

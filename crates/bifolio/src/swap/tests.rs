@@ -1,4 +1,4 @@
-//! Tests of the swap file as a whole: where it is, and what comes back from it.
+//! Tests of the whole swap file: its location, and the pages that are read back from it.
 
 use bifolio_testing::skip;
 use std::fs;
@@ -44,7 +44,7 @@ fn read(swap: &Swap, slot: u32) -> [u8; PAGE_BYTES] {
     *buffer.as_bytes().first_chunk().unwrap()
 }
 
-/// The metadata of a file that this process has open.
+/// Returns the metadata of a file that this process has open.
 fn metadata(backing: &dyn Backing) -> fs::Metadata {
     let identity = backing.identity().unwrap();
     let open = fs::read_dir("/proc/self/fd").unwrap();
@@ -56,7 +56,7 @@ fn metadata(backing: &dyn Backing) -> fs::Metadata {
 }
 
 #[test]
-fn pages_come_back_from_every_place_and_wrong_ones_do_not_pass() {
+fn every_kind_of_swap_returns_its_pages_and_rejects_others() {
     let directory = tempfile::tempdir().unwrap();
     let options = DiskOptions { read: true, write: true, create: true, ..DiskOptions::default() };
     let path = directory.path().join("own");
@@ -81,7 +81,7 @@ fn pages_come_back_from_every_place_and_wrong_ones_do_not_pass() {
 }
 
 #[test]
-fn a_temporary_file_has_no_name_and_is_not_looked_for_by_others() {
+fn a_temporary_file_has_no_name_and_only_its_owner_may_read() {
     let directory = tempfile::tempdir().unwrap();
     let features = Features::probe(&[]);
     let unlinked = temporary::open_unlinked(directory.path(), &features).unwrap();
@@ -101,7 +101,7 @@ fn a_temporary_file_has_no_name_and_is_not_looked_for_by_others() {
 }
 
 #[test]
-fn a_directory_without_room_for_a_temporary_file_is_named() {
+fn the_error_names_a_directory_without_a_temporary_file() {
     let directory = tempfile::tempdir().unwrap();
     let (absent, plain) = (directory.path().join("absent"), directory.path().join("plain"));
     fs::write(&plain, "").unwrap();
@@ -115,7 +115,7 @@ fn a_directory_without_room_for_a_temporary_file_is_named() {
 }
 
 #[test]
-fn the_file_has_storage_before_anybody_writes() {
+fn the_file_has_storage_before_the_first_write() {
     let directory = tempfile::tempdir().unwrap();
     let swap = open_in(directory.path());
     let metadata = || metadata(&**swap.backing());
@@ -123,7 +123,7 @@ fn the_file_has_storage_before_anybody_writes() {
         assert!(swap.grow());
         assert_eq!(metadata().blocks(), 0);
         swap.set_storage_aside();
-        // Not a byte more than there are slots.
+        // Not a byte more than the slots need.
         let end_bytes = Swap::position_bytes(swap.capacity_slots() + 1);
         assert_eq!(metadata().len(), end_bytes);
         assert!(metadata().blocks() * 512 >= end_bytes);
@@ -141,7 +141,7 @@ fn a_file_on_a_tmpfs_takes_no_memory_ahead() {
         return skip("tmpfs", "no directory can be made in /dev/shm");
     };
     if !file::is_on_tmpfs(fs::File::open(directory.path()).unwrap().as_fd()) {
-        return skip("tmpfs", "/dev/shm is not one");
+        return skip("tmpfs", "/dev/shm is not a tmpfs");
     }
     let swap = open_in(directory.path());
     assert!(swap.grow());
