@@ -1,10 +1,11 @@
-//! The background thread: keeps some frames free, so that an allocation rarely has to reclaim.
+//! The background reclaim thread: keeps some frames free, so that allocations rarely have to
+//! reclaim.
 //!
-//! Woken when fewer than LOW pages are obtainable and those who allocate do not keep up by
-//! themselves (`Reclaim::replace_frames`), or when a chunk should be made resident before somebody
-//! has to wait for that; works until there are HIGH (twice as many), in short turns, so
-//! that an allocation that must reclaim by itself gets its turn in between. Dirty folios in
-//! its way are the swapper's, for which it waits, as long as that is not slow, or the flusher's.
+//! Woken when fewer than LOW pages are obtainable and the allocating threads do not keep up
+//! (`Reclaim::replace_frames`), or when a chunk should be made resident ahead of need. Works until
+//! HIGH pages (twice LOW) are obtainable, and releases the reclaim lock between short rounds so
+//! that an allocation can reclaim in between. Queues dirty folios for the swapper, for which it
+//! waits while that is not slow, or for the flusher.
 
 use super::Reclaim;
 use super::scan::{ScanCounts, WriteOut};
@@ -16,16 +17,18 @@ use crate::sys::process::OwnedThread;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long it waits for the swapper before it looks again.
+/// Time that the thread waits for the swapper before it checks again.
 const SWAP_PAUSE: Duration = Duration::from_millis(10);
 
 /// Requests to the thread.
 #[derive(Debug, Default)]
 pub(super) struct Signal {
-    /// It is to work, or does. Looked at for every allocation while memory is short: without the
-    /// lock.
+    /// `true` while the thread works or should. Read without the lock, by every allocation while
+    /// memory is short.
     work: AtomicBool,
+    /// `true` when the thread should end.
     end: Mutex<bool>,
+    /// Signalled when `work` or `end` is set.
     changed: Condvar,
 }
 
@@ -58,27 +61,28 @@ impl Reclaim {
     /// Wakes the thread if fewer than LOW pages are obtainable, or a chunk should be made resident.
     pub(super) fn wake_if_low(&self) {
         let is_low = || self.arena().wants_chunk() || self.is_short_of(self.low_pages());
-        // Relaxed, here and below: what is to be done is found out under other locks.
+        // Relaxed, here and below: the work itself is found under other locks.
         if !self.is_at_work() && is_low() && !self.signal.work.swap(true, Ordering::Relaxed) {
-            // Behind the lock the thread has seen the flag, or waits already.
+            // Once this lock has been held, the thread has seen the flag or is waiting.
             drop(self.signal.end.lock());
             self.signal.changed.notify_one();
         }
     }
 
-    /// Whether the thread has been woken and is not done.
+    /// Returns `true` if the thread has been woken and has not finished.
     pub(super) fn is_at_work(&self) -> bool {
         self.signal.work.load(Ordering::Relaxed)
     }
 
-    /// Whether fewer pages can be had without reclaim; for regions, too, if there are any.
+    /// Returns `true` if fewer than `pages` pages are obtainable without reclaim, in the arena or,
+    /// if there are region pages, for regions.
     pub(super) fn is_short_of(&self, pages: u64) -> bool {
         let arena = self.arena();
         arena.obtainable_pages() < pages || arena.has_region_pages() && arena.left_pages() < pages
     }
 
-    /// How many pages a round is to free. Pages of regions leave in larger rounds: while some are
-    /// written out, the next are unmapped.
+    /// Returns the number of pages that a round should free. Region pages are evicted in larger
+    /// rounds: while some are written, the next are unmapped.
     fn round_pages(&self, high_pages: u64) -> u64 {
         if !self.arena().has_region_pages() {
             return super::ROUND_PAGES;
@@ -105,9 +109,9 @@ impl Reclaim {
     }
 
     /// Makes memory resident that the bound allows, then reclaims until HIGH pages are obtainable
-    /// or nothing comes of it.
+    /// or no progress is possible.
     fn refill(&self) {
-        // A refusal is for whoever is in need to tell.
+        // An allocation that needs the memory reports a refusal.
         while self.arena().preallocate(&self.memory.folios).unwrap_or(false) {}
         let high_pages = 2 * self.low_pages();
         let swap_rounds = self.swapper.rounds();
@@ -121,7 +125,7 @@ impl Reclaim {
                 let free_pages = self.arena().usage().free_pages;
                 if self.arena().obtainable_pages() >= high_pages && free_pages >= CHUNK_PAGES.into()
                 {
-                    // Pages for regions are short, and the arena has some that it does not need.
+                    // Region pages are short, and the arena has free frames that it does not need.
                     self.evacuate_to_release(&reclaim_lock)
                 } else {
                     let wanted_pages = coming_pages + self.round_pages(high_pages);
@@ -129,8 +133,8 @@ impl Reclaim {
                 }
             };
             if counts.reclaimed_pages == 0 {
-                let is_in_vain = self.swapper.has_trouble_after(swap_rounds);
-                if is_in_vain || self.swapper.coming_pages() == 0 {
+                let is_refused = self.swapper.has_trouble_after(swap_rounds);
+                if is_refused || self.swapper.coming_pages() == 0 {
                     return;
                 }
                 self.flusher.wait_for_progress(ended, SWAP_PAUSE);

@@ -1,7 +1,8 @@
-//! What a claim is charged for beside its frames: pages of tables, slots of the swap, and, for a
-//! page that nothing can evict, its part of what such pages may have.
+//! Charges for memory other than frames: table pages, swap slots, and the share of pages that
+//! cannot be evicted.
 //!
-//! Charging evicts if it must. What a round has freed is charged with the reclaim lock in hand.
+//! Charging evicts folios if necessary. The thread that frees memory in a round charges it while it
+//! still holds the reclaim lock.
 
 use super::retry_budget::RetryBudget;
 use super::scan::{ScanCounts, WriteOut};
@@ -16,16 +17,17 @@ use crate::writeback::Inode;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// The part of the bound that metadata may have before pages of tables are given back for more:
-/// what they say of pages that left is of use.
+/// Part of the bound that metadata may use before unused table pages are freed. They are kept until
+/// then because the shadows in them are useful.
 const PART_OF_METADATA: u64 = 8;
-/// The part of the bound that metadata of memory files may have.
+/// Part of the bound that metadata of memory files may use.
 const PART_OF_KEPT: u64 = 2;
-/// The part of the bound that memory files with a swap leave to reads of what is swapped out.
+/// Part of the bound that memory files with a swap cannot use, so that swapped pages can be read.
 const PART_FOR_READS: u64 = 8;
 
 impl Reclaim {
-    /// As [`Self::charge_table`], but evicts nothing; whether it is charged now.
+    /// Charges like [`Self::charge_table`] but evicts nothing. Returns `true` if the page is
+    /// charged.
     pub(crate) fn try_charge_table(&self, inode: &Arc<Inode>, index: u64) -> bool {
         let table = inode.mapping.table();
         if table.is_charged(index) {
@@ -37,21 +39,22 @@ impl Reclaim {
         if table.set_charged(index) {
             self.memory.tables.enlist(inode);
         } else {
-            // Somebody else was faster.
+            // Another thread has charged it.
             self.arena().uncharge(TABLE_PAGE_BYTES);
         }
         true
     }
 
-    /// Charges metadata; evicts if it must.
+    /// Charges metadata, and evicts folios if necessary.
     pub(crate) fn charge(&self, bytes: u64) -> Result<()> {
         self.make_room_until(|| self.arena().charge(bytes))
     }
 
-    /// Charges the table page of `index` before it is touched; evicts if it must.
+    /// Charges the table page of `index` before it is touched, and evicts folios if necessary.
     ///
     /// # Errors
-    /// No memory; of a memory file, also if the metadata of such files has its part of the bound.
+    /// No memory; for a memory file, also if the metadata of memory files has used its part of the
+    /// bound.
     pub(crate) fn charge_table(&self, inode: &Arc<Inode>, index: u64) -> Result<()> {
         if inode.store.keeps_values() && !inode.mapping.table().is_charged(index) {
             self.check_kept(TABLE_PAGE_BYTES)?;
@@ -59,9 +62,9 @@ impl Reclaim {
         self.make_room_until(|| self.try_charge_table(inode, index))
     }
 
-    /// Charges what the slots of a folio more of a memory file cost, before it is made, so that to
-    /// swap a page takes no memory; evicts if it must. Refuses pages for which, with the
-    /// swap full, only memory would be left that reads of swapped out ones need.
+    /// Charges the slots of a new folio of a memory file before it is created, so that swapping a
+    /// page out allocates no memory. Evicts folios if necessary. Refuses the folio if, with the
+    /// swap full, its pages would use the memory that reads of swapped pages need.
     pub(crate) fn charge_slots(&self, kind: FrameKind) -> Result<()> {
         let Some(swap) = &self.swap else { return Ok(()) };
         let pages = kind.pages();
@@ -72,7 +75,7 @@ impl Reclaim {
             let counts = ScanCounts { unwritten_pages, ..ScanCounts::default() };
             return Err(self.full(counts, pages * PAGE_BYTES));
         }
-        self.leave_room_for_reads(kind)?;
+        self.keep_room_for_reads(kind)?;
         while swap.is_short_for(pages) {
             self.check_kept(GROUP_BYTES)?;
             self.charge(GROUP_BYTES)?;
@@ -83,8 +86,8 @@ impl Reclaim {
         Ok(())
     }
 
-    /// Refuses metadata of memory files beyond their part of the bound: eviction gives none of it
-    /// back, and other files need tables, too.
+    /// Refuses metadata of memory files beyond their part of the bound: eviction does not free it,
+    /// and other files need tables, too.
     fn check_kept(&self, more_bytes: u64) -> Result<()> {
         let kept_bytes = || {
             let slots = self.swap.as_ref().map_or(0, |swap| u64::from(swap.capacity_slots()));
@@ -100,31 +103,32 @@ impl Reclaim {
         Ok(())
     }
 
-    /// Counts a folio more of `inode` if nothing but its file can give its pages back: one that has
-    /// no swap. `None` for all others.
+    /// Counts a new folio of `inode` as unlisted if only its file can free its pages, because it
+    /// has no swap. Returns `None` for all other files.
     ///
     /// # Errors
-    /// Such pages would leave no room to other files.
+    /// Such pages would use the memory that other files need.
     pub(crate) fn count_unlisted(&self, inode: &Inode) -> Result<Option<Unlisted<'_>>> {
         if inode.is_evictable() {
             return Ok(None);
         }
         let pages = 1 << inode.mapping.order();
-        // In the smallest of caches one folio, however large.
+        // The smallest caches may have one folio, however large.
         let pages_max = self.memory.unswapped_pages_max().max(pages);
         let counted = self.memory.lru.try_count_unlisted(pages, pages_max);
         let full = || self.full(ScanCounts::default(), pages * PAGE_BYTES);
         counted.ok_or_else(full).map(Some)
     }
 
-    /// New pages of a memory file leave a few frames free for reads of what is swapped out, and
-    /// what such a read brings is clean and can go for the next. So those pages can be read
-    /// whatever the reason is why no more can be swapped out: a device that is full, or fails.
+    /// Keeps a few frames free for reads of swapped pages when new pages of a memory file are
+    /// created. A page that is read back is clean and can be evicted for the next one, so swapped
+    /// pages can be read even if no more can be swapped out because the device is full or fails.
     ///
-    /// (Who then writes to what was read makes its slot free, and that has storage for another.)
-    fn leave_room_for_reads(&self, kind: FrameKind) -> Result<()> {
+    /// (A write to a page that was read back frees its slot, which then has storage for another
+    /// page.)
+    fn keep_room_for_reads(&self, kind: FrameKind) -> Result<()> {
         let (arena, pages) = (self.arena(), kind.pages());
-        // More than what overwrites leave: to write to what is in the swap makes room there.
+        // More than overwrites keep free: a write to a swapped page frees a slot.
         let kept_pages = (self.low_pages() / 2)
             .max(2 * self.memory.other_files_pages_min())
             .max(pages)
@@ -145,7 +149,8 @@ impl Reclaim {
         Ok(())
     }
 
-    /// Evicts what is wanted first, or else anything; makes frames of this kind of what is free.
+    /// Evicts folios in the order of the lists or else any, and converts free memory to frames of
+    /// this kind.
     fn free_a_round(&self, kind: FrameKind, retry_budget: &RetryBudget) -> ScanCounts {
         let reclaim_lock = self.lock();
         self.memory.counters.add(Counter::DirectReclaim, 1);
@@ -156,7 +161,7 @@ impl Reclaim {
         }
         let mut counts = self.sweep(&reclaim_lock);
         if counts.reclaimed_pages == 0 {
-            // What is free may be in pieces, in chunks that are cut for other folios.
+            // The free pages may be scattered, in chunks that are cut for other folios.
             counts.reclaimed_pages = self.evacuate_for(&reclaim_lock, kind).reclaimed_pages;
         }
         if counts.reclaimed_pages == 0 && self.give_tables_back() {
@@ -165,7 +170,7 @@ impl Reclaim {
         counts
     }
 
-    /// Makes room for metadata until `charge` has it.
+    /// Frees memory until `charge` succeeds.
     fn make_room_until(&self, charge: impl Fn() -> bool) -> Result<()> {
         if charge() {
             return Ok(());
@@ -184,7 +189,7 @@ impl Reclaim {
             let counts = {
                 let reclaim_lock = self.lock();
                 let counts = self.give_memory_back(&reclaim_lock, 1, &retry_budget);
-                // With the reclaim lock: what a round has freed is its own first.
+                // Under the reclaim lock, so that the thread that freed the memory gets it first.
                 if charge() {
                     return Ok(());
                 }
@@ -195,7 +200,7 @@ impl Reclaim {
         }
     }
 
-    /// Gives back pages of tables that name nothing any more; whether there were any.
+    /// Frees table pages that hold no folio and no slot. Returns `true` if there were any.
     pub(super) fn give_tables_back(&self) -> bool {
         let given = self.memory.tables.give_back(ROUND_PAGES);
         self.arena().uncharge(given * TABLE_PAGE_BYTES);

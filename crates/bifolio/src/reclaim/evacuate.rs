@@ -1,13 +1,13 @@
-//! Evacuating a chunk: its last folios are evicted wherever they stand in the lists, so that the
-//! chunk can serve another folio size, or go back to the kernel. Those of memory files that have
-//! nowhere to go are moved to other chunks. What is pinned stays, or finds no room; what lies
-//! around it serves the other size.
+//! Evacuates a chunk: evicts its folios, whatever their positions in the lists, so that the chunk
+//! can serve another folio size or be returned to the kernel. Folios of memory files that cannot be
+//! evicted are moved to other chunks. Pinned folios, and those that find no room, stay; the pages
+//! between them serve the other size.
 //!
-//! MOVING a folio to other frames, out of a chunk or so that an extent of frames becomes free
-//! (`extents.rs`), costs a copy of a small folio. Nobody waits for more than that: readers without
-//! references try again, lookups meet a frozen folio. A holder of a reference keeps the folio where
-//! it is. A dirty folio is not moved (WRITEBACK-1), unless it is one of a memory file, for which
-//! nobody looks by the dirty list, and which has nowhere to go: so that its chunk can be emptied.
+//! MOVING a folio to other frames, out of a chunk or to free an extent (`extents.rs`), copies a
+//! small folio. No thread waits longer than that: readers without references retry, and lookups
+//! wait for the frozen folio. A folio with other references is not moved. A dirty folio is not
+//! moved either (WRITEBACK-1), except one of a memory file that cannot be evicted, so that its
+//! chunk can be emptied: no sync searches for it on the dirty list.
 
 use super::scan::{EvictOutcome, ScanCounts};
 use super::{ROUND_PAGES, Reclaim, ReclaimLock};
@@ -17,14 +17,14 @@ use crate::stats::Counter;
 use crate::sync::Ordering;
 use crate::writeback::{Cleaner, Inode};
 
-/// Chunks that are tried before one round gives up.
+/// Number of chunks that a round tries before it gives up.
 const CHUNKS_TRIED_MAX: usize = 8;
 
 impl Reclaim {
-    /// Empties a chunk for a folio, or as much of one as can be. Failing that, gives one back of
-    /// which too little is resident for such a folio: a whole one may take its place; or free
-    /// frames between those that stay. For a page of a region, gives any chunk back, or free frames
-    /// of what stays.
+    /// Empties a chunk, or as much of one as possible, for a folio. If that fails, empties a chunk
+    /// that is too little resident for such a folio, so that a whole one may take its place, or
+    /// else returns the free frames of the remaining chunks. For a region page, returns any chunk
+    /// to the kernel, or free frames.
     pub(super) fn evacuate_for(
         &self,
         reclaim_lock: &ReclaimLock<'_>,
@@ -52,7 +52,7 @@ impl Reclaim {
         counts
     }
 
-    /// Empties any chunk and gives it back to the kernel.
+    /// Empties any chunk and returns it to the kernel.
     pub(super) fn evacuate_to_release(&self, reclaim_lock: &ReclaimLock<'_>) -> ScanCounts {
         self.evacuate_any(reclaim_lock).0
     }
@@ -62,7 +62,7 @@ impl Reclaim {
         self.evacuate(reclaim_lock, next, Purpose::Vacate)
     }
 
-    /// Empties the chunks that `next` names until something is gained; whether anything was.
+    /// Empties the chunks that `next` returns until memory is gained. Returns `true` if it was.
     fn evacuate(
         &self,
         reclaim_lock: &ReclaimLock<'_>,
@@ -83,12 +83,12 @@ impl Reclaim {
                 counts.note(outcome, pages);
             }
             if memory.arena.finish_evacuation(&evacuation, purpose) {
-                // Room is progress, even if it was there before.
+                // Free room counts as progress even if it existed before.
                 counts.reclaimed_pages = counts.reclaimed_pages.max(1);
                 return (counts, true);
             }
             if counts.swapping_pages > 0 && !self.swapper.is_late() {
-                // This one first.
+                // The swapper must finish with this chunk first.
                 break;
             }
         }
@@ -99,14 +99,14 @@ impl Reclaim {
     fn evict_from_chunk(&self, reclaim_lock: &ReclaimLock<'_>, id: FolioId) -> (EvictOutcome, u64) {
         let memory = &self.memory;
         let pages = memory.folio(id).pages();
-        // Frozen or free: on its way out.
+        // Frozen or free: another thread is freeing it.
         let Ok(folio) = memory.folios.try_get(id) else { return (EvictOutcome::Busy, pages) };
         let was_listed = memory.lru.isolate_one(&memory.folios, id);
         let kind = ListKind::of(folio.folio());
         let (mut outcome, mut kept) = self.pageout_one(reclaim_lock, folio);
         let is_to_swap = outcome == EvictOutcome::Unswapped && was_listed;
         if is_to_swap && !self.swapper.is_late() {
-            kept = self.leave_to_swapper(kept.into_iter().collect()).pop();
+            kept = self.queue_for_swap(kept.into_iter().collect()).pop();
             if kept.is_none() {
                 outcome = EvictOutcome::Swapping;
             }
@@ -126,9 +126,9 @@ impl Reclaim {
         (outcome, pages)
     }
 
-    /// Moves a folio to a partial slot in another extent; on its lists it keeps its place. Tells
-    /// whether that worked: not if it is in use right now, dirty or being written, if it lies
-    /// beside its neighbours of the file, or if there is no partial slot.
+    /// Moves a folio to a partial slot in another extent; it keeps its position on its list.
+    /// Returns `false` if the folio is in use, dirty or under write-back, if it is adjacent to its
+    /// neighbours in the file, or if there is no partial slot.
     pub(super) fn migrate(&self, reclaim_lock: &ReclaimLock<'_>, id: FolioId) -> bool {
         let Ok(folio) = self.memory.folios.try_get(id) else { return false };
         let Some(locked) = folio.try_lock() else { return false };
@@ -144,8 +144,8 @@ impl Reclaim {
     }
 
     /// Moves a dirty folio of a memory file out of a chunk that is being emptied, to a free slot of
-    /// another one. Tells whether that worked: not if it is in use right now or being written, or
-    /// if there is no such slot.
+    /// another chunk. Returns `false` if it is in use or under write-back, or if there is no such
+    /// slot.
     pub(super) fn move_out(&self, reclaim_lock: &ReclaimLock<'_>, id: FolioId) -> bool {
         let Ok(folio) = self.memory.folios.try_get(id) else { return false };
         let Some(locked) = folio.try_lock() else { return false };
@@ -168,18 +168,18 @@ impl Reclaim {
         target: FolioId,
     ) -> bool {
         let memory = &self.memory;
-        // As in a fill: without an owner until it is in the table.
+        // As in a fill, the folio has no owner until it is in the table.
         let new = memory.folios.start(target, 0, locked.index(), locked.order());
         let new_locked = new.lock_new();
         new_locked.copy_usage_of(&locked);
-        // A collapse of one.
+        // A collapse of a single folio.
         let gone = inode.collapse(vec![Part { lock: locked, folio }], &new, &new_locked);
         let Some(frozen) = gone.and_then(|mut gone| gone.pop()) else { return false };
         new_locked.take_first_use_of(&frozen);
         if frozen.folio().flags.write_state() == WriteState::Dirty {
             inode.pass_dirt(std::slice::from_ref(&frozen), target);
         } else {
-            // In a memory file, the slot is where its bytes are (rule 4 of `page`).
+            // In a memory file, the slot has a copy of its bytes (rule 4 of `page`).
             new_locked.set_slot(frozen.folio().slot());
         }
         memory.lru.replace(&memory.folios, frozen.id(), target);
@@ -189,7 +189,8 @@ impl Reclaim {
     }
 }
 
-/// Whether a neighbour in the file is its neighbour in memory: then the two had better stay so.
+/// Returns `true` if a neighbour in the file is also adjacent in memory: such folios should stay
+/// together.
 fn stands_in_extent(inode: &Inode, locked: &LockedFolio<'_>, id: FolioId) -> bool {
     let table = inode.mapping.table();
     let stands_at = |index: u64, frame: Option<u32>| {

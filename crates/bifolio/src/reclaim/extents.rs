@@ -1,23 +1,24 @@
-//! Clearing extents of frames: what lies beside an evicted folio goes too, or makes room.
+//! Clears extents of frames: when a folio is evicted, its neighbours in memory are evicted or
+//! moved, too.
 //!
-//! Called by `scan.rs` and `swapper.rs` with what they have evicted. Folios leave one by one, in
-//! the order of their ages, and what an eviction frees would lie scattered between what stays. A
-//! scan of a file then reads into scattered frames, at half its speed after random writes. So an
-//! extent in which much is free, or would be soon, is cleared at once:
+//! Called by `scan.rs` and `swapper.rs` with the folios that they have evicted. Folios are evicted
+//! one by one, in the order of their age, so that without this step the freed frames would be
+//! scattered between the remaining folios. A scan of a file would then be read into scattered
+//! frames, at half the speed after random writes. So an extent that is or soon will be mostly free
+//! is cleared at once:
 //!
 //! ```text
 //!   an extent after an eviction:   [free] [old] [young] [used] [old] [old] [old] [dirty] ...
-//!     old: clean, and in the oldest quarter of the inactive list. Judged as if their turn had
-//!       come.
-//!     others: moved to partial slots (`evacuate.rs`), where they keep their place on their lists.
-//!     What is locked, pinned, or beside its neighbours in the file stays where it is. If that is
-//!       too much, or too little is gained, nothing is done.
-//!     dirty: stays, too (WRITEBACK-1). The flusher is told which pages of files that are.
+//!     old: clean, and in the oldest quarter of the inactive list. Evicted now, unless in use.
+//!     young, used: moved to partial slots (`evacuate.rs`), and keep their positions on the lists.
+//!     fixed: locked, pinned, or adjacent to their neighbours in the file. They stay. If there
+//!       are too many of them, or too little is gained, nothing is done.
+//!     dirty: stay, too (WRITEBACK-1). The flusher is asked to write these pages.
 //! ```
 //!
-//! What comes into an extent comes at the same time, then: so it is old at the same time, and there
-//! is less and less to move. Large folios are extents in themselves. Bounded: an extent is looked
-//! at once for each folio evicted from it.
+//! The folios that then fill the extent are of the same age, so they become old together, and less
+//! and less must be moved. A large folio is an extent by itself. The work is bounded: an extent is
+//! examined once for each folio evicted from it.
 
 use super::scan::{EvictOutcome, ScanCounts};
 use super::{Reclaim, ReclaimLock};
@@ -27,12 +28,12 @@ use crate::stats::Counter;
 use crate::writeback::Cleaner;
 use std::ops::Range;
 
-/// Pages of an extent that must be free or old for the rest to be moved.
+/// Pages of an extent that must be free or old before the others are moved.
 const GAIN_PAGES_MIN: u64 = 5;
-/// Pages that may stay.
+/// Pages that may remain in a cleared extent.
 const LEFT_PAGES_MAX: u64 = 3;
 
-/// An extent, and the pages of each of its folios.
+/// An extent, and the number of pages of each of its folios.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Extent {
     number: u32,
@@ -48,13 +49,13 @@ impl Extent {
         self.number * EXTENT_PAGES..(self.number + 1) * EXTENT_PAGES
     }
 
-    /// Pages of so many of its folios.
+    /// Returns the number of pages of `folios` of its folios.
     fn pages_of(self, folios: usize) -> u64 {
         folios as u64 * self.pages
     }
 }
 
-/// The content of an extent.
+/// Folios of an extent, by state.
 #[derive(Debug, Default)]
 struct Survey {
     free: usize,
@@ -65,20 +66,20 @@ struct Survey {
 }
 
 impl Survey {
-    /// Whether enough of the extent is free, or would be soon.
+    /// Returns `true` if enough of the extent is free or old.
     fn is_worth_it(&self, extent: Extent) -> bool {
         extent.pages_of(self.free + self.old.len()) >= GAIN_PAGES_MIN
     }
 
-    /// Whether too much stays in the extent.
+    /// Returns `true` if too many pages must stay in the extent.
     fn is_blocked(&self, extent: Extent) -> bool {
         extent.pages_of(self.fixed + self.dirty.len()) > LEFT_PAGES_MAX
     }
 }
 
 impl Reclaim {
-    /// Clears the extents of the evicted folios, given by where they were and their pages, as far
-    /// as that is worth it.
+    /// Clears the extents of evicted folios, given by their former frames and their pages, if that
+    /// is worth it.
     pub(super) fn compact(
         &self,
         reclaim_lock: &ReclaimLock<'_>,
@@ -102,7 +103,7 @@ impl Reclaim {
         }
     }
 
-    /// Tells the flusher of dirty folios.
+    /// Asks the flusher to write dirty folios.
     fn have_written(&self, reclaim_lock: &ReclaimLock<'_>, dirty: &[FolioId]) {
         for id in dirty {
             let Ok(folio) = self.memory.folios.try_get(*id) else { continue };
@@ -134,7 +135,7 @@ impl Reclaim {
         }
     }
 
-    /// Looks at an extent; hints, all of it.
+    /// Examines an extent. The results are hints.
     fn survey(&self, extent: Extent) -> Survey {
         let memory = &self.memory;
         let mut survey = Survey::default();
@@ -158,7 +159,8 @@ impl Reclaim {
         survey
     }
 
-    /// Evicts a folio whose turn has not quite come; one in use becomes active and is moved.
+    /// Evicts a folio that is not at the tail of its list yet. A folio in use becomes active and is
+    /// moved.
     fn evict_early(&self, reclaim_lock: &ReclaimLock<'_>, id: FolioId, counts: &mut ScanCounts) {
         let memory = &self.memory;
         let Ok(folio) = memory.folios.try_get(id) else { return };
@@ -191,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_of_larger_folios_is_judged_by_its_pages() {
+    fn an_extent_of_larger_folios_is_judged_by_its_pages() {
         let extent = Extent { number: 3, pages: 4 };
         assert_eq!(extent.frames(), 48..64);
         let survey = |free| Survey { free, fixed: 1, ..Survey::default() };

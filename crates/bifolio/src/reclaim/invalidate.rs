@@ -1,45 +1,45 @@
-//! Invalidation: evicts what a file has resident in a range, because the caller will not need it,
-//! and says of each folio that stays why.
+//! Invalidation: evicts the resident folios of a range of a file on advice of the caller, and
+//! reports for each remaining folio why it was not evicted.
 //!
-//! After `POSIX_FADV_DONTNEED` of Linux, and a proposal for it (2026). In the kernel, a folio that
-//! cannot be evicted makes every CPU drain its LRU batches, whatever the reason; the proposal
-//! counts the reasons, and drains all CPUs where a clean, unmapped folio has a reference too many,
-//! which may be a batch's. Here the descriptor remembers which batch may have it: only that one is
-//! asked, and drained only if it has the folio.
+//! Modelled on `POSIX_FADV_DONTNEED` of Linux and on a proposal for it (2026). In the kernel, a
+//! folio that cannot be evicted makes every CPU drain its LRU batches, whatever the reason. The
+//! proposal counts the reasons, and drains all CPUs only if a clean, unmapped folio has an extra
+//! reference, which may be a batch's. Here the descriptor names the batch that may hold the folio:
+//! only that batch is examined, and drained only if it holds the folio.
 //!
-//! PROTOCOL, as two columns:
+//! PROTOCOL, in two columns:
 //!
 //! ```text
 //!  INVALIDATE (here)                            OTHERS
-//!  N1 drain this CPU's batch                    pin, read, write-out: look the folio up, and
-//!  N2 look at a folio, without a reference:       have a reference; or wait for its lock
-//!     straddling, locked, on its way out,       store, write_at: dirty, under the folio lock;
-//!     private, dirty, mapped? it stays            found by N3, or by the freeze (E2, E3)
-//!  N3 take a reference and the lock; look       fill: A1 to A4 of `memory/lru.rs`
-//!     again; more than two references?          drain: D1 to D4 there: the reference goes with
-//!     then note it, and the CPU of its batch      the lock of the batch
-//!  N4 else freeze, out of the table, free
-//!     (E1 to E5 of `page`; B1 to B9 of
-//!     `unmap.rs` for a region)
+//!  N1 drain this CPU's batch                    pin, read, write-back: look the folio up and
+//!  N2 examine a folio without a reference:        take a reference; or wait for its lock
+//!     straddling, locked, under write-back,     store, write_at: dirty, under the folio lock;
+//!     private, dirty or mapped: it stays          found by N3, or by the freeze (E2, E3)
+//!  N3 take a reference and the lock; examine    fill: A1 to A4 of `memory/lru.rs`
+//!     it again; more than two references:       drain: D1 to D4 there: the reference is put
+//!     note it and the CPU of its batch            under the lock of the batch
+//!  N4 else freeze it, remove it from the
+//!     table, free it (E1 to E5 of `page`; B1
+//!     to B9 of `unmap.rs` for a region)
 //!  N5 for each CPU noted: drain its batch if
 //!     it holds one of the folios noted
-//!  N6 N2 to N4 once more for those noted:
-//!     a reference too many now is somebody's
+//!  N6 N2 to N4 once more for those noted: an
+//!     extra reference is a user's now
 //! ```
 //!
-//! - N2 takes no reference: what stays, stays, and most of a mapped file does.
-//! - Private are the folios that come to no list (`memory/lru.rs`: unlisted): their file has
-//!   nowhere to put them, so that they are on no list says nothing about who has them. Of others
-//!   that N4 finds on no list, somebody is at work with them.
+//! - N2 takes no reference: most folios of a mapped file stay anyway.
+//! - Private folios are those that are added to no list (`memory/lru.rs`: unlisted). Their file has
+//!   no store to evict them to, so being on no list does not show that another thread uses them.
+//!   Any other folio that N4 finds on no list is in use by another thread.
 //! - A folio that only a batch referenced when the call began is evicted: it is in the batch that
-//!   its descriptor names (A2), so N5 finds it, or another drain has put that reference: entirely,
-//!   once N5 has the batch's lock.
-//! - N5 asks for no drain where a pin or a reader holds the folio, which is in no batch. (The
-//!   thread drains there.)
-//! - A pin is never broken: N4 freezes two references, the table's and ours.
+//!   its descriptor names (A2), so N5 finds it, or another drain has put that reference,
+//!   completely, once N5 has the batch's lock.
+//! - N5 drains no batch for a folio that a pin or a reader references: it is in no batch. (The
+//!   drain runs on the calling thread.)
+//! - A pin is never broken: N4 freezes exactly two references, the table's and this thread's.
 //!
-//! A folio that stays is demoted: it goes to the tail of the inactive list, and is evicted next
-//! when memory is wanted, as by the kernel's `deactivate_file_folio`. The ablation drains the
+//! A folio that stays is demoted: it moves to the tail of the inactive list and is evicted next
+//! when memory is needed, as by the kernel's `deactivate_file_folio`. The ablation drains the
 //! batches of all CPUs, as the kernel does without and with the proposal.
 
 use super::Reclaim;
@@ -56,10 +56,10 @@ use crate::sys::process;
 use crate::writeback::Inode;
 use std::ops::Range;
 
-/// Folios that are noted before N5 and N6: beyond so many there are several rounds.
+/// Number of folios that are noted before N5 and N6 run; a range with more takes several rounds.
 const DOUBTFUL_MAX: usize = 1024;
 
-/// A folio with a reference too many, which may be that of a batch.
+/// A folio with an extra reference, which may be a batch's.
 #[derive(Clone, Copy, Debug)]
 struct Doubtful {
     id: FolioId,
@@ -67,18 +67,18 @@ struct Doubtful {
     cpu: usize,
 }
 
-/// A folio as N2 saw it.
+/// A folio as seen by N2.
 #[derive(Clone, Copy, Debug)]
 struct Seen {
-    /// Where its Entry was loaded from.
+    /// Index at which its Entry was loaded.
     head: u64,
     entry: Entry,
-    /// Why it stays, if that is clear already.
+    /// The reason why it stays, if that is known already.
     reason: Option<Reason>,
 }
 
 impl Seen {
-    /// The pages of the folio, which is naturally aligned.
+    /// Returns the pages of the folio, which is naturally aligned.
     fn pages(self) -> Range<u64> {
         let order = self.entry.order();
         let first = self.head >> order << order;
@@ -86,27 +86,28 @@ impl Seen {
     }
 }
 
-/// See the head of the file.
+/// The state of one call; see the [module documentation](self).
 #[derive(Debug)]
 pub(super) struct Invalidation<'a> {
     reclaim: &'a Reclaim,
     inode: &'a Inode,
-    /// Only folios that lie wholly in these pages go.
+    /// Only folios that are completely in these pages are evicted.
     whole: Range<u64>,
+    /// The parts of `whole` that are mapped.
     mapped: Vec<Range<u64>>,
-    /// Whether a reference too many may be a batch's, and N5 and N6 follow.
+    /// `true` if an extra reference may be a batch's, and N5 and N6 follow.
     may_drain: bool,
     doubtful: Vec<Doubtful>,
-    /// Folios of a region that are to be unmapped. They are on their lists, and without a
-    /// reference, until this thread holds the reclaim lock: whoever has it before sees them.
-    leaving: Vec<Seen>,
+    /// Folios of a region to be unmapped. They stay on their lists, without a reference, until this
+    /// thread holds the reclaim lock, so that another holder of the lock can evict them.
+    victims: Vec<Seen>,
     demotion: Demotion<'a>,
     outcome: Outcome,
 }
 
 impl Reclaim {
-    /// Evicts what is resident of a range of a file, in bytes. Blocks for no I/O, but, in a file
-    /// that can be mapped, for whoever is reclaiming.
+    /// Evicts the resident folios of a range of a file, in bytes. Waits for no I/O, but, for a file
+    /// that can be mapped, for other threads that reclaim.
     pub(crate) fn invalidate(&self, inode: &Inode, range: Range<u64>) -> Outcome {
         self.memory.lru.drain(&self.memory.folios, process::current_cpu());
         let outcome = self.invalidate_by_policy(inode, &range);
@@ -139,7 +140,7 @@ impl Reclaim {
 impl<'a> Invalidation<'a> {
     pub(super) fn new(reclaim: &'a Reclaim, inode: &'a Inode, range: &Range<u64>) -> Self {
         let mapping = &inode.mapping;
-        // The end of the file is nobody's edge.
+        // No folio straddles the end of the file.
         let reaches_end = range.end >= mapping.len_bytes();
         let end = if reaches_end { u64::MAX } else { range.end >> PAGE_SHIFT };
         let whole = range.start.div_ceil(PAGE_BYTES)..end;
@@ -151,14 +152,14 @@ impl<'a> Invalidation<'a> {
             mapped,
             may_drain: false,
             doubtful: Vec::new(),
-            leaving: Vec::new(),
+            victims: Vec::new(),
             demotion: Demotion::new(reclaim, inode),
             outcome: Outcome::default(),
         }
     }
 
-    /// Walks the folios of `range`, in bytes. With `may_drain`, other CPUs' batches are asked for
-    /// what they have of it.
+    /// Walks the folios of `range`, in bytes. With `may_drain`, batches of other CPUs are searched
+    /// for them.
     pub(super) fn run(mut self, range: &Range<u64>, may_drain: bool) -> Outcome {
         self.may_drain = may_drain;
         let table = self.inode.mapping.table();
@@ -167,15 +168,15 @@ impl<'a> Invalidation<'a> {
         while let Some(found) = table.next_folio(index).filter(|found| *found < end) {
             index = self.visit(found);
             if self.doubtful.len() == DOUBTFUL_MAX {
-                self.settle();
+                self.drain_doubtful();
             }
         }
-        self.settle();
+        self.drain_doubtful();
         self.demotion.flush();
         self.outcome
     }
 
-    /// N2 to N4 for the folio at page `index`; answers one page behind it.
+    /// Does N2 to N4 for the folio at page `index`. Returns the index after its last page.
     fn visit(&mut self, index: u64) -> u64 {
         let Some(seen) = self.look(index) else {
             return self.inode.mapping.end_of_unit(index);
@@ -197,7 +198,7 @@ impl<'a> Invalidation<'a> {
         self.outcome.remaining.add(reason, 1);
     }
 
-    /// N2; `None`: no folio is there any more.
+    /// Does N2. Returns `None` if no folio is there any more.
     fn look(&self, index: u64) -> Option<Seen> {
         let head = self.inode.mapping.head_index(index);
         let mut seen = None;
@@ -227,7 +228,7 @@ impl<'a> Invalidation<'a> {
         reasons.into_iter().find(|(applies, _)| *applies).map(|(_, reason)| reason)
     }
 
-    /// N3, N4.
+    /// Does N3 and N4.
     fn try_evict(&mut self, seen: Seen) {
         let memory = &self.reclaim.memory;
         let named = self.inode.mapping.try_get_named(&memory.folios, seen.head, seen.entry);
@@ -254,13 +255,13 @@ impl<'a> Invalidation<'a> {
         if self.inode.page_space.is_in_place() {
             drop(lock);
             drop(folio);
-            return self.leave(seen);
+            return self.add_victim(seen);
         }
         match self.inode.evict(folio, &lock, self.reclaim.shadow_of(&lock)) {
             Ok(frozen) => {
                 self.reclaim.note_eviction(&lock, Counter::AdviseEvict);
                 self.outcome.evicted += 1;
-                // E5: the next life of the frame must not find it locked.
+                // E5: the next folio in this frame must not be locked.
                 drop(lock);
                 frozen.free();
             }
@@ -272,7 +273,7 @@ impl<'a> Invalidation<'a> {
         }
     }
 
-    /// Somebody else has a reference.
+    /// Handles a folio with an extra reference: notes it for N5 or counts it as referenced.
     fn doubt(&mut self, folio: FolioRef<'a>) {
         match folio.folio().batch_cpu().filter(|_| self.may_drain) {
             Some(cpu) => {
@@ -286,16 +287,16 @@ impl<'a> Invalidation<'a> {
         }
     }
 
-    /// N4 of a region: gathers what leaves with one flush.
-    fn leave(&mut self, seen: Seen) {
-        self.leaving.push(seen);
-        if self.leaving.len() >= self.reclaim.unmap_batch_folios {
-            self.unmap_leaving();
+    /// Does N4 for a region: collects folios to be unmapped with one TLB flush.
+    fn add_victim(&mut self, seen: Seen) {
+        self.victims.push(seen);
+        if self.victims.len() >= self.reclaim.unmap_batch_folios {
+            self.unmap_victims();
         }
     }
 
-    fn unmap_leaving(&mut self) {
-        if self.leaving.is_empty() {
+    fn unmap_victims(&mut self) {
+        if self.victims.is_empty() {
             return;
         }
         #[cfg(all(test, not(loom)))]
@@ -306,7 +307,7 @@ impl<'a> Invalidation<'a> {
         let mut counts = ScanCounts::default();
         let mut unmapping =
             Unmapping::new(self.reclaim, Owners::ReclaimLock(&reclaim_lock), control);
-        for seen in std::mem::take(&mut self.leaving) {
+        for seen in std::mem::take(&mut self.victims) {
             if let Some(folio) = self.isolate(seen) {
                 unmapping.add(folio, &mut counts);
             }
@@ -319,7 +320,7 @@ impl<'a> Invalidation<'a> {
         remaining.add(Reason::Locked, counts.busy_pages - counts.dirty_pages);
     }
 
-    /// Takes a folio off its list, with the reclaim lock.
+    /// Takes a folio off its list, under the reclaim lock.
     fn isolate(&mut self, seen: Seen) -> Option<FolioRef<'a>> {
         let memory = &self.reclaim.memory;
         match self.inode.mapping.try_get_named(&memory.folios, seen.head, seen.entry) {
@@ -331,9 +332,9 @@ impl<'a> Invalidation<'a> {
         None
     }
 
-    /// N5, N6.
-    fn settle(&mut self) {
-        self.unmap_leaving();
+    /// Does N5 and N6 for the folios noted.
+    fn drain_doubtful(&mut self) {
+        self.unmap_victims();
         let mut doubtful = std::mem::take(&mut self.doubtful);
         if doubtful.is_empty() {
             return;
@@ -348,12 +349,12 @@ impl<'a> Invalidation<'a> {
         for folio in doubtful {
             self.visit(folio.index);
         }
-        self.unmap_leaving();
+        self.unmap_victims();
         self.may_drain = may_drain;
         self.outcome.second_pass_evicted += self.outcome.evicted - evicted_before;
     }
 
-    /// N5 for folios of one CPU, in the order of their ids; tells whether its batch had any.
+    /// Does N5 for folios of one CPU, sorted by id. Returns `true` if its batch held any.
     fn drain_for(&self, doubtful: &[Doubtful]) -> bool {
         let memory = &self.reclaim.memory;
         let is_wanted = |id| doubtful.binary_search_by_key(&id, |folio| folio.id).is_ok();
@@ -361,8 +362,8 @@ impl<'a> Invalidation<'a> {
     }
 }
 
-/// Gathers folios of one file, and moves them a batch at a time. What is not on a list, because it
-/// is in a batch or isolated, stays where it is.
+/// Collects folios of one file and demotes them in batches. Folios that are on no list, because
+/// they are in a batch or isolated, are not moved.
 #[derive(Debug)]
 pub(super) struct Demotion<'a> {
     reclaim: &'a Reclaim,
@@ -375,7 +376,7 @@ impl<'a> Demotion<'a> {
         Self { reclaim, inode, folios: Vec::with_capacity(BATCH_SLOTS) }
     }
 
-    /// Takes a folio of the file; readers' marks on it are forgotten.
+    /// Adds a folio of the file, and clears its readers' marks.
     pub(super) fn add(&mut self, folio: FolioRef<'a>) {
         let _was_used = self.inode.mapping.test_and_clear_referenced(folio.folio());
         self.folios.push(folio);
@@ -384,7 +385,7 @@ impl<'a> Demotion<'a> {
         }
     }
 
-    /// Moves what was gathered, and puts the references.
+    /// Demotes the collected folios and puts their references.
     pub(super) fn flush(&mut self) {
         if !self.folios.is_empty() {
             let memory = &self.reclaim.memory;
@@ -394,7 +395,7 @@ impl<'a> Demotion<'a> {
 }
 
 impl Reclaim {
-    /// Demotes what is resident of a range of a file, in bytes. Blocks for nobody's I/O.
+    /// Demotes the resident folios of a range of a file, in bytes. Waits for no I/O.
     pub(crate) fn demote(&self, inode: &Inode, range: Range<u64>) {
         let memory = &self.memory;
         memory.lru.drain(&memory.folios, process::current_cpu());
@@ -417,8 +418,8 @@ impl Reclaim {
         let asks = match self.ablation.modes().drains {
             DrainPolicy::Targeted => return walk(true),
             DrainPolicy::WhenItCanHelp => |remaining: &Remaining| remaining.referenced > 0,
-            // `find_lock_entries` passes folios that are locked, under write-back or straddling
-            // silently.
+            // The kernel's `find_lock_entries` silently skips folios that are locked, under
+            // write-back or straddling.
             DrainPolicy::OnAnyFailure => |remaining: &Remaining| {
                 let passed = remaining.locked + remaining.writeback + remaining.straddling;
                 remaining.total() > passed
@@ -448,7 +449,7 @@ mod tests {
     use crate::sync::meanwhile;
 
     #[test]
-    fn advice_hides_no_page_while_it_waits_for_its_turn() {
+    fn advice_hides_no_page_while_it_waits_for_the_reclaim_lock() {
         let bytes = 200 * PAGE_BYTES;
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("file");
@@ -461,7 +462,7 @@ mod tests {
         let (again, before) = (cache.clone(), listed_bytes(&cache));
         meanwhile::at("before the reclaim lock", move || assert!(listed_bytes(&again) >= before));
         let outcome = file.advise(0..bytes, Advice::DontNeed).unwrap();
-        assert!(meanwhile::was_there(), "nothing was to be unmapped");
+        assert!(meanwhile::was_there(), "no folio was to be unmapped");
         assert_eq!(outcome.evicted, 200, "{outcome:?}");
     }
 }

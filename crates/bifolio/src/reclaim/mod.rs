@@ -1,41 +1,42 @@
-//! Reclaim: who gets a frame, and which folio must go for it. The bound is hard.
+//! Reclaim: allocates frames, and evicts folios when none are free. The bound is hard.
 //!
-//! Called by `file` (a miss, a new table page) and `cache` (another bound); calls `memory`, `page`
-//! and `writeback`. Nothing above asks the arena for memory.
+//! Called by `file` (a miss, a new table page) and `cache` (a new bound); calls `memory`, `page`
+//! and `writeback`. No layer above allocates from the arena directly.
 //!
 //! ```text
-//!   allocate --> arena has a frame ------------------------------> done (below LOW: evict a
-//!      ^            | no                                            little, or wake the thread)
+//!   allocate --> arena has a frame ------------------------------> done (below LOW: evict a few
+//!      ^            | no                                            folios, or wake the thread)
 //!      |            v
 //!      |     direct reclaim, one thread at a time:
-//!      |       shrink: scan the inactive tail, ever larger shares of it     scan.rs
-//!      |         folio by folio: busy? used? dirty -> the flusher; evict    scan.rs
+//!      |       shrink: scan growing shares of the inactive tail             scan.rs
+//!      |         each folio: busy? used? dirty -> the flusher; evict        scan.rs
 //!      |           dirty, of a memory file -> the swapper                   swapper.rs
-//!      |         by extents: what lies beside goes too, or moves away      extents.rs, evacuate.rs
+//!      |         by extent: evict or move the neighbours       extents.rs, evacuate.rs
 //!      |       freed the wrong sizes? evacuate a chunk                      evacuate.rs
-//!      |       frames now? done, with the reclaim lock: nobody else was faster
+//!      |       frames now? done, still under the reclaim lock
 //!      '--- yes -- freed anything?
 //!                   | no: drain the batches, sweep both lists; still nothing?
-//!                   |     others are in the middle of something: wait a moment, again
+//!                   |     other threads use folios: wait a moment, try again
 //!                   v     everything is pinned or unwritable: Full
 //! ```
 //!
 //! Invariants:
-//! - RECLAIM-1: a sweep looks at each folio once and is bounded by the lists' lengths; there are at
-//!   most [`SWEEPS_MAX`] of them in a row that find nobody at work, and a time limit while folios
-//!   are busy, or others take what a round has freed. So an allocation ends: with a frame or with
-//!   an error.
-//! - RECLAIM-2: whoever takes folios off their tables for lack of memory holds the reclaim lock,
-//!   or, as the swapper does, references to the files that were taken with it. (On advice, a handle
-//!   keeps the file: `invalidate.rs`.) A file is freed only after its table is empty, the reclaim
-//!   lock was taken once more, and nobody else has a reference to it: nobody in here looks at it.
-//! - RECLAIM-3: no storage is waited for with the reclaim lock: one device must not stop the files
-//!   of others.
+//! - RECLAIM-1: a sweep examines each folio once and is bounded by the lengths of the lists. At
+//!   most [`SWEEPS_MAX`] consecutive sweeps may find no folio busy, and a time limit holds while
+//!   folios are busy or other threads take the frames that a round has freed. So an allocation ends
+//!   with a frame or with an error.
+//! - RECLAIM-2: a thread that removes folios from their tables to free memory holds the reclaim
+//!   lock, or, like the swapper, references to their files that were taken under it. (On advice, a
+//!   handle keeps the file: `invalidate.rs`.) A file is freed only after its table is empty, the
+//!   reclaim lock was taken once more, and no other thread has a reference to the file: then no
+//!   code in this module accesses it.
+//! - RECLAIM-3: no thread waits for storage while it holds the reclaim lock: one device must not
+//!   stop the files of others.
 //!
 //! # Safety
-//! [`ReclaimLock::owner`] follows a folio's owner; the reclaim lock keeps that alive.
+//! [`ReclaimLock::owner`] dereferences a folio's owner, which the reclaim lock keeps alive.
 //!
-//! Lock order: `rebounding`, the reclaim lock, then folio locks (only ever tried), then what
+//! Lock order: `rebounding`, the reclaim lock, folio locks (only ever tried), the locks that
 //! `memory` and `writeback` take.
 #![allow(unsafe_code)]
 
@@ -68,30 +69,30 @@ use scan::{ScanCounts, WriteOut};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Pages a round of reclaim tries to free, as the kernel's SWAP_CLUSTER_MAX.
+/// Number of pages that a round of reclaim tries to free, as the kernel's SWAP_CLUSTER_MAX.
 const ROUND_PAGES: u64 = 32;
-/// Sweeps without a success after which everything counts as pinned: a thread that holds a
-/// reference for a moment may have lost its CPU.
+/// Number of sweeps without success after which all folios count as pinned. Several, because a
+/// thread that holds a reference briefly may have lost its CPU.
 const SWEEPS_MAX: u32 = 10;
-/// The fewest pages kept free ahead of need, if that is not too much of the bound: 2 MiB. Fewer
-/// than a step of readahead takes would leave the reader to reclaim, and neighbours without room
-/// beside each other.
+/// Lower bound on the pages kept free ahead of need, unless that is too large a part of the bound:
+/// 2 MiB. With fewer than one readahead step takes, the reader itself would have to reclaim, and
+/// neighbouring pages would not find adjacent frames.
 const LOW_PAGES_MIN: u64 = 512;
-/// The part of the bound that is kept free ahead of need; more where pages of regions leave in
-/// large batches, and come in large windows: with half as much a reader in order waits for frames.
+/// Part of the bound that is kept free ahead of need. It is larger with regions, whose pages are
+/// evicted in large batches and read in large windows: with half of it, a sequential reader waits
+/// for frames.
 const LOW_PART: u64 = 64;
 const LOW_PART_OF_REGIONS: u64 = 32;
-/// The same while pages of regions come one by one: nobody runs out of frames then, and what is
-/// free is no hit. (In 32 MiB of 128, in no order: misses 0.79 of all touches, with 2 to 4 MiB free
-/// 0.81.)
+/// The part while pages of regions are read one by one: such readers do not run out of frames, and
+/// free pages produce no hits.
 const LOW_PART_OF_SINGLES: u64 = 128;
-/// The most pages kept free ahead of need: 16 MiB.
+/// Upper bound on the pages kept free ahead of need: 16 MiB.
 const LOW_PAGES_MAX: u64 = 4096;
 
-/// The part of the bound that is left for tables when memory is populated.
+/// Part of the bound that is left for tables when memory is populated.
 const PART_NOT_POPULATED: u64 = 32;
 
-/// See the head of the file.
+/// The reclaim of a cache; see the [module documentation](self).
 #[derive(Debug)]
 pub(crate) struct Reclaim {
     pub(crate) memory: Arc<Memory>,
@@ -100,51 +101,51 @@ pub(crate) struct Reclaim {
     unmap_batch_folios: usize,
     ablation: Ablation,
     wait_max: Duration,
-    /// RECLAIM-2.
+    /// The reclaim lock (RECLAIM-2).
     lock: Mutex<()>,
-    /// Extents of frames that wait for the swap; for the holder of the reclaim lock.
-    /// Held by whoever changes the bound, for one failure puts back what it found; and by who has
-    /// found no memory because of that, and tries for the last time.
+    /// Held while the bound changes, because a failed change restores the previous bound. Also held
+    /// by an allocation that failed because of such a change, while it tries for the last time.
     rebounding: Mutex<()>,
-    /// How often that was tried.
+    /// Number of changes of the bound that were tried.
     rebounds: AtomicU64,
-    /// Asks the background thread to work, or to end.
+    /// Tells the background thread to work or to end.
     signal: background::Signal,
-    /// Folios on their way to the swap.
+    /// Folios queued for the swap.
     swapper: swapper::Swapper,
 }
 
-/// Proof that the caller is the one who reclaims (RECLAIM-2).
+/// Proof that the caller holds the reclaim lock (RECLAIM-2).
 #[derive(Debug)]
 struct ReclaimLock<'r> {
     _guard: MutexGuard<'r, ()>,
 }
 
 impl ReclaimLock<'_> {
-    /// The inode a locked folio belongs to; `None` once it has left its table.
+    /// Returns the inode of a locked folio; `None` once the folio was removed from its table.
     fn owner(&self, locked: &LockedFolio<'_>) -> Option<&Inode> {
         // SAFETY: an inode is freed only after its table is empty and the reclaim lock was taken
-        // once more after that; we have held the reclaim lock since before the folio was locked
-        // (RECLAIM-2).
+        // once more after that; this thread has held the reclaim lock since before it locked the
+        // folio (RECLAIM-2).
         unsafe { Inode::owner(locked) }
     }
 
-    /// The file an isolated folio belongs to, kept from being freed; `None` once the folio has left
+    /// Returns a reference to the file of an isolated folio; `None` once the folio was removed from
     /// its table.
     fn keep_owner(&self, isolated: &FolioRef<'_>) -> Option<Arc<Inode>> {
-        // SAFETY: as in `owner_of_isolated`: what came off a list was handed over with the lock of
-        // the swapper's line; an inode that was freed before our reclaim_lock had left this folio.
+        // SAFETY: as in `owner_of_isolated`: a folio that was taken off a list was handed over
+        // under the lock of the swapper's queue; an inode that was freed before this thread took
+        // the reclaim lock had removed the folio from its table.
         unsafe { Inode::owner(isolated.folio()) }?.keep()
     }
 
-    /// The file of a folio that was just isolated.
+    /// Returns the file of a folio that was just isolated.
     fn owner_of_isolated(&self, isolated: &FolioRef<'_>) -> Option<&Inode> {
-        // SAFETY: as in `owner`; the folio came off a list, whose lock we took after the reclaim
-        // lock, and our reference keeps it from a life with another inode.
+        // SAFETY: as in `owner`; the folio came off a list, whose lock was taken after the reclaim
+        // lock, and the caller's reference keeps it from being reused by another inode.
         unsafe { Inode::owner(isolated.folio()) }
     }
 
-    /// Brings the Entry of a folio closer that was just isolated.
+    /// Prefetches the Entry of a folio that was just isolated.
     fn touch_entry(&self, isolated: &FolioRef<'_>) {
         if let Some(inode) = self.owner_of_isolated(isolated) {
             inode.mapping.table().touch(isolated.folio().index());
@@ -173,7 +174,7 @@ impl Reclaim {
         &self.memory.arena
     }
 
-    /// Below this many obtainable pages the background thread is woken.
+    /// Returns the number of obtainable pages below which the background thread is woken.
     fn low_pages(&self) -> u64 {
         let bound_pages = self.arena().bound_pages();
         if self.arena().has_region_pages() && self.memory.region_reads.are_single() {
@@ -184,10 +185,11 @@ impl Reclaim {
         (bound_pages / part).clamp(at_least, LOW_PAGES_MAX)
     }
 
-    /// Finds frames for a folio; evicts if it must.
+    /// Allocates frames for a folio, and evicts others if necessary.
     ///
-    /// Blocks while others' I/O has to end first. The folio is free: `Folios::start` it.
-    /// With `may_swap`, it is of a file that has a swap, and may wait for that as for its own.
+    /// Blocks while I/O of other threads must end first. The returned folio is free:
+    /// `Folios::start` it. With `may_swap`, its file has a swap, and the call may wait for it as
+    /// for its own storage.
     pub(crate) fn allocate(&self, kind: FrameKind, may_swap: bool) -> Result<FolioId> {
         blocking::check("frames");
         let id = match self.take_frames(kind)? {
@@ -212,16 +214,17 @@ impl Reclaim {
         }
     }
 
-    /// As [`Self::allocate`], but waits for nobody: evicts only what is clean, and only if nobody
-    /// else is reclaiming. For callers with transfers in flight (IO-5), or who can do without.
+    /// Allocates like [`Self::allocate`] but waits for no other thread: evicts only clean folios,
+    /// and only if no other thread is reclaiming. For callers with transfers in flight (IO-5), and
+    /// for those that can continue without frames.
     pub(crate) fn try_allocate(&self, kind: FrameKind) -> Result<Option<FolioId>> {
         let found = self.take_free(kind)?;
         if found.is_some() {
             return Ok(found);
         }
         if self.swapper.coming_pages() > 0 {
-            // Others wait for those. What is clean would have to go for what is dirty: pages that
-            // have just come would make room for the next.
+            // Other threads wait for those pages. Evicting clean folios instead would make recently
+            // read pages pay for dirty ones.
             return Ok(None);
         }
         {
@@ -233,7 +236,7 @@ impl Reclaim {
         self.take_frames(kind)
     }
 
-    /// Takes frames that are free, and evicts a little if few are left. Waits for nothing.
+    /// Takes free frames, and evicts a few folios if few frames are left. Never waits.
     pub(crate) fn take_free(&self, kind: FrameKind) -> Result<Option<FolioId>> {
         let found = self.take_frames(kind)?;
         if found.is_some() {
@@ -242,9 +245,9 @@ impl Reclaim {
         Ok(found)
     }
 
-    /// Frames for a folio, from what is free or one round of reclaim makes free; waits for nothing,
-    /// not even for another thread that reclaims. What must be written out first is left to those
-    /// who do that, so that a later call may succeed.
+    /// Allocates frames that are free or that one round of reclaim frees. Never waits, not even for
+    /// another thread that reclaims. Queues the folios that must be written first, so that a later
+    /// call may succeed.
     pub(crate) fn allocate_at_once(&self, kind: FrameKind) -> Result<Option<FolioId>> {
         let found = self.take_free(kind)?;
         if found.is_some() {
@@ -271,18 +274,19 @@ impl Reclaim {
         found.map_err(frames_refused)
     }
 
-    /// Makes the bound's memory resident, but for what tables may want.
+    /// Makes all memory that the bound allows resident, except for a part for tables.
     pub(crate) fn populate(&self) -> Result<()> {
         let left_bytes = self.arena().usage().bound_bytes / PART_NOT_POPULATED;
         self.arena().grow_until(left_bytes, &self.memory.folios).map_err(frames_refused)
     }
 
-    /// Evicts a little if fewer than LOW pages are obtainable; waits for nobody. Who reads here and
-    /// there pays for itself, 5 us in 32 misses: the background thread would run where it is woken,
-    /// on the reader's processor, 0.1 ms in 500, and then the two would want the same locks (0.009
-    /// of 0.072 system calls a miss of `read_many`). The thread is for what takes more: room in
-    /// order, for folios with neighbours, and pages that are to be swapped out, where it is wrong
-    /// to pick those that are clean, because extents are freed by many that go together.
+    /// Evicts a few folios if fewer than LOW pages are obtainable. Never waits.
+    ///
+    /// A random reader evicts inline (5 us per 32 misses): the reclaim thread would run on the CPU
+    /// that wakes it, the reader's, for 0.1 ms per 500 misses, and both would contend for the same
+    /// locks. The thread is woken for larger work: runs of adjacent frames for sequential fills,
+    /// and pages to be swapped out, where evicting only clean folios would be wrong because extents
+    /// become free when many folios are evicted together.
     fn replace_frames(&self, kind: FrameKind) {
         let (arena, low_pages) = (self.arena(), self.low_pages());
         let takes_more = self.swap.is_some() || arena.has_region_pages() || arena.wants_chunk();
@@ -293,20 +297,21 @@ impl Reclaim {
         if !is_scattered || !self.is_short_of(low_pages) || self.is_at_work() {
             return;
         }
-        // The holder of the reclaim lock does the same.
+        // Another holder of the reclaim lock is already freeing pages.
         let Some(guard) = self.lock.try_lock() else { return };
         if self.shrink_a_little(&ReclaimLock { _guard: guard }).reclaimed_pages == 0 {
             self.wake_if_low();
         }
     }
 
-    /// Sets the bound, giving memory back first if it shrinks. On failure the old bound stands.
+    /// Sets the bound, after freeing memory if it shrinks. On failure the old bound is kept.
     pub(crate) fn set_bound(&self, bound_bytes: u64) -> Result<()> {
         let mut retry_budget = RetryBudget::new(self, PAGE_BYTES);
         retry_budget.standing = Some(self.rebounding.lock());
         let changed = self.try_set_bound(bound_bytes, &mut retry_budget);
-        // Release: pairs with the Acquire in `RetryBudget::new`: whoever sees this finds the bound
-        // that stands now; whoever does not learns in `was_rebound` that there was another.
+        // Release: pairs with the Acquire in `RetryBudget::new`: an allocation that sees this
+        // increment also sees the current bound; one that does not learns in `was_rebound` that the
+        // bound has changed.
         self.rebounds.fetch_add(1, Ordering::Release);
         changed
     }
@@ -335,14 +340,15 @@ impl Reclaim {
         ReclaimLock { _guard: self.lock.lock() }
     }
 
-    /// Waits until nobody is in the middle of reclaiming (RECLAIM-2).
+    /// Waits until no thread that held the reclaim lock at the call still holds it (RECLAIM-2).
     pub(crate) fn wait_for_turn(&self) {
         drop(self.lock());
     }
 
-    /// One round for an allocation that found nothing: frames, if it made some; an error when there
-    /// is no hope. Only an allocation tells whether there are frames, so it is tried whenever that
-    /// matters, with the reclaim lock: what a round has freed is its own first.
+    /// Runs one round for an allocation that found no frames. Returns frames if the round freed
+    /// some, and an error if further rounds are hopeless. Only an allocation shows whether there
+    /// are frames, so it is tried at each step, under the reclaim lock: the thread that freed
+    /// frames gets them first.
     fn reclaim_for<'r>(
         &'r self,
         kind: FrameKind,
@@ -350,7 +356,7 @@ impl Reclaim {
     ) -> Result<Option<FolioId>> {
         let counts = {
             let reclaim_lock = self.lock();
-            // Somebody may have freed enough while we waited for the reclaim lock.
+            // Another thread may have freed enough while this one waited for the reclaim lock.
             let found = self.take_frames(kind)?;
             if found.is_some() {
                 return Ok(found);
@@ -363,12 +369,12 @@ impl Reclaim {
                 if found.is_some() {
                     return Ok(found);
                 }
-                // Folios of other sizes went: empty a chunk of those.
+                // Folios of other sizes were evicted: empty a chunk of those.
                 counts.add(&self.evacuate_for(&reclaim_lock, kind));
             } else if !self.awaits_swapper(retry_budget) {
                 counts = self.sweep(&reclaim_lock);
-                // The rest of the chunk has been counted by the sweep already, but for folios
-                // that somebody is just making: those are on no list yet.
+                // The sweep has already counted the rest of the chunk, except for folios that are
+                // being created: those are on no list yet.
                 let evacuated = self.evacuate_for(&reclaim_lock, kind);
                 counts.reclaimed_pages += evacuated.reclaimed_pages;
                 counts.busy_pages = counts.busy_pages.max(evacuated.busy_pages);
@@ -386,8 +392,8 @@ impl Reclaim {
         self.decide(counts, retry_budget).map(|()| None)
     }
 
-    /// Gives a chunk back to the kernel or, where pins keep each of them in use, free frames: as
-    /// many as `pages_max`, if there are so many.
+    /// Returns a chunk to the kernel, or, if pins keep every chunk in use, up to `pages_max` free
+    /// frames.
     fn give_memory_back(
         &self,
         reclaim_lock: &ReclaimLock<'_>,
@@ -413,7 +419,7 @@ impl Reclaim {
             }
             left_pages -= u64::from(retired);
         }
-        // Pages of regions have been given back as they went; others may have them by now.
+        // Region pages are returned as they are evicted; other threads may have taken them already.
         counts.reclaimed_pages = counts.reclaimed_pages.max(pages_max - left_pages);
         if counts.reclaimed_pages == 0 && self.give_tables_back() {
             counts.reclaimed_pages = 1;
@@ -440,7 +446,7 @@ impl Reclaim {
         })
     }
 
-    /// After a round: go on, wait a moment, or give up.
+    /// Decides after a round whether to continue at once, to wait, or to fail.
     fn decide<'r>(
         &'r self,
         mut counts: ScanCounts,
@@ -455,7 +461,7 @@ impl Reclaim {
         if retry_budget.may_swap {
             self.help_swapper();
         }
-        // What is to be swapped out is, or will be, on its way: unless the swap takes nothing.
+        // Pages to be swapped out are busy, unless the swap accepts nothing.
         let swappable_pages = counts.unswapped_pages + counts.swapping_pages + self.swapper.pages();
         if self.swapper.has_trouble_after(retry_budget.swap_rounds + swapper::ROUNDS_MAX) {
             counts.unwritten_pages += swappable_pages;
@@ -470,7 +476,7 @@ impl Reclaim {
         }
         self.memory.counters.add(Counter::AllocationWait, 1);
         if counts.busy_pages > 0 {
-            // Folios left to the flusher may be clean before that; nobody waits for one device.
+            // Folios that the flusher cleans may be clean earlier; the wait is not for one device.
             self.flusher.wait_for_progress(retry_budget.ended, SWEEP_PAUSE);
         } else {
             std::thread::sleep(retry_budget.sweep_pause());
@@ -479,9 +485,10 @@ impl Reclaim {
         Ok(())
     }
 
-    /// There was no memory: returns `true` if the bound was another one meanwhile, which may not
-    /// have stood. Waits for a change of the bound, up to the call's deadline; sweeps are counted
-    /// anew then, and until the caller's wait is over the bound stays.
+    /// Returns `true` if the bound was changed during an allocation that found no memory, since
+    /// that change may have failed. Waits for a change of the bound in progress, up to the call's
+    /// deadline. On `true`, sweeps are counted from zero and the bound cannot change until the
+    /// caller's wait is over.
     #[cold]
     fn was_rebound<'r>(&'r self, retry_budget: &mut RetryBudget<'r>) -> bool {
         if retry_budget.standing.is_some() {

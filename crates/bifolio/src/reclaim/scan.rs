@@ -1,6 +1,5 @@
-//! Scanning the lists: which folios are looked at, in which order, and how many; and what becomes
-//! of those that were isolated: kept, left to others to be written out, evicted. Nothing here waits
-//! for storage.
+//! Scans the LRU lists: chooses which folios to examine, in which order and how many, and evicts
+//! each isolated folio, puts it back, or queues it to be written. Never waits for storage.
 
 use super::swapper::SWAP_PAGES;
 use super::unmap::{Owners, Unmapping};
@@ -10,7 +9,7 @@ use crate::page::{BATCH_SLOTS, EvictError, Flag, FolioRef, LockedFolio, PAGE_BYT
 use crate::stats::Counter;
 use crate::writeback::{Cleaner, Inode};
 
-/// The first share of a list that is looked at: one 4096th; the last one is all of it.
+/// log2 of the first share of a list to scan, one 4096th; the last share is all of it.
 const PRIORITY_MAX: u32 = 12;
 
 /// Isolated folios of memory files that are to be swapped out.
@@ -18,7 +17,8 @@ const PRIORITY_MAX: u32 = 12;
 struct Unswapped<'a> {
     folios: Vec<FolioRef<'a>>,
     pages: u64,
-    /// Of those, pages in regions, clean or not: no more of them leave than are wanted.
+    /// Those of `pages` that are in regions, clean or dirty. No more of them are evicted than
+    /// wanted.
     region_page_count: u64,
 }
 
@@ -33,48 +33,49 @@ impl<'a> Unswapped<'a> {
         self.add(folio);
     }
 
-    /// How many pages are worth looking at.
+    /// Returns the number of pages worth scanning to fill a transfer.
     fn scan_pages(&self) -> u64 {
         if self.pages == self.region_page_count { 0 } else { SWAP_PAGES }
     }
 }
 
-/// Pages of the inactive list that are looked at in one go: an extent of frames, which is all that
-/// goes where folios leave in the order in which they came. Few, as each may free another extent.
+/// Number of pages of the inactive list that are scanned at once: an extent of frames, which is all
+/// that is evicted if folios are evicted in the order in which they were filled. Few, because each
+/// may free another extent.
 const STEP_PAGES: u64 = EXTENT_PAGES as u64;
 
-/// How a scan of the inactive list goes about it.
+/// Options for a scan of the inactive list.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ScanControl {
-    /// Folios that were used lately stay.
+    /// `true` if recently used folios are kept.
     pub(super) second_chance: bool,
     pub(super) write_out: WriteOut,
-    /// The counter of the evicted folios.
+    /// Counter of the evicted folios.
     pub(super) counter: Counter,
 }
 
 impl ScanControl {
-    /// As reclaim does; who is used lately has a second chance.
+    /// Returns the options of reclaim: recently used folios get a second chance.
     pub(super) fn reclaim(write_out: WriteOut) -> Self {
         Self { second_chance: true, write_out, counter: Counter::PgSteal }
     }
 }
 
-/// The result of a scan, pages.
+/// The results of a scan, in pages.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct ScanCounts {
     pub(super) reclaimed_pages: u64,
-    /// Held by pins, holds, or calls in progress.
+    /// Referenced by pins or by calls in progress.
     pub(super) pinned_pages: u64,
-    /// Dirty, and the device does not take them.
+    /// Dirty, and the device refuses to write them.
     pub(super) unwritten_pages: u64,
-    /// Locked, under I/O, or left to the flusher.
+    /// Locked, under I/O, or queued for the flusher.
     pub(super) busy_pages: u64,
-    /// Dirty.
+    /// Dirty, and queued for the flusher. Counted as busy, too.
     pub(super) dirty_pages: u64,
-    /// Of memory files: to be swapped out, and not on their way.
+    /// Of memory files: to be swapped out, but not queued.
     pub(super) unswapped_pages: u64,
-    /// Of memory files: on their way to the swap.
+    /// Of memory files: queued for the swap.
     pub(super) swapping_pages: u64,
 }
 
@@ -107,8 +108,8 @@ impl ScanCounts {
 }
 
 impl Reclaim {
-    /// Frees `wanted_pages` or so, looking at ever larger shares of the inactive list; fewer if so
-    /// many are on their way to the swap.
+    /// Frees about `wanted_pages`, scanning growing shares of the inactive list; fewer if enough
+    /// pages are queued for the swap.
     pub(super) fn shrink(
         &self,
         reclaim_lock: &ReclaimLock<'_>,
@@ -118,17 +119,18 @@ impl Reclaim {
         self.shrink_until(reclaim_lock, wanted_pages, write_out, 0)
     }
 
-    /// Whether so many pages are free, or will be when what is on its way to the swap is there.
+    /// Returns `true` if `wanted_pages` are free or will be once the pages queued for the swap are
+    /// written.
     fn is_enough(&self, freed_pages: u64, wanted_pages: u64, control: ScanControl) -> bool {
         if freed_pages >= wanted_pages || self.swap.is_none() {
             return freed_pages >= wanted_pages;
         }
         let waits = control.write_out == WriteOut::MemoryFiles;
         let coming_pages = if waits { self.swapper.coming_pages() } else { 0 };
-        freed_pages + coming_pages >= wanted_pages || coming_pages > 0 && !self.has_room_in_line()
+        freed_pages + coming_pages >= wanted_pages || coming_pages > 0 && !self.has_room_in_queue()
     }
 
-    /// Frees a round's pages or so of what is clean, if the smallest share of the list has them.
+    /// Frees about a round's clean pages, if the smallest share of the list has them.
     pub(super) fn shrink_a_little(&self, reclaim_lock: &ReclaimLock<'_>) -> ScanCounts {
         self.shrink_until(reclaim_lock, super::ROUND_PAGES, WriteOut::Nothing, PRIORITY_MAX)
     }
@@ -163,11 +165,11 @@ impl Reclaim {
         total
     }
 
-    /// The last resort: drains every batch, then looks at every folio once, marks or not.
+    /// Drains every batch, then examines every folio once, recently used or not: the last resort.
     pub(super) fn sweep(&self, reclaim_lock: &ReclaimLock<'_>) -> ScanCounts {
         self.memory.counters.add(Counter::LruDrain, 1);
         self.memory.lru.drain_all(&self.memory.folios);
-        // Twice round each list: the first may only clear the readers' marks.
+        // Each list is scanned twice: the first scan may only clear the readers' marks.
         let active_pages = self.memory.lru.sizes().active_pages;
         self.shrink_active(reclaim_lock, active_pages);
         self.shrink_active(reclaim_lock, self.memory.lru.sizes().active_pages);
@@ -178,7 +180,7 @@ impl Reclaim {
             return first;
         }
         self.shrink_active(reclaim_lock, self.memory.lru.sizes().active_pages);
-        // Readers may mark folios as fast as we look: what is hot goes too, now.
+        // Readers may mark folios as fast as this thread scans: now hot folios are evicted, too.
         let inactive_pages = self.memory.lru.sizes().inactive_pages;
         control.second_chance = false;
         let mut counts = self.shrink_inactive_wholly(reclaim_lock, inactive_pages, control);
@@ -186,17 +188,17 @@ impl Reclaim {
         counts
     }
 
-    /// Pages that a sweep finds pinned, and busy.
+    /// Returns the pinned and the busy pages that a sweep finds.
     #[cfg(test)]
     pub(crate) fn sweep_once(&self) -> (u64, u64) {
         let counts = self.sweep(&self.lock());
         (counts.pinned_pages, counts.busy_pages)
     }
 
-    /// Pages in use that a sweep which came to `counts` has not judged: somebody is in the middle
-    /// of something with them. They are on no list (about to be filled, isolated), or frozen there
-    /// (about to leave with a cut). Those that come to no list are not among them, nor those that
-    /// are the swapper's.
+    /// Returns the number of used pages that a sweep with the result `counts` has not examined
+    /// because another thread works on them. They are on no list (about to be filled, or isolated)
+    /// or frozen on a list (about to be truncated). Unlisted folios and those of the swapper do not
+    /// count.
     fn unseen_pages(&self, counts: &ScanCounts) -> u64 {
         let (usage, sizes) = (self.arena().usage(), self.memory.lru.sizes());
         let used_pages = (usage.frame_bytes / PAGE_BYTES).saturating_sub(usage.free_pages);
@@ -212,7 +214,8 @@ impl Reclaim {
         listable_pages.saturating_sub(known_pages)
     }
 
-    /// As [`Self::shrink_inactive`], until a round's pages are free; nothing is under way then.
+    /// Scans like [`Self::shrink_inactive`], until a round's pages are free, and ends all
+    /// unmapping.
     fn shrink_inactive_wholly(
         &self,
         reclaim_lock: &ReclaimLock<'_>,
@@ -227,8 +230,8 @@ impl Reclaim {
         counts
     }
 
-    /// Looks at up to `scan_pages` of the inactive tail, until `wanted_pages` are free, or will be
-    /// when what is on its way to the swap is there.
+    /// Scans up to `scan_pages` of the inactive tail, until `wanted_pages` are free, or will be
+    /// once the pages queued for the swap are written.
     fn shrink_inactive<'t>(
         &'t self,
         reclaim_lock: &ReclaimLock<'_>,
@@ -242,14 +245,14 @@ impl Reclaim {
         let mut scanned_pages = 0;
         let mut batch = Vec::with_capacity(BATCH_SLOTS);
         let mut unswapped = Unswapped::default();
-        // What stays goes to the head, and is not looked at twice.
+        // Folios that stay go to the head and are not scanned twice.
         let listed_pages = memory.lru.sizes().inactive_pages;
         while !self.is_enough(
             counts.reclaimed_pages + unswapped.region_page_count,
             wanted_pages,
             control,
         ) {
-            // Folios leave for the swap together: a few more are looked at for that.
+            // The swap is written in batches: a few more folios are scanned to fill one.
             let more_pages = unswapped.scan_pages().max(unmapping.scan_pages());
             let scan_pages = scan_pages.max(more_pages.min(listed_pages));
             let left_pages = scan_pages.saturating_sub(scanned_pages).min(STEP_PAGES);
@@ -259,7 +262,7 @@ impl Reclaim {
             }
             memory.counters.add(Counter::PgScan, batch.len() as u64);
             scanned_pages += batch.iter().map(|folio| folio.folio().pages()).sum::<u64>();
-            // Those of regions leave in batches of their own.
+            // Region folios are unmapped in their own batches.
             for folio in batch.extract_if(.., |folio| memory.arena.is_region_page(folio.id())) {
                 let is_wanted = control.write_out == WriteOut::MemoryFiles;
                 let choose = || self.choose_for_swap(reclaim_lock, &folio, control.second_chance);
@@ -278,8 +281,8 @@ impl Reclaim {
         counts
     }
 
-    /// Leaves what was gathered to the swapper, if that is wanted. What stays is looked at here if
-    /// it is in a region, where it may be clean.
+    /// Queues the collected folios for the swapper, if that is wanted. Region folios that are not
+    /// queued are added to the unmapping, because they may be clean.
     fn swap<'t>(
         &'t self,
         unswapped: &mut Unswapped<'t>,
@@ -292,7 +295,7 @@ impl Reclaim {
             return;
         }
         let is_wanted = control.write_out == WriteOut::MemoryFiles;
-        let left = if is_wanted { self.leave_to_swapper(folios) } else { folios };
+        let left = if is_wanted { self.queue_for_swap(folios) } else { folios };
         let mut kept = Vec::new();
         for folio in left {
             if self.memory.arena.is_region_page(folio.id()) {
@@ -305,8 +308,8 @@ impl Reclaim {
         self.memory.lru.put_back(&self.memory.folios, &mut kept, ListKind::Inactive);
     }
 
-    /// Judges each isolated folio; those that stay go back to a list, but for what is to be
-    /// swapped out.
+    /// Examines each isolated folio; those that stay return to a list, except those to be swapped
+    /// out.
     fn shrink_folio_list<'a>(
         &self,
         reclaim_lock: &ReclaimLock<'_>,
@@ -340,7 +343,7 @@ impl Reclaim {
         self.compact(reclaim_lock, &evicted, counts);
     }
 
-    /// Moves what was not used lately from the active tail to the inactive head.
+    /// Moves folios that were not used recently from the active tail to the inactive head.
     fn shrink_active(&self, reclaim_lock: &ReclaimLock<'_>, scan_pages: u64) {
         let memory = &self.memory;
         let mut scanned_pages = 0;
@@ -364,49 +367,50 @@ impl Reclaim {
     }
 }
 
-/// Whether a reader marked any page of the folio since the last look. One that is locked is being
-/// used right now.
+/// Returns `true` if a reader has marked any page of the folio since the last scan. A locked folio
+/// is in use.
 fn test_and_clear_referenced(reclaim_lock: &ReclaimLock<'_>, folio: &FolioRef<'_>) -> bool {
     let Some(locked) = folio.try_lock() else { return true };
     let Some(inode) = reclaim_lock.owner(&locked) else { return false };
     inode.mapping.test_and_clear_referenced(&locked)
 }
 
-/// The way of a scan with dirty folios of memory files. Those of files with a backing are always
-/// left to the flusher, which is told: a device may take for ever, and nobody else is to wait.
+/// Treatment of dirty folios of memory files. Those of files with a backing are always queued for
+/// the flusher: a device may hang, and only the flusher may wait for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WriteOut {
-    /// They stay: the caller cannot wait for what is swapped out.
+    /// They stay: the caller cannot wait for the swap.
     Nothing,
-    /// They are left to the swapper.
+    /// They are queued for the swapper.
     MemoryFiles,
 }
 
-/// Why a folio stays, or that it went.
+/// Result of trying to evict a folio.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum EvictOutcome {
-    /// Gone; its frame is free.
+    /// Evicted; its frame is free.
     Evicted,
-    /// Locked, or under I/O: somebody is in the middle of something.
+    /// Locked, or under I/O.
     Busy,
-    /// Used since the last look.
+    /// Used since the last scan.
     Activate,
-    /// To be written out first, by the flusher, which has been told.
+    /// Dirty; the flusher has been asked to write it.
     Dirty,
-    /// Of a memory file, and to be swapped out first.
+    /// Of a memory file, and must be swapped out first.
     Unswapped,
-    /// Of a memory file, and on its way to the swap.
+    /// Of a memory file, and queued for the swap.
     Swapping,
-    /// Dirty, and its write-out failed.
+    /// Dirty, and its write-back failed.
     Unwritten,
-    /// Others hold references.
+    /// Other threads hold references.
     Pinned,
-    /// It is in other frames now.
+    /// Moved to other frames.
     Moved,
 }
 
 impl EvictOutcome {
-    /// Of a dirty folio, which is left to whoever cleans the file: the flusher is told.
+    /// Returns the outcome for a dirty folio of `inode`, and asks the flusher to write it if that
+    /// is its task.
     pub(super) fn of_dirty(inode: &Inode) -> Self {
         match inode.store.cleaner() {
             Cleaner::Flusher if inode.clean_soon() => Self::Dirty,
@@ -417,9 +421,9 @@ impl EvictOutcome {
 }
 
 impl Reclaim {
-    /// Evicts a folio the caller has isolated, or gives it back with the reason.
+    /// Evicts a folio that the caller has isolated, or returns it with the reason.
     ///
-    /// With `second_chance`, one that was used lately stays. A dirty one stays, too.
+    /// With `second_chance`, a recently used folio stays. A dirty one always stays.
     pub(super) fn evict_or_keep<'a>(
         &self,
         reclaim_lock: &ReclaimLock<'_>,
@@ -428,7 +432,7 @@ impl Reclaim {
     ) -> (EvictOutcome, Option<FolioRef<'a>>) {
         let Some(locked) = folio.try_lock() else { return (EvictOutcome::Busy, Some(folio)) };
         let Some(inode) = reclaim_lock.owner(&locked) else {
-            // Truncated: whoever still holds it frees it with the last put.
+            // Truncated: the thread that puts the last reference frees it.
             return (EvictOutcome::Pinned, Some(folio));
         };
         if locked.flags.write_state().is_writing() {
@@ -441,7 +445,8 @@ impl Reclaim {
         if second_chance && inode.mapping.test_and_clear_referenced(&locked) {
             return (EvictOutcome::Activate, Some(folio));
         }
-        // Before the references: whoever is about to write it out holds one, too.
+        // Checked before the references, because a thread that is about to write it back holds one,
+        // too.
         if locked.flags.write_state().is_dirty() {
             return (EvictOutcome::of_dirty(inode), Some(folio));
         }
@@ -452,7 +457,8 @@ impl Reclaim {
         self.evict(inode, folio, locked)
     }
 
-    /// As [`Self::evict_or_keep`], but asks the flusher for this one, if it is dirty.
+    /// Evicts like [`Self::evict_or_keep`], but if the folio is dirty, asks the flusher to write
+    /// this folio.
     pub(super) fn pageout_one<'a>(
         &self,
         reclaim_lock: &ReclaimLock<'_>,
@@ -472,13 +478,13 @@ impl Reclaim {
         inode.write_soon(start..start + locked.pages() * PAGE_BYTES);
     }
 
-    /// The mark that an eviction leaves for the replacement policy.
+    /// Returns the shadow for the eviction of a folio.
     pub(super) fn shadow_of(&self, locked: &LockedFolio<'_>) -> Shadow {
         let workingset = locked.flags.get(Flag::Workingset) || locked.flags.get(Flag::Active);
         self.memory.lru.make_shadow(locked.pages(), workingset)
     }
 
-    /// Counts an eviction, as reclaim's or as another's.
+    /// Counts an eviction in `counter`.
     pub(super) fn note_eviction(&self, locked: &LockedFolio<'_>, counter: Counter) {
         let unused = locked.flags.get(Flag::Readahead);
         self.memory.counters.add(counter, 1);
@@ -494,7 +500,7 @@ impl Reclaim {
         match inode.evict(folio, &locked, self.shadow_of(&locked)) {
             Ok(frozen) => {
                 self.note_eviction(&locked, Counter::PgSteal);
-                // E5: the next life of the frame must not find it locked.
+                // E5: the next folio in this frame must not be locked.
                 drop(locked);
                 frozen.free();
                 (EvictOutcome::Evicted, None)
@@ -508,7 +514,8 @@ impl Reclaim {
     }
 }
 
-/// More references than the table's and the isolation's: a hint, the freeze decides.
+/// Returns `true` if there are more references than the table's and the isolation's: a hint, the
+/// freeze decides.
 pub(super) fn is_pinned(folio: &FolioRef<'_>) -> bool {
     folio.folio().references() > 2
 }

@@ -1,35 +1,36 @@
-//! The swapper: pages of memory files on their way to the swap, and the thread that writes them.
+//! The swapper: a queue of folios of memory files to be swapped out, and the thread that writes
+//! them.
 //!
-//! The holder of the reclaim lock chooses folios and leaves them here; they are written without it,
-//! by a thread that nobody else waits for, or by one that wants memory for a memory file. So a swap
-//! that does not answer holds up those, and whoever wants memory that nothing else can give him,
-//! and no other file.
+//! The holder of the reclaim lock chooses folios and adds them to the queue. They are written
+//! without that lock, by the swapper thread, for which no other thread waits unconditionally, or by
+//! a thread that needs memory for a memory file. A swap that hangs blocks only these threads and
+//! callers that can get memory nowhere else; other files are not affected.
 //!
 //! ```text
 //!  THE HOLDER OF THE RECLAIM LOCK               THE SWAPPER'S THREAD
-//!  P1 isolate a folio that is to be swapped     P3 take the line; with the reclaim lock: whose is
-//!     out (scan.rs, evacuate.rs)                   each? keep their files alive; let go of the
-//!  P2 into the line, with its reference, if        reclaim lock
-//!     there is room; call the thread
-//!                                               P4 write out, file by file (of a region: B1 to B9
-//!                                                  of `unmap.rs`, with a bounce buffer of its own)
-//!                                               P5 with the reclaim lock: evict what is clean; the
-//!                                                  others go back to their list; clear extents;
-//!                                                  wake whoever waits
+//!  P1 isolate a folio that is to be swapped     P3 take all of the queue; with the reclaim lock:
+//!     out (scan.rs, evacuate.rs)                   take a reference to the file of each; release
+//!  P2 add it to the queue, with its                the reclaim lock
+//!     reference, if there is room; wake the     P4 write back, file by file (of a region: B1 to
+//!     thread                                       B9 of `unmap.rs`, with its own bounce buffer)
+//!                                               P5 with the reclaim lock: evict clean folios; put
+//!                                                  the others back on their list; clear extents;
+//!                                                  wake the threads that wait
 //! ```
 //!
-//! A folio is in the line, or taken, once: it is on no list then (LRU-1). Its reference keeps its
-//! frames, and not its file: that may be closed meanwhile, and the folio is without an owner at P3.
-//! A file that P3 has found is kept while it is written.
+//! A folio is in the queue, or taken from it, once; it is on no list then (LRU-1). Its reference
+//! keeps its frames but not its file: the file may be closed meanwhile, and the folio then has no
+//! owner at P3. A file found at P3 is kept until it is written.
 //!
-//! COMING. What is in the line and what the thread has taken will be free soon: who needs as much
-//! waits for it, instead of looking for more. Unless the swap is *slow*: a round that takes longer
-//! than [`SLOW`] counts for nothing, as one after a round in vain; what is clean goes, wherever it
-//! is.
+//! COMING. Pages in the queue, and those taken from it, will be free soon: a thread that needs that
+//! many waits for them instead of scanning for more. This does not hold while the swap is *slow*: a
+//! round that takes longer than [`SLOW`], or that follows a refused one, does not count, and clean
+//! folios are evicted instead.
 //!
-//! TROUBLE, as a device has it (`writeback/device.rs`): a round in which the swap took nothing and
-//! refused something. Whoever finds nothing but what is to be swapped out fails after some rounds,
-//! the last of them in vain, that began after he came: then the swap was asked on his behalf.
+//! TROUBLE, as for a device (`writeback/device.rs`): the swap accepted nothing and refused
+//! something in the last round. A caller that finds only folios to be swapped out fails after some
+//! rounds that began after the call, if the last one was refused: so the swap was tried for this
+//! caller.
 
 use super::retry_budget::{RetryBudget, SWEEP_PAUSE};
 use super::scan::{EvictOutcome, ScanControl, ScanCounts, WriteOut, is_pinned};
@@ -48,117 +49,118 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Pages that leave together, if there are so many: a transfer of 1 MiB.
+/// Number of pages that are swapped out together, if there are enough: a transfer of 1 MiB.
 pub(super) const SWAP_PAGES: u64 = 256;
-/// The most pages in the line: while one transfer is on its way, the next are chosen. In a small
-/// cache a part of the bound.
-const LINE_PAGES_MAX: u64 = 2 * SWAP_PAGES;
-const LINE_PART_OF_BOUND: u64 = 4;
-/// Every so many of them look for more, though enough is on its way to the swap: that may be of
-/// the wrong size.
+/// Upper bound on the pages in the queue: while one transfer is in flight, the next is collected.
+/// In a small cache, a part of the bound.
+const QUEUE_PAGES_MAX: u64 = 2 * SWAP_PAGES;
+const QUEUE_PART_OF_BOUND: u64 = 4;
+/// Every n-th sweep scans although swap-out is pending: the pending folios may have the wrong
+/// order.
 const SWEEPS_WITH_SWAPPER: u32 = 8;
-/// Rounds that are in vain before a writer is told: what one cannot write another may.
+/// Number of refused rounds before a writer gets an error: the next round may write other folios.
 pub(super) const ROUNDS_MAX: u64 = super::SWEEPS_MAX as u64;
-/// How long a round is waited for by those who might find something else.
+/// Time that threads with other options wait for a round.
 const SLOW: Duration = Duration::from_millis(50);
 
-/// See the head of the file.
+/// The queue of the swapper; see the [module documentation](self).
 #[derive(Debug, Default)]
 pub(super) struct Swapper {
-    line: Mutex<Line>,
+    queue: Mutex<SwapQueue>,
     called: Condvar,
-    /// Pages in the line, and those that were taken.
+    /// Pages in the queue, and those taken from it.
     pages: AtomicU64,
 }
 
 #[derive(Debug, Default)]
-struct Line {
+struct SwapQueue {
     /// Isolated folios, each with its reference.
     folios: Vec<FolioId>,
     pages: u64,
-    /// When the round began that is under way.
+    /// Start of the current round, if one is in progress.
     since: Option<Instant>,
-    /// Rounds that have begun, and the last one if it was in vain.
+    /// Number of rounds that have begun.
     rounds: u64,
+    /// The last round, if the swap refused it.
     trouble: Option<u64>,
-    /// There is somebody to take what is in the line.
+    /// `true` while a thread takes folios from the queue.
     is_served: bool,
     is_ending: bool,
 }
 
 impl Swapper {
-    /// Pages that will be free soon; none while the swap is slow, or in trouble.
+    /// Returns the number of pages that will be free soon; 0 while the swap is slow or in trouble.
     pub(super) fn coming_pages(&self) -> u64 {
         let pages = self.pages();
-        if pages == 0 || self.line.lock().is_late() { 0 } else { pages }
+        if pages == 0 || self.queue.lock().is_late() { 0 } else { pages }
     }
 
-    /// Whether those who could do something else do not wait for the swap: it is slow, or takes
-    /// nothing.
+    /// Returns `true` if threads with other options should not wait for the swap, because it is
+    /// slow or accepts nothing.
     pub(super) fn is_late(&self) -> bool {
-        self.line.lock().is_late()
+        self.queue.lock().is_late()
     }
 
-    /// Pages in the line, and those that were taken.
+    /// Returns the number of pages in the queue, including those taken from it.
     pub(super) fn pages(&self) -> u64 {
-        // Relaxed: a hint; what was freed is found under other locks.
+        // Relaxed: a hint; freed frames are found under other locks.
         self.pages.load(Ordering::Relaxed)
     }
 
-    /// Rounds that have begun.
+    /// Returns the number of rounds that have begun.
     pub(super) fn rounds(&self) -> u64 {
-        self.line.lock().rounds
+        self.queue.lock().rounds
     }
 
-    /// Whether the last round was in vain, and is none of the first so many.
+    /// Returns `true` if the last round was refused and came after round number `round`.
     pub(super) fn has_trouble_after(&self, round: u64) -> bool {
-        self.line.lock().trouble.is_some_and(|trouble| trouble > round)
+        self.queue.lock().trouble.is_some_and(|trouble| trouble > round)
     }
 
-    /// Whether the last round was in vain.
+    /// Returns `true` if the last round was refused.
     pub(super) fn is_in_trouble(&self) -> bool {
         self.has_trouble_after(0)
     }
 
-    /// P3: waits for folios, and for the round that is under way; `None` when all is to end.
+    /// P3: waits for folios, and for the round in progress; `None` when the thread must end.
     fn next_round(&self) -> Option<Vec<FolioId>> {
-        let mut line = self.line.lock();
+        let mut queue = self.queue.lock();
         loop {
-            if line.is_ending {
+            if queue.is_ending {
                 return None;
             }
-            let chosen = line.begin_round();
+            let chosen = queue.begin_round();
             if chosen.is_some() {
                 return chosen;
             }
-            self.called.wait(&mut line);
+            self.called.wait(&mut queue);
         }
     }
 
-    /// P5: a round has ended.
+    /// P5: ends a round.
     fn end_round(&self, pages: u64, has_taken: bool, has_refused: bool) {
-        let mut line = self.line.lock();
-        line.since = None;
+        let mut queue = self.queue.lock();
+        queue.since = None;
         if has_taken {
-            line.trouble = None;
+            queue.trouble = None;
         } else if has_refused {
-            line.trouble = Some(line.rounds);
+            queue.trouble = Some(queue.rounds);
         }
         self.pages.fetch_sub(pages, Ordering::Relaxed);
-        let is_called = !line.folios.is_empty();
-        drop(line);
+        let is_called = !queue.folios.is_empty();
+        drop(queue);
         if is_called {
             self.called.notify_one();
         }
     }
 }
 
-impl Line {
+impl SwapQueue {
     fn is_late(&self) -> bool {
         self.trouble.is_some() || self.since.is_some_and(|since| since.elapsed() > SLOW)
     }
 
-    /// Takes what is there, if anything is, and nobody is at it: one round at a time.
+    /// Takes all queued folios, if there are any and no round is in progress.
     fn begin_round(&mut self) -> Option<Vec<FolioId>> {
         if self.folios.is_empty() || self.since.is_some() {
             return None;
@@ -171,42 +173,43 @@ impl Line {
 }
 
 impl Reclaim {
-    /// P2: leaves isolated folios to the swapper. Answers those for which there is no room.
-    pub(super) fn leave_to_swapper<'a>(&self, folios: Vec<FolioRef<'a>>) -> Vec<FolioRef<'a>> {
-        let pages_max = self.line_pages_max();
-        let mut line = self.swapper.line.lock();
-        if !line.is_served || line.is_ending {
+    /// P2: queues isolated folios for the swapper. Returns those for which there is no room.
+    pub(super) fn queue_for_swap<'a>(&self, folios: Vec<FolioRef<'a>>) -> Vec<FolioRef<'a>> {
+        let pages_max = self.queue_pages_max();
+        let mut queue = self.swapper.queue.lock();
+        if !queue.is_served || queue.is_ending {
             return folios;
         }
         let mut refused = Vec::new();
         for folio in folios {
             let pages = folio.folio().pages();
-            if line.pages > 0 && line.pages + pages > pages_max {
+            if queue.pages > 0 && queue.pages + pages > pages_max {
                 refused.push(folio);
                 continue;
             }
-            line.pages += pages;
+            queue.pages += pages;
             self.swapper.pages.fetch_add(pages, Ordering::Relaxed);
-            line.folios.push(folio.into_id());
+            queue.folios.push(folio.into_id());
         }
-        drop(line);
+        drop(queue);
         self.swapper.called.notify_one();
         refused
     }
 
-    /// Whether what is on its way to the swap is waited for before more is looked for: most times.
+    /// Returns `true` if the caller should wait for pending swap-out before it scans for more;
+    /// usually the case.
     pub(super) fn awaits_swapper(&self, retry_budget: &RetryBudget) -> bool {
         let is_due = (retry_budget.futile_sweeps + 1).is_multiple_of(SWEEPS_WITH_SWAPPER);
         !is_due && self.swapper.coming_pages() > 0
     }
 
-    /// The memory that regions need beside their pages, in batches of so many.
+    /// Returns the memory that regions need besides their pages, for batches of `batch` folios.
     pub(crate) fn regions_size(&self, batch: usize) -> RegionsSize {
         Regions::size_for(self.arena(), batch, self.swap.is_some())
     }
 
-    /// Whether a folio of a region that was just isolated is for the swapper, clean or not; an
-    /// error says why it stays; `None`: its file has no swap.
+    /// Decides whether to queue a region folio that was just isolated, clean or dirty, for the
+    /// swapper. An error is the reason why it stays; `None` means that its file has no swap.
     pub(super) fn choose_for_swap(
         &self,
         reclaim_lock: &ReclaimLock<'_>,
@@ -216,7 +219,7 @@ impl Reclaim {
         let inode = reclaim_lock
             .owner_of_isolated(folio)
             .filter(|inode| inode.store.cleaner() == Cleaner::Swapper)?;
-        // Hints, without the lock: the swapper looks again.
+        // Hints, read without the lock: the swapper checks again.
         if second_chance && inode.mapping.test_and_clear_referenced(folio.folio()) {
             return Some(Err(EvictOutcome::Activate));
         }
@@ -225,28 +228,30 @@ impl Reclaim {
         Some(if is_held || is_pinned(folio) { Err(EvictOutcome::Pinned) } else { Ok(()) })
     }
 
-    /// Whether the line has room for a transfer.
-    pub(super) fn has_room_in_line(&self) -> bool {
-        let pages_max = self.line_pages_max();
-        self.swapper.line.lock().pages + SWAP_PAGES.min(pages_max) <= pages_max
+    /// Returns `true` if the queue has room for a transfer.
+    pub(super) fn has_room_in_queue(&self) -> bool {
+        let pages_max = self.queue_pages_max();
+        self.swapper.queue.lock().pages + SWAP_PAGES.min(pages_max) <= pages_max
     }
 
-    fn line_pages_max(&self) -> u64 {
+    fn queue_pages_max(&self) -> u64 {
         if self.swapper.is_in_trouble() {
-            // Enough to find out whether the swap takes pages again.
+            // Enough to detect that the swap accepts pages again.
             return super::ROUND_PAGES;
         }
-        let part = self.arena().bound_pages() / LINE_PART_OF_BOUND;
-        LINE_PAGES_MAX.min(part).max(super::ROUND_PAGES)
+        let part = self.arena().bound_pages() / QUEUE_PART_OF_BOUND;
+        QUEUE_PAGES_MAX.min(part).max(super::ROUND_PAGES)
     }
 
-    /// Holds a writer until a folio of `inode` more may be in memory alone. The caller holds no
-    /// folio lock. (Before that little is free, for most, and reclaim has called the swapper.)
+    /// Blocks a writer until one more folio of `inode` may be dirty without a slot. The caller
+    /// holds no folio lock. (Usually reclaim has started the swapper before, when few frames were
+    /// free.)
     ///
     /// # Errors
-    /// The swap takes nothing, or nothing in time. All that might go is pinned.
+    /// The swap accepts nothing, or nothing in time; or all folios that might be evicted are
+    /// pinned.
     pub(crate) fn wait_for_swap(&self, inode: &Inode, bytes: Range<u64>) -> Result<()> {
-        blocking::check("less that is in memory alone");
+        blocking::check("the swap to write dirty pages");
         let Some(swap) = &self.swap else { return Ok(()) };
         let pages = 1 << inode.mapping.order();
         let since = Some(Instant::now());
@@ -257,13 +262,13 @@ impl Reclaim {
             let counts = self.find_unswapped(&mut retry_budget);
             self.help_swapper();
             if swap.answers().taken > taken {
-                // What that has made room for may be others' by now.
+                // Other threads may have used the room already.
                 taken = swap.answers().taken;
                 retry_budget.note_swapped();
                 retry_budget.swap_rounds = self.swapper.rounds();
                 continue;
             }
-            // As in `decide`; what is busy, but not with the swap, makes no room here.
+            // As in `decide`; folios that are busy, but not with the swap, make no room here.
             let refused = self.swapper.has_trouble_after(retry_budget.swap_rounds + ROUNDS_MAX);
             if refused || retry_budget.is_over() {
                 let cause = swap.answers().last_refusal.filter(|_| self.swapper.is_in_trouble());
@@ -282,8 +287,8 @@ impl Reclaim {
         Ok(())
     }
 
-    /// Leaves folios of memory files to the swapper. What is clean makes no room for what is in
-    /// memory alone, and others want it: while the swap is late, little of it goes.
+    /// Queues folios of memory files for the swapper. Evicting clean folios does not help here and
+    /// costs other threads their pages: while the swap is slow, few of them are evicted.
     fn find_unswapped(&self, retry_budget: &mut RetryBudget) -> ScanCounts {
         retry_budget.futile_sweeps += 1;
         let reclaim_lock = self.lock();
@@ -294,7 +299,7 @@ impl Reclaim {
         self.shrink(&reclaim_lock, wanted_pages, WriteOut::MemoryFiles)
     }
 
-    /// Why the swap takes nothing, if its storage refuses what it has slots for.
+    /// Returns why the swap accepts nothing, if its storage refuses writes to free slots.
     pub(crate) fn refusal_of_swap(&self) -> Option<Arc<IoError>> {
         let swap = self.swap.as_ref().filter(|_| self.swapper.is_in_trouble())?;
         swap.answers().last_refusal.filter(|_| swap.has_free_slots())
@@ -308,36 +313,37 @@ impl Reclaim {
     fn run_swapper(&self, swap: &Swap) {
         let _serving = blocking::serve();
         while let Some(chosen) = self.swapper.next_round() {
-            self.go_on_round(swap, chosen);
+            self.run_round(swap, chosen);
         }
-        let mut line = self.swapper.line.lock();
-        line.is_served = false;
-        let left = std::mem::take(&mut line.folios);
-        drop(line);
+        let mut queue = self.swapper.queue.lock();
+        queue.is_served = false;
+        let left = std::mem::take(&mut queue.folios);
+        drop(queue);
         let left = left.into_iter().map(|id| self.memory.folios.adopt(id));
         let memory = &self.memory;
         memory.lru.put_back(&memory.folios, &mut left.collect(), ListKind::Inactive);
     }
 
-    /// Why something cannot be written.
+    /// Returns the error of a device or the swap that refuses writes, if any.
     pub(super) fn trouble(&self) -> Option<Arc<IoError>> {
         let refused_by_swap = || self.swap.as_ref()?.answers().last_refusal;
         self.flusher.trouble().or_else(refused_by_swap)
     }
 
-    /// Does what the thread would do, if there is something and nobody is at it: for those who wait
-    /// for the swap anyway, because their file is there. A wake-up less; where others want the
-    /// processor that is most of the time. Nothing is in flight, and no reclaim_lock held.
+    /// Runs a round on the calling thread, if folios are queued and no round is in progress. For
+    /// threads that wait for the swap anyway, because their file uses it: it saves a wake-up, and
+    /// with it a wait for a CPU when the CPUs are busy. The caller has no transfer in flight and
+    /// does not hold the reclaim lock.
     pub(super) fn help_swapper(&self) {
         let Some(swap) = &self.swap else { return };
-        let chosen = self.swapper.line.lock().begin_round();
+        let chosen = self.swapper.queue.lock().begin_round();
         if let Some(chosen) = chosen {
-            self.go_on_round(swap, chosen);
+            self.run_round(swap, chosen);
         }
     }
 
-    fn go_on_round(&self, swap: &Swap, chosen: Vec<FolioId>) {
-        // One round at a time; nothing is in flight.
+    fn run_round(&self, swap: &Swap, chosen: Vec<FolioId>) {
+        // One round at a time, with no transfer in flight.
         swap.set_storage_aside();
         let before = swap.answers();
         let pages = self.swap_round(chosen);
@@ -347,18 +353,18 @@ impl Reclaim {
         self.flusher.note_freed();
     }
 
-    /// P3 to P5; how many pages that were.
+    /// Does P3 to P5. Returns the number of pages.
     fn swap_round(&self, chosen: Vec<FolioId>) -> u64 {
         let memory = &*self.memory;
         let mut pages = 0;
-        let (mut in_arena, mut leaving) = (Vec::new(), ByFile::default());
+        let (mut in_arena, mut by_file) = (Vec::new(), ByFile::default());
         let (mut in_regions, mut inodes) = (Vec::new(), Vec::new());
         {
             let reclaim_lock = self.lock();
             for id in chosen {
                 let folio = memory.folios.adopt(id);
                 pages += folio.folio().pages();
-                // One without an owner was cut: its last reference goes here.
+                // A folio without an owner was truncated: its last reference is put here.
                 let Some(inode) = reclaim_lock.keep_owner(&folio) else { continue };
                 if memory.arena.is_region_page(id) {
                     in_regions.push(folio);
@@ -367,7 +373,7 @@ impl Reclaim {
                     }
                 } else {
                     if let Some(own) = folio.try_clone() {
-                        leaving.add(inode, own);
+                        by_file.add(inode, own);
                     }
                     in_arena.push(folio);
                 }
@@ -382,13 +388,13 @@ impl Reclaim {
             unmapping.finish(&mut counts);
         }
         if !in_arena.is_empty() {
-            leaving.write_out();
+            by_file.write_out();
             self.evict_swapped(in_arena);
         }
         pages
     }
 
-    /// P5 for folios of the arena.
+    /// Does P5 for folios of the arena.
     fn evict_swapped(&self, folios: Vec<FolioRef<'_>>) {
         let memory = &self.memory;
         memory.counters.add(Counter::PageOut, folios.len() as u64);
@@ -407,8 +413,7 @@ impl Reclaim {
     }
 }
 
-/// Folios of memory files that are about to be swapped out, by their files, which are kept
-/// meanwhile.
+/// Folios of memory files to be swapped out, grouped by file. The files are kept meanwhile.
 #[derive(Debug, Default)]
 pub(super) struct ByFile<'a>(Vec<(Arc<Inode>, Vec<FolioRef<'a>>)>);
 
@@ -420,7 +425,7 @@ impl<'a> ByFile<'a> {
         }
     }
 
-    /// P4: one batch for each file, one after the other. Errors are noted by the swap.
+    /// P4: writes one batch for each file, one after the other. The swap records errors.
     fn write_out(self) {
         for (inode, folios) in self.0 {
             drop(inode.write_out_folios(folios));
@@ -428,7 +433,8 @@ impl<'a> ByFile<'a> {
     }
 }
 
-/// The running thread; dropping it ends the thread and waits for it. It stays while a file is open.
+/// The running thread; dropping it ends the thread and waits for it. It runs while any file is
+/// open.
 #[derive(Debug)]
 pub(crate) struct SwapThread {
     reclaim: Arc<Reclaim>,
@@ -439,7 +445,7 @@ impl SwapThread {
     /// Starts the thread, if there is a swap.
     pub(crate) fn start(reclaim: &Arc<Reclaim>) -> Result<Option<Self>> {
         let Some(swap) = reclaim.swap.clone() else { return Ok(None) };
-        reclaim.swapper.line.lock().is_served = true;
+        reclaim.swapper.queue.lock().is_served = true;
         let shared = Arc::clone(reclaim);
         let thread = OwnedThread::start("bifolio-swap", move || shared.run_swapper(&swap));
         let thread = thread.map_err(ErrorKind::Thread)?;
@@ -450,7 +456,7 @@ impl SwapThread {
 impl Drop for SwapThread {
     fn drop(&mut self) {
         if !self.thread.is_left_behind() {
-            self.reclaim.swapper.line.lock().is_ending = true;
+            self.reclaim.swapper.queue.lock().is_ending = true;
             self.reclaim.swapper.called.notify_all();
         }
     }
