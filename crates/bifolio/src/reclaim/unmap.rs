@@ -1,68 +1,68 @@
-//! Unmapping: folios of regions are evicted a batch at a time, with one flush of the other CPUs'
-//! translations for all of them.
+//! Unmapping: evicts folios of regions in batches, with one TLB flush on the other CPUs for each
+//! batch.
 //!
-//! After a proposal for the kernel's `shrink_folio_list` (2026), which unmaps dirty folios one by
-//! one but flushes once for 31 of them before their write-out. Raw writers may be at work on the
-//! pages all the time, and nothing stops them but the unmapping itself. So the pages are unmapped
-//! first, as in the kernel, and what is written out is a copy of what they held when the last
-//! translation was gone:
+//! Modelled on a proposal for the kernel's `shrink_folio_list` (2026), which unmaps dirty folios
+//! one by one but flushes once for 31 of them before they are written. Raw writers may store to the
+//! pages at any time, and only the unmapping stops them. So the pages are unmapped first, as in the
+//! kernel, and what is written is a copy of the bytes that they held when the last translation was
+//! gone:
 //!
 //! ```text
 //!  EVICT a batch (here)                         RAW ACCESS, LOOKUP (fault, read_at, pin ...)
-//!  B1 lock each folio again (try) and look      store through a translation: lands in the page
-//!     at everything again                         before B6: found by B4, or by B7
-//!  B2 freeze it: no READY, no reference         lookup: finds the Entry, frozen; waits, at the
-//!  B3 take the section (REGION-3)                 most until B8
-//!  B4 who was stored to? dirty                  a sync: looks for stores in a section of its own,
-//!     (a copy of each that seems clean, first)    waits for who is frozen, or in flight
-//!  B5 keep the pages, beyond their unmapping    access after B6: a fault, which is a lookup
+//!  B1 try to lock each folio again and          store through a translation: reaches the page
+//!     repeat every check                          before B6: found by B4, or by B7
+//!  B2 freeze it: no READY, no other reference   lookup: finds the frozen Entry; waits, at the
+//!  B3 take the section (REGION-3)                 latest until B8
+//!  B4 copy each page that seems clean, then     sync: searches for stores in its own section,
+//!     mark those that were stored to dirty        waits for folios that are frozen or in flight
+//!  B5 keep the pages in a pipe                  access after B6: a fault, which is a lookup
 //!  B6 unmap all: one call, one flush
-//!  B7 read what was kept: the last bytes.
-//!     Clean, and other bytes than before?
-//!     It was stored to after B4: dirty
-//!     writing, now that nothing can fail
-//!  B8 clean: out of the table, free             lookup: a value, a hole; it fills the page anew
-//!     dirty: unfrozen, but locked               lookup: gets it, waits for its lock, until B9
-//!  B9 write the copies out; written: freeze
-//!     again, out of the table, free.            a waiter's reference: the freeze fails, the page
-//!     Not written, or wanted: the copy goes       is put back from the copy, and he has it
-//!     back to its place
+//!  B7 read the last bytes from the pipe. A
+//!     clean page that differs from its copy
+//!     was stored to after B4: dirty. Begin
+//!     the write-back: nothing can fail now
+//!  B8 clean: remove from the table, free        lookup: finds a value or a hole; fills again
+//!     dirty: unfreeze, keep locked              lookup: finds it, waits for its lock until B9
+//!  B9 write the copies. Written: freeze again,
+//!     remove from the table, free               reference of a waiter: the freeze fails, the
+//!     Not written, or referenced: put the         page is put back from the copy, and the
+//!     page back from the copy                     waiter gets it
 //! ```
 //!
-//! The Entry names the folio from B2 to B8 or B9: the place belongs to the index, and a fill that
-//! came before B6 would be wiped by it (REGION-2).
+//! The Entry names the folio from B2 to B8 or B9: the address belongs to the index, and B6 would
+//! discard an earlier fill (REGION-2).
 //!
-//! Why this is enough, and which tests say so (`loom_unmap_*` are in `src/tests/loom_unmap.rs`, the
+//! Why this suffices, and which tests show it (`loom_unmap_*` are in `src/tests/loom_unmap.rs`, the
 //! others in `tests/maps/`):
 //! - Stores through stale translations: the flush of B6 comes before the bytes of B7 are read, and
-//!   only those are written. (To protect the pages before the write-out takes a flush for each 2
-//!   MiB touched: 0.49 a page where pages are scattered, against 0.03 here; and a store between the
-//!   last look and the unmapping would be lost.) `loom_unmap_vs_store`; `threads.rs`.
+//!   only those are written. (Protecting the pages before the write-back instead needs a flush for
+//!   each 2 MiB touched, and loses a store between the last check and the unmapping.)
+//!   `loom_unmap_vs_store`; `threads.rs`.
 //! - Folios wait for their batch without a lock: B1 repeats every check. `loom_unmap_vs_lookup`,
 //!   `loom_unmap_vs_sync`; `model.rs`.
-//! - Pins: B2 fails for who has any reference beside the table's and ours. `loom_unmap_vs_pin`.
-//! - Half-full batches: [`Unmapping::finish`] ends every scan. `tests/maps/batches.rs`.
-//! - What stays is put back on a list in one place: [`Unmapping::keep`].
+//! - Pins: B2 fails if there is any reference besides the table's and this thread's.
+//!   `loom_unmap_vs_pin`.
+//! - Partial batches: [`Unmapping::finish`] ends every scan. `tests/maps/batches.rs`.
+//! - Folios that stay are put back on a list in one function: [`Unmapping::keep`].
 //!
-//! B5 and B7 rely on it that a store between them goes to the page that is kept, and to no copy of
-//! it. The kernel copies a page that it does not know to be one mapping's alone. Nobody shares
-//! these: they are not inherited by a fork, come by `UFFDIO_COPY`, and are not merged with equal
-//! ones (`Reservation::refuse_merging`). What is left is a page that comes back from a swap device
-//! which needs stable pages (zram) while it is being written there: its first store, if that falls
-//! between B5 and B6, is lost.
+//! B5 and B7 rely on a store between them reaching the kept page, not a copy of it. The kernel
+//! copies a page unless it knows that a single mapping uses it. These pages are not shared: they
+//! are not inherited by a fork, are installed by `UFFDIO_COPY`, and are not merged with equal ones
+//! (`Reservation::refuse_merging`). One case remains: a page that was swapped in from a device that
+//! needs stable pages (zram) while it is still being written there. Its first store is lost if it
+//! falls between B5 and B6.
 //!
-//! A page that a device has pinned is not told from others (for those is `MapMut::pin_mut`):
-//! neither `PAGEMAP_SCAN` nor `vmsplice` nor `MADV_DONTNEED` knows pins. `UFFDIO_MOVE` does, but it
-//! takes one range a call and flushes for each: 1.2 to 1.5 us for a scattered page, against 0.6 to
-//! 0.7 here.
+//! Pages pinned by a device cannot be detected (`MapMut::pin_mut` is for those): `PAGEMAP_SCAN`,
+//! `vmsplice` and `MADV_DONTNEED` do not report pins. `UFFDIO_MOVE` does, but takes one range per
+//! call and flushes for each, which takes twice as long for scattered pages.
 //!
-//! A batch is so many rows of neighbours ([`Rows`]): where folios leave in the order in which they
-//! came, a flush is due for some hundreds of them. An unmapping costs the other CPUs an interrupt,
-//! and one more for each first store to a protected page that meets it on its way.
+//! The size of a batch is counted in runs of adjacent pages ([`Runs`]): if folios are evicted in
+//! the order in which they were filled, one flush covers some hundreds of them. An unmapping costs
+//! the other CPUs one interrupt, and one more for each concurrent first store to a protected page.
 //!
-//! The steps from B3 to B7 are in `unmap_batch.rs`. Whoever reclaims, with the reclaim lock, takes
-//! what is clean; what is to be written out is the swapper's (`swapper.rs`), without that lock.
-//! While some folios are written out (B9), it unmaps the next.
+//! Steps B3 to B7 are in `unmap_batch.rs`. A thread with the reclaim lock evicts clean folios;
+//! dirty ones are written by the swapper (`swapper.rs`), without that lock. While some folios are
+//! written (B9), it unmaps the next.
 
 use super::scan::{EvictOutcome, ScanControl, ScanCounts, WriteOut, is_pinned};
 use super::unmap_batch::{UnmapBatch, Unmapped, UnmappedBatch, Victim, VictimState};
@@ -75,68 +75,70 @@ use crate::writeback::{Cleaner, Inode};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// The most folios of a batch that is larger than what was asked for because they lie in rows.
-const IN_ROWS_MAX: usize = 256;
+/// Upper bound on the folios of a batch that exceeds the configured size because its folios are
+/// adjacent.
+const IN_RUNS_MAX: usize = 256;
 
-/// See the head of the file. One scan's: what is in it belongs to that.
+/// The folios that one scan evicts from regions; see the [module documentation](self).
 #[derive(Debug)]
 pub(super) struct Unmapping<'t> {
     reclaim: &'t Reclaim,
     owners: Owners<'t>,
     control: ScanControl,
-    /// Isolated, and nothing else.
+    /// Isolated folios that wait for a batch.
     waiting: Vec<FolioRef<'t>>,
-    /// How those lie.
-    rows: Rows,
-    /// Unmapped, and to be written out.
+    /// Runs of adjacent pages among `waiting`.
+    runs: Runs,
+    /// Unmapped folios that are to be written.
     unmapped_batch: Option<UnmappedBatch<'t>>,
 }
 
 impl<'t> Unmapping<'t> {
     pub(super) fn new(reclaim: &'t Reclaim, owners: Owners<'t>, control: ScanControl) -> Self {
-        let (waiting, rows) = (Vec::new(), Rows::default());
-        Self { reclaim, owners, control, waiting, rows, unmapped_batch: None }
+        let (waiting, runs) = (Vec::new(), Runs::default());
+        Self { reclaim, owners, control, waiting, runs, unmapped_batch: None }
     }
 
-    /// Whether the folios may be written out: the holder of the reclaim lock waits for no storage.
+    /// Returns `true` if folios may be written: the holder of the reclaim lock waits for no
+    /// storage.
     fn may_write(&self) -> bool {
         matches!(self.owners, Owners::Kept(_)) && self.control.write_out == WriteOut::MemoryFiles
     }
 
-    /// Whether a dirty folio of the file is for the swapper to take.
+    /// Returns `true` if a dirty folio of the file must be queued for the swapper.
     fn is_left_to_swapper(&self, inode: &Inode) -> bool {
         inode.store.cleaner() == Cleaner::Swapper && !self.may_write()
     }
 
-    /// How many folios may wait, where they lie in rows.
+    /// Returns the number of folios that may wait if they are adjacent.
     fn waiting_max(&self) -> usize {
         let batch = self.reclaim.unmap_batch_folios;
         let room = self.reclaim.regions_size(batch).batch_folios();
-        room.min(IN_ROWS_MAX).max(batch)
+        room.min(IN_RUNS_MAX).max(batch)
     }
 
-    /// How many pages are worth looking at: enough for a batch.
+    /// Returns the number of pages worth scanning to fill a batch.
     pub(super) fn scan_pages(&self) -> u64 {
         if self.waiting.is_empty() { 0 } else { self.reclaim.unmap_batch_folios as u64 }
     }
 
-    /// Takes an isolated folio of a region.
+    /// Adds an isolated folio of a region.
     pub(super) fn add(&mut self, folio: FolioRef<'t>, counts: &mut ScanCounts) {
         let batch = self.reclaim.unmap_batch_folios;
-        self.rows.add(folio.folio().index(), batch);
+        self.runs.add(folio.folio().index(), batch);
         self.waiting.push(folio);
-        if self.rows.count >= batch || self.waiting.len() >= self.waiting_max() {
+        if self.runs.count >= batch || self.waiting.len() >= self.waiting_max() {
             self.unmap_waiting(counts);
         }
     }
 
-    /// Everything that waits, for a batch or for a transfer, has gone or is back on a list then.
+    /// Ends all unmapping and writing: every folio is then evicted or back on a list.
     pub(super) fn finish(mut self, counts: &mut ScanCounts) {
         self.unmap_waiting(counts);
         self.end_unmapped(counts);
     }
 
-    /// What stays goes back to where it came from, or to the active list.
+    /// Puts a folio that stays back on the inactive list, or on the active one if it was used.
     pub(super) fn keep(&self, folio: FolioRef<'t>, outcome: EvictOutcome, counts: &mut ScanCounts) {
         counts.note(outcome, folio.folio().pages());
         let memory = &self.reclaim.memory;
@@ -150,10 +152,10 @@ impl<'t> Unmapping<'t> {
     }
 
     fn unmap_waiting(&mut self, counts: &mut ScanCounts) {
-        self.rows = Rows::default();
+        self.runs = Runs::default();
         let mut locked: Vec<(&'t Inode, LockedFolio<'t>, FolioRef<'t>)> = Vec::new();
         for folio in std::mem::take(&mut self.waiting) {
-            match self.look_again(&folio) {
+            match self.recheck(&folio) {
                 Ok((inode, lock)) => locked.push((inode, lock, folio)),
                 Err(outcome) => self.keep(folio, outcome, counts),
             }
@@ -171,7 +173,7 @@ impl<'t> Unmapping<'t> {
         }
     }
 
-    /// B2: of these folios, those that nobody else has a reference to.
+    /// B2: freezes the folios that have no other references.
     fn freeze(
         &self,
         inode: &Inode,
@@ -191,13 +193,13 @@ impl<'t> Unmapping<'t> {
         frozen
     }
 
-    /// B1.
-    fn look_again(
+    /// B1: locks the folio and repeats every check.
+    fn recheck(
         &self,
         folio: &FolioRef<'t>,
     ) -> std::result::Result<(&'t Inode, LockedFolio<'t>), EvictOutcome> {
         let lock = folio.try_lock().ok_or(EvictOutcome::Busy)?;
-        // Truncated: whoever still holds it frees it with the last put.
+        // Truncated: the thread that puts the last reference frees it.
         let inode = self.owners.owner(&lock).ok_or(EvictOutcome::Pinned)?;
         debug_assert!(!lock.flags.get(Flag::OnLru), "isolated folios are on no list (LRU-1)");
         if lock.flags.write_state().is_writing() {
@@ -208,7 +210,8 @@ impl<'t> Unmapping<'t> {
         }
         let region = inode.page_space.region().expect("a region page is a region's");
         if is_pinned(folio) && lock.flags.write_state().is_dirty() {
-            // Whoever is about to write it out holds a reference, too; and it must be told.
+            // A thread that is about to write it back holds a reference, too; and the flusher must
+            // be asked.
             let is_kept = inode.store.cleaner() != Cleaner::Flusher || region.is_kept(lock.index());
             return Err(if is_kept { EvictOutcome::Pinned } else { EvictOutcome::of_dirty(inode) });
         }
@@ -221,8 +224,8 @@ impl<'t> Unmapping<'t> {
         Ok((inode, lock))
     }
 
-    /// B2 to B8, for folios of one file in order: as many at a time as there is room for copies,
-    /// which may have to be waited for; nothing is frozen then.
+    /// Does B2 to B8 for folios of one file, sorted by index: as many at a time as there is room
+    /// for copies. Waiting for room happens while nothing is frozen.
     fn unmap_of(
         &mut self,
         inode: &'t Inode,
@@ -230,7 +233,7 @@ impl<'t> Unmapping<'t> {
         counts: &mut ScanCounts,
     ) {
         let region = inode.page_space.region().expect("a region page is a region's");
-        // Others are written out by the flusher.
+        // The flusher writes the others.
         let may_write = self.may_write() && inode.store.cleaner() == Cleaner::Swapper;
         let mut left = folios.into_iter();
         while left.len() > 0 {
@@ -249,25 +252,23 @@ impl<'t> Unmapping<'t> {
             self.reclaim.memory.counters.add(Counter::UnmapFlush, flushes);
             let mut returning = Vec::new();
             for (page, victim) in (room.start..).zip(victims) {
-                returning.extend(self.settle(inode, page, victim, counts));
+                returning.extend(self.finish_victim(inode, page, victim, counts));
             }
-            // Which may take a while, when the kernel has no memory: nothing is frozen any more.
+            // This may take a while if the kernel has no memory; nothing is frozen any more.
             for left in returning {
                 self.put_back(inode, left, EvictOutcome::Dirty, counts);
             }
             let reads = &self.reclaim.memory.region_reads;
             reads.note_evicted(count as u64);
             if reads.are_single() {
-                // Who was woken by his page may have this processor. (The kernel lets the reclaim
-                // thread run where it was woken, which is there: of a thousand misses in no order
-                // one waited 0.9 ms for it, in a cache of 32 MiB, and waits 0.36 ms.)
+                // Yields: the reader that was just woken may be queued on this CPU.
                 yield_now();
             }
         }
     }
 
-    /// Pages of the bounce buffer for `folios` more folios of the file, two for each, or for some
-    /// of them: no more than can be kept at a time.
+    /// Returns the pages of the bounce buffer for `folios` more folios of the file, two for each,
+    /// or for some of them: no more than the pipe can keep at a time.
     fn room_for(
         &mut self,
         folios: usize,
@@ -286,15 +287,16 @@ impl<'t> Unmapping<'t> {
             .unwrap_or_else(|| UnmappedBatch::new(inode, region, may_write));
         if batch.room().len() < 2 * folios || batch.is_a_transfer() {
             let ended = batch.rotate(&self.reclaim.memory);
-            self.settle_written(inode, ended, counts);
+            self.finish_written(inode, ended, counts);
         }
         let (room, places) = (batch.room(), batch.bounce_buffer.page_pipe.places());
         self.unmapped_batch = Some(batch);
         room.start..room.end.min(room.start + 2 * places)
     }
 
-    /// B8. Its copy is on `page` of the bounce buffer. Answers what is to be put back.
-    fn settle(
+    /// B8 for one folio, whose copy is on `page` of the bounce buffer. Returns it if it must be put
+    /// back.
+    fn finish_victim(
         &mut self,
         inode: &'t Inode,
         page: usize,
@@ -326,7 +328,7 @@ impl<'t> Unmapping<'t> {
         None
     }
 
-    /// The folio is clean and unmapped: it goes.
+    /// Evicts a folio that is clean and unmapped.
     fn evict(
         &self,
         inode: &Inode,
@@ -340,17 +342,17 @@ impl<'t> Unmapping<'t> {
         inode.end_eviction(frozen, lock, shadow);
     }
 
-    /// Writes out what was unmapped, and waits for it.
+    /// Writes the unmapped folios, and waits for it.
     fn end_unmapped(&mut self, counts: &mut ScanCounts) {
         let Some(mut batch) = self.unmapped_batch.take() else { return };
         while batch.folios() > 0 {
             let ended = batch.rotate(&self.reclaim.memory);
-            self.settle_written(batch.inode, ended, counts);
+            self.finish_written(batch.inode, ended, counts);
         }
     }
 
-    /// The end of B9.
-    fn settle_written(&self, inode: &'t Inode, ended: Vec<Unmapped<'t>>, counts: &mut ScanCounts) {
+    /// Does the end of B9.
+    fn finish_written(&self, inode: &'t Inode, ended: Vec<Unmapped<'t>>, counts: &mut ScanCounts) {
         for Unmapped { lock, folio, copy } in ended {
             let is_dirty = lock.flags.write_state().is_dirty();
             let outcome = if is_dirty { EvictOutcome::Unwritten } else { EvictOutcome::Busy };
@@ -361,7 +363,8 @@ impl<'t> Unmapping<'t> {
         }
     }
 
-    /// The bytes of an unmapped folio go back to their place, and it stays; or it leaves the table.
+    /// Copies the bytes of an unmapped folio back to its address, and keeps the folio; or removes
+    /// it from the table if that fails.
     fn put_back(
         &self,
         inode: &'t Inode,
@@ -378,17 +381,17 @@ impl<'t> Unmapping<'t> {
     }
 }
 
-/// How it is known that a folio's file is alive.
+/// The guarantee that a folio's file is alive.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Owners<'t> {
-    /// By the reclaim lock (RECLAIM-2).
+    /// The reclaim lock is held (RECLAIM-2).
     ReclaimLock(&'t ReclaimLock<'t>),
-    /// These files are kept; folios of others are none of the caller's.
+    /// References to these files are held; the caller handles only their folios.
     Kept(&'t [Arc<Inode>]),
 }
 
 impl<'t> Owners<'t> {
-    /// The file that a locked folio belongs to; `None` once it has left its table.
+    /// Returns the file that a locked folio belongs to; `None` once it was removed from its table.
     fn owner(self, locked: &LockedFolio<'_>) -> Option<&'t Inode> {
         match self {
             Self::ReclaimLock(reclaim_lock) => reclaim_lock.owner(locked),
@@ -400,20 +403,21 @@ impl<'t> Owners<'t> {
     }
 }
 
-/// How many folios a batch has is counted in rows: one flush is due for so many places, and
-/// neighbours are one place to the kernel. A row has no more folios than a batch may have rows: a
+/// Counts the runs of adjacent pages in a batch, because a flush is due for that many ranges, and
+/// the kernel treats adjacent pages as one. A run has no more folios than a batch may have runs: a
 /// batch of one is one folio.
 #[derive(Debug, Default)]
-struct Rows {
+struct Runs {
     count: usize,
-    /// Folios of the last one, and which page would make it longer.
+    /// Folios of the last run.
     folios: usize,
+    /// Index that would extend the last run.
     next_index: u64,
 }
 
-impl Rows {
-    /// The next folio is at page `index`; no row has more than `folios_max`. Of which file it is
-    /// does not matter: the count is a measure of work, no promise.
+impl Runs {
+    /// Adds a folio at page `index`; no run has more than `folios_max`. Its file does not matter:
+    /// the count only measures work.
     fn add(&mut self, index: u64, folios_max: usize) {
         if self.count == 0 || index != self.next_index || self.folios >= folios_max {
             self.count += 1;
@@ -428,19 +432,19 @@ impl Rows {
 mod tests {
     use super::*;
 
-    fn rows(indices: &[u64], folios_max: usize) -> usize {
-        let mut rows = Rows::default();
-        indices.iter().for_each(|index| rows.add(*index, folios_max));
-        rows.count
+    fn runs(indices: &[u64], folios_max: usize) -> usize {
+        let mut runs = Runs::default();
+        indices.iter().for_each(|index| runs.add(*index, folios_max));
+        runs.count
     }
 
     #[test]
-    fn neighbours_are_one_row_as_far_as_a_row_may_reach() {
-        assert_eq!(rows(&[], 31), 0);
-        assert_eq!(rows(&[7, 8, 9, 20, 21, 3], 31), 3);
-        assert_eq!(rows(&[9, 8, 7], 31), 3, "only what comes in order");
-        assert_eq!(rows(&[7, 8, 9, 10, 11], 2), 3);
-        assert_eq!(rows(&[7, 8, 9], 1), 3, "one flush a folio stays one flush a folio");
-        assert_eq!(rows(&[0, 1], 31), 1);
+    fn adjacent_folios_are_one_run_up_to_its_maximum() {
+        assert_eq!(runs(&[], 31), 0);
+        assert_eq!(runs(&[7, 8, 9, 20, 21, 3], 31), 3);
+        assert_eq!(runs(&[9, 8, 7], 31), 3, "only ascending folios form a run");
+        assert_eq!(runs(&[7, 8, 9, 10, 11], 2), 3);
+        assert_eq!(runs(&[7, 8, 9], 1), 3, "a batch of one is one folio");
+        assert_eq!(runs(&[0, 1], 31), 1);
     }
 }

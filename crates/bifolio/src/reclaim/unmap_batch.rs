@@ -1,15 +1,15 @@
-//! A batch that is unmapped: pages of one region are taken from raw writers, with one flush (B3 to
-//! B7 of `unmap.rs`); and what becomes of them then (B8 and B9).
+//! Unmaps a batch: takes pages of one region from raw writers with one flush (B3 to B7 of
+//! `unmap.rs`), and writes the dirty ones (B8 and B9).
 //!
-//! Unmapping leaves a state for each folio; one that could not be unmapped stays as it was.
+//! Unmapping sets a state for each folio; a folio that could not be unmapped is unchanged.
 //!
-//! Then some are written out while others are gathered for the next transfer. The bounce buffer of
-//! the swapper has two halves: one with the copies of what is in flight, one for what is gathered.
-//! When that is enough for a transfer, they change places. Others write nothing out: their bounce
-//! buffer is one part, and empty again when the pages are judged.
+//! Some folios are then written while others are collected for the next transfer. The bounce buffer
+//! of the swapper has two halves: one for copies in flight, one for folios being collected. They
+//! swap when there are enough for a transfer. Other threads write nothing: their bounce buffer has
+//! one part, which is empty again when the batch ends.
 //!
 //! # Safety
-//! Unmaps pages of folios that the caller has frozen, and copies between them and the bounce
+//! Unmaps pages of folios that the caller has frozen, and copies between these pages and the bounce
 //! buffer.
 #![allow(unsafe_code)]
 
@@ -27,51 +27,51 @@ use std::ptr::NonNull;
 
 const PAGE: usize = PAGE_BYTES as usize;
 
-/// See the head of the file.
+/// A batch of frozen folios of one region; see the [module documentation](self).
 #[derive(Debug)]
 pub(super) struct UnmapBatch<'d, 't> {
     inode: &'d Inode,
     region: &'d Region,
     bounce_buffer: &'d mut BounceBuffer,
-    /// The bounce buffer's page for the next copy of one that seems clean.
+    /// Page of the bounce buffer for the next copy of a page that seems clean.
     spare: usize,
-    /// Those that have a page come first, both in the order of their places.
+    /// Folios that have a page come first; both parts are sorted by index.
     pub(super) victims: Vec<Victim<'t>>,
-    /// How many that are.
+    /// Number of folios that have a page.
     there: usize,
 }
 
-/// One folio, frozen.
+/// A frozen folio.
 #[derive(Debug)]
 pub(super) struct Victim<'t> {
     pub(super) lock: LockedFolio<'t>,
     pub(super) frozen: Frozen<'t>,
-    /// Where its last bytes are, once it was unmapped, if somebody wants them.
+    /// Address for its last bytes, written once it was unmapped if they are needed.
     pub(super) copy: CopyAt,
     pub(super) state: VictimState,
-    /// The bounce buffer's page with what it held when it seemed clean.
+    /// Page of the bounce buffer with the copy made when it seemed clean.
     before: Option<usize>,
-    /// The program has thrown its page away.
+    /// `true` if the program has discarded its page.
     is_discarded: bool,
 }
 
-/// What becomes of it.
+/// The result of unmapping a folio.
 #[derive(Debug)]
 pub(super) enum VictimState {
-    /// It is clean, and unmapped.
+    /// It is clean and unmapped.
     Goes,
-    /// It is unmapped, and to be written out.
+    /// It is unmapped and must be written.
     Leaves(InFlight),
     /// It was not unmapped.
     Stays(EvictOutcome),
-    /// It was unmapped, is dirty, and is not to be written out now.
+    /// It is unmapped and dirty, and must not be written now.
     Returns,
-    /// It was unmapped, and its last bytes cannot be had.
+    /// It is unmapped, and its last bytes cannot be read.
     Lost(io::Error),
 }
 
 impl<'d, 't> UnmapBatch<'d, 't> {
-    /// Of these folios, which are in order; their copies come to the bounce buffer from page
+    /// Creates a batch of `folios`, sorted by index. Their copies use the bounce buffer from page
     /// `first` on, which has two pages for each.
     pub(super) fn new(
         inode: &'d Inode,
@@ -99,8 +99,8 @@ impl<'d, 't> UnmapBatch<'d, 't> {
         Self { inode, region, bounce_buffer, spare, victims, there }
     }
 
-    /// Takes the pages. Dirty ones go only if the caller `may_write` them out. Answers how many
-    /// flushes were asked for.
+    /// Unmaps the pages, dirty ones only if the caller `may_write` them. Returns the number of
+    /// flushes requested.
     pub(super) fn take(&mut self, may_write: bool) -> u64 {
         let region = self.region;
         let _section = region.section();
@@ -112,7 +112,7 @@ impl<'d, 't> UnmapBatch<'d, 't> {
         }
         self.find_discarded(is_tracked);
         if is_tracked && let Err(error) = self.find_stores() {
-            self.note_refused("stores to pages of maps cannot be looked for", &error);
+            self.note_refused("cannot search pages of maps for stores", &error);
             self.stay(all);
         }
         if !may_write {
@@ -121,13 +121,13 @@ impl<'d, 't> UnmapBatch<'d, 't> {
         let has_page = |at: &usize| self.victims[*at].is_going() && !self.victims[*at].is_discarded;
         let going: Vec<usize> = (0..self.there).filter(has_page).collect();
         let indices: Vec<u64> = going.iter().map(|at| self.victims[*at].lock.index()).collect();
-        // Those in a row together.
+        // Runs of adjacent pages are one range.
         let ranges: Vec<_> = runs_of(&indices).map(|run| self.region.range_of(&run)).collect();
         if !is_tracked {
             self.copy_dirty(&going);
-        // SAFETY: pages of frozen folios, which are there (REGION-1): B5.
+        // SAFETY: pages of frozen folios, which are resident (REGION-1): B5.
         } else if let Err(error) = unsafe { self.bounce_buffer.page_pipe.keep(&ranges) } {
-            self.note_refused("pages of maps cannot be kept while they are unmapped", &error);
+            self.note_refused("cannot keep pages of maps while they are unmapped", &error);
             region.regions.note_not_kept(&error);
             self.stay(going);
             self.begin();
@@ -141,8 +141,8 @@ impl<'d, 't> UnmapBatch<'d, 't> {
         if is_tracked {
             match self.take_kept(&going) {
                 Ok(()) => self.find_late_stores(&gone, may_write),
-                // The last bytes are in a pipe of this process and nowhere else, and it was asked
-                // for no more than it has: somebody else has read from it, or closed it.
+                // The last bytes are only in a pipe of this process. No more than its contents were
+                // requested, so other code has read from the pipe or closed it.
                 Err(error) => {
                     self.bounce_buffer.page_pipe.discard();
                     for at in gone {
@@ -162,20 +162,21 @@ impl<'d, 't> UnmapBatch<'d, 't> {
         self.inode.memory.unmap_refusal.note(what, error);
     }
 
-    /// B6. Answers which folios were unmapped, which were not, and how many flushes were asked for.
+    /// B6. Returns the folios that were unmapped, those that were not, and the number of flushes
+    /// requested.
     fn unmap(&self, going: &[usize], ranges: &[PageRange]) -> (Vec<usize>, Vec<usize>, u64) {
         let unmapper = &self.region.regions.unmapper;
-        // SAFETY: pages of folios that are frozen; what raw writers stored there is kept.
+        // SAFETY: pages of frozen folios; the pipe keeps what raw writers stored there.
         let all = unsafe { unmapper.unmap(ranges) };
         let Some(error) = all.error else { return (going.to_vec(), Vec::new(), all.flushes_asked) };
-        self.note_refused("pages of maps cannot be unmapped", &error);
+        self.note_refused("cannot unmap pages of maps", &error);
         let done_bytes: usize = ranges[..all.ranges_done].iter().map(|r| r.length_bytes).sum();
         let (mut gone, mut staying) = (going[..done_bytes / PAGE].to_vec(), Vec::new());
         let mut flushes = all.flushes_asked;
-        // Part of the range that failed may be gone: one by one, to know which.
+        // Part of the failed range may be unmapped: unmap one by one to find out.
         for at in &going[gone.len()..] {
             let index = self.victims[*at].lock.index();
-            // SAFETY: as above; one that is gone stays so.
+            // SAFETY: as above; unmapping a page twice has no effect.
             let one = unsafe { unmapper.unmap(&[self.region.range_at(index)]) };
             flushes += one.flushes_asked;
             if one.error.is_none() { gone.push(*at) } else { staying.push(*at) }
@@ -183,9 +184,9 @@ impl<'d, 't> UnmapBatch<'d, 't> {
         (gone, staying, flushes)
     }
 
-    /// Finds pages that the program has thrown away: those of clean folios need no unmapping;
-    /// those of dirty ones stay, for whoever touches them or writes them out to find. Looks only
-    /// where pages are going to be read.
+    /// Finds pages that the program has discarded. Those of clean folios need no unmapping; those
+    /// of dirty folios stay, for the next access or write-back to find. Only examines pages that
+    /// will be read.
     fn find_discarded(&mut self, is_tracked: bool) {
         let is_read = |victim: &Victim<'_>| is_tracked || victim.is_dirty();
         let read = self.victims[..self.there].iter().filter(|victim| is_read(victim));
@@ -201,16 +202,16 @@ impl<'d, 't> UnmapBatch<'d, 't> {
         }
     }
 
-    /// B4: marks those that raw writers stored to as dirty; keeps a copy of those that seem clean,
-    /// made before the look.
+    /// B4: copies the pages that seem clean, and then marks the folios that raw writers stored to
+    /// as dirty.
     fn find_stores(&mut self) -> io::Result<()> {
         let mut indices = Vec::new();
         let is_read = |victim: &&mut Victim<'_>| !victim.is_dirty() && !victim.is_discarded;
         for victim in self.victims[..self.there].iter_mut().filter(is_read) {
             let target = self.bounce_buffer.address(self.spare);
-            // SAFETY: a page of the bounce buffer, which is ours.
+            // SAFETY: a page of the bounce buffer, which this batch owns.
             let target = unsafe { std::slice::from_raw_parts_mut(target, PAGE) };
-            // SAFETY: a page of a frozen folio that is there (REGION-1).
+            // SAFETY: a page of a frozen folio that is resident (REGION-1).
             unsafe { copy::copy_out(self.region.address(victim.lock.index()), target) };
             victim.before = Some(self.spare);
             self.spare += 1;
@@ -228,9 +229,9 @@ impl<'d, 't> UnmapBatch<'d, 't> {
         Ok(())
     }
 
-    /// B4: dirty folios stay, unless they may be written out.
+    /// B4: keeps dirty folios, because they may not be written.
     fn keep_dirty(&mut self) {
-        // The swapper's, or the flusher's.
+        // The swapper or the flusher writes them.
         for victim in &mut self.victims {
             if victim.is_going() && victim.is_dirty() {
                 victim.state = VictimState::Stays(EvictOutcome::of_dirty(self.inode));
@@ -238,9 +239,9 @@ impl<'d, 't> UnmapBatch<'d, 't> {
         }
     }
 
-    /// B7: the write-out of dirty folios begins. Not before: one that stays after all would have
-    /// been on its way in the eyes of a sync, which waits for that and not for the next one. While
-    /// they are frozen a sync that finds them on the dirty list waits.
+    /// B7: begins the write-back of dirty folios. Not before: a sync would take a folio that stays
+    /// after all for one in flight, wait for it, and miss the next write-back. While they are
+    /// frozen, a sync that finds them on the dirty list waits.
     fn begin(&mut self) {
         let zeros_from = self.there;
         for (at, victim) in self.victims.iter_mut().enumerate() {
@@ -249,42 +250,42 @@ impl<'d, 't> UnmapBatch<'d, 't> {
             }
             victim.state = VictimState::Leaves(self.inode.begin_write_of_victim(&victim.frozen));
             if at >= zeros_from {
-                // SAFETY: a page of the bounce buffer, which is ours.
+                // SAFETY: a page of the bounce buffer, which this batch owns.
                 unsafe { copy::zero(victim.copy.0.as_ptr(), PAGE) };
             }
         }
     }
 
-    /// B5, where there are no raw writers: the bytes stand still.
+    /// B5 without raw writers: the bytes do not change.
     fn copy_dirty(&mut self, going: &[usize]) {
         for victim in going.iter().map(|at| &self.victims[*at]) {
             if victim.is_dirty() {
-                // SAFETY: a page of the bounce buffer, which is ours.
+                // SAFETY: a page of the bounce buffer, which this batch owns.
                 let target =
                     unsafe { std::slice::from_raw_parts_mut(victim.copy.0.as_ptr(), PAGE) };
-                // SAFETY: a page of a frozen folio that is there (REGION-1).
+                // SAFETY: a page of a frozen folio that is resident (REGION-1).
                 unsafe { copy::copy_out(self.region.address(victim.lock.index()), target) };
             }
         }
     }
 
-    /// B7: the last bytes of what was kept. (What was not unmapped after all goes on changing.)
+    /// B7: reads the last bytes from the pipe. (Pages that were not unmapped may still change.)
     fn take_kept(&mut self, going: &[usize]) -> io::Result<()> {
-        // The copies of neighbours are neighbours.
-        for row in going.chunk_by(|before, next| before + 1 == *next) {
-            let (start, bytes) = (self.victims[row[0]].copy.0.as_ptr(), row.len() * PAGE);
-            // SAFETY: pages of the bounce buffer, which is ours.
+        // Copies of adjacent folios are adjacent.
+        for run in going.chunk_by(|before, next| before + 1 == *next) {
+            let (start, bytes) = (self.victims[run[0]].copy.0.as_ptr(), run.len() * PAGE);
+            // SAFETY: pages of the bounce buffer, which this batch owns.
             unsafe { self.bounce_buffer.page_pipe.take(start, bytes) }?;
         }
         Ok(())
     }
 
-    /// B7: those that seemed clean, and were stored to between the look and the unmapping.
+    /// B7: finds folios that seemed clean and were stored to between B4 and the unmapping.
     fn find_late_stores(&mut self, gone: &[usize], may_write: bool) {
         for at in gone {
             let victim = &mut self.victims[*at];
             let Some(before) = victim.before.filter(|_| !victim.is_dirty()) else { continue };
-            // SAFETY: a page of the bounce buffer that nobody writes any more.
+            // SAFETY: a page of the bounce buffer that no thread writes any more.
             let before =
                 unsafe { std::slice::from_raw_parts(self.bounce_buffer.address(before), PAGE) };
             // SAFETY: as above.
@@ -299,7 +300,7 @@ impl<'d, 't> UnmapBatch<'d, 't> {
         }
     }
 
-    /// Folios that were not unmapped stay as they are.
+    /// Marks folios that were not unmapped.
     fn stay(&mut self, staying: impl IntoIterator<Item = usize>) {
         for at in staying {
             self.victims[at].state = VictimState::Stays(EvictOutcome::Busy);
@@ -317,51 +318,51 @@ impl Victim<'_> {
     }
 }
 
-/// The rows of pages in a list that is in order.
+/// Returns the runs of adjacent pages in a sorted list.
 fn runs_of(indices: &[u64]) -> impl Iterator<Item = Range<u64>> + '_ {
     let follows = |before: &u64, next: &u64| before + 1 == *next;
     indices.chunk_by(follows).map(|run| run[0]..run[0] + run.len() as u64)
 }
 
-/// Folios that are written out together, if there are so many: a transfer of 1 MiB.
+/// Number of folios that are written together, if there are enough: a transfer of 1 MiB.
 const TRANSFER_FOLIOS: usize = 256;
 
-/// The same while somebody waits for single pages. Each waits behind no more than this: the device
-/// takes 300 us for 1 MiB.
+/// Number of folios per transfer while threads wait for single pages, so that each waits for no
+/// longer transfer: the device needs 300 us for 1 MiB.
 const PORTION_FOLIOS: usize = 32;
 
-/// See the head of the file. All of one file.
+/// Unmapped folios of one file that are written back; see the [module documentation](self).
 #[derive(Debug)]
 pub(super) struct UnmappedBatch<'t> {
     pub(super) inode: &'t Inode,
-    /// What is in flight ends before the copies and the locks go. None as long as nothing is to be
-    /// written out: whoever may not wait never writes out.
+    /// The write-back in flight, which ends before the copies and the locks are released. `None`
+    /// until a folio must be written: a thread that may not wait never writes.
     batch: Option<WriteBatch<'t>>,
     in_flight: Vec<Unmapped<'t>>,
     gathered: Vec<Unmapped<'t>>,
     leaving: Vec<WriteVictim<'t>>,
     pub(super) bounce_buffer: MutexGuard<'t, BounceBuffer>,
-    /// Parts of it: two where one is written out while the other fills.
+    /// Number of parts of the bounce buffer: two if one is written while the other fills.
     parts: usize,
-    /// Which part of the bounce buffer is for what is gathered, from 0.
+    /// Index of the part for collected folios.
     half: usize,
-    /// So many pages of it have copies, and gaps: of those that were unmapped with them and did not
-    /// leave.
+    /// Pages of that part in use, including gaps for folios that were unmapped with the others but
+    /// are not written.
     pages_used: usize,
 }
 
-/// One folio: locked, in the table, its page nowhere but at `copy`.
+/// A folio that is locked and in the table; its page is only at `copy`.
 #[derive(Debug)]
 pub(super) struct Unmapped<'t> {
-    // The lock goes before the reference.
+    // The lock is dropped before the reference.
     pub(super) lock: LockedFolio<'t>,
     pub(super) folio: FolioRef<'t>,
     pub(super) copy: CopyAt,
 }
 
 impl<'t> UnmappedBatch<'t> {
-    /// None yet. Waits until the bounce buffer is free: that of those who write out, or of the
-    /// others.
+    /// Creates an empty batch. Waits until the bounce buffer is free: the swapper's if `writes`,
+    /// else the common one.
     pub(super) fn new(inode: &'t Inode, region: &'t Region, writes: bool) -> Self {
         let regions = &region.regions;
         let bounce_buffer =
@@ -379,12 +380,12 @@ impl<'t> UnmappedBatch<'t> {
         }
     }
 
-    /// How many there are.
+    /// Returns the number of folios.
     pub(super) fn folios(&self) -> usize {
         self.in_flight.len() + self.gathered.len()
     }
 
-    /// Whether enough are gathered.
+    /// Returns `true` if enough folios are collected for a transfer.
     pub(super) fn is_a_transfer(&self) -> bool {
         self.gathered.len() >= TRANSFER_FOLIOS
     }
@@ -393,14 +394,14 @@ impl<'t> UnmappedBatch<'t> {
         self.bounce_buffer.pages() / self.parts
     }
 
-    /// The pages of the bounce buffer that have no copies.
+    /// Returns the pages of the bounce buffer that hold no copies.
     pub(super) fn room(&self) -> Range<usize> {
         let half_pages = self.half_pages();
         let first = self.half * half_pages;
         first + self.pages_used..first + half_pages
     }
 
-    /// Gathers a folio whose write-out has begun; its copy is on `page` of the bounce buffer.
+    /// Adds a folio whose write-back has begun; its copy is on `page` of the bounce buffer.
     pub(super) fn add(&mut self, page: usize, left: Unmapped<'t>, in_flight: InFlight) {
         self.pages_used = page + 1 - self.half * self.half_pages();
         let again = left.folio.try_clone();
@@ -409,8 +410,8 @@ impl<'t> UnmappedBatch<'t> {
         self.gathered.push(left);
     }
 
-    /// Waits for what is in flight and gives it back; starts to write out what was gathered, and
-    /// waits for all but the last portion of it. Nothing is frozen.
+    /// Waits for the folios in flight and returns them. Starts to write the collected folios, and
+    /// waits for all but the last transfer of them. Nothing is frozen.
     pub(super) fn rotate(&mut self, memory: &Memory) -> Vec<Unmapped<'t>> {
         self.batch.iter_mut().for_each(WriteBatch::finish_all);
         let ended = std::mem::take(&mut self.in_flight);
@@ -434,7 +435,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pages_in_a_row_are_one_range() {
+    fn adjacent_pages_are_one_range() {
         let runs = |indices: &[u64]| runs_of(indices).collect::<Vec<_>>();
         assert_eq!(runs(&[3, 4, 5, 9, 11, 12]), [3..6, 9..10, 11..13]);
         assert_eq!(runs(&[]), []);
