@@ -5,9 +5,9 @@
 //! number of its descriptor, and evicting a folio only makes its frame free again, without
 //! page-table work. A region (`region/`) is the address space of one mappable file: the page at
 //! index i has a fixed address there, and evicting it means unmapping it. [`PageSpace`] selects the
-//! kind for a file. This module keeps what is free, where it is (`extents.rs`), what everything
-//! costs, and how recently it was used (`lru.rs`). `reclaim`, a layer above, decides which file
-//! gets a frame and which folio is evicted for it.
+//! kind for a file. This module tracks which frames are free and where (`extents.rs`), charges
+//! memory against the bound, and tracks how recently folios were used (`lru.rs`). `reclaim`, a
+//! layer above, decides which file gets a frame and which folio is evicted for it.
 //!
 //! The layers above (`writeback`, `reclaim`, `file`) share one [`Memory`]. It also implements the
 //! only call from a lower layer into this one: any thread may put the last reference to a folio,

@@ -1,5 +1,5 @@
-//! Where the pages of a file are while they are in memory: the interface behind which mappable
-//! files differ from others.
+//! Location of the pages of a file in memory: the interface behind which mappable files differ from
+//! others.
 //!
 //! In the arena, a page is in the frame that its Entry names. Evicting it only changes the Entry;
 //! its frame stays readable and is reused by another folio (FRAMES-2). In a region, the page at

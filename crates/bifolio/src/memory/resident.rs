@@ -21,8 +21,8 @@ use crate::page::{FolioId, Folios};
 use std::io;
 use std::ops::Range;
 
-/// A partial chunk, where the bound ends, is made resident only if it adds at least this part of
-/// the resident frames. Otherwise its pages are left to tables.
+/// Divisor of the smallest partial chunk, where the bound ends, that is made resident: it must add
+/// at least 1/32 of the resident frames. Otherwise its pages are left to tables.
 const PARTS_WORTHWHILE: u64 = 32;
 
 /// Pages of a chunk that are being made resident.

@@ -143,11 +143,11 @@ impl Region {
         self.growths.load(Ordering::Acquire)
     }
 
-    /// Judges a refusal again under the lock. If it stands, records the error and poisons the page:
-    /// a thread that touches it gets SIGBUS, until the page is installed or cleared. Returns `true`
-    /// if the page is poisoned. Otherwise the threads that wait for the page have been woken or the
-    /// caller must wake them, and they retry. `is_past_end` and `is_there` return the current state
-    /// of the page.
+    /// Judges a refusal again under the lock. If it is still right, records the error and poisons
+    /// the page: a thread that touches it gets SIGBUS, until the page is installed or cleared.
+    /// Returns `true` if the page is poisoned. Otherwise the threads that wait for the page have
+    /// been woken or the caller must wake them, and they retry. `is_past_end` and `is_there` return
+    /// the current state of the page.
     pub(crate) fn refuse(
         &self,
         refusal: &Refusal,
