@@ -26,6 +26,7 @@ const DOORS: &[Door] = &[
             "test --manifest-path doors/Cargo.toml",
         ],
     },
+    Door { name: "sqlite", commands: &["test -p bifolio-sqlite"] },
 ];
 
 /// The command that is run.

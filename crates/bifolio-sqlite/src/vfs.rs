@@ -1,0 +1,228 @@
+//! The VFS: what it does with each kind of file, and the entry points of the extension.
+//!
+//! A main database becomes a [`Database`]. Every other file is opened by the system's VFS in the
+//! memory that SQLite has for ours, so that its calls do not come here at all: journals and logs
+//! are written in order and synced, and the kernel keeps what a killed process wrote.
+//!
+//! # Safety
+//! `xOpen` has memory of `file_size` bytes for a file: [`Opened`], and behind it the file of the
+//! system's VFS. The VFS and its name are leaked, since SQLite keeps them.
+#![allow(unsafe_code)]
+
+use crate::database::{Database, METHODS};
+use crate::settings::Settings;
+use crate::sqlite::{self, Api, File, Vfs};
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr;
+
+/// The name of the VFS.
+const NAME: &CStr = c"bifolio";
+/// The first version whose table has all the functions that are called: 3.8.0.
+const VERSION_MIN: c_int = 3_008_000;
+
+/// A file of this VFS; behind it is the file of the system's VFS.
+#[repr(C)]
+pub(crate) struct Opened {
+    base: File,
+    pub(crate) database: *mut Database,
+}
+
+/// The library that the VFS is registered in, and the system's VFS.
+pub(crate) struct Home {
+    pub(crate) api: Api,
+    system: *mut Vfs,
+}
+
+/// The entry point that SQLite derives from the file name `libbifolio_sqlite.so`.
+///
+/// # Safety
+/// SQLite calls it, with the table of its functions.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sqlite3_bifoliosqlite_init(
+    _connection: *mut c_void,
+    message: *mut *mut c_char,
+    table: *const *const c_void,
+) -> c_int {
+    if table.is_null() {
+        return sqlite::ERROR;
+    }
+    // SAFETY: the table that SQLite gives to extensions.
+    let api = unsafe { Api::new(table) };
+    match catch_unwind(AssertUnwindSafe(|| register(api))) {
+        Ok(Ok(())) => sqlite::OK_LOAD_PERMANENTLY,
+        Ok(Err(problem)) => {
+            if !message.is_null() {
+                // SAFETY: the caller's variable, whose text SQLite frees.
+                unsafe { message.write(api.text(&problem)) };
+            }
+            sqlite::ERROR
+        }
+        Err(_) => sqlite::ERROR,
+    }
+}
+
+/// The entry point that SQLite tries first, whatever the name of the file.
+///
+/// # Safety
+/// As [`sqlite3_bifoliosqlite_init`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sqlite3_extension_init(
+    connection: *mut c_void,
+    message: *mut *mut c_char,
+    table: *const *const c_void,
+) -> c_int {
+    // SAFETY: the same contract.
+    unsafe { sqlite3_bifoliosqlite_init(connection, message, table) }
+}
+
+fn register(api: Api) -> Result<(), String> {
+    if api.version() < VERSION_MIN {
+        return Err(format!("bifolio needs SQLite 3.8.0, and this is {}", api.version()));
+    }
+    if !api.vfs_find(Some(NAME)).is_null() {
+        return Ok(());
+    }
+    let system = api.vfs_find(Some(c"unix"));
+    if system.is_null() {
+        return Err("bifolio needs the VFS \"unix\", and there is none".to_owned());
+    }
+    // SAFETY: registered VFSs live as long as the library.
+    let Vfs { file_size, path_max, .. } = unsafe { *system };
+    let home = Box::leak(Box::new(Home { api, system }));
+    let vfs = Box::leak(Box::new(Vfs {
+        version: 2,
+        file_size: size_of::<Opened>() as c_int + file_size,
+        path_max,
+        next: ptr::null_mut(),
+        name: NAME.as_ptr(),
+        data: ptr::from_mut(home).cast(),
+        open,
+        delete,
+        access,
+        full_pathname,
+        dl_open,
+        dl_error,
+        dl_sym,
+        dl_close,
+        randomness,
+        sleep,
+        current_time,
+        last_error,
+        current_time_ms: Some(current_time_ms),
+        set_system_call: ptr::null(),
+        get_system_call: ptr::null(),
+        next_system_call: ptr::null(),
+    }));
+    // SAFETY: leaked above.
+    match unsafe { api.vfs_register(vfs) } {
+        sqlite::OK => Ok(()),
+        code => Err(format!("SQLite does not take the VFS: error {code}")),
+    }
+}
+
+/// # Safety
+/// A VFS that [`register`] made.
+unsafe fn home<'a>(vfs: *mut Vfs) -> &'a Home {
+    // SAFETY: a live VFS, by the contract.
+    let data = unsafe { (*vfs).data };
+    // SAFETY: `register` leaked it.
+    unsafe { &*data.cast::<Home>() }
+}
+
+unsafe extern "C" fn open(
+    vfs: *mut Vfs,
+    name: *const c_char,
+    file: *mut File,
+    flags: c_int,
+    flags_out: *mut c_int,
+) -> c_int {
+    // SAFETY: SQLite calls with the VFS that was registered.
+    let home = unsafe { home(vfs) };
+    // SAFETY: registered VFSs live as long as the library.
+    let system_open = unsafe { (*home.system).open };
+    if flags & sqlite::OPEN_MAIN_DB == 0 || name.is_null() {
+        // SAFETY: there is more memory than the system's VFS needs.
+        return unsafe { system_open(home.system, name, file, flags, flags_out) };
+    }
+    // SAFETY: the memory that SQLite has for a file; a null table means that there is nothing to
+    // close.
+    unsafe { (*file).methods = ptr::null() };
+    let body = || {
+        let parameter = |key: &str| {
+            let key = CString::new(key).ok()?;
+            // SAFETY: the name that SQLite gave for a main database.
+            unsafe { home.api.uri_parameter(name, &key) }.and_then(|value| value.to_str().ok())
+        };
+        let settings = Settings::new(parameter);
+        let settings = settings.map_err(|problem| {
+            home.api.log(sqlite::CANTOPEN, &problem);
+            sqlite::CANTOPEN
+        })?;
+        let mut flags_found = flags;
+        // SAFETY: there is memory for it behind ours.
+        let system_file = unsafe { file.cast::<Opened>().add(1) }.cast::<File>();
+        // SAFETY: the arguments that SQLite gave, and the memory for the file.
+        let code = unsafe { system_open(home.system, name, system_file, flags, &mut flags_found) };
+        if code != sqlite::OK {
+            return Err(code);
+        }
+        // SAFETY: the name that SQLite gave ends with a zero byte.
+        let path = unsafe { CStr::from_ptr(name) };
+        let is_writable = flags_found & sqlite::OPEN_READONLY == 0;
+        // SAFETY: opened above; it is closed by `Database::close` only.
+        let database = unsafe { Database::new(home.api, system_file, path, is_writable, settings) };
+        if !flags_out.is_null() {
+            // SAFETY: SQLite's variable.
+            unsafe { flags_out.write(flags_found) };
+        }
+        Ok(Box::into_raw(Box::new(database)))
+    };
+    match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(Ok(database)) => {
+            let base = File { methods: &METHODS };
+            // SAFETY: the memory that SQLite has for a file.
+            unsafe { file.cast::<Opened>().write(Opened { base, database }) };
+            sqlite::OK
+        }
+        Ok(Err(code)) => code,
+        Err(_) => sqlite::CANTOPEN,
+    }
+}
+
+/// Hands a call on to the system's VFS, with its own pointer in place of ours.
+macro_rules! forward {
+    ($($name:ident($($argument:ident: $type:ty),*) -> $answer:ty;)+) => {
+        $(unsafe extern "C" fn $name(vfs: *mut Vfs, $($argument: $type),*) -> $answer {
+            // SAFETY: SQLite calls with the VFS that was registered.
+            let system = unsafe { home(vfs) }.system;
+            // SAFETY: registered VFSs live as long as the library.
+            let function = unsafe { (*system).$name };
+            // SAFETY: the arguments that SQLite gave.
+            unsafe { function(system, $($argument),*) }
+        })+
+    };
+}
+
+forward! {
+    delete(name: *const c_char, sync_directory: c_int) -> c_int;
+    access(name: *const c_char, flags: c_int, answer: *mut c_int) -> c_int;
+    full_pathname(name: *const c_char, size: c_int, path: *mut c_char) -> c_int;
+    dl_open(name: *const c_char) -> *mut c_void;
+    dl_error(size: c_int, message: *mut c_char) -> ();
+    dl_sym(library: *mut c_void, symbol: *const c_char) -> *mut c_void;
+    dl_close(library: *mut c_void) -> ();
+    randomness(size: c_int, bytes: *mut c_char) -> c_int;
+    sleep(microseconds: c_int) -> c_int;
+    current_time(days: *mut f64) -> c_int;
+    last_error(size: c_int, message: *mut c_char) -> c_int;
+}
+
+unsafe extern "C" fn current_time_ms(vfs: *mut Vfs, milliseconds: *mut i64) -> c_int {
+    // SAFETY: SQLite calls with the VFS that was registered.
+    let system = unsafe { home(vfs) }.system;
+    // SAFETY: registered VFSs live as long as the library.
+    let function = unsafe { (*system).current_time_ms };
+    // SAFETY: the variable that SQLite gave.
+    function.map_or(sqlite::ERROR, |function| unsafe { function(system, milliseconds) })
+}
