@@ -1,7 +1,7 @@
 //! The part of SQLite's interface that a VFS needs, as `sqlite3.h` and `sqlite3ext.h` have it.
 //!
 //! Written by hand: the layout of these structs is frozen, and a generator of bindings is heavier
-//! than all of this crate. `tests/layout.rs` compares it with the system's header.
+//! than all of this crate.
 //!
 //! # Safety
 //! Calls functions of SQLite by their place in the table that it hands to an extension.
