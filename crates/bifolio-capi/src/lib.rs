@@ -1,7 +1,7 @@
 //! The C interface of the bifolio page cache: `include/bifolio.h` is made of this crate.
 //!
 //! Where it stands: above the `bifolio` crate, below C and C++ programs. Each exported function
-//! checks its pointers and numbers, calls one function of the library inside [`boundary::guard`],
+//! checks its pointers and numbers, calls one function of the library inside `boundary::guard`,
 //! and turns the answer into a result code. It keeps no state of its own but the text of the
 //! calling thread's last error and the count of pins of a file.
 //!

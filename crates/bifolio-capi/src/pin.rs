@@ -1,7 +1,7 @@
 //! Pins: bytes of a file where they are in memory, without a copy.
 //!
 //! A pin lives in the caller's struct, so that taking one allocates nothing. It borrows its file;
-//! [`PinCount`] keeps a file from being closed under it. The count is in stripes, one cache line
+//! `PinCount` keeps a file from being closed under it. The count is in stripes, one cache line
 //! each, so that threads that pin pages of one file share none.
 //!
 //! # Safety

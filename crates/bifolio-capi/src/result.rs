@@ -1,6 +1,6 @@
 //! Result codes, and the last error of the calling thread.
 //!
-//! The numbers are part of the interface: none is ever changed or used again. [`code`] gives each
+//! The numbers are part of the interface: none is ever changed or used again. `code` gives each
 //! error of the library its number; an error that a later version of the library adds is
 //! `BIFOLIO_ERROR_OTHER` until it has a number here.
 //!

@@ -9,11 +9,11 @@
 //! | [`Model`], [`Runner`] | the same operations on a plain vector, and the comparison |
 //! | [`UpsetCase`] | one thread, one file, storage that fails at the n-th call: made of bytes |
 //! | [`shrink()`] | fewer operations that fail the same way |
-//! | [`skip`] | says why a test is skipped; fails where CI demands the feature |
+//! | [`skip()`] | says why a test is skipped; fails where CI demands the feature |
 //! | [`with_seeds`] | prints the seed of a failed run; `SEED=...` replays it |
 //!
 //! Uses nothing but bifolio's public API. It is for integration tests; bifolio's own unit tests use
-//! only [`skip`], because other types would be those of another copy of the crate.
+//! only [`skip()`], because other types would be those of another copy of the crate.
 
 mod crashing;
 mod fault;

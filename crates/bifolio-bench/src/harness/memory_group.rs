@@ -39,7 +39,7 @@ pub struct Membership {
 }
 
 impl MemoryGroup {
-    /// Makes one in which a process may have [`Sizes::kernel_bytes`], all that is its own and what
+    /// Makes one in which a process may have `Sizes::kernel_bytes`, all that is its own and what
     /// the kernel keeps for it.
     ///
     /// # Errors

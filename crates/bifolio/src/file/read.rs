@@ -12,7 +12,7 @@
 //! ```
 //!
 //! A page that is not resident takes none of the steps between the first and its transfer: one look
-//! at its Entry ([`Handle::absent_at`]) leads to the claim, which begins with that Entry.
+//! at its Entry (`Handle::absent_at`) leads to the claim, which begins with that Entry.
 //!
 //! A stretch is Entries, not references: up to 64 in a row are loaded, their frames copied with one
 //! copy, and all of them loaded again ([`Stretch`]). A reader without a reference shares no write:

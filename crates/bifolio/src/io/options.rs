@@ -32,7 +32,7 @@ pub enum DirectIo {
     Require,
 }
 
-/// How a [`DiskFile`] is opened.
+/// How a [`DiskFile`](super::DiskFile) is opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DiskOptions {
     /// Allows reading.

@@ -73,7 +73,7 @@ impl Inode {
     }
 
     /// Lets the folio `new`, just started and locked, take the place of `old`, with their bytes
-    /// ([`Mapping::collapse`]); `None` if somebody uses one of those: nothing has changed then.
+    /// (`Mapping::collapse`). Returns `None`, and changes nothing, if one of those is in use.
     /// Before `new` is unlocked, the caller settles who is dirty and who has a slot.
     pub(crate) fn collapse<'a>(
         &'a self,
