@@ -1,5 +1,5 @@
-//! Advice: what the caller knows about the reads to come. And what a caller can learn: residency,
-//! the answer to `mincore` and `cachestat`.
+//! Access advice, and residency: the counterparts of `posix_fadvise`, `madvise`, `mincore` and
+//! `cachestat`.
 
 use super::File;
 use super::handle::Handle;
@@ -13,56 +13,58 @@ use crate::writeback::Inode;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// What will be done with a file, or with a range of it.
+/// Access pattern or request for a file or a range of it, given to [`File::advise`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Advice {
-    /// For the handle: watch the reads, and read ahead where they are sequential or strided. How
-    /// it is from the beginning.
+    /// For the handle: detects sequential and strided reads and reads ahead of them. The default.
     Normal,
-    /// For the handle: reads are sequential; read ahead from the first one on, and much.
+    /// For the handle: reads are sequential. Reads ahead from the first read on, with large
+    /// windows.
     Sequential,
-    /// For the handle: reads have no order; read nothing ahead.
+    /// For the handle: reads are random. Reads nothing ahead.
     Random,
-    /// For the handle, until [`Advice::Normal`]: what is read will not be read again. Reads leave
-    /// no mark of use, so that what they bring in goes before what others use.
+    /// For the handle, until [`Advice::Normal`]: data is read only once. Reads do not mark pages as
+    /// used, so their pages are evicted before others.
     NoReuse,
-    /// For the range: it will be read soon; start to read it now.
+    /// For the range: it will be read soon. Starts reading it.
     WillNeed,
-    /// For the range: it will not be needed soon. It goes first when memory is wanted; until then
-    /// it stays.
+    /// For the range: it is not needed soon. Its pages are evicted first when memory is short, and
+    /// stay until then.
     Cold,
-    /// For the range: it will not be needed. Evict it now, and say what stays, and why.
+    /// For the range: it is not needed. Evicts it immediately and reports the pages that stay, by
+    /// reason.
     DontNeed,
-    /// For the range: read it now, and wait for it. What is a hole of a memory file gets pages.
+    /// For the range: reads it and waits. Holes of a memory file get pages.
     PopulateRead,
-    /// As [`Advice::PopulateRead`], for a handle that is open for writing; in a file with a
-    /// [`MapMut`](crate::MapMut) its pages can be stored to without a fault then, and count as
-    /// changed.
+    /// For the range: reads it and waits, like [`Advice::PopulateRead`], and prepares it for
+    /// stores. Needs a handle that is open for writing. In a file with a [`MapMut`](crate::MapMut),
+    /// stores to these pages no longer fault, and the pages count as changed.
     PopulateWrite,
 }
 
 impl File {
-    /// Takes advice. What is for the handle is for all reads through it and its clones, wherever;
-    /// `range` is not looked at. The rest is for the bytes of `range`; none is for none, and what
-    /// is behind the end of the file does not matter.
+    /// Applies `advice`. Advice for the handle affects all reads through it and its clones, and
+    /// ignores `range`. Other advice affects the bytes of `range`; an empty range has no effect,
+    /// and the part past the end of file is ignored.
     ///
-    /// [`Advice::DontNeed`] evicts what is clean and nobody's; the [`Outcome`] counts the folios
-    /// that went and, by reason, those that stay. It starts the write-out of what is dirty and
-    /// does not wait for it (sync first, to evict everything; pages of memory files are swapped out
-    /// by reclaim only). A folio only part of which lies in the range stays, unless the rest is
-    /// behind the end of the file; maps and pins are left alone. What could not go now goes first
-    /// when memory is wanted.
+    /// [`Advice::DontNeed`] evicts folios that are clean and not in use. The [`Outcome`] counts the
+    /// evicted folios and, by reason, those that stay. Dirty folios start to be written back,
+    /// without waiting; to evict everything, sync first. Pages of memory files are swapped out only
+    /// by reclaim. A folio that lies partly outside the range stays, unless the rest is past the
+    /// end of file. Mapped and pinned pages stay. Folios that cannot be evicted now become the
+    /// first to be evicted when memory is short.
     ///
-    /// [`Advice::WillNeed`] starts to read the range and returns: as much of it as fits into a
-    /// quarter of the cache, and for which frames are free, or can be freed without I/O.
+    /// [`Advice::WillNeed`] starts to read the range and returns. It is limited to a quarter of the
+    /// cache, and to frames that are free or can be freed without I/O.
     ///
-    /// `PopulateRead` and `PopulateWrite` block for the device. The others do not; `DontNeed` may
-    /// wait, in a file that can be mapped, while somebody else is reclaiming.
+    /// `PopulateRead` and `PopulateWrite` block for the device. The others do not, except that
+    /// `DontNeed` on a file that can be mapped may wait while another thread reclaims memory.
     ///
     /// # Errors
-    /// The handle was not opened for what the advice takes; a range beyond 2^63; for
-    /// `PopulateRead` and `PopulateWrite`, the first page that cannot be had.
+    /// A handle that is not opened for reading or writing as the advice needs; a range beyond 2^63;
+    /// for `PopulateRead` and `PopulateWrite`, the error of the first page that cannot be read or
+    /// allocated.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -131,7 +133,7 @@ impl Handle {
     }
 }
 
-/// `DontNeed` for a range of a file.
+/// Applies [`Advice::DontNeed`] to a range of a file.
 fn evict(reclaim: &Reclaim, inode: &Arc<Inode>, range: Range<u64>) -> Outcome {
     if range.is_empty() {
         return Outcome::default();
@@ -145,7 +147,7 @@ fn evict(reclaim: &Reclaim, inode: &Arc<Inode>, range: Range<u64>) -> Outcome {
 }
 
 impl Registry {
-    /// Takes advice for all files.
+    /// Applies `advice` to all files.
     pub(crate) fn advise_all(&self, advice: Advice) -> Result<Outcome> {
         self.check()?;
         let mut total = Outcome::default();
@@ -154,7 +156,7 @@ impl Registry {
                 Advice::DontNeed => total += evict(&self.reclaim, &inode, 0..u64::MAX >> 1),
                 Advice::Cold => self.reclaim.demote(&inode, 0..u64::MAX >> 1),
                 _ => {
-                    let problem = format!("{advice:?} is not for all files");
+                    let problem = format!("{advice:?} does not apply to all files");
                     return Err(ErrorKind::Config { name: "advice", problem }.into());
                 }
             }
@@ -163,38 +165,40 @@ impl Registry {
     }
 }
 
-/// What the cache has of one page, or had. A snapshot.
+/// State of one page in the cache. A snapshot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct PageResidency {
-    /// In memory, with its bytes.
+    /// Set if the page is in memory and filled.
     pub resident: bool,
-    /// Newer in memory than on its device; a page of a memory file: only in memory.
+    /// Set if the page is newer than the device. For a page of a memory file: exists only in
+    /// memory.
     pub dirty: bool,
-    /// On its way to the device, or to the swap.
+    /// Set while the page is being written to the device or to the swap.
     pub writeback: bool,
-    /// Not in memory, but it was.
+    /// Set if the page was in memory and has been evicted.
     pub evicted: bool,
-    /// Evicted so lately that the active list, had it been that much longer, would have kept it.
+    /// Set if the page was evicted so recently that it would still be in memory if the active list
+    /// were that much longer.
     pub recently_evicted: bool,
 }
 
-/// How many pages of a range are in which state. A snapshot: others may change it meanwhile.
+/// Page counts of a range, by state. A snapshot: other threads may change the pages at any time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Residency {
-    /// Pages of the range that are in the file.
+    /// Pages of the range that lie in the file.
     pub pages: u64,
-    /// Pages that are in memory, with their bytes.
+    /// Pages that are in memory and filled.
     pub resident: u64,
-    /// Pages that are newer in memory than on their device.
+    /// Pages that are newer than the device.
     pub dirty: u64,
-    /// Pages on their way to the device.
+    /// Pages that are being written to the device or to the swap.
     pub writeback: u64,
-    /// Pages that are not in memory, but were.
+    /// Pages that were in memory and have been evicted.
     pub evicted: u64,
-    /// Of those, pages that were evicted lately: reading them again soon means that the cache is
-    /// too small, by this much at the least.
+    /// Evicted pages that were evicted recently. Reading them again soon means that the cache is
+    /// too small by at least this many pages.
     pub recently_evicted: u64,
 }
 
@@ -209,9 +213,9 @@ impl Residency {
 }
 
 impl File {
-    /// How much of a range of bytes is in memory; pages that hold a byte of it count. What is
-    /// behind the end of the file does not. Reads nothing, waits for nobody, and takes as long as
-    /// there are pages that are or were in memory: a hole of any length costs little.
+    /// Returns how much of a range of bytes is in memory. Pages that hold a byte of the range
+    /// count; pages past the end of file do not. Reads nothing and never waits. The cost is
+    /// proportional to the pages that are or were in memory: a hole of any length costs little.
     ///
     /// # Errors
     /// The cache is closed; a range beyond 2^63.
@@ -237,11 +241,11 @@ impl File {
         Ok(residency)
     }
 
-    /// As [`File::residency`], page by page: one element for each page of the range that is in the
-    /// file.
+    /// Returns the state of each page of the range that lies in the file; otherwise like
+    /// [`File::residency`].
     ///
     /// # Errors
-    /// As [`File::residency`]; no memory for so many.
+    /// Fails like [`File::residency`], and when memory for the list cannot be allocated.
     pub fn residency_by_page(&self, range: Range<u64>) -> Result<Vec<PageResidency>> {
         let pages = self.handle.pages_in_file(&range)?;
         let first = pages.start;
@@ -257,7 +261,7 @@ impl File {
 }
 
 impl Handle {
-    /// The pages that hold bytes of `range` and of the file.
+    /// Returns the pages that hold bytes of `range` and lie in the file.
     fn pages_in_file(&self, range: &Range<u64>) -> Result<Range<u64>> {
         self.check_usable()?;
         self.range_end(range.start, range.end.saturating_sub(range.start))?;
@@ -268,10 +272,10 @@ impl Handle {
         Ok(pages_of(&(range.start..end)))
     }
 
-    /// Visits those of `pages` that are in memory, or were.
+    /// Calls `visit` for those of `pages` that are or were in memory.
     fn visit_pages(&self, pages: Range<u64>, mut visit: impl FnMut(u64, PageResidency)) {
         let table = self.inode.mapping.table();
-        // What an eviction leaves is at the head of a unit only.
+        // The trace of an eviction is only in the Entry at the head of a unit.
         let mut index = self.inode.mapping.head_index(pages.start);
         while let Some(found) = table.next_occupied(index).filter(|found| *found < pages.end) {
             let end = self.inode.mapping.end_of_unit(found);
@@ -283,7 +287,7 @@ impl Handle {
         }
     }
 
-    /// What is true of the unit whose first page is `head`.
+    /// Returns the state of the unit whose first page is `head`.
     fn residency_of(&self, head: u64) -> PageResidency {
         let folios = &self.inode.memory.folios;
         let peeked = self.inode.mapping.peek(folios, head, |_, folio| folio_residency(folio));
@@ -315,9 +319,9 @@ mod tests {
     use crate::page::Lookup;
     use crate::{Cache, OpenOptions};
 
-    /// A folio that is frozen is on its way out by somebody else's hand.
+    /// A frozen folio is being evicted by another thread.
     #[test]
-    fn a_folio_that_somebody_else_evicts_is_gone() {
+    fn a_folio_that_another_thread_evicts_is_gone() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("file");
         std::fs::write(&path, [7; 8192]).unwrap();

@@ -1,14 +1,13 @@
-//! What all clones of a `File` share: rights, the inode, the error cursor.
+//! State shared by all clones of a `File`: access rights, the inode, the error cursor.
 //!
-//! ACCESS MODES: what a call wants of the folio at an index, and what becomes of one that is not
-//! there.
+//! ACCESS MODES: what a call needs of the folio at an index, and what happens if the page has none.
 //!
-//! After the kernel's `enum sgp_type` (`mm/shmem.c`), with the mode `SGP_GET` that was proposed in
-//! 2026 for batched reads of tmpfs: on a hole the first three answer "no folio, and no error", and
-//! the caller reads zeros, or refuses. Holes and allocated pages are those of memory files; a file
-//! with a backing has none, because whatever is not in memory is on the backing.
+//! Modelled on the kernel's `enum sgp_type` (`mm/shmem.c`), with the mode `SGP_GET` that was
+//! proposed in 2026 for batched reads of tmpfs. For a hole the first three modes return no folio
+//! and no error: the caller reads zeros, or fails. Holes and allocated pages exist only in memory
+//! files; a page of a file with a backing that is not in memory is on the backing.
 //!
-//! | mode | hole | allocated, not written | behind the end | the folio comes | who |
+//! | mode | hole | allocated, not written | past the end | the folio is | used by |
 //! |---|---|---|---|---|---|
 //! | `Get` | no folio | no folio | no folio | referenced | batched reads, `copy_to_fd` |
 //! | `Read` | no folio | no folio | no folio | locked, uptodate | other reads, edges of cuts |
@@ -17,11 +16,11 @@
 //! | `Write` | a folio | zeroed, or as it is | allowed | locked, any bytes | writes |
 //! | `Falloc` | allocated | zeroed, uptodate | allowed | locked | `allocate` |
 //!
-//! "As it is" and "any bytes" is what a write gets that replaces the whole folio. Whether it does
-//! is judged with the folio locked, and good for as long: until then others may append. That
-//! `Falloc` makes an allocated page uptodate keeps a promise: an `allocate` that fails takes back
-//! the pages it allocated itself, and knows them by their not being uptodate; one that another call
-//! was promised meanwhile stays.
+//! A write that replaces the whole folio gets it "as it is", with "any bytes". This is decided with
+//! the folio locked and holds until the lock is released; before that another thread may append.
+//! `Falloc` makes an allocated page uptodate for a reason: an `allocate` that fails frees the pages
+//! that it allocated itself, which are those that are not uptodate. A page that a concurrent call
+//! has allocated too is uptodate, and stays.
 
 use super::closing::Membership;
 use super::readahead::Readahead;
@@ -32,7 +31,7 @@ use crate::reclaim::Reclaim;
 use crate::writeback::{Cleaner, ErrorCursor, Inode};
 use std::sync::Arc;
 
-/// See the head of the file.
+/// State shared by all clones of a [`File`].
 #[derive(Debug)]
 pub(crate) struct Handle {
     pub(super) inode: Arc<Inode>,
@@ -44,20 +43,20 @@ pub(crate) struct Handle {
     pub(super) writable: bool,
     pub(super) immutable: bool,
     pub(super) ablation: Ablation,
-    /// The last field, so that the handle has let go of everything else when the file is told.
+    /// Last field: the handle has dropped everything else when the registry is told.
     pub(super) membership: Membership,
 }
 
-/// The last position a file can have is below this.
+/// Upper bound of positions and lengths, in bytes.
 const POSITION_BYTES_MAX: u64 = i64::MAX as u64;
 
 impl Handle {
-    /// Whether the cache can be used at all.
+    /// Fails if the cache is closed or the process was forked.
     pub(super) fn check_usable(&self) -> Result<()> {
         self.registry.cache_state.check()
     }
 
-    /// Refuses what must not be done in a cache that is poisoned, or cannot be used at all.
+    /// Fails if the cache is poisoned, closed, or belongs to a parent process.
     pub(super) fn check_sound(&self) -> Result<()> {
         self.check_usable()?;
         self.inode.memory.soundness.check()
@@ -78,7 +77,7 @@ impl Handle {
         ErrorKind::NotOpenedFor { file: self.inode.name(), operation }.into()
     }
 
-    /// Where a range ends, if that is a position at all.
+    /// Returns the end of a range, or an error if it is beyond 2^63.
     pub(super) fn range_end(&self, position_bytes: u64, length_bytes: u64) -> Result<u64> {
         let end = position_bytes.checked_add(length_bytes);
         end.filter(|end| *end <= POSITION_BYTES_MAX).ok_or_else(|| {
@@ -87,7 +86,7 @@ impl Handle {
         })
     }
 
-    /// Refuses what only memory files can do.
+    /// Fails unless this is a memory file.
     pub(super) fn check_memory_file(&self, operation: &'static str) -> Result<()> {
         if self.inode.is_memory_file() {
             return Ok(());
@@ -95,10 +94,10 @@ impl Handle {
         Err(ErrorKind::NotAMemoryFile { file: self.inode.name(), operation }.into())
     }
 
-    /// Holds the caller until a folio may become dirty. No folio lock is held.
+    /// Waits until another folio may become dirty. Called without a folio lock.
     ///
     /// # Errors
-    /// The device, or the swap, takes nothing, and as much is dirty there as may be.
+    /// The device, or the swap, accepts no writes, and the limit of dirty bytes is reached.
     pub(super) fn wait_to_be_dirty(&self, position_bytes: u64, length_bytes: u64) -> Result<()> {
         let inode = &self.inode;
         if inode.store.cleaner() != Cleaner::Swapper {
@@ -107,7 +106,7 @@ impl Handle {
         self.reclaim.wait_for_swap(inode, position_bytes..position_bytes + length_bytes)
     }
 
-    /// Refuses what a file that can be mapped cannot do: its pages have their places.
+    /// Fails for a file that can be mapped, whose pages have fixed addresses.
     pub(super) fn check_unmappable(&self, operation: &'static str) -> Result<()> {
         if self.inode.page_space.is_in_place() {
             return Err(ErrorKind::IsMappable { file: self.inode.name(), operation }.into());
@@ -121,7 +120,7 @@ impl Handle {
         ErrorKind::PastEnd { file, position_bytes, length_bytes, len_bytes }.into()
     }
 
-    /// Refuses a length the table was not reserved for.
+    /// Fails for a length that the table was not reserved for.
     pub(super) fn check_len(&self, wanted_bytes: u64) -> Result<()> {
         let len_max_bytes = self.inode.len_max_bytes;
         if wanted_bytes <= len_max_bytes {
@@ -132,16 +131,16 @@ impl Handle {
     }
 }
 
-/// See the head of the file.
+/// Access mode of a lookup; see the table in the module documentation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Access {
     Get,
     Read,
     NoAlloc,
     Cache,
-    /// The caller replaces these bytes, which lie in one unit. If they are all that the file has,
-    /// or will have, in the folio, that may come not uptodate, with any bytes, and the caller must
-    /// mark it.
+    /// The caller replaces these bytes, which lie in one unit. If the file has, or will have, no
+    /// other bytes in the folio, the folio may be returned not uptodate, with any bytes, and the
+    /// caller must mark it.
     Write {
         start: u64,
         end: u64,
@@ -149,29 +148,29 @@ pub(super) enum Access {
     Falloc,
 }
 
-/// What a mode makes of an allocated page that was never written.
+/// Result of a lookup for an allocated page that was never written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum OnAllocated {
-    /// No folio: it reads as zeros.
+    /// No folio: the page reads as zeros.
     None,
-    /// The folio, zeroed and uptodate.
+    /// Folio, zeroed and uptodate.
     Zeroed,
-    /// The same, unless all of it is replaced: then the folio as it is.
+    /// Folio, zeroed and uptodate; if the access replaces all of it, the folio as it is.
     ZeroedForPart,
 }
 
 impl Access {
-    /// Whether a hole gets a folio.
+    /// Returns `true` if a hole gets a folio.
     pub(super) fn fills_holes(self) -> bool {
         matches!(self, Self::Cache | Self::Write { .. } | Self::Falloc)
     }
 
-    /// Whether the page may lie behind the end of the file.
+    /// Returns `true` if the page may lie past the end of file.
     pub(super) fn may_pass_end(self) -> bool {
         matches!(self, Self::Write { .. } | Self::Falloc)
     }
 
-    /// What becomes of an allocated page that was never written.
+    /// Returns the result for an allocated page that was never written.
     pub(super) fn on_allocated(self) -> OnAllocated {
         match self {
             Self::Get | Self::Read => OnAllocated::None,

@@ -1,14 +1,14 @@
-//! The hit: an optimistic read, or a pin, of a resident page, in as few instructions as we know.
+//! The hit path: an optimistic read, or a pin, of a resident page.
 //!
-//! Everything a hit needs stands in the `File` itself: the table, the frames, the length. One
-//! bounds check covers the page and the table; the length is judged with the Entry in hand. Two
-//! cache lines of shared memory are read, the Entry and the data; none is written. (Of a file that
-//! can be mapped, pages may leave for good: there a reference is taken, and put.) A long read
-//! looks at the Entry before it copies, so that a hole does not cost a copy, and touches the next
-//! page if the thread reads on (`read.rs`).
+//! All data that a hit needs is in the `File` itself: addresses of the table, the frames and the
+//! length. One bounds check covers the page and the table; the length is checked after the Entry is
+//! loaded. A hit reads two cache lines of shared memory, the Entry and the data, and writes none.
+//! The exception are pages of a file that can be mapped, which are unmapped when they are evicted:
+//! they need a reference. A long read checks the Entry before it copies, so that a miss costs no
+//! copy, and prefetches the next page of a sequential reader (`read.rs`).
 //!
 //! # Safety
-//! Follows raw addresses taken from a `Handle`, which the same `File` keeps alive.
+//! Dereferences raw addresses taken from a `Handle`, which the same `File` keeps alive.
 #![allow(unsafe_code)]
 
 use super::handle::Handle;
@@ -26,23 +26,22 @@ use std::cell::Cell;
 use std::ops::Range;
 use std::sync::LazyLock;
 
-/// From this length on a read is a long one: then looking first and copying afterwards costs
-/// nothing that one would notice.
+/// Minimum length of a long read, in bytes: beside its copy, a check of the Entry costs nothing.
 const LONG_BYTES: u64 = 512;
 
 /// The result of an attempt at a hit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Hit {
-    /// The bytes are in the buffer.
+    /// All bytes are in the buffer.
     Done,
-    /// The buffer is as it was.
+    /// The buffer is unchanged.
     None,
-    /// The buffer holds bytes of another page, perhaps of another file.
+    /// The buffer holds bytes of another page, possibly of another file.
     InVain,
 }
 
 impl Hit {
-    /// Zeroes a buffer that holds what it should not.
+    /// Zeroes the buffer if it holds bytes of another page.
     pub(super) fn forget(self, buffer: &mut [u8]) {
         if self == Self::InVain {
             buffer.fill(0);
@@ -50,16 +49,16 @@ impl Hit {
     }
 }
 
-/// Addresses of what a hit reads; valid as long as the handle they were taken from.
+/// Addresses that a hit reads from; valid as long as the handle they were taken from.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct HitPath {
     entries: *const AtomicU64,
     frames: *const u8,
     hot: *const Hot,
-    /// Positions from here on have no Entry, and are none of a hit's business; 0 turns hits off.
+    /// End of the positions that have an Entry, in bytes; 0 turns hits off.
     entries_end: u64,
-    /// The same for a file in a region, where `entries_end` is 0: its frames follow from the
-    /// positions, not from the Entries. 0 for others.
+    /// End of the positions of a file in a region, in bytes; 0 for other files. Frames of such a
+    /// file follow from the positions, not from the Entries, and `entries_end` is 0.
     in_place_end: u64,
     folio_bytes: u64,
     counters_id: u64,
@@ -68,14 +67,15 @@ pub(super) struct HitPath {
 }
 
 // SAFETY: the addresses are of shared, synchronised objects that live as long as the `Handle` in
-// the same `File`, whatever thread that is on.
+// the same `File`, on any thread.
 unsafe impl Send for HitPath {}
-// SAFETY: as above; a hit changes nothing here.
+// SAFETY: as above; a hit changes none of them.
 unsafe impl Sync for HitPath {}
 
 impl HitPath {
     pub(super) fn new(handle: &Handle) -> Self {
-        // A handle that may not read sees an empty file here, and the error in the cold path.
+        // A handle without read access sees an empty file here, and the cold path returns the
+        // error.
         static NOTHING: LazyLock<Hot> = LazyLock::new(|| Hot::new(0));
         let mapping = &handle.inode.mapping;
         let hot = if handle.readable { mapping.hot() } else { &NOTHING };
@@ -94,9 +94,10 @@ impl HitPath {
         }
     }
 
-    /// Copies `buffer.len()` bytes at `position` if they lie in one resident page that nobody
-    /// changes meanwhile; tells whether it did. A page that was not marked as used yet is not
-    /// served: the cold path marks it. Nor is a thread's first read, which registers its counters.
+    /// Copies `buffer.len()` bytes at `position` if they lie in one resident page that no thread
+    /// changes during the copy. Returns `true` on success. Fails for a page that is not marked as
+    /// used yet, which the cold path marks, and for the first read of a thread, which registers its
+    /// counters.
     #[inline(always)]
     pub(super) fn read(&self, buffer: &mut [u8], position: u64) -> Hit {
         if buffer.len() as u64 >= LONG_BYTES {
@@ -106,14 +107,14 @@ impl HitPath {
             return self.read_referenced(buffer, position);
         }
         self.touch_predicted(position, 1);
-        // SAFETY: as for any copy out of a frame: the caller of the closure answers.
+        // SAFETY: as for any copy out of a frame: the caller of the closure upholds the contract.
         self.read_known(buffer, position, |source, target| unsafe {
             copy::copy_out(source, target);
         })
     }
 
-    /// A read of which the copy is what takes the time: it is not begun in vain, and if reads
-    /// follow each other, what comes next is touched before it.
+    /// Reads many bytes. Checks the Entry before the copy, and prefetches the next page if reads
+    /// are sequential.
     #[inline(never)]
     fn read_long(&self, buffer: &mut [u8], position: u64) -> Hit {
         let length = buffer.len() as u64;
@@ -128,7 +129,8 @@ impl HitPath {
         }
         self.memory().counters.note_lookups(0, 3 + u64::from(goes_on));
         if !goes_on {
-            // SAFETY: as for any copy out of a frame: the caller of the closure answers.
+            // SAFETY: as for any copy out of a frame: the caller of the closure upholds the
+            // contract.
             return self.read_known(buffer, position, |source, target| unsafe {
                 copy::copy_out(source, target);
             });
@@ -140,9 +142,9 @@ impl HitPath {
         })
     }
 
-    /// The same for a file in a region, whose page may leave at any moment: with a reference, which
-    /// keeps it there (REGION-4). `false` for other files. On a path of its own: one more condition
-    /// on that of the arena halves the rate of hot reads, measured.
+    /// Reads from a file in a region, where a page can be unmapped at any moment, with a reference
+    /// that keeps it (REGION-4). Returns `false` for other files. A separate function: one more
+    /// condition on the path of the arena halves the rate of hits.
     #[inline(never)]
     fn read_referenced(&self, buffer: &mut [u8], position: u64) -> Hit {
         let length = buffer.len() as u64;
@@ -159,14 +161,15 @@ impl HitPath {
         let Ok(_held) = self.memory().folios.try_get(seen.folio_id()) else { return Hit::None };
         let mut is_there = false;
         let copied = read_validated(word, Entry::is_ready, |entry| {
-            // With the Entry in hand: a cut sets the length before it changes the bytes behind it.
+            // Checked after the Entry: a truncation sets the length before it changes the bytes
+            // past it.
             let is_inside = position + length <= self.hot().len_bytes();
-            // READY with the reference in hand, as `recheck_ready` has it.
+            // READY with the reference held, as in `recheck_ready`.
             is_there = entry.names_same_ready_folio(seen) & is_inside;
             if is_there {
                 let source = self.frames.wrapping_add(position as usize);
-                // SAFETY: in a page of the region that is there while the reference lives
-                // (REGION-4), which the bytes do not leave; `buffer` is the caller's memory.
+                // SAFETY: in a page of the region that stays while the reference is held
+                // (REGION-4); the bytes do not reach past it; `buffer` is the caller's memory.
                 unsafe { copy::copy_out(source, buffer) };
             }
         });
@@ -180,15 +183,15 @@ impl HitPath {
         Hit::Done
     }
 
-    /// Whether the bytes lie in one page that the table has an Entry for.
+    /// Returns `true` if the bytes lie in one page that has an Entry in the table.
     #[inline(always)]
     fn may_read(&self, position: u64, length: u64) -> bool {
-        // Both at once, for one branch: see `read_validated`.
+        // Both conditions in one branch: see `read_validated`.
         is_in_one_page(position, length) & (position < self.entries_end)
     }
 
-    /// Copies from a page of the arena that the table has an Entry for. `copy` gets an address that
-    /// is readable for as many bytes as the buffer has.
+    /// Copies from a page of the arena that has an Entry in the table. `copy` gets an address that
+    /// is readable for the length of the buffer.
     #[inline(always)]
     fn read_known(
         &self,
@@ -201,7 +204,8 @@ impl HitPath {
         let copies = Cell::new(false);
         let is_wanted = |entry: Entry| entry.is_referenced() & block.is_known() & copies.get();
         let copied = read_validated(word, is_wanted, |entry| {
-            // With the Entry in hand: a cut sets the length before it changes the bytes behind it.
+            // Checked after the Entry: a truncation sets the length before it changes the bytes
+            // past it.
             if position + buffer.len() as u64 <= self.hot().len_bytes() {
                 copies.set(true);
                 let in_page = (position & (PAGE_BYTES - 1)) as usize;
@@ -217,8 +221,8 @@ impl HitPath {
         if copies.get() { Hit::InVain } else { Hit::None }
     }
 
-    /// Takes a reference to the folio that `range` lies in, if that is resident and was marked as
-    /// used, and gives the address of the range's first byte.
+    /// Takes a reference to the folio of `range`, if it is resident and marked as used, and returns
+    /// the address of the first byte of the range.
     #[inline(always)]
     pub(super) fn pin<'a>(
         &'a self,
@@ -236,9 +240,9 @@ impl HitPath {
             return None;
         }
         let folio = try_get(&self.memory().folios, seen.folio_id()).ok()?;
-        // READY with the reference in hand: the bytes are the page's, and, in a region, they are
-        // there (its page may be on its way out while its folio is not frozen: B9 of
-        // `reclaim/unmap.rs`).
+        // READY with the reference held: the bytes are those of the page and, in a region, are
+        // present. (A page may be about to be unmapped while its folio is not frozen: B9 of
+        // `reclaim/unmap.rs`.)
         let folio = recheck_ready(word, folio, seen).ok()?;
         if self.in_place_end > 0 {
             return Some((folio, self.frames.wrapping_add(range.start as usize)));
@@ -249,19 +253,21 @@ impl HitPath {
 
     #[inline(always)]
     fn memory(&self) -> &Memory {
-        // SAFETY: the inode keeps the memory, the handle the inode.
+        // SAFETY: the inode keeps the memory allocated, and the handle the inode.
         unsafe { &*self.memory }
     }
 
-    /// The length and the prediction; of an empty file for a handle that may not read.
+    /// Returns the length and the prediction of the file; those of an empty file for a handle
+    /// without read access.
     #[inline(always)]
     fn hot(&self) -> &Hot {
-        // SAFETY: lives in the inode, which the handle keeps, or is static.
+        // SAFETY: part of the inode, which the handle keeps, or static.
         unsafe { &*self.hot }
     }
 
-    /// Touches the bytes where they probably are, while the Entry that tells is on its way: the
-    /// first line of a short read, the first few of a long one, whose rest the processor foresees.
+    /// Prefetches the bytes at their predicted address while the Entry is being loaded: the first
+    /// cache line of a short read, the first few of a long one, where the hardware prefetches the
+    /// rest.
     #[inline(always)]
     fn touch_predicted(&self, position: u64, lines: usize) {
         let distance = self.hot().predicted_distance();
@@ -271,7 +277,7 @@ impl HitPath {
         }
     }
 
-    /// Where the byte at `position` is, if it is resident: to be touched, not to be read.
+    /// Returns the address of the byte at `position` if it is resident: for a prefetch only.
     #[inline(always)]
     fn frame_at(&self, position: u64) -> *const u8 {
         let word = self.entry_word(position.min(self.entries_end - 1) >> PAGE_SHIFT);
@@ -280,7 +286,7 @@ impl HitPath {
         self.frames.wrapping_add(entry.frame_offset_bytes() + in_page)
     }
 
-    /// The Entry of a page that is at most the one behind the last.
+    /// Returns the Entry of a page, which is at most the one after the last.
     #[inline(always)]
     fn entry_word(&self, index: u64) -> &AtomicU64 {
         // SAFETY: the table has an Entry for every page the file may have, and one more, and lives
@@ -300,7 +306,8 @@ mod tests {
     use std::sync::{Arc, Barrier};
     use std::thread;
 
-    /// Sevens, the second read of which arrives at the barrier, and again before it goes on.
+    /// Backing whose bytes are all 7; its second read waits at the barrier when it arrives, and
+    /// again before it returns.
     #[derive(Debug)]
     struct SlowAtSecond {
         reads: AtomicUsize,
@@ -349,23 +356,23 @@ mod tests {
         let cache = Cache::builder().memory(1 << 20).readahead_bytes_max(0).build().unwrap();
         let file =
             cache.open_backing(backing.clone(), &OpenOptions::new().immutable(true)).unwrap();
-        // Twice: then it is marked as used.
+        // The second read marks the page as used.
         for _ in 0..2 {
             file.read_at(&mut [0; 8], 0).unwrap();
         }
         let page = 0..PAGE_BYTES;
         let reader = std::cell::Cell::new(None);
         let pinned = file.hit_path.pin(&page, |folios, id| {
-            // Between the look at the Entry and the reference.
+            // Between the load of the Entry and the reference.
             assert_eq!(file.advise(page.clone(), Advice::DontNeed).unwrap().evicted, 1);
             let other = file.clone();
             reader.set(Some(thread::spawn(move || other.read_at(&mut [0; 8], 0))));
             backing.barrier.wait();
             let folio = folios.try_get(id);
-            assert!(folio.is_ok(), "the page did not come to the frame that it had");
+            assert!(folio.is_ok(), "the page did not get its old frame again");
             folio
         });
-        assert!(pinned.is_none(), "pinned before its bytes are there");
+        assert!(pinned.is_none(), "pinned before it is filled");
         backing.barrier.wait();
         reader.take().unwrap().join().unwrap().unwrap();
         assert_eq!(file.pin(page).unwrap().as_bytes(), Some(&[7; PAGE_BYTES as usize][..]));

@@ -1,36 +1,36 @@
-//! Files: what a caller reads, writes, pins and syncs.
+//! The file layer: reads, writes, pins, advice and syncs.
 //!
-//! The top of the data's way. A [`File`] turns byte ranges into pages and tries, in this order:
+//! A [`File`] turns byte ranges into pages and tries, in this order:
 //!
 //! ```text
-//!   read_at    optimistic copy, no reference      hit.rs      a READY page, no other test
+//!   read_at    optimistic copy, no reference      hit.rs      one READY page
 //!                | the page changed, is not READY, or the range has several pages
 //!                v
-//!              a stretch of pages, no reference   read.rs     neighbouring frames at once
-//!              zeros                              holes.rs    holes of memory files, one fill
-//!                | not resident, or a writer inside
+//!              a run of pages, no reference       read.rs     adjacent frames in one copy
+//!              zeros                              holes.rs    holes of memory files
+//!                | not resident, or a writer is active
 //!                v
-//!              runs of absent folios              fill.rs     allocate, insert, locked
-//!                |  and what will be wanted next  readahead/
+//!              runs of absent folios              fill.rs     allocate, lock, insert
+//!                |  and readahead                 readahead/
 //!                v                                read_io.rs  one transfer, READY folio by folio
-//!              one folio, under its lock          fill.rs     if somebody else has it
-//!   read_many  the same, all runs in one batch    read_many.rs
+//!              one folio, under its lock          fill.rs     if another thread has it locked
+//!   read_many  as read_at, all runs in one batch  read_many.rs
 //!   pin        one reference                      pin.rs
 //!   write_at   the folio lock, a write section    write.rs
 //!   set_len    lengths, allocation, holes         resize.rs
-//!   advise     what readers will do; what there is in memory   advice.rs
+//!   advise     access hints, and residency        advice.rs
 //!   copy_to_fd a batch of references              copy_to_fd.rs  up to 31 folios, no folio lock
 //! ```
 //!
-//! [`Handle`] is what clones of a `File` share (`handle.rs`); `registry.rs` knows which files are
-//! open and gives one inode to all handles of a file; `closing.rs` makes it durable and frees it
-//! after the last, and closes the cache.
+//! [`Handle`] is the state that clones of a `File` share (`handle.rs`). `registry.rs` tracks the
+//! open files, so that all handles of a file share one inode. `closing.rs` syncs and frees the
+//! inode after the last handle is closed, and closes the cache.
 //!
 //! Invariants:
-//! - FILE-1: the bytes of a folio behind the length of the file are zeros. So growing a file needs
-//!   to touch nothing.
+//! - FILE-1: the bytes of a folio past the end of file are zeros, so that growing a file touches no
+//!   page.
 //! - FILE-2: the length grows under the resizing lock and the lock of the folio that grows it,
-//!   after the bytes are in place.
+//!   after the bytes have been copied in.
 
 mod advice;
 mod closing;
@@ -78,12 +78,13 @@ use std::sync::Arc;
 
 /// A file in a cache.
 ///
-/// Cheap to clone and safe to share: all methods take `&self`. Clones are one handle, like
-/// duplicated descriptors: they share access rights and are told of a write error once.
+/// Cheap to clone and safe to share: all methods take `&self`. Clones share one handle, like
+/// duplicated descriptors: they have the same access rights, and a write error is reported to one
+/// of them, once.
 ///
-/// Positions and lengths are in bytes, below 2^63. Reads and writes that lie in one 4 KiB page are
+/// Positions and lengths are in bytes, below 2^63. Reads and writes within one 4 KiB page are
 /// atomic with respect to each other: a read returns the page as it was before or after a write,
-/// never a mixture. The cache assumes that nobody else changes the file while it is open in it.
+/// never a mixture. The cache assumes that no other program changes the file while it is open here.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -120,88 +121,95 @@ impl File {
         Self { hit_path: HitPath::new(&handle), handle }
     }
 
-    /// Length of the file, bytes, with everything that was written, synced or not.
+    /// Returns the length of the file in bytes. Includes data that is written but not synced.
     pub fn len(&self) -> u64 {
         self.handle.inode.mapping.len_bytes()
     }
 
-    /// Whether the file has no bytes.
+    /// Returns `true` if the file has length 0.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Bytes of a folio of this file: the unit of residency, pinning and I/O.
+    /// Returns the size of a folio of this file in bytes. A folio is the unit of residency, pinning
+    /// and I/O.
     pub fn folio_bytes(&self) -> u64 {
         self.handle.inode.mapping.folio_bytes()
     }
 
-    /// The identity by which opens of this cache find the file: device and inode of a file of the
-    /// kernel, [`Backing::identity`](crate::Backing::identity) of storage of your own. `None` if
-    /// each open is a file of its own, as with memory files.
+    /// Returns the identity by which this cache finds the file when it is opened again: device and
+    /// inode of a kernel file, or [`Backing::identity`](crate::Backing::identity) of your own
+    /// storage. Returns `None` if every open makes a separate file, as for memory files.
     pub fn identity(&self) -> Option<FileIdentity> {
         self.handle.membership.identity()
     }
 
-    /// Whether this is a memory file: see [`Cache::memory_file`](crate::Cache::memory_file).
+    /// Returns `true` for a memory file; see [`Cache::memory_file`](crate::Cache::memory_file).
     pub fn is_memory_file(&self) -> bool {
         self.handle.inode.is_memory_file()
     }
 
-    /// Whether the file was opened immutable.
+    /// Returns `true` if the file was opened immutable.
     pub fn is_immutable(&self) -> bool {
         self.handle.immutable
     }
 
-    /// Makes every write that returned before this call durable: writes dirty pages out, then
-    /// flushes the device. Blocks for the device.
+    /// Makes every write that returned before this call durable: writes back the dirty pages, then
+    /// flushes the device. Blocks until the device is done.
     ///
-    /// Syncs of a file that come at the same time, through whatever handles, go together: while one
-    /// is under way all others wait, and one more serves them all, with one flush, and one
-    /// write-out if less than 1 MiB is dirty. So threads that each write and sync their own records
-    /// need no group commit of their own (`Stats::device_flushes`, `Stats::syncs_shared`). If
-    /// several came to the sync before, the first to come waits for the others, for an eighth of
-    /// the time that one took or a millisecond at the most.
+    /// Concurrent syncs of a file, through any of its handles, are grouped: while one is running,
+    /// later callers wait, and a single sync then serves them all with one flush. If less than 1
+    /// MiB is dirty, they also share one write-back. Threads that each write and sync their own
+    /// records therefore need no group commit of their own (`Stats::device_flushes`,
+    /// `Stats::syncs_shared`). If several callers shared the last sync, the first to arrive waits
+    /// for the others for at most 1/8 of the duration of that sync, capped at 1 ms.
     ///
-    /// A sync through any handle is one of the file: one that was opened for reading writes out
-    /// what others wrote. Signals do not end it.
+    /// Syncs through any handle cover the whole file: a handle opened only for reading also writes
+    /// back what other handles wrote. Signals do not interrupt a sync.
     ///
     /// # Errors
-    /// Failures of now, or, once for each handle, failures since its last sync
-    /// ([`ErrorKind::Writeback`](crate::ErrorKind::Writeback)); a folio that the calling thread
-    /// has as a [`PinMut`] ([`ErrorKind::PinnedByCaller`](crate::ErrorKind::PinnedByCaller)).
-    /// Pages that could not be written
-    /// are dirty as before: the next sync tries them again, and no sync succeeds until they are on
-    /// the device. A flush that fails is told to all who shared it. One of a file of the system
-    /// stays failed, for every handle and every kind of sync, until it is given up
-    /// ([`File::discard_dirty`]), the last handle is closed and the file is opened again, as nobody
-    /// can tell what reached the device then; with a [`Backing`](crate::Backing) of your own that
-    /// is yours to say.
+    /// - [`ErrorKind::Writeback`](crate::ErrorKind::Writeback): this sync failed, or a write-back
+    ///   failed since the last sync through this handle. Each handle reports such an earlier
+    ///   failure once.
+    ///
+    /// - [`ErrorKind::PinnedByCaller`](crate::ErrorKind::PinnedByCaller): the calling thread holds
+    ///   a [`PinMut`] of a dirty folio.
+    ///
+    /// Pages that could not be written stay dirty. The next sync writes them again, and no sync
+    /// succeeds until they are on the device.
+    ///
+    /// A failed flush is reported to every caller that shared it. For a file that the cache opened
+    /// by path, the failure is permanent, for every handle and every kind of sync, because the
+    /// kernel does not tell what reached the device. To recover, call [`File::discard_dirty`],
+    /// close the last handle and open the file again. A [`Backing`](crate::Backing) of your own
+    /// decides itself whether a later flush can succeed.
     pub fn sync_data(&self) -> Result<()> {
         self.handle.check_sound()?;
         own_pins::check(&self.handle.inode, &own_pins::ALL_PAGES)?;
         self.handle.inode.sync(&self.handle.error_cursor, None, false)
     }
 
-    /// As [`File::sync_data`], and the file's metadata too.
+    /// Syncs data and metadata of the file; otherwise like [`File::sync_data`].
     ///
     /// # Errors
-    /// As [`File::sync_data`].
+    /// Fails like [`File::sync_data`].
     pub fn sync_all(&self) -> Result<()> {
         self.handle.check_sound()?;
         own_pins::check(&self.handle.inode, &own_pins::ALL_PAGES)?;
         self.handle.inode.sync(&self.handle.error_cursor, None, true)
     }
 
-    /// As [`File::sync_data`], for the bytes of `range` only: other dirty pages stay in memory,
-    /// even beside those of the range. What of the range was never written is zeros on the storage,
-    /// too, which is as long at least as the range reaches into the file.
+    /// Syncs the bytes of `range`; otherwise like [`File::sync_data`]. Dirty pages outside the
+    /// range stay in memory, even adjacent ones. Bytes of the range that were never written become
+    /// zeros on the storage, which is then at least as long as the part of the range that lies in
+    /// the file.
     ///
-    /// A range of up to 512 folios costs a look at each of them, a longer one a walk over all dirty
-    /// folios of the file; both wait for write-outs that others have in flight anywhere in the
-    /// file, 16 MiB or so a caller, and for a flush, which is of the whole device.
+    /// A range of up to 512 folios costs one lookup per folio; a longer one walks all dirty folios
+    /// of the file. Both wait for write-backs that other threads have in flight anywhere in the
+    /// file (about 16 MiB per thread), and for a flush, which covers the whole device.
     ///
     /// # Errors
-    /// As [`File::sync_data`]; a range beyond 2^63.
+    /// Fails like [`File::sync_data`], and for a range beyond 2^63.
     pub fn sync_range(&self, range: Range<u64>) -> Result<()> {
         self.handle.check_sound()?;
         let length_bytes = range.end.saturating_sub(range.start);

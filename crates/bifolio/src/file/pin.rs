@@ -1,14 +1,14 @@
-//! Pins: bytes that stay where they are, without a copy.
+//! Pins: access to cached bytes without a copy.
 //!
 //! A [`Pin`] is one reference to a folio, taken with one unconditional add and checked against the
-//! table (L1-L4 of `page/mapping.rs`); it borrows the file and stays on its thread, so that it can
-//! become cheaper still. A [`Hold`] is the same for keeps. A [`PinMut`] is the folio lock and a
-//! write section. A pin guarantees residency, not immutability: another handle may write the bytes
-//! meanwhile, unless the file is immutable. Of many pins, those of resident folios are taken at
-//! once, and the others after transfers that leave together.
+//! table (L1-L4 of `page/mapping.rs`). It borrows the file and stays on its thread. A [`Hold`] owns
+//! its reference and its handle, and can be sent to other threads. A [`PinMut`] is the folio lock
+//! and a write section. A pin guarantees residency, not immutability: another handle may write the
+//! bytes concurrently, unless the file is immutable. [`File::pin_many`] first takes the pins of
+//! resident folios; the others follow after transfers that are submitted together.
 //!
 //! # Safety
-//! Hands out addresses in frames that a reference keeps from being given to others (FRAMES-3).
+//! Returns addresses in frames that are not reused while a reference is held (FRAMES-3).
 #![allow(unsafe_code)]
 
 use super::File;
@@ -29,10 +29,12 @@ use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Bytes of one folio, resident for as long as this lives. Not `Send`: see [`Pin::hold`].
+/// Pinned bytes of one folio: they stay resident until the pin is dropped. Not `Send`; see
+/// [`Pin::hold`].
 ///
-/// In a forked child the bytes read as zeros; those of a file that can be mapped cannot be touched
-/// there at all. Dropping a pin there does nothing. The same goes for [`Hold`] and [`PinMut`].
+/// In a forked child the bytes read as zeros, and those of a file that can be mapped must not be
+/// accessed at all. Dropping a pin in the child has no effect. The same holds for [`Hold`] and
+/// [`PinMut`].
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -54,64 +56,65 @@ pub struct Pin<'a> {
     folio: FolioRef<'a>,
     start: *const u8,
     length: usize,
-    /// Short pins belong to their thread.
+    /// Keeps a pin on the thread that took it.
     not_send: PhantomData<*const ()>,
 }
 
 macro_rules! byte_accessors {
     () => {
-        /// How many bytes are pinned.
+        /// Returns the number of pinned bytes.
         #[inline]
         pub fn len(&self) -> usize {
             self.length
         }
 
-        /// Whether no bytes are pinned.
+        /// Returns `true` if no bytes are pinned.
         pub fn is_empty(&self) -> bool {
             self.length == 0
         }
 
-        /// The first byte. The bytes may change while other handles write them; make no reference
-        /// of them unless you know that nobody does.
+        /// Returns the address of the first byte. Other handles may write the bytes at any time;
+        /// create a reference to them only if you can rule that out.
         #[inline]
         pub fn as_ptr(&self) -> *const u8 {
             self.start
         }
 
-        /// Copies the first `buffer.len()` bytes out. While somebody writes them, the copy may be
-        /// a mixture of old and new; [`File::read_at`] is atomic within a page.
+        /// Copies the first `buffer.len()` bytes to `buffer`. During a concurrent write the copy
+        /// may be a mixture of old and new bytes; [`File::read_at`] is atomic within a page.
         ///
         /// # Panics
-        /// If fewer bytes are pinned.
+        /// If fewer bytes are pinned than `buffer` has.
         #[inline]
         pub fn copy_to(&self, buffer: &mut [u8]) {
             check_fits(buffer.len(), self.length);
-            // SAFETY: the bytes are in a frame our reference keeps, long enough (checked), and
-            // changed by others only through `sys::copy`; `buffer` is not frame memory.
+            // SAFETY: the bytes are in a frame that our reference keeps, long enough (checked), and
+            // changed by other threads only through `sys::copy`; `buffer` is not frame memory.
             unsafe { copy::copy_out(self.start, buffer) }
         }
 
-        /// The bytes, if the file is immutable; `None` on any other file, where another handle
-        /// could change them under the borrow.
+        /// Returns the bytes of an immutable file. Returns `None` for any other file, where another
+        /// handle could change them under the borrow.
         #[inline]
         pub fn as_bytes(&self) -> Option<&[u8]> {
             if !self.is_immutable() {
                 return None;
             }
-            // SAFETY: the file is immutable, and stays so while the handle lives, which this
-            // borrows or owns: nobody writes the bytes.
+            // SAFETY: the file is immutable, and stays so while the handle is open, which this
+            // borrows or owns: no thread writes the bytes.
             Some(unsafe { self.as_slice() })
         }
 
-        /// The bytes as a slice.
+        /// Returns the bytes as a slice.
         ///
         /// # Safety
-        /// Nobody may write these bytes (through any handle of the file, `write_at`, `pin_mut` or
-        /// `set_len`) while the slice lives: the caller's own latch must keep writers away.
+        /// No thread may write these bytes, through any handle of the file (`write_at`, `pin_mut`,
+        /// `set_len`), until the slice is dropped. The caller must exclude writers, with its own
+        /// latch for example.
         #[inline]
         pub unsafe fn as_slice(&self) -> &[u8] {
-            // SAFETY: a resident, initialised frame that our reference keeps; the caller vouches
-            // that nobody changes it.
+            // SAFETY: a resident, initialised frame that our reference keeps; the caller guarantees
+            // that no thread changes it.
             unsafe { std::slice::from_raw_parts(self.start, self.length) }
         }
     };
@@ -138,10 +141,11 @@ impl<'a> Pin<'a> {
         self.file.handle.immutable
     }
 
-    /// A counted reference of its own, which can be kept, cloned and sent.
+    /// Returns a [`Hold`] of the same bytes: a separate reference that can be stored, cloned and
+    /// sent.
     pub fn hold(&self) -> Hold {
-        // Our own reference keeps the folio alive, so this fails only at the limit of counts,
-        // which would take 2^38 holds: more than there is memory for.
+        // Our own reference keeps the folio allocated, so this fails only when the count overflows.
+        // That takes 2^38 holds, more than fit in memory.
         let folio = self.folio.try_clone().expect("2^38 references to one folio");
         Hold {
             handle: Arc::clone(&self.file.handle),
@@ -153,7 +157,8 @@ impl<'a> Pin<'a> {
     }
 }
 
-/// A pin for keeps: `Send`, `Sync`, `Clone`, without a lifetime. Keeps its handle open.
+/// Pinned bytes of one folio, without a lifetime: `Send`, `Sync` and `Clone`. Keeps its file handle
+/// open.
 #[derive(Debug)]
 pub struct Hold {
     handle: Arc<Handle>,
@@ -163,9 +168,9 @@ pub struct Hold {
     length: usize,
 }
 
-// SAFETY: the address is of a frame our counted reference keeps; it may be read from any thread.
+// SAFETY: the address is of a frame that our counted reference keeps; any thread may read it.
 unsafe impl Send for Hold {}
-// SAFETY: all methods only read what may be read from any thread.
+// SAFETY: all methods only read memory that any thread may read.
 unsafe impl Sync for Hold {}
 
 impl Hold {
@@ -175,16 +180,17 @@ impl Hold {
         self.handle.immutable
     }
 
-    /// The page counts as stored to through a map, if the file has it. Waits for its lock.
+    /// Marks the page as stored to through a map, if the file still has it. Waits for the folio
+    /// lock.
     pub(crate) fn mark_stored(&self) {
         let index = self.memory.folios.get(self.id).index();
-        // After a cut and a growth it may be another folio's (REGION-4).
+        // After a truncation and a growth the page may belong to another folio (REGION-4).
         if let Some(Locked { folio, lock, .. }) = self.handle.find_resident(index) {
             self.handle.inode.mark_stored(&lock, folio.id());
         }
     }
 
-    /// Whether this is a process that the cache was not made in.
+    /// Returns `true` in a process that did not create the cache: a forked child.
     pub(crate) fn is_forked(&self) -> bool {
         self.handle.registry.cache_state.is_forked()
     }
@@ -206,26 +212,27 @@ impl Clone for Hold {
 impl Drop for Hold {
     fn drop(&mut self) {
         if self.is_forked() {
-            // The reference is the parent's.
+            // The reference belongs to the parent process.
             return;
         }
         drop(self.memory.folios.adopt(self.id));
     }
 }
 
-/// Bytes of one folio, to be changed in place: nobody else reads or writes the folio through the
-/// cache's calls while this lives; pins taken before still point to it.
+/// Pinned bytes of one folio, writable in place. While it exists, no other call of the cache reads
+/// or writes the folio; pins taken before still refer to the bytes.
 ///
-/// The folio is dirty, whether it was changed or not. Holds the folio's lock: a call of the same
-/// thread that needs the folio (a read, a write, a sync or a close among them) would wait for
-/// itself, so it is refused ([`ErrorKind::PinnedByCaller`]). A call of another thread waits, so do
-/// not wait for that thread with the pin in hand. Calls for
-/// other folios wait for no thread that waits for this one, unless it has one of them as a
-/// `PinMut`, or, where they change the length of the same file, is about to cut it or to write
-/// across its end.
+/// Marks the folio dirty, even if nothing is changed. Holds the folio lock. A call of the same
+/// thread that needs this folio (a read, write, sync or close, for example) would deadlock, so it
+/// fails with [`ErrorKind::PinnedByCaller`]. Calls of other threads wait until the pin is dropped,
+/// so do not wait for such a thread while you hold it.
+///
+/// A call for other folios never waits for a thread that waits for this one, with two exceptions:
+/// that thread holds one of the other folios as a `PinMut`, or both change the length of the same
+/// file and that thread is about to truncate it or to write across its end.
 #[derive(Debug)]
 pub struct PinMut<'a> {
-    // In the order they must go: the section ends under the lock, the lock under the reference.
+    // Dropped in this order: the section ends under the lock, the lock under the reference.
     _section: WriteSection<'a>,
     _lock: LockedFolio<'a>,
     _folio: FolioRef<'a>,
@@ -237,50 +244,51 @@ pub struct PinMut<'a> {
 
 impl Drop for PinMut<'_> {
     fn drop(&mut self) {
-        // The lock counts again until it goes.
+        // This thread counts the lock again until it is released.
         inside::add(1);
     }
 }
 
 impl PinMut<'_> {
-    /// How many bytes are pinned.
+    /// Returns the number of pinned bytes.
     pub fn len(&self) -> usize {
         self.length
     }
 
-    /// Whether no bytes are pinned.
+    /// Returns `true` if no bytes are pinned.
     pub fn is_empty(&self) -> bool {
         self.length == 0
     }
 
-    /// Copies the first `buffer.len()` bytes out.
+    /// Copies the first `buffer.len()` bytes to `buffer`.
     ///
     /// # Panics
-    /// If fewer bytes are pinned.
+    /// If fewer bytes are pinned than `buffer` has.
     pub fn copy_to(&self, buffer: &mut [u8]) {
         check_fits(buffer.len(), self.length);
-        // SAFETY: the bytes are in a frame we hold the lock of; `buffer` is not frame memory.
+        // SAFETY: the bytes are in a frame of a folio that we have locked; `buffer` is not frame
+        // memory.
         unsafe { copy::copy_out(self.start, buffer) }
     }
 
-    /// Replaces `bytes.len()` bytes from `offset` on.
+    /// Replaces the bytes from `offset` on with `bytes`.
     ///
     /// # Panics
-    /// If they do not fit.
+    /// If `bytes` reaches past the last pinned byte.
     pub fn copy_from(&mut self, offset: usize, bytes: &[u8]) {
         check_fits(offset.saturating_add(bytes.len()), self.length);
-        // SAFETY: inside a frame we hold the lock and the write section of, checked above.
+        // SAFETY: inside a frame, checked above; we hold its folio lock and write section.
         unsafe { copy::copy_in(self.start.wrapping_add(offset), bytes) }
     }
 
-    /// The first byte. Others may be reading it: make no unique reference of it unless you know
-    /// that no pin of these bytes is being read.
+    /// Returns the address of the first byte. Other threads may be reading it through pins: create
+    /// a unique reference only if you can rule that out.
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
         self.start
     }
 }
 
-/// Iterator over pins of consecutive folios; see [`File::pins`].
+/// Iterator over pins of consecutive folios, returned by [`File::pins`].
 #[derive(Debug)]
 pub struct Pins<'a> {
     file: &'a File,
@@ -298,19 +306,19 @@ impl<'a> Iterator for Pins<'a> {
         let folio_end = (self.left.start / folio_bytes + 1).saturating_mul(folio_bytes);
         let end = folio_end.min(self.left.end);
         let pin = self.file.pin(self.left.start..end);
-        // After an error there is nothing sensible to go on with.
+        // Ends after an error.
         self.left.start = if pin.is_ok() { end } else { self.left.end };
         Some(pin)
     }
 }
 
 impl File {
-    /// Pins the bytes of `range`, which must lie in one folio and in the file. Blocks for I/O if
-    /// they are not resident.
+    /// Pins the bytes of `range`, which must lie in one folio and in the file. Blocks for I/O on a
+    /// miss.
     ///
     /// # Errors
-    /// A range that leaves its folio ([`ErrorKind::PinSpansFolios`]) or the file
-    /// ([`ErrorKind::PastEnd`]), and all that a read can fail with.
+    /// A range that spans folios ([`ErrorKind::PinSpansFolios`]) or reaches past the end of file
+    /// ([`ErrorKind::PastEnd`]), and every error of [`File::read_at`].
     #[inline(always)]
     pub fn pin(&self, range: Range<u64>) -> Result<Pin<'_>> {
         match self.pin_hit(&range) {
@@ -322,7 +330,7 @@ impl File {
         }
     }
 
-    /// The pin of a range whose folio is resident and marked as used.
+    /// Returns the pin of a range whose folio is resident and marked as used.
     #[inline(always)]
     pub(super) fn pin_hit(&self, range: &Range<u64>) -> Option<Pin<'_>> {
         let try_get = |folios, id| self.try_get(folios, id);
@@ -331,7 +339,7 @@ impl File {
         Some(self.pin_at(range, folio, start))
     }
 
-    /// The pin of a range whose folio a reference was left for.
+    /// Returns the pin of a range in folio `id`. Takes over a reference that the caller holds.
     pub(super) fn pin_of(&self, range: &Range<u64>, id: FolioId) -> Pin<'_> {
         let memory = &self.handle.inode.memory;
         memory.counters.add(Counter::Pin, 1);
@@ -346,32 +354,33 @@ impl File {
         Pin { file: self, folio, start, length, not_send: PhantomData }
     }
 
-    /// Whether the range can be pinned at all.
+    /// Returns `true` if the range can be pinned: it is in one folio and in the file.
     pub(super) fn check_pin(&self, range: &Range<u64>) -> Result<()> {
         self.handle.check_readable()?;
         self.check_pin_range(range)
     }
 
-    /// Pins of all folios that `range` touches, one after the other, each with its part of it.
+    /// Returns an iterator that pins each folio of `range` in order, and the part of the range in
+    /// it.
     ///
-    /// Stops after the first error.
+    /// The iterator ends after the first error.
     pub fn pins(&self, range: Range<u64>) -> Pins<'_> {
         Pins { file: self, left: range }
     }
 
-    /// Pins the bytes of `range` for changing them in place. Blocks for the folio's lock and I/O,
-    /// and as [`File::write_at`] while too much is dirty.
+    /// Pins the bytes of `range` for changes in place. Blocks for the folio lock, for I/O on a
+    /// miss, and, like [`File::write_at`], while too much is dirty.
     ///
     /// # Errors
-    /// As [`File::pin`]; a handle not opened for writing; a device that takes nothing, as for
-    /// [`File::write_at`].
+    /// The errors of [`File::pin`], a handle that is not open for writing, and, as for
+    /// [`File::write_at`], a device that accepts no writes.
     pub fn pin_mut(&self, range: Range<u64>) -> Result<PinMut<'_>> {
         self.handle.check_writable()?;
         self.check_pin_range(&range)?;
         let inode = &self.handle.inode;
         let Locked { folio, lock, .. } = loop {
             let locked = self.handle.lock_folio(range.start >> PAGE_SHIFT, Access::Cache)?;
-            // The file may have been cut while we waited for the lock.
+            // The file may have been truncated while we waited for the lock.
             self.check_pin_range(&range)?;
             if inode.try_mark_dirty(&locked.folio, &locked.lock).is_ok() {
                 break locked;
@@ -384,7 +393,7 @@ impl File {
         let section = inode.mapping.begin_write_section(&lock, pages);
         let length = (range.end - range.start) as usize;
         inode.memory.counters.add(Counter::WriteBytes, length as u64);
-        // Its owner may touch maps, whose faults do not need this folio.
+        // The owner of the pin may access maps: their faults do not need this folio.
         inside::add(-1);
         let own = OwnPin::new(inode, lock.index()..lock.index() + lock.pages());
         Ok(PinMut {
@@ -410,9 +419,9 @@ impl File {
         }
     }
 
-    /// Pins bytes that are not resident, or not marked as used, and leaves the reference to
-    /// [`Self::pin_of`]. In this shape the answer fits in registers, and the hit beside it is not
-    /// forced through memory.
+    /// Pins bytes that are not resident, or not marked as used. Returns the id of the folio and
+    /// leaves the reference to [`Self::pin_of`]: this result fits in registers, so the inlined hit
+    /// path is not forced through memory.
     #[cold]
     #[inline(never)]
     fn pin_miss(&self, start: u64, end: u64) -> Result<FolioId> {
@@ -421,7 +430,7 @@ impl File {
         let inode = &self.handle.inode;
         let index = range.start >> PAGE_SHIFT;
         let locked = self.handle.lock_folio(index, Access::Cache)?;
-        // The file may have been cut while we waited for the lock.
+        // The file may have been truncated while we waited for the lock.
         self.check_pin_range(&range)?;
         if locked.was_resident {
             inode.memory.counters.add(Counter::HitSlow, 1);
@@ -463,12 +472,12 @@ impl File {
         ErrorKind::Config { name: "range", problem }.into()
     }
 
-    /// Pins the bytes of each range, as [`File::pin`] would; what is not resident is read by
-    /// transfers that are submitted together. The answers stand in the order of the ranges, and a
-    /// range that fails leaves the others alone. Blocks until all are answered.
+    /// Pins the bytes of each range, like [`File::pin`]. Misses are read by transfers that are
+    /// submitted together. The results are in the order of the ranges; an error of one range does
+    /// not affect the others. Blocks until all ranges have a result.
     ///
-    /// All pins count against the bound at the same time: a call for more than fits gets
-    /// [`ErrorKind::Full`] for those that do not.
+    /// All pins count against the memory bound at the same time: ranges that do not fit get
+    /// [`ErrorKind::Full`].
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -479,7 +488,7 @@ impl File {
     /// let file = cache.open(&path, &bifolio::OpenOptions::new().immutable(true))?;
     /// let pins = file.pin_many(&[0..100, 50_000..50_100, 99_999..100_001]);
     /// assert_eq!(pins[1].as_ref().unwrap().as_bytes(), Some(&[7; 100][..]));
-    /// assert!(pins[2].is_err(), "it ends behind the end of the file");
+    /// assert!(pins[2].is_err(), "it ends past the end of file");
     /// # Ok(())
     /// # }
     /// ```
@@ -499,20 +508,20 @@ impl File {
                 continue;
             }
             let mut deliver = |number, delivery| deliver(&mut pins, number, delivery);
-            // A pin that cannot be started is tried, and answered, by itself.
+            // If the batch cannot take a range, `pin` below reports why.
             let _ = batch.add(&self.handle, pages_of(range), number, &mut deliver);
         }
         batch.finish(&mut |number, delivery| deliver(&mut pins, number, delivery));
         let alone = |(number, pin): (usize, Option<_>)| {
-            // Refused, being filled by others, or gone again.
+            // Not in the batch, being filled by another thread, or evicted again.
             pin.unwrap_or_else(|| self.pin(ranges[number].clone()))
         };
         pins.into_iter().enumerate().map(alone).collect()
     }
 
-    /// A pin of a range in a folio that has just been read.
+    /// Returns a pin of a range in a folio that has just been read.
     fn pin_locked(&self, range: &Range<u64>, locked: &Locked<'_>) -> Option<Pin<'_>> {
-        // The file may have been cut meanwhile.
+        // The file may have been truncated since.
         if range.end > self.len() {
             return None;
         }

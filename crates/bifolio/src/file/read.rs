@@ -1,36 +1,37 @@
-//! Reads: the hit first, then stretches of pages, then the folio lock.
+//! Reads: the hit path first, then runs of adjacent pages, then the folio lock.
 //!
-//! The public calls, and the loop that takes a read apart. Its steps, each of which answers at
-//! least the first byte that is left, or leaves it to the next:
+//! The public calls, and the loop that splits a read into steps. Each step returns at least one
+//! more byte, or passes on to the next step:
 //!
 //! ```text
 //!   HitPath::read   hit.rs         one page, resident and marked: copied without a reference
-//!   copy_stretch                   neighbouring frames at once, every page validated
+//!   copy_stretch                   adjacent frames with one copy, every page validated
 //!   fill_zeros      holes.rs       holes and allocated pages of memory files
 //!   read_absent                    not resident: one batch of transfers
 //!   read_page_locked               another thread fills or writes it: its folio lock
 //! ```
 //!
-//! A page that is not resident takes none of the steps between the first and its transfer: one look
-//! at its Entry (`Handle::absent_at`) leads to the claim, which begins with that Entry.
+//! A page that is not resident skips the steps between the first and its transfer: the Entry that
+//! `Handle::absent_at` loads is the one that the claim starts from.
 //!
-//! A stretch is Entries, not references: up to 64 in a row are loaded, their frames copied with one
-//! copy, and all of them loaded again ([`Stretch`]). A reader without a reference shares no write:
-//! a batch of references, as proposed for reads of tmpfs, costs a locked instruction and a line of
-//! memory a page, and a page that is evicted or written meanwhile is found out anyway. Pages of a
-//! region are referenced all the same: they do not stay mapped. The length is read again for each
-//! copy, with the Entries in hand. The walk is by position, and a page is left only when the
-//! position has moved past it: so a copy that an old length cut short in the middle of a folio goes
-//! on in the same folio, not behind it.
+//! A run of adjacent pages is copied through Entries, without references: up to 64 consecutive
+//! Entries are loaded, their frames are copied with one copy, and all Entries are loaded again
+//! ([`Stretch`]). Such a reader writes no shared memory. A batch of references, as proposed for
+//! reads of tmpfs, costs a locked instruction and a cache line per page, and the second load
+//! detects a page that is evicted or written during the copy anyway. Pages of a region are
+//! referenced all the same, because they do not stay mapped. The length is loaded again for each
+//! copy, after the Entries. The loop advances by position, and moves on to the next page only when
+//! the position has passed the current one. So a copy that an old length cut short in the middle of
+//! a folio continues in the same folio, not after it.
 //!
-//! Reads in order, too, touch the next page before they copy this one. A reader that takes a file
-//! page by page leaves no time for that: its call ends with the copy. So each long read leaves
-//! behind where it ended, in its thread and nowhere else, and the next one, if it begins there,
-//! touches what comes behind it first ([`goes_on`]). A hint: two files may look alike.
+//! Sequential reads also prefetch the next page before they copy the current one. That is not
+//! possible for a reader that takes a file page by page, because its call ends with the copy. So
+//! each long read records in a thread-local where it ended; the next read, if it starts there,
+//! prefetches the page after its own first ([`goes_on`]). This is a hint: two files may look alike.
 //!
 //! # Safety
-//! Copies out of frames whose lock or reference it holds, or that stay mapped whatever becomes of
-//! their pages.
+//! Copies from frames whose lock or reference it holds, or that stay mapped even if their pages are
+//! evicted.
 #![allow(unsafe_code)]
 
 use super::fill::{ReadIoClaim, Wait};
@@ -48,17 +49,18 @@ use std::cell::Cell;
 use std::ops::Range;
 
 impl File {
-    /// Reads bytes at `position` into `buffer`. Returns how many: fewer than asked only at the end
-    /// of the file, or before a byte that cannot be read (the next call there says why).
+    /// Reads bytes at `position` into `buffer` and returns their number. It is smaller than the
+    /// length of `buffer` only at the end of file, or before a byte that cannot be read: a read of
+    /// that byte returns the error.
     ///
-    /// A resident page is copied without a lock, a reference or a shared write. Blocks for I/O on
-    /// a miss. Atomic with respect to `write_at` inside one 4 KiB page. Behind the bytes that were
-    /// read, and after an error, `buffer` holds what it held before, or zeros: never bytes of other
+    /// A hit copies the page without a lock, a reference or a shared write. Blocks for I/O on a
+    /// miss. Atomic with respect to `write_at` within one 4 KiB page. Past the bytes that were
+    /// read, and after an error, `buffer` is unchanged or zeroed; it never contains bytes of other
     /// files.
     ///
     /// # Errors
-    /// The storage's, with file, position and length; the cache full of pinned pages; a handle not
-    /// opened for reading; a range beyond 2^63.
+    /// An I/O error of the storage, with file, position and length; a cache full of pinned pages; a
+    /// handle that is not open for reading; a range beyond 2^63.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -84,8 +86,8 @@ impl File {
     /// Reads exactly `buffer.len()` bytes at `position`.
     ///
     /// # Errors
-    /// As [`File::read_at`], and [`ErrorKind::PastEnd`](crate::ErrorKind::PastEnd) if the file has
-    /// fewer bytes; `buffer` may have been filled in part then.
+    /// Fails like [`File::read_at`], and with [`ErrorKind::PastEnd`](crate::ErrorKind::PastEnd) if
+    /// the file ends before `buffer` is full; part of `buffer` may have been filled then.
     #[inline]
     pub fn read_exact_at(&self, buffer: &mut [u8], position: u64) -> Result<()> {
         let mut hit = self.hit_path.read(buffer, position);
@@ -114,7 +116,7 @@ impl File {
         self.read_pages(buffer, position, true)
     }
 
-    /// Reads without looking for a pattern, and without acting on one.
+    /// Reads without detecting an access pattern, and without reading ahead.
     pub(super) fn read_plainly(&self, buffer: &mut [u8], position: u64) -> Result<usize> {
         self.read_pages(buffer, position, false)
     }
@@ -135,40 +137,41 @@ impl File {
                 Ok(0) => break,
                 Ok(copied) => done += copied,
                 Err(error) if done == 0 => return Err(error),
-                // The bytes so far are good; the caller finds the error where it stands.
+                // The bytes read so far are valid; the next call returns the error.
                 Err(_) => break,
             }
             if ahead {
                 self.handle.note_read(at..position + done as u64);
             }
             if is_whole {
-                // The end of the file, if it is short: bytes that came since are of later writes.
+                // A short step is the end of file: bytes appended since belong to later writes.
                 break;
             }
         }
         Ok(done)
     }
 
-    /// Copies what is resident, or reads as zeros, from the first byte on. Returns 0 when the first
-    /// page is neither, or is being written, or lies behind the end.
+    /// Copies bytes that are resident, or read as zeros, from the first byte on. Returns 0 if the
+    /// first page is neither, is being written, or lies past the end of file.
     pub(crate) fn read_resident(&self, buffer: &mut [u8], position: u64) -> usize {
         let file = self.handle.inode.mapping.hot();
         let goes_on = goes_on(file, position, buffer.len() as u64);
-        // Bytes that follow the last ones read do not make their page one that was used again.
+        // Bytes that continue the last read do not count as another use of their page.
         let continues = self.handle.readahead.continues(position);
         self.copy_resident(buffer, position, continues, goes_on)
     }
 }
 
-/// The most of one request that is on its way at a time: copies and transfers overlap anyway.
+/// Most bytes of one request in flight at a time. More is not needed to overlap copies and
+/// transfers.
 const REQUEST_BYTES_MAX: u64 = 8 << 20;
-/// A read into a map goes through so much memory at a time.
+/// Bytes of the intermediate buffer for a read into a map.
 const BOUNCE_BYTES_MAX: usize = 256 << 10;
 
 impl File {
     /// Copies from pages that are not resident, or that another thread fills or writes: at least
-    /// the first of them, whose Entry was `absent` if it is not resident. Returns 0 at the end of
-    /// the file.
+    /// from the first one, whose Entry is `absent` if it is not resident. Returns 0 at the end of
+    /// file.
     fn read_absent(
         &self,
         buffer: &mut [u8],
@@ -185,8 +188,8 @@ impl File {
         Ok(copied)
     }
 
-    /// As [`Self::read_absent`]; copies to `buffer`, which lies in no map, with folio locks in
-    /// hand.
+    /// Copies from absent pages like [`Self::read_absent`], with folio locks held. `buffer` must
+    /// not lie in a map.
     fn read_absent_locked(
         &self,
         buffer: &mut [u8],
@@ -204,7 +207,7 @@ impl File {
         let claim = |seen| self.handle.claim_read_io(pages.clone(), seen, Wait::ForFrames);
         let claimed = absent.map_or(Ok(ReadIoClaim::Taken), claim)?;
         let ReadIoClaim::New(run) = claimed else {
-            // On its way. What comes behind it must not wait until it is here.
+            // The run is in flight. The readahead must not wait until it completes.
             if ahead {
                 self.handle.follow_marks(pages);
             }
@@ -219,19 +222,19 @@ impl File {
             Delivery::Failed { error, page, folios: 1 } if page == first_page => {
                 failed = Some(error);
             }
-            // One bad byte fails a whole run: by itself the first folio may be good.
+            // One bad byte fails a whole run; the first folio alone may be readable.
             Delivery::Failed { .. } => {}
         };
         let mut batch = Batch::in_order(inode);
         batch.start(run, 0, &mut deliver);
         if plan.is_some() {
-            // Its own transfer first: somebody is waiting for that.
+            // Submits its own transfer first, which this reader waits for.
             batch.begin();
             self.handle.read_ahead(plan);
         }
         let rest = batch.add(&self.handle, pages, 0, &mut deliver);
         batch.finish(&mut deliver);
-        // Pages that could not be begun are the next call's.
+        // The next call handles pages that could not be started.
         let _ = rest;
         match (request.done(), failed) {
             (0, Some(error)) => Err(error),
@@ -240,8 +243,8 @@ impl File {
         }
     }
 
-    /// Copies from one page under its folio's lock, filling it if it is not resident. Returns 0 at
-    /// the end of the file.
+    /// Copies from one page under its folio lock, filling it on a miss. Returns 0 at the end of
+    /// file.
     fn read_page_locked(&self, buffer: &mut [u8], position: u64) -> Result<usize> {
         let mapping = &self.handle.inode.mapping;
         let len_before_bytes = mapping.len_bytes();
@@ -260,8 +263,8 @@ impl File {
             }
         }
         let in_page = position & (PAGE_BYTES - 1);
-        // A page: the length as it is with the lock in hand. A hole: as it was before that was
-        // seen, too; an append fills holes before it sets the length.
+        // For a page, the length under its lock. For a hole, also the length before the hole was
+        // seen: an append fills holes before it sets the length.
         let len_bytes = mapping.len_bytes();
         let len_bytes = if found.is_some() { len_bytes } else { len_bytes.min(len_before_bytes) };
         let visible = len_bytes.saturating_sub(position);
@@ -273,23 +276,23 @@ impl File {
         };
         let in_folio = position - locked.lock.index() * PAGE_BYTES;
         let start = self.handle.inode.frame_of(&locked.folio);
-        // SAFETY: inside a frame whose lock and reference we hold; nobody writes it now.
+        // SAFETY: inside a frame whose lock and reference we hold; no thread writes it now.
         unsafe { copy::copy_out(start.wrapping_add(in_folio as usize), target) };
         Ok(length)
     }
 }
 
-/// So many pages of a region are held at a time: 32 KiB, next to which what a copy costs besides is
-/// little. What a reader holds others cannot have, which counts in a cache of a hundred pages.
+/// Pages of a region that are referenced at a time, at most (32 KiB): a larger batch gains nothing,
+/// and other threads cannot evict the pages, which matters in a cache of 100 pages.
 const HELD_PAGES_MAX: u64 = 8;
 
-/// Attempts at the first page of a stretch, before its lock decides.
+/// Attempts at the first page of a run before its folio lock is taken.
 const ATTEMPTS_MAX: u32 = 4;
 
 impl File {
-    /// Copies what is resident, or reads as zeros, from the first byte on. Stops before a page that
-    /// is not, or that another thread writes, and at the end of the file as it is at that moment.
-    /// `in_order`: the bytes follow others that were read; `goes_on`: and more will be.
+    /// Copies bytes that are resident, or read as zeros, from the first byte on. Stops before a
+    /// page that is neither, or that another thread writes, and at the end of file at that moment.
+    /// `in_order`: the bytes continue an earlier read. `goes_on`: the read continues after them.
     fn copy_resident(
         &self,
         buffer: &mut [u8],
@@ -302,7 +305,7 @@ impl File {
             let at = position + done as u64;
             let left = &mut buffer[done..];
             let in_order = in_order || done > 0;
-            // If an old length cuts it short, what follows is not to be put behind it.
+            // If an old length cuts it short, the following bytes must not be put after it.
             let is_whole = is_in_one_page(at, left.len() as u64);
             let copied = match self.copy_stretch(at, left, in_order, goes_on) {
                 0 => self.fill_zeros(left, at),
@@ -321,8 +324,8 @@ impl File {
         done
     }
 
-    /// Copies from the page at `position` on, as far as frames are neighbours. Returns 0 if that
-    /// page is not READY, or its writer is faster than we are.
+    /// Copies from the page at `position` on, as long as frames are adjacent. Returns 0 if that
+    /// page is not READY, or if writers kept changing it.
     fn copy_stretch(
         &self,
         position: u64,
@@ -341,8 +344,8 @@ impl File {
         let inode = &self.handle.inode;
         let is_in_place = inode.page_space.is_in_place();
         if is_in_place {
-            // To copy into a map may be a fault, which may need memory: as little as can be is
-            // held.
+            // A copy into a map may fault, and the fault may need memory: hold as few references as
+            // possible.
             let is_fault = end - first > 1 && faults::is_mapped(buffer);
             end = end.min(first + if is_fault { 1 } else { HELD_PAGES_MAX });
         }
@@ -364,8 +367,8 @@ impl File {
         0
     }
 
-    /// Copies a stretch, and tells how many bytes of it are good: 0 if its first page changed;
-    /// `None` if there is nothing to copy.
+    /// Copies a run and returns the number of valid bytes: 0 if its first page changed, `None` if
+    /// nothing can be copied.
     fn copy_once(
         &self,
         stretch: &Stretch<'_>,
@@ -376,7 +379,7 @@ impl File {
         let inode = &self.handle.inode;
         let in_page = position & (PAGE_BYTES - 1);
         let start = inode.page_space.page_address(position >> PAGE_SHIFT, stretch.start()?);
-        // The length is read again for each copy, with the pages in hand.
+        // The length is loaded again for each copy, after the Entries.
         let visible = inode.mapping.len_bytes().saturating_sub(position);
         let in_stretch = stretch.pages() * PAGE_BYTES - in_page;
         let length = in_stretch.min(visible).min(buffer.len() as u64);
@@ -388,12 +391,12 @@ impl File {
         let source = start.wrapping_add(in_page as usize);
         let behind = source.wrapping_add(target.len());
         let next = if is_last && !goes_on { behind } else { self.frame_at(position + length) };
-        // Inside a row of frames the processor foresees what comes next; behind its last page not.
+        // The hardware prefetches within a run of frames, but not past its last page.
         let ahead = if next == behind { 0 } else { target.len().min(PAGE_BYTES as usize) };
         let (most, last) = target.split_at_mut(target.len() - ahead);
         // SAFETY: READY Entries name frames of the arena, which stays mapped (FRAMES-2), or pages
-        // of a region, which the references of the caller keep there (REGION-4); these stand in a
-        // row, as far as `length` reaches; `target` is the caller's memory.
+        // of a region, which the references of the caller keep there (REGION-4); these are adjacent
+        // for `length` bytes; `target` is the caller's memory.
         unsafe { copy::copy_out(source, most) };
         // SAFETY: as above.
         unsafe { copy::copy_out_ahead(source.wrapping_add(most.len()), last, next) };
@@ -402,13 +405,13 @@ impl File {
         let references = if inode.page_space.is_in_place() { stretch.pages() } else { 0 };
         inode.memory.counters.note_lookups(references, stretch.pages() + pages);
         let good_bytes = bytes_of(good, in_page, length);
-        // The rest is of other pages, perhaps of other files: it is not left to the caller.
+        // The rest may be bytes of other pages or files: the caller must not see it.
         buffer[good_bytes as usize..length as usize].fill(0);
         Some(good_bytes as usize)
     }
 
-    /// Where the byte at `position`, the end of the file at the most, is, if it is resident: to be
-    /// touched, not to be read.
+    /// Returns the address of the byte at `position` (at most the end of file) if it is resident:
+    /// for a prefetch only.
     fn frame_at(&self, position: u64) -> *const u8 {
         let inode = &self.handle.inode;
         let index = position >> PAGE_SHIFT;
@@ -419,7 +422,8 @@ impl File {
             .wrapping_add((position & (PAGE_BYTES - 1)) as usize)
     }
 
-    /// Marks the pages of a copy as used; its first one is no new use if the copy goes on in it.
+    /// Marks the pages of a copy as used. The first one gets no new use if the copy continues in
+    /// it.
     fn note_uses(&self, pages: Range<u64>, in_order: bool, goes_on_in_page: bool) {
         let first = pages.start;
         for index in pages.skip(usize::from(goes_on_in_page)) {
@@ -435,21 +439,22 @@ impl File {
     }
 }
 
-/// How many of `length` bytes lie in `pages` pages, if they begin `in_page` bytes into the first.
+/// Returns how many of `length` bytes lie in `pages` pages, if they start `in_page` bytes into the
+/// first.
 fn bytes_of(pages: u64, in_page: u64, length: u64) -> u64 {
     (pages * PAGE_BYTES).saturating_sub(in_page).min(length)
 }
 
 thread_local! {
-    /// File and position where the thread's last long read ended.
+    /// File and position at which the thread's last long read ended.
     static LAST_END: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Whether a read of `length` bytes of `file` at `position` goes on where the thread's last one
-/// ended; notes where this one ends.
+/// Returns `true` if a read of `length` bytes of `file` at `position` continues where the last one
+/// of the thread ended. Records where this one ends.
 #[inline(always)]
 pub(super) fn goes_on(file: *const Hot, position: u64, length: u64) -> bool {
-    // The bits of the address go where those of a position seldom are.
+    // Rotates the address into bits that positions seldom use.
     let key = (file.addr() as u64).rotate_left(20).wrapping_add(position);
     LAST_END.replace(key.wrapping_add(length)) == key
 }
@@ -460,7 +465,8 @@ mod tests {
     use crate::cache::Cache;
     use crate::sync::meanwhile;
 
-    /// A file that is a hole of 100 bytes, and has 100 more once this thread has looked at it.
+    /// Returns a file with a hole of 100 bytes that gets 100 more bytes when this thread has looked
+    /// at it.
     fn hole_that_is_appended_to(cache: &Cache) -> File {
         let file = cache.memory_file("holes").unwrap();
         file.set_len(100).unwrap();
@@ -472,7 +478,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_of_holes_is_read_up_to_where_the_file_ended() {
+    fn a_run_of_holes_is_read_up_to_where_the_file_ended() {
         let cache = Cache::builder().memory(1 << 20).build().unwrap();
         let file = hole_that_is_appended_to(&cache);
         assert_eq!(file.fill_zeros(&mut [1; 300], 0), 100);

@@ -1,20 +1,19 @@
-//! Many reads at once: hits are copied, misses leave together.
+//! Batched reads: hits are copied, misses are submitted together.
 //!
-//! Two passes. The first answers what is resident and gives everything else to a [`Batch`], which
-//! copies each folio to its request while the folio is at hand. The second reads, one after the
-//! other, what the first left open: pages that somebody else was filling (another request of the
-//! same call, perhaps), and runs that failed as a whole, where only the byte that cannot be read
-//! shall be an error.
+//! A call has two passes. The first copies hits and adds all misses to a [`Batch`], which copies
+//! each folio to its request as soon as the folio is filled. The second reads the remaining
+//! requests one by one: pages that another thread was filling (or another request of the same
+//! call), and runs that failed as a whole, so that only the unreadable byte is an error.
 //!
-//! A [`Batch`] brings in runs of several places, or of several files, for reads, pins and
-//! readahead: they are claimed and handed to one queue of the engine, which keeps as many transfers
-//! in flight as its depth and hands them out in whatever order they complete. While anything is in
-//! flight nobody here waits for a folio lock or for frames (IO-5): what somebody else is filling is
-//! left out, and when frames run short, what is in flight ends first. So batches never wait for
-//! each other, and a batch of any length works in a cache of any size.
+//! A [`Batch`] fills runs at several positions, or of several files, for reads, pins and readahead.
+//! The runs are claimed and passed to one engine queue, which keeps as many transfers in flight as
+//! its depth and returns them in completion order. While transfers are in flight, the batch never
+//! waits for a folio lock or for frames (IO-5): it skips folios that another thread is filling, and
+//! when frames run short, it completes its own transfers first. So batches never wait for each
+//! other, and a batch of any length works in a cache of any size.
 //!
 //! # Safety
-//! Copies out of frames whose lock it holds.
+//! Copies from frames whose folio lock it holds.
 #![allow(unsafe_code)]
 
 use super::fill::{Locked, ReadIoClaim, Wait};
@@ -31,11 +30,11 @@ use crate::writeback::Inode;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// How many requests ahead the Entry of the first page is touched: requests stand in no order, so
-/// each waits for memory otherwise.
+/// Number of requests ahead whose first Entry is prefetched: requests are in no order, so every
+/// Entry would be a cache miss.
 const REQUESTS_TOUCHED_AHEAD: usize = 4;
 
-/// One read of many: where, into what, and what came of it.
+/// One request of [`File::read_many`]: a position, a buffer and the result.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -56,22 +55,22 @@ const REQUESTS_TOUCHED_AHEAD: usize = 4;
 /// ```
 #[derive(Debug)]
 pub struct ReadRequest<'b> {
-    /// Where to read, bytes.
+    /// Position of the first byte, in bytes.
     pub position: u64,
     /// The buffer to fill.
     pub buffer: &'b mut [u8],
-    /// How many bytes were read, as [`File::read_at`] would say, and what `buffer` holds behind
-    /// them; `Ok(0)` before the call.
+    /// Number of bytes read, with the contract of [`File::read_at`], also for the rest of `buffer`.
+    /// `Ok(0)` before the call.
     pub result: Result<usize>,
 }
 
 impl<'b> ReadRequest<'b> {
-    /// A request to fill `buffer` with the bytes at `position`.
+    /// Creates a request to fill `buffer` with the bytes at `position`.
     pub fn new(position: u64, buffer: &'b mut [u8]) -> Self {
         Self { position, buffer, result: Ok(0) }
     }
 
-    /// Bytes read so far; all of them after an error.
+    /// Returns the number of bytes read so far, or the length of the buffer after an error.
     pub(super) fn done(&self) -> usize {
         *self.result.as_ref().unwrap_or(&self.buffer.len())
     }
@@ -80,25 +79,26 @@ impl<'b> ReadRequest<'b> {
         self.result.is_err() || self.done() == self.buffer.len()
     }
 
-    /// The position of the next byte.
+    /// Returns the position of the next byte.
     fn next(&self) -> u64 {
         self.position + self.done() as u64
     }
 
-    /// Whether the next byte is in the folio whose first page is `page`.
+    /// Returns `true` if the next byte is in the folio whose first page is `page`.
     fn is_at(&self, page: u64) -> bool {
         self.next() >> PAGE_SHIFT >= page
     }
 
-    /// Takes its part of a folio of `inode` that has just been filled, if that holds the next byte.
-    /// If what is before it is not there yet, it was read ahead, and is used when its turn comes.
+    /// Copies the request's part of a folio of `inode` that has just been filled, if the folio
+    /// holds the next byte. A folio further ahead was read early: it is marked as readahead, and
+    /// copied later.
     pub(super) fn take(&mut self, inode: &Inode, locked: &Locked<'_>) {
         let (next, done) = (self.next(), self.done());
         let folio_start = locked.lock.index() * PAGE_BYTES;
         let folio_end = folio_start + locked.lock.pages() * PAGE_BYTES;
         let folio_end = folio_end.min(inode.mapping.len_bytes());
         if next < folio_start {
-            // A use since it became READY is forgotten: a hint, no more.
+            // This discards a use since the folio became READY, which is only a hint.
             locked.lock.flags.set(Flag::Readahead);
             return;
         }
@@ -108,33 +108,34 @@ impl<'b> ReadRequest<'b> {
         let length = ((folio_end - next) as usize).min(self.buffer.len() - done);
         let start = inode.frame_of(&locked.folio);
         let source = start.wrapping_add((next - folio_start) as usize);
-        // SAFETY: inside a frame whose lock `locked` is: nobody writes it now; `buffer` is the
-        // caller's memory.
+        // SAFETY: inside a frame whose folio `locked` has locked: no thread writes it now; `buffer`
+        // is the caller's memory.
         unsafe { copy::copy_out(source, &mut self.buffer[done..done + length]) };
         self.result = Ok(done + length);
     }
 }
 
-/// A request and the file it is for.
+/// Request with the file that it reads.
 type Addressed<'r, 'b> = (&'r File, &'r mut ReadRequest<'b>);
 
 impl File {
-    /// Answers all `requests`: those in memory at once, the others by transfers that are submitted
-    /// together and complete in any order. Each request has its own result; one that fails leaves
-    /// the others alone. Blocks until all are answered.
+    /// Completes all `requests`: hits are copied, misses are read by transfers that are submitted
+    /// together and complete in any order. Each request has its own result; an error of one does
+    /// not affect the others. Blocks until all are complete.
     ///
-    /// Up to [`CacheBuilder::io_depth`](crate::CacheBuilder::io_depth) transfers are in flight at
-    /// a time, so a call with more requests than that keeps the device busy from end to end.
+    /// At most [`CacheBuilder::io_depth`](crate::CacheBuilder::io_depth) transfers are in flight at
+    /// a time; a call with more requests keeps the device busy throughout.
     ///
     /// # Errors
-    /// The handle was not opened for reading, or the cache is closed: then no request was begun.
+    /// The handle was not opened for reading, or the cache is closed. No request is started then.
     pub fn read_many(&self, requests: &mut [ReadRequest<'_>]) -> Result<()> {
         self.handle.check_readable()?;
         read_all(&mut requests.iter_mut().map(|request| (self, request)).collect::<Vec<_>>());
         Ok(())
     }
 
-    /// [`File::read_many`] for requests of several files of the cache that `registry` is of.
+    /// Completes requests of several files of the cache that `registry` belongs to; see
+    /// [`File::read_many`].
     pub(crate) fn read_many_of(
         registry: &Arc<Registry>,
         requests: &mut [(&File, ReadRequest<'_>)],
@@ -151,14 +152,14 @@ impl File {
         Ok(())
     }
 
-    /// Brings the Entry of the page at `position` closer, if there is one.
+    /// Prefetches the Entry of the page at `position`, if the table has it.
     fn touch_entry(&self, position: u64) {
         if position < self.len() {
             self.handle.inode.mapping.table().touch(position >> PAGE_SHIFT);
         }
     }
 
-    /// Copies the resident part of a request; answers whether that is all there is to do.
+    /// Copies the resident part of a request. Returns `true` if that completes the request.
     fn read_hits(&self, request: &mut ReadRequest<'_>) -> bool {
         request.result = Ok(0);
         match self.hit_path.read(request.buffer, request.position) {
@@ -178,7 +179,7 @@ impl File {
         is_whole || request.is_finished() || request.next() >= self.len()
     }
 
-    /// Answers the requests that neither a hit nor the batch has answered.
+    /// Reads the rest of a request that neither hits nor the batch have completed.
     fn read_rest(&self, request: &mut ReadRequest<'_>) {
         let done = request.done();
         if request.is_finished() {
@@ -187,7 +188,7 @@ impl File {
         let next = request.next();
         match self.read_plainly(&mut request.buffer[done..], next) {
             Ok(count) => request.result = Ok(done + count),
-            // The bytes so far are good; a request that reached nothing learns why.
+            // The bytes read so far are valid; a request that read nothing gets the error.
             Err(error) if done == 0 => request.result = Err(error),
             Err(_) => {}
         }
@@ -198,8 +199,8 @@ fn read_all(requests: &mut [Addressed<'_, '_>]) {
     let Some((first, _)) = requests.first() else { return };
     let inode = &first.handle.inode;
     let _call = CallScope::begin();
-    // To copy into a map may be a fault. Who serves it may wait for what a batch holds, so that no
-    // batch of this thread may be under way then (IO-5).
+    // A copy into a map may fault. The thread that serves the fault may wait for folios that a
+    // batch holds, so no batch of this thread may be in progress then (IO-5).
     let hits_come_first = requests.iter().any(|(_, request)| faults::is_mapped(request.buffer));
     let mut open = Vec::new();
     let mut batch = Batch::new(inode);
@@ -226,11 +227,11 @@ fn read_all(requests: &mut [Addressed<'_, '_>]) {
     }
 }
 
-/// Starts to read what a request misses.
+/// Starts reads for the part of a request that missed.
 fn start<'r>(requests: &mut [Addressed<'r, '_>], number: usize, batch: &mut Batch<'r>) {
     let (file, request) = &requests[number];
     if faults::is_mapped(request.buffer) {
-        // Nothing is copied there with a folio's lock in hand, nor while anything is in flight.
+        // No copy into a map happens with a folio lock held, or with transfers in flight.
         return;
     }
     let end = (request.position + request.buffer.len() as u64).min(file.len());
@@ -249,66 +250,67 @@ fn deliver(requests: &mut [Addressed<'_, '_>], number: usize, delivery: Delivery
     match delivery {
         Delivery::Folio(locked) => request.take(&file.handle.inode, &locked),
         Delivery::Failed { error, folios: 1, page } if request.is_at(page) => fail(request, error),
-        // Each folio by itself, in the second pass.
+        // The second pass reads each folio alone.
         Delivery::Failed { .. } => {}
     }
 }
 
-/// A request that reached nothing fails; any other ends before the byte that cannot be read.
+/// Sets the result to the error if the request has read nothing. Otherwise the request ends before
+/// the unreadable byte.
 fn fail(request: &mut ReadRequest<'_>, error: Error) {
     if request.done() == 0 && !request.is_finished() {
         request.result = Err(error);
     }
 }
 
-/// The fewest completions of small transfers that are worth a system call.
+/// Minimum number of completions of small transfers that is worth a system call.
 const COMPLETIONS_WANTED: usize = 16;
 
-/// A result of a batch, with the number the caller gave to the place.
+/// Result of a run of a batch, delivered with the number that the caller gave to the run.
 #[derive(Debug)]
 pub(super) enum Delivery<'a> {
-    /// A folio that has just become READY.
+    /// Folio that has just become READY.
     Folio(Locked<'a>),
-    /// The run of so many folios from `page` on could not be read. If there are several, some may
-    /// be readable alone.
+    /// Run of `folios` folios from `page` on that could not be read. Some folios of a longer run
+    /// may be readable alone.
     Failed { error: Error, page: u64, folios: usize },
 }
 
-/// See the head of the file.
+/// Set of runs that are claimed and read together by one queue; see the module documentation.
 #[derive(Debug)]
 pub(super) struct Batch<'a> {
     folios: &'a Folios,
     queue: Queue<'a, (ReadIo, usize)>,
-    /// How many transfers, claimed or complete, are worth a system call.
+    /// Number of transfers, claimed or complete, that is worth a system call.
     wanted: usize,
-    /// How many are in flight or claimed before some must complete.
+    /// Number of transfers in flight or claimed at which `add` waits for completions.
     most: usize,
 }
 
 impl<'a> Batch<'a> {
-    /// An empty batch for files of the cache that `inode` belongs to.
+    /// Creates an empty batch for files of the cache that `inode` belongs to.
     pub(super) fn new(inode: &'a Inode) -> Self {
         let (folios, queue) = (&inode.memory.folios, inode.engine.queue());
-        // Half of what is in flight is claimed, and later handed out, while the device works on the
-        // other half. As much again stands ready for the moment when it has answered all.
+        // While the device works on half of the depth, the other half is claimed, and later
+        // delivered. As many again are prepared for the case that the device completes all at once.
         let half = queue.depth() / 2;
         let (wanted, most) = (COMPLETIONS_WANTED.max(half), queue.depth() + half);
         Self { folios, queue, wanted, most }
     }
 
-    /// The same for large runs that somebody is waiting for in their order: each is handed out as
-    /// soon as it is there.
+    /// Creates a batch for large runs that a reader consumes in order: each run is delivered as
+    /// soon as it completes.
     pub(super) fn in_order(inode: &'a Inode) -> Self {
         let (folios, queue) = (&inode.memory.folios, inode.engine.queue());
         let most = queue.depth();
         Self { folios, queue, wanted: 1, most }
     }
 
-    /// Starts to read what is absent of `pages` of a file, as the place `number`. Folios that
-    /// others are filling are left out.
+    /// Starts to read the absent folios of `pages` of a file, under `number`. Skips folios that
+    /// other threads are filling.
     ///
     /// # Errors
-    /// No frames can be had, and nothing is in flight that could free some.
+    /// No frames are available, and nothing is in flight whose completion could free some.
     pub(super) fn add(
         &mut self,
         handle: &Handle,
@@ -335,7 +337,7 @@ impl<'a> Batch<'a> {
         Ok(())
     }
 
-    /// Starts a run that was claimed already.
+    /// Starts a run that is already claimed.
     pub(super) fn start(
         &mut self,
         run: ReadIo,
@@ -345,7 +347,8 @@ impl<'a> Batch<'a> {
         if self.queue.in_flight() >= self.most {
             self.complete(self.wanted, deliver);
         } else if self.queue.waiting() == self.wanted {
-            // Only now is it known that there are more: a smaller batch leaves in one call.
+            // Only now the batch is known to be larger than this; a smaller one is submitted in one
+            // call.
             self.queue.feed();
         }
         let folios = self.folios;
@@ -354,12 +357,12 @@ impl<'a> Batch<'a> {
         });
     }
 
-    /// Lets the device have what was started.
+    /// Submits the started transfers to the device.
     pub(super) fn begin(&mut self) {
         self.queue.begin();
     }
 
-    /// Waits for everything that is in flight.
+    /// Waits for everything in flight.
     pub(super) fn finish(mut self, deliver: &mut impl FnMut(usize, Delivery<'a>)) {
         loop {
             let in_flight = self.queue.in_flight();

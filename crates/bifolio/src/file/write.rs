@@ -1,7 +1,7 @@
-//! Writes: folio by folio, under the folio lock, through a write section.
+//! Writes: folio by folio, with the folio lock and a write section.
 //!
-//! A write ends in memory; it is on the device after a sync. It never reads what it replaces
-//! whole. Writes that make the file longer keep a [`Growth`] from there to the end.
+//! A write ends in memory; it is durable after a sync. It never reads a page that it replaces
+//! whole. A write that makes the file longer holds a [`Growth`] from there to its end.
 //!
 //! # Safety
 //! Writes into frames whose lock it holds, through `sys::copy`.
@@ -18,33 +18,34 @@ use crate::stats::Counter;
 use crate::sys::copy;
 use crate::writeback::NoRoom;
 
-/// Lines of a page.
+/// Cache lines per page.
 const PAGE_LINES: usize = PAGE_BYTES as usize / copy::LINE_BYTES;
 
-/// Why a write of one folio has changed nothing, and is to be tried again.
+/// Reason why a write of one folio has changed nothing and must be retried.
 #[derive(Debug)]
 enum Again {
-    /// The file is shorter than it was: it must be made longer first.
+    /// The file was truncated: it must grow first.
     MustResize,
-    /// As much is dirty as may be.
+    /// The limit of dirty bytes is reached.
     NoRoom,
 }
 
 impl File {
-    /// Writes `buffer` at `position`, growing the file if it ends behind its end; what lies
-    /// between reads as zeros. Returns how many bytes were written: all, unless an error came up
-    /// on the way (the next call there says which).
+    /// Writes `buffer` at `position` and returns the number of bytes written. A write past the end
+    /// of file grows the file; a gap reads as zeros. The number is smaller than the length of
+    /// `buffer` only if an error occurred on the way: a write of the rest returns it.
     ///
-    /// Blocks for I/O when it replaces part of a folio that is not resident, while that folio is
-    /// being written out, and, for a page that is not dirty yet, while too much is dirty
+    /// Blocks for I/O if it replaces part of a folio that is not resident, while the folio is being
+    /// written back, and, for a page that is not dirty yet, while too much is dirty
     /// ([`dirty_bytes_max`](crate::CacheBuilder::dirty_bytes_max)). Atomic with respect to
-    /// `read_at` inside one 4 KiB page.
+    /// `read_at` within one 4 KiB page.
     ///
     /// # Errors
-    /// The storage's, with file, position and length; the cache full of pinned pages; a handle not
-    /// opened for writing; a length beyond what the file was opened for;
-    /// [`ErrorKind::Unwritable`](crate::ErrorKind::Unwritable) with the storage's own error, if it
-    /// takes nothing and no more may be dirty: once it takes some again, the next call goes on.
+    /// An I/O error of the storage, with file, position and length; a cache full of pinned pages; a
+    /// handle that is not open for writing; a length beyond the maximum that the file was opened
+    /// with; [`ErrorKind::Unwritable`](crate::ErrorKind::Unwritable), with the error of the storage
+    /// as its source, if the storage accepts no writes and the limit of dirty bytes is reached.
+    /// Writes succeed again once the storage accepts some.
     pub fn write_at(&self, buffer: &[u8], position: u64) -> Result<usize> {
         let handle = &self.handle;
         handle.check_writable()?;
@@ -55,12 +56,12 @@ impl File {
         handle.check_len(end)?;
         match self.write_folios(buffer, position, &mut None) {
             (0, Some(error)) => Err(error),
-            // The next call, at the first byte that was not written, returns the error.
+            // The next call, which starts at the first byte not written, returns the error.
             (done, _) => Ok(done),
         }
     }
 
-    /// Writes `buffer` folio by folio and returns the number of bytes written, and the error that
+    /// Writes `buffer` folio by folio. Returns the number of bytes written, and the error that
     /// ended the write early.
     fn write_folios<'a>(
         &'a self,
@@ -80,7 +81,8 @@ impl File {
             let copied = is_mapped.then(|| bytes.to_vec());
             let bytes = copied.as_deref().unwrap_or(bytes);
             let follows = buffer.len() - done > bytes.len();
-            // Not before the copy: a part of a map that lies behind the end is refused.
+            // Must follow the copy from the caller's buffer: a buffer in a map, past the end of its
+            // file, is refused.
             match self.write_or_grow(bytes, at, follows, end, growth) {
                 Ok(()) => {
                     call.note_page();
@@ -94,15 +96,15 @@ impl File {
     }
 
     /// Appends `buffer` to the file and returns the position of its first byte. Concurrent appends
-    /// are serialized: each gets a range of its own, without gaps between them. A write of another
-    /// thread that makes the file longer waits, too.
+    /// are serialized: each gets its own range, without gaps between them. Other writes that grow
+    /// the file wait, too.
     ///
     /// Blocks like [`File::write_at`], and while another thread changes the length of the file.
     /// Durable after the next sync. The bytes become visible folio by folio.
     ///
     /// # Errors
-    /// As [`File::write_at`]. The file has its old length then, unless the storage refuses that,
-    /// too: then a part of `buffer` stays.
+    /// Fails like [`File::write_at`]. The file then has its old length, unless the storage refuses
+    /// to truncate it: then part of `buffer` stays in the file.
     ///
     /// ```
     /// # fn main() -> bifolio::Result<()> {
@@ -120,7 +122,7 @@ impl File {
         let (_, failure) = self.write_folios(buffer, position, &mut growth);
         let (Some(error), Some(growth)) = (failure, growth) else { return Ok(position) };
         if let Err(kept) = self.undo_append(&growth, position) {
-            log::warn!("{kept}; a part of an append that failed stays at position {position}");
+            log::warn!("{kept}; part of a failed append stays in the file at position {position}");
         }
         Err(error)
     }
@@ -128,7 +130,7 @@ impl File {
     /// Writes all of `buffer` at `position`.
     ///
     /// # Errors
-    /// As [`File::write_at`]; part of `buffer` may have been written then.
+    /// Fails like [`File::write_at`]; part of `buffer` may have been written then.
     pub fn write_all_at(&self, buffer: &[u8], position: u64) -> Result<()> {
         let _call = CallScope::begin();
         let mut done = 0;
@@ -138,8 +140,8 @@ impl File {
         Ok(())
     }
 
-    /// Writes bytes that lie in one folio, in a write that ends at `end`: if the file is shorter,
-    /// that makes it longer from now on. `follows`: those behind the bytes come next.
+    /// Writes bytes that lie in one folio, as part of a write that ends at `end`. If the file is
+    /// shorter, it starts to grow. `follows`: the write continues after these bytes.
     fn write_or_grow<'a>(
         &'a self,
         bytes: &[u8],
@@ -162,7 +164,7 @@ impl File {
         }
     }
 
-    /// As [`Self::write_or_grow`], if the file is long enough, or that may be changed.
+    /// Writes bytes that lie in one folio, if the file is long enough or `growth` is held.
     fn write_folio(
         &self,
         bytes: &[u8],
@@ -174,7 +176,8 @@ impl File {
         let end = position + bytes.len() as u64;
         let access = Access::Write { start: position, end };
         let locked = self.handle.lock_folio(position >> PAGE_SHIFT, access)?;
-        // Looked at under the folio lock: a cut of the file takes the folio's lock, or its place.
+        // Checked under the folio lock: a truncation takes the lock of the folio, or removes the
+        // folio from the table.
         if end > inode.mapping.len_bytes() && growth.is_none() {
             self.settle(locked);
             return Ok(Err(Again::MustResize));
@@ -215,11 +218,12 @@ impl File {
             unsafe { copy::copy_in(target, bytes) };
         } else {
             if follows {
-                // Neighbours lie side by side. The stores to a page must have ended before its lock
-                // is let go, so that those to the next could not begin early (13 of 55 us a MiB).
+                // Adjacent pages have adjacent frames. Releasing the folio lock waits for the
+                // stores to this page, which delays the stores to the next one unless its lines are
+                // prefetched (13 of 55 us per MiB).
                 copy::prefetch_lines_to_write(target.wrapping_add(bytes.len()), PAGE_LINES);
             }
-            // SAFETY: inside a frame whose lock we hold and which no reader is let into yet.
+            // SAFETY: inside a frame whose lock we hold and which no reader can use yet.
             unsafe { copy::copy_in(target, bytes) };
             let end_in_folio = in_folio + bytes.len() as u64;
             inode.zero_folio_from(&locked.folio, &locked.lock, end_in_folio);
@@ -228,8 +232,8 @@ impl File {
         Ok(Ok(()))
     }
 
-    /// Puts `bytes`, and zeros behind them, in the place of a page of a region that is not there.
-    /// (A store to it would be a fault, and who serves it would wait for the lock we hold.)
+    /// Installs `bytes`, followed by zeros, as a page of a region that is not present. A store to
+    /// it would fault, and the thread that serves the fault would wait for the lock we hold.
     fn install(
         &self,
         locked: &Locked<'_>,
@@ -242,20 +246,20 @@ impl File {
         };
         let mut page = [0; PAGE_BYTES as usize];
         page[..bytes.len()].copy_from_slice(bytes);
-        // The page's old bytes, in the swap perhaps, are its content until this has worked.
+        // The old bytes, possibly in the swap, are the page's content until this has succeeded.
         inode.install_page(&locked.lock, page.as_ptr(), true)?;
         room.mark_dirty(&locked.folio, &locked.lock);
         Ok(Ok(()))
     }
 
-    /// A folio that was to be overwritten and is not. If it came for this write, nobody may see
-    /// what its frame held before, nor does it stay behind the end of the file (MAPPING-4).
+    /// Cleans up a folio whose write failed. If it was made for this write, no reader may see the
+    /// old bytes of its frame, and it must not stay past the end of file (MAPPING-4).
     fn settle(&self, locked: Locked<'_>) {
         let inode = &self.handle.inode;
         let (is_uptodate, was_resident) = (locked.is_uptodate(), locked.was_resident);
         let Locked { folio, lock, .. } = locked;
         if was_resident {
-            // Others have it, or a cut that is under way takes it.
+            // Another thread has it, or a truncation in progress removes it.
         } else if !is_uptodate {
             drop(inode.remove_unfilled(&folio, &lock));
         } else if inode.mapping.was_cut(&lock) {
@@ -274,7 +278,7 @@ mod tests {
     use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
     use std::time::{Duration, Instant};
 
-    /// The copy of a page in the swap is its content until the bytes that replace it are there.
+    /// The copy of a page in the swap is its content until the replacing bytes are in place.
     #[test]
     fn a_page_that_cannot_be_installed_keeps_what_was_swapped() {
         const PAGES: u64 = 600;
@@ -293,8 +297,8 @@ mod tests {
         let index = (0..PAGES).find(|index| inode.is_absent(entry(*index))).unwrap();
         let address = inode.page_space.region().unwrap().address(index).cast();
         let flags = MapFlags::PRIVATE | MapFlags::FIXED;
-        // A place that the kernel's side of faults does not know refuses all pages.
-        // SAFETY: a page of the region that is not there, and that nobody touches below.
+        // An address that the kernel does not serve faults for refuses all pages.
+        // SAFETY: a page of the region that is not present, and that no thread accesses below.
         unsafe { mmap_anonymous(address, page.len(), ProtFlags::empty(), flags) }.unwrap();
         let error = file.write_at(&[8; PAGE_BYTES as usize], index * PAGE_BYTES).unwrap_err();
         assert!(matches!(error.kind(), crate::ErrorKind::Memory { .. }), "{error:?}");
@@ -302,8 +306,8 @@ mod tests {
         assert_eq!(cache.stats().dirty_bytes, 0);
     }
 
-    /// A page that a sync wants to write is frozen, for as long as that takes. The sync waits, and
-    /// what it has begun to write has ended before.
+    /// A page that a sync waits to write is frozen. The sync waits until it is not, after the
+    /// writes that it has started are complete.
     #[test]
     fn a_sync_that_waits_for_a_frozen_page_keeps_no_other() {
         let directory = tempfile::tempdir().unwrap();
