@@ -1,16 +1,16 @@
-//! How files end: the last handle, `File::close`, `Cache::close`, and giving up what cannot be
+//! Closing: the last handle, `File::close`, `Cache::close`, and discarding data that cannot be
 //! written.
 //!
-//! A file leaves its slot (`registry.rs`) only when it is durable: written, and flushed since it
-//! was last changed. What is in flight counts as unwritten, because it is dirty again if it fails.
-//! So does every resident page of a file with maps, if the kernel does not tell which of them were
-//! stored to (`Inode::mark_stored_in` decides that): such a file is kept.
+//! A file gives up its slot (`registry.rs`) only when it is durable: written, and flushed since its
+//! last change. Writes in flight count as not written, because the pages become dirty again if they
+//! fail. For a file with maps, all resident pages count as not written if the kernel cannot tell
+//! which of them were stored to (`Inode::mark_stored_in` decides that): such a file is kept.
 //!
-//! The steps L1 to L5 of a last close stand in `slots.rs`; what each does for a file is here.
+//! The steps L1 to L5 of a last close are in `slots.rs`; their implementation for files is here.
 //!
-//! A close of the cache syncs twice: with the cache open, when all may fail and nothing has
-//! changed, and once more with the cache_state closed, for what was written meanwhile; if that
-//! fails the cache_state opens again.
+//! A close of the cache syncs twice: once with the cache open, when a failure changes nothing, and
+//! once with `CacheState` closed, for concurrent writes. If the second sync fails, the `CacheState`
+//! opens again.
 
 use super::handle::Access;
 use super::own_pins;
@@ -24,14 +24,14 @@ use crate::sync::Backoff;
 use crate::writeback::Inode;
 use std::sync::Arc;
 
-/// That a handle is one of its file's.
+/// Membership of a handle in its file.
 #[derive(Debug)]
 pub(super) struct Membership {
     registry: Arc<Registry>,
     key: Key,
     is_writable: bool,
     is_immutable: bool,
-    /// The close that drops the handle has tried L1, in vain, and told its caller.
+    /// Set if the close that drops the handle has failed in L1 and reported it to its caller.
     has_failed: bool,
 }
 
@@ -68,16 +68,16 @@ impl Drop for Membership {
 }
 
 impl Registry {
-    /// As [`Self::retire`]; a failure is logged, for there is nobody to tell.
+    /// Retires a file like [`Self::retire`], and logs a failure, because no caller can receive it.
     fn retire_logged(&self, key: Key, has_failed: bool) {
         if let Err(failure) = self.retire(key, has_failed) {
-            log::error!("{failure}; it has no handle any more, and is kept in the cache");
+            log::error!("{failure}; the file has no handle and is kept in the cache");
         }
     }
 
-    /// Ends a file, if it has no handles. If L1 `has_failed` just now, and whoever tried was told,
-    /// that counts for the first round's: a device that takes nothing is not asked for everything
-    /// again.
+    /// Closes a file that has no handles. `has_failed` means that the caller has just failed in L1
+    /// and reported it: this counts as the first round, so that a failing device is not asked to
+    /// write everything again.
     pub(super) fn retire(
         &self,
         key: Key,
@@ -86,23 +86,24 @@ impl Registry {
         self.files.retire(key, self, has_failed)
     }
 
-    /// The file with this key, if there is one. Waits while it is being released: it may be kept.
+    /// Returns the file with this key, if it is open. Waits while it is being released, because it
+    /// may be kept.
     fn settled(&self, key: Key) -> Option<Arc<Inode>> {
         self.files.settled(key, |open| Arc::clone(&open.inode))
     }
 
-    /// L3 for a file whose slot is the caller's: tells whether it can go.
+    /// L3, for a file whose slot the caller has taken. Returns `true` if the file can be freed.
     fn drop_pages(&self, inode: &Inode) -> bool {
         #[cfg(all(test, not(loom)))]
-        crate::sync::meanwhile::here("before the clean pages leave");
+        crate::sync::meanwhile::here("before the clean pages are dropped");
         inode.remove_closed();
         self.reclaim.wait_for_turn();
         inode.is_durable() && inode.mapping.resident_folios() == 0
     }
 
-    /// L4; the caller has the slot, and no page is left.
+    /// L4. The caller has taken the slot, and no page is left.
     pub(super) fn free_unused(&self, open: Open) {
-        // Also the descriptors, before the slot is free.
+        // This closes the descriptors, too, before the slot is free.
         let Open { inode: mut shared, disks: _disks, spare: _spare, .. } = open;
         super::faults::forget(&shared.page_space);
         let mut backoff = Backoff::default();
@@ -112,15 +113,15 @@ impl Registry {
         }
     }
 
-    /// Makes all files durable; an error lists those that are not.
+    /// Makes all files durable. The error lists those that are not.
     fn make_durable(&self) -> Result<()> {
         let files = self.files.keys().into_iter().filter_map(|key| self.settled(key));
         let failures: Vec<_> = files.filter_map(|inode| durable(&inode).err()).collect();
         if failures.is_empty() { Ok(()) } else { Err(ErrorKind::Close { failures }.into()) }
     }
 
-    /// Makes everything durable; then no call works any more. On an error nothing is closed and
-    /// nothing lost.
+    /// Makes everything durable and closes the cache: later calls fail. On an error nothing is
+    /// closed and nothing is lost.
     pub(crate) fn close(&self) -> Result<()> {
         let _one_at_a_time = self.closing.lock();
         self.check()?;
@@ -132,7 +133,7 @@ impl Registry {
         self.make_durable().inspect_err(|_| self.cache_state.reopen())?;
         for key in self.files.keys() {
             let Some(inode) = self.settled(key) else { continue };
-            // A write that was under way may end only now: it goes home with the last handle.
+            // A write in progress may end only now. The inode is freed with the last handle.
             inode.remove_closed();
             drop(inode);
             self.retire_logged(key, false);
@@ -140,12 +141,12 @@ impl Registry {
         Ok(())
     }
 
-    /// Gives up what cannot be written of files that have no handle any more.
+    /// Discards the dirty data of files that have no handle.
     pub(crate) fn discard_closed(&self) -> Result<Vec<Discarded>> {
         self.check()?;
         let mut discarded = Vec::new();
         for key in self.files.keys() {
-            // Judged with the slot taken: another last close may be about to make it durable.
+            // Checked with the slot taken: another last close may be about to make it durable.
             let is_kept = |open: &Open| open.handles == 0 && open.is_kept;
             let Some((_busy, open)) = self.files.take_if(key, is_kept) else { continue };
             let file = open.inode.name();
@@ -182,7 +183,7 @@ impl Retire<Open> for Registry {
     }
 }
 
-/// L1.
+/// L1: makes a file durable.
 fn durable(inode: &Inode) -> std::result::Result<(), CloseFailure> {
     inode.make_durable(&inode.errors.sample()).map_err(|cause| CloseFailure {
         file: inode.name(),
@@ -195,15 +196,15 @@ impl Drop for Registry {
     fn drop(&mut self) {
         let forked = self.cache_state.is_forked();
         if forked {
-            // The memory is not ours; leave it, and the parent's files, alone.
+            // The memory and the files belong to the parent process: leave them alone.
             self.files.forget_all();
             return;
         }
-        // No handle is left (each keeps the registry), so no memory file: what is here could not
-        // be written.
+        // No handle is left, since each keeps the registry, and so no memory file: the remaining
+        // files could not be written.
         for key in self.files.keys() {
             let Err(failure) = self.retire(key, false) else { continue };
-            log::error!("{failure}; these bytes are lost: the cache ends");
+            log::error!("{failure}; these bytes are lost, because the cache is dropped");
             if let Some((_busy, open)) = self.files.take_if(key, |open| open.handles == 0) {
                 open.inode.remove_folios_from(0);
                 self.reclaim.wait_for_turn();
@@ -211,27 +212,26 @@ impl Drop for Registry {
             }
         }
         if let Some(swap) = &self.services.swap {
-            // Its pages are nobody's now. Who cannot cut it finds it longer than it need be.
+            // Its pages are unused now. If it cannot be truncated, it only stays longer than
+            // necessary.
             let _ = swap.cut();
         }
     }
 }
 
 impl File {
-    /// Makes everything durable that was written to the file, through whatever handle, and closes
-    /// this handle. Blocks for the device; costs nothing if the file was synced since it was last
-    /// changed.
+    /// Makes everything durable that was written to the file through any handle, and closes this
+    /// handle. Blocks for the device; does no I/O if the file was synced since its last change.
     ///
-    /// The file itself is closed with its last handle: clones, holds and maps are, or keep,
-    /// handles. Its descriptors are closed then, when this returns.
+    /// The file itself is closed with its last handle: clones are handles, and holds and maps keep
+    /// one. Its descriptors are closed before that close returns.
     ///
     /// # Errors
-    /// As [`File::sync_data`]; [`ErrorKind::Closed`] if the cache is
-    /// closed. The handle is gone all the same, and nothing else is: what could
-    /// not be written stays in the cache, dirty. The next open of the file finds it,
-    /// [`Cache::close`](crate::Cache::close) tries again and tells, and
-    /// [`Cache::discard_closed`](crate::Cache::discard_closed) gives it up. Whoever wants the
-    /// handle after a failure calls `sync_data` first.
+    /// Fails like [`File::sync_data`], and with [`ErrorKind::Closed`] if the cache is closed. The
+    /// handle is closed even then, but nothing is lost: data that could not be written stays in the
+    /// cache, dirty. The next open of the file finds it, [`Cache::close`](crate::Cache::close)
+    /// tries to write it again, and [`Cache::discard_closed`](crate::Cache::discard_closed)
+    /// discards it. To keep the handle after a failure, call `sync_data` first.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -253,33 +253,32 @@ impl File {
         let inode = &self.handle.inode;
         let result = own_pins::check(inode, &own_pins::ALL_PAGES)
             .and_then(|()| inode.make_durable(&self.handle.error_cursor));
-        // After the look for what was written when the cache closed.
+        // After the check for data written when the cache closed.
         let usable = self.handle.check_usable();
-        // Another clone may write still, and its close or drop tries anew.
+        // Another clone may still write; its close or drop tries again.
         if let (Err(_), Some(mut handle)) = (&result, Arc::into_inner(self.handle)) {
             handle.membership.has_failed = true;
         }
         result.and(usable)
     }
 
-    /// Gives up what was written to the file and is not on its storage: from now on the file holds
-    /// what the storage holds, and has its length. Returns how many bytes were given up. This is
-    /// the only way to lose them while the cache lives; it is for storage that will not take them,
-    /// where [`Cache::close`](crate::Cache::close) would fail for ever.
+    /// Discards the changes of the file that are not on its storage: the file then has the content
+    /// and the length of the storage. Returns the number of bytes discarded. This is the only way
+    /// to lose changes while the cache exists. It is for storage that accepts no writes, where
+    /// [`Cache::close`](crate::Cache::close) would always fail.
     ///
-    /// If the last flush of the file failed, what it was to make durable is given up, too (it is
-    /// not counted: it may be on the device or not); syncs of the file go on failing.
+    /// If the last flush of the file failed, the writes before it are discarded, too. They are not
+    /// counted, because they may or may not be on the device. Syncs of the file continue to fail.
     ///
-    /// Where the kernel does not tell which pages of a map were stored to, all that are resident
-    /// are given up, and counted.
+    /// If the kernel cannot tell which pages of a map were stored to, all resident ones are
+    /// discarded and counted.
     ///
-    /// What is written while this runs may be given up or not. Bytes that are pinned stay readable
-    /// through the pin, with any content. Blocks for write-outs that are in flight. Nothing happens
-    /// to a memory file.
+    /// Concurrent writes may be discarded or not. Pinned bytes stay readable through the pin, with
+    /// any content. Blocks for write-backs in flight. Has no effect on a memory file.
     ///
     /// # Errors
-    /// A handle not opened for writing; the storage cannot tell its length: then what was given up
-    /// is gone, and the length stands.
+    /// A handle that is not open for writing; an error of the storage when asked for its length:
+    /// the changes are discarded then, and the length stays.
     pub fn discard_dirty(&self) -> Result<u64> {
         let handle = &self.handle;
         handle.check_writable()?;
@@ -295,8 +294,8 @@ impl File {
         if len_bytes < before_bytes {
             self.forget_behind(len_bytes)?;
         }
-        // Maps see what is held (REGION-4): it becomes what the storage holds. Where that cannot be
-        // read, the next one who wants it learns why.
+        // Maps can see pages that are still referenced (REGION-4): they are filled from the
+        // storage. If that fails, the next access to the page returns the error.
         let held = inode.page_space.orphaned_among(0..len_bytes.div_ceil(PAGE_BYTES));
         held.into_iter().for_each(|index| drop(handle.lock_folio(index, Access::Cache)));
         Ok(bytes)
@@ -310,9 +309,9 @@ mod tests {
     use crate::page::Lookup;
     use crate::sync::meanwhile;
 
-    /// Between L1 and L3 of the last close a page becomes dirty, as those do that the flusher finds
-    /// stored to; with `is_written` it is clean again when L3 comes, and was not flushed.
-    fn check_dirt_before_the_pages_leave(is_written: bool) {
+    /// A page becomes dirty between L1 and L3 of the last close, as when the flusher finds a store.
+    /// With `is_written` the page is clean again at L3, but not flushed.
+    fn check_dirt_before_pages_are_dropped(is_written: bool) {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("file");
         std::fs::write(&path, [1; PAGE_BYTES as usize]).unwrap();
@@ -323,7 +322,7 @@ mod tests {
         file.read_exact_at(&mut [0; 8], 0).unwrap();
         let registry = Arc::clone(&file.handle.registry);
         let inode = Arc::clone(&file.handle.inode);
-        meanwhile::at("before the clean pages leave", move || {
+        meanwhile::at("before the clean pages are dropped", move || {
             let found = inode.mapping.get_folio(&inode.memory.folios, 0);
             let Lookup::Folio(folio) = found else { panic!("{found:?}") };
             inode.mark_dirty(&folio, &folio.lock());
@@ -342,11 +341,11 @@ mod tests {
 
     #[test]
     fn a_page_that_becomes_dirty_during_the_last_close_is_written() {
-        check_dirt_before_the_pages_leave(false);
+        check_dirt_before_pages_are_dropped(false);
     }
 
     #[test]
     fn a_page_that_is_written_during_the_last_close_is_flushed() {
-        check_dirt_before_the_pages_leave(true);
+        check_dirt_before_pages_are_dropped(true);
     }
 }

@@ -1,18 +1,17 @@
-//! From frames to a descriptor, without a copy in user space; and the gathering of references that
-//! it needs.
+//! Copies from frames to a descriptor without a buffer in user space, and the gathering of
+//! references for it.
 //!
-//! The kernel takes the bytes out of the frames themselves (`writev`), while references keep the
-//! frames from being given to other pages; when the call returns it has taken them. `vmsplice`
-//! would spare a pipe or a socket that last copy too, but nobody tells when such bytes have left:
-//! until then the frames could not be reused, and a reader that never comes would keep them for
-//! ever.
+//! The kernel copies from the frames (`writev`), which references keep from being reused until the
+//! call returns. `vmsplice` would save that copy for a pipe or a socket, but the kernel does not
+//! report when it has consumed the bytes: the frames could not be reused until then, and a reader
+//! that never reads would keep them forever.
 //!
 //! The gathering is the batched read proposed for Linux's tmpfs (the mode `SGP_GET`, 2026): up to
-//! 31 uptodate folios are referenced at once, without a folio lock. The reference keeps the memory,
-//! the Entry vouches for the content. A read copies by itself and needs none (`read.rs`).
+//! 31 uptodate folios are referenced at once, without a folio lock. The reference keeps the memory;
+//! the Entry guarantees the content. Reads copy optimistically and need no references (`read.rs`).
 //!
 //! # Safety
-//! Hands addresses in frames to the kernel, which references keep readable.
+//! Passes addresses in frames to the kernel; references keep them readable.
 #![allow(unsafe_code)]
 
 use super::File;
@@ -28,24 +27,25 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 
-/// Zeros, for holes: 16 pages.
+/// Source of zeros for holes: 16 pages.
 static ZEROS: [u8; 16 * PAGE_BYTES as usize] = [0; 16 * PAGE_BYTES as usize];
-/// The most pieces of one call.
+/// Maximum number of pieces of one call.
 const PIECES_MAX: usize = 64;
 
 impl File {
-    /// Writes the bytes of `range`, as far as the file has them, to a descriptor at its own
-    /// position: a file, a pipe, a socket. The kernel takes them straight from the cache's memory;
-    /// no buffer in between. Answers how many it took: fewer than there are only if the descriptor
-    /// does not block and is full, or if an error came up on the way (the next call says which).
+    /// Writes the bytes of `range`, up to the end of file, to a descriptor (a file, a pipe or a
+    /// socket) at its own position. The kernel copies them from the cache's memory, without a
+    /// buffer in between. Returns the number of bytes written. It is smaller than requested only if
+    /// the descriptor is non-blocking and full, or if an error occurred on the way: the next call
+    /// returns it.
     ///
-    /// Bytes that somebody writes at the same time may go out as a mixture of old and new, as with
-    /// `sendfile`. Blocks for I/O on both sides. As with any write, a pipe or socket that nobody
-    /// reads any more raises SIGPIPE, which Rust programs ignore from the start.
+    /// Bytes that another thread writes concurrently may be sent as a mixture of old and new, as
+    /// with `sendfile`. Blocks for I/O on both sides. As with any write, a pipe or socket whose
+    /// reader has closed it raises SIGPIPE, which Rust programs ignore by default.
     ///
     /// # Errors
-    /// All that a read can fail with, and the descriptor's ([`ErrorKind::CopyToFd`]); a descriptor
-    /// that takes nothing is one ([`WriteZero`](std::io::ErrorKind::WriteZero)).
+    /// All errors of [`File::read_at`], and errors of the descriptor ([`ErrorKind::CopyToFd`]),
+    /// including a descriptor that accepts no bytes ([`WriteZero`](std::io::ErrorKind::WriteZero)).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -67,7 +67,7 @@ impl File {
         self.handle.range_end(range.start, range.end.saturating_sub(range.start))?;
         let mut at = range.start;
         loop {
-            // Read once: the file may be cut at any moment.
+            // Read once: the file may be truncated at any moment.
             let end = range.end.min(self.len());
             if at >= end {
                 break;
@@ -75,25 +75,25 @@ impl File {
             match self.copy_some(at..end, descriptor.as_fd()) {
                 Ok(count) => at += count,
                 Err(error) if at == range.start => return Err(error),
-                // The bytes so far were taken; the caller finds the error where it stands.
+                // The bytes so far were written; the next call returns the error.
                 Err(_) => break,
             }
         }
         Ok(at - range.start)
     }
 
-    /// Copies at least the first byte of `range`, which is not empty; or nothing, if the file was
-    /// cut before it.
+    /// Writes at least the first byte of `range`, which is not empty, or nothing if the file was
+    /// truncated before it.
     fn copy_some(&self, range: Range<u64>, descriptor: BorrowedFd<'_>) -> Result<u64> {
         let mut held = None;
         loop {
             let batch = self.gather(range.start, range.end - range.start);
             let end = range.end.min(batch.end * PAGE_BYTES);
             if range.start < end {
-                let row = self.row_of(&batch, range.start..end);
+                let pieces = self.pieces_of(&batch, range.start..end);
                 // SAFETY: pieces of frames that the batch has references to, which stay mapped
                 // (FRAMES-2), or of ZEROS.
-                return match unsafe { sys_file::write_vectored(descriptor, &row) } {
+                return match unsafe { sys_file::write_vectored(descriptor, &pieces) } {
                     Ok(0) => Err(self.not_taken(range, io::ErrorKind::WriteZero.into())),
                     Ok(count) => {
                         let pages = (count as u64).div_ceil(PAGE_BYTES);
@@ -109,7 +109,7 @@ impl File {
             let index = range.start >> PAGE_SHIFT;
             let plan = self.handle.plan_after_miss(index..range.end.div_ceil(PAGE_BYTES));
             self.handle.read_ahead(plan);
-            // The reference keeps it resident until the batch has its own.
+            // The reference keeps the folio resident until the batch has its own.
             held = self.handle.find_folio(index, Access::Read)?.map(|locked| locked.folio);
             if range.start >= self.len() {
                 return Ok(0);
@@ -117,11 +117,11 @@ impl File {
         }
     }
 
-    /// Where the bytes of `range` are, all of which `batch` has: frames it holds, and zeros
-    /// between.
-    fn row_of(&self, batch: &ReadBatch<'_>, range: Range<u64>) -> IoVector<PIECES_MAX> {
+    /// Returns the pieces of `range`, which `batch` covers: frames that it references, and zeros
+    /// between them.
+    fn pieces_of(&self, batch: &ReadBatch<'_>, range: Range<u64>) -> IoVector<PIECES_MAX> {
         let inode = &self.handle.inode;
-        let mut row = IoVector::default();
+        let mut pieces = IoVector::default();
         let mut folios = batch.folios.iter().peekable();
         let mut at = range.start;
         while at < range.end {
@@ -138,12 +138,12 @@ impl File {
                 }
             };
             let end = end.min(range.end);
-            if !row.push(start, (end - at) as usize) {
+            if !pieces.push(start, (end - at) as usize) {
                 break;
             }
             at = end;
         }
-        row
+        pieces
     }
 
     #[cold]
@@ -154,16 +154,17 @@ impl File {
     }
 }
 
-/// References to folios in a row. What lies between them, and behind the last one, reads as zeros.
+/// References to folios in order of their index. Pages between them and after the last one read as
+/// zeros.
 #[derive(Debug, Default)]
 struct ReadBatch<'a> {
     folios: ArrayVec<FolioRef<'a>, BATCH_SLOTS>,
-    /// One page behind the last one it has.
+    /// Index after the last page of the batch.
     end: u64,
 }
 
 impl File {
-    /// References up to 31 READY folios in a row, from the one at `position` on.
+    /// References up to 31 READY folios in order, from the one at `position` on.
     fn gather(&self, position: u64, length: u64) -> ReadBatch<'_> {
         let mapping = &self.handle.inode.mapping;
         let inode = &self.handle.inode;
@@ -198,9 +199,9 @@ impl File {
         batch
     }
 
-    /// Touches the descriptors of pages whose counts will be changed: an atomic add waits for its
-    /// line, and the next add for it, but these do not wait for each other. Of large folios there
-    /// are few.
+    /// Prefetches the descriptors of pages whose counts will be changed: consecutive atomic adds
+    /// would wait for one cache miss after the other, while prefetches overlap. Large folios need
+    /// few.
     fn touch_descriptors(&self, pages: Range<u64>) {
         let (mapping, memory) = (&self.handle.inode.mapping, &self.handle.inode.memory);
         if mapping.order() > 0 {

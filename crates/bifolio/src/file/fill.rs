@@ -1,10 +1,10 @@
-//! The miss: finding a folio's frame, putting it in the table, getting its bytes.
+//! The miss path: looks up or allocates a folio, inserts it in the table, and fills it.
 //!
-//! Everything that needs a folio under its lock comes through [`Handle::find_folio`]: it finds the
-//! resident one, or fills a new one, as its [`Access`] says; losers of a race to fill wait for the
-//! winner's lock and take its folio. A fill has three parts: *claim* a frame and the place in the
-//! table (here), *read* (`read_io.rs`, alone or as one of a batch), and *finish* (`read_io.rs`). A
-//! fill that fails takes the folio out again, so that the next one tries anew.
+//! All code that needs a locked folio calls [`Handle::find_folio`]. It returns the resident folio,
+//! or fills a new one as its [`Access`] requires; a thread that loses a race to fill waits for the
+//! winner's folio lock and uses its folio. A fill has three steps: *claim* a frame and the Entry
+//! (here), *read* (`read_io.rs`, alone or as part of a batch), and *finish* (`read_io.rs`). A fill
+//! that fails removes its folio from the table, so that the next access tries again.
 
 use super::handle::{Access, Handle, OnAllocated};
 use super::own_pins;
@@ -24,47 +24,47 @@ use crate::writeback::{Cleaner, Inode};
 use std::ops::Range;
 use std::time::Instant;
 
-/// The way of a claim when no frame is free.
+/// Behaviour of a claim when no frame is free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wait {
-    /// Reclaims, and waits for others' I/O if it must.
+    /// Reclaims memory, and waits for the I/O of other threads if necessary.
     ForFrames,
-    /// Gives up: the caller has transfers in flight (IO-5), or can do without.
+    /// Fails: the caller has transfers in flight (IO-5), or the fill is optional.
     Never,
 }
 
-/// The result of an attempt to put a new folio into the table.
+/// Result of an attempt to insert a new folio into the table.
 #[derive(Debug)]
 enum Claim<'a> {
     New(Locked<'a>),
-    /// Somebody else's folio stands there.
+    /// The Entry has a folio of another thread.
     Taken,
     NoFrame,
 }
 
-/// The result of an attempt to claim several.
+/// Result of an attempt to claim several folios.
 #[derive(Debug)]
 pub(super) enum ReadIoClaim {
-    /// At least one folio.
+    /// A run of at least one folio.
     New(ReadIo),
-    /// Somebody else's folio stands at the first place.
+    /// The first Entry has a folio of another thread.
     Taken,
     NoFrame,
 }
 
-/// The needs of a fill beside frames: room among what its device may have under reads, and staging
-/// memory for a file in a region. Taken, in this order, before frames and folio locks: whoever
-/// waits for some holds nothing that others wait for.
+/// Resources of a fill other than frames: a share of the pages that its device may have in reads,
+/// and staging memory for a file in a region. They are taken in this order, before frames and folio
+/// locks, so that a thread that waits for them holds nothing that other threads wait for.
 #[derive(Debug)]
 pub(super) struct Room<'h> {
     inode: &'h Inode,
-    /// Pages that count as read; none for a folio that is not read, as far as is known.
+    /// Pages counted as in read; 0 for a folio that is not expected to be read.
     pages: u64,
     staged: Option<Staged>,
 }
 
 impl Room<'_> {
-    /// For so many pages, for they are read after all.
+    /// Counts `pages` as in read if none are counted yet: they are read after all.
     fn of_at_least(mut self, pages: u64) -> Self {
         if self.pages < pages {
             self.inode.begin_read_at_once(pages - self.pages);
@@ -73,7 +73,7 @@ impl Room<'_> {
         self
     }
 
-    /// Leaves it to a run: how many pages count as read, and staging memory.
+    /// Transfers the resources to a run: the number of counted pages, and the staging memory.
     pub(super) fn leave(mut self) -> (u64, Option<Staged>) {
         (std::mem::take(&mut self.pages), self.staged.take())
     }
@@ -85,13 +85,13 @@ impl Drop for Room<'_> {
     }
 }
 
-/// A folio with its lock. The lock goes before the reference: who takes it apart names `folio`
-/// first, because the last name of a pattern is dropped first.
+/// Locked folio, with a reference. The lock is released before the reference: a pattern that takes
+/// it apart names `folio` first, because the last name of a pattern is dropped first.
 #[derive(Debug)]
 pub(super) struct Locked<'a> {
     pub(super) lock: LockedFolio<'a>,
     pub(super) folio: FolioRef<'a>,
-    /// Whether it was resident before.
+    /// Set if the folio was resident before the lookup.
     pub(super) was_resident: bool,
 }
 
@@ -100,13 +100,13 @@ impl<'a> Locked<'a> {
         self.lock.flags.get(Flag::Uptodate)
     }
 
-    /// Leaves the folio locked and referenced, for [`Locked::adopt`] on whatever thread.
+    /// Keeps the folio locked and referenced, for [`Locked::adopt`] on any thread.
     pub(super) fn leave(self) -> FolioId {
         self.lock.leave_locked();
         self.folio.into_id()
     }
 
-    /// Takes over what [`Locked::leave`] left.
+    /// Takes over the lock and the reference from [`Locked::leave`].
     pub(super) fn adopt(folios: &'a Folios, id: FolioId) -> Self {
         let folio = folios.adopt(id);
         Self { lock: folio.adopt_lock(), folio, was_resident: false }
@@ -114,22 +114,22 @@ impl<'a> Locked<'a> {
 }
 
 impl Handle {
-    /// The folio that holds page `index`, locked and in the table, for an access that gives every
-    /// page of the file one. Blocks for the lock and for I/O.
+    /// Returns the folio that holds page `index`, locked and in the table. `access` must be one
+    /// that allocates holes. Blocks for the lock and for I/O.
     pub(super) fn lock_folio(&self, index: u64, access: Access) -> Result<Locked<'_>> {
         debug_assert!(access.fills_holes());
         self.find_folio(index, access)?.ok_or_else(|| self.past_end(index * PAGE_BYTES, 1))
     }
 
-    /// The folio that holds page `index`, locked and in the table; none if `access` gives the page
-    /// none ([`Access`]), which then reads as zeros or lies behind the end. Blocks for the lock
-    /// and for I/O.
+    /// Returns the folio that holds page `index`, locked and in the table. Returns `None` if
+    /// `access` allocates none there ([`Access`]): the page reads as zeros or lies past the end of
+    /// file. Blocks for the lock and for I/O.
     pub(super) fn find_folio(&self, index: u64, access: Access) -> Result<Option<Locked<'_>>> {
         self.find_folio_while(index, access, None)
     }
 
-    /// As [`Self::find_folio`]; none, too, if it is not wanted any more, which is asked now and
-    /// then while the lock is waited for.
+    /// Finds a folio like [`Self::find_folio`]. Also returns `None` once the caller no longer wants
+    /// it, which is polled while the thread waits for the lock.
     pub(super) fn find_folio_while(
         &self,
         index: u64,
@@ -151,13 +151,13 @@ impl Handle {
             }
             match found {
                 Lookup::Folio(folio) => {
-                    // Locked and on its way to the device: it is to be evicted.
+                    // The holder of the lock is writing it out to evict it.
                     let is_leaving = folio.folio().flags.write_state().is_writing();
                     let since = is_leaving.then(Instant::now);
                     let lock = self.lock_unless_own(&folio, index, wants)?;
                     memory.note_stall(since);
                     let Some(lock) = lock else { return Ok(None) };
-                    // It may have left the table while we waited for its lock.
+                    // It may have been removed from the table while we waited for its lock.
                     if lock.owner() == self.inode.address() {
                         let locked = Locked { lock, folio, was_resident: true };
                         return self.with_content(locked, access);
@@ -176,7 +176,7 @@ impl Handle {
                     let claimed = self.claim(head, seen, wait, access.may_pass_end())?;
                     if let Claim::New(locked) = claimed {
                         if !matches!(access, Access::Write { .. }) {
-                            // A page to write to counts when it may become dirty.
+                            // A page of a write is counted when it may become dirty.
                             call.note_page();
                         }
                         return self.fill(locked, room, is_hole, access).map(Some);
@@ -187,7 +187,7 @@ impl Handle {
         }
     }
 
-    /// The folio that holds page `index`, locked, if it is resident. Blocks for the lock.
+    /// Returns the folio that holds page `index`, locked, if it is resident. Blocks for the lock.
     pub(super) fn find_resident(&self, index: u64) -> Option<Locked<'_>> {
         let found = self.inode.mapping.get_folio(&self.inode.memory.folios, index);
         let Lookup::Folio(folio) = found else { return None };
@@ -196,8 +196,8 @@ impl Handle {
         is_ours.then_some(Locked { lock, folio, was_resident: true })
     }
 
-    /// Waits for the lock of a folio, unless the calling thread has it as a `PinMut`; none if it is
-    /// not wanted any more.
+    /// Locks a folio, or fails if the calling thread has it as a `PinMut`. Returns `None` once the
+    /// caller no longer wants it.
     fn lock_unless_own<'a>(
         &self,
         folio: &FolioRef<'a>,
@@ -217,12 +217,12 @@ impl Handle {
         })
     }
 
-    /// A resident folio as `access` wants it.
+    /// Prepares a resident folio for `access`.
     fn with_content<'a>(&self, locked: Locked<'a>, access: Access) -> Result<Option<Locked<'a>>> {
         if locked.is_uptodate() {
             return Ok(Some(locked));
         }
-        debug_assert!(locked.lock.flags.get(Flag::Allocated), "not uptodate, and nobody's fill");
+        debug_assert!(locked.lock.flags.get(Flag::Allocated), "not uptodate, and not being filled");
         match access.on_allocated() {
             OnAllocated::None => return Ok(None),
             OnAllocated::ZeroedForPart if self.is_replaced(&locked.lock, access) => {}
@@ -233,7 +233,7 @@ impl Handle {
         Ok(Some(locked))
     }
 
-    /// Gives a folio that was just claimed its bytes, as far as `access` wants any.
+    /// Fills a folio that was just claimed, if `access` needs its bytes.
     fn fill<'a>(
         &'a self,
         locked: Locked<'a>,
@@ -260,8 +260,9 @@ impl Handle {
         }
     }
 
-    /// Whether `access` is a write that replaces all that the file has in a locked folio. True for
-    /// as long as the lock is held: what the file gets there by growing elsewhere is zeros.
+    /// Returns `true` if `access` is a write that replaces all bytes of the file in a locked folio.
+    /// Stays true while the lock is held: bytes that the file gains there by growing elsewhere are
+    /// zeros.
     fn is_replaced(&self, locked: &LockedFolio<'_>, access: Access) -> bool {
         let Access::Write { start, end } = access else { return false };
         let (folio_start, folio_bytes) = (locked.index() * PAGE_BYTES, locked.pages() * PAGE_BYTES);
@@ -270,8 +271,8 @@ impl Handle {
         start == folio_start && end >= len_bytes.max(on_backing)
     }
 
-    /// Whether `access` is likely to replace all that the file has in an absent folio, which
-    /// begins with the page `head`. Judged again with its lock.
+    /// Returns `true` if `access` is likely to replace all bytes of the file in an absent folio
+    /// that starts at page `head`. Checked again with the folio locked.
     fn may_be_replaced(&self, head: u64, access: Access) -> bool {
         let Access::Write { start, end } = access else { return false };
         let (folio_start, mapping) = (head * PAGE_BYTES, &self.inode.mapping);
@@ -350,8 +351,8 @@ impl Handle {
         Ok(ReadIoClaim::New(run))
     }
 
-    /// Takes what a fill of up to `pages` pages needs beside frames, for one folio at least;
-    /// `None` if that would have to be waited for. What is not read counts no pages.
+    /// Reserves the resources other than frames for a fill of up to `pages` pages, and at least one
+    /// folio. Returns `None` if that would have to wait. A fill without a read counts no pages.
     pub(super) fn room(&self, pages: u64, is_read: bool, wait: Wait) -> Option<Room<'_>> {
         let inode = &*self.inode;
         let least = 1 << inode.mapping.order();
@@ -373,20 +374,20 @@ impl Handle {
         Some(room)
     }
 
-    /// Puts a new folio, locked and not uptodate, into the table, where its first page is `index`
-    /// and `seen` stands now.
+    /// Inserts a new folio, locked and not uptodate, into the table. `index` is its first page, and
+    /// `seen` the current Entry.
     fn claim(&self, index: u64, seen: Entry, wait: Wait, may_pass_end: bool) -> Result<Claim<'_>> {
         self.check_sound()?;
         let (inode, reclaim) = (&self.inode, &self.reclaim);
         let (mapping, memory) = (&inode.mapping, &*inode.memory);
-        // Before frames are looked for: a file whose pages cannot be evicted must not need them.
+        // Before frames are allocated: a file whose pages cannot be evicted must not need them.
         let unlisted = reclaim.count_unlisted(inode)?;
-        // Behind those of the folio before it, so that one copy can read both.
+        // After the frames of the preceding folio, so that one copy can read both.
         let before = index.checked_sub(1 << mapping.order());
         let before = before.map(|before| mapping.table().load(before, Ordering::Relaxed));
         let near = before.filter(|entry| entry.is_folio()).map(Entry::folio_id);
         let kind = inode.page_space.frame_kind(mapping.order(), near);
-        // Its being swapped out is paid for before it is made, which may have to be waited for.
+        // Reserves its swap slots before it is allocated, which may have to wait.
         let needs_slots = inode.needs_slots(seen);
         let filling = mapping.table().fill();
         let found = match wait {
@@ -402,8 +403,8 @@ impl Handle {
                 self.wait_for_frames(index, kind, needs_slots)?
             }
         };
-        // Without an owner until it is locked: reclaim may come by, on its way through the chunk,
-        // and must not take it for a folio that is in its table.
+        // Has no owner until it is locked: reclaim may scan the chunk now, and must not take it for
+        // a folio that is in its table.
         let folio = memory.folios.start(id, 0, index, mapping.order());
         let lock = folio.lock_new();
         Folio::set_owner(&lock, inode.address());
@@ -431,8 +432,8 @@ impl Handle {
         Ok(Claim::New(Locked { lock, folio, was_resident: false }))
     }
 
-    /// The slow arm of [`Self::claim`]: reclaims, or waits for others, until there are frames, the
-    /// page of the table is charged and stays, and the folio's slots are paid for.
+    /// Slow path of [`Self::claim`]: reclaims, or waits for other threads, until there are frames,
+    /// the page of the table is charged and stays, and the swap slots of the folio are reserved.
     #[inline(never)]
     fn wait_for_frames(
         &self,
@@ -451,19 +452,20 @@ impl Handle {
             }
             let may_swap = inode.store.cleaner() == Cleaner::Swapper;
             let id = reclaim.allocate(kind, may_swap)?;
-            // The page of the table may have been given back while frames were looked for, the last
-            // thing that is done for some. From here on it stays.
+            // Reclaim may have freed the page of the table for memory, as its last resort. From
+            // here on the page stays.
             let filling = inode.mapping.table().fill();
             if reclaim.try_charge_table(inode, index) {
                 return Ok((id, filling));
             }
             drop(inode.memory.folios.start(id, 0, index, inode.mapping.order()));
-            // Nor is it what makes room the next time: that is waited for.
+            // It must not be freed to make room in the next attempt either, which waits.
             _kept = Some(filling);
         }
     }
 
-    /// Why there is no room for another folio of a memory file, if the swap is the reason.
+    /// Returns the error for a memory file that cannot have another folio because of the swap, or
+    /// `None` if the swap is not the reason.
     #[cold]
     fn refused_by_swap(&self, index: u64) -> Option<Error> {
         let cause = self.reclaim.refusal_of_swap()?;
@@ -487,12 +489,12 @@ mod tests {
     use crate::memory::ListKind;
 
     #[test]
-    fn pages_claimed_by_an_old_length_do_not_stay_behind_the_end() {
+    fn pages_claimed_by_an_old_length_do_not_stay_past_the_end() {
         let cache = Cache::builder().memory(1 << 20).build().unwrap();
         let file = cache.memory_file("cut").unwrap();
         file.write_all_at(&[7; 10_000], 0).unwrap();
         file.set_len(PAGE_BYTES).unwrap();
-        // As whoever looked at the length before the cut goes on.
+        // Continues like a thread that loaded the length before the truncation.
         let (handle, table) = (&file.handle, file.handle.inode.mapping.table());
         let claimed = handle.claim(2, Entry::HOLE, Wait::ForFrames, false).unwrap();
         assert!(!matches!(claimed, Claim::New(_)), "{claimed:?}");
@@ -502,13 +504,13 @@ mod tests {
             Ok(ReadIoClaim::Taken)
         ));
         assert_eq!(handle.inode.mapping.resident_folios(), 1);
-        // A write that is about to make the file longer may.
+        // A write that is about to grow the file may claim there.
         let claimed = handle.claim(2, Entry::HOLE, Wait::ForFrames, true).unwrap();
         let Claim::New(locked) = claimed else { panic!("{claimed:?}") };
         drop(handle.inode.remove_unfilled(&locked.folio, &locked.lock));
     }
 
-    /// A cache that is full, but for a few pages, of pages of a file.
+    /// Returns a cache that is full of pages of a file, except for a few pages.
     fn full_cache(options: &OpenOptions) -> (tempfile::TempDir, Cache, File) {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("file");
@@ -519,8 +521,8 @@ mod tests {
         (directory, cache, file)
     }
 
-    /// While `hold` has the pages of a full cache in its hands, somebody wants more than there are
-    /// besides: he waits, and gets them.
+    /// Another thread asks for more pages than are left while `hold` holds the pages of a full
+    /// cache: it waits until it gets them.
     fn check_that_others_wait(hold: impl FnOnce(&File, &dyn Fn())) {
         let (_directory, cache, file) = full_cache(&OpenOptions::new());
         let others = cache.memory_file("others").unwrap();
@@ -532,14 +534,14 @@ mod tests {
                 let before = cache.stats().allocation_waits;
                 let others = others.clone();
                 let write = scope.spawn(move || others.write_all_at(&[7; 512 << 10], 0).unwrap());
-                // So many are more than it takes to give up.
+                // More waits than it takes to give up.
                 while !write.is_finished() && cache.stats().allocation_waits < before + 30 {
                     std::thread::sleep(std::time::Duration::from_millis(1));
                 }
                 has_waited.set(!write.is_finished());
             });
         });
-        assert!(has_waited.get(), "there was room all the time");
+        assert!(has_waited.get(), "memory was available all the time");
     }
 
     #[test]
@@ -563,7 +565,7 @@ mod tests {
     fn frozen_pages_are_waited_for() {
         check_that_others_wait(|file, meanwhile| {
             let (mapping, folios) = (&file.handle.inode.mapping, &file.handle.inode.memory.folios);
-            // Nothing is waited for: who is used by others just now is left to them.
+            // Writes without waiting: reclaim skips pages in use.
             let freeze = |index| {
                 let Some(Lookup::Folio(folio)) = mapping.try_get_folio(folios, index) else {
                     return None;
@@ -581,7 +583,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_that_come_to_no_list_are_not_waited_for() {
+    fn pages_on_no_list_are_not_waited_for() {
         for is_mappable in [false, true] {
             let cache = Cache::builder().memory(1 << 20).build().unwrap();
             let options = OpenOptions::new().read(true).write(true).mappable(is_mappable);
@@ -601,7 +603,7 @@ mod tests {
         }
     }
 
-    /// A file of 2 MiB in a cache of 1 MiB that reads nothing ahead.
+    /// Returns a file of 2 MiB, without readahead, in a cache of 1 MiB.
     fn absent_file() -> (tempfile::TempDir, Cache, File) {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("file");
@@ -611,7 +613,7 @@ mod tests {
         (directory, cache, file)
     }
 
-    /// The pages that a device which is alone may have under reads there.
+    /// Pages that the only device of that cache may have in reads.
     const READS_MAX: u64 = (1 << 20) / PAGE_BYTES / 8 * 3;
 
     #[test]
@@ -624,7 +626,7 @@ mod tests {
         assert_eq!(other.try_begin_read(4, 1000), Some(24), "whole folios");
         assert_eq!(other.try_begin_read(4, 1000), None);
         other.end_read(24);
-        assert_eq!(other.try_begin_read(512, 512), Some(512), "one, however large");
+        assert_eq!(other.try_begin_read(512, 512), Some(512), "one folio of any size");
         other.end_read(512);
         std::thread::scope(|scope| {
             let waiting = scope.spawn(|| hung.begin_read(1, 1000));
@@ -635,7 +637,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_claimed_counts_as_read_until_it_has_come() {
+    fn claimed_pages_count_as_in_read_until_they_are_filled() {
         let (_directory, _cache, file) = absent_file();
         let (handle, inode) = (&file.handle, &file.handle.inode);
         let counted_pages = || {
@@ -648,7 +650,7 @@ mod tests {
         assert_eq!(counted_pages(), 2);
         drop(run);
         assert_eq!(counted_pages(), 0);
-        // The second of them is there already.
+        // The second of them is resident already.
         file.read_exact_at(&mut [0; 8], 5 * PAGE_BYTES).unwrap();
         let claimed = handle.claim_read_io(4..8, Entry::HOLE, Wait::Never).unwrap();
         let ReadIoClaim::New(run) = claimed else { panic!("{claimed:?}") };
@@ -660,7 +662,7 @@ mod tests {
     }
 
     #[test]
-    fn dirty_pages_of_a_region_are_the_flushers_to_hold() {
+    fn a_dirty_page_of_a_region_waits_for_the_flusher() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("file");
         std::fs::write(&path, [7; PAGE_BYTES as usize]).unwrap();
@@ -669,16 +671,16 @@ mod tests {
         let Ok(file) = cache.open(&path, &options) else { return };
         file.write_all_at(b"dirty", 0).unwrap();
         let inode = &file.handle.inode;
-        // No write-out of the file begins meanwhile.
+        // No write-back of the file starts during the test.
         let _cutting = inode.stop_write_outs();
         let _held = inode.mapping.get_folio(&inode.memory.folios, 0);
         assert_eq!(file.handle.reclaim.sweep_once(), (0, 1));
     }
 
-    /// Of the locks that all threads of a cache share (reclaim, the swapper's queue, the flusher's
-    /// roster and gate, the LRU lists, the list of tables, the swap's slots, the pool of rings), a
-    /// claim takes the arena's, once for its frame. The LRU batch is its CPU's, the dirty list its
-    /// file's.
+    /// A claim takes one of the locks that all threads of a cache share (reclaim, the swapper's
+    /// queue, the flusher's roster and gate, the LRU lists, the list of tables, the swap's slots,
+    /// the pool of rings): the arena's, once, for its frame. The LRU batch belongs to its CPU, the
+    /// dirty list to its file.
     #[cfg(not(bifolio_chaos))]
     #[test]
     fn a_page_takes_no_shared_lock_but_the_arenas() {

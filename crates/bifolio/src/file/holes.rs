@@ -1,8 +1,8 @@
-//! Holes: pages of a memory file that read as zeros and have no bytes anywhere.
+//! Holes: pages of a memory file that read as zeros and have neither a folio nor a swap slot.
 //!
-//! Asked by reads (`read.rs`) and by `copy_to_fd`, before either looks for a folio. A page that
-//! was allocated and never written reads as a hole does. A file with a backing has no holes here:
-//! what is not in memory is on the backing.
+//! Reads (`read.rs`) and `copy_to_fd` check for holes before they look up a folio. A page that was
+//! allocated and never written reads as a hole. A file with a backing has no holes here: a page
+//! that is not in memory is on the backing.
 
 use super::File;
 use super::handle::{Access, OnAllocated};
@@ -11,7 +11,7 @@ use crate::sync::Ordering;
 
 impl File {
     /// Fills `buffer` with zeros as far as the file reads as zeros from `position` on, in one step.
-    /// Returns how many bytes that were: 0 if the first page has bytes.
+    /// Returns the number of bytes: 0 if the first page has data.
     pub(super) fn fill_zeros(&self, buffer: &mut [u8], position: u64) -> usize {
         let inode = &self.handle.inode;
         if !inode.store.has_holes() {
@@ -29,8 +29,8 @@ impl File {
         }
         #[cfg(all(test, not(loom)))]
         crate::sync::meanwhile::here("before the length is read again");
-        // The length again, with the holes in hand: a cut makes holes, after it has set it. Before
-        // them, too: an append fills holes, before it sets it.
+        // The length is loaded before and after the holes are seen: a truncation sets the length
+        // and then makes holes; an append fills holes and then sets the length.
         let visible = inode.mapping.len_bytes().saturating_sub(position);
         let length = (zeros_end * PAGE_BYTES - position).min(wanted).min(visible);
         let target = &mut buffer[..length as usize];
@@ -38,8 +38,8 @@ impl File {
         target.len()
     }
 
-    /// Returns the end of the pages from `first` on that read as zeros, `end` at the most; `first`
-    /// if that one does not.
+    /// Returns the end of the pages from `first` on that read as zeros, at most `end`; `first` if
+    /// that page does not.
     pub(super) fn zeros_end(&self, first: u64, end: u64) -> u64 {
         let inode = &self.handle.inode;
         if !inode.store.has_holes() {
@@ -68,14 +68,15 @@ impl File {
         let access = Access::Get;
         let inode = &self.handle.inode;
         let head = inode.mapping.head_index(index);
-        // Acquire: pairs with the Release in I1: we see the flags of the life this Entry names.
+        // Acquire: pairs with the Release in I1: we see the flags of the folio that this Entry
+        // names.
         let seen = inode.mapping.table().load(head, Ordering::Acquire);
         if !seen.is_folio() || seen.is_ready() {
             return inode.store.is_hole(seen) && !access.fills_holes();
         }
         let is_allocated = inode.memory.folio(seen.folio_id()).flags.get(Flag::Allocated);
-        // The Acquire of `get` orders this after it: the flag was of that life.
-        let is_that_life = || inode.mapping.table().load(head, Ordering::Relaxed) == seen;
-        is_allocated && access.on_allocated() == OnAllocated::None && is_that_life()
+        // The Acquire of `get` orders this after it: the flag belonged to that folio.
+        let is_that_folio = || inode.mapping.table().load(head, Ordering::Relaxed) == seen;
+        is_allocated && access.on_allocated() == OnAllocated::None && is_that_folio()
     }
 }

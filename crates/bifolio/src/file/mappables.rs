@@ -1,4 +1,4 @@
-//! What files that can be mapped need of the cache: made with the first of them.
+//! Shared resources of files that can be mapped: created with the first of them.
 
 use super::faults::{self, FaultThreads};
 use crate::config::FaultMode;
@@ -13,7 +13,7 @@ use crate::sys::userfault::Userfault;
 use std::io;
 use std::sync::Arc;
 
-/// See the head of the file.
+/// Resources that all files of a cache that can be mapped share.
 #[derive(Debug)]
 pub(super) struct Mappables {
     features: Features,
@@ -33,10 +33,10 @@ impl Mappables {
         Self { features: features.clone(), unmap_batch_folios, made: Mutex::default() }
     }
 
-    /// A region for a file of at most `len_max_bytes` bytes.
+    /// Creates a region for a file of at most `len_max_bytes` bytes.
     ///
     /// # Errors
-    /// The system has no userfaultfd, or refuses address space, a thread, or memory.
+    /// The kernel has no userfaultfd, or address space, a thread, or memory cannot be allocated.
     pub(super) fn new_region(
         &self,
         reclaim: &Reclaim,

@@ -1,7 +1,7 @@
-//! The folios that the calling thread has pinned to change them ([`PinMut`](super::PinMut)).
+//! Folios that the calling thread has pinned for changes ([`PinMut`](super::PinMut)).
 //!
-//! A `PinMut` holds its folio's lock and stays on its thread. A call of that thread which needs the
-//! folio would wait for itself: it looks here, before it waits, and gets an error.
+//! A `PinMut` holds its folio's lock and stays on its thread. A call of that thread that needs the
+//! folio would deadlock, so it checks this list before it waits, and returns an error.
 
 use crate::error::{ErrorKind, Result};
 use crate::page::PAGE_BYTES;
@@ -12,7 +12,7 @@ use std::ops::Range;
 /// All pages of a file.
 pub(super) const ALL_PAGES: Range<u64> = 0..u64::MAX;
 
-/// The folio of a `PinMut`, for as long as that lives.
+/// Registration of a `PinMut`, removed on drop.
 #[derive(Debug)]
 pub(super) struct OwnPin {
     inode: usize,
@@ -20,12 +20,12 @@ pub(super) struct OwnPin {
 }
 
 thread_local! {
-    /// The inode, by its address, and the pages of each folio.
+    /// Address of the inode and pages, for each pinned folio.
     static PINNED: RefCell<Vec<(usize, Range<u64>)>> = const { RefCell::new(Vec::new()) };
 }
 
 impl OwnPin {
-    /// Notes that the calling thread has locked the folio of these pages, to keep it.
+    /// Records that the calling thread holds the lock of the folio with these pages.
     pub(super) fn new(inode: &Inode, pages: Range<u64>) -> Self {
         let own = Self { inode: address_of(inode), pages };
         PINNED.with_borrow_mut(|pinned| pinned.push((own.inode, own.pages.clone())));
@@ -35,7 +35,7 @@ impl OwnPin {
 
 impl Drop for OwnPin {
     fn drop(&mut self) {
-        // A thread that ends may have dropped its list before; then nothing looks there again.
+        // A thread that exits may have dropped its list before; it makes no further calls then.
         let _ = PINNED.try_with(|pinned| {
             let mut pinned = pinned.borrow_mut();
             let is_own =
@@ -47,7 +47,8 @@ impl Drop for OwnPin {
     }
 }
 
-/// Refuses a call that would wait for a folio with some of `pages` that its own thread has pinned.
+/// Fails if the calling thread has pinned a folio with some of `pages`, whose lock it would wait
+/// for.
 pub(super) fn check(inode: &Inode, pages: &Range<u64>) -> Result<()> {
     let address = address_of(inode);
     let overlaps = |(other, theirs): &&(usize, Range<u64>)| {

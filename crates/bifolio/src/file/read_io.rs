@@ -1,13 +1,13 @@
-//! A run: consecutive folios on their way in, read by one transfer.
+//! Reads of runs: adjacent folios filled by one transfer.
 //!
-//! Made by `fill.rs`, which claims the folios; started alone ([`ReadIo::read_first`]), in a batch
-//! (`read_many.rs`) or ahead of need (`readahead`); ended by [`ReadIo::finish`], on whatever thread
-//! sees the transfer complete. Until then the run owns each folio's lock and one reference: that is
-//! what keeps the frames the kernel's (IO-1), whoever goes away meanwhile. A run that is dropped
-//! takes its folios out of the table again, as does one that failed.
+//! `fill.rs` creates a run by claiming its folios. The run is started alone
+//! ([`ReadIo::read_first`]), in a batch (`read_many.rs`) or by readahead (`readahead`), and ended
+//! by [`ReadIo::finish`] on the thread that sees the transfer complete. Until then it owns the lock
+//! of each folio and one reference, which reserve the frames for the kernel (IO-1) even if all
+//! other users are gone. A run that fails or is dropped removes its folios from the table.
 //!
 //! # Safety
-//! Hands frames to the engine; the run is their owner until the engine gives it back.
+//! Passes frames to the engine; the run owns them until the engine returns it.
 #![allow(unsafe_code)]
 
 use super::fill::{Locked, Room};
@@ -22,31 +22,31 @@ use smallvec::SmallVec;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Folios of a region that are checked, put in their places with one call, and unlocked. Who waits
-/// for the first of a transfer goes on while the others follow: the slowest of a thousand pages
-/// read in order waits 0.42 to 0.49 ms; with all 256 at once, 0.48 to 0.63. (With 16 there are more
-/// waits, and a tenth more CPU.)
+/// Folios of a region that are checked, installed with one call, and unlocked together. The reader
+/// of the first page of a transfer continues while the others follow: with all 256 pages at once,
+/// the slowest read of a sequential scan takes up to 0.63 ms instead of 0.49 ms; with 16, the scan
+/// needs a tenth more CPU.
 const INSTALLED_TOGETHER: usize = 64;
 
-/// See the head of the file.
+/// Run of adjacent folios that one transfer fills.
 #[derive(Debug)]
 pub(super) struct ReadIo {
     inode: Arc<Inode>,
     /// Page index of the first folio.
     first: u64,
     folios: SmallVec<[FolioId; 1]>,
-    /// Where the bytes are until all of a page is there, if it goes to a region.
+    /// Staging memory, for a file in a region: holds the bytes until whole pages are installed.
     staged: Option<Staged>,
-    /// Pages that count as read (`Inode::begin_read`).
+    /// Pages counted as in read (`Inode::begin_read`).
     counted_pages: u64,
-    /// Whether raw stores to its pages are to come at once.
+    /// Set if raw stores to its pages are expected soon.
     pub(super) will_be_stored: bool,
-    /// Bytes the backing had for the run when it was started: it may have grown since.
+    /// Bytes that the backing had for the run when it was started. It may have grown since.
     expected_bytes: u64,
 }
 
 impl ReadIo {
-    /// No folios yet, the first of which will be at page `first`; as many as there is `room` for.
+    /// Creates a run without folios that starts at page `first` and takes as many as `room` allows.
     pub(super) fn new(inode: &Arc<Inode>, first: u64, room: Room<'_>) -> Self {
         let (counted_pages, staged) = room.leave();
         let (inode, folios) = (Arc::clone(inode), SmallVec::new());
@@ -54,14 +54,14 @@ impl ReadIo {
         Self { inode, first, folios, staged, counted_pages, will_be_stored, expected_bytes }
     }
 
-    /// Whether there is room for one more folio of a file whose unit has `folio_pages` pages.
+    /// Returns `true` if the run can take one more folio of `folio_pages` pages.
     pub(super) fn has_room(&self, folio_pages: u64) -> bool {
         let staged_pages = self.staged.as_ref().map_or(u64::MAX, |staged| staged.pages() as u64);
         let most = self.counted_pages.min(staged_pages);
         self.is_empty() || self.pages() + folio_pages <= most
     }
 
-    /// Where the bytes of a folio of the run are read to.
+    /// Returns the address that the bytes of a folio are read to.
     fn target(&self, number: usize, id: FolioId) -> *mut u8 {
         match &self.staged {
             Some(staged) => staged.address(number),
@@ -69,7 +69,7 @@ impl ReadIo {
         }
     }
 
-    /// Takes the next folio over, with its lock and its reference.
+    /// Appends a folio, with its lock and its reference.
     pub(super) fn push(&mut self, locked: Locked<'_>) {
         debug_assert_eq!(locked.lock.index(), self.first + self.pages());
         self.folios.push(locked.leave());
@@ -79,29 +79,29 @@ impl ReadIo {
         self.folios.is_empty()
     }
 
-    /// Whether a folio that finds `seen` at its place can be the next one: the transfer that reads
-    /// the others reads it, too.
+    /// Returns `true` if the folio at an Entry `seen` can be read by the same transfer as the
+    /// others.
     pub(super) fn can_go_on_with(&self, seen: Entry) -> bool {
         let Some(last) = self.folios.last() else { return true };
         self.inode.store.continues(self.inode.memory.folio(*last), seen)
     }
 
-    /// Page index of the first folio.
+    /// Returns the page index of the first folio.
     pub(super) fn first_page(&self) -> u64 {
         self.first
     }
 
-    /// Pages of all folios.
+    /// Returns the number of pages in all folios.
     pub(super) fn pages(&self) -> u64 {
         (self.folios.len() as u64) << self.inode.mapping.order()
     }
 
-    /// The folios.
+    /// Returns the folios of the run.
     pub(super) fn folios(&self) -> &[FolioId] {
         &self.folios
     }
 
-    /// Gives the run to `queue`; or finishes it at once, if the backing has nothing of it.
+    /// Queues the run in `queue`, or finishes it at once if the backing has no bytes of it.
     pub(super) fn start<T>(
         mut self,
         queue: &mut Queue<'_, (ReadIo, T)>,
@@ -125,14 +125,14 @@ impl ReadIo {
         self.inode.memory.counters.add(Counter::ReadRequest, 1);
         let targets = self.folios.iter().enumerate().map(|(number, id)| self.target(number, *id));
         let transfer = self.inode.read_transfer(&self.folios, targets);
-        // SAFETY: IO-1: frames of the arena, which stays mapped (FRAMES-2), or staging memory; the
-        // run, which the queue keeps until it is complete, holds that, and the folios' locks and
-        // references, and they are not uptodate: nobody else writes them, readers go through
-        // `sys::copy`.
+        // SAFETY: IO-1: frames of the arena, which stays mapped (FRAMES-2), or staging memory. The
+        // run, which the queue keeps until it is complete, holds that memory and the locks and
+        // references of the folios, which are not uptodate: no other thread writes them, and
+        // readers go through `sys::copy`.
         unsafe { queue.push(transfer, (self, tag)) }
     }
 
-    /// Reads the run on this thread and gives its first folio, locked.
+    /// Reads the run on this thread and returns its first folio, locked.
     pub(super) fn read_first<'a>(self, inode: &'a Inode) -> Result<Locked<'a>> {
         let folios = &inode.memory.folios;
         let mut first = None;
@@ -144,15 +144,15 @@ impl ReadIo {
         self.start(&mut queue, (), |run, ()| finish(run, Ok(0)));
         queue.complete(1, |(run, ()), answer| finish(run, answer));
         drop(queue);
-        outcome.map(|()| first.expect("a run has a folio, and a good one gives it"))
+        outcome.map(|()| first.expect("a run has a folio, and returns it on success"))
     }
 
-    /// Ends the fill: `answer` is what the transfer came to, bytes from the first on. Each folio
-    /// whose bytes are there becomes READY and goes to `visit`, locked. From the first one on that
-    /// is not there they leave the table again.
+    /// Ends the fill. `answer` is the result of the transfer: the number of bytes read from the
+    /// start of the run. Each folio whose bytes were read becomes READY and is passed to `visit`,
+    /// locked. The first folio that was not read and all after it are removed from the table.
     ///
     /// # Errors
-    /// The transfer's, or the backing has fewer bytes than it had.
+    /// The error of the transfer, or a short read: the backing has shrunk.
     pub(super) fn finish<'a>(
         mut self,
         folios: &'a Folios,
@@ -167,11 +167,11 @@ impl ReadIo {
         inode.memory.counters.add(Counter::ReadBytes, bytes);
         let mut done = 0;
         while done < self.folios.len() {
-            // A frame is better copied by the reader while it is warm.
+            // The reader copies each frame while it is in the CPU's cache.
             let group = if self.staged.is_some() { INSTALLED_TOGETHER } else { 1 };
             let group_end = self.folios.len().min(done + group);
             let (good_end, judged) = self.judge(folios, done..group_end, bytes);
-            // Pages that raw writers see already stay, whatever becomes of the rest.
+            // Pages that raw writers can already see stay, even if the rest fails.
             let (there, installed) = self.install(done..good_end);
             for id in &self.folios[done..done + there] {
                 let locked = Locked::adopt(folios, *id);
@@ -188,21 +188,21 @@ impl ReadIo {
         Ok(())
     }
 
-    /// How many folios of the group, which begins with `group.start`, have their bytes, of `bytes`
-    /// that the transfer brought: the number behind the last one, and what is the matter with that.
-    /// The bytes behind the end of the backing are zeros then.
+    /// Checks a group of folios, starting at `group.start`, against the `bytes` that the transfer
+    /// read. Returns the end of the valid ones, and the error of the next. Zeroes the bytes past
+    /// the end of the backing.
     fn judge(&self, folios: &Folios, group: Range<usize>, bytes: u64) -> (usize, Result<()>) {
         let inode = &self.inode;
         let folio_bytes = inode.mapping.folio_bytes();
-        // The zeros below are this thread's, whoever inserted the folios.
+        // The zeros below are stores of this thread, which may not have inserted the folios.
         inode.mapping.begin_fill();
         for number in group.clone() {
             let offset = number as u64 * folio_bytes;
             let part = |bytes: u64| bytes.saturating_sub(offset).min(folio_bytes);
             let (valid, expected) = (part(bytes), part(self.expected_bytes));
             let position = self.first * PAGE_BYTES + offset;
-            // Fewer bytes than there were are an error, unless we cut the file ourselves just now:
-            // a cut sets the length first.
+            // A short read is an error, unless this cache truncated the file concurrently: a
+            // truncation sets the length first.
             let visible = inode.mapping.len_bytes().saturating_sub(position);
             if valid < expected.min(visible) {
                 let folio = inode.memory.folio(self.folios[number]);
@@ -218,13 +218,13 @@ impl ReadIo {
             }
             let behind = start.wrapping_add(valid as usize);
             // SAFETY: inside the folio's frame, or its part of the staging memory, which only the
-            // holder of its lock writes: we.
+            // holder of its lock writes: this thread.
             unsafe { copy::zero(behind, (folio_bytes - valid) as usize) };
         }
         (group.end, Ok(()))
     }
 
-    /// Puts staged folios in their places; how many are there then.
+    /// Installs staged folios in the region. Returns the end of the installed ones.
     fn install(&self, group: Range<usize>) -> (usize, Result<()>) {
         let Some(staged) = self.staged.as_ref().filter(|_| !group.is_empty()) else {
             return (group.len(), Ok(()));

@@ -1,11 +1,10 @@
-//! The read that batches are measured against: one page at a time, as tmpfs does it.
+//! Reads one page at a time, as tmpfs does: the baseline that batched reads are measured against.
 //!
-//! Called by benchmarks only, and compiled for them. Each page is looked up, referenced, copied and
-//! put before the next one, also inside a large folio. What is not resident goes the way of
-//! [`File::read_at`].
+//! Compiled for benchmarks only. Each page is looked up, referenced, copied and released before the
+//! next one, even within a large folio. Pages that are not resident are read by [`File::read_at`].
 //!
 //! # Safety
-//! Copies out of frames that a reference keeps.
+//! Copies from frames that a reference keeps.
 #![allow(unsafe_code)]
 
 use super::File;
@@ -17,12 +16,12 @@ use crate::stats::Counter;
 use crate::sys::copy;
 
 impl File {
-    /// Reads as [`File::read_at`] does, with a reference for each page; for benchmarks only. With
-    /// `locked`, the folio lock is taken for a moment as well, to check whose the page is and what
-    /// it holds. Files that can be mapped are read as `read_at` reads them.
+    /// Reads like [`File::read_at`], with a reference for each page; for benchmarks only. With
+    /// `locked`, also takes the folio lock briefly, to check the owner and the content of the page.
+    /// Files that can be mapped are read by `read_at`.
     ///
     /// # Errors
-    /// As [`File::read_at`].
+    /// Fails like [`File::read_at`].
     pub fn read_one_by_one(&self, buffer: &mut [u8], position: u64, locked: bool) -> Result<usize> {
         if self.handle.inode.page_space.is_in_place() {
             return self.read_at(buffer, position);
@@ -46,7 +45,7 @@ impl File {
                 Ok(0) => break,
                 Ok(copied) => done += copied,
                 Err(error) if done == 0 => return Err(error),
-                // The bytes so far are good; the caller finds the error where it stands.
+                // The bytes read so far are valid; the next call returns the error.
                 Err(_) => break,
             }
             self.handle.note_read(at..position + done as u64);
@@ -57,8 +56,8 @@ impl File {
         Ok(done)
     }
 
-    /// Reads what the page at `position` has of the bytes; 0 if it is absent, busy, or behind the
-    /// end.
+    /// Reads the part of the bytes that lies in the page at `position`. Returns 0 if the page is
+    /// absent, locked, or past the end of file.
     fn read_page(&self, buffer: &mut [u8], position: u64, locked: bool, in_order: bool) -> usize {
         let inode = &self.handle.inode;
         let counters = &inode.memory.counters;
@@ -93,7 +92,7 @@ impl File {
             _ => {
                 counters.note_lookups(0, 1);
                 let bytes = visible() as usize;
-                // After the length: an append fills a hole before it sets the length.
+                // Checked after the length: an append fills a hole before it sets the length.
                 let zeros = if self.reads_as_zeros(index) { bytes } else { 0 };
                 buffer[..zeros].fill(0);
                 zeros
@@ -101,7 +100,7 @@ impl File {
         }
     }
 
-    /// Returns `true` if the folio is this file's and uptodate.
+    /// Returns `true` if the folio belongs to this file and is uptodate.
     fn has_bytes(&self, folio: &FolioRef<'_>, locked: bool) -> bool {
         if !locked {
             return folio.folio().flags.get(Flag::Uptodate);
