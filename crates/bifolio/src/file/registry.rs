@@ -1,28 +1,29 @@
-//! Which files are open: one inode for each, shared by all handles; born at the first open,
-//! released after the last handle is gone (`closing.rs`).
+//! Registry of open files: one inode per file, shared by all its handles. The inode is created by
+//! the first open and freed after the last handle is closed (`closing.rs`).
 //!
-//! Each file has a *slot* (`slots.rs`, which has the protocol): whoever makes or releases an inode
-//! takes it, and holds no lock meanwhile.
+//! Each file has a *slot* (`slots.rs` has the protocol). A thread that creates or releases an inode
+//! takes its slot, and holds no lock while it does so.
 //!
 //! ```text
-//!   open_path --> located by O_PATH --.     open here? another handle, and nothing is opened
-//!   open_fd ----> looked at ----------+-->    but to be written for the first time
-//!   open -------> identity -----------'     else the slot is taken; an inode, its first handle
+//!   open_path --> located by O_PATH --.     open here? another handle; no new descriptor except
+//!   open_fd ----> identified ---------+-->    for the first writable handle
+//!   open -------> identity -----------'     else take the slot, create an inode and a handle
 //! ```
 //!
-//! Invariant REGISTRY-1: an inode is freed only by whoever took its slot when it had no handle (so
-//! nothing is inserted any more) and was durable; after its table is empty and reclaim has been
-//! waited for, so that nobody can find its address in a folio (`Inode::owner`), and after every
-//! other reference to it is gone. Its slot is free only after that: its descriptors are closed
-//! before the file can be opened anew.
+//! Invariant REGISTRY-1: an inode is freed only by the thread that took its slot when the file had
+//! no handle (so that nothing is inserted any more) and was durable. Before that its table is
+//! empty, reclaim has been waited for, so that no thread can find its address in a folio
+//! (`Inode::owner`), and all other references to it are dropped. Its slot becomes free last, so its
+//! descriptors are closed before the file can be opened again.
 //!
-//! Invariant REGISTRY-2: while a regular file is open here, no descriptor of it is closed: the
-//! kernel would drop all POSIX locks (`fcntl`) that this process has on the file. So a path is
-//! looked up before anything is opened ([`Located`], by `O_PATH`, whose closing drops none), and
-//! what is opened all the same, or given, stays with the file, used or not.
+//! Invariant REGISTRY-2: while a regular file is open here, no descriptor of it is closed, because
+//! the kernel would drop all POSIX locks (`fcntl`) that this process has on the file. So a path is
+//! looked up before anything is opened ([`Located`], by `O_PATH`, whose close drops no locks). A
+//! descriptor that is opened all the same, or passed by the caller, stays open with the file, used
+//! or not.
 //!
-//! [`CacheState`] says whether the cache may be used: not closed, not in a forked child; and how
-//! many maps are in use, which a close must not meet. Every call asks it before it takes a lock.
+//! [`CacheState`] tells if the cache is usable (not closed, not in a forked child), and counts the
+//! maps in use, which a close must not invalidate. Every call checks it before it takes a lock.
 
 use super::closing::Membership;
 use super::handle::Handle;
@@ -45,50 +46,50 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 
-/// A file and how many handles of which kind it has.
+/// Open file: its inode, and the counts of its handles by kind.
 #[derive(Debug)]
 pub(super) struct Open {
     pub(super) inode: Arc<Inode>,
     pub(super) handles: u64,
     pub(super) writable: u64,
     pub(super) immutable: u64,
-    /// The threads that serve faults, if the file can be mapped.
+    /// Threads that serve its faults, if the file can be mapped.
     faults: FaultMode,
-    /// Its last handle is gone, and it could not be made durable.
+    /// Set if the last handle is closed and the file could not be made durable.
     pub(super) is_kept: bool,
-    /// The files that were opened for it. None of their descriptors is closed before the file is: a
-    /// close drops all the locks (`fcntl`) that this process has on the file.
+    /// Open files of the backing. None of their descriptors is closed before the file is, because a
+    /// close drops all locks (`fcntl`) that this process has on the file.
     pub(super) disks: Vec<Arc<DiskFile>>,
-    /// Descriptors that were given for it and were not needed.
+    /// Descriptors that callers passed and that are not used.
     pub(super) spare: Vec<OwnedFd>,
 }
 
-/// The key that the registry finds a file by.
+/// Key of a file in the registry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Key {
     Identified(FileIdentity),
-    /// A backing that cannot be opened twice.
+    /// Backing that cannot be opened twice.
     Single(u64),
 }
 
-/// Another handle of a file, or why not; `None`: its slot is open, but not so that it can be opened
-/// like this.
+/// Another handle of a file, or the reason for refusing it. `None`: the file is open, but must be
+/// opened anew for these options.
 type Joined = Result<Option<Arc<Handle>>>;
 
-/// See the head of the file.
+/// Registry of the open files of a cache.
 #[derive(Debug)]
 pub(crate) struct Registry {
     pub(super) reclaim: Arc<Reclaim>,
     pub(super) services: Services,
-    /// End when the last file is closed, and every `Cache` is gone.
+    /// Exit when the last file is closed and every `Cache` is dropped.
     _flusher_threads: FlusherThreads,
     _swap_thread: Option<SwapThread>,
     readahead_bytes_max: u64,
     pub(crate) cache_state: CacheState,
     pub(super) files: Slots<Key, Open>,
-    /// Counts the keys of backings that cannot be opened twice.
+    /// Next key of a backing that cannot be opened twice.
     next_single: AtomicU64,
-    /// One close at a time.
+    /// Serializes closes of the cache.
     pub(super) closing: Mutex<()>,
     mappables: Mappables,
     ablation: Ablation,
@@ -119,13 +120,13 @@ impl Registry {
         }
     }
 
-    /// Whether the cache may be used, and can be relied upon.
+    /// Fails if the cache is closed or cannot be relied upon.
     pub(crate) fn check(&self) -> Result<()> {
         self.cache_state.check()?;
         self.services.memory.soundness.check()
     }
 
-    /// Opens a handle of the file that `backing` is.
+    /// Opens a handle of the file behind `backing`.
     pub(crate) fn open(
         self: &Arc<Self>,
         backing: Arc<dyn Backing>,
@@ -136,8 +137,8 @@ impl Registry {
         self.open_backing(&backing, None, options)
     }
 
-    /// Opens a handle of the regular file at `path`. If that is open already, nothing of it is
-    /// opened, unless it is to be written for the first time, and nothing is closed.
+    /// Opens a handle of the regular file at `path`. If the file is open already, opens no
+    /// descriptor of it, unless this is its first writable handle, and closes none.
     pub(crate) fn open_path(
         self: &Arc<Self>,
         path: &Path,
@@ -153,12 +154,12 @@ impl Registry {
         };
         located.check_rights(options.write)?;
         let identity = located.identity;
-        // There may be few descriptors left.
+        // Descriptors may be scarce.
         drop(located);
         self.open_identified(identity, Vec::new(), open, options)
     }
 
-    /// Opens a handle of the regular file that `descriptor` is of.
+    /// Opens a handle of the regular file behind `descriptor`.
     pub(crate) fn open_fd(
         self: &Arc<Self>,
         descriptor: OwnedFd,
@@ -178,15 +179,15 @@ impl Registry {
             }
         };
         let open = |unused: &mut Vec<_>| {
-            let descriptor = unused.pop().expect("it was given, and is not used");
+            let descriptor = unused.pop().expect("the descriptor was passed, and is not used");
             DiskFile::from_fd(descriptor, &disk_options, features, unused)
         };
         self.open_identified(identity, vec![descriptor], open, options)
     }
 
-    /// Opens a handle of a regular file, which is opened, by `open`, only if it is not open here or
-    /// is to be written for the first time. The descriptors that are given, or left by `open`, are
-    /// of that file: they stay with it (REGISTRY-2).
+    /// Opens a handle of a regular file. Calls `open` only if the file is not open here, or this is
+    /// its first writable handle. Descriptors that the caller passes or `open` leaves belong to
+    /// that file, and stay open with it (REGISTRY-2).
     fn open_identified(
         self: &Arc<Self>,
         identity: FileIdentity,
@@ -219,7 +220,7 @@ impl Registry {
                 let backing: Arc<dyn Backing> = Arc::clone(&disk) as _;
                 self.open_first(busy, &backing, Some(disk), options)
             }
-            // It is open, or another file has that name now.
+            // The file is open, or the path names another file now.
             busy => {
                 drop(busy);
                 self.open_disk(disk, options)
@@ -227,20 +228,20 @@ impl Registry {
         }
     }
 
-    /// Descriptors of a file are not used: if it is open they stay with it (REGISTRY-2).
+    /// Keeps unused descriptors of a file open if the file is (REGISTRY-2).
     fn keep(&self, identity: FileIdentity, unused: &mut Vec<OwnedFd>) {
         self.files.look(Key::Identified(identity), |open| open.spare.append(unused));
     }
 
-    /// Opens a handle of a file that has just been opened, though it may be open already.
+    /// Opens a handle of a file that has just been opened, and that may be open here already.
     fn open_disk(self: &Arc<Self>, disk: DiskFile, options: &OpenOptions) -> Result<File> {
         let disk = Arc::new(disk);
         let backing: Arc<dyn Backing> = Arc::clone(&disk) as _;
         self.open_backing(&backing, Some(disk), options)
     }
 
-    /// Opens a handle of the file that `backing` is, open or not; `disk` is the same, and stays
-    /// with the file.
+    /// Opens a handle of the file behind `backing`, open here or not. `disk` is the same file, and
+    /// stays open with it.
     fn open_backing(
         self: &Arc<Self>,
         backing: &Arc<dyn Backing>,
@@ -255,11 +256,11 @@ impl Registry {
         match found {
             Found::Vacant(busy) => self.open_first(busy, backing, disk, options),
             Found::Open(Some(handle)) => opened(handle, options),
-            Found::Open(None) => unreachable!("it is joined, or refused"),
+            Found::Open(None) => unreachable!("an open file is joined or refused"),
         }
     }
 
-    /// Makes the inode of a file whose slot is the caller's, and its first handle.
+    /// Creates the inode of a file and its first handle. The caller has taken the slot.
     fn open_first(
         self: &Arc<Self>,
         busy: Busy<'_, Key, Open>,
@@ -275,14 +276,14 @@ impl Registry {
                 opened(handle, options)
             }
             Err(error) => {
-                // Before the slot is free.
+                // Before the slot becomes free.
                 self.free_unused(open);
                 Err(error)
             }
         }
     }
 
-    /// Opens the first handle of a new file without a backing.
+    /// Opens the first handle of a new memory file.
     pub(crate) fn open_in_memory(
         self: &Arc<Self>,
         name: &str,
@@ -300,14 +301,14 @@ impl Registry {
         Ok(File::new(handle))
     }
 
-    /// The key of a file that cannot be opened twice.
+    /// Returns a new key for a file that cannot be opened twice.
     fn single_key(&self) -> Key {
-        // Relaxed: a number that no other has is all that is wanted.
+        // Relaxed: only the uniqueness of the number matters.
         Key::Single(self.next_single.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Looks for the file, and waits for it, and for no other, while somebody makes or releases it.
-    /// `join` makes a handle of one that is open, if it is suitable.
+    /// Looks up the file. Waits while another thread creates or releases this file, but not for
+    /// other files. `join` makes another handle of an open one, if the options allow.
     fn find(
         &self,
         key: Key,
@@ -322,10 +323,10 @@ impl Registry {
                 Found::Vacant(busy) => return Ok(Found::Vacant(busy)),
                 Found::Open(Some(joined)) => return joined.map(Found::Open),
                 Found::Open(None) => {
-                    // It may be writable by now. If so it is opened anew: others may have changed
-                    // it since its last handle was dropped.
-                    // What cannot be written was told when the file was kept; the handle's syncs
-                    // tell it again.
+                    // The backing may be writable by now. Then the file is opened anew, because
+                    // other programs may have changed it since its last handle was dropped. If it
+                    // still cannot be written, the error was reported when the file was kept, and
+                    // syncs of the new handle report it again.
                     is_tried = true;
                     let _ = self.retire(key, false);
                 }
@@ -333,7 +334,7 @@ impl Registry {
         }
     }
 
-    /// Makes another handle of a file, through `backing` if that is its first that may write.
+    /// Makes another handle of a file, through `backing` if it is the first writable one.
     fn join(
         self: &Arc<Self>,
         key: Key,
@@ -355,7 +356,7 @@ impl Registry {
         Ok(FileSize { order, len_bytes, len_max_bytes: options.len_max_bytes(len_bytes)? })
     }
 
-    /// Where the pages of a new file will be.
+    /// Returns the page space for a new file.
     fn page_space_for(&self, options: &OpenOptions, size: FileSize) -> Result<PageSpace> {
         if !options.mappable {
             return Ok(PageSpace::Arena(Arc::clone(&self.services.memory.arena)));
@@ -401,20 +402,20 @@ impl Registry {
         Ok(handle)
     }
 
-    /// The files that are open, one after the other: only the one that the caller is at work with
-    /// is held. Those that are being made or released are passed over.
+    /// Iterates over the open files. Holds only the one that the caller is processing. Skips files
+    /// that are being created or released.
     pub(super) fn inodes(&self) -> impl Iterator<Item = Arc<Inode>> {
         let shared = |key| self.files.look(key, |open| Arc::clone(&open.inode));
         self.files.keys().into_iter().filter_map(shared)
     }
 
-    /// Bytes of the swap that are in use.
+    /// Returns the number of bytes of the swap in use.
     pub(crate) fn swap_bytes(&self) -> u64 {
         let swap = self.services.swap.as_ref();
         swap.map_or(0, |swap| u64::from(swap.used_slots()) * PAGE_BYTES)
     }
 
-    /// The fallbacks from direct I/O, file by file.
+    /// Returns the fallbacks from direct I/O, file by file.
     pub(crate) fn fallbacks(&self) -> Vec<String> {
         let reason = |inode: &Inode| match inode.store.direct() {
             DirectStatus::Buffered { reason } => {
@@ -426,7 +427,7 @@ impl Registry {
     }
 }
 
-/// The end of every open.
+/// Completes an open.
 fn opened(handle: Arc<Handle>, options: &OpenOptions) -> Result<File> {
     let file = File::new(handle);
     if options.truncate {
@@ -447,7 +448,8 @@ impl Open {
         Self { inode, handles: 0, writable: 0, immutable: 0, faults, is_kept: false, disks, spare }
     }
 
-    /// Whether another handle with `options` goes with those there are; changes nothing.
+    /// Returns an error if another handle with `options` conflicts with the open ones. Changes
+    /// nothing.
     fn admit(&self, options: &OpenOptions) -> Result<()> {
         let file = || self.inode.name();
         let (wanted, open) = match options {
@@ -471,24 +473,23 @@ impl Open {
         self.check_way(options.direct)
     }
 
-    /// From now on the file keeps what another handle with `options`, which has been admitted, is
-    /// promised.
+    /// Binds the file to what another handle with `options`, already admitted, requires.
     fn bind(&self, options: &OpenOptions) -> Result<()> {
         if options.direct == DirectIo::Require {
             self.disks.iter().for_each(|disk| disk.require_direct());
         }
-        // A transfer may have fallen back since that was looked at; from here on none does.
+        // A transfer may have fallen back since the check; from here on none does.
         self.check_way(options.direct)?;
         if options.exclusive { self.lock_exclusively() } else { Ok(()) }
     }
 
-    /// Locks the file against other programs; it may be locked by this file already.
+    /// Locks the file against other programs. It may be locked already.
     fn lock_exclusively(&self) -> Result<()> {
         if self.inode.is_memory_file() {
             return Ok(());
         }
         let Some(disk) = self.disks.iter().find(|disk| disk.is_writable()) else {
-            let problem = "exclusive needs a file of the kernel".into();
+            let problem = "an exclusive lock needs a file opened by path or descriptor".into();
             return Err(ErrorKind::Config { name: "open options", problem }.into());
         };
         let file = || self.inode.name();
@@ -498,17 +499,18 @@ impl Open {
         })
     }
 
-    /// Whether transfers go the way that is wanted.
+    /// Fails if transfers are not direct, or buffered, as wanted.
     fn check_way(&self, wanted: DirectIo) -> Result<()> {
         let reason = match (wanted, self.inode.store.direct()) {
             (DirectIo::Require, DirectStatus::Buffered { reason }) => {
                 format!("transfers go through the page cache: {reason}")
             }
             (DirectIo::Require, DirectStatus::Custom) => {
-                "its storage is not a file of the kernel".to_owned()
+                "its storage is a user-supplied backing".to_owned()
             }
             (DirectIo::Require, DirectStatus::Direct) => {
-                // One that is written by may have fallen back, and another not.
+                // Of two backings of the file, the one used for writes may have fallen back and the
+                // other not.
                 let ways = self.disks.iter().map(|disk| disk.direct());
                 let mut reasons = ways.filter_map(|way| match way {
                     DirectStatus::Buffered { reason } => Some(reason),
@@ -526,16 +528,16 @@ impl Open {
     }
 }
 
-/// See the head of the file.
+/// State of the cache: open or closed, and the number of maps in use.
 #[derive(Debug)]
 pub(crate) struct CacheState {
-    /// The number of maps in use, and `CLOSED`. One word: a map that begins and a close that comes
-    /// see each other, whichever is first.
+    /// Number of maps in use, and `CLOSED`. One word, so that a new map and a concurrent close see
+    /// each other in either order.
     state: AtomicU64,
     origin: Origin,
 }
 
-/// Set in the state of a gate that is closed.
+/// Bit of a closed cache.
 const CLOSED: u64 = 1 << 63;
 
 impl CacheState {
@@ -556,7 +558,7 @@ impl CacheState {
         self.origin.is_forked()
     }
 
-    /// Counts a map; the caller checks the cache_state afterwards.
+    /// Counts a map; the caller then checks the state.
     pub(super) fn begin_map(&self) {
         // Relaxed: a close changes the same word, so one of the two sees the other.
         self.state.fetch_add(1, Ordering::Relaxed);
@@ -567,20 +569,20 @@ impl CacheState {
         self.state.fetch_sub(1, Ordering::Release);
     }
 
-    /// Closes the cache_state, unless maps are in use: then answers how many.
+    /// Closes the state, or returns the number of maps in use.
     pub(super) fn close(&self) -> std::result::Result<(), u64> {
         // AcqRel/Acquire: pairs with the Release in `end_map`, and with the Acquire in `check`.
         let closed = self.state.compare_exchange(0, CLOSED, Ordering::AcqRel, Ordering::Acquire);
         closed.map(drop).map_err(|state| state & !CLOSED)
     }
 
-    /// Opens the cache_state again: the close has failed.
+    /// Opens the state again after a failed close.
     pub(super) fn reopen(&self) {
         // Release: pairs with the Acquire in `check`.
         self.state.fetch_and(!CLOSED, Ordering::Release);
     }
 
-    /// Refuses while maps are in use.
+    /// Fails while maps are in use.
     pub(super) fn check_maps(&self) -> Result<()> {
         // Acquire: pairs with the Release in `end_map`, as in `close`.
         match self.state.load(Ordering::Acquire) & !CLOSED {
@@ -596,7 +598,7 @@ mod tests {
     use crate::cache::Cache;
     use bifolio_testing::skip;
 
-    /// A promise to one handle holds for the file: no transfer falls back from there on.
+    /// A guarantee to one handle holds for the file: no transfer falls back from there on.
     #[test]
     fn direct_transfers_that_a_later_open_requires_are_kept() {
         let directory = tempfile::tempdir().unwrap();
@@ -626,7 +628,7 @@ mod tests {
         assert!(cache_state.check().is_ok() && cache_state.check_maps().is_err());
         cache_state.end_map();
         cache_state.close().unwrap();
-        // One that comes too late is refused by its own check.
+        // A map that starts too late is refused by its own check.
         cache_state.begin_map();
         assert!(cache_state.check().is_err());
         cache_state.end_map();

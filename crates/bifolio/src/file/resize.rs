@@ -1,14 +1,15 @@
-//! Changing the length of a file, and what is between its ends: truncation, allocation, holes, and
-//! the collapse of small folios into a large one.
+//! Changes of the length of a file and of its allocation: truncation, growth, allocation, holes,
+//! and the collapse of small folios into a large one.
 //!
-//! The length and the backing change between two write-outs (WRITEBACK-4). Of a truncation, that
-//! comes first; then what is behind the end in the folio that holds it becomes zeros (FILE-1); then
-//! the folios behind the new end go, dirty or not. If the backing refuses, or the swap, the old
-//! length stands again and nothing is lost.
+//! Changes of the length and of the backing happen while no write-back is in flight (WRITEBACK-4).
+//! A truncation first sets the length and truncates the backing, then zeroes the rest of the folio
+//! that contains the end (FILE-1), then removes the folios past the end, dirty or not. If the
+//! backing or the swap fails, the old length is restored and nothing is lost.
 //!
-//! Allocation and holes are those of memory files: room that is there when it is needed. What
-//! readers and writers see of a collapse is `page/collapse.rs`; here is what comes before (the
-//! folios are brought in, the frames found, the locks taken) and after (dirt, slots, the lists).
+//! Allocation and holes exist for memory files: allocation reserves memory for later writes. The
+//! view of readers and writers during a collapse is in `page/collapse.rs`. Here are the steps
+//! before it (reading the folios in, allocating frames, taking the locks) and after it (dirty
+//! state, swap slots, the lists).
 
 use super::File;
 use super::fill::Locked;
@@ -24,8 +25,8 @@ use crate::writeback::Resizing;
 use std::ops::Range;
 use std::time::Duration;
 
-/// A file grows, if its pages have places: nobody is refused what it is about to have (G1 to G3 of
-/// `memory/region/leftovers.rs`).
+/// Guard held while a file in a region grows: faults past the old end wait instead of failing (G1
+/// to G3 of `memory/region/leftovers.rs`).
 #[derive(Debug)]
 struct Growing<'a> {
     page_space: Option<&'a PageSpace>,
@@ -45,7 +46,7 @@ impl Drop for Growing<'_> {
     }
 }
 
-/// A growth that is under way: nobody else changes the length.
+/// Growth in progress: no other thread changes the length.
 #[derive(Debug)]
 pub(super) struct Growth<'a> {
     growing: Growing<'a>,
@@ -53,8 +54,8 @@ pub(super) struct Growth<'a> {
 }
 
 impl Growth<'_> {
-    /// The file is `len_bytes` long, if it was shorter: its last bytes are there. What lay between
-    /// is the file's, and what follows in the same growth is put in its place.
+    /// Sets the length to `len_bytes` if the file is shorter. Its last bytes must be in place. A
+    /// gap becomes part of the file; later writes of the same growth fill it.
     pub(super) fn reach(&mut self, len_bytes: u64) {
         self.resizing.extend(len_bytes);
         self.growing.end();
@@ -62,15 +63,15 @@ impl Growth<'_> {
 }
 
 impl File {
-    /// Makes the file `len_bytes` long: cuts what is behind, or grows it by zeros. The file on the
-    /// device has that length when the call returns; it is durable after a sync. Blocks for I/O:
-    /// its own, and write-outs of the file that are under way.
+    /// Sets the length of the file to `len_bytes`: truncates it, or grows it with zeros. The file
+    /// on the device has that length when the call returns; it is durable after a sync. Blocks for
+    /// its own I/O, and for write-backs of the file that are in flight.
     ///
-    /// Bytes that were pinned and are cut off stay readable through the pin, with any content.
+    /// Pinned bytes past the new end stay readable through the pin, with any content.
     ///
     /// # Errors
-    /// The storage's, or the swap's (then the length is as before); a handle not opened for
-    /// writing; a length beyond what the file was opened for.
+    /// An error of the storage or the swap, after which the length is unchanged; a handle that is
+    /// not open for writing; a length beyond the maximum that the file was opened with.
     pub fn set_len(&self, len_bytes: u64) -> Result<()> {
         let handle = &self.handle;
         handle.check_writable()?;
@@ -83,7 +84,7 @@ impl File {
             return Ok(resizing.set_len(len_bytes)?);
         }
         own_pins::check(inode, &(inode.mapping.head_index(len_bytes >> PAGE_SHIFT)..u64::MAX))?;
-        // A cut must not find out that it cannot get at the bytes it is to zero.
+        // A truncation must not fail later because it cannot read the bytes it has to zero.
         let _tail = self.hold_tail(len_bytes)?;
         self.cut(&resizing, len_bytes)
     }
@@ -91,13 +92,13 @@ impl File {
     fn cut(&self, resizing: &Resizing<'_>, len_bytes: u64) -> Result<()> {
         let before_bytes = self.len();
         resizing.set_len(len_bytes)?;
-        // A memory file's tail that was a hole, but written and swapped out since, may be
-        // unreadable.
+        // The last page of a memory file may have been a hole, and been written and swapped out
+        // since: then it may be unreadable.
         self.forget_behind(len_bytes).inspect_err(|_| resizing.undo_cut(before_bytes))
     }
 
-    /// Drops what lies behind the new end of the file, which has been cut to `len_bytes` bytes; or
-    /// nothing, if it fails, which only a memory file's can.
+    /// Removes everything past the new end of the file, which has been truncated to `len_bytes`
+    /// bytes. Changes nothing if it fails, which is possible only for a memory file.
     pub(super) fn forget_behind(&self, len_bytes: u64) -> Result<()> {
         let inode = &self.handle.inode;
         inode.mapping.begin_walk_behind_end();
@@ -106,7 +107,8 @@ impl File {
         Ok(())
     }
 
-    /// Waits until nobody else changes the length, and prepares the file to be `len_bytes` long.
+    /// Waits until no other thread changes the length, and prepares the file to grow to
+    /// `len_bytes`.
     pub(super) fn begin_growth(&self, len_bytes: u64) -> Result<Growth<'_>> {
         let resizing = self.handle.inode.lock_resizing();
         Ok(Growth { growing: self.uncover(&resizing, len_bytes)?, resizing })
@@ -127,9 +129,10 @@ impl File {
         if self.len() > len_bytes { self.cut(&growth.resizing, len_bytes) } else { Ok(()) }
     }
 
-    /// The file is about to grow to `len_bytes` bytes, if it is shorter: what it gets is zeros,
-    /// whatever raw writers have stored behind its end, and whatever stood in the way of those who
-    /// touched what was cut. The caller keeps the answer until the file has grown, or has not.
+    /// Prepares the file to grow to `len_bytes` bytes, if it is shorter: zeroes everything that raw
+    /// writers have stored past its end, and removes pages that were poisoned for faults on
+    /// truncated parts. The caller keeps the returned guard until the growth has succeeded or
+    /// failed.
     fn uncover(&self, _alone: &Resizing<'_>, len_bytes: u64) -> Result<Growing<'_>> {
         let before_bytes = self.len();
         if len_bytes <= before_bytes {
@@ -137,13 +140,13 @@ impl File {
         }
         let page_space = &self.handle.inode.page_space;
         let growing = Growing { page_space: Some(page_space) };
-        let purpose = "pages behind the end of a file";
+        let purpose = "pages past the end of a file";
         let begun = page_space.begin_growth(before_bytes, len_bytes);
         begun.map_err(|source| ErrorKind::Memory { purpose, source })?;
         let pages = before_bytes.div_ceil(PAGE_BYTES)..len_bytes.div_ceil(PAGE_BYTES);
         for index in page_space.orphaned_among(pages) {
-            // Somebody holds what was cut off there, and maps see it: it stays, and becomes zeros,
-            // as for a write of part of it.
+            // A reference to the truncated page exists, and maps see the page: it stays and is
+            // zeroed, as for a partial write.
             let end = (index + 1) * PAGE_BYTES;
             if let Err(error) = self.handle.lock_folio(index, Access::Write { start: end - 1, end })
             {
@@ -157,8 +160,8 @@ impl File {
         Ok(growing)
     }
 
-    /// A reference to the folio of a memory file that `len_bytes` lies in: what is behind it must
-    /// be zeroed in memory, as there is no backing that will.
+    /// Returns a reference to the folio of a memory file that contains `len_bytes`. The bytes past
+    /// it must be zeroed in memory, because there is no backing to do it.
     fn hold_tail(&self, len_bytes: u64) -> Result<Option<FolioRef<'_>>> {
         let is_inside = len_bytes & (self.folio_bytes() - 1) != 0;
         if !is_inside || self.handle.inode.store.zeroes_what_is_cut() {
@@ -168,8 +171,8 @@ impl File {
         Ok(found.map(|locked| locked.folio))
     }
 
-    /// Zeroes what lies behind the end in the folio that holds it; in a file with a backing, if
-    /// that is resident.
+    /// Zeroes the bytes past the end in the folio that contains the end; in a file with a backing,
+    /// only if the folio is resident.
     fn zero_tail(&self, len_bytes: u64) -> Result<()> {
         let inode = &self.handle.inode;
         let head = inode.mapping.head_index(len_bytes >> PAGE_SHIFT);
@@ -180,7 +183,7 @@ impl File {
         let found = if inode.store.zeroes_what_is_cut() {
             self.handle.find_resident(head)
         } else {
-            // Resident, but for a page that was written and swapped out since we looked.
+            // Resident, unless the page was written and swapped out since the check.
             self.handle.find_folio(head, Access::Read)?
         };
         if let Some(Locked { folio, lock, .. }) = found {
@@ -190,16 +193,16 @@ impl File {
         Ok(())
     }
 
-    /// Reserves memory for `range` of a memory file: what is a hole there gets folios, which read
-    /// as zeros until they are written, and later writes there need no more memory. The file is at
-    /// least `range.end` long afterwards, as after `posix_fallocate`. With a swap, what is
-    /// reserved may be swapped out like what is written.
+    /// Reserves memory for `range` of a memory file: holes get folios, which read as zeros until
+    /// they are written, and later writes there need no more memory. The file is then at least
+    /// `range.end` bytes long, as after `posix_fallocate`. With a swap, reserved folios may be
+    /// swapped out like written ones.
     ///
     /// Blocks for memory.
     ///
     /// # Errors
-    /// Not a memory file; the bound leaves no room: then the file is as it was; a handle not opened
-    /// for writing; a length beyond what the file was made for.
+    /// Not a memory file; not enough memory within the bound, after which the file is unchanged; a
+    /// handle that is not open for writing; a length beyond the maximum of the file.
     pub fn allocate(&self, range: Range<u64>) -> Result<()> {
         let handle = &self.handle;
         handle.check_writable()?;
@@ -220,7 +223,7 @@ impl File {
         outcome
     }
 
-    /// Allocates what is a hole of `pages`; notes in `allocated`, run by run, what it was.
+    /// Allocates the holes among `pages`. Appends the ranges that it allocated to `allocated`.
     fn allocate_pages(&self, pages: Range<u64>, allocated: &mut Vec<Range<u64>>) -> Result<()> {
         let mut index = pages.start;
         while index < pages.end {
@@ -236,24 +239,25 @@ impl File {
         Ok(())
     }
 
-    /// Whether the unit that holds page `index` was a hole.
+    /// Allocates the unit that holds page `index`. Returns `true` if it was a hole.
     fn allocate_unit(&self, index: u64) -> Result<bool> {
         let inode = &self.handle.inode;
         let head = inode.mapping.head_index(index);
         let seen = inode.mapping.table().load(head, crate::sync::Ordering::Relaxed);
         if inode.is_absent(seen) {
-            // In the swap: it has its room there.
+            // It is in the swap, and has its memory reserved there.
             return Ok(false);
         }
         let locked = self.handle.lock_folio(index, Access::Falloc)?;
         if !locked.lock.flags.write_state().is_dirty() && locked.lock.slot() == 0 {
-            // Zeros that were pinned: what is clean and nowhere else may go.
+            // A pinned page of zeros: a clean page that exists nowhere else could be evicted.
             inode.mark_dirty(&locked.folio, &locked.lock);
         }
         Ok(!locked.was_resident && locked.lock.flags.get(Flag::Allocated))
     }
 
-    /// Makes holes again of what is allocated and was not used or promised meanwhile.
+    /// Turns allocated pages into holes again, unless they were used or allocated by another call
+    /// since.
     fn take_back(&self, pages: Range<u64>) {
         let inode = &self.handle.inode;
         for index in pages.step_by(1 << inode.mapping.order()) {
@@ -265,22 +269,22 @@ impl File {
         }
     }
 
-    /// Makes a hole of the bytes of `range` that a memory file has: they read as zeros, and whole
-    /// folios among them give their memory, or their place in the swap, back. The length stays.
+    /// Punches a hole: the bytes of `range` in a memory file read as zeros, and whole folios in it
+    /// release their memory or their swap slot. The length does not change.
     ///
-    /// Blocks for I/O where the first or the last folio is swapped out and only part of it goes.
-    /// Bytes that were pinned stay readable through the pin, with any content.
+    /// Blocks for I/O if the first or the last folio is swapped out and only partly in the range.
+    /// Pinned bytes stay readable through the pin, with any content.
     ///
     /// # Errors
-    /// Not a memory file; a handle not opened for writing; a range beyond 2^63; the swap's, for
-    /// the first and the last folio: then nothing is changed, unless the last one could be read at
-    /// first and no longer after the first one was zeroed.
+    /// Not a memory file; a handle that is not open for writing; a range beyond 2^63; an error of
+    /// the swap for the first or the last folio. Then nothing is changed, except when the last
+    /// folio becomes unreadable after the first one was zeroed.
     pub fn punch_hole(&self, range: Range<u64>) -> Result<()> {
         let handle = &self.handle;
         handle.check_writable()?;
         handle.check_memory_file("punch a hole")?;
         handle.range_end(range.start, range.end.saturating_sub(range.start))?;
-        // Bytes behind the end are zeros anyway, for as long as the file does not grow.
+        // Bytes past the end of file are zeros for as long as the file does not grow.
         let resizing = (range.end >= self.len()).then(|| handle.inode.lock_resizing());
         let (unit, len_bytes) = (self.folio_bytes(), self.len());
         let is_tail = resizing.is_some() && range.end >= len_bytes;
@@ -294,8 +298,8 @@ impl File {
         if whole.start > whole.end {
             return self.zero_part(range);
         }
-        // Whatever can fail comes first: the last one is read before anything is changed. It is not
-        // held: there may be room for one folio only.
+        // Does everything that can fail first: reads the last folio before anything is changed. It
+        // is not kept referenced, because there may be memory for one folio only.
         if whole.end < range.end {
             drop(self.handle.find_folio(whole.end >> PAGE_SHIFT, Access::Read)?);
         }
@@ -305,7 +309,7 @@ impl File {
         Ok(())
     }
 
-    /// Zeroes bytes that lie in one unit, in place.
+    /// Zeroes bytes within one unit, in place.
     fn zero_part(&self, range: Range<u64>) -> Result<()> {
         if range.is_empty() {
             return Ok(());
@@ -317,9 +321,10 @@ impl File {
         Ok(())
     }
 
-    /// The first byte from `position` on that a memory file has data at, as `SEEK_DATA`: folio by
-    /// folio, what was written, in memory or swapped out; allocated and never written is a hole.
-    /// `None` if there is none, or `position` lies behind the end.
+    /// Returns the position of the first data of a memory file at or after `position`, like
+    /// `SEEK_DATA`. The granularity is a folio: written folios, in memory or swapped out, are data;
+    /// allocated folios that were never written are holes. Returns `None` if there is no more data,
+    /// or `position` is past the end of file.
     ///
     /// # Errors
     /// Not a memory file; the cache is closed.
@@ -343,8 +348,9 @@ impl File {
         Ok(None)
     }
 
-    /// The first byte from `position` on that a memory file has no data at, as `SEEK_HOLE`: at the
-    /// latest its end. `None` if `position` lies behind that.
+    /// Returns the position of the first hole of a memory file at or after `position`, like
+    /// `SEEK_HOLE`; the end of file counts as a hole. Returns `None` if `position` is past the end
+    /// of file.
     ///
     /// # Errors
     /// Not a memory file; the cache is closed.
@@ -366,7 +372,7 @@ impl File {
         self.handle.check_memory_file("seek data or holes")
     }
 
-    /// Whether the unit whose first page is `head` was written.
+    /// Returns `true` if the unit whose first page is `head` was written.
     fn has_data(&self, head: u64) -> bool {
         let inode = &self.handle.inode;
         let is_written = inode.mapping.is_written(&inode.memory.folios, head);
@@ -374,25 +380,25 @@ impl File {
     }
 }
 
-/// How often folios that are in use are tried again, and the pause before: a reader holds a batch
-/// for less.
+/// Attempts at folios that are in use. The pause between attempts is longer than a reader holds a
+/// batch.
 const ATTEMPTS_MAX: u32 = 10;
 const PAUSE: Duration = Duration::from_millis(1);
 
 impl File {
-    /// Makes one folio of all the folios in `range` of a memory file: a power of two of bytes, up
-    /// to 2 MiB, from a multiple of that. Reads of it need fewer references then, its bytes lie in
-    /// one piece, and it is swapped out, though not read back, as a whole. Readers and writers may
-    /// be at work: they see the bytes as they are, before and after.
+    /// Replaces all folios in `range` of a memory file by one. The length of the range must be a
+    /// power of two, at most 2 MiB, and its start a multiple of that. Reads of the range then need
+    /// fewer references, its bytes are contiguous, and it is swapped out as a whole (but not read
+    /// back as one). Concurrent readers and writers see the same bytes before and after.
     ///
-    /// Blocks as a read of the range does where pages are swapped out, and not for the memory of
-    /// the new folio: if there is none in one piece, reclaim is asked for some, and the call fails.
-    /// A later call may succeed.
+    /// Blocks like a read of the range if pages are swapped out, but does not wait for the memory
+    /// of the new folio: if no contiguous memory is free, it asks reclaim for some and fails. A
+    /// later call may succeed.
     ///
     /// # Errors
-    /// Not a memory file; a range that cannot be a folio, has a hole, is pinned or in use, or for
-    /// which there is no room now ([`ErrorKind::CannotCollapse`]); those of a read. Then everything
-    /// is as it was.
+    /// Not a memory file; a range that cannot be a folio, has a hole, is pinned or in use, or does
+    /// not fit in free memory ([`ErrorKind::CannotCollapse`]); the errors of a read. The file is
+    /// then unchanged.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -414,8 +420,8 @@ impl File {
             if attempt > 0 {
                 std::thread::sleep(PAUSE);
             }
-            // Nothing is held while this waits for memory, nor is memory waited for afterwards:
-            // what a collapse holds, up to 4 MiB, may be what other callers wait for.
+            // Waits for memory before anything is held, and not afterwards: other callers may wait
+            // for the memory that a collapse holds, up to 4 MiB.
             if self.read_in(&range)? {
                 return Ok(());
             }
@@ -423,7 +429,7 @@ impl File {
                 return Err(self.cannot_collapse(&range, CollapseRefusal::NoRoom));
             };
             let Some(old) = self.hold_all(&range) else {
-                // Evicted again, for the new one perhaps.
+                // Evicted again, possibly for the new folio.
                 refusal = CollapseRefusal::NoRoom;
                 continue;
             };
@@ -435,8 +441,8 @@ impl File {
         Err(self.cannot_collapse(&range, refusal))
     }
 
-    /// A folio of that size for the range, not in the table yet; `None` if there are no frames for
-    /// it now.
+    /// Allocates a folio of this order for the range, not in the table yet. Returns `None` if no
+    /// frames are free for it.
     fn try_start_large(&self, range: &Range<u64>, order: u8) -> Result<Option<FolioRef<'_>>> {
         let kind = FrameKind::Arena { order, near: None };
         let found = self.handle.reclaim.allocate_at_once(kind)?;
@@ -453,8 +459,8 @@ impl File {
         if is_aligned && range.end <= len_bytes { Ok(order) } else { Err(refuse()) }
     }
 
-    /// Brings in all pages of the range, one after the other. Returns `true` if one folio has them
-    /// all.
+    /// Reads in all pages of the range, one by one. Returns `true` if a single folio already holds
+    /// them all.
     fn read_in(&self, range: &Range<u64>) -> Result<bool> {
         let mut index = range.start >> PAGE_SHIFT;
         let mut folios = 0;
@@ -468,7 +474,7 @@ impl File {
         Ok(folios == 1)
     }
 
-    /// References to all folios of the range, in order, if all are resident. Waits for nothing.
+    /// Returns references to all folios of the range, in order, if all are resident. Never waits.
     fn hold_all(&self, range: &Range<u64>) -> Option<Vec<FolioRef<'_>>> {
         let inode = &self.handle.inode;
         let mut held: Vec<FolioRef<'_>> = Vec::new();
@@ -482,11 +488,12 @@ impl File {
         Some(held)
     }
 
-    /// Whether it worked: not while anybody else uses one of the folios.
+    /// Returns `true` if the collapse succeeded. It fails while another thread uses one of the
+    /// folios.
     fn try_collapse(&self, old: Vec<FolioRef<'_>>, new: &FolioRef<'_>) -> bool {
         let inode = &*self.handle.inode;
         let memory = &*inode.memory;
-        // The references of batches would stand in the way.
+        // References of LRU batches would prevent the freeze.
         memory.lru.drain_all(&memory.folios);
         let Some(parts) = self.lock_all(old) else { return false };
         let lock = new.lock();
@@ -494,8 +501,8 @@ impl File {
         else {
             return false;
         };
-        // Only here do dirty bytes change their folio. Nobody looks for them by the dirty list of a
-        // memory file, which has no syncs; the folios stay locked, those that go are frozen.
+        // Only here do dirty bytes move to another folio. A memory file has no syncs, so no thread
+        // looks for them by its dirty list; the folios stay locked, and the old ones are frozen.
         inode.pass_dirt(&gone, new.id());
         if inode.is_evictable() {
             memory.lru.add(&memory.folios, for_lru, process::current_cpu());
@@ -508,7 +515,8 @@ impl File {
         true
     }
 
-    /// The locks of all folios of a run, if all can be had, and all are the file's.
+    /// Locks all folios of a run. Returns `None` unless all can be locked and all belong to the
+    /// file.
     fn lock_all<'a>(&self, folios: Vec<FolioRef<'a>>) -> Option<Vec<Part<'a>>> {
         let lock = |folio: FolioRef<'a>| {
             let lock = folio.try_lock()?;
@@ -540,8 +548,8 @@ mod tests {
     use std::fs;
     use std::sync::Arc;
 
-    /// The page that the end is to be in was a hole when the cut looked; it was written and swapped
-    /// out before the length changed.
+    /// The page that will contain the end was a hole when the truncation checked; it was written
+    /// and swapped out before the length changed.
     #[test]
     fn a_cut_whose_last_page_cannot_be_read_leaves_the_length() {
         const PAGES: u64 = 600;
@@ -570,15 +578,15 @@ mod tests {
         fs::write(&swap, &bytes).unwrap();
         let mut found = vec![0; (PAGES * PAGE_BYTES) as usize];
         file.read_exact_at(&mut found, 0).unwrap();
-        assert!(found.iter().all(|byte| *byte == 7), "bytes behind the new end are lost");
+        assert!(found.iter().all(|byte| *byte == 7), "bytes past the new end are lost");
         file.set_len(len_bytes).unwrap();
         assert_eq!(file.len(), len_bytes);
     }
 
-    /// While somebody asks what there is at a page, it is swapped out, and its frame becomes that
-    /// of a page which was allocated and never written.
+    /// During the check for data at a page, the page is swapped out, and its frame is reused for a
+    /// page that was allocated and never written.
     #[test]
-    fn data_whose_frame_is_another_pages_by_now_is_no_hole() {
+    fn data_whose_frame_was_reused_is_not_a_hole() {
         let directory = tempfile::tempdir().unwrap();
         let builder = Cache::builder().memory(1 << 20).swap_directory(directory.path());
         let cache = builder.build().unwrap();
@@ -591,7 +599,7 @@ mod tests {
             let found = inode.mapping.get_folio(&inode.memory.folios, 0);
             let Lookup::Folio(folio) = found else { panic!("{found:?}") };
             let lock = folio.lock();
-            // As while somebody writes to it: the Entry does not say that there are bytes.
+            // As during a write: the Entry does not tell that the page has data.
             std::mem::forget(inode.mapping.begin_write_section(&lock, 0..1));
             Locked { lock, folio: folio.try_clone().unwrap(), was_resident: true }.leave()
         };
@@ -610,7 +618,7 @@ mod tests {
         assert!(meanwhile::was_there());
     }
 
-    /// Slots are free, and each has a neighbour that is not.
+    /// Free slots exist, but none is adjacent to another.
     fn check_slots_in_pieces(swap_bytes_max: u64, can_grow: bool) {
         let directory = tempfile::tempdir().unwrap();
         let builder = Cache::builder().memory(4 << 20).swap_directory(directory.path());
@@ -634,12 +642,12 @@ mod tests {
     }
 
     #[test]
-    fn a_folio_without_slots_in_a_row_keeps_no_other() {
+    fn a_folio_without_adjacent_slots_blocks_no_other() {
         check_slots_in_pieces(2 << 20, false);
     }
 
     #[test]
-    fn a_folio_without_slots_in_a_row_gets_more_of_them() {
+    fn a_folio_without_adjacent_slots_makes_the_swap_grow() {
         check_slots_in_pieces(64 << 20, true);
     }
 }

@@ -1,19 +1,20 @@
-//! Slots: who makes, shares and ends what there is one of for each key, with one short lock.
+//! Slots: creation, sharing and release of one object per key, with one lock that is held briefly.
 //!
-//! Used by `registry.rs` for files; it knows none, so that a model run can follow the protocol.
-//! The lock is held for a look at the slots and never while storage, another slot or another lock
-//! is waited for: a thread that makes or releases something takes its slot and lets go of the lock,
-//! and whoever wants that very thing waits for the slot.
+//! `registry.rs` uses slots for files. This module knows nothing about files, so that a model run
+//! can check the protocol. The lock is held only to inspect or change the slots, never while a
+//! thread waits for storage, another slot or another lock. A thread that creates or releases an
+//! object takes its slot and releases the lock; threads that need the same object wait for the
+//! slot.
 //!
 //! ```text
-//!   none --first open--> making: length asked for, tables made ----------> open: handles, or kept
+//!   none --first open--> making: query the length, create tables --------> open: handles, or kept
 //!     ^                                                                     |   ^
-//!     |                                            no handle, made durable  |   | not durable
+//!     |                                              no handle, is durable  |   | not durable
 //!     '--- free --- releasing: pages dropped, descriptors closed  <---------'---'
 //! ```
 //!
-//! The slot stays open, without a handle, while the last close makes the file durable: an open that
-//! comes meanwhile shares it. What cannot be made durable is *kept*: nothing is lost, the next open
+//! The slot stays open, without a handle, while the last close makes the file durable: a concurrent
+//! open shares it. A file that cannot be made durable is *kept*: nothing is lost, and the next open
 //! of it and `Cache::close` try again.
 //!
 //! PROTOCOL, as two columns (model-checked in `loom_slots`):
@@ -22,15 +23,16 @@
 //!  LAST CLOSE of a file                            OPEN of it, another LAST CLOSE
 //!  L1 make it durable; the slot is open            shares the inode: L2 finds its handle, or it
 //!                                                    has been closed and L3 finds what it wrote
-//!  L2 lock; a handle? then leave it to that.
+//!  L2 lock; has it a handle? then stop: the
+//!     close of that handle starts at L1.
 //!     Take the slot; unlock                        waits for the slot until L5
 //!  L3 look for stores through maps, drop clean
 //!     pages, wait for reclaim; not
 //!     durable? back into the slot: L1 again,
 //!     or, if L1 has failed, kept
-//!  L4 wait until nobody else has the inode
-//!     (the flusher, a look at all files); free
-//!     it: its descriptors are closed
+//!  L4 wait until no other thread references the
+//!     inode (the flusher, a walk over all
+//!     files); free it: closes its descriptors
 //!  L5 lock; free the slot; unlock; wake            opens the file anew
 //! ```
 
@@ -38,19 +40,19 @@ use crate::sync::{Condvar, Mutex};
 use std::collections::HashMap;
 use std::hash::Hash;
 
-/// See the head of the file.
+/// Table of slots, one per key.
 #[derive(Debug)]
 pub(crate) struct Slots<K, T> {
     slots: Mutex<HashMap<K, Slot<T>>>,
-    /// Signalled when a slot is not somebody's any more.
+    /// Signalled when a slot is no longer taken.
     changed: Condvar,
 }
 
 #[derive(Debug)]
 enum Slot<T> {
-    /// Somebody makes it.
+    /// A thread is creating the object.
     Making,
-    /// Somebody releases it, or finds that it must be kept.
+    /// A thread is releasing the object, or finds that it must be kept.
     Releasing,
     Open(T),
 }
@@ -64,16 +66,16 @@ impl<T> Slot<T> {
     }
 }
 
-/// The result of a look at a slot.
+/// Result of a lookup of a slot.
 #[derive(Debug)]
 pub(crate) enum Found<'s, K: Copy + Eq + Hash, T, R> {
-    /// It is open.
+    /// The slot is open.
     Open(R),
-    /// The slot is the caller's, who makes what stands there.
+    /// The slot is taken by the caller, which creates the object.
     Vacant(Busy<'s, K, T>),
 }
 
-/// A slot that is the owner's alone; free when this is dropped.
+/// Slot taken by its owner; becomes free on drop.
 #[derive(Debug)]
 #[must_use]
 pub(crate) struct Busy<'s, K: Copy + Eq + Hash, T> {
@@ -81,22 +83,22 @@ pub(crate) struct Busy<'s, K: Copy + Eq + Hash, T> {
     key: K,
 }
 
-/// How something ends that stands in a slot: the steps of a last close.
+/// Steps of a last close, implemented for the objects in the slots.
 pub(crate) trait Retire<T> {
-    /// The part that is shared while it is made durable.
+    /// Part of the object that is shared while it is made durable.
     type Shared;
-    /// Why it is not durable.
+    /// Reason why the object is not durable.
     type Failure;
 
-    /// Shares it, if it has no handle.
+    /// Shares the object if it has no handle.
     fn share_unused(&self, open: &T) -> Option<Self::Shared>;
-    /// L1.
+    /// L1: makes the object durable.
     fn make_durable(&self, shared: Self::Shared) -> Result<(), Self::Failure>;
-    /// L3: lets go of what it can; whether it is durable, and can go itself.
+    /// L3: drops the clean parts. Returns `true` if the object is durable and can be freed.
     fn may_go(&self, open: &T) -> bool;
-    /// L4.
+    /// L4: frees the object.
     fn free(&self, open: T);
-    /// It stays without a handle, because it could not be made durable.
+    /// Keeps the object without a handle, because it could not be made durable.
     fn keep(&self, open: &mut T);
 }
 
@@ -107,8 +109,8 @@ impl<K, T> Default for Slots<K, T> {
 }
 
 impl<K: Copy + Eq + Hash, T> Slots<K, T> {
-    /// Looks for what has this key, and waits, for it and nothing else, while somebody makes or
-    /// releases it. `look` is called with the lock held.
+    /// Looks up the object with this key. Waits while another thread creates or releases it, but
+    /// not for other objects. Calls `look` with the lock held.
     pub(crate) fn find<R>(&self, key: K, look: impl FnOnce(&mut T) -> R) -> Found<'_, K, T, R> {
         let mut slots = self.slots.lock();
         loop {
@@ -123,18 +125,19 @@ impl<K: Copy + Eq + Hash, T> Slots<K, T> {
         }
     }
 
-    /// Puts something where nobody else can look yet.
+    /// Inserts an object under a new key.
     pub(crate) fn insert_new(&self, key: K, open: T) {
         let before = self.slots.lock().insert(key, Slot::Open(open));
-        debug_assert!(before.is_none(), "a key that is not new");
+        debug_assert!(before.is_none(), "the key is not new");
     }
 
-    /// Looks at what has this key, if that is open now.
+    /// Calls `look` for the object with this key if its slot is open now.
     pub(crate) fn look<R>(&self, key: K, look: impl FnOnce(&mut T) -> R) -> Option<R> {
         self.slots.lock().get_mut(&key)?.open().map(look)
     }
 
-    /// As [`Self::look`], but waits while it is being released: it may be kept.
+    /// Calls `look` like [`Self::look`], but waits while the object is being released, because it
+    /// may be kept.
     pub(crate) fn settled<R>(&self, key: K, look: impl FnOnce(&mut T) -> R) -> Option<R> {
         let mut slots = self.slots.lock();
         while let Some(Slot::Releasing) = slots.get(&key) {
@@ -143,8 +146,8 @@ impl<K: Copy + Eq + Hash, T> Slots<K, T> {
         slots.get_mut(&key)?.open().map(look)
     }
 
-    /// L2, if it is as wanted. Waits while somebody releases it: it may be kept, and what it was
-    /// kept for be done by now.
+    /// L2, if `is_wanted` returns `true` for the object. Waits while another thread releases the
+    /// object: it may be kept, and the reason for keeping it may be gone by now.
     pub(crate) fn take_if(
         &self,
         key: K,
@@ -162,16 +165,16 @@ impl<K: Copy + Eq + Hash, T> Slots<K, T> {
         Some((Busy { slots: self, key }, open))
     }
 
-    /// Ends what has this key, if it has no handle: L1 to L5. An error says why it is kept. If L1
-    /// `has_failed` just now, that counts for the first round's.
+    /// Releases the object with this key if it has no handle: steps L1 to L5. An error tells why it
+    /// is kept. If L1 `has_failed` just now, that counts as the first round.
     pub(crate) fn retire<E: Retire<T>>(
         &self,
         key: K,
         ends: &E,
         mut has_failed: bool,
     ) -> Result<(), E::Failure> {
-        // A further round follows only if another thread opened, wrote and closed it meanwhile, or
-        // if the kernel answered in L1 and not in L3.
+        // Another round follows only if a thread has opened, written and closed the object since,
+        // or if the kernel answered in L1 and not in L3.
         while let Some(shared) = self.settled(key, |open| ends.share_unused(open)).flatten() {
             let failure = if has_failed {
                 drop(shared);
@@ -198,12 +201,12 @@ impl<K: Copy + Eq + Hash, T> Slots<K, T> {
         Ok(())
     }
 
-    /// The keys of all slots, as they are now.
+    /// Returns the keys of all slots at this moment.
     pub(crate) fn keys(&self) -> Vec<K> {
         self.slots.lock().keys().copied().collect()
     }
 
-    /// Leaves everything where it is, for ever.
+    /// Leaks everything: nothing is dropped.
     #[cfg(not(all(test, loom)))]
     pub(crate) fn forget_all(&mut self) {
         let slots = std::mem::take(self.slots.get_mut());
@@ -216,7 +219,7 @@ impl<K: Copy + Eq + Hash, T> Busy<'_, K, T> {
         self.key
     }
 
-    /// Opens the slot.
+    /// Puts the object into the slot and opens it.
     pub(crate) fn fill(self, open: T) {
         self.settle(Some(open));
         std::mem::forget(self);

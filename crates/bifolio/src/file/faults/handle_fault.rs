@@ -1,4 +1,4 @@
-//! Bringing pages of a region in because somebody touches them.
+//! Fault handling: fills the pages of a region that a thread accesses.
 
 use super::super::fill::{Locked, ReadIoClaim, Wait};
 use super::super::handle::{Access, Handle};
@@ -9,19 +9,19 @@ use crate::page::{Entry, Lookup, PAGE_BYTES};
 use crate::sync::{Ordering, blocking};
 use std::ops::Range;
 
-/// Pages that come with a page that is touched in order: 128 KiB, as the kernel does.
+/// Pages filled around a sequential fault: 128 KiB, as in the kernel.
 const AROUND_PAGES: u64 = 32;
 
-/// A page that cannot be had, and why.
+/// Page that cannot be filled, and the reason.
 type Refused = (u64, Error);
 
 impl Handle {
-    /// Brings in what is absent of `pages`, and what else will be wanted. With `is_write` they are
-    /// about to be stored to.
+    /// Fills the absent pages among `pages`, and starts readahead. `is_write`: they are about to be
+    /// stored to.
     ///
     /// # Errors
-    /// The first page that cannot be had: the storage's error, no memory, or it lies behind the end
-    /// of the file.
+    /// The first page that cannot be filled: an error of the storage, no memory, or a page past the
+    /// end of file.
     pub(crate) fn handle_fault(
         &self,
         pages: Range<u64>,
@@ -34,8 +34,7 @@ impl Handle {
         Ok(())
     }
 
-    /// Brings in the first of `pages`, and perhaps more; the first page that is to be looked at
-    /// next.
+    /// Fills the first of `pages`, and possibly more. Returns the first page to check next.
     fn handle_first_fault(
         &self,
         pages: Range<u64>,
@@ -43,7 +42,7 @@ impl Handle {
     ) -> std::result::Result<u64, Refused> {
         let index = pages.start;
         let mapping = &self.inode.mapping;
-        // Read once: the file may grow or be cut at any moment.
+        // Read once: the file may grow or be truncated at any moment.
         let len_bytes = mapping.len_bytes();
         let pages = index..pages.end.min(len_bytes.div_ceil(PAGE_BYTES));
         let refused = |error| (index, error);
@@ -55,9 +54,9 @@ impl Handle {
         if let Some(answer) = self.pass_resident(&pages, seen) {
             return answer.map_err(refused);
         }
-        // The length may be another by now. A cut that comes before the page is in the table is
-        // found under its lock (`Mapping::was_cut`); one that comes later finds the page there, and
-        // waits for that lock: so none is left behind the end.
+        // The length may have changed since. A truncation that precedes the insertion of the page
+        // is detected under the folio lock (`Mapping::was_cut`); a later one finds the page in the
+        // table and waits for its lock. So no page stays past the end of file.
         let claimed = if self.inode.is_absent(seen) {
             let plan = self.plan_after_miss(pages.clone());
             let end = plan.as_ref().map_or(index + 1, |plan| plan.end_from(index));
@@ -67,7 +66,7 @@ impl Handle {
             (ReadIoClaim::Taken, None)
         };
         let (ReadIoClaim::New(mut run), plan) = claimed else {
-            // Somebody else's, or a hole.
+            // Folio of another thread, or a hole.
             if seen.is_folio() {
                 self.follow_passed_marks(index);
             }
@@ -83,13 +82,13 @@ impl Handle {
             }
             Delivery::Folio(_) => {}
             Delivery::Failed { error, folios: 1, .. } => failed = Some(error),
-            // One bad byte fails a whole run: by itself the first folio may be good.
+            // One bad byte fails a whole run; the first folio alone may be readable.
             Delivery::Failed { .. } => {}
         };
         let mut batch = Batch::in_order(&self.inode);
         batch.start(run, 0, &mut deliver);
         if plan.is_some() {
-            // Its own transfer first: somebody is waiting for that.
+            // Submits its own transfer first, which the faulting thread waits for.
             batch.begin();
             if let Some(stopped) = self.read_ahead(plan) {
                 self.note_cut(stopped);
@@ -99,7 +98,7 @@ impl Handle {
         let is_there = || mapping.table().load(index, Ordering::Relaxed).is_ready();
         match failed {
             Some(error) => Err(refused(error)),
-            // A run that failed: the page by itself.
+            // The run failed: fill the page alone.
             None if end > index + 1 && !is_there() => {
                 self.handle_first_fault(index..index + 1, is_write)
             }
@@ -107,12 +106,12 @@ impl Handle {
         }
     }
 
-    /// Waits for a page that somebody else brings in, or puts zeros in a hole; which page is to be
-    /// looked at next.
+    /// Waits for a page that another thread fills, or fills a hole with zeros. Returns the page to
+    /// check next.
     fn await_page(&self, index: u64, is_write: bool) -> Result<u64> {
         let is_missing = || self.is_missing(index);
         let Some(locked) = self.find_folio_while(index, Access::Cache, Some(&is_missing))? else {
-            // It came meanwhile, or is behind the end.
+            // The page was filled since, or is past the end of file.
             return Ok(index);
         };
         if is_write && !locked.was_resident {
@@ -121,8 +120,8 @@ impl Handle {
         Ok(index + 1)
     }
 
-    /// Answers which page is to be looked at next if the first of `pages`, which has `seen`, is
-    /// there or can be brought back; `None` if it has no folio, or one on its way in or out.
+    /// Returns the page to check next if the first of `pages`, whose Entry is `seen`, is present or
+    /// can be restored. Returns `None` if it has no folio, or one that is being filled or evicted.
     fn pass_resident(&self, pages: &Range<u64>, seen: Entry) -> Option<Result<u64>> {
         if !seen.is_folio() {
             return None;
@@ -136,11 +135,12 @@ impl Handle {
         seen.is_ready().then(|| self.restore_discarded(pages.start))
     }
 
-    /// Brings back a page that its folio should have and that is not there: the program has thrown
-    /// it away. What was clean is read again. Answers which page is to be looked at next.
+    /// Restores a page that its folio should have and that the program has discarded. A clean page
+    /// is read again. Returns the page to check next.
     ///
     /// # Errors
-    /// It was dirty, and its bytes are lost: it leaves the table, and syncs are told.
+    /// The page was dirty, and its bytes are lost: it is removed from the table, and syncs report
+    /// it.
     fn restore_discarded(&self, index: u64) -> Result<u64> {
         let inode = &*self.inode;
         let Some(region) = inode.page_space.region() else { return Ok(index + 1) };
@@ -158,7 +158,7 @@ impl Handle {
         blocking::check("the end of a write-out");
         locked.lock.flags.wait_for_writeback();
         if !region.is_discarded(index) {
-            // It came meanwhile, or is swapped out: whoever touched it can go on.
+            // It was filled since, or is swapped out: the faulting thread can retry.
             return Ok(index + 1);
         }
         if locked.lock.flags.write_state().is_dirty() {
@@ -170,14 +170,14 @@ impl Handle {
         run.read_first(inode).map(|_| index + 1)
     }
 
-    /// How many of `pages` the kernel finds there, from the first one on.
+    /// Returns how many of `pages` are present in the kernel, from the first one on.
     fn resident_from(&self, pages: &Range<u64>) -> u64 {
         self.inode.page_space.region().map_or(0, |region| region.resident_from(pages.clone()))
     }
 
-    /// Whether the kernel finds no page there. Where there is one whose lock somebody has, who
-    /// touched it can go on: the lock may be held for as long as a caller likes, one who is about
-    /// to touch another page.
+    /// Returns `true` if the kernel has no page there. If it has one, the faulting thread can
+    /// continue even when the folio lock is held: its holder may be a caller that keeps it for any
+    /// time, and that is about to access another page.
     fn is_missing(&self, index: u64) -> bool {
         self.resident_from(&(index..index + 1)) == 0
     }

@@ -1,23 +1,23 @@
-//! Faults: somebody touches a page of a region that is not there.
+//! Faults: accesses to pages of a region that are not present.
 //!
-//! The kernel tells of it, a thread of ours (`threads.rs`) or the signal handler of the thread
-//! itself asks [`Server::serve`], and the page comes by the same way as for a read
-//! (`file/fill.rs`). A page that cannot be read is poisoned: whoever touches it gets SIGBUS, as
-//! with `mmap`; why, is told by the region ([`Region::error_since`]).
+//! The kernel reports a fault as a message to one of the cache's threads (`threads.rs`), or as a
+//! signal to the faulting thread. Either calls [`Server::serve`], and the page is filled like for a
+//! read (`file/fill.rs`). A page that cannot be read is poisoned: an access raises SIGBUS, as with
+//! `mmap`, and the region has the reason ([`Region::error_since`]).
 //!
 //! ```text
 //!   touch --> kernel --> message --> threads.rs --.
 //!               |                                 +--> serve --> Handle::handle_fault --> fill.rs
 //!               '------> SIGBUS, in the thread  --'       |            '--> readahead
-//!                                                         '--> failed: judge again, and if it is
-//!                                                              so, note it, poison the page
+//!                                                         '--> failed: check again; if the error
+//!                                                              holds, record it, poison the page
 //! ```
 //!
-//! A message may be served when nobody waits any more, and the page is another one: the head of
-//! `memory/region/leftovers.rs` says how a refusal is judged.
+//! A message may be served when its thread no longer waits and the page has changed;
+//! `memory/region/leftovers.rs` describes when an error still holds.
 //!
-//! Which region an address is in is known here, for all caches of the process, because a signal
-//! handler has nothing else to go by.
+//! The table of regions covers all caches of the process, because a signal handler knows only the
+//! address.
 
 mod handle_fault;
 mod threads;
@@ -40,32 +40,32 @@ use std::time::Duration;
 use std::{io, thread};
 use underway::Service;
 
-/// A region, and who can fill it.
+/// Region, with the handles and threads that serve its faults.
 #[derive(Debug)]
 struct Served {
     region: Arc<Region>,
-    /// The threads of its device.
+    /// Threads of its device.
     threads: Share,
     underway: Arc<Underway>,
-    /// The handles of its file, the last one opened last.
+    /// Handles of its file, the last one opened last.
     handles: WeakList<Handle>,
 }
 
-/// How often a page is refused that the kernel has no memory to mark, and how long it is left alone
-/// between: two seconds together.
+/// Attempts to poison a page while the kernel has no memory for it, and the pause between them: two
+/// seconds in all.
 const REFUSE_TRIES_MAX: u32 = 200;
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// All regions, by the address of their first byte.
 static REGIONS: RwLock<BTreeMap<usize, Served>> = RwLock::new(BTreeMap::new());
 
-/// How many regions there are, for those who need not look further.
+/// Number of regions: zero lets callers skip the lookup.
 static REGIONS_COUNT: AtomicUsize = AtomicUsize::new(0);
 
-/// Whether any of these bytes lie in a region: to touch them may be a fault, which takes folio
-/// locks and waits. So nobody touches them with a folio lock in his hand.
+/// Returns `true` if any of these bytes lie in a region. An access may then fault, which takes
+/// folio locks and waits, so it must not happen with a folio lock held.
 pub(super) fn is_mapped(bytes: &[u8]) -> bool {
-    // Relaxed: who has an address in a region was given it after it was counted.
+    // Relaxed: a caller with an address in a region got it after the region was counted.
     if REGIONS_COUNT.load(Ordering::Relaxed) == 0 {
         return false;
     }
@@ -75,7 +75,7 @@ pub(super) fn is_mapped(bytes: &[u8]) -> bool {
     last.is_some_and(|(base, served)| start < base + served.region.len_bytes())
 }
 
-/// Lets faults of a file that can be mapped be served through `handle`, too.
+/// Serves faults of a file that can be mapped through `handle`, too.
 pub(super) fn enlist(handle: &Arc<Handle>) {
     let Some(region) = handle.inode.page_space.region() else { return };
     let mut regions = REGIONS.write();
@@ -89,7 +89,7 @@ pub(super) fn enlist(handle: &Arc<Handle>) {
     REGIONS_COUNT.store(regions.len(), Ordering::Relaxed);
 }
 
-/// No fault of the file is served any more: it is closed.
+/// Stops serving faults of the file: it is closed.
 pub(super) fn forget(page_space: &PageSpace) {
     let Some(region) = page_space.region() else { return };
     let forgotten = {
@@ -98,17 +98,17 @@ pub(super) fn forget(page_space: &PageSpace) {
         REGIONS_COUNT.store(regions.len(), Ordering::Relaxed);
         forgotten
     };
-    // Not under the lock: it may be the last to have the region.
+    // Dropped without the lock: this may be the last reference to the region.
     drop(forgotten);
 }
 
-/// Who is at work for the faults of a region that is enlisted.
+/// Returns the services in progress for a region.
 pub(super) fn underway_in(region: &Region) -> Option<Arc<Underway>> {
     REGIONS.read().get(&region.base().addr()).map(|served| Arc::clone(&served.underway))
 }
 
-/// Who serves faults at an address. Fields in the order of their drops: the service ends when the
-/// file is not held open any more.
+/// Region and handle that serve a fault. The order of the fields is that of their drops: the
+/// service ends after the file reference is dropped.
 #[derive(Debug)]
 struct Server {
     handle: Arc<Handle>,
@@ -116,14 +116,15 @@ struct Server {
     _service: Service,
 }
 
-/// The threads of the device that faults at `address` wait for; `None`: it is in no open file.
+/// Returns the threads of the device that faults at `address` wait for, or `None` if the address is
+/// in no open file.
 fn threads_for(address: usize) -> Option<Share> {
     let regions: RwLockReadGuard<'_, _> = REGIONS.read();
     let (base, served) = regions.range(..=address).next_back()?;
     (address - base < served.region.len_bytes()).then(|| served.threads.clone())
 }
 
-/// Who can serve faults at `address`.
+/// Returns the server for faults at `address`.
 fn server_of(address: usize) -> Option<Server> {
     let regions: RwLockReadGuard<'_, _> = REGIONS.read();
     let (base, served) = regions.range(..=address).next_back()?;
@@ -136,20 +137,20 @@ fn server_of(address: usize) -> Option<Server> {
 }
 
 impl Server {
-    /// The pages from `address` on, so many bytes.
+    /// Returns the pages of `length_bytes` bytes from `address` on.
     fn pages_at(&self, address: usize, length_bytes: usize) -> Range<u64> {
         let offset = (address - self.region.base().addr()) as u64;
         offset >> PAGE_SHIFT..((offset + length_bytes as u64 - 1) >> PAGE_SHIFT) + 1
     }
 
-    /// Serves faults at `pages`, of which a message was read at `read_at`; whether whoever raised
-    /// them can go on.
+    /// Serves faults at `pages`, reported by a message that was read at `read_at`. Returns `true`
+    /// if the faulting thread can continue.
     fn serve(&self, pages: Range<u64>, is_write: bool, read_at: u64) -> bool {
         self.handle.inode.memory.counters.add(Counter::Fault, 1);
         let mut left = pages;
         let mut is_served = true;
         while left.start < left.end {
-            // Refused by another service, which has told of it: nobody waits.
+            // Poisoned by another service, which has reported it: no thread waits.
             if self.region.is_poisoned_since(left.start, read_at) {
                 (is_served, left.start) = (false, left.start + 1);
                 continue;
@@ -166,9 +167,9 @@ impl Server {
         is_served
     }
 
-    /// A page cannot be had: if that is still so, whoever touches it is to know, and nobody is to
-    /// wait for it. Whether it is. Where the kernel has no memory to note it, tries again for a
-    /// while; then the cache is poisoned.
+    /// Handles a page that cannot be filled: if the error still holds, poisons the page, so that an
+    /// access raises SIGBUS and no thread waits for it. Returns `true` if the error holds. Retries
+    /// for a while if the kernel has no memory for this; then poisons the cache.
     fn refuse(&self, refusal: &Refusal) -> bool {
         let (index, mapping) = (refusal.index, &self.handle.inode.mapping);
         let is_past_end = || index * PAGE_BYTES >= mapping.len_bytes();
@@ -176,17 +177,17 @@ impl Server {
         for _ in 0..REFUSE_TRIES_MAX {
             match self.region.refuse(refusal, is_past_end, is_there) {
                 Err(error) if error.kind() == io::ErrorKind::OutOfMemory => thread::sleep(PAUSE),
-                Err(error) => return self.lose("a page of a map cannot be refused", &error),
+                Err(error) => return self.lose("a page of a map cannot be poisoned", &error),
                 Ok(is_refused) => return is_refused,
             }
         }
-        self.lose("a page of a map cannot be refused", &io::ErrorKind::OutOfMemory.into())
+        self.lose("a page of a map cannot be poisoned", &io::ErrorKind::OutOfMemory.into())
     }
 
-    /// Wakes whoever waits for pages that were there already.
+    /// Wakes threads that wait for pages that were present already.
     fn wake(&self, pages: &Range<u64>) {
         if let Err(error) = self.region.userfault.wake(&self.region.range_of(pages)) {
-            self.lose("those who wait for a page of a map cannot be woken", &error);
+            self.lose("threads that wait for a page of a map cannot be woken", &error);
         }
     }
 
@@ -196,7 +197,8 @@ impl Server {
     }
 }
 
-/// A fault of a thread inside a call is refused: whoever serves it would wait for the thread.
+/// Logs the refused fault of a thread inside a call, which would deadlock with the thread that
+/// serves the fault.
 fn log_inside(address: usize, thread: u32) {
     log::error!(
         "thread {thread} touched a page of a map at {address:#x} that is not resident, while \
@@ -205,7 +207,7 @@ fn log_inside(address: usize, thread: u32) {
     );
 }
 
-/// Serves the fault of the thread itself, in its signal handler.
+/// Serves the fault of the calling thread, in its signal handler.
 pub(super) fn serve_in_thread(address: usize, is_write: bool) -> bool {
     if inside::is_this_thread() {
         if threads_for(address).is_some() {
@@ -216,7 +218,7 @@ pub(super) fn serve_in_thread(address: usize, is_write: bool) -> bool {
     let Some(server) = server_of(address) else { return false };
     let _serving = blocking::serve();
     let pages = server.pages_at(address, 1);
-    // Nobody has to be asked whether he waits: it is this thread.
+    // No message can be stale here: the waiting thread is this one.
     server.serve(pages, is_write, u64::MAX)
 }
 
@@ -227,7 +229,7 @@ mod tests {
     use crate::file::OpenOptions;
     use crate::memory::fault_time;
 
-    /// R3 of `memory/region/leftovers.rs`, each part by itself.
+    /// R3 of `memory/region/leftovers.rs`, each condition alone.
     #[test]
     fn a_refusal_is_judged_by_how_the_page_is_by_then() {
         let cache = Cache::builder().memory(1 << 20).build().unwrap();
@@ -244,11 +246,11 @@ mod tests {
             |refusal: &Refusal, is_there| region.refuse(refusal, || false, || is_there).unwrap();
         page_space.begin_growth(PAGE_BYTES, 2 * PAGE_BYTES).unwrap();
         let of_growth = refusal_now();
-        assert!(!stands(&of_growth, false), "the page is about to be the file's");
+        assert!(!stands(&of_growth, false), "the file is about to grow over the page");
         page_space.end_growth();
         assert!(!stands(&of_growth, false), "the file has grown since");
         let refusal = refusal_now();
-        assert!(!stands(&refusal, true), "the page is there");
+        assert!(!stands(&refusal, true), "the page is present");
         assert!(stands(&refusal, false));
     }
 }

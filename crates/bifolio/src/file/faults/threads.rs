@@ -1,25 +1,25 @@
-//! Threads that serve faults: one waits for messages of the kernel, the others serve, or wait for
-//! their turn.
+//! Threads that serve faults: one reads messages of the kernel, the others serve faults or are
+//! idle.
 //!
-//! A fault may wait for its device for ever. So a device has at most [`DEVICE_THREADS_MAX`]
-//! threads, and fewer if others have most of them ([`Share`]); its next faults are *postponed*, and
-//! served by those threads, one after the other. And before a thread serves, it sees to it that
-//! another one waits for messages. More threads than at the beginning are started only while those
-//! serve all at once, and stay.
+//! A fault may wait for its device forever. So a device has at most [`DEVICE_THREADS_MAX`] threads,
+//! and fewer if other devices use most of them ([`Share`]). Further faults of the device are
+//! *postponed*, and served by those threads one after the other. Before a thread serves a fault, it
+//! makes sure that another one reads messages. More threads than the initial ones are started only
+//! while all of those serve, and stay.
 //!
 //! ```text
 //!  A THREAD THAT SERVES                         A THREAD THAT HAS A MESSAGE
 //!  P1 serve                                     Q1 lock `postponed`
 //!  P2 lock `postponed`                          Q2 may the device have one more thread? then this
 //!  P3 one of its device? take it, unlock, P1      is one: unlock, serve
-//!  P4 none: the device has a thread less. One   Q3 else into `postponed`; unlock
-//!     whose device may have one more? count it,
-//!     take it, unlock, P1
+//!  P4 none: the device has one thread less.     Q3 else into `postponed`; unlock
+//!     A request whose device may have one
+//!     more? count it, take it, unlock, P1
 //!  P5 none: unlock
 //! ```
 //!
-//! A request is postponed at Q3 because threads serve: of its device, or all that there may be.
-//! Each of them comes to P3 and P4 when it is done.
+//! A request is postponed at Q3 only while threads serve: threads of its device, or as many as
+//! allowed in all. Each of them reaches P3 and P4 when it has served.
 
 use super::{log_inside, server_of, threads_for};
 use crate::memory::{Regions, fault_time};
@@ -33,23 +33,24 @@ use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-/// How many there are from the beginning.
+/// Number of threads at the start.
 const THREADS: usize = 4;
-/// The most there are: enough for twenty devices that hang, and others that do not.
+/// Maximum number of threads: enough for 20 devices that hang, beside others.
 const THREADS_MAX: usize = 80;
-/// How many faults of a device are served at a time.
+/// Faults of one device that are served at a time.
 const DEVICE_THREADS_MAX: u64 = 4;
-/// Of the threads that others leave, one part of so many stays when a device has all it may have.
+/// A device gets no further thread that would leave less than 1/PARTS of the threads that other
+/// devices do not use.
 const PARTS: u64 = 4;
 const PAGE: usize = crate::page::PAGE_BYTES as usize;
 
-/// The running threads; dropping them ends them and waits for that.
+/// Running threads. Drop stops and joins them.
 #[derive(Debug)]
 pub(in crate::file) struct FaultThreads {
     shared: Arc<Shared>,
-    /// Closed to end them.
+    /// Closed to stop the threads.
     stop: Option<OwnedFd>,
-    /// Those from the beginning.
+    /// Initial threads.
     threads: Vec<OwnedThread>,
 }
 
@@ -58,34 +59,34 @@ struct Shared {
     userfault: Arc<Userfault>,
     regions: Arc<Regions>,
     waiter: FaultWaiter,
-    /// Whoever holds it waits for messages.
+    /// Requests that are read and not served yet. The thread that holds the lock reads messages.
     requests: Mutex<VecDeque<Request>>,
-    /// Requests whose device has as many threads as it may have.
+    /// Requests whose device has its maximum of threads.
     postponed: Mutex<VecDeque<(Share, Request)>>,
     more: Mutex<More>,
 }
 
-/// Threads that were started later.
+/// Threads started later.
 #[derive(Debug, Default)]
 struct More {
     threads: Vec<OwnedThread>,
-    /// Threads that do not serve, of all.
+    /// Threads that are idle, of all.
     spare: usize,
     is_ending: bool,
 }
 
-/// Faults at adjacent pages.
+/// Faults at adjacent pages, served together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Request {
     address: usize,
     length_bytes: usize,
     is_write: bool,
-    /// When the messages were read: not before this.
+    /// Time when the messages were read, or later.
     read_at: u64,
 }
 
 impl FaultThreads {
-    /// Serves the faults of all of `regions`, which `userfault` knows.
+    /// Starts the threads for the faults of all `regions` registered with `userfault`.
     pub(in crate::file) fn start(
         userfault: &Arc<Userfault>,
         regions: &Arc<Regions>,
@@ -99,7 +100,7 @@ impl FaultThreads {
             postponed: Mutex::default(),
             more: Mutex::new(More { spare: THREADS, ..More::default() }),
         });
-        // Its drop ends those that were started if one cannot be.
+        // Its drop stops the threads already started if one cannot be.
         let mut started = Self { shared, stop: Some(stop), threads: Vec::new() };
         for number in 0..THREADS {
             let shared = Arc::clone(&started.shared);
@@ -109,7 +110,7 @@ impl FaultThreads {
         Ok(started)
     }
 
-    /// Where their regions register.
+    /// Returns the userfaultfd that the regions register with.
     pub(in crate::file) fn userfault(&self) -> &Arc<Userfault> {
         &self.shared.userfault
     }
@@ -118,7 +119,7 @@ impl FaultThreads {
 impl Drop for FaultThreads {
     fn drop(&mut self) {
         if self.threads.iter().any(OwnedThread::is_left_behind) {
-            // The locks may be held for ever.
+            // After a fork the locks may be held forever.
             std::mem::forget((self.stop.take(), Arc::clone(&self.shared)));
             return;
         }
@@ -128,7 +129,7 @@ impl Drop for FaultThreads {
             std::mem::take(&mut more.threads)
         };
         drop(self.stop.take());
-        // Joins them, as what is dropped next joins the others.
+        // Joins them, as the next drop joins the others.
         drop(more);
     }
 }
@@ -153,10 +154,10 @@ impl Shared {
         }
     }
 
-    /// P1 to P5. The device has this thread until P4.
+    /// P1 to P5. The device counts this thread until P4.
     fn serve_devices(&self, mut threads: Share, mut request: Request) {
         loop {
-            // A panic has been reported by the runtime; the thread goes on.
+            // The runtime has reported a panic; the thread continues.
             drop(catch_unwind(AssertUnwindSafe(|| self.serve(request))));
             let mut postponed = self.postponed.lock();
             let at = next_of(&threads, &postponed);
@@ -165,7 +166,7 @@ impl Shared {
         }
     }
 
-    /// This thread is about to serve: another one is to wait for messages.
+    /// Makes sure that another thread reads messages, because this one is about to serve.
     fn leave_a_spare(self: &Arc<Self>) {
         let mut more = self.more.lock();
         more.spare -= 1;
@@ -183,7 +184,8 @@ impl Shared {
         }
     }
 
-    /// The next request; `None` when the threads are to end, or cannot be told of faults.
+    /// Returns the next request, or `None` when the threads must stop or can no longer read
+    /// messages.
     fn next(&self) -> Option<Request> {
         let mut requests = self.requests.lock();
         while requests.is_empty() {
@@ -199,17 +201,18 @@ impl Shared {
         requests.pop_front()
     }
 
-    /// Ends the fault of a thread that holds what it may wait for (`sync/inside.rs`) in a SIGBUS;
-    /// returns `true` if so. Takes no lock that the thread may hold, and so does not look for the
-    /// file: who fills the page next finds the poison as a leftover.
+    /// Raises SIGBUS for the fault of a thread that may hold what its fault would wait for
+    /// (`sync/inside.rs`). Returns `true` if it did. Takes no lock that the thread may hold, and so
+    /// does not look up the file: the next thread that fills the page finds the poison as a
+    /// leftover.
     fn refuse_inside(&self, fault: &Fault) -> bool {
         let page = fault.address / PAGE * PAGE;
         let start = std::ptr::without_provenance_mut(page);
-        // A page that is there by now: the thread has gone on since its message was read.
+        // The page is present by now: the thread has continued since its message was read.
         if !inside::is_thread(fault.thread) || is_resident(start) {
             return false;
         }
-        // First, for the process may end with the signal.
+        // Logged first, because the signal may end the process.
         log_inside(fault.address, fault.thread);
         let range = PageRange { start, length_bytes: PAGE };
         self.regions.poison(&self.userfault, &range).is_ok()
@@ -229,13 +232,13 @@ impl Shared {
     }
 }
 
-/// Q2; counts it, if so.
+/// Q2. Counts the thread if the device may have it.
 fn may_have_one_more(threads: &Share) -> bool {
     let max = THREADS_MAX as u64;
     threads.own() < DEVICE_THREADS_MAX && threads.try_add(1, max, PARTS).is_some()
 }
 
-/// P3 and P4: which request a thread serves next that has served one of this device.
+/// P3 and P4: returns the index of the request that a thread serves next after one of this device.
 fn next_of<T>(threads: &Share, postponed: &VecDeque<(Share, T)>) -> Option<usize> {
     let own = postponed.iter().position(|(other, _)| other.is_same(threads));
     own.or_else(|| {
@@ -244,7 +247,7 @@ fn next_of<T>(threads: &Share, postponed: &VecDeque<(Share, T)>) -> Option<usize
     })
 }
 
-/// Faults in the order of their addresses, those at adjacent pages as one; each page once.
+/// Sorts faults by address, merges those at adjacent pages, and removes duplicates.
 fn coalesced(mut faults: Vec<Fault>, read_at: u64) -> Vec<Request> {
     faults.sort_unstable_by_key(|fault| fault.address / PAGE);
     let mut requests: Vec<Request> = Vec::new();
@@ -292,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_is_done_serves_a_device_that_has_none() {
+    fn an_idle_thread_serves_a_device_that_has_none() {
         let all = Arc::default();
         let devices: Vec<_> = (0..THREADS_MAX + 1).map(|_| Share::new(&all)).collect();
         let have_one: Vec<_> = devices.iter().map(may_have_one_more).collect();
@@ -311,7 +314,7 @@ mod tests {
         assert_eq!(pages(&coalesced(faults, 0)), [(5, 3, false)]);
         let faults = vec![fault(5, true), fault(9, false), fault(5, false)];
         assert_eq!(pages(&coalesced(faults, 0)), [(5, 1, true), (9, 1, false)]);
-        // What is only read must not count as stored to.
+        // A page that is only read must not count as stored to.
         let faults = vec![fault(5, false), fault(6, true)];
         assert_eq!(pages(&coalesced(faults, 0)), [(5, 1, false), (6, 1, true)]);
     }

@@ -1,19 +1,18 @@
-//! What is under way: who is at work for the faults of a region just now.
+//! Services of faults in progress, by region.
 //!
-//! Whoever serves a fault has the file open for that time. The thread that met the fault goes on a
-//! moment earlier: if it drops the last map then, the file would be closed, and its last bytes
-//! written, by whoever serves, some time later. So a map that is dropped waits for the services
-//! that have begun; not for ever, because one of them may be waiting for something that the dropper
-//! holds.
+//! A thread that serves a fault holds the file open. The faulting thread continues
+//! slightly earlier: if it then drops the last map, the serving thread would close the file later,
+//! and write its last bytes. So the drop of a map waits for the services that have started. The
+//! wait is bounded, because a service may be waiting for something that the dropping thread holds.
 
 use crate::sync::{Condvar, Mutex};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long a map that is dropped waits: a service that takes longer closes the file.
+/// Upper bound on the wait of a map's drop: a longer service closes the file itself.
 const WAIT_MAX: Duration = Duration::from_secs(1);
 
-/// See the head of the file.
+/// Services in progress for a region.
 #[derive(Debug, Default)]
 pub(in crate::file) struct Underway {
     state: Mutex<State>,
@@ -23,11 +22,11 @@ pub(in crate::file) struct Underway {
 #[derive(Debug, Default)]
 struct State {
     begun: u64,
-    /// The numbers of those that have not ended.
+    /// Numbers of the running services.
     running: Vec<u64>,
 }
 
-/// A service that has begun; it ends when this is dropped.
+/// Service in progress; ends on drop.
 #[derive(Debug)]
 pub(super) struct Service {
     underway: Arc<Underway>,
@@ -43,7 +42,7 @@ impl Underway {
         Service { underway: Arc::clone(self), number }
     }
 
-    /// Waits until all that have begun have ended, for a second at the most.
+    /// Waits until all services that have started are done, at most for a second.
     pub(in crate::file) fn wait_for_begun(&self) {
         let mut state = self.state.lock();
         let (begun, until) = (state.begun, Instant::now() + WAIT_MAX);

@@ -1,7 +1,7 @@
-//! Readahead: pages on their way before anybody asks for them.
+//! Readahead: starts to fill pages before they are read.
 //!
-//! Called by `read.rs` and `advice.rs`; the arithmetic of windows is `window.rs`, which knows no
-//! I/O. Each handle watches its own readers:
+//! Called by `read.rs` and `advice.rs`. `window.rs` computes the windows and does no I/O. Each
+//! handle tracks its own readers:
 //!
 //! ```text
 //!   miss at page p ------------> Streams::on_access --> plan: pages, mark   (window.rs)
@@ -13,13 +13,14 @@
 //!     reads the runs in order, a part of them at a time                       (worker.rs)
 //! ```
 //!
-//! The reader never waits here: it claims what is free, or can be made free without I/O, hands the
-//! runs over and goes on. If it then comes to a page that is on its way, it waits for that folio's
-//! lock. An error is nobody's here: the folio leaves the table, and whoever reads it learns.
+//! The reader never waits here: it claims frames that are free, or can be freed without I/O, hands
+//! the runs over and continues. If it then reaches a page that is being filled, it waits for the
+//! folio lock. Errors are not reported: the folio is removed from the table, and the next read of
+//! it gets the error.
 //!
-//! The first use of a page that was read ahead is not a second one: see `page/optimistic.rs`. So
-//! what a scan leaves behind goes first, and what it will need next is not evicted for it: all
-//! windows of a handle together stay below half of the bound.
+//! The first use of a page that was read ahead does not count as a second use: see
+//! `page/optimistic.rs`. So pages behind a scan are evicted first, and pages ahead of it are not
+//! evicted for its own windows: all windows of a handle together stay below half of the bound.
 
 mod window;
 mod worker;
@@ -37,47 +38,47 @@ pub(super) use window::Plan;
 use window::{Access, STREAMS, Settings, Streams};
 use worker::ReadaheadWorker;
 
-/// No page has this index.
+/// Index that no page has.
 const NO_MARK: u64 = u64::MAX;
-/// The largest window is this part of the bound for each stream, of two at the least: two windows
-/// of each may be ahead, together half of the bound.
+/// Divisor of the bound for the largest window of each stream (of at least two streams). Each may
+/// have two windows ahead, together half of the bound.
 const WINDOW_PART_OF_BOUND: u64 = 4;
 const STREAMS_MIN: u64 = 2;
-/// So many windows fit into the staging memory, where the file's pages come through it. Two would
-/// be enough to read one while the other is used, if a device had all of it: of what it has less,
-/// the second window is made of two short reads.
+/// Windows that fit in the staging memory, for a file in a region. Two would be enough to read one
+/// while the other is used if one device had all of it; but a device gets less, and the second
+/// window would be split into two short reads.
 const WINDOWS_STAGED: u64 = 4;
-/// The most of an advised range that is in flight.
+/// Bytes of an advised range in flight, at most.
 const ADVISED_BYTES_MAX: u64 = 8 << 20;
 
-/// The knowledge of a handle about its readers.
+/// Access history of a handle.
 #[derive(Debug)]
 pub(crate) struct Readahead {
-    /// Made when there is something to read ahead: many handles are of files of a page.
+    /// Created with the first readahead: many handles are of files of one page.
     at_work: OnceLock<Box<AtWork>>,
-    /// Pages whose first use starts the next window; looked at without the lock.
+    /// Pages whose first use starts the next window; read without the lock.
     marks: [AtomicU64; STREAMS],
     next_mark: AtomicU64,
     mode: AtomicU8,
-    /// Whether what is read may be read again.
+    /// Set unless data is read only once.
     reuse: AtomicBool,
-    /// Where the last read ended, bytes.
+    /// Position where the last read ended, in bytes.
     last_end: AtomicU64,
     window_bytes_max: u64,
 }
 
-/// The needs of a handle of which something is read ahead, or might be.
+/// State of a handle that reads ahead, or may do so.
 #[derive(Debug)]
 struct AtWork {
     streams: Mutex<Streams>,
-    /// Reads the windows.
+    /// Worker that reads the windows.
     windows: Arc<ReadaheadWorker>,
-    /// Reads what advice names, which may be much more: no window waits behind it.
+    /// Worker that reads advised ranges, which may be much larger: no window waits behind them.
     advised: Arc<ReadaheadWorker>,
 }
 
 impl Readahead {
-    /// Nothing seen yet; windows of at most `window_bytes_max` bytes.
+    /// Creates an empty history; windows have at most `window_bytes_max` bytes.
     pub(super) fn new(window_bytes_max: u64) -> Self {
         Self {
             at_work: OnceLock::new(),
@@ -100,23 +101,23 @@ impl Readahead {
         })
     }
 
-    /// Whether a read at `position` goes on where the last one ended.
+    /// Returns `true` if a read at `position` continues where the last one ended.
     pub(super) fn continues(&self, position: u64) -> bool {
         self.last_end.load(Ordering::Relaxed) == position
     }
 
-    /// Announces the access of this handle's readers.
+    /// Sets the announced access pattern of this handle's readers.
     pub(super) fn set_mode(&self, mode: Mode) {
         self.mode.store(mode as u8, Ordering::Relaxed);
         *self.at_work().streams.lock() = Streams::default();
     }
 
-    /// Whether reads of this handle leave marks of use.
+    /// Sets whether reads of this handle mark pages as used.
     pub(super) fn set_reuse(&self, reuse: bool) {
         self.reuse.store(reuse, Ordering::Relaxed);
     }
 
-    /// The value that [`Self::set_reuse`] set.
+    /// Returns the value set by [`Self::set_reuse`].
     pub(super) fn is_reused(&self) -> bool {
         self.reuse.load(Ordering::Relaxed)
     }
@@ -126,13 +127,13 @@ impl Readahead {
         modes[usize::from(self.mode.load(Ordering::Relaxed))]
     }
 
-    /// Takes back the marks in `pages`; whether there was one.
+    /// Removes the marks in `pages`. Returns `true` if there were any.
     fn take_mark(&self, pages: &Range<u64>) -> bool {
         let mut found = false;
         for mark in &self.marks {
             let page = mark.load(Ordering::Relaxed);
             if pages.contains(&page) {
-                // Relaxed: the mark orders nothing; of two readers one starts the window.
+                // Relaxed: the mark orders nothing; only one of two readers starts the window.
                 let exchange = (Ordering::Relaxed, Ordering::Relaxed);
                 found |= mark.compare_exchange(page, NO_MARK, exchange.0, exchange.1).is_ok();
             }
@@ -147,13 +148,13 @@ impl Readahead {
 }
 
 impl Handle {
-    /// Bytes have been read: starts the next window if a mark was among them.
+    /// Records a read: starts the next window if a mark was in `bytes`.
     pub(super) fn note_read(&self, bytes: Range<u64>) {
         self.readahead.last_end.store(bytes.end, Ordering::Relaxed);
         self.follow_marks(pages_of(&bytes));
     }
 
-    /// Starts the next window if a mark is among `pages`.
+    /// Starts the next window if a mark is in `pages`.
     pub(super) fn follow_marks(&self, pages: Range<u64>) {
         if self.readahead.take_mark(&pages) {
             let access = Access { first_page: pages.start, end_page: pages.end, miss: None };
@@ -161,8 +162,8 @@ impl Handle {
         }
     }
 
-    /// Somebody waits for the page `index`, which is on its way: starts the next window if a mark
-    /// was passed on the way there. For readers of whom only the misses are seen.
+    /// Starts the next window if the reader has passed a mark on its way to the page `index`, which
+    /// is being filled and which it waits for. For readers whose hits are not seen.
     pub(super) fn follow_passed_marks(&self, index: u64) {
         let behind_pages = self.readahead.window_bytes_max / PAGE_BYTES;
         if self.readahead.take_mark(&(index.saturating_sub(behind_pages)..index + 1)) {
@@ -173,7 +174,7 @@ impl Handle {
         }
     }
 
-    /// A read of `pages` misses the first of them: what else should come?
+    /// Plans readahead after a read of `pages` that missed the first of them.
     pub(super) fn plan_after_miss(&self, pages: Range<u64>) -> Option<Plan> {
         let miss = Some(pages.start);
         self.plan_after(&Access { first_page: pages.start, end_page: pages.end, miss })
@@ -188,7 +189,7 @@ impl Handle {
         let bound_bytes = self.reclaim.memory.arena.usage().bound_bytes;
         let file_pages = mapping.len_bytes().div_ceil(PAGE_BYTES);
         if file_pages <= 1 << mapping.order() {
-            // One folio, and nothing behind it.
+            // The file has one folio: nothing follows it.
             return None;
         }
         let mut streams = self.readahead.at_work().streams.lock();
@@ -201,8 +202,7 @@ impl Handle {
         streams.on_access(access, &Settings { max_pages, mode }, file_pages)
     }
 
-    /// Starts to read what was planned, if anything was. Answers where it stopped, if frames ran
-    /// short.
+    /// Starts to read a plan. Returns the page at which frames ran short, if they did.
     pub(super) fn read_ahead(&self, plan: Option<Plan>) -> Option<u64> {
         let plan = plan?;
         if let Some(mark) = plan.mark {
@@ -211,20 +211,20 @@ impl Handle {
         self.start_reading(&self.readahead.at_work().windows, plan.pages())
     }
 
-    /// A plan was carried out up to page `end` only, for lack of frames. Whoever sees no hits must
-    /// not take the next miss, which is there, for a page that was evicted before it was used.
+    /// Records that a plan was read only up to page `end`, for lack of frames. A reader whose hits
+    /// are not seen must not take its next miss, there, for a page that was evicted before its use.
     pub(super) fn note_cut(&self, end: u64) {
         self.readahead.at_work().streams.lock().cut(end);
     }
 
-    /// Starts to read what is absent of a range that somebody has said will be needed, and does not
-    /// wait for it. Stops where frames run short.
+    /// Starts to read the absent pages of an advised range, without waiting. Stops when frames run
+    /// short.
     pub(super) fn start_reading_advised(&self, pages: Range<u64>) {
         self.start_reading(&self.readahead.at_work().advised, [pages]);
     }
 
-    /// Leaves what is absent of some ranges of pages to `worker`. Stops where frames run short, or
-    /// workers, and answers where. The device gets the first of it while the rest is claimed.
+    /// Queues the absent pages of some ranges for `worker`. Stops when frames or workers run short,
+    /// and returns the page. The device starts with the first runs while the rest is being claimed.
     fn start_reading(
         &self,
         worker: &Arc<ReadaheadWorker>,
@@ -235,8 +235,8 @@ impl Handle {
             .find_map(|pages| self.claim_ahead(pages, |run| worker.push(&self.inode, run)))
     }
 
-    /// Claims what is absent of `pages`, until one is not taken. Answers where that was, or where
-    /// frames ran short.
+    /// Claims the absent folios of `pages` until `take` refuses a run. Returns the page where that
+    /// happened, or where frames ran short.
     fn claim_ahead(&self, pages: Range<u64>, mut take: impl FnMut(ReadIo) -> bool) -> Option<u64> {
         let memory = &self.inode.memory;
         let mut left = pages;

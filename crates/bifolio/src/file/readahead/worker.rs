@@ -1,11 +1,11 @@
-//! The worker: what is read ahead arrives in order, a part of it at a time.
+//! Readahead worker: fills queued runs in order, a limited part of them at a time.
 //!
-//! Used by `readahead`, two for each handle. A disk that serves one request after the other may
-//! answer none of them before it has none left (virtio on one queue does): what was asked of it
-//! at once arrives at once, at the end. Whoever waits for the first page of a window would wait for
-//! the last one of all that were asked for, and while that is then used there would be nothing for
-//! the device to do. So only a part is in flight, the runs in the order in which they were claimed;
-//! the rest stands ready, and leaves before those that have come are made READY.
+//! `readahead` has two workers per handle. A disk that serves requests one after the other may
+//! report no completion before its queue is empty (virtio with one queue does so): requests that
+//! were submitted together complete together, at the end. A reader that waits for the first page of
+//! a window would then wait for the last page of all windows, and the device would be idle while
+//! the reader uses them. So only a part is in flight, in the order of the claims. The next runs are
+//! prepared, and are submitted before the completed ones are made READY.
 //!
 //! ```text
 //!   readahead --> push --> queue of runs --> in flight --> finish: installed, READY
@@ -13,10 +13,8 @@
 //!                       when the queue is empty and nothing is in flight
 //! ```
 //!
-//! One worker at a time: two of them would have twice as much in flight. A 4 GiB file in order, 512
-//! MiB of memory, windows of 8 MiB, GiB a second: 3.35 with one window in flight, 3.21 with half of
-//! one, 2.9 with two, all that was asked for, and then a third more of CPU; an O_DIRECT loop with
-//! 8 MiB in flight that copies to memory as cold, 3.41.
+//! A queue has one worker at a time: two would have twice as much in flight. More in flight than
+//! one window makes a sequential scan slower.
 
 use super::super::read_io::ReadIo;
 use super::{STREAMS_MIN, WINDOW_PART_OF_BOUND};
@@ -26,13 +24,12 @@ use crate::writeback::Inode;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Pages of a region in flight, unless a single run has more: 1 MiB. To install them takes the CPU
-/// about as long as the device takes to read them. (Sequential passes of two threads over four
-/// times the bound, thousand pages a second, two runs of each: 430 so, 380 with 2 MiB, 390 with 512
-/// KiB, 360 with 256 KiB, 342 with all at once.)
+/// Pages of a region in flight, unless a single run has more: 1 MiB. The CPU needs about as long to
+/// install them as the device needs to read them; half or twice as much made a sequential scan 10 %
+/// slower.
 const REGION_PAGES_MAX: u64 = 256;
 
-/// See the head of the file.
+/// Queue of runs to read, with at most one worker that serves it.
 #[derive(Debug)]
 pub(super) struct ReadaheadWorker {
     waiting: Mutex<ReadaheadQueue<ReadIo>>,
@@ -40,15 +37,15 @@ pub(super) struct ReadaheadWorker {
 }
 
 impl ReadaheadWorker {
-    /// An empty queue, of which at most `in_flight_bytes_max` bytes are in flight, unless a single
+    /// Creates an empty queue with at most `in_flight_bytes_max` bytes in flight, unless a single
     /// run has more.
     pub(super) fn new(in_flight_bytes_max: u64) -> Arc<Self> {
         Arc::new(Self { waiting: Mutex::default(), in_flight_bytes_max })
     }
 
-    /// Leaves a run of a file to the worker; whether it is read. Where there is no worker for it,
-    /// it is given up with all that is in the queue: the caller may own transfers, and so cannot
-    /// wait for those of others (IO-5).
+    /// Queues a run of a file. Returns `true` if it will be read. If no worker thread is available,
+    /// drops it and the whole queue: the caller may own transfers, and so cannot wait for those of
+    /// other threads (IO-5).
     pub(super) fn push(self: &Arc<Self>, inode: &Arc<Inode>, run: ReadIo) -> bool {
         if !self.waiting.lock().join([run]) {
             return true;
@@ -61,14 +58,14 @@ impl ReadaheadWorker {
         is_served
     }
 
-    /// Nobody serves the queue any more, and nobody waits for what is in it.
+    /// Drops all queued runs, because no worker serves the queue.
     fn give_up(&self) {
         let left = std::mem::take(&mut *self.waiting.lock());
-        // Not under the lock: a run takes its folios out of the table.
+        // Dropped without the lock: a run removes its folios from the table.
         drop(left);
     }
 
-    /// Reads what is in the queue, until nothing is left.
+    /// Reads the queued runs until the queue is empty.
     fn serve(&self, inode: &Inode) {
         let mut serving = Serving { worker: self, is_over: false };
         let mut queue = inode.engine.queue();
@@ -88,7 +85,7 @@ impl ReadaheadWorker {
             }
             queue.begin();
             if let Some((run, answer)) = ended.pop_front() {
-                // A page that cannot be read is an error for whoever reads it.
+                // A later read of a page that could not be read reports the error.
                 drop(run.finish(&inode.memory.folios, answer, drop));
             } else if in_flight_pages > 0 {
                 queue.complete(1, |(run, ()), answer| {
@@ -106,14 +103,15 @@ impl ReadaheadWorker {
         if inode.page_space.staging().is_some() {
             return REGION_PAGES_MAX;
         }
-        // In a small cache no more than a window.
+        // At most a window, in a small cache.
         let parts = WINDOW_PART_OF_BOUND * STREAMS_MIN;
         let bound_bytes = inode.memory.arena.usage().bound_bytes;
         self.in_flight_bytes_max.min(bound_bytes / parts) / PAGE_BYTES
     }
 }
 
-/// A worker's time at the queue. If the worker dies, so do the runs: nobody waits for their pages.
+/// Guard of the worker that serves a queue. If the worker panics, the queued runs are dropped, so
+/// that no thread waits for their pages.
 #[derive(Debug)]
 struct Serving<'p> {
     worker: &'p ReadaheadWorker,
@@ -128,7 +126,7 @@ impl Drop for Serving<'_> {
     }
 }
 
-/// The plans to be read, in order, and whether somebody is at it.
+/// Queued runs, in order, and the state of their worker.
 #[derive(Debug)]
 struct ReadaheadQueue<R> {
     runs: VecDeque<R>,
@@ -142,13 +140,13 @@ impl<R> Default for ReadaheadQueue<R> {
 }
 
 impl<R> ReadaheadQueue<R> {
-    /// Runs join the queue; whether the caller is to send somebody who serves it.
+    /// Queues runs. Returns `true` if the caller must start a worker.
     fn join(&mut self, runs: impl IntoIterator<Item = R>) -> bool {
         self.runs.extend(runs);
         !std::mem::replace(&mut self.is_served, true)
     }
 
-    /// The next run, if it may leave while so many pages are in flight, of at most so many.
+    /// Returns the next run if it may be submitted with `in_flight` pages in flight, at most `max`.
     fn next(
         &mut self,
         in_flight_pages: u64,
@@ -160,7 +158,7 @@ impl<R> ReadaheadQueue<R> {
         if may_leave { self.runs.pop_front() } else { None }
     }
 
-    /// The thread that serves the queue may go, if it is empty.
+    /// Returns `true` if the queue is empty: then the worker stops serving it.
     fn close(&mut self) -> bool {
         self.is_served = !self.runs.is_empty();
         !self.is_served
@@ -172,13 +170,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn runs_leave_in_order_and_few_at_a_time_but_never_none() {
-        let mut line = ReadaheadQueue::default();
-        line.join(vec![300, 100]);
-        line.join(vec![156, 1]);
-        let mut next = |in_flight_pages| line.next(in_flight_pages, 256, |pages| *pages);
+    fn runs_are_submitted_in_order_within_the_limit_but_always_one() {
+        let mut queue = ReadaheadQueue::default();
+        queue.join(vec![300, 100]);
+        queue.join(vec![156, 1]);
+        let mut next = |in_flight_pages| queue.next(in_flight_pages, 256, |pages| *pages);
         assert_eq!(next(1), None);
-        assert_eq!(next(0), Some(300), "one run may always leave");
+        assert_eq!(next(0), Some(300), "one run is always allowed");
         assert_eq!(next(300), None);
         assert_eq!((next(0), next(100)), (Some(100), Some(156)));
         assert_eq!(next(256), None);
@@ -186,24 +184,27 @@ mod tests {
     }
 
     #[test]
-    fn a_line_is_served_by_one_and_closed_only_when_it_is_empty() {
-        let mut line = ReadaheadQueue::default();
-        assert!(line.join(vec![1]), "nobody is there yet");
-        assert!(!line.join(vec![2]));
-        assert!(line.next(0, 256, |_| 1).is_some());
-        assert!(!line.close(), "one is left");
-        assert!(!line.join(Vec::new()), "who could not close it is still there");
-        assert!(line.next(0, 256, |_| 1).is_some() && line.close());
-        assert!(line.join(vec![3]), "the next one sends somebody again");
+    fn a_queue_has_one_worker_and_closes_only_when_it_is_empty() {
+        let mut queue = ReadaheadQueue::default();
+        assert!(queue.join(vec![1]), "there is no worker yet");
+        assert!(!queue.join(vec![2]));
+        assert!(queue.next(0, 256, |_| 1).is_some());
+        assert!(!queue.close(), "one run is queued");
+        assert!(!queue.join(Vec::new()), "the worker that could not close it still serves it");
+        assert!(queue.next(0, 256, |_| 1).is_some() && queue.close());
+        assert!(queue.join(vec![3]), "the next run starts a worker again");
     }
 
     #[test]
-    fn a_worker_that_dies_leaves_a_line_that_the_next_one_serves() {
+    fn a_worker_that_dies_leaves_a_queue_that_the_next_serves() {
         let worker = ReadaheadWorker::new(0);
         assert!(worker.waiting.lock().join(Vec::new()));
         drop(Serving { worker: &worker, is_over: false });
-        assert!(worker.waiting.lock().join(Vec::new()), "nobody is there");
+        assert!(worker.waiting.lock().join(Vec::new()), "there is no worker");
         drop(Serving { worker: &worker, is_over: true });
-        assert!(!worker.waiting.lock().join(Vec::new()), "the queue may be another's already");
+        assert!(
+            !worker.waiting.lock().join(Vec::new()),
+            "another worker may have the queue already"
+        );
     }
 }

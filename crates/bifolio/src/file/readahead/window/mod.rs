@@ -1,20 +1,20 @@
-//! The arithmetic of readahead: who reads in order, and which pages they will want next.
+//! Readahead windows: detects sequential and strided readers, and plans the pages they read next.
 //!
-//! Called by `readahead`, which tells what was read and carries out the plans; calls nothing. Pure:
-//! no I/O, no clock, no atomics. Counts in pages; whoever carries a plan out rounds to folios.
+//! `readahead` reports reads and carries out the plans. Pure: no I/O, no clock, no atomics, no
+//! calls to other modules. Counts pages; the caller rounds to folios.
 //!
 //! ```text
-//!   access --> on the way of the strided reader?           the next pieces      strided.rs
-//!          --> on the way of one of the sequential ones?   the next window      sequential.rs
+//!   access --> continues the strided reader?               the next pieces      strided.rs
+//!          --> continues one of the sequential readers?    the next window      sequential.rs
 //!          --> a miss at page 0, or where an earlier miss ended?   a new sequential reader
-//!          --> any other miss                              random: nothing, but it is remembered
+//!          --> any other miss                              random: remembered, plans nothing
 //! ```
 //!
-//! Reads in no order take no place from readers who have one: they are remembered apart, as
-//! candidates. Hits need not be told, except those on a page that a plan has marked.
+//! Random reads do not displace known readers: they are remembered separately, as candidates. Hits
+//! need not be reported, except those on a page that a plan has marked.
 //!
-//! A plan is never larger than [`Settings::max_pages`] and never goes past the file. It may name
-//! pages that are resident already: to leave those out is for whoever carries it out.
+//! A plan is never larger than [`Settings::max_pages`] and never passes the end of file. It may
+//! name resident pages: the caller skips them.
 
 mod sequential;
 mod strided;
@@ -26,40 +26,39 @@ use sequential::Sequential;
 use std::ops::Range;
 use strided::{PIECES_MAX, Strided};
 
-/// Sequential readers of one handle who do not disturb each other.
+/// Number of sequential readers of one handle that are tracked at a time.
 pub(super) const STREAMS: usize = 4;
 
-/// The access that the readers of a handle announce.
+/// Access pattern that the readers of a handle announce.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Mode {
-    /// Nothing: watch them.
+    /// No announcement: detect the pattern.
     Normal,
-    /// Read in order: large windows, from the first read on, wherever it is.
+    /// Sequential: large windows from the first read on, at any position.
     Sequential,
-    /// Read without order: plan nothing.
+    /// Random: plan nothing.
     Random,
 }
 
-/// The limits of a plan.
+/// Limits of plans.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Settings {
-    /// Pages of the largest plan, at least 1. Two of them may be ahead of each stream.
+    /// Pages of the largest plan, at least 1. Each stream may have two of them ahead.
     pub max_pages: u64,
-    /// The access that the readers have announced.
+    /// Announced access pattern.
     pub mode: Mode,
 }
 
-/// Pages that were read, or are being read: the pages from `first_page` up to `end_page`, at least
-/// one.
+/// Pages that were read, or are being read: from `first_page` up to `end_page`, at least one.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Access {
-    /// The first page touched.
+    /// First page accessed.
     pub first_page: u64,
-    /// The page behind the last one touched.
+    /// Page after the last one accessed.
     pub end_page: u64,
-    /// The first page of these that was neither there nor on its way. A page that somebody is
-    /// reading right now is no miss: it was not evicted, it is late.
+    /// First of these pages that was neither resident nor being filled. A page that is being filled
+    /// is no miss: it was not evicted, it is late.
     pub miss: Option<u64>,
 }
 
@@ -69,52 +68,52 @@ impl Access {
     }
 }
 
-/// The pages to be read now.
+/// Plan: pages to read now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Plan {
     pieces: ArrayVec<Range<u64>, PIECES_MAX>,
-    /// A read of this page is to be told of again: it starts the next plan.
+    /// Page whose read must be reported: it starts the next plan.
     pub mark: Option<u64>,
 }
 
 impl Plan {
-    /// How far the piece that has page `index` reaches; one page if none has it.
+    /// Returns the end of the piece that contains page `index`; `index + 1` if none does.
     pub fn end_from(&self, index: u64) -> u64 {
         let piece = self.pieces.iter().find(|piece| piece.contains(&index));
         piece.map_or(index + 1, |piece| piece.end)
     }
 
-    /// The ranges of pages, as they will be wanted: one for a sequential reader, which after a miss
-    /// begins at the miss; the pieces to come, without the gaps, for a strided one.
+    /// Returns the ranges of pages in the order of their use: one for a sequential reader, which
+    /// after a miss starts at the miss; the next pieces, without the gaps, for a strided one.
     pub fn pages(self) -> impl IntoIterator<Item = Range<u64>> {
         self.pieces
     }
 }
 
-/// Where a plan must end.
+/// Limits of a plan in a file.
 #[derive(Clone, Copy, Debug)]
 struct Limits {
     max_pages: u64,
     file_pages: u64,
 }
 
-/// The readers of one handle.
+/// Readers of one handle.
 #[derive(Debug, Default)]
 pub(super) struct Streams {
-    /// The one used last comes first; the one at the end makes room.
+    /// Sequential readers, the last used first; the last in the list is replaced.
     sequential: ArrayVec<Sequential, STREAMS>,
     strided: Strided,
-    /// Reads that missed and followed nothing, the last one first.
+    /// Ranges of misses that continued no reader, the last one first.
     candidates: ArrayVec<Range<u64>, STREAMS>,
 }
 
 impl Streams {
-    /// How many sequential readers are known, those who have stopped perhaps among them.
+    /// Returns the number of known sequential readers, including those that may have stopped.
     pub(super) fn known(&self) -> u64 {
         self.sequential.len() as u64
     }
 
-    /// Something was read of a file of `file_pages` pages; what to read now, if anything.
+    /// Records an access to a file of `file_pages` pages. Returns the pages to read now, if any.
     pub(super) fn on_access(
         &mut self,
         access: &Access,
@@ -137,14 +136,14 @@ impl Streams {
         self.on_stray_miss(access, miss, settings.mode, &limits)
     }
 
-    /// The last plan of the reader who was met last was carried out up to page `end` only.
+    /// Records that the last plan of the reader last seen was read only up to page `end`.
     pub(super) fn cut(&mut self, end: u64) {
         if let Some(stream) = self.sequential.first_mut() {
             stream.cut(end);
         }
     }
 
-    /// A miss that is on nobody's way.
+    /// Handles a miss that continues no known reader.
     fn on_stray_miss(
         &mut self,
         access: &Access,
@@ -169,8 +168,8 @@ impl Streams {
         self.strided.start(access, limits)
     }
 
-    /// Whether the access starts where a candidate ended, or in its last page. That one is then
-    /// none any more.
+    /// Returns `true` if the access starts where a candidate ended, or in its last page. Removes
+    /// that candidate.
     fn goes_on(&mut self, access: &Access) -> bool {
         let follows = |earlier: &Range<u64>| {
             let starts_there = (earlier.end - 1..=earlier.end).contains(&access.first_page);
@@ -181,7 +180,7 @@ impl Streams {
     }
 }
 
-/// Puts `item` first; the last one goes if there is no room.
+/// Inserts `item` in front; the last item is dropped if the list is full.
 fn push_front<T, const N: usize>(list: &mut ArrayVec<T, N>, item: T) {
     if list.is_full() {
         list.pop();

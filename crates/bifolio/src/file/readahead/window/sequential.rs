@@ -1,6 +1,6 @@
-//! A sequential reader, and the windows ahead of it.
+//! Sequential readers, and the windows ahead of them.
 //!
-//! Made and asked by `mod.rs`, which finds the reader an access belongs to.
+//! `mod.rs` creates them, and finds the reader that an access belongs to.
 //!
 //! ```text
 //!                   read          mark
@@ -8,51 +8,52 @@
 //!                                 the last window   planned_end
 //! ```
 //!
-//! The mark is the first page of the last window: when the reader enters it the next one is
-//! issued, so that between one and two windows are ahead. The reader is already inside the window
-//! that a miss starts: there the mark is the page behind what it wants now, so that it must come
-//! back before more is read; or the first page, if it wants the whole window. A large window is
-//! issued in steps, with a mark for each: a device that has served all there was would otherwise
-//! be idle for as long as the reader takes to copy a window (17 % of a scan, measured).
+//! The mark is the first page of the last window: when the reader enters it, the next window is
+//! issued, so that between one and two windows are ahead. After a miss the reader is already inside
+//! the new window. The mark is then the page after those it reads now, so that it must return
+//! before more is read; or the first page, if it reads the whole window. A large window is issued
+//! in steps, with a mark for each: otherwise a device that has completed everything would be idle
+//! while the reader copies a window.
 //!
 //! Windows grow, fast while they are small. A miss in a window that was issued means that pages
-//! went before they were used, or never came because frames were short. Then this reader's windows
-//! stay below half of the last one, until enough of them have gone well.
+//! were evicted before their use, or were never read because frames were short. Then the windows of
+//! this reader stay below half of the last one, until enough of them had no miss.
 
 use super::{Access, Limits, Mode, Plan};
 use std::iter;
 use std::ops::Range;
 
-/// The first window is at least this many times the request.
+/// Ratio of the first window to the request, at least.
 const INITIAL_FACTOR: u64 = 4;
-/// A window below this part of the largest one grows by [`SMALL_GROWTH`], a larger one doubles.
+/// Divisor of the largest window: a window below this part grows by [`SMALL_GROWTH`], a larger one
+/// doubles.
 const SMALL_PART: u64 = 16;
 const SMALL_GROWTH: u64 = 4;
-/// A window is issued in so many parts,
+/// Number of steps in which a large window is issued.
 const STEPS: u64 = 4;
-/// if each has at least this many pages: one transfer.
+/// Minimum pages of a step: one transfer. A window with smaller steps is issued whole.
 const STEP_PAGES_MIN: u64 = 256;
-/// Windows without a miss until the ceiling that a miss has set is doubled.
+/// Windows without a miss after which the ceiling set by a miss is doubled.
 const CLEAN_WINDOWS: u32 = 8;
 
-/// See the head of the file.
+/// Sequential reader.
 #[derive(Debug)]
 pub(super) struct Sequential {
-    /// The pages that were read when the reader was last seen.
+    /// Pages of the last access.
     read: Range<u64>,
-    /// Everything from `read` up to here has been issued.
+    /// End of the pages that have been issued, from `read` on.
     planned_end: u64,
-    /// Pages of the last window, before the file cut it.
+    /// Pages of the last window, before it was cut at the end of file.
     window_pages: u64,
     mark: Option<u64>,
-    /// The end that no window may pass, as a miss has taught, in pages.
+    /// Upper bound of windows, set by a miss, in pages.
     ceiling_pages: u64,
     /// Windows since the ceiling last changed.
     clean_windows: u32,
 }
 
 impl Sequential {
-    /// A reader who was not known before, and its first window.
+    /// Creates a new reader, and its first window.
     pub(super) fn start(
         access: &Access,
         miss: u64,
@@ -73,8 +74,8 @@ impl Sequential {
         (new, plan)
     }
 
-    /// Whether the access is this reader's: a miss at or behind its last read and not behind what
-    /// was issued for it, or a hit in its last window.
+    /// Returns `true` if the access belongs to this reader: a miss at or after its last read and
+    /// not past the pages issued for it, or a hit in its last window.
     pub(super) fn is_met_by(&self, access: &Access) -> bool {
         match (access.miss, self.mark) {
             (Some(_), _) => {
@@ -86,10 +87,11 @@ impl Sequential {
         }
     }
 
-    /// The reader is where [`is_met_by`](Self::is_met_by) saw it; its next window.
+    /// Advances the reader to an access that [`is_met_by`](Self::is_met_by) has matched. Returns
+    /// its next window.
     pub(super) fn advance(&mut self, access: &Access, limits: &Limits) -> Option<Plan> {
         self.read = access.first_page..access.end_page;
-        // Somebody may have cut the file.
+        // The file may have been truncated.
         self.planned_end = self.planned_end.min(limits.file_pages);
         match access.miss {
             None => {
@@ -107,7 +109,7 @@ impl Sequential {
         }
     }
 
-    /// Notes that the plan issued last ends before page `end`.
+    /// Records that the plan issued last ends before page `end`.
     pub(super) fn cut(&mut self, end: u64) {
         if self.read.end < end {
             self.planned_end = self.planned_end.min(end);
@@ -120,8 +122,8 @@ impl Sequential {
         self.issue(miss..window_end, mark, limits)
     }
 
-    /// The reader has come to the mark: up to two windows ahead of there are issued, one at a time,
-    /// and the next mark is a step further.
+    /// Handles a read of the mark: issues up to two windows ahead of it, one at a time, and sets
+    /// the next mark one step further.
     fn issue_step(&mut self, read_end: u64, limits: &Limits) -> Option<Plan> {
         let start = self.planned_end.max(read_end);
         let step_pages = self.step_pages();
@@ -131,14 +133,14 @@ impl Sequential {
         self.issue(start..end, mark.min(start), limits)
     }
 
-    /// How far the reader goes from mark to mark. A large window is issued in parts, so that the
-    /// device has always some of it to do.
+    /// Returns the distance between marks. A large window is issued in steps, so that the device
+    /// always has some of it to read.
     fn step_pages(&self) -> u64 {
         let is_large = self.window_pages >= STEPS * STEP_PAGES_MIN;
         if is_large { self.window_pages / STEPS } else { self.window_pages }
     }
 
-    /// Some of what comes next. Nothing is marked if it reaches the end of the file.
+    /// Issues some of the next pages. Sets no mark if they reach the end of file.
     fn issue(&mut self, pages: Range<u64>, mark: u64, limits: &Limits) -> Option<Plan> {
         let (start, end) = (pages.start, pages.end.min(limits.file_pages));
         self.mark = (end < limits.file_pages).then_some(mark);
@@ -155,7 +157,7 @@ impl Sequential {
             self.clean_windows = 0;
             self.ceiling_pages = self.ceiling_pages.saturating_mul(2);
         }
-        // The window never has less than a request, if any may have that.
+        // The window is at least as large as a request, within the limit.
         let largest = self.ceiling_pages.max(self.request_pages()).min(max_pages);
         let is_small = self.window_pages < largest / SMALL_PART;
         let grown = self.window_pages * if is_small { SMALL_GROWTH } else { 2 };
@@ -175,7 +177,7 @@ impl Sequential {
 }
 
 fn initial_pages(request_pages: u64, max_pages: u64) -> u64 {
-    // No request larger than the largest window makes a difference, nor an overflow.
+    // A request beyond the largest window makes no difference, and must not overflow.
     let wanted = request_pages.min(max_pages).saturating_mul(INITIAL_FACTOR);
     wanted.checked_next_power_of_two().unwrap_or(max_pages).min(max_pages)
 }

@@ -1,7 +1,7 @@
-//! A strided reader: equal distances, and gaps that nobody wants.
+//! Strided readers: pieces at equal distances, with gaps that are not read.
 //!
-//! Made and asked by `mod.rs`. One a handle: it is found by the distances between the misses that
-//! follow nothing, one after the other.
+//! `mod.rs` creates one per handle. It is detected by the distances between consecutive misses that
+//! continue no other reader.
 //!
 //! ```text
 //!      distance
@@ -10,50 +10,46 @@
 //!   learnt        learnt        learnt        position      mark          planned
 //! ```
 //!
-//! The mark is the first piece of the last plan: when the reader comes to it the next pieces are
-//! planned, twice as many each time. A miss on a piece that was planned means that it went before
-//! it was used: then half as many. Distances may be negative.
-//!
-//! Worth it: one thread that reads 4 KiB of every 16 KiB, 64 KiB and 1 MiB of a file on a disk
-//! makes 5.0, 1.8 and 2.8 times as many reads a second as without; 16 KiB of every 256 KiB, 2.5
-//! times (medians of 7 interleaved turns; AMD EPYC, family 25, model 17; 2026-11-23).
+//! The mark is the first piece of the last plan: when the reader reaches it, the next pieces are
+//! planned, twice as many each time. A miss on a planned piece means that it was evicted before its
+//! use: then half as many are planned. Distances may be negative.
 
 use super::{Access, Limits, Plan};
 use arrayvec::ArrayVec;
 
-/// The most pieces of one plan.
+/// Pieces of one plan, at most.
 pub(super) const PIECES_MAX: usize = 16;
-/// Equal distances in a row that make a stride.
+/// Consecutive equal distances that make a stride.
 const REPEATS_MIN: u32 = 3;
 
-/// See the head of the file.
+/// Detector of strides, and the strided reader, if there is one.
 #[derive(Debug, Default)]
 pub(super) struct Strided {
-    /// First page of the last miss that followed nothing.
+    /// First page of the last miss that continued no reader.
     last_page: Option<u64>,
-    /// How far it was from the one before, and how often in a row it was that.
+    /// Distance of that miss from the one before, and the number of times in sequence it was seen.
     distance: i64,
     repeats: u32,
     reader: Option<Reader>,
 }
 
-/// A reader whose distance is known.
+/// Reader with a known distance.
 #[derive(Debug)]
 struct Reader {
     distance: i64,
     piece_pages: u64,
-    /// The first page of the piece where the reader was last seen.
+    /// First page of the piece where the reader was last seen.
     position: u64,
-    /// How many pieces from there on have been planned.
+    /// Number of pieces planned from there on.
     planned: u64,
-    /// How many of them the last plan had, before it was cut.
+    /// Number of pieces of the last plan, before it was cut.
     count: u64,
-    /// Which of them is marked.
+    /// Piece that is marked.
     marked: Option<u64>,
 }
 
 impl Strided {
-    /// Takes note of a miss that followed nothing.
+    /// Records a miss that continued no reader.
     pub(super) fn note(&mut self, access: &Access) {
         let before = self.last_page.replace(access.first_page);
         let Some(before) = before else { return };
@@ -62,7 +58,7 @@ impl Strided {
         self.distance = distance;
     }
 
-    /// The first pieces, if what was noted is a stride.
+    /// Returns the first pieces, if the recorded misses are a stride.
     pub(super) fn start(&mut self, access: &Access, limits: &Limits) -> Option<Plan> {
         let leaves_gaps = access.pages() <= self.distance.unsigned_abs() / 2;
         if self.repeats < REPEATS_MIN || !leaves_gaps {
@@ -79,13 +75,13 @@ impl Strided {
         self.reader.insert(reader).issue(limits)
     }
 
-    /// How many pieces the reader has come forward, if the access is its: a miss on its way, not
-    /// behind the first piece that was not planned, or a hit on the mark.
+    /// Returns by how many pieces the reader has advanced, if the access belongs to it: a miss on
+    /// one of its pieces up to the first one not planned, or a hit on the mark.
     pub(super) fn steps_to(&self, access: &Access) -> Option<u64> {
         self.reader.as_ref()?.steps_to(access)
     }
 
-    /// The reader has come `steps` pieces forward; the next ones.
+    /// Advances the reader by `steps` pieces. Returns the next ones.
     pub(super) fn advance(&mut self, steps: u64, access: &Access, limits: &Limits) -> Option<Plan> {
         self.reader.as_mut()?.advance(steps, access, limits)
     }
@@ -106,7 +102,7 @@ impl Reader {
 
     fn advance(&mut self, steps: u64, access: &Access, limits: &Limits) -> Option<Plan> {
         if steps == 0 {
-            // The same piece again.
+            // This is the same piece again.
             return None;
         }
         self.position = self.piece(steps)?;
@@ -120,7 +116,7 @@ impl Reader {
         self.issue(limits)
     }
 
-    /// The next `count` pieces, as far as there are.
+    /// Issues the next `count` pieces within the file.
     fn issue(&mut self, limits: &Limits) -> Option<Plan> {
         let first = self.planned + 1;
         self.count = self.count.min((limits.max_pages / self.piece_pages).max(1));
@@ -139,7 +135,8 @@ impl Reader {
         Some(Plan { pieces, mark })
     }
 
-    /// The first page of a piece, counted from where the reader is; `None` before the file.
+    /// Returns the first page of a piece, counted from the position of the reader; `None` before
+    /// the start of the file.
     fn piece(&self, number: u64) -> Option<u64> {
         let way = self.distance.checked_mul(number.try_into().ok()?)?;
         self.position.checked_add_signed(way)

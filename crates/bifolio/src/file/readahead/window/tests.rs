@@ -1,4 +1,4 @@
-//! Windows by example, and a simulated reader who carries plans out as `readahead` does.
+//! Tests of windows, with a simulated reader that carries plans out as `readahead` does.
 
 #![allow(clippy::single_range_in_vec_init)]
 
@@ -9,7 +9,7 @@ use std::ops::Range;
 const FILE_PAGES: u64 = 1 << 20;
 const MAX_PAGES: u64 = 1024;
 
-/// Readers of one file, and a cache that forgets only what it is told to.
+/// Readers of one file, and a cache that evicts only what a test removes.
 struct Readers {
     streams: Streams,
     settings: Settings,
@@ -33,8 +33,8 @@ impl Readers {
         }
     }
 
-    /// Reads pages as `File::read_at` does: in turns what is resident, and from a page on that is
-    /// not, all the rest. Returns what was planned meanwhile.
+    /// Reads pages as `File::read_at` does: resident pages in runs, and from the first miss on all
+    /// the rest. Returns the plans made on the way.
     fn read(&mut self, pages: Range<u64>) -> Vec<Vec<Range<u64>>> {
         self.plans.clear();
         let mut first_page = pages.start;
@@ -75,7 +75,7 @@ impl Readers {
     }
 }
 
-/// One plan of one window.
+/// Returns one plan of one window.
 fn window(pages: Range<u64>) -> Vec<Vec<Range<u64>>> {
     vec![pieces([pages])]
 }
@@ -91,7 +91,7 @@ fn windows_grow_from_four_requests_to_the_largest() {
     let mut readers = Readers::new(Mode::Normal);
     assert_eq!(readers.read(0..1), window(0..4));
     let ends = [4, 20, 84, 212, 468, 980];
-    // The next one leaves when the reader comes back, and when it enters the last one.
+    // The next window is issued when the reader returns, and when it enters the last one.
     let mut mark = 1;
     for issued in ends.windows(2) {
         for page in mark - 1..mark {
@@ -140,7 +140,7 @@ fn a_request_of_a_whole_window_starts_the_next_window() {
     readers.settings.max_pages = 32;
     assert_eq!(readers.read(0..32), [pieces([0..32]), pieces([32..64])]);
     assert_eq!(readers.read(32..64), window(64..96));
-    // It may even be larger: then what follows it is read ahead, not what it reads itself.
+    // A request may be larger than a window: then the pages after it are read ahead, not its own.
     let mut streams = Streams::default();
     let settings = readers.settings;
     let miss = Access { first_page: 0, end_page: 256, miss: Some(0) };
@@ -178,7 +178,7 @@ fn the_first_miss_elsewhere_is_random_the_next_is_not() {
 
     let mut readers = Readers::new(Mode::Normal);
     assert_eq!(readers.read(5000..5003), NOTHING);
-    // In its last page: the reader does not know pages.
+    // An access to the last page of the candidate counts: the reader does not know pages.
     readers.resident.remove(&5002);
     assert_eq!(readers.read(5002..5004), window(5002..5010));
 
@@ -226,7 +226,7 @@ fn a_new_reader_replaces_the_one_that_has_not_been_seen_longest() {
     readers.settings.max_pages = 8;
     for start in 0..STREAMS as u64 + 1 {
         readers.read(1000 * start..1000 * start + 1);
-        // The first one stays in sight.
+        // The first reader stays known.
         readers.read(0..readers.misses + 1);
     }
     readers.settings.mode = Mode::Normal;
@@ -236,7 +236,7 @@ fn a_new_reader_replaces_the_one_that_has_not_been_seen_longest() {
     assert_ne!(readers.read(8..9), NOTHING);
 }
 
-/// Reads on until a window is issued; its pages.
+/// Reads until a window is issued. Returns its number of pages.
 fn next_window(readers: &mut Readers, page: &mut u64) -> u64 {
     loop {
         *page += 1;
@@ -260,7 +260,7 @@ fn early_evictions_shrink_the_window_for_a_while() {
     let windows: Vec<_> = (0..24).map(|_| next_window(&mut readers, &mut page)).collect();
     let recovered = [[128; 7].as_slice(), &[256; 8], &[512; 8], &[1024]].concat();
     assert_eq!(windows, recovered);
-    // However often: a request always fits.
+    // After any number of misses a window still holds a request.
     for _ in 0..20 {
         readers.resident.clear();
         let plan = &readers.read(page..page + 7)[0][0];
@@ -275,7 +275,7 @@ fn early_evictions_shrink_the_window_for_a_while() {
 }
 
 #[test]
-fn a_reader_who_has_caught_up_goes_on_with_larger_windows() {
+fn a_reader_that_has_caught_up_gets_larger_windows() {
     let mut readers = Readers::new(Mode::Normal);
     readers.read(0..1);
     readers.marks.clear();
@@ -295,7 +295,7 @@ fn no_window_passes_the_end_and_a_file_that_grows_is_followed() {
     assert_eq!(readers.read(10..11), window(10..12));
     readers.file_pages = 1000;
     assert_eq!(readers.read(11..13), window(12..268));
-    // Cut, and grown again: nothing there was evicted.
+    // Truncated and grown again: nothing there was evicted.
     readers.file_pages = 20;
     readers.resident.retain(|page| *page < 20);
     assert_eq!(readers.read(13..20), NOTHING);
@@ -407,7 +407,7 @@ fn strided_pieces_become_fewer_after_early_evictions() {
     readers.resident.clear();
     assert_eq!(readers.read(place(45)), [(46..48).map(place).collect::<Vec<_>>()]);
     assert_eq!(readers.read(place(46)), [(48..52).map(place).collect::<Vec<_>>()]);
-    // It was faster than its marks.
+    // The reader was faster than its marks.
     readers.marks.clear();
     assert_eq!(readers.read(place(52)), [(53..61).map(place).collect::<Vec<_>>()]);
 }
