@@ -1,24 +1,24 @@
-//! Write-outs of one file that leave together, neighbours in one transfer.
+//! Batches of write-outs of one file, with one transfer per run of adjacent pages.
 //!
-//! Used by syncs, by the flusher and by reclaim; there is no other way to the device. A folio that
-//! is given to the batch takes its dirty neighbours along, up to 1 MiB: their write-out costs the
-//! device little more than its own. Each is locked for a moment, turned from dirty to writing
-//! and unlocked; the batch keeps a reference to each until its transfer is complete.
+//! Syncs, the flusher and reclaim use batches; there is no other way to the device. A folio that is
+//! added to a batch takes adjacent dirty folios with it, up to 1 MiB: writing those costs the
+//! device little more. Each is locked briefly, changed from dirty to writing, and unlocked; the
+//! batch keeps a reference to each until its transfer is complete.
 //!
-//! A part of it is in flight, and as much stands ready in a queue: a disk may answer nothing before
-//! it has nothing left to do, and is to have the next transfers before those are ended that it has
-//! answered.
+//! Part of a batch is in flight, and as much is ready in a queue: a disk may complete nothing
+//! before its queue is empty, so the next transfers are submitted before the completed ones are
+//! processed.
 //!
 //! ```text
-//!   add --> dirty to writing --> line --> queue: in flight --> answered --> end
+//!   add --> dirty to writing --> ready --> queue: in flight --> complete --> end
 //! ```
 //!
-//! While anything is in flight nobody here waits for a lock or a write-out (IO-5): a folio that is
-//! busy is left to the caller. A transfer of several folios that fails is taken apart and each is
-//! written by itself, so that one bad block keeps only its own folio dirty.
+//! While anything is in flight, the batch never waits for a lock or a write-out (IO-5): it returns
+//! a busy folio to the caller. A transfer of several folios that fails is split, and each folio is
+//! written alone, so that one bad block keeps only its own folio dirty.
 //!
 //! # Safety
-//! Hands frames to the engine; the references kept with each transfer are their owners.
+//! Passes frames to the engine; the references kept with each transfer own them.
 #![allow(unsafe_code)]
 
 use super::copies::Copies;
@@ -36,34 +36,34 @@ use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// The most that is in flight, unless a single transfer is more; and what stands ready.
+/// Bytes in flight, at most, unless a single transfer has more; and bytes that are ready.
 const IN_FLIGHT_BYTES_MAX: u64 = 8 << 20;
-/// As much is worth a system call.
+/// Bytes that are worth a system call.
 const CALL_BYTES: u64 = 256 << 10;
 
-/// All pages there can be.
+/// All pages of any file.
 pub(super) const ALL_PAGES: Range<u64> = 0..u64::MAX;
 
-/// One folio on its way to the device.
+/// Folio whose write-out has begun.
 #[derive(Debug)]
 pub(crate) struct WriteVictim<'a> {
     pub(crate) folio: FolioRef<'a>,
     pub(crate) in_flight: InFlight,
-    /// Where its bytes are, if not in its frames.
+    /// Copy of its bytes, if they are not written from its frames.
     pub(crate) copy: Option<CopyAt>,
 }
 
-/// Address of a copy of a folio's bytes, which stays until the write-out has ended.
+/// Address of a copy of a folio's bytes, which stays valid until the write-out has ended.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CopyAt(pub(crate) NonNull<u8>);
 
-// SAFETY: an address; whose bytes it is, who made it answers for.
+// SAFETY: an address; its creator guarantees that the bytes stay valid.
 unsafe impl Send for CopyAt {}
 // SAFETY: as above.
 unsafe impl Sync for CopyAt {}
 
 impl WriteVictim<'_> {
-    /// Where its bytes are.
+    /// Returns the address of its bytes.
     pub(super) fn start(&self, inode: &Inode) -> *mut u8 {
         self.copy.map_or_else(|| inode.frame_of(&self.folio), |copy| copy.0.as_ptr())
     }
@@ -73,21 +73,21 @@ impl WriteVictim<'_> {
     }
 }
 
-/// Neighbours on their way to the device, in order.
+/// Adjacent folios written by one transfer, in order.
 #[derive(Debug)]
 pub(super) struct WriteIo<'a> {
     pub(super) folios: SmallVec<[WriteVictim<'a>; 1]>,
     pub(super) position: u64,
     /// Bytes of it that were in the file when it was started.
     pub(super) length: u64,
-    /// Where they go if they are swapped out.
+    /// Slots that they are swapped out to.
     pub(super) slots: Option<SlotRun>,
-    /// Where their bytes are, if others may store to the folios.
+    /// Copies of their bytes, if raw writers may store to the folios.
     pub(super) copies: Option<Copies>,
 }
 
 impl WriteIo<'_> {
-    /// Where its bytes are.
+    /// Returns the memory pieces of its bytes.
     pub(super) fn pieces(&self, inode: &Inode) -> Pieces {
         if let Some(copies) = &self.copies {
             return Pieces::of(self.length, std::iter::once((copies.address(0), self.length)));
@@ -97,25 +97,25 @@ impl WriteIo<'_> {
     }
 }
 
-/// The fate of a folio that was given to a batch.
+/// Result of adding a folio to a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Added {
-    /// It is on its way, or there is nothing to write.
+    /// The folio is being written, or needs no write.
     Done,
-    /// Somebody has its lock, or is about to change it once it has arrived.
+    /// Another thread holds its lock, or is about to change it after the lookup.
     Busy,
 }
 
-/// See the head of the file.
+/// Batch of write-outs of one file.
 #[derive(Debug)]
 pub(crate) struct WriteBatch<'a> {
     pub(super) inode: &'a Inode,
-    /// Where folios go that have no place of their own.
+    /// Swap, for folios of a memory file.
     pub(super) slots: Option<&'a Swap>,
     within: Range<u64>,
-    /// WRITEBACK-4: the length stands until the bytes are written.
+    /// WRITEBACK-4: the length does not change until the bytes are written.
     _no_cut: RwLockReadGuard<'a, ()>,
-    /// Transfers that stand ready, and how much that is.
+    /// Transfers that are ready, and their bytes.
     ready: VecDeque<(Transfer, WriteIo<'a>)>,
     ready_bytes: u64,
     queue: Queue<'a, WriteIo<'a>>,
@@ -128,19 +128,19 @@ pub(crate) struct WriteBatch<'a> {
     error: Option<Arc<IoError>>,
 }
 
-/// How far a write-out has come.
+/// Progress of a write-out.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Progress {
-    /// Folios whose write-out has begun, those that have ended among them.
+    /// Folios whose write-out has begun, including those that have ended.
     pub(super) begun_folios: u64,
-    /// Those of them that have not ended.
+    /// Folios whose write-out is in flight.
     pub(super) in_flight_folios: u64,
-    /// The device has refused something.
+    /// Set if the device has refused a write.
     pub(super) has_failed: bool,
 }
 
 impl Progress {
-    /// As far as both together.
+    /// Returns the sum of both.
     pub(super) fn and(self, other: Self) -> Self {
         Self {
             begun_folios: self.begun_folios + other.begun_folios,
@@ -150,12 +150,12 @@ impl Progress {
     }
 }
 
-/// The result of one or several batches.
+/// Result of one or several batches.
 #[derive(Debug, Default)]
 pub(crate) struct Written {
     /// Folios that reached the device.
     pub(crate) folios: u64,
-    /// The last error; it has been recorded for every handle.
+    /// Last error; it has been recorded for every handle.
     pub(crate) error: Option<Arc<IoError>>,
 }
 
@@ -167,15 +167,16 @@ impl Written {
 }
 
 impl<'a> WriteBatch<'a> {
-    /// An empty batch, which takes neighbours along only if they are `within` these pages. Waits
-    /// while the file is being cut.
+    /// Creates an empty batch. It adds adjacent folios only if they are `within` these pages. Waits
+    /// while the file is being truncated.
     pub(super) fn new(inode: &'a Inode, within: Range<u64>) -> Self {
         blocking::check("`cutting`");
         Self::with(inode, within, inode.cutting.read())
     }
 
-    /// A batch of folios that are leaving. Waits for a cut that is under way, but not behind one
-    /// that waits itself: others may wait for the folios, which our caller has locked.
+    /// Creates a batch of folios that are being evicted. Waits for a truncation in progress, but
+    /// not behind one that waits itself: other threads may wait for the folios, which the caller
+    /// has locked.
     pub(crate) fn of_victims(inode: &'a Inode) -> Self {
         blocking::check("`cutting`");
         Self::with(inode, ALL_PAGES, inode.cutting.read_recursive())
@@ -199,7 +200,7 @@ impl<'a> WriteBatch<'a> {
         }
     }
 
-    /// How far it has come.
+    /// Returns the progress so far.
     pub(super) fn progress(&self) -> Progress {
         Progress {
             begun_folios: self.begun_folios,
@@ -208,8 +209,8 @@ impl<'a> WriteBatch<'a> {
         }
     }
 
-    /// Starts to write `folios` and their dirty neighbours, in the order of their places; those
-    /// that are busy go to `busy`.
+    /// Starts to write `folios` and adjacent dirty folios, in the order of their positions. Busy
+    /// ones are moved to `busy`.
     pub(super) fn add_all(&mut self, mut folios: Vec<FolioRef<'a>>, busy: &mut Vec<FolioRef<'a>>) {
         folios.sort_unstable_by_key(|folio| folio.folio().index());
         if self.slots.is_some() {
@@ -223,19 +224,19 @@ impl<'a> WriteBatch<'a> {
         }
     }
 
-    /// Starts to write `folio` and its dirty neighbours.
+    /// Starts to write `folio` and adjacent dirty folios.
     fn add(&mut self, folio: FolioRef<'a>) -> Added {
         let Some(locked) = folio.try_lock() else { return Added::Busy };
         self.add_locked(folio, locked)
     }
 
-    /// As [`Self::add`], for a folio the caller has locked.
+    /// Adds a folio like [`Self::add`]; the caller has locked it.
     pub(super) fn add_locked(&mut self, folio: FolioRef<'a>, locked: LockedFolio<'a>) -> Added {
         if locked.owner() != self.inode.address() {
             return Added::Done;
         }
         match locked.flags.write_state() {
-            // In flight, perhaps in this very batch.
+            // In flight, possibly in this very batch.
             WriteState::Clean | WriteState::Writing => return Added::Done,
             WriteState::Redirtied => return Added::Busy,
             WriteState::Dirty => {}
@@ -268,7 +269,7 @@ impl<'a> WriteBatch<'a> {
         Added::Done
     }
 
-    /// Begins the write-out of the folio at page `index`, if there is a dirty one at leisure.
+    /// Begins the write-out of the folio at page `index`, if it is dirty and not busy.
     fn begin_at(&self, index: u64) -> Option<WriteVictim<'a>> {
         let inode = self.inode;
         if !self.within.contains(&index) || index >= inode.mapping.table().pages() {
@@ -306,14 +307,15 @@ impl<'a> WriteBatch<'a> {
         }
     }
 
-    /// Whether the program has thrown away the page of any of these neighbours.
+    /// Returns `true` if the program has discarded the page of any of these folios.
     fn is_any_discarded(&self, folios: &[WriteVictim<'_>]) -> bool {
         let Some(region) = self.inode.page_space.region() else { return false };
         let first = folios[0].folio.folio().index();
         !region.discarded_among(first..first + folios.len() as u64).is_empty()
     }
 
-    /// Ends the write-out of neighbours whose pages are not all there: each is tried by itself.
+    /// Ends the write-out of adjacent folios of which some pages are missing, and retries each
+    /// alone.
     #[cold]
     fn end_discarded(&mut self, folios: SmallVec<[WriteVictim<'a>; 1]>) {
         let index = folios[0].folio.folio().index();
@@ -327,7 +329,7 @@ impl<'a> WriteBatch<'a> {
         self.failed.push(run);
     }
 
-    /// Starts the transfer of neighbours, from `copies` or from where they are.
+    /// Starts the transfer of adjacent folios, from `copies` or from their frames.
     pub(super) fn start_from(
         &mut self,
         folios: SmallVec<[WriteVictim<'a>; 1]>,
@@ -349,7 +351,7 @@ impl<'a> WriteBatch<'a> {
         self.join(transfer, run);
     }
 
-    /// The bytes of the folios are not certain: nothing is written any more, and they stay dirty.
+    /// Refuses folios whose bytes are not certain: they are not written and stay dirty.
     #[cold]
     fn refuse(&mut self, folios: SmallVec<[WriteVictim<'a>; 1]>, error: Error) {
         let position = folios[0].folio.folio().index() * PAGE_BYTES;
@@ -365,7 +367,7 @@ impl<'a> WriteBatch<'a> {
         self.end(run, Some(Arc::new(error)));
     }
 
-    /// A transfer joins the queue; those in front of it leave when they are worth a call.
+    /// Queues a transfer. Submits the transfers before it when they are worth a call.
     pub(super) fn join(&mut self, transfer: Transfer, run: WriteIo<'a>) {
         self.ready_bytes += run.length;
         self.ready.push_back((transfer, run));
@@ -373,7 +375,7 @@ impl<'a> WriteBatch<'a> {
         if self.ready_bytes >= CALL_BYTES {
             self.turn(0);
         } else if self.ready.len() >= many {
-            // Small ones that find the device at work leave with the next wait.
+            // Small transfers, while the device is busy, are submitted with the next wait.
             let is_idle = self.in_flight_bytes == 0;
             self.leave();
             if is_idle {
@@ -385,14 +387,14 @@ impl<'a> WriteBatch<'a> {
         }
     }
 
-    /// Starts what stands ready, as far as there is room.
+    /// Submits queued transfers, up to the limit.
     pub(super) fn begin(&mut self) {
         self.leave();
         self.queue.begin();
     }
 
-    /// Waits until `wanted` transfers are answered, lets the next ones leave, and ends those that
-    /// are answered.
+    /// Waits until `wanted` transfers are complete, submits the next ones, and ends the completed
+    /// ones.
     fn turn(&mut self, wanted: usize) {
         let mut answered = Vec::new();
         let on_done = |run, answer| answered.push((run, answer));
@@ -411,18 +413,18 @@ impl<'a> WriteBatch<'a> {
         }
     }
 
-    /// Transfers that were started and have not ended.
+    /// Returns the number of transfers that were started and have not ended.
     pub(super) fn started(&self) -> usize {
         self.ready.len() + self.queue.in_flight()
     }
 
-    /// Waits until some of the transfers that were started have ended.
+    /// Waits until some of the started transfers have ended.
     pub(super) fn wait_for_some(&mut self) {
         self.leave();
         self.turn(self.queue.in_flight().div_ceil(2));
     }
 
-    /// Gives the engine as much of what stands ready as there is room for.
+    /// Passes queued transfers to the engine, up to the limit.
     fn leave(&mut self) {
         while let Some((_, next)) = self.ready.front() {
             let in_flight_bytes = self.in_flight_bytes + next.length;
@@ -434,9 +436,10 @@ impl<'a> WriteBatch<'a> {
             self.ready_bytes -= run.length;
             self.in_flight_bytes = in_flight_bytes;
             // SAFETY: IO-1: frames of the arena, which stays mapped (FRAMES-2), pages of a region,
-            // or copies that stay until the write-out has ended; the run, which the queue keeps
-            // until it is complete, has a reference to each folio, so none is given to others, and
-            // nobody changes them meanwhile (WRITEBACK-3), nor the copies, which are the run's.
+            // or copies that stay until the write-out has ended. The run, which the queue keeps
+            // until it is complete, has a reference to each folio, so no frame is reused, and no
+            // thread changes them before that (WRITEBACK-3), nor the copies, which belong to the
+            // run.
             unsafe { self.queue.push(transfer, run) };
         }
     }
@@ -487,7 +490,7 @@ impl<'a> WriteBatch<'a> {
         inode.store.note_end(error.as_ref());
     }
 
-    /// Waits for everything that is in flight.
+    /// Waits for everything in flight.
     pub(super) fn finish(mut self) -> Written {
         self.finish_all();
         Written { folios: self.written_folios, error: self.error.take() }

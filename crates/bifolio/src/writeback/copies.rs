@@ -1,22 +1,22 @@
-//! Copies of pages that are on their way to the device while raw writers may store to them.
+//! Copies of pages for write-outs while raw writers may store to the pages.
 //!
-//! A backing is promised bytes that do not change during a write, and a store through a map waits
-//! for nobody. So pages of a file that is mapped for writing are written from copies:
+//! A backing may rely on bytes that do not change during a write, but a store through a map does
+//! not wait. So pages of a file that is mapped for writing are written from copies:
 //!
 //! ```text
 //!   protect the pages --> copy them --> one transfer, from the copies --> give the copies back
 //! ```
 //!
-//! In this order: what is stored after the protection is found again and makes the page dirty once
-//! more, whether the copy has it or not; and what was stored before is in the copy.
+//! The order matters: a store after the protection is detected and makes the page dirty again, even
+//! if the copy has it; a store before it is in the copy.
 //!
-//! The copies are in staging memory (`memory/region/staging.rs`), which has no more than a half of
-//! itself for them, so that a device that answers no write holds up no read. Nobody waits for it
-//! (IO-5): a transfer takes fewer pages, or waits for others of its own batch; and while others
-//! have all there is, a batch writes one page at a time, from memory of its own.
+//! The copies are in staging memory (`memory/region/staging.rs`), at most half of it, so that a
+//! device that completes no write blocks no read. No batch waits for staging memory (IO-5): a
+//! transfer takes fewer pages, or waits for others of its own batch. While other batches have all
+//! of it, a batch writes one page at a time, from memory of its own.
 //!
 //! # Safety
-//! Turns its share of the staging memory into slices.
+//! Creates slices of its share of the staging memory.
 #![allow(unsafe_code)]
 
 use super::batch::{WriteBatch, WriteVictim};
@@ -27,10 +27,10 @@ use crate::sys::copy;
 use smallvec::SmallVec;
 use std::cell::UnsafeCell;
 
-/// A transfer of fewer pages is not worth its costs, if some more are to be had soon.
+/// Minimum pages of a transfer that is worth its cost, if more staging memory is expected soon.
 const PAGES_MIN: usize = 64;
 
-/// Copies of neighbours, in order.
+/// Copies of adjacent pages, in order.
 #[derive(Debug)]
 pub(super) struct Copies {
     memory: Memory,
@@ -60,7 +60,7 @@ impl Copies {
         }
     }
 
-    /// Address of one of them; the others follow.
+    /// Returns the address of a copy; the following copies are adjacent.
     pub(super) fn address(&self, page: usize) -> *mut u8 {
         match &self.memory {
             Memory::Staged(staged) => staged.address(page),
@@ -68,29 +68,29 @@ impl Copies {
         }
     }
 
-    /// Makes the copies.
+    /// Copies the pages.
     fn fill(&mut self, folios: &[WriteVictim<'_>], inode: &Inode) {
         for (page, leaving) in folios.iter().enumerate() {
             let (source, target) = (leaving.start(inode), self.address(page));
-            // SAFETY: a page of the memory that this has, and only this; nothing is in flight.
+            // SAFETY: a page of the memory that this owns exclusively; nothing is in flight.
             let target = unsafe { std::slice::from_raw_parts_mut(target, PAGE_BYTES as usize) };
-            // SAFETY: the page of a folio that is uptodate is there while the reference to it is
-            // (REGION-1, REGION-4); the target is no part of a region.
+            // SAFETY: the page of a folio that is uptodate is present while the reference to it is
+            // held (REGION-1, REGION-4); the target is no part of a region.
             unsafe { copy::copy_out(source, target) };
         }
     }
 }
 
 impl<'a> WriteBatch<'a> {
-    /// The region that `folios` are in, if they may be stored to while they are written.
+    /// Returns the region of `folios` if raw writers may store to them during the write.
     pub(super) fn needs_copies(&self, folios: &[WriteVictim<'_>]) -> Option<&'a Region> {
-        // Seen after the write-outs have begun: one that misses it is waited for before anybody
-        // stores (`Inode::track_stores`). Those that are leaving are copies.
+        // Loaded after the write-outs have begun: a write-out that misses it is waited for before
+        // any store (`Inode::track_stores`). Folios that are being evicted are copies already.
         let region = self.inode.page_space.tracked()?;
         folios[0].copy.is_none().then_some(region)
     }
 
-    /// Starts to write neighbours from copies, as many in one transfer as there is memory for.
+    /// Starts to write adjacent pages from copies, as many in one transfer as there is memory for.
     pub(super) fn start_copied(
         &mut self,
         mut folios: SmallVec<[WriteVictim<'a>; 1]>,
@@ -102,7 +102,7 @@ impl<'a> WriteBatch<'a> {
             let rest = folios.drain(copies.pages()..).collect();
             let first = folios[0].folio.folio().index();
             if let Err(error) = region.protect(first..first + folios.len() as u64) {
-                // They count as stored to, and will be written once more.
+                // The pages count as stored to, and will be written again.
                 log::warn!("{}: stores cannot be watched: {error}", self.inode.name());
             }
             copies.fill(&folios, self.inode);
@@ -111,7 +111,7 @@ impl<'a> WriteBatch<'a> {
         }
     }
 
-    /// Memory for the copies of up to `pages` pages, one at least.
+    /// Allocates memory for the copies of up to `pages` pages, at least one.
     fn memory_for_copies(&mut self, pages: usize, region: &Region) -> Copies {
         let staging = &region.regions.staging;
         loop {
@@ -121,7 +121,7 @@ impl<'a> WriteBatch<'a> {
                     return Copies { memory: Memory::Staged(staged) };
                 }
                 None if is_alone => return Copies::own_page(),
-                // Our own transfers have the rest, or some of it.
+                // Our own transfers have the rest, or part of it.
                 _ => self.wait_for_some(),
             }
         }

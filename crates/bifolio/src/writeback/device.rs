@@ -1,21 +1,22 @@
-//! A device, as write-back knows it: what the files that stand on it share.
+//! Devices: state shared by all files on one storage device.
 //!
-//! Files are of one device if their backings say so (`Backing::device`: by default `st_dev`, or a
-//! number of the user's own, which is never taken for one); a backing that says nothing is a device
-//! of its own. A device has its dirty pages, its part of what may be dirty, its flusher, and its
-//! trouble: what one device does must not stop the files of another.
+//! Files are on one device if their backings say so (`Backing::device`: by default `st_dev`, or a
+//! number chosen by the user, which is never taken for an `st_dev`). A backing that does not say is
+//! a device of its own. A device has its own dirty pages, share of the dirty limit, flusher and
+//! trouble, so that one device that fails does not stop files of another.
 //!
 //! ```text
-//!   Flusher ---- devices, threads, the gate of held writers      flusher.rs, throttle.rs
+//!   Flusher ---- devices, threads, the gate of throttled writers     flusher.rs, throttle.rs
 //!     '-- Device   files, dirty pages, calls, rounds, trouble    here
-//!           '-- DirtyPages   its part of what may be dirty       throttle.rs
+//!           '-- DirtyPages   its share of the dirty limit        throttle.rs
 //! ```
 //!
-//! ROUNDS AND TROUBLE. The flusher comes to a device in rounds. A round in which the device took
-//! nothing and refused something leaves its trouble: the cause, and the number of the round. A
-//! writer who finds no room asks for a round and waits for room, or for the trouble of a round that
-//! began after he came: then the device was asked on his behalf, and its answer is his error. The
-//! first folio that is taken, for the flusher or for a sync, ends the trouble.
+//! ROUNDS AND TROUBLE. The flusher serves a device in rounds. A round in which the device wrote
+//! nothing and refused something records its trouble: the cause, and the number of the round. A
+//! writer that finds no room asks for a round, and waits for room, or for the trouble of a round
+//! that began after the writer arrived: that round has asked the device on its behalf, and the
+//! writer returns its error. The first folio that is written, by the flusher or by a sync, clears
+//! the trouble.
 
 use super::inode::Inode;
 use super::inode::Load;
@@ -28,31 +29,31 @@ use std::ops::Range;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-/// Ranges that wait to be written out soon, at the most. What does not fit waits for its age.
+/// Ranges that wait to be written soon, at most. Other dirty pages are written when they reach
+/// their age.
 const RANGES_MAX: usize = 256;
 
-/// As much is dirty as may be; nothing was changed.
+/// Error: the limit of dirty pages is reached. Nothing was changed.
 #[derive(Debug)]
 pub(crate) struct NoRoom;
 
-/// Room for a folio among what is dirty; given back if it is dropped.
+/// Reservation for a folio in the dirty limit; released on drop.
 #[derive(Debug)]
 #[must_use]
 pub(crate) struct RoomForDirt<'a> {
     pub(super) inode: &'a Inode,
-    /// Pages that are counted; none if the folio is dirty already, or is never written out.
+    /// Pages that are counted: 0 if the folio is dirty already, or is never written out.
     pub(super) counted_pages: u64,
 }
 
 impl RoomForDirt<'_> {
-    /// The folio's bytes are about to become newer than its storage's. The caller has kept its lock
-    /// since [`Inode::make_room`].
+    /// Marks the folio dirty. The caller has kept its lock since [`Inode::make_room`].
     pub(crate) fn mark_dirty(mut self, folio: &FolioRef<'_>, locked: &LockedFolio<'_>) {
         let inode = self.inode;
         if std::mem::take(&mut self.counted_pages) > 0 {
             inode.store.drop_slot(locked);
             let marked = inode.dirty.mark_counted(&inode.memory.folios, folio.id());
-            debug_assert!(marked.is_new, "{:?} has become dirty without its lock", folio.id());
+            debug_assert!(marked.is_new, "{:?} became dirty without its lock", folio.id());
             inode.enlist_if(marked.must_enlist);
             inode.device.iter().for_each(|device| inode.flusher.note_dirty(device));
         } else if inode.device.is_none() {
@@ -67,78 +68,79 @@ impl Drop for RoomForDirt<'_> {
     }
 }
 
-/// Requests to the flusher for a device.
+/// Requests for a device to the flusher.
 #[derive(Debug)]
 struct Calls {
-    /// It is on its way to the device, or there.
+    /// Set while the flusher is called, or serves the device.
     is_called: bool,
-    /// It has been called since it came there.
+    /// Set if it was called again since the round began.
     again: bool,
-    /// Bytes of files that are to be written out soon.
+    /// Byte ranges of files to be written out soon.
     ranges: Vec<(Weak<Inode>, Range<u64>)>,
-    /// When stores through maps were last looked for.
+    /// Time of the last scan for stores through maps.
     looked_for_stores: Instant,
 }
 
-/// Those of its files that the flusher looks after. What a round costs does not grow with files
-/// that have nothing dirty, however many are open.
+/// Files of the device that the flusher serves. The cost of a round does not grow with the number
+/// of open files that have nothing dirty.
 #[derive(Debug, Default)]
 pub(super) struct Files {
-    /// Those that may have something dirty, or in flight: the first mark puts a file here, and the
-    /// end of a round takes it off that finds it settled.
+    /// Files that may have something dirty, or in flight: the first mark adds a file, and a round
+    /// that finds it clean removes it.
     pub(super) dirty: WeakList<Inode>,
-    /// Those in regions, where stores are looked for.
+    /// Files in regions, which are scanned for stores.
     pub(super) mapped: WeakList<Inode>,
-    /// The device is among those that the flusher looks after.
+    /// Set while the device is on the flusher's list of active devices.
     is_enlisted: bool,
 }
 
-/// The results of rounds.
+/// Results of rounds.
 #[derive(Debug, Default)]
 struct Rounds {
     begun: u64,
-    /// Write-outs that have ended well.
+    /// Write-outs that have succeeded.
     answers: u64,
     trouble: Option<(u64, Arc<IoError>)>,
     last_error: Option<Arc<IoError>>,
 }
 
-/// See the head of the file.
+/// Device that files are on.
 #[derive(Debug)]
 pub(crate) struct Device {
     identity: Option<DeviceIdentity>,
-    /// The file that was first opened on it.
+    /// Name of the first file opened on it.
     first_file: String,
     pub(super) dirty_pages: DirtyPages,
-    /// Pages in the hands of readers that wait for it.
+    /// Pages in read, and threads, that wait for the device.
     pub(super) load: Load,
     files: Mutex<Files>,
-    /// Some of its files are in regions, where stores must be looked for.
+    /// Set if some of its files are in regions, which must be scanned for stores.
     has_regions: AtomicBool,
     calls: Mutex<Calls>,
-    /// Mirrors `Calls::is_called`: whoever marks a page need not take the lock to find it set.
+    /// Mirrors `Calls::is_called`: a thread that marks a page need not take the lock to find it
+    /// set.
     is_called: AtomicBool,
     rounds: Mutex<Rounds>,
     /// Mirrors `Rounds::trouble`.
     is_stuck: AtomicBool,
     /// Dirty folios that reclaim has met since the last round.
     wanted_folios: AtomicU64,
-    /// Writers who are held.
+    /// Number of writers being throttled.
     held: AtomicU64,
 }
 
-/// The start of a round.
+/// Start of a round.
 #[derive(Debug)]
 pub(super) struct Round {
     number: u64,
-    /// Write-outs that had ended well before it.
+    /// Write-outs that had succeeded before it.
     answers: u64,
     pub(super) ranges: Vec<(Weak<Inode>, Range<u64>)>,
-    /// The stores through maps are to be looked for.
+    /// Set if the round scans for stores through maps.
     pub(super) looks_for_stores: bool,
     /// Folios that reclaim wants clean.
     pub(super) wanted_folios: u64,
-    /// The device took nothing in the last one.
+    /// Set if the device wrote nothing in the last round.
     pub(super) is_probe: bool,
 }
 
@@ -170,7 +172,7 @@ impl Device {
         }
     }
 
-    /// Puts a file on a list; whether the device is to be put on that of the flusher.
+    /// Adds a file to a list. Returns `true` if the device must be added to the flusher's list.
     pub(super) fn enlist(
         &self,
         file: &Weak<Inode>,
@@ -184,8 +186,9 @@ impl Device {
         !std::mem::replace(&mut files.is_enlisted, true)
     }
 
-    /// Whether the flusher has nothing to look after: then the next file that is put on a list is
-    /// to put the device on the flusher's again. Not during a round, which has files in its hands.
+    /// Returns `true` if the flusher has nothing to do for the device: the next file added to a
+    /// list then adds the device to the flusher's list again. Not called during a round, which
+    /// holds files.
     pub(super) fn delist(&self) -> bool {
         let mut files = self.files.lock();
         let is_idle = files.dirty.are_all_gone() && files.mapped.are_all_gone();
@@ -193,22 +196,22 @@ impl Device {
         is_idle
     }
 
-    /// The files that may have something dirty, one after the other: only the one that is at hand
-    /// is kept from being freed.
+    /// Iterates over the files that may have something dirty. Holds only the current one.
     pub(super) fn dirty_files(&self) -> impl Iterator<Item = Arc<Inode>> + use<> {
         self.files.lock().dirty.snapshot()
     }
 
-    /// The files that are in regions, in the same way.
+    /// Iterates over the files in regions. Holds only the current one.
     pub(super) fn mapped_files(&self) -> impl Iterator<Item = Arc<Inode>> + use<> {
         self.files.lock().mapped.snapshot()
     }
 
-    /// Takes off the list what has nothing dirty any more.
+    /// Removes files that have nothing dirty from the list.
     fn delist_clean_files(&self) {
         let count = self.files.lock().dirty.len();
         for _ in 0..count {
-            // Not under the lock: whoever marks the first folio of a file has that of its list.
+            // Not under the lock: a thread that marks the first folio of a file holds the lock of
+            // the file's dirty list.
             let Some(inode) = self.files.lock().dirty.pop() else { break };
             if !inode.dirty.delist() {
                 self.files.lock().dirty.push(Weak::clone(&inode.this));
@@ -216,22 +219,23 @@ impl Device {
         }
     }
 
-    /// Whether the flusher is on its way, or there.
+    /// Returns `true` if the flusher is called, or serves the device.
     pub(super) fn is_called(&self) -> bool {
         self.is_called.load(Ordering::Relaxed)
     }
 
-    /// Asks for a round; whether somebody must be sent for it.
+    /// Asks for a round. Returns `true` if the caller must send a thread.
     pub(super) fn call(&self) -> bool {
         self.calls.lock().call(&self.is_called)
     }
 
-    /// As [`Self::call`], for a range of a file. What does not fit waits for its age.
+    /// Asks for a round for a range of a file, like [`Self::call`]. A range that does not fit in
+    /// the list is written when it reaches its age.
     pub(super) fn call_for(&self, inode: &Inode, range: Range<u64>) -> bool {
         let file = Weak::clone(&inode.this);
         let mut calls = self.calls.lock();
         let is_full = calls.ranges.len() >= RANGES_MAX;
-        // A caller that goes through a file step by step asks for one range.
+        // Ranges of a caller that proceeds through a file in steps are merged.
         match calls.ranges.last_mut() {
             Some((other, last)) if Weak::ptr_eq(other, &file) && last.end == range.start => {
                 last.end = range.end;
@@ -242,12 +246,13 @@ impl Device {
         calls.call(&self.is_called)
     }
 
-    /// So many folios are to be written out: reclaim has met them, or a writer elsewhere waits.
+    /// Adds to the number of folios to write out: reclaim has met them, or a writer on another
+    /// device waits.
     pub(super) fn want_written(&self, folios: u64) {
         self.wanted_folios.fetch_add(folios, Ordering::Relaxed);
     }
 
-    /// The flusher is there. Calls from now on are for the next round.
+    /// Begins a round. Later calls are for the next round.
     pub(super) fn begin_round(&self, tick: std::time::Duration) -> Round {
         let mut calls = self.calls.lock();
         calls.again = false;
@@ -270,7 +275,7 @@ impl Device {
         }
     }
 
-    /// A round has come to this error, if to one. Whether there is trouble now.
+    /// Ends a round, with its error, if any. Returns `true` if the device is in trouble now.
     pub(super) fn end_round(&self, round: &Round, error: Option<Arc<IoError>>) -> bool {
         self.delist_clean_files();
         let mut rounds = self.rounds.lock();
@@ -285,7 +290,8 @@ impl Device {
         is_stuck
     }
 
-    /// The flusher leaves; whether it has been called again, and must come back.
+    /// Ends the service of the flusher. Returns `true` if the device was called again, so that it
+    /// needs another round.
     pub(super) fn leave(&self) -> bool {
         let mut calls = self.calls.lock();
         calls.is_called = calls.again;
@@ -293,29 +299,30 @@ impl Device {
         calls.again
     }
 
-    /// How many rounds have begun.
+    /// Returns the number of rounds that have begun.
     pub(super) fn rounds_begun(&self) -> u64 {
         self.rounds.lock().begun
     }
 
-    /// Why a round that began after the first so many took nothing, if that was the last one.
+    /// Returns the trouble of the last round, if that began after round number `round` and wrote
+    /// nothing.
     pub(super) fn trouble_after(&self, round: u64) -> Option<Arc<IoError>> {
         let rounds = self.rounds.lock();
         let trouble = rounds.trouble.as_ref().filter(|(number, _)| *number > round);
         trouble.map(|(_, error)| Arc::clone(error))
     }
 
-    /// Why nothing can be written there, if that is so.
+    /// Returns the reason why the device accepts no writes, if it is in trouble.
     pub(super) fn trouble(&self) -> Option<Arc<IoError>> {
         self.trouble_after(0)
     }
 
-    /// Whether the device took nothing when it was last asked.
+    /// Returns `true` if the device accepted no write when last asked.
     pub(super) fn is_stuck(&self) -> bool {
         self.is_stuck.load(Ordering::Relaxed)
     }
 
-    /// A write-out has ended, whoever began it.
+    /// Records the end of a write-out of any origin.
     pub(super) fn note_end(&self, error: Option<&Arc<IoError>>) {
         let mut rounds = self.rounds.lock();
         match error {
@@ -328,18 +335,18 @@ impl Device {
         }
     }
 
-    /// Write-outs that have ended well.
+    /// Returns the number of write-outs that have succeeded.
     pub(super) fn answers(&self) -> u64 {
         self.rounds.lock().answers
     }
 
-    /// A writer is held, until the result is dropped.
+    /// Counts a throttled writer until the result is dropped.
     pub(super) fn hold(&self) -> Held<'_> {
         self.held.fetch_add(1, Ordering::Relaxed);
         Held(self)
     }
 
-    /// Whether writers are held.
+    /// Returns `true` if writers are being throttled.
     pub(super) fn holds_writers(&self) -> bool {
         self.held.load(Ordering::Relaxed) > 0
     }
@@ -366,7 +373,7 @@ impl Calls {
     }
 }
 
-/// See [`Device::hold`].
+/// Guard of a throttled writer, returned by [`Device::hold`].
 #[derive(Debug)]
 pub(super) struct Held<'d>(&'d Device);
 
@@ -382,7 +389,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_trouble_of_an_older_round_is_not_a_later_writers() {
+    fn a_later_writer_does_not_get_the_trouble_of_an_older_round() {
         let dirty_pages = DirtyPages::alone(&Arc::new(AtomicU64::new(0)));
         let device = Device::new(None, "f".into(), dirty_pages, Loads::default().new_load());
         device.dirty_pages.add(1);
@@ -405,13 +412,13 @@ mod tests {
         assert!(device.call());
         let round = device.begin_round(std::time::Duration::ZERO);
         assert!(round.is_probe);
-        assert!(!device.call(), "somebody is there");
+        assert!(!device.call(), "the flusher serves the device");
         device.end_round(&round, error());
         assert!(device.trouble_after(came).is_some());
-        assert!(device.leave(), "called meanwhile");
+        assert!(device.leave(), "called during the round");
         let round = device.begin_round(std::time::Duration::ZERO);
         device.note_end(None);
-        assert!(!device.is_stuck(), "something was taken");
+        assert!(!device.is_stuck(), "something was written");
         assert!(!device.end_round(&round, error()) && !device.is_stuck());
         assert!(!device.leave());
     }

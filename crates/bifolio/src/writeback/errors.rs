@@ -1,13 +1,13 @@
-//! Write errors of a file: recorded once, told once to every handle that was open.
+//! Write errors of a file: recorded once, and reported once to every handle that was open.
 //!
-//! After the kernel's `errseq_t`: a number that grows with each error, and a cursor in each handle.
-//! A clone of a handle shares its cursor, as a duplicated descriptor does.
+//! Modelled on the kernel's `errseq_t`: a number that grows with each error, and a cursor in each
+//! handle. A clone of a handle shares its cursor, like a duplicated descriptor.
 
 use crate::io::IoError;
 use crate::sync::{AtomicU64, Mutex, Ordering};
 use std::sync::Arc;
 
-/// The errors of one file.
+/// Write errors of one file.
 #[derive(Debug, Default)]
 pub(crate) struct WriteErrors {
     last: Mutex<Recorded>,
@@ -19,33 +19,34 @@ struct Recorded {
     error: Option<Arc<IoError>>,
 }
 
-/// The errors that one handle has been told of.
+/// Number of the last error that a handle has reported.
 #[derive(Debug)]
 pub(crate) struct ErrorCursor(AtomicU64);
 
 impl WriteErrors {
-    /// Notes an error for every handle open now.
+    /// Records an error for every open handle.
     pub(crate) fn record(&self, error: Arc<IoError>) {
         let mut last = self.last.lock();
         last.count += 1;
         last.error = Some(error);
     }
 
-    /// A cursor for a new handle: it is told of what comes, not of what was.
+    /// Returns a cursor for a new handle, which reports later errors only.
     pub(crate) fn sample(&self) -> ErrorCursor {
         ErrorCursor(AtomicU64::new(self.last.lock().count))
     }
 
-    /// How many errors there have been.
+    /// Returns the number of errors so far.
     pub(crate) fn count(&self) -> u64 {
         self.last.lock().count
     }
 
-    /// The last error the cursor has not been told of, once; or the last one since there were
-    /// `count`, whoever has been told of that: two syncs through one cursor may need the same page.
+    /// Returns the last error that the cursor has not reported yet, once. Also returns the last
+    /// error since there were `count`, reported or not: two syncs through one cursor may need the
+    /// same page.
     pub(crate) fn check_since(&self, cursor: &ErrorCursor, count: u64) -> Option<Arc<IoError>> {
         let last = self.last.lock();
-        // Relaxed: under the lock; clones of a handle race only for who is told.
+        // Relaxed: under the lock; clones of a handle race only for which one reports it.
         let told = cursor.0.swap(last.count, Ordering::Relaxed);
         if told.min(count) == last.count { None } else { last.error.clone() }
     }

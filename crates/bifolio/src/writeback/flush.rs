@@ -1,45 +1,47 @@
-//! Rounds of syncs: one under way a file, and all who come meanwhile share the next one.
+//! Rounds of syncs: a file has at most one in progress, and all syncs that arrive during it share
+//! the next one.
 //!
-//! The last steps of a sync (S3 to S5 of `dirty.rs`), for every backing, and the only way to
-//! [`Backing::sync_data`](crate::Backing::sync_data) and `sync_all`. Two reasons: many syncs cost
-//! one write-out and one flush (group commit), and of two flushes of one descriptor at a time only
-//! one is told of a write that the kernel has lost: the other would answer `Ok`.
+//! Implements the last steps of a sync (S3 to S5 of `dirty.rs`), for every backing, and makes the
+//! only calls of [`Backing::sync_data`](crate::Backing::sync_data) and `sync_all`. Rounds have two
+//! purposes. Many syncs cost one write-out and one flush (group commit). And of two concurrent
+//! flushes of one descriptor, the kernel reports a lost write to only one: the other would return
+//! `Ok`.
 //!
 //! PROTOCOL, as two columns (model-checked in `loom_flush`):
 //!
 //! ```text
-//!  A SYNC, whose bytes are dirty or written     THE ONE THAT LEADS
-//!  F1 lock; join the round that gathers;        F5 close the round: it is led, and the next one
-//!     say what is wanted of it                     gathers; unlock
-//!  F2 the round has an answer? take it, unlock  F6 do what all who joined want: write out, flush
-//!  F3 a round is led? wait (unlocks), then F2   F7 lock; none is led; give the answer to
-//!  F4 others are about to come? wait, but only     all who had joined; wake everybody; unlock
-//!     for a moment, then F2; else go on with F5
+//!  A SYNC, whose bytes are dirty or written     THE SYNC THAT LEADS
+//!  F1 lock; join the open round; add its        F5 close the round: it is led now, and the next
+//!     wants                                        one is open; unlock
+//!  F2 the round has an answer? take it, unlock  F6 do what all syncs in it want: write out, flush
+//!  F3 a round is led? wait (unlocks), then F2   F7 lock; none is led now; store the answer for
+//!  F4 more syncs expected? wait, but only for      all syncs that joined; wake all; unlock
+//!     a moment, then F2; else continue with F5
 //! ```
 //!
-//! FLUSH-1: a round covers everybody who gets its answer. Their bytes were dirty, or written,
-//! before F1 of their sync, F1 came before F5, since nobody joins a round that is closed, and F6
-//! comes after F5. So who comes while a flush is in flight does not get the answer of that one: it
-//! may have begun before his bytes were there. Of each two rounds one at the most is open, and it
-//! is led by one of those who joined it: nobody waits for somebody who is not there.
+//! FLUSH-1: a round covers every sync that gets its answer. Their bytes were dirty, or written,
+//! before F1 of their sync; F1 precedes F5, since no sync joins a closed round; and F6 follows F5.
+//! So a sync that arrives while a flush is in flight does not get the answer of that flush, which
+//! may have begun before the bytes of the sync were written. At any time at most one round is open,
+//! and it is led by a thread that joined it: no thread waits for an absent leader.
 //!
-//! FLUSH-2: all who joined a round get its answer, the error too. What follows from an error is the
-//! backing's to know: a file of the kernel stays failed (IO-4).
+//! FLUSH-2: all syncs that joined a round get its answer, also an error. The backing decides what
+//! follows from an error: a file of the kernel stays failed (IO-4).
 //!
-//! The moment of F4: threads that commit in a loop are answered together, and come back one after
-//! the other. Were the first of them to begin at once, it would go alone and all others would wait
-//! for it. So as many are waited for as came to the round before or while it was led: the last of
-//! them leads. If they do not come, the first one leads after an eighth of the time that round
-//! took, or a millisecond. Whoever commits alone waits for nobody.
+//! The moment of F4: threads that commit in a loop get their answers together, and return one after
+//! the other. If the first began at once, it would be alone in its round and all others would wait
+//! for it. So a round waits for as many syncs as came to the round before or during it; the last of
+//! them leads. If they do not come, the first one leads after 1/8 of the duration of that round,
+//! capped at 1 ms. A thread that commits alone never waits.
 
 use crate::sync::{Condvar, Mutex, blocking};
 use std::time::{Duration, Instant};
 
-/// The moment of F4: a part of the time that the round before took, and at most so long.
+/// Divisor of the duration of the last round, and the cap, for the moment of F4.
 const MOMENT_DIVISOR: u32 = 8;
 const MOMENT_MAX: Duration = Duration::from_millis(1);
 
-/// See the head of the file.
+/// Rounds of syncs of one file.
 #[derive(Debug)]
 pub(crate) struct Flushes<E> {
     state: Mutex<State<E>>,
@@ -50,32 +52,32 @@ pub(crate) struct Flushes<E> {
 #[derive(Debug)]
 struct State<E> {
     is_led: bool,
-    /// One of those who joined the round that gathers waits for the moment of F4 to be over.
+    /// Set while a thread that joined the open round waits for the moment of F4 to pass.
     is_awaited: bool,
-    /// The round that gathers, how many have joined it, and what they want.
+    /// Number of the open round, the number of syncs that have joined it, and what they want.
     round: u64,
     joined: u64,
     wants: Wants,
-    /// How many came to the round before or while it was led, and how long that took.
+    /// Number of syncs that came to the last round or during it, and the duration of that round.
     expected: u64,
     took: Duration,
-    /// Of rounds that have ended; no more than threads that wait.
+    /// Answers of ended rounds; no more than waiting threads.
     answers: Vec<Answer<E>>,
 }
 
-/// Work that a round is to do beside the flush.
+/// Work of a round besides the flush of data.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Wants {
-    /// The file's metadata is flushed, too.
+    /// Set if the metadata of the file is flushed, too.
     pub(crate) metadata: bool,
-    /// Pages that were marked dirty before this number are written out first.
+    /// Pages marked dirty before this number are written out first.
     pub(crate) end: u64,
 }
 
 #[derive(Debug)]
 struct Answer<E> {
     round: u64,
-    /// How many have not taken it yet.
+    /// Number of syncs that have not taken it yet.
     left: u64,
     result: Result<(), E>,
 }
@@ -96,18 +98,18 @@ impl<E> Default for Flushes<E> {
     }
 }
 
-/// The result of a round.
+/// Result of a round.
 #[derive(Debug)]
 pub(crate) struct Flushed<E> {
     pub(crate) result: Result<(), E>,
-    /// Somebody else led it.
+    /// Set if another thread led the round.
     pub(crate) is_shared: bool,
 }
 
 impl<E: Clone> Flushes<E> {
-    /// Makes durable what was dirty or had reached the device before the call: in a round that
-    /// somebody leads who comes at the same time, or by `lead`, which is told what all who came
-    /// want, and must not panic. Blocks for the device, and for the round before.
+    /// Makes everything durable that was dirty or had reached the device before the call: either in
+    /// a round that another thread leads, or by calling `lead` with the combined wants of all syncs
+    /// in the round. `lead` must not panic. Blocks for the device, and for the round before.
     pub(crate) fn flush(
         &self,
         wants: Wants,
@@ -158,20 +160,20 @@ impl Wants {
 }
 
 impl<E: Clone> State<E> {
-    /// Whether as many have joined as came to the round before. Always, in a model: it knows no
-    /// time, and how long somebody waits before he leads is no part of the protocol.
+    /// Returns `true` if as many syncs have joined as came to the round before. Always `true` in a
+    /// model, which has no time: the length of the wait is no part of the protocol.
     fn is_complete(&self) -> bool {
         self.joined >= self.expected || cfg!(all(test, loom))
     }
 
-    /// F5. Answers how many have joined the round, and what they want.
+    /// F5. Returns the number of syncs that joined the round, and what they want.
     fn close_round(&mut self) -> (u64, Wants) {
         (self.is_led, self.is_awaited) = (true, false);
         self.round += 1;
         (std::mem::take(&mut self.joined), std::mem::take(&mut self.wants))
     }
 
-    /// F2.
+    /// F2: takes the answer of a round that has ended.
     fn take_answer(&mut self, round: u64) -> Option<Result<(), E>> {
         let at = self.answers.iter().position(|answer| answer.round == round)?;
         let answer = &mut self.answers[at];
