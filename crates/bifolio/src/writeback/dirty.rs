@@ -1,36 +1,36 @@
 //! The dirty list of a file, oldest first, and the count of what is in flight.
 //!
-//! Linked through the descriptors (rule 4 of `page`), so that being dirty costs no memory. Each
-//! marking has a number, and the list is in its order: so "everything that was dirty at the call"
-//! is a number. A walk over the list goes on where it stopped, whatever has left the list
-//! meanwhile: who takes a folio off moves the walks that stand at it to the next one. So a walk is
-//! linear in the length of the list, however often it lets the lock go.
+//! The list is linked through the descriptors (rule 4 of `page`), so being dirty costs no memory.
+//! Each marking has a number, and the list is in that order: "everything that was dirty at the
+//! call" is a number. A walk over the list continues where it stopped even if folios were removed
+//! from the list since: removing a folio moves the walks that point to it to the next one. So a
+//! walk is linear in the length of the list, however often it releases the lock.
 //!
-//! What is in flight is counted in epochs: to wait for everything submitted so far, a sync closes
-//! the epoch of the day and waits until that and all earlier ones have ended, however much is
-//! submitted meanwhile. Any number of syncs wait at the same time.
+//! Write-outs in flight are counted in epochs. To wait for everything submitted so far, a sync
+//! closes the current epoch and waits until that and all earlier ones are empty; later write-outs
+//! do not delay it. Any number of syncs wait at the same time.
 //!
-//! PROTOCOL of a folio under write-out against a sync, as two columns (model-checked in
-//! `loom_dirty`); each line of the left is one critical section of the list's lock:
+//! PROTOCOL of a folio being written out against a sync, as two columns (model-checked in
+//! `loom_dirty`); each step on the left is one critical section of the list's lock:
 //!
 //! ```text
 //!  WRITE-OUT                                   SYNC
 //!  D1 mark: to dirty, on the list, a number    S1 count the errors so far
 //!  D2 begin: to writing, off the list, into    S2 end = the number of the next marking
-//!     the epoch of the day                     S3 write out what is on the list with a number
-//!  D3 end, well: to written, out of its           below `end`, in its range
+//!     the current epoch                        S3 write out the folios on the list with a
+//!  D3 success: to written, out of its              number below `end`, in its range
 //!     epoch                                    S4 close the epoch; wait until it, and those
-//!  D4 end, failed: the error is recorded; to      before it, are empty
+//!  D4 failure: record the error; to                before it, are empty
 //!     unwritten, on the list with a new        S5 errors since S1? then fail; else flush
 //!     number; out of its epoch
 //! ```
 //!
-//! What was dirty at S1 is on the list at S3 with a number below `end` (D1 before S2), or its D2
-//! came before S3: its epoch is one that S4 waits for. If that write-out fails before S1, D4 has
-//! put the folio on the list before S2, and S3 finds it; if after S1, S5 finds the error. Were the
-//! error recorded before D4, a sync could begin in between: S1 has counted it, S3 finds nothing.
-//! S3 and S4 may be another thread's, with a later `end`: they come between this sync's S2 and S5
-//! all the same (`flush.rs`).
+//! A folio that was dirty at S1 is on the list at S3 with a number below `end` (D1 before S2), or
+//! its D2 came before S3: then S4 waits for its epoch. If that write-out fails before S1, D4 has
+//! put the folio on the list before S2, and S3 finds it; if after S1, S5 finds the error. If the
+//! error were recorded before D4, a sync could begin in between: S1 would count the error, and S3
+//! would find nothing. Another thread may run S3 and S4, with a later `end`: they still come
+//! between this sync's S2 and S5 (`flush.rs`).
 
 use super::throttle::DirtyPages;
 use crate::page::{Folio, FolioId, FolioRef, Folios, Listing, NO_FOLIO};
@@ -39,20 +39,20 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-/// How many times are remembered, to tell the age of dirt, and how many in the age that is asked
-/// for: so those that are remembered go back four times as far.
+/// Number of times remembered to tell the age of dirty folios, and number of them per age that is
+/// asked for: together they cover four times that age.
 const TICKS_MAX: usize = 64;
 const TICKS_PER_AGE: u32 = 16;
-/// Folios that a walk looks at before it lets the lock of the list go.
+/// Folios that a walk visits before it releases the lock of the list.
 const LOOKS_MAX: usize = 2048;
 
-/// See the head of the file.
+/// Dirty list of a file.
 #[derive(Debug)]
 pub(crate) struct DirtyList {
-    /// Where its pages are counted.
+    /// Counter of its dirty pages.
     pages: DirtyPages,
     state: Mutex<State>,
-    /// Signalled when the oldest epoch has ended.
+    /// Signalled when the oldest epoch is empty.
     epoch_ended: Condvar,
 }
 
@@ -61,19 +61,19 @@ struct State {
     head: u32,
     tail: u32,
     folios: u64,
-    /// The number of the next marking.
+    /// Number of the next marking.
     next: u64,
     /// Values of `next` at some times in the past, oldest first.
     ticks: VecDeque<(Instant, u64)>,
-    /// At which folio each walk goes on.
+    /// Next folio of each walk.
     cursors: Vec<(u64, u32)>,
     next_cursor: u64,
-    /// Write-outs in flight in each epoch, from the oldest that has not ended to that of the day.
-    /// No more of them than syncs that wait, and one.
+    /// Number of write-outs in flight in each epoch, from the oldest that is not empty to the
+    /// current one. At most one more than syncs that wait.
     in_flight: VecDeque<u64>,
-    /// The number of the oldest of them.
+    /// Number of the oldest of them.
     oldest_epoch: u64,
-    /// Whether the file is known as one that may have something dirty.
+    /// Set if the file is on the flusher's list of files that may have something dirty.
     is_enlisted: bool,
 }
 
@@ -94,17 +94,17 @@ impl Default for State {
     }
 }
 
-/// The result of marking a folio dirty.
+/// Result of marking a folio dirty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Marked {
-    /// It was not dirty.
+    /// Set if the folio was not dirty.
     pub(crate) is_new: bool,
-    /// The file is to be made known as one with something dirty: [`DirtyList::delist`] is not
-    /// called before.
+    /// Set if the caller must put the file on the flusher's list. [`DirtyList::delist`] is not
+    /// called before that.
     pub(crate) must_enlist: bool,
 }
 
-/// A write-out that has begun; [`DirtyList::end`] or [`DirtyList::end_failed`] takes it back.
+/// Write-out in progress; [`DirtyList::end`] or [`DirtyList::end_failed`] consumes it.
 #[derive(Debug)]
 #[must_use]
 pub(crate) struct InFlight {
@@ -115,34 +115,34 @@ pub(crate) struct InFlight {
 #[derive(Debug)]
 pub(crate) struct Part<'a> {
     pub(crate) folios: Vec<FolioRef<'a>>,
-    /// It ended before a folio that is frozen for the moment.
+    /// Set if it ended before a folio that is frozen at the moment.
     pub(crate) is_cut_short: bool,
 }
 
 impl DirtyList {
-    /// An empty list, whose pages are counted among `pages`, too.
+    /// Creates an empty list that also counts its pages in `pages`.
     pub(crate) fn new(pages: DirtyPages) -> Self {
         Self { pages, state: Mutex::default(), epoch_ended: Condvar::default() }
     }
 
-    /// Folios on the list.
+    /// Returns the number of folios on the list.
     pub(crate) fn len(&self) -> u64 {
         self.state.lock().folios
     }
 
-    /// Whether nothing is dirty, and no write-out in flight, which might fail.
+    /// Returns `true` if nothing is dirty, and no write-out is in flight, which might fail.
     pub(crate) fn is_settled(&self) -> bool {
         self.unwritten() == 0
     }
 
-    /// Folios that are not on the storage: those on the list, and those in flight, which are on it
-    /// again if their write-out fails.
+    /// Returns the number of folios that are not on the storage: those on the list, and those in
+    /// flight, which return to it if their write-out fails.
     pub(crate) fn unwritten(&self) -> u64 {
         self.state.lock().unwritten()
     }
 
-    /// Whether nothing is dirty or in flight: then the next mark is to enlist the file again, and
-    /// what was remembered of the age of dirt is forgotten.
+    /// Returns `true` if nothing is dirty or in flight. Then the next mark puts the file on the
+    /// flusher's list again, and the remembered times are dropped.
     pub(crate) fn delist(&self) -> bool {
         let mut state = self.state.lock();
         let is_settled = state.unwritten() == 0;
@@ -153,13 +153,13 @@ impl DirtyList {
         is_settled
     }
 
-    /// The number that all markings so far are below.
+    /// Returns the number that all markings so far are below.
     pub(crate) fn now(&self) -> u64 {
         self.state.lock().next
     }
 
-    /// The number that all markings older than `age` are below, exact to a few calls: what is not
-    /// asked for in time looks younger than it is.
+    /// Returns the number that all markings older than `age` are below. It is exact to a few calls:
+    /// dirty folios look younger than they are if it is not called regularly.
     pub(crate) fn older_than(&self, age: Duration) -> u64 {
         let mut state = self.state.lock();
         let now = Instant::now();
@@ -175,7 +175,7 @@ impl DirtyList {
         state.ticks.iter().rev().find(is_old).map_or(0, |tick| tick.1)
     }
 
-    /// D1; the caller holds the folio lock.
+    /// D1. The caller holds the folio lock.
     pub(crate) fn mark(&self, folios: &Folios, id: FolioId) -> Marked {
         let marked = self.mark_counted(folios, id);
         if marked.is_new {
@@ -184,12 +184,12 @@ impl DirtyList {
         marked
     }
 
-    /// Counts pages of a file that has no device, if there are no more than `max_pages` then.
+    /// Counts pages of a file that has no device, unless the count would exceed `max_pages`.
     pub(crate) fn try_count_alone(&self, pages: u64, max_pages: u64) -> bool {
         self.pages.try_add_alone(pages, max_pages)
     }
 
-    /// Counts pages no longer, none of which was marked.
+    /// Subtracts pages from the count, none of which was marked.
     pub(crate) fn uncount(&self, pages: u64) {
         self.pages.sub(pages);
     }
@@ -211,8 +211,7 @@ impl DirtyList {
         is_new
     }
 
-    /// Takes a folio off the list without a write-out: the bytes are no longer wanted. The folio is
-    /// locked.
+    /// Removes a locked folio from the list without a write-out: its bytes are no longer needed.
     pub(crate) fn forget(&self, folios: &Folios, id: FolioId) {
         self.forget_in(&mut self.state.lock(), folios, id);
     }
@@ -224,8 +223,8 @@ impl DirtyList {
         }
     }
 
-    /// Takes the folios `old` off the list, those that are on it, and puts `new`, which has their
-    /// bytes, at its end. All are locked or frozen, and no write-out of them is in flight.
+    /// Removes those of the folios `old` that are on the list, and appends `new`, which has their
+    /// bytes. All are locked or frozen, and none has a write-out in flight.
     pub(crate) fn replace(
         &self,
         folios: &Folios,
@@ -239,8 +238,8 @@ impl DirtyList {
         }
     }
 
-    /// D2, if the folio is dirty; the caller holds the folio lock and there is no write-out of the
-    /// folio in flight.
+    /// D2, if the folio is dirty. The caller holds the folio lock, and no write-out of the folio is
+    /// in flight.
     pub(crate) fn begin(&self, folios: &Folios, id: FolioId) -> Option<InFlight> {
         let mut state = self.state.lock();
         if folios.get(id).flags.transition_to_writing() != Listing::Remove {
@@ -265,7 +264,7 @@ impl DirtyList {
         self.note_ended(&mut state, pages);
     }
 
-    /// D4 for several folios: `record` notes the error, and is called with the list locked.
+    /// D4 for several folios. `record` records the error, and is called with the list locked.
     pub(crate) fn end_failed(
         &self,
         folios: &Folios,
@@ -306,7 +305,7 @@ impl DirtyList {
         }
     }
 
-    /// A walk over the folios whose markings have numbers below `end`, oldest first.
+    /// Starts a walk over the folios whose markings have numbers below `end`, oldest first.
     pub(crate) fn walk(&self, end: u64) -> Walk<'_> {
         let mut state = self.state.lock();
         let (cursor, head) = (state.next_cursor, state.head);
@@ -315,9 +314,9 @@ impl DirtyList {
         Walk { list: self, cursor, end, is_over: false }
     }
 
-    /// Those of `ids`, which were found in the table of the file that is at the address `owner`,
-    /// that are on the list with a number below `end`. (What is on the list stands in the table
-    /// before it comes there, and until it is off again: a dirty folio is never moved.)
+    /// Returns those of `ids` that are on the list with a number below `end`. The ids were found in
+    /// the table of the file at the address `owner`. (A folio is in the table before it is put on
+    /// the list, and until it is removed from it: a dirty folio is never moved.)
     pub(crate) fn among<'a>(
         &self,
         folios: &'a Folios,
@@ -329,7 +328,7 @@ impl DirtyList {
         let mut part = Part { folios: Vec::new(), is_cut_short: false };
         for &id in ids {
             let folio = folios.get(id);
-            // A folio of a file that is dirty is on the list of that file.
+            // A dirty folio of a file is on the list of that file.
             let is_listed = folio.flags.write_state().is_dirty() && folio.owner() == owner;
             if !is_listed || folio.dirtied.load(Ordering::Relaxed) >= end {
                 continue;
@@ -343,8 +342,8 @@ impl DirtyList {
     }
 }
 
-/// Goes through a dirty list in parts. Folios that are on the list from its beginning until it is
-/// over are met once, whatever becomes of others meanwhile.
+/// Walk over a dirty list in parts. Visits each folio that stays on the list for the whole walk
+/// exactly once, whatever happens to others.
 #[derive(Debug)]
 pub(crate) struct Walk<'l> {
     list: &'l DirtyList,
@@ -354,14 +353,14 @@ pub(crate) struct Walk<'l> {
 }
 
 impl Walk<'_> {
-    /// Whether all folios were met.
+    /// Returns `true` if all folios were visited.
     pub(crate) fn is_over(&self) -> bool {
         self.is_over
     }
 
-    /// References to up to `folios_max` of the next folios that have pages `within`. Fewer, or
-    /// none, if many others lie between them; one that is frozen is met by the next call, or, with
-    /// `pass_frozen`, not at all.
+    /// Returns references to up to `folios_max` of the next folios that have pages `within`.
+    /// Returns fewer, or none, if many other folios lie between them. A frozen folio is returned by
+    /// the next call or, with `pass_frozen`, skipped.
     pub(crate) fn next_part<'a>(
         &mut self,
         folios: &'a Folios,
@@ -395,7 +394,7 @@ impl Walk<'_> {
             next = folio.dirty_next.load(Ordering::Relaxed);
         }
         state.set_cursor(self.cursor, next);
-        // References are put with no lock of the list held.
+        // References are dropped without the lock of the list.
         drop(state);
         part
     }
@@ -413,14 +412,14 @@ impl State {
     }
 
     fn newest_in_flight(&self) -> &u64 {
-        self.in_flight.back().expect("there is always the epoch of the day")
+        self.in_flight.back().expect("there is always a current epoch")
     }
 
     fn leave_epoch(&mut self, in_flight: InFlight) {
         self.in_flight[(in_flight.epoch - self.oldest_epoch) as usize] -= 1;
     }
 
-    /// Forgets epochs that have ended, but for that of the day; tells whether there were any.
+    /// Drops ended epochs, except the current one. Returns `true` if there were any.
     fn drop_ended_epochs(&mut self) -> bool {
         let before = self.oldest_epoch;
         while self.in_flight.len() > 1 && self.in_flight[0] == 0 {
@@ -440,7 +439,7 @@ impl State {
         found.expect("a walk has its cursor until it is dropped").1 = next;
     }
 
-    /// Puts a folio at the end, with the next number.
+    /// Appends a folio, with the next number.
     fn link(&mut self, folios: &Folios, id: FolioId) {
         let folio = folios.get(id);
         folio.dirtied.store(self.next, Ordering::Relaxed);
@@ -498,7 +497,7 @@ mod tests {
         DirtyList::new(DirtyPages::alone(&Arc::new(AtomicU64::new(0))))
     }
 
-    /// Folios 0, 1, ... of a file, dirty in this order; each has a reference for ever.
+    /// Returns folios 0, 1, ... of a file, dirty in this order; each has a leaked reference.
     fn dirty(folios: &Folios, list: &DirtyList, count: u32) -> Vec<FolioId> {
         let ids: Vec<_> = (0..count).map(FolioId).collect();
         for id in &ids {
@@ -514,9 +513,9 @@ mod tests {
         part.folios.iter().map(FolioRef::id).collect()
     }
 
-    /// Changes of the folio at which a walk stands, before the next part is asked for.
+    /// Changes to the folio that a walk points to, before the next part.
     #[test]
-    fn a_walk_in_parts_misses_none_whatever_leaves_meanwhile() {
+    fn a_walk_in_parts_misses_no_folio_that_stays_on_the_list() {
         let clean = |list: &DirtyList, folios: &Folios, id| list.forget(folios, id);
         let again = |list: &DirtyList, folios: &Folios, id| {
             list.forget(folios, id);
@@ -556,7 +555,10 @@ mod tests {
         assert_eq!(ids(&walk.next_part(&folios, &(1..4), 10, false)), all[2..4]);
         assert!(walk.is_over());
         assert_eq!(ids(&list.among(&folios, &all[1..4], 64, end)), all[2..4]);
-        assert!(list.among(&folios, &all[1..4], 128, end).folios.is_empty(), "another file's");
+        assert!(
+            list.among(&folios, &all[1..4], 128, end).folios.is_empty(),
+            "folios of another file"
+        );
     }
 
     #[test]

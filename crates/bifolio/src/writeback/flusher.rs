@@ -1,41 +1,42 @@
-//! The flusher: writes dirty folios out before anybody has to wait for that.
+//! The flusher: threads that write dirty folios back in the background.
 //!
-//! It works for each device by itself (`device.rs`), in rounds, when
-//! - dirt is older than `dirty_age_ms_max`: that much is lost at the most if the machine stops;
-//! - more than `dirty_bytes_background` is dirty, of a device its part of that: then down to half
-//!   of it, the oldest first, so that reclaim finds clean folios at the end of its list;
-//! - reclaim came upon dirty folios: then as many. Reclaim itself writes to no device;
-//! - a writer is held;
-//! - advice asks for a range of a file.
+//! It serves each device separately (`device.rs`), in rounds, when
+//! - a folio has been dirty for longer than `dirty_age_ms_max`: the age bounds the loss if the
+//!   machine crashes;
+//! - more than `dirty_bytes_background` is dirty, or a device's share of that: then it writes down
+//!   to half of it, the oldest first, so that reclaim finds clean folios at the end of its list;
+//! - reclaim has met dirty folios: then as many. Reclaim itself writes to no device;
+//! - a writer is throttled;
+//! - advice requests it for a range of a file.
 //!
-//! THREADS. A round may never end: storage hangs. So one thread listens at all times: before it
-//! goes on a round, it starts another one, up to [`THREADS_MAX`], unless one listens already. While
-//! a thread is on a round, the next device waits [`HASTE`] for it, so that many devices that answer
-//! need two threads, and each that does not keeps one. Where so many devices hang at once as there
-//! may be threads, or no thread can be had, others wait for them. The threads stay until the last
-//! file is closed and the last `Cache` gone.
+//! THREADS. A round may never end, if the storage hangs. So one thread always listens: before a
+//! thread starts a round, it starts another thread, up to [`THREADS_MAX`], unless one listens
+//! already. During a round the next device waits [`HASTE`] for the thread, so that many devices
+//! that respond need two threads, and each device that hangs occupies one. If as many devices hang
+//! as there may be threads, or no thread can be started, other devices wait for them. The threads
+//! stay until the last file is closed and the last `Cache` dropped.
 //!
-//! HELD WRITERS. A page that becomes dirty is counted before its bytes change, under the folio
-//! lock, if there is room (`DirtyPages::try_add`). A writer who finds none waits at the gate, with
-//! no folio lock held, until a completion makes room; or until a round that began after he came has
-//! found that the device takes nothing: then its error is his. So no more is ever dirty than
-//! `dirty_bytes_max`, but for what is stored through maps, which nobody can refuse; and a write to
-//! what is dirty already is never held.
+//! THROTTLED WRITERS. A page that becomes dirty is counted before its bytes change, under the folio
+//! lock, if there is room (`DirtyPages::try_add`). A writer that finds no room waits at the gate,
+//! without a folio lock, until a completion makes room, or until a round that began after the
+//! writer arrived has found that the device accepts no writes: then the writer returns that error.
+//! So at most `dirty_bytes_max` is dirty, except for stores through maps, which cannot be refused.
+//! A write to a dirty page is never throttled.
 //!
 //! PROTOCOL of the gate, as two columns (model-checked in `loom_throttle`):
 //!
 //! ```text
-//!  WRITER                                     COMPLETION, or ROUND IN VAIN
-//!  T1 lock the gate                           C1 dirty pages -= those that are done; or trouble
-//!  T2 no room on my device, and no trouble    C2 lock the gate; anybody waiting? notify all;
-//!     there since I came? then wait              unlock
+//!  WRITER                                     COMPLETION, or FAILED ROUND
+//!  T1 lock the gate                           C1 subtract the written dirty pages; or trouble
+//!  T2 no room on its device, and no trouble   C2 lock the gate; any waiters? notify all;
+//!     there since it arrived? then wait          unlock
 //!     (unlocks), T2 again
 //!  T3 unlock
 //! ```
 //!
-//! No wake-up is lost: T2 looks under the gate, and C2 comes after C1. There is one gate for all
-//! devices, since what ends on one makes room on others: whoever still finds none waits again.
-//! Reclaim waits at the same gate, and never long, for folios that it has found dirty.
+//! No wake-up is lost: T2 checks under the gate's lock, and C2 follows C1. All devices share one
+//! gate, since a completion on one makes room on others: a writer that still finds no room waits
+//! again. Reclaim waits at the same gate, for a short time only, for dirty folios that it has met.
 
 use super::batch::{Progress, Written};
 use super::device::{Device, Files, Round};
@@ -57,25 +58,26 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// How long a round stays with one file before it looks at the others.
-const TURN_MAX: Duration = Duration::from_secs(1);
-/// How often dirt is looked at in the age it may reach.
+/// Time that a round spends on one file before it checks the others.
+const FILE_TIME_MAX: Duration = Duration::from_secs(1);
+/// Checks of the age of dirty folios per maximum age.
 const TICKS_PER_AGE: u32 = 4;
-/// The most often.
+/// Minimum interval between these checks.
 const TICK_MIN: Duration = Duration::from_millis(5);
-/// The most threads: so many devices that hang hold up no other.
+/// Maximum number of threads: fewer hanging devices than that block no other device.
 const THREADS_MAX: usize = 64;
-/// How long a device waits for a thread that is on another round.
+/// Time that a device waits for a thread that is in another round.
 const HASTE: Duration = Duration::from_millis(5);
-/// The pause after a round in which the device took nothing.
+/// Pause after a round in which the device wrote nothing.
 const RETRY_PAUSE: Duration = Duration::from_millis(20);
-/// How many of the oldest folios of a file a device is asked to take that took nothing: more than
-/// one, so that a bad place of it, where a folio stays dirty, is not taken for all of the device.
+/// Number of the oldest folios of a file that are written to probe a device that wrote nothing.
+/// More than one, so that one bad block, whose folio stays dirty, does not count as a failure of
+/// the whole device.
 const PROBED_FOLIOS: u64 = 8;
-/// The most folios of a round because reclaim has met some.
+/// Folios of a round on behalf of reclaim, at most.
 const WANTED_FOLIOS_MAX: u64 = 256;
 
-/// When the flusher works; `None` is a part of the bound.
+/// Thresholds of the flusher; `None` is a part of the bound.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct FlusherSettings {
     pub(crate) background_bytes: Option<u64>,
@@ -83,44 +85,45 @@ pub(crate) struct FlusherSettings {
     pub(crate) age_max: Duration,
 }
 
-/// So many pages beyond what sets the flusher to work are a little more.
+/// Pages above the background threshold that still count as just above it.
 const JUST_PAGES: u64 = 16;
 
-/// See the head of the file.
+/// Flusher of a cache.
 #[derive(Debug)]
 pub(crate) struct Flusher {
     settings: FlusherSettings,
-    /// The thresholds, pages: they follow the bound.
+    /// Thresholds in pages, which follow the bound.
     background_pages: AtomicU64,
     max_pages: AtomicU64,
-    /// Two of the largest folios of any file: a writer of those is not held for the first one.
+    /// Two of the largest folios of any file: a writer of such folios is not throttled for the
+    /// first one.
     floor_pages: AtomicU64,
-    /// Devices with dirty pages.
+    /// Number of devices with dirty pages.
     dirty_devices: Arc<AtomicU64>,
     pub(super) roster: Mutex<Roster>,
-    /// Signalled when a device is called, and when all is to end.
+    /// Signalled when a device is called, and when the threads must stop.
     called: Condvar,
     is_ending: AtomicBool,
     pub(super) throttle: Throttle,
-    /// Write-outs that have ended, whatever became of them.
+    /// Number of write-outs that have ended, successful or not.
     ended: AtomicU64,
     pub(super) stall_ns_max: AtomicU64,
-    /// The pages that devices may have while they are read from.
+    /// Pages that devices may have in reads.
     pub(super) loads: Loads,
     pub(super) swap_load: Load,
 }
 
-/// The devices to be looked after, and the threads that do.
+/// Devices that the flusher serves, and its threads.
 #[derive(Debug)]
 pub(super) struct Roster {
-    /// All devices of files that are open.
+    /// All devices of open files.
     devices: WeakList<Device>,
-    /// Those of them that another file may be on, too.
+    /// Devices that other files may be on, too.
     identified: HashMap<DeviceIdentity, Weak<Device>>,
-    /// Those that may have something dirty, or stores through maps: only these are looked at when
+    /// Devices that may have something dirty, or stores through maps: only these are checked when
     /// time has passed.
     pub(super) active: WeakList<Device>,
-    /// Devices that wait for a round, by when from on they may have it, and a number.
+    /// Devices that wait for a round, by the earliest time of the round, and a number.
     calls: BTreeMap<(Instant, u64), Arc<Device>>,
     next_call: u64,
     next_tick: Instant,
@@ -136,7 +139,7 @@ impl Roster {
     }
 
     /// Calls the devices that may have something to do because time has passed. (A round that finds
-    /// nothing takes what is clean off the lists, so the next time the device is passed over.)
+    /// nothing removes clean files from the lists, so the device is skipped the next time.)
     fn call_those_that_age(&mut self, now: Instant) {
         for _ in 0..self.active.len() {
             let Some(device) = self.active.pop() else { break };
@@ -153,7 +156,7 @@ impl Roster {
 }
 
 impl Flusher {
-    /// A flusher without threads: see [`FlusherThreads`].
+    /// Creates a flusher without threads: see [`FlusherThreads`].
     pub(crate) fn new(settings: FlusherSettings, bound_bytes: u64) -> Self {
         let loads = Loads::default();
         let flusher = Self {
@@ -185,10 +188,10 @@ impl Flusher {
         flusher
     }
 
-    /// Fits the thresholds to the bound: a quarter of it dirty sets the flusher to work, two thirds
-    /// hold writers, unless the caller has chosen; a device that is alone may have half. Much:
-    /// random writes leave in the order of their places, and the more there are the faster the
-    /// device takes them.
+    /// Sets the thresholds from the bound, unless the caller has chosen: the flusher starts when a
+    /// quarter of it is dirty, and writers are throttled at two thirds. A single device may have
+    /// half. The thresholds are high because random writes are sorted by position: the more there
+    /// are, the faster the device writes them.
     pub(crate) fn set_bound(&self, bound_bytes: u64) {
         let max =
             self.settings.max_bytes.unwrap_or(u64::MAX).min(config::dirty_bytes_max(bound_bytes));
@@ -199,7 +202,7 @@ impl Flusher {
         self.throttle.release();
     }
 
-    /// The device that a file over `backing` stands on, whose folios have so many pages (log2).
+    /// Returns the device of a file over `backing`, whose folios have `1 << order` pages.
     pub(super) fn device_of(
         &self,
         backing: &dyn Backing,
@@ -244,15 +247,15 @@ impl Flusher {
         }
     }
 
-    /// Has a thread go on a round of a device that was called.
+    /// Sends a thread to serve a device that was called.
     pub(super) fn send(&self, device: &Arc<Device>, pause: Duration) {
-        // A device that took nothing is not asked at once again.
+        // A device that wrote nothing is not asked again at once.
         let pause = if device.is_stuck() { pause.max(RETRY_PAUSE) } else { pause };
         self.roster.lock().call_at(Instant::now() + pause, Arc::clone(device));
         self.called.notify_one();
     }
 
-    /// Pages of a device have become dirty.
+    /// Called when pages of a device have become dirty.
     pub(super) fn note_dirty(&self, device: &Arc<Device>) {
         if self.is_much(device) {
             if !device.is_called() {
@@ -263,7 +266,7 @@ impl Flusher {
         }
     }
 
-    /// Whether all devices together have a little more than what sets the flusher to work.
+    /// Returns `true` if all devices together are just above the background threshold.
     fn has_just_become_much(&self, device: &Device) -> bool {
         let background_pages = self.background_pages.load(Ordering::Relaxed);
         let excess_pages = device.dirty_pages.all().checked_sub(background_pages);
@@ -280,47 +283,49 @@ impl Flusher {
         device.dirty_pages.own() > self.background_pages(device)
     }
 
-    /// The most pages that may be dirty.
+    /// Returns the maximum number of dirty pages.
     pub(super) fn max_pages(&self) -> u64 {
         let floor_pages = self.floor_pages.load(Ordering::Relaxed);
         self.max_pages.load(Ordering::Relaxed).max(floor_pages)
     }
 
-    /// Counts pages of a device that are about to become dirty, if there is room for them.
+    /// Counts pages of a device that are about to become dirty. Returns `false` if there is no
+    /// room.
     pub(super) fn try_add(&self, device: &Device, pages: u64) -> bool {
         device.dirty_pages.try_add(pages, self.max_pages())
     }
 
-    /// A write-out of a device has ended.
+    /// Called when a write-out of a device has ended.
     pub(super) fn note_progress(&self, device: &Device, error: Option<&Arc<IoError>>) {
         device.note_end(error);
         self.ended.fetch_add(1, Ordering::Relaxed);
         self.throttle.release();
     }
 
-    /// Pages have been freed after their write-out.
+    /// Called when pages were freed after their write-out.
     pub(crate) fn note_freed(&self) {
         self.ended.fetch_add(1, Ordering::Relaxed);
         self.throttle.release();
     }
 
-    /// How many write-outs have ended, for [`Self::wait_for_progress`].
+    /// Returns the number of write-outs that have ended, for [`Self::wait_for_progress`].
     pub(crate) fn ended(&self) -> u64 {
         self.ended.load(Ordering::Relaxed)
     }
 
-    /// Waits until a write-out ends, if none has since there were `ended`; not longer than `max`.
+    /// Waits until a write-out ends, for at most `max`. Returns at once if one has ended since the
+    /// count was `ended`.
     pub(crate) fn wait_for_progress(&self, ended: u64, max: Duration) {
         self.throttle.hold_while(Instant::now() + max, || self.ended() == ended);
     }
 
-    /// A snapshot of each device.
+    /// Returns a snapshot of each device.
     pub(crate) fn device_stats(&self) -> Vec<DeviceStats> {
         let max_pages = self.max_pages();
         self.devices().map(|device| device.stats(max_pages)).collect()
     }
 
-    /// Why some device takes nothing, if there is one.
+    /// Returns the trouble of a device that accepts no writes, if there is one.
     pub(crate) fn trouble(&self) -> Option<Arc<IoError>> {
         self.devices().find_map(|device| device.trouble())
     }
@@ -333,7 +338,7 @@ impl Flusher {
         (self.settings.age_max / TICKS_PER_AGE).max(TICK_MIN)
     }
 
-    /// The life of a thread: one round after the other.
+    /// Main loop of a thread: one round after the other.
     fn run(self: &Arc<Self>, memory: &Arc<Memory>) {
         let _serving = blocking::serve();
         let mut roster = self.roster.lock();
@@ -343,7 +348,7 @@ impl Flusher {
             if roster.listening == 0
                 && let Err(error) = self.start_thread(&mut roster, memory)
             {
-                log::debug!("no other thread writes out: {error}");
+                log::debug!("cannot start another thread of the flusher: {error}");
             }
             MutexGuard::unlocked(&mut roster, || self.go(device, memory));
             roster.on_rounds -= 1;
@@ -351,7 +356,7 @@ impl Flusher {
         }
     }
 
-    /// Waits for a device to go to; `None` when all is to end.
+    /// Waits for a device to serve. Returns `None` when the threads must stop.
     fn next_device(&self, roster: &mut MutexGuard<'_, Roster>) -> Option<Arc<Device>> {
         loop {
             if self.is_ending.load(Ordering::Relaxed) {
@@ -390,7 +395,7 @@ impl Flusher {
         Ok(())
     }
 
-    /// One round of a device.
+    /// Runs one round of a device.
     fn go(&self, device: Arc<Device>, memory: &Memory) {
         let round = device.begin_round(self.tick());
         for (inode, range) in &round.ranges {
@@ -403,8 +408,8 @@ impl Flusher {
         let taken = total.folios;
         let is_stuck = device.end_round(&round, total.error);
         self.throttle.release();
-        // A thread that found the flusher there did not call it; a mark missed here waits for a
-        // tick.
+        // A thread that found the flusher serving the device did not call it; a mark missed here
+        // waits for a tick.
         if taken > 0 && self.is_much(&device) || round.is_probe && !is_stuck {
             device.call();
         }
@@ -418,9 +423,9 @@ impl Flusher {
         }
     }
 
-    /// Much is dirty, all together: a device that has more than the mean may have had less than its
-    /// part when a page there was last marked. Not while others wait for a round that they could
-    /// have now: the last of them calls again.
+    /// Calls devices with more dirty pages than the mean, because the total is high: such a device
+    /// may have been below its share when a page of it was last marked. Does nothing while other
+    /// devices wait for a round they could have now: the last of those rounds calls again.
     fn call_others(&self) {
         let roster = self.roster.lock();
         let now = Instant::now();
@@ -436,8 +441,8 @@ impl Flusher {
         }
     }
 
-    /// Writes out what is old, what is too much, and what is wanted. A device that took nothing the
-    /// last time is asked to take a few folios of each file.
+    /// Writes out old folios, folios above the threshold, and those that were requested. A device
+    /// that wrote nothing the last time is probed with a few folios of each file.
     fn flush(&self, device: &Device, memory: &Memory, round: &Round) -> Written {
         let mut total = Written::default();
         if round.is_probe {
@@ -470,11 +475,11 @@ impl Flusher {
             u64::MAX
         };
         for inode in device.dirty_files() {
-            // All files together count as well: many small shares are much, too.
+            // The total of all files counts, too: many small shares add up.
             let wanted_folios = wanted_folios.min(WANTED_FOLIOS_MAX).saturating_sub(total.folios);
-            let until = Instant::now() + TURN_MAX;
+            let until = Instant::now() + FILE_TIME_MAX;
             let left = |progress: Progress| {
-                // A page that was refused is dirty again, and would be tried again at once.
+                // A page that was refused is dirty again, and would be retried at once.
                 let is_over = Instant::now() > until || self.is_ending.load(Ordering::Relaxed);
                 if progress.has_failed || is_over {
                     return 0;
@@ -489,7 +494,7 @@ impl Flusher {
     }
 }
 
-/// A store through a map begins to age when it is found.
+/// A store through a map starts to age when it is found.
 fn look_for_stores(device: &Device) {
     for inode in device.mapped_files() {
         if let Err(error) = inode.mark_stored_in(&ALL_BYTES, false) {
@@ -498,8 +503,7 @@ fn look_for_stores(device: &Device) {
     }
 }
 
-/// The running threads; dropping them ends them and waits for that. They stay while a file is
-/// open.
+/// Running threads. Drop stops and joins them. They stay while a file is open.
 #[derive(Debug)]
 pub(crate) struct FlusherThreads {
     flusher: Arc<Flusher>,
@@ -518,7 +522,7 @@ impl FlusherThreads {
 impl Drop for FlusherThreads {
     fn drop(&mut self) {
         if self.origin.is_forked() {
-            // The lock may be held for ever, and there is nobody to wait for.
+            // After a fork the lock may be held forever, and there is no thread to join.
             std::mem::forget(Arc::clone(&self.flusher));
             return;
         }

@@ -1,17 +1,17 @@
-//! Where a file's pages are while they are not in memory: the seam behind which the kinds of files
-//! differ. No other module asks which kind it is.
+//! Stores: locations of a file's pages while they are not in memory. The kinds of files differ
+//! behind this interface; no other module asks for the kind.
 //!
-//! An [`Inode`](super::Inode) has one store. That of a file on a disk has a backing, whose bytes
-//! are those of the file wherever no folio is dirty. That of a memory file has slots of the cache's
-//! swap, if there is one: a page without a folio is in a slot, or is a hole, which reads as zeros.
+//! An [`Inode`](super::Inode) has one store. The store of a file on a disk has a backing, which has
+//! the bytes of the file wherever no folio is dirty. The store of a memory file has slots of the
+//! cache's swap, if there is one: a page without a folio is in a slot, or is a hole, which reads as
+//! zeros.
 //!
 //! | Entry without a folio | on a disk | of a memory file |
 //! |---|---|---|
 //! | hole | on the backing | zeros, nowhere |
 //! | value | on the backing; the shadow of an eviction | in the swap; the slot |
 //!
-//! The slot of a page of a memory file wanders between its Entry and the folio's descriptor
-//! (SWAP-1):
+//! The slot of a page of a memory file moves between its Entry and the folio's descriptor (SWAP-1):
 //!
 //! ```text
 //!   value(slot) --take_over--> clean folio with the slot --evict--> value(slot)
@@ -30,61 +30,61 @@ use crate::swap::Swap;
 use crate::sync::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-/// Which thread writes out what is dirty.
+/// Thread that writes out dirty folios.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cleaner {
-    /// The flusher: for the sake of age, of a limit, of a sync, or because reclaim met it.
+    /// The flusher: because of age, a limit, a sync, or reclaim.
     Flusher,
-    /// The swapper, and only when memory is short.
+    /// The swapper, only when memory is short.
     Swapper,
-    /// None: it stays in memory.
+    /// None: the folios stay in memory.
     Nobody,
 }
 
-/// See the head of the file.
+/// Store of a file.
 #[derive(Debug)]
 pub(crate) enum Store {
     Disk(DiskStore),
     Swap(SwapStore),
 }
 
-/// The store of a file that has a backing: who reads, who writes, and how long it is there.
+/// Store of a file with a backing: reader, writer, and length.
 #[derive(Debug)]
 pub(crate) struct DiskStore {
-    /// The backing that reads go to.
+    /// Backing that reads go to.
     reader: Arc<dyn Backing>,
-    /// The backing that writes go to; set by the first handle that may write.
+    /// Backing that writes go to; set by the first writable handle.
     writer: OnceLock<Arc<dyn Backing>>,
-    /// Length of the backing as we made or found it, bytes: behind it there is nothing to read. Who
-    /// changes it, and with which lock: `inode/resize.rs`.
+    /// Length of the backing as last set or queried, in bytes: nothing past it can be read.
+    /// `inode/resize.rs` has the rules for changing it.
     len_bytes: AtomicU64,
-    /// How often the backing was changed.
+    /// Number of changes of the backing.
     changes: AtomicU64,
-    /// The value of `changes` when the last good flush began.
+    /// Value of `changes` when the last successful flush began.
     flushed_changes: AtomicU64,
-    /// The value of `changes` when the last flush that failed began.
+    /// Value of `changes` when the last failed flush began.
     failed_changes: AtomicU64,
 }
 
 impl DiskStore {
-    /// The backing has been changed: it is durable after the next flush that begins now or later.
+    /// Counts a change of the backing: it is durable after the next flush that begins now or later.
     fn note_change(&self) {
         // Release: pairs with the Acquire in `flush` and `is_flushed`.
         self.changes.fetch_add(1, Ordering::Release);
     }
 }
 
-/// The store of a memory file.
+/// Store of a memory file.
 #[derive(Debug)]
 pub(crate) struct SwapStore {
-    /// What messages call the file.
+    /// Name of the file in messages.
     name: String,
-    /// Where folios go when memory is short.
+    /// Swap that folios go to when memory is short.
     swap: Option<Arc<Swap>>,
 }
 
 impl SwapStore {
-    /// The marks that a folio which is not dirty leaves at the head of a unit, and beside the slot.
+    /// Returns the Entry that evicting a clean folio stores at the head of a unit, with its slot and shadow.
     fn left_by(&self, locked: &LockedFolio<'_>, page: u64, shadow: Option<Shadow>) -> Entry {
         let slot = locked.slot();
         if slot == 0 {
@@ -98,7 +98,7 @@ impl SwapStore {
 }
 
 impl Store {
-    /// The store of a file over `backing`, which has `len_bytes` bytes now.
+    /// Creates the store of a file over `backing`, which has `len_bytes` bytes now.
     pub(super) fn on_disk(backing: &Arc<dyn Backing>, len_bytes: u64) -> Self {
         Self::Disk(DiskStore {
             reader: Arc::clone(backing),
@@ -110,15 +110,15 @@ impl Store {
         })
     }
 
-    /// The store of a memory file.
+    /// Creates the store of a memory file.
     pub(super) fn in_memory(name: String, swap: Option<Arc<Swap>>) -> Self {
         Self::Swap(SwapStore { name, swap })
     }
 }
 
-/// The kind of the file.
+/// Kind of the file.
 impl Store {
-    /// Its name, for messages.
+    /// Returns its name, for messages.
     pub(crate) fn name(&self) -> String {
         match self {
             Self::Disk(disk) => disk.reader.describe(),
@@ -126,12 +126,12 @@ impl Store {
         }
     }
 
-    /// Whether what was written stays when the last handle is gone, and is to be made durable.
+    /// Returns `true` if written data outlives the last handle, and must be made durable.
     pub(crate) fn outlives_handles(&self) -> bool {
         matches!(self, Self::Disk(_))
     }
 
-    /// Which thread writes out what is dirty.
+    /// Returns the thread that writes out dirty folios.
     pub(crate) fn cleaner(&self) -> Cleaner {
         match self {
             Self::Disk(_) => Cleaner::Flusher,
@@ -140,7 +140,7 @@ impl Store {
         }
     }
 
-    /// How transfers reach the storage.
+    /// Returns the state of direct I/O of the storage.
     pub(crate) fn direct(&self) -> DirectStatus {
         match self {
             Self::Disk(disk) => disk.reader.direct(),
@@ -148,12 +148,12 @@ impl Store {
         }
     }
 
-    /// Whether there is a backing that takes writes.
+    /// Returns `true` if there is a backing that accepts writes.
     pub(crate) fn is_writable(&self) -> bool {
         matches!(self, Self::Disk(disk) if disk.writer.get().is_some())
     }
 
-    /// Lets writes go to `backing` from now on, unless they go somewhere already.
+    /// Directs writes to `backing` from now on, unless there is a writer already.
     pub(crate) fn allow_writes(&self, backing: &Arc<dyn Backing>) {
         if let Self::Disk(disk) = self {
             disk.writer.get_or_init(|| Arc::clone(backing));
@@ -161,9 +161,10 @@ impl Store {
     }
 }
 
-/// How long it is.
+/// Length of the storage.
 impl Store {
-    /// Bytes the backing has from `position_bytes` on, at most `length_bytes`.
+    /// Returns the number of bytes the backing has from `position_bytes` on, at most
+    /// `length_bytes`.
     pub(crate) fn bytes_from(&self, position_bytes: u64, length_bytes: u64) -> u64 {
         match self {
             Self::Disk(disk) => {
@@ -174,23 +175,24 @@ impl Store {
         }
     }
 
-    /// Whether the bytes behind the end are zeros after a cut; else they are zeroed in memory.
+    /// Returns `true` if a truncation of the storage zeroes the bytes past the end; otherwise they
+    /// are zeroed in memory.
     pub(crate) fn zeroes_what_is_cut(&self) -> bool {
         matches!(self, Self::Disk(_))
     }
 
-    /// Cuts the backing, or lets it grow by zeros. The caller has `cutting` alone.
+    /// Truncates the backing, or grows it with zeros. The caller holds `cutting` exclusively.
     pub(crate) fn set_len(&self, len_bytes: u64) -> std::result::Result<(), IoError> {
         let Self::Disk(disk) = self else { return Ok(()) };
         let resized = io::set_len(&**disk.writer.get().unwrap_or(&disk.reader), len_bytes);
-        // One that failed may have done a part of it.
+        // A failed change may have been made in part.
         disk.note_change();
         resized?;
         disk.len_bytes.store(len_bytes, Ordering::Relaxed);
         Ok(())
     }
 
-    /// Asks the backing, if there is one, how long it is. The caller has `cutting` alone.
+    /// Queries the length of the backing, if there is one. The caller holds `cutting` exclusively.
     pub(crate) fn take_len(&self) -> std::result::Result<Option<u64>, IoError> {
         let Self::Disk(disk) = self else { return Ok(None) };
         let len_bytes = io::len_bytes(&**disk.writer.get().unwrap_or(&disk.reader))?;
@@ -206,23 +208,23 @@ impl Store {
         matches!(self, Self::Swap(_))
     }
 
-    /// Whether a page that has `seen` has no bytes anywhere, and reads as zeros.
+    /// Returns `true` if a page with Entry `seen` has no bytes anywhere, and reads as zeros.
     pub(crate) fn is_hole(&self, seen: Entry) -> bool {
         self.has_holes() && seen == Entry::HOLE
     }
 
-    /// Whether values in the table are places of bytes, which must not be forgotten.
+    /// Returns `true` if values in the table are locations of bytes, which must not be dropped.
     pub(crate) fn keeps_values(&self) -> bool {
         matches!(self, Self::Swap(_))
     }
 
-    /// The mark that the last eviction of the page left for the replacement policy.
+    /// Returns the shadow that the last eviction of the page left for the replacement policy.
     pub(crate) fn shadow_of(&self, seen: Entry) -> Option<Shadow> {
         let value = seen.as_value()?;
         Some(self.slots().map_or(Shadow(value), |swap| swap.shadow(value as u32)))
     }
 
-    /// A folio that was just put where `seen` stood takes over what that named.
+    /// Transfers the location in `seen` to the folio that was just inserted there.
     pub(crate) fn take_over(&self, locked: &LockedFolio<'_>, seen: Entry) {
         let Some(swap) = self.slots() else { return };
         match seen.as_value() {
@@ -231,7 +233,7 @@ impl Store {
         }
     }
 
-    /// The Entry that a folio which is not dirty leaves at the head of a unit when it is evicted.
+    /// Returns the Entry that evicting a clean folio stores at the head of a unit.
     pub(crate) fn left_by(&self, locked: &LockedFolio<'_>, page: u64, shadow: Shadow) -> Entry {
         match self {
             Self::Disk(_) if page == 0 => Entry::value(shadow.0),
@@ -240,7 +242,8 @@ impl Store {
         }
     }
 
-    /// The Entry that a folio leaves there if it never got its bytes: the one that it took over.
+    /// Returns the Entry stored there for a folio that was never filled: the one that it took
+    /// over.
     pub(crate) fn left_by_unfilled(&self, locked: &LockedFolio<'_>, page: u64) -> Entry {
         match self {
             Self::Disk(_) => Entry::HOLE,
@@ -248,7 +251,8 @@ impl Store {
         }
     }
 
-    /// Gives back `pages` places of bytes that nobody wants, the first of which `seen` names.
+    /// Frees the locations of `pages` pages whose bytes are no longer needed; `seen` names the
+    /// first.
     pub(crate) fn give_back(&self, seen: Entry, pages: u32) {
         if let (Some(swap), Some(slot)) = (self.slots(), seen.as_value()) {
             swap.give_back(slot as u32, pages);
@@ -256,8 +260,8 @@ impl Store {
         }
     }
 
-    /// The bytes of a folio, locked or frozen, will no longer be those of its slot. No write-out of
-    /// it is in flight.
+    /// Frees the slot of a folio, locked or frozen, whose bytes are about to change. No write-out
+    /// of it is in flight.
     pub(crate) fn drop_slot(&self, folio: &Folio) {
         if let Some(swap) = self.slots()
             && !folio.flags.write_state().is_dirty()
@@ -268,21 +272,22 @@ impl Store {
         }
     }
 
-    /// Notes that a folio is out of its table: its pages are gone unless a slot has their bytes.
+    /// Records that a folio is removed from its table: its pages are gone unless a slot has their
+    /// bytes.
     pub(crate) fn note_out_of_table(&self, locked: &LockedFolio<'_>) {
         if locked.slot() == 0 {
             self.note_gone(locked.pages());
         }
     }
 
-    /// So many pages have no bytes in memory any more, nor in a slot.
+    /// Records that `pages` pages have their bytes neither in memory nor in a slot.
     pub(crate) fn note_gone(&self, pages: u64) {
         if let Some(swap) = self.slots() {
             swap.note_gone(pages);
         }
     }
 
-    /// The swap whose slots its pages have, if they have any.
+    /// Returns the swap whose slots its pages have, if any.
     pub(crate) fn slots(&self) -> Option<&Arc<Swap>> {
         match self {
             Self::Disk(_) => None,
@@ -293,18 +298,20 @@ impl Store {
 
 /// Reads.
 impl Store {
-    /// Where transfers come from that fill folios.
+    /// Returns the source of transfers that fill folios.
     pub(crate) fn reader(&self) -> &Arc<dyn Backing> {
         match self {
             Self::Disk(disk) => &disk.reader,
             Self::Swap(swap) => {
-                let Some(swap) = &swap.swap else { unreachable!("there is nothing to read from") };
+                let Some(swap) = &swap.swap else {
+                    unreachable!("a memory file without a swap has nothing to read")
+                };
                 swap.backing()
             }
         }
     }
 
-    /// Where a folio is there, which is in the table.
+    /// Returns the position in that source of a folio in the table.
     pub(crate) fn position_bytes(&self, folio: &Folio) -> u64 {
         match self {
             Self::Disk(_) => folio.index() * PAGE_BYTES,
@@ -312,7 +319,7 @@ impl Store {
         }
     }
 
-    /// How much of `length_bytes` there is of it to read, and of what follows.
+    /// Returns how many of `length_bytes` bytes can be read of a folio and those after it.
     pub(crate) fn bytes_to_read(&self, folio: &Folio, length_bytes: u64) -> u64 {
         match self {
             Self::Disk(_) => self.bytes_from(folio.index() * PAGE_BYTES, length_bytes),
@@ -321,14 +328,15 @@ impl Store {
         }
     }
 
-    /// Whether one transfer can read the folio `last` and, next to it, one that finds `seen`.
+    /// Returns `true` if one transfer can read the folio `last` and, directly after it, one whose
+    /// Entry is `seen`.
     pub(crate) fn continues(&self, last: &Folio, seen: Entry) -> bool {
         let slot_after = || u64::from(last.slot()) + last.pages();
         matches!(self, Self::Disk(_)) || seen.as_value() == Some(slot_after())
     }
 
-    /// Judges the bytes a locked folio was just filled with, which are at `start`: what comes from
-    /// the swap must be what went there (SWAP-4). Tells whether it comes from there.
+    /// Checks the bytes at `start` that a locked folio was just filled with: bytes from the swap
+    /// must be those that were written there (SWAP-4). Returns `true` if they are from the swap.
     pub(crate) fn check_filled(&self, folio: &FolioRef<'_>, start: *const u8) -> Result<bool> {
         let Self::Swap(SwapStore { name, swap: Some(swap) }) = self else { return Ok(false) };
         let descriptor = folio.folio();
@@ -349,7 +357,7 @@ impl Store {
         Ok(true)
     }
 
-    /// A read of the file from `position_bytes` on has failed.
+    /// Returns the error for a failed read of the file from `position_bytes` on.
     #[cold]
     pub(crate) fn read_error(&self, position_bytes: u64, source: IoError) -> crate::error::Error {
         match self {
@@ -360,8 +368,7 @@ impl Store {
         }
     }
 
-    /// The storage of `folio`, of which `position_bytes` of the file was read, is shorter than it
-    /// was: of a memory file, that is the swap.
+    /// Returns the error for a short read: the backing file, or the swap, has shrunk.
     #[cold]
     pub(crate) fn cut_short(
         &self,
@@ -381,7 +388,7 @@ impl Store {
                     length_bytes: expected_bytes - got_bytes,
                     source: std::io::Error::new(
                         std::io::ErrorKind::UnexpectedEof,
-                        "another process has cut it",
+                        "another process has truncated it",
                     ),
                 };
                 ErrorKind::SwapRead { file, position_bytes, source }.into()
@@ -392,16 +399,16 @@ impl Store {
 
 /// Writes.
 impl Store {
-    /// Where the file is written to.
+    /// Returns the backing that the file is written to.
     pub(crate) fn writer(&self) -> &Arc<dyn Backing> {
-        let Self::Disk(disk) = self else { unreachable!("a memory file has no place of its own") };
+        let Self::Disk(disk) = self else { unreachable!("a memory file has no backing") };
         disk.writer.get().unwrap_or(&disk.reader)
     }
 
-    /// Notes that so many bytes have been written to the backing, which is as long at least. To
-    /// write none makes it no longer: of a folio behind the end of the file, whose removal is under
-    /// way, nothing is written. The caller shares `cutting`, so no change of the length is under
-    /// way.
+    /// Records that `length_bytes` bytes have been written to the backing, which is then at least
+    /// as long. A write of 0 bytes does not extend it: nothing is written of a folio past the end
+    /// of file that is about to be removed. The caller holds `cutting` shared, so the length does
+    /// not change.
     pub(crate) fn note_written(&self, position_bytes: u64, length_bytes: u64) {
         let Self::Disk(disk) = self else { return };
         if length_bytes > 0 {
@@ -410,14 +417,14 @@ impl Store {
         disk.note_change();
     }
 
-    /// A write-out has ended.
+    /// Records the end of a write-out.
     pub(crate) fn note_end(&self, error: Option<&Arc<IoError>>) {
         if let Some(swap) = self.slots() {
             swap.note_end(error);
         }
     }
 
-    /// Makes what has been written durable.
+    /// Makes all completed writes durable.
     pub(crate) fn flush(&self, metadata: bool) -> std::result::Result<(), IoError> {
         let Self::Disk(disk) = self else { return Ok(()) };
         let Some(writer) = disk.writer.get() else { return Ok(()) };
@@ -433,7 +440,7 @@ impl Store {
         flushed
     }
 
-    /// Whether the backing was flushed since it was last changed.
+    /// Returns `true` if the backing was flushed since its last change.
     pub(crate) fn is_flushed(&self) -> bool {
         let Self::Disk(disk) = self else { return true };
         // Acquire: pairs with the Release in `flush` and `note_change`.
@@ -442,7 +449,7 @@ impl Store {
         disk.changes.load(Ordering::Acquire) <= flushed_changes
     }
 
-    /// Gives up what a flush that failed was to make durable, and no change that came later.
+    /// Discards the changes that a failed flush was to make durable, but no later ones.
     pub(crate) fn forget_failed_flush(&self) {
         let Self::Disk(disk) = self else { return };
         // Relaxed: only the value counts.

@@ -1,10 +1,10 @@
-//! Write-outs of a memory file: to the swap, for lack of memory.
+//! Write-outs of memory files to the swap, when memory is short.
 //!
-//! A part of [`WriteBatch`], and much like it: a folio goes from dirty to writing, a transfer is in
-//! flight, both end. But a page has no place of its own in the swap. So folios that leave
-//! together, however far apart in their file, go to slots in a row, in one transfer of up to 1 MiB,
-//! and those that are neighbours in the file can come back in one. A slot becomes the folio's when
-//! its write-out has ended well; one that failed is given back, and the folio is dirty as before.
+//! An extension of [`WriteBatch`]: a folio goes from dirty to writing, a transfer is in flight,
+//! both end. But a page has no fixed position in the swap. So folios that are evicted together,
+//! however far apart in their file, go to adjacent slots, in one transfer of up to 1 MiB, and
+//! folios that are adjacent in the file can be read back in one. A folio gets its slot when its
+//! write-out has succeeded. After a failure the slot is freed, and the folio stays dirty.
 
 use super::batch::{WriteBatch, WriteIo, WriteVictim};
 use super::inode::pages_of_still;
@@ -17,7 +17,7 @@ use std::io;
 use std::sync::Arc;
 
 impl<'a> WriteBatch<'a> {
-    /// Starts to swap out `folios`, which are in the order of their places; those that are busy go
+    /// Starts to swap out `folios`, which are in the order of their positions. Busy ones are moved
     /// to `busy`.
     pub(super) fn swap_out_all(&mut self, folios: Vec<FolioRef<'a>>, busy: &mut Vec<FolioRef<'a>>) {
         let mut run: SmallVec<[WriteVictim<'a>; 1]> = SmallVec::new();
@@ -60,16 +60,17 @@ impl<'a> WriteBatch<'a> {
         Some(WriteVictim { folio, in_flight, copy: None })
     }
 
-    /// Starts to write folios whose write-out has begun, as many in one transfer as there are slots
-    /// in a row.
+    /// Starts to write folios whose write-out has begun, as many in one transfer as there are
+    /// adjacent slots.
     pub(super) fn swap_run(&mut self, folios: SmallVec<[WriteVictim<'a>; 1]>) {
-        let Some(swap) = self.slots else { unreachable!("who swaps has a swap") };
+        let Some(swap) = self.slots else { unreachable!("a batch that swaps out has a swap") };
         let mut left_pages: u64 = folios.iter().map(|leaving| leaving.folio.folio().pages()).sum();
         let mut left = folios.into_iter().peekable();
         while let Some(first) = left.peek() {
             let least = first.folio.folio().pages() as u32;
             let Some(slots) = self.take_slots(swap, left_pages as u32, least) else {
-                // It may be the only one that finds no row: those behind it may need a shorter one.
+                // Only this folio may be too large for the free slots: those after it may need
+                // fewer.
                 let error = why_no_slots(swap, least.into());
                 let folios = left.next().into_iter().collect();
                 left_pages -= u64::from(least);
@@ -91,9 +92,9 @@ impl<'a> WriteBatch<'a> {
         }
     }
 
-    /// Slots in a row for a folio of `least_pages`, and up to `wanted_pages` for those behind it.
-    /// Slots are charged by the page, and may be free in pieces only: for a larger folio there is
-    /// another group of them then, if memory for it is at hand.
+    /// Takes adjacent slots for a folio of `least_pages`, and up to `wanted_pages` for the folios
+    /// after it. Slots are charged by the page, and may be free only in pieces: for a larger folio
+    /// another group of slots is added, if memory for it is available.
     fn take_slots(&self, swap: &Swap, wanted_pages: u32, least_pages: u32) -> Option<SlotRun> {
         let arena = &self.inode.memory.arena;
         let found = swap.take(wanted_pages, least_pages);
@@ -106,7 +107,7 @@ impl<'a> WriteBatch<'a> {
         swap.take(wanted_pages, least_pages)
     }
 
-    /// Starts the transfer of folios to slots of their own.
+    /// Starts the transfer of folios to their slots.
     fn start_swap_out(
         &mut self,
         swap: &Swap,
@@ -131,7 +132,7 @@ impl<'a> WriteBatch<'a> {
         self.join(transfer, run);
     }
 
-    /// The slots of a run whose transfer has ended become its folios', or are free again.
+    /// Assigns the slots of a completed run to its folios, or frees them after a failure.
     pub(super) fn settle_slots(&self, run: &WriteIo<'a>, is_written: bool) {
         let (Some(swap), Some(slots)) = (self.slots, run.slots) else { return };
         swap.note_written(slots, is_written);
@@ -140,7 +141,7 @@ impl<'a> WriteBatch<'a> {
         }
         let mut slot = slots.first;
         for WriteVictim { folio, .. } in &run.folios {
-            // Nobody else looks at it while the write-out is in flight (rule 4 of `page`).
+            // No other thread reads it while the write-out is in flight (rule 4 of `page`).
             folio.folio().set_slot(slot);
             slot += folio.folio().pages() as u32;
         }
@@ -148,7 +149,8 @@ impl<'a> WriteBatch<'a> {
     }
 }
 
-/// Why there are no slots in a row: all are taken, or the storage refuses those that are not.
+/// Returns the reason why there are no adjacent slots: all are taken, or the storage refuses the
+/// free ones.
 #[cold]
 fn why_no_slots(swap: &Swap, pages: u64) -> Arc<IoError> {
     let refusal = swap.answers().last_refusal.filter(|_| swap.has_free_slots());

@@ -1,4 +1,4 @@
-//! Syncs: everything dirty at the call is on the device when they return, or an error tells.
+//! Syncs: when one returns, everything dirty at the call is on the device, or an error is returned.
 
 use super::batch::{ALL_PAGES, Added, Progress, WriteBatch, Written};
 use super::dirty::{Part, Walk};
@@ -13,30 +13,30 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Folios that are gathered before they are put in order and written; what a write-out needs
-/// beside the bound is a reference to each, 16 bytes. Many: random writes in the order of their
-/// places reach the device 1.6 times as fast as in sorted parts of an eighth of this, measured.
+/// Folios gathered before they are sorted and written; each costs a reference of 16 bytes beside
+/// the bound. The number is high because sorted random writes reach the device 1.6 times as fast as
+/// with an eighth of it.
 const GATHERED_MAX: u64 = 32_768;
-/// Folios of one batch, or so: a cut of the file waits for the batch that is on its way.
+/// Approximate folios of one batch: a truncation of the file waits for the batch in progress.
 const BATCH_FOLIOS_MAX: u64 = GATHERED_MAX;
-/// Folios that are gathered in one go, with the dirty list locked: two transfers of 1 MiB. If they
-/// are in order already they leave before more are gathered.
+/// Folios gathered in one step, with the dirty list locked: two transfers of 1 MiB. If they are in
+/// order already, they are written before more are gathered.
 const PART_FOLIOS: u64 = 512;
 
-/// Units of a range that the list is asked for one by one: fewer than a walk over a list of some
-/// length costs.
+/// Units of a range that are looked up one by one, at most: fewer than a walk over a list of some
+/// length visits.
 const ASKED_MAX: u64 = 512;
 
-/// What is dirty of a file, at most, if those who sync all of it share the write-outs as well as
-/// the flush: what takes the device about as long as a flush.
+/// Maximum dirty bytes of a file for which syncs of the whole file share the write-out as well as
+/// the flush: the device needs about as long for them as for a flush.
 const SHARED_BYTES_MAX: u64 = 1 << 20;
 
-/// A whole file.
+/// Range of a whole file.
 pub(super) const ALL_BYTES: Range<u64> = 0..u64::MAX;
 
 impl Inode {
-    /// Writes `folios` and their dirty neighbours out, in the order of their places, and waits for
-    /// it. Answers what it came to, and which of them were busy.
+    /// Writes `folios` and adjacent dirty folios, in the order of their positions, and waits.
+    /// Returns the result, and those of `folios` that were busy.
     pub(crate) fn write_out_folios<'a>(
         &'a self,
         folios: Vec<FolioRef<'a>>,
@@ -47,16 +47,15 @@ impl Inode {
         (batch.finish(), busy)
     }
 
-    /// Writes out what was marked dirty before the number `end`, the oldest first, and waits for
-    /// it, but not for what is busy. Tries every folio, whatever happens to the others; errors are
-    /// recorded. Ends early once `left`, which is told how far it has come, says that no more
-    /// folios are wanted.
+    /// Writes out the folios marked dirty before the number `end`, the oldest first, and waits for
+    /// them, but not for busy ones. Tries every folio even if others fail; errors are recorded.
+    /// Ends early when `left`, which gets the progress, returns that no more folios are wanted.
     pub(super) fn write_out_until(&self, end: u64, left: impl Fn(Progress) -> u64) -> Written {
         self.write_out(&Wanted { end, pages: ALL_PAGES, patient: false }, left)
     }
 
-    /// Writes out what is `wanted`, and waits for it: the one way from the dirty list to the
-    /// storage. `left` as in [`Self::write_out_until`].
+    /// Writes out the `wanted` folios and waits: the only path from the dirty list to the storage.
+    /// `left` as in [`Self::write_out_until`].
     fn write_out(&self, wanted: &Wanted, left: impl Fn(Progress) -> u64) -> Written {
         let mut total = Written::default();
         let mut progress = Progress::default();
@@ -76,15 +75,15 @@ impl Inode {
                 self.write_out_busy(busy, &wanted.pages);
             }
             if is_held_up && of_batch.begun_folios == 0 {
-                // A few instructions of somebody who will find it dirty; nothing is in flight here,
-                // and no lock held (IO-5).
+                // A few instructions of another thread that will find it dirty; nothing is in
+                // flight here, and no lock held (IO-5).
                 backoff.wait();
             }
         }
         total
     }
 
-    /// Has what is dirty in `range` (bytes) written out soon, by the flusher. Waits for nothing.
+    /// Asks the flusher to write out the dirty folios in `range` (bytes) soon. Never waits.
     pub(crate) fn write_soon(&self, range: Range<u64>) {
         if let Some(device) = &self.device
             && device.call_for(self, range)
@@ -93,7 +92,7 @@ impl Inode {
         }
     }
 
-    /// Writes out what is dirty in `range` (bytes), but for what is busy: that is for another time.
+    /// Writes out the dirty folios in `range` (bytes), except busy ones.
     pub(super) fn write_out_soon(&self, range: Range<u64>) {
         if let Err(error) = self.mark_stored_in(&range, false) {
             log::warn!("{}: {error}", self.name());
@@ -101,19 +100,19 @@ impl Inode {
         self.write_out_dirty(pages_of(&range), false);
     }
 
-    /// Writes out what is dirty at the call in folios that have some of `pages`, and waits for it.
-    /// Neighbours outside stay: what becomes of them is not this caller's. With `patient`, also
-    /// what is busy now.
+    /// Writes out the folios with some of `pages` that are dirty at the call, and waits. Adjacent
+    /// folios outside are not written: their errors would not belong to this caller. With
+    /// `patient`, waits for busy ones, too.
     fn write_out_dirty(&self, pages: Range<u64>, patient: bool) {
         let end = self.dirty.now();
         self.write_out(&Wanted { end, pages, patient }, |_| u64::MAX);
     }
 
-    /// Writes out what was busy, one by one, waiting for each. Errors are recorded.
+    /// Writes out busy folios one by one, waiting for each. Errors are recorded.
     fn write_out_busy<'a>(&'a self, busy: Vec<FolioRef<'a>>, within: &Range<u64>) {
         for folio in busy {
             let locked = folio.lock();
-            // One write-out of a folio at a time. The lock keeps others from starting one.
+            // A folio has one write-out at a time. The lock prevents another one.
             locked.flags.wait_for_writeback();
             let mut batch = WriteBatch::new(self, within.clone());
             let Some(own) = folio.try_clone() else { continue };
@@ -123,7 +122,7 @@ impl Inode {
         }
     }
 
-    /// The folios that the table names for some pages now.
+    /// Returns the folios that the table has for some pages now.
     fn folios_in(&self, pages: Range<u64>) -> Vec<FolioId> {
         let table = self.mapping.table();
         let mut ids = Vec::new();
@@ -140,10 +139,10 @@ impl Inode {
         ids
     }
 
-    /// Makes everything durable that was written before the call, in all of the file or in a range
+    /// Makes everything durable that was written before the call, in the whole file or in a range
     /// of it.
     ///
-    /// `cursor` is the handle's: it is told of errors of others once. Blocks for the device.
+    /// `cursor` belongs to the handle, which reports earlier errors once. Blocks for the device.
     pub(crate) fn sync(
         &self,
         cursor: &ErrorCursor,
@@ -181,8 +180,8 @@ impl Inode {
         flushed.result.map_err(|error| error.again().into())
     }
 
-    /// Makes everything durable that was written before the call, unless it is. `cursor` is told
-    /// of errors as by [`Self::sync`].
+    /// Makes everything durable that was written before the call, if it is not already. `cursor`
+    /// reports errors as in [`Self::sync`].
     pub(crate) fn make_durable(&self, cursor: &ErrorCursor) -> Result<()> {
         if !self.store.outlives_handles() {
             return Ok(());
@@ -198,19 +197,19 @@ impl Inode {
     }
 }
 
-/// Which dirty folios are to be written out.
+/// Selection of dirty folios to write out.
 #[derive(Debug)]
 struct Wanted {
-    /// Those whose marking has a number below this.
+    /// Only folios whose marking has a number below this.
     end: u64,
-    /// Those that have some of these pages.
+    /// Only folios that have some of these pages.
     pages: Range<u64>,
-    /// Also those that are busy now.
+    /// Set to wait for busy folios, too.
     patient: bool,
 }
 
-/// Where the folios of a write-out come from: all of the list, walked; or, for few pages, the list
-/// asked for each of them, so that what a small range costs does not grow with the list.
+/// Source of the folios of a write-out: a walk over the list or, for few pages, a lookup of each,
+/// so that the cost of a small range does not grow with the list.
 #[derive(Debug)]
 struct Source<'a> {
     inode: &'a Inode,
@@ -221,7 +220,7 @@ struct Source<'a> {
 #[derive(Debug)]
 enum Origin<'a> {
     List(Walk<'a>),
-    /// Pages that were not asked for yet.
+    /// Pages that were not looked up yet.
     Table(Range<u64>),
 }
 
@@ -245,8 +244,8 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// Gives folios to the batch, the oldest first, until that is large or no more are wanted.
-    /// Tells whether it ended before one that is frozen for the moment.
+    /// Adds folios to the batch, the oldest first, until it is large or no more are wanted. Returns
+    /// `true` if it ended before a folio that is frozen at the moment.
     fn fill(
         &mut self,
         batch: &mut WriteBatch<'a>,
@@ -267,8 +266,8 @@ impl<'a> Source<'a> {
         false
     }
 
-    /// References to the next folios: `folios_max`, or fewer if they are in order or the next is
-    /// frozen.
+    /// Returns references to the next folios: `folios_max`, or fewer if they are in order or the
+    /// next is frozen.
     fn gather(&mut self, folios_max: u64) -> Part<'a> {
         let mut gathered = Part { folios: Vec::new(), is_cut_short: false };
         while !self.is_over() && (gathered.folios.len() as u64) < folios_max {
@@ -304,13 +303,14 @@ impl<'a> Source<'a> {
     }
 }
 
-/// The pages that have bytes of a range.
+/// Returns the pages that have bytes of a range.
 fn pages_of(bytes: &Range<u64>) -> Range<u64> {
     let end = bytes.end.div_ceil(PAGE_BYTES);
     if bytes.is_empty() { end..end } else { bytes.start / PAGE_BYTES..end }
 }
 
-/// Whether most of the folios are followed by their neighbours: nothing is gained by sorting more.
+/// Returns `true` if most of the folios are followed by the adjacent one: sorting more gains
+/// nothing.
 fn is_in_order(folios: &[FolioRef<'_>]) -> bool {
     let follows = |pair: &[FolioRef<'_>]| {
         let (before, folio) = (pair[0].folio(), pair[1].folio());
