@@ -84,7 +84,8 @@ pub(crate) struct SwapStore {
 }
 
 impl SwapStore {
-    /// Returns the Entry that evicting a clean folio stores at the head of a unit, with its slot and shadow.
+    /// Returns the Entry stored at the head of a unit when a clean folio is evicted, with its slot
+    /// and shadow.
     fn left_by(&self, locked: &LockedFolio<'_>, page: u64, shadow: Option<Shadow>) -> Entry {
         let slot = locked.slot();
         if slot == 0 {
