@@ -1,10 +1,11 @@
-//! Folios on their way out of memory, and what they leave in the table, as the store says.
+//! Eviction: removes folios from memory, and leaves in the table what the store needs to find their
+//! bytes.
 //!
-//! Called by `reclaim`, which has locked the folios. Those of a region are unmapped first
-//! (`reclaim/unmap.rs`) and, if they are dirty, written from a copy of their last bytes, which
-//! `reclaim` keeps until the write-out has ended. That begins ([`Inode::begin_write_of_victim`])
-//! once the page is unmapped, while the folio is frozen: a sync that no longer finds the page finds
-//! the folio on the dirty list, where it waits for the end of the freeze, or in flight.
+//! `reclaim` calls this with the folios locked. Folios of a region are unmapped first
+//! (`reclaim/unmap.rs`) and, if dirty, written from a copy of their last bytes, which `reclaim`
+//! keeps until the write-out has ended. That begins ([`Inode::begin_write_of_victim`]) once the
+//! page is unmapped, while the folio is frozen: a sync that no longer finds the page finds the
+//! folio on the dirty list, where it waits for the end of the freeze, or in flight.
 //!
 //! # Safety
 //! Copies between frames of folios that the caller has locked.
@@ -27,13 +28,13 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Between two attempts to get memory from the kernel.
+/// Pause between attempts to get memory from the kernel.
 const PAUSE: Duration = Duration::from_millis(10);
-/// How long they go on: who waits holds the reclaim lock, and the lock of the folio.
+/// Upper bound on these attempts: the thread that waits holds the reclaim lock and the folio lock.
 const PUT_BACK_MAX: Duration = Duration::from_secs(2);
 
 impl Inode {
-    /// Evicts a folio (`Mapping::evict`) and leaves what finds its bytes again.
+    /// Evicts a folio (`Mapping::evict`), and leaves in the table where its bytes are.
     pub(crate) fn evict<'a>(
         &self,
         folio: FolioRef<'a>,
@@ -47,34 +48,34 @@ impl Inode {
         Ok(frozen)
     }
 
-    /// Ends the eviction of a folio that is frozen, not dirty, and unmapped; and frees it.
+    /// Ends the eviction of a folio that is frozen, clean and unmapped, and frees it.
     pub(crate) fn end_eviction(&self, frozen: Frozen<'_>, locked: LockedFolio<'_>, shadow: Shadow) {
         let leave = |page| self.store.left_by(&locked, page, shadow);
         self.mapping.end_eviction(&frozen, &locked, leave);
         self.store.note_out_of_table(&locked);
-        // E5: the next life of the frame must not find it locked.
+        // E5: the frame must not be locked when it is reused.
         drop(locked);
         frozen.free();
     }
 
-    /// The bytes of a locked folio are no longer wanted, dirty or not; no write-out of it is in
-    /// flight. It is about to leave the table.
+    /// Drops the content of a locked folio, dirty or not, that is about to be removed from the
+    /// table. No write-out of it is in flight.
     pub(in crate::writeback) fn forget_content(&self, folio: &Folio, id: FolioId) {
         self.store.drop_slot(folio);
         self.dirty.forget(&self.memory.folios, id);
         self.store.note_gone(folio.pages());
     }
 
-    /// Gives back what `seen`, an Entry without a folio, names at the head `index`, if anything.
+    /// Frees the location named by `seen`, an Entry without a folio at the head `index`, if any.
     pub(in crate::writeback) fn forget_absent(&self, index: u64, seen: Entry) {
         if seen.as_value().is_some() && self.mapping.take_value(index, seen) {
             self.store.give_back(seen, 1 << self.mapping.order());
         }
     }
 
-    /// Lets the folio `new`, just started and locked, take the place of `old`, with their bytes
-    /// (`Mapping::collapse`). Returns `None`, and changes nothing, if one of those is in use.
-    /// Before `new` is unlocked, the caller settles who is dirty and who has a slot.
+    /// Replaces the folios `old` by the folio `new`, just started and locked, and copies their
+    /// bytes (`Mapping::collapse`). Returns `None`, with nothing changed, if another thread uses
+    /// one of them. The caller moves the dirty state and the slots before it unlocks `new`.
     pub(crate) fn collapse<'a>(
         &'a self,
         old: Vec<Part<'a>>,
@@ -87,10 +88,10 @@ impl Inode {
             let mut target = arena.address(new.id());
             for (id, pages) in copied {
                 let length = (pages * PAGE_BYTES) as usize;
-                // SAFETY: a frame whose lock the caller holds, so that nobody changes it.
+                // SAFETY: a frame whose lock the caller holds, so that no thread changes it.
                 let bytes = unsafe { std::slice::from_raw_parts(arena.address(id), length) };
                 // SAFETY: a part, of that length, of the frames of a folio that is in no table yet
-                // and whose lock the caller holds: nobody else writes it.
+                // and whose lock the caller holds: no other thread writes it.
                 unsafe { copy::copy_in(target, bytes) };
                 target = target.wrapping_add(length);
             }
@@ -99,10 +100,10 @@ impl Inode {
         self.mapping.collapse(&self.memory.folios, old, locked, for_table, copy).ok()
     }
 
-    /// The folio `new`, locked, has the bytes of all of `old` since a collapse: it is dirty from
-    /// now on, and they are not, in one step.
+    /// Moves the dirty state from `old` to `new`, locked, which has their bytes since a collapse,
+    /// in one step.
     pub(crate) fn pass_dirt(&self, old: &[Frozen<'_>], new: FolioId) {
-        // Before: what is dirty has a number where the slot would be (rule 4 of `page`).
+        // Done first: a dirty folio has its number where the slot would be (rule 4 of `page`).
         old.iter().for_each(|frozen| self.store.drop_slot(frozen.folio()));
         self.dirty.replace(&self.memory.folios, old.iter().map(Frozen::id), new);
     }
@@ -110,7 +111,7 @@ impl Inode {
 
 /// Folios of a region: their pages are unmapped first.
 impl Inode {
-    /// The folio, locked and perhaps frozen, holds bytes that were stored through a map.
+    /// Marks a folio, locked and possibly frozen, as stored to through a map.
     pub(crate) fn mark_stored(&self, folio: &Folio, id: FolioId) {
         if !folio.flags.write_state().is_dirty() {
             self.store.drop_slot(folio);
@@ -118,19 +119,20 @@ impl Inode {
         }
     }
 
-    /// The write-out of a folio, locked and frozen, begins; its bytes will be given later.
+    /// Begins the write-out of a folio, locked and frozen; its bytes follow later.
     pub(crate) fn begin_write_of_victim(&self, frozen: &Frozen<'_>) -> InFlight {
         self.mark_stored(frozen.folio(), frozen.id());
         let in_flight = self.dirty.begin(&self.memory.folios, frozen.id());
-        // The number of its marking stood there (rule 4 of `page`).
+        // The number of its marking was there (rule 4 of `page`).
         frozen.folio().set_slot(0);
         in_flight.expect("marked just now, under its lock")
     }
 
-    /// Puts the bytes of an unmapped folio back in their place, where readers find them, locked as
-    /// it is. If the kernel has no memory for it, waits for some, with a bound, where they are
-    /// nowhere else. Then the folio leaves the table: the table's reference is answered. Bytes that
-    /// were clean are read in anew; for those that are lost the cache is poisoned.
+    /// Restores the bytes of an unmapped folio in its page, where readers find them. The folio
+    /// stays locked. If the kernel has no memory, waits for some, up to a limit, if the bytes are
+    /// nowhere else. After that the folio is removed from the table, and the table's reference is
+    /// returned. Clean bytes are read again by the next access; if dirty bytes are lost, the cache
+    /// is poisoned.
     pub(crate) fn put_back<'a>(
         &'a self,
         folio: &FolioRef<'a>,
@@ -138,8 +140,8 @@ impl Inode {
         copy: CopyAt,
     ) -> Option<FolioRef<'a>> {
         if !locked.flags.get(Flag::Uptodate) {
-            // Allocated and never written: it had no page. Whoever fills it would wipe one that
-            // raw writers have found meanwhile.
+            // Allocated and never written: it had no page. The thread that fills it would overwrite
+            // one that raw writers have found since.
             return None;
         }
         let pages = locked.index()..locked.index() + 1;
@@ -160,8 +162,8 @@ impl Inode {
         None
     }
 
-    /// The bytes of an unmapped, dirty folio cannot be had back: the cache is poisoned, so that
-    /// nobody takes its place for a hole, or reads old bytes in. The table's reference is answered.
+    /// Gives up an unmapped, dirty folio whose bytes cannot be restored: poisons the cache, so that
+    /// no access takes the page for a hole, or reads old bytes. Returns the table's reference.
     pub(crate) fn lose<'a>(
         &'a self,
         folio: &FolioRef<'a>,
@@ -173,8 +175,8 @@ impl Inode {
         self.mapping.remove(folio, locked, &self.memory.folios, |_| Entry::HOLE)
     }
 
-    /// A page of a locked folio that is dirty is not there: its bytes are lost. It leaves the
-    /// table, and every handle is told by its next sync.
+    /// Removes a locked, dirty folio from the table whose page is missing: its bytes are lost.
+    /// Every handle reports this at its next sync.
     #[cold]
     pub(crate) fn lose_discarded<'a>(
         &'a self,
@@ -187,10 +189,10 @@ impl Inode {
         self.discarded(locked.index())
     }
 
-    /// Why the page at `index` cannot be written.
+    /// Returns the error for a discarded page at `index`, which cannot be written.
     #[cold]
     pub(in crate::writeback) fn discarded(&self, index: u64) -> IoError {
-        let source = "the program has thrown the page away (madvise or munmap on a map)";
+        let source = "the program has discarded the page (madvise or munmap on a map)";
         IoError {
             file: self.name(),
             operation: Operation::Write,
@@ -200,27 +202,28 @@ impl Inode {
         }
     }
 
-    /// Stores to the file's region are looked for from now on, and what is written out is copied.
-    /// Waits, if they were not before, for the write-outs that are in flight.
+    /// Starts to track stores to the file's region, and to copy pages for write-outs. If tracking
+    /// was off, waits for the write-outs in flight.
     ///
     /// # Errors
-    /// The kernel refuses.
+    /// The kernel refuses to track stores.
     pub(crate) fn track_stores(&self, region: &Region) -> std::io::Result<()> {
         region.track()?;
         if !region.is_copied() {
-            // A write-out that begins behind this sees that stores are looked for; one that has
-            // begun before has ended then.
+            // A write-out that begins after this sees that stores are tracked; one that began
+            // before has ended then.
             self.dirty.wait_for_in_flight();
             region.note_copied();
         }
         Ok(())
     }
 
-    /// Pages with bytes of `range` that were stored to through maps are dirty from now on: with
-    /// `patient`, also those whose lock somebody has, which others find the next time they look.
+    /// Marks the pages with bytes of `range` that were stored to through maps as dirty. With
+    /// `patient`, waits for pages whose lock another thread holds; otherwise the next scan finds
+    /// them.
     ///
     /// # Errors
-    /// The kernel does not tell. Then every resident page may have been stored to, and the caller
+    /// The kernel cannot tell. Then every resident page may have been stored to, and the caller
     /// treats all of them as dirty.
     pub(in crate::writeback) fn mark_stored_in(
         &self,
@@ -231,7 +234,7 @@ impl Inode {
             return Ok(());
         };
         match self.mark_stored_in_region(region, range, patient) {
-            // A page that has left was looked at when it was unmapped (B4 of `reclaim/unmap.rs`).
+            // An evicted page was checked when it was unmapped (B4 of `reclaim/unmap.rs`).
             Err(_) if self.mapping.resident_folios() == 0 => Ok(()),
             marked => marked,
         }
@@ -250,7 +253,7 @@ impl Inode {
         }
         let mut written = Vec::new();
         {
-            // REGION-3: what is not found here is on its way, or on the dirty list.
+            // REGION-3: a store not found here is in flight, or on the dirty list.
             let _section = region.section();
             region.visit_written(pages, |pages| written.push(pages)).map_err(not_told)?;
         }
@@ -264,7 +267,7 @@ impl Inode {
             if !is_ours || locked.flags.write_state().is_dirty() {
                 continue;
             }
-            // It may have been written out since the look: what was seen then is out of date.
+            // It may have been written out since the scan: the result of the scan is out of date.
             let mut is_stored = false;
             region.visit_written(index..index + 1, |_| is_stored = true).map_err(not_told)?;
             if is_stored {
@@ -276,11 +279,15 @@ impl Inode {
 }
 
 impl<'a> WriteBatch<'a> {
-    /// Starts to write out victims, in portions of so many, which are a transfer each; waits for
-    /// all but the last one. The caller keeps their locks and copies until they have ended; those
-    /// that failed are dirty again then.
+    /// Starts to write out victims, in portions of `portion_folios`, one transfer each, and waits
+    /// for all but the last one. The caller keeps their locks and copies until they have ended;
+    /// folios that failed are dirty again then.
     pub(crate) fn start_victims(&mut self, victims: Vec<WriteVictim<'a>>, portion_folios: usize) {
-        debug_assert_eq!(self.inode.store.cleaner(), Cleaner::Swapper, "the flusher's stay");
+        debug_assert_eq!(
+            self.inode.store.cleaner(),
+            Cleaner::Swapper,
+            "victims of the flusher's files are not written here"
+        );
         let mut left = victims.into_iter();
         while left.len() > 0 {
             self.finish_all();

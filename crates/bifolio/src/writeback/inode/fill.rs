@@ -1,29 +1,27 @@
-//! Pages on their way in: the transfer that reads a folio, and how many pages one device may have
-//! under reads.
+//! Reads of folios: the transfer that fills them, and the limit of pages in read per device.
 //!
-//! Called by `file/read_io.rs` and `file/fill.rs`, which hold the locks of the folios.
+//! `file/read_io.rs` and `file/fill.rs` call this with the folios locked.
 //!
-//! A device may leave reads without an answer for as long as it likes. Until then nothing else can
-//! have the frames that are to be filled, the staging memory of those in regions, or the thread
-//! that serves a fault. So a device has a share of each (`sync/share.rs`), as it has of what may be
-//! dirty (`throttle.rs`):
+//! A device may not complete reads for any time. Until then the frames to be filled, the staging
+//! memory of files in regions, and the threads that serve faults are unavailable to other devices.
+//! So a device has a share of each (`sync/share.rs`), as it has of the dirty limit (`throttle.rs`):
 //!
-//! | what | all devices | one alone | a caller that finds no room |
+//! | resource | all devices | a single device | a caller at the limit |
 //! |---|---|---|---|
-//! | pages under reads | half of the bound | 3/8 of the bound | waits here, or reads less ahead |
+//! | pages in read | half of the bound | 3/8 of the bound | waits here, or reads less ahead |
 //! | staging memory (`memory/region/staging.rs`) | all of it | 7/8 | waits, or reads less ahead |
 //! | threads for faults (`file/faults/threads.rs`) | 80 | 4 | waits in a queue of the device |
 //!
-//! With the half of the bound that a device alone may have dirty, an eighth is left to others. One
-//! that has nothing under reads may begin one, however much others have. Memory files read from the
-//! swap, which counts as a device of its own.
+//! A single device may also have half of the bound dirty, so 1/8 of the bound is left to others. A
+//! device without pages in read may start one read, even if others have the whole limit. Memory
+//! files read from the swap, which counts as a device of its own.
 //!
-//! A thread that waits here waits for reads of its own device, which end when that answers. It
-//! holds no transfer, no frame and no staging memory (IO-5). The thread that ends a read wakes
-//! those that wait, if it sees any; a waiter that was not seen wakes up by itself ([`SLEEP_MAX`]).
+//! A thread that waits here waits for reads of its own device. It holds no transfer, no frame and
+//! no staging memory (IO-5). The thread that ends a read wakes the waiters that it sees; a waiter
+//! that was not seen wakes up by itself ([`SLEEP_MAX`]).
 //!
 //! # Safety
-//! Makes windows on frames whose folios the caller has locked.
+//! Creates slices of frames whose folios the caller has locked.
 #![allow(unsafe_code)]
 
 use super::Inode;
@@ -37,20 +35,21 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A page of zeros.
+/// Page of zeros.
 static ZEROS: [u8; PAGE_BYTES as usize] = [0; PAGE_BYTES as usize];
 
-/// The part of the bound that may be under reads.
+/// Divisor of the bound for pages in read.
 const PART_OF_BOUND: u64 = 2;
-/// Of what others leave, one part of so many stays when a device has all it may have.
+/// A device gets no further page that would leave less than 1/PARTS of the pages that other devices
+/// do not use.
 const PARTS: u64 = 4;
 /// Upper bound on a sleep whose wake-up was missed.
 const SLEEP_MAX: Duration = Duration::from_millis(5);
 
-/// A device's shares.
+/// Shares of a device.
 #[derive(Clone, Debug)]
 pub(crate) struct Load {
-    /// Pages under reads, or about to be.
+    /// Pages in read, or about to be.
     reading: Share,
     /// Pages of staging memory.
     pub(crate) staging: Share,
@@ -58,13 +57,13 @@ pub(crate) struct Load {
     pub(crate) faults: Share,
 }
 
-/// Pages that all devices of a cache have together, and the threads that wait.
+/// Pages in read of all devices of a cache, and the threads that wait.
 #[derive(Debug, Default)]
 pub(in crate::writeback) struct Loads {
     reading: Arc<AtomicU64>,
     staging: Arc<AtomicU64>,
     faults: Arc<AtomicU64>,
-    /// Follows the bound.
+    /// Limit of pages in read, which follows the bound.
     reading_pages_max: AtomicU64,
     waiting: AtomicU64,
     gate: Mutex<()>,
@@ -72,14 +71,14 @@ pub(in crate::writeback) struct Loads {
 }
 
 impl Loads {
-    /// Of one more device.
+    /// Creates the shares of another device.
     pub(in crate::writeback) fn new_load(&self) -> Load {
         let [reading, staging, faults] =
             [&self.reading, &self.staging, &self.faults].map(Share::new);
         Load { reading, staging, faults }
     }
 
-    /// Fits what may be under reads to the bound.
+    /// Sets the limit of pages in read from the bound.
     pub(in crate::writeback) fn set_bound(&self, bound_pages: u64) {
         self.reading_pages_max.store(bound_pages / PART_OF_BOUND, Ordering::Relaxed);
     }
@@ -100,9 +99,8 @@ impl Loads {
 }
 
 impl Inode {
-    /// Counts up to `wanted` pages that are about to be read, and answers how many: not fewer than
-    /// `least`, unless it is none, because its device has enough. To be given back with
-    /// [`Self::end_read`].
+    /// Counts up to `wanted` pages that are about to be read, and returns their number: at least
+    /// `least`. Returns `None` if the device has reached its share. Undone by [`Self::end_read`].
     pub(crate) fn try_begin_read(&self, least: u64, wanted: u64) -> Option<u64> {
         let (reading, max) = (&self.load.reading, &self.flusher.loads.reading_pages_max);
         let max = max.load(Ordering::Relaxed);
@@ -116,7 +114,7 @@ impl Inode {
         })
     }
 
-    /// As [`Self::try_begin_read`]; waits until it is some.
+    /// Counts pages like [`Self::try_begin_read`], and waits until it succeeds.
     pub(crate) fn begin_read(&self, least: u64, wanted: u64) -> u64 {
         loop {
             if let Some(pages) = self.try_begin_read(least, wanted) {
@@ -127,12 +125,12 @@ impl Inode {
         }
     }
 
-    /// Counts pages that are about to be read all the same: the caller could not know before.
+    /// Counts pages beyond the limit, for a caller that could not know before that it reads them.
     pub(crate) fn begin_read_at_once(&self, pages: u64) {
         self.load.reading.add(pages);
     }
 
-    /// So many pages are not under a read any more.
+    /// Subtracts pages that are no longer in read.
     pub(crate) fn end_read(&self, pages: u64) {
         if pages > 0 {
             self.load.reading.sub(pages);
@@ -141,9 +139,10 @@ impl Inode {
     }
 }
 
-/// Bytes on their way in.
+/// Filling folios.
 impl Inode {
-    /// The transfer of consecutive whole folios, to where `targets` says that each is to be read.
+    /// Returns the transfer of consecutive whole folios, each to the address that `targets` returns
+    /// for it.
     pub(crate) fn read_transfer(
         &self,
         folios: &[FolioId],
@@ -161,13 +160,13 @@ impl Inode {
         }
     }
 
-    /// How many bytes of consecutive whole folios are to be read.
+    /// Returns how many bytes of consecutive whole folios can be read.
     pub(crate) fn bytes_to_read(&self, folios: &[FolioId]) -> u64 {
         let length_bytes = folios.len() as u64 * self.mapping.folio_bytes();
         self.store.bytes_to_read(self.memory.folio(folios[0]), length_bytes)
     }
 
-    /// Judges the bytes a locked folio was just filled with, which are at `start`.
+    /// Checks the bytes at `start` that a locked folio was just filled with.
     pub(crate) fn check_filled(&self, folio: &FolioRef<'_>, start: *const u8) -> Result<()> {
         if self.store.check_filled(folio, start)? {
             self.memory.counters.add(Counter::SwapIn, folio.folio().pages());
@@ -199,7 +198,7 @@ impl Inode {
         unsafe { copy::zero(target, length) };
     }
 
-    /// Makes a locked folio of zeros uptodate.
+    /// Zeroes a locked folio and makes it uptodate.
     ///
     /// # Errors
     /// The kernel has no memory for a page of a region.
@@ -216,9 +215,9 @@ impl Inode {
         Ok(())
     }
 
-    /// Puts the bytes of locked folios that are not uptodate, whole pages in a row, where readers
-    /// of a map see them; in the arena they are there already. Answers how many are there, from the
-    /// first on: all, unless there is an error.
+    /// Installs the bytes of locked folios that are not uptodate, as adjacent whole pages, where
+    /// readers of a map see them. Does nothing for folios in the arena. Returns how many are
+    /// installed, from the first on: all, unless there is an error.
     ///
     /// # Errors
     /// The kernel has no memory.
@@ -228,7 +227,7 @@ impl Inode {
         source: *const u8,
         will_be_stored: bool,
     ) -> (u64, Result<()>) {
-        // SAFETY: the callers give as many pages of memory of their own, in no region.
+        // SAFETY: the callers pass that many pages of memory of their own, in no region.
         let (there, installed) = unsafe { self.page_space.install(pages, source, will_be_stored) };
         if self.page_space.is_in_place() {
             self.memory.counters.add(Counter::MapIn, there);
@@ -237,12 +236,12 @@ impl Inode {
         (there, installed.map_err(refused))
     }
 
-    /// Puts the page at `source` in the place of a locked folio of a region that is not uptodate,
-    /// and makes it uptodate. It stops being one that reads as zeros before it is there: raw
-    /// writers go on then, and what they store is to be seen at once.
+    /// Installs the page at `source` for a locked folio of a region that is not uptodate, and makes
+    /// it uptodate. Before that it ceases to read as zeros: raw writers continue once it is
+    /// installed, and their stores must be visible at once.
     ///
     /// # Errors
-    /// The kernel has no memory for it: the folio is as it was.
+    /// The kernel has no memory for it; the folio is unchanged.
     pub(crate) fn install_page(
         &self,
         locked: &LockedFolio<'_>,
@@ -251,8 +250,8 @@ impl Inode {
     ) -> Result<()> {
         let pages = locked.index()..locked.index() + 1;
         let was_allocated = locked.flags.get(Flag::Allocated);
-        // Readers that see the page as it was have begun before it is there: `copy` is a system
-        // call, and who waited for it comes after that.
+        // Readers that see the old state of the page have begun before it is installed: `copy` is a
+        // system call, and a thread that waited for it continues after that.
         locked.flags.clear(Flag::Allocated);
         let (_, installed) = self.install(pages, source, will_be_stored);
         #[cfg(all(test, not(loom)))]
@@ -265,8 +264,8 @@ impl Inode {
         installed
     }
 
-    /// Takes a folio out of the table that never got its bytes: what it took over stands there
-    /// again. The table's reference is returned.
+    /// Removes a folio from the table that was never filled: restores the Entry that it took over.
+    /// Returns the table's reference.
     pub(crate) fn remove_unfilled<'a>(
         &'a self,
         folio: &FolioRef<'a>,
@@ -279,7 +278,7 @@ impl Inode {
     }
 }
 
-/// The bytes of a folio, page by page, which are at `start`. Nobody may change them: the folio is
+/// Returns the bytes of a folio at `start`, page by page. No thread may change them: the folio is
 /// locked and not yet uptodate, or a write-out of it is in flight.
 pub(in crate::writeback) fn pages_of_still<'a>(
     folio: &'a FolioRef<'_>,
@@ -289,9 +288,9 @@ pub(in crate::writeback) fn pages_of_still<'a>(
     let is_writing = descriptor.flags.write_state().is_writing();
     debug_assert!(is_writing || !descriptor.flags.get(Flag::Uptodate));
     let pages = descriptor.pages() as usize;
-    // SAFETY: so many pages of a frame whose reference the caller holds, or of where the folio is
-    // on its way in or out, which nobody changes: a writer needs the lock and waits for the
-    // write-out (WRITEBACK-3).
+    // SAFETY: the pages of a frame whose reference the caller holds, or of the buffer that the
+    // folio is filled or written from. No thread changes them: a writer needs the lock and waits
+    // for the write-out (WRITEBACK-3).
     let bytes = unsafe { std::slice::from_raw_parts(start.cast(), pages) };
     bytes.iter()
 }
@@ -303,8 +302,8 @@ mod tests {
     use crate::page::PAGE_BYTES;
     use crate::sync::meanwhile;
 
-    /// Once `install` has put an allocated page there, which raw writers may have stored to then,
-    /// nobody takes it for zeros.
+    /// Once `install` has installed an allocated page, which raw writers may then store to, no
+    /// reader takes it for zeros.
     fn check_while_not_uptodate(install: impl FnOnce(&File)) {
         let cache = Cache::builder().memory(4 << 20).build().unwrap();
         let options = OpenOptions::new().read(true).write(true).mappable(true);
@@ -319,7 +318,7 @@ mod tests {
             assert_eq!(other.seek_data(0).unwrap(), Some(0));
         });
         install(&file);
-        assert!(meanwhile::was_there(), "the page was put there by this thread");
+        assert!(meanwhile::was_there(), "this thread installed the page");
     }
 
     #[test]

@@ -1,15 +1,15 @@
-//! One file of the cache: what all its handles share, and what makes it dirty.
+//! Inodes: the state that all handles of a file share, and marking its folios dirty.
 //!
 //! ```text
 //!   mod.rs      the file, its kind, its dirty folios
-//!   fill.rs     folios on their way in
-//!   evict.rs    folios on their way out of memory
-//!   resize.rs   another length; folios whose bytes are no longer wanted
+//!   fill.rs     filling of folios
+//!   evict.rs    eviction
+//!   resize.rs   changes of the length; removal of folios
 //! ```
 //!
 //! # Safety
-//! A folio in a table names its inode by address (rule 2 of `page`); [`Inode::owner`] turns that
-//! back into a reference, and its caller answers for the inode's life.
+//! A folio in a table names its inode by address (rule 2 of `page`). [`Inode::owner`] turns that
+//! into a reference; its caller guarantees that the inode is still allocated.
 #![allow(unsafe_code)]
 
 mod evict;
@@ -47,48 +47,48 @@ pub(crate) struct Services {
     pub(crate) memory: Arc<Memory>,
     pub(crate) engine: Arc<Engine>,
     pub(crate) flusher: Arc<Flusher>,
-    /// Where folios of memory files go when memory is short.
+    /// Swap that folios of memory files go to when memory is short.
     pub(crate) swap: Option<Arc<Swap>>,
 }
 
-/// See the head of the file.
+/// File of the cache.
 #[derive(Debug)]
 pub(crate) struct Inode {
-    /// A reference to itself, for lists of files.
+    /// Weak reference to itself, for lists of files.
     pub(super) this: Weak<Inode>,
     pub(crate) mapping: Mapping,
     pub(crate) memory: Arc<Memory>,
     pub(crate) page_space: PageSpace,
     pub(crate) engine: Arc<Engine>,
     pub(super) flusher: Arc<Flusher>,
-    /// Where it is written to; none for a memory file.
+    /// Device that it is written to; `None` for a memory file.
     pub(super) device: Option<Arc<Device>>,
-    /// Pages in the hands of readers that wait for its storage.
+    /// Shares of the device that it is read from.
     pub(crate) load: Load,
     pub(crate) store: Store,
     pub(super) dirty: DirtyList,
     pub(crate) errors: WriteErrors,
     pub(super) flushes: Flushes<Arc<IoError>>,
-    /// Held by whoever changes the length (`resize.rs`).
+    /// Held by the thread that changes the length (`resize.rs`).
     pub(super) resizing: Mutex<()>,
-    /// Shared by write-outs, held alone by `set_len`: see WRITEBACK-4.
+    /// Held shared by write-outs, exclusively by `set_len`: see WRITEBACK-4.
     pub(super) cutting: RwLock<()>,
-    /// The most the file may grow to, bytes.
+    /// Maximum length of the file, in bytes.
     pub(crate) len_max_bytes: u64,
 }
 
-/// How large a file is, and what its unit is.
+/// Size of a file and of its unit.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FileSize {
     /// log2 of the pages of a unit.
     pub(crate) order: u8,
     pub(crate) len_bytes: u64,
-    /// The most it may grow to.
+    /// Maximum length, in bytes.
     pub(crate) len_max_bytes: u64,
 }
 
 impl Inode {
-    /// A file over `backing`, which has `len_bytes` bytes now.
+    /// Creates a file over `backing`, which has `len_bytes` bytes now.
     pub(crate) fn new(
         services: &Services,
         page_space: PageSpace,
@@ -99,13 +99,13 @@ impl Inode {
         let device = services.flusher.device_of(&**backing, &services.memory, size.order);
         let inode = Self::with_store(services, page_space, store, size, Some(device))?;
         if let (Some(device), true) = (&inode.device, inode.page_space.is_in_place()) {
-            // Stores are looked for there.
+            // Stores are tracked there.
             inode.flusher.enlist(device, &inode.this, |files| &mut files.mapped);
         }
         Ok(inode)
     }
 
-    /// An empty file without a backing.
+    /// Creates an empty file without a backing.
     pub(crate) fn new_in_memory(
         services: &Services,
         page_space: PageSpace,
@@ -146,65 +146,66 @@ impl Inode {
         }))
     }
 
-    /// A reference that keeps it from being freed; `None` if it is about to be.
+    /// Returns a reference that keeps it allocated; `None` if it is about to be freed.
     pub(crate) fn keep(&self) -> Option<Arc<Self>> {
         self.this.upgrade()
     }
 
-    /// The inode a folio belongs to; `None` once it has left its table.
+    /// Returns the inode that a folio belongs to; `None` once the folio is removed from its table.
     ///
     /// # Safety
-    /// What was done before the folio entered its table is seen: the caller has its lock, or had
-    /// that of a list it was put on since. An inode that was not freed then must not be freed
-    /// during `'a`.
+    /// The stores made before the folio entered its table are visible: the caller holds its lock,
+    /// or has held the lock of a list that it was put on since. An inode that was not freed then
+    /// must not be freed during `'a`.
     pub(crate) unsafe fn owner<'a>(folio: &Folio) -> Option<&'a Inode> {
         let address = NonNull::new(folio.owner() as *mut Inode)?;
-        // SAFETY: `set_owner` got the address of a live inode from `address`; it is cleared when
-        // the folio leaves the table, and an inode is freed only after its table is empty: so it
-        // was alive when the caller took the lock, and the caller keeps it so.
+        // SAFETY: `set_owner` got the address of a live inode from `address`. It is cleared when
+        // the folio is removed from the table, and an inode is freed only after its table is empty:
+        // so it was allocated when the caller took the lock, and the caller keeps it so.
         Some(unsafe { address.as_ref() })
     }
 
-    /// The address that `owner` finds in a folio of this file.
+    /// Returns the address that `owner` finds in a folio of this file.
     pub(crate) fn address(&self) -> u64 {
         std::ptr::from_ref(self).expose_provenance() as u64
     }
 
-    /// The file's name, for messages.
+    /// Returns the file's name, for messages.
     pub(crate) fn name(&self) -> String {
         self.store.name()
     }
 
-    /// Whether it is a memory file, for whoever asks about the file itself.
+    /// Returns `true` if it is a memory file, for callers that ask about the file itself.
     pub(crate) fn is_memory_file(&self) -> bool {
         !self.store.outlives_handles()
     }
 
-    /// Whether the page has bytes, and no folio.
+    /// Returns `true` if the page has bytes, and no folio.
     pub(crate) fn is_absent(&self, seen: Entry) -> bool {
         !seen.is_folio() && !self.store.is_hole(seen)
     }
 
-    /// The first page from `index` on that has anything in the table that must not be forgotten.
+    /// Returns the first page from `index` on whose Entry must not be dropped.
     pub(crate) fn next_occupied(&self, index: u64) -> Option<u64> {
         let table = self.mapping.table();
         let keeps_values = self.store.keeps_values();
         if keeps_values { table.next_occupied(index) } else { table.next_folio(index) }
     }
 
-    /// Whether reclaim can do anything with folios of this file.
+    /// Returns `true` if reclaim can evict or write folios of this file.
     pub(crate) fn is_evictable(&self) -> bool {
         self.store.cleaner() != Cleaner::Nobody
     }
 
-    /// Whether a folio that is put where `seen` stands is one more that may have to be swapped out.
+    /// Returns `true` if a folio inserted at the Entry `seen` is another one that may have to be
+    /// swapped out.
     pub(crate) fn needs_slots(&self, seen: Entry) -> bool {
         self.store.cleaner() == Cleaner::Swapper && self.store.is_hole(seen)
     }
 
-    /// Bytes that are to be written to a backing: dirty ones, and those in flight, which are dirty
-    /// again if that fails. All that are resident, if the kernel does not tell which pages of a map
-    /// were stored to.
+    /// Returns the number of bytes not yet written to a backing: dirty ones, and those in flight,
+    /// which become dirty again on failure. Counts all resident ones if the kernel cannot tell
+    /// which pages of a map were stored to.
     pub(crate) fn unwritten_bytes(&self) -> u64 {
         let folios = match self.mark_stored_in(&ALL_BYTES, false) {
             _ if !self.store.outlives_handles() => 0,
@@ -215,15 +216,14 @@ impl Inode {
     }
 
     /// Returns `true` if the backing has everything that is known to be dirty, and has been flushed
-    /// since the last change to it. The caller has looked for stores through maps before.
+    /// since its last change. The caller has scanned for stores through maps before.
     pub(crate) fn is_durable(&self) -> bool {
-        // In this order: what is in flight changes the backing before it is counted as written.
+        // In this order: a write-out changes the backing before it is counted as written.
         !self.store.outlives_handles() || (self.dirty.is_settled() && self.store.is_flushed())
     }
 
-    /// The folio's bytes are about to become newer than the device's, if there is room for more
-    /// that is dirty there; [`Self::wait_for_room`] waits for that. Waits for a write-out of the
-    /// folio that is in flight (WRITEBACK-3).
+    /// Marks the folio dirty if the dirty limit allows; [`Self::wait_for_room`] waits for that.
+    /// Waits for a write-out of the folio in flight (WRITEBACK-3).
     pub(crate) fn try_mark_dirty(
         &self,
         folio: &FolioRef<'_>,
@@ -233,8 +233,8 @@ impl Inode {
         Ok(())
     }
 
-    /// Makes sure that there is room for the folio among what is dirty, and changes nothing yet.
-    /// Waits as [`Self::try_mark_dirty`].
+    /// Reserves room for the folio in the dirty limit, without other changes. Waits like
+    /// [`Self::try_mark_dirty`].
     pub(crate) fn make_room(
         &self,
         locked: &LockedFolio<'_>,
@@ -247,7 +247,7 @@ impl Inode {
         let has_room = match &self.device {
             _ if !is_counted => true,
             Some(device) => self.flusher.try_add(device, pages),
-            // In the smallest of caches one folio, however large.
+            // The smallest cache can have one dirty folio of any size.
             None => {
                 let max_pages = self.memory.unswapped_pages_max().max(pages);
                 self.dirty.try_count_alone(pages, max_pages)
@@ -256,11 +256,10 @@ impl Inode {
         if has_room { Ok(RoomForDirt { inode: self, counted_pages: pages }) } else { Err(NoRoom) }
     }
 
-    /// Holds the caller until the folio that has `position_bytes` may become dirty. No folio lock
-    /// is held.
+    /// Waits until the folio at `position_bytes` may become dirty. Called without a folio lock.
     ///
     /// # Errors
-    /// The device takes nothing, and as much is dirty there as may be.
+    /// The device accepts no writes, and the dirty limit is reached.
     pub(crate) fn wait_for_room(&self, position_bytes: u64, length_bytes: u64) -> Result<()> {
         blocking::check_user("less dirt");
         let Some(device) = &self.device else { return Ok(()) };
@@ -270,8 +269,8 @@ impl Inode {
         waited.map_err(|cause| self.unwritable(bytes, cause))
     }
 
-    /// The storage takes nothing, for this reason or without an answer, and as much is dirty there
-    /// as may be.
+    /// Returns the error for storage that accepts no writes, for `cause` or without an answer,
+    /// while the dirty limit is reached.
     #[cold]
     pub(crate) fn unwritable(&self, bytes: Range<u64>, cause: Option<Arc<IoError>>) -> Error {
         let (position_bytes, length_bytes) = (bytes.start, bytes.end - bytes.start);
@@ -292,8 +291,8 @@ impl Inode {
         ErrorKind::Unwritable { file, position_bytes, length_bytes, dirty_bytes, cause }.into()
     }
 
-    /// Reclaim has met a dirty folio of the file, and wants it clean. Whether that may be: not if
-    /// the device took nothing when it was last asked.
+    /// Asks the flusher to clean this file, because reclaim has met a dirty folio of it. Returns
+    /// `false` if the device refused its last writes.
     pub(crate) fn clean_soon(&self) -> bool {
         let Some(device) = &self.device else { return false };
         device.want_written(1);
@@ -303,8 +302,8 @@ impl Inode {
         !device.is_stuck()
     }
 
-    /// The folio's bytes are about to become newer than the device's, whatever else is dirty. Waits
-    /// for a write-out of it that is in flight (WRITEBACK-3).
+    /// Marks the folio dirty, regardless of the limit. Waits for a write-out of it in flight
+    /// (WRITEBACK-3).
     pub(crate) fn mark_dirty(&self, folio: &FolioRef<'_>, locked: &LockedFolio<'_>) {
         self.wait_for_write_out(locked);
         self.store.drop_slot(locked);
@@ -314,13 +313,13 @@ impl Inode {
         }
     }
 
-    /// Puts a folio, locked, on the dirty list.
+    /// Puts a locked folio on the dirty list.
     pub(super) fn mark(&self, id: FolioId) {
         let marked = self.dirty.mark(&self.memory.folios, id);
         self.enlist_if(marked.must_enlist);
     }
 
-    /// Makes the file known to the flusher as one that may have something dirty.
+    /// Puts the file on the flusher's list of files that may have something dirty.
     pub(super) fn enlist_if(&self, must_enlist: bool) {
         if must_enlist && let Some(device) = &self.device {
             self.flusher.enlist(device, &self.this, |files| &mut files.dirty);
@@ -330,19 +329,19 @@ impl Inode {
     fn wait_for_write_out(&self, locked: &LockedFolio<'_>) {
         if locked.flags.write_state().is_writing() {
             self.memory.counters.add(Counter::WritebackWait, 1);
-            // A page that is only in memory is written out to be evicted.
+            // A page that is only in memory is written out when it is evicted.
             let since = (self.store.cleaner() == Cleaner::Swapper).then(Instant::now);
             locked.flags.wait_for_writeback();
             self.memory.note_stall(since);
         }
     }
 
-    /// Address of a folio's first byte.
+    /// Returns the address of a folio's first byte.
     pub(crate) fn frame_of(&self, folio: &FolioRef<'_>) -> *mut u8 {
         self.page_space.address(folio.id(), folio.folio().index())
     }
 
-    /// No write-out begins while the answer lives.
+    /// Prevents write-outs from starting until the guard is dropped.
     #[cfg(all(test, not(loom)))]
     pub(crate) fn stop_write_outs(&self) -> impl Drop + '_ {
         self.cutting.write()
@@ -359,7 +358,7 @@ impl HasTable for Inode {
     }
 
     fn keeps_pages(&self) -> bool {
-        // A store to a map must not be what finds no room for a page of the table.
+        // A store to a map must not fail because there is no memory for a page of the table.
         self.store.keeps_values() && self.page_space.is_in_place()
     }
 }

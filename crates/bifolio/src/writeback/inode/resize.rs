@@ -1,35 +1,35 @@
-//! Changing the length of a file, and taking pages out whose bytes are no longer wanted: cuts,
-//! punched holes, the end of the file's life here.
+//! Changes of the length of a file, and removal of pages: truncation, punched holes, the last
+//! close.
 //!
-//! Everything that changes the length comes through [`Resizing`], the proof that one thread does.
-//! Calls the backing, which is cut or grows.
+//! All changes of the length go through [`Resizing`], which proves that one thread makes them. They
+//! truncate or grow the backing, too.
 //!
-//! | change | who | the file's length | the backing's |
+//! | change | caller | the file's length | the backing's length |
 //! |---|---|---|---|
-//! | [`Resizing::extend`] | writes, `allocate` | after the bytes are there | by write-outs, later |
+//! | [`Resizing::extend`] | writes, `allocate` | after the bytes are in place | by write-outs |
 //! | [`Resizing::set_len`], shorter | `set_len` | first: readers see no missing bytes | then |
 //! | [`Resizing::set_len`], longer | `set_len` | then | first: it may refuse |
 //! | [`Inode::extend_backing`] | syncs of a range | stays | as the file's, up to the range's end |
-//! | [`Resizing::undo_cut`] | a cut that fails | as before | as before |
-//! | [`Resizing::cut_to_backing`] | `discard_dirty` | as the backing's, if longer | is asked |
+//! | [`Resizing::undo_cut`] | a failed truncation | as before | as before |
+//! | [`Resizing::cut_to_backing`] | `discard_dirty` | as the backing's, if longer | is queried |
 //!
 //! Lock order: `resizing`, then folio locks, one at a time and not during a change, then `cutting`.
-//! `set_len` has `cutting` alone, so that it meets no write-out: those end at the length
-//! (WRITEBACK-4), and beside a change of the length a kernel's direct writes fail, with bytes lost.
-//! So what the store takes for the backing's length changes in two places: write-outs raise it with
-//! `cutting` shared, and it is set here with `cutting` alone.
+//! `set_len` holds `cutting` exclusively, so that it meets no write-out: write-outs end at the
+//! length (WRITEBACK-4), and the kernel's direct writes fail during a change of the length, with
+//! bytes lost. So the store's record of the backing's length changes in two places: write-outs
+//! raise it with `cutting` shared, and it is set here with `cutting` exclusive.
 //!
-//! In a memory file the removal of a page is the end of its bytes, wherever they are: a folio goes,
-//! dirty or not, and a slot of the swap is given back. A folio of several units that reaches beyond
-//! the range stays, and its part of the range is zeroed in place.
+//! In a memory file, removing a page drops its bytes everywhere: a folio is removed, dirty or not,
+//! and a slot of the swap is freed. A folio of several units that extends beyond the range stays,
+//! and its part of the range is zeroed in place.
 //!
-//! Folios of a region are gathered, frozen, until some can be unmapped together. A thread that
-//! meets one of them waits. So this thread waits for no other while it has any: what it cannot have
-//! at once it waits for after those that are gathered are unmapped. (The owner of a `PinMut`, whose
-//! folio is next, may come for one of them.)
+//! Folios of a region are gathered, frozen, until several can be unmapped together. Other threads
+//! wait for a frozen folio. So this thread waits for nothing while it has any: before it waits, it
+//! unmaps those that are gathered. (The owner of a `PinMut` on the next folio may need one of
+//! them.)
 //!
 //! # Safety
-//! Unmaps pages of folios it has frozen.
+//! Unmaps pages of folios that it has frozen.
 #![allow(unsafe_code)]
 
 use super::Inode;
@@ -41,10 +41,10 @@ use crate::writeback::sync::ALL_BYTES;
 use std::cell::Cell;
 use std::ops::Range;
 
-/// Folios of a region that leave with one flush.
+/// Folios of a region unmapped with one TLB flush.
 const UNMAPPED_TOGETHER: usize = BATCH_SLOTS;
 
-/// See the head of the file.
+/// Exclusive right to change the length of a file.
 #[derive(Debug)]
 pub(crate) struct Resizing<'a> {
     inode: &'a Inode,
@@ -52,14 +52,14 @@ pub(crate) struct Resizing<'a> {
 }
 
 impl Inode {
-    /// Waits until nobody else changes the length. The caller has no folio locked.
+    /// Waits until no other thread changes the length. The caller has no folio locked.
     pub(crate) fn lock_resizing(&self) -> Resizing<'_> {
         blocking::check_user("`resizing`");
         Resizing { inode: self, _alone: self.resizing.lock() }
     }
 
-    /// Extends the backing by zeros to the end of the file, or to `end_bytes` if that comes first.
-    /// A write-out of what follows would, but may come later. Blocks for write-outs.
+    /// Extends the backing with zeros to the end of the file, or to `end_bytes` if that comes
+    /// first. A later write-out would extend it, too, but may come too late. Blocks for write-outs.
     pub(in crate::writeback) fn extend_backing(&self, end_bytes: u64) -> Result<(), IoError> {
         let missing = || {
             let end_bytes = end_bytes.min(self.mapping.len_bytes());
@@ -70,13 +70,14 @@ impl Inode {
         }
         blocking::check("`cutting`, and the backing");
         let _no_write_out = self.cutting.write();
-        // Write-outs may have come so far meanwhile, or the file was cut.
+        // Write-outs may have extended it since, or the file was truncated.
         missing().map_or(Ok(()), |end_bytes| self.store.set_len(end_bytes))
     }
 }
 
 impl Resizing<'_> {
-    /// The file is `len_bytes` long, if it was shorter: what it gets is in memory, or zeros.
+    /// Sets the length to `len_bytes` if the file is shorter. The new bytes are in memory, or
+    /// zeros.
     pub(crate) fn extend(&self, len_bytes: u64) {
         let mapping = &self.inode.mapping;
         if len_bytes > mapping.len_bytes() {
@@ -84,8 +85,8 @@ impl Resizing<'_> {
         }
     }
 
-    /// Cuts the file and its backing, or lets both grow by zeros. If the backing refuses, the old
-    /// length stands, and nothing was written out by the new one. Blocks for write-outs.
+    /// Truncates the file and its backing, or grows both with zeros. If the backing refuses, the
+    /// old length is restored, and nothing was written out with the new one. Blocks for write-outs.
     pub(crate) fn set_len(&self, len_bytes: u64) -> Result<(), IoError> {
         let inode = self.inode;
         let before_bytes = inode.mapping.len_bytes();
@@ -102,13 +103,13 @@ impl Resizing<'_> {
         result
     }
 
-    /// The file has the length again that it had before a cut of which only the length was seen.
+    /// Restores the length from before a truncation of which only the length was visible.
     pub(crate) fn undo_cut(&self, before_bytes: u64) {
         self.inode.mapping.set_len_bytes(before_bytes);
         self.inode.page_space.end_growth();
     }
 
-    /// Cuts the file to the length of its backing, if it is longer; returns its length then. Blocks
+    /// Truncates the file to the length of its backing, if it is longer. Returns its length. Blocks
     /// for write-outs.
     pub(crate) fn cut_to_backing(&self) -> Result<u64, IoError> {
         let inode = self.inode;
@@ -121,22 +122,22 @@ impl Resizing<'_> {
     }
 }
 
-/// Pages whose bytes are no longer wanted.
+/// Removal of pages.
 impl Inode {
-    /// Drops every folio from byte `position_bytes` (a multiple of the unit) on, dirty or not.
+    /// Removes every folio from byte `position_bytes` (a multiple of the unit) on, dirty or not.
     ///
-    /// The length has been set: who inserts there all the same takes it out again; or there is no
-    /// handle left.
+    /// The length has been set, so that a thread that still inserts a folio there removes it again;
+    /// or there is no handle left.
     pub(crate) fn remove_folios_from(&self, position_bytes: u64) {
         self.mapping.begin_walk_behind_end();
         let removal = Removal::new(self, Held::Kept);
         self.remove_folios(removal, position_bytes / PAGE_BYTES..u64::MAX, |_| true);
     }
 
-    /// Drops every folio that is nobody's after the last close: of what outlives its handles, those
-    /// that are clean, and writers may be at work: what they have changed stays. All stay if the
-    /// kernel does not tell which pages of a map were stored to. No map is in use: what is not
-    /// found now is not stored to later.
+    /// Removes every unused folio after the last close. For a file that outlives its handles,
+    /// removes only clean ones, even while writers are active: changed folios stay. All stay if the
+    /// kernel cannot tell which pages of a map were stored to. No map is in use, so there are no
+    /// later stores.
     pub(crate) fn remove_closed(&self) {
         if !self.store.outlives_handles() {
             return self.remove_folios_from(0);
@@ -148,21 +149,21 @@ impl Inode {
         self.remove_folios(removal, 0..u64::MAX, |locked| !locked.flags.write_state().is_dirty());
     }
 
-    /// Drops every folio that is dirty, and tells how many bytes of the file that were. Users may
-    /// be at work: what they write meanwhile is dropped or not. In a region, what somebody holds
-    /// stays for maps to see until the page is filled anew. Every folio counts as dirty if the
-    /// kernel does not tell which pages of a map were stored to.
+    /// Removes every dirty folio, and returns the number of their bytes in the file. Concurrent
+    /// writes are dropped or not. In a region, a referenced page stays visible to maps until it is
+    /// filled again. Every folio counts as dirty if the kernel cannot tell which pages of a map
+    /// were stored to.
     pub(crate) fn discard_dirty(&self) -> u64 {
         self.discard(false)
     }
 
-    /// Drops everything; the file has no handle. Tells as [`Self::discard_dirty`].
+    /// Removes all folios of a file without handles. Returns the same as [`Self::discard_dirty`].
     pub(crate) fn discard_all(&self) -> u64 {
         self.discard(true)
     }
 
-    /// Drops every folio that is dirty, or every one; how many bytes of the file were in dirty
-    /// ones. Waits for write-outs that are in flight.
+    /// Removes every dirty folio, or every folio. Returns the number of bytes of the file in dirty
+    /// ones. Waits for write-outs in flight.
     fn discard(&self, everything: bool) -> u64 {
         let len_bytes = self.mapping.len_bytes();
         let discarded_bytes = Cell::new(0);
@@ -181,13 +182,12 @@ impl Inode {
         discarded_bytes.get()
     }
 
-    /// Takes a locked folio out of the table whose bytes are no longer wanted, dirty or not; no
-    /// write-out of it is in flight.
+    /// Removes a locked folio from the table, dirty or not. No write-out of it is in flight.
     pub(crate) fn remove_unwanted<'a>(&'a self, folio: FolioRef<'a>, locked: LockedFolio<'a>) {
         Removal::new(self, Held::Kept).remove(folio, locked);
     }
 
-    /// Makes whole units of a memory file holes.
+    /// Turns whole units of a memory file into holes.
     pub(crate) fn punch(&self, pages: Range<u64>) {
         self.remove_folios(Removal::new(self, Held::Zeroed), pages, |_| true);
     }
@@ -239,8 +239,8 @@ impl Inode {
         }
     }
 
-    /// Zeroes some bytes of the file that lie in a locked, uptodate folio, for readers at once. In
-    /// a memory file the folio is dirty then.
+    /// Zeroes bytes of the file in a locked, uptodate folio, visible to readers at once. In a
+    /// memory file this makes the folio dirty.
     pub(crate) fn zero_in_place(
         &self,
         folio: &FolioRef<'_>,
@@ -261,23 +261,23 @@ impl Inode {
     }
 }
 
-/// The fate of a region's page that a pin still leads to.
+/// Treatment of a region's page that a pin still references.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Held {
-    /// It stays until it is let go, or comes to the next folio there.
+    /// The page stays until its references are dropped, or becomes part of the next folio there.
     Kept,
-    /// Maps have its place, and are to see zeros: so does whoever holds it, and it is no hole.
+    /// The page is zeroed for maps and for the holders of references, and is no hole.
     Zeroed,
 }
 
-/// Folios on their way out of the table, whose bytes nobody wants. Those of a region leave several
-/// at a time, with one flush.
+/// Folios being removed from the table. Those of a region are unmapped several at a time, with one
+/// TLB flush.
 #[derive(Debug)]
 struct Removal<'a> {
     inode: &'a Inode,
     held: Held,
     frozen: Vec<(Frozen<'a>, LockedFolio<'a>)>,
-    /// Whether the batches of the lists were asked for their references.
+    /// Set if the references of the LRU batches were drained.
     is_drained: bool,
 }
 
@@ -286,11 +286,11 @@ impl<'a> Removal<'a> {
         Self { inode, held, frozen: Vec::new(), is_drained: false }
     }
 
-    /// Takes a folio out of the table, dirty or not; no write-out of it is in flight.
+    /// Removes a folio from the table, dirty or not. No write-out of it is in flight.
     fn remove(&mut self, folio: FolioRef<'a>, locked: LockedFolio<'a>) {
         let inode = self.inode;
         let Some(region) = inode.page_space.region() else { return self.unlink(folio, locked) };
-        // REGION-4: others may have had the page before, and hold it.
+        // REGION-4: other threads may have referenced the page before, and still do.
         let frozen = match region.is_held(locked.index()) {
             true => Err(folio),
             false => self.freeze(folio, &locked),
@@ -299,7 +299,7 @@ impl<'a> Removal<'a> {
             Ok(frozen) => self.frozen.push((frozen, locked)),
             // Allocated and never written: there is no page.
             Err(folio) if !locked.flags.get(Flag::Uptodate) => self.unlink(folio, locked),
-            // Somebody holds on to the bytes.
+            // Another thread references the bytes.
             Err(folio) => match self.held {
                 Held::Kept => {
                     inode.memory.orphans.note(folio.id(), region, locked.index());
@@ -339,7 +339,7 @@ impl<'a> Removal<'a> {
         drop(table_reference);
     }
 
-    /// Unmaps what was gathered (REGION-2), and frees it.
+    /// Unmaps the gathered folios (REGION-2), and frees them.
     fn finish(&mut self) {
         let inode = self.inode;
         let Some(region) = inode.page_space.region().filter(|_| !self.frozen.is_empty()) else {
@@ -347,9 +347,9 @@ impl<'a> Removal<'a> {
         };
         let indices = self.frozen.iter().map(|(frozen, _)| frozen.folio().index());
         let ranges: Vec<_> = indices.map(|index| region.range_at(index)).collect();
-        // SAFETY: pages of folios that are frozen, whose bytes nobody wants.
+        // SAFETY: pages of folios that are frozen and whose bytes are no longer needed.
         let flushes = unsafe { region.unmap_unwanted(&ranges) };
-        // Nobody fills such a page again if that failed: the cache is poisoned.
+        // No thread fills such a page again if that failed: the cache is poisoned.
         inode.memory.counters.add(Counter::UnmapFlush, flushes.unwrap_or(0));
         for (frozen, locked) in self.frozen.drain(..) {
             inode.forget_content(&locked, frozen.id());
