@@ -119,14 +119,14 @@ fn dirty_pages_that_were_discarded_are_an_error() {
             discard(map.as_ptr(), page..page + 1);
         }
         // Nothing waits for pages that nobody can have, and nothing is written in their place.
-        error_of(file.sync_data(), &["thrown the page away"]);
+        error_of(file.sync_data(), &["discarded the page"]);
         assert_same(&storage.stored(), &storage.bytes);
-        error_of(map.prefetch(3 * PAGE..4 * PAGE), &["12288", "thrown the page away"]);
+        error_of(map.prefetch(3 * PAGE..4 * PAGE), &["12288", "discarded the page"]);
         assert_eq!(touch(map.as_ptr(), 3 * PAGE), storage.bytes[3 * PAGE_USIZE]);
         for page in [10, 11] {
-            error_of(map.prefetch(page * PAGE..(page + 1) * PAGE), &["thrown the page away"]);
+            error_of(map.prefetch(page * PAGE..(page + 1) * PAGE), &["discarded the page"]);
         }
-        error_of(file.sync_data(), &["thrown the page away"]);
+        error_of(file.sync_data(), &["discarded the page"]);
         file.sync_data().unwrap();
         assert_same(&read_all(&file), &storage.bytes);
         drop((map, file));
@@ -137,7 +137,7 @@ fn dirty_pages_that_were_discarded_are_an_error() {
 #[test]
 fn a_touch_of_a_dirty_page_that_was_discarded_is_sigbus() {
     const NAME: &str = "discarded::a_touch_of_a_dirty_page_that_was_discarded_is_sigbus";
-    die(NAME, "thrown the page away", |file, start| {
+    die(NAME, "discarded the page", |file, start| {
         touch(start, 3 * PAGE);
         drop(file);
     });
