@@ -1,5 +1,5 @@
-//! Storage a cache can stand on: the [`Backing`] trait, what it is asked ([`IoRequest`],
-//! [`Alignment`]), and [`Guarded`], which makes errors of a backing's panics.
+//! Storage under a cache: the [`Backing`] trait, the requests to it ([`IoRequest`], [`Alignment`]),
+//! and [`Guarded`], which turns panics of a backing into errors.
 
 use super::buf::Span;
 use super::{IoBuf, IoBufMut, IoError, Operation};
@@ -51,9 +51,9 @@ pub trait Backing: Send + Sync + Debug {
     /// Writes `source` at `position_bytes`. Returns how many bytes it took, from the first on.
     fn write_at(&self, source: &IoBuf<'_>, position_bytes: u64) -> io::Result<usize>;
 
-    /// As [`read_at`](Self::read_at), into several buffers, one behind the other. Only the last of
-    /// them may be shorter than a multiple of [`alignment`](Self::alignment). A backing that does
-    /// not implement it fills the first one.
+    /// Acts as [`read_at`](Self::read_at), into several consecutive buffers. Only the last of them
+    /// may be shorter than a multiple of [`alignment`](Self::alignment). The default implementation
+    /// fills the first one.
     fn read_vectored_at(
         &self,
         targets: &mut [IoBufMut<'_>],
@@ -65,9 +65,9 @@ pub trait Backing: Send + Sync + Debug {
         }
     }
 
-    /// As [`write_at`](Self::write_at), from several buffers, one behind the other. Only the last
-    /// of them may be shorter than a multiple of [`alignment`](Self::alignment). A backing that
-    /// does not implement it stores the first one.
+    /// Acts as [`write_at`](Self::write_at), from several consecutive buffers. Only the last of
+    /// them may be shorter than a multiple of [`alignment`](Self::alignment). The default
+    /// implementation stores the first one.
     fn write_vectored_at(&self, sources: &[IoBuf<'_>], position_bytes: u64) -> io::Result<usize> {
         match sources.iter().find(|source| !source.is_empty()) {
             Some(first) => self.write_at(first, position_bytes),
@@ -98,13 +98,13 @@ pub trait Backing: Send + Sync + Debug {
     /// nothing left to write.
     fn sync_data(&self) -> io::Result<()>;
 
-    /// As [`sync_data`](Self::sync_data), and what is known about the file (times, owner) too.
+    /// Acts as [`sync_data`](Self::sync_data), and also makes the metadata (times, owner) durable.
     fn sync_all(&self) -> io::Result<()>;
 
-    /// How many bytes there are.
+    /// Returns the length in bytes.
     fn len_bytes(&self) -> io::Result<u64>;
 
-    /// Cuts the storage to `length_bytes`, or lets it grow to that by zeros.
+    /// Truncates the storage to `length_bytes`, or extends it with zeros.
     fn set_len(&self, length_bytes: u64) -> io::Result<()>;
 
     /// Sets storage aside for bytes that will be written, and which are zeros until then: writing
@@ -124,7 +124,7 @@ pub trait Backing: Send + Sync + Debug {
         Alignment::NONE
     }
 
-    /// A path or a name, for messages.
+    /// Returns a path or a name, for messages.
     fn describe(&self) -> String;
 
     /// An identity that tells this file from others, so that a file opened twice has one cache:
@@ -194,8 +194,8 @@ impl FileIdentity {
         Self { device: DeviceIdentity::custom(device), inode }
     }
 
-    /// The identity of an open file, for a backing that stands for that very file: whoever opens
-    /// its path in the cache shares its pages.
+    /// Returns the identity of an open file, for a backing that represents that very file: an open
+    /// of its path in the cache shares its pages.
     ///
     /// # Errors
     /// Taken from `fstat`.
@@ -292,7 +292,7 @@ impl<'a> Submission<'a> {
     }
 }
 
-/// The name of a backing that cannot say it.
+/// Name of a backing whose `describe` panics.
 const NAMELESS: &str = "a backing";
 
 /// A backing of a user's, none of whose panics gets out.
@@ -426,17 +426,17 @@ pub struct Alignment {
 }
 
 impl Alignment {
-    /// Anything goes.
+    /// No requirement.
     pub const NONE: Self = Self { memory_bytes: 1, offset_bytes: 1 };
 
-    /// Whether both are powers of two that frames and folios can honour.
+    /// Returns `true` if both are powers of two that frames and folios can satisfy.
     pub fn is_valid(self) -> bool {
         [self.memory_bytes, self.offset_bytes]
             .into_iter()
             .all(|bytes| bytes.is_power_of_two() && bytes <= ALIGNMENT_BYTES_MAX)
     }
 
-    /// The distance between places where a transfer can be taken up again.
+    /// Returns the distance between positions where a transfer can be continued.
     pub(crate) fn granule_bytes(self) -> u64 {
         self.memory_bytes.max(self.offset_bytes)
     }
@@ -458,7 +458,7 @@ impl From<PositionOutOfRange> for io::Error {
     }
 }
 
-/// The end of a range, if the range lies where files can.
+/// Returns the end of a range, if it is below 2^63.
 pub(crate) fn range_end(position_bytes: u64, length: usize) -> Result<u64, PositionOutOfRange> {
     let length_bytes = length as u64;
     position_bytes
@@ -467,7 +467,7 @@ pub(crate) fn range_end(position_bytes: u64, length: usize) -> Result<u64, Posit
         .ok_or(PositionOutOfRange { position_bytes, length_bytes })
 }
 
-/// `value` without what is above the last multiple of `granule`, a power of two.
+/// Rounds `value` down to a multiple of `granule`, a power of two.
 pub(crate) fn round_down(value: usize, granule: u64) -> usize {
     debug_assert!(granule.is_power_of_two());
     value & !(granule as usize - 1)

@@ -1,19 +1,20 @@
-//! Buffers on frame memory for transfers: [`IoBufMut`] is filled, [`IoBuf`] is stored.
+//! Buffers over frame memory for transfers: a read fills an [`IoBufMut`], a write stores an
+//! [`IoBuf`].
 //!
-//! Made above `io` (a folio about to be filled or written back) or on an [`IoBuffer`], taken by
-//! backings. They are an address and a length instead of a slice, because a frame is
-//! shared while it is transferred: an optimistic reader may still be looking at it (it will throw
-//! away what it saw), a writer may dirty it again during a write. A Rust reference to such memory
-//! would be a lie; the copies below go through `sys::copy`, the kernel takes the bare address.
+//! Created above `io` (for a folio to be filled or written back) or from an [`IoBuffer`], and
+//! passed to backings. They hold an address and a length instead of a slice, because a frame is
+//! shared during a transfer: an optimistic reader may still read it (and discard what it read), a
+//! writer may dirty it again during a write. A Rust reference to such memory would be unsound; the
+//! copies below use `sys::copy`, the kernel gets the address.
 //!
-//! Invariant IO-1: for as long as a buffer lives, its bytes are mapped, lie in whole aligned words
-//! of memory made for frames, and nobody touches them but through `sys::copy` or the kernel; those
+//! Invariant IO-1: while a buffer exists, its bytes are mapped, lie in whole aligned words of
+//! memory allocated for frames, and are accessed only through `sys::copy` or by the kernel; those
 //! of an `IoBufMut` are written through this buffer only.
 //!
 //! # Safety
-//! The maker of a buffer answers for IO-1; everything that takes one counts on it. A [`Span`]
-//! promises nothing about its bytes. An [`IoBuffer`] owns its allocation; what borrows it keeps it
-//! from being read or freed.
+//! The creator of a buffer guarantees IO-1; everything that takes one relies on it. A [`Span`]
+//! guarantees nothing about its bytes. An [`IoBuffer`] owns its allocation; a buffer that borrows
+//! it prevents reading or freeing it.
 #![allow(unsafe_code)]
 
 use super::backing::ALIGNMENT_BYTES_MAX;
@@ -26,7 +27,7 @@ use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::{fmt, io, slice};
 
-/// Memory that a read fills. Others may be reading it meanwhile.
+/// Memory that a read fills. Other threads may read it meanwhile.
 #[derive(Debug)]
 #[repr(transparent)]
 pub struct IoBufMut<'a> {
@@ -34,7 +35,7 @@ pub struct IoBufMut<'a> {
     frame: PhantomData<&'a mut [u8]>,
 }
 
-/// Memory that a write stores. Others may be changing it meanwhile.
+/// Memory that a write stores. Other threads may change it meanwhile.
 #[derive(Clone, Copy, Debug)]
 #[repr(transparent)]
 pub struct IoBuf<'a> {
@@ -43,49 +44,50 @@ pub struct IoBuf<'a> {
 }
 
 impl<'a> IoBufMut<'a> {
-    /// A buffer on `length_bytes` bytes at `start`.
+    /// Creates a buffer of `length_bytes` bytes at `start`.
     ///
     /// # Safety
-    /// IO-1 holds for those bytes during `'a`, with this buffer as the only one who writes them.
+    /// IO-1 must hold for those bytes during `'a`, with this buffer as the only writer.
     pub(crate) unsafe fn new(start: NonNull<u8>, length_bytes: usize) -> Self {
         Self { span: Span::new(start, length_bytes), frame: PhantomData }
     }
 
-    /// How many bytes the buffer has.
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         self.span.len()
     }
 
-    /// Whether the buffer has no bytes.
+    /// Returns `true` if the length is 0.
     pub fn is_empty(&self) -> bool {
         self.span.len() == 0
     }
 
-    /// The first byte, to look at its alignment.
+    /// Returns the address of the first byte, to check its alignment.
     pub fn as_ptr(&self) -> *const u8 {
         self.span.start()
     }
 
-    /// The first byte, for a system call or another foreign function that fills the buffer.
+    /// Returns the address of the first byte, for a system call or another foreign function that
+    /// fills the buffer.
     ///
-    /// Do not make a reference of it: others may read the memory meanwhile.
+    /// Do not create a reference from it: other threads may read the memory meanwhile.
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
         self.span.start()
     }
 
-    /// Fills part of the buffer, from its byte `offset` on, with `bytes`.
+    /// Copies `bytes` into the buffer, from its byte `offset` on.
     ///
     /// # Panics
-    /// If `bytes` does not fit behind `offset`.
+    /// If `bytes` does not fit after `offset`.
     pub fn copy_from_slice(&mut self, offset: usize, bytes: &[u8]) {
         self.span.check_range(offset, bytes.len());
         let target = self.span.start().wrapping_add(offset);
-        // SAFETY: the bytes at `target` are in the buffer, which only we write (IO-1); `bytes`
-        // is a live shared slice, so it cannot be frame memory.
+        // SAFETY: the bytes at `target` are in the buffer, which only this buffer writes (IO-1);
+        // `bytes` is a live shared slice, so it cannot be frame memory.
         unsafe { copy::copy_in(target, bytes) }
     }
 
-    /// The parts that make up `bytes` of a row of buffers, one behind the other.
+    /// Returns the parts that make up `bytes` of consecutive buffers.
     pub(super) fn part<'w>(
         row: &'w mut [IoBufMut<'_>],
         bytes: Range<usize>,
@@ -98,21 +100,21 @@ impl<'a> IoBufMut<'a> {
         part.collect()
     }
 
-    /// Fills a row of buffers from `file`, with one system call.
+    /// Fills consecutive buffers from `file`, with one system call.
     pub(super) fn read_row_from(
         row: &mut [IoBufMut<'_>],
         file: BorrowedFd<'_>,
         position_bytes: u64,
     ) -> io::Result<usize> {
         let (entries, count) = Span::kernel_row(Self::spans(row));
-        // SAFETY: the entries are those of `row`; each buffer's bytes are writable, and others look
-        // only through `sys::copy` (IO-1).
+        // SAFETY: the entries are those of `row`; each buffer's bytes are writable, and other
+        // threads read only through `sys::copy` (IO-1).
         unsafe { file::read_vectored_at(file, entries, count, position_bytes) }
     }
 
-    /// The addresses and lengths of a row of buffers.
+    /// Returns the addresses and lengths of the buffers.
     pub(super) fn spans<'s>(row: &'s [IoBufMut<'_>]) -> &'s [Span] {
-        // SAFETY: a buffer is a transparent span, and the result borrows the row.
+        // SAFETY: a buffer is a transparent span, and the result borrows the slice.
         unsafe { slice::from_raw_parts(row.as_ptr().cast(), row.len()) }
     }
 
@@ -122,68 +124,71 @@ impl<'a> IoBufMut<'a> {
         file: BorrowedFd<'_>,
         position_bytes: u64,
     ) -> io::Result<usize> {
-        // SAFETY: the buffer's bytes are writable, and others look only through `sys::copy` (IO-1).
+        // SAFETY: the buffer's bytes are writable; other threads read only through `sys::copy`
+        // (IO-1).
         unsafe { file::read_at(file, self.span.start(), self.span.len(), position_bytes) }
     }
 
-    /// The first `length_bytes` bytes of the buffer, as a buffer.
+    /// Returns the first `length_bytes` bytes as a buffer.
     ///
     /// # Panics
-    /// If there are fewer.
+    /// If the buffer is shorter.
     pub fn prefix(&mut self, length_bytes: usize) -> IoBufMut<'_> {
         IoBufMut { span: self.span.part(0, length_bytes), frame: PhantomData }
     }
 
-    /// The buffer without its first `skipped_bytes` bytes.
+    /// Returns the buffer without its first `skipped_bytes` bytes.
     ///
     /// # Panics
-    /// If there are fewer.
+    /// If the buffer is shorter.
     pub fn suffix(&mut self, skipped_bytes: usize) -> IoBufMut<'_> {
         IoBufMut { span: self.span.suffix(skipped_bytes), frame: PhantomData }
     }
 }
 
 impl<'a> IoBuf<'a> {
-    /// A buffer on `length_bytes` bytes at `start`.
+    /// Creates a buffer of `length_bytes` bytes at `start`.
     ///
     /// # Safety
-    /// IO-1 holds for those bytes during `'a`; others may write them.
+    /// IO-1 must hold for those bytes during `'a`; other threads may write them.
     pub(crate) unsafe fn new(start: NonNull<u8>, length_bytes: usize) -> Self {
         Self { span: Span::new(start, length_bytes), frame: PhantomData }
     }
 
-    /// How many bytes the buffer has.
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         self.span.len()
     }
 
-    /// Whether the buffer has no bytes.
+    /// Returns `true` if the length is 0.
     pub fn is_empty(&self) -> bool {
         self.span.len() == 0
     }
 
-    /// The first byte, for a system call or another foreign function that stores the buffer.
+    /// Returns the address of the first byte, for a system call or another foreign function that
+    /// stores the buffer.
     ///
-    /// Do not make a reference of it: others may write the memory meanwhile.
+    /// Do not create a reference from it: other threads may write the memory meanwhile.
     pub fn as_ptr(&self) -> *const u8 {
         self.span.start()
     }
 
     /// Copies part of the buffer, from its byte `offset` on, to `bytes`.
     ///
-    /// If somebody is writing the memory, the copy may be a mixture of old and new.
+    /// If another thread writes the memory meanwhile, the copy may be a mixture of old and new
+    /// bytes.
     ///
     /// # Panics
-    /// If the buffer has fewer than `bytes.len()` bytes behind `offset`.
+    /// If the buffer has fewer than `bytes.len()` bytes after `offset`.
     pub fn copy_to_slice(&self, offset: usize, bytes: &mut [u8]) {
         self.span.check_range(offset, bytes.len());
         let source = self.span.start().wrapping_add(offset);
-        // SAFETY: the bytes at `source` are in the buffer, mapped and changed only by those who
-        // may (IO-1); `bytes` is a live unique slice, so it cannot be frame memory.
+        // SAFETY: the bytes at `source` are in the buffer, mapped and only changed as IO-1 allows;
+        // `bytes` is a live unique slice, so it cannot be frame memory.
         unsafe { copy::copy_out(source, bytes) }
     }
 
-    /// The parts that make up `bytes` of a row of buffers, one behind the other.
+    /// Returns the parts that make up `bytes` of consecutive buffers.
     pub(super) fn part(row: &[IoBuf<'a>], bytes: Range<usize>) -> SmallVec<[IoBuf<'a>; 4]> {
         let mut start = 0;
         let part = row.iter().filter_map(|buffer| {
@@ -193,55 +198,55 @@ impl<'a> IoBuf<'a> {
         part.collect()
     }
 
-    /// Stores a row of buffers in `file`, with one system call.
+    /// Stores consecutive buffers in `file`, with one system call.
     pub(super) fn write_row_to(
         row: &[IoBuf<'_>],
         file: BorrowedFd<'_>,
         position_bytes: u64,
     ) -> io::Result<usize> {
         let (entries, count) = Span::kernel_row(Self::spans(row));
-        // SAFETY: the entries are those of `row`; each buffer's bytes are readable, and others
-        // write only through `sys::copy` (IO-1).
+        // SAFETY: the entries are those of `row`; each buffer's bytes are readable, and other
+        // threads write only through `sys::copy` (IO-1).
         unsafe { file::write_vectored_at(file, entries, count, position_bytes) }
     }
 
-    /// The addresses and lengths of a row of buffers.
+    /// Returns the addresses and lengths of the buffers.
     pub(super) fn spans<'s>(row: &'s [IoBuf<'_>]) -> &'s [Span] {
-        // SAFETY: a buffer is a transparent span, and the result borrows the row.
+        // SAFETY: a buffer is a transparent span, and the result borrows the slice.
         unsafe { slice::from_raw_parts(row.as_ptr().cast(), row.len()) }
     }
 
     /// Stores the buffer in `file`, with one system call.
     pub(super) fn write_to(&self, file: BorrowedFd<'_>, position_bytes: u64) -> io::Result<usize> {
-        // SAFETY: the buffer's bytes are readable, and others write only through `sys::copy`
+        // SAFETY: the buffer's bytes are readable, and other threads write only through `sys::copy`
         // (IO-1).
         unsafe { file::write_at(file, self.span.start(), self.span.len(), position_bytes) }
     }
 
-    /// The first `length_bytes` bytes of the buffer, as a buffer.
+    /// Returns the first `length_bytes` bytes as a buffer.
     ///
     /// # Panics
-    /// If there are fewer.
+    /// If the buffer is shorter.
     pub fn prefix(&self, length_bytes: usize) -> IoBuf<'a> {
         IoBuf { span: self.span.part(0, length_bytes), frame: PhantomData }
     }
 
-    /// The buffer without its first `skipped_bytes` bytes.
+    /// Returns the buffer without its first `skipped_bytes` bytes.
     ///
     /// # Panics
-    /// If there are fewer.
+    /// If the buffer is shorter.
     pub fn suffix(&self, skipped_bytes: usize) -> IoBuf<'a> {
         IoBuf { span: self.span.suffix(skipped_bytes), frame: PhantomData }
     }
 }
 
-/// An address and a length, laid out as the kernel's `iovec`, so that a row of them can be handed
-/// to a vectored system call as it stands. Pure arithmetic: nothing here touches the memory.
+/// An address and a length, laid out as the kernel's `iovec`, so that a slice of them can be passed
+/// to a vectored system call. Pure arithmetic: never accesses the memory.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub(super) struct Span(libc::iovec);
 
-// SAFETY: an address and a length; using them is somebody else's promise.
+// SAFETY: an address and a length; every use of them has its own contract.
 unsafe impl Send for Span {}
 // SAFETY: as above.
 unsafe impl Sync for Span {}
@@ -259,17 +264,17 @@ impl Span {
         self.0.iov_len
     }
 
-    /// The address behind the last byte.
+    /// Returns the address after the last byte.
     pub(super) fn end(&self) -> *mut u8 {
         self.start().wrapping_add(self.len())
     }
 
-    /// So many bytes more, which the caller knows to follow.
+    /// Extends the span by bytes that directly follow it.
     pub(super) fn grow(&mut self, length_bytes: usize) {
         self.0.iov_len += length_bytes;
     }
 
-    /// `length_bytes` bytes from byte `offset` on.
+    /// Returns `length_bytes` bytes from byte `offset` on.
     #[track_caller]
     pub(super) fn part(&self, offset: usize, length_bytes: usize) -> Self {
         self.check_range(offset, length_bytes);
@@ -277,21 +282,21 @@ impl Span {
         Self(libc::iovec { iov_base: start.cast(), iov_len: length_bytes })
     }
 
-    /// All but the first bytes.
+    /// Returns all but the first bytes.
     #[track_caller]
     pub(super) fn suffix(&self, skipped_bytes: usize) -> Self {
         self.check_range(skipped_bytes, 0);
         self.part(skipped_bytes, self.len() - skipped_bytes)
     }
 
-    /// A row as the kernel takes it: at most as many as it takes at once (`IOV_MAX`); leaving out
-    /// the rest makes a short transfer.
+    /// Returns the spans for a system call: at most as many as one call accepts (`IOV_MAX`);
+    /// omitting the rest makes a short transfer.
     pub(super) fn kernel_row(row: &[Self]) -> (*const libc::iovec, usize) {
         (row.as_ptr().cast(), row.len().min(libc::UIO_MAXIOV as usize))
     }
 
-    /// The part of `bytes` of a row that lies in this span, the next one. It begins at the row's
-    /// byte `start`, which moves to its end.
+    /// Returns the part of `bytes`, a range of consecutive spans, that lies in this span. `start`
+    /// is the offset of this span, and is advanced to its end.
     pub(super) fn overlap(&self, start: &mut usize, bytes: &Range<usize>) -> Option<Self> {
         let own = *start..*start + self.len();
         *start = own.end;
@@ -315,8 +320,8 @@ impl fmt::Debug for Span {
     }
 }
 
-/// Memory to drive a [`Backing`](super::Backing) by hand, aligned to 4096 bytes and zeroed when
-/// made. The cache itself transfers to and from frames.
+/// Memory for calling a [`Backing`](super::Backing) directly, aligned to 4096 bytes and
+/// zero-filled. The cache itself transfers to and from frames.
 #[derive(Debug)]
 pub struct IoBuffer {
     start: NonNull<u8>,
@@ -324,16 +329,16 @@ pub struct IoBuffer {
     layout: Layout,
 }
 
-// SAFETY: the buffer owns its memory and hands it out by the usual rules of borrowing.
+// SAFETY: the buffer owns its memory and lends it by the usual borrowing rules.
 unsafe impl Send for IoBuffer {}
 // SAFETY: a shared buffer can only be read.
 unsafe impl Sync for IoBuffer {}
 
 impl IoBuffer {
-    /// A buffer of `length_bytes` zeros.
+    /// Creates a buffer of `length_bytes` zeros.
     ///
     /// # Panics
-    /// If `length_bytes` is more than half the address space.
+    /// If `length_bytes` exceeds half the address space.
     pub fn new(length_bytes: usize) -> Self {
         let granule = ALIGNMENT_BYTES_MAX as usize;
         let layout = Layout::from_size_align(length_bytes.max(1), granule)
@@ -345,28 +350,28 @@ impl IoBuffer {
         Self { start, length_bytes, layout }
     }
 
-    /// A buffer that holds a copy of `bytes`.
+    /// Creates a buffer that holds a copy of `bytes`.
     pub fn from_bytes(bytes: &[u8]) -> Self {
         let mut buffer = Self::new(bytes.len());
         buffer.target().copy_from_slice(0, bytes);
         buffer
     }
 
-    /// The bytes of the buffer.
+    /// Returns the bytes of the buffer.
     pub fn as_bytes(&self) -> &[u8] {
-        // SAFETY: the allocation is initialised and this long; buffers that write it hold `&mut`.
+        // SAFETY: the allocation is initialized and this long; buffers that write it hold `&mut`.
         unsafe { slice::from_raw_parts(self.start.as_ptr(), self.length_bytes) }
     }
 
-    /// The whole buffer, to be filled.
+    /// Returns the whole buffer, to be filled.
     pub fn target(&mut self) -> IoBufMut<'_> {
         // SAFETY: the allocation is whole pages and uniquely borrowed while the buffer lives.
         unsafe { IoBufMut::new(self.start, self.length_bytes) }
     }
 
-    /// The whole buffer, to be stored.
+    /// Returns the whole buffer, to be stored.
     pub fn source(&self) -> IoBuf<'_> {
-        // SAFETY: the allocation is whole pages and nobody writes it while the buffer lives.
+        // SAFETY: the allocation is whole pages and is not written while the buffer exists.
         unsafe { IoBuf::new(self.start, self.length_bytes) }
     }
 }
@@ -384,7 +389,7 @@ mod tests {
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
     #[test]
-    fn buffers_copy_to_and_from_exactly_their_place() {
+    fn buffers_copy_exactly_the_given_range() {
         let mut buffer = IoBuffer::new(8192);
         let mut target = buffer.target();
         let mut part = target.suffix(4000);
@@ -400,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn a_buffer_can_be_emptied_but_not_left() {
+    fn a_part_may_be_empty_but_not_outside_the_buffer() {
         let mut buffer = IoBuffer::new(100);
         assert!(buffer.target().suffix(100).is_empty());
         assert!(buffer.source().prefix(0).is_empty());
@@ -422,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn a_buffer_is_page_aligned_zeroed_and_as_long_as_asked() {
+    fn a_new_buffer_is_page_aligned_and_zeroed() {
         for length in [0, 1, 4095, 4096, 4097] {
             let mut buffer = IoBuffer::new(length);
             assert_eq!(buffer.as_bytes(), vec![0; length]);

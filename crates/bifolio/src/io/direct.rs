@@ -1,10 +1,11 @@
-//! Which way the transfers of a disk file go: directly to the device, or through the page cache.
+//! Decides for a disk file between direct transfers and the page cache.
 //!
-//! Called once per open by `disk.rs`. Everything that speaks against direct I/O is looked at here,
-//! in this order: the caller's wish, the cache's mask, tmpfs, what `statx` says, what `open` says,
-//! and, where `statx` knew nothing, one trial read. Each "no" is a reason a person can read.
+//! Called once per open by `disk.rs`. Checks everything that rules out direct I/O, in this order:
+//! the caller's options, the features disabled in the cache, tmpfs, the answer of `statx`, the
+//! result of `open`, and, where `statx` reported nothing, one trial read. Each reason is a readable
+//! text.
 //!
-//! A refusal that only shows in a later transfer (EINVAL) is `disk.rs`'s to handle.
+//! A refusal that only shows in a later transfer (EINVAL) is handled by `disk.rs`.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -16,11 +17,11 @@ use super::{Alignment, DirectIo, IoBuffer, IoRequest};
 use crate::sys::file::{self, DirectAlignment, OpenMode};
 use crate::sys::probe::{Feature, Features};
 
-/// The assumption where nobody tells: no device has larger logical blocks than a page.
+/// Alignment assumed where none is reported: no device has larger logical blocks than a page.
 const ALIGNMENT_GUESSED: Alignment =
     Alignment { memory_bytes: ALIGNMENT_BYTES_MAX, offset_bytes: ALIGNMENT_BYTES_MAX };
 
-/// A descriptor opened with `O_DIRECT`, and what its transfers must be multiples of.
+/// A descriptor opened with `O_DIRECT`, and the required alignment of its transfers.
 #[derive(Debug)]
 pub(super) struct Direct {
     pub(super) descriptor: OwnedFd,
@@ -28,37 +29,38 @@ pub(super) struct Direct {
 }
 
 impl Direct {
-    /// Whether the transfer, or at least whole blocks at its start, can go directly.
+    /// Returns `true` if the transfer, or at least whole blocks at its start, can be direct.
     pub(super) fn takes(&self, request: &IoRequest) -> bool {
         request.fits(self.alignment) && self.part(request) > 0
     }
 
-    /// How many bytes of the transfer are whole blocks.
+    /// Returns how many bytes of the transfer are whole blocks.
     pub(super) fn part(&self, request: &IoRequest) -> usize {
         round_down(request.length_bytes, self.alignment.offset_bytes)
     }
 }
 
-/// The way chosen for a file.
+/// The decision for a file.
 #[derive(Debug)]
 pub(super) enum Choice {
     Direct(Direct),
-    /// With the descriptor that was refused later than at its opening: to close it would drop the
-    /// locks that this process has on the file.
+    /// Buffered. `unused` is a descriptor that was opened but refused a transfer; it stays open:
+    /// closing it would drop the POSIX locks that this process holds on the file.
     Buffered {
         reason: String,
         unused: Option<OwnedFd>,
     },
 }
 
-/// Whether an error means that the file system does not do direct transfers, or not like this.
+/// Returns `true` if the error means that the file system does not support direct transfers, or not
+/// with these parameters.
 pub(super) fn is_refusal(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP))
 }
 
-/// Chooses for the file at `path`, already open through the page cache as `buffered`.
+/// Decides for the file at `path`, already open through the page cache as `buffered`.
 ///
-/// An error is one of the second `open`, that has nothing to do with direct transfers.
+/// Fails only if the second `open` fails for a reason unrelated to direct transfers.
 pub(super) fn choose(
     path: &Path,
     buffered: BorrowedFd<'_>,
@@ -88,14 +90,15 @@ pub(super) fn choose(
     Ok(Choice::Direct(Direct { descriptor, alignment }))
 }
 
-/// The alignment to open with and whether it is certain, or why not to open directly at all.
+/// Returns the alignment to open with and `true` if it is certain, or the reason not to open for
+/// direct transfers.
 fn plan(
     buffered: BorrowedFd<'_>,
     wish: DirectIo,
     features: &Features,
 ) -> Result<(Alignment, bool), String> {
     if wish == DirectIo::Never {
-        return Err("direct I/O was not asked for".to_owned());
+        return Err("direct I/O was not requested".to_owned());
     }
     if !features.has(Feature::DirectIo) {
         return Err("direct I/O is disabled in this cache".to_owned());
@@ -111,12 +114,12 @@ fn plan(
     judge(answer)
 }
 
-/// The decision that follows from the answer of `statx`.
+/// Decides by the answer of `statx`.
 fn judge(answer: DirectAlignment) -> Result<(Alignment, bool), String> {
     match answer {
         DirectAlignment::Unknown => Ok((ALIGNMENT_GUESSED, false)),
         DirectAlignment::Unsupported => {
-            Err("the file system says this file has no direct I/O".to_owned())
+            Err("the file system does not support direct I/O on this file".to_owned())
         }
         DirectAlignment::Known { memory_bytes, offset_bytes } => {
             let alignment = Alignment { memory_bytes, offset_bytes };
@@ -125,14 +128,14 @@ fn judge(answer: DirectAlignment) -> Result<(Alignment, bool), String> {
             }
             Err(format!(
                 "direct I/O needs alignments of {memory_bytes} bytes in memory and \
-                 {offset_bytes} in the file, where {ALIGNMENT_BYTES_MAX} is the most on offer"
+                 {offset_bytes} in the file; at most {ALIGNMENT_BYTES_MAX} is supported"
             ))
         }
     }
 }
 
-/// Finds out whether direct reads work. Only a refusal counts: any other error is the next
-/// reader's to see, with its position.
+/// Checks if direct reads work. Only a refusal counts: any other error is left to the next reader,
+/// which reports its position.
 fn try_one_read(descriptor: BorrowedFd<'_>, alignment: Alignment) -> io::Result<()> {
     let mut scratch = IoBuffer::new(alignment.granule_bytes() as usize);
     match scratch.target().read_from(descriptor, 0) {
@@ -150,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_known_alignment_is_taken_an_unknown_one_is_tried() {
+    fn a_known_alignment_is_used_and_an_unknown_one_tried() {
         let told = Alignment { memory_bytes: 4, offset_bytes: 512 };
         assert_eq!(judge(known(4, 512)), Ok((told, true)));
         assert_eq!(judge(DirectAlignment::Unknown), Ok((ALIGNMENT_GUESSED, false)));

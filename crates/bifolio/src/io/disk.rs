@@ -8,40 +8,41 @@
 //!              '--> (O_DIRECT) --> device
 //! ```
 //!
-//! Each file has two descriptors. Whole blocks go by the direct one. What is left at the end of a
-//! file whose length is not a multiple of a block goes by the buffered one, byte for byte: nothing
-//! is ever padded and cut back afterwards, so at no instant is the file longer than it was asked
-//! to be, whoever looks and whenever the machine stops. One call makes one transfer: a write that
-//! has both parts returns short after the first, and `transfer.rs` comes back with the second.
+//! Each file has two descriptors. Whole blocks go through the direct one. A partial block at the
+//! end of file goes through the buffered one, byte for byte: nothing is ever padded and truncated
+//! afterwards, so the file is never longer than requested, not even for other programs or after a
+//! crash. One call makes one transfer: a write that has both parts returns short after the first,
+//! and `transfer.rs` continues with the second.
 //!
 //! # Why mixing the two is coherent
-//! Linux keeps direct transfers and its page cache apart by rule: a direct read or write first
-//! writes out what is dirty in its range and waits for it, and a direct write drops the range from
-//! the page cache, before and after. So a direct read sees an earlier buffered write, a buffered
+//! Linux keeps direct transfers and its page cache coherent by rule: a direct read or write first
+//! writes out what is dirty in its range and waits for it, and a direct write invalidates the range
+//! in the page cache, before and after. So a direct read sees an earlier buffered write, a buffered
 //! read an earlier direct one, and a tail that grew into a whole block can be written directly over
-//! its buffered past. What the kernel does not promise is order between *overlapping* transfers in
-//! flight at the same time; the cache never has two of those for one folio, and one for another
-//! folio touches other pages.
+//! its buffered version. The kernel guarantees no order between *overlapping* transfers that are in
+//! flight at the same time. The cache never has two of those for one folio, and a transfer of
+//! another folio touches other pages.
 //!
 //! # Order of a sync
-//! Both descriptors name one inode, so one `fdatasync`, begun after the last write returned, is
+//! Both descriptors name one inode, so one `fdatasync` that begins after the last write returned is
 //! enough: it writes out the tail from the page cache, commits the length, and flushes the volatile
-//! cache of the device, into which the direct writes went. It runs on the buffered descriptor,
-//! where a failed write-out of the tail is reported.
+//! cache of the device, which received the direct writes. It runs on the buffered descriptor, where
+//! a failed write-out of the tail is reported.
 //!
 //! # Closing
-//! To close any descriptor of a file drops all POSIX locks that the process has on it. So one that
-//! was opened in vain is kept, and `Located` tells which file a path names without opening it.
+//! Closing any descriptor of a file drops all POSIX locks that the process holds on it. So a
+//! descriptor that turned out to be unneeded is kept open, and `Located` identifies the file of a
+//! path without opening it.
 //!
 //! # Invariants
 //! - IO-2: whole blocks of aligned memory at aligned positions go directly, everything else goes
 //!   through the page cache.
 //! - IO-3: a file that was once refused a direct transfer never tries one again.
 //! - IO-4: after one failed sync no later one succeeds. The kernel may drop what it could not write
-//!   and then report success for having nothing left: durability could only be pretended. Syncs of
-//!   one file are made one at a time, because the kernel reports a loss once for each descriptor.
+//!   and then report success because nothing is left to write: durability would be an illusion.
+//!   Syncs of one file are serialized, because the kernel reports a loss once per descriptor.
 //!
-//! It does not retry, does not continue short transfers, and does not cache or read ahead.
+//! This file does not retry, does not continue short transfers, and does not cache or read ahead.
 
 use super::backing::range_end;
 use super::direct::{Choice, Direct, choose, is_refusal};
@@ -58,30 +59,30 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::{io, slice};
 
-/// How often a file may be replaced under our hands before opening it fails.
+/// How often a file may be replaced while it is being opened before the open fails.
 const OPEN_ATTEMPTS_MAX: u32 = 5;
 
-/// A regular file on a file system, with direct transfers where they can be had.
+/// A regular file on a file system, with direct transfers where available.
 #[derive(Debug)]
 pub struct DiskFile {
     path: PathBuf,
     identity: FileIdentity,
     buffered: OwnedFd,
     direct: Option<Direct>,
-    /// Open for the sake of the locks that would go with it.
+    /// Descriptors that stay open because closing them would drop POSIX locks.
     _unused: Vec<OwnedFd>,
     pub(crate) direct_required: AtomicBool,
-    /// Why transfers go through the page cache; while it is empty they go directly (IO-3).
+    /// Why transfers go through the page cache; unset while they are direct (IO-3).
     buffered_reason: OnceLock<String>,
-    /// The errno of the sync that failed (IO-4). Held through a sync: the kernel tells of a write
-    /// that it has lost once for each descriptor.
+    /// The errno of the sync that failed (IO-4). Locked during a sync: the kernel reports a lost
+    /// write once per descriptor.
     sync_failed: Mutex<Option<Option<i32>>>,
 }
 
 impl DiskFile {
-    /// Opens the file at `path`, using what is in `features`.
+    /// Opens the file at `path` with the features that are in use.
     ///
-    /// Never waits, whatever `path` names, and changes nothing unless it names a regular file.
+    /// Never blocks, whatever `path` names, and changes nothing unless it names a regular file.
     pub fn open(
         path: impl AsRef<Path>,
         options: &DiskOptions,
@@ -90,8 +91,9 @@ impl DiskFile {
         Self::open_keeping(path.as_ref(), options, features, &mut Vec::new())
     }
 
-    /// As [`Self::open`]. On errors what was opened in vain is left in `unused`: to close it drops
-    /// locks. The file takes it, and what was there before.
+    /// Acts as [`Self::open`]. On an error, unneeded descriptors are added to `unused`, because
+    /// closing them would drop locks. On success the file takes these, and what `unused` contained
+    /// before.
     pub(crate) fn open_keeping(
         path: &Path,
         options: &DiskOptions,
@@ -112,8 +114,8 @@ impl DiskFile {
         Err(OpenDiskError::Replaced { path: path.to_owned() })
     }
 
-    /// The file that a descriptor is of, without opening that one again but for direct transfers.
-    /// The descriptor is closed with the file. `unused` as in [`Self::open_keeping`].
+    /// Creates the file of a descriptor, which is only reopened for direct transfers. The
+    /// descriptor is closed with the file. `unused` is as in [`Self::open_keeping`].
     pub(crate) fn from_fd(
         descriptor: OwnedFd,
         options: &DiskOptions,
@@ -133,7 +135,7 @@ impl DiskFile {
         };
         let mut buffered = descriptor;
         if rights.direct {
-            // Its transfers need an alignment: it is no way for the rest.
+            // Its transfers need alignment, so it cannot serve as the buffered descriptor.
             let DiskOptions { read, write, .. } = *options;
             let mode = OpenMode { read, write, create: None, direct: false };
             let opened = file::open(&path, mode);
@@ -145,7 +147,7 @@ impl DiskFile {
         opened.finish(options, features, unused)?.ok_or(OpenDiskError::Replaced { path: name })
     }
 
-    /// Refuses a descriptor that cannot be used as `options` want; its identity if it can.
+    /// Returns the identity of a descriptor, or an error if it cannot be used with `options`.
     pub(crate) fn check_fd(
         descriptor: &OwnedFd,
         options: &DiskOptions,
@@ -160,16 +162,17 @@ impl DiskFile {
             Rights { read: false, .. } => "it was not opened for reading",
             Rights { write: false, .. } if options.write => "it was not opened for writing",
             Rights { appends: true, .. } if options.write => {
-                "with O_APPEND every write goes to the end of the file"
+                "it was opened with O_APPEND, so every write would go to the end of the file"
             }
             _ => return Ok(FileIdentity::of(status)),
         };
         Err(OpenDiskError::Descriptor { path, problem })
     }
 
-    /// From now on no transfer falls back to the page cache, unless they do already.
+    /// Makes direct transfers mandatory: no transfer falls back to the page cache from now on,
+    /// unless they already do.
     pub(crate) fn require_direct(&self) {
-        // Relaxed: a transfer that is refused at this moment falls back or not.
+        // Relaxed: a transfer that is refused at this moment may fall back or fail.
         self.direct_required.store(true, Ordering::Relaxed);
     }
 
@@ -179,17 +182,17 @@ impl DiskFile {
         file::lock_exclusively(self.buffered.as_fd())
     }
 
-    /// Whether the descriptors were opened for writing.
+    /// Returns `true` if the descriptors were opened for writing.
     pub(crate) fn is_writable(&self) -> bool {
         file::rights(self.buffered.as_fd()).is_ok_and(|rights| rights.write)
     }
 
-    /// The same file, called `name` in messages.
+    /// Sets the name used in messages.
     pub(crate) fn called(self, name: PathBuf) -> Self {
         Self { path: name, ..self }
     }
 
-    /// Where a transfer goes, and how much of it at once (IO-2, IO-3).
+    /// Returns the descriptor for a transfer, and how much of it can be done at once (IO-2, IO-3).
     fn route(&self, request: &IoRequest) -> Submission<'_> {
         let usable = self.buffered_reason.get().is_none();
         match self.direct.as_ref().filter(|direct| usable && direct.takes(request)) {
@@ -198,8 +201,8 @@ impl DiskFile {
         }
     }
 
-    /// Whether a transfer that was answered like this is to be repeated through the page cache, as
-    /// is every later one.
+    /// Returns `true` if a transfer with this result must be repeated through the page cache, as
+    /// must every later one.
     fn falls_back(&self, request: &IoRequest, answer: &io::Result<usize>) -> bool {
         match answer {
             Err(error) if is_refusal(error) && !self.is_direct_required() => {
@@ -220,7 +223,7 @@ impl DiskFile {
         self.direct_required.load(Ordering::Relaxed)
     }
 
-    /// One attempt at a transfer: `transfer` moves the first bytes of it, as many as it is told.
+    /// Makes one attempt at a transfer: `transfer` moves the first bytes, as many as it is told.
     fn attempt(
         &self,
         request: &IoRequest,
@@ -235,8 +238,8 @@ impl DiskFile {
         answer
     }
 
-    /// Runs one sync, unless one has failed before (IO-4). One at a time: of two, one would be told
-    /// of the failure and the other would have looked before that.
+    /// Runs one sync, unless one has failed before (IO-4). Serialized: of two concurrent syncs only
+    /// one would be told of the failure.
     pub(super) fn sync_once(&self, sync: fn(&OwnedFd) -> io::Result<()>) -> io::Result<()> {
         let mut failed = self.sync_failed.lock();
         if let Some(errno) = *failed {
@@ -244,7 +247,7 @@ impl DiskFile {
         }
         let answer = sync(&self.buffered);
         match &answer {
-            // An interrupted sync has lost nothing; it is simply not over.
+            // An interrupted sync has lost nothing; it is incomplete.
             Err(error) if error.kind() != io::ErrorKind::Interrupted => {
                 *failed = Some(error.raw_os_error());
             }
@@ -254,20 +257,20 @@ impl DiskFile {
     }
 }
 
-/// A file that is open through the page cache, and not yet directly.
+/// A file that is open through the page cache, but not yet for direct transfers.
 struct Opened<'a> {
-    /// By which it is opened once more.
+    /// Path for the second open.
     path: &'a Path,
     name: PathBuf,
     buffered: OwnedFd,
     identity: FileIdentity,
-    /// We were given the descriptor, and may have no right to open the file again.
+    /// The caller supplied the descriptor, and this process may not be allowed to reopen the file.
     is_given: bool,
 }
 
 impl Opened<'_> {
-    /// Chooses the way of its transfers; `None` if the path changed its meaning between our looks
-    /// at it. What is not used then is left in `unused`.
+    /// Decides how to transfer; `None` if the path named another file the second time. Unneeded
+    /// descriptors are added to `unused`.
     fn finish(
         self,
         options: &DiskOptions,
@@ -294,7 +297,7 @@ impl Opened<'_> {
         }))
     }
 
-    /// The way of its transfers: directly, or why not.
+    /// Returns a direct descriptor, or why transfers are buffered.
     fn choose(
         &self,
         options: &DiskOptions,
@@ -408,7 +411,7 @@ impl Backing for DiskFile {
     }
 
     fn allocate(&self, bytes: Range<u64>) -> io::Result<()> {
-        // The page cache finds room when it writes out; a tmpfs would take the memory now.
+        // The page cache allocates when it writes out; a tmpfs would use the memory now.
         if self.direct.is_none() {
             return Ok(());
         }
@@ -441,8 +444,8 @@ fn exists() -> io::Error {
 
 /// Opens `path` through the page cache, if it names a regular file.
 ///
-/// It is looked at before it is opened, because opening alone makes some devices act, and again
-/// afterwards, because it may have been replaced in between.
+/// The kind is checked before the open, because the open alone has side effects on some devices,
+/// and again afterwards, because the file may have been replaced in between.
 fn open_buffered(
     path: &Path,
     options: &DiskOptions,
@@ -475,7 +478,7 @@ fn open_buffered(
     }
 }
 
-/// As [`check_regular`], for a file that is open.
+/// Calls [`check_regular`] for an open file.
 fn check_descriptor(
     path: &Path,
     descriptor: BorrowedFd<'_>,
@@ -502,17 +505,17 @@ fn earlier_failure(errno: Option<i32>) -> io::Error {
         errno.map_or_else(|| io::Error::from(io::ErrorKind::Other), io::Error::from_raw_os_error);
     let kind = first.kind();
     let advice =
-        "what was written since the last good sync may be lost: write it again to another file";
+        "writes since the last successful sync may be lost: write them again to another file";
     io::Error::new(kind, format!("an earlier sync failed ({first}); {advice}"))
 }
 
 #[cfg(test)]
 impl DiskFile {
-    /// Pretends that the file system had asked for another alignment.
+    /// Pretends that the file system requires another alignment.
     pub(super) fn assume_alignment(&mut self, alignment: Alignment) {
         self.direct.as_mut().expect("a direct file").alignment = alignment;
     }
-    /// Whether both descriptors are of one regular file.
+    /// Returns `true` if both descriptors belong to one regular file.
     pub(super) fn descriptors_agree(&self) -> bool {
         let same = |descriptor: &OwnedFd| {
             let status = file::status(descriptor.as_fd()).expect("an open file has a status");
@@ -523,8 +526,8 @@ impl DiskFile {
     }
 }
 
-/// A regular file that a path names: found, and not opened. To close the descriptor of such a look
-/// (`O_PATH`) drops no locks.
+/// A regular file that a path names, found but not opened. Closing its descriptor (`O_PATH`) drops
+/// no locks.
 #[derive(Debug)]
 pub(crate) struct Located {
     path: PathBuf,
@@ -533,8 +536,8 @@ pub(crate) struct Located {
 }
 
 impl Located {
-    /// Finds the file that `path` names; `None` if there is none. With `create_new` an existing
-    /// one is an error.
+    /// Finds the file that `path` names; `None` if none exists. With `create_new` an existing file
+    /// is an error.
     pub(crate) fn find(path: &Path, options: &DiskOptions) -> Result<Option<Self>, OpenDiskError> {
         let system = |source| OpenDiskError::System { path: path.to_owned(), source };
         let descriptor = match file::locate(path) {
@@ -548,8 +551,9 @@ impl Located {
         Ok(Some(Self { path, descriptor, identity }))
     }
 
-    /// Refuses as opening would refuse. (Where the kernel can only ask that by name, Linux before
-    /// 5.8 without `/proc`, of what has the name now.)
+    /// Fails as the open would fail for lack of permission. (Where the kernel can only check this
+    /// by name, Linux before 5.8 without `/proc`, this checks the file that currently has the
+    /// name.)
     pub(crate) fn check_rights(&self, write: bool) -> Result<(), OpenDiskError> {
         let allowed = file::may_open(self.descriptor.as_fd(), &self.path, write);
         allowed.map_err(|source| OpenDiskError::System { path: self.path.clone(), source })

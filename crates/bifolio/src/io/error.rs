@@ -1,6 +1,7 @@
-//! Errors of storage: the operation, the place, and how much was left to do.
+//! Errors of storage: the operation, the position, and the bytes that were not transferred.
 //!
-//! Made by `transfer.rs`; goes up through every layer unchanged and ends inside `crate::Error`.
+//! Created by `transfer.rs`; passed up through every layer unchanged, and wrapped in
+//! `crate::Error`.
 
 use std::fmt;
 use std::io;
@@ -22,9 +23,9 @@ pub enum Operation {
     SyncData,
     /// Making bytes and metadata durable.
     SyncAll,
-    /// Cutting or growing.
+    /// Truncating or extending.
     SetLen,
-    /// Asking for the length.
+    /// Querying the length.
     Len,
 }
 
@@ -36,12 +37,12 @@ impl fmt::Display for Operation {
             Self::SyncData => "sync of data",
             Self::SyncAll => "sync",
             Self::SetLen => "change of length",
-            Self::Len => "look at the length",
+            Self::Len => "query of the length",
         })
     }
 }
 
-/// An operation on a backing that failed for good.
+/// An operation on a backing that failed permanently.
 #[derive(Debug, Error)]
 #[error("{file}: {operation}{} failed: {source}", self.place())]
 #[non_exhaustive]
@@ -50,19 +51,19 @@ pub struct IoError {
     pub file: String,
     /// The operation.
     pub operation: Operation,
-    /// The first byte that was not transferred; the length asked for by
+    /// The first byte that was not transferred; the requested length for
     /// [`SetLen`](Operation::SetLen); otherwise 0.
     pub position_bytes: u64,
-    /// How many bytes were not transferred; 0 for operations that transfer none.
+    /// Bytes that were not transferred; 0 for operations that transfer none.
     pub length_bytes: u64,
-    /// The answer of the backing.
+    /// The error of the backing.
     #[source]
     pub source: io::Error,
 }
 
 impl IoError {
-    /// The same error once more, for another caller: with the system's number, or else its kind and
-    /// text.
+    /// Returns a copy of the error for another caller: with the errno or else the kind and text of
+    /// the source.
     pub(crate) fn again(&self) -> Self {
         let of_text = || io::Error::new(self.source.kind(), self.source.to_string());
         Self {
@@ -95,43 +96,42 @@ pub enum OpenDiskError {
     Options {
         /// The path as it was given.
         path: PathBuf,
-        /// The fault of the options.
+        /// The contradiction between the options.
         problem: &'static str,
     },
-    /// Only regular files can be cached, and none whose length the kernel does not tell
-    /// ([`FileKind::Generated`]).
-    #[error("{}: it is {kind}, and only regular files can be cached", path.display())]
+    /// The file is not regular, or the kernel does not know its length ([`FileKind::Generated`]).
+    #[error("{}: it is {kind}; only regular files can be cached", path.display())]
     NotRegular {
         /// The path as it was given.
         path: PathBuf,
-        /// The kind of thing that it names.
+        /// The kind of the file.
         kind: FileKind,
     },
-    /// The system refused.
+    /// A system call failed.
     #[error("{}: cannot open: {source}", path.display())]
     System {
         /// The path as it was given.
         path: PathBuf,
-        /// Its answer.
+        /// The error of the system call.
         source: io::Error,
     },
-    /// Direct I/O was required and cannot be had.
+    /// Direct I/O was required and is not available.
     #[error("{}: direct I/O was required, but {reason}", path.display())]
     DirectRefused {
         /// The path as it was given.
         path: PathBuf,
-        /// Why it cannot be had.
+        /// Why it is not available.
         reason: String,
     },
-    /// A descriptor that cannot be used.
+    /// The descriptor cannot be used.
     #[error("{}: the descriptor cannot be used: {problem}", path.display())]
     Descriptor {
         /// The name of the file when it was opened.
         path: PathBuf,
-        /// Why not.
+        /// The reason.
         problem: &'static str,
     },
-    /// The path named another file each time it was looked at.
+    /// The path named a different file at each attempt.
     #[error("{}: the file kept being replaced while it was opened", path.display())]
     Replaced {
         /// The path as it was given.

@@ -1,6 +1,6 @@
 //! Transfers between frames and storage: the [`Backing`] trait and what is built on it.
 //!
-//! Stands under `writeback`, `reclaim` and `file`, which move whole folios; calls `sys`.
+//! Used by `writeback`, `reclaim` and `file`, which move whole folios; calls `sys`.
 //!
 //! ```text
 //!   Engine, Queue                            many transfers at once, their owners      engine/
@@ -8,14 +8,15 @@
 //!   Transfer, read_full, sync_data ...       continue short transfers, EINTR, EAGAIN   transfer.rs
 //!     |                                      what failed, where, how much was left     error.rs
 //!   trait Backing                            one attempt each                          backing.rs
-//!     |-- Guarded                            around yours: panics are errors
+//!     |-- Guarded                            around a user's: panics become errors
 //!     |-- DiskFile                           O_DIRECT, the unaligned tail, fallbacks   disk.rs
-//!     |                                      which of the two ways a file goes         direct.rs
-//!     '-- yours                              object stores, tests, faults
-//!   IoBufMut / IoBuf, IoBuffer               memory that others may touch meanwhile    buf.rs
+//!     |                                      direct or buffered transfers              direct.rs
+//!     '-- a user's                           object stores, tests, fault injection
+//!   IoBufMut / IoBuf, IoBuffer               memory that other threads may access      buf.rs
 //! ```
 //!
-//! Nothing here knows folios, dirty pages or retries of a failed write: an error goes up, whole.
+//! This module knows no folios and no dirty pages, and does not retry a failed write: an error is
+//! returned as it is.
 
 mod backing;
 mod buf;

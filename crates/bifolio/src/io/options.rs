@@ -2,42 +2,41 @@
 //!
 //! Used by `disk.rs`, which opens the file, and `direct.rs`, which decides how it is transferred.
 
-/// Whether transfers of a file go directly to the device.
+/// How transfers of a file reach the device: directly, or through the kernel's page cache.
 ///
-/// # What a buffered file does not promise
-/// A write through the kernel's page cache has not reached the device: the kernel writes it there
-/// later, and may fail (no space on a thin volume, a network that is gone, a bad block). Bifolio
-/// takes such a page for clean, so it may evict it, and the kernel may drop its own copy of what it
-/// could not write. Then a read finds what the device has, which may be the bytes from before the
-/// write, and nobody knows until the next sync asks. That sync fails, and so does every later one
-/// of any kind and through any handle, until the loss is accepted
-/// ([`File::discard_dirty`](crate::File::discard_dirty),
-/// [`Cache::discard_closed`](crate::Cache::discard_closed)), the last handle closed, and the file
-/// opened again: what was written since the last good sync must be taken for lost.
+/// # What a buffered file does not guarantee
+/// A write through the kernel's page cache has not reached the device when it returns: the kernel
+/// writes it later, and may fail (no space on a thin volume, a lost network connection, a bad
+/// block). Bifolio considers such a page clean, so it may evict the page, and the kernel may drop
+/// its own copy of what it could not write. Then a read returns what the device holds, which may be
+/// the bytes from before the write, and the loss is only reported by the next sync. That sync
+/// fails, and so does every later one of any kind and through any handle, until the loss is
+/// accepted ([`File::discard_dirty`](crate::File::discard_dirty),
+/// [`Cache::discard_closed`](crate::Cache::discard_closed)), the last handle is closed, and the
+/// file is opened again: everything written since the last successful sync must be considered lost.
 ///
-/// With direct transfers a failure is an error of the write-out itself, and the page stays in
-/// memory, dirty, and is tried again. A program that must not read old bytes in such a case opens
-/// its files with [`DirectIo::Require`], or looks at
-/// [`Stats::fallbacks`](crate::Stats::fallbacks). The last block of a file whose length is not a
-/// multiple of one is always written through the page cache, by the same rules.
+/// With direct transfers the write-out itself fails, and the page stays in memory, dirty, and is
+/// written again later. A program that must not read old bytes in such a case opens its files with
+/// [`DirectIo::Require`], or checks [`Stats::fallbacks`](crate::Stats::fallbacks). A partial last
+/// block of a file is always written through the page cache, with the same consequences.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum DirectIo {
-    /// Directly where the file system offers it, otherwise through the kernel's page cache: see
-    /// what such a file does not promise.
+    /// Direct where the file system supports it, otherwise through the kernel's page cache, with
+    /// the consequences described above.
     #[default]
     Auto,
     /// Always through the kernel's page cache.
     Never,
-    /// Directly, or opening fails.
+    /// Direct, or opening fails.
     Require,
 }
 
-/// How a [`DiskFile`](super::DiskFile) is opened.
+/// Options for opening a [`DiskFile`](super::DiskFile).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DiskOptions {
     /// Allows reading.
     pub read: bool,
-    /// Allows writing, cutting and growing.
+    /// Allows writing, truncating and extending.
     pub write: bool,
     /// Creates the file if it does not exist. Needs `write`.
     pub create: bool,
@@ -45,9 +44,9 @@ pub struct DiskOptions {
     pub create_new: bool,
     /// Permission bits of a file that is created, before the process's umask; 0o666 if `None`.
     pub mode: Option<u32>,
-    /// Cuts the file to nothing. Needs `write`.
+    /// Truncates the file to length 0. Needs `write`.
     pub truncate: bool,
-    /// Which way transfers go.
+    /// Direct or buffered transfers.
     pub direct: DirectIo,
 }
 

@@ -1,24 +1,26 @@
-//! Whole transfers: a [`Transfer`] with the memory it moves, and how one is made of a backing's
-//! single attempts.
+//! Whole transfers: a [`Transfer`] with the memory it moves, composed of a backing's single
+//! attempts.
 //!
-//! Pushed into the engine's queues by `file` and `writeback`, which also call the functions for
-//! syncs and lengths; calls a [`Backing`]. Each ends with everything done, or with one [`IoError`]
-//! that says what was left. A ring makes first attempts only; its answer is taken as if the attempt
-//! had been made here, with a plain call. This is the one place that continues transfers:
+//! `file` and `writeback` push transfers into the engine's queues, and call the functions for syncs
+//! and lengths; this file calls a [`Backing`]. Each operation ends complete, or with one
+//! [`IoError`] that says what is missing. A ring makes first attempts only; its completion is
+//! handled like the result of an attempt made here with a plain call. This is the only place that
+//! continues transfers:
 //!
-//! - a short transfer is continued from the last place where the backing can be taken up again,
-//!   its alignment rounded down: bytes in between are transferred twice, which is harmless;
-//! - EINTR is tried again at once, EAGAIN after a short sleep; both a bounded number of times;
-//! - a write that makes no progress is an error (`WriteZero`). A read that makes none has come to
-//!   the end: surely if it got nothing, otherwise if the backing's length says so. (A backing that
-//!   was taken up before the place it had reached may have stopped short of it a second time, and
-//!   taking that for the end would turn the rest of the file into zeros.)
+//! - a short transfer is continued from its last position rounded down to the backing's alignment:
+//!   bytes in between are transferred twice, which is harmless;
+//! - EINTR is retried at once, EAGAIN after a short sleep; both a bounded number of times;
+//! - a write that makes no progress is an error (`WriteZero`). A read that makes none has reached
+//!   the end of file: certainly if it returned nothing, otherwise if the backing's length confirms
+//!   it. (A backing that was continued before the position it had reached may have stopped short of
+//!   that position a second time; taking that for the end of file would turn the rest of the file
+//!   into zeros.)
 //!
 //! Nothing here retries anything else, or decides what an error means for a page.
 //!
 //! # Safety
-//! Makes buffers of a transfer's pieces: IO-1 is promised for all of them when the transfer is
-//! pushed, until it is complete.
+//! Creates buffers from the pieces of a transfer: `push` requires IO-1 for all of them until the
+//! transfer is complete.
 #![allow(unsafe_code)]
 
 use super::backing::{range_end, round_down};
@@ -31,18 +33,19 @@ use std::sync::Arc;
 use std::time::Duration;
 use std::{io, slice, thread};
 
-/// Interruptions in a row before one is passed on; a backing that always answers EINTR is broken.
+/// Consecutive interruptions before EINTR is returned: a backing that always returns EINTR is
+/// broken.
 pub(super) const INTERRUPTIONS_MAX: u32 = 1000;
-/// Refusals (EAGAIN) in a row before one is passed on.
+/// Consecutive refusals (EAGAIN) before one is returned.
 pub(super) const REFUSALS_MAX: u32 = 10;
-/// Reads in a row that got no further, and not to the end, before the backing is called broken.
+/// Consecutive reads without progress before the end of file after which the backing is considered
+/// broken.
 pub(super) const STALLS_MAX: u32 = 10;
-/// The sleep after the first refusal; it doubles with each, to 51 ms: 102 ms altogether.
+/// Sleep after the first refusal; it doubles with each, to 51 ms: 102 ms in total.
 const REFUSAL_SLEEP_MIN: Duration = Duration::from_micros(100);
 
-/// Fills a row of buffers, one behind the other, from `position_bytes` on. `first` is the answer
-/// to the first attempt, if it has been made already. Returns how many bytes there were before the
-/// end.
+/// Fills consecutive buffers from `position_bytes` on. `first` is the result of the first attempt,
+/// if it was already made. Returns the number of bytes before the end of file.
 pub(super) fn read_full(
     backing: &dyn Backing,
     targets: &mut [IoBufMut<'_>],
@@ -65,7 +68,7 @@ pub(super) fn read_full(
         if reached > done {
             (done, stalls) = (reached, 0);
         } else if count == 0 || position_bytes + reached as u64 >= len_bytes(backing)? {
-            // Less than before means that somebody cut the file meanwhile.
+            // Fewer than before: the file was truncated meanwhile.
             return Ok(reached);
         } else if stalls == STALLS_MAX {
             return Err(fail(done, io::ErrorKind::UnexpectedEof.into()));
@@ -76,8 +79,8 @@ pub(super) fn read_full(
     Ok(done)
 }
 
-/// Writes a row of buffers, one behind the other, at `position_bytes`. `first` is the answer to the
-/// first attempt, if it has been made already. Returns how many bytes the row has.
+/// Writes consecutive buffers at `position_bytes`. `first` is the result of the first attempt, if
+/// it was already made. Returns the length of the buffers.
 pub(super) fn write_full(
     backing: &dyn Backing,
     sources: &[IoBuf<'_>],
@@ -104,7 +107,7 @@ pub(super) fn write_full(
     Ok(done)
 }
 
-/// One attempt at all of the row but the first `skipped` bytes.
+/// Makes one attempt at the buffers without their first `skipped` bytes.
 fn read_once(
     backing: &dyn Backing,
     targets: &mut [IoBufMut<'_>],
@@ -112,8 +115,8 @@ fn read_once(
     position_bytes: u64,
 ) -> io::Result<usize> {
     // Release: pairs with the Acquire fence in `read_validated` (O3): an optimistic reader of the
-    // memory's last life that sees a byte which is written here sees that its Entry is gone. (The
-    // thread that took the Entry away may be another one.)
+    // previous use of the memory that sees a byte which is written here sees its Entry changed.
+    // (Another thread may have removed the Entry.)
     fence(Ordering::Release);
     let position_bytes = position_bytes + skipped as u64;
     match targets {
@@ -126,7 +129,7 @@ fn read_once(
     }
 }
 
-/// One attempt at all of the row but the first `skipped` bytes.
+/// Makes one attempt at the buffers without their first `skipped` bytes.
 fn write_once(
     backing: &dyn Backing,
     sources: &[IoBuf<'_>],
@@ -151,33 +154,33 @@ pub(crate) fn sync_data(backing: &dyn Backing) -> Result<(), IoError> {
         .map_err(|error| plain_error(backing, Operation::SyncData, 0, error))
 }
 
-/// Makes everything written before durable, and the file's metadata.
+/// Makes everything written before and the metadata of the file durable.
 pub(crate) fn sync_all(backing: &dyn Backing) -> Result<(), IoError> {
     blocking::check("a sync");
     persist(None, || backing.sync_all())
         .map_err(|error| plain_error(backing, Operation::SyncAll, 0, error))
 }
 
-/// Cuts or grows the file.
+/// Truncates or extends the file.
 pub(crate) fn set_len(backing: &dyn Backing, length_bytes: u64) -> Result<(), IoError> {
     let fail = |error| plain_error(backing, Operation::SetLen, length_bytes, error);
     range_end(length_bytes, 0).map_err(|error| fail(error.into()))?;
     persist(None, || backing.set_len(length_bytes)).map_err(fail)
 }
 
-/// Sets storage aside.
+/// Allocates storage.
 pub(crate) fn allocate(backing: &dyn Backing, bytes: std::ops::Range<u64>) -> io::Result<()> {
     persist(None, || backing.allocate(bytes.clone()))
 }
 
-/// Asks how long the file is.
+/// Returns the length of the file.
 pub(crate) fn len_bytes(backing: &dyn Backing) -> Result<u64, IoError> {
     persist(None, || backing.len_bytes())
         .map_err(|error| plain_error(backing, Operation::Len, 0, error))
 }
 
-/// Calls until the answer is neither EINTR nor EAGAIN, or has been so too often; `first` is the
-/// answer to the first call, if it has been made.
+/// Repeats the call until the result is neither EINTR nor EAGAIN, or was so too often. `first` is
+/// the result of the first call, if it was already made.
 fn persist<T>(
     mut first: Option<io::Result<T>>,
     mut call: impl FnMut() -> io::Result<T>,
@@ -198,23 +201,23 @@ fn persist<T>(
     }
 }
 
-/// A backing that claims more than it was asked for is broken; nothing it said can be used.
+/// Fails if a backing claims more than was requested: it is broken, and its results are useless.
 fn check_count(count: usize, asked: usize) -> io::Result<usize> {
     if count <= asked {
         return Ok(count);
     }
-    let problem = format!("the backing says {count} bytes, of {asked} it was asked for");
+    let problem = format!("the backing reports {count} bytes for a request of {asked}");
     Err(io::Error::new(io::ErrorKind::InvalidData, problem))
 }
 
-/// The pieces of a transfer.
+/// Position and length of a transfer, for errors.
 struct Range {
     position_bytes: u64,
     length: usize,
 }
 
 impl Range {
-    /// The error after `done` bytes of it.
+    /// Returns the error of the transfer after `done` of its bytes.
     fn error(
         &self,
         backing: &dyn Backing,
@@ -241,24 +244,24 @@ fn plain_error(
     IoError { file: backing.describe(), operation, position_bytes, length_bytes: 0, source }
 }
 
-/// Bytes that are to go from a backing to memory or the other way.
+/// A read or write of some bytes of a backing.
 #[derive(Debug)]
 pub(crate) struct Transfer {
-    /// The storage of the bytes.
+    /// The backing that stores the bytes.
     pub(crate) backing: Arc<dyn Backing>,
     /// [`Operation::Read`] or [`Operation::Write`].
     pub(crate) operation: Operation,
-    /// The first byte.
+    /// Position of the first byte.
     pub(crate) position_bytes: u64,
-    /// The memory.
+    /// The memory to fill or to store.
     pub(crate) pieces: Pieces,
 }
 
-/// The result of a transfer: bytes before the end of a file, or all bytes of a write.
+/// Result of a transfer: bytes before the end of file, or all bytes of a write.
 pub(super) type Answer = Result<usize, IoError>;
 
 impl Transfer {
-    /// The request to the backing.
+    /// Returns the request to the backing.
     pub(super) fn request(&self) -> IoRequest {
         IoRequest::new(self.operation, self.position_bytes, self.pieces.spans())
     }
@@ -266,16 +269,16 @@ impl Transfer {
     /// Makes the whole transfer with plain calls.
     ///
     /// # Safety
-    /// IO-1 holds for the pieces.
+    /// IO-1 must hold for the pieces.
     pub(super) unsafe fn run(self) -> Answer {
         // SAFETY: the caller's contract.
         unsafe { self.finish(|_| None) }
     }
 
-    /// Ends a transfer whose first attempt, made by a ring, was answered by `answer`.
+    /// Completes a transfer whose first attempt was made by a ring, with result `answer`.
     ///
     /// # Safety
-    /// IO-1 holds for the pieces; the ring is done with them.
+    /// IO-1 must hold for the pieces; the ring no longer accesses them.
     pub(super) unsafe fn continue_after(
         self,
         request: &IoRequest,
@@ -286,7 +289,7 @@ impl Transfer {
     }
 
     /// # Safety
-    /// IO-1 holds for the pieces.
+    /// IO-1 must hold for the pieces.
     unsafe fn finish(
         mut self,
         first: impl FnOnce(&dyn Backing) -> Option<io::Result<usize>>,
@@ -306,19 +309,19 @@ impl Transfer {
     }
 }
 
-/// The most pages one transfer moves, unless a single folio has more: 1 MiB. So it has no more
-/// pieces, either.
+/// Maximum pages per transfer, unless a single folio is larger: 1 MiB. This also bounds the number
+/// of pieces.
 pub(crate) const RUN_PAGES_MAX: u64 = 256;
 
-/// The memory of one transfer: runs of frames, in the order of the bytes. Folios whose frames
-/// follow each other make one piece.
+/// The memory of one transfer: ranges of frames, in file order. Folios in adjacent frames form one
+/// piece.
 #[derive(Debug, Default)]
 pub(crate) struct Pieces {
     spans: SmallVec<[Span; 1]>,
 }
 
 impl Pieces {
-    /// Those of memory, each with its length, that have `length_bytes` bytes together.
+    /// Collects the first `length_bytes` bytes of `parts`, pairs of address and length.
     pub(crate) fn of(length_bytes: u64, parts: impl Iterator<Item = (*mut u8, u64)>) -> Self {
         let mut pieces = Self::default();
         let mut left_bytes = length_bytes;
@@ -331,7 +334,7 @@ impl Pieces {
         pieces
     }
 
-    /// Adds `length_bytes` bytes of frame memory at `start`, behind what there is.
+    /// Appends `length_bytes` bytes of frame memory at `start`.
     pub(crate) fn push(&mut self, start: NonNull<u8>, length_bytes: usize) {
         match self.spans.last_mut() {
             Some(last) if last.end() == start.as_ptr() => last.grow(length_bytes),
@@ -340,27 +343,27 @@ impl Pieces {
         debug_assert!(self.spans.len() as u64 <= RUN_PAGES_MAX, "too many pieces");
     }
 
-    /// The pieces as they are. A row of several lies on the heap: it stays where it is when the
-    /// pieces move.
+    /// Returns the pieces. Several pieces are on the heap: their address does not change when the
+    /// value moves.
     pub(super) fn spans(&self) -> &[Span] {
         &self.spans
     }
 
-    /// The pieces as buffers to be filled.
+    /// Returns the pieces as buffers to be filled.
     ///
     /// # Safety
-    /// IO-1 holds for all of them while the buffers live, which are the only writers.
+    /// IO-1 must hold for all of them while the buffers exist, and these must be the only writers.
     pub(super) unsafe fn targets(&mut self) -> &mut [IoBufMut<'_>] {
         let spans = self.spans.as_mut_slice();
         // SAFETY: an `IoBufMut` is a transparent `Span`; they are borrowed uniquely as long as the
-        // result lives.
+        // result exists.
         unsafe { slice::from_raw_parts_mut(spans.as_mut_ptr().cast(), spans.len()) }
     }
 
-    /// The pieces as buffers to be stored.
+    /// Returns the pieces as buffers to be stored.
     ///
     /// # Safety
-    /// IO-1 holds for all of them while the buffers live.
+    /// IO-1 must hold for all of them while the buffers exist.
     pub(super) unsafe fn sources(&self) -> &[IoBuf<'_>] {
         let spans = self.spans.as_slice();
         // SAFETY: an `IoBuf` is a transparent `Span`; they are borrowed as long as the result.

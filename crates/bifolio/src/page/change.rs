@@ -80,7 +80,7 @@ impl Mapping {
     ///     is it inside? no                 |
     /// ```
     ///
-    /// Covered by `loom_lookup_vs_cut_no_page_is_left_behind_the_end`.
+    /// Covered by `loom_lookup_vs_cut_no_page_stays_beyond_the_end`.
     pub(crate) fn was_cut(&self, folio: &LockedFolio<'_>) -> bool {
         barrier_of_store_and_load();
         folio.index() * PAGE_BYTES >= self.len_bytes()

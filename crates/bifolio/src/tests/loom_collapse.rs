@@ -1,17 +1,17 @@
-//! Collapse (`page/collapse.rs`): two folios of a page become one, against everything else.
+//! Collapse (`page/collapse.rs`): two folios become one, against everything else.
 //!
-//! Pages 0 and 1 stand in frames 0 and 1; the new folio takes frames 2 and 3.
+//! Pages 0 and 1 are in frames 0 and 1; the new folio takes frames 2 and 3.
 
 use super::world::{World, left_at, model, model_bounded, spawn};
 use crate::page::{Entry, FolioId, Lookup};
 use std::sync::Arc;
 
-/// What pages 0 and 1 hold, and what else a page may hold.
+/// Contents of pages 0 and 1, and another content that a page may have.
 const BYTES: [u64; 2] = [1, 2];
 const AFTER: u64 = 3;
 const OTHER_PAGE: u64 = 9;
 
-/// A world with folios at pages 0 and 1, two more frames, and a file of six pages.
+/// Returns a world with folios at pages 0 and 1, two more frames, and a file of six pages.
 fn world_with_two_folios() -> Arc<World> {
     let world = World::with_pages(4, 6, 0, 1);
     fill_two(&world, BYTES);
@@ -24,7 +24,7 @@ fn fill_two(world: &World, values: [u64; 2]) {
     }
 }
 
-/// One read of a page, which is whole or none.
+/// Reads a page once: whole, or `None`.
 fn read_whole(world: &World, index: u64) -> Option<u64> {
     world.read(index).map(|[first, second]| {
         assert_eq!(first, second, "torn");
@@ -32,8 +32,8 @@ fn read_whole(world: &World, index: u64) -> Option<u64> {
     })
 }
 
-/// What is there when nobody is at work: all of it collapsed, or none, with these bytes.
-fn check_settled(world: &World, collapsed: bool, bytes: [u64; 2]) {
+/// Checks the end state: everything collapsed, or nothing, with these bytes.
+fn check_at_end(world: &World, collapsed: bool, bytes: [u64; 2]) {
     let frames = if collapsed { [2, 3] } else { [0, 1] };
     for index in 0..2 {
         let entry = world.entry(index);
@@ -47,9 +47,9 @@ fn check_settled(world: &World, collapsed: bool, bytes: [u64; 2]) {
     assert_eq!(world.free_frames(), 2);
 }
 
-/// A reader sees each page whole and as it is, and never finds it gone: the one change of its Entry
-/// can void one read, the next one is good.
-/// Dies with: C2 after C5; Relaxed in C5; Entries stored before they are READY; READY taken away
+/// A reader sees each page whole and unchanged, and never finds it missing: the one change of its
+/// Entry can fail one read, the next one succeeds.
+/// Dies with: C2 after C5; Relaxed in C5; Entries stored before they are READY; READY cleared
 /// before C4.
 #[test]
 fn loom_collapse_vs_optimistic_read() {
@@ -62,15 +62,15 @@ fn loom_collapse_vs_optimistic_read() {
             }
         });
         assert!(world.collapse(0, 1), "optimistic readers hold nothing");
-        check_settled(&world, true, BYTES);
+        check_at_end(&world, true, BYTES);
         reader.join().unwrap();
     });
 }
 
-/// A reader of the last life of a new frame never sees what is copied there.
+/// A reader of the previous use of a new frame never sees what is copied there.
 /// Dies with: C1 left out, C1 after C2; O3 left out.
 #[test]
-fn loom_collapse_vs_optimistic_read_of_the_new_frames_last_life() {
+fn loom_collapse_vs_optimistic_read_of_a_reused_new_frame() {
     model(|| {
         let world = World::with_pages(4, 6, 0, 1);
         fill_two(&world, BYTES);
@@ -81,12 +81,12 @@ fn loom_collapse_vs_optimistic_read_of_the_new_frames_last_life() {
             }
         });
         assert!(world.evict(2) && world.collapse(0, 1));
-        check_settled(&world, true, BYTES);
+        check_at_end(&world, true, BYTES);
         reader.join().unwrap();
     });
 }
 
-/// A reader of an old frame never sees what comes there next, be it of another page.
+/// A reader of an old frame never sees what is stored there next, not even by another page.
 /// Dies with: the fence of `insert` or of `read_validated` (O3) left out; Relaxed in C5.
 #[test]
 fn loom_collapse_vs_optimistic_read_old_frames_are_reused() {
@@ -104,7 +104,7 @@ fn loom_collapse_vs_optimistic_read_old_frames_are_reused() {
     });
 }
 
-/// Nor if it is the same page that comes back to its old frame, with other bytes.
+/// Also holds if the page itself returns to its old frame, with other bytes.
 /// Dies with: C3 left out; the fence of `insert` or O3 left out.
 #[test]
 fn loom_collapse_vs_optimistic_read_old_frames_come_back() {
@@ -122,7 +122,7 @@ fn loom_collapse_vs_optimistic_read_old_frames_come_back() {
     });
 }
 
-/// Nor if the next collapse of the same pages takes the same frames as the last one.
+/// Also holds if the next collapse of the pages takes the same frames as the last one.
 /// Dies with: C5 that keeps the version of the new frame; `save_versions` left out in `unlink`, or
 /// after its stores; O3 left out.
 #[test]
@@ -143,16 +143,16 @@ fn loom_collapse_vs_optimistic_read_new_frames_come_back() {
     });
 }
 
-/// Who finds a folio keeps it, and it stays the one of its page for as long: then the collapse
-/// fails, and everything is as it was. A lookup never comes back empty-handed.
-/// Dies with: C4 that does not mind references; C5 before C4; a failed C4 that does not unfreeze;
-/// Relaxed in C5, in `try_freeze` (B1), in `put_and_test` (A4).
+/// A folio that a lookup returns stays that of its page while it is referenced: then the collapse
+/// fails, and nothing has changed. A lookup always finds a folio.
+/// Dies with: C4 that ignores references; C5 before C4; a failed C4 that does not unfreeze; Relaxed
+/// in C5, in `try_freeze` (B1), in `put_and_test` (A4).
 #[test]
 fn loom_collapse_vs_lookup_found_folios_stay() {
     model(|| {
         let world = world_with_two_folios();
         let reader = spawn(&world, |world| {
-            let folio = world.find(1).expect("there all the time");
+            let folio = world.find(1).expect("the page is always resident");
             let second = FolioId(folio.id().0 + (1 - folio.folio().index()) as u32);
             world.frame(second).content.look();
             let entry = world.entry(1);
@@ -161,13 +161,13 @@ fn loom_collapse_vs_lookup_found_folios_stay() {
         });
         let collapsed = world.collapse(0, 1);
         reader.join().unwrap();
-        check_settled(&world, collapsed, BYTES);
+        check_at_end(&world, collapsed, BYTES);
     });
 }
 
-/// A write through the lock is never lost, whichever folio it finds.
-/// Dies with: the old folios unlocked during C2; C4 that does not mind references; C5 before C4; a
-/// failed C4 that does not unfreeze; a new folio without the owner.
+/// A write under the folio lock is never lost, whichever folio it finds.
+/// Dies with: the old folios unlocked during C2; C4 that ignores references; C5 before C4; a failed
+/// C4 that does not unfreeze; a new folio without the owner.
 #[test]
 fn loom_collapse_vs_write() {
     model(|| {
@@ -175,11 +175,11 @@ fn loom_collapse_vs_write() {
         let writer = spawn(&world, |world| world.write(1, AFTER));
         let collapsed = world.collapse(0, 1);
         writer.join().unwrap();
-        check_settled(&world, collapsed, [BYTES[0], AFTER]);
+        check_at_end(&world, collapsed, [BYTES[0], AFTER]);
     });
 }
 
-/// A reader beside a writer: what it has read once is not followed by what was before.
+/// A reader beside a writer never reads older bytes after newer ones.
 /// Dies with: what `..._vs_write` dies with; C2 after C5; Relaxed in C5.
 #[test]
 fn loom_collapse_vs_write_and_read() {
@@ -189,7 +189,7 @@ fn loom_collapse_vs_write_and_read() {
         let writer = spawn(&world, |world| world.write(1, AFTER));
         let reader = spawn(&world, |world| {
             let reads = [(); 2].map(|()| read_whole(world, 1));
-            assert_ne!(reads, [Some(AFTER), Some(BYTES[1])], "went back");
+            assert_ne!(reads, [Some(AFTER), Some(BYTES[1])], "read older bytes after newer ones");
         });
         world.collapse(0, 1);
         writer.join().unwrap();
@@ -198,10 +198,10 @@ fn loom_collapse_vs_write_and_read() {
     });
 }
 
-/// What is punched never comes back: the page is a hole, and the folios were not collapsed, or it
-/// is zeroed in the new one.
-/// Dies with: C4 that does not mind references; the old folios unlocked during C2; C5 before C4; a
-/// new folio without the owner, a removed one that keeps it.
+/// A punched page stays punched: it is a hole, and the folios were not collapsed, or it is zeroed
+/// in the new one.
+/// Dies with: C4 that ignores references; the old folios unlocked during C2; C5 before C4; a new
+/// folio without the owner, a removed one that keeps it.
 #[test]
 fn loom_collapse_vs_punch() {
     model(|| {
@@ -213,18 +213,18 @@ fn loom_collapse_vs_punch() {
     });
 }
 
-/// Page 1 was cut off or punched.
+/// Checks that page 1 was truncated or punched.
 fn check_cut(world: &World, collapsed: bool) {
     assert_eq!(read_whole(world, 0), Some(BYTES[0]));
     if collapsed {
-        check_settled(world, true, [BYTES[0], 0]);
+        check_at_end(world, true, [BYTES[0], 0]);
     } else {
         assert_eq!(world.entry(1), Entry::HOLE);
         assert_eq!((world.mapping.resident_folios(), world.free_frames()), (1, 3));
     }
 }
 
-/// The same for a cut of the file, which walks the table for what is behind the new end.
+/// A truncation walks the table beyond the new end; it has the same guarantee as a punch.
 /// Dies with: what `..._vs_punch` dies with.
 #[test]
 fn loom_collapse_vs_truncate() {
@@ -237,7 +237,7 @@ fn loom_collapse_vs_truncate() {
     });
 }
 
-/// A folio that is removed whole leaves holes that stay, in all of its pages.
+/// A folio that is removed as a whole leaves holes that stay, in all of its pages.
 /// Dies with: what `..._vs_punch` dies with; `new` unlocked in the middle of C5.
 #[test]
 fn loom_collapse_vs_remove() {
@@ -255,10 +255,10 @@ fn loom_collapse_vs_remove() {
     model(|| remove_while_collapsing(1));
 }
 
-/// Of a collapse and an eviction of one of its folios one comes first; each may fail, and nothing
-/// is freed twice or kept.
+/// Either a collapse or an eviction of one of its folios comes first; each may fail, and nothing is
+/// freed twice or leaked.
 /// Dies with: C5 before C4; a failed C4 that does not unfreeze; a new folio that is not UPTODATE;
-/// `unlink` that asks `leave` for the head of the folio only.
+/// `unlink` that calls `leave` for the head of the folio only.
 #[test]
 fn loom_collapse_vs_evict() {
     model(|| {
@@ -267,7 +267,7 @@ fn loom_collapse_vs_evict() {
         let collapsed = world.collapse(0, 1);
         let evicted = evictor.join().unwrap();
         if !evicted {
-            return check_settled(&world, collapsed, BYTES);
+            return check_at_end(&world, collapsed, BYTES);
         }
         assert_eq!(world.entry(1), left_at(1));
         assert_eq!(world.entry(0) == left_at(0), collapsed);
@@ -276,7 +276,7 @@ fn loom_collapse_vs_evict() {
     });
 }
 
-/// Of two collapses of the same run at most one works.
+/// At most one of two collapses of the same run succeeds.
 /// Dies with: C5 before C4; old folios freed before C5.
 #[test]
 fn loom_collapse_vs_collapse() {
@@ -293,9 +293,9 @@ fn loom_collapse_vs_collapse() {
     });
 }
 
-/// The new folio is evicted while somebody looks: each unit leaves its own value, and one that has
-/// been left may be filled at once, while the other still names the frozen folio.
-/// Dies with: `unlink` that asks `leave` for the head of the folio only; a new folio that is not
+/// The new folio is evicted during a lookup: each unit gets its own value, and may be filled at
+/// once, while the other unit still names the frozen folio.
+/// Dies with: `unlink` that calls `leave` for the head of the folio only; a new folio that is not
 /// UPTODATE; Relaxed in `try_freeze` (B1), in `put_and_test` (A4).
 #[test]
 fn loom_collapse_then_evict_vs_lookup_and_fill() {
@@ -310,16 +310,16 @@ fn loom_collapse_then_evict_vs_lookup_and_fill() {
             }
             Lookup::Absent(seen) => {
                 assert_eq!(seen, left_at(1));
-                assert!(world.fill(1, seen, AFTER), "nobody else fills it");
+                assert!(world.fill(1, seen, AFTER), "no other thread fills it");
                 true
             }
-            Lookup::Refused => panic!("few references"),
+            Lookup::Refused => panic!("the count is far from its limit"),
         });
         let evicted = world.evict(0);
         let filled = reader.join().unwrap();
         assert!(evicted || !filled);
         if !evicted {
-            return check_settled(&world, true, BYTES);
+            return check_at_end(&world, true, BYTES);
         }
         assert_eq!(world.entry(0), left_at(0));
         assert_eq!(read_whole(&world, 1), filled.then_some(AFTER));
@@ -336,7 +336,7 @@ fn loom_collapse_then_evict_vs_optimistic_read() {
     model(|| {
         let world = world_with_two_folios();
         assert!(world.collapse(0, 1));
-        // In the old frames, so that the next page gets one of the new folio's.
+        // In the old frames, so that the next page gets a frame of the new folio.
         assert!(world.fill(2, Entry::HOLE, OTHER_PAGE) && world.fill(3, Entry::HOLE, OTHER_PAGE));
         let reader = spawn(&world, |world| {
             for index in 0..2 {

@@ -1,8 +1,8 @@
-//! The dirty list (`writeback/dirty.rs`) with the write state of a folio (`page/flags.rs`): the
-//! two columns at the head of the list.
+//! The dirty list (`writeback/dirty.rs`) with the write state of a folio (`page/flags.rs`): the two
+//! columns at the head of the list.
 //!
-//! The list and the state are the real ones; invented is the device, which has one word for the one
-//! folio and refuses what it is told to.
+//! The list and the state are the real ones. The device is replaced: it has one word for the one
+//! folio and refuses the first write-outs if told to.
 
 use super::world::{join_all, model, model_bounded, spawn};
 use crate::page::{FolioId, FolioRef, Folios, Frozen, Reaper, WriteState};
@@ -19,7 +19,7 @@ struct NoReaper;
 
 impl Reaper for NoReaper {
     fn reap(&self, frozen: Frozen<'_>) {
-        unreachable!("{:?} died", frozen.id());
+        unreachable!("{:?} was freed", frozen.id());
     }
 }
 
@@ -28,10 +28,10 @@ impl Reaper for NoReaper {
 struct Disk {
     folios: Folios,
     list: DirtyList,
-    /// What the folio holds, and what the device has of it.
+    /// Contents of the folio, and of the device.
     memory: AtomicU64,
     device: AtomicU64,
-    /// Write-outs that the device is still to refuse.
+    /// Write-outs that the device will refuse.
     refusals: AtomicU64,
     errors: AtomicU64,
 }
@@ -52,10 +52,10 @@ impl Disk {
     }
 
     fn folio(&self) -> FolioRef<'_> {
-        self.folios.try_get(FOLIO).expect("alive")
+        self.folios.try_get(FOLIO).expect("the folio is live")
     }
 
-    /// A store that does not wait for a write-out, as through a map.
+    /// Stores without waiting for a write-out, as through a map.
     fn store(&self, value: u64) {
         let folio = self.folio();
         let _locked = folio.lock();
@@ -63,7 +63,7 @@ impl Disk {
         self.list.mark(&self.folios, FOLIO);
     }
 
-    /// Writes the folio out, if it is dirty.
+    /// Writes the folio out if it is dirty.
     fn write_out(&self) {
         let folio = self.folio();
         let locked = folio.lock();
@@ -71,7 +71,7 @@ impl Disk {
         let Some(in_flight) = self.list.begin(&self.folios, FOLIO) else { return };
         drop(locked);
         let ended = std::iter::once((FOLIO, in_flight));
-        // Relaxed: in the model, who has the folio's write-out is the only one here.
+        // Relaxed: in the model, the thread that writes the folio out is the only one here.
         let refusals = self.refusals.load(Ordering::Relaxed);
         if refusals > 0 {
             self.refusals.store(refusals - 1, Ordering::Relaxed);
@@ -84,7 +84,7 @@ impl Disk {
         }
     }
 
-    /// S1 to S5; tells whether it went well.
+    /// Does S1 to S5. Returns `true` on success.
     fn sync(&self, gather: impl Fn(&Self, u64) -> bool) -> bool {
         let errors_before = self.errors.load(Ordering::Relaxed);
         let end = self.list.now();
@@ -100,12 +100,12 @@ impl Disk {
     }
 }
 
-/// Whether the walk of a whole file finds the folio.
+/// Returns `true` if the walk of a whole file finds the folio.
 fn walked(disk: &Disk, end: u64) -> bool {
     is_found(&disk.list.walk(end).next_part(&disk.folios, &(0..1), 9, false))
 }
 
-/// Whether a range of one page finds it.
+/// Returns `true` if a range of one page finds the folio.
 fn asked(disk: &Disk, end: u64) -> bool {
     is_found(&disk.list.among(&disk.folios, &[FOLIO], OWNER, end))
 }
@@ -114,21 +114,21 @@ fn is_found(part: &Part<'_>) -> bool {
     !part.folios.is_empty()
 }
 
-/// A sync that meets somebody's write-out, good or bad, answers well only with the bytes on the
-/// device, and the other way round the page is dirty afterwards.
+/// A sync that finds another thread's write-out, successful or failed, succeeds only with the bytes
+/// on the device; if it fails, the page is dirty afterwards.
 /// Dies with: an error recorded before `end_failed` (the list not locked); a state that is clean
 /// between dirty and writing (`transition_to_writing` in two steps); no wait at S4.
 #[test]
 fn loom_dirty_a_sync_meets_a_write_out() {
     for gather in [walked, asked] {
         for refusals in 0..=2 {
-            // Three preemptions: all of it takes minutes.
+            // Three preemptions: an unbounded run takes minutes.
             model_bounded(3, move || {
                 let disk = Disk::new(refusals);
                 disk.store(7);
                 let flusher = spawn(&disk, Disk::write_out);
                 if disk.sync(gather) {
-                    assert_eq!(disk.on_device(), 7, "the sync answered too early");
+                    assert_eq!(disk.on_device(), 7, "the sync returned too early");
                 }
                 flusher.join().unwrap();
                 let is_written = disk.on_device() == 7;
@@ -140,7 +140,7 @@ fn loom_dirty_a_sync_meets_a_write_out() {
     }
 }
 
-/// What was stored before the sync, during a write-out that began earlier, is on the device too.
+/// A store before the sync, during a write-out that began earlier, is also on the device.
 /// Dies with: `transition_to_written` that forgets that the folio is dirty again.
 #[test]
 fn loom_dirty_a_store_during_a_write_out_is_synced() {
@@ -158,10 +158,10 @@ fn loom_dirty_a_store_during_a_write_out_is_synced() {
     }
 }
 
-/// Whoever asks whether all is settled never takes a write-out that will fail for the end of it.
+/// A check for the end of all write-outs never mistakes a write-out that will fail for finished.
 /// Dies with: `is_settled` that does not count what is in flight.
 #[test]
-fn loom_dirty_what_is_in_flight_is_not_settled() {
+fn loom_dirty_a_write_out_in_flight_counts_as_pending() {
     model(|| {
         let disk = Disk::new(1);
         disk.store(7);
@@ -172,7 +172,7 @@ fn loom_dirty_what_is_in_flight_is_not_settled() {
     });
 }
 
-/// Two syncs wait at the same time, and both are woken.
+/// Two syncs that wait at the same time are both woken.
 /// Dies with: no `notify_all` in `note_ended`; epochs that are not dropped.
 #[test]
 fn loom_dirty_two_syncs_wait_together() {

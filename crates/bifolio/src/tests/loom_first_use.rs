@@ -4,7 +4,7 @@ use super::world::{World, model, spawn};
 use crate::page::{Entry, Flag};
 use std::sync::Arc;
 
-/// A world with a folio at page 0, read ahead, and two more frames.
+/// Returns a world with a folio at page 0, read ahead, and two more frames.
 fn world_with_page_read_ahead() -> Arc<World> {
     let world = World::new(3, 0, 1);
     assert!(world.fill(0, Entry::HOLE, 1));
@@ -16,18 +16,18 @@ fn is_unused(world: &World) -> bool {
     world.find(0).expect("a folio").folio().flags.get(Flag::Readahead)
 }
 
-/// One use is noted wherever the folio goes, and is no second one. Nothing is used by a move.
+/// A use is recorded wherever the folio moves, and only once. A move is not a use.
 /// Dies with: F1 left out, F1 after F2; F3 left out, F3 before F2; U1 Relaxed; a U3 or a CAS of U2
-/// that does not mind coming late.
+/// that ignores its failure.
 #[test]
 fn loom_first_use_vs_move() {
     model(|| {
         let world = world_with_page_read_ahead();
-        assert!(world.relocate(0) && is_unused(&world), "nobody has used it");
+        assert!(world.relocate(0) && is_unused(&world), "it was not used yet");
         let reader = spawn(&world, |world| world.mapping.note_use(&world.folios, 0, true, || true));
         assert!(world.relocate(0), "readers hold nothing");
         reader.join().unwrap();
-        assert!(!is_unused(&world), "it was used");
-        assert!(!world.entry(0).is_referenced(), "and once only");
+        assert!(!is_unused(&world), "the use was recorded");
+        assert!(!world.entry(0).is_referenced(), "the use was recorded once");
     });
 }

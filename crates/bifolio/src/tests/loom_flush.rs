@@ -1,8 +1,8 @@
 //! Shared flushes (`writeback/flush.rs`): the columns at its head.
 //!
-//! The device is a word a thread, and what a flush has made durable of each; a flush takes what it
-//! finds when it begins. A thread dirties its word before its sync, and whoever leads writes out
-//! the words that are wanted.
+//! The device has a word per thread, and knows what a flush has made durable of each; a flush
+//! covers what it finds when it begins. A thread dirties its word before its sync, and the leader
+//! writes out the requested words.
 
 use super::world::{join_all, model_bounded, spawn};
 use crate::sync::{AtomicU64, Ordering};
@@ -16,7 +16,8 @@ struct Device {
     written: [AtomicU64; 3],
     durable: [AtomicU64; 3],
     in_flight: AtomicU64,
-    /// Flushes so far, those with metadata, and which of them fails, counted from 1.
+    /// Flushes so far, flushes with metadata, and the number of the flush that fails, counted from
+    /// 1.
     count: AtomicU64,
     with_metadata: AtomicU64,
     fails: u64,
@@ -38,7 +39,7 @@ impl Device {
     }
 
     fn lead(&self, wants: Wants) -> Result<(), &'static str> {
-        // Relaxed: nobody else may be here.
+        // Relaxed: no other thread may be here.
         assert_eq!(self.in_flight.fetch_add(1, Ordering::Relaxed), 0, "two flushes at a time");
         for (word, dirty) in self.written.iter().zip(&self.dirty).take(wants.end as usize) {
             word.store(dirty.load(Ordering::Relaxed), Ordering::Relaxed);
@@ -55,7 +56,7 @@ impl Device {
         if nth == self.fails { Err("failed") } else { Ok(()) }
     }
 
-    /// Writes and syncs; tells whether it went well.
+    /// Writes and syncs. Returns `true` on success.
     fn sync(&self, own: usize) -> bool {
         self.dirty[own].store(7, Ordering::Relaxed);
         let wants = Wants { metadata: own == 0, end: own as u64 + 1 };
@@ -68,11 +69,11 @@ impl Device {
     }
 }
 
-/// Whoever is answered `Ok` is covered by the flush, and there is one at a time.
+/// A caller that gets `Ok` is covered by the flush, and flushes do not overlap.
 /// Dies with: F1 that joins the round in flight; F5 that opens no new round; F3 that does not wait;
-/// no wake-up at F7; `notify_one` there; a round that wants what the last who joined wants.
+/// no wake-up at F7; `notify_one` there; a round that uses the request of the last caller only.
 #[test]
-fn loom_flush_covers_everybody_it_answers() {
+fn loom_flush_covers_every_caller_that_gets_ok() {
     model_bounded(2, || {
         let device = Device::new(0);
         let others = [1, 2].map(|own| spawn(&device, move |device: &Device| device.sync(own)));
@@ -80,20 +81,20 @@ fn loom_flush_covers_everybody_it_answers() {
         assert_eq!(join_all(others), [true, true]);
         let count = device.count.load(Ordering::Relaxed);
         assert!((1..=3).contains(&count));
-        assert_eq!(device.with_metadata.load(Ordering::Relaxed), 1, "one of them wanted it");
+        assert_eq!(device.with_metadata.load(Ordering::Relaxed), 1, "one caller requested it");
     });
 }
 
-/// Of a flush that fails, all who shared it are told, and nobody else.
-/// Dies with: an answer that is `Ok` for the others.
+/// A failed flush is reported to all callers that shared it, and to no others.
+/// Dies with: an answer that is `Ok` for the followers.
 #[test]
-fn loom_flush_failure_is_told_to_all_who_shared_it() {
+fn loom_flush_failure_is_reported_to_all_that_shared_it() {
     model_bounded(2, || {
         let device = Device::new(1);
         let others = [1, 2].map(|own| spawn(&device, move |device: &Device| device.sync(own)));
         let own = device.sync(0);
         let [first, second] = join_all(others);
-        assert!(!(own && first && second), "nobody was told");
+        assert!(!(own && first && second), "the failure was not reported");
         let count = device.count.load(Ordering::Relaxed);
         assert_eq!(count > 1, own || first || second);
     });

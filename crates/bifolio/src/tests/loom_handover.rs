@@ -1,20 +1,20 @@
 //! A fill that begins on one thread and ends on another (`file/run.rs`): the folio's lock and a
-//! reference are left, and taken over where the transfer completes.
+//! reference are kept, and taken over where the transfer completes.
 //!
-//! What must hold: whoever looks the folio up meanwhile waits for its lock, and then sees it
-//! uptodate with its bytes, or gone; nobody evicts it before; it is freed once.
+//! Property: a thread that looks the folio up meanwhile waits for its lock, and then sees it
+//! uptodate with its bytes, or removed; it is not evicted before; it is freed once.
 
 use super::world::{OWNER, World, model, spawn};
 use crate::page::{Entry, Flag, FolioId, LockedFolio};
 use std::sync::Arc;
 
-/// A world with a folio at page 0 that is on its way in: locked, not uptodate.
+/// Returns a world with a folio at page 0 that is being filled: locked, not uptodate.
 fn world_with_a_fill_in_flight() -> (Arc<World>, FolioId) {
     let world = World::new(1, 0, 1);
     let id = {
         let folio = world.allocate(0);
         let locked = folio.lock();
-        let for_table = folio.try_clone().expect("few references");
+        let for_table = folio.try_clone().expect("the count is far from its limit");
         world.mapping.insert(&world.folios, &locked, for_table, Entry::HOLE).unwrap();
         locked.leave_locked();
         folio.into_id()
@@ -22,7 +22,7 @@ fn world_with_a_fill_in_flight() -> (Arc<World>, FolioId) {
     (world, id)
 }
 
-/// The end of the transfer, on the thread that sees it.
+/// Ends the transfer, on the thread that sees its completion.
 fn end_fill(world: &World, id: FolioId, works: bool) {
     let folio = world.folios.adopt(id);
     let locked: LockedFolio<'_> = folio.adopt_lock();
@@ -37,15 +37,15 @@ fn end_fill(world: &World, id: FolioId, works: bool) {
     }
 }
 
-/// Who waits for the lock finds the bytes. Dies with: Relaxed in the lock's `release` or `acquire`;
-/// a `leave_locked` that unlocks; an `adopt` that does not unlock in the end.
+/// A thread that waits for the lock finds the bytes. Dies with: Relaxed in the lock's `release` or
+/// `acquire`; a `leave_locked` that unlocks; an `adopt` that never unlocks.
 #[test]
 fn loom_handover_a_lookup_waits_for_the_end_of_the_fill() {
     model(|| {
         let (world, id) = world_with_a_fill_in_flight();
         let filler = spawn(&world, move |world| end_fill(world, id, true));
         {
-            let folio = world.find(0).expect("it is in the table");
+            let folio = world.find(0).expect("the folio is in the table");
             let locked = folio.lock();
             assert_eq!(locked.owner(), OWNER);
             assert!(locked.flags.get(Flag::Uptodate), "the lock was free before the fill ended");
@@ -57,10 +57,11 @@ fn loom_handover_a_lookup_waits_for_the_end_of_the_fill() {
     });
 }
 
-/// Reclaim cannot have it before, only after. Dies with: a fill that keeps no reference (then the
-/// frame is freed under the transfer, and filled when it is somebody else's).
+/// Reclaim cannot evict the folio before the end, only after it. Dies with: a fill that keeps no
+/// reference (then the frame is freed under the transfer, and filled when it belongs to another
+/// folio).
 #[test]
-fn loom_handover_nobody_evicts_what_is_in_flight() {
+fn loom_handover_a_folio_in_flight_is_not_evicted() {
     model(|| {
         let (world, id) = world_with_a_fill_in_flight();
         let filler = spawn(&world, move |world| end_fill(world, id, true));
@@ -76,8 +77,9 @@ fn loom_handover_nobody_evicts_what_is_in_flight() {
     });
 }
 
-/// A fill that fails takes the folio out; who waited for it learns that it is gone, and the last
-/// one frees it. Dies with: a `remove` that leaves the owner; a lost or doubled reference.
+/// A failed fill removes the folio; a thread that waited for it sees that it was removed, and the
+/// last reference frees it. Dies with: a `remove` that keeps the owner; a lost or doubled
+/// reference.
 #[test]
 fn loom_handover_a_failed_fill_leaves_nothing() {
     model(|| {
@@ -85,7 +87,7 @@ fn loom_handover_a_failed_fill_leaves_nothing() {
         let filler = spawn(&world, move |world| end_fill(world, id, false));
         if let Some(folio) = world.find(0) {
             let locked = folio.lock();
-            assert_ne!(locked.owner(), OWNER, "it was there, but never filled");
+            assert_ne!(locked.owner(), OWNER, "a folio that was never filled has an owner");
         }
         filler.join().unwrap();
         assert_eq!(world.entry(0), Entry::HOLE);

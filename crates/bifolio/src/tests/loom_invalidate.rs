@@ -1,5 +1,5 @@
-//! Invalidation (`reclaim/invalidate.rs`) of a folio that a batch may hold, and drains of all
-//! batches that meet (`memory/lru.rs`).
+//! Invalidation (`reclaim/invalidate.rs`) of a folio that a batch may hold, and concurrent drains
+//! of all batches (`memory/lru.rs`).
 //!
 //! A batch has two slots in a model run.
 
@@ -7,7 +7,7 @@ use super::world::{World, left_at, model_bounded, spawn};
 use crate::page::{Entry, EvictError, Flag, FolioId};
 use std::sync::Arc;
 
-/// What became of a page.
+/// Result of an invalidation of one page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum EvictOutcome {
     Evicted,
@@ -16,7 +16,7 @@ enum EvictOutcome {
     Referenced,
 }
 
-/// N3 to N6 for one page, as `Invalidation` does them.
+/// Does N3 to N6 for one page, as `Invalidation` does.
 fn invalidate(world: &World, index: u64) -> EvictOutcome {
     let doubtful = match try_evict(world, index) {
         Ok(outcome) => return outcome,
@@ -27,7 +27,7 @@ fn invalidate(world: &World, index: u64) -> EvictOutcome {
     try_evict(world, index).unwrap_or(EvictOutcome::Referenced)
 }
 
-/// N3, N4; an error if there is a reference too many.
+/// Does N3 and N4; fails if there is an extra reference.
 fn try_evict(world: &World, index: u64) -> Result<EvictOutcome, FolioId> {
     let Some(folio) = world.find(index) else { return Ok(EvictOutcome::Gone) };
     let id = folio.id();
@@ -45,18 +45,18 @@ fn try_evict(world: &World, index: u64) -> Result<EvictOutcome, FolioId> {
             Ok(EvictOutcome::Evicted)
         }
         Err(EvictError::Referenced(_)) => Err(id),
-        Err(EvictError::Dirty(_)) => unreachable!("nobody writes"),
+        Err(EvictError::Dirty(_)) => unreachable!("no thread writes"),
     }
 }
 
-/// Fills page `index` and hands it to the batch of `cpu`.
+/// Fills page `index` and adds it to the batch of `cpu`.
 fn fill_and_add(world: &World, index: u64, cpu: usize) {
     assert!(world.fill(index, Entry::HOLE, 1));
     let folio = world.find(index).expect("just filled");
     world.lru.add(&world.folios, folio, cpu);
 }
 
-/// A world of two CPUs, with page 0 in the batch of CPU 1.
+/// Returns a world of two CPUs, with page 0 in the batch of CPU 1.
 fn world_with_batched_page() -> Arc<World> {
     let world = World::new(2, 0, 2);
     fill_and_add(&world, 0, 1);
@@ -69,10 +69,10 @@ fn assert_gone(world: &World) {
     assert_eq!(world.free_frames(), 2);
 }
 
-/// A folio that only a batch references goes, also while somebody else drains that batch.
-/// Dies with: no second look (N6) where N5 found nothing to drain; a drain that puts the references
-/// after it has unlocked the batch (LRU-3), or forgets in the descriptor which batch it was before
-/// it has put them.
+/// A folio that only a batch references is evicted, even while another thread drains that batch.
+/// Dies with: no second try (N6) where N5 found nothing to drain; a drain that puts the references
+/// after it has unlocked the batch (LRU-3), or clears the batch number in the descriptor before it
+/// has put them.
 #[test]
 fn loom_invalidate_vs_drain() {
     model_bounded(4, || {
@@ -84,7 +84,7 @@ fn loom_invalidate_vs_drain() {
     });
 }
 
-/// The same, while its batch becomes full and goes to the lists.
+/// Also holds while its batch becomes full and is moved to the lists.
 /// Dies with: as above.
 #[test]
 fn loom_invalidate_vs_add() {
@@ -98,9 +98,9 @@ fn loom_invalidate_vs_add() {
     });
 }
 
-/// Of two that invalidate the same page one evicts it, whoever drains; or each sees the other at
-/// it, and the next one finds it in no batch.
-/// Dies with: a drain that forgets in the descriptor which batch it was.
+/// Of two threads that invalidate the same page one evicts it, whichever drains; or each finds the
+/// other's reference, and the next attempt finds the folio in no batch.
+/// Dies with: a drain that clears the batch number in the descriptor.
 #[test]
 fn loom_invalidate_vs_invalidate() {
     model_bounded(4, || {
@@ -110,7 +110,7 @@ fn loom_invalidate_vs_invalidate() {
         let evicted = outcomes.iter().filter(|outcome| **outcome == EvictOutcome::Evicted).count();
         if evicted == 0 {
             assert!(!outcomes.contains(&EvictOutcome::Gone), "{outcomes:?}");
-            let id = world.find(0).expect("nobody evicted it").id();
+            let id = world.find(0).expect("it was not evicted").id();
             assert!(world.folios.get(id).flags.get(Flag::OnLru), "drained");
             assert_eq!(invalidate(&world, 0), EvictOutcome::Evicted);
         }
@@ -119,8 +119,8 @@ fn loom_invalidate_vs_invalidate() {
     });
 }
 
-/// A pin is never broken: what it looks at is nobody else's yet.
-/// Dies with: a freeze of as many references as there are.
+/// A pin is never broken: its folio is not reused.
+/// Dies with: a freeze of however many references exist.
 #[test]
 fn loom_invalidate_vs_pin() {
     model_bounded(4, || {
@@ -144,15 +144,19 @@ fn loom_invalidate_vs_pin() {
     });
 }
 
-/// R14: drains of all that meet share one, and none returns before what was added before its call
-/// is on a list.
+/// R14: concurrent drains of all batches share one, and none returns before what was added before
+/// its call is on a list.
 /// Dies with: G4 after G5; G2 left out.
 #[test]
 fn loom_invalidate_coalesced_drains_never_return_early() {
     fn add_and_drain(world: &World, cpu: usize) -> usize {
         let folio = world.allocate(0);
         let id = folio.id();
-        world.lru.add(&world.folios, folio.try_clone().expect("few references"), cpu);
+        world.lru.add(
+            &world.folios,
+            folio.try_clone().expect("the count is far from its limit"),
+            cpu,
+        );
         let drained = world.lru.drain_all(&world.folios);
         assert!(world.folios.get(id).flags.get(Flag::OnLru), "returned early");
         assert_eq!(folio.folio().references(), 1);
@@ -162,6 +166,6 @@ fn loom_invalidate_coalesced_drains_never_return_early() {
         let world = World::new(2, 0, 2);
         let other = spawn(&world, |world| add_and_drain(world, 0));
         let drained = [add_and_drain(&world, 1), other.join().unwrap()];
-        assert_eq!(drained.iter().sum::<usize>(), 2, "each batch went once: {drained:?}");
+        assert_eq!(drained.iter().sum::<usize>(), 2, "each batch was drained once: {drained:?}");
     });
 }

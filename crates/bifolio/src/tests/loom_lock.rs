@@ -1,7 +1,7 @@
 //! The folio lock (`page/descriptor.rs`) and waiting for write-back (`page/flags.rs`).
 //!
-//! A sleeper of the model sleeps until it is woken (`sync/futex.rs`): a wake-up that is lost is a
-//! deadlock, which loom reports.
+//! A sleeper in the model sleeps until it is woken (`sync/futex.rs`): a lost wake-up is a deadlock,
+//! which loom reports.
 
 use super::world::{World, join_all, model, model_bounded, spawn};
 use crate::page::{Flag, FolioId, Listing};
@@ -14,14 +14,14 @@ fn world_with_a_folio() -> (Arc<World>, FolioId) {
 }
 
 fn lock_and_change(world: &World, id: FolioId) {
-    let folio = world.folios.try_get(id).expect("alive");
+    let folio = world.folios.try_get(id).expect("the folio is live");
     let locked = folio.lock();
     world.frame(id).content.change();
     drop(locked);
 }
 
-/// Only one thread at a time holds the lock, and it sees what the last one did; nobody sleeps for
-/// ever. Dies with: Relaxed in `try_acquire`, in `acquire`, in `release`; no wake in `release`;
+/// Only one thread at a time holds the lock, and it sees what the last holder did; no thread sleeps
+/// forever. Dies with: Relaxed in `try_acquire`, in `acquire`, in `release`; no wake in `release`;
 /// sleepers that take the lock as LOCKED.
 #[test]
 fn loom_lock_excludes_and_publishes() {
@@ -34,13 +34,14 @@ fn loom_lock_excludes_and_publishes() {
     });
 }
 
-/// A tried lock is a lock. Dies with: Relaxed anywhere in the lock; no wake in `release`.
+/// A lock taken by `try_lock` excludes and publishes, too. Dies with: Relaxed anywhere in the lock;
+/// no wake in `release`.
 #[test]
 fn loom_lock_try_lock_excludes_and_publishes() {
     model(|| {
         let (world, id) = world_with_a_folio();
         let other = spawn(&world, move |world| lock_and_change(world, id));
-        let folio = world.folios.try_get(id).expect("alive");
+        let folio = world.folios.try_get(id).expect("the folio is live");
         if let Some(_locked) = folio.try_lock() {
             world.frame(id).content.change();
         }
@@ -48,7 +49,7 @@ fn loom_lock_try_lock_excludes_and_publishes() {
     });
 }
 
-/// Who waited for write-back sees the I/O done, and is woken.
+/// A thread that waited for write-back sees the I/O done, and is woken.
 /// Dies with: Relaxed in `change`, in `wait_for_writeback`; no wake in `change`.
 #[test]
 fn loom_lock_writeback_waiters_see_its_end() {
@@ -69,10 +70,10 @@ fn loom_lock_writeback_waiters_see_its_end() {
     });
 }
 
-/// Who sees UPTODATE sees the bytes, without the lock.
+/// A thread that sees UPTODATE sees the bytes, without the lock.
 /// Dies with: Relaxed in `Flags::get`, in `Flags::set`.
 #[test]
-fn loom_lock_uptodate_vouches_for_the_bytes() {
+fn loom_lock_uptodate_publishes_the_bytes() {
     model(|| {
         let (world, id) = world_with_a_folio();
         let reader = spawn(&world, move |world| {

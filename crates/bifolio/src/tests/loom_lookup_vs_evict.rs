@@ -1,23 +1,24 @@
 //! Lookups (`page/lookup.rs`) against eviction, removal and insertion.
 //!
-//! What must hold: a reference that a lookup returns is to a folio that stood at the index asked
-//! for while the reference was held, whatever its frame went through before.
+//! Property: a folio that a lookup returns was at the requested index while the reference was held,
+//! whatever happened to its frame before.
 //!
-//! Two orderings kill no test, because the pin word carries what they carry: the Release of I1 and
-//! the Acquire of L3. Whoever reads a descriptor got it first, and `init` (B5) published it.
+//! Weakening two orderings fails no test, because the pin word orders the same accesses: the
+//! Release of I1 and the Acquire of L3. A thread that reads a descriptor took a reference first,
+//! and `init` (B5) published it.
 
 use super::world::{OWNER, World, left_at, model, model_bounded, spawn};
 use crate::page::{Entry, EvictError, Flag, FolioId, FolioRef, FrozenWaits, Lookup};
 use crate::sync::Ordering;
 use std::sync::Arc;
 
-/// A folio that a lookup returned is that of the index, and its content may be looked at.
+/// Checks that a folio returned by a lookup is that of the index, and accesses its content.
 fn check_found(world: &World, folio: &FolioRef<'_>, index: u64) {
     assert_eq!(world.mapping.head_index(index), folio.folio().index());
     world.frame(folio.id()).content.look();
 }
 
-/// A world of `frames` frames with a folio at page 0.
+/// Returns a world of `frames` frames with a folio at page 0.
 fn world_with_page_0(frames: u32) -> Arc<World> {
     let world = World::new(frames, 0, 1);
     assert!(world.fill(0, Entry::HOLE, 1));
@@ -26,7 +27,7 @@ fn world_with_page_0(frames: u32) -> Arc<World> {
 
 /// A lookup finds the folio, which then stays, or misses it; it is freed once.
 /// Dies with: Relaxed in the CAS of `try_freeze` (B1) or in `put_and_test` (A4): the frame is freed
-/// while a reader's look is unordered; a failed eviction that does not bring READY back.
+/// while a reader's access is unordered; a failed eviction that does not restore READY.
 #[test]
 fn loom_lookup_vs_evict_found_folios_stay() {
     model(|| {
@@ -43,7 +44,8 @@ fn loom_lookup_vs_evict_found_folios_stay() {
     });
 }
 
-/// Removal takes the place, not the memory: who holds the folio may look, the last put frees.
+/// A removal takes the Entry, not the memory: the holder of a reference may read, the last put
+/// frees.
 /// Dies with: Relaxed in the CAS of `put_cold` (A5), in `put_and_test` (A4).
 #[test]
 fn loom_lookup_vs_remove_found_folios_stay() {
@@ -61,10 +63,11 @@ fn loom_lookup_vs_remove_found_folios_stay() {
     });
 }
 
-/// What a peek says of a folio was so while the folio stood there: here it is locked all that time.
+/// The result of a peek was true of the folio while it was in the table: here it is locked all that
+/// time.
 /// Dies with: `peek` without its fence or its second load; Relaxed in `FolioLock::release`.
 #[test]
-fn loom_lookup_vs_evict_a_peek_is_of_the_folio_that_stands() {
+fn loom_lookup_vs_evict_a_peek_is_of_the_current_folio() {
     model(|| {
         let world = world_with_page_0(1);
         let folio = world.find(0).expect("just filled");
@@ -73,15 +76,15 @@ fn loom_lookup_vs_evict_a_peek_is_of_the_folio_that_stands() {
             let is_locked = world.mapping.peek(&world.folios, 0, |_, folio| folio.is_locked());
             assert_ne!(is_locked, Ok(false));
         });
-        let frozen = world.mapping.evict(folio, &locked, left_at).expect("nobody else's");
+        let frozen = world.mapping.evict(folio, &locked, left_at).expect("no other reference");
         drop(locked);
         frozen.free();
         peeker.join().unwrap();
     });
 }
 
-/// A page that was written is never taken for one that was only allocated, though its descriptor
-/// becomes that of such a page while it is looked at.
+/// A written page is never mistaken for one that was only allocated, although its descriptor
+/// becomes that of such a page during the check.
 /// Dies with: `peek` without its fence or its second load; Relaxed in `Flags::get`, together with
 /// no fence in `peek`.
 #[test]
@@ -95,7 +98,7 @@ fn loom_lookup_vs_evict_written_pages_are_no_holes() {
         if world.evict(0) {
             let folio = world.allocate(1);
             let locked = folio.lock();
-            let for_table = folio.try_clone().expect("few references");
+            let for_table = folio.try_clone().expect("the count is far from its limit");
             world.mapping.insert(&world.folios, &locked, for_table, Entry::HOLE).expect("a hole");
             locked.flags.set(Flag::Allocated);
         }
@@ -103,8 +106,8 @@ fn loom_lookup_vs_evict_written_pages_are_no_holes() {
     });
 }
 
-/// R12: the frame is evicted and comes back as another page; a lookup never returns it as the old
-/// one. Dies with: L3 left out (`recheck`); Relaxed in `try_get` (A2), `init` (B5), A4 or B1.
+/// R12: the frame is evicted and reused for another page; a lookup never returns it as the old one.
+/// Dies with: L3 left out (`recheck`); Relaxed in `try_get` (A2), `init` (B5), A4 or B1.
 #[test]
 fn loom_lookup_r12_never_a_folio_of_another_page() {
     model(|| {
@@ -120,7 +123,7 @@ fn loom_lookup_r12_never_a_folio_of_another_page() {
     });
 }
 
-/// R12 with an old Entry in hand, as batched reads have it.
+/// R12 with an old Entry, as in batched reads.
 /// Dies with: L3 left out; Relaxed in `try_get` (A2), `put_and_test` (A4) or its CAS (A5).
 #[test]
 fn loom_lookup_r12_an_old_entry_gets_no_other_folio() {
@@ -142,10 +145,10 @@ fn loom_lookup_r12_an_old_entry_gets_no_other_folio() {
     });
 }
 
-/// The page is evicted and claimed again in the same frame, while a pin has its old READY Entry in
-/// hand: the pin gets no folio whose fill is still running.
-/// Dies with: `recheck_ready` that asks only whether it is the same folio; Relaxed in it, together
-/// with Relaxed in `try_get` (A2).
+/// The page is evicted and claimed again in the same frame, while a pin holds its old READY Entry:
+/// the pin never gets a folio that is still being filled.
+/// Dies with: `recheck_ready` that only compares the folio; Relaxed in it, together with Relaxed in
+/// `try_get` (A2).
 #[test]
 fn loom_lookup_r12_a_pin_waits_for_the_fill() {
     model(|| {
@@ -166,20 +169,20 @@ fn loom_lookup_r12_a_pin_waits_for_the_fill() {
     });
 }
 
-/// Of two fillers of one page one wins; the other finds the winner's folio, set up and, once it has
-/// the lock, filled; its own frame is free again.
+/// Of two fillers of one page one wins; the other finds the winner's folio, set up and, once it
+/// holds the lock, filled; its own frame is free again.
 /// Dies with: an insertion that stores instead of I1's CAS; Relaxed anywhere in the folio lock.
 #[test]
 fn loom_lookup_vs_insert_the_loser_finds_the_winners_folio() {
     fn fill_and_find(world: &World, value: u64) -> bool {
         let won = world.fill(0, Entry::HOLE, value);
-        let folio = world.find(0).expect("there now");
+        let folio = world.find(0).expect("the page is resident now");
         let locked = folio.lock();
         assert!(locked.flags.get(Flag::Uptodate));
         check_found(world, &folio, 0);
         won
     }
-    // Three preemptions: all of it, two threads that also sleep, takes a minute.
+    // Three preemptions: two threads that also sleep take a minute without a bound.
     model_bounded(3, || {
         let world = World::new(2, 0, 1);
         let other = spawn(&world, |world| fill_and_find(world, 2));
@@ -190,11 +193,11 @@ fn loom_lookup_vs_insert_the_loser_finds_the_winners_folio() {
     });
 }
 
-/// Who comes by the loser's folio, on its way through the frames, does not take it for one of the
-/// table and evict it from the winner's place.
-/// Dies with: an insertion that fails and leaves the folio its owner.
+/// A thread that finds the loser's folio through the frames does not mistake it for one of the
+/// table and evict the winner's folio.
+/// Dies with: a failed insertion that leaves the folio its owner.
 #[test]
-fn loom_lookup_vs_insert_the_losers_folio_is_nobodys() {
+fn loom_lookup_vs_insert_the_losers_folio_has_no_owner() {
     model(|| {
         let world = World::new(2, 0, 1);
         let evacuation = spawn(&world, |world| {
@@ -208,24 +211,24 @@ fn loom_lookup_vs_insert_the_losers_folio_is_nobodys() {
             }
         });
         assert!(world.fill(0, Entry::HOLE, 1));
-        assert!(!world.fill(0, Entry::HOLE, 2), "somebody's folio is there");
+        assert!(!world.fill(0, Entry::HOLE, 2), "another folio is in the table");
         evacuation.join().unwrap();
         assert!(world.entry(0).is_ready(), "{:?}", world.entry(0));
         assert_eq!((world.mapping.resident_folios(), world.free_frames()), (1, 1));
     });
 }
 
-/// Of a page that is filled by an old length and a cut of the file one sees the other: no folio is
-/// left behind the end.
+/// A fill that uses an old length or a truncation of the file sees the other: no folio stays beyond
+/// the end of file.
 /// Dies with: `was_cut` left out; without the barrier in it, or in `begin_walk_behind_end`.
 #[test]
-fn loom_lookup_vs_cut_no_page_is_left_behind_the_end() {
+fn loom_lookup_vs_cut_no_page_stays_beyond_the_end() {
     model(|| {
         let world = World::new(1, 0, 1);
         let filler = spawn(&world, |world| {
             let folio = world.allocate(1);
             let locked = folio.lock();
-            let for_table = folio.try_clone().expect("few references");
+            let for_table = folio.try_clone().expect("the count is far from its limit");
             world.mapping.insert(&world.folios, &locked, for_table, Entry::HOLE).expect("a hole");
             if world.mapping.was_cut(&locked) {
                 let hole = |_| Entry::HOLE;
@@ -241,13 +244,13 @@ fn loom_lookup_vs_cut_no_page_is_left_behind_the_end() {
     });
 }
 
-/// An insertion comes after the removal of what stood at the index before, even if it looked
-/// before that was there: the place is its own.
-/// Dies with: Release instead of AcqRel in I1 (found so by this test); Relaxed in E4.
+/// An insertion follows the removal of the folio that was at the index before, even if its filler
+/// loaded a hole before that folio existed: the Entry is its own.
+/// Dies with: Release instead of AcqRel in I1 (found by this test); Relaxed in E4.
 #[test]
 fn loom_lookup_vs_insert_follows_the_removal_it_replaces() {
     fn insert_and_remove(world: &World) {
-        // A hole seen before anybody was here.
+        // A hole loaded before any thread inserted.
         if world.fill(0, Entry::HOLE, 1) {
             world.place.change();
             world.remove(0);
@@ -263,9 +266,9 @@ fn loom_lookup_vs_insert_follows_the_removal_it_replaces() {
     });
 }
 
-/// Waiting on a frozen folio ends with the freeze: a dirty folio, whose eviction unfreezes it, is
+/// A wait for a frozen folio ends with the freeze: a dirty folio, whose eviction unfreezes it, is
 /// always found, after few rounds.
-/// Dies with: a wipe (A3) that stores; a failed eviction that does not bring READY back.
+/// Dies with: a wipe (A3) that stores; a failed eviction that does not restore READY.
 #[test]
 fn loom_lookup_vs_evict_waiting_is_bounded() {
     model(|| {
@@ -284,7 +287,8 @@ fn loom_lookup_vs_evict_waiting_is_bounded() {
     });
 }
 
-/// R13, whole: a holder dirties the folio and puts; eviction sees the mark or the reference.
+/// R13, complete: a holder dirties the folio and puts its reference; the eviction sees the mark or
+/// the reference.
 /// Dies with: the dirty test before the freeze; Relaxed in `try_freeze` (B1), `put_and_test` (A4).
 #[test]
 fn loom_lookup_vs_evict_r13_no_dirty_folio_is_evicted() {
@@ -292,7 +296,7 @@ fn loom_lookup_vs_evict_r13_no_dirty_folio_is_evicted() {
         let world = world_with_page_0(1);
         let writer = spawn(&world, |world| {
             let Some(folio) = world.find(0) else { return false };
-            // Without the folio lock: the pin word alone must carry it.
+            // Without the folio lock: the pin word alone must order it.
             let _listing = folio.folio().flags.transition_to_dirty();
             true
         });
@@ -317,8 +321,8 @@ fn loom_lookup_vs_evict_r13_no_dirty_folio_is_evicted() {
     });
 }
 
-/// A folio of two pages is found by its second page as by its first; who finds it gone, by its
-/// head, finds it gone from the second page as well (MAPPING-2).
+/// A folio of two pages is found by its second page as by its first; a thread that finds it removed
+/// from its head finds it removed from the second page as well (MAPPING-2).
 /// Dies with: `unlink` that stores the head first; Relaxed there (E4), or in `get_folio` (L1).
 #[test]
 fn loom_lookup_large_folio_the_head_goes_last() {
@@ -340,8 +344,8 @@ fn loom_lookup_large_folio_the_head_goes_last() {
     });
 }
 
-/// A page of a folio under insertion names it only after the head does (MAPPING-2), and what it
-/// names is set up. Dies with: I2 before I1, Relaxed in I2.
+/// A page of a folio under insertion names the folio only after the head does (MAPPING-2), and that
+/// folio is set up. Dies with: I2 before I1, Relaxed in I2.
 #[test]
 fn loom_lookup_large_folio_the_head_comes_first() {
     model(|| {
@@ -352,7 +356,7 @@ fn loom_lookup_large_folio_the_head_comes_first() {
             if second.is_folio() {
                 assert!(head.is_folio(), "{second:?} came before its head");
                 let folio = world.mapping.try_get_named(&world.folios, 1, second);
-                let folio = folio.expect("nobody evicts");
+                let folio = folio.expect("no thread evicts");
                 assert_eq!((folio.id(), folio.folio().order()), (FolioId(0), 1));
                 assert_eq!((folio.folio().index(), folio.folio().owner()), (0, OWNER));
             }

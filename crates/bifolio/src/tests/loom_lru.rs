@@ -1,4 +1,4 @@
-//! The LRU (`lru/`): batches, drains, isolation, and the death of a listed folio.
+//! The LRU (`lru/`): batches, drains, isolation, and the last put of a listed folio.
 //!
 //! A batch has two slots in a model run.
 
@@ -19,14 +19,16 @@ fn inactive_pages(world: &World) -> u64 {
     world.lru.sizes().inactive_pages
 }
 
-/// A new folio for the batch of `cpu`, which gets a reference of its own; ours stays with the id.
+/// Adds a new folio to the batch of `cpu`, which takes its own reference. The test keeps one, with
+/// the id.
 fn add(world: &World, cpu: usize) -> FolioId {
     let folio = world.allocate(0);
-    world.lru.add(&world.folios, folio.try_clone().expect("few references"), cpu);
+    world.lru.add(&world.folios, folio.try_clone().expect("the count is far from its limit"), cpu);
     folio.into_id()
 }
 
-/// A world with `folios` folios on the inactive list, each with one reference, the caller's.
+/// Returns a world with `folios` folios on the inactive list, each with one reference, the
+/// caller's.
 fn world_with_listed(folios: u32) -> Arc<World> {
     let world = World::new(folios, 0, 1);
     for _ in 0..folios {
@@ -37,8 +39,8 @@ fn world_with_listed(folios: u32) -> Arc<World> {
 }
 
 /// LRU-3: after a drain returns, what was added before it is listed and the slot's reference put,
-/// also when another drain of the same batch is under way.
-/// Dies with: a drain that takes the batch's content out and lists it after unlocking.
+/// even if another drain of the same batch is running.
+/// Dies with: a drain that takes the batch's content and lists it after unlocking.
 #[test]
 fn loom_lru_drains_return_when_all_is_done() {
     model(|| {
@@ -81,7 +83,8 @@ fn loom_lru_add_vs_drain_vs_drain_all() {
     });
 }
 
-/// A drain puts the slot's reference, which may be the last: the folio dies off the list.
+/// A drain puts the slot's reference, which may be the last: the folio is removed from the list and
+/// freed.
 /// Dies with: putting the slots' references under the lists' lock (a deadlock).
 #[test]
 fn loom_lru_add_vs_drain_vs_last_put() {
@@ -96,9 +99,9 @@ fn loom_lru_add_vs_drain_vs_last_put() {
     });
 }
 
-/// Isolation against the last put: the folio is isolated alive, or dies off all lists; it is never
-/// left on a list dead, where its frame's next life would be linked twice.
-/// Dies with: `isolate` clearing ON_LRU before it has the reference (found so by this test);
+/// Isolation against the last put: the folio is isolated with a reference, or freed and on no list;
+/// a freed folio is never listed, where the next use of its frame would be linked twice.
+/// Dies with: `isolate` clearing ON_LRU before it has the reference (found by this test);
 /// `put_cold` freeing without its CAS, or Relaxed there (A5).
 #[test]
 fn loom_lru_isolate_vs_last_put() {
@@ -118,7 +121,7 @@ fn loom_lru_isolate_vs_last_put() {
     });
 }
 
-/// An add under way against isolation and the last put of the folio listed before.
+/// An add in progress against isolation and the last put of the folio listed before.
 /// Dies with: `isolate` clearing ON_LRU before it has the reference.
 #[test]
 fn loom_lru_add_vs_isolate_vs_last_put() {
@@ -139,7 +142,7 @@ fn loom_lru_add_vs_isolate_vs_last_put() {
         drop(world.folios.adopt(dying));
         isolator.join().unwrap();
         let added = adder.join().unwrap();
-        // The dying one's frame is free, or was and is the added one's now.
+        // The freed folio's frame is free, or was free and now belongs to the added one.
         assert_eq!(world.free_frames(), 1);
         assert_eq!(references(&world, added), 1);
         assert!(is_listed(&world, added));
@@ -147,8 +150,8 @@ fn loom_lru_add_vs_isolate_vs_last_put() {
     });
 }
 
-/// LRU-1: a folio is in one isolation at a time, whatever is put back meanwhile, and is back on
-/// the list with the references it had.
+/// LRU-1: a folio is in one isolation at a time, whatever is put back meanwhile, and returns to the
+/// list with the references it had.
 /// Dies with: `isolate` leaving the folio listed.
 #[test]
 fn loom_lru_put_back_vs_isolate() {

@@ -1,14 +1,14 @@
-//! Pins of maps (P1 to P7 of `map/pinned.rs`): what a device writes under one, past the page
-//! tables, against syncs, evictions, write-outs and cuts of the file.
+//! Pins of maps (P1 to P7 of `map/pinned.rs`): what a device writes under one, bypassing the page
+//! tables, against syncs, evictions, write-outs and truncations.
 //!
-//! What must hold: what the device wrote before a sync began is on storage when the sync returns;
-//! what it wrote last is what the page holds and what the next sync writes; also where the file was
-//! cut and has grown meanwhile, and the page is another folio's.
+//! Property: what the device wrote before a sync began is on storage when the sync returns; what it
+//! wrote last is what the page holds and what the next sync writes, even if the file was truncated
+//! and has grown meanwhile, so that the page belongs to another folio.
 //!
-//! The other steps are those of the model (`region.rs`). What is left out there, and the test that
-//! sees it (`loom_map_pin_what_is_left_out_is_missed`): no reference (`vs_evict`); a look for
-//! stores that does not know of pins, or none any more before the page is dirty (`vs_sync`); an end
-//! that does not make it dirty (`vs_write_out`), or the wrong folio (`vs_cut`).
+//! The other steps are those of the model (`region.rs`). The weakenings there, and the run that
+//! finds each (`loom_map_pin_every_weakening_is_found`): no reference (`vs_evict`); a search for
+//! stores that ignores pins, or no longer includes one whose page is not dirty yet (`vs_sync`); an
+//! end that does not mark the page dirty (`vs_write_out`), or marks the wrong folio (`vs_cut`).
 
 use super::region::{MISSING, Region, WELL, WRITTEN, Weakening};
 use super::world::{OWNER, model_bounded, spawn};
@@ -16,17 +16,17 @@ use crate::page::{Entry, Flag, Folio, FolioRef, Listing};
 use crate::sync::{AtomicU64, Ordering};
 use std::sync::Arc;
 
-/// A page that a device may write to, wherever it is in the page tables.
+/// A page that a device may write to, regardless of the page tables.
 struct Pin<'r> {
     region: &'r Region,
     folio: Option<FolioRef<'r>>,
     index: u64,
-    /// What the device has looked up.
+    /// Address that the device has looked up.
     entry: u64,
 }
 
 impl<'r> Pin<'r> {
-    /// P1 to P3.
+    /// Does P1 to P3.
     fn new(region: &'r Region, index: u64) -> Self {
         let world = &region.world;
         let folio = loop {
@@ -46,17 +46,18 @@ impl<'r> Pin<'r> {
         pin
     }
 
-    /// P4.
+    /// Does P4.
     fn write(&self, value: u64) {
         // AcqRel: Release pairs with the Acquire in `Region::bytes`, Acquire with the Release of
-        // what it goes over: whoever learns that a transfer has ended sees what was there before.
+        // the store that it overwrites: a thread that learns of the end of a transfer sees what was
+        // there before.
         self.region.memory(self.entry).swap(value, Ordering::AcqRel);
     }
 
-    /// P3, P5.
+    /// Does P3 and P5.
     fn mark(&self) {
         let own = self.folio.as_ref().filter(|_| self.region.is(Weakening::PinMarksItsOwn));
-        let own = own.map(|folio| folio.try_clone().expect("few references"));
+        let own = own.map(|folio| folio.try_clone().expect("the count is far from its limit"));
         let Some(folio) = own.or_else(|| self.region.world.find(self.index)) else { return };
         let locked = folio.lock();
         if locked.owner() == OWNER && locked.flags.get(Flag::Uptodate) {
@@ -64,7 +65,7 @@ impl<'r> Pin<'r> {
         }
     }
 
-    /// P5, P6.
+    /// Does P5 and P6.
     fn end(self) {
         let forget = || self.region.unseen.lock().retain(|index| *index != self.index);
         if self.region.is(Weakening::PinForgottenEarly) {
@@ -75,25 +76,26 @@ impl<'r> Pin<'r> {
         }
         forget();
         drop(self.folio);
-        self.region.let_go(self.index);
+        self.region.release_page(self.index);
     }
 }
 
 impl Region {
-    /// Fills the place of a new folio: where somebody holds a page, over its bytes.
+    /// Installs the page of a new folio: over the bytes of a page that is pinned.
     pub(super) fn put_in_place(&self, index: u64, bytes: u64) {
         if !self.held.lock().contains(&index) {
             return self.install(index, bytes, false);
         }
         // AcqRel: pairs with the Acquire in `entry`.
         let entry = self.entries[index as usize].fetch_or(WRITTEN, Ordering::AcqRel);
-        // AcqRel: Release pairs with the Acquire in `bytes`; Acquire, because of two stores to one
-        // place the model knows no order but this.
+        // AcqRel: Release pairs with the Acquire in `bytes`; Acquire, because the model orders two
+        // stores to one word only in this way.
         self.memory(entry).swap(bytes, Ordering::AcqRel);
     }
 
-    /// The last holder of a page that has lost its folio unmaps it, unless it is another's.
-    fn let_go(&self, index: u64) {
+    /// Unmaps a page that has lost its folio, for its last holder, unless it belongs to another
+    /// folio.
+    fn release_page(&self, index: u64) {
         let mut held = self.held.lock();
         let Some(at) = held.iter().position(|it| *it == index) else { return };
         held.swap_remove(at);
@@ -108,7 +110,7 @@ impl Region {
         self.flush();
     }
 
-    /// The bytes of a folio are no longer wanted.
+    /// Discards the bytes of a folio.
     fn forget(&self, folio: &Folio) {
         let mut dirty = self.dirty.lock();
         if folio.flags.transition_to_clean() == Listing::Remove {
@@ -116,7 +118,8 @@ impl Region {
         }
     }
 
-    /// The file loses a page, as `writeback/inode/resize.rs` has it, and grows by one.
+    /// Truncates a page of the file, as `writeback/inode/resize.rs` does, and extends the file by
+    /// one.
     fn cut(&self, index: u64) {
         let world = &self.world;
         let Some(folio) = world.find(index) else { return };
@@ -139,10 +142,10 @@ impl Region {
                     world.mapping.remove(&folio, &locked, &world.folios, |_| Entry::HOLE);
                 drop(locked);
                 drop((in_table, folio));
-                self.let_go(index);
+                self.release_page(index);
             }
         }
-        // The page is the file's again; whoever holds it goes on with it.
+        // The page is part of the file again; its holder continues to use it.
         self.look_up(index, || ());
     }
 }
@@ -163,10 +166,10 @@ fn vs_evict(weakening: Weakening) {
     });
     region.evict(&[0], WELL);
     device.join().unwrap();
-    region.check_settled(0, 2);
+    region.check_at_end(0, 2);
 }
 
-/// A page does not leave while a device may write to it.
+/// A page is not evicted while a device may write to it.
 #[test]
 fn loom_map_pin_vs_evict() {
     holds(vs_evict);
@@ -181,10 +184,10 @@ fn vs_write_out(weakening: Weakening) {
     });
     region.sync();
     device.join().unwrap();
-    region.check_settled(0, 2);
+    region.check_at_end(0, 2);
 }
 
-/// What the device writes after a write-out has read the page is found when the pin ends.
+/// Bytes that the device writes after a write-out has read the page are found when the pin ends.
 #[test]
 fn loom_map_pin_vs_write_out() {
     holds(vs_write_out);
@@ -210,10 +213,10 @@ fn vs_sync(weakening: Weakening) {
         assert_eq!(region.on_device(0), 2, "synced");
     }
     device.join().unwrap();
-    region.check_settled(0, 2);
+    region.check_at_end(0, 2);
 }
 
-/// A sync writes what a transfer that has ended has brought, whether the pin has ended or not.
+/// A sync writes what a completed transfer has stored, even if the pin still exists.
 #[test]
 fn loom_map_pin_vs_sync() {
     holds(vs_sync);
@@ -229,24 +232,24 @@ fn vs_cut(weakening: Weakening) {
     region.cut(0);
     region.sync();
     device.join().unwrap();
-    // The device may have been earlier than the zeros, or before the page was the file's again.
+    // The device may have written before the zeros, or before the page was part of the file again.
     let value = region.load(0);
     assert!([0, 2].contains(&value));
-    region.check_settled(0, value);
+    region.check_at_end(0, value);
     region.evict(&[0], WELL);
-    region.check_settled(0, value);
+    region.check_at_end(0, value);
 }
 
-/// What a device writes to a page that was cut and is the file's again is not lost later.
+/// A write of a device to a page that was truncated and is part of the file again is not lost.
 #[test]
 fn loom_map_pin_vs_cut() {
-    // Two preemptions: with three it takes half a minute.
+    // Two preemptions: three take half a minute.
     model_bounded(2, || vs_cut(Weakening::None));
 }
 
-/// Each weakening of the head of the file dies in the run that is there for it.
+/// Each weakening of the head of the file fails the run that covers it.
 #[test]
-fn loom_map_pin_what_is_left_out_is_missed() {
+fn loom_map_pin_every_weakening_is_found() {
     let all: [(Weakening, Run); 5] = [
         (Weakening::PinWithoutReference, vs_evict),
         (Weakening::PinUnseen, vs_sync),
@@ -255,8 +258,8 @@ fn loom_map_pin_what_is_left_out_is_missed() {
         (Weakening::PinMarksItsOwn, vs_cut),
     ];
     for (weakening, run) in all {
-        // In a thread of its own: it panics.
+        // In a thread of its own, because it panics.
         let seen = std::thread::spawn(move || model_bounded(3, move || run(weakening)));
-        assert!(seen.join().is_err(), "{weakening:?} is not seen by its run");
+        assert!(seen.join().is_err(), "{weakening:?} is not found by its run");
     }
 }

@@ -1,16 +1,17 @@
 //! R16: the optimistic read (`page/optimistic.rs`) against everything that changes a page.
 //!
 //! A frame has two words; a change stores them one after the other, Relaxed, and a read loads them
-//! so. What a read returns must be one value, and one that the page had.
+//! likewise. A read must return one value, and one that the page had.
 //!
-//! E1 kills no test: the bytes change only after the frame was freed, so after E4, and E4 alone
-//! makes O4 differ. E1 keeps readers from starting what an eviction is about to void.
+//! Leaving out E1 fails no test: the bytes change only after the frame was freed, so after E4, and
+//! E4 alone makes O4 differ. E1 keeps readers from starting a read that an eviction is about to
+//! invalidate.
 
 use super::world::{World, model, spawn};
 use crate::page::{Entry, Flag, FolioId};
 use std::sync::Arc;
 
-/// What pages 0 and 1 hold.
+/// Contents of pages 0 and 1.
 const BEFORE: u64 = 1;
 const AFTER: u64 = 2;
 const OTHER_PAGE: u64 = 9;
@@ -21,7 +22,7 @@ fn world_with_page_0() -> Arc<World> {
     world
 }
 
-/// One read of page 0, which is whole or none.
+/// Reads page 0 once: whole, or `None`.
 fn read_page_0(world: &World) {
     if let Some([first, second]) = world.read(0) {
         assert_eq!(first, second, "torn");
@@ -42,7 +43,7 @@ fn loom_optimistic_read_vs_write() {
     });
 }
 
-/// Against two writes: a version that came and went is seen by its number.
+/// Against two writes: the version reveals a change that was made and reverted.
 /// Dies with: what `..._vs_write` dies with.
 #[test]
 fn loom_optimistic_read_vs_two_writes() {
@@ -55,7 +56,7 @@ fn loom_optimistic_read_vs_two_writes() {
     });
 }
 
-/// Against eviction and the frame's return as another page.
+/// Against eviction and reuse of the frame for another page.
 /// Dies with: the fence of `insert` or of `read_validated` (O3) left out.
 #[test]
 fn loom_optimistic_read_vs_refill_of_another_page() {
@@ -69,7 +70,7 @@ fn loom_optimistic_read_vs_refill_of_another_page() {
     });
 }
 
-/// As before, when another thread does the refill: the frame's hand-over carries E4 to it.
+/// As before, when another thread does the refill: the transfer of the frame orders E4 before it.
 /// Dies with: the fence of `insert` or of `read_validated` (O3) left out.
 #[test]
 fn loom_optimistic_read_vs_refill_by_another_thread() {
@@ -87,7 +88,7 @@ fn loom_optimistic_read_vs_refill_by_another_thread() {
     });
 }
 
-/// As before, when the bytes come from a third thread, to which the inserter has given the folio.
+/// As before, when a third thread, to which the inserter has handed the folio, stores the bytes.
 /// Dies with: the fence of `begin_fill` left out there, or that of `read_validated` (O3).
 #[test]
 fn loom_optimistic_read_vs_fill_by_a_thread_that_did_not_insert() {
@@ -97,7 +98,7 @@ fn loom_optimistic_read_vs_fill_by_a_thread_that_did_not_insert() {
         if world.evict(0) {
             let folio = world.allocate(1);
             let locked = folio.lock();
-            let for_table = folio.try_clone().expect("few references");
+            let for_table = folio.try_clone().expect("the count is far from its limit");
             world.mapping.insert(&world.folios, &locked, for_table, Entry::HOLE).expect("a hole");
             let filler = spawn(&world, |world| {
                 world.mapping.begin_fill();
@@ -110,8 +111,8 @@ fn loom_optimistic_read_vs_fill_by_a_thread_that_did_not_insert() {
     });
 }
 
-/// Against eviction and the frame's return as the same page, with other bytes.
-/// Dies with: `save_versions` left out; a version that does not move on in `insert`; either fence
+/// Against eviction and reuse of the frame for the same page, with other bytes.
+/// Dies with: `save_versions` left out; a version that is not incremented in `insert`; either fence
 /// left out; Relaxed in O1 or in `set_ready` (I3).
 #[test]
 fn loom_optimistic_read_vs_refill_of_the_same_page() {
@@ -125,7 +126,7 @@ fn loom_optimistic_read_vs_refill_of_the_same_page() {
     });
 }
 
-/// Against removal, and the frame's return as another page by way of the last put.
+/// Against removal, and reuse of the frame for another page after the last put.
 /// Dies with: the fence of `insert` or of `read_validated` (O3) left out.
 #[test]
 fn loom_optimistic_read_vs_remove_and_refill() {
@@ -138,8 +139,8 @@ fn loom_optimistic_read_vs_remove_and_refill() {
     });
 }
 
-/// Against a partial truncate of a folio of two pages, which zeroes behind the new end, from the
-/// middle of the first page on, through one section.
+/// Against a partial truncate of a folio of two pages, which zeroes everything after the new end,
+/// from the middle of the first page on, in one section.
 /// Dies with: W1, W2 or O3 left out; Relaxed in O1 or in W4; a section that keeps the version.
 #[test]
 fn loom_optimistic_read_vs_partial_truncate() {
@@ -158,8 +159,8 @@ fn loom_optimistic_read_vs_partial_truncate() {
     });
 }
 
-/// Against an eviction that gives up: the page is READY again at the version it had, and reads in
-/// between are right or refused. Dies with: a failed eviction that does not bring READY back.
+/// Against an eviction that gives up: the page is READY again with its previous version, and reads
+/// in between are right or refused. Dies with: a failed eviction that does not restore READY.
 #[test]
 fn loom_optimistic_read_vs_failed_evict() {
     model(|| {
@@ -174,7 +175,7 @@ fn loom_optimistic_read_vs_failed_evict() {
     });
 }
 
-/// A reader that comes once the page is there sees all of the fill.
+/// A reader that finds the page sees all of the fill.
 /// Dies with: Relaxed in `set_ready` (I3) or in O1.
 #[test]
 fn loom_optimistic_read_vs_first_fill() {
@@ -186,10 +187,11 @@ fn loom_optimistic_read_vs_first_fill() {
     });
 }
 
-/// The reader's mark may come and go under a read and a write; it never brings back an Entry.
+/// The reader's mark may be set and cleared during a read and a write; it never restores an old
+/// Entry.
 /// Dies with: a mark that is stored instead of its CAS (`exchange_mark`).
 #[test]
-fn loom_optimistic_read_marks_revive_nothing() {
+fn loom_optimistic_read_marks_restore_no_old_entry() {
     model(|| {
         let world = world_with_page_0();
         let reader = spawn(&world, |world| {

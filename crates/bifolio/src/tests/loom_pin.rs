@@ -1,15 +1,15 @@
 //! The pin word (`page/pin.rs`): the four litmus tests of the kernel's proposal, and the rest.
 //!
-//! Integer properties stand on the total order of read-modify-writes on one word; `search_pin`
-//! proves them for every interleaving of a narrow word. The weak-memory properties, of what is
-//! published around the word, are proved only here.
+//! Integer properties rely on the total order of read-modify-writes on one word; `search_pin`
+//! proves them for every interleaving of a narrow word. Only this file covers the weak-memory
+//! properties: what is published around the word.
 
 use super::world::{Checked, World, join_all, model, spawn};
 use crate::page::{COUNT_MAX, PinWord, Put, TryGet, WriteState};
 use crate::sync::{AtomicU32, Ordering};
 use std::sync::Arc;
 
-/// A word, and what its references protect.
+/// A word, and the data that its references protect.
 #[derive(Debug, Default)]
 struct Pinned {
     pin: PinWord,
@@ -60,8 +60,8 @@ fn loom_pin_litmus_inc_free() {
     });
 }
 
-/// Litmus 3, with the flags of success: of a freeze of all references and a get exactly one
-/// succeeds. Dies with: `try_freeze` storing after its look instead of a CAS.
+/// Litmus 3, with the results of both: exactly one of a freeze of all references and a get
+/// succeeds. Dies with: `try_freeze` storing after its load instead of a CAS.
 #[test]
 fn loom_pin_litmus_inc_freeze() {
     model(|| {
@@ -104,7 +104,7 @@ fn loom_pin_r1_two_puts_and_a_get() {
     });
 }
 
-/// R2: who frees is ordered after all accesses of who got and put in between.
+/// R2: the free is ordered after all accesses of a thread that got and put in between.
 /// Dies with: Relaxed in the CAS of `put_cold` (A5), Relaxed in `put_and_test` (A4).
 #[test]
 fn loom_pin_r2_the_last_put_is_ordered_after_a_rescuer() {
@@ -122,7 +122,7 @@ fn loom_pin_r2_the_last_put_is_ordered_after_a_rescuer() {
 }
 
 /// R3: of two freezes at most one succeeds; here exactly one.
-/// Dies with: `try_freeze` storing after its look instead of a CAS.
+/// Dies with: `try_freeze` storing after its load instead of a CAS.
 #[test]
 fn loom_pin_r3_two_freezes() {
     model(|| {
@@ -133,10 +133,10 @@ fn loom_pin_r3_two_freezes() {
     });
 }
 
-/// R4: a freeze succeeds only after the other's put, and then sees what the other did.
+/// R4: a freeze succeeds only after the other thread's put, and then sees what that thread did.
 /// Dies with: Relaxed in the CAS of `try_freeze` (B1), Relaxed in `put_and_test` (A4).
 #[test]
-fn loom_pin_r4_a_freeze_comes_after_the_others_put() {
+fn loom_pin_r4_a_freeze_follows_the_other_put() {
     model(|| {
         let word = live(2);
         let other = spawn(&word, |word| {
@@ -153,7 +153,7 @@ fn loom_pin_r4_a_freeze_comes_after_the_others_put() {
     });
 }
 
-/// R5: who gets after a freeze sees what was done while frozen.
+/// R5: a get after a freeze sees what was done while frozen.
 /// Dies with: Relaxed in `unfreeze` (B3), `try_get` (A2), `put_and_test` (A4), `try_freeze` (B1).
 #[test]
 fn loom_pin_r5_unfreeze_publishes_to_getters() {
@@ -175,7 +175,7 @@ fn loom_pin_r5_unfreeze_publishes_to_getters() {
     });
 }
 
-/// R5 of the next life: who gets a folio sees it set up.
+/// R5 for the next generation: a get sees the folio set up.
 /// Dies with: Relaxed in `init` (B5), Relaxed in `try_get` (A2).
 #[test]
 fn loom_pin_r5_init_publishes_to_getters() {
@@ -192,7 +192,7 @@ fn loom_pin_r5_init_publishes_to_getters() {
     });
 }
 
-/// R6: what failed gets wipe never undoes an unfreeze, nor hides a get that succeeded.
+/// R6: a failed get's wipe never undoes an unfreeze, nor hides a get that succeeded.
 /// Dies with: a wipe (A3) that stores, or subtracts, instead of its CAS.
 #[test]
 fn loom_pin_r6_unfreeze_against_wiping() {
@@ -207,7 +207,7 @@ fn loom_pin_r6_unfreeze_against_wiping() {
     });
 }
 
-/// R7: a wipe that comes late, to a word frozen anew or in its next life, changes no count.
+/// R7: a late wipe, of a word that was frozen again or is in its next generation, changes no count.
 /// Dies with: a wipe (A3) that stores instead of its CAS.
 #[test]
 fn loom_pin_r7_a_late_wipe_changes_no_later_word() {
@@ -226,10 +226,10 @@ fn loom_pin_r7_a_late_wipe_changes_no_later_word() {
     });
 }
 
-/// R8: a put that paused between its subtraction and its CAS does not win a later life.
+/// R8: a put that paused between its subtraction and its CAS does not win a later generation.
 /// Dies with: `init` keeping the generation.
 #[test]
-fn loom_pin_r8_a_put_of_an_old_life_frees_no_new_one() {
+fn loom_pin_r8_a_put_of_an_old_generation_frees_nothing() {
     model(|| {
         let word = live(1);
         let rescuer = spawn(&word, |word| {
@@ -237,7 +237,7 @@ fn loom_pin_r8_a_put_of_an_old_life_frees_no_new_one() {
                 return false;
             }
             word.pin.init(1);
-            assert_eq!(word.pin.put_and_test(1), Put::Last, "freed by a put of the old life");
+            assert_eq!(word.pin.put_and_test(1), Put::Last, "freed by a put of the old generation");
             true
         });
         let freed_first = word.pin.put_and_test(1) == Put::Last;
@@ -276,7 +276,7 @@ fn loom_pin_r13_the_dirty_test_after_the_freeze_misses_nothing() {
         let writer = spawn(&page, |page| {
             let got = is_got(page.word.pin.try_get(1));
             if got {
-                // Relaxed: the pin word alone must carry it.
+                // Relaxed: the pin word alone must order it.
                 page.dirty.store(WriteState::Dirty as u32, Ordering::Relaxed);
                 assert_eq!(page.word.pin.put_and_test(1), Put::Done);
             }

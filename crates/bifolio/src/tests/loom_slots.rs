@@ -1,8 +1,8 @@
-//! The slots of files (`file/slots.rs`): opens and last closes of one file, as its head has them.
+//! The slots of files (`file/slots.rs`): opens and last closes of one file, as described in its
+//! head.
 //!
 //! A file is a word in memory and one on the device; each thread opens it, sets a bit of its own,
-//! and closes it. Descriptors are a count: two opens of the device at a time would be a file with
-//! two inodes.
+//! and closes it. Descriptors are a count: two inodes of the file at a time would be an error.
 
 use super::world::{join_all, model, model_bounded, spawn};
 use crate::file::slots::{Found, Retire, Slots};
@@ -29,9 +29,9 @@ struct World {
     device: AtomicU64,
     /// Inodes of the file.
     inodes: AtomicU64,
-    /// 1 if the device refuses what is written next.
+    /// 1 if the device refuses the next write.
     refuses: AtomicU64,
-    /// How often the file was opened anew.
+    /// Number of opens that created an inode.
     made: AtomicU64,
 }
 
@@ -56,8 +56,8 @@ impl World {
             Found::Open(inode) => return inode,
             Found::Vacant(busy) => busy,
         };
-        // Relaxed: nobody else may be here, but for who has not closed it yet.
-        assert_eq!(self.inodes.fetch_add(1, Ordering::Relaxed), 0, "it is open twice");
+        // Relaxed: no other thread may be here, except one that has not finished its close.
+        assert_eq!(self.inodes.fetch_add(1, Ordering::Relaxed), 0, "two inodes of one file");
         self.made.fetch_add(1, Ordering::Relaxed);
         let memory = AtomicU64::new(self.device.load(Ordering::Relaxed));
         let inode = Arc::new(Inode { memory });
@@ -95,7 +95,7 @@ impl Retire<Open> for World {
     }
 
     fn make_durable(&self, inode: Arc<Inode>) -> Result<(), &'static str> {
-        // Relaxed: only the value counts; several may be here.
+        // Relaxed: only the value counts; several threads may be here.
         if !self.has_all(&inode) && self.refuses.swap(0, Ordering::Relaxed) == 1 {
             return Err("refused");
         }
@@ -104,7 +104,7 @@ impl Retire<Open> for World {
     }
 
     fn may_go(&self, open: &Open) -> bool {
-        assert_eq!(open.handles, 0, "somebody uses it");
+        assert_eq!(open.handles, 0, "the file is in use");
         self.has_all(&open.inode)
     }
 
@@ -123,11 +123,11 @@ impl Retire<Open> for World {
     }
 }
 
-/// Two that open, write and close a file: it has one inode at a time, all that was written is on
-/// the device when both are done, and nothing is left.
-/// Dies with: a slot that is free before the inode is (L5 before L4); `settle` that wakes nobody;
-/// `find` that takes a slot which is being released; L2 that does not look for handles; L3 whose
-/// answer is not asked for.
+/// Two threads open, write and close a file: it has one inode at a time, everything written is on
+/// the device when both are done, and nothing is left over.
+/// Dies with: a slot that is free before the inode is (L5 before L4); `settle` that wakes no
+/// thread; `find` that takes a slot which is being released; L2 that does not check for handles; L3
+/// whose result is ignored.
 #[test]
 fn loom_slots_a_file_is_open_once_and_nothing_is_lost() {
     let shared = &*Box::leak(Box::new([0, 0].map(std::sync::atomic::AtomicU64::new)));
@@ -143,23 +143,23 @@ fn loom_slots_a_file_is_open_once_and_nothing_is_lost() {
         shared[made].fetch_add(1, std::sync::atomic::Ordering::Relaxed);
     });
     let seen = |made: usize| shared[made].load(std::sync::atomic::Ordering::Relaxed) > 0;
-    assert!(seen(0) && seen(1), "it was never shared, or always");
+    assert!(seen(0) && seen(1), "the inode was shared in no run, or in all");
 }
 
-/// A device that refuses what is written once: the bytes stay, and whoever comes next has them.
-/// Dies with: L3 whose answer is not asked for; a failure that is not told; `take_if` that does not
+/// A device refuses one write: the bytes stay in memory, and the next open finds them.
+/// Dies with: L3 whose result is ignored; a failure that is not reported; `take_if` that does not
 /// wait: then a file may be kept that is durable.
 #[test]
-fn loom_slots_what_could_not_be_written_is_kept() {
+fn loom_slots_unwritten_bytes_are_kept() {
     model_bounded(2, || {
         let world = World::new(1);
         let others = [1, 2].map(|bit| spawn(&world, move |world: &World| world.use_once(bit)));
         let failures = join_all(others).into_iter().filter(Result::is_err).count();
-        assert!(failures <= 1, "it was refused once");
-        // A look, as a close of the cache has.
+        assert!(failures <= 1, "more than one failure was reported");
+        // A check as in a close of the cache.
         let is_kept = world.slots.settled(KEY, |open| (open.is_kept, open.handles));
         assert!(is_kept.is_none_or(|kept| kept == (true, 0)), "{is_kept:?}");
-        assert!(is_kept.is_none() || failures == 1, "nobody was told");
+        assert!(is_kept.is_none() || failures == 1, "no failure was reported");
         assert_eq!(is_kept.is_none(), world.device.load(Ordering::Relaxed) == 3);
         assert_eq!(world.slots.retire(KEY, &*world, false), Ok(()));
         assert_eq!(world.device.load(Ordering::Relaxed), 3);
@@ -168,10 +168,10 @@ fn loom_slots_what_could_not_be_written_is_kept() {
     });
 }
 
-/// Whoever takes a file that nobody uses, to give it up, has it alone.
-/// Dies with: `settle` that wakes nobody.
+/// A thread that takes an unused file in order to give it up has exclusive access.
+/// Dies with: `settle` that wakes no thread.
 #[test]
-fn loom_slots_what_is_given_up_is_taken_by_one() {
+fn loom_slots_one_thread_takes_a_file_to_give_it_up() {
     model(|| {
         let world = World::new(0);
         let inode = world.open();

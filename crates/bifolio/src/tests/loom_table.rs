@@ -1,12 +1,12 @@
-//! What is not a folio: values, which are taken by one, the bitmap of what is charged, and pages of
-//! a table that are given back.
+//! Everything in a table except folios: values, which one thread takes, the bitmap of charged
+//! pages, and table pages that are freed.
 
 use super::world::{World, left_at, model, spawn};
 use crate::page::{Bitmap, Entry, HasTable, Table, Tables};
 use crate::sync::Ordering;
 use std::sync::Arc;
 
-/// A world whose page 0 was evicted by a thread that left something with the value.
+/// Evicts page 0 and stores something that its value names.
 fn evict_page_0(world: &World) {
     world.place.change();
     assert!(world.evict(0));
@@ -18,16 +18,16 @@ fn world_with_page_0() -> Arc<World> {
     world
 }
 
-/// A value belongs to one: to whoever takes it or fills its page; that one sees what was done to
-/// what it names.
-/// Dies with: a take that stores instead of its CAS; Relaxed in `take_value`, in `unlink` (E4);
-/// an insertion that stores instead of I1's CAS.
+/// A value is taken once: by the thread that takes it, or by the one that fills its page. That
+/// thread sees what was done to what the value names.
+/// Dies with: a take that stores instead of its CAS; Relaxed in `take_value`, in `unlink` (E4); an
+/// insertion that stores instead of I1's CAS.
 #[test]
-fn loom_table_a_value_belongs_to_one() {
+fn loom_table_a_value_is_taken_or_filled_over_once() {
     model(|| {
         let world = world_with_page_0();
         let taker = spawn(&world, |world| {
-            // Relaxed: the exchange alone must carry it.
+            // Relaxed: the exchange alone must order it.
             let seen = world.mapping.table().load(0, Ordering::Relaxed);
             let taken = seen == left_at(0) && world.mapping.take_value(0, seen);
             if taken {
@@ -47,7 +47,7 @@ fn loom_table_a_value_belongs_to_one() {
     });
 }
 
-/// Of two that take a value one gets it; who sees the hole may fill the page.
+/// One of two takers of a value succeeds; a thread that sees the hole may fill the page.
 /// Dies with: a take that stores instead of its CAS.
 #[test]
 fn loom_table_a_value_is_taken_once() {
@@ -68,7 +68,7 @@ fn loom_table_a_value_is_taken_once() {
     });
 }
 
-/// BITMAP-1: who sees a bit set finds it by walking, whoever set it.
+/// BITMAP-1: a thread that sees a bit set finds it by walking, whichever thread set it.
 /// Dies with: `set` from the bottom up; Relaxed in `set` or in `is_set`.
 #[test]
 fn loom_table_a_charged_page_is_found() {
@@ -90,7 +90,7 @@ fn loom_table_a_charged_page_is_found() {
 
 /// T1..T4 against G1..G4: what is inserted stays, and stays charged.
 #[test]
-fn loom_table_a_page_that_is_filled_is_not_given_back() {
+fn loom_table_a_page_being_filled_is_not_freed() {
     let given = std::sync::atomic::AtomicBool::new(false);
     let given = &*Box::leak(Box::new(given));
     model(|| {
@@ -98,7 +98,7 @@ fn loom_table_a_page_that_is_filled_is_not_given_back() {
         let filler = spawn(&world, |world| {
             let table = world.mapping.table();
             let _filling = table.fill();
-            // As reclaim does: charged, and charged again if it was given back.
+            // As in reclaim: charged, and charged again if it was freed.
             table.set_charged(0);
             assert!(world.fill(0, Entry::HOLE, 1));
         });
@@ -111,7 +111,7 @@ fn loom_table_a_page_that_is_filled_is_not_given_back() {
         assert!(world.mapping.table().is_charged(0));
         assert_eq!(world.mapping.table().give_back(false), 0);
     });
-    assert!(given.load(std::sync::atomic::Ordering::Relaxed), "it raced with nothing");
+    assert!(given.load(std::sync::atomic::Ordering::Relaxed), "no run had a race");
 }
 
 /// A file of one page, and the list of tables.
@@ -134,10 +134,10 @@ impl HasTable for Listed {
     }
 }
 
-/// K1, K2 against H1..H3: a table with a page that is charged is found by the next look.
-/// Dies with: H3 that does not look again; K2 before K1.
+/// K1, K2 against H1..H3: a table with a charged page is found by the next search.
+/// Dies with: H3 that does not check again; K2 before K1.
 #[test]
-fn loom_table_one_that_has_pages_stays_on_the_list() {
+fn loom_table_a_table_with_pages_stays_on_the_list() {
     let relisted = std::sync::atomic::AtomicU64::new(0);
     let relisted = &*Box::leak(Box::new(relisted));
     model(|| {
@@ -162,8 +162,8 @@ fn loom_table_one_that_has_pages_stays_on_the_list() {
             relisted.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         }
         let left = u64::from(is_new) + 1 - given;
-        assert_eq!(tables.give_back(1), left, "it is not on the list");
+        assert_eq!(tables.give_back(1), left, "the table is not on the list");
         assert_eq!(tables.give_back(1), 0);
     });
-    assert!(relisted.load(std::sync::atomic::Ordering::Relaxed) > 0, "it raced with nothing");
+    assert!(relisted.load(std::sync::atomic::Ordering::Relaxed) > 0, "no run had a race");
 }

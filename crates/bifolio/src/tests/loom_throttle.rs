@@ -1,7 +1,7 @@
 //! The gate of writers (`writeback/throttle.rs`) against completions, on one device and on two: the
 //! columns of `flusher.rs`.
 //!
-//! A wait of the model has no deadline: a wake-up that is lost is a deadlock, which loom reports.
+//! A wait in the model has no deadline: a lost wake-up is a deadlock, which loom reports.
 
 use super::world::{model, spawn};
 use crate::sync::{AtomicU64, Ordering};
@@ -9,7 +9,7 @@ use crate::writeback::throttle::{DirtyPages, Throttle};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// So many pages may be dirty; of one device, if the other has none, six.
+/// Maximum number of dirty pages; a device may have six if the other has none.
 const MAX_PAGES: u64 = 8;
 
 /// The dirty pages of two devices, and the gate.
@@ -17,7 +17,7 @@ const MAX_PAGES: u64 = 8;
 struct Shared {
     all: Arc<AtomicU64>,
     devices: [DirtyPages; 2],
-    /// Not 0 if the first one takes nothing.
+    /// Not 0 if the first device is in trouble.
     trouble: AtomicU64,
     throttle: Throttle,
 }
@@ -38,7 +38,7 @@ impl Shared {
         self.throttle.hold_while(Instant::now(), || !self.devices[device].has_room(1, MAX_PAGES));
     }
 
-    /// A writer makes a page dirty as soon as there is room.
+    /// Makes a page dirty as soon as there is room.
     fn write(&self, device: usize) {
         while !self.devices[device].try_add(1, MAX_PAGES) {
             self.hold(device);
@@ -46,15 +46,15 @@ impl Shared {
         assert!(self.all.load(Ordering::Relaxed) <= MAX_PAGES);
     }
 
-    /// The write-out of some pages has ended.
+    /// Completes the write-out of some pages.
     fn complete(&self, device: usize, pages: u64) {
         self.devices[device].sub(pages);
         self.throttle.release();
     }
 }
 
-/// A writer that is held is let go by the completion that makes room.
-/// Dies with: C2 that notifies nobody; C2 before C1; T2 before T1.
+/// A throttled writer is released by the completion that makes room.
+/// Dies with: C2 without a notification; C2 before C1; T2 before T1.
 #[test]
 fn loom_throttle_a_completion_releases_the_writer() {
     model(|| {
@@ -67,7 +67,7 @@ fn loom_throttle_a_completion_releases_the_writer() {
     });
 }
 
-/// Of two writers that are held, none is forgotten. Dies with: `notify_one` in C2.
+/// Two throttled writers are both released. Dies with: `notify_one` in C2.
 #[test]
 fn loom_throttle_every_writer_is_released() {
     model(|| {
@@ -80,11 +80,11 @@ fn loom_throttle_every_writer_is_released() {
     });
 }
 
-/// Two writers of two devices never make more dirty than may be, and both go on when there is room
-/// for both: the completion of one device lets the writer of the other go.
-/// Dies with: `try_add` that looks and then adds; a gate for each device.
+/// Two writers of two devices never exceed the limit of dirty pages, and both continue when there
+/// is room for both: the completion of one device releases the writer of the other.
+/// Dies with: `try_add` that loads and then adds; a gate per device.
 #[test]
-fn loom_throttle_two_devices_share_what_may_be_dirty() {
+fn loom_throttle_two_devices_share_the_dirty_limit() {
     model(|| {
         let shared = Shared::new([6, 2]);
         let writer = spawn(&shared, |shared| shared.write(1));
@@ -95,10 +95,10 @@ fn loom_throttle_two_devices_share_what_may_be_dirty() {
     });
 }
 
-/// Where nothing can come of waiting, nobody waits, however much is dirty.
-/// Dies with: trouble that wakes nobody; T2 that does not look at it.
+/// Where waiting is pointless, no writer waits, however many pages are dirty.
+/// Dies with: trouble that wakes no thread; T2 that does not check for it.
 #[test]
-fn loom_throttle_nobody_waits_in_vain() {
+fn loom_throttle_no_writer_waits_without_a_prospect() {
     model(|| {
         let shared = Shared::new([8, 0]);
         let writer = spawn(&shared, |shared| {

@@ -1,25 +1,27 @@
 //! The batch protocol of mapped files (B1..B9 of `reclaim/unmap.rs`) against raw stores and loads,
 //! lookups, syncs and write-outs in place.
 //!
-//! What must hold: the last value stored is in the page, or on its way to where the next lookup
-//! finds it; a sync that returns leaves on the device what was stored before it began; whoever has
-//! a folio's lock has its page.
+//! Property: the last value stored is in the page, or on its way to where the next lookup finds it;
+//! a sync that returns has written what was stored before it began; a thread that holds a folio's
+//! lock has its page.
 //!
-//! The steps are those of the model (`region.rs`), so weakenings are made there, by name; that each
-//! is seen by the runs it names is a test of its own (`loom_unmap_what_is_left_out_is_missed`):
+//! The steps are those of the model (`region.rs`), so the weakenings are made there, by name; a
+//! separate test checks that the runs named for each find it
+//! (`loom_unmap_every_weakening_is_found`):
 //!
-//! - B4: the look before the copy; no look; the write-out begun there, before the unmapping can
+//! - B4: the search before the copy; no search; the write-out begun there, before the unmapping can
 //!   fail.
-//! - B5: a copy in place of the pages. B6: no flush. B7: no comparison. B8, of a clean one, too
+//! - B5: a copy instead of the pages. B6: no flush. B7: no comparison. B8 of a clean page too
 //!   early: before B6.
-//! - B9: who waits is not given the page back; what was not written goes.
-//! - REGION-3: no section, on either side. A sync that does not wait for what others have begun.
+//! - B9: a folio with waiters does not get its page back; a page that was not written is freed.
+//! - REGION-3: no section, on either side. A sync that does not wait for write-outs of other
+//!   threads.
 //! - A write-out in place that protects the page after it has read the bytes, or without a flush,
 //!   or whose write-out begins after that.
-//! - A pin that does not look for READY once it has its reference.
+//! - A pin that does not check READY once it has its reference.
 //!
-//! Besides, with a weaker table: `begin_eviction` that does not clear READY (`vs_pin`), does not
-//! freeze; `try_freeze` that does not mind references.
+//! Besides, with a weaker table: `begin_eviction` that does not clear READY (`vs_pin`), or does not
+//! freeze; `try_freeze` that ignores references.
 
 use super::region::{How, Region, WELL, Weakening};
 use super::world::{model_bounded, spawn};
@@ -32,7 +34,7 @@ fn holds(run: Run) {
     model_bounded(3, move || run(Weakening::None));
 }
 
-/// A page that was stored to, which nobody has noticed yet.
+/// Returns a region with a store that no search has found yet.
 fn region_with_store(weakening: Weakening) -> Arc<Region> {
     let region = Region::new(1, weakening);
     region.store(0, 2);
@@ -44,11 +46,11 @@ fn vs_store(weakening: Weakening) {
     let writer = spawn(&region, |region| region.store(0, 2));
     region.evict(&[0], WELL);
     writer.join().unwrap();
-    region.check_settled(0, 2);
+    region.check_at_end(0, 2);
 }
 
-/// A store to a clean page is not lost, through whatever translation: it is found by B4, or by
-/// comparing, or comes to the page that is filled anew.
+/// A store to a clean page is not lost, through any translation: it is found by B4, or by the
+/// comparison, or reaches the page that is filled again.
 #[test]
 fn loom_unmap_vs_store() {
     holds(vs_store);
@@ -59,11 +61,11 @@ fn vs_store_dirty(weakening: Weakening) {
     let writer = spawn(&region, |region| region.store(0, 3));
     region.evict(&[0], WELL);
     writer.join().unwrap();
-    region.check_settled(0, 3);
+    region.check_at_end(0, 3);
 }
 
-/// Nor one to a page that was stored to before: it is in the copy that is written out, or in the
-/// page that comes back.
+/// A store to a page that was stored to before is not lost: it is in the copy that is written out,
+/// or in the page that is restored.
 #[test]
 fn loom_unmap_vs_store_dirty() {
     holds(vs_store_dirty);
@@ -75,10 +77,10 @@ fn vs_store_marked(weakening: Weakening) {
     let writer = spawn(&region, |region| region.store(0, 3));
     region.evict(&[0], WELL);
     writer.join().unwrap();
-    region.check_settled(0, 3);
+    region.check_at_end(0, 3);
 }
 
-/// Nor one to a page that is dirty already, of which no copy is made at B4.
+/// A store to a page that is already dirty, of which B4 makes no copy, is not lost.
 #[test]
 fn loom_unmap_vs_store_marked() {
     holds(vs_store_marked);
@@ -92,10 +94,10 @@ fn vs_two_stores(weakening: Weakening) {
     });
     region.evict(&[0], WELL);
     writer.join().unwrap();
-    region.check_settled(0, 3);
+    region.check_at_end(0, 3);
 }
 
-/// Nor the second of two, wherever the first was found.
+/// The second of two stores is not lost, wherever the first was found.
 #[test]
 fn loom_unmap_vs_two_stores() {
     holds(vs_two_stores);
@@ -107,8 +109,8 @@ fn vs_store_in_batch(weakening: Weakening) {
     let writer = spawn(&region, |region| region.store(1, 5));
     region.evict(&[0, 1], WELL);
     writer.join().unwrap();
-    region.check_settled(0, 4);
-    region.check_settled(1, 5);
+    region.check_at_end(0, 4);
+    region.check_at_end(1, 5);
 }
 
 /// Each page of a batch has its own state: one is dirty, the other is stored to meanwhile.
@@ -126,10 +128,10 @@ fn late_store_returns(weakening: Weakening) {
     });
     region.evict(&[0], How { may_write: false, ..WELL });
     writer.join().unwrap();
-    region.check_settled(0, 2);
+    region.check_at_end(0, 2);
 }
 
-/// A store that is found late brings the page back, if the caller may not write it out.
+/// A store that is found late restores the page, if the caller may not write it out.
 #[test]
 fn loom_unmap_late_store_returns() {
     holds(late_store_returns);
@@ -143,10 +145,10 @@ fn vs_refill(weakening: Weakening) {
     });
     region.evict(&[0], WELL);
     reader.join().unwrap();
-    region.check_settled(0, 1);
+    region.check_at_end(0, 1);
 }
 
-/// A page that is filled while its batch is under way is not wiped by the unmapping (REGION-2).
+/// A page that is filled while its batch is being evicted is not wiped by the unmapping (REGION-2).
 #[test]
 fn loom_unmap_vs_refill() {
     holds(vs_refill);
@@ -157,10 +159,10 @@ fn vs_lookup(weakening: Weakening) {
     let reader = spawn(&region, |region| region.look_up(0, || assert_eq!(region.load(0), 2)));
     region.evict(&[0], WELL);
     reader.join().unwrap();
-    region.check_settled(0, 2);
+    region.check_at_end(0, 2);
 }
 
-/// A lookup that meets the folio on its way out gets one whose page is there (REGION-1): the same
+/// A lookup of a folio that is being evicted returns one whose page is present (REGION-1): the same
 /// one, rescued by the reference, or the next one.
 #[test]
 fn loom_unmap_vs_lookup() {
@@ -175,10 +177,10 @@ fn vs_sync(weakening: Weakening) {
     });
     region.evict(&[0], WELL);
     syncer.join().unwrap();
-    region.check_settled(0, 2);
+    region.check_at_end(0, 2);
 }
 
-/// A sync finds a store, or waits for the write-out of who found it.
+/// A sync finds a store, or waits for the write-out of the thread that found it.
 #[test]
 fn loom_unmap_vs_sync() {
     holds(vs_sync);
@@ -193,10 +195,10 @@ fn vs_store_and_sync(weakening: Weakening) {
     });
     region.evict(&[0], WELL);
     writer.join().unwrap();
-    region.check_settled(0, 2);
+    region.check_at_end(0, 2);
 }
 
-/// A sync right after a store that came too late for B4 (REGION-3).
+/// A sync right after a store that B4 did not find (REGION-3).
 #[test]
 fn loom_unmap_vs_store_and_sync() {
     holds(vs_store_and_sync);
@@ -212,10 +214,10 @@ fn vs_store_beside_sync(weakening: Weakening) {
     region.evict(&[0], WELL);
     syncer.join().unwrap();
     writer.join().unwrap();
-    region.check_settled(0, 3);
+    region.check_at_end(0, 3);
 }
 
-/// All three at once.
+/// A store, a sync and an eviction at once.
 #[test]
 fn loom_unmap_vs_store_beside_sync() {
     // Two preemptions: three threads.
@@ -228,11 +230,11 @@ fn revoke_vs_store(weakening: Weakening) {
     region.sync();
     assert!([2, 3].contains(&region.on_device(0)), "synced");
     writer.join().unwrap();
-    region.check_settled(0, 3);
+    region.check_at_end(0, 3);
 }
 
-/// R15: what a write-out in place writes is what was stored when it began, or more; what is stored
-/// after it is found again.
+/// R15: a write-out in place writes what was stored when it began, or more; a later store is found
+/// again.
 #[test]
 fn loom_unmap_revoke_vs_store() {
     holds(revoke_vs_store);
@@ -247,11 +249,11 @@ fn revoke_vs_sync(weakening: Weakening) {
     });
     region.sync();
     writer.join().unwrap();
-    region.check_settled(0, 3);
+    region.check_at_end(0, 3);
 }
 
-/// R15, with a sync that finds the store while the write-out is under way: it is dirty again, and
-/// is written once more.
+/// R15, with a sync that finds the store during the write-out: the page is dirty again, and is
+/// written once more.
 #[test]
 fn loom_unmap_revoke_vs_sync() {
     holds(revoke_vs_sync);
@@ -267,10 +269,10 @@ fn write_fails(weakening: Weakening) {
     assert!(region.is_present(0) && region.is_dirty(0));
     assert_eq!(region.on_device(0), 1);
     writer.join().unwrap();
-    region.check_settled(0, 3);
+    region.check_at_end(0, 3);
 }
 
-/// B9: a page that was not written comes back, dirty, with its bytes.
+/// B9: a page that was not written is restored, dirty, with its bytes.
 #[test]
 fn loom_unmap_write_fails() {
     holds(write_fails);
@@ -282,10 +284,10 @@ fn unmap_fails(weakening: Weakening) {
     region.evict(&[0], How { unmap_fails: true, ..WELL });
     assert!(region.is_present(0) && region.is_dirty(0));
     writer.join().unwrap();
-    region.check_settled(0, 3);
+    region.check_at_end(0, 3);
 }
 
-/// A page that is not unmapped stays as it was.
+/// A page that is not unmapped stays unchanged.
 #[test]
 fn loom_unmap_fails() {
     holds(unmap_fails);
@@ -299,10 +301,10 @@ fn unmap_fails_vs_sync(weakening: Weakening) {
     });
     region.evict(&[0], How { unmap_fails: true, ..WELL });
     syncer.join().unwrap();
-    region.check_settled(0, 2);
+    region.check_at_end(0, 2);
 }
 
-/// A sync that comes while the page seems to be on its way does not take that for the end of it.
+/// A sync during a write-out that will fail does not mistake it for finished.
 #[test]
 fn loom_unmap_fails_vs_sync() {
     holds(unmap_fails_vs_sync);
@@ -316,18 +318,18 @@ fn vs_pin(weakening: Weakening) {
     });
     region.evict(&[0], WELL);
     reader.join().unwrap();
-    region.check_settled(0, 2);
+    region.check_at_end(0, 2);
 }
 
-/// Who takes a reference to a folio that was READY, without its lock, has its page.
+/// A thread that takes a reference to a READY folio, without its lock, has its page.
 #[test]
 fn loom_unmap_vs_pin() {
     holds(vs_pin);
 }
 
-/// Each weakening of the head of the file dies in the runs that are there for it.
+/// Each weakening of the head of the file fails the runs that cover it.
 #[test]
-fn loom_unmap_what_is_left_out_is_missed() {
+fn loom_unmap_every_weakening_is_found() {
     let all: &[(Weakening, &[Run])] = &[
         (Weakening::LookBeforeCopy, &[vs_store, vs_store_and_sync]),
         (Weakening::NoLook, &[vs_store_dirty]),
@@ -349,9 +351,9 @@ fn loom_unmap_what_is_left_out_is_missed() {
     for (weakening, runs) in all {
         for (at, run) in runs.iter().enumerate() {
             let (weakening, run) = (*weakening, *run);
-            // In a thread of its own: it panics.
+            // In a thread of its own, because it panics.
             let seen = std::thread::spawn(move || model_bounded(3, move || run(weakening)));
-            assert!(seen.join().is_err(), "{weakening:?} is not seen by its run {at}");
+            assert!(seen.join().is_err(), "{weakening:?} is not found by its run {at}");
         }
     }
 }

@@ -1,13 +1,13 @@
 //! Tests of protocols: model runs under loom, and exhaustive searches.
 //!
-//! A model run (`cargo x loom [name]`) goes through the interleavings of two or three threads and
-//! the values that weak memory lets each load see. Each file is a protocol; each test names its
-//! property and what dies with it: the weakening of the source under which it was seen to fail.
-//! The searches (`search_*`) run in the ordinary build: they know no weak memory, but they are
-//! exhaustive over words narrow enough to overflow.
+//! A model run (`cargo x loom [name]`) explores the interleavings of two or three threads and the
+//! values that weak memory lets each load return. Each file covers one protocol. Each test states
+//! its property and, after "Dies with", the weakenings of the source under which it was seen to
+//! fail. The searches (`search_*`) run in the ordinary build: they do not model weak memory, but
+//! they are exhaustive over words narrow enough to overflow.
 //!
-//! What loom does not see, so what green does not prove: load buffering, reordered stores to
-//! different words of which neither is read, and more preemptions than the bound.
+//! Loom does not model load buffering, reordered stores to different words of which neither is
+//! read, or more preemptions than the bound; a pass proves nothing about these.
 
 #[cfg(loom)]
 mod loom_collapse;

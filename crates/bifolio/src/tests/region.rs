@@ -1,17 +1,17 @@
 //! The region of a model run: page tables, translations, raw accesses and a device in place of the
 //! kernel's, and the steps of the batch protocol over them.
 //!
-//! The table, the folios, their locks and flags are the real ones. The steps stand for code that
+//! The table, the folios, their locks and flags are the real ones. The steps replace code that
 //! makes system calls and is not compiled here: B1..B9 for `reclaim/unmap.rs` and `unmap_batch.rs`,
-//! [`Region::sync`] and what marks folios for `writeback`, [`Region::look_up`] for `file/fill.rs`.
-//! Whoever changes an order there changes it here.
+//! [`Region::sync`] and the functions that mark folios for `writeback`, [`Region::look_up`] for
+//! `file/fill.rs`. A change of an order there must be made here as well.
 //!
-//! What the kernel and the processors do:
-//! - An entry of the page tables changes by read-modify-writes (in life: under a lock), and says
-//!   where the page's bytes are, and whether it was stored to since it was protected.
-//! - A raw store first has a translation, then stores, whatever became of the entry meanwhile. A
-//!   flush waits until no translation from before is in use.
-//! - Bytes outlive their unmapping for who keeps them.
+//! Model of the kernel and the processors:
+//! - An entry of the page tables changes by read-modify-writes (in reality: under a lock). It says
+//!   where the page's bytes are, and if the page was stored to since it was protected.
+//! - A raw store first gets a translation, then stores, even if the entry has changed meanwhile. A
+//!   flush waits until no earlier translation is in use.
+//! - A thread that keeps the bytes of a page has them after its unmapping.
 
 use super::world::{OWNER, World};
 use crate::page::{Entry, Flag, Folio, FolioRef, Frozen, Listing, LockedFolio, Lookup, WriteState};
@@ -19,23 +19,23 @@ use crate::sync::{AtomicU64, Condvar, Mutex, MutexGuard, Ordering};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// A page that is not there.
+/// A missing page.
 pub(super) const MISSING: u64 = 0;
-/// The page is there; the bits from [`NUMBER_SHIFT`] on are the number of its memory.
+/// The page is present; the bits from [`NUMBER_SHIFT`] on are the number of its memory.
 const PRESENT: u64 = 1;
-/// It was stored to since it was installed or protected.
+/// The page was stored to since it was installed or protected.
 pub(super) const WRITTEN: u64 = 2;
 const NUMBER_SHIFT: u32 = 2;
-/// Installations that one run may see.
+/// Maximum number of installations in one run.
 const MEMORIES: usize = 8;
 
-/// A step that is left out, or comes at the wrong time.
+/// A step that is left out, or made at the wrong time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Weakening {
     None,
-    /// B4: the look for stores before the copy of what seems clean.
+    /// B4: the search for stores before the copy of pages that seem clean.
     LookBeforeCopy,
-    /// B4: no look for stores.
+    /// B4: no search for stores.
     NoLook,
     /// B5: a copy instead of the pages themselves.
     CopyInsteadOfKeep,
@@ -45,53 +45,53 @@ pub(super) enum Weakening {
     NoFlushAfterUnmap,
     /// B7: the bytes are not compared with those of B4.
     NoComparison,
-    /// B8, of a clean one, before B6.
+    /// B8 of a clean page before B6.
     EndBeforeUnmap,
-    /// B9: frees whoever waits.
+    /// B9: frees a folio that other threads wait for.
     NoPutBack,
-    /// B9: what was not written goes all the same.
+    /// B9: frees a page that was not written.
     EvictUnwritten,
-    /// A reference suffices, whether the page was READY when it was taken or not.
+    /// A reference suffices, even if the page was not READY when it was taken.
     PinWithoutReady,
-    /// REGION-3: not by who evicts.
+    /// REGION-3: not taken by the eviction.
     EvictWithoutSection,
-    /// REGION-3: not by who syncs.
+    /// REGION-3: not taken by the sync.
     SyncWithoutSection,
-    /// A sync does not wait for what others have begun.
+    /// A sync does not wait for write-outs that other threads have begun.
     SyncWithoutWait,
     /// A write-out reads the bytes, then protects the page.
     ProtectAfterRead,
-    /// Protected without a flush.
+    /// A write-out protects without a flush.
     NoFlushAfterProtect,
-    /// A write-out goes from dirty to writing when it has read the bytes.
+    /// A write-out changes from dirty to writing after it has read the bytes.
     BeginAfterRead,
     /// P1 of `map/pinned.rs`: no reference.
     PinWithoutReference,
-    /// P2: a look for stores does not know of pins.
+    /// P2: the search for stores ignores pins.
     PinUnseen,
-    /// P5: not dirty when the pin ends.
+    /// P5: the page is not marked dirty when the pin ends.
     PinWithoutEnd,
     /// P6 before P5.
     PinForgottenEarly,
-    /// P5: the folio that the pin was made with, and not the one that has the page now.
+    /// P5: marks the folio that the pin was made with, not the one that has the page now.
     PinMarksItsOwn,
 }
 
-/// How a batch is evicted.
+/// Parameters of the eviction of a batch.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct How {
-    /// Dirty ones may be written out.
+    /// Dirty pages may be written out.
     pub(super) may_write: bool,
-    /// The kernel does not unmap.
+    /// The unmapping fails.
     pub(super) unmap_fails: bool,
-    /// The device does not write.
+    /// The write to the device fails.
     pub(super) write_fails: bool,
 }
 
-/// Everything works.
+/// Everything succeeds.
 pub(super) const WELL: How = How { may_write: true, unmap_fails: false, write_fails: false };
 
-/// The dirty list: which pages are on it, and how many are on their way.
+/// The dirty list: which pages are on it, and how many write-outs are in flight.
 #[derive(Debug, Default)]
 pub(super) struct Dirty {
     pub(super) pages: Vec<u64>,
@@ -102,9 +102,9 @@ pub(super) struct Dirty {
 struct Victim<'a> {
     lock: LockedFolio<'a>,
     frozen: Frozen<'a>,
-    /// What it held when it seemed clean.
+    /// Its bytes when it seemed clean.
     before: Option<u64>,
-    /// Its memory, beyond the unmapping.
+    /// Its memory, kept beyond the unmapping.
     kept: u64,
     copy: u64,
     state: VictimState,
@@ -118,30 +118,31 @@ enum VictimState {
     Returns,
 }
 
-/// See the head of the file.
+/// The shared state of one model run.
 #[derive(Debug)]
 pub(super) struct Region {
     pub(super) world: Arc<World>,
     weakening: Weakening,
     pub(super) entries: Vec<AtomicU64>,
     memories: Vec<AtomicU64>,
-    /// Pieces of memory that were installed.
+    /// Memory of each installation.
     taken: AtomicU64,
-    /// Held by a raw writer while he uses a translation.
+    /// Held by a raw writer while it uses a translation.
     processor: Mutex<()>,
     section: Mutex<()>,
-    /// Pages that count as stored to whenever somebody looks.
+    /// Pages that every search reports as stored to.
     pub(super) unseen: Mutex<Vec<u64>>,
-    /// Pages that stay without a folio, or with another one (REGION-4).
+    /// Pages that stay mapped without a folio, or with another one (REGION-4).
     pub(super) held: Mutex<Vec<u64>>,
     pub(super) dirty: Mutex<Dirty>,
-    /// Signalled when nothing is in flight.
+    /// Signalled when no write-out is in flight.
     emptied: Condvar,
     pub(super) device: Vec<AtomicU64>,
 }
 
 impl Region {
-    /// A file of `pages` pages, where page `i` holds `i + 1`, all resident, clean and protected.
+    /// Creates a file of `pages` pages, where page `i` holds `i + 1`, all resident, clean and
+    /// protected.
     pub(super) fn new(pages: u64, weakening: Weakening) -> Arc<Self> {
         let words = |count: u64| (0..count).map(|_| AtomicU64::new(0)).collect::<Vec<_>>();
         let region = Self {
@@ -168,19 +169,19 @@ impl Region {
         self.weakening == weakening
     }
 
-    // The kernel and the processors.
+    // Model of the kernel and the processors.
 
     pub(super) fn entry(&self, index: u64) -> u64 {
-        // Acquire: pairs with the Release of all changes: who sees a page sees its bytes.
+        // Acquire: pairs with the Release of all changes: a thread that sees a page sees its bytes.
         self.entries[index as usize].load(Ordering::Acquire)
     }
 
-    /// Whether the page is there.
+    /// Returns `true` if the page is present.
     pub(super) fn is_present(&self, index: u64) -> bool {
         self.entry(index) & PRESENT != 0
     }
 
-    /// Whether the folio of the page is dirty.
+    /// Returns `true` if the folio of the page is dirty.
     pub(super) fn is_dirty(&self, index: u64) -> bool {
         let folio = self.world.folios.get(self.world.entry(index).folio_id());
         folio.flags.write_state().is_dirty()
@@ -194,7 +195,7 @@ impl Region {
         &self.memories[(entry >> NUMBER_SHIFT) as usize]
     }
 
-    /// The bytes of a page that whoever asks knows to be there.
+    /// Returns the bytes of a page that the caller knows to be present.
     fn bytes(&self, index: u64) -> u64 {
         let entry = self.entry(index);
         assert!(entry & PRESENT != 0, "a fault inside the cache (REGION-1)");
@@ -206,7 +207,7 @@ impl Region {
         drop(self.processor.lock());
     }
 
-    /// Puts a page there, over whatever stands there.
+    /// Installs a page, replacing any other.
     pub(super) fn install(&self, index: u64, bytes: u64, will_be_stored: bool) {
         let number = self.taken.fetch_add(1, Ordering::Relaxed);
         self.memories[number as usize].store(bytes, Ordering::Relaxed);
@@ -216,7 +217,7 @@ impl Region {
         self.entries[index as usize].swap(entry, Ordering::AcqRel);
     }
 
-    /// Makes a page count as not stored to.
+    /// Marks a page as not stored to.
     fn protect(&self, index: u64) {
         // AcqRel: pairs with the Acquire in `entry`.
         self.entries[index as usize].fetch_and(!WRITTEN, Ordering::AcqRel);
@@ -225,7 +226,7 @@ impl Region {
         }
     }
 
-    /// A store through a map.
+    /// Stores to a page through a map.
     pub(super) fn store(&self, index: u64, value: u64) {
         while !self.try_store(index, value) {
             self.look_up(index, || ());
@@ -252,7 +253,7 @@ impl Region {
         true
     }
 
-    /// A load through a map.
+    /// Loads from a page through a map.
     pub(super) fn load(&self, index: u64) -> u64 {
         loop {
             let entry = self.entry(index);
@@ -263,14 +264,14 @@ impl Region {
         }
     }
 
-    /// What the device has.
+    /// Returns the bytes on the device.
     pub(super) fn on_device(&self, index: u64) -> u64 {
         self.device[index as usize].load(Ordering::Relaxed)
     }
 
     // `file/fill.rs`.
 
-    /// Does something with a page, under the lock of its folio.
+    /// Calls `act` for a resident page, with its folio locked.
     pub(super) fn look_up<R>(&self, index: u64, act: impl FnOnce() -> R) -> R {
         let world = &*self.world;
         loop {
@@ -286,19 +287,19 @@ impl Region {
                 Lookup::Absent(seen) => {
                     let new = world.allocate(index);
                     let locked = new.lock();
-                    let for_table = new.try_clone().expect("few references");
+                    let for_table = new.try_clone().expect("the count is far from its limit");
                     if world.mapping.insert(&world.folios, &locked, for_table, seen).is_ok() {
                         self.put_in_place(index, self.on_device(index));
                         world.mapping.mark_uptodate(&locked);
                         return act();
                     }
                 }
-                Lookup::Refused => panic!("few references"),
+                Lookup::Refused => panic!("the count is far from its limit"),
             }
         }
     }
 
-    /// The bytes of a page by a reference alone, if it is READY, as `file/hit.rs` has it.
+    /// Reads the bytes of a page with a reference only, if it is READY, as `file/hit.rs` does.
     pub(super) fn pin(&self, index: u64) -> Option<u64> {
         let world = &*self.world;
         let seen = world.entry(index);
@@ -324,7 +325,7 @@ impl Region {
 
     fn begin(&self, folio: &Folio) -> bool {
         let mut dirty = self.dirty.lock();
-        assert!(folio.flags.write_state() != WriteState::Redirtied, "written out twice at a time");
+        assert!(folio.flags.write_state() != WriteState::Redirtied, "two write-outs at a time");
         if folio.flags.transition_to_writing() != Listing::Remove {
             return false;
         }
@@ -351,7 +352,7 @@ impl Region {
         (!self.is(without)).then(|| self.section.lock())
     }
 
-    /// What was stored before the call is on the device.
+    /// Syncs: what was stored before the call is on the device afterwards.
     pub(super) fn sync(&self) {
         self.mark_all_stored();
         let listed = self.dirty.lock().pages.clone();
@@ -360,12 +361,12 @@ impl Region {
         }
         let mut dirty = self.dirty.lock();
         while !self.is(Weakening::SyncWithoutWait) && dirty.in_flight > 0 {
-            // In a model no deadline comes.
+            // A deadline never expires in a model run.
             self.emptied.wait_until(&mut dirty, Instant::now());
         }
     }
 
-    /// The first part of a sync.
+    /// Does the first part of a sync.
     pub(super) fn mark_all_stored(&self) {
         let pages = 0..self.entries.len() as u64;
         let stored = {
@@ -383,7 +384,7 @@ impl Region {
         }
     }
 
-    /// Writes a page out where it is, if it is dirty.
+    /// Writes a page out in place, if it is dirty.
     fn write_out(&self, index: u64) {
         let Some(folio) = self.world.find(index) else { return };
         let locked = folio.lock();
@@ -413,16 +414,16 @@ impl Region {
 
     // `reclaim/unmap.rs`.
 
-    /// Evicts a batch of pages; those that are busy stay.
+    /// Evicts a batch of pages, except busy ones.
     pub(super) fn evict(&self, pages: &[u64], how: How) {
         let mut batch: Vec<_> = pages.iter().filter_map(|index| self.freeze(*index)).collect();
         self.take(&mut batch, how);
         let mut left = Vec::new();
         for victim in batch {
-            left.extend(self.settle(victim));
+            left.extend(self.finish(victim));
         }
         for one in left {
-            self.write_out_left(one, how);
+            self.write_out_evicted(one, how);
         }
     }
 
@@ -495,7 +496,7 @@ impl Region {
         }
     }
 
-    /// They were not unmapped.
+    /// Keeps the folios: they were not unmapped.
     fn stay(&self, batch: &mut [Victim<'_>]) {
         for victim in batch {
             if victim.lock.flags.write_state().is_writing() {
@@ -505,7 +506,7 @@ impl Region {
         }
     }
 
-    /// B4: a copy of those that seem clean, then the look.
+    /// B4: copies pages that seem clean, then searches for stores.
     fn find_stores(&self, batch: &mut [Victim<'_>]) {
         let look = |batch: &[Victim<'_>]| -> Vec<bool> {
             batch.iter().map(|victim| self.is_written(victim.lock.index())).collect()
@@ -522,8 +523,8 @@ impl Region {
         }
     }
 
-    /// B8. Answers those that are to be written out.
-    fn settle<'a>(&self, victim: Victim<'a>) -> Option<Left<'a>> {
+    /// B8: frees a clean folio. Returns a dirty one, which must be written out.
+    fn finish<'a>(&self, victim: Victim<'a>) -> Option<Evicted<'a>> {
         let mapping = &self.world.mapping;
         let Victim { lock, frozen, copy, state, .. } = victim;
         match state {
@@ -558,7 +559,7 @@ impl Region {
     }
 
     /// B9.
-    fn write_out_left(&self, (lock, folio, copy): Left<'_>, how: How) {
+    fn write_out_evicted(&self, (lock, folio, copy): Evicted<'_>, how: How) {
         if !how.write_fails {
             self.device[lock.index() as usize].store(copy, Ordering::Relaxed);
         }
@@ -577,10 +578,10 @@ impl Region {
         }
     }
 
-    // What must hold when nobody is at work.
+    // Invariants at the end of a run.
 
-    /// Page `index` holds `value`, wherever; and after a sync the device does.
-    pub(super) fn check_settled(&self, index: u64, value: u64) {
+    /// Checks that page `index` holds `value`, and that the device does after a sync.
+    pub(super) fn check_at_end(&self, index: u64, value: u64) {
         let entry = self.world.entry(index);
         assert_eq!(entry.is_folio(), self.is_present(index), "REGION-1, REGION-2");
         assert_eq!(entry.is_ready(), entry.is_folio());
@@ -595,8 +596,8 @@ impl Region {
     }
 }
 
-/// A folio between B8 and B9, and its last bytes.
-type Left<'a> = (LockedFolio<'a>, FolioRef<'a>, u64);
+/// A folio between B8 and B9, with its last bytes.
+type Evicted<'a> = (LockedFolio<'a>, FolioRef<'a>, u64);
 
 impl Victim<'_> {
     fn is_dirty(&self) -> bool {

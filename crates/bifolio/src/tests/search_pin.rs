@@ -1,13 +1,14 @@
-//! The pin word, searched: every interleaving of some threads on a word of a few bits.
+//! An exhaustive search of the pin word: every interleaving of some threads on a word of a few
+//! bits.
 //!
 //! All changes of a pin word are read-modify-writes (or stores of its sole owner) of one word, so
-//! its integer properties are exact under plain interleaving. Here the threads are step machines
-//! of `page/pin.rs`, one step an atomic operation, which choose freely what to do next; the word
-//! is narrow, so that it overflows within reach; the search is breadth first over all states.
-//! [`Layout`] mirrors the decisions of `PinState` for any width; one test holds the two together.
+//! its integer properties are exact under plain interleaving. Here the threads are step machines of
+//! `page/pin.rs`, one atomic operation per step, which choose freely what to do next; the word is
+//! narrow, so that overflows are reachable; the search is breadth first over all states. [`Layout`]
+//! mirrors the decisions of `PinState` for any width; a test checks that the two agree.
 //!
-//! Each rule is also searched with a step done wrong ([`Variant`]): the search must find it.
-//! Memory ordering is not its subject: that is `loom_pin`.
+//! Each rule is also searched with a wrong step ([`Variant`]): the search must find the violation.
+//! Memory ordering is not covered here but in `loom_pin`.
 
 use crate::page::{COUNT_MAX, PinState, PinWord, Put, TryGet};
 use std::collections::HashMap;
@@ -56,7 +57,7 @@ impl Layout {
         word & self.frozen_bit() != 0
     }
 
-    /// The count field, also while frozen.
+    /// Returns the count field, also while frozen.
     fn field(self, word: u64) -> u64 {
         word & self.count_mask()
     }
@@ -71,44 +72,44 @@ impl Layout {
         excess.then_some(clean)
     }
 
-    /// `word + change`, as wide as a word is.
+    /// Returns `word + change`, wrapping at the width of the word.
     fn add(self, word: u64, change: i64) -> u64 {
         let bits = self.count_bits + 1 + self.generation_bits;
         word.wrapping_add_signed(change) & (u64::MAX >> (u64::BITS - bits))
     }
 }
 
-/// The protocol, or the protocol with one step done wrong.
+/// The protocol, or the protocol with one wrong step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Variant {
     Ours,
     /// A failed get tries to wipe once, as the kernel's first proposal did.
     WipesOnce,
-    /// A failed get takes back what it added.
+    /// A failed get subtracts what it added.
     Subtracts,
     /// A failed get stores the clean word.
     WipesByStore,
-    /// A put that leaves no count frees without asking again.
+    /// The put that reaches 0 frees without the CAS.
     FreesWithoutCas,
-    /// A new life keeps the generation.
+    /// `init` keeps the generation.
     KeepsGeneration,
 }
 
-/// Between which operations a thread is.
+/// Position of a thread between two operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Step {
     Idle,
-    /// A3 is next: a failed get of `references`, which last saw `current`.
+    /// A3 is next: a failed get of `references`, which last loaded `current`.
     Wiping {
         current: u64,
         generation: u64,
         references: u64,
     },
-    /// A get over the limit, about to give back.
+    /// A get over the limit, about to put its references.
     Refused {
         references: u64,
     },
-    /// A5 is next, in the life that the put was of.
+    /// A5 is next, in the generation of the put.
     Staged {
         generation: u64,
         life: u64,
@@ -119,14 +120,14 @@ enum Step {
     },
 }
 
-/// What only the thread that froze a folio knows.
+/// State of the thread that froze a folio.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Owner {
-    /// It may bring back this many references.
+    /// It may unfreeze with this many references.
     Froze(u64),
     /// The folio is free, and the thread its allocator.
     Freed,
-    /// It freed the folio by a put of an earlier life.
+    /// It freed the folio by a put of an earlier generation.
     FreedLater,
 }
 
@@ -148,27 +149,27 @@ fn holding(held: u64) -> Thread {
 struct State<const N: usize> {
     word: u64,
     threads: [Thread; N],
-    /// Lives begun since the start.
+    /// Generations begun since the start.
     lives: u64,
 }
 
-/// What is searched: what the threads may do, and for how long.
+/// Parameters of a search: what the threads may do, and for how long.
 #[derive(Clone, Copy, Debug)]
 struct Search {
     layout: Layout,
     variant: Variant,
-    /// A get or put is of 1 to this many references.
+    /// Maximum number of references of one get or put.
     references_max: u64,
-    /// A thread asks for no more once it would hold more than this.
+    /// Maximum number of references that a thread holds.
     held_max: u64,
-    /// No more lives are begun than this.
+    /// Maximum number of generations begun.
     lives_max: u64,
-    /// Threads below this one do nothing: they keep what they have.
+    /// Threads below this one do nothing: they keep their references.
     passive: usize,
 }
 
 impl Search {
-    /// All states that one step of `thread` leads to.
+    /// Returns all states that one step of `thread` leads to.
     fn steps<const N: usize>(&self, state: &State<N>, thread: usize) -> Vec<State<N>> {
         let layout = self.layout;
         let word = state.word;
@@ -239,7 +240,7 @@ impl Search {
         next
     }
 
-    /// A1, A2.
+    /// Does A1 and A2.
     fn get(&self, word: u64, now: Thread, references: u64) -> (u64, Thread) {
         let after = self.layout.add(word, references as i64);
         if self.layout.is_got(after) {
@@ -253,7 +254,7 @@ impl Search {
         (after, Thread { step, ..now })
     }
 
-    /// A4.
+    /// Does A4.
     fn put<const N: usize>(&self, state: &State<N>, now: Thread, references: u64) -> (u64, Thread) {
         let word = state.word;
         let generation = self.layout.generation(word);
@@ -264,7 +265,7 @@ impl Search {
         (after, Thread { step, held: now.held - references, ..now })
     }
 
-    /// One round of A3.
+    /// Does one round of A3.
     fn wipe(&self, word: u64, current: u64, generation: u64, references: u64) -> (u64, Step) {
         let layout = self.layout;
         let clean = layout.frozen(generation);
@@ -278,7 +279,7 @@ impl Search {
         }
     }
 
-    /// Which rule a state breaks.
+    /// Returns the rule that a state violates.
     fn broken<const N: usize>(&self, state: &State<N>) -> Option<&'static str> {
         let threads = &state.threads;
         let held: u64 = threads.iter().map(|thread| thread.held).sum();
@@ -292,10 +293,10 @@ impl Search {
         let frozen = self.layout.is_frozen(state.word);
         let later = threads.iter().any(|thread| thread.owner == Some(Owner::FreedLater));
         let rules = [
-            (!later, "R8: freed by a put of an earlier life"),
+            (!later, "R8: freed by a put of an earlier generation"),
             (owners <= 1, "PIN-1: two threads own the folio"),
             (owners == 0 || frozen, "PIN-3: FROZEN is lost"),
-            (owners == 1 || !frozen, "frozen by nobody"),
+            (owners == 1 || !frozen, "frozen without an owner"),
             (!frozen || held == 0, "PIN-4: references to a frozen folio"),
             (!frozen || field <= getters * self.references_max, "more excess than getters"),
             (frozen || field == held + returning.sum::<u64>(), "PIN-2: the count is not exact"),
@@ -304,7 +305,7 @@ impl Search {
         rules.into_iter().find_map(|(holds, rule)| (!holds).then_some(rule))
     }
 
-    /// Goes through all states. The number of them, or the way to one that breaks a rule.
+    /// Visits all states. Returns their number, or the steps to one that violates a rule.
     fn run<const N: usize>(&self, first: State<N>) -> Result<usize, String> {
         let mut came_from = HashMap::from([(first, first)]);
         let mut frontier = vec![first];
@@ -335,7 +336,8 @@ fn way<const N: usize>(came_from: &HashMap<State<N>, State<N>>, last: State<N>) 
     format!("{so_far}{:#010b} {:?}\n", last.word, last.threads)
 }
 
-/// Getters that never stop asking for a frozen folio, which `passive` thread 0 owns (R9).
+/// Returns a search with getters that keep asking for a frozen folio, which `passive` thread 0 owns
+/// (R9).
 fn getters(count_bits: u32, references_max: u64, variant: Variant) -> Search {
     let layout = Layout { count_bits, generation_bits: 1 };
     let held_max = references_max;
@@ -348,7 +350,7 @@ fn run_getters<const N: usize>(search: Search) -> Result<usize, String> {
     search.run(State { word: search.layout.frozen(0), threads, lives: 0 })
 }
 
-/// Three threads that get, put, freeze, unfreeze, free and begin lives as they like.
+/// Runs three threads that get, put, freeze, unfreeze, free and begin generations at will.
 fn run_free(variant: Variant, generation_bits: u32, lives_max: u64) -> Result<usize, String> {
     let layout = Layout { count_bits: 4, generation_bits };
     let search = Search { layout, variant, references_max: 2, held_max: 2, lives_max, passive: 0 };
@@ -356,7 +358,7 @@ fn run_free(variant: Variant, generation_bits: u32, lives_max: u64) -> Result<us
     search.run(State { word: layout.live(0, 2), threads, lives: 0 })
 }
 
-/// R9: however many gets fail, FROZEN stays, and the excess is at most one get a thread.
+/// R9: however many gets fail, FROZEN stays, and the excess is at most one get per thread.
 #[test]
 fn search_r9_failed_gets_never_unfreeze() {
     for count_bits in 3..=6 {
@@ -373,15 +375,15 @@ fn search_r9_failed_gets_never_unfreeze() {
     }
 }
 
-/// R9, the other way round: with one try to wipe, as the kernel's first proposal had it, two
-/// getters carry the count through FROZEN. So the loop is needed, and the search can fail.
+/// R9, converse: with a single try to wipe, as in the kernel's first proposal, two getters carry
+/// the count through FROZEN. So the loop is needed, and the search can fail.
 #[test]
 fn search_r9_wiping_once_loses_frozen() {
     for count_bits in 3..=5 {
         for references_max in 1..=3 {
             let search = getters(count_bits, references_max, Variant::WipesOnce);
             let found = run_getters::<3>(search).unwrap_err();
-            // The first rule to break is the bound; without the bound, FROZEN itself is lost.
+            // The bound is violated first; without the bound, FROZEN itself is lost.
             assert!(found.starts_with("more excess than getters"), "{found}");
             let unbounded = Search { passive: 0, ..search };
             assert!(lost_frozen(unbounded), "{count_bits} bits, {references_max}");
@@ -389,7 +391,7 @@ fn search_r9_wiping_once_loses_frozen() {
     }
 }
 
-/// Whether two getters reach a word without FROZEN, whatever the excess on the way.
+/// Returns `true` if two getters reach a word without FROZEN, whatever the excess on the way.
 fn lost_frozen(search: Search) -> bool {
     let first = State { word: search.layout.frozen(0), threads: [IDLE; 2], lives: 0 };
     let mut seen = HashMap::from([(first, ())]);
@@ -407,7 +409,7 @@ fn lost_frozen(search: Search) -> bool {
     false
 }
 
-/// The same search finds no way with the loop.
+/// With the loop, the same search finds no violation.
 #[test]
 fn search_r9_the_loop_is_what_keeps_frozen() {
     assert!(lost_frozen(getters(4, 2, Variant::WipesOnce)));
@@ -415,7 +417,7 @@ fn search_r9_the_loop_is_what_keeps_frozen() {
 }
 
 /// R1, R3, R4, R6, R7, R8, R11: whatever three threads do, with one or two references at a time,
-/// over as many lives as the generation tells apart, all rules hold in all states.
+/// over as many generations as the field can distinguish, all rules hold in all states.
 #[test]
 fn search_all_rules_hold_while_generations_differ() {
     assert!(run_free(Variant::Ours, 1, 1).unwrap() > 1000);
@@ -423,16 +425,16 @@ fn search_all_rules_hold_while_generations_differ() {
 }
 
 /// R8, the bound of the generation: a put that sleeps through all generations is fooled. With the
-/// 24 bits of the real word that takes 2^24 lives of one frame between two of its instructions.
+/// 24 bits of the real word this takes 2^24 generations of one frame between two instructions.
 #[test]
-fn search_r8_a_generation_that_comes_back_fools_a_sleeping_put() {
+fn search_r8_a_reused_generation_fools_a_sleeping_put() {
     for generation_bits in [1, 2] {
         let found = run_free(Variant::Ours, generation_bits, 1 << generation_bits).unwrap_err();
         assert!(found.starts_with("R8"), "{found}");
     }
 }
 
-/// Each step done wrong is found.
+/// Every wrong step is found.
 #[test]
 fn search_finds_each_wrong_step() {
     for variant in [
@@ -446,8 +448,9 @@ fn search_finds_each_wrong_step() {
 }
 
 /// R10, R11: gets of one and two at the limit are refused, exact, and never look frozen, while one
-/// owner stays. (One must: if all the owners left between a refused get's add and its return, the
-/// return would be the last put. Of the real word that is 2^38 puts between two instructions.)
+/// owner stays. (Otherwise, if all owners put their references between a refused get's add and its
+/// return, the return would be the last put. In the real word that takes 2^38 puts between two
+/// instructions.)
 #[test]
 fn search_r10_the_limit_refuses_while_an_owner_stays() {
     for count_bits in [3, 4] {
@@ -466,7 +469,7 @@ fn search_r10_the_limit_refuses_while_an_owner_stays() {
     }
 }
 
-/// R11: putting more than there are is a bug that debug builds report.
+/// R11: putting more references than exist is a bug that debug builds report.
 #[test]
 #[cfg(debug_assertions)]
 #[should_panic(expected = "put of 2")]
@@ -477,7 +480,7 @@ fn search_r11_a_put_below_zero_is_reported() {
     let _ = word.put_and_test(2);
 }
 
-/// What is searched is what runs: `Layout` at the real width decides as `PinState`.
+/// The search covers the real code: `Layout` at the real width decides like `PinState`.
 #[test]
 fn search_mirrors_the_real_decisions() {
     let counts = [0, 1, 2, COUNT_MAX - 1, COUNT_MAX, COUNT_MAX + 1, REAL.count_mask()];
@@ -500,7 +503,8 @@ fn search_mirrors_the_real_decisions() {
     }
 }
 
-/// The steps too: the real word and the step machine agree over random operations of one thread.
+/// The steps as well: the real word and the step machine agree over random operations of one
+/// thread.
 #[test]
 fn search_mirrors_the_real_steps() {
     let search = Search {
@@ -525,7 +529,7 @@ fn search_mirrors_the_real_steps() {
                 (State { word: word.state().0, threads: [holding(references)], ..state }, true)
             }
             Some(Owner::Freed | Owner::FreedLater) => {
-                // A get of a free word fails, and leaves no trace.
+                // A get of a free word fails and is wiped.
                 let agrees = word.try_get(references) == TryGet::Frozen;
                 word.init(1);
                 (search.steps(&state, 0)[0], agrees)

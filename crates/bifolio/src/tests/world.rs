@@ -1,10 +1,10 @@
-//! The world of a model run: a few descriptors, frames of two words, one mapping and the lists.
+//! The world of a model run: a few descriptors, frames of two words, one mapping and the LRU lists.
 //!
-//! The protocols are the real ones. Invented here is only what stands in for the arena: a list of
-//! free frames under a lock, whose hand-over of frames the protocols rely on.
+//! The protocols are the real ones. Only the arena is replaced: by a list of free frames under a
+//! lock, whose transfer of frames between threads the protocols rely on.
 //!
 //! # Safety
-//! [`Checked`] is shared between threads; nothing in it is ever touched.
+//! [`Checked`] is shared between threads; its contents are never accessed.
 #![allow(unsafe_code)]
 
 use crate::memory::Lru;
@@ -15,20 +15,20 @@ use crate::page::{
 use crate::sync::{AtomicU64, Mutex, Ordering};
 use std::sync::Arc;
 
-/// What the folios of the world have for an owner.
+/// Owner of the folios of the world.
 pub(super) const OWNER: u64 = 64;
-/// The Entry that an eviction leaves at page `index`.
+/// Returns the Entry that an eviction stores at page `index`.
 pub(super) fn left_at(index: u64) -> Entry {
     Entry::value(7 + index)
 }
 
-/// The frames of a folio.
+/// Returns the frames of a folio.
 fn frames_of(first: FolioId, order: u8) -> impl Iterator<Item = FolioId> {
     (first.0..first.0 + (1 << order)).map(FolioId)
 }
 
-/// Something that must not be changed while anybody else is at it: loom fails the run if an access
-/// is not ordered after a change, or a change not after an access.
+/// A marker for data with unordered accesses: loom fails the run if an access is not ordered after
+/// a change, or a change not after an access.
 #[derive(Debug, Default)]
 pub(super) struct Checked(loom::cell::UnsafeCell<()>);
 
@@ -46,7 +46,7 @@ impl Checked {
 }
 
 /// A frame: content that is accessed by the rules of references and locks, and two words that
-/// optimistic readers read as well. Two, so that a torn read shows.
+/// optimistic readers also read. Two, so that a torn read shows.
 #[derive(Debug, Default)]
 pub(super) struct Frame {
     pub(super) content: Checked,
@@ -54,7 +54,7 @@ pub(super) struct Frame {
 }
 
 impl Frame {
-    /// Changes the words one after the other, as a copy would.
+    /// Changes the words one after the other, like a copy.
     pub(super) fn store(&self, value: u64) {
         self.words[0].store(value, Ordering::Relaxed);
         self.words[1].store(value, Ordering::Relaxed);
@@ -72,7 +72,7 @@ impl Frame {
     }
 }
 
-/// The frames, and those of them that are free.
+/// The frames, and which of them are free.
 #[derive(Debug)]
 struct Ground {
     frames: Vec<Frame>,
@@ -87,7 +87,7 @@ impl Reaper for Arc<Ground> {
         assert!(!frozen.folio().flags.get(Flag::OnLru), "{id:?} freed while on a list");
         let mut free = self.free.lock();
         for frame in frames_of(id, frozen.folio().order()) {
-            // Whoever frees may do with the frame what it likes.
+            // The thread that frees a frame may change it.
             self.frames[frame.0 as usize].content.change();
             assert!(!free.contains(&frame), "{frame:?} freed twice");
             free.push(frame);
@@ -95,24 +95,25 @@ impl Reaper for Arc<Ground> {
     }
 }
 
-/// See the head of the file.
+/// The shared state of one model run.
 #[derive(Debug)]
 pub(super) struct World {
     pub(super) folios: Folios,
     pub(super) mapping: Mapping,
     pub(super) lru: Arc<Lru>,
-    /// What belongs to whoever's folio stands at page 0.
+    /// Data that belongs to the owner of the folio at page 0.
     pub(super) place: Checked,
     ground: Arc<Ground>,
 }
 
 impl World {
-    /// `frames` free frames, and a file of two folios of `order`; lists with `cpus` batches.
+    /// Creates a world of `frames` free frames, and a file of two folios of `order`; LRU lists with
+    /// `cpus` batches.
     pub(super) fn new(frames: u32, order: u8, cpus: usize) -> Arc<Self> {
         Self::with_pages(frames, 2 << order, order, cpus)
     }
 
-    /// As [`Self::new`], with a file of `pages` pages.
+    /// Acts as [`Self::new`], with a file of `pages` pages.
     pub(super) fn with_pages(frames: u32, pages: u64, order: u8, cpus: usize) -> Arc<Self> {
         let lru = Arc::new(Lru::new(cpus));
         let ground = Arc::new(Ground {
@@ -131,18 +132,18 @@ impl World {
         &self.ground.frames[id.0 as usize]
     }
 
-    /// Frames that are free now.
+    /// Returns the number of free frames.
     pub(super) fn free_frames(&self) -> usize {
         self.ground.free.lock().len()
     }
 
-    /// A new folio of page `index` in free frames.
+    /// Starts a new folio of page `index` in free frames.
     pub(super) fn allocate(&self, index: u64) -> FolioRef<'_> {
         let order = self.mapping.order();
         self.folios.start(self.take_frames(order), OWNER, index, order)
     }
 
-    /// Frames for a folio of `order`: the first ones that are free and naturally aligned.
+    /// Takes frames for a folio of `order`: the first ones that are free and naturally aligned.
     fn take_frames(&self, order: u8) -> FolioId {
         let mut free = self.ground.free.lock();
         let firsts = (0..self.ground.frames.len() as u32).step_by(1 << order).map(FolioId);
@@ -152,14 +153,15 @@ impl World {
         first
     }
 
-    /// Fills the folio at `index`, where `seen` stood, with `value`. `false`: somebody was faster.
+    /// Fills the folio at `index`, whose Entry was `seen`, with `value`. Returns `false` if another
+    /// thread was faster.
     pub(super) fn fill(&self, index: u64, seen: Entry, value: u64) -> bool {
         let order = self.mapping.order();
         // Without an owner until it is locked, as in `file::fill`.
         let folio = self.folios.start(self.take_frames(order), 0, index, order);
         let locked = folio.lock();
         Folio::set_owner(&locked, OWNER);
-        let for_table = folio.try_clone().expect("few references");
+        let for_table = folio.try_clone().expect("the count is far from its limit");
         if self.mapping.insert(&self.folios, &locked, for_table, seen).is_err() {
             return false;
         }
@@ -171,13 +173,13 @@ impl World {
         true
     }
 
-    /// Makes one folio of those of the `1 << order` pages from `index` on; tells whether it did.
+    /// Collapses the folios of the `1 << order` pages from `index` on. Returns `true` on success.
     pub(super) fn collapse(&self, index: u64, order: u8) -> bool {
         let Some(parts) = self.lock_run(index, order) else { return false };
         self.replace(parts, index, order)
     }
 
-    /// Moves the folio of page `index` to other frames; tells whether it did.
+    /// Moves the folio of page `index` to other frames. Returns `true` on success.
     pub(super) fn relocate(&self, index: u64) -> bool {
         let folio = self.find(index).expect("a folio");
         let Some(lock) = folio.try_lock() else { return false };
@@ -185,13 +187,13 @@ impl World {
         self.replace(vec![Part { lock, folio }], index, order)
     }
 
-    /// As `Reclaim::relocate` does, for one folio or several.
+    /// Does what `Reclaim::relocate` does, for one folio or several.
     fn replace(&self, parts: Vec<Part<'_>>, index: u64, order: u8) -> bool {
         let frames = parts.iter().flat_map(|part| frames_of(part.folio.id(), part.lock.order()));
         let old_frames = frames.collect::<Vec<_>>();
         let new = self.folios.start(self.take_frames(order), 0, index, order);
         let locked = new.lock();
-        let for_table = new.try_clone().expect("few references");
+        let for_table = new.try_clone().expect("the count is far from its limit");
         let copy = || {
             for (from, to) in old_frames.into_iter().zip(frames_of(new.id(), order)) {
                 self.frame(to).content.change();
@@ -210,7 +212,7 @@ impl World {
         collapsed
     }
 
-    /// The folios of the run, each locked, if that works at once and they are several.
+    /// Locks the folios of the run, if they are several and no lock is held elsewhere.
     fn lock_run(&self, index: u64, order: u8) -> Option<Vec<Part<'_>>> {
         let mut parts = Vec::new();
         let mut at = index;
@@ -227,21 +229,21 @@ impl World {
         Some(parts)
     }
 
-    /// What a lookup of page `index` finds, if it is a folio.
+    /// Returns the folio that a lookup of page `index` finds, if any.
     pub(super) fn find(&self, index: u64) -> Option<FolioRef<'_>> {
         match self.mapping.get_folio(&self.folios, index) {
             Lookup::Folio(folio) => Some(folio),
             Lookup::Absent(_) => None,
-            Lookup::Refused => panic!("few references"),
+            Lookup::Refused => panic!("the count is far from its limit"),
         }
     }
 
-    /// The Entry of a page, as one thread sees it now.
+    /// Returns the Entry of a page, as this thread sees it now.
     pub(super) fn entry(&self, index: u64) -> Entry {
         self.mapping.table().load(index, Ordering::Acquire)
     }
 
-    /// Evicts and frees the folio of page `index`; tells whether that worked.
+    /// Evicts and frees the folio of page `index`. Returns `true` on success.
     pub(super) fn evict(&self, index: u64) -> bool {
         let Some(folio) = self.find(index) else { return false };
         let locked = folio.lock();
@@ -256,7 +258,7 @@ impl World {
         true
     }
 
-    /// Takes the folio of page `index` out of the table whatever it holds.
+    /// Removes the folio of page `index` from the table, even if it is referenced.
     pub(super) fn remove(&self, index: u64) {
         let Some(folio) = self.find(index) else { return };
         let locked = folio.lock();
@@ -268,7 +270,7 @@ impl World {
         drop((for_table, folio));
     }
 
-    /// Changes page `index` to `value` through a write section, if its folio is there.
+    /// Changes page `index` to `value` in a write section, if its folio is resident.
     pub(super) fn write(&self, index: u64, value: u64) {
         let Some(folio) = self.find(index) else { return };
         let locked = folio.lock();
@@ -283,7 +285,7 @@ impl World {
         self.frame(FolioId(frame)).store(value);
     }
 
-    /// Punches page `index`: a folio of that page alone goes, in a larger one the page is zeroed.
+    /// Punches page `index`: removes a folio of that page alone, zeroes the page in a larger one.
     pub(super) fn punch(&self, index: u64) {
         let Some(folio) = self.find(index) else { return };
         let locked = folio.lock();
@@ -298,7 +300,7 @@ impl World {
         drop((for_table, folio));
     }
 
-    /// Cuts the file behind its first `pages` pages.
+    /// Truncates the file to its first `pages` pages.
     pub(super) fn truncate(&self, pages: u64) {
         self.mapping.set_len_bytes(pages * PAGE_BYTES);
         self.mapping.begin_walk_behind_end();
@@ -309,7 +311,7 @@ impl World {
         }
     }
 
-    /// Zeroes the folio at `index` from the middle of its first page on, as a cut of the file does.
+    /// Zeroes the folio at `index` from the middle of its first page on, as a truncation does.
     pub(super) fn zero_from_middle(&self, index: u64) {
         let Some(folio) = self.find(index) else { return };
         let locked = folio.lock();
@@ -320,14 +322,14 @@ impl World {
         }
     }
 
-    /// An optimistic read of page `index`.
+    /// Reads page `index` optimistically.
     pub(super) fn read(&self, index: u64) -> Option<[u64; 2]> {
         let word = self.mapping.table().word(index);
         read_validated(word, Entry::is_ready, |entry| self.frame(FolioId(entry.frame())).load())
     }
 }
 
-/// A thread of the model, on its own handle of what the threads share.
+/// Starts a thread of the model with its own handle of the shared state.
 pub(super) fn spawn<S: Send + Sync + 'static, R: Send + 'static>(
     shared: &Arc<S>,
     run: impl FnOnce(&S) -> R + Send + 'static,
@@ -336,17 +338,17 @@ pub(super) fn spawn<S: Send + Sync + 'static, R: Send + 'static>(
     loom::thread::spawn(move || run(&shared))
 }
 
-/// What threads of the model came to.
+/// Joins the threads and returns their results.
 pub(super) fn join_all<R, const N: usize>(threads: [loom::thread::JoinHandle<R>; N]) -> [R; N] {
     threads.map(|thread| thread.join().unwrap())
 }
 
-/// Runs all of a model: no bound on preemptions, whatever the environment asks for.
+/// Runs a model without a bound on preemptions, whatever the environment sets.
 pub(super) fn model(run: impl Fn() + Send + Sync + 'static) {
     check(None, run);
 }
 
-/// Runs a model with at most `preemptions`, where all of it would take minutes.
+/// Runs a model with at most `preemptions`, for models that would otherwise take minutes.
 pub(super) fn model_bounded(preemptions: usize, run: impl Fn() + Send + Sync + 'static) {
     check(Some(preemptions), run);
 }

@@ -90,7 +90,7 @@ fn a_file_opened_without_direct_io_is_named_with_the_reason() {
     let options = writable().direct(DirectIo::Never);
     let fallbacks = exercise(&cache, &options, &directory());
     let line = fallbacks.iter().find(|line| line.starts_with("direct-io of ")).unwrap();
-    assert!(line.contains("file: buffered: direct I/O was not asked for"), "{line}");
+    assert!(line.contains("file: buffered: direct I/O was not requested"), "{line}");
 }
 
 #[test]

@@ -1,21 +1,21 @@
 //! The engine: many transfers at once, with few system calls.
 //!
-//! Made with the cache, above the arena; used by `file` and `writeback`, which push transfers with
-//! their owners into a queue and are handed the owners back when the kernel is done.
+//! Created with the cache, above the arena. `file` and `writeback` push transfers with their owners
+//! into a queue, and get the owners back when the kernel is done.
 //!
 //! ```text
 //!   Queue<T> -------- transfers of one thread, with their owners            queue.rs
 //!     |-- Lease         one ring of the pool, while anything is in flight     rings.rs
 //!     '-- FallbackQueue   transfers that threads make with plain calls        queue.rs
-//!           '-- Workers     the threads; they run other jobs, too             workers.rs
+//!           '-- Workers     the threads, which also run other jobs            workers.rs
 //! ```
 //!
-//! Where io_uring cannot be had, or is masked, everything goes by the threads. That changes nothing
-//! of what a queue does. Neither files nor memory are registered with the rings: measured in pages
-//! read at random (4 KiB, O_DIRECT, EPYC family 25 model 17), both together were worth 0 of 68,000
-//! a second and 5 % of the processor's time, which does not pay for keeping them true.
+//! Where io_uring is unavailable or masked, threads make every transfer. A queue behaves in the
+//! same way then. Neither files nor memory are registered with the rings: for random reads (4 KiB,
+//! O_DIRECT) registration saves 5 % of CPU time and gains no throughput (EPYC family 25 model 17),
+//! which does not justify keeping it up to date.
 //!
-//! It knows no folios and does not take apart a transfer of several that failed.
+//! The engine knows no folios, and does not split a failed transfer of several.
 
 mod queue;
 mod rings;
@@ -33,7 +33,7 @@ use crate::sys::probe::{Feature, Features};
 pub(crate) use queue::Queue;
 pub(crate) use rings::EngineCounts;
 
-/// See the head of the file.
+/// Creates queues, and owns the rings and threads behind them.
 #[derive(Debug)]
 pub(crate) struct Engine {
     depth: usize,
@@ -42,12 +42,13 @@ pub(crate) struct Engine {
 }
 
 impl Engine {
-    /// An engine whose queues keep up to `depth` transfers in flight, 1 to [`IO_DEPTH_MAX`].
+    /// Creates an engine whose queues keep up to `depth` transfers in flight, 1 to
+    /// [`IO_DEPTH_MAX`].
     pub(crate) fn new(features: &Features, depth: usize) -> Arc<Self> {
         Self::with_threads(features, depth, THREADS_MAX)
     }
 
-    /// As [`Self::new`], with at most `threads_max` threads, which may be 0.
+    /// Acts as [`Self::new`], with at most `threads_max` threads, which may be 0.
     pub(super) fn with_threads(features: &Features, depth: usize, threads_max: usize) -> Arc<Self> {
         let depth = depth.clamp(1, IO_DEPTH_MAX);
         let cpus = thread::available_parallelism().map_or(1, usize::from);
@@ -56,14 +57,14 @@ impl Engine {
         Arc::new(Self { depth, rings, workers: Workers::new(threads_max) })
     }
 
-    /// A queue for the calling thread. Costs nothing before it is used.
+    /// Creates a queue for the calling thread. Costs nothing before it is used.
     pub(crate) fn queue<T>(&self) -> Queue<'_, T> {
         Queue::new(self)
     }
 
-    /// Runs `job`, which transfers to or from `backing`, on another thread, now; not at all, if
-    /// there is none for it: answers whether it does. It may use queues, and may be the last to
-    /// know the engine.
+    /// Runs `job`, which transfers to or from `backing`, on another thread. Returns `false`,
+    /// without running it, if no thread is available now. The job may use queues, and may hold the
+    /// last reference to the engine.
     pub(crate) fn spawn(
         &self,
         backing: &Arc<dyn Backing>,
@@ -72,17 +73,17 @@ impl Engine {
         self.workers.offer(lane_of(backing), Urgency::Now, Box::new(job)).is_ok()
     }
 
-    /// The work of the engine so far.
+    /// Returns the counters of the engine.
     pub(crate) fn counts(&self) -> EngineCounts {
         self.rings.counts.snapshot()
     }
 }
 
-/// The device of a backing, told from others.
+/// Identifies the device of a backing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Lane {
     Of(DeviceIdentity),
-    /// A backing that is a device of its own, by its address.
+    /// A backing without a device, by its address.
     Alone(usize),
 }
 

@@ -1,10 +1,9 @@
-//! A queue: the transfers one thread has in flight, each with its owner.
+//! A queue: the transfers that one thread has in flight, each with its owner.
 //!
-//! Made by [`Engine::queue`] for a thread that has something to transfer; stands on a ring of the
-//! pool, on the workers, or, for one transfer alone, on a plain call. An owner is whatever keeps
-//! the frames from being used by others: locks, references. It is the queue's from `push` until it
-//! is handed out by `complete`; nobody can take it back before, because until then the memory is
-//! the kernel's.
+//! Created by [`Engine::queue`] for a thread that has transfers to make; uses a ring of the pool,
+//! the workers, or, for a single transfer, a plain call. An owner is whatever prevents other use of
+//! the frames: locks, references. It belongs to the queue from `push` until `complete` returns it;
+//! it cannot be taken back earlier, because until then the kernel may access the memory.
 //!
 //! ```text
 //!             start                      reap            complete
@@ -13,20 +12,21 @@
 //!      '-- alone: a plain call, at once --------------'
 //! ```
 //!
-//! The first attempt of a transfer goes by the ring if its backing says where; what is left of it,
-//! and every transfer without a ring, is made with plain calls: by the thread of the queue, or by
+//! A ring makes the first attempt at a transfer if its backing names a file for it. The rest, and
+//! every transfer without a ring, is made with plain calls: by the thread of the queue, or by
 //! helpers (`FallbackQueue`).
 //!
 //! Invariants:
 //! - IO-5: while a queue has transfers in flight, its owner blocks on nothing but the queue: no
-//!   folio lock, no write-out, no allocation that waits. So queues never wait for each other.
-//!   Debug builds check it (`sync/blocking.rs`).
-//! - IO-7: a slot holds its owner until the kernel has answered, or the helper has. There is no way
-//!   out of `Slot::Kernel` but an answer that was reaped, or a ring that never saw the call.
+//!   folio lock, no write-out, no allocation that waits. So queues never wait for each other. Debug
+//!   builds check it (`sync/blocking.rs`).
+//! - IO-7: a slot holds its owner until the kernel, or the helper, has completed the transfer. A
+//!   transfer leaves `Slot::Kernel` only when its completion was reaped, or when the ring failed
+//!   before the kernel saw the call.
 //!
 //! # Safety
-//! Hands memory to the kernel and to helpers: IO-1 is what `push` was promised, until the owner
-//! leaves the queue, which waits for every transfer that a helper has taken.
+//! Passes memory to the kernel and to helpers: `push` requires IO-1 until the owner is returned or
+//! dropped, and the queue waits for every transfer that a helper has taken.
 #![allow(unsafe_code)]
 
 use super::rings::Lease;
@@ -42,32 +42,32 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::{fmt, io};
 
-/// See the head of the file.
+/// The transfers that one thread has in flight.
 pub(crate) struct Queue<'e, T> {
     engine: &'e Engine,
-    /// Pushed and not started.
+    /// Transfers that were pushed but not started.
     waiting: VecDeque<(Transfer, T)>,
-    /// Started; a token is an index.
+    /// Started transfers; a token is an index.
     slots: Vec<Slot<T>>,
     vacant: Vec<usize>,
     in_kernel: usize,
-    /// There while anything is in the kernel.
+    /// Present while calls are in the kernel.
     lease: Option<Lease<'e>>,
     fallback: Option<Arc<FallbackQueue>>,
-    /// The device that the last transfer for helpers is of.
+    /// Device of the last transfer for helpers.
     lane: Lane,
-    /// No ring was to be had lately: what is started goes by helpers, until the queue is empty.
+    /// No ring was available: helpers make the transfers until the queue is empty.
     is_without_ring: bool,
-    /// Complete and not handed out.
+    /// Complete transfers that were not returned yet.
     done: VecDeque<(T, Answer)>,
 }
 
-/// A transfer that was started.
+/// A started transfer.
 enum Slot<T> {
     Vacant,
-    /// A ring is to make the first attempt, or is making it.
+    /// A ring makes, or will make, the first attempt.
     Kernel(InKernel<T>),
-    /// Helpers are to make it, or are making it.
+    /// Helpers make, or will make, it.
     Helpers(T),
 }
 
@@ -93,22 +93,22 @@ impl<'e, T> Queue<'e, T> {
         }
     }
 
-    /// How many transfers are in flight at most; what is pushed beyond waits for its turn.
+    /// Returns the maximum number of transfers in flight; further ones wait to be started.
     pub(crate) fn depth(&self) -> usize {
         self.engine.depth
     }
 
-    /// Transfers that were pushed and not yet handed out.
+    /// Returns the number of transfers that were pushed and not returned yet.
     pub(crate) fn in_flight(&self) -> usize {
         self.waiting.len() + self.started() + self.done.len()
     }
 
-    /// Transfers that were pushed and not yet started.
+    /// Returns the number of transfers that were pushed but not started.
     pub(crate) fn waiting(&self) -> usize {
         self.waiting.len()
     }
 
-    /// Whether another transfer would have to wait for its turn.
+    /// Returns `true` if another transfer would have to wait to be started.
     pub(crate) fn is_full(&self) -> bool {
         self.in_flight() >= self.depth()
     }
@@ -116,22 +116,21 @@ impl<'e, T> Queue<'e, T> {
     /// Adds a transfer; the next [`Self::begin`] or [`Self::complete`] starts it.
     ///
     /// # Safety
-    /// IO-1 holds for its pieces until `owner` has been handed out by `complete`, or dropped by the
-    /// queue's own drop.
+    /// IO-1 must hold for its pieces until `complete` has returned `owner`, or the queue's drop has
+    /// dropped it.
     pub(crate) unsafe fn push(&mut self, transfer: Transfer, owner: T) {
         blocking::note_pushed();
         self.waiting.push_back((transfer, owner));
     }
 
-    /// Starts what was pushed, so that the device works while more is pushed. Waits for nothing in
-    /// flight, though perhaps for a ring.
+    /// Starts the pushed transfers, so that the device works while more are pushed. Waits for no
+    /// transfer, but perhaps for a ring.
     pub(crate) fn begin(&mut self) {
         self.begin_some(usize::MAX);
     }
 
-    /// Starts some of what was pushed if nothing is under way, or so little that it may have ended
-    /// soon: few enough for the device to have them at once, enough to keep it at work until the
-    /// rest follows.
+    /// Starts some of the pushed transfers if few or none are in flight: few enough for the device
+    /// to get them at once, enough to keep it busy until the rest follows.
     pub(crate) fn feed(&mut self) {
         let unseen = self.lease.as_mut().map_or(0, Lease::unsubmitted);
         if self.started() - unseen <= self.depth() / 8 {
@@ -145,12 +144,11 @@ impl<'e, T> Queue<'e, T> {
         self.submit();
     }
 
-    /// Starts what was pushed, waits until `wanted` transfers are complete (or all, if there are
-    /// fewer), and hands out all that are, in whatever order. With `wanted` 0 it waits for nothing
-    /// in flight, though perhaps for a ring.
+    /// Starts the pushed transfers, waits until `wanted` are complete (or all, if fewer), and
+    /// returns all complete ones, in unspecified order. With `wanted` 0 it waits for no transfer,
+    /// but perhaps for a ring.
     ///
-    /// An answer is the number of bytes: of a read those before the end of the file, of a write
-    /// all.
+    /// An answer is the number of bytes: for a read those before the end of file, for a write all.
     pub(crate) fn complete(
         &mut self,
         wanted: usize,
@@ -162,7 +160,7 @@ impl<'e, T> Queue<'e, T> {
             self.start(handed_out < wanted);
             self.reap();
             if handed_out + self.done.len() >= wanted {
-                // The device works while owners are handed out.
+                // The device works while owners are returned.
                 self.submit();
             }
             let handed_out_before = handed_out;
@@ -174,8 +172,8 @@ impl<'e, T> Queue<'e, T> {
             if handed_out >= wanted {
                 break;
             }
-            // Those that were handed out made room: there may be more to start before the wait, and
-            // perhaps nothing to wait for.
+            // The returned transfers made room: more may be started before the wait, and perhaps
+            // there is nothing to wait for.
             if handed_out == handed_out_before {
                 self.wait(wanted - handed_out);
             }
@@ -185,7 +183,7 @@ impl<'e, T> Queue<'e, T> {
         self.release_ring();
     }
 
-    /// Hands out what is complete by now, without a wait: the kernel is asked.
+    /// Returns the transfers that are complete by now, without waiting: enters the kernel once.
     pub(crate) fn poll(&mut self, on_done: impl FnMut(T, Result<usize, IoError>)) {
         if self.in_kernel > 0 {
             self.enter(0);
@@ -193,10 +191,10 @@ impl<'e, T> Queue<'e, T> {
         self.complete(0, on_done);
     }
 
-    /// As [`Self::complete`], but hands out exactly `wanted`, and lets what was pushed gather until
-    /// it waits. For callers who push on and on: they make few system calls. If little is under
-    /// way, because the device has answered everything at once, it gets what is waiting before
-    /// anything is handed out: the two work at the same time.
+    /// Acts as [`Self::complete`], but returns exactly `wanted` transfers, and collects pushed
+    /// transfers until it waits. For callers that push continuously: few system calls. If few
+    /// transfers are in flight, because the device has completed everything at once, it starts what
+    /// is waiting before it returns anything, so that device and caller work in parallel.
     pub(crate) fn complete_exactly(
         &mut self,
         wanted: usize,
@@ -227,7 +225,7 @@ impl<'e, T> Queue<'e, T> {
         self.started() - self.in_kernel
     }
 
-    /// Starts what is waiting, as far as there is room. `waits`: the caller is about to wait.
+    /// Starts waiting transfers, as far as there is room. `waits`: the caller is about to wait.
     fn start(&mut self, waits: bool) {
         if waits && self.in_flight() == 1 && self.waiting.len() == 1 {
             let alone = self.waiting.pop_front();
@@ -237,7 +235,7 @@ impl<'e, T> Queue<'e, T> {
         self.call_helpers(usize::from(waits));
     }
 
-    /// Starts at most so many of those that are waiting; none if others wait for the ring.
+    /// Starts at most `most` of the waiting transfers; none if other queues wait for the ring.
     fn start_some(&mut self, most: usize) {
         if self.lease.as_ref().is_some_and(Lease::is_over) {
             if self.in_kernel > 0 {
@@ -254,12 +252,12 @@ impl<'e, T> Queue<'e, T> {
         self.engine.rings.counts.add_ring_transfers(pushed as u64);
     }
 
-    /// Makes a transfer with plain calls, here and now.
+    /// Makes a transfer with plain calls, synchronously.
     fn run(&mut self, transfer: Transfer, owner: T) {
-        // It is in flight no more, and not done.
+        // Its transfer no longer counts as in flight, and is not in `done` yet.
         blocking::check_in_queue("a transfer", self.in_flight() + 1);
         self.engine.rings.counts.add_plain_transfers(1);
-        // SAFETY: IO-1, promised to `push`; the owner is here.
+        // SAFETY: `push` required IO-1; the owner is here.
         let answer = unsafe { transfer.run() };
         self.done.push_back((owner, answer));
     }
@@ -272,10 +270,10 @@ impl<'e, T> Queue<'e, T> {
         let token = self.vacant_slot();
         self.slots[token] = Slot::Kernel(InKernel { transfer, request, owner });
         self.in_kernel += 1;
-        let lease = self.lease.as_mut().expect("a call is of a ring");
-        // SAFETY: IO-1, promised to `push`; the slot keeps the owner, and the backing with its open
-        // file, until the answer is reaped (IO-7). A row of several spans lies on the heap, and the
-        // slot keeps that, too.
+        let lease = self.lease.as_mut().expect("a ring call implies a lease");
+        // SAFETY: `push` required IO-1; the slot keeps the owner, and the backing with its open
+        // file, until the completion is reaped (IO-7). Several spans are on the heap, and the slot
+        // keeps that, too.
         let is_queued = unsafe { lease.push(&call, token) };
         debug_assert!(is_queued, "a ring has room for as many calls as a queue has in flight");
         if !is_queued && let Some(unseen) = self.take_from_kernel(token) {
@@ -283,7 +281,7 @@ impl<'e, T> Queue<'e, T> {
         }
     }
 
-    /// How a ring makes the first attempt; `None` if none does.
+    /// Returns the ring call for the first attempt; `None` if no ring makes it.
     fn ring_call(&mut self, transfer: &Transfer, request: &IoRequest) -> Option<RingCall> {
         let range = range_end(request.position_bytes, request.length_bytes);
         if range.is_err() || request.length_bytes == 0 {
@@ -311,7 +309,7 @@ impl<'e, T> Queue<'e, T> {
         self.fallback.get_or_insert_default().submit(token, transfer);
     }
 
-    /// Calls helpers for what is submitted, but for `own` transfers that this thread will take.
+    /// Calls helpers for the submitted transfers, except `own` that this thread will take.
     fn call_helpers(&self, own: usize) {
         let Some(fallback) = self.fallback.as_ref().filter(|_| self.in_helpers() > 0) else {
             return;
@@ -332,18 +330,19 @@ impl<'e, T> Queue<'e, T> {
         })
     }
 
-    /// Moves what is complete to `done`, and makes what is left of it.
+    /// Moves complete transfers to `done`, and makes what is left of short ones.
     fn reap(&mut self) {
         while let Some((token, answer)) = self.lease.as_mut().and_then(Lease::reap) {
             let Some(InKernel { transfer, request, owner }) = self.take_from_kernel(token) else {
-                debug_assert!(false, "an answer to a call that was not made");
+                debug_assert!(false, "a completion of an unknown call");
                 continue;
             };
             if request.operation == Operation::Read {
                 touch_first(&transfer);
             }
             let first = first_answer(answer);
-            // SAFETY: IO-1, promised to `push`; the owner is here, and the kernel has answered.
+            // SAFETY: `push` required IO-1; the owner is here, and the kernel has completed the
+            // call.
             let answer = unsafe { transfer.continue_after(&request, first) };
             self.done.push_back((owner, answer));
         }
@@ -379,13 +378,13 @@ impl<'e, T> Queue<'e, T> {
         }
     }
 
-    /// Waits until something more is complete: `wanted` of those in the kernel, or one of those
-    /// that helpers make; or does a helper's work.
+    /// Waits until more is complete: `wanted` of the calls in the kernel, or one of the transfers
+    /// of helpers; or makes one of the latter itself.
     fn wait(&mut self, wanted: usize) {
         blocking::check_in_queue("a transfer", self.in_flight());
         if let Some((token, transfer)) = self.take_submitted() {
             self.submit();
-            // SAFETY: IO-1, promised to `push`; the slot keeps the owner.
+            // SAFETY: `push` required IO-1; the slot keeps the owner.
             let answer = unsafe { transfer.run() };
             self.end_submitted(token, answer);
         } else if self.in_kernel > 0 {
@@ -399,7 +398,7 @@ impl<'e, T> Queue<'e, T> {
         self.fallback.as_ref().filter(|_| self.in_helpers() > 0)?.take()
     }
 
-    /// Lets the kernel have what was pushed.
+    /// Submits the pushed calls to the kernel.
     fn submit(&mut self) {
         if self.lease.as_mut().is_some_and(|lease| lease.unsubmitted() > 0) {
             self.enter(0);
@@ -410,20 +409,21 @@ impl<'e, T> Queue<'e, T> {
         let Some(lease) = &mut self.lease else { return };
         let Err(error) = lease.enter(wanted) else { return };
         if lease.unsubmitted() < self.in_kernel {
-            // The kernel finishes the calls that it has; their answers need no call to appear.
+            // The kernel completes the calls that it has; the completions appear without a system
+            // call.
             return lease.pause();
         }
-        log::warn!("io_uring cannot be used any more: {error}");
+        log::warn!("io_uring failed and is no longer used: {error}");
         self.lease.take().into_iter().for_each(Lease::give_up);
         for token in 0..self.slots.len() {
-            // The ring is gone, and the kernel has not seen any of its calls.
+            // The ring is closed, and the kernel has not seen these calls.
             if let Some(unseen) = self.take_from_kernel(token) {
                 self.submit_fallback(unseen.transfer, unseen.owner);
             }
         }
     }
 
-    /// Gives the ring back if nothing is in it.
+    /// Returns the ring to the pool if no call is in it.
     fn release_ring(&mut self) {
         if self.in_kernel == 0 {
             self.lease = None;
@@ -439,7 +439,7 @@ impl<T> Drop for Queue<'_, T> {
         blocking::note_handed_out(self.waiting.len());
         self.waiting.clear();
         while let Some((token, transfer)) = self.take_submitted() {
-            // Never begun; its owner goes with the slot.
+            // Never begun; its owner is dropped with the slot.
             drop(transfer);
             self.slots[token] = Slot::Vacant;
             self.vacant.push(token);
@@ -453,8 +453,8 @@ impl<T> Drop for Queue<'_, T> {
     }
 }
 
-/// Brings the first lines of what was read closer, as many as a batched read touches ahead: the
-/// owner is about to copy them, and several transfers are reaped before the first is handed out.
+/// Prefetches the first cache lines of what was read, as many as a batched read prefetches: the
+/// owner is about to copy them, and several transfers are reaped before the first is returned.
 fn touch_first(transfer: &Transfer) {
     const LINES: usize = 8;
     if let Some(span) = transfer.pieces.spans().first() {
@@ -462,8 +462,8 @@ fn touch_first(transfer: &Transfer) {
     }
 }
 
-/// The meaning of a ring's answer: a call that came to nothing for reasons of the
-/// ring's own is made again with a plain one.
+/// Interprets a ring's result: a call that failed for reasons of the ring is repeated with a plain
+/// call.
 fn first_answer(answer: io::Result<usize>) -> io::Result<usize> {
     match answer.as_ref().map_err(io::Error::raw_os_error) {
         Err(Some(libc::ECANCELED)) => Err(io::ErrorKind::Interrupted.into()),
@@ -479,13 +479,13 @@ impl<T> fmt::Debug for Queue<'_, T> {
     }
 }
 
-/// Transfers of one queue that threads make, with plain calls: where there is no ring, and for
-/// backings that want to be called.
+/// Transfers of one queue that threads make with plain calls: without a ring, and for backings that
+/// must be called.
 ///
-/// The queue's thread submits transfers; workers come as helpers, one for each *ticket*, and take
-/// what is left; while the queue's thread has nothing better to do it takes them itself. So the
-/// workers only ever make things faster: a queue waits for nobody but those who are at work on one
-/// of its transfers, and is served even if every worker is busy, or is the queue's own thread.
+/// The queue's thread submits transfers; workers come as helpers, one per *ticket*, and take what
+/// is left; while the queue's thread would otherwise wait, it takes them itself. So workers only
+/// speed things up: a queue waits only for threads that work on one of its transfers, and makes
+/// progress even if every worker is busy, or is the queue's own thread.
 #[derive(Debug, Default)]
 pub(super) struct FallbackQueue {
     state: Mutex<State>,
@@ -496,17 +496,17 @@ pub(super) struct FallbackQueue {
 struct State {
     submitted: VecDeque<(usize, Transfer)>,
     done: Vec<(usize, Answer)>,
-    /// Helpers that were called and have not come yet.
+    /// Helpers that were called and have not arrived yet.
     tickets: usize,
 }
 
 impl FallbackQueue {
-    /// Submits a transfer; `token` comes back with its answer.
+    /// Submits a transfer; `token` is returned with its answer.
     pub(super) fn submit(&self, token: usize, transfer: Transfer) {
         self.state.lock().submitted.push_back((token, transfer));
     }
 
-    /// How many more helpers should be called, if the queue's thread takes `own` transfers itself.
+    /// Returns how many more helpers to call if the queue's thread takes `own` transfers itself.
     /// They count as called.
     pub(super) fn call_helpers(&self, own: usize) -> usize {
         let mut state = self.state.lock();
@@ -515,7 +515,7 @@ impl FallbackQueue {
         missing
     }
 
-    /// The work of a helper: at most one transfer.
+    /// Does the work of a helper: at most one transfer.
     pub(super) fn help(&self) {
         let taken = {
             let mut state = self.state.lock();
@@ -523,29 +523,29 @@ impl FallbackQueue {
             state.submitted.pop_front()
         };
         let Some((token, transfer)) = taken else { return };
-        // SAFETY: IO-1: promised to `Queue::push`; the queue waits for every transfer that was
-        // taken, and keeps its owner until then.
+        // SAFETY: `Queue::push` required IO-1; the queue waits for every transfer that was taken,
+        // and keeps its owner until then.
         let answer = unsafe { transfer.run() };
         self.state.lock().done.push((token, answer));
         self.finished.notify_one();
     }
 
-    /// A helper will not come after all.
+    /// Notes that a called helper will not arrive.
     pub(super) fn forget_helper(&self) {
         self.state.lock().tickets -= 1;
     }
 
-    /// A transfer that nobody has taken yet.
+    /// Takes a submitted transfer.
     pub(super) fn take(&self) -> Option<(usize, Transfer)> {
         self.state.lock().submitted.pop_front()
     }
 
-    /// The answers that helpers have brought.
+    /// Takes the answers of helpers.
     pub(super) fn take_done(&self) -> Vec<(usize, Answer)> {
         std::mem::take(&mut self.state.lock().done)
     }
 
-    /// Waits until there is one. Somebody must be at work.
+    /// Waits until an answer exists. A helper must be at work.
     pub(super) fn wait_for_done(&self) {
         let mut state = self.state.lock();
         while state.done.is_empty() {

@@ -1,20 +1,21 @@
 //! The pool of rings, and the leases by which queues use them.
 //!
-//! A queue leases a ring when it has several transfers to start, and gives it back when none is in
-//! flight any more. Rings are made when all that exist are leased, up to a small number (twice the
-//! CPUs: a ring is leased for as long as the device is at work, not the CPU); then leasing waits.
-//! Nobody keeps a ring while others wait for one: after a turn ([`Lease::is_over`]) a queue lets
-//! its ring run empty and leases again, behind those who wait. And no queue that has one waits for
-//! another (IO-5: while transfers are in flight their queue's owner waits for nothing else).
+//! A queue leases a ring when it has several transfers to start, and returns it when none is in
+//! flight any more. Rings are created when all existing ones are leased, up to a small number
+//! (twice the CPUs: a ring is leased while the device works, not the CPU); beyond that, leasing
+//! waits. No queue keeps a ring while others wait for one: after [`LEASE_TRANSFERS`] transfers
+//! ([`Lease::is_over`]) a queue lets its ring drain and leases again, behind the waiters. And a
+//! queue that has a ring never waits for another (IO-5: while transfers are in flight their queue's
+//! owner waits for nothing else).
 //!
-//! A device that does not answer may keep every ring there is. So nobody waits for one for long:
-//! after [`WAIT_MAX`] without a ring given back the pool is *stalled*, and until one is given back
-//! transfers are made with plain calls, as if there were no rings.
+//! A device that hangs may keep every ring. So the wait for a ring is short: after [`WAIT_MAX`]
+//! without a returned ring the pool is *stalled*, and until one is returned, transfers are made
+//! with plain calls, as if there were no rings.
 //!
 //! Rings live as long as the pool, whose lock is not held during a transfer.
 //!
 //! # Safety
-//! Passes the contract of `Ring::push` on.
+//! Passes on the contract of `Ring::push`.
 #![allow(unsafe_code)]
 
 use crate::io::buf::Span;
@@ -26,38 +27,38 @@ use std::os::fd::AsRawFd;
 use std::time::Duration;
 use std::{io, thread};
 
-/// How long a queue waits for a ring while none is given back. A turn with one takes less, unless
-/// its transfers are large or the device is slow: plain calls are as good then.
+/// How long a queue waits for a ring while none is returned. A lease is shorter unless its
+/// transfers are large or the device is slow, and then plain calls are as good.
 const WAIT_MAX: Duration = Duration::from_millis(100);
 
-/// See the head of the file.
+/// The pool of rings.
 #[derive(Debug)]
 pub(super) struct Rings {
-    /// How many there may be; 0 if there is no io_uring.
+    /// Maximum number of rings; 0 without io_uring.
     rings_max: usize,
-    /// Transfers in flight in each.
+    /// Transfers in flight per ring.
     depth: usize,
     pool: Mutex<Pool>,
     returned: Condvar,
     pub(super) counts: Counts,
-    /// A forked child must not touch the rings it seems to have.
+    /// Detects a fork: a child must not touch the rings it inherited.
     origin: Origin,
 }
 
 #[derive(Debug)]
 struct Pool {
     free: Vec<Ring>,
-    /// How many there are, leased ones among them.
+    /// Number of rings, including leased ones.
     count: usize,
     waiting: usize,
-    /// Somebody has waited in vain, and no ring has been given back since.
+    /// A wait for a ring timed out, and none was returned since.
     is_stalled: bool,
-    /// The kernel does not let us use rings any more.
+    /// The kernel refuses further use of rings.
     is_broken: bool,
 }
 
 impl Rings {
-    /// No rings yet; at most `rings_max` later, with `depth` transfers in flight in each.
+    /// Creates an empty pool for at most `rings_max` rings with `depth` transfers in flight each.
     pub(super) fn new(rings_max: usize, depth: usize) -> Self {
         let pool = Pool {
             free: Vec::new(),
@@ -76,13 +77,13 @@ impl Rings {
         }
     }
 
-    /// A ring of the caller's own; waits while all are leased, but not for long. `None`: there are
-    /// no rings here, or those that are do not come back.
+    /// Leases a ring; waits for a bounded time while all are leased. Returns `None` if rings are
+    /// unavailable or none is returned in time.
     pub(super) fn lease(&self) -> Option<Lease<'_>> {
         let mut pool = self.pool.lock();
         let mut has_waited = false;
         while !pool.is_broken {
-            // Later callers stand behind those that wait.
+            // Later callers queue behind the waiters.
             let is_next = has_waited || pool.waiting == 0;
             if is_next && let Some(ring) = pool.free.pop().or_else(|| self.make_ring(&mut pool)) {
                 if !pool.free.is_empty() {
@@ -97,25 +98,25 @@ impl Rings {
             let timed_out = self.returned.wait_for(&mut pool, WAIT_MAX).timed_out();
             pool.waiting -= 1;
             has_waited = true;
-            // One that was given back just now is for whoever is woken for it.
+            // A ring returned just now is for the waiter that is woken for it.
             pool.is_stalled = timed_out && pool.free.is_empty();
         }
         None
     }
 
-    /// Another ring, if there may be one and the kernel has one now.
+    /// Creates another ring, if the limit allows it and the kernel provides one.
     fn make_ring(&self, pool: &mut Pool) -> Option<Ring> {
         if pool.count >= self.rings_max {
             return None;
         }
         let ring = Ring::open(self.depth as u32)
-            .inspect_err(|error| log::debug!("no other ring can be had: {error}"))
+            .inspect_err(|error| log::debug!("cannot create another ring: {error}"))
             .ok()?;
         pool.count += 1;
         Some(ring)
     }
 
-    /// Takes a ring back whose lease has ended.
+    /// Returns a ring to the pool when its lease has ended.
     pub(super) fn give_back(&self, ring: Ring) {
         let mut pool = self.pool.lock();
         pool.free.push(ring);
@@ -124,7 +125,7 @@ impl Rings {
         self.returned.notify_one();
     }
 
-    /// Does without rings from now on: `ring` cannot be used, nor will any other.
+    /// Stops using rings: `ring` failed, and any other will.
     pub(super) fn give_up(&self, ring: Ring) {
         let mut pool = self.pool.lock();
         pool.is_broken = true;
@@ -133,7 +134,7 @@ impl Rings {
         self.returned.notify_all();
     }
 
-    /// Whether somebody waits for a ring.
+    /// Returns `true` if a queue waits for a ring.
     pub(super) fn is_wanted(&self) -> bool {
         self.pool.lock().waiting > 0
     }
@@ -142,24 +143,24 @@ impl Rings {
 impl Drop for Rings {
     fn drop(&mut self) {
         if self.origin.is_forked() {
-            // The mappings were not inherited: something else may have their addresses.
+            // The mappings were not inherited: their addresses may be in use for something else.
             std::mem::forget(std::mem::take(&mut self.pool.get_mut().free));
         }
     }
 }
 
-/// Transfers after which a lease is over, if somebody waits.
-pub(super) const TURN_TRANSFERS: u32 = 1024;
-/// The sleep after the first refusal of the kernel to be entered; it doubles with each, to 12 ms.
+/// Transfers after which a lease is over, if another queue waits.
+pub(super) const LEASE_TRANSFERS: u32 = 1024;
+/// Sleep after the kernel first refuses to be entered; it doubles with each refusal, to 12 ms.
 const REFUSAL_SLEEP_MIN: Duration = Duration::from_micros(100);
 const REFUSAL_DOUBLINGS_MAX: u32 = 7;
 
-/// A ring, while one queue uses it: the queue pushes first attempts, enters the kernel and reaps
-/// answers, and drops the lease when it has them all.
+/// A ring used by one queue: the queue pushes first attempts, enters the kernel and reaps
+/// completions, and drops the lease when it has them all.
 #[derive(Debug)]
 pub(super) struct Lease<'e> {
     rings: &'e Rings,
-    /// There until the lease ends.
+    /// Present until the lease ends.
     ring: Option<Ring>,
     started: u32,
     refusals: u32,
@@ -170,13 +171,13 @@ impl<'e> Lease<'e> {
         Self { rings, ring: Some(ring), started: 0, refusals: 0 }
     }
 
-    /// Whether the ring should go to somebody who waits for it.
+    /// Returns `true` if the ring should be passed on to a waiting queue.
     pub(super) fn is_over(&self) -> bool {
-        self.started >= TURN_TRANSFERS && self.rings.is_wanted()
+        self.started >= LEASE_TRANSFERS && self.rings.is_wanted()
     }
 
-    /// The call for the first part of a transfer: as many whole spans as `submission` allows, or,
-    /// if there is none, the beginning of the first.
+    /// Returns the call for the first part of a transfer: as many whole spans as `submission`
+    /// allows, or, if not even one, the beginning of the first.
     pub(super) fn call(
         operation: Operation,
         position_bytes: u64,
@@ -196,7 +197,7 @@ impl<'e> Lease<'e> {
         RingCall { is_write, file, memory, position_bytes }
     }
 
-    /// Queues a call. `false`: there is no room.
+    /// Queues a call. Returns `false` if the ring is full.
     ///
     /// # Safety
     /// As for `Ring::push`.
@@ -208,15 +209,15 @@ impl<'e> Lease<'e> {
         is_queued
     }
 
-    /// Calls the kernel has not seen.
+    /// Returns the number of calls that the kernel has not seen.
     pub(super) fn unsubmitted(&mut self) -> usize {
         self.ring().unsubmitted()
     }
 
-    /// Submits what was pushed, and waits for `wanted` answers, or until it is interrupted.
+    /// Submits the pushed calls, and waits for `wanted` completions or an interruption.
     ///
     /// # Errors
-    /// The kernel does not let us in, nor will it later.
+    /// Fails if the kernel refuses permanently.
     pub(super) fn enter(&mut self, wanted: usize) -> io::Result<()> {
         self.rings.counts.add_ring_enter();
         let error = match self.ring().enter(wanted) {
@@ -236,19 +237,19 @@ impl<'e> Lease<'e> {
         }
     }
 
-    /// Waits a little, longer each time in a row.
+    /// Sleeps a little, longer each consecutive time.
     pub(super) fn pause(&mut self) {
         thread::sleep(REFUSAL_SLEEP_MIN * (1 << self.refusals.min(REFUSAL_DOUBLINGS_MAX)));
         self.refusals = self.refusals.saturating_add(1);
     }
 
-    /// Takes the next answer.
+    /// Takes the next completion.
     pub(super) fn reap(&mut self) -> Option<(usize, io::Result<usize>)> {
         let (token, answer) = self.ring().reap()?;
         Some((token as usize, answer))
     }
 
-    /// Ends the lease of a ring that cannot be used any more, with nothing in flight.
+    /// Ends the lease of a ring that failed, with nothing in flight.
     pub(super) fn give_up(mut self) {
         if let Some(ring) = self.ring.take() {
             self.rings.give_up(ring);
@@ -256,7 +257,7 @@ impl<'e> Lease<'e> {
     }
 
     fn ring(&mut self) -> &mut Ring {
-        self.ring.as_mut().expect("there until the lease ends")
+        self.ring.as_mut().expect("present until the lease ends")
     }
 }
 
@@ -268,7 +269,7 @@ impl Drop for Lease<'_> {
     }
 }
 
-/// How many spans, from the first on, lie in the first `length_bytes` bytes as a whole.
+/// Returns how many spans, from the first on, lie completely in the first `length_bytes` bytes.
 fn whole_spans(spans: &[Span], length_bytes: usize) -> usize {
     let mut left = length_bytes;
     let whole = spans.iter().take_while(|span| {
@@ -279,7 +280,7 @@ fn whole_spans(spans: &[Span], length_bytes: usize) -> usize {
     whole.count()
 }
 
-/// The work of the engine so far.
+/// Counters of the engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct EngineCounts {
     /// Calls of `io_uring_enter`.
@@ -349,25 +350,25 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_is_over_after_a_turn_if_somebody_waits() {
+    fn a_lease_is_over_after_a_while_if_a_queue_waits() {
         let rings = one_ring();
         let Some(mut lease) = rings.lease() else {
             return skip(crate::Feature::IoUring, "no ring can be leased");
         };
-        lease.started = TURN_TRANSFERS;
-        assert!(!lease.is_over(), "nobody waits");
+        lease.started = LEASE_TRANSFERS;
+        assert!(!lease.is_over(), "no queue waits");
         thread::scope(|scope| {
             let waiting = scope.spawn(|| rings.lease().is_some());
             while !rings.is_wanted() {
                 thread::yield_now();
             }
             assert!(lease.is_over());
-            lease.started = TURN_TRANSFERS - 1;
-            assert!(!lease.is_over(), "the turn is not");
+            lease.started = LEASE_TRANSFERS - 1;
+            assert!(!lease.is_over(), "the lease is not over yet");
             drop(lease);
             assert!(waiting.join().unwrap());
         });
-        assert!(rings.lease().is_some(), "a dropped lease gives its ring back");
+        assert!(rings.lease().is_some(), "a dropped lease returns its ring");
     }
 
     #[test]

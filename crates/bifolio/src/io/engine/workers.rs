@@ -1,19 +1,18 @@
 //! A few threads that run jobs.
 //!
-//! Used by queues for transfers no ring makes (`queue.rs`), and by `file` for what nobody waits
-//! for. A thread is started when a job comes and nobody is idle, up to [`THREADS_MAX`]; it stays
-//! until the engine goes. Nothing here waits for a job, but for the end: dropping the workers runs
-//! what is left and joins the threads.
+//! Used by queues for transfers that no ring makes (`queue.rs`), and by `file` for background work.
+//! A thread is started when a job is offered and no thread is idle, up to [`THREADS_MAX`]; it runs
+//! until the engine is dropped. Nothing waits for a job until then: dropping the workers runs the
+//! remaining jobs and joins the threads.
 //!
-//! A job may never end: storage hangs. So each job names its *lane*, the device whose storage it
-//! calls, and of one lane at most [`LANE_HELPERS_MAX`] run at a time: a device that hangs keeps
-//! that many threads and no more. Jobs of a lane that is full wait in a list, and so do jobs for
-//! which there is no thread. That list is as long as their makers allow (each transfer in flight is
-//! one at most), and no progress may depend on a job in it: what must be done soon or not at all is
-//! offered as [`Urgency::Now`], may have as many threads again, and comes back to its maker where
-//! there is none for it.
+//! A job may never end, because storage can hang. So each job names its *lane*, the device that it
+//! calls, and at most [`LANE_HELPERS_MAX`] jobs of one lane run at a time: a hung device blocks
+//! only that many threads. Jobs of a full lane wait in a list, and so do jobs without a thread. The
+//! callers bound the list (at most one job per transfer in flight), and no progress may depend on a
+//! job in it: what must run soon or not at all is offered as [`Urgency::Now`], may use as many
+//! threads again, and is returned to the caller if no thread is available.
 //!
-//! A forked child has no threads, and a copy of the list that it leaves alone.
+//! A forked child has no threads, and a copy of the list that it ignores.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -24,22 +23,22 @@ use super::Lane;
 use crate::sync::{Condvar, Mutex, MutexGuard};
 use crate::sys::process::{Origin, OwnedThread};
 
-/// The most threads: enough for two devices that hang, and others that do not.
+/// Maximum number of threads: enough for two hung devices and others that work.
 pub(super) const THREADS_MAX: usize = 6 * LANE_HELPERS_MAX;
-/// The most jobs of one device that run at a time, unless they are urgent.
+/// Maximum number of jobs of one device that run at a time, unless urgent.
 const LANE_HELPERS_MAX: usize = 16;
 
-/// How soon a job is to run.
+/// When a job must run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Urgency {
-    /// When there is a thread: it makes something faster, or is done by others meanwhile.
+    /// When a thread is available: it speeds something up, or another thread does the work first.
     Whenever,
-    /// Now, or not at all.
+    /// Immediately, or not at all.
     Now,
 }
 
 impl Urgency {
-    /// How many jobs of a lane may run beside this one, and this one.
+    /// Returns the maximum number of running jobs of a lane, including this one.
     fn lane_max(self) -> usize {
         match self {
             Self::Whenever => LANE_HELPERS_MAX,
@@ -51,7 +50,7 @@ impl Urgency {
 /// A job for a worker.
 pub(super) type Job = Box<dyn FnOnce() + Send>;
 
-/// See the head of the file.
+/// The threads and the jobs that wait for them.
 #[derive(Debug)]
 pub(super) struct Workers {
     shared: Arc<Shared>,
@@ -61,20 +60,20 @@ pub(super) struct Workers {
 struct Shared {
     state: Mutex<State>,
     changed: Condvar,
-    /// A forked child inherits this value, but no threads.
+    /// Detects a fork: a child inherits this value, but no threads.
     origin: Origin,
 }
 
 #[derive(Default)]
 struct State {
-    /// Jobs whose lane has room for them: they count as running.
+    /// Jobs whose lane has room for them; they count as running.
     ready: VecDeque<(Lane, Job)>,
     /// Jobs whose lane is full.
     waiting: VecDeque<(Lane, Job)>,
-    /// How many jobs of a lane run; none stands for 0.
+    /// Running jobs per lane; absent if 0.
     running: HashMap<Lane, usize>,
     threads: Vec<OwnedThread>,
-    /// Threads that run no job.
+    /// Threads without a job.
     idle: usize,
     is_ending: bool,
 }
@@ -89,7 +88,7 @@ impl State {
         self.ready.push_back((lane, job));
     }
 
-    /// A job of the lane has ended: the next that waited for that may run.
+    /// Ends a job of the lane: the next waiting one may run.
     fn end(&mut self, lane: Lane) {
         self.idle += 1;
         if let Some(running) = self.running.get_mut(&lane) {
@@ -106,20 +105,20 @@ impl State {
         }
     }
 
-    /// Whether a thread will have nothing to do when all jobs that are ready run.
+    /// Returns `true` if a thread will be idle once all ready jobs run.
     fn has_spare(&self) -> bool {
         self.idle > self.ready.len()
     }
 }
 
 impl Workers {
-    /// No threads yet.
+    /// Creates the pool without threads.
     pub(super) fn new(threads_max: usize) -> Self {
         Self { shared: Arc::new(Shared::new()), threads_max }
     }
 
-    /// Lets a thread run `job`, of the device `lane`. Gives it back if there is no thread and none
-    /// can be started, or if it is urgent and all threads that it may have are at work.
+    /// Queues `job`, of the device `lane`, for a thread. Returns it if no thread exists and none
+    /// can be started, or if it is urgent and all threads that it may use are busy.
     pub(super) fn offer(&self, lane: Lane, urgency: Urgency, job: Job) -> Result<(), Job> {
         let mut state = self.shared.state.lock();
         let has_room = state.has_room(lane, urgency);
@@ -154,7 +153,7 @@ impl Workers {
 impl Drop for Workers {
     fn drop(&mut self) {
         if self.shared.origin.is_forked() {
-            // The lock may be held for ever, and there is nobody to wait for.
+            // The lock may be held forever, and no thread exists to be joined.
             std::mem::forget(Arc::clone(&self.shared));
             return;
         }
@@ -164,7 +163,7 @@ impl Drop for Workers {
             std::mem::take(&mut state.threads)
         };
         self.shared.changed.notify_all();
-        // Joins them, but for this one: the last owner of the engine may have been a job.
+        // Joins all but this thread: the last owner of the engine may have been a job.
         drop(threads);
     }
 }
@@ -179,11 +178,11 @@ impl Shared {
         loop {
             if let Some((lane, job)) = state.ready.pop_front() {
                 state.idle -= 1;
-                // A job that panics has been reported by the runtime; the thread goes on.
+                // The runtime has already reported a panic of the job; the thread continues.
                 MutexGuard::unlocked(&mut state, || drop(catch_unwind(AssertUnwindSafe(job))));
                 state.end(lane);
             } else if state.is_ending {
-                // Jobs that wait for their lane are run by the threads at work there.
+                // Jobs that wait for their lane are run by the threads that work on it.
                 return;
             } else {
                 self.changed.wait(&mut state);
@@ -204,7 +203,7 @@ mod tests {
     use std::sync::mpsc;
 
     #[test]
-    fn a_lane_that_hangs_leaves_threads_to_others() {
+    fn a_hung_lane_does_not_use_up_all_threads() {
         let workers = Workers::new(THREADS_MAX);
         let (let_go, held) = mpsc::channel::<()>();
         let held = Arc::new(Mutex::new(held));
@@ -215,13 +214,13 @@ mod tests {
         for _ in 0..3 * LANE_HELPERS_MAX {
             assert!(
                 workers.offer(Lane::Alone(1), Urgency::Whenever, hang()).is_ok(),
-                "waits in the list"
+                "the job waits in the list"
             );
         }
         let urgent = (0..)
             .take_while(|_| workers.offer(Lane::Alone(1), Urgency::Now, hang()).is_ok())
             .count();
-        assert!(urgent <= 2 * LANE_HELPERS_MAX, "{urgent} beside those that were not");
+        assert!(urgent <= 2 * LANE_HELPERS_MAX, "{urgent} urgent jobs besides the others");
         let (done, all_done) = mpsc::channel();
         for urgency in [Urgency::Whenever, Urgency::Now] {
             let done = done.clone();

@@ -1,4 +1,4 @@
-//! Transfers of `DiskFile`, each body over every way a transfer can go.
+//! Transfers of `DiskFile`, each test run for every way a transfer can go.
 
 use bifolio_testing::skip;
 use std::fs;
@@ -35,7 +35,7 @@ fn a_tail_that_grows_in_steps_keeps_every_byte() {
         let file = way.open("f");
         let mut expected = Vec::new();
         for (step, grown_to) in (0..40).map(|step| (step, 1 + step * 777)) {
-            // As the cache does: the last folio again, from its start, with its new end.
+            // Like the cache: writes the last folio again, from its start, with its new end.
             expected.extend(pattern(grown_to - expected.len(), step as u64));
             let start = (grown_to - 1) / BLOCK * BLOCK;
             let first = start.saturating_sub(BLOCK);
@@ -58,7 +58,7 @@ fn random_writes_cuts_and_growth_agree_with_a_plain_vector() {
                 file.set_len(length as u64).unwrap();
                 model.resize(length, 0);
             } else {
-                // Whole blocks anywhere; a tail only where the file ends.
+                // Whole blocks anywhere; a tail only at the end of file.
                 let mut length = (1 + random() as usize % 4) * BLOCK;
                 if position + length >= model.len() && random().is_multiple_of(2) {
                     length -= random() as usize % BLOCK;
@@ -78,7 +78,7 @@ fn random_writes_cuts_and_growth_agree_with_a_plain_vector() {
 }
 
 #[test]
-fn nobody_ever_sees_the_file_longer_than_it_was_asked_to_be() {
+fn the_file_is_never_longer_than_requested() {
     const LENGTH: usize = 3 * BLOCK + 513;
     for way in ways() {
         let file = way.open("f");
@@ -108,9 +108,9 @@ fn nobody_ever_sees_the_file_longer_than_it_was_asked_to_be() {
 }
 
 #[test]
-fn each_way_goes_where_it_says_and_says_why() {
+fn each_way_reports_its_route_and_the_reason() {
     let reasons =
-        [None, None, Some("not asked for"), Some("disabled in this cache"), Some("tmpfs")];
+        [None, None, Some("not requested"), Some("disabled in this cache"), Some("tmpfs")];
     for (way, reason) in ways().iter().zip(reasons) {
         let file = way.open("f");
         write(&file, &pattern(BLOCK, 1), 0);
@@ -132,7 +132,7 @@ fn each_way_goes_where_it_says_and_says_why() {
 }
 
 #[test]
-fn direct_transfers_leave_the_page_cache_alone_but_for_the_tail() {
+fn direct_transfers_use_the_page_cache_only_for_the_tail() {
     let Some((way, file)) = direct_way() else { return };
     let bytes = pattern(64 * BLOCK + 100, 3);
     write(&file, &bytes, 0);
@@ -161,7 +161,7 @@ fn one_call_is_one_transfer_and_the_tail_is_the_second() {
 }
 
 #[test]
-fn a_row_of_buffers_is_one_transfer_and_its_tail_the_second() {
+fn several_buffers_are_one_transfer_and_their_tail_the_second() {
     for way in ways() {
         let file = way.open("f");
         let bytes = pattern(3 * BLOCK + 700, 10);
@@ -181,7 +181,7 @@ fn a_row_of_buffers_is_one_transfer_and_its_tail_the_second() {
 }
 
 #[test]
-fn more_buffers_than_the_kernel_takes_are_a_short_transfer() {
+fn more_buffers_than_the_kernel_accepts_are_a_short_transfer() {
     for way in ways() {
         let file = way.open("f");
         let bytes = pattern(1100 * 512, 11);
@@ -195,7 +195,7 @@ fn more_buffers_than_the_kernel_takes_are_a_short_transfer() {
 }
 
 #[test]
-fn a_row_that_is_not_aligned_still_arrives() {
+fn several_unaligned_buffers_are_transferred() {
     for way in ways() {
         let file = way.open("f");
         write(&file, &pattern(4 * BLOCK, 12), 0);
@@ -210,7 +210,7 @@ fn a_row_that_is_not_aligned_still_arrives() {
 }
 
 #[test]
-fn unaligned_transfers_still_arrive() {
+fn unaligned_transfers_are_transferred() {
     for way in ways() {
         let file = way.open("f");
         let bytes = pattern(3 * BLOCK, 5);
@@ -233,7 +233,7 @@ fn unaligned_transfers_still_arrive() {
 }
 
 #[test]
-fn a_file_cut_by_somebody_else_simply_ends_earlier() {
+fn a_file_truncated_by_another_program_ends_earlier() {
     for way in ways() {
         let file = way.open("f");
         let bytes = pattern(4 * BLOCK, 6);
@@ -248,7 +248,7 @@ fn a_file_cut_by_somebody_else_simply_ends_earlier() {
 }
 
 #[test]
-fn writes_of_others_through_the_page_cache_are_seen() {
+fn buffered_writes_of_other_programs_are_seen() {
     for way in ways() {
         let file = way.open("f");
         let mut model = pattern(2 * BLOCK + 9, 7);
@@ -338,9 +338,9 @@ fn after_a_failed_sync_no_later_one_succeeds() {
     read_write(&directory.path().join("f")).unwrap().sync_data().unwrap();
 }
 
-/// The kernel tells of a write that it has lost once for each descriptor.
+/// The kernel reports a lost write once per descriptor.
 #[test]
-fn two_syncs_at_a_time_are_both_told_of_a_failure() {
+fn two_concurrent_syncs_both_report_a_failure() {
     static HAS_LOST: AtomicBool = AtomicBool::new(true);
     let directory = disk_directory();
     let file = &read_write(&directory.path().join("f")).unwrap();
@@ -357,7 +357,7 @@ fn two_syncs_at_a_time_are_both_told_of_a_failure() {
 }
 
 #[test]
-fn a_full_disk_is_its_own_error_and_not_a_refusal() {
+fn a_full_disk_is_not_mistaken_for_a_refusal() {
     let Some(directory) = small_file_system() else { return };
     let file = read_write(&directory.path().join("f")).unwrap();
     let error = write_full(&file, &[IoBuffer::new(1 << 20).source()], 0, None).unwrap_err();

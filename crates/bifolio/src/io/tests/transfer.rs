@@ -1,4 +1,4 @@
-//! Tests of `transfer.rs` over a backing in memory that answers as a script says.
+//! Tests of `transfer.rs` over a backing in memory that follows a script.
 
 use std::collections::VecDeque;
 use std::io;
@@ -8,15 +8,15 @@ use crate::io::backing::POSITION_BYTES_MAX;
 use crate::io::transfer::{INTERRUPTIONS_MAX, REFUSALS_MAX, STALLS_MAX, read_full, write_full};
 use crate::io::*;
 
-/// What to do instead of a whole transfer.
+/// Scripted step instead of a whole transfer.
 #[derive(Clone, Copy, Debug)]
 enum Answer {
-    /// Transfer at most so many bytes.
+    /// Transfer at most this many bytes.
     Short(usize),
     Errno(i32),
-    /// Claim so many bytes.
+    /// Claim to have transferred this many bytes.
     Claim(usize),
-    /// Cut the bytes to this length, then transfer.
+    /// Truncate the bytes to this length, then transfer.
     Cut(usize),
 }
 
@@ -54,7 +54,7 @@ impl Scripted {
         self.attempts.lock().unwrap().clone()
     }
 
-    /// How many bytes to transfer now, or what to answer.
+    /// Returns how many bytes to transfer now, or the result to return.
     fn attempt(&self, position_bytes: u64, length: usize) -> Result<usize, io::Result<usize>> {
         self.attempts.lock().unwrap().push((position_bytes, length));
         match self.script.lock().unwrap().pop_front() {
@@ -159,7 +159,7 @@ fn short_reads_are_continued_up_to_the_end_of_the_file() {
 }
 
 #[test]
-fn a_continued_transfer_starts_where_the_alignment_allows() {
+fn a_continued_transfer_starts_at_an_aligned_position() {
     let backing = Scripted::new(&pattern(5000), &[Short(700), Short(900)]).aligned(4, 512);
     assert_eq!(read(&backing, 8192, 0).unwrap(), pattern(5000));
     assert_eq!(backing.attempts(), [(0, 8192), (512, 7680), (1024, 7168), (4608, 3584), (0, 0)]);
@@ -178,7 +178,7 @@ fn a_read_that_stalls_in_the_middle_is_not_taken_for_the_end() {
     assert_eq!(read(&backing, 8192, 0).unwrap(), pattern(5000));
     let mut script = vec![Short(700)];
     script.extend(vec![Short(188); STALLS_MAX as usize + 1]);
-    // The length is asked in between, which takes a line of the script too.
+    // The length is queried in between, which takes a step of the script, too.
     let script: Vec<_> = script.into_iter().flat_map(|answer| [answer, Short(188)]).collect();
     let backing = Scripted::new(&pattern(5000), &script).aligned(4, 512);
     let error = read(&backing, 8192, 0).unwrap_err();
@@ -187,7 +187,7 @@ fn a_read_that_stalls_in_the_middle_is_not_taken_for_the_end() {
 }
 
 #[test]
-fn reading_at_and_behind_the_end_finds_nothing() {
+fn a_read_at_or_beyond_the_end_returns_nothing() {
     let backing = Scripted::new(&pattern(4096), &[]);
     assert_eq!(read(&backing, 4096, 4096).unwrap(), []);
     assert_eq!(read(&backing, 4096, 1 << 40).unwrap(), []);
@@ -195,7 +195,7 @@ fn reading_at_and_behind_the_end_finds_nothing() {
 }
 
 #[test]
-fn a_file_cut_during_a_read_ends_where_it_was_cut() {
+fn a_file_truncated_during_a_read_ends_there() {
     let backing = Scripted::new(&pattern(5000), &[Short(5000), Cut(4700)]).aligned(512, 512);
     assert_eq!(read(&backing, 8192, 0).unwrap(), pattern(4700));
 }
@@ -216,7 +216,7 @@ fn interruptions_are_retried_at_once_refusals_after_a_while() {
 }
 
 #[test]
-fn tries_are_bounded_and_start_anew_after_progress() {
+fn retries_are_bounded_and_start_over_after_progress() {
     let refusals = REFUSALS_MAX as usize;
     let backing = Scripted::new(&pattern(100), &vec![Errno(libc::EAGAIN); refusals + 1]);
     let error = read(&backing, 100, 0).unwrap_err();
@@ -235,7 +235,7 @@ fn tries_are_bounded_and_start_anew_after_progress() {
 }
 
 #[test]
-fn an_error_says_what_was_left_and_ends_the_transfer() {
+fn an_error_reports_the_missing_bytes_and_ends_the_transfer() {
     let backing = Scripted::new(&pattern(8192), &[Short(1000), Errno(libc::EIO)]);
     let error = read(&backing, 4096, 4096).unwrap_err();
     assert_eq!(error.operation, Operation::Read);
@@ -255,7 +255,7 @@ fn an_error_says_what_was_left_and_ends_the_transfer() {
 }
 
 #[test]
-fn a_write_that_moves_nothing_is_an_error() {
+fn a_write_without_progress_is_an_error() {
     let backing = Scripted::new(&[], &[Short(10), Short(0)]);
     let error = write(&backing, &pattern(100), 0).unwrap_err();
     assert_eq!(error.source.kind(), io::ErrorKind::WriteZero);
@@ -263,7 +263,7 @@ fn a_write_that_moves_nothing_is_an_error() {
 }
 
 #[test]
-fn a_backing_that_claims_too_much_is_not_believed() {
+fn a_backing_that_claims_too_much_is_an_error() {
     let backing = Scripted::new(&pattern(100), &[Claim(101)]);
     assert_eq!(read(&backing, 100, 0).unwrap_err().source.kind(), io::ErrorKind::InvalidData);
     let backing = Scripted::new(&[], &[Short(60), Claim(41)]);

@@ -1,10 +1,11 @@
-//! What the tests of `DiskFile` stand on: the ways a transfer can go, files, bytes, comparisons.
+//! Support for the tests of `DiskFile`: the ways a transfer can go, files, bytes, comparisons.
 //!
-//! The files live on a disk (the first directory that is not a tmpfs) and on `/dev/shm`. What a
-//! machine cannot do (no O_DIRECT, no tmpfs, no right to mount) is skipped with a printed reason.
+//! The files are on a disk (the first directory that is not a tmpfs) and on `/dev/shm`. What a
+//! machine does not support (O_DIRECT, tmpfs, permission to mount) is skipped with a printed
+//! reason.
 //!
 //! # Safety
-//! Looks at the page cache through a mapping that nobody reads, and mounts a small file system.
+//! Queries the page cache through a mapping that is never read, and mounts a small file system.
 #![allow(unsafe_code)]
 
 use bifolio_testing::skip;
@@ -23,7 +24,7 @@ use crate::sys::probe::{Feature, Features};
 
 pub(super) const BLOCK: usize = 4096;
 
-/// One way of reaching a file.
+/// One way to transfer a file.
 pub(super) struct Way {
     pub(super) name: &'static str,
     pub(super) directory: TempDir,
@@ -53,7 +54,7 @@ pub(super) fn is_tmpfs(path: &Path) -> bool {
     crate::sys::file::is_on_tmpfs(fs::File::open(path).unwrap().as_fd())
 }
 
-/// A directory on a disk, or at least not on a tmpfs if there is any such place.
+/// Returns a directory on a disk, or at least not on a tmpfs if possible.
 pub(super) fn disk_directory() -> TempDir {
     let places = [std::env::temp_dir(), "/var/tmp".into(), std::env::current_dir().unwrap()];
     let on_disk = places.iter().find(|place| place.is_dir() && !is_tmpfs(place));
@@ -65,7 +66,7 @@ pub(super) fn shared_memory_directory() -> Option<TempDir> {
     if place.is_dir() && is_tmpfs(place) {
         return Some(tempfile::tempdir_in(place).unwrap());
     }
-    skip("tmpfs", "/dev/shm is not one");
+    skip("tmpfs", "/dev/shm is not a tmpfs");
     None
 }
 
@@ -77,9 +78,9 @@ pub(super) fn ways() -> Vec<Way> {
         features: Features::probe(masked),
     };
     let mut ways = vec![
-        way("direct, alignment told", DirectIo::Auto, &[]),
+        way("direct, alignment known", DirectIo::Auto, &[]),
         way("direct, alignment guessed", DirectIo::Auto, &[Feature::StatxDirectAlignment]),
-        way("buffered, as asked", DirectIo::Never, &[]),
+        way("buffered, as requested", DirectIo::Never, &[]),
         way("buffered, direct masked", DirectIo::Auto, &[Feature::DirectIo]),
     ];
     if let Some(directory) = shared_memory_directory() {
@@ -88,7 +89,7 @@ pub(super) fn ways() -> Vec<Way> {
     ways
 }
 
-/// A way that really is direct, or the reason why this machine has none.
+/// Returns a way that is direct, if this machine has one.
 pub(super) fn direct_way() -> Option<(Way, DiskFile)> {
     let way = ways().remove(0);
     let file = way.open("f");
@@ -106,7 +107,8 @@ pub(super) fn pattern(length: usize, seed: u64) -> Vec<u8> {
     (0..length).map(|_| random() as u8).collect()
 }
 
-/// A generator of a line (xorshift), so that the library's own tests need no crate for it.
+/// A short random number generator (xorshift), so that the library's own tests need no crate for
+/// it.
 pub(super) fn fastrand_like(seed: u64) -> impl FnMut() -> u64 {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     move || {
@@ -127,7 +129,7 @@ pub(super) fn read(file: &DiskFile, length: usize, position_bytes: u64) -> Vec<u
     buffer.as_bytes()[..count].to_vec()
 }
 
-/// The file has exactly these bytes, for us and for everybody else.
+/// Checks that the file has exactly these bytes, through its handle and for other programs.
 pub(super) fn assert_holds(way: &Way, file: &DiskFile, name: &str, expected: &[u8]) {
     let length = fs::metadata(way.path(name)).unwrap().len();
     assert_eq!(length, expected.len() as u64, "{}: length", way.name);
@@ -137,7 +139,7 @@ pub(super) fn assert_holds(way: &Way, file: &DiskFile, name: &str, expected: &[u
     assert!(read(file, frames, 0) == expected, "{}: bytes through the backing", way.name);
 }
 
-/// How many bytes of the file are in the kernel's page cache, in whole pages.
+/// Returns the bytes of the file in the kernel's page cache, in whole pages.
 pub(super) fn cached_pages(path: &Path) -> usize {
     let file = fs::File::open(path).unwrap();
     let length = file.metadata().unwrap().len() as usize;
@@ -147,7 +149,7 @@ pub(super) fn cached_pages(path: &Path) -> usize {
 pub(super) fn resident_pages(file: &fs::File, length: usize) -> usize {
     use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
     let null = std::ptr::null_mut();
-    // SAFETY: a new mapping at an address of the kernel's choice; it is only looked at.
+    // SAFETY: a new mapping at an address of the kernel's choice; it is never accessed.
     let map = unsafe { mmap(null, length, ProtFlags::READ, MapFlags::SHARED, file, 0) }.unwrap();
     let mut resident = vec![0_u8; length.div_ceil(BLOCK)];
     // SAFETY: the mapping is `length` bytes long and `resident` has a byte for each page of it.
@@ -171,7 +173,7 @@ pub(super) fn small_file_system() -> Option<SmallFileSystem> {
     let directory = tempfile::tempdir().unwrap();
     let path = CString::new(directory.path().as_os_str().as_bytes()).unwrap();
     let (kind, size) = (c"tmpfs".as_ptr(), c"size=64k".as_ptr().cast());
-    // SAFETY: all four are strings that end in a zero and live through the call.
+    // SAFETY: all four are NUL-terminated strings that outlive the call.
     if unsafe { libc::mount(kind, path.as_ptr(), kind, 0, size) } != 0 {
         skip("root", format!("cannot mount a tmpfs: {}", io::Error::last_os_error()));
         return None;
@@ -182,7 +184,7 @@ pub(super) fn small_file_system() -> Option<SmallFileSystem> {
 impl Drop for SmallFileSystem {
     fn drop(&mut self) {
         let path = CString::new(self.path().as_os_str().as_bytes()).unwrap();
-        // SAFETY: a string that ends in a zero and lives through the call.
+        // SAFETY: a NUL-terminated string that outlives the call.
         unsafe { libc::umount2(path.as_ptr(), libc::MNT_DETACH) };
     }
 }

@@ -30,8 +30,8 @@ const LINES_GAIN_MIN: f64 = 1.05;
 const PAGE_BYTES: usize = 4096;
 /// Pages that are copied from.
 const PAGES: usize = 64;
-/// Pages that one turn copies.
-const TURN_PAGES: usize = 16;
+/// Pages copied per round and form.
+const ROUND_PAGES: usize = 16;
 /// Odd, so that its multiples visit all pages, and far enough for no two neighbours to follow.
 const STRIDE: usize = 27;
 
@@ -56,8 +56,8 @@ pub(super) fn lines_gain() -> Option<f64> {
     })
 }
 
-/// What three of four rounds agree on: their lower quartile. A median of so few is 2 % off where
-/// others use the processor.
+/// Returns the lower quartile of the ratios, on which three of four rounds agree. A median of so
+/// few rounds is 2 % off on a loaded machine.
 fn gain_of(ratios: &mut [f64]) -> Option<f64> {
     ratios.sort_by(f64::total_cmp);
     (ratios.len() >= ROUNDS_MIN).then(|| ratios[ratios.len() / 4])
@@ -66,12 +66,12 @@ fn gain_of(ratios: &mut [f64]) -> Option<f64> {
 /// The time of `memcpy` over that of the loop, round by round, until the time is up.
 fn rounds() -> Vec<f64> {
     let started = Instant::now();
-    // Written once: every page is there, and none is the zero page.
+    // Written once: every page is resident, and none is the zero page.
     let source = vec![1; PAGES * PAGE_BYTES];
     let mut target = vec![0; PAGE_BYTES];
     let mut ratios = Vec::with_capacity(ROUNDS_MAX);
     while ratios.len() < ROUNDS_MAX && started.elapsed() < TIME_MAX {
-        let first = ratios.len() * TURN_PAGES;
+        let first = ratios.len() * ROUND_PAGES;
         // Every second round backwards: neither copy always comes first.
         let (memcpy, lines) = if ratios.len().is_multiple_of(2) {
             let memcpy = turn(&source, &mut target, first, copy_after_prefetch);
@@ -94,7 +94,7 @@ fn turn(
     copy: unsafe fn(*const u8, *mut u8, usize, *const u8),
 ) -> Duration {
     let page = |number: usize| source[number * STRIDE % PAGES * PAGE_BYTES..].as_ptr();
-    for number in first..=first + TURN_PAGES {
+    for number in first..=first + ROUND_PAGES {
         for line in 0..PAGE_BYTES / LINE_BYTES {
             // SAFETY: a line of `source`; its bytes stay what they are.
             unsafe { _mm_clflush(page(number).wrapping_add(line * LINE_BYTES)) };
@@ -103,7 +103,7 @@ fn turn(
     // SAFETY: a fence; the lines are gone when it ends.
     unsafe { _mm_mfence() };
     let started = Instant::now();
-    for number in first..first + TURN_PAGES {
+    for number in first..first + ROUND_PAGES {
         // SAFETY: a page of `source`, which nothing changes, and one of `target`, which is ours.
         unsafe { copy(page(number), target.as_mut_ptr(), PAGE_BYTES, page(number + 1)) };
     }
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn a_turn_visits_every_page_before_it_repeats_one() {
+    fn a_round_visits_every_page_before_it_repeats_one() {
         let mut visited = [false; PAGES];
         for number in 0..PAGES {
             visited[number * STRIDE % PAGES] = true;

@@ -68,9 +68,9 @@ pub(crate) unsafe fn copy_out(source: *const u8, target: &mut [u8]) {
     unsafe { arch::copy_out(source, target.as_mut_ptr(), target.len()) }
 }
 
-/// As [`copy_out`], and prefetches what will be copied next, at `ahead`: the processor foresees
-/// the lines that follow each other, but not a page elsewhere. Which form does that is chosen once
-/// per process ([`PageCopy`]).
+/// Acts as [`copy_out`], and prefetches what will be copied next, at `ahead`: the processor
+/// prefetches consecutive lines by itself, but not a page elsewhere. The form is chosen once per
+/// process ([`PageCopy`]).
 ///
 /// # Safety
 /// As for [`copy_out`]; `ahead` can be any address.
@@ -115,7 +115,7 @@ pub(crate) fn prefetch_lines(address: *const u8, lines: usize) {
     }
 }
 
-/// The same for lines that are about to be written: their old bytes need not wait for the stores.
+/// Prefetches lines that are about to be written: their old bytes do not delay the stores.
 #[inline]
 pub(crate) fn prefetch_lines_to_write(address: *const u8, lines: usize) {
     for line in 0..lines {

@@ -75,8 +75,8 @@ pub(super) unsafe fn copy_out_ahead(
     }
 }
 
-/// Prefetches the first lines at `ahead`, then copies as [`copy_out`] does: the processor follows
-/// a page by itself once its first lines are there.
+/// Prefetches the first lines at `ahead`, then copies as [`copy_out`] does: the processor
+/// prefetches the rest of a page by itself once its first lines are cached.
 ///
 /// # Safety
 /// As [`copy_out_ahead`].

@@ -1,4 +1,4 @@
-//! An owner stays until the kernel is done with its frames, whatever its queue is doing.
+//! An owner is kept until the kernel is done with its frames, whatever happens to its queue.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -29,15 +29,15 @@ impl Drop for Owner {
     }
 }
 
-/// Begins reads of a pipe, then ends the queue by `end` while they are in flight.
+/// Begins reads of a pipe, then ends the queue with `end` while they are in flight.
 fn end_while_in_flight(end: fn(Queue<'_, (Frames, Owner)>)) {
     for world in worlds(4) {
         let pipe = Arc::new(Pipe::new());
         let backing: Arc<dyn Backing> = Arc::clone(&pipe) as _;
         let witness = Arc::new(Witness::default());
         // Without threads nothing is ever in flight.
-        // Relaxed: the thread that looks is not started yet.
-        witness.may_go.store(world.name == "no threads either", Ordering::Relaxed);
+        // Relaxed: the thread that reads it is not started yet.
+        witness.may_go.store(world.name == "no threads", Ordering::Relaxed);
         thread::scope(|scope| {
             let world = &world;
             let (backing, pipe, owners) = (&backing, &pipe, Arc::clone(&witness));
@@ -47,14 +47,15 @@ fn end_while_in_flight(end: fn(Queue<'_, (Frames, Owner)>)) {
                     let owner = Owner(Arc::clone(&owners));
                     push_read(&mut queue, world, backing, 0, 1, owner);
                 }
-                // Starts them and waits for none; without threads nothing is started.
+                // Starts them without waiting; without threads nothing is started.
                 queue.complete(0, |_, _| panic!("nothing was written to the pipe"));
                 while world.name == "threads" && pipe.called() < 3 {
                     thread::yield_now();
                 }
                 end(queue);
             });
-            // A queue that does not wait has this long to be caught; one that does loses it.
+            // A queue that does not wait has this long to be caught; a correct one only waits
+            // longer.
             thread::sleep(Duration::from_millis(30));
             // Release: pairs with the Acquire in `Owner::drop`.
             witness.may_go.store(true, Ordering::Release);
@@ -74,7 +75,7 @@ fn a_dropped_queue_waits_for_what_is_in_flight() {
 }
 
 #[test]
-fn a_queue_that_goes_with_a_panic_waits_too() {
+fn a_queue_dropped_by_a_panic_waits_too() {
     end_while_in_flight(|queue| {
         let _queue = queue;
         std::panic::resume_unwind(Box::new("a panic of the caller"));
@@ -82,7 +83,7 @@ fn a_queue_that_goes_with_a_panic_waits_too() {
 }
 
 #[test]
-fn a_panic_while_handing_out_leaves_the_rest_to_the_queue() {
+fn a_panic_in_the_callback_keeps_the_rest_in_the_queue() {
     for world in worlds(4) {
         let directory = disk_directory();
         let file: Arc<dyn Backing> = Arc::new(read_write(&directory.path().join("f")).unwrap());

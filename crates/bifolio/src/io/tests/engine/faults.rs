@@ -1,4 +1,5 @@
-//! Attempts that are short, interrupted, refused or fail: the same faults by the ring and by calls.
+//! Attempts that are short, interrupted, refused or fail: the same faults through the ring and
+//! through calls.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -9,8 +10,8 @@ use crate::io::*;
 
 const PAGES: usize = 8;
 
-/// A file of eight pages and a queue's worth of faults; `body` gets the answers of reads of 4 + 4
-/// pages, each with its first page.
+/// Creates a file of eight pages with faults; `body` gets the answers of reads of 4 + 4 pages, each
+/// with its first page.
 fn with_faults(
     faults: &[(u64, &[Fault])],
     body: impl Fn(&World, &[u8], u64, &Frames, Result<usize, IoError>),
@@ -53,7 +54,7 @@ fn short_and_interrupted_transfers_are_continued() {
 }
 
 #[test]
-fn a_transfer_that_fails_says_where_and_the_others_are_well() {
+fn a_failed_transfer_reports_where_and_the_others_succeed() {
     let faults: [(u64, &[Fault]); 2] =
         [(0, &[Fault::Short(PAGE)]), (PAGE as u64, &[Fault::Errno(libc::EIO)])];
     with_faults(&faults, |world, bytes, page, frames, answer| {
@@ -68,7 +69,7 @@ fn a_transfer_that_fails_says_where_and_the_others_are_well() {
 }
 
 #[test]
-fn a_backing_that_panics_is_a_transfer_that_failed() {
+fn a_panic_of_the_backing_fails_its_transfer() {
     with_faults(&[(0, &[Fault::Panic])], |world, bytes, page, frames, answer| {
         if page == 4 {
             return assert_whole(world, bytes, page, frames, answer.unwrap());
@@ -80,7 +81,7 @@ fn a_backing_that_panics_is_a_transfer_that_failed() {
 }
 
 #[test]
-fn a_first_attempt_is_seen_once_whichever_way_it_goes() {
+fn a_first_attempt_is_reported_once_by_ring_or_call() {
     for world in worlds(4) {
         let directory = disk_directory();
         let faulty = Arc::new(Faulty::new(read_write(&directory.path().join("f")).unwrap()));
@@ -91,13 +92,13 @@ fn a_first_attempt_is_seen_once_whichever_way_it_goes() {
             push_read(&mut queue, &world, &backing, (page * PAGE) as u64, 1, ());
         }
         assert_eq!(complete_all(&mut queue).len(), PAGES);
-        // Relaxed: a statistic of the test; everything is complete.
+        // Relaxed: a count of the test; all transfers are complete.
         assert_eq!(faulty.attempts.load(Ordering::Relaxed), PAGES, "{}", world.name);
     }
 }
 
 #[test]
-fn writes_that_are_short_or_interrupted_store_everything() {
+fn short_or_interrupted_writes_store_everything() {
     for world in worlds(4) {
         let directory = disk_directory();
         let path = directory.path().join("f");
@@ -140,7 +141,7 @@ fn a_full_disk_is_its_own_error() {
 fn after_a_refused_direct_transfer_all_are_buffered() {
     for world in worlds(4) {
         let Some((way, mut file)) = direct_way() else { return };
-        // The file system will refuse what we take for aligned.
+        // The file system will refuse what this code considers aligned.
         file.assume_alignment(Alignment { memory_bytes: 1, offset_bytes: 1 });
         let file = Arc::new(file);
         let backing = Arc::clone(&file) as Arc<dyn Backing>;
@@ -164,7 +165,7 @@ fn after_a_refused_direct_transfer_all_are_buffered() {
 }
 
 #[test]
-fn a_tail_that_is_no_block_is_written_to_its_exact_length() {
+fn a_partial_block_is_written_to_its_exact_length() {
     for world in worlds(4) {
         let Some((way, file)) = direct_way() else { return };
         let backing: Arc<dyn Backing> = Arc::new(file);

@@ -1,7 +1,7 @@
-//! A process that forbids itself io_uring: before a cache is made, and while one is at work.
+//! A process that forbids io_uring: before a cache is created, and while it is in use.
 //!
 //! # Safety
-//! Installs a seccomp filter, on one thread that ends with its test.
+//! Installs a seccomp filter on one thread, which ends with its test.
 #![allow(unsafe_code)]
 
 use bifolio_testing::skip;
@@ -13,7 +13,7 @@ use super::world::*;
 use crate::io::*;
 use crate::sys::probe::{Feature, Features};
 
-/// From now on, on this thread, the system call `number` answers EPERM.
+/// Makes the system call `number` fail with EPERM on this thread.
 fn forbid(number: libc::c_long) -> bool {
     let load = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
     let jump = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
@@ -26,9 +26,9 @@ fn forbid(number: libc::c_long) -> bool {
         line(give, 0, 0, libc::SECCOMP_RET_ALLOW),
     ];
     let program = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
-    // SAFETY: plain numbers; it only takes rights away from this thread.
+    // SAFETY: plain numbers; it only removes privileges of this thread.
     let gives_up_rights = unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
-    // SAFETY: the program is as long as it says, and lives through the call.
+    // SAFETY: the program has the stated length, and outlives the call.
     let answer =
         unsafe { libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) };
     if gives_up_rights != 0 || answer != 0 {
@@ -56,7 +56,7 @@ fn a_filter_at_start_is_found_and_named() {
 }
 
 #[test]
-fn a_filter_that_comes_later_costs_the_rings_and_no_transfer() {
+fn a_later_filter_disables_the_rings_and_fails_no_transfer() {
     let Some(world) = world_with(Feature::IoUring, 4) else { return };
     let directory = disk_directory();
     let file = read_write(&directory.path().join("f")).unwrap();
@@ -83,7 +83,7 @@ fn a_filter_that_comes_later_costs_the_rings_and_no_transfer() {
         }
         let counts = world.engine.counts();
         assert_eq!(counts.plain_transfers, 8);
-        // Rings do not come back, not even for threads without a filter.
+        // Rings are not used again, not even by threads without a filter.
         read(world);
         assert_eq!(world.engine.counts().ring_enters, counts.ring_enters);
         assert_eq!(world.engine.counts().plain_transfers, 16);

@@ -1,4 +1,4 @@
-//! Many threads, few rings, few workers: nobody waits for ever, whoever is busy.
+//! Many threads, few rings, few workers: no thread waits forever, whichever is busy.
 
 use std::sync::mpsc;
 use std::sync::{Arc, Barrier};
@@ -20,7 +20,7 @@ fn file_of_numbers(directory: &tempfile::TempDir) -> Arc<dyn Backing> {
     Arc::new(file)
 }
 
-/// Reads every page, `batch` at a time, and looks at the bytes.
+/// Reads every page, `batch` at a time, and checks the bytes.
 fn read_all(world: &World, file: &Arc<dyn Backing>, first: u64, batch: u64) {
     let mut queue = world.engine.queue();
     for page in 0..PAGES {
@@ -55,14 +55,14 @@ fn more_threads_than_rings_or_workers_all_get_their_bytes() {
 }
 
 #[test]
-fn jobs_on_every_worker_use_queues_and_none_waits_for_another() {
+fn jobs_on_every_worker_use_queues_without_deadlock() {
     for threads_max in [1, 2] {
         let world = World::with_threads("threads", &[Feature::IoUring], 8, threads_max);
         let world = Arc::new(world);
         let directory = disk_directory();
         let file = file_of_numbers(&directory);
         let (done, all_done) = mpsc::channel();
-        // With the barrier every worker is in a job before any of them uses its queue.
+        // With the barrier every worker runs a job before any of them uses its queue.
         let barrier = Arc::new(Barrier::new(threads_max));
         for job in 0..threads_max as u64 {
             let (world, file, done) = (Arc::clone(&world), Arc::clone(&file), done.clone());
@@ -82,7 +82,7 @@ fn jobs_on_every_worker_use_queues_and_none_waits_for_another() {
 }
 
 #[test]
-fn a_job_that_panics_takes_no_worker_with_it() {
+fn a_job_that_panics_does_not_end_its_worker() {
     let world = World::with_threads("threads", &[], 8, 1);
     let directory = disk_directory();
     let file = file_of_numbers(&directory);
@@ -93,14 +93,14 @@ fn a_job_that_panics_takes_no_worker_with_it() {
         let runs = world.engine.spawn(&file, move || done.send(thread::current().id()).unwrap());
         runs && all_done.recv().unwrap() != thread::current().id()
     };
-    // While the worker is in the first job, nobody runs the next.
+    // While the worker runs the first job, the next one is not run.
     while !has_run_there() {
         thread::yield_now();
     }
 }
 
 #[test]
-fn an_engine_runs_what_was_spawned_before_it_goes() {
+fn a_dropped_engine_runs_the_spawned_jobs_first() {
     let world = World::with_threads("threads", &[], 8, 1);
     let directory = disk_directory();
     let file = file_of_numbers(&directory);
@@ -126,7 +126,7 @@ fn the_last_owner_of_an_engine_may_be_one_of_its_jobs() {
     let (ours, theirs) = (mpsc::channel(), mpsc::channel());
     let last: Arc<Engine> = Arc::clone(&engine);
     let runs = engine.spawn(&file, move || {
-        // Until the test has dropped its own.
+        // Until the test has dropped its reference.
         ours.1.recv().unwrap();
         assert_eq!(Arc::strong_count(&last), 1);
         drop(last);

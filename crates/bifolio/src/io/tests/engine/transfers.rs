@@ -1,4 +1,4 @@
-//! Bytes arrive where they belong, whichever way they go.
+//! Bytes arrive at the right place, whichever way they are transferred.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use super::world::*;
 use crate::io::*;
 use crate::sys::probe::Feature;
 
-/// A file on a disk, and how its transfers are made: by the engine, or by calling it.
+/// Returns a file on a disk twice: transferred by the engine, and by calling it.
 fn files(directory: &tempfile::TempDir) -> [Arc<dyn Backing>; 2] {
     let submitted = read_write(&directory.path().join("submitted")).unwrap();
     let mut called = Faulty::new(read_write(&directory.path().join("called")).unwrap());
@@ -17,7 +17,7 @@ fn files(directory: &tempfile::TempDir) -> [Arc<dyn Backing>; 2] {
     [Arc::new(submitted), Arc::new(called)]
 }
 
-/// Reads pages, each by itself, with its number as the tag.
+/// Reads pages separately, each with its number as the tag.
 fn push_reads(
     queue: &mut Queue<'_, (Frames, u64)>,
     world: &World,
@@ -122,8 +122,8 @@ fn sixteen_transfers_at_once_take_one_system_call() {
 }
 
 #[test]
-fn transfers_are_under_way_before_anybody_waits() {
-    for world in worlds(4).iter().filter(|world| world.name != "no threads either") {
+fn transfers_are_in_flight_before_the_caller_waits() {
+    for world in worlds(4).iter().filter(|world| world.name != "no threads") {
         let pipe = Arc::new(Pipe::new());
         let backing: Arc<dyn Backing> = Arc::clone(&pipe) as _;
         let mut queue = world.engine.queue();
@@ -151,7 +151,7 @@ fn transfers_are_under_way_before_anybody_waits() {
 }
 
 #[test]
-fn an_idle_device_gets_what_waits_before_anything_is_handed_out() {
+fn an_idle_device_is_fed_before_anything_is_handed_out() {
     let Some(world) = world_with(Feature::IoUring, 16) else { return };
     let directory = disk_directory();
     let backing = files(&directory)[0].clone();
@@ -170,7 +170,7 @@ fn an_idle_device_gets_what_waits_before_anything_is_handed_out() {
 }
 
 #[test]
-fn a_device_at_work_gets_what_waits_with_the_next_wait() {
+fn a_busy_device_is_fed_with_the_next_wait() {
     let Some(world) = world_with(Feature::IoUring, 16) else { return };
     let directory = disk_directory();
     let file = files(&directory)[0].clone();
@@ -181,7 +181,7 @@ fn a_device_at_work_gets_what_waits_with_the_next_wait() {
     push_reads(&mut queue, &world, &file, 3..20);
     queue.complete_exactly(13, |(_, tag), _| assert!((3..16).contains(&tag)));
     let enters = world.engine.counts().ring_enters;
-    // Before anything can fail: a queue that goes waits for them.
+    // Before an assertion can fail: a queue that is dropped waits for them.
     (0..3).for_each(|_| pipe.release());
     assert_eq!((enters, queue.waiting(), queue.in_flight()), (1, 4, 7));
     assert_eq!(complete_all(&mut queue).len(), 7);
@@ -203,7 +203,7 @@ fn without_a_ring_none_is_entered() {
 #[test]
 fn the_first_to_complete_is_handed_out_first() {
     for world in worlds(4) {
-        if world.name == "no threads either" {
+        if world.name == "no threads" {
             continue;
         }
         let directory = disk_directory();
@@ -228,7 +228,7 @@ fn the_first_to_complete_is_handed_out_first() {
 }
 
 #[test]
-fn transfers_that_wait_start_once_those_before_complete() {
+fn waiting_transfers_start_when_earlier_ones_complete() {
     for world in worlds(2) {
         let directory = disk_directory();
         let faulty = Arc::new(Faulty::new(read_write(&directory.path().join("f")).unwrap()));
@@ -239,7 +239,7 @@ fn transfers_that_wait_start_once_those_before_complete() {
         }
         let mut handed_out = 0;
         queue.complete(0, |_, _| handed_out += 1);
-        // Time for helpers to complete both; if they do not, there is nothing to see.
+        // Gives helpers time to complete both; if they do not, the test sees nothing.
         std::thread::sleep(std::time::Duration::from_millis(20));
         queue.complete(5 - handed_out, |_, _| handed_out += 1);
         assert_eq!((handed_out, queue.in_flight()), (5, 0), "{}", world.name);

@@ -1,8 +1,8 @@
-//! What the tests of the engine stand on: an arena with an engine, frames that are owners, and
+//! Support for the tests of the engine: an arena with an engine, frames that are owners, and
 //! backings that block, fail or are called.
 //!
 //! # Safety
-//! Frames are used by one transfer at a time, and looked at when none is under way.
+//! Frames are used by one transfer at a time, and accessed when none is in flight.
 #![allow(unsafe_code)]
 
 use bifolio_testing::skip;
@@ -51,7 +51,7 @@ impl World {
         Self { name, engine, arena, features, folios }
     }
 
-    /// Frames of `pages` pages.
+    /// Allocates frames for `pages` pages.
     pub(super) fn frames(&self, pages: usize) -> Frames {
         let ids = (0..pages).map(|_| self.allocate(0)).collect();
         Frames { arena: Arc::clone(&self.arena), ids }
@@ -66,7 +66,7 @@ impl World {
     }
 }
 
-/// The way with rings, if there are any here, with `feature`.
+/// Returns the world with rings if `feature` and rings are available.
 pub(super) fn world_with(feature: Feature, depth: usize) -> Option<World> {
     let world = World::new("rings", &[], depth);
     let missing = [Feature::IoUring, feature].into_iter().find(|it| !world.features.has(*it));
@@ -76,7 +76,7 @@ pub(super) fn world_with(feature: Feature, depth: usize) -> Option<World> {
     missing.is_none().then_some(world)
 }
 
-/// Every way a transfer can go. Queues have `depth` transfers in flight.
+/// Returns every way a transfer can go. Queues have `depth` transfers in flight.
 pub(super) fn worlds(depth: usize) -> Vec<World> {
     use Feature::IoUring;
     if !Features::probe(&[]).has(IoUring) {
@@ -85,7 +85,7 @@ pub(super) fn worlds(depth: usize) -> Vec<World> {
     vec![
         World::new("rings", &[], depth),
         World::new("threads", &[IoUring], depth),
-        World::with_threads("no threads either", &[IoUring], depth, 0),
+        World::with_threads("no threads", &[IoUring], depth, 0),
     ]
 }
 
@@ -101,7 +101,7 @@ impl Frames {
         self.ids.len() * PAGE
     }
 
-    /// Puts the frames in an order in which few follow each other.
+    /// Reorders the frames so that few are adjacent.
     pub(super) fn scattered(mut self) -> Self {
         let half = self.ids.len() / 2;
         self.ids.rotate_left(half);
@@ -113,7 +113,7 @@ impl Frames {
         self.ids.iter().map(|id| NonNull::new(self.arena.address(*id)).unwrap())
     }
 
-    /// The first `length` bytes as the memory of a transfer.
+    /// Returns the first `length` bytes as the memory of a transfer.
     pub(super) fn pieces(&self, length: usize) -> Pieces {
         let (mut pieces, mut left) = (Pieces::default(), length);
         for start in self.starts().take(length.div_ceil(PAGE)) {
@@ -125,7 +125,7 @@ impl Frames {
 
     pub(super) fn fill(&mut self, bytes: &[u8]) {
         for (start, part) in self.starts().zip(bytes.chunks(PAGE)) {
-            // SAFETY: a frame that no transfer uses; we hold the frames uniquely.
+            // SAFETY: a frame that no transfer uses; the frames are held uniquely.
             unsafe { IoBufMut::new(start, PAGE) }.copy_from_slice(0, part);
         }
     }
@@ -177,7 +177,7 @@ pub(super) fn push_read_into<T>(
     tag: T,
 ) {
     let transfer = transfer(backing, Operation::Read, position, frames.pieces(frames.len()));
-    // SAFETY: the frames are the owner, and nobody else has them.
+    // SAFETY: the frames are the owner, which is held uniquely.
     unsafe { queue.push(transfer, (frames, tag)) }
 }
 
@@ -193,11 +193,11 @@ pub(super) fn push_write<T>(
     let mut frames = world.frames(bytes.len().div_ceil(PAGE));
     frames.fill(bytes);
     let transfer = transfer(backing, Operation::Write, position, frames.pieces(bytes.len()));
-    // SAFETY: the frames are the owner, and nobody else has them.
+    // SAFETY: the frames are the owner, which is held uniquely.
     unsafe { queue.push(transfer, (frames, tag)) }
 }
 
-/// Completes everything; the answers with their tags, in the order they came.
+/// Completes everything. Returns the answers with their tags, in order of completion.
 pub(super) fn complete_all<T>(
     queue: &mut Queue<'_, (Frames, T)>,
 ) -> Vec<(T, Frames, Result<usize, IoError>)> {
@@ -207,7 +207,7 @@ pub(super) fn complete_all<T>(
     answers
 }
 
-/// A pipe: what is read from it is there when somebody writes it.
+/// A pipe: a read of it completes when the test writes to it.
 #[derive(Debug)]
 pub(super) struct Pipe {
     reader: OwnedFd,
@@ -221,13 +221,13 @@ impl Pipe {
         Self { reader: reader.into(), writer: writer.into(), called: AtomicUsize::new(0) }
     }
 
-    /// How many reads were begun by calling us.
+    /// Returns how many reads were made by calling this backing.
     pub(super) fn called(&self) -> usize {
         // Relaxed: only the value counts.
         self.called.load(Ordering::Relaxed)
     }
 
-    /// Lets a read of a page end.
+    /// Completes a read of a page.
     pub(super) fn release(&self) {
         rustix::io::write(&self.writer, &[7; PAGE]).unwrap();
     }
@@ -266,26 +266,26 @@ impl Backing for Pipe {
     }
 }
 
-/// What goes wrong with an attempt.
+/// The fault of an attempt.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Fault {
-    /// Nothing.
+    /// None.
     None,
-    /// At most so many bytes are moved.
+    /// At most this many bytes are transferred.
     Short(usize),
-    /// This errno, and nothing is moved.
+    /// Fails with this errno, without a transfer.
     Errno(i32),
     /// The backing panics.
     Panic,
 }
 
-/// A file whose attempts go wrong, whichever way they are made.
+/// A file with faults, for attempts by a ring and by calls.
 #[derive(Debug)]
 pub(super) struct Faulty {
     pub(super) inner: DiskFile,
-    /// For the attempts at each position, in order.
+    /// Faults for the attempts at each position, in order.
     faults: Mutex<Vec<(u64, VecDeque<Fault>)>>,
-    /// Whether the cache may submit.
+    /// `true` if the cache may submit.
     pub(super) is_called: bool,
     pub(super) attempts: AtomicUsize,
 }
@@ -300,7 +300,7 @@ impl Faulty {
     }
 
     fn fault(&self, position: u64) -> Fault {
-        // Relaxed: a statistic of the test.
+        // Relaxed: a count of the test.
         self.attempts.fetch_add(1, Ordering::Relaxed);
         let mut faults = self.faults.lock().unwrap();
         let found = faults.iter_mut().find(|(at, faults)| *at == position && !faults.is_empty());
