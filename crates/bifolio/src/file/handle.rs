@@ -31,7 +31,7 @@ use crate::reclaim::Reclaim;
 use crate::writeback::{Cleaner, ErrorCursor, Inode};
 use std::sync::Arc;
 
-/// State shared by all clones of a [`File`].
+/// State shared by all clones of a [`File`](super::File).
 #[derive(Debug)]
 pub(crate) struct Handle {
     pub(super) inode: Arc<Inode>,

@@ -178,11 +178,11 @@ impl File {
     /// Pages that could not be written stay dirty. The next sync writes them again, and no sync
     /// succeeds until they are on the device.
     ///
-    /// A failed flush is reported to every caller that shared it. For a file that the cache opened
-    /// by path, the failure is permanent, for every handle and every kind of sync, because the
-    /// kernel does not tell what reached the device. To recover, call [`File::discard_dirty`],
-    /// close the last handle and open the file again. A [`Backing`](crate::Backing) of your own
-    /// decides itself whether a later flush can succeed.
+    /// A failed flush is reported to every caller that shared it. For a file of the kernel (opened
+    /// by path or descriptor) the failure is permanent, for every handle and every kind of sync,
+    /// because the kernel does not tell what reached the device. To recover, call
+    /// [`File::discard_dirty`], close the last handle and open the file again. A
+    /// [`Backing`](crate::Backing) of your own decides itself whether a later flush can succeed.
     pub fn sync_data(&self) -> Result<()> {
         self.handle.check_sound()?;
         own_pins::check(&self.handle.inode, &own_pins::ALL_PAGES)?;
