@@ -13,42 +13,42 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use thiserror::Error;
 
-/// Storage a cache can stand on: numbered bytes that can be read, written, synced and cut.
+/// Storage under a cache: a sequence of bytes that can be read, written, synced and truncated.
 ///
-/// [`DiskFile`](super::DiskFile) is the one that comes with the crate. Implement it for storage of
-/// your own and hand it to `Cache::open_backing`.
+/// [`DiskFile`](super::DiskFile) is the implementation of this crate. Implement the trait for other
+/// storage and pass it to `Cache::open_backing`.
 ///
-/// # What the cache promises
-/// - Memory and positions of a transfer are multiples of [`alignment`](Self::alignment). Lengths
-///   are too, but for the last write before the end of the file: it ends where the file ends.
-/// - Two writes of the same bytes never overlap in time; reads and writes of different bytes may,
+/// # What the cache guarantees
+/// - Memory and positions of a transfer are multiples of [`alignment`](Self::alignment). So are
+///   lengths, except for the last write before the end of file, which ends at the end of file.
+/// - Two writes of the same bytes never overlap in time; reads, and writes of different bytes, may,
 ///   from several threads.
 /// - [`set_len`](Self::set_len) overlaps no write, and no other `set_len`.
-/// - The bytes of an [`IoBuf`] do not change during a write, nor until it has ended: what was
-///   written of a folio is one state of it.
+/// - The bytes of an [`IoBuf`] do not change during a write, nor between the attempts of one that is
+///   continued: what is written of a folio is one consistent state of it.
 ///
-/// # What a backing promises
-/// - One call is one attempt. It may transfer fewer bytes than asked: the cache continues. It may
-///   fail with [`Interrupted`](io::ErrorKind::Interrupted) or
-///   [`WouldBlock`](io::ErrorKind::WouldBlock): the cache tries again, the latter a bounded number
-///   of times. Every other error goes to the caller as it is.
+/// # What a backing guarantees
+/// - One call is one attempt. It may transfer fewer bytes than requested: the cache continues. It
+///   may fail with [`Interrupted`](io::ErrorKind::Interrupted) or
+///   [`WouldBlock`](io::ErrorKind::WouldBlock): the cache retries, in the latter case a bounded
+///   number of times. Every other error is returned to the caller unchanged.
 /// - The storage never gets longer than the end of the last byte written, or what
-///   [`set_len`](Self::set_len) or [`allocate`](Self::allocate) said. Bytes between an old end and
-///   a later write are zeros.
+///   [`set_len`](Self::set_len) or [`allocate`](Self::allocate) set. Bytes between an old end and a
+///   later write are zeros.
 /// - A read sees every write that returned before it began.
 /// - It does not call back into the cache.
-/// - It does not panic. A call that does is one that failed.
-/// - It fits the stack it is called on. Calls come from the thread that uses the cache, and from
-///   threads of the cache, whose stack is 256 KiB. Larger buffers belong on the heap.
-/// - It relies on no signal there: threads of the cache block all but those that a thread raises
-///   by itself (SIGBUS, SIGSEGV, SIGILL, SIGFPE, SIGTRAP, SIGSYS), and a thread or process that a
-///   backing starts from one inherits that mask.
+/// - It does not panic. A call that panics counts as failed.
+/// - It fits on the stack of its callers: the threads that use the cache, and threads of the cache,
+///   whose stack is 256 KiB. Larger buffers belong on the heap.
+/// - It relies on no signals there: threads of the cache block all signals but the synchronous ones
+///   (SIGBUS, SIGSEGV, SIGILL, SIGFPE, SIGTRAP, SIGSYS), and a thread or process that a backing
+///   starts from one inherits that mask.
 pub trait Backing: Send + Sync + Debug {
     /// Reads into `target` from `position_bytes` on. Returns how many bytes it filled, from the
-    /// first on; 0 only at or behind the end. Bytes of `target` after those may hold anything.
+    /// first on; 0 only at or beyond the end. The bytes of `target` after those are unspecified.
     fn read_at(&self, target: &mut IoBufMut<'_>, position_bytes: u64) -> io::Result<usize>;
 
-    /// Writes `source` at `position_bytes`. Returns how many bytes it took, from the first on.
+    /// Writes `source` at `position_bytes`. Returns how many bytes it wrote, from the first on.
     fn write_at(&self, source: &IoBuf<'_>, position_bytes: u64) -> io::Result<usize>;
 
     /// Acts as [`read_at`](Self::read_at), into several consecutive buffers. Only the last of them
@@ -75,18 +75,19 @@ pub trait Backing: Send + Sync + Debug {
         }
     }
 
-    /// Where the cache may make such a transfer by itself, without calling the backing: it hands
-    /// the kernel many at a time (io_uring). `None`: it calls `*_at` from a thread, one a transfer.
+    /// Returns the file through which the cache may make such a transfer itself, without calling
+    /// the backing: it submits many to the kernel at a time (io_uring). With `None` it calls `*_at`
+    /// on a thread, once per transfer.
     ///
-    /// The cache may still make any transfer with `*_at` instead, whatever this says.
+    /// The cache may still make any transfer with `*_at` instead.
     fn submission(&self, request: &IoRequest) -> Option<Submission<'_>> {
         let _ = request;
         None
     }
 
-    /// Sees what the kernel answered to a transfer made by [`submission`](Self::submission), and
-    /// says what the cache is to take it for. Called once a transfer, by the thread that waits for
-    /// it. [`Interrupted`](io::ErrorKind::Interrupted): the cache tries again with `*_at`.
+    /// Converts the kernel's result of a transfer made through [`submission`](Self::submission)
+    /// into the result that the cache uses. Called once per transfer, by the thread that waits for
+    /// it. After [`Interrupted`](io::ErrorKind::Interrupted) the cache retries with `*_at`.
     fn completed(&self, request: &IoRequest, answer: io::Result<usize>) -> io::Result<usize> {
         let _ = request;
         answer
@@ -94,8 +95,8 @@ pub trait Backing: Send + Sync + Debug {
 
     /// Makes every write and [`set_len`](Self::set_len) that returned before durable.
     ///
-    /// After an error it must not return `Ok` before that is true: not because a second try found
-    /// nothing left to write.
+    /// After an error it must not return `Ok` until that is true; in particular, not because a
+    /// second attempt found nothing left to write.
     fn sync_data(&self) -> io::Result<()>;
 
     /// Acts as [`sync_data`](Self::sync_data), and also makes the metadata (times, owner) durable.
@@ -107,19 +108,19 @@ pub trait Backing: Send + Sync + Debug {
     /// Truncates the storage to `length_bytes`, or extends it with zeros.
     fn set_len(&self, length_bytes: u64) -> io::Result<()>;
 
-    /// Sets storage aside for bytes that will be written, and which are zeros until then: writing
-    /// them neither has to look for room nor makes the storage longer. It is longer after this
-    /// call, if it was shorter. What was written there stays.
+    /// Allocates storage for bytes that will be written, and which are zeros until then: writing
+    /// them needs no further allocation and does not extend the storage. The call extends the
+    /// storage to the end of the range if it is shorter, and keeps what was written there.
     ///
-    /// The cache asks for its own swap file only, and goes on whatever the answer is. A backing
-    /// that does not implement it does nothing.
+    /// The cache calls it for its own swap file only, and ignores a failure. The default
+    /// implementation does nothing.
     fn allocate(&self, bytes: Range<u64>) -> io::Result<()> {
         let _ = bytes;
         Ok(())
     }
 
-    /// Memory, positions and lengths must be multiples of this: powers of two from 1 to 4096, or
-    /// the backing is refused when it is opened. Never changes.
+    /// Returns the required alignment of memory, positions and lengths: powers of two from 1 to
+    /// 4096, otherwise the open fails. Never changes.
     fn alignment(&self) -> Alignment {
         Alignment::NONE
     }
@@ -127,30 +128,30 @@ pub trait Backing: Send + Sync + Debug {
     /// Returns a path or a name, for messages.
     fn describe(&self) -> String;
 
-    /// An identity that tells this file from others, so that a file opened twice has one cache:
-    /// `None` if every open is a file of its own.
+    /// Returns an identity that distinguishes this file from others, so that a file opened twice is
+    /// cached once; `None` if every open is a separate file.
     fn identity(&self) -> Option<FileIdentity> {
         None
     }
 
-    /// The device it stands on: files that say the same share a flusher and a part of what may be
-    /// dirty, and may hold each other up when the storage is full, slow, or does not answer. Files
-    /// of different devices do not. By default the device of [`identity`](Self::identity); `None`
-    /// is a device of its own. Never changes.
+    /// Returns the device of the storage. Files of one device share a flusher and a part of the
+    /// dirty limit, and can delay each other when the storage is full, slow, or hangs; files of
+    /// different devices cannot. By default the device of [`identity`](Self::identity); `None`
+    /// stands for a separate device. Never changes.
     fn device(&self) -> Option<DeviceIdentity> {
         self.identity().map(FileIdentity::device)
     }
 
-    /// Whether transfers reach the device directly, for the statistics. May change while open.
+    /// Returns how transfers reach the storage, for the statistics. May change while open.
     fn direct(&self) -> DirectStatus {
         DirectStatus::Custom
     }
 }
 
-/// Which device it is: what files share that may hold each other up.
+/// Identifies the device that files share, and on which they can delay each other.
 ///
-/// A file system of the kernel is known by its number, anything else by one of your own. The two
-/// never meet: a number of your own is equal to no file system's, whatever it is.
+/// A file system of the kernel is identified by its number, anything else by a custom number. A
+/// custom number never equals that of a file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct DeviceIdentity {
     is_custom: bool,
@@ -158,29 +159,29 @@ pub struct DeviceIdentity {
 }
 
 impl DeviceIdentity {
-    /// A device of your own: the same number is the same device.
+    /// Returns the identity of a custom device: equal numbers are the same device.
     pub const fn custom(number: u64) -> Self {
         Self { is_custom: true, number }
     }
 
-    /// The file system an open file is on, for a backing that stands on it.
+    /// Returns the file system of an open file, for a backing that stores its bytes there.
     ///
     /// # Errors
-    /// Taken from `fstat`.
+    /// Returns the error of `fstat`.
     pub fn of_file(file: impl AsFd) -> io::Result<Self> {
         FileIdentity::of_file(file).map(FileIdentity::device)
     }
 
-    /// The number of the file system (`st_dev`), or your own.
+    /// Returns the number of the file system (`st_dev`), or the custom number.
     pub const fn number(self) -> u64 {
         self.number
     }
 }
 
-/// Which file it is, for as long as it is open somewhere.
+/// Identifies a file while it is open.
 ///
-/// A file of the kernel is known by device and inode, anything else by numbers of your own. The
-/// two never meet: numbers of your own are equal to no file's, whatever they are.
+/// A file of the kernel is identified by device and inode, anything else by custom numbers. Custom
+/// numbers never equal those of a kernel file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FileIdentity {
     device: DeviceIdentity,
@@ -188,7 +189,7 @@ pub struct FileIdentity {
 }
 
 impl FileIdentity {
-    /// An identity of your own: the same numbers are the same file. The first is that of its
+    /// Returns a custom identity: equal numbers are the same file. The first is that of its
     /// [device](DeviceIdentity::custom).
     pub const fn custom(device: u64, inode: u64) -> Self {
         Self { device: DeviceIdentity::custom(device), inode }
@@ -198,7 +199,7 @@ impl FileIdentity {
     /// of its path in the cache shares its pages.
     ///
     /// # Errors
-    /// Taken from `fstat`.
+    /// Returns the error of `fstat`.
     pub fn of_file(file: impl AsFd) -> io::Result<Self> {
         Ok(Self::of(crate::sys::file::status(file.as_fd())?))
     }
@@ -208,12 +209,12 @@ impl FileIdentity {
         Self { device, inode: status.inode }
     }
 
-    /// The device it is on: a file system, or a device of your own.
+    /// Returns the device of the file: a file system, or a custom device.
     pub const fn device(self) -> DeviceIdentity {
         self.device
     }
 
-    /// The file in it (`st_ino`), or the second number of your own.
+    /// Returns the inode number (`st_ino`), or the second custom number.
     pub const fn inode(self) -> u64 {
         self.inode
     }
@@ -223,35 +224,35 @@ impl FileIdentity {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DirectStatus {
-    /// Between frames and device, past the kernel's page cache (`O_DIRECT`).
+    /// Between frames and device, bypassing the kernel's page cache (`O_DIRECT`).
     Direct,
     /// Through the kernel's page cache.
     Buffered {
-        /// Why not directly.
+        /// Why transfers are not direct.
         reason: String,
     },
-    /// The storage is not a file of the kernel.
+    /// The storage is not a kernel file.
     Custom,
 }
 
-/// A transfer about to be made, or just made: asked about by [`Backing::submission`], judged by
+/// A transfer that is about to be made, for [`Backing::submission`], or was made, for
 /// [`Backing::completed`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct IoRequest {
     /// [`Read`](Operation::Read) or [`Write`](Operation::Write).
     pub operation: Operation,
-    /// The first byte.
+    /// Position of the first byte.
     pub position_bytes: u64,
-    /// How many bytes.
+    /// Length in bytes.
     pub length_bytes: usize,
-    /// The transfer's natural alignment, up to 4096: of its addresses in memory; its
-    /// position, and the length of each of its buffers but the last.
+    /// The transfer's natural alignment, up to 4096: of its addresses in memory; of its position,
+    /// and of the lengths of its buffers except the last.
     pub alignment: Alignment,
 }
 
 impl IoRequest {
-    /// The request of a transfer of these spans.
+    /// Returns the request for a transfer of these spans.
     pub(super) fn new(operation: Operation, position_bytes: u64, spans: &[Span]) -> Self {
         let (mut addresses, mut offsets) = (ALIGNMENT_BYTES_MAX, ALIGNMENT_BYTES_MAX);
         let (mut length_bytes, mut last) = (0, position_bytes);
@@ -267,26 +268,26 @@ impl IoRequest {
         Self { operation, position_bytes, length_bytes, alignment }
     }
 
-    /// Whether the transfer can start as it is where `needed` is the rule.
+    /// Returns `true` if the transfer satisfies the alignment `needed`.
     pub(super) fn fits(&self, needed: Alignment) -> bool {
         self.alignment.memory_bytes >= needed.memory_bytes
             && self.alignment.offset_bytes >= needed.offset_bytes
     }
 }
 
-/// How the cache may make a transfer by itself.
+/// File and length of a transfer that the cache makes itself.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Submission<'a> {
-    /// The file, with the transfer's positions.
+    /// The file, at the positions of the transfer.
     pub file: BorrowedFd<'a>,
-    /// How many of its bytes, from the first on: at least one, at most all. The cache makes the
-    /// rest with `*_at`.
+    /// Number of bytes, from the first on: at least one, at most all. The cache transfers the rest
+    /// with `*_at`.
     pub length_bytes: usize,
 }
 
 impl<'a> Submission<'a> {
-    /// The first `length_bytes` bytes of the transfer go to or come from `file`.
+    /// Submits the first `length_bytes` bytes of the transfer to `file`.
     pub fn new(file: BorrowedFd<'a>, length_bytes: usize) -> Self {
         Self { file, length_bytes }
     }
@@ -295,25 +296,25 @@ impl<'a> Submission<'a> {
 /// Name of a backing whose `describe` panics.
 const NAMELESS: &str = "a backing";
 
-/// A backing of a user's, none of whose panics gets out.
+/// A user's backing whose panics are caught.
 ///
-/// Around every backing that is handed to the cache; everything is the backing's, but that a call
-/// which panics is one that failed. The cache calls backings on threads that others need (the
-/// flusher's, the engine's), with locks held and transfers in flight.
+/// Wraps every backing that is passed to the cache. Forwards all calls; one that panics counts as
+/// failed. The cache calls backings on threads that serve other files (the flusher, the engine),
+/// with locks held and transfers in flight.
 #[derive(Debug)]
 pub(crate) struct Guarded {
     backing: Arc<dyn Backing>,
-    /// Asked once: a transfer relies on it, and it never changes.
+    /// Queried once: transfers rely on it, and it never changes.
     alignment: Alignment,
     identity: Option<FileIdentity>,
     device: Option<DeviceIdentity>,
 }
 
 impl Guarded {
-    /// Asks the backing what never changes.
+    /// Wraps the backing and queries what never changes.
     ///
     /// # Errors
-    /// That panics; an alignment that frames do not have.
+    /// Fails if a query panics, or if frames cannot satisfy the alignment.
     pub(crate) fn new(backing: Arc<dyn Backing>) -> crate::error::Result<Self> {
         let asked = guard(|| Ok((backing.alignment(), backing.identity(), backing.device())));
         let (alignment, identity, device) = asked.map_err(|source| IoError {
@@ -333,8 +334,8 @@ impl Guarded {
     }
 }
 
-/// Makes a call and returns its answer, or an error if it panics. The state that a panic leaves
-/// behind is the backing's affair.
+/// Makes a call. Returns its result, or an error if it panics. The backing is responsible for its
+/// state after a panic.
 fn guard<T>(call: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     let panicked = |_| Err(io::Error::other("the backing panicked"));
     blocking::apart(|| catch_unwind(AssertUnwindSafe(call))).unwrap_or_else(panicked)
@@ -410,18 +411,18 @@ impl Backing for Guarded {
     }
 }
 
-/// No backing may ask for more: frames lie at, and folios start at, multiples of this.
+/// Maximum alignment of a backing: frames and folios start at multiples of this.
 pub(crate) const ALIGNMENT_BYTES_MAX: u64 = 4096;
 
-/// The last position there is: the kernel counts with a sign.
+/// Largest position: the kernel's positions are signed.
 pub(crate) const POSITION_BYTES_MAX: u64 = i64::MAX as u64;
 
-/// Transfers of a backing are multiples of these: powers of two, from 1 to 4096.
+/// Required alignment of transfers: powers of two from 1 to 4096.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Alignment {
-    /// For addresses in memory.
+    /// Alignment of addresses in memory.
     pub memory_bytes: u64,
-    /// For positions and lengths.
+    /// Alignment of positions and lengths.
     pub offset_bytes: u64,
 }
 
@@ -442,13 +443,13 @@ impl Alignment {
     }
 }
 
-/// A range of bytes that does not lie below 2^63.
+/// Error for a range of bytes that does not end below 2^63.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("{length_bytes} bytes at position {position_bytes} do not end below 2^63")]
 pub struct PositionOutOfRange {
-    /// Where the range starts.
+    /// Start of the range.
     pub position_bytes: u64,
-    /// How long it is.
+    /// Length of the range.
     pub length_bytes: u64,
 }
 
