@@ -24,8 +24,8 @@ use thiserror::Error;
 /// - Two writes of the same bytes never overlap in time; reads, and writes of different bytes, may,
 ///   from several threads.
 /// - [`set_len`](Self::set_len) overlaps no write, and no other `set_len`.
-/// - The bytes of an [`IoBuf`] do not change during a write, nor between the attempts of a continued
-///   one: what is written of a folio is one consistent state of it.
+/// - The bytes of an [`IoBuf`] do not change during a write, nor between the attempts of a
+///   continued one: what is written of a folio is one consistent state of it.
 ///
 /// # What a backing guarantees
 /// - One call is one attempt. It may transfer fewer bytes than requested: the cache continues. It
