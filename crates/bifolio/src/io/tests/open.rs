@@ -68,7 +68,7 @@ fn only_regular_files_are_opened_and_no_open_blocks() {
         }
     }
     let message = read_only(&fifo).unwrap_err().to_string();
-    assert!(message.ends_with("fifo: it is a named pipe, and only regular files can be cached"));
+    assert!(message.ends_with("fifo: it is a named pipe; only regular files can be cached"));
 }
 
 #[test]
