@@ -342,7 +342,7 @@ fn find_no_vmsplice(way: Way) {
     let mut map = file.map_mut(0..file.len()).unwrap();
     store(map.as_mut_ptr(), 0, &storage.bytes[..8]);
     refuse_calls(libc::SYS_vmsplice, None, libc::EPERM);
-    let error = support::error_of(map.prefetch(0..map.len()), &["cannot be kept", "os error 1"]);
+    let error = support::error_of(map.prefetch(0..map.len()), &["cannot keep", "os error 1"]);
     assert!(matches!(error.kind(), ErrorKind::Full { .. }), "{error:?}");
     file.sync_data().unwrap();
     drop((map, file));
