@@ -179,7 +179,9 @@ pub fn log_to_stderr() {
             true
         }
         fn log(&self, record: &log::Record<'_>) {
-            eprintln!("{}: {}", record.level(), record.args());
+            // One write: the process may be about to die.
+            let line = format!("{}: {}\n", record.level(), record.args());
+            let _ = std::io::Write::write_all(&mut std::io::stderr(), line.as_bytes());
         }
         fn flush(&self) {}
     }
