@@ -74,7 +74,7 @@ mod writeback;
 /// The protocols of `file` that a model run can follow.
 #[cfg(all(test, loom))]
 mod file {
-    pub(crate) mod slots;
+    pub(crate) mod open_slots;
 }
 /// The same of `memory`.
 #[cfg(all(test, loom))]

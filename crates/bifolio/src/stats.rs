@@ -303,7 +303,7 @@ impl ThreadBlock {
         if !self.is_known {
             return;
         }
-        // SAFETY: `block` came from an `Arc` in this thread's `LENT` (it is not `Send`), which
+        // SAFETY: `block` came from an `Arc` in this thread's `ASSIGNED` (it is not `Send`), which
         // drops it only after clearing `CURRENT`, or after its counters are gone and their id with
         // them.
         let block = unsafe { &*self.block };
@@ -312,14 +312,14 @@ impl ThreadBlock {
     }
 }
 
-/// A block lent to a thread; returned when the thread ends.
-struct Lent {
+/// A block assigned to a thread; returned when the thread ends.
+struct AssignedBlock {
     id: u64,
     block: Arc<Block>,
     home: std::sync::Weak<Mutex<Blocks>>,
 }
 
-impl Drop for Lent {
+impl Drop for AssignedBlock {
     fn drop(&mut self) {
         let _ = CURRENT.try_with(|current| current.set(Current::NONE));
         if let Some(home) = self.home.upgrade() {
@@ -335,7 +335,7 @@ impl Current {
 
 thread_local! {
     static CURRENT: Cell<Current> = const { Cell::new(Current::NONE) };
-    static LENT: RefCell<Vec<Lent>> = const { RefCell::new(Vec::new()) };
+    static ASSIGNED: RefCell<Vec<AssignedBlock>> = const { RefCell::new(Vec::new()) };
 }
 
 impl Counters {
@@ -378,16 +378,16 @@ impl Counters {
     #[cold]
     #[inline(never)]
     fn add_cold(&self, counter: Counter, count: u64) {
-        let block = LENT.try_with(|lent| {
-            let mut lent = lent.borrow_mut();
-            let known = lent.iter().position(|lent| lent.id == self.id);
+        let block = ASSIGNED.try_with(|assigned| {
+            let mut assigned = assigned.borrow_mut();
+            let known = assigned.iter().position(|assigned| assigned.id == self.id);
             let at = known.unwrap_or_else(|| {
                 // Drop the blocks of caches that no longer exist.
-                lent.retain(|lent| lent.home.strong_count() > 0);
-                lent.push(self.lend());
-                lent.len() - 1
+                assigned.retain(|assigned| assigned.home.strong_count() > 0);
+                assigned.push(self.assign_block());
+                assigned.len() - 1
             });
-            Arc::as_ptr(&lent[at].block)
+            Arc::as_ptr(&assigned[at].block)
         });
         match block {
             Ok(block) => {
@@ -400,14 +400,14 @@ impl Counters {
         }
     }
 
-    fn lend(&self) -> Lent {
+    fn assign_block(&self) -> AssignedBlock {
         let mut blocks = self.blocks.lock().unwrap_or_else(PoisonError::into_inner);
         let block = blocks.idle.pop().unwrap_or_else(|| {
             let block = Arc::new(Block::new());
             blocks.all.push(Arc::clone(&block));
             block
         });
-        Lent { id: self.id, block, home: Arc::downgrade(&self.blocks) }
+        AssignedBlock { id: self.id, block, home: Arc::downgrade(&self.blocks) }
     }
 
     /// Sums all blocks.
@@ -458,6 +458,6 @@ mod tests {
             counters.add(Counter::Pin, 1);
             assert_eq!(counters.snapshot().pins, 1);
         }
-        LENT.with(|lent| assert!(lent.borrow().len() <= 2));
+        ASSIGNED.with(|assigned| assert!(assigned.borrow().len() <= 2));
     }
 }

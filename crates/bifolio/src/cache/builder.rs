@@ -8,7 +8,7 @@ use crate::io::{Backing, Engine};
 use crate::memory::{Arena, Memory};
 use crate::page::PAGE_BYTES;
 use crate::reclaim::{Background, Reclaim, SwapThread};
-use crate::swap::{Swap, SwapPlace};
+use crate::swap::{Swap, SwapStorage};
 use crate::sys::copy;
 use crate::sys::probe::{Feature, Features};
 use crate::sys::process;
@@ -20,7 +20,7 @@ use std::time::Duration;
 
 /// Divisor of a limited address space: this part of it is reserved by default for
 /// [`Cache::set_memory`], and the same for a swap.
-const ADDRESS_SPACE_PARTS: u64 = 8;
+const ADDRESS_SPACE_DIVISOR: u64 = 8;
 
 /// Metadata per page of the swap, bytes, rounded up.
 const SWAP_METADATA_BYTES: u64 = 9;
@@ -29,7 +29,7 @@ const SWAP_METADATA_BYTES: u64 = 9;
 #[derive(Clone, Debug, Default)]
 pub struct CacheBuilder {
     config: Config,
-    swap: Option<SwapPlace>,
+    swap: Option<SwapStorage>,
     disabled: Vec<Feature>,
 }
 
@@ -145,13 +145,13 @@ impl CacheBuilder {
     /// to 64 pages of it to other files (at most 1/16): a write beyond that fails with
     /// [`ErrorKind::Full`].
     pub fn swap_directory(mut self, directory: impl Into<PathBuf>) -> Self {
-        self.swap = Some(SwapPlace::In(directory.into()));
+        self.swap = Some(SwapStorage::In(directory.into()));
         self
     }
 
     /// Uses your own storage as the swap; otherwise like [`Self::swap_directory`].
     pub fn swap_backing(mut self, backing: Arc<dyn Backing>) -> Self {
-        self.swap = Some(SwapPlace::Backing(backing));
+        self.swap = Some(SwapStorage::Backing(backing));
         self
     }
 
@@ -202,7 +202,7 @@ impl CacheBuilder {
         let engine = Engine::new(&features, self.config.io_depth);
         let flusher = Flusher::new(self.flusher_settings(), self.config.memory_bytes);
         let swap = match self.swap {
-            Some(place) => Some(Swap::open(place, swap_bytes_max, &features)?),
+            Some(storage) => Some(Swap::open(storage, swap_bytes_max, &features)?),
             None => None,
         };
         let (flusher, swap) = (Arc::new(flusher), swap.map(Arc::new));
@@ -256,7 +256,7 @@ impl CacheBuilder {
     }
 
     fn swap_bytes(&self) -> u64 {
-        let metadata_bytes = process::address_space_bytes_max() / ADDRESS_SPACE_PARTS;
+        let metadata_bytes = process::address_space_bytes_max() / ADDRESS_SPACE_DIVISOR;
         let room_bytes = (metadata_bytes / SWAP_METADATA_BYTES).saturating_mul(PAGE_BYTES);
         let default_bytes = config::SWAP_BYTES_MAX.min(room_bytes).max(config::SWAP_BYTES_MIN);
         self.config.swap_bytes_max.unwrap_or(default_bytes)
@@ -264,7 +264,7 @@ impl CacheBuilder {
 
     fn memory_bytes_max(&self) -> u64 {
         let chosen = self.config.memory_bytes_max.unwrap_or_else(|| {
-            let room_bytes = process::address_space_bytes_max() / ADDRESS_SPACE_PARTS;
+            let room_bytes = process::address_space_bytes_max() / ADDRESS_SPACE_DIVISOR;
             process::machine_memory_bytes().min(room_bytes)
         });
         chosen.clamp(self.config.memory_bytes, config::MEMORY_BYTES_MAX)

@@ -6,16 +6,17 @@
 //! fail. For a file with maps, all resident pages count as not written if the kernel cannot tell
 //! which of them were stored to (`Inode::mark_stored_in` decides that): such a file is kept.
 //!
-//! The steps L1 to L5 of a last close are in `slots.rs`; their implementation for files is here.
+//! The steps L1 to L5 of a last close are in `open_slots.rs`; their implementation for files is
+//! here.
 //!
 //! A close of the cache syncs twice: once with the cache open, when a failure changes nothing, and
 //! once with `CacheState` closed, for concurrent writes. If the second sync fails, the `CacheState`
 //! opens again.
 
-use super::handle::Access;
+use super::handle::AccessMode;
+use super::open_slots::Retire;
 use super::own_pins;
 use super::registry::{Key, Open, Registry};
-use super::slots::Retire;
 use super::{File, OpenOptions};
 use crate::error::{CloseFailure, Discarded, ErrorKind, Result};
 use crate::io::FileIdentity;
@@ -88,16 +89,16 @@ impl Registry {
 
     /// Returns the file with this key, if it is open. Waits while it is being released, because it
     /// may be kept.
-    fn settled(&self, key: Key) -> Option<Arc<Inode>> {
-        self.files.settled(key, |open| Arc::clone(&open.inode))
+    fn inode_after_release(&self, key: Key) -> Option<Arc<Inode>> {
+        self.files.look_after_release(key, |open| Arc::clone(&open.inode))
     }
 
     /// L3, for a file whose slot the caller has taken. Returns `true` if the file can be freed.
     fn drop_pages(&self, inode: &Inode) -> bool {
         #[cfg(all(test, not(loom)))]
-        crate::sync::meanwhile::here("before the clean pages are dropped");
+        crate::sync::test_hook::reach("before the clean pages are dropped");
         inode.remove_closed();
-        self.reclaim.wait_for_turn();
+        self.reclaim.wait_for_reclaim();
         inode.is_durable() && inode.mapping.resident_folios() == 0
     }
 
@@ -115,7 +116,7 @@ impl Registry {
 
     /// Makes all files durable. The error lists those that are not.
     fn make_durable(&self) -> Result<()> {
-        let files = self.files.keys().into_iter().filter_map(|key| self.settled(key));
+        let files = self.files.keys().into_iter().filter_map(|key| self.inode_after_release(key));
         let failures: Vec<_> = files.filter_map(|inode| durable(&inode).err()).collect();
         if failures.is_empty() { Ok(()) } else { Err(ErrorKind::Close { failures }.into()) }
     }
@@ -132,7 +133,7 @@ impl Registry {
         // Bytes that were written between the sync and the change of the cache's state.
         self.make_durable().inspect_err(|_| self.cache_state.reopen())?;
         for key in self.files.keys() {
-            let Some(inode) = self.settled(key) else { continue };
+            let Some(inode) = self.inode_after_release(key) else { continue };
             // A write in progress may end only now. The inode is freed with the last handle.
             inode.remove_closed();
             drop(inode);
@@ -151,7 +152,7 @@ impl Registry {
             let Some((_busy, open)) = self.files.take_if(key, is_kept) else { continue };
             let file = open.inode.name();
             discarded.push(Discarded { file, bytes: open.inode.discard_all() });
-            self.reclaim.wait_for_turn();
+            self.reclaim.wait_for_reclaim();
             self.free_unused(open);
         }
         Ok(discarded)
@@ -207,7 +208,7 @@ impl Drop for Registry {
             log::error!("{failure}; these bytes are lost, because the cache is dropped");
             if let Some((_busy, open)) = self.files.take_if(key, |open| open.handles == 0) {
                 open.inode.remove_folios_from(0);
-                self.reclaim.wait_for_turn();
+                self.reclaim.wait_for_reclaim();
                 self.free_unused(open);
             }
         }
@@ -297,7 +298,7 @@ impl File {
         // Maps can see pages that are still referenced (REGION-4): they are filled from the
         // storage. If that fails, the next access to the page returns the error.
         let held = inode.page_space.orphaned_among(0..len_bytes.div_ceil(PAGE_BYTES));
-        held.into_iter().for_each(|index| drop(handle.lock_folio(index, Access::Cache)));
+        held.into_iter().for_each(|index| drop(handle.lock_folio(index, AccessMode::Cache)));
         Ok(bytes)
     }
 }
@@ -307,7 +308,7 @@ mod tests {
     use super::*;
     use crate::cache::Cache;
     use crate::page::Lookup;
-    use crate::sync::meanwhile;
+    use crate::sync::test_hook;
 
     /// A page becomes dirty between L1 and L3 of the last close, as when the flusher finds a store.
     /// With `is_written` the page is clean again at L3, but not flushed.
@@ -322,7 +323,7 @@ mod tests {
         file.read_exact_at(&mut [0; 8], 0).unwrap();
         let registry = Arc::clone(&file.handle.registry);
         let inode = Arc::clone(&file.handle.inode);
-        meanwhile::at("before the clean pages are dropped", move || {
+        test_hook::set("before the clean pages are dropped", move || {
             let found = inode.mapping.get_folio(&inode.memory.folios, 0);
             let Lookup::Folio(folio) = found else { panic!("{found:?}") };
             inode.mark_dirty(&folio, &folio.lock());
@@ -332,7 +333,7 @@ mod tests {
         });
         let before = cache.stats();
         drop(file);
-        assert!(meanwhile::was_there());
+        assert!(test_hook::has_run());
         let after = cache.stats();
         assert_eq!(after.writeback, before.writeback + 1, "what became dirty is written");
         assert_eq!(after.device_flushes, before.device_flushes + 1, "and flushed");

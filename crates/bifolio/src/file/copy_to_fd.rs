@@ -15,7 +15,7 @@
 #![allow(unsafe_code)]
 
 use super::File;
-use super::handle::Access;
+use super::handle::AccessMode;
 use crate::error::{ErrorKind, Result};
 use crate::page::{BATCH_SLOTS, FolioRef, PAGE_BYTES, PAGE_SHIFT};
 use crate::stats::Counter;
@@ -110,7 +110,7 @@ impl File {
             let plan = self.handle.plan_after_miss(index..range.end.div_ceil(PAGE_BYTES));
             self.handle.read_ahead(plan);
             // The reference keeps the folio resident until the batch has its own.
-            held = self.handle.find_folio(index, Access::Read)?.map(|locked| locked.folio);
+            held = self.handle.find_folio(index, AccessMode::Read)?.map(|locked| locked.folio);
             if range.start >= self.len() {
                 return Ok(0);
             }

@@ -1,12 +1,12 @@
 //! The miss path: looks up or allocates a folio, inserts it in the table, and fills it.
 //!
 //! All code that needs a locked folio calls [`Handle::find_folio`]. It returns the resident folio,
-//! or fills a new one as its [`Access`] requires; a thread that loses a race to fill waits for the
-//! winner's folio lock and uses its folio. A fill has three steps: *claim* a frame and the Entry
-//! (here), *read* (`read_io.rs`, alone or as part of a batch), and *finish* (`read_io.rs`). A fill
-//! that fails removes its folio from the table, so that the next access tries again.
+//! or fills a new one as its [`AccessMode`] requires; a thread that loses a race to fill waits for
+//! the winner's folio lock and uses its folio. A fill has three steps: *claim* a frame and the
+//! Entry (here), *read* (`read_io.rs`, alone or as part of a batch), and *finish* (`read_io.rs`). A
+//! fill that fails removes its folio from the table, so that the next access tries again.
 
-use super::handle::{Access, Handle, OnAllocated};
+use super::handle::{AccessMode, Handle, OnAllocated};
 use super::own_pins;
 use super::read_io::ReadIo;
 use crate::error::{Error, ErrorKind, Result};
@@ -74,7 +74,7 @@ impl Room<'_> {
     }
 
     /// Transfers the resources to a run: the number of counted pages, and the staging memory.
-    pub(super) fn leave(mut self) -> (u64, Option<Staged>) {
+    pub(super) fn into_run(mut self) -> (u64, Option<Staged>) {
         (std::mem::take(&mut self.pages), self.staged.take())
     }
 }
@@ -101,12 +101,12 @@ impl<'a> Locked<'a> {
     }
 
     /// Keeps the folio locked and referenced, for [`Locked::adopt`] on any thread.
-    pub(super) fn leave(self) -> FolioId {
-        self.lock.leave_locked();
+    pub(super) fn detach(self) -> FolioId {
+        self.lock.detach_lock();
         self.folio.into_id()
     }
 
-    /// Takes over the lock and the reference from [`Locked::leave`].
+    /// Takes over the lock and the reference from [`Locked::detach`].
     pub(super) fn adopt(folios: &'a Folios, id: FolioId) -> Self {
         let folio = folios.adopt(id);
         Self { lock: folio.adopt_lock(), folio, was_resident: false }
@@ -116,15 +116,15 @@ impl<'a> Locked<'a> {
 impl Handle {
     /// Returns the folio that holds page `index`, locked and in the table. `access` must be one
     /// that allocates holes. Blocks for the lock and for I/O.
-    pub(super) fn lock_folio(&self, index: u64, access: Access) -> Result<Locked<'_>> {
+    pub(super) fn lock_folio(&self, index: u64, access: AccessMode) -> Result<Locked<'_>> {
         debug_assert!(access.fills_holes());
         self.find_folio(index, access)?.ok_or_else(|| self.past_end(index * PAGE_BYTES, 1))
     }
 
     /// Returns the folio that holds page `index`, locked and in the table. Returns `None` if
-    /// `access` allocates none there ([`Access`]): the page reads as zeros or lies past the end of
-    /// file. Blocks for the lock and for I/O.
-    pub(super) fn find_folio(&self, index: u64, access: Access) -> Result<Option<Locked<'_>>> {
+    /// `access` allocates none there ([`AccessMode`]): the page reads as zeros or lies past the end
+    /// of file. Blocks for the lock and for I/O.
+    pub(super) fn find_folio(&self, index: u64, access: AccessMode) -> Result<Option<Locked<'_>>> {
         self.find_folio_while(index, access, None)
     }
 
@@ -133,7 +133,7 @@ impl Handle {
     pub(super) fn find_folio_while(
         &self,
         index: u64,
-        access: Access,
+        access: AccessMode,
         wants: Option<&dyn Fn() -> bool>,
     ) -> Result<Option<Locked<'_>>> {
         let mapping = &self.inode.mapping;
@@ -152,8 +152,8 @@ impl Handle {
             match found {
                 Lookup::Folio(folio) => {
                     // The holder of the lock is writing it out to evict it.
-                    let is_leaving = folio.folio().flags.write_state().is_writing();
-                    let since = is_leaving.then(Instant::now);
+                    let is_writing = folio.folio().flags.write_state().is_writing();
+                    let since = is_writing.then(Instant::now);
                     let lock = self.lock_unless_own(&folio, index, wants)?;
                     memory.note_stall(since);
                     let Some(lock) = lock else { return Ok(None) };
@@ -175,7 +175,7 @@ impl Handle {
                     let Some(room) = self.room(1, reads, wait) else { continue };
                     let claimed = self.claim(head, seen, wait, access.may_pass_end())?;
                     if let Claim::New(locked) = claimed {
-                        if !matches!(access, Access::Write { .. }) {
+                        if !matches!(access, AccessMode::Write { .. }) {
                             // A page of a write is counted when it may become dirty.
                             call.note_page();
                         }
@@ -218,7 +218,11 @@ impl Handle {
     }
 
     /// Prepares a resident folio for `access`.
-    fn with_content<'a>(&self, locked: Locked<'a>, access: Access) -> Result<Option<Locked<'a>>> {
+    fn with_content<'a>(
+        &self,
+        locked: Locked<'a>,
+        access: AccessMode,
+    ) -> Result<Option<Locked<'a>>> {
         if locked.is_uptodate() {
             return Ok(Some(locked));
         }
@@ -239,14 +243,14 @@ impl Handle {
         locked: Locked<'a>,
         room: Room<'_>,
         is_hole: bool,
-        access: Access,
+        access: AccessMode,
     ) -> Result<Locked<'a>> {
         match access {
-            Access::Write { .. } if self.is_replaced(&locked.lock, access) => {
+            AccessMode::Write { .. } if self.is_replaced(&locked.lock, access) => {
                 self.inode.memory.counters.add(Counter::MissWithoutRead, 1);
                 Ok(locked)
             }
-            Access::Falloc if is_hole => {
+            AccessMode::Falloc if is_hole => {
                 locked.lock.flags.set(Flag::Allocated);
                 self.inode.mark_dirty(&locked.folio, &locked.lock);
                 Ok(locked)
@@ -263,8 +267,8 @@ impl Handle {
     /// Returns `true` if `access` is a write that replaces all bytes of the file in a locked folio.
     /// Stays true while the lock is held: bytes that the file gains there by growing elsewhere are
     /// zeros.
-    fn is_replaced(&self, locked: &LockedFolio<'_>, access: Access) -> bool {
-        let Access::Write { start, end } = access else { return false };
+    fn is_replaced(&self, locked: &LockedFolio<'_>, access: AccessMode) -> bool {
+        let AccessMode::Write { start, end } = access else { return false };
         let (folio_start, folio_bytes) = (locked.index() * PAGE_BYTES, locked.pages() * PAGE_BYTES);
         let on_backing = folio_start + self.inode.store.bytes_from(folio_start, folio_bytes);
         let len_bytes = self.inode.mapping.len_bytes().min(folio_start + folio_bytes);
@@ -273,8 +277,8 @@ impl Handle {
 
     /// Returns `true` if `access` is likely to replace all bytes of the file in an absent folio
     /// that starts at page `head`. Checked again with the folio locked.
-    fn may_be_replaced(&self, head: u64, access: Access) -> bool {
-        let Access::Write { start, end } = access else { return false };
+    fn may_be_replaced(&self, head: u64, access: AccessMode) -> bool {
+        let AccessMode::Write { start, end } = access else { return false };
         let (folio_start, mapping) = (head * PAGE_BYTES, &self.inode.mapping);
         let folio_end = folio_start + mapping.folio_bytes();
         start == folio_start && end >= mapping.len_bytes().min(folio_end)
@@ -546,7 +550,7 @@ mod tests {
 
     #[test]
     fn isolated_pages_are_waited_for() {
-        check_that_others_wait(|file, meanwhile| {
+        check_that_others_wait(|file, check_others| {
             let memory = &file.handle.inode.memory;
             let mut isolated = Vec::new();
             for kind in [ListKind::Inactive, ListKind::Active] {
@@ -556,14 +560,14 @@ mod tests {
                     memory.lru.isolate(&memory.folios, kind, u64::MAX, &mut isolated);
                 }
             }
-            meanwhile();
+            check_others();
             memory.lru.put_back(&memory.folios, &mut isolated, ListKind::Inactive);
         });
     }
 
     #[test]
     fn frozen_pages_are_waited_for() {
-        check_that_others_wait(|file, meanwhile| {
+        check_that_others_wait(|file, check_others| {
             let (mapping, folios) = (&file.handle.inode.mapping, &file.handle.inode.memory.folios);
             // Writes without waiting: reclaim skips pages in use.
             let freeze = |index| {
@@ -575,7 +579,7 @@ mod tests {
                 Some((lock, frozen))
             };
             let frozen: Vec<_> = (0..512).filter_map(freeze).collect();
-            meanwhile();
+            check_others();
             for (lock, frozen) in frozen {
                 drop(mapping.cancel_eviction(frozen, &lock));
             }
@@ -698,9 +702,9 @@ mod tests {
         let read = locked_by(|| file.read_exact_at(&mut [0; 8], 9 * PAGE_BYTES).unwrap());
         let write =
             locked_by(|| file.write_all_at(&[8; PAGE_BYTES as usize], 5 * PAGE_BYTES).unwrap());
-        let of_a_frame = ["bifolio::memory::arena::State", "bifolio::memory::lru::CpuBatch"];
+        let of_a_frame = ["bifolio::memory::arena::ArenaState", "bifolio::memory::lru::CpuBatch"];
         assert_eq!(read, of_a_frame);
         assert_eq!(write[..2], of_a_frame);
-        assert_eq!(write[2..], ["bifolio::writeback::dirty::State"]);
+        assert_eq!(write[2..], ["bifolio::writeback::dirty::DirtyState"]);
     }
 }

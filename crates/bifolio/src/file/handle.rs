@@ -133,7 +133,7 @@ impl Handle {
 
 /// Access mode of a lookup; see the table in the module documentation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Access {
+pub(super) enum AccessMode {
     Get,
     Read,
     NoAlloc,
@@ -159,7 +159,7 @@ pub(super) enum OnAllocated {
     ZeroedForPart,
 }
 
-impl Access {
+impl AccessMode {
     /// Returns `true` if a hole gets a folio.
     pub(super) fn fills_holes(self) -> bool {
         matches!(self, Self::Cache | Self::Write { .. } | Self::Falloc)

@@ -12,7 +12,7 @@
 #![allow(unsafe_code)]
 
 use super::handle::Handle;
-use super::read::goes_on;
+use super::read::continues_read;
 use crate::ablation::Ablation;
 use crate::memory::Memory;
 use crate::page::{
@@ -37,13 +37,13 @@ pub(super) enum Hit {
     /// The buffer is unchanged.
     None,
     /// The buffer holds bytes of another page, possibly of another file.
-    InVain,
+    Discarded,
 }
 
 impl Hit {
     /// Zeroes the buffer if it holds bytes of another page.
     pub(super) fn forget(self, buffer: &mut [u8]) {
-        if self == Self::InVain {
+        if self == Self::Discarded {
             buffer.fill(0);
         }
     }
@@ -123,12 +123,12 @@ impl HitPath {
         }
         self.touch_predicted(position, 4);
         let word = self.entry_word(position >> PAGE_SHIFT);
-        let goes_on = goes_on(self.hot, position, length);
+        let continues_read = continues_read(self.hot, position, length);
         if !Entry::from_word(word.load(Ordering::Relaxed)).is_referenced() {
             return Hit::None;
         }
-        self.memory().counters.note_lookups(0, 3 + u64::from(goes_on));
-        if !goes_on {
+        self.memory().counters.note_lookups(0, 3 + u64::from(continues_read));
+        if !continues_read {
             // SAFETY: as for any copy out of a frame: the caller of the closure upholds the
             // contract.
             return self.read_known(buffer, position, |source, target| unsafe {
@@ -177,7 +177,7 @@ impl HitPath {
             return Hit::None;
         }
         if copied.is_none() {
-            return Hit::InVain;
+            return Hit::Discarded;
         }
         block.add(Counter::HitPinned, 1);
         Hit::Done
@@ -218,7 +218,7 @@ impl HitPath {
             block.add(Counter::HitOptimistic, 1);
             return Hit::Done;
         }
-        if copies.get() { Hit::InVain } else { Hit::None }
+        if copies.get() { Hit::Discarded } else { Hit::None }
     }
 
     /// Takes a reference to the folio of `range`, if it is resident and marked as used, and returns

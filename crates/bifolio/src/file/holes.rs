@@ -5,7 +5,7 @@
 //! that is not in memory is on the backing.
 
 use super::File;
-use super::handle::{Access, OnAllocated};
+use super::handle::{AccessMode, OnAllocated};
 use crate::page::{Flag, PAGE_BYTES, PAGE_SHIFT};
 use crate::sync::Ordering;
 
@@ -28,7 +28,7 @@ impl File {
             return 0;
         }
         #[cfg(all(test, not(loom)))]
-        crate::sync::meanwhile::here("before the length is read again");
+        crate::sync::test_hook::reach("before the length is read again");
         // The length is loaded before and after the holes are seen: a truncation sets the length
         // and then makes holes; an append fills holes and then sets the length.
         let visible = inode.mapping.len_bytes().saturating_sub(position);
@@ -65,7 +65,7 @@ impl File {
     /// Returns `true` if a read finds no folio at the page: a hole of a memory file, or a page that
     /// was allocated and never written.
     pub(super) fn reads_as_zeros(&self, index: u64) -> bool {
-        let access = Access::Get;
+        let access = AccessMode::Get;
         let inode = &self.handle.inode;
         let head = inode.mapping.head_index(index);
         // Acquire: pairs with the Release in I1: we see the flags of the folio that this Entry

@@ -42,8 +42,8 @@ impl Drop for MapGuard {
             region.mapped.remove(pages);
             // So that the thread that drops the map closes the file, and not the one that served
             // the last fault.
-            if let Some(underway) = faults::underway_in(region) {
-                underway.wait_for_begun();
+            if let Some(services) = faults::services_in(region) {
+                services.wait_for_begun();
             }
         }
         self.registry.cache_state.end_map();

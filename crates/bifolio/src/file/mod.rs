@@ -42,7 +42,8 @@ mod handle;
 mod hit;
 mod holes;
 mod map;
-mod mappables;
+mod map_resources;
+mod open_slots;
 mod options;
 mod own_pins;
 mod pin;
@@ -54,7 +55,6 @@ mod read_one_by_one;
 mod readahead;
 mod registry;
 mod resize;
-mod slots;
 mod write;
 
 pub use advice::Advice;

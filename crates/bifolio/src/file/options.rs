@@ -39,9 +39,9 @@ const MAPPABLE_LEN_MAX_BYTES_DEFAULT: u64 = 1 << 36;
 const LEN_MAX_BYTES_LIMIT: u64 = 1 << 52;
 
 /// The part of a limited address space that a file takes by default is one of so many.
-const ADDRESS_SPACE_PARTS: u64 = 16;
+const ADDRESS_SPACE_DIVISOR: u64 = 16;
 /// Bytes of a file for each byte of its table.
-const TABLE_PART: u64 = 512;
+const TABLE_DIVISOR: u64 = 512;
 
 impl Default for OpenOptions {
     fn default() -> Self {
@@ -209,8 +209,8 @@ impl OpenOptions {
             let growing = len_bytes.saturating_mul(4).max(least);
             // Also for a reader: a writer may come later.
             let wanted = if self.immutable { len_bytes } else { growing };
-            let part_bytes = process::address_space_bytes_max() / ADDRESS_SPACE_PARTS;
-            let bytes_for_each = if self.mappable { 1 } else { TABLE_PART };
+            let part_bytes = process::address_space_bytes_max() / ADDRESS_SPACE_DIVISOR;
+            let bytes_for_each = if self.mappable { 1 } else { TABLE_DIVISOR };
             let room_bytes = part_bytes.saturating_mul(bytes_for_each);
             wanted.min(room_bytes).min(LEN_MAX_BYTES_LIMIT).max(len_bytes)
         });

@@ -13,7 +13,7 @@
 
 use super::File;
 use super::fill::Locked;
-use super::handle::{Access, Handle};
+use super::handle::{AccessMode, Handle};
 use super::own_pins::OwnPin;
 use super::read_many::{Batch, Delivery};
 use crate::ablation::PinMode;
@@ -379,7 +379,7 @@ impl File {
         self.check_pin_range(&range)?;
         let inode = &self.handle.inode;
         let Locked { folio, lock, .. } = loop {
-            let locked = self.handle.lock_folio(range.start >> PAGE_SHIFT, Access::Cache)?;
+            let locked = self.handle.lock_folio(range.start >> PAGE_SHIFT, AccessMode::Cache)?;
             // The file may have been truncated while we waited for the lock.
             self.check_pin_range(&range)?;
             if inode.try_mark_dirty(&locked.folio, &locked.lock).is_ok() {
@@ -429,7 +429,7 @@ impl File {
         self.check_pin(&range)?;
         let inode = &self.handle.inode;
         let index = range.start >> PAGE_SHIFT;
-        let locked = self.handle.lock_folio(index, Access::Cache)?;
+        let locked = self.handle.lock_folio(index, AccessMode::Cache)?;
         // The file may have been truncated while we waited for the lock.
         self.check_pin_range(&range)?;
         if locked.was_resident {

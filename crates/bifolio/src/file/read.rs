@@ -5,7 +5,7 @@
 //!
 //! ```text
 //!   HitPath::read   hit.rs         one page, resident and marked: copied without a reference
-//!   copy_stretch                   adjacent frames with one copy, every page validated
+//!   copy_run                   adjacent frames with one copy, every page validated
 //!   fill_zeros      holes.rs       holes and allocated pages of memory files
 //!   read_absent                    not resident: one batch of transfers
 //!   read_page_locked               another thread fills or writes it: its folio lock
@@ -16,7 +16,7 @@
 //!
 //! A run of adjacent pages is copied through Entries, without references: up to 64 consecutive
 //! Entries are loaded, their frames are copied with one copy, and all Entries are loaded again
-//! ([`Stretch`]). Such a reader writes no shared memory. A batch of references, as proposed for
+//! ([`FrameRun`]). Such a reader writes no shared memory. A batch of references, as proposed for
 //! reads of tmpfs, costs a locked instruction and a cache line per page, and the second load
 //! detects a page that is evicted or written during the copy anyway. Pages of a region are
 //! referenced all the same, because they do not stay mapped. The length is loaded again for each
@@ -27,7 +27,8 @@
 //! Sequential reads also prefetch the next page before they copy the current one. That is not
 //! possible for a reader that takes a file page by page, because its call ends with the copy. So
 //! each long read records in a thread-local where it ended; the next read, if it starts there,
-//! prefetches the page after its own first ([`goes_on`]). This is a hint: two files may look alike.
+//! prefetches the page after its own first ([`continues_read`]). This is a hint: two files may look
+//! alike.
 //!
 //! # Safety
 //! Copies from frames whose lock or reference it holds, or that stay mapped even if their pages are
@@ -35,12 +36,12 @@
 #![allow(unsafe_code)]
 
 use super::fill::{ReadIoClaim, Wait};
-use super::handle::Access;
+use super::handle::AccessMode;
 use super::hit::Hit;
 use super::read_many::{Batch, Delivery};
 use super::{File, ReadRequest, faults};
 use crate::error::Result;
-use crate::page::{Entry, Hot, PAGE_BYTES, PAGE_SHIFT, Stretch, is_in_one_page};
+use crate::page::{Entry, FrameRun, Hot, PAGE_BYTES, PAGE_SHIFT, is_in_one_page};
 use crate::reclaim::CallScope;
 use crate::stats::Counter;
 use crate::sync::Ordering;
@@ -155,10 +156,10 @@ impl File {
     /// first page is neither, is being written, or lies past the end of file.
     pub(crate) fn read_resident(&self, buffer: &mut [u8], position: u64) -> usize {
         let file = self.handle.inode.mapping.hot();
-        let goes_on = goes_on(file, position, buffer.len() as u64);
+        let continues_read = continues_read(file, position, buffer.len() as u64);
         // Bytes that continue the last read do not count as another use of their page.
         let continues = self.handle.readahead.continues(position);
-        self.copy_resident(buffer, position, continues, goes_on)
+        self.copy_resident(buffer, position, continues, continues_read)
     }
 }
 
@@ -251,9 +252,9 @@ impl File {
         if position >= len_before_bytes {
             return Ok(0);
         }
-        let found = self.handle.find_folio(position >> PAGE_SHIFT, Access::Read)?;
+        let found = self.handle.find_folio(position >> PAGE_SHIFT, AccessMode::Read)?;
         #[cfg(all(test, not(loom)))]
-        crate::sync::meanwhile::here("before the length is read again");
+        crate::sync::test_hook::reach("before the length is read again");
         if found.as_ref().is_some_and(|locked| locked.was_resident) {
             self.handle.inode.memory.counters.add(Counter::HitSlow, 1);
             let goes_on_in_page =
@@ -292,13 +293,14 @@ const ATTEMPTS_MAX: u32 = 4;
 impl File {
     /// Copies bytes that are resident, or read as zeros, from the first byte on. Stops before a
     /// page that is neither, or that another thread writes, and at the end of file at that moment.
-    /// `in_order`: the bytes continue an earlier read. `goes_on`: the read continues after them.
+    /// `in_order`: the bytes continue an earlier read. `continues_read`: the read continues after
+    /// them.
     fn copy_resident(
         &self,
         buffer: &mut [u8],
         position: u64,
         in_order: bool,
-        goes_on: bool,
+        continues_read: bool,
     ) -> usize {
         let mut done = 0;
         while done < buffer.len() {
@@ -307,7 +309,7 @@ impl File {
             let in_order = in_order || done > 0;
             // If an old length cuts it short, the following bytes must not be put after it.
             let is_whole = is_in_one_page(at, left.len() as u64);
-            let copied = match self.copy_stretch(at, left, in_order, goes_on) {
+            let copied = match self.copy_run(at, left, in_order, continues_read) {
                 0 => self.fill_zeros(left, at),
                 copied => copied,
             };
@@ -326,12 +328,12 @@ impl File {
 
     /// Copies from the page at `position` on, as long as frames are adjacent. Returns 0 if that
     /// page is not READY, or if writers kept changing it.
-    fn copy_stretch(
+    fn copy_run(
         &self,
         position: u64,
         buffer: &mut [u8],
         in_order: bool,
-        goes_on: bool,
+        continues_read: bool,
     ) -> usize {
         // The table has an Entry for every page below the length.
         let len_bytes = self.handle.inode.mapping.len_bytes();
@@ -350,9 +352,9 @@ impl File {
             end = end.min(first + if is_fault { 1 } else { HELD_PAGES_MAX });
         }
         for _ in 0..ATTEMPTS_MAX {
-            let mut stretch = Stretch::find(inode.mapping.table(), first..end, is_in_place);
-            let _held = is_in_place.then(|| stretch.hold(&inode.memory.folios));
-            let Some(copied) = self.copy_once(&stretch, position, buffer, goes_on) else {
+            let mut run = FrameRun::find(inode.mapping.table(), first..end, is_in_place);
+            let _held = is_in_place.then(|| run.hold(&inode.memory.folios));
+            let Some(copied) = self.copy_once(&run, position, buffer, continues_read) else {
                 return 0;
             };
             if copied > 0 {
@@ -371,18 +373,18 @@ impl File {
     /// nothing can be copied.
     fn copy_once(
         &self,
-        stretch: &Stretch<'_>,
+        run: &FrameRun<'_>,
         position: u64,
         buffer: &mut [u8],
-        goes_on: bool,
+        continues_read: bool,
     ) -> Option<usize> {
         let inode = &self.handle.inode;
         let in_page = position & (PAGE_BYTES - 1);
-        let start = inode.page_space.page_address(position >> PAGE_SHIFT, stretch.start()?);
+        let start = inode.page_space.page_address(position >> PAGE_SHIFT, run.start()?);
         // The length is loaded again for each copy, after the Entries.
         let visible = inode.mapping.len_bytes().saturating_sub(position);
-        let in_stretch = stretch.pages() * PAGE_BYTES - in_page;
-        let length = in_stretch.min(visible).min(buffer.len() as u64);
+        let in_run = run.pages() * PAGE_BYTES - in_page;
+        let length = in_run.min(visible).min(buffer.len() as u64);
         if length == 0 {
             return None;
         }
@@ -390,7 +392,8 @@ impl File {
         let target = &mut buffer[..length as usize];
         let source = start.wrapping_add(in_page as usize);
         let behind = source.wrapping_add(target.len());
-        let next = if is_last && !goes_on { behind } else { self.frame_at(position + length) };
+        let next =
+            if is_last && !continues_read { behind } else { self.frame_at(position + length) };
         // The hardware prefetches within a run of frames, but not past its last page.
         let ahead = if next == behind { 0 } else { target.len().min(PAGE_BYTES as usize) };
         let (most, last) = target.split_at_mut(target.len() - ahead);
@@ -401,9 +404,9 @@ impl File {
         // SAFETY: as above.
         unsafe { copy::copy_out_ahead(source.wrapping_add(most.len()), last, next) };
         let pages = (in_page + length).div_ceil(PAGE_BYTES);
-        let good = stretch.unchanged(pages);
-        let references = if inode.page_space.is_in_place() { stretch.pages() } else { 0 };
-        inode.memory.counters.note_lookups(references, stretch.pages() + pages);
+        let good = run.unchanged(pages);
+        let references = if inode.page_space.is_in_place() { run.pages() } else { 0 };
+        inode.memory.counters.note_lookups(references, run.pages() + pages);
         let good_bytes = bytes_of(good, in_page, length);
         // The rest may be bytes of other pages or files: the caller must not see it.
         buffer[good_bytes as usize..length as usize].fill(0);
@@ -453,7 +456,7 @@ thread_local! {
 /// Returns `true` if a read of `length` bytes of `file` at `position` continues where the last one
 /// of the thread ended. Records where this one ends.
 #[inline(always)]
-pub(super) fn goes_on(file: *const Hot, position: u64, length: u64) -> bool {
+pub(super) fn continues_read(file: *const Hot, position: u64, length: u64) -> bool {
     // Rotates the address into bits that positions seldom use.
     let key = (file.addr() as u64).rotate_left(20).wrapping_add(position);
     LAST_END.replace(key.wrapping_add(length)) == key
@@ -463,7 +466,7 @@ pub(super) fn goes_on(file: *const Hot, position: u64, length: u64) -> bool {
 mod tests {
     use super::*;
     use crate::cache::Cache;
-    use crate::sync::meanwhile;
+    use crate::sync::test_hook;
 
     /// Returns a file with a hole of 100 bytes that gets 100 more bytes when this thread has looked
     /// at it.
@@ -471,7 +474,7 @@ mod tests {
         let file = cache.memory_file("holes").unwrap();
         file.set_len(100).unwrap();
         let other = file.clone();
-        meanwhile::at("before the length is read again", move || {
+        test_hook::set("before the length is read again", move || {
             other.write_all_at(&[7; 100], 100).unwrap();
         });
         file
@@ -482,7 +485,7 @@ mod tests {
         let cache = Cache::builder().memory(1 << 20).build().unwrap();
         let file = hole_that_is_appended_to(&cache);
         assert_eq!(file.fill_zeros(&mut [1; 300], 0), 100);
-        assert!(meanwhile::was_there());
+        assert!(test_hook::has_run());
     }
 
     #[test]
@@ -506,14 +509,14 @@ mod tests {
     #[test]
     fn a_read_goes_on_behind_the_last_one_of_its_thread_and_file() {
         let (file, other) = (Hot::new(0), Hot::new(0));
-        assert!(!goes_on(&file, 4096, 4096));
-        assert!(goes_on(&file, 8192, 512));
-        assert!(!goes_on(&file, 8192, 512), "again, not on");
-        assert!(!goes_on(&other, 8704, 512), "another file");
-        assert!(!goes_on(&file, 8704, 512), "the other file came between");
+        assert!(!continues_read(&file, 4096, 4096));
+        assert!(continues_read(&file, 8192, 512));
+        assert!(!continues_read(&file, 8192, 512), "again, not on");
+        assert!(!continues_read(&other, 8704, 512), "another file");
+        assert!(!continues_read(&file, 8704, 512), "the other file came between");
         std::thread::scope(|scope| {
-            scope.spawn(|| assert!(!goes_on(&file, 9216, 512), "another thread"));
+            scope.spawn(|| assert!(!continues_read(&file, 9216, 512), "another thread"));
         });
-        assert!(goes_on(&file, 9216, 512));
+        assert!(continues_read(&file, 9216, 512));
     }
 }

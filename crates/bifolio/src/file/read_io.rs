@@ -48,7 +48,7 @@ pub(super) struct ReadIo {
 impl ReadIo {
     /// Creates a run without folios that starts at page `first` and takes as many as `room` allows.
     pub(super) fn new(inode: &Arc<Inode>, first: u64, room: Room<'_>) -> Self {
-        let (counted_pages, staged) = room.leave();
+        let (counted_pages, staged) = room.into_run();
         let (inode, folios) = (Arc::clone(inode), SmallVec::new());
         let (will_be_stored, expected_bytes) = (false, 0);
         Self { inode, first, folios, staged, counted_pages, will_be_stored, expected_bytes }
@@ -72,7 +72,7 @@ impl ReadIo {
     /// Appends a folio, with its lock and its reference.
     pub(super) fn push(&mut self, locked: Locked<'_>) {
         debug_assert_eq!(locked.lock.index(), self.first + self.pages());
-        self.folios.push(locked.leave());
+        self.folios.push(locked.detach());
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -212,7 +212,7 @@ impl ReadIo {
             let locked = Locked::adopt(folios, self.folios[number]);
             let start = self.target(number, self.folios[number]);
             let checked = inode.check_filled(&locked.folio, start);
-            let _still_locked = locked.leave();
+            let _still_locked = locked.detach();
             if let Err(error) = checked {
                 return (number, Err(error));
             }

@@ -1,8 +1,8 @@
 //! Registry of open files: one inode per file, shared by all its handles. The inode is created by
 //! the first open and freed after the last handle is closed (`closing.rs`).
 //!
-//! Each file has a *slot* (`slots.rs` has the protocol). A thread that creates or releases an inode
-//! takes its slot, and holds no lock while it does so.
+//! Each file has a *slot* (`open_slots.rs` has the protocol). A thread that creates or releases an
+//! inode takes its slot, and holds no lock while it does so.
 //!
 //! ```text
 //!   open_path --> located by O_PATH --.     open here? another handle; no new descriptor except
@@ -27,9 +27,9 @@
 
 use super::closing::Membership;
 use super::handle::Handle;
-use super::mappables::Mappables;
+use super::map_resources::MapResources;
+use super::open_slots::{Busy, Found, OpenSlots};
 use super::readahead::Readahead;
-use super::slots::{Busy, Found, Slots};
 use super::{File, OpenOptions, faults};
 use crate::ablation::Ablation;
 use crate::config::{self, FaultMode};
@@ -86,12 +86,12 @@ pub(crate) struct Registry {
     _swap_thread: Option<SwapThread>,
     readahead_bytes_max: u64,
     pub(crate) cache_state: CacheState,
-    pub(super) files: Slots<Key, Open>,
+    pub(super) files: OpenSlots<Key, Open>,
     /// Next key of a backing that cannot be opened twice.
     next_single: AtomicU64,
     /// Serializes closes of the cache.
     pub(super) closing: Mutex<()>,
-    mappables: Mappables,
+    map_resources: MapResources,
     ablation: Ablation,
 }
 
@@ -112,10 +112,10 @@ impl Registry {
             _swap_thread: swap_thread,
             readahead_bytes_max: config.readahead_bytes_max,
             cache_state,
-            files: Slots::default(),
+            files: OpenSlots::default(),
             next_single: AtomicU64::new(0),
             closing: Mutex::new(()),
-            mappables: Mappables::new(features, config.unmap_batch_folios),
+            map_resources: MapResources::new(features, config.unmap_batch_folios),
             ablation: config.ablation,
         }
     }
@@ -361,7 +361,7 @@ impl Registry {
         if !options.mappable {
             return Ok(PageSpace::Arena(Arc::clone(&self.services.memory.arena)));
         }
-        let region = self.mappables.new_region(
+        let region = self.map_resources.new_region(
             &self.reclaim,
             size.len_max_bytes,
             options.faults.unwrap_or_default(),

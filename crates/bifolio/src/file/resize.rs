@@ -13,12 +13,12 @@
 
 use super::File;
 use super::fill::Locked;
-use super::handle::Access;
+use super::handle::AccessMode;
 use super::own_pins;
 use crate::config;
 use crate::error::{CollapseRefusal, ErrorKind, Result};
 use crate::memory::{FrameKind, PageSpace};
-use crate::page::{Flag, FolioRef, Frozen, Lookup, PAGE_BYTES, PAGE_SHIFT, Part, pages_of};
+use crate::page::{Flag, FolioRef, Frozen, Lookup, OldFolio, PAGE_BYTES, PAGE_SHIFT, pages_of};
 use crate::stats::Counter;
 use crate::sys::process;
 use crate::writeback::Resizing;
@@ -26,7 +26,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 /// Guard held while a file in a region grows: faults past the old end wait instead of failing (G1
-/// to G3 of `memory/region/leftovers.rs`).
+/// to G3 of `memory/region/stray_pages.rs`).
 #[derive(Debug)]
 struct Growing<'a> {
     page_space: Option<&'a PageSpace>,
@@ -131,7 +131,7 @@ impl File {
 
     /// Prepares the file to grow to `len_bytes` bytes, if it is shorter: zeroes everything that raw
     /// writers have stored past its end, and removes pages that were poisoned for faults on
-    /// truncated parts. The caller keeps the returned guard until the growth has succeeded or
+    /// truncated old_folios. The caller keeps the returned guard until the growth has succeeded or
     /// failed.
     fn uncover(&self, _alone: &Resizing<'_>, len_bytes: u64) -> Result<Growing<'_>> {
         let before_bytes = self.len();
@@ -148,7 +148,8 @@ impl File {
             // A reference to the truncated page exists, and maps see the page: it stays and is
             // zeroed, as for a partial write.
             let end = (index + 1) * PAGE_BYTES;
-            if let Err(error) = self.handle.lock_folio(index, Access::Write { start: end - 1, end })
+            if let Err(error) =
+                self.handle.lock_folio(index, AccessMode::Write { start: end - 1, end })
             {
                 self.handle.inode.remove_folios_from(before_bytes.next_multiple_of(PAGE_BYTES));
                 return Err(error);
@@ -167,7 +168,7 @@ impl File {
         if !is_inside || self.handle.inode.store.zeroes_what_is_cut() {
             return Ok(None);
         }
-        let found = self.handle.find_folio(len_bytes >> PAGE_SHIFT, Access::Read)?;
+        let found = self.handle.find_folio(len_bytes >> PAGE_SHIFT, AccessMode::Read)?;
         Ok(found.map(|locked| locked.folio))
     }
 
@@ -184,7 +185,7 @@ impl File {
             self.handle.find_resident(head)
         } else {
             // Resident, unless the page was written and swapped out since the check.
-            self.handle.find_folio(head, Access::Read)?
+            self.handle.find_folio(head, AccessMode::Read)?
         };
         if let Some(Locked { folio, lock, .. }) = found {
             let folio_end = (lock.index() + lock.pages()) * PAGE_BYTES;
@@ -248,7 +249,7 @@ impl File {
             // It is in the swap, and has its memory reserved there.
             return Ok(false);
         }
-        let locked = self.handle.lock_folio(index, Access::Falloc)?;
+        let locked = self.handle.lock_folio(index, AccessMode::Falloc)?;
         if !locked.lock.flags.write_state().is_dirty() && locked.lock.slot() == 0 {
             // A pinned page of zeros: a clean page that exists nowhere else could be evicted.
             inode.mark_dirty(&locked.folio, &locked.lock);
@@ -301,7 +302,7 @@ impl File {
         // Does everything that can fail first: reads the last folio before anything is changed. It
         // is not kept referenced, because there may be memory for one folio only.
         if whole.end < range.end {
-            drop(self.handle.find_folio(whole.end >> PAGE_SHIFT, Access::Read)?);
+            drop(self.handle.find_folio(whole.end >> PAGE_SHIFT, AccessMode::Read)?);
         }
         self.zero_part(range.start..whole.start)?;
         self.zero_part(whole.end..range.end)?;
@@ -314,7 +315,8 @@ impl File {
         if range.is_empty() {
             return Ok(());
         }
-        let Some(locked) = self.handle.find_folio(range.start >> PAGE_SHIFT, Access::Read)? else {
+        let Some(locked) = self.handle.find_folio(range.start >> PAGE_SHIFT, AccessMode::Read)?
+        else {
             return Ok(());
         };
         self.handle.inode.zero_in_place(&locked.folio, &locked.lock, range);
@@ -465,7 +467,7 @@ impl File {
         let mut index = range.start >> PAGE_SHIFT;
         let mut folios = 0;
         while index * PAGE_BYTES < range.end {
-            let Some(found) = self.handle.find_folio(index, Access::NoAlloc)? else {
+            let Some(found) = self.handle.find_folio(index, AccessMode::NoAlloc)? else {
                 return Err(self.cannot_collapse(range, CollapseRefusal::Hole));
             };
             index = found.lock.index() + found.lock.pages();
@@ -495,9 +497,9 @@ impl File {
         let memory = &*inode.memory;
         // References of LRU batches would prevent the freeze.
         memory.lru.drain_all(&memory.folios);
-        let Some(parts) = self.lock_all(old) else { return false };
+        let Some(old_folios) = self.lock_all(old) else { return false };
         let lock = new.lock();
-        let (Some(gone), Some(for_lru)) = (inode.collapse(parts, new, &lock), new.try_clone())
+        let (Some(gone), Some(for_lru)) = (inode.collapse(old_folios, new, &lock), new.try_clone())
         else {
             return false;
         };
@@ -517,12 +519,12 @@ impl File {
 
     /// Locks all folios of a run. Returns `None` unless all can be locked and all belong to the
     /// file.
-    fn lock_all<'a>(&self, folios: Vec<FolioRef<'a>>) -> Option<Vec<Part<'a>>> {
+    fn lock_all<'a>(&self, folios: Vec<FolioRef<'a>>) -> Option<Vec<OldFolio<'a>>> {
         let lock = |folio: FolioRef<'a>| {
             let lock = folio.try_lock()?;
             let is_ours = lock.owner() == self.handle.inode.address();
             let is_still = lock.flags.get(Flag::Uptodate) && !lock.flags.write_state().is_writing();
-            (is_ours && is_still).then_some(Part { lock, folio })
+            (is_ours && is_still).then_some(OldFolio { lock, folio })
         };
         folios.into_iter().map(lock).collect()
     }
@@ -543,7 +545,7 @@ mod tests {
     use crate::io::{DiskFile, DiskOptions};
     use crate::page::WriteState;
     use crate::sync::Ordering::Relaxed;
-    use crate::sync::meanwhile;
+    use crate::sync::test_hook;
     use crate::sys::probe::Features;
     use std::fs;
     use std::sync::Arc;
@@ -601,9 +603,9 @@ mod tests {
             let lock = folio.lock();
             // As during a write: the Entry does not tell that the page has data.
             std::mem::forget(inode.mapping.begin_write_section(&lock, 0..1));
-            Locked { lock, folio: folio.try_clone().unwrap(), was_resident: true }.leave()
+            Locked { lock, folio: folio.try_clone().unwrap(), was_resident: true }.detach()
         };
-        meanwhile::at("before a folio is looked at", move || {
+        test_hook::set("before a folio is looked at", move || {
             let locked = Locked::adopt(&inode.memory.folios, id);
             inode.mapping.restore_ready(&locked.lock);
             drop(locked);
@@ -615,7 +617,7 @@ mod tests {
             assert!((0..1024).any(takes_the_frame), "the frame was not used again");
         });
         assert_eq!(file.seek_hole(0).unwrap(), Some(PAGE_BYTES));
-        assert!(meanwhile::was_there());
+        assert!(test_hook::has_run());
     }
 
     /// Free slots exist, but none is adjacent to another.

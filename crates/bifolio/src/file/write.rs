@@ -8,7 +8,7 @@
 #![allow(unsafe_code)]
 
 use super::fill::Locked;
-use super::handle::Access;
+use super::handle::AccessMode;
 use super::resize::Growth;
 use super::{File, faults};
 use crate::error::{Error, Result};
@@ -174,17 +174,17 @@ impl File {
     ) -> Result<std::result::Result<(), Again>> {
         let inode = &self.handle.inode;
         let end = position + bytes.len() as u64;
-        let access = Access::Write { start: position, end };
+        let access = AccessMode::Write { start: position, end };
         let locked = self.handle.lock_folio(position >> PAGE_SHIFT, access)?;
         // Checked under the folio lock: a truncation takes the lock of the folio, or removes the
         // folio from the table.
         if end > inode.mapping.len_bytes() && growth.is_none() {
-            self.settle(locked);
+            self.undo_write(locked);
             return Ok(Err(Again::MustResize));
         }
         let copied = self.copy_into(&locked, bytes, position, follows);
         if !matches!(copied, Ok(Ok(()))) {
-            self.settle(locked);
+            self.undo_write(locked);
             return copied.map(|copied| copied.map_err(|NoRoom| Again::NoRoom));
         }
         if let Some(growth) = growth {
@@ -254,7 +254,7 @@ impl File {
 
     /// Cleans up a folio whose write failed. If it was made for this write, no reader may see the
     /// old bytes of its frame, and it must not stay past the end of file (MAPPING-4).
-    fn settle(&self, locked: Locked<'_>) {
+    fn undo_write(&self, locked: Locked<'_>) {
         let inode = &self.handle.inode;
         let (is_uptodate, was_resident) = (locked.is_uptodate(), locked.was_resident);
         let Locked { folio, lock, .. } = locked;

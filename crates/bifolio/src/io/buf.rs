@@ -89,11 +89,11 @@ impl<'a> IoBufMut<'a> {
 
     /// Returns the parts that make up `bytes` of consecutive buffers.
     pub(super) fn part<'w>(
-        row: &'w mut [IoBufMut<'_>],
+        buffers: &'w mut [IoBufMut<'_>],
         bytes: Range<usize>,
     ) -> SmallVec<[IoBufMut<'w>; 4]> {
         let mut start = 0;
-        let part = row.iter_mut().filter_map(|buffer| {
+        let part = buffers.iter_mut().filter_map(|buffer| {
             let span = buffer.span.overlap(&mut start, &bytes)?;
             Some(IoBufMut { span, frame: PhantomData })
         });
@@ -101,21 +101,21 @@ impl<'a> IoBufMut<'a> {
     }
 
     /// Fills consecutive buffers from `file`, with one system call.
-    pub(super) fn read_row_from(
-        row: &mut [IoBufMut<'_>],
+    pub(super) fn read_vectored_from(
+        buffers: &mut [IoBufMut<'_>],
         file: BorrowedFd<'_>,
         position_bytes: u64,
     ) -> io::Result<usize> {
-        let (entries, count) = Span::kernel_row(Self::spans(row));
-        // SAFETY: the entries are those of `row`; each buffer's bytes are writable, and other
+        let (entries, count) = Span::kernel_entries(Self::spans(buffers));
+        // SAFETY: the entries are those of `buffers`; each buffer's bytes are writable, and other
         // threads read only through `sys::copy` (IO-1).
         unsafe { file::read_vectored_at(file, entries, count, position_bytes) }
     }
 
     /// Returns the addresses and lengths of the buffers.
-    pub(super) fn spans<'s>(row: &'s [IoBufMut<'_>]) -> &'s [Span] {
+    pub(super) fn spans<'s>(buffers: &'s [IoBufMut<'_>]) -> &'s [Span] {
         // SAFETY: a buffer is a transparent span, and the result borrows the slice.
-        unsafe { slice::from_raw_parts(row.as_ptr().cast(), row.len()) }
+        unsafe { slice::from_raw_parts(buffers.as_ptr().cast(), buffers.len()) }
     }
 
     /// Fills the buffer from `file`, with one system call.
@@ -189,9 +189,9 @@ impl<'a> IoBuf<'a> {
     }
 
     /// Returns the parts that make up `bytes` of consecutive buffers.
-    pub(super) fn part(row: &[IoBuf<'a>], bytes: Range<usize>) -> SmallVec<[IoBuf<'a>; 4]> {
+    pub(super) fn part(buffers: &[IoBuf<'a>], bytes: Range<usize>) -> SmallVec<[IoBuf<'a>; 4]> {
         let mut start = 0;
-        let part = row.iter().filter_map(|buffer| {
+        let part = buffers.iter().filter_map(|buffer| {
             let span = buffer.span.overlap(&mut start, &bytes)?;
             Some(IoBuf { span, frame: PhantomData })
         });
@@ -199,21 +199,21 @@ impl<'a> IoBuf<'a> {
     }
 
     /// Stores consecutive buffers in `file`, with one system call.
-    pub(super) fn write_row_to(
-        row: &[IoBuf<'_>],
+    pub(super) fn write_vectored_to(
+        buffers: &[IoBuf<'_>],
         file: BorrowedFd<'_>,
         position_bytes: u64,
     ) -> io::Result<usize> {
-        let (entries, count) = Span::kernel_row(Self::spans(row));
-        // SAFETY: the entries are those of `row`; each buffer's bytes are readable, and other
+        let (entries, count) = Span::kernel_entries(Self::spans(buffers));
+        // SAFETY: the entries are those of `buffers`; each buffer's bytes are readable, and other
         // threads write only through `sys::copy` (IO-1).
         unsafe { file::write_vectored_at(file, entries, count, position_bytes) }
     }
 
     /// Returns the addresses and lengths of the buffers.
-    pub(super) fn spans<'s>(row: &'s [IoBuf<'_>]) -> &'s [Span] {
+    pub(super) fn spans<'s>(buffers: &'s [IoBuf<'_>]) -> &'s [Span] {
         // SAFETY: a buffer is a transparent span, and the result borrows the slice.
-        unsafe { slice::from_raw_parts(row.as_ptr().cast(), row.len()) }
+        unsafe { slice::from_raw_parts(buffers.as_ptr().cast(), buffers.len()) }
     }
 
     /// Stores the buffer in `file`, with one system call.
@@ -291,8 +291,8 @@ impl Span {
 
     /// Returns the spans for a system call: at most as many as one call accepts (`IOV_MAX`);
     /// omitting the rest makes a short transfer.
-    pub(super) fn kernel_row(row: &[Self]) -> (*const libc::iovec, usize) {
-        (row.as_ptr().cast(), row.len().min(libc::UIO_MAXIOV as usize))
+    pub(super) fn kernel_entries(buffers: &[Self]) -> (*const libc::iovec, usize) {
+        (buffers.as_ptr().cast(), buffers.len().min(libc::UIO_MAXIOV as usize))
     }
 
     /// Returns the part of `bytes`, a range of consecutive spans, that lies in this span. `start`
@@ -409,7 +409,7 @@ mod tests {
         let mut buffer = IoBuffer::new(100);
         assert!(buffer.target().suffix(100).is_empty());
         assert!(buffer.source().prefix(0).is_empty());
-        let leaves: [fn(&mut IoBuffer); 7] = [
+        let accesses: [fn(&mut IoBuffer); 7] = [
             |buffer| assert!(buffer.target().suffix(101).is_empty()),
             |buffer| assert!(buffer.target().prefix(101).is_empty()),
             |buffer| buffer.target().copy_from_slice(99, &[0; 2]),
@@ -418,8 +418,8 @@ mod tests {
             |buffer| assert!(buffer.source().suffix(101).is_empty()),
             |buffer| assert!(buffer.source().prefix(101).is_empty()),
         ];
-        for (i, leave) in leaves.into_iter().enumerate() {
-            let left = catch_unwind(AssertUnwindSafe(|| leave(&mut buffer)));
+        for (i, access) in accesses.into_iter().enumerate() {
+            let left = catch_unwind(AssertUnwindSafe(|| access(&mut buffer)));
             let message = left.unwrap_err();
             let message = message.downcast_ref::<String>().unwrap();
             assert!(message.contains("not in a buffer of 100 bytes"), "case {i}: {message}");

@@ -359,11 +359,11 @@ impl Backing for DiskFile {
         self.attempt(&request, |file, length| match targets {
             [only] => only.prefix(length).read_from(file, position_bytes),
             _ if length == request.length_bytes => {
-                IoBufMut::read_row_from(targets, file, position_bytes)
+                IoBufMut::read_vectored_from(targets, file, position_bytes)
             }
             _ => {
                 let mut part = IoBufMut::part(targets, 0..length);
-                IoBufMut::read_row_from(&mut part, file, position_bytes)
+                IoBufMut::read_vectored_from(&mut part, file, position_bytes)
             }
         })
     }
@@ -373,11 +373,11 @@ impl Backing for DiskFile {
         self.attempt(&request, |file, length| match sources {
             [only] => only.prefix(length).write_to(file, position_bytes),
             _ if length == request.length_bytes => {
-                IoBuf::write_row_to(sources, file, position_bytes)
+                IoBuf::write_vectored_to(sources, file, position_bytes)
             }
             _ => {
                 let part = IoBuf::part(sources, 0..length);
-                IoBuf::write_row_to(&part, file, position_bytes)
+                IoBuf::write_vectored_to(&part, file, position_bytes)
             }
         })
     }

@@ -7,13 +7,13 @@
 //!
 //! Allocation tries, in this order: the slot after the neighbour's (`near`); a free slot of the
 //! right order (`extents.rs`); an empty chunk of another order; a new chunk, if the bound allows it
-//! (`resident.rs`); the free pages of a chunk that holds only a few folios of another order. There
+//! (`residency.rs`); the free pages of a chunk that holds only a few folios of another order. There
 //! is no separate query for free room: the caller allocates, and evicts if it gets nothing. A chunk
 //! that is needed for another order, or must be returned to the kernel, is *evacuated*: nothing
 //! more is allocated in it, `reclaim` evicts its folios one by one, and when it is empty it changes
 //! its role. If some folios cannot be evicted, the pages between them serve the other order
 //! (`chunk.rs`) or are *retired*: returned to the kernel as single pages, at the price of a huge
-//! page, and made resident again when the budget allows (`resident.rs`).
+//! page, and made resident again when the budget allows (`residency.rs`).
 //!
 //! # Safety
 //! Returns addresses inside the reservation and never dereferences them.
@@ -52,7 +52,7 @@ pub(crate) struct ArenaUse {
 }
 
 #[derive(Debug)]
-pub(super) struct State {
+pub(super) struct ArenaState {
     pub(super) budget: Budget,
     /// Chunks that have been in use at some time, from the first one on.
     pub(super) chunks: Vec<Chunk>,
@@ -89,10 +89,10 @@ pub(crate) struct Arena {
     pub(super) memory: Reservation,
     pub(super) features: Features,
     huge_pages: HugePages,
-    pub(super) state: Mutex<State>,
-    /// Signalled when `State::is_allocating_chunk` ends.
+    pub(super) state: Mutex<ArenaState>,
+    /// Signalled when `ArenaState::is_allocating_chunk` ends.
     pub(super) grown: Condvar,
-    /// Mirror of `State::wants_chunk`: another chunk should be made resident ahead of need.
+    /// Mirror of `ArenaState::wants_chunk`: another chunk should be made resident ahead of need.
     wants_chunk: AtomicBool,
     /// Mirror of the budget's bound, in pages.
     bound_pages: AtomicU64,
@@ -124,7 +124,7 @@ impl Arena {
         if huge_pages == HugePages::Never {
             memory.refuse_huge_pages();
         }
-        let state = State {
+        let state = ArenaState {
             budget: Budget::new(bound_bytes),
             chunks: Vec::new(),
             chunks_max: chunks as usize,
@@ -347,7 +347,7 @@ impl Arena {
         self.wants_chunk.load(Ordering::Relaxed)
     }
 
-    pub(super) fn publish(&self, state: &State) {
+    pub(super) fn publish(&self, state: &ArenaState) {
         self.wants_chunk.store(state.wants_chunk(), Ordering::Relaxed);
         self.obtainable_pages.store(state.obtainable_pages(), Ordering::Relaxed);
         self.region_page_count.store(state.region_pages.pages(), Ordering::Relaxed);
@@ -357,12 +357,12 @@ impl Arena {
 }
 
 /// Returns the offset in the arena and the length of pages of a chunk, both in bytes.
-pub(super) fn place_of(chunk: usize, pages: &Range<u32>) -> (usize, usize) {
+pub(super) fn location_of(chunk: usize, pages: &Range<u32>) -> (usize, usize) {
     let offset_bytes = chunk * CHUNK_BYTES as usize + pages.start as usize * PAGE_BYTES as usize;
     (offset_bytes, (pages.end - pages.start) as usize * PAGE_BYTES as usize)
 }
 
-impl State {
+impl ArenaState {
     fn frame_bytes(&self) -> u64 {
         (self.frame_pages + self.region_pages.pages()) * PAGE_BYTES
     }
@@ -379,8 +379,8 @@ impl State {
         // Pages that the budget allows but that fit no chunk do not count; neither do vacant chunks
         // if the budget left is too small to use one.
         let vacant_chunks = if self.affordable_pages(0) > 0 { self.vacant_chunks } else { 0 };
-        let places = vacant_chunks * u64::from(CHUNK_PAGES) + self.retired_pages;
-        self.free_pages + places.min(self.budget.left_bytes() / FRAME_BYTES)
+        let growable_pages = vacant_chunks * u64::from(CHUNK_PAGES) + self.retired_pages;
+        self.free_pages + growable_pages.min(self.budget.left_bytes() / FRAME_BYTES)
     }
 
     fn has_free_slot(&self, order: u8) -> bool {

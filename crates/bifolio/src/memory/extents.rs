@@ -3,7 +3,7 @@
 //!
 //! Called by `arena.rs` under its lock. An extent is 64 KiB of frames, or one larger folio. An
 //! extent that is at least three quarters free is *sparse*. The free slots of all other extents are
-//! *partial*: `reclaim::extents` moves folios to them when it empties an extent.
+//! *partial*: `reclaim::compact` moves folios to them when it empties an extent.
 //!
 //! ```text
 //!   fill: the slot after that of its neighbour in the file;
@@ -13,7 +13,7 @@
 //!   move: the fullest extent of a chunk, from its end
 //! ```
 
-use super::arena::State;
+use super::arena::ArenaState;
 use super::chunk::{CHUNK_PAGES, Chunk};
 use crate::page::FolioId;
 use std::collections::VecDeque;
@@ -109,7 +109,7 @@ impl Chunk {
     }
 }
 
-impl State {
+impl ArenaState {
     /// Chooses the slot for a fill; see the [module documentation](self).
     pub(super) fn slot_for(&self, order: u8, near: Option<FolioId>) -> Option<(usize, u32)> {
         let beside = |near| self.slot_after(near, order).or_else(|| self.sparse_slot(order));

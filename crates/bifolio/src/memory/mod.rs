@@ -28,7 +28,7 @@ mod extents;
 mod lru;
 mod page_space;
 mod region;
-mod resident;
+mod residency;
 mod workingset;
 pub(crate) use arena::Arena;
 pub(crate) use chunk::{CHUNK_BYTES, CHUNK_PAGES};
@@ -39,7 +39,7 @@ use region::Orphans;
 pub(crate) use region::{
     BounceBuffer, Refusal, Region, RegionReads, Regions, RegionsSize, Staged, fault_time,
 };
-pub(crate) use resident::{Evacuation, Purpose};
+pub(crate) use residency::{Evacuation, Purpose};
 pub(crate) use workingset::Shadow;
 
 use crate::error::{ErrorKind, Result};
@@ -59,11 +59,11 @@ const STALL_MIN: Duration = Duration::from_micros(100);
 /// Part of the bound that memory files with a swap cannot use, so that other files always find
 /// frames; the limits are in pages. Reclaim keeps more than this free, and new pages stop earlier,
 /// so other files wait for it only when the swap cannot keep up.
-const OTHER_FILES_PART: u64 = 512;
+const OTHER_FILES_DIVISOR: u64 = 512;
 const OTHER_FILES_PAGES_MIN: u64 = 8;
 const OTHER_FILES_PAGES_MAX: u64 = 64;
 /// Upper bound on that number as a part of the bound, for the smallest caches.
-const OTHER_FILES_PART_MAX: u64 = 16;
+const OTHER_FILES_DIVISOR_MAX: u64 = 16;
 
 /// The memory of one cache and the state that all its files share.
 #[derive(Debug)]
@@ -121,9 +121,9 @@ impl Memory {
     /// Returns the number of pages that memory files with a swap cannot use.
     pub(crate) fn other_files_pages_min(&self) -> u64 {
         let bound_pages = self.arena.bound_pages();
-        (bound_pages / OTHER_FILES_PART)
+        (bound_pages / OTHER_FILES_DIVISOR)
             .clamp(OTHER_FILES_PAGES_MIN, OTHER_FILES_PAGES_MAX)
-            .min(bound_pages / OTHER_FILES_PART_MAX)
+            .min(bound_pages / OTHER_FILES_DIVISOR_MAX)
     }
 
     /// Returns the upper bound on pages of memory files that have no copy in the swap.

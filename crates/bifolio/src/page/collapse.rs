@@ -58,7 +58,7 @@ const REFERENCES_UNUSED: u64 = 2;
 
 /// One of the old folios of a collapse: its lock and a reference. The lock is dropped first.
 #[derive(Debug)]
-pub(crate) struct Part<'a> {
+pub(crate) struct OldFolio<'a> {
     pub(crate) lock: LockedFolio<'a>,
     pub(crate) folio: FolioRef<'a>,
 }
@@ -87,14 +87,15 @@ impl Mapping {
     pub(crate) fn collapse<'a>(
         &self,
         folios: &'a Folios,
-        old: Vec<Part<'a>>,
+        old: Vec<OldFolio<'a>>,
         new: &LockedFolio<'_>,
         table_reference: FolioRef<'_>,
         copy: impl FnOnce(),
-    ) -> Result<Vec<Frozen<'a>>, Vec<Part<'a>>> {
+    ) -> Result<Vec<Frozen<'a>>, Vec<OldFolio<'a>>> {
         debug_assert!(self.is_run(&old, new), "{old:?} for {new:?}");
         // A hint that saves the copy: the freeze decides.
-        let is_used = |part: &Part<'_>| part.folio.folio().references() > REFERENCES_UNUSED;
+        let is_used =
+            |old_folio: &OldFolio<'_>| old_folio.folio.folio().references() > REFERENCES_UNUSED;
         if old.iter().any(is_used) {
             return Err(old);
         }
@@ -118,12 +119,12 @@ impl Mapping {
     }
 
     /// Returns `true` if the arguments satisfy the contract of [`Self::collapse`].
-    fn is_run(&self, old: &[Part<'_>], new: &Folio) -> bool {
+    fn is_run(&self, old: &[OldFolio<'_>], new: &Folio) -> bool {
         let mut at = new.index();
-        let is_next = |part: &Part<'_>| {
-            let flags = &part.lock.flags;
-            let found = part.lock.index() == at && part.lock.owner() != 0;
-            at += part.lock.pages();
+        let is_next = |old_folio: &OldFolio<'_>| {
+            let flags = &old_folio.lock.flags;
+            let found = old_folio.lock.index() == at && old_folio.lock.owner() != 0;
+            at += old_folio.lock.pages();
             found && flags.get(Flag::Uptodate) && !flags.write_state().is_writing()
         };
         let follow = old.iter().all(is_next);
@@ -170,19 +171,20 @@ fn ready_entries(folios: &Folios, first: FolioId, folio: &Folio) -> Vec<Entry> {
 
 /// C4: freezes every folio, or returns all of them unchanged.
 fn freeze_all<'a>(
-    old: Vec<Part<'a>>,
-) -> Result<(Vec<Frozen<'a>>, Vec<LockedFolio<'a>>), Vec<Part<'a>>> {
+    old: Vec<OldFolio<'a>>,
+) -> Result<(Vec<Frozen<'a>>, Vec<LockedFolio<'a>>), Vec<OldFolio<'a>>> {
     let mut frozen = Vec::with_capacity(old.len());
     let mut locks = Vec::with_capacity(old.len());
     let mut remaining = old.into_iter();
-    while let Some(Part { lock, folio }) = remaining.next() {
+    while let Some(OldFolio { lock, folio }) = remaining.next() {
         locks.push(lock);
         match folio.try_freeze(REFERENCES_UNUSED - 1) {
             Ok(folio) => frozen.push(folio),
             Err(used) => {
                 let folios = frozen.into_iter().map(Frozen::unfreeze).chain([used]);
-                let parts = locks.into_iter().zip(folios).map(|(lock, folio)| Part { lock, folio });
-                return Err(parts.chain(remaining).collect());
+                let old_folios =
+                    locks.into_iter().zip(folios).map(|(lock, folio)| OldFolio { lock, folio });
+                return Err(old_folios.chain(remaining).collect());
             }
         }
     }
@@ -220,14 +222,14 @@ mod tests {
     }
 
     /// Locks the folios that hold pages `heads`.
-    fn lock<'a>(mapping: &Mapping, folios: &'a Folios, heads: &[u64]) -> Vec<Part<'a>> {
-        let part = |index: &u64| {
+    fn lock<'a>(mapping: &Mapping, folios: &'a Folios, heads: &[u64]) -> Vec<OldFolio<'a>> {
+        let lock_one = |index: &u64| {
             let Lookup::Folio(folio) = mapping.get_folio(folios, *index) else {
                 panic!("no folio at {index}");
             };
-            Part { lock: folio.lock(), folio }
+            OldFolio { lock: folio.lock(), folio }
         };
-        heads.iter().map(part).collect()
+        heads.iter().map(lock_one).collect()
     }
 
     /// Collapses the folios at `heads` into one whose frames start at `frame`. The error is `true`
@@ -239,12 +241,12 @@ mod tests {
         frame: u32,
         order: u8,
     ) -> Result<Vec<FolioId>, bool> {
-        let parts = lock(mapping, folios, heads);
+        let old_folios = lock(mapping, folios, heads);
         let new = folios.start(FolioId(frame), 0, heads[0], order);
         let locked = new.lock();
         let mut copied = false;
         let for_table = new.try_clone().unwrap();
-        let old = mapping.collapse(folios, parts, &locked, for_table, || copied = true);
+        let old = mapping.collapse(folios, old_folios, &locked, for_table, || copied = true);
         drop(locked);
         match old {
             Ok(old) => {
@@ -253,8 +255,8 @@ mod tests {
                 old.into_iter().for_each(Frozen::free);
                 Ok(ids)
             }
-            Err(parts) => {
-                let found = parts.iter().map(|part| part.lock.index());
+            Err(old_folios) => {
+                let found = old_folios.iter().map(|old_folio| old_folio.lock.index());
                 assert_eq!(found.collect::<Vec<_>>(), heads, "in order");
                 assert_eq!((new.folio().owner(), new.folio().references()), (0, 1));
                 Err(copied)
@@ -313,20 +315,23 @@ mod tests {
         let (mapping, folios) = new_mapping(0);
         (0..4).for_each(|nth| fill(&mapping, &folios, nth, u64::from(nth)));
         let before = [0, 1, 2, 3].map(|index| mapping.table().load(index, Ordering::Relaxed));
-        let parts = lock(&mapping, &folios, &[0, 1, 2, 3]);
+        let old_folios = lock(&mapping, &folios, &[0, 1, 2, 3]);
         let new = folios.start(FolioId(4), 0, 0, 2);
         let mut pin = None;
         let locked = new.lock();
         let for_table = new.try_clone().unwrap();
         let copy = || pin = folios.try_get(FolioId(2)).ok();
-        let parts = mapping.collapse(&folios, parts, &locked, for_table, copy).unwrap_err();
-        let found = parts.iter().map(|part| (part.folio.id().0, part.folio.folio().references()));
+        let old_folios =
+            mapping.collapse(&folios, old_folios, &locked, for_table, copy).unwrap_err();
+        let found = old_folios
+            .iter()
+            .map(|old_folio| (old_folio.folio.id().0, old_folio.folio.folio().references()));
         assert_eq!(found.collect::<Vec<_>>(), [(0, 2), (1, 2), (2, 3), (3, 2)]);
         let after = [0, 1, 2, 3].map(|index| mapping.table().load(index, Ordering::Relaxed));
         assert_eq!(after, before);
         drop(pin);
         let for_table = new.try_clone().unwrap();
-        let old = mapping.collapse(&folios, parts, &locked, for_table, || ()).unwrap();
+        let old = mapping.collapse(&folios, old_folios, &locked, for_table, || ()).unwrap();
         assert_eq!(old.len(), 4, "a second attempt with the same folios");
         drop(locked);
         old.into_iter().for_each(Frozen::free);
@@ -338,8 +343,8 @@ mod tests {
         fill(&mapping, &folios, 0, 4);
         fill(&mapping, &folios, 2, 6);
         collapse(&mapping, &folios, &[4, 6], 8, 2).unwrap();
-        let mut parts = lock(&mapping, &folios, &[7]);
-        let Part { lock, folio } = parts.pop().unwrap();
+        let mut old_folios = lock(&mapping, &folios, &[7]);
+        let OldFolio { lock, folio } = old_folios.pop().unwrap();
         let frozen = mapping.evict(folio, &lock, |page| Entry::value(10 + page)).unwrap();
         drop(lock);
         frozen.free();

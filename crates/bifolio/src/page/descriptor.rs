@@ -298,7 +298,7 @@ impl<'a> FolioRef<'a> {
         self.folio.lock.try_acquire().then(|| LockedFolio::of(self.folio))
     }
 
-    /// Takes over the folio lock that [`LockedFolio::leave_locked`] kept, on any thread.
+    /// Takes over the folio lock that [`LockedFolio::detach_lock`] kept, on any thread.
     pub(crate) fn adopt_lock(&self) -> LockedFolio<'a> {
         debug_assert!(self.folio.is_locked(), "adopting the lock of an unlocked folio");
         LockedFolio::of(self.folio)
@@ -465,7 +465,7 @@ impl<'a> LockedFolio<'a> {
     }
 
     /// Keeps the folio locked for an I/O that completes on another thread.
-    pub(crate) fn leave_locked(self) {
+    pub(crate) fn detach_lock(self) {
         inside::add(-1);
         std::mem::forget(self);
     }

@@ -117,7 +117,7 @@ impl Mapping {
             return Err(seen);
         }
         #[cfg(all(test, not(loom)))]
-        crate::sync::meanwhile::here("before a folio is looked at");
+        crate::sync::test_hook::reach("before a folio is looked at");
         let result = look(seen, folios.get(seen.folio_id()));
         // Acquire: pairs with the Release in `Flags::set`, `Flags::reset` and in
         // `FolioLock::release`: if `look` saw a flag that was set after E4, or in a later

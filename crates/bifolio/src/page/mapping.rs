@@ -4,8 +4,8 @@
 //! nothing of devices, lists or memory bounds: for a miss it returns what the Entry holds, and
 //! `file` fills the page.
 //!
-//! PROTOCOL. Two kinds of readers run against three kinds of changes (`change.rs`); a fourth, which
-//! merges several folios into one, has its columns in `collapse.rs`. All state of a page that
+//! PROTOCOL. Two kinds of readers run against three kinds of changes (`insert_evict.rs`); a fourth,
+//! which merges several folios into one, has its columns in `collapse.rs`. All state of a page that
 //! readers decide by is in its Entry. Changers hold the folio lock; readers hold nothing.
 //!
 //! ```text

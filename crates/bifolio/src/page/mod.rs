@@ -39,28 +39,28 @@
 //! pin, 1 per I/O in flight, 1 per thread that looked it up. A place on an LRU list or a dirty list
 //! is not a reference: the last put removes the folio from both.
 
-mod change;
 mod collapse;
 mod descriptor;
 mod entry;
 mod flags;
+mod insert_evict;
 mod lookup;
 mod mapping;
 mod optimistic;
 mod pin;
 mod table;
 
-pub(crate) use change::{EvictError, WriteSection};
-pub(crate) use collapse::Part;
+pub(crate) use collapse::OldFolio;
 pub(crate) use descriptor::{
     BATCH_SLOTS, Folio, FolioBatch, FolioId, FolioRef, Folios, Frozen, LockedFolio, NO_FOLIO,
     Reaper,
 };
 pub(crate) use entry::{Entry, VALUE_MAX};
 pub(crate) use flags::{Flag, Listing, WriteState};
+pub(crate) use insert_evict::{EvictError, WriteSection};
 pub(crate) use lookup::{FrozenWaits, Lookup, recheck_ready};
 pub(crate) use mapping::{Hot, Mapping, PAGE_BYTES, PAGE_SHIFT, is_in_one_page, pages_of};
-pub(crate) use optimistic::{Stretch, read_validated};
+pub(crate) use optimistic::{FrameRun, read_validated};
 pub(crate) use pin::{COUNT_MAX, TryGet};
 #[cfg(test)]
 pub(crate) use pin::{PinState, PinWord, Put};

@@ -1,5 +1,5 @@
 //! Reads without a reference: copy first, check afterwards (O1-O4 of `page/mapping.rs`), of one
-//! page or of a [`Stretch`]; and the mark of use that they set.
+//! page or of a [`FrameRun`]; and the mark of use that they set.
 //!
 //! This is a sequence lock with the sequence number in the Entry, after the versioned pages of
 //! vmcache (SIGMOD 2023) and a reference-free read that was proposed for the fast path of the
@@ -60,10 +60,10 @@ pub(crate) fn read_validated<R>(
     (is_wanted(seen) & (now == seen)).then_some(result)
 }
 
-/// Maximum pages of a stretch: their Entries are on the stack.
-const STRETCH_PAGES_MAX: usize = if cfg!(all(test, loom)) { 2 } else { 64 };
+/// Maximum pages of a run: their Entries are on the stack.
+const RUN_PAGES_MAX: usize = if cfg!(all(test, loom)) { 2 } else { 64 };
 
-/// A stretch: consecutive pages in consecutive frames, read with one copy.
+/// Run of frames: consecutive pages in consecutive frames, read with one copy.
 ///
 /// Loads all Entries, copies once, then loads all Entries again (O1-O4 for each). Each page is
 /// validated separately: a page that changed invalidates itself and the pages after it, not those
@@ -71,33 +71,33 @@ const STRETCH_PAGES_MAX: usize = if cfg!(all(test, loom)) { 2 } else { 64 };
 /// length before it changes the bytes beyond the end, an extension after. So a page whose Entry is
 /// unchanged had the copied bytes when the length was read.
 ///
-/// Where frames may be unmapped, [`Stretch::hold`] runs in between: it takes a reference to each
+/// Where frames may be unmapped, [`FrameRun::hold`] runs in between: it takes a reference to each
 /// folio and then checks READY.
 #[derive(Debug)]
-pub(crate) struct Stretch<'a> {
+pub(crate) struct FrameRun<'a> {
     table: &'a Table,
     first: u64,
-    seen: ArrayVec<Entry, STRETCH_PAGES_MAX>,
+    seen: ArrayVec<Entry, RUN_PAGES_MAX>,
 }
 
-impl<'a> Stretch<'a> {
+impl<'a> FrameRun<'a> {
     /// Loads the READY pages from the first of `pages` on, up to the first whose frame does not
     /// follow the previous one (O1). Frames of a region (`in_place`) always follow.
     #[inline(always)]
     pub(crate) fn find(table: &'a Table, pages: Range<u64>, in_place: bool) -> Self {
         // Built in place: it is large to move.
-        let mut stretch = Self { table, first: pages.start, seen: ArrayVec::new() };
+        let mut run = Self { table, first: pages.start, seen: ArrayVec::new() };
         for index in pages {
             // Acquire: pairs with the Release of W4 and I3: this thread sees the bytes of this
             // version.
             let entry = table.load(index, Ordering::Acquire);
-            let follows = stretch.seen.last().is_none_or(|last| entry.frame() == last.frame() + 1);
+            let follows = run.seen.last().is_none_or(|last| entry.frame() == last.frame() + 1);
             let follows = in_place || follows;
-            if !entry.is_ready() || !follows || stretch.seen.try_push(entry).is_err() {
+            if !entry.is_ready() || !follows || run.seen.try_push(entry).is_err() {
                 break;
             }
         }
-        stretch
+        run
     }
 
     /// Returns the Entry of the first page, which names the frame; `None` if it was not READY.
@@ -107,7 +107,7 @@ impl<'a> Stretch<'a> {
     }
 
     /// Takes references to the folios of the pages, for frames that may be unmapped otherwise.
-    /// Truncates the stretch before the first page without a reference, and to the size of a batch.
+    /// Truncates the run before the first page without a reference, and to the size of a batch.
     pub(crate) fn hold<'f>(&mut self, folios: &'f Folios) -> ArrayVec<FolioRef<'f>, BATCH_SLOTS> {
         self.seen.truncate(BATCH_SLOTS);
         for seen in &self.seen {
@@ -202,11 +202,11 @@ mod tests {
     }
 
     fn pages_of(entries: &[Entry]) -> u64 {
-        Stretch::find(&table_of(entries), 0..entries.len() as u64, false).pages()
+        FrameRun::find(&table_of(entries), 0..entries.len() as u64, false).pages()
     }
 
     #[test]
-    fn a_stretch_ends_where_the_frames_do_not_follow() {
+    fn a_run_ends_where_the_frames_do_not_follow() {
         assert_eq!(pages_of(&[ready(7), ready(8), ready(9)]), 3);
         assert_eq!(pages_of(&[ready(7), ready(8), ready(10)]), 2);
         assert_eq!(pages_of(&[ready(7), ready(7)]), 1);
@@ -214,20 +214,20 @@ mod tests {
         assert_eq!(pages_of(&[Entry::HOLE, ready(1)]), 0);
         assert_eq!(pages_of(&[Entry::value(0), ready(1)]), 0);
         let long: Vec<Entry> = (0..100).map(ready).collect();
-        assert_eq!(pages_of(&long), STRETCH_PAGES_MAX as u64);
+        assert_eq!(pages_of(&long), RUN_PAGES_MAX as u64);
     }
 
     #[test]
     fn a_changed_page_invalidates_itself_and_those_after_it() {
         let table = table_of(&[ready(7), ready(8), ready(9)]);
-        let stretch = Stretch::find(&table, 0..3, false);
-        assert_eq!((stretch.start(), stretch.unchanged(3)), (Some(ready(7)), 3));
+        let run = FrameRun::find(&table, 0..3, false);
+        assert_eq!((run.start(), run.unchanged(3)), (Some(ready(7)), 3));
         // Marks change without a change of the bytes.
         table.mark_referenced(1, ready(8));
-        assert_eq!(stretch.unchanged(3), 3);
+        assert_eq!(run.unchanged(3), 3);
         table.store(1, ready(8).with_next_version(), Ordering::Relaxed);
-        assert_eq!((stretch.unchanged(3), stretch.unchanged(1)), (1, 1));
+        assert_eq!((run.unchanged(3), run.unchanged(1)), (1, 1));
         table.store(0, ready(7).without_ready(), Ordering::Relaxed);
-        assert_eq!(stretch.unchanged(3), 0);
+        assert_eq!(run.unchanged(3), 0);
     }
 }

@@ -50,7 +50,7 @@ impl Background {
 
 impl Drop for Background {
     fn drop(&mut self) {
-        if !self.thread.is_left_behind() {
+        if !self.thread.is_of_parent() {
             *self.reclaim.signal.end.lock() = true;
             self.reclaim.signal.changed.notify_all();
         }

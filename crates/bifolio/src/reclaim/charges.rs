@@ -19,11 +19,11 @@ use std::time::Instant;
 
 /// Part of the bound that metadata may use before unused table pages are freed. They are kept until
 /// then because the shadows in them are useful.
-const PART_OF_METADATA: u64 = 8;
+const METADATA_DIVISOR: u64 = 8;
 /// Part of the bound that metadata of memory files may use.
-const PART_OF_KEPT: u64 = 2;
+const KEPT_DIVISOR: u64 = 2;
 /// Part of the bound that memory files with a swap cannot use, so that swapped pages can be read.
-const PART_FOR_READS: u64 = 8;
+const READS_DIVISOR: u64 = 8;
 
 impl Reclaim {
     /// Charges like [`Self::charge_table`] but evicts nothing. Returns `true` if the page is
@@ -69,7 +69,7 @@ impl Reclaim {
         let Some(swap) = &self.swap else { return Ok(()) };
         let pages = kind.pages();
         let bound_pages = self.arena().bound_pages();
-        let memory_pages = bound_pages - bound_pages / PART_FOR_READS;
+        let memory_pages = bound_pages - bound_pages / READS_DIVISOR;
         if swap.pages() + pages > u64::from(swap.capacity_slots_max()) + memory_pages {
             let unwritten_pages = self.memory.unswapped_pages.load(Ordering::Relaxed);
             let counts = ScanCounts { unwritten_pages, ..ScanCounts::default() };
@@ -94,7 +94,7 @@ impl Reclaim {
             let slots_bytes = slots / u64::from(GROUP_SLOTS) * GROUP_BYTES;
             self.memory.tables.kept_pages() * TABLE_PAGE_BYTES + slots_bytes
         };
-        let max_bytes = self.arena().usage().bound_bytes / PART_OF_KEPT;
+        let max_bytes = self.arena().usage().bound_bytes / KEPT_DIVISOR;
         while kept_bytes() + more_bytes > max_bytes {
             if !self.give_tables_back() {
                 return Err(self.full(ScanCounts::default(), more_bytes));
@@ -132,7 +132,7 @@ impl Reclaim {
         let kept_pages = (self.low_pages() / 2)
             .max(2 * self.memory.other_files_pages_min())
             .max(pages)
-            .min(arena.bound_pages() / PART_FOR_READS);
+            .min(arena.bound_pages() / READS_DIVISOR);
         let kept_pages = kept_pages / pages * pages;
         if arena.has_room_for(kind, kept_pages + pages) {
             return Ok(());
@@ -180,7 +180,7 @@ impl Reclaim {
         loop {
             let usage = self.arena().usage();
             let metadata_bytes = usage.used_bytes - usage.frame_bytes;
-            if metadata_bytes > usage.bound_bytes / PART_OF_METADATA
+            if metadata_bytes > usage.bound_bytes / METADATA_DIVISOR
                 && self.give_tables_back()
                 && charge()
             {

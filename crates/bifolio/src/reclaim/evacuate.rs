@@ -3,7 +3,7 @@
 //! evicted are moved to other chunks. Pinned folios, and those that find no room, stay; the pages
 //! between them serve the other size.
 //!
-//! MOVING a folio to other frames, out of a chunk or to free an extent (`extents.rs`), copies a
+//! MOVING a folio to other frames, out of a chunk or to free an extent (`compact.rs`), copies a
 //! small folio. No thread waits longer than that: readers without references retry, and lookups
 //! wait for the frozen folio. A folio with other references is not moved. A dirty folio is not
 //! moved either (WRITEBACK-1), except one of a memory file that cannot be evicted, so that its
@@ -12,7 +12,7 @@
 use super::scan::{EvictOutcome, ScanCounts};
 use super::{ROUND_PAGES, Reclaim, ReclaimLock};
 use crate::memory::{Evacuation, FrameKind, ListKind, Purpose};
-use crate::page::{Flag, FolioId, FolioRef, LockedFolio, Part, WriteState};
+use crate::page::{Flag, FolioId, FolioRef, LockedFolio, OldFolio, WriteState};
 use crate::stats::Counter;
 use crate::sync::Ordering;
 use crate::writeback::{Cleaner, Inode};
@@ -119,8 +119,8 @@ impl Reclaim {
         {
             memory.lru.put_back(&memory.folios, &mut vec![folio], kind);
         }
-        let has_no_place = matches!(outcome, EvictOutcome::Unwritten | EvictOutcome::Unswapped);
-        if has_no_place && self.move_out(reclaim_lock, id) {
+        let cannot_evict = matches!(outcome, EvictOutcome::Unwritten | EvictOutcome::Unswapped);
+        if cannot_evict && self.move_out(reclaim_lock, id) {
             return (EvictOutcome::Moved, pages);
         }
         (outcome, pages)
@@ -173,7 +173,7 @@ impl Reclaim {
         let new_locked = new.lock_new();
         new_locked.copy_usage_of(&locked);
         // A collapse of a single folio.
-        let gone = inode.collapse(vec![Part { lock: locked, folio }], &new, &new_locked);
+        let gone = inode.collapse(vec![OldFolio { lock: locked, folio }], &new, &new_locked);
         let Some(frozen) = gone.and_then(|mut gone| gone.pop()) else { return false };
         new_locked.take_first_use_of(&frozen);
         if frozen.folio().flags.write_state() == WriteState::Dirty {

@@ -300,7 +300,7 @@ impl<'a> Invalidation<'a> {
             return;
         }
         #[cfg(all(test, not(loom)))]
-        crate::sync::meanwhile::here("before the reclaim lock");
+        crate::sync::test_hook::reach("before the reclaim lock");
         let reclaim_lock = self.reclaim.lock();
         let counter = Counter::AdviseEvict;
         let control = ScanControl { second_chance: false, write_out: WriteOut::Nothing, counter };
@@ -446,7 +446,7 @@ mod tests {
     use crate::cache::Cache;
     use crate::file::{Advice, OpenOptions};
     use crate::page::PAGE_BYTES;
-    use crate::sync::meanwhile;
+    use crate::sync::test_hook;
 
     #[test]
     fn advice_hides_no_page_while_it_waits_for_the_reclaim_lock() {
@@ -460,9 +460,9 @@ mod tests {
         let listed_bytes =
             |cache: &Cache| cache.stats().active_bytes + cache.stats().inactive_bytes;
         let (again, before) = (cache.clone(), listed_bytes(&cache));
-        meanwhile::at("before the reclaim lock", move || assert!(listed_bytes(&again) >= before));
+        test_hook::set("before the reclaim lock", move || assert!(listed_bytes(&again) >= before));
         let outcome = file.advise(0..bytes, Advice::DontNeed).unwrap();
-        assert!(meanwhile::was_there(), "no folio was to be unmapped");
+        assert!(test_hook::has_run(), "no folio was to be unmapped");
         assert_eq!(outcome.evicted, 200, "{outcome:?}");
     }
 }

@@ -11,7 +11,7 @@
 //!      |       shrink: scan growing shares of the inactive tail             scan.rs
 //!      |         each folio: busy? used? dirty -> the flusher; evict        scan.rs
 //!      |           dirty, of a memory file -> the swapper                   swapper.rs
-//!      |         by extent: evict or move the neighbours       extents.rs, evacuate.rs
+//!      |         by extent: evict or move the neighbours       compact.rs, evacuate.rs
 //!      |       freed the wrong sizes? evacuate a chunk                      evacuate.rs
 //!      |       frames now? done, still under the reclaim lock
 //!      '--- yes -- freed anything?
@@ -42,8 +42,8 @@
 
 mod background;
 mod charges;
+mod compact;
 mod evacuate;
-mod extents;
 mod invalidate;
 mod retry_budget;
 mod scan;
@@ -81,16 +81,16 @@ const LOW_PAGES_MIN: u64 = 512;
 /// Part of the bound that is kept free ahead of need. It is larger with regions, whose pages are
 /// evicted in large batches and read in large windows: with half of it, a sequential reader waits
 /// for frames.
-const LOW_PART: u64 = 64;
-const LOW_PART_OF_REGIONS: u64 = 32;
+const LOW_DIVISOR: u64 = 64;
+const LOW_DIVISOR_OF_REGIONS: u64 = 32;
 /// The part while pages of regions are read one by one: such readers do not run out of frames, and
 /// free pages produce no hits.
-const LOW_PART_OF_SINGLES: u64 = 128;
+const LOW_DIVISOR_OF_SINGLES: u64 = 128;
 /// Upper bound on the pages kept free ahead of need: 16 MiB.
 const LOW_PAGES_MAX: u64 = 4096;
 
 /// Part of the bound that is left for tables when memory is populated.
-const PART_NOT_POPULATED: u64 = 32;
+const UNPOPULATED_DIVISOR: u64 = 32;
 
 /// The reclaim of a cache; see the [module documentation](self).
 #[derive(Debug)]
@@ -178,10 +178,11 @@ impl Reclaim {
     fn low_pages(&self) -> u64 {
         let bound_pages = self.arena().bound_pages();
         if self.arena().has_region_pages() && self.memory.region_reads.are_single() {
-            return (bound_pages / LOW_PART_OF_SINGLES).clamp(ROUND_PAGES, LOW_PAGES_MAX);
+            return (bound_pages / LOW_DIVISOR_OF_SINGLES).clamp(ROUND_PAGES, LOW_PAGES_MAX);
         }
         let at_least = LOW_PAGES_MIN.min(bound_pages / 16).max(1);
-        let part = if self.arena().has_region_pages() { LOW_PART_OF_REGIONS } else { LOW_PART };
+        let part =
+            if self.arena().has_region_pages() { LOW_DIVISOR_OF_REGIONS } else { LOW_DIVISOR };
         (bound_pages / part).clamp(at_least, LOW_PAGES_MAX)
     }
 
@@ -276,7 +277,7 @@ impl Reclaim {
 
     /// Makes all memory that the bound allows resident, except for a part for tables.
     pub(crate) fn populate(&self) -> Result<()> {
-        let left_bytes = self.arena().usage().bound_bytes / PART_NOT_POPULATED;
+        let left_bytes = self.arena().usage().bound_bytes / UNPOPULATED_DIVISOR;
         self.arena().grow_until(left_bytes, &self.memory.folios).map_err(frames_refused)
     }
 
@@ -341,7 +342,7 @@ impl Reclaim {
     }
 
     /// Waits until no thread that held the reclaim lock at the call still holds it (RECLAIM-2).
-    pub(crate) fn wait_for_turn(&self) {
+    pub(crate) fn wait_for_reclaim(&self) {
         drop(self.lock());
     }
 

@@ -415,7 +415,7 @@ impl EvictOutcome {
         match inode.store.cleaner() {
             Cleaner::Flusher if inode.clean_soon() => Self::Dirty,
             Cleaner::Swapper => Self::Unswapped,
-            Cleaner::Flusher | Cleaner::Nobody => Self::Unwritten,
+            Cleaner::Flusher | Cleaner::None => Self::Unwritten,
         }
     }
 }
@@ -438,7 +438,7 @@ impl Reclaim {
         if locked.flags.write_state().is_writing() {
             let outcome = match inode.store.cleaner() {
                 Cleaner::Flusher => EvictOutcome::Busy,
-                Cleaner::Swapper | Cleaner::Nobody => EvictOutcome::Swapping,
+                Cleaner::Swapper | Cleaner::None => EvictOutcome::Swapping,
             };
             return (outcome, Some(folio));
         }

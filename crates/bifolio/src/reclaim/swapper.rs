@@ -54,7 +54,7 @@ pub(super) const SWAP_PAGES: u64 = 256;
 /// Upper bound on the pages in the queue: while one transfer is in flight, the next is collected.
 /// In a small cache, a part of the bound.
 const QUEUE_PAGES_MAX: u64 = 2 * SWAP_PAGES;
-const QUEUE_PART_OF_BOUND: u64 = 4;
+const QUEUE_DIVISOR: u64 = 4;
 /// Every n-th sweep scans although swap-out is pending: the pending folios may have the wrong
 /// order.
 const SWEEPS_WITH_SWAPPER: u32 = 8;
@@ -239,7 +239,7 @@ impl Reclaim {
             // Enough to detect that the swap accepts pages again.
             return super::ROUND_PAGES;
         }
-        let part = self.arena().bound_pages() / QUEUE_PART_OF_BOUND;
+        let part = self.arena().bound_pages() / QUEUE_DIVISOR;
         QUEUE_PAGES_MAX.min(part).max(super::ROUND_PAGES)
     }
 
@@ -455,7 +455,7 @@ impl SwapThread {
 
 impl Drop for SwapThread {
     fn drop(&mut self) {
-        if !self.thread.is_left_behind() {
+        if !self.thread.is_of_parent() {
             self.reclaim.swapper.queue.lock().is_ending = true;
             self.reclaim.swapper.called.notify_all();
         }

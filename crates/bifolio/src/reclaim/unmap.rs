@@ -106,7 +106,7 @@ impl<'t> Unmapping<'t> {
     }
 
     /// Returns `true` if a dirty folio of the file must be queued for the swapper.
-    fn is_left_to_swapper(&self, inode: &Inode) -> bool {
+    fn is_for_swapper(&self, inode: &Inode) -> bool {
         inode.store.cleaner() == Cleaner::Swapper && !self.may_write()
     }
 
@@ -215,7 +215,7 @@ impl<'t> Unmapping<'t> {
             let is_kept = inode.store.cleaner() != Cleaner::Flusher || region.is_kept(lock.index());
             return Err(if is_kept { EvictOutcome::Pinned } else { EvictOutcome::of_dirty(inode) });
         }
-        if lock.flags.write_state().is_dirty() && self.is_left_to_swapper(inode) {
+        if lock.flags.write_state().is_dirty() && self.is_for_swapper(inode) {
             return Err(EvictOutcome::Unswapped);
         }
         if is_pinned(folio) || region.is_held(lock.index()) {
@@ -305,23 +305,23 @@ impl<'t> Unmapping<'t> {
     ) -> Option<Unmapped<'t>> {
         let Victim { lock, frozen, copy, state, .. } = victim;
         match state {
-            VictimState::Goes => self.evict(inode, lock, frozen, counts),
-            VictimState::Stays(outcome) => {
+            VictimState::Evict => self.evict(inode, lock, frozen, counts),
+            VictimState::Keep(outcome) => {
                 let folio = inode.mapping.cancel_eviction(frozen, &lock);
                 drop(lock);
                 self.keep(folio, outcome, counts);
             }
-            VictimState::Leaves(in_flight) => {
+            VictimState::WriteOut(in_flight) => {
                 let unmapped_batch = self.unmapped_batch.as_mut().expect("where its copy is");
                 let folio = frozen.unfreeze();
                 unmapped_batch.add(page, Unmapped { lock, folio, copy }, in_flight);
             }
-            VictimState::Lost(error) => {
+            VictimState::Lose(error) => {
                 let folio = frozen.unfreeze();
                 let table_reference = inode.lose(&folio, &lock, &error);
                 drop((lock, table_reference));
             }
-            VictimState::Returns => {
+            VictimState::PutBack => {
                 return Some(Unmapped { lock, folio: frozen.unfreeze(), copy });
             }
         }

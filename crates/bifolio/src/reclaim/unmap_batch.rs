@@ -59,15 +59,15 @@ pub(super) struct Victim<'t> {
 #[derive(Debug)]
 pub(super) enum VictimState {
     /// It is clean and unmapped.
-    Goes,
+    Evict,
     /// It is unmapped and must be written.
-    Leaves(InFlight),
+    WriteOut(InFlight),
     /// It was not unmapped.
-    Stays(EvictOutcome),
+    Keep(EvictOutcome),
     /// It is unmapped and dirty, and must not be written now.
-    Returns,
+    PutBack,
     /// It is unmapped, and its last bytes cannot be read.
-    Lost(io::Error),
+    Lose(io::Error),
 }
 
 impl<'d, 't> UnmapBatch<'d, 't> {
@@ -90,7 +90,7 @@ impl<'d, 't> UnmapBatch<'d, 't> {
                 lock,
                 frozen,
                 copy,
-                state: VictimState::Goes,
+                state: VictimState::Evict,
                 before: None,
                 is_discarded: false,
             }
@@ -147,7 +147,7 @@ impl<'d, 't> UnmapBatch<'d, 't> {
                     self.bounce_buffer.page_pipe.discard();
                     for at in gone {
                         let copy = io::Error::new(error.kind(), error.to_string());
-                        self.victims[at].state = VictimState::Lost(copy);
+                        self.victims[at].state = VictimState::Lose(copy);
                     }
                 }
             }
@@ -195,7 +195,7 @@ impl<'d, 't> UnmapBatch<'d, 't> {
             let at = self.victims[..self.there].partition_point(|it| it.lock.index() < index);
             let victim = &mut self.victims[at];
             if victim.is_dirty() {
-                victim.state = VictimState::Stays(EvictOutcome::Unwritten);
+                victim.state = VictimState::Keep(EvictOutcome::Unwritten);
             } else {
                 victim.is_discarded = true;
             }
@@ -234,7 +234,7 @@ impl<'d, 't> UnmapBatch<'d, 't> {
         // The swapper or the flusher writes them.
         for victim in &mut self.victims {
             if victim.is_going() && victim.is_dirty() {
-                victim.state = VictimState::Stays(EvictOutcome::of_dirty(self.inode));
+                victim.state = VictimState::Keep(EvictOutcome::of_dirty(self.inode));
             }
         }
     }
@@ -245,10 +245,10 @@ impl<'d, 't> UnmapBatch<'d, 't> {
     fn begin(&mut self) {
         let zeros_from = self.there;
         for (at, victim) in self.victims.iter_mut().enumerate() {
-            if !matches!(victim.state, VictimState::Goes) || !victim.is_dirty() {
+            if !matches!(victim.state, VictimState::Evict) || !victim.is_dirty() {
                 continue;
             }
-            victim.state = VictimState::Leaves(self.inode.begin_write_of_victim(&victim.frozen));
+            victim.state = VictimState::WriteOut(self.inode.begin_write_of_victim(&victim.frozen));
             if at >= zeros_from {
                 // SAFETY: a page of the bounce buffer, which this batch owns.
                 unsafe { copy::zero(victim.copy.0.as_ptr(), PAGE) };
@@ -294,7 +294,7 @@ impl<'d, 't> UnmapBatch<'d, 't> {
                 self.inode.memory.counters.add(Counter::StoredLate, 1);
                 self.inode.mark_stored(victim.frozen.folio(), victim.frozen.id());
                 if !may_write {
-                    victim.state = VictimState::Returns;
+                    victim.state = VictimState::PutBack;
                 }
             }
         }
@@ -303,14 +303,14 @@ impl<'d, 't> UnmapBatch<'d, 't> {
     /// Marks folios that were not unmapped.
     fn stay(&mut self, staying: impl IntoIterator<Item = usize>) {
         for at in staying {
-            self.victims[at].state = VictimState::Stays(EvictOutcome::Busy);
+            self.victims[at].state = VictimState::Keep(EvictOutcome::Busy);
         }
     }
 }
 
 impl Victim<'_> {
     fn is_going(&self) -> bool {
-        !matches!(self.state, VictimState::Stays(_) | VictimState::Lost(_))
+        !matches!(self.state, VictimState::Keep(_) | VictimState::Lose(_))
     }
 
     fn is_dirty(&self) -> bool {
@@ -340,7 +340,7 @@ pub(super) struct UnmappedBatch<'t> {
     batch: Option<WriteBatch<'t>>,
     in_flight: Vec<Unmapped<'t>>,
     gathered: Vec<Unmapped<'t>>,
-    leaving: Vec<WriteVictim<'t>>,
+    victim: Vec<WriteVictim<'t>>,
     pub(super) bounce_buffer: MutexGuard<'t, BounceBuffer>,
     /// Number of parts of the bounce buffer: two if one is written while the other fills.
     parts: usize,
@@ -372,7 +372,7 @@ impl<'t> UnmappedBatch<'t> {
             batch: None,
             in_flight: Vec::new(),
             gathered: Vec::new(),
-            leaving: Vec::new(),
+            victim: Vec::new(),
             bounce_buffer,
             parts: if writes { 2 } else { 1 },
             half: 0,
@@ -406,7 +406,7 @@ impl<'t> UnmappedBatch<'t> {
         self.pages_used = page + 1 - self.half * self.half_pages();
         let again = left.folio.try_clone();
         let folio = again.expect("a folio that was just frozen has two references");
-        self.leaving.push(WriteVictim { folio, in_flight, copy: Some(left.copy) });
+        self.victim.push(WriteVictim { folio, in_flight, copy: Some(left.copy) });
         self.gathered.push(left);
     }
 
@@ -418,10 +418,10 @@ impl<'t> UnmappedBatch<'t> {
         memory.counters.add(Counter::PageOut, self.gathered.len() as u64);
         let are_single = memory.region_reads.are_single();
         let portion_folios = if are_single { PORTION_FOLIOS } else { TRANSFER_FOLIOS };
-        let leaving = std::mem::take(&mut self.leaving);
-        if !leaving.is_empty() {
+        let victim = std::mem::take(&mut self.victim);
+        if !victim.is_empty() {
             let batch = self.batch.get_or_insert_with(|| WriteBatch::of_victims(self.inode));
-            batch.start_victims(leaving, portion_folios);
+            batch.start_victims(victim, portion_folios);
         }
         self.in_flight = std::mem::take(&mut self.gathered);
         self.half = (self.half + 1) % self.parts;

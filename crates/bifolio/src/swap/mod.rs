@@ -5,7 +5,7 @@
 //!
 //! ```text
 //!   slot    0        1    2    3   ...                     slots.rs, slot_group.rs: used slots;
-//!                                                          stretch.rs: allocated storage
+//!                                                          preallocation.rs: allocated storage
 //!         +--------+----+----+----+-----
 //!   file  | unused |    one page each, 4 KiB               temporary.rs: creates the file
 //!         +--------+----+----+----+-----
@@ -40,10 +40,10 @@
 //! pages and does not know folios. It waits only for the file system and for the lock of the slots;
 //! that lock is held during no system call, and no other lock is taken under it.
 
+mod preallocation;
 mod slot_group;
 mod slot_metadata;
 mod slots;
-mod stretch;
 mod temporary;
 #[cfg(test)]
 mod tests;
@@ -61,16 +61,16 @@ use crate::memory::Shadow;
 use crate::sync::{AtomicU64, Mutex, Ordering};
 use crate::sys::memory::PAGE_BYTES;
 use crate::sys::probe::Features;
+use preallocation::Preallocation;
 use slot_metadata::SlotMetadata;
 use slots::Slots;
-use stretch::Stretches;
 
 /// One slot in this many is spare.
-const PART_SPARE: u64 = 16;
+const SPARE_DIVISOR: u64 = 16;
 
 /// The storage of swapped pages.
 #[derive(Clone, Debug)]
-pub(crate) enum SwapPlace {
+pub(crate) enum SwapStorage {
     /// A temporary file in this directory.
     In(PathBuf),
     /// The caller's storage.
@@ -95,7 +95,7 @@ pub(crate) struct Swap {
     name: String,
     slots: Slots,
     words: SlotMetadata,
-    stretches: Stretches,
+    preallocation: Preallocation,
     /// Pages of memory files that exist, in memory or in the swap: each may need a slot.
     pages: AtomicU64,
     answers: Mutex<Answers>,
@@ -107,19 +107,19 @@ impl Swap {
     /// # Errors
     /// `SwapFile`, `Open`: a temporary file cannot be created or opened. `Memory`: no address space
     /// for the words.
-    pub(crate) fn open(place: SwapPlace, bytes_max: u64, features: &Features) -> Result<Self> {
-        let backing: Arc<dyn Backing> = match place {
-            SwapPlace::In(directory) => Arc::new(temporary::open(&directory, features)?),
-            SwapPlace::Backing(backing) => Arc::new(Guarded::new(backing)?),
+    pub(crate) fn open(storage: SwapStorage, bytes_max: u64, features: &Features) -> Result<Self> {
+        let backing: Arc<dyn Backing> = match storage {
+            SwapStorage::In(directory) => Arc::new(temporary::open(&directory, features)?),
+            SwapStorage::Backing(backing) => Arc::new(Guarded::new(backing)?),
         };
         let slots = Slots::new(bytes_max);
         let purpose = "the checksums of swapped pages (CacheBuilder::swap_bytes_max)";
         let words = SlotMetadata::new(slots.end())
             .map_err(|source| ErrorKind::Memory { purpose, source })?;
         let name = backing.describe();
-        let (stretches, pages) = (Stretches::default(), AtomicU64::new(0));
+        let (preallocation, pages) = (Preallocation::default(), AtomicU64::new(0));
         let answers = Mutex::default();
-        Ok(Self { backing, name, slots, words, stretches, pages, answers })
+        Ok(Self { backing, name, slots, words, preallocation, pages, answers })
     }
 
     /// Returns the storage of swapped pages.
@@ -139,7 +139,7 @@ impl Swap {
 
     /// Truncates the file to length 0, which frees its space. No slot may have an owner.
     pub(crate) fn cut(&self) -> std::result::Result<(), IoError> {
-        self.stretches.forget();
+        self.preallocation.forget();
         io::set_len(&*self.backing, 0)
     }
 
@@ -149,7 +149,7 @@ impl Swap {
         self.slots.try_again();
         // Slot 0 is not part of the capacity.
         let limit = self.slots.capacity() + 1;
-        self.stretches.reach(&*self.backing, || self.slots.next(), limit);
+        self.preallocation.reach(&*self.backing, || self.slots.next(), limit);
     }
 
     /// Takes a run of adjacent free slots: `wanted_pages`, at most [`GROUP_SLOTS`], or the longest
@@ -201,12 +201,12 @@ impl Swap {
     }
 
     /// Adds `pages` new pages of a memory file. The caller has ensured the capacity for them.
-    pub(crate) fn note_born(&self, pages: u64) {
+    pub(crate) fn note_new_pages(&self, pages: u64) {
         self.pages.fetch_add(pages, Ordering::Relaxed);
     }
 
     /// Subtracts `pages` pages that have become holes.
-    pub(crate) fn note_gone(&self, pages: u64) {
+    pub(crate) fn note_removed_pages(&self, pages: u64) {
         self.pages.fetch_sub(pages, Ordering::Relaxed);
     }
 
@@ -219,7 +219,7 @@ impl Swap {
     /// find a slot, and folios of several pages must find adjacent ones.
     pub(crate) fn is_short_for(&self, pages: u64) -> bool {
         let wanted = self.pages() + pages;
-        let wanted = wanted + wanted / PART_SPARE + u64::from(GROUP_SLOTS) / 2;
+        let wanted = wanted + wanted / SPARE_DIVISOR + u64::from(GROUP_SLOTS) / 2;
         let capacity = self.capacity_slots();
         u64::from(capacity) < wanted && capacity < self.capacity_slots_max()
     }
@@ -227,7 +227,7 @@ impl Swap {
     /// Returns `true` if more capacity would provide adjacent slots for a folio of `pages` pages
     /// while enough scattered slots are free. For this, the capacity grows to at most twice the
     /// number of pages.
-    pub(crate) fn wants_row(&self, pages: u32) -> bool {
+    pub(crate) fn wants_adjacent_slots(&self, pages: u32) -> bool {
         let capacity_max = 2 * (self.pages() + u64::from(GROUP_SLOTS));
         let is_in_pieces = pages > 1 && self.slots.longest() < pages;
         is_in_pieces && u64::from(self.capacity_slots()) < capacity_max

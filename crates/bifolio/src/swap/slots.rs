@@ -58,7 +58,7 @@ pub(crate) struct SlotRun {
 /// The slots of a swap file; see the [module documentation](self).
 #[derive(Debug)]
 pub(super) struct Slots {
-    state: Mutex<State>,
+    state: Mutex<SlotsState>,
     /// First slot past the end of the file.
     end: u32,
     /// Mirror of the number of slots in `state`, read without the lock.
@@ -68,7 +68,7 @@ pub(super) struct Slots {
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct SlotsState {
     groups: Vec<SlotGroup>,
     /// Longest run of free slots that begins in each group, at most [`GROUP_SLOTS`].
     reach: Vec<u16>,
@@ -178,7 +178,7 @@ impl Slots {
     }
 }
 
-impl State {
+impl SlotsState {
     /// Chooses the run to allocate next.
     fn choose(&mut self, wanted_pages: u32, least_pages: u32) -> Option<SlotRun> {
         if self.is_refused {

@@ -7,7 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::{SlotRun, Swap, SwapPlace, temporary};
+use super::{SlotRun, Swap, SwapStorage, temporary};
 use crate::error::ErrorKind;
 use crate::io::{Backing, DiskFile, DiskOptions, IoBuffer};
 use crate::sys::file;
@@ -16,12 +16,12 @@ use crate::sys::probe::Features;
 
 const BYTES_MAX: u64 = 1 << 30;
 
-fn open(place: SwapPlace) -> crate::error::Result<Swap> {
+fn open(place: SwapStorage) -> crate::error::Result<Swap> {
     Swap::open(place, BYTES_MAX, &Features::probe(&[]))
 }
 
 fn open_in(directory: &Path) -> Swap {
-    open(SwapPlace::In(directory.to_owned())).unwrap()
+    open(SwapStorage::In(directory.to_owned())).unwrap()
 }
 
 fn page(byte: u8) -> [u8; PAGE_BYTES] {
@@ -61,7 +61,7 @@ fn every_kind_of_swap_returns_its_pages_and_rejects_others() {
     let options = DiskOptions { read: true, write: true, create: true, ..DiskOptions::default() };
     let path = directory.path().join("own");
     let own = Arc::new(DiskFile::open(&path, &options, &Features::probe(&[])).unwrap());
-    for place in [SwapPlace::In(directory.path().to_owned()), SwapPlace::Backing(own)] {
+    for place in [SwapStorage::In(directory.path().to_owned()), SwapStorage::Backing(own)] {
         let swap = open(place.clone()).unwrap();
         assert!(swap.grow());
         let SlotRun { first, pages } = swap.take(3, 3).unwrap();
@@ -106,7 +106,7 @@ fn the_error_names_a_directory_without_a_temporary_file() {
     let (absent, plain) = (directory.path().join("absent"), directory.path().join("plain"));
     fs::write(&plain, "").unwrap();
     for place in [absent, plain] {
-        let error = open(SwapPlace::In(place.clone())).unwrap_err();
+        let error = open(SwapStorage::In(place.clone())).unwrap_err();
         let ErrorKind::SwapFile { directory, .. } = error.kind() else { panic!("{error}") };
         assert_eq!(directory, &place);
         let message = format!("cannot make a temporary swap file in {}: ", place.display());

@@ -26,37 +26,37 @@ const PROBES_MAX: usize = 8;
 /// The count of one thread, on a cache line of its own.
 #[derive(Debug)]
 #[repr(align(64))]
-struct Slot {
+struct ThreadSlot {
     /// Kernel thread id; 0 if the slot is free.
     thread: AtomicU32,
     held: AtomicI32,
 }
 
-static SLOTS: [Slot; SLOTS_MAX] =
-    [const { Slot { thread: AtomicU32::new(0), held: AtomicI32::new(0) } }; SLOTS_MAX];
+static SLOTS: [ThreadSlot; SLOTS_MAX] =
+    [const { ThreadSlot { thread: AtomicU32::new(0), held: AtomicI32::new(0) } }; SLOTS_MAX];
 
 /// The slot of the calling thread, if it found one; freed when the thread ends.
-struct Own(Option<&'static Slot>);
+struct Own(Option<&'static ThreadSlot>);
 
 thread_local! {
     static OWN: Own = Own::claim();
 }
 
-fn places(thread: u32) -> impl Iterator<Item = &'static Slot> {
+fn slots_of(thread: u32) -> impl Iterator<Item = &'static ThreadSlot> {
     (0..PROBES_MAX).map(move |probe| &SLOTS[(thread as usize).wrapping_add(probe) % SLOTS_MAX])
 }
 
 impl Own {
     fn claim() -> Self {
         let thread = current_thread();
-        let is_claimed = |slot: &&Slot| {
+        let is_claimed = |slot: &&ThreadSlot| {
             // Relaxed: only the value counts; the thread that owns it is the only one to change it.
             let claimed =
                 slot.thread.compare_exchange(0, thread, Ordering::Relaxed, Ordering::Relaxed);
             // A forked child inherits slots, perhaps one of a thread that had the same number.
             claimed.is_ok() || claimed == Err(thread)
         };
-        let own = places(thread).find(is_claimed);
+        let own = slots_of(thread).find(is_claimed);
         own.inspect(|slot| slot.held.store(0, Ordering::Relaxed));
         Self(own)
     }
@@ -94,8 +94,8 @@ pub(crate) fn is_this_thread() -> bool {
 /// Returns `true` if a thread, which is stopped in a fault, holds anything.
 pub(crate) fn is_thread(thread: u32) -> bool {
     // Relaxed: the kernel's locks order the message about the fault after the counts.
-    let is_its = |slot: &&Slot| slot.thread.load(Ordering::Relaxed) == thread;
-    let own = places(thread).find(is_its);
+    let is_its = |slot: &&ThreadSlot| slot.thread.load(Ordering::Relaxed) == thread;
+    let own = slots_of(thread).find(is_its);
     thread != 0 && own.is_some_and(|slot| slot.held.load(Ordering::Relaxed) > 0)
 }
 

@@ -13,10 +13,10 @@ pub(crate) mod blocking;
 pub(crate) mod counted;
 pub(crate) mod futex;
 pub(crate) mod inside;
-#[cfg(all(test, not(loom)))]
-#[path = "../tests/meanwhile.rs"]
-pub(crate) mod meanwhile;
 pub(crate) mod share;
+#[cfg(all(test, not(loom)))]
+#[path = "../tests/test_hook.rs"]
+pub(crate) mod test_hook;
 mod weak_list;
 #[cfg(not(any(all(test, loom), bifolio_chaos)))]
 pub(crate) use real::*;

@@ -76,7 +76,7 @@ impl<T: ?Sized> WeakList<T> {
     }
 
     /// Returns `true` if no entry is live.
-    pub(crate) fn are_all_gone(&self) -> bool {
+    pub(crate) fn are_all_dropped(&self) -> bool {
         self.entries.iter().all(|entry| entry.strong_count() == 0)
     }
 }
@@ -109,6 +109,6 @@ mod tests {
         kept.drain(..1000);
         assert_eq!(*list.pop().unwrap(), *kept[0]);
         kept.clear();
-        assert!(list.are_all_gone() && list.pop().is_none());
+        assert!(list.are_all_dropped() && list.pop().is_none());
     }
 }

@@ -391,10 +391,12 @@ impl<const PIECES: usize> IoVector<PIECES> {
 /// Each range must be readable during the call. Other threads may change it meanwhile.
 pub(crate) unsafe fn write_vectored<const PIECES: usize>(
     file: BorrowedFd<'_>,
-    row: &IoVector<PIECES>,
+    vector: &IoVector<PIECES>,
 ) -> io::Result<usize> {
     // SAFETY: the kernel reads the entries and the memory they name: the caller's contract.
-    answer_of(unsafe { libc::writev(file.as_raw_fd(), row.0.as_ptr(), row.0.len() as libc::c_int) })
+    answer_of(unsafe {
+        libc::writev(file.as_raw_fd(), vector.0.as_ptr(), vector.0.len() as libc::c_int)
+    })
 }
 
 /// Makes the bytes of `file` durable, with the metadata needed to read them back.

@@ -17,6 +17,8 @@ pub(crate) mod pagemap;
 #[cfg(not(all(test, loom)))]
 pub(crate) mod probe;
 #[cfg(not(all(test, loom)))]
+mod probe_features;
+#[cfg(not(all(test, loom)))]
 pub(crate) mod process;
 #[cfg(all(feature = "refusals", not(all(test, loom))))]
 pub(crate) mod refusals;
@@ -24,8 +26,6 @@ pub(crate) mod refusals;
 pub(crate) mod ring;
 #[cfg(not(all(test, loom)))]
 pub(crate) mod signal;
-#[cfg(not(all(test, loom)))]
-mod trials;
 #[cfg(not(all(test, loom)))]
 pub(crate) mod userfault;
 

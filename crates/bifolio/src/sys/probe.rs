@@ -26,7 +26,7 @@ use std::sync::{Arc, OnceLock};
 use rustix::fs::{AtFlags, CWD, StatxFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
-use super::trials;
+use super::probe_features;
 
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 const SCRATCH_BYTES: usize = 2 * HUGE_PAGE_BYTES;
@@ -133,13 +133,13 @@ impl Feature {
             Self::WipeOnFork => probe_advice("MADV_WIPEONFORK", Advice::LinuxWipeOnFork),
             Self::StatxDirectAlignment => probe_statx(),
             Self::DirectIo => Ok("decided per file".to_owned()),
-            Self::IoUring => trials::io_uring(),
-            Self::UserFaults => trials::user_faults(),
-            Self::KernelFaults => trials::kernel_faults(),
-            Self::WriteProtectAsync => trials::write_protect_async(),
-            Self::FaultPoison => trials::fault_poison(),
-            Self::VectoredUnmap => trials::vectored_unmap(),
-            Self::LargePipes => trials::large_pipes(),
+            Self::IoUring => probe_features::io_uring(),
+            Self::UserFaults => probe_features::user_faults(),
+            Self::KernelFaults => probe_features::kernel_faults(),
+            Self::WriteProtectAsync => probe_features::write_protect_async(),
+            Self::FaultPoison => probe_features::fault_poison(),
+            Self::VectoredUnmap => probe_features::vectored_unmap(),
+            Self::LargePipes => probe_features::large_pipes(),
         }
     }
 }

@@ -127,7 +127,7 @@ impl OwnedThread {
 
     /// Returns `true` in a forked child: the thread does not exist, and nothing it shares may be
     /// touched.
-    pub(crate) fn is_left_behind(&self) -> bool {
+    pub(crate) fn is_of_parent(&self) -> bool {
         self.origin.is_forked()
     }
 }
@@ -135,7 +135,7 @@ impl OwnedThread {
 impl Drop for OwnedThread {
     fn drop(&mut self) {
         let Some(handle) = self.handle.take() else { return };
-        if self.is_left_behind() {
+        if self.is_of_parent() {
             // The thread does not exist here.
             std::mem::forget(handle);
         } else if handle.thread().id() != thread::current().id() {

@@ -45,7 +45,7 @@ static INSTALLING: Mutex<()> = Mutex::new(());
 /// `serve` runs in a signal handler, on top of any code that accesses such memory: it may wait and
 /// do I/O, but must not take a lock that such code may hold.
 pub(crate) fn install(serve: Serve) -> io::Result<()> {
-    let _turn = INSTALLING.lock().unwrap_or_else(PoisonError::into_inner);
+    let _guard = INSTALLING.lock().unwrap_or_else(PoisonError::into_inner);
     if INSTALLED.get().is_some() {
         return Ok(());
     }

@@ -258,7 +258,7 @@ fn loom_collapse_vs_remove() {
 /// Either a collapse or an eviction of one of its folios comes first; each may fail, and nothing is
 /// freed twice or leaked.
 /// Dies with: C5 before C4; a failed C4 that does not unfreeze; a new folio that is not UPTODATE;
-/// `unlink` that calls `leave` for the head of the folio only.
+/// `unlink` that calls `entry_after` for the head of the folio only.
 #[test]
 fn loom_collapse_vs_evict() {
     model(|| {
@@ -294,9 +294,9 @@ fn loom_collapse_vs_collapse() {
 }
 
 /// The new folio is evicted during a lookup: each unit gets its own value, and may be filled at
-/// once, while the other unit still names the frozen folio.
-/// Dies with: `unlink` that calls `leave` for the head of the folio only; a new folio that is not
-/// UPTODATE; Relaxed in `try_freeze` (B1), in `put_and_test` (A4).
+/// once, while the other unit still names the frozen folio. Dies with: `unlink` that calls
+/// `entry_after` for the head of the folio only; a new folio that is not UPTODATE; Relaxed in
+/// `try_freeze` (B1), in `put_and_test` (A4).
 #[test]
 fn loom_collapse_then_evict_vs_lookup_and_fill() {
     model(|| {

@@ -7,7 +7,7 @@
 use super::world::{join_all, model, model_bounded, spawn};
 use crate::page::{FolioId, FolioRef, Folios, Frozen, Reaper, WriteState};
 use crate::sync::{AtomicU64, Ordering};
-use crate::writeback::dirty::{DirtyList, Part};
+use crate::writeback::dirty::{DirtyFolios, DirtyList};
 use crate::writeback::throttle::DirtyPages;
 use std::sync::Arc;
 
@@ -102,7 +102,7 @@ impl Disk {
 
 /// Returns `true` if the walk of a whole file finds the folio.
 fn walked(disk: &Disk, end: u64) -> bool {
-    is_found(&disk.list.walk(end).next_part(&disk.folios, &(0..1), 9, false))
+    is_found(&disk.list.walk(end).next_folios(&disk.folios, &(0..1), 9, false))
 }
 
 /// Returns `true` if a range of one page finds the folio.
@@ -110,8 +110,8 @@ fn asked(disk: &Disk, end: u64) -> bool {
     is_found(&disk.list.among(&disk.folios, &[FOLIO], OWNER, end))
 }
 
-fn is_found(part: &Part<'_>) -> bool {
-    !part.folios.is_empty()
+fn is_found(found: &DirtyFolios<'_>) -> bool {
+    !found.folios.is_empty()
 }
 
 /// A sync that finds another thread's write-out, successful or failed, succeeds only with the bytes
@@ -134,7 +134,7 @@ fn loom_dirty_a_sync_meets_a_write_out() {
                 let is_written = disk.on_device() == 7;
                 let state = disk.folio().folio().flags.write_state();
                 assert_eq!(state, if is_written { WriteState::Clean } else { WriteState::Dirty });
-                assert_eq!(disk.list.is_settled(), is_written);
+                assert_eq!(disk.list.is_all_written(), is_written);
             });
         }
     }
@@ -153,22 +153,22 @@ fn loom_dirty_a_store_during_a_write_out_is_synced() {
             assert!(disk.sync(gather));
             assert_eq!(disk.on_device(), 8);
             flusher.join().unwrap();
-            assert!(disk.list.is_settled());
+            assert!(disk.list.is_all_written());
         });
     }
 }
 
 /// A check for the end of all write-outs never mistakes a write-out that will fail for finished.
-/// Dies with: `is_settled` that does not count what is in flight.
+/// Dies with: `is_all_written` that does not count what is in flight.
 #[test]
 fn loom_dirty_a_write_out_in_flight_counts_as_pending() {
     model(|| {
         let disk = Disk::new(1);
         disk.store(7);
         let flusher = spawn(&disk, Disk::write_out);
-        assert!(!disk.list.is_settled());
+        assert!(!disk.list.is_all_written());
         flusher.join().unwrap();
-        assert!(!disk.list.is_settled());
+        assert!(!disk.list.is_all_written());
     });
 }
 
@@ -187,6 +187,6 @@ fn loom_dirty_two_syncs_wait_together() {
         });
         disk.write_out();
         join_all(others);
-        assert!(disk.list.is_settled());
+        assert!(disk.list.is_all_written());
     });
 }

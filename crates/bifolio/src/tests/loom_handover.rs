@@ -16,7 +16,7 @@ fn world_with_a_fill_in_flight() -> (Arc<World>, FolioId) {
         let locked = folio.lock();
         let for_table = folio.try_clone().expect("the count is far from its limit");
         world.mapping.insert(&world.folios, &locked, for_table, Entry::HOLE).unwrap();
-        locked.leave_locked();
+        locked.detach_lock();
         folio.into_id()
     };
     (world, id)
@@ -38,7 +38,7 @@ fn end_fill(world: &World, id: FolioId, works: bool) {
 }
 
 /// A thread that waits for the lock finds the bytes. Dies with: Relaxed in the lock's `release` or
-/// `acquire`; a `leave_locked` that unlocks; an `adopt` that never unlocks.
+/// `acquire`; a `detach_lock` that unlocks; an `adopt` that never unlocks.
 #[test]
 fn loom_handover_a_lookup_waits_for_the_end_of_the_fill() {
     model(|| {

@@ -159,13 +159,13 @@ fn loom_pin_r4_a_freeze_follows_the_other_put() {
 fn loom_pin_r5_unfreeze_publishes_to_getters() {
     model(|| {
         let word = live(1);
-        let get_look_put = |word: &Pinned| {
+        let get_check_put = |word: &Pinned| {
             if is_got(word.pin.try_get(1)) {
                 word.content.look();
                 assert_eq!(word.pin.put_and_test(1), Put::Done);
             }
         };
-        let getters = [spawn(&word, get_look_put), spawn(&word, get_look_put)];
+        let getters = [spawn(&word, get_check_put), spawn(&word, get_check_put)];
         if word.pin.try_freeze(1) {
             word.content.change();
             word.pin.unfreeze(1);

@@ -1,11 +1,11 @@
-//! The slots of files (`file/slots.rs`): opens and last closes of one file, as described in its
-//! head.
+//! The slots of files (`file/open_slots.rs`): opens and last closes of one file, as described in
+//! its head.
 //!
 //! A file is a word in memory and one on the device; each thread opens it, sets a bit of its own,
 //! and closes it. Descriptors are a count: two inodes of the file at a time would be an error.
 
 use super::world::{join_all, model, model_bounded, spawn};
-use crate::file::slots::{Found, Retire, Slots};
+use crate::file::open_slots::{Found, OpenSlots, Retire};
 use crate::sync::{AtomicU64, Backoff, Ordering};
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ struct Open {
 
 #[derive(Debug)]
 struct World {
-    slots: Slots<u32, Open>,
+    slots: OpenSlots<u32, Open>,
     device: AtomicU64,
     /// Inodes of the file.
     inodes: AtomicU64,
@@ -38,7 +38,7 @@ struct World {
 impl World {
     fn new(refuses: u64) -> Arc<Self> {
         Arc::new(Self {
-            slots: Slots::default(),
+            slots: OpenSlots::default(),
             device: AtomicU64::new(0),
             inodes: AtomicU64::new(0),
             refuses: AtomicU64::new(refuses),
@@ -125,7 +125,7 @@ impl Retire<Open> for World {
 
 /// Two threads open, write and close a file: it has one inode at a time, everything written is on
 /// the device when both are done, and nothing is left over.
-/// Dies with: a slot that is free before the inode is (L5 before L4); `settle` that wakes no
+/// Dies with: a slot that is free before the inode is (L5 before L4); `open_or_free` that wakes no
 /// thread; `find` that takes a slot which is being released; L2 that does not check for handles; L3
 /// whose result is ignored.
 #[test]
@@ -157,7 +157,7 @@ fn loom_slots_unwritten_bytes_are_kept() {
         let failures = join_all(others).into_iter().filter(Result::is_err).count();
         assert!(failures <= 1, "more than one failure was reported");
         // A check as in a close of the cache.
-        let is_kept = world.slots.settled(KEY, |open| (open.is_kept, open.handles));
+        let is_kept = world.slots.look_after_release(KEY, |open| (open.is_kept, open.handles));
         assert!(is_kept.is_none_or(|kept| kept == (true, 0)), "{is_kept:?}");
         assert!(is_kept.is_none() || failures == 1, "no failure was reported");
         assert_eq!(is_kept.is_none(), world.device.load(Ordering::Relaxed) == 3);
@@ -169,7 +169,7 @@ fn loom_slots_unwritten_bytes_are_kept() {
 }
 
 /// A thread that takes an unused file in order to give it up has exclusive access.
-/// Dies with: `settle` that wakes no thread.
+/// Dies with: `open_or_free` that wakes no thread.
 #[test]
 fn loom_slots_one_thread_takes_a_file_to_give_it_up() {
     model(|| {

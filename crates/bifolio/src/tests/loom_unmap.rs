@@ -331,8 +331,8 @@ fn loom_unmap_vs_pin() {
 #[test]
 fn loom_unmap_every_weakening_is_found() {
     let all: &[(Weakening, &[Run])] = &[
-        (Weakening::LookBeforeCopy, &[vs_store, vs_store_and_sync]),
-        (Weakening::NoLook, &[vs_store_dirty]),
+        (Weakening::CheckBeforeCopy, &[vs_store, vs_store_and_sync]),
+        (Weakening::NoCheck, &[vs_store_dirty]),
         (Weakening::BeginBeforeUnmap, &[unmap_fails_vs_sync]),
         (Weakening::CopyInsteadOfKeep, &[vs_store, vs_store_dirty]),
         (Weakening::NoFlushAfterUnmap, &[vs_store, vs_store_dirty]),

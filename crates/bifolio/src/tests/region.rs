@@ -34,9 +34,9 @@ const MEMORIES: usize = 8;
 pub(super) enum Weakening {
     None,
     /// B4: the search for stores before the copy of pages that seem clean.
-    LookBeforeCopy,
+    CheckBeforeCopy,
     /// B4: no search for stores.
-    NoLook,
+    NoCheck,
     /// B5: a copy instead of the pages themselves.
     CopyInsteadOfKeep,
     /// B4: the write-out begins, although the unmapping may fail.
@@ -112,10 +112,10 @@ struct Victim<'a> {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum VictimState {
-    Goes,
-    Leaves,
-    Stays,
-    Returns,
+    Evict,
+    WriteOut,
+    Keep,
+    PutBack,
 }
 
 /// The shared state of one model run.
@@ -442,7 +442,7 @@ impl Region {
                 before: None,
                 kept: 0,
                 copy: 0,
-                state: VictimState::Goes,
+                state: VictimState::Evict,
             }),
             Err(folio) => {
                 drop((lock, folio));
@@ -456,12 +456,12 @@ impl Region {
         let _section = self.enter(Weakening::EvictWithoutSection);
         self.find_stores(batch);
         for victim in batch.iter_mut().filter(|victim| victim.is_dirty()) {
-            victim.state = if how.may_write { VictimState::Leaves } else { VictimState::Stays };
+            victim.state = if how.may_write { VictimState::WriteOut } else { VictimState::Keep };
             if how.may_write && self.is(Weakening::BeginBeforeUnmap) {
                 assert!(self.begin(&victim.lock));
             }
         }
-        let going = |victim: &&mut Victim<'_>| victim.state != VictimState::Stays;
+        let going = |victim: &&mut Victim<'_>| victim.state != VictimState::Keep;
         for victim in batch.iter_mut().filter(going) {
             victim.kept = self.entry(victim.lock.index());
             victim.copy = self.bytes(victim.lock.index());
@@ -470,7 +470,7 @@ impl Region {
             return self.stay(batch);
         }
         for victim in batch.iter_mut().filter(going) {
-            if self.is(Weakening::EndBeforeUnmap) && victim.state == VictimState::Goes {
+            if self.is(Weakening::EndBeforeUnmap) && victim.state == VictimState::Evict {
                 self.world.mapping.end_eviction(&victim.frozen, &victim.lock, |_| Entry::HOLE);
             }
             // AcqRel: pairs with the Acquire in `entry`.
@@ -485,12 +485,12 @@ impl Region {
                 victim.copy = self.memory(victim.kept).load(Ordering::Acquire);
             }
             let is_late = victim.before.is_some_and(|before| before != victim.copy);
-            if victim.state == VictimState::Goes && is_late && !self.is(Weakening::NoComparison) {
+            if victim.state == VictimState::Evict && is_late && !self.is(Weakening::NoComparison) {
                 self.mark_stored(&victim.lock);
                 victim.state =
-                    if how.may_write { VictimState::Leaves } else { VictimState::Returns };
+                    if how.may_write { VictimState::WriteOut } else { VictimState::PutBack };
             }
-            if victim.state == VictimState::Leaves && victim.is_dirty() {
+            if victim.state == VictimState::WriteOut && victim.is_dirty() {
                 assert!(self.begin(&victim.lock));
             }
         }
@@ -502,7 +502,7 @@ impl Region {
             if victim.lock.flags.write_state().is_writing() {
                 self.end(&victim.lock, true);
             }
-            victim.state = VictimState::Stays;
+            victim.state = VictimState::Keep;
         }
     }
 
@@ -511,13 +511,13 @@ impl Region {
         let look = |batch: &[Victim<'_>]| -> Vec<bool> {
             batch.iter().map(|victim| self.is_written(victim.lock.index())).collect()
         };
-        let early = self.is(Weakening::LookBeforeCopy).then(|| look(batch));
+        let early = self.is(Weakening::CheckBeforeCopy).then(|| look(batch));
         for victim in batch.iter_mut().filter(|victim| !victim.is_dirty()) {
             victim.before = Some(self.bytes(victim.lock.index()));
         }
         let stored = early.unwrap_or_else(|| look(batch));
         for (victim, is_stored) in batch.iter().zip(stored) {
-            if is_stored && !self.is(Weakening::NoLook) {
+            if is_stored && !self.is(Weakening::NoCheck) {
                 self.mark_stored(&victim.lock);
             }
         }
@@ -528,14 +528,14 @@ impl Region {
         let mapping = &self.world.mapping;
         let Victim { lock, frozen, copy, state, .. } = victim;
         match state {
-            VictimState::Goes => self.free(frozen, lock),
-            VictimState::Leaves => return Some((lock, frozen.unfreeze(), copy)),
-            VictimState::Stays => {
+            VictimState::Evict => self.free(frozen, lock),
+            VictimState::WriteOut => return Some((lock, frozen.unfreeze(), copy)),
+            VictimState::Keep => {
                 let folio = mapping.cancel_eviction(frozen, &lock);
                 drop(lock);
                 drop(folio);
             }
-            VictimState::Returns => {
+            VictimState::PutBack => {
                 let folio = frozen.unfreeze();
                 self.put_back(&lock, copy);
                 drop(lock);

@@ -112,7 +112,7 @@ enum Step {
     /// A5 is next, in the generation of the put.
     Staged {
         generation: u64,
-        life: u64,
+        use_number: u64,
     },
     /// B1 is next.
     Freezing {
@@ -146,11 +146,11 @@ fn holding(held: u64) -> Thread {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct State<const N: usize> {
+struct SearchState<const N: usize> {
     word: u64,
     threads: [Thread; N],
     /// Generations begun since the start.
-    lives: u64,
+    uses: u64,
 }
 
 /// Parameters of a search: what the threads may do, and for how long.
@@ -163,27 +163,27 @@ struct Search {
     /// Maximum number of references that a thread holds.
     held_max: u64,
     /// Maximum number of generations begun.
-    lives_max: u64,
+    uses_max: u64,
     /// Threads below this one do nothing: they keep their references.
     passive: usize,
 }
 
 impl Search {
     /// Returns all states that one step of `thread` leads to.
-    fn steps<const N: usize>(&self, state: &State<N>, thread: usize) -> Vec<State<N>> {
+    fn steps<const N: usize>(&self, state: &SearchState<N>, thread: usize) -> Vec<SearchState<N>> {
         let layout = self.layout;
         let word = state.word;
         let mut next = Vec::new();
         let now = state.threads[thread];
         let mut push = |word: u64, changed: Thread, begun: u64| {
-            let mut state = State { word, lives: state.lives + begun, ..*state };
+            let mut state = SearchState { word, uses: state.uses + begun, ..*state };
             state.threads[thread] = changed;
             next.push(state);
         };
         let idle = Thread { step: Step::Idle, ..now };
         match (now.step, now.owner) {
             (Step::Idle, Some(Owner::Freed | Owner::FreedLater)) => {
-                if state.lives < self.lives_max {
+                if state.uses < self.uses_max {
                     let generation = match self.variant {
                         Variant::KeepsGeneration => layout.generation(word),
                         _ => layout.next_generation(word),
@@ -217,10 +217,10 @@ impl Search {
                 push(layout.frozen(layout.generation(word)), Thread { owner, ..IDLE }, 0);
             }
             (Step::Freezing { .. }, _) => push(word, idle, 0),
-            (Step::Staged { generation, life }, _) => {
+            (Step::Staged { generation, use_number }, _) => {
                 let wins =
                     word == layout.live(generation, 0) || self.variant == Variant::FreesWithoutCas;
-                let owner = if life == state.lives { Owner::Freed } else { Owner::FreedLater };
+                let owner = if use_number == state.uses { Owner::Freed } else { Owner::FreedLater };
                 if wins {
                     push(layout.frozen(generation), Thread { owner: Some(owner), ..IDLE }, 0);
                 } else {
@@ -255,11 +255,16 @@ impl Search {
     }
 
     /// Does A4.
-    fn put<const N: usize>(&self, state: &State<N>, now: Thread, references: u64) -> (u64, Thread) {
+    fn put<const N: usize>(
+        &self,
+        state: &SearchState<N>,
+        now: Thread,
+        references: u64,
+    ) -> (u64, Thread) {
         let word = state.word;
         let generation = self.layout.generation(word);
         let last = self.layout.field(word) == references;
-        let staged = Step::Staged { generation, life: state.lives };
+        let staged = Step::Staged { generation, use_number: state.uses };
         let step = if last { staged } else { Step::Idle };
         let after = self.layout.add(word, -(references as i64));
         (after, Thread { step, held: now.held - references, ..now })
@@ -280,7 +285,7 @@ impl Search {
     }
 
     /// Returns the rule that a state violates.
-    fn broken<const N: usize>(&self, state: &State<N>) -> Option<&'static str> {
+    fn broken<const N: usize>(&self, state: &SearchState<N>) -> Option<&'static str> {
         let threads = &state.threads;
         let held: u64 = threads.iter().map(|thread| thread.held).sum();
         let owners = threads.iter().filter(|thread| thread.owner.is_some()).count();
@@ -306,7 +311,7 @@ impl Search {
     }
 
     /// Visits all states. Returns their number, or the steps to one that violates a rule.
-    fn run<const N: usize>(&self, first: State<N>) -> Result<usize, String> {
+    fn run<const N: usize>(&self, first: SearchState<N>) -> Result<usize, String> {
         let mut came_from = HashMap::from([(first, first)]);
         let mut frontier = vec![first];
         while !frontier.is_empty() {
@@ -330,7 +335,10 @@ impl Search {
     }
 }
 
-fn way<const N: usize>(came_from: &HashMap<State<N>, State<N>>, last: State<N>) -> String {
+fn way<const N: usize>(
+    came_from: &HashMap<SearchState<N>, SearchState<N>>,
+    last: SearchState<N>,
+) -> String {
     let before = came_from[&last];
     let so_far = if before == last { String::new() } else { way(came_from, before) };
     format!("{so_far}{:#010b} {:?}\n", last.word, last.threads)
@@ -341,21 +349,21 @@ fn way<const N: usize>(came_from: &HashMap<State<N>, State<N>>, last: State<N>) 
 fn getters(count_bits: u32, references_max: u64, variant: Variant) -> Search {
     let layout = Layout { count_bits, generation_bits: 1 };
     let held_max = references_max;
-    Search { layout, variant, references_max, held_max, lives_max: 0, passive: 1 }
+    Search { layout, variant, references_max, held_max, uses_max: 0, passive: 1 }
 }
 
 fn run_getters<const N: usize>(search: Search) -> Result<usize, String> {
     let mut threads = [IDLE; N];
     threads[0] = FREED;
-    search.run(State { word: search.layout.frozen(0), threads, lives: 0 })
+    search.run(SearchState { word: search.layout.frozen(0), threads, uses: 0 })
 }
 
 /// Runs three threads that get, put, freeze, unfreeze, free and begin generations at will.
-fn run_free(variant: Variant, generation_bits: u32, lives_max: u64) -> Result<usize, String> {
+fn run_free(variant: Variant, generation_bits: u32, uses_max: u64) -> Result<usize, String> {
     let layout = Layout { count_bits: 4, generation_bits };
-    let search = Search { layout, variant, references_max: 2, held_max: 2, lives_max, passive: 0 };
+    let search = Search { layout, variant, references_max: 2, held_max: 2, uses_max, passive: 0 };
     let threads = [holding(1), holding(1), IDLE];
-    search.run(State { word: layout.live(0, 2), threads, lives: 0 })
+    search.run(SearchState { word: layout.live(0, 2), threads, uses: 0 })
 }
 
 /// R9: however many gets fail, FROZEN stays, and the excess is at most one get per thread.
@@ -393,7 +401,7 @@ fn search_r9_wiping_once_loses_frozen() {
 
 /// Returns `true` if two getters reach a word without FROZEN, whatever the excess on the way.
 fn lost_frozen(search: Search) -> bool {
-    let first = State { word: search.layout.frozen(0), threads: [IDLE; 2], lives: 0 };
+    let first = SearchState { word: search.layout.frozen(0), threads: [IDLE; 2], uses: 0 };
     let mut seen = HashMap::from([(first, ())]);
     let mut frontier = vec![first];
     while let Some(state) = frontier.pop() {
@@ -461,11 +469,13 @@ fn search_r10_the_limit_refuses_while_an_owner_stays() {
             variant: Variant::Ours,
             references_max: 2,
             held_max,
-            lives_max: 0,
+            uses_max: 0,
             passive: 1,
         };
         let threads = [holding(1), IDLE, IDLE];
-        assert!(search.run(State { word: layout.live(0, 1), threads, lives: 0 }).unwrap() > 50);
+        assert!(
+            search.run(SearchState { word: layout.live(0, 1), threads, uses: 0 }).unwrap() > 50
+        );
     }
 }
 
@@ -512,12 +522,12 @@ fn search_mirrors_the_real_steps() {
         variant: Variant::Ours,
         references_max: 3,
         held_max: COUNT_MAX,
-        lives_max: u64::MAX,
+        uses_max: u64::MAX,
         passive: 0,
     };
     let word = PinWord::default();
     word.init_free();
-    let mut state = State { word: word.state().0, threads: [FREED], lives: 0 };
+    let mut state = SearchState { word: word.state().0, threads: [FREED], uses: 0 };
     let mut random = 1_u64;
     for _ in 0..10_000 {
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -526,7 +536,10 @@ fn search_mirrors_the_real_steps() {
         let (next, agrees) = match now.owner {
             Some(Owner::Froze(references)) => {
                 word.unfreeze(references);
-                (State { word: word.state().0, threads: [holding(references)], ..state }, true)
+                (
+                    SearchState { word: word.state().0, threads: [holding(references)], ..state },
+                    true,
+                )
             }
             Some(Owner::Freed | Owner::FreedLater) => {
                 // A get of a free word fails and is wiped.
@@ -537,19 +550,19 @@ fn search_mirrors_the_real_steps() {
             None if random >> 63 == 0 => {
                 let agrees = word.try_get(references) == TryGet::Got;
                 let (after, changed) = search.get(state.word, now, references);
-                (State { word: after, threads: [changed], ..state }, agrees)
+                (SearchState { word: after, threads: [changed], ..state }, agrees)
             }
             None if (random >> 62) & 1 == 0 => {
                 assert!(word.try_freeze(now.held));
                 let owner = Some(Owner::Froze(now.held));
                 let frozen = REAL.frozen(REAL.generation(state.word));
-                (State { word: frozen, threads: [Thread { owner, ..IDLE }], ..state }, true)
+                (SearchState { word: frozen, threads: [Thread { owner, ..IDLE }], ..state }, true)
             }
             None => {
                 let references = references.min(now.held);
                 let last = word.put_and_test(references) == Put::Last;
                 let (after, changed) = search.put(&state, now, references);
-                let mut next = State { word: after, threads: [changed], ..state };
+                let mut next = SearchState { word: after, threads: [changed], ..state };
                 if matches!(changed.step, Step::Staged { .. }) {
                     next = search.steps(&next, 0)[0];
                 }

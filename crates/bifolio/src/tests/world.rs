@@ -9,8 +9,8 @@
 
 use crate::memory::Lru;
 use crate::page::{
-    Entry, Flag, Folio, FolioId, FolioRef, Folios, Frozen, LockedFolio, Lookup, Mapping,
-    PAGE_BYTES, Part, Reaper, read_validated,
+    Entry, Flag, Folio, FolioId, FolioRef, Folios, Frozen, LockedFolio, Lookup, Mapping, OldFolio,
+    PAGE_BYTES, Reaper, read_validated,
 };
 use crate::sync::{AtomicU64, Mutex, Ordering};
 use std::sync::Arc;
@@ -175,8 +175,8 @@ impl World {
 
     /// Collapses the folios of the `1 << order` pages from `index` on. Returns `true` on success.
     pub(super) fn collapse(&self, index: u64, order: u8) -> bool {
-        let Some(parts) = self.lock_run(index, order) else { return false };
-        self.replace(parts, index, order)
+        let Some(old_folios) = self.lock_run(index, order) else { return false };
+        self.replace(old_folios, index, order)
     }
 
     /// Moves the folio of page `index` to other frames. Returns `true` on success.
@@ -184,12 +184,14 @@ impl World {
         let folio = self.find(index).expect("a folio");
         let Some(lock) = folio.try_lock() else { return false };
         let order = lock.order();
-        self.replace(vec![Part { lock, folio }], index, order)
+        self.replace(vec![OldFolio { lock, folio }], index, order)
     }
 
     /// Does what `Reclaim::relocate` does, for one folio or several.
-    fn replace(&self, parts: Vec<Part<'_>>, index: u64, order: u8) -> bool {
-        let frames = parts.iter().flat_map(|part| frames_of(part.folio.id(), part.lock.order()));
+    fn replace(&self, old_folios: Vec<OldFolio<'_>>, index: u64, order: u8) -> bool {
+        let frames = old_folios
+            .iter()
+            .flat_map(|old_folio| frames_of(old_folio.folio.id(), old_folio.lock.order()));
         let old_frames = frames.collect::<Vec<_>>();
         let new = self.folios.start(self.take_frames(order), 0, index, order);
         let locked = new.lock();
@@ -201,8 +203,8 @@ impl World {
                 self.frame(to).copy_from(self.frame(from));
             }
         };
-        locked.copy_usage_of(&parts[0].lock);
-        let old = self.mapping.collapse(&self.folios, parts, &locked, for_table, copy);
+        locked.copy_usage_of(&old_folios[0].lock);
+        let old = self.mapping.collapse(&self.folios, old_folios, &locked, for_table, copy);
         let collapsed = old.is_ok();
         for frozen in old.into_iter().flatten() {
             locked.take_first_use_of(&frozen);
@@ -213,8 +215,8 @@ impl World {
     }
 
     /// Locks the folios of the run, if they are several and no lock is held elsewhere.
-    fn lock_run(&self, index: u64, order: u8) -> Option<Vec<Part<'_>>> {
-        let mut parts = Vec::new();
+    fn lock_run(&self, index: u64, order: u8) -> Option<Vec<OldFolio<'_>>> {
+        let mut old_folios = Vec::new();
         let mut at = index;
         while at < index + (1 << order) {
             let folio = self.find(at)?;
@@ -224,9 +226,9 @@ impl World {
                 return None;
             }
             at += lock.pages();
-            parts.push(Part { lock, folio });
+            old_folios.push(OldFolio { lock, folio });
         }
-        Some(parts)
+        Some(old_folios)
     }
 
     /// Returns the folio that a lookup of page `index` finds, if any.
@@ -251,8 +253,8 @@ impl World {
             return false;
         }
         let first = locked.index();
-        let leave = |page| left_at(first + page);
-        let Ok(frozen) = self.mapping.evict(folio, &locked, leave) else { return false };
+        let entry_after = |page| left_at(first + page);
+        let Ok(frozen) = self.mapping.evict(folio, &locked, entry_after) else { return false };
         drop(locked);
         frozen.free();
         true

@@ -21,9 +21,9 @@
 //! Passes frames to the engine; the references kept with each transfer own them.
 #![allow(unsafe_code)]
 
-use super::copies::Copies;
 use super::dirty::InFlight;
 use super::inode::Inode;
+use super::write_copies::WriteCopies;
 use crate::error::Error;
 use crate::io::{IoError, Operation, Pieces, Queue, RUN_PAGES_MAX, Transfer};
 use crate::page::{Folio, FolioRef, LockedFolio, PAGE_BYTES, WriteState};
@@ -83,7 +83,7 @@ pub(super) struct WriteIo<'a> {
     /// Slots that they are swapped out to.
     pub(super) slots: Option<SlotRun>,
     /// Copies of their bytes, if raw writers may store to the folios.
-    pub(super) copies: Option<Copies>,
+    pub(super) copies: Option<WriteCopies>,
 }
 
 impl WriteIo<'_> {
@@ -93,7 +93,7 @@ impl WriteIo<'_> {
             return Pieces::of(self.length, std::iter::once((copies.address(0), self.length)));
         }
         let folios = self.folios.iter();
-        Pieces::of(self.length, folios.map(|leaving| (leaving.start(inode), leaving.folio_bytes())))
+        Pieces::of(self.length, folios.map(|victim| (victim.start(inode), victim.folio_bytes())))
     }
 }
 
@@ -333,7 +333,7 @@ impl<'a> WriteBatch<'a> {
     pub(super) fn start_from(
         &mut self,
         folios: SmallVec<[WriteVictim<'a>; 1]>,
-        copies: Option<Copies>,
+        copies: Option<WriteCopies>,
     ) {
         let inode = self.inode;
         let position = folios[0].folio.folio().index() * PAGE_BYTES;
@@ -373,29 +373,29 @@ impl<'a> WriteBatch<'a> {
         self.ready.push_back((transfer, run));
         let many = self.queue.depth().div_ceil(2);
         if self.ready_bytes >= CALL_BYTES {
-            self.turn(0);
+            self.complete(0);
         } else if self.ready.len() >= many {
             // Small transfers, while the device is busy, are submitted with the next wait.
             let is_idle = self.in_flight_bytes == 0;
-            self.leave();
+            self.submit_ready();
             if is_idle {
                 self.queue.begin();
             }
         }
         if self.ready_bytes >= IN_FLIGHT_BYTES_MAX || self.ready.len() >= many {
-            self.turn(self.queue.in_flight().div_ceil(2));
+            self.complete(self.queue.in_flight().div_ceil(2));
         }
     }
 
     /// Submits queued transfers, up to the limit.
     pub(super) fn begin(&mut self) {
-        self.leave();
+        self.submit_ready();
         self.queue.begin();
     }
 
     /// Waits until `wanted` transfers are complete, submits the next ones, and ends the completed
     /// ones.
-    fn turn(&mut self, wanted: usize) {
+    fn complete(&mut self, wanted: usize) {
         let mut answered = Vec::new();
         let on_done = |run, answer| answered.push((run, answer));
         if wanted == 0 {
@@ -404,7 +404,7 @@ impl<'a> WriteBatch<'a> {
             self.queue.complete(wanted, on_done);
         }
         self.in_flight_bytes -= answered.iter().map(|(run, _)| run.length).sum::<u64>();
-        self.leave();
+        self.submit_ready();
         if self.queue.in_flight() > 1 {
             self.queue.begin();
         }
@@ -420,12 +420,12 @@ impl<'a> WriteBatch<'a> {
 
     /// Waits until some of the started transfers have ended.
     pub(super) fn wait_for_some(&mut self) {
-        self.leave();
-        self.turn(self.queue.in_flight().div_ceil(2));
+        self.submit_ready();
+        self.complete(self.queue.in_flight().div_ceil(2));
     }
 
     /// Passes queued transfers to the engine, up to the limit.
-    fn leave(&mut self) {
+    fn submit_ready(&mut self) {
         while let Some((_, next)) = self.ready.front() {
             let in_flight_bytes = self.in_flight_bytes + next.length;
             let is_too_much = self.in_flight_bytes > 0 && in_flight_bytes > IN_FLIGHT_BYTES_MAX;
@@ -448,7 +448,7 @@ impl<'a> WriteBatch<'a> {
         match answer {
             Ok(_) => self.end(run, None),
             Err(_) if run.folios.len() > 1 => {
-                self.settle_slots(&run, false);
+                self.assign_slots(&run, false);
                 run.copies = None;
                 self.failed.push(run);
             }
@@ -462,7 +462,7 @@ impl<'a> WriteBatch<'a> {
         let count = run.folios.len() as u64;
         self.ended_folios += count;
         inode.memory.counters.add(Counter::Writeback, count);
-        self.settle_slots(&run, error.is_none());
+        self.assign_slots(&run, error.is_none());
         match &error {
             None => {
                 inode.memory.counters.add(Counter::WrittenBytes, run.length);
@@ -475,7 +475,7 @@ impl<'a> WriteBatch<'a> {
             }
         }
         let (folios, in_flight): (SmallVec<[_; 1]>, SmallVec<[_; 1]>) =
-            run.folios.into_iter().map(|leaving| (leaving.folio, leaving.in_flight)).unzip();
+            run.folios.into_iter().map(|victim| (victim.folio, victim.in_flight)).unzip();
         let (ended, all) = (folios.iter().map(FolioRef::id).zip(in_flight), &inode.memory.folios);
         match &error {
             None => inode.dirty.end(all, ended),
@@ -498,11 +498,11 @@ impl<'a> WriteBatch<'a> {
 
     pub(crate) fn finish_all(&mut self) {
         while self.queue.in_flight() > 0 || !self.ready.is_empty() || !self.failed.is_empty() {
-            self.leave();
-            self.turn(self.queue.in_flight());
+            self.submit_ready();
+            self.complete(self.queue.in_flight());
             for run in std::mem::take(&mut self.failed) {
-                for leaving in run.folios {
-                    self.start(SmallVec::from_buf([leaving]));
+                for victim in run.folios {
+                    self.start(SmallVec::from_buf([victim]));
                 }
             }
         }

@@ -191,7 +191,7 @@ impl Device {
     /// holds files.
     pub(super) fn delist(&self) -> bool {
         let mut files = self.files.lock();
-        let is_idle = files.dirty.are_all_gone() && files.mapped.are_all_gone();
+        let is_idle = files.dirty.are_all_dropped() && files.mapped.are_all_dropped();
         files.is_enlisted &= !is_idle;
         is_idle
     }
@@ -292,7 +292,7 @@ impl Device {
 
     /// Ends the service of the flusher. Returns `true` if the device was called again, so that it
     /// needs another round.
-    pub(super) fn leave(&self) -> bool {
+    pub(super) fn end_service(&self) -> bool {
         let mut calls = self.calls.lock();
         calls.is_called = calls.again;
         self.is_called.store(calls.again, Ordering::Relaxed);
@@ -341,9 +341,9 @@ impl Device {
     }
 
     /// Counts a throttled writer until the result is dropped.
-    pub(super) fn hold(&self) -> Held<'_> {
+    pub(super) fn hold(&self) -> ThrottledWriter<'_> {
         self.held.fetch_add(1, Ordering::Relaxed);
-        Held(self)
+        ThrottledWriter(self)
     }
 
     /// Returns `true` if writers are being throttled.
@@ -375,9 +375,9 @@ impl Calls {
 
 /// Guard of a throttled writer, returned by [`Device::hold`].
 #[derive(Debug)]
-pub(super) struct Held<'d>(&'d Device);
+pub(super) struct ThrottledWriter<'d>(&'d Device);
 
-impl Drop for Held<'_> {
+impl Drop for ThrottledWriter<'_> {
     fn drop(&mut self) {
         self.0.held.fetch_sub(1, Ordering::Relaxed);
     }
@@ -408,18 +408,18 @@ mod tests {
         let came = device.rounds_begun();
         assert!(device.end_round(&round, error()) && device.is_stuck());
         assert!(device.trouble().is_some() && device.trouble_after(came).is_none());
-        assert!(!device.leave(), "the calls were before the round");
+        assert!(!device.end_service(), "the calls were before the round");
         assert!(device.call());
         let round = device.begin_round(std::time::Duration::ZERO);
         assert!(round.is_probe);
         assert!(!device.call(), "the flusher serves the device");
         device.end_round(&round, error());
         assert!(device.trouble_after(came).is_some());
-        assert!(device.leave(), "called during the round");
+        assert!(device.end_service(), "called during the round");
         let round = device.begin_round(std::time::Duration::ZERO);
         device.note_end(None);
         assert!(!device.is_stuck(), "something was written");
         assert!(!device.end_round(&round, error()) && !device.is_stuck());
-        assert!(!device.leave());
+        assert!(!device.end_service());
     }
 }

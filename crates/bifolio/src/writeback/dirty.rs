@@ -44,20 +44,20 @@ use std::time::{Duration, Instant};
 const TICKS_MAX: usize = 64;
 const TICKS_PER_AGE: u32 = 16;
 /// Folios that a walk visits before it releases the lock of the list.
-const LOOKS_MAX: usize = 2048;
+const EXAMINED_MAX: usize = 2048;
 
 /// Dirty list of a file.
 #[derive(Debug)]
 pub(crate) struct DirtyList {
     /// Counter of its dirty pages.
     pages: DirtyPages,
-    state: Mutex<State>,
+    state: Mutex<DirtyState>,
     /// Signalled when the oldest epoch is empty.
     epoch_ended: Condvar,
 }
 
 #[derive(Debug)]
-struct State {
+struct DirtyState {
     head: u32,
     tail: u32,
     folios: u64,
@@ -77,7 +77,7 @@ struct State {
     is_enlisted: bool,
 }
 
-impl Default for State {
+impl Default for DirtyState {
     fn default() -> Self {
         Self {
             head: NO_FOLIO,
@@ -113,7 +113,7 @@ pub(crate) struct InFlight {
 
 /// Some of the oldest dirty folios.
 #[derive(Debug)]
-pub(crate) struct Part<'a> {
+pub(crate) struct DirtyFolios<'a> {
     pub(crate) folios: Vec<FolioRef<'a>>,
     /// Set if it ended before a folio that is frozen at the moment.
     pub(crate) is_cut_short: bool,
@@ -131,7 +131,7 @@ impl DirtyList {
     }
 
     /// Returns `true` if nothing is dirty, and no write-out is in flight, which might fail.
-    pub(crate) fn is_settled(&self) -> bool {
+    pub(crate) fn is_all_written(&self) -> bool {
         self.unwritten() == 0
     }
 
@@ -145,12 +145,12 @@ impl DirtyList {
     /// flusher's list again, and the remembered times are dropped.
     pub(crate) fn delist(&self) -> bool {
         let mut state = self.state.lock();
-        let is_settled = state.unwritten() == 0;
-        if is_settled {
+        let is_all_written = state.unwritten() == 0;
+        if is_all_written {
             state.is_enlisted = false;
             state.ticks = VecDeque::new();
         }
-        is_settled
+        is_all_written
     }
 
     /// Returns the number that all markings so far are below.
@@ -203,7 +203,7 @@ impl DirtyList {
         Marked { is_new, must_enlist: !was_enlisted }
     }
 
-    fn mark_in(state: &mut State, folios: &Folios, id: FolioId) -> bool {
+    fn mark_in(state: &mut DirtyState, folios: &Folios, id: FolioId) -> bool {
         let is_new = folios.get(id).flags.transition_to_dirty() == Listing::Add;
         if is_new {
             state.link(folios, id);
@@ -216,7 +216,7 @@ impl DirtyList {
         self.forget_in(&mut self.state.lock(), folios, id);
     }
 
-    fn forget_in(&self, state: &mut State, folios: &Folios, id: FolioId) {
+    fn forget_in(&self, state: &mut DirtyState, folios: &Folios, id: FolioId) {
         if folios.get(id).flags.transition_to_clean() == Listing::Remove {
             state.unlink(folios, id);
             self.pages.sub(folios.get(id).pages());
@@ -259,7 +259,7 @@ impl DirtyList {
             pages += folios.get(id).pages();
             let listing = folios.get(id).flags.transition_to_written();
             debug_assert_eq!(listing, Listing::Keep);
-            state.leave_epoch(in_flight);
+            state.end_in_epoch(in_flight);
         }
         self.note_ended(&mut state, pages);
     }
@@ -280,12 +280,12 @@ impl DirtyList {
             } else {
                 pages += folios.get(id).pages();
             }
-            state.leave_epoch(in_flight);
+            state.end_in_epoch(in_flight);
         }
         self.note_ended(&mut state, pages);
     }
 
-    fn note_ended(&self, state: &mut State, pages: u64) {
+    fn note_ended(&self, state: &mut DirtyState, pages: u64) {
         self.pages.sub(pages);
         if state.drop_ended_epochs() {
             self.epoch_ended.notify_all();
@@ -323,9 +323,9 @@ impl DirtyList {
         ids: &[FolioId],
         owner: u64,
         end: u64,
-    ) -> Part<'a> {
+    ) -> DirtyFolios<'a> {
         let _state = self.state.lock();
-        let mut part = Part { folios: Vec::new(), is_cut_short: false };
+        let mut found = DirtyFolios { folios: Vec::new(), is_cut_short: false };
         for &id in ids {
             let folio = folios.get(id);
             // A dirty folio of a file is on the list of that file.
@@ -334,15 +334,15 @@ impl DirtyList {
                 continue;
             }
             match folios.try_get(id) {
-                Ok(folio) => part.folios.push(folio),
-                Err(_) => part.is_cut_short = true,
+                Ok(folio) => found.folios.push(folio),
+                Err(_) => found.is_cut_short = true,
             }
         }
-        part
+        found
     }
 }
 
-/// Walk over a dirty list in parts. Visits each folio that stays on the list for the whole walk
+/// Walk over a dirty list in batches. Visits each folio that stays on the list for the whole walk
 /// exactly once, whatever happens to others.
 #[derive(Debug)]
 pub(crate) struct Walk<'l> {
@@ -361,32 +361,32 @@ impl Walk<'_> {
     /// Returns references to up to `folios_max` of the next folios that have pages `within`.
     /// Returns fewer, or none, if many other folios lie between them. A frozen folio is returned by
     /// the next call or, with `pass_frozen`, skipped.
-    pub(crate) fn next_part<'a>(
+    pub(crate) fn next_folios<'a>(
         &mut self,
         folios: &'a Folios,
         within: &Range<u64>,
         folios_max: usize,
         pass_frozen: bool,
-    ) -> Part<'a> {
-        let mut part = Part { folios: Vec::new(), is_cut_short: false };
+    ) -> DirtyFolios<'a> {
+        let mut found = DirtyFolios { folios: Vec::new(), is_cut_short: false };
         let mut state = self.list.state.lock();
         let mut next = state.cursor(self.cursor);
-        let mut looks = 0;
-        while looks < LOOKS_MAX && part.folios.len() < folios_max {
+        let mut examined = 0;
+        while examined < EXAMINED_MAX && found.folios.len() < folios_max {
             let folio = (next != NO_FOLIO).then(|| folios.get(FolioId(next)));
             let Some(folio) = folio.filter(|it| it.dirtied.load(Ordering::Relaxed) < self.end)
             else {
                 self.is_over = true;
                 break;
             };
-            looks += 1;
+            examined += 1;
             let first = folio.index();
             if first < within.end && first + folio.pages() > within.start {
                 match folios.try_get(FolioId(next)) {
-                    Ok(reference) => part.folios.push(reference),
+                    Ok(reference) => found.folios.push(reference),
                     Err(_) if pass_frozen => {}
                     Err(_) => {
-                        part.is_cut_short = true;
+                        found.is_cut_short = true;
                         break;
                     }
                 }
@@ -396,7 +396,7 @@ impl Walk<'_> {
         state.set_cursor(self.cursor, next);
         // References are dropped without the lock of the list.
         drop(state);
-        part
+        found
     }
 }
 
@@ -406,7 +406,7 @@ impl Drop for Walk<'_> {
     }
 }
 
-impl State {
+impl DirtyState {
     fn unwritten(&self) -> u64 {
         self.folios + self.in_flight.iter().sum::<u64>()
     }
@@ -415,7 +415,7 @@ impl State {
         self.in_flight.back().expect("there is always a current epoch")
     }
 
-    fn leave_epoch(&mut self, in_flight: InFlight) {
+    fn end_in_epoch(&mut self, in_flight: InFlight) {
         self.in_flight[(in_flight.epoch - self.oldest_epoch) as usize] -= 1;
     }
 
@@ -509,11 +509,11 @@ mod tests {
 
     const ALL: Range<u64> = 0..u64::MAX;
 
-    fn ids(part: &Part<'_>) -> Vec<FolioId> {
-        part.folios.iter().map(FolioRef::id).collect()
+    fn ids(found: &DirtyFolios<'_>) -> Vec<FolioId> {
+        found.folios.iter().map(FolioRef::id).collect()
     }
 
-    /// Changes to the folio that a walk points to, before the next part.
+    /// Changes to the folio that a walk points to, before the next found.
     #[test]
     fn a_walk_in_parts_misses_no_folio_that_stays_on_the_list() {
         let clean = |list: &DirtyList, folios: &Folios, id| list.forget(folios, id);
@@ -521,17 +521,17 @@ mod tests {
             list.forget(folios, id);
             list.mark(folios, id);
         };
-        type Meanwhile = fn(&DirtyList, &Folios, FolioId);
-        let meanwhile: [Meanwhile; 3] = [|_, _, _| {}, clean, again];
-        for (case, change) in meanwhile.into_iter().enumerate() {
+        type Interference = fn(&DirtyList, &Folios, FolioId);
+        let cases: [Interference; 3] = [|_, _, _| {}, clean, again];
+        for (case, change) in cases.into_iter().enumerate() {
             let (folios, list) = (folios(), list());
             let all = dirty(&folios, &list, 6);
             let mut walk = list.walk(list.now());
-            let first = walk.next_part(&folios, &ALL, 2, false);
+            let first = walk.next_folios(&folios, &ALL, 2, false);
             change(&list, &folios, all[1]);
             change(&list, &folios, all[2]);
-            let second = walk.next_part(&folios, &ALL, 2, false);
-            let third = walk.next_part(&folios, &ALL, 3, false);
+            let second = walk.next_folios(&folios, &ALL, 2, false);
+            let third = walk.next_folios(&folios, &ALL, 3, false);
             let met: Vec<_> = [&first, &second, &third].into_iter().flat_map(ids).collect();
             let expected =
                 if case == 0 { &all[..] } else { &[all[0], all[1], all[3], all[4], all[5]] };
@@ -539,7 +539,7 @@ mod tests {
             assert!(walk.is_over());
             drop(walk);
             all.iter().for_each(|id| list.forget(&folios, *id));
-            assert!(list.is_settled() && list.state.lock().cursors.is_empty());
+            assert!(list.is_all_written() && list.state.lock().cursors.is_empty());
             assert_eq!(list.pages.own(), 0);
         }
     }
@@ -552,7 +552,7 @@ mod tests {
         list.forget(&folios, all[1]);
         list.mark(&folios, all[1]);
         let mut walk = list.walk(end);
-        assert_eq!(ids(&walk.next_part(&folios, &(1..4), 10, false)), all[2..4]);
+        assert_eq!(ids(&walk.next_folios(&folios, &(1..4), 10, false)), all[2..4]);
         assert!(walk.is_over());
         assert_eq!(ids(&list.among(&folios, &all[1..4], 64, end)), all[2..4]);
         assert!(
@@ -568,12 +568,12 @@ mod tests {
         let end = list.now();
         let frozen = folios.adopt(all[1]).try_freeze(0).expect("one reference");
         let mut walk = list.walk(end);
-        let part = walk.next_part(&folios, &ALL, 10, false);
-        assert_eq!((ids(&part), part.is_cut_short), (vec![all[0]], true));
+        let found = walk.next_folios(&folios, &ALL, 10, false);
+        assert_eq!((ids(&found), found.is_cut_short), (vec![all[0]], true));
         assert!(list.among(&folios, &all, 64, end).is_cut_short);
-        assert_eq!(ids(&list.walk(end).next_part(&folios, &ALL, 10, true)), [all[0], all[2]]);
+        assert_eq!(ids(&list.walk(end).next_folios(&folios, &ALL, 10, true)), [all[0], all[2]]);
         frozen.unfreeze().into_id();
-        assert_eq!(ids(&walk.next_part(&folios, &ALL, 10, false)), all[1..]);
+        assert_eq!(ids(&walk.next_folios(&folios, &ALL, 10, false)), all[1..]);
         assert!(walk.is_over());
     }
 
@@ -587,7 +587,7 @@ mod tests {
             let mut state = list.state.lock();
             state.in_flight.push_back(0);
         }
-        assert!(!list.is_settled());
+        assert!(!list.is_all_written());
         let oldest_epoch = || list.state.lock().oldest_epoch;
         let mut end = |at| list.end(&folios, std::iter::once(in_flight.remove(at)));
         end(1);
@@ -596,7 +596,7 @@ mod tests {
         assert_eq!(oldest_epoch(), 2);
         end(0);
         assert_eq!(oldest_epoch(), 3);
-        assert!(list.is_settled());
+        assert!(list.is_all_written());
         list.wait_for_in_flight();
         assert_eq!(list.state.lock().in_flight, [0]);
     }

@@ -44,13 +44,13 @@ const MOMENT_MAX: Duration = Duration::from_millis(1);
 /// Rounds of syncs of one file.
 #[derive(Debug)]
 pub(crate) struct Flushes<E> {
-    state: Mutex<State<E>>,
+    state: Mutex<FlushState<E>>,
     /// Signalled when a round has ended.
     ended: Condvar,
 }
 
 #[derive(Debug)]
-struct State<E> {
+struct FlushState<E> {
     is_led: bool,
     /// Set while a thread that joined the open round waits for the moment of F4 to pass.
     is_awaited: bool,
@@ -84,7 +84,7 @@ struct Answer<E> {
 
 impl<E> Default for Flushes<E> {
     fn default() -> Self {
-        let state = State {
+        let state = FlushState {
             is_led: false,
             is_awaited: false,
             round: 0,
@@ -159,7 +159,7 @@ impl Wants {
     }
 }
 
-impl<E: Clone> State<E> {
+impl<E: Clone> FlushState<E> {
     /// Returns `true` if as many syncs have joined as came to the round before. Always `true` in a
     /// model, which has no time: the length of the wait is no part of the protocol.
     fn is_complete(&self) -> bool {

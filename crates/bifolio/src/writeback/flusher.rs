@@ -11,10 +11,10 @@
 //!
 //! THREADS. A round may never end, if the storage hangs. So one thread always listens: before a
 //! thread starts a round, it starts another thread, up to [`THREADS_MAX`], unless one listens
-//! already. During a round the next device waits [`HASTE`] for the thread, so that many devices
-//! that respond need two threads, and each device that hangs occupies one. If as many devices hang
-//! as there may be threads, or no thread can be started, other devices wait for them. The threads
-//! stay until the last file is closed and the last `Cache` dropped.
+//! already. During a round the next device waits [`NEXT_DEVICE_DELAY`] for the thread, so that many
+//! devices that respond need two threads, and each device that hangs occupies one. If as many
+//! devices hang as there may be threads, or no thread can be started, other devices wait for them.
+//! The threads stay until the last file is closed and the last `Cache` dropped.
 //!
 //! THROTTLED WRITERS. A page that becomes dirty is counted before its bytes change, under the folio
 //! lock, if there is room (`DirtyPages::try_add`). A writer that finds no room waits at the gate,
@@ -67,7 +67,7 @@ const TICK_MIN: Duration = Duration::from_millis(5);
 /// Maximum number of threads: fewer hanging devices than that block no other device.
 const THREADS_MAX: usize = 64;
 /// Time that a device waits for a thread that is in another round.
-const HASTE: Duration = Duration::from_millis(5);
+const NEXT_DEVICE_DELAY: Duration = Duration::from_millis(5);
 /// Pause after a round in which the device wrote nothing.
 const RETRY_PAUSE: Duration = Duration::from_millis(20);
 /// Number of the oldest folios of a file that are written to probe a device that wrote nothing.
@@ -367,10 +367,10 @@ impl Flusher {
                 roster.next_tick = now + self.tick();
                 roster.call_those_that_age(now);
             }
-            let haste = if roster.on_rounds > 0 { HASTE } else { Duration::ZERO };
+            let delay = if roster.on_rounds > 0 { NEXT_DEVICE_DELAY } else { Duration::ZERO };
             let mut until = roster.next_tick;
             if let Some(oldest) = roster.calls.first_entry() {
-                let from = oldest.key().0 + haste;
+                let from = oldest.key().0 + delay;
                 if from <= now {
                     return Some(oldest.remove());
                 }
@@ -413,7 +413,7 @@ impl Flusher {
         if taken > 0 && self.is_much(&device) || round.is_probe && !is_stuck {
             device.call();
         }
-        if device.leave() {
+        if device.end_service() {
             self.send(&device, Duration::ZERO);
         }
         if memory.dirty_pages.load(Ordering::Relaxed)

@@ -38,7 +38,7 @@ pub(crate) enum Cleaner {
     /// The swapper, only when memory is short.
     Swapper,
     /// None: the folios stay in memory.
-    Nobody,
+    None,
 }
 
 /// Store of a file.
@@ -86,7 +86,7 @@ pub(crate) struct SwapStore {
 impl SwapStore {
     /// Returns the Entry stored at the head of a unit when a clean folio is evicted, with its slot
     /// and shadow.
-    fn left_by(&self, locked: &LockedFolio<'_>, page: u64, shadow: Option<Shadow>) -> Entry {
+    fn evicted_entry(&self, locked: &LockedFolio<'_>, page: u64, shadow: Option<Shadow>) -> Entry {
         let slot = locked.slot();
         if slot == 0 {
             return Entry::HOLE;
@@ -137,7 +137,7 @@ impl Store {
         match self {
             Self::Disk(_) => Cleaner::Flusher,
             Self::Swap(swap) if swap.swap.is_some() => Cleaner::Swapper,
-            Self::Swap(_) => Cleaner::Nobody,
+            Self::Swap(_) => Cleaner::None,
         }
     }
 
@@ -230,25 +230,30 @@ impl Store {
         let Some(swap) = self.slots() else { return };
         match seen.as_value() {
             Some(slot) => locked.set_slot(slot as u32),
-            None => swap.note_born(locked.pages()),
+            None => swap.note_new_pages(locked.pages()),
         }
     }
 
     /// Returns the Entry that evicting a clean folio stores at the head of a unit.
-    pub(crate) fn left_by(&self, locked: &LockedFolio<'_>, page: u64, shadow: Shadow) -> Entry {
+    pub(crate) fn evicted_entry(
+        &self,
+        locked: &LockedFolio<'_>,
+        page: u64,
+        shadow: Shadow,
+    ) -> Entry {
         match self {
             Self::Disk(_) if page == 0 => Entry::value(shadow.0),
             Self::Disk(_) => Entry::HOLE,
-            Self::Swap(swap) => swap.left_by(locked, page, Some(shadow)),
+            Self::Swap(swap) => swap.evicted_entry(locked, page, Some(shadow)),
         }
     }
 
     /// Returns the Entry stored there for a folio that was never filled: the one that it took
     /// over.
-    pub(crate) fn left_by_unfilled(&self, locked: &LockedFolio<'_>, page: u64) -> Entry {
+    pub(crate) fn unfilled_entry(&self, locked: &LockedFolio<'_>, page: u64) -> Entry {
         match self {
             Self::Disk(_) => Entry::HOLE,
-            Self::Swap(swap) => swap.left_by(locked, page, None),
+            Self::Swap(swap) => swap.evicted_entry(locked, page, None),
         }
     }
 
@@ -257,7 +262,7 @@ impl Store {
     pub(crate) fn give_back(&self, seen: Entry, pages: u32) {
         if let (Some(swap), Some(slot)) = (self.slots(), seen.as_value()) {
             swap.give_back(slot as u32, pages);
-            swap.note_gone(u64::from(pages));
+            swap.note_removed_pages(u64::from(pages));
         }
     }
 
@@ -277,14 +282,14 @@ impl Store {
     /// bytes.
     pub(crate) fn note_out_of_table(&self, locked: &LockedFolio<'_>) {
         if locked.slot() == 0 {
-            self.note_gone(locked.pages());
+            self.note_removed_pages(locked.pages());
         }
     }
 
     /// Records that `pages` pages have their bytes neither in memory nor in a slot.
-    pub(crate) fn note_gone(&self, pages: u64) {
+    pub(crate) fn note_removed_pages(&self, pages: u64) {
         if let Some(swap) = self.slots() {
-            swap.note_gone(pages);
+            swap.note_removed_pages(pages);
         }
     }
 

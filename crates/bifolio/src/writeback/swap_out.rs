@@ -28,8 +28,8 @@ impl<'a> WriteBatch<'a> {
                 self.swap_run(std::mem::take(&mut run));
                 run_pages = 0;
             }
-            if let Some(leaving) = self.begin_swap_out(folio, busy) {
-                run.push(leaving);
+            if let Some(victim) = self.begin_swap_out(folio, busy) {
+                run.push(victim);
                 run_pages += pages;
             }
         }
@@ -64,7 +64,7 @@ impl<'a> WriteBatch<'a> {
     /// adjacent slots.
     pub(super) fn swap_run(&mut self, folios: SmallVec<[WriteVictim<'a>; 1]>) {
         let Some(swap) = self.slots else { unreachable!("a batch that swaps out has a swap") };
-        let mut left_pages: u64 = folios.iter().map(|leaving| leaving.folio.folio().pages()).sum();
+        let mut left_pages: u64 = folios.iter().map(|victim| victim.folio.folio().pages()).sum();
         let mut left = folios.into_iter().peekable();
         while let Some(first) = left.peek() {
             let least = first.folio.folio().pages() as u32;
@@ -80,11 +80,11 @@ impl<'a> WriteBatch<'a> {
             };
             let mut run = SmallVec::new();
             let mut pages = 0;
-            while let Some(leaving) =
+            while let Some(victim) =
                 left.next_if(|next| pages + next.folio.folio().pages() <= u64::from(slots.pages))
             {
-                pages += leaving.folio.folio().pages();
-                run.push(leaving);
+                pages += victim.folio.folio().pages();
+                run.push(victim);
             }
             swap.give_back(slots.first + pages as u32, slots.pages - pages as u32);
             left_pages -= pages;
@@ -98,7 +98,8 @@ impl<'a> WriteBatch<'a> {
     fn take_slots(&self, swap: &Swap, wanted_pages: u32, least_pages: u32) -> Option<SlotRun> {
         let arena = &self.inode.memory.arena;
         let found = swap.take(wanted_pages, least_pages);
-        if found.is_some() || !swap.wants_row(least_pages) || !arena.charge(GROUP_BYTES) {
+        if found.is_some() || !swap.wants_adjacent_slots(least_pages) || !arena.charge(GROUP_BYTES)
+        {
             return found;
         }
         if !swap.grow() {
@@ -116,8 +117,8 @@ impl<'a> WriteBatch<'a> {
     ) {
         let inode = self.inode;
         let mut slot = slots.first;
-        for leaving in &folios {
-            for page in pages_of_still(&leaving.folio, leaving.start(inode)) {
+        for victim in &folios {
+            for page in pages_of_still(&victim.folio, victim.start(inode)) {
                 swap.seal(slot, page);
                 slot += 1;
             }
@@ -133,7 +134,7 @@ impl<'a> WriteBatch<'a> {
     }
 
     /// Assigns the slots of a completed run to its folios, or frees them after a failure.
-    pub(super) fn settle_slots(&self, run: &WriteIo<'a>, is_written: bool) {
+    pub(super) fn assign_slots(&self, run: &WriteIo<'a>, is_written: bool) {
         let (Some(swap), Some(slots)) = (self.slots, run.slots) else { return };
         swap.note_written(slots, is_written);
         if !is_written {

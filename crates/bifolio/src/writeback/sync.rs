@@ -1,7 +1,7 @@
 //! Syncs: when one returns, everything dirty at the call is on the device, or an error is returned.
 
 use super::batch::{ALL_PAGES, Added, Progress, WriteBatch, Written};
-use super::dirty::{Part, Walk};
+use super::dirty::{DirtyFolios, Walk};
 use super::errors::ErrorCursor;
 use super::flush::Wants;
 use super::inode::Inode;
@@ -21,7 +21,7 @@ const GATHERED_MAX: u64 = 32_768;
 const BATCH_FOLIOS_MAX: u64 = GATHERED_MAX;
 /// Folios gathered in one step, with the dirty list locked: two transfers of 1 MiB. If they are in
 /// order already, they are written before more are gathered.
-const PART_FOLIOS: u64 = 512;
+const WALK_FOLIOS: u64 = 512;
 
 /// Units of a range that are looked up one by one, at most: fewer than a walk over a list of some
 /// length visits.
@@ -65,7 +65,7 @@ impl Inode {
             let mut busy = Vec::new();
             let mut batch = WriteBatch::new(self, wanted.pages.clone());
             let left = |of_batch| left(progress.and(of_batch));
-            let is_held_up = source.fill(&mut batch, left, &mut busy);
+            let is_delayed = source.fill(&mut batch, left, &mut busy);
             let of_batch = batch.progress();
             let written = batch.finish();
             progress.begun_folios += of_batch.begun_folios;
@@ -74,7 +74,7 @@ impl Inode {
             if wanted.patient {
                 self.write_out_busy(busy, &wanted.pages);
             }
-            if is_held_up && of_batch.begun_folios == 0 {
+            if is_delayed && of_batch.begun_folios == 0 {
                 // A few instructions of another thread that will find it dirty; nothing is in
                 // flight here, and no lock held (IO-5).
                 backoff.wait();
@@ -268,14 +268,14 @@ impl<'a> Source<'a> {
 
     /// Returns references to the next folios: `folios_max`, or fewer if they are in order or the
     /// next is frozen.
-    fn gather(&mut self, folios_max: u64) -> Part<'a> {
-        let mut gathered = Part { folios: Vec::new(), is_cut_short: false };
+    fn gather(&mut self, folios_max: u64) -> DirtyFolios<'a> {
+        let mut gathered = DirtyFolios { folios: Vec::new(), is_cut_short: false };
         while !self.is_over() && (gathered.folios.len() as u64) < folios_max {
-            let wanted = PART_FOLIOS.min(folios_max - gathered.folios.len() as u64);
-            let mut part = self.next_part(wanted);
-            gathered.is_cut_short = part.is_cut_short;
-            let is_over = part.is_cut_short || is_in_order(&part.folios);
-            gathered.folios.append(&mut part.folios);
+            let wanted = WALK_FOLIOS.min(folios_max - gathered.folios.len() as u64);
+            let mut found = self.next_folios(wanted);
+            gathered.is_cut_short = found.is_cut_short;
+            let is_over = found.is_cut_short || is_in_order(&found.folios);
+            gathered.folios.append(&mut found.folios);
             if is_over {
                 break;
             }
@@ -283,21 +283,21 @@ impl<'a> Source<'a> {
         gathered
     }
 
-    fn next_part(&mut self, folios_max: u64) -> Part<'a> {
+    fn next_folios(&mut self, folios_max: u64) -> DirtyFolios<'a> {
         let (inode, wanted) = (self.inode, self.wanted);
         let folios = &inode.memory.folios;
         match &mut self.origin {
             Origin::List(walk) => {
-                walk.next_part(folios, &wanted.pages, folios_max as usize, !wanted.patient)
+                walk.next_folios(folios, &wanted.pages, folios_max as usize, !wanted.patient)
             }
             Origin::Table(pages) => {
                 let ids = inode.folios_in(pages.clone());
-                let mut part = inode.dirty.among(folios, &ids, inode.address(), wanted.end);
-                part.is_cut_short &= wanted.patient;
-                if !part.is_cut_short {
+                let mut found = inode.dirty.among(folios, &ids, inode.address(), wanted.end);
+                found.is_cut_short &= wanted.patient;
+                if !found.is_cut_short {
                     *pages = pages.end..pages.end;
                 }
-                part
+                found
             }
         }
     }

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Divisor: a device with its maximum of dirty pages leaves this part of the rest to others.
-const PARTS: u64 = 4;
+const SHARE_DIVISOR: u64 = 4;
 /// Upper bound on the time that a writer waits for a device that does not answer.
 const STALL_MAX: Duration = Duration::from_secs(10);
 /// Interval at which a waiting writer requests another flusher round.
@@ -60,7 +60,7 @@ impl DirtyPages {
     /// Counts pages if that keeps the total at `max_pages` or less. The total is exact; one device
     /// may exceed its share by what several threads add at the same time.
     pub(crate) fn try_add(&self, pages: u64, max_pages: u64) -> bool {
-        self.is_added(self.share.try_add(pages, max_pages, PARTS))
+        self.is_added(self.share.try_add(pages, max_pages, SHARE_DIVISOR))
     }
 
     /// Counts pages like [`Self::try_add`], without a share for other devices.
@@ -74,7 +74,7 @@ impl DirtyPages {
 
     /// Returns `true` if `pages` more pages may be dirty now.
     pub(crate) fn has_room(&self, pages: u64, max_pages: u64) -> bool {
-        self.share.has_room(pages, max_pages, PARTS)
+        self.share.has_room(pages, max_pages, SHARE_DIVISOR)
     }
 
     /// Returns the dirty pages of all devices.
@@ -107,7 +107,7 @@ impl DirtyPages {
 
 /// Returns the share of one device in what the other devices leave.
 pub(crate) fn part_of(left_pages: u64) -> u64 {
-    share::part_of(left_pages, PARTS)
+    share::part_of(left_pages, SHARE_DIVISOR)
 }
 
 /// The gate, one per cache; each waiter has its own condition.

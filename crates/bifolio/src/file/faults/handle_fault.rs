@@ -1,7 +1,7 @@
 //! Fault handling: fills the pages of a region that a thread accesses.
 
 use super::super::fill::{Locked, ReadIoClaim, Wait};
-use super::super::handle::{Access, Handle};
+use super::super::handle::{AccessMode, Handle};
 use super::super::read_io::ReadIo;
 use super::super::read_many::{Batch, Delivery};
 use crate::error::{Error, Result};
@@ -110,7 +110,8 @@ impl Handle {
     /// check next.
     fn await_page(&self, index: u64, is_write: bool) -> Result<u64> {
         let is_missing = || self.is_missing(index);
-        let Some(locked) = self.find_folio_while(index, Access::Cache, Some(&is_missing))? else {
+        let Some(locked) = self.find_folio_while(index, AccessMode::Cache, Some(&is_missing))?
+        else {
             // The page was filled since, or is past the end of file.
             return Ok(index);
         };

@@ -14,17 +14,17 @@
 //! ```
 //!
 //! A message may be served when its thread no longer waits and the page has changed;
-//! `memory/region/leftovers.rs` describes when an error still holds.
+//! `memory/region/stray_pages.rs` describes when an error still holds.
 //!
 //! The table of regions covers all caches of the process, because a signal handler knows only the
 //! address.
 
 mod handle_fault;
+mod services;
 mod threads;
-mod underway;
 
+pub(super) use services::RunningServices;
 pub(super) use threads::FaultThreads;
-pub(super) use underway::Underway;
 
 use super::handle::Handle;
 use crate::memory::{PageSpace, Refusal, Region};
@@ -32,13 +32,13 @@ use crate::page::{PAGE_BYTES, PAGE_SHIFT};
 use crate::stats::Counter;
 use crate::sync::{Ordering, RwLock, RwLockReadGuard, Share, WeakList, blocking, inside};
 use crate::sys::process::current_thread;
+use services::Service;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 use std::{io, thread};
-use underway::Service;
 
 /// Region, with the handles and threads that serve its faults.
 #[derive(Debug)]
@@ -46,7 +46,7 @@ struct Served {
     region: Arc<Region>,
     /// Threads of its device.
     threads: Share,
-    underway: Arc<Underway>,
+    services: Arc<RunningServices>,
     /// Handles of its file, the last one opened last.
     handles: WeakList<Handle>,
 }
@@ -82,7 +82,7 @@ pub(super) fn enlist(handle: &Arc<Handle>) {
     let served = regions.entry(region.base().addr()).or_insert_with(|| Served {
         region: Arc::clone(region),
         threads: handle.inode.load.faults.clone(),
-        underway: Arc::default(),
+        services: Arc::default(),
         handles: WeakList::default(),
     });
     served.handles.push(Arc::downgrade(handle));
@@ -103,8 +103,8 @@ pub(super) fn forget(page_space: &PageSpace) {
 }
 
 /// Returns the services in progress for a region.
-pub(super) fn underway_in(region: &Region) -> Option<Arc<Underway>> {
-    REGIONS.read().get(&region.base().addr()).map(|served| Arc::clone(&served.underway))
+pub(super) fn services_in(region: &Region) -> Option<Arc<RunningServices>> {
+    REGIONS.read().get(&region.base().addr()).map(|served| Arc::clone(&served.services))
 }
 
 /// Region and handle that serve a fault. The order of the fields is that of their drops: the
@@ -131,7 +131,7 @@ fn server_of(address: usize) -> Option<Server> {
     if address - base >= served.region.len_bytes() {
         return None;
     }
-    let service = served.underway.begin();
+    let service = served.services.begin();
     let handle = served.handles.last()?;
     Some(Server { handle, region: Arc::clone(&served.region), _service: service })
 }
@@ -155,7 +155,7 @@ impl Server {
                 (is_served, left.start) = (false, left.start + 1);
                 continue;
             }
-            // R1 of `memory/region/leftovers.rs`.
+            // R1 of `memory/region/stray_pages.rs`.
             let growths = self.region.growths();
             let Err((index, error)) = self.handle.handle_fault(left.clone(), is_write) else {
                 break;
@@ -229,7 +229,7 @@ mod tests {
     use crate::file::OpenOptions;
     use crate::memory::fault_time;
 
-    /// R3 of `memory/region/leftovers.rs`, each condition alone.
+    /// R3 of `memory/region/stray_pages.rs`, each condition alone.
     #[test]
     fn a_refusal_is_judged_by_how_the_page_is_by_then() {
         let cache = Cache::builder().memory(1 << 20).build().unwrap();

@@ -39,9 +39,9 @@ const THREADS: usize = 4;
 const THREADS_MAX: usize = 80;
 /// Faults of one device that are served at a time.
 const DEVICE_THREADS_MAX: u64 = 4;
-/// A device gets no further thread that would leave less than 1/PARTS of the threads that other
-/// devices do not use.
-const PARTS: u64 = 4;
+/// A device gets no further thread that would leave less than 1/SHARE_DIVISOR of the threads that
+/// other devices do not use.
+const SHARE_DIVISOR: u64 = 4;
 const PAGE: usize = crate::page::PAGE_BYTES as usize;
 
 /// Running threads. Drop stops and joins them.
@@ -118,7 +118,7 @@ impl FaultThreads {
 
 impl Drop for FaultThreads {
     fn drop(&mut self) {
-        if self.threads.iter().any(OwnedThread::is_left_behind) {
+        if self.threads.iter().any(OwnedThread::is_of_parent) {
             // After a fork the locks may be held forever.
             std::mem::forget((self.stop.take(), Arc::clone(&self.shared)));
             return;
@@ -148,7 +148,7 @@ impl Shared {
                 continue;
             }
             drop(postponed);
-            self.leave_a_spare();
+            self.ensure_spare_thread();
             self.serve_devices(threads, request);
             self.more.lock().spare += 1;
         }
@@ -167,7 +167,7 @@ impl Shared {
     }
 
     /// Makes sure that another thread reads messages, because this one is about to serve.
-    fn leave_a_spare(self: &Arc<Self>) {
+    fn ensure_spare_thread(self: &Arc<Self>) {
         let mut more = self.more.lock();
         more.spare -= 1;
         let count = THREADS + more.threads.len();
@@ -204,7 +204,7 @@ impl Shared {
     /// Raises SIGBUS for the fault of a thread that may hold what its fault would wait for
     /// (`sync/inside.rs`). Returns `true` if it did. Takes no lock that the thread may hold, and so
     /// does not look up the file: the next thread that fills the page finds the poison as a
-    /// leftover.
+    /// stray page.
     fn refuse_inside(&self, fault: &Fault) -> bool {
         let page = fault.address / PAGE * PAGE;
         let start = std::ptr::without_provenance_mut(page);
@@ -235,7 +235,7 @@ impl Shared {
 /// Q2. Counts the thread if the device may have it.
 fn may_have_one_more(threads: &Share) -> bool {
     let max = THREADS_MAX as u64;
-    threads.own() < DEVICE_THREADS_MAX && threads.try_add(1, max, PARTS).is_some()
+    threads.own() < DEVICE_THREADS_MAX && threads.try_add(1, max, SHARE_DIVISOR).is_some()
 }
 
 /// P3 and P4: returns the index of the request that a thread serves next after one of this device.

@@ -35,14 +35,14 @@ use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 pub(super) use window::Mode;
 pub(super) use window::Plan;
-use window::{Access, STREAMS, Settings, Streams};
+use window::{PageAccess, STREAMS, Settings, Streams};
 use worker::ReadaheadWorker;
 
 /// Index that no page has.
 const NO_MARK: u64 = u64::MAX;
 /// Divisor of the bound for the largest window of each stream (of at least two streams). Each may
 /// have two windows ahead, together half of the bound.
-const WINDOW_PART_OF_BOUND: u64 = 4;
+const WINDOW_DIVISOR: u64 = 4;
 const STREAMS_MIN: u64 = 2;
 /// Windows that fit in the staging memory, for a file in a region. Two would be enough to read one
 /// while the other is used if one device had all of it; but a device gets less, and the second
@@ -157,7 +157,7 @@ impl Handle {
     /// Starts the next window if a mark is in `pages`.
     pub(super) fn follow_marks(&self, pages: Range<u64>) {
         if self.readahead.take_mark(&pages) {
-            let access = Access { first_page: pages.start, end_page: pages.end, miss: None };
+            let access = PageAccess { first_page: pages.start, end_page: pages.end, miss: None };
             self.read_ahead(self.plan_after(&access));
         }
     }
@@ -167,7 +167,7 @@ impl Handle {
     pub(super) fn follow_passed_marks(&self, index: u64) {
         let behind_pages = self.readahead.window_bytes_max / PAGE_BYTES;
         if self.readahead.take_mark(&(index.saturating_sub(behind_pages)..index + 1)) {
-            let access = Access { first_page: index, end_page: index + 1, miss: None };
+            let access = PageAccess { first_page: index, end_page: index + 1, miss: None };
             if let Some(stopped) = self.read_ahead(self.plan_after(&access)) {
                 self.note_cut(stopped);
             }
@@ -177,10 +177,10 @@ impl Handle {
     /// Plans readahead after a read of `pages` that missed the first of them.
     pub(super) fn plan_after_miss(&self, pages: Range<u64>) -> Option<Plan> {
         let miss = Some(pages.start);
-        self.plan_after(&Access { first_page: pages.start, end_page: pages.end, miss })
+        self.plan_after(&PageAccess { first_page: pages.start, end_page: pages.end, miss })
     }
 
-    fn plan_after(&self, access: &Access) -> Option<Plan> {
+    fn plan_after(&self, access: &PageAccess) -> Option<Plan> {
         let mapping = &self.inode.mapping;
         let mode = self.readahead.mode();
         if self.readahead.window_bytes_max == 0 || mode == Mode::Random {
@@ -193,7 +193,7 @@ impl Handle {
             return None;
         }
         let mut streams = self.readahead.at_work().streams.lock();
-        let parts = WINDOW_PART_OF_BOUND * streams.known().max(STREAMS_MIN);
+        let parts = WINDOW_DIVISOR * streams.known().max(STREAMS_MIN);
         let max_bytes = self.readahead.window_bytes_max.min(bound_bytes / parts);
         let staging = self.inode.page_space.staging();
         let staged_max = staging.map_or(u64::MAX, |staging| staging.pages() / WINDOWS_STAGED);

@@ -17,7 +17,7 @@
 //! one window makes a sequential scan slower.
 
 use super::super::read_io::ReadIo;
-use super::{STREAMS_MIN, WINDOW_PART_OF_BOUND};
+use super::{STREAMS_MIN, WINDOW_DIVISOR};
 use crate::page::PAGE_BYTES;
 use crate::sync::Mutex;
 use crate::writeback::Inode;
@@ -104,7 +104,7 @@ impl ReadaheadWorker {
             return REGION_PAGES_MAX;
         }
         // At most a window, in a small cache.
-        let parts = WINDOW_PART_OF_BOUND * STREAMS_MIN;
+        let parts = WINDOW_DIVISOR * STREAMS_MIN;
         let bound_bytes = inode.memory.arena.usage().bound_bytes;
         self.in_flight_bytes_max.min(bound_bytes / parts) / PAGE_BYTES
     }
@@ -154,8 +154,8 @@ impl<R> ReadaheadQueue<R> {
         pages_of: impl Fn(&R) -> u64,
     ) -> Option<R> {
         let pages = pages_of(self.runs.front()?);
-        let may_leave = in_flight_pages == 0 || in_flight_pages + pages <= pages_max;
-        if may_leave { self.runs.pop_front() } else { None }
+        let may_start = in_flight_pages == 0 || in_flight_pages + pages <= pages_max;
+        if may_start { self.runs.pop_front() } else { None }
     }
 
     /// Returns `true` if the queue is empty: then the worker stops serving it.

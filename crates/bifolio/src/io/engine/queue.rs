@@ -7,8 +7,8 @@
 //!
 //! ```text
 //!             start                      reap            complete
-//!   waiting --------+-> Slot::Kernel -----------+-> done ------------> on_done(owner, answer)
-//!      |            '-> Slot::Helpers ----------'     ^
+//!   waiting --------+-> Kernel -----------+-> done ------------> on_done(owner, answer)
+//!      |            '-> Helpers ----------'     ^
 //!      '-- alone: a plain call, at once --------------'
 //! ```
 //!
@@ -21,7 +21,7 @@
 //!   folio lock, no write-out, no allocation that waits. So queues never wait for each other. Debug
 //!   builds check it (`sync/blocking.rs`).
 //! - IO-7: a slot holds its owner until the kernel, or the helper, has completed the transfer. A
-//!   transfer leaves `Slot::Kernel` only when its completion was reaped, or when the ring failed
+//!   transfer leaves `Kernel` only when its completion was reaped, or when the ring failed
 //!   before the kernel saw the call.
 //!
 //! # Safety
@@ -48,7 +48,7 @@ pub(crate) struct Queue<'e, T> {
     /// Transfers that were pushed but not started.
     waiting: VecDeque<(Transfer, T)>,
     /// Started transfers; a token is an index.
-    slots: Vec<Slot<T>>,
+    slots: Vec<TransferSlot<T>>,
     vacant: Vec<usize>,
     in_kernel: usize,
     /// Present while calls are in the kernel.
@@ -63,7 +63,7 @@ pub(crate) struct Queue<'e, T> {
 }
 
 /// A started transfer.
-enum Slot<T> {
+enum TransferSlot<T> {
     Vacant,
     /// A ring makes, or will make, the first attempt.
     Kernel(InKernel<T>),
@@ -268,7 +268,7 @@ impl<'e, T> Queue<'e, T> {
             return self.submit_fallback(transfer, owner);
         };
         let token = self.vacant_slot();
-        self.slots[token] = Slot::Kernel(InKernel { transfer, request, owner });
+        self.slots[token] = TransferSlot::Kernel(InKernel { transfer, request, owner });
         self.in_kernel += 1;
         let lease = self.lease.as_mut().expect("a ring call implies a lease");
         // SAFETY: `push` required IO-1; the slot keeps the owner, and the backing with its open
@@ -304,7 +304,7 @@ impl<'e, T> Queue<'e, T> {
 
     fn submit_fallback(&mut self, transfer: Transfer, owner: T) {
         let token = self.vacant_slot();
-        self.slots[token] = Slot::Helpers(owner);
+        self.slots[token] = TransferSlot::Helpers(owner);
         self.lane = super::lane_of(&transfer.backing);
         self.fallback.get_or_insert_default().submit(token, transfer);
     }
@@ -325,7 +325,7 @@ impl<'e, T> Queue<'e, T> {
 
     fn vacant_slot(&mut self) -> usize {
         self.vacant.pop().unwrap_or_else(|| {
-            self.slots.push(Slot::Vacant);
+            self.slots.push(TransferSlot::Vacant);
             self.slots.len() - 1
         })
     }
@@ -357,8 +357,8 @@ impl<'e, T> Queue<'e, T> {
 
     fn take_from_kernel(&mut self, token: usize) -> Option<InKernel<T>> {
         let slot = self.slots.get_mut(token)?;
-        match std::mem::replace(slot, Slot::Vacant) {
-            Slot::Kernel(in_kernel) => {
+        match std::mem::replace(slot, TransferSlot::Vacant) {
+            TransferSlot::Kernel(in_kernel) => {
                 self.vacant.push(token);
                 self.in_kernel -= 1;
                 Some(in_kernel)
@@ -371,7 +371,9 @@ impl<'e, T> Queue<'e, T> {
     }
 
     fn end_submitted(&mut self, token: usize, answer: Answer) {
-        if let Slot::Helpers(owner) = std::mem::replace(&mut self.slots[token], Slot::Vacant) {
+        if let TransferSlot::Helpers(owner) =
+            std::mem::replace(&mut self.slots[token], TransferSlot::Vacant)
+        {
             self.vacant.push(token);
             self.engine.rings.counts.add_plain_transfers(1);
             self.done.push_back((owner, answer));
@@ -441,7 +443,7 @@ impl<T> Drop for Queue<'_, T> {
         while let Some((token, transfer)) = self.take_submitted() {
             // Never begun; its owner is dropped with the slot.
             drop(transfer);
-            self.slots[token] = Slot::Vacant;
+            self.slots[token] = TransferSlot::Vacant;
             self.vacant.push(token);
             blocking::note_handed_out(1);
         }
@@ -488,12 +490,12 @@ impl<T> fmt::Debug for Queue<'_, T> {
 /// progress even if every worker is busy, or is the queue's own thread.
 #[derive(Debug, Default)]
 pub(super) struct FallbackQueue {
-    state: Mutex<State>,
+    state: Mutex<FallbackState>,
     finished: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct FallbackState {
     submitted: VecDeque<(usize, Transfer)>,
     done: Vec<(usize, Answer)>,
     /// Helpers that were called and have not arrived yet.

@@ -189,7 +189,7 @@ impl<'e> Lease<'e> {
             0 => one(&spans[0], submission.length_bytes.min(spans[0].len())),
             1 => one(&spans[0], spans[0].len()),
             count => {
-                let (entries, count) = Span::kernel_row(&spans[..count]);
+                let (entries, count) = Span::kernel_entries(&spans[..count]);
                 RingMemory::Vector { entries, count }
             }
         };

@@ -58,14 +58,14 @@ pub(super) struct Workers {
 }
 
 struct Shared {
-    state: Mutex<State>,
+    state: Mutex<WorkersState>,
     changed: Condvar,
     /// Detects a fork: a child inherits this value, but no threads.
     origin: Origin,
 }
 
 #[derive(Default)]
-struct State {
+struct WorkersState {
     /// Jobs whose lane has room for them; they count as running.
     ready: VecDeque<(Lane, Job)>,
     /// Jobs whose lane is full.
@@ -78,7 +78,7 @@ struct State {
     is_ending: bool,
 }
 
-impl State {
+impl WorkersState {
     fn has_room(&self, lane: Lane, urgency: Urgency) -> bool {
         self.running.get(&lane).is_none_or(|running| *running < urgency.lane_max())
     }
@@ -138,7 +138,7 @@ impl Workers {
         Ok(())
     }
 
-    fn start_thread(&self, state: &mut State) {
+    fn start_thread(&self, state: &mut WorkersState) {
         let shared = Arc::clone(&self.shared);
         match OwnedThread::start("bifolio-io", move || shared.run()) {
             Ok(thread) => {

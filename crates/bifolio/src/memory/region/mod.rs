@@ -8,14 +8,14 @@
 //!
 //! ```text
 //!   mod.rs        addresses, installing, dirty tracking              of one region
-//!   leftovers.rs  pages that belong to no folio in the table:
+//!   stray_pages.rs pages that belong to no folio in the table:
 //!                 suspected, poisoned, orphaned
 //!   mapped.rs     sets of pages that have maps
 //!   staging.rs    memory that pages are read into before they are    of all regions of a cache
 //!                 installed
 //!   regions.rs    bounce buffers for eviction; shared resources
 //!   pages.rs      descriptors of region pages, charged to the bound
-//!   reads.rs      whether recent reads were sequential
+//!   read_history.rs whether recent reads were sequential
 //! ```
 //!
 //! Stores of raw writers are found in the page tables: once a file has been mapped for writing, its
@@ -41,21 +41,21 @@
 //! Passes addresses inside its own reservation to the kernel.
 #![allow(unsafe_code)]
 
-mod leftovers;
 mod mapped;
 mod pages;
-mod reads;
+mod read_history;
 mod regions;
 mod staging;
-use leftovers::Leftovers;
-pub(super) use leftovers::Orphans;
-pub(crate) use leftovers::{Refusal, fault_time};
+mod stray_pages;
 use mapped::MappedPages;
 pub(super) use pages::RegionPages;
-pub(crate) use reads::RegionReads;
+pub(crate) use read_history::RegionReads;
 pub(crate) use regions::{BounceBuffer, Regions, RegionsSize};
 pub(crate) use staging::Staged;
 pub(super) use staging::Staging;
+pub(super) use stray_pages::Orphans;
+use stray_pages::StrayPages;
+pub(crate) use stray_pages::{Refusal, fault_time};
 
 use crate::page::PAGE_BYTES;
 use crate::sync::{AtomicBool, AtomicU8, Mutex, MutexGuard, Ordering};
@@ -94,11 +94,11 @@ pub(crate) struct Region {
     /// Pages that the kernel or a device may write to without marking the page tables. Every search
     /// for stores includes them.
     pub(crate) written_unseen: MappedPages,
-    leftovers: Mutex<Leftovers>,
+    stray_pages: Mutex<StrayPages>,
     /// Incremented when the file is about to grow, and again when it has grown.
     growths: AtomicU64,
-    /// `true` if there are leftovers: a hint, exact for the thread that added one.
-    has_leftovers: AtomicBool,
+    /// `true` if there are stray pages: a hint, exact for the thread that added one.
+    has_stray_pages: AtomicBool,
 }
 
 impl Region {
@@ -125,9 +125,9 @@ impl Region {
             section: Mutex::new(()),
             mapped: MappedPages::default(),
             written_unseen: MappedPages::default(),
-            leftovers: Mutex::default(),
+            stray_pages: Mutex::default(),
             growths: AtomicU64::new(0),
-            has_leftovers: AtomicBool::new(false),
+            has_stray_pages: AtomicBool::new(false),
         })
     }
 
@@ -206,10 +206,10 @@ impl Region {
                     most_pages = (end - next) / 2;
                     Ok(())
                 }
-                // The caller owns the page, so a resident page is a leftover.
+                // The caller owns the page, so a resident page is a stray page.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                     // SAFETY: the caller's contract, for this page.
-                    let taken = unsafe { self.take_place(next, source_of(next)) };
+                    let taken = unsafe { self.copy_into_orphan(next, source_of(next)) };
                     taken.map(|is_there| next += u64::from(is_there))
                 }
                 other => other,

@@ -5,7 +5,7 @@
 //! page, when the first one on the page is used, and never released. Free descriptors are linked
 //! through the descriptors themselves.
 
-use crate::memory::arena::{Arena, DESCRIPTOR_BYTES, PAGE_BYTES, State};
+use crate::memory::arena::{Arena, ArenaState, DESCRIPTOR_BYTES, PAGE_BYTES};
 use crate::memory::chunk::CHUNK_PAGES;
 use crate::page::{FolioId, Folios, NO_FOLIO};
 use crate::sync::Ordering;
@@ -70,7 +70,7 @@ impl Arena {
     }
 }
 
-impl State {
+impl ArenaState {
     fn take_region_page(&mut self, first: u32, folios: &Folios) -> Option<FolioId> {
         if !self.budget.try_take(PAGE_BYTES) {
             return None;

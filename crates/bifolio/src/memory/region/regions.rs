@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 /// Part of the bound for staging memory, and for the bounce buffer. With half of it, a sequential
 /// reader of a 32 MiB cache reads half as fast: its transfers are short and few are in flight.
-const PART_OF_BOUND: u64 = 16;
+const BOUND_DIVISOR: u64 = 16;
 /// Upper bounds in pages; larger caches need no more. The bounce buffer may exceed its bound for
 /// large batches, within that part.
 const STAGING_PAGES_MAX: u64 = 2048;
@@ -86,7 +86,7 @@ impl BounceBuffer {
 impl Regions {
     /// Computes the sizes for a cache that evicts at most `batch` pages at once.
     pub(crate) fn size_for(arena: &Arena, batch: usize, has_swap: bool) -> RegionsSize {
-        let part = (arena.bound_pages() / PART_OF_BOUND).max(PAGES_MIN);
+        let part = (arena.bound_pages() / BOUND_DIVISOR).max(PAGES_MIN);
         // Two pages for each folio of a batch.
         let for_batch = 2 * batch as u64;
         let bounce_buffer_pages = (part / 2).min(EXIT_PAGES_MAX.max(for_batch));

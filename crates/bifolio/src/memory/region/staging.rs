@@ -43,7 +43,7 @@ pub(crate) struct Staged {
 
 /// One part in this many of what the other devices leave free stays free when a device uses all it
 /// may.
-const PARTS: u64 = 8;
+const SHARE_DIVISOR: u64 = 8;
 
 impl Staging {
     /// Creates staging memory in `memory`, which is resident.
@@ -99,7 +99,7 @@ impl Staging {
         pages_max: usize,
         share: &Share,
     ) -> Option<Staged> {
-        let room = share.room(used.len() as u64, PARTS) as usize;
+        let room = share.room(used.len() as u64, SHARE_DIVISOR) as usize;
         let (first, pages) = longest_run(used, pages_max.min(room))?;
         used[first..first + pages].fill(true);
         share.add(pages as u64);

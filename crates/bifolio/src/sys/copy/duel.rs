@@ -18,7 +18,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// No turn starts later: with the last turn the duel stays below 2 ms.
+/// No timed_copy starts later: with the last timed_copy the duel stays below 2 ms.
 const TIME_MAX: Duration = Duration::from_micros(1500);
 /// Turns of each copy, at most.
 const ROUNDS_MAX: usize = 40;
@@ -74,11 +74,11 @@ fn rounds() -> Vec<f64> {
         let first = ratios.len() * ROUND_PAGES;
         // Every second round backwards: neither copy always comes first.
         let (memcpy, lines) = if ratios.len().is_multiple_of(2) {
-            let memcpy = turn(&source, &mut target, first, copy_after_prefetch);
-            (memcpy, turn(&source, &mut target, first, copy_by_lines))
+            let memcpy = timed_copy(&source, &mut target, first, copy_after_prefetch);
+            (memcpy, timed_copy(&source, &mut target, first, copy_by_lines))
         } else {
-            let lines = turn(&source, &mut target, first, copy_by_lines);
-            (turn(&source, &mut target, first, copy_after_prefetch), lines)
+            let lines = timed_copy(&source, &mut target, first, copy_by_lines);
+            (timed_copy(&source, &mut target, first, copy_after_prefetch), lines)
         };
         ratios.push(memcpy.as_secs_f64() / lines.as_secs_f64().max(1e-9));
     }
@@ -87,7 +87,7 @@ fn rounds() -> Vec<f64> {
 
 /// Copies some pages out of order, none of which is in a cache of the processor, and says how long
 /// that took.
-fn turn(
+fn timed_copy(
     source: &[u8],
     target: &mut [u8],
     first: usize,

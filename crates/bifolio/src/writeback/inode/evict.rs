@@ -8,7 +8,7 @@
 //! folio on the dirty list, where it waits for the end of the freeze, or in flight.
 //!
 //! # Safety
-//! Copies between frames of folios that the caller has locked.
+//! WriteCopies between frames of folios that the caller has locked.
 #![allow(unsafe_code)]
 
 use super::Inode;
@@ -16,8 +16,8 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::io::{IoError, Operation};
 use crate::memory::{Region, Shadow};
 use crate::page::{
-    Entry, EvictError, Flag, Folio, FolioId, FolioRef, Frozen, LockedFolio, Lookup, PAGE_BYTES,
-    Part,
+    Entry, EvictError, Flag, Folio, FolioId, FolioRef, Frozen, LockedFolio, Lookup, OldFolio,
+    PAGE_BYTES,
 };
 use crate::sync::blocking;
 use crate::sys::copy;
@@ -42,16 +42,17 @@ impl Inode {
         shadow: Shadow,
     ) -> std::result::Result<Frozen<'a>, EvictError<'a>> {
         debug_assert!(!self.page_space.is_in_place(), "a region's pages are unmapped first");
-        let frozen =
-            self.mapping.evict(folio, locked, |page| self.store.left_by(locked, page, shadow))?;
+        let frozen = self
+            .mapping
+            .evict(folio, locked, |page| self.store.evicted_entry(locked, page, shadow))?;
         self.store.note_out_of_table(locked);
         Ok(frozen)
     }
 
     /// Ends the eviction of a folio that is frozen, clean and unmapped, and frees it.
     pub(crate) fn end_eviction(&self, frozen: Frozen<'_>, locked: LockedFolio<'_>, shadow: Shadow) {
-        let leave = |page| self.store.left_by(&locked, page, shadow);
-        self.mapping.end_eviction(&frozen, &locked, leave);
+        let entry_after = |page| self.store.evicted_entry(&locked, page, shadow);
+        self.mapping.end_eviction(&frozen, &locked, entry_after);
         self.store.note_out_of_table(&locked);
         // E5: the frame must not be locked when it is reused.
         drop(locked);
@@ -63,7 +64,7 @@ impl Inode {
     pub(in crate::writeback) fn forget_content(&self, folio: &Folio, id: FolioId) {
         self.store.drop_slot(folio);
         self.dirty.forget(&self.memory.folios, id);
-        self.store.note_gone(folio.pages());
+        self.store.note_removed_pages(folio.pages());
     }
 
     /// Frees the location named by `seen`, an Entry without a folio at the head `index`, if any.
@@ -78,7 +79,7 @@ impl Inode {
     /// one of them. The caller moves the dirty state and the slots before it unlocks `new`.
     pub(crate) fn collapse<'a>(
         &'a self,
-        old: Vec<Part<'a>>,
+        old: Vec<OldFolio<'a>>,
         new: &FolioRef<'_>,
         locked: &LockedFolio<'_>,
     ) -> Option<Vec<Frozen<'a>>> {

@@ -39,10 +39,10 @@ use std::time::Duration;
 static ZEROS: [u8; PAGE_BYTES as usize] = [0; PAGE_BYTES as usize];
 
 /// Divisor of the bound for pages in read.
-const PART_OF_BOUND: u64 = 2;
-/// A device gets no further page that would leave less than 1/PARTS of the pages that other devices
-/// do not use.
-const PARTS: u64 = 4;
+const BOUND_DIVISOR: u64 = 2;
+/// A device gets no further page that would leave less than 1/SHARE_DIVISOR of the pages that other
+/// devices do not use.
+const SHARE_DIVISOR: u64 = 4;
 /// Upper bound on a sleep whose wake-up was missed.
 const SLEEP_MAX: Duration = Duration::from_millis(5);
 
@@ -80,7 +80,7 @@ impl Loads {
 
     /// Sets the limit of pages in read from the bound.
     pub(in crate::writeback) fn set_bound(&self, bound_pages: u64) {
-        self.reading_pages_max.store(bound_pages / PART_OF_BOUND, Ordering::Relaxed);
+        self.reading_pages_max.store(bound_pages / BOUND_DIVISOR, Ordering::Relaxed);
     }
 
     fn wait(&self) {
@@ -104,8 +104,8 @@ impl Inode {
     pub(crate) fn try_begin_read(&self, least: u64, wanted: u64) -> Option<u64> {
         let (reading, max) = (&self.load.reading, &self.flusher.loads.reading_pages_max);
         let max = max.load(Ordering::Relaxed);
-        let pages = wanted.min(reading.room(max, PARTS)) / least * least;
-        if pages > 0 && reading.try_add(pages, max, PARTS).is_some() {
+        let pages = wanted.min(reading.room(max, SHARE_DIVISOR)) / least * least;
+        if pages > 0 && reading.try_add(pages, max, SHARE_DIVISOR).is_some() {
             return Some(pages);
         }
         (reading.own() == 0).then(|| {
@@ -255,7 +255,7 @@ impl Inode {
         locked.flags.clear(Flag::Allocated);
         let (_, installed) = self.install(pages, source, will_be_stored);
         #[cfg(all(test, not(loom)))]
-        crate::sync::meanwhile::here("before the page is uptodate");
+        crate::sync::test_hook::reach("before the page is uptodate");
         if installed.is_ok() {
             self.mapping.mark_uptodate(locked);
         } else if was_allocated {
@@ -273,8 +273,8 @@ impl Inode {
     ) -> FolioRef<'a> {
         let folios = &self.memory.folios;
         self.store.note_out_of_table(locked);
-        let leave = |page| self.store.left_by_unfilled(locked, page);
-        self.mapping.remove(folio, locked, folios, leave)
+        let entry_after = |page| self.store.unfilled_entry(locked, page);
+        self.mapping.remove(folio, locked, folios, entry_after)
     }
 }
 
@@ -300,7 +300,7 @@ mod tests {
     use crate::cache::Cache;
     use crate::file::{File, OpenOptions};
     use crate::page::PAGE_BYTES;
-    use crate::sync::meanwhile;
+    use crate::sync::test_hook;
 
     /// Once `install` has installed an allocated page, which raw writers may then store to, no
     /// reader takes it for zeros.
@@ -313,12 +313,12 @@ mod tests {
         assert_eq!(file.read_resident(&mut [1; 8], 0), 8, "allocated and never written");
         assert_eq!(file.seek_data(0).unwrap(), None);
         let other = file.clone();
-        meanwhile::at("before the page is uptodate", move || {
+        test_hook::set("before the page is uptodate", move || {
             assert_eq!(other.read_resident(&mut [1; 8], 0), 0, "readers wait for the lock");
             assert_eq!(other.seek_data(0).unwrap(), Some(0));
         });
         install(&file);
-        assert!(meanwhile::was_there(), "this thread installed the page");
+        assert!(test_hook::has_run(), "this thread installed the page");
     }
 
     #[test]

@@ -194,7 +194,7 @@ impl Inode {
 
     /// Returns `true` if reclaim can evict or write folios of this file.
     pub(crate) fn is_evictable(&self) -> bool {
-        self.store.cleaner() != Cleaner::Nobody
+        self.store.cleaner() != Cleaner::None
     }
 
     /// Returns `true` if a folio inserted at the Entry `seen` is another one that may have to be
@@ -219,7 +219,7 @@ impl Inode {
     /// since its last change. The caller has scanned for stores through maps before.
     pub(crate) fn is_durable(&self) -> bool {
         // In this order: a write-out changes the backing before it is counted as written.
-        !self.store.outlives_handles() || (self.dirty.is_settled() && self.store.is_flushed())
+        !self.store.outlives_handles() || (self.dirty.is_all_written() && self.store.is_flushed())
     }
 
     /// Marks the folio dirty if the dirty limit allows; [`Self::wait_for_room`] waits for that.
@@ -242,7 +242,7 @@ impl Inode {
         self.wait_for_write_out(locked);
         // Clean or dirty: under the folio lock, and with no write-out in flight, it stays so.
         let is_dirty = locked.flags.write_state().is_dirty();
-        let is_counted = !is_dirty && self.store.cleaner() != Cleaner::Nobody;
+        let is_counted = !is_dirty && self.store.cleaner() != Cleaner::None;
         let pages = if is_counted { locked.pages() } else { 0 };
         let has_room = match &self.device {
             _ if !is_counted => true,

@@ -130,7 +130,7 @@ impl Inode {
     /// or there is no handle left.
     pub(crate) fn remove_folios_from(&self, position_bytes: u64) {
         self.mapping.begin_walk_behind_end();
-        let removal = Removal::new(self, Held::Kept);
+        let removal = Removal::new(self, PinnedPages::Kept);
         self.remove_folios(removal, position_bytes / PAGE_BYTES..u64::MAX, |_| true);
     }
 
@@ -145,7 +145,7 @@ impl Inode {
         if self.mark_stored_in(&ALL_BYTES, true).is_err() {
             return;
         }
-        let removal = Removal::new(self, Held::Kept);
+        let removal = Removal::new(self, PinnedPages::Kept);
         self.remove_folios(removal, 0..u64::MAX, |locked| !locked.flags.write_state().is_dirty());
     }
 
@@ -177,19 +177,19 @@ impl Inode {
             }
             is_dirty || everything
         };
-        self.remove_folios(Removal::new(self, Held::Kept), 0..u64::MAX, is_unwanted);
+        self.remove_folios(Removal::new(self, PinnedPages::Kept), 0..u64::MAX, is_unwanted);
         self.store.forget_failed_flush();
         discarded_bytes.get()
     }
 
     /// Removes a locked folio from the table, dirty or not. No write-out of it is in flight.
     pub(crate) fn remove_unwanted<'a>(&'a self, folio: FolioRef<'a>, locked: LockedFolio<'a>) {
-        Removal::new(self, Held::Kept).remove(folio, locked);
+        Removal::new(self, PinnedPages::Kept).remove(folio, locked);
     }
 
     /// Turns whole units of a memory file into holes.
     pub(crate) fn punch(&self, pages: Range<u64>) {
-        self.remove_folios(Removal::new(self, Held::Zeroed), pages, |_| true);
+        self.remove_folios(Removal::new(self, PinnedPages::Zeroed), pages, |_| true);
     }
 
     fn remove_folios<'a>(
@@ -263,7 +263,7 @@ impl Inode {
 
 /// Treatment of a region's page that a pin still references.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Held {
+enum PinnedPages {
     /// The page stays until its references are dropped, or becomes part of the next folio there.
     Kept,
     /// The page is zeroed for maps and for the holders of references, and is no hole.
@@ -275,15 +275,15 @@ enum Held {
 #[derive(Debug)]
 struct Removal<'a> {
     inode: &'a Inode,
-    held: Held,
+    pinned: PinnedPages,
     frozen: Vec<(Frozen<'a>, LockedFolio<'a>)>,
     /// Set if the references of the LRU batches were drained.
     is_drained: bool,
 }
 
 impl<'a> Removal<'a> {
-    fn new(inode: &'a Inode, held: Held) -> Self {
-        Self { inode, held, frozen: Vec::new(), is_drained: false }
+    fn new(inode: &'a Inode, pinned: PinnedPages) -> Self {
+        Self { inode, pinned, frozen: Vec::new(), is_drained: false }
     }
 
     /// Removes a folio from the table, dirty or not. No write-out of it is in flight.
@@ -300,12 +300,12 @@ impl<'a> Removal<'a> {
             // Allocated and never written: there is no page.
             Err(folio) if !locked.flags.get(Flag::Uptodate) => self.unlink(folio, locked),
             // Another thread references the bytes.
-            Err(folio) => match self.held {
-                Held::Kept => {
+            Err(folio) => match self.pinned {
+                PinnedPages::Kept => {
                     inode.memory.orphans.note(folio.id(), region, locked.index());
                     self.unlink(folio, locked);
                 }
-                Held::Zeroed => {
+                PinnedPages::Zeroed => {
                     let start = locked.index() * PAGE_BYTES;
                     inode.zero_in_place(&folio, &locked, start..start + PAGE_BYTES);
                 }

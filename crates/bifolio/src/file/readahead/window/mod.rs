@@ -52,7 +52,7 @@ pub(super) struct Settings {
 
 /// Pages that were read, or are being read: from `first_page` up to `end_page`, at least one.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Access {
+pub(super) struct PageAccess {
     /// First page accessed.
     pub first_page: u64,
     /// Page after the last one accessed.
@@ -62,7 +62,7 @@ pub(super) struct Access {
     pub miss: Option<u64>,
 }
 
-impl Access {
+impl PageAccess {
     fn pages(&self) -> u64 {
         self.end_page - self.first_page
     }
@@ -116,7 +116,7 @@ impl Streams {
     /// Records an access to a file of `file_pages` pages. Returns the pages to read now, if any.
     pub(super) fn on_access(
         &mut self,
-        access: &Access,
+        access: &PageAccess,
         settings: &Settings,
         file_pages: u64,
     ) -> Option<Plan> {
@@ -146,12 +146,12 @@ impl Streams {
     /// Handles a miss that continues no known reader.
     fn on_stray_miss(
         &mut self,
-        access: &Access,
+        access: &PageAccess,
         miss: u64,
         mode: Mode,
         limits: &Limits,
     ) -> Option<Plan> {
-        if mode == Mode::Sequential || access.first_page == 0 || self.goes_on(access) {
+        if mode == Mode::Sequential || access.first_page == 0 || self.continues_read(access) {
             self.strided.note(access);
             let (stream, plan) = Sequential::start(access, miss, mode, limits);
             push_front(&mut self.sequential, stream);
@@ -170,7 +170,7 @@ impl Streams {
 
     /// Returns `true` if the access starts where a candidate ended, or in its last page. Removes
     /// that candidate.
-    fn goes_on(&mut self, access: &Access) -> bool {
+    fn continues_read(&mut self, access: &PageAccess) -> bool {
         let follows = |earlier: &Range<u64>| {
             let starts_there = (earlier.end - 1..=earlier.end).contains(&access.first_page);
             starts_there && access.end_page > earlier.end

@@ -19,7 +19,7 @@
 //! were evicted before their use, or were never read because frames were short. Then the windows of
 //! this reader stay below half of the last one, until enough of them had no miss.
 
-use super::{Access, Limits, Mode, Plan};
+use super::{Limits, Mode, PageAccess, Plan};
 use std::iter;
 use std::ops::Range;
 
@@ -27,7 +27,7 @@ use std::ops::Range;
 const INITIAL_FACTOR: u64 = 4;
 /// Divisor of the largest window: a window below this part grows by [`SMALL_GROWTH`], a larger one
 /// doubles.
-const SMALL_PART: u64 = 16;
+const SMALL_DIVISOR: u64 = 16;
 const SMALL_GROWTH: u64 = 4;
 /// Number of steps in which a large window is issued.
 const STEPS: u64 = 4;
@@ -55,7 +55,7 @@ pub(super) struct Sequential {
 impl Sequential {
     /// Creates a new reader, and its first window.
     pub(super) fn start(
-        access: &Access,
+        access: &PageAccess,
         miss: u64,
         mode: Mode,
         limits: &Limits,
@@ -76,7 +76,7 @@ impl Sequential {
 
     /// Returns `true` if the access belongs to this reader: a miss at or after its last read and
     /// not past the pages issued for it, or a hit in its last window.
-    pub(super) fn is_met_by(&self, access: &Access) -> bool {
+    pub(super) fn is_met_by(&self, access: &PageAccess) -> bool {
         match (access.miss, self.mark) {
             (Some(_), _) => {
                 let end = self.planned_end.max(self.read.end);
@@ -89,7 +89,7 @@ impl Sequential {
 
     /// Advances the reader to an access that [`is_met_by`](Self::is_met_by) has matched. Returns
     /// its next window.
-    pub(super) fn advance(&mut self, access: &Access, limits: &Limits) -> Option<Plan> {
+    pub(super) fn advance(&mut self, access: &PageAccess, limits: &Limits) -> Option<Plan> {
         self.read = access.first_page..access.end_page;
         // The file may have been truncated.
         self.planned_end = self.planned_end.min(limits.file_pages);
@@ -159,7 +159,7 @@ impl Sequential {
         }
         // The window is at least as large as a request, within the limit.
         let largest = self.ceiling_pages.max(self.request_pages()).min(max_pages);
-        let is_small = self.window_pages < largest / SMALL_PART;
+        let is_small = self.window_pages < largest / SMALL_DIVISOR;
         let grown = self.window_pages * if is_small { SMALL_GROWTH } else { 2 };
         let initial = initial_pages(self.request_pages(), max_pages);
         self.window_pages = grown.max(initial).min(largest);

@@ -14,7 +14,7 @@
 //! planned, twice as many each time. A miss on a planned piece means that it was evicted before its
 //! use: then half as many are planned. Distances may be negative.
 
-use super::{Access, Limits, Plan};
+use super::{Limits, PageAccess, Plan};
 use arrayvec::ArrayVec;
 
 /// Pieces of one plan, at most.
@@ -50,7 +50,7 @@ struct Reader {
 
 impl Strided {
     /// Records a miss that continued no reader.
-    pub(super) fn note(&mut self, access: &Access) {
+    pub(super) fn note(&mut self, access: &PageAccess) {
         let before = self.last_page.replace(access.first_page);
         let Some(before) = before else { return };
         let distance = access.first_page.wrapping_sub(before).cast_signed();
@@ -59,7 +59,7 @@ impl Strided {
     }
 
     /// Returns the first pieces, if the recorded misses are a stride.
-    pub(super) fn start(&mut self, access: &Access, limits: &Limits) -> Option<Plan> {
+    pub(super) fn start(&mut self, access: &PageAccess, limits: &Limits) -> Option<Plan> {
         let leaves_gaps = access.pages() <= self.distance.unsigned_abs() / 2;
         if self.repeats < REPEATS_MIN || !leaves_gaps {
             return None;
@@ -77,18 +77,23 @@ impl Strided {
 
     /// Returns by how many pieces the reader has advanced, if the access belongs to it: a miss on
     /// one of its pieces up to the first one not planned, or a hit on the mark.
-    pub(super) fn steps_to(&self, access: &Access) -> Option<u64> {
+    pub(super) fn steps_to(&self, access: &PageAccess) -> Option<u64> {
         self.reader.as_ref()?.steps_to(access)
     }
 
     /// Advances the reader by `steps` pieces. Returns the next ones.
-    pub(super) fn advance(&mut self, steps: u64, access: &Access, limits: &Limits) -> Option<Plan> {
+    pub(super) fn advance(
+        &mut self,
+        steps: u64,
+        access: &PageAccess,
+        limits: &Limits,
+    ) -> Option<Plan> {
         self.reader.as_mut()?.advance(steps, access, limits)
     }
 }
 
 impl Reader {
-    fn steps_to(&self, access: &Access) -> Option<u64> {
+    fn steps_to(&self, access: &PageAccess) -> Option<u64> {
         if access.miss.is_none() {
             let marked = self.marked?;
             let mark = self.piece(marked)?;
@@ -100,7 +105,7 @@ impl Reader {
         (is_on_a_piece && steps <= self.planned + 1).then_some(steps)
     }
 
-    fn advance(&mut self, steps: u64, access: &Access, limits: &Limits) -> Option<Plan> {
+    fn advance(&mut self, steps: u64, access: &PageAccess, limits: &Limits) -> Option<Plan> {
         if steps == 0 {
             // This is the same piece again.
             return None;

@@ -2,7 +2,7 @@
 
 #![allow(clippy::single_range_in_vec_init)]
 
-use super::{Access, Mode, STREAMS, Settings, Streams};
+use super::{Mode, PageAccess, STREAMS, Settings, Streams};
 use std::collections::HashSet;
 use std::ops::Range;
 
@@ -43,21 +43,21 @@ impl Readers {
             let end_page = (first_page..pages.end).find(is_absent).unwrap_or(pages.end);
             if end_page == first_page {
                 self.misses += 1;
-                self.tell(Access { first_page, end_page: pages.end, miss: Some(first_page) });
+                self.tell(PageAccess { first_page, end_page: pages.end, miss: Some(first_page) });
                 self.resident.extend(first_page..pages.end);
                 continue;
             }
             let marks = self.marks.len();
             self.marks.retain(|mark| !(first_page..end_page).contains(mark));
             if self.marks.len() < marks {
-                self.tell(Access { first_page, end_page, miss: None });
+                self.tell(PageAccess { first_page, end_page, miss: None });
             }
             first_page = end_page;
         }
         self.plans.clone()
     }
 
-    fn tell(&mut self, access: Access) {
+    fn tell(&mut self, access: PageAccess) {
         let plan = self.streams.on_access(&access, &self.settings, self.file_pages);
         let Some(plan) = plan else { return };
         self.marks.extend(plan.mark);
@@ -143,10 +143,10 @@ fn a_request_of_a_whole_window_starts_the_next_window() {
     // A request may be larger than a window: then the pages after it are read ahead, not its own.
     let mut streams = Streams::default();
     let settings = readers.settings;
-    let miss = Access { first_page: 0, end_page: 256, miss: Some(0) };
+    let miss = PageAccess { first_page: 0, end_page: 256, miss: Some(0) };
     let plan = streams.on_access(&miss, &settings, FILE_PAGES).unwrap();
     assert_eq!(plan.mark, Some(0));
-    let copied = Access { miss: None, ..miss };
+    let copied = PageAccess { miss: None, ..miss };
     let plan = streams.on_access(&copied, &settings, FILE_PAGES).unwrap();
     assert_eq!(plan.mark, Some(256));
     assert!(plan.pages().into_iter().eq(pieces([256..288])));
@@ -353,7 +353,7 @@ fn the_first_piece_may_be_at_page_zero_and_come_in_parts() {
     let mut readers = Readers::new(Mode::Normal);
     for start in [1000, 1100, 1200, 1300] {
         for first_page in start..start + 4 {
-            readers.tell(Access { first_page, end_page: start + 4, miss: Some(first_page) });
+            readers.tell(PageAccess { first_page, end_page: start + 4, miss: Some(first_page) });
         }
     }
     assert_eq!(readers.plans, window(1400..1404));

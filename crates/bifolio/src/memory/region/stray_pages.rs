@@ -1,4 +1,4 @@
-//! Leftovers: region pages that do not belong to the folio in the table. A page that could not be
+//! Stray pages: region pages that do not belong to the folio in the table. A page that could not be
 //! filled when it was touched is suspected or poisoned. A page whose folio was removed from the
 //! table while references to it remain is an orphan.
 //!
@@ -42,7 +42,7 @@ use std::sync::atomic::AtomicU64;
 
 /// State of a region page that does not belong to the folio in the table.
 #[derive(Debug)]
-enum Leftover {
+enum StrayPage {
     /// Past the end of file, and perhaps touched there. The threads that waited for it were woken
     /// at this time ([`fault_time`]).
     Suspected(u64),
@@ -51,7 +51,7 @@ enum Leftover {
     Poison(u64),
     /// The page is resident and must stay (REGION-4): it belonged to truncated folios that still
     /// have references. With `is_taken`, a folio in the table uses the page now.
-    Held { orphans: SmallVec<[FolioId; 1]>, is_taken: bool },
+    Orphan { orphans: SmallVec<[FolioId; 1]>, is_taken: bool },
 }
 
 /// Orders the reading of fault messages against the waking of their senders, in all regions.
@@ -72,10 +72,10 @@ fn note_waked() -> u64 {
     FAULT_TIME.fetch_add(1, Ordering::AcqRel) + 1
 }
 
-/// All leftovers of a region.
+/// All stray pages of a region.
 #[derive(Debug, Default)]
-pub(super) struct Leftovers {
-    at: BTreeMap<u64, Leftover>,
+pub(super) struct StrayPages {
+    at: BTreeMap<u64, StrayPage>,
     /// End of the pages that are about to belong to the file (G1); 0 if it is not growing.
     growing_end: u64,
     /// Number of pages that could not be filled when they were touched.
@@ -99,22 +99,22 @@ impl Region {
     /// Returns the error of the last page that could not be filled, if any failed since `seen`.
     /// Stores the current number of errors in `seen`.
     pub(crate) fn error_since(&self, seen: &mut u64) -> Option<Arc<Error>> {
-        let leftovers = self.leftovers.lock();
-        let is_new = leftovers.errors > *seen;
-        *seen = leftovers.errors;
-        leftovers.last_error.clone().filter(|_| is_new)
+        let stray_pages = self.stray_pages.lock();
+        let is_new = stray_pages.errors > *seen;
+        *seen = stray_pages.errors;
+        stray_pages.last_error.clone().filter(|_| is_new)
     }
 
     /// Makes freshly installed pages accessible where poison had only refused access.
     pub(super) fn lift_poison(&self, pages: Range<u64>) -> io::Result<()> {
-        // Relaxed: a hint, as in `clear_leftovers`.
-        if !self.has_leftovers.load(Ordering::Relaxed) {
+        // Relaxed: a hint, as in `clear_stray_pages`.
+        if !self.has_stray_pages.load(Ordering::Relaxed) {
             return Ok(());
         }
-        let mut leftovers = self.leftovers.lock();
+        let mut stray_pages = self.stray_pages.lock();
         for index in pages {
-            if matches!(leftovers.at.get(&index), Some(Leftover::Poison(_))) {
-                leftovers.at.remove(&index);
+            if matches!(stray_pages.at.get(&index), Some(StrayPage::Poison(_))) {
+                stray_pages.at.remove(&index);
                 // On failure, the page is installed, perhaps between accessible ones, and cannot be
                 // touched.
                 self.regions.unpoison(&self.range_at(index)).inspect_err(|error| {
@@ -122,7 +122,7 @@ impl Region {
                 })?;
             }
         }
-        self.note_leftovers(&leftovers);
+        self.note_stray_pages(&stray_pages);
         Ok(())
     }
 
@@ -130,9 +130,9 @@ impl Region {
     /// longer waits.
     pub(crate) fn is_poisoned_since(&self, index: u64, read_at: u64) -> bool {
         // Relaxed: a hint; a thread that misses it tries once more to fill the page.
-        self.has_leftovers.load(Ordering::Relaxed) && {
-            let leftovers = self.leftovers.lock();
-            matches!(leftovers.at.get(&index), Some(Leftover::Poison(since)) if read_at < *since)
+        self.has_stray_pages.load(Ordering::Relaxed) && {
+            let stray_pages = self.stray_pages.lock();
+            matches!(stray_pages.at.get(&index), Some(StrayPage::Poison(since)) if read_at < *since)
         }
     }
 
@@ -156,48 +156,49 @@ impl Region {
     ) -> io::Result<bool> {
         let Refusal { index, growths, read_at, error } = refusal.clone();
         let range = self.range_at(index);
-        let mut leftovers = self.leftovers.lock();
-        if growths != self.growths() || index < leftovers.growing_end || is_there() {
+        let mut stray_pages = self.stray_pages.lock();
+        if growths != self.growths() || index < stray_pages.growing_end || is_there() {
             return Ok(false);
         }
-        if matches!(leftovers.at.get(&index), Some(Leftover::Poison(since)) if read_at < *since) {
+        if matches!(stray_pages.at.get(&index), Some(StrayPage::Poison(since)) if read_at < *since)
+        {
             // Another fault service poisoned it, and reported the error.
             return Ok(true);
         }
         if is_past_end() {
-            let woken_at = match leftovers.at.get(&index) {
-                Some(Leftover::Suspected(woken_at)) => *woken_at,
+            let woken_at = match stray_pages.at.get(&index) {
+                Some(StrayPage::Suspected(woken_at)) => *woken_at,
                 Some(_) => 0,
                 None => u64::MAX,
             };
             if read_at < woken_at {
                 self.userfault.wake(&range)?;
-                leftovers.at.entry(index).or_insert(Leftover::Suspected(note_waked()));
-                self.note_leftovers(&leftovers);
+                stray_pages.at.entry(index).or_insert(StrayPage::Suspected(note_waked()));
+                self.note_stray_pages(&stray_pages);
                 return Ok(false);
             }
         }
-        self.poison(&mut leftovers, index, &range, error)
+        self.poison(&mut stray_pages, index, &range, error)
     }
 
     /// Poisons the page and records the error. Returns `false` if the page is resident.
     fn poison(
         &self,
-        leftovers: &mut Leftovers,
+        stray_pages: &mut StrayPages,
         index: u64,
         range: &PageRange,
         error: Arc<Error>,
     ) -> io::Result<bool> {
         // Before the page is poisoned: a thread that this wakes may be the one that clears it.
-        self.has_leftovers.store(true, Ordering::Relaxed);
+        self.has_stray_pages.store(true, Ordering::Relaxed);
         let poisoned = self.regions.poison(&self.userfault, range);
         if poisoned.is_ok() {
-            leftovers.at.insert(index, Leftover::Poison(note_waked()));
+            stray_pages.at.insert(index, StrayPage::Poison(note_waked()));
             log::error!("cannot fill a page of a map, access to it raises SIGBUS: {error}");
-            leftovers.errors += 1;
-            leftovers.last_error = Some(error);
+            stray_pages.errors += 1;
+            stray_pages.last_error = Some(error);
         }
-        self.note_leftovers(leftovers);
+        self.note_stray_pages(stray_pages);
         match poisoned {
             Ok(()) => Ok(true),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
@@ -208,31 +209,31 @@ impl Region {
     /// Keeps the page of a folio that is about to be removed from its table and may have other
     /// references, until [`Self::release_orphan`].
     pub(crate) fn note_orphan(&self, index: u64, id: FolioId) {
-        let mut leftovers = self.leftovers.lock();
-        match leftovers.at.get_mut(&index) {
-            Some(Leftover::Held { orphans, is_taken }) => {
+        let mut stray_pages = self.stray_pages.lock();
+        match stray_pages.at.get_mut(&index) {
+            Some(StrayPage::Orphan { orphans, is_taken }) => {
                 orphans.push(id);
                 *is_taken = false;
             }
             _ => {
-                let held = Leftover::Held { orphans: smallvec![id], is_taken: false };
-                leftovers.at.insert(index, held);
+                let held = StrayPage::Orphan { orphans: smallvec![id], is_taken: false };
+                stray_pages.at.insert(index, held);
             }
         }
-        self.note_leftovers(&leftovers);
+        self.note_stray_pages(&stray_pages);
     }
 
     /// Unmaps the page of an orphan whose last reference was put, unless another folio uses the
     /// page.
     pub(crate) fn release_orphan(&self, index: u64, id: FolioId) {
-        let mut leftovers = self.leftovers.lock();
-        let found = leftovers.at.get_mut(&index);
-        let Some(Leftover::Held { orphans, is_taken }) = found else { return };
+        let mut stray_pages = self.stray_pages.lock();
+        let found = stray_pages.at.get_mut(&index);
+        let Some(StrayPage::Orphan { orphans, is_taken }) = found else { return };
         orphans.retain(|orphan| *orphan != id);
         if orphans.is_empty() {
             let is_taken = *is_taken;
-            leftovers.at.remove(&index);
-            self.note_leftovers(&leftovers);
+            stray_pages.at.remove(&index);
+            self.note_stray_pages(&stray_pages);
             if !is_taken {
                 // A failure poisons the cache.
                 let _ = self.unmap_locked(index);
@@ -245,30 +246,35 @@ impl Region {
     /// to `false`, but not back.
     pub(crate) fn is_held(&self, index: u64) -> bool {
         // Relaxed: as in `clear_poison`.
-        self.has_leftovers.load(Ordering::Relaxed)
-            && matches!(self.leftovers.lock().at.get(&index), Some(Leftover::Held { .. }))
+        self.has_stray_pages.load(Ordering::Relaxed)
+            && matches!(self.stray_pages.lock().at.get(&index), Some(StrayPage::Orphan { .. }))
     }
 
     /// Returns the pages among `pages` that belong to orphans and to no folio in the table.
     pub(crate) fn orphaned_among(&self, pages: Range<u64>) -> Vec<u64> {
-        let leftovers = self.leftovers.lock();
-        let is_orphaned =
-            |leftover: &Leftover| matches!(leftover, Leftover::Held { is_taken: false, .. });
-        let found = leftovers.at.range(pages).filter(|(_, leftover)| is_orphaned(leftover));
+        let stray_pages = self.stray_pages.lock();
+        let is_orphaned = |stray_page: &StrayPage| {
+            matches!(stray_page, StrayPage::Orphan { is_taken: false, .. })
+        };
+        let found = stray_pages.at.range(pages).filter(|(_, stray_page)| is_orphaned(stray_page));
         found.map(|(index, _)| *index).collect()
     }
 
-    /// Removes the leftover at a page that the caller owns, so that the page can be installed, and
-    /// returns `false`. If an orphan keeps the page, copies the bytes into it instead and returns
-    /// `true`; they count as stored to then.
+    /// Removes the stray page at a page that the caller owns, so that the page can be installed,
+    /// and returns `false`. If an orphan keeps the page, copies the bytes into it instead and
+    /// returns `true`; they count as stored to then.
     ///
     /// # Safety
     /// As for [`Self::install`], for one page.
-    pub(super) unsafe fn take_place(&self, index: u64, source: *const u8) -> io::Result<bool> {
-        let mut leftovers = self.leftovers.lock();
-        let Some(Leftover::Held { is_taken, .. }) = leftovers.at.get_mut(&index) else {
-            self.clear_locked(&mut leftovers, index)?;
-            self.note_leftovers(&leftovers);
+    pub(super) unsafe fn copy_into_orphan(
+        &self,
+        index: u64,
+        source: *const u8,
+    ) -> io::Result<bool> {
+        let mut stray_pages = self.stray_pages.lock();
+        let Some(StrayPage::Orphan { is_taken, .. }) = stray_pages.at.get_mut(&index) else {
+            self.clear_locked(&mut stray_pages, index)?;
+            self.note_stray_pages(&stray_pages);
             return Ok(false);
         };
         *is_taken = true;
@@ -280,8 +286,8 @@ impl Region {
         Ok(true)
     }
 
-    fn clear_locked(&self, leftovers: &mut Leftovers, index: u64) -> io::Result<()> {
-        if matches!(leftovers.at.remove(&index), Some(Leftover::Poison(_))) {
+    fn clear_locked(&self, stray_pages: &mut StrayPages, index: u64) -> io::Result<()> {
+        if matches!(stray_pages.at.remove(&index), Some(StrayPage::Poison(_))) {
             self.regions.unpoison(&self.range_at(index))?;
         }
         self.unmap_locked(index)
@@ -290,12 +296,12 @@ impl Region {
     /// Clears the poison of `pages`, so that the next access tries to fill them again.
     pub(crate) fn clear_poison(&self, pages: Range<u64>) -> io::Result<()> {
         // Relaxed: a thread that stored the poison and then calls this sees it.
-        if !self.has_leftovers.load(Ordering::Relaxed) {
+        if !self.has_stray_pages.load(Ordering::Relaxed) {
             return Ok(());
         }
-        let mut leftovers = self.leftovers.lock();
-        self.clear_leftovers(&mut leftovers, pages, |leftover| {
-            matches!(leftover, Leftover::Poison(_))
+        let mut stray_pages = self.stray_pages.lock();
+        self.clear_stray_pages(&mut stray_pages, pages, |stray_page| {
+            matches!(stray_page, StrayPage::Poison(_))
         })
     }
 
@@ -303,41 +309,42 @@ impl Region {
     /// and clears their suspicion and poison. The caller must fill the pages of
     /// [`Self::orphaned_among`], and call [`Self::end_growth`] even if it fails.
     pub(crate) fn begin_growth(&self, pages: Range<u64>) -> io::Result<()> {
-        let mut leftovers = self.leftovers.lock();
-        leftovers.growing_end = pages.end;
+        let mut stray_pages = self.stray_pages.lock();
+        stray_pages.growing_end = pages.end;
         // Release: pairs with the Acquire in `growths`.
         self.growths.fetch_add(1, Ordering::Release);
-        let is_unwanted = |leftover: &Leftover| !matches!(leftover, Leftover::Held { .. });
-        self.clear_leftovers(&mut leftovers, pages, is_unwanted)
+        let is_unwanted = |stray_page: &StrayPage| !matches!(stray_page, StrayPage::Orphan { .. });
+        self.clear_stray_pages(&mut stray_pages, pages, is_unwanted)
     }
 
     /// G3: ends the growth.
     pub(crate) fn end_growth(&self) {
-        let mut leftovers = self.leftovers.lock();
-        leftovers.growing_end = 0;
+        let mut stray_pages = self.stray_pages.lock();
+        stray_pages.growing_end = 0;
         // Release: pairs with the Acquire in `growths`: a page that was refused by the old length
         // is judged by the new one.
         self.growths.fetch_add(1, Ordering::Release);
     }
 
-    fn clear_leftovers(
+    fn clear_stray_pages(
         &self,
-        leftovers: &mut Leftovers,
+        stray_pages: &mut StrayPages,
         pages: Range<u64>,
-        is_unwanted: impl Fn(&Leftover) -> bool,
+        is_unwanted: impl Fn(&StrayPage) -> bool,
     ) -> io::Result<()> {
-        let unwanted = leftovers.at.range(pages).filter(|(_, leftover)| is_unwanted(leftover));
+        let unwanted =
+            stray_pages.at.range(pages).filter(|(_, stray_page)| is_unwanted(stray_page));
         let unwanted: Vec<_> = unwanted.map(|(index, _)| *index).collect();
         for index in unwanted {
-            self.clear_locked(leftovers, index)?;
+            self.clear_locked(stray_pages, index)?;
         }
-        self.note_leftovers(leftovers);
+        self.note_stray_pages(stray_pages);
         Ok(())
     }
 
-    fn note_leftovers(&self, leftovers: &Leftovers) {
+    fn note_stray_pages(&self, stray_pages: &StrayPages) {
         // Relaxed: the lock orders it for all threads that depend on it.
-        self.has_leftovers.store(!leftovers.at.is_empty(), Ordering::Relaxed);
+        self.has_stray_pages.store(!stray_pages.at.is_empty(), Ordering::Relaxed);
     }
 
     fn unmap_locked(&self, index: u64) -> io::Result<()> {
@@ -351,7 +358,7 @@ impl Region {
 /// remain. The thread that puts the last reference finds here the page that must be unmapped.
 #[derive(Debug, Default)]
 pub(crate) struct Orphans {
-    places: Mutex<HashMap<FolioId, (Arc<Region>, u64)>>,
+    pages: Mutex<HashMap<FolioId, (Arc<Region>, u64)>>,
     /// `true` if there are any; most caches never have one.
     is_any: AtomicBool,
 }
@@ -360,9 +367,9 @@ impl Orphans {
     /// Records that a folio was removed from its table and keeps its page. The caller holds a
     /// reference.
     pub(crate) fn note(&self, id: FolioId, region: &Arc<Region>, index: u64) {
-        let mut places = self.places.lock();
+        let mut pages = self.pages.lock();
         region.note_orphan(index, id);
-        places.insert(id, (Arc::clone(region), index));
+        pages.insert(id, (Arc::clone(region), index));
         // Relaxed: the last reference is put after the caller's own.
         self.is_any.store(true, Ordering::Relaxed);
     }
@@ -373,10 +380,10 @@ impl Orphans {
         if !self.is_any.load(Ordering::Relaxed) {
             return;
         }
-        let mut places = self.places.lock();
-        let found = places.remove(&id);
-        self.is_any.store(!places.is_empty(), Ordering::Relaxed);
-        drop(places);
+        let mut pages = self.pages.lock();
+        let found = pages.remove(&id);
+        self.is_any.store(!pages.is_empty(), Ordering::Relaxed);
+        drop(pages);
         if let Some((region, index)) = found {
             region.release_orphan(index, id);
         }

@@ -15,7 +15,7 @@
 //! moves its folios between [`Arena::begin_evacuation`] and [`Arena::finish_evacuation`]; nothing
 //! is allocated in it meanwhile.
 
-use super::arena::{Arena, DESCRIPTOR_BYTES, FRAME_BYTES, PAGE_BYTES, State, place_of};
+use super::arena::{Arena, ArenaState, DESCRIPTOR_BYTES, FRAME_BYTES, PAGE_BYTES, location_of};
 use super::chunk::{CHUNK_BYTES, CHUNK_PAGES, Chunk, Role};
 use crate::page::{FolioId, Folios};
 use std::io;
@@ -23,7 +23,7 @@ use std::ops::Range;
 
 /// Divisor of the smallest partial chunk, where the bound ends, that is made resident: it must add
 /// at least 1/32 of the resident frames. Otherwise its pages are left to tables.
-const PARTS_WORTHWHILE: u64 = 32;
+const PARTIAL_CHUNK_DIVISOR: u64 = 32;
 
 /// Pages of a chunk that are being made resident.
 #[derive(Debug)]
@@ -37,12 +37,12 @@ struct ChunkAllocation {
     cost_bytes: u64,
 }
 
-impl State {
+impl ArenaState {
     /// Returns `true` if less than a chunk is free and the bound allows another whole one.
     pub(super) fn wants_chunk(&self) -> bool {
         let is_short = self.frame_pages > 0 && self.free_pages < u64::from(CHUNK_PAGES);
-        let has_place = self.vacant_chunks > 0 && !self.is_allocation_refused;
-        is_short && has_place && self.affordable_pages(0) == CHUNK_PAGES
+        let has_space = self.vacant_chunks > 0 && !self.is_allocation_refused;
+        is_short && has_space && self.affordable_pages(0) == CHUNK_PAGES
     }
 
     /// Returns the number of pages that may be made resident for folios of `order`: a whole chunk,
@@ -61,7 +61,7 @@ impl State {
         // Small pages cost more device requests: a cache with 6 % of small pages scans 15 % more
         // slowly.
         let worthwhile = (self.budget.bound_bytes / PAGE_BYTES / 8).min(64);
-        let worthwhile = worthwhile.max(self.frame_pages / PARTS_WORTHWHILE);
+        let worthwhile = worthwhile.max(self.frame_pages / PARTIAL_CHUNK_DIVISOR);
         // If regions use nearly all memory, a few pages are worth more than none.
         let worthwhile = if self.frame_pages < worthwhile { 1 } else { worthwhile };
         let pages = ((left - left / 16) >> order) << order;
@@ -70,7 +70,7 @@ impl State {
 
     /// Chooses the chunk and the pages to make resident for folios of `order`, if `left_bytes` are
     /// left of the bound.
-    fn place_to_grow(&mut self, left_bytes: u64, order: u8) -> Option<(usize, Range<u32>)> {
+    fn pages_to_add(&mut self, left_bytes: u64, order: u8) -> Option<(usize, Range<u32>)> {
         let pages_max = self.affordable_pages_of(left_bytes, order);
         if pages_max == 0 {
             let vacant = self.vacant_chunk();
@@ -162,9 +162,14 @@ impl State {
 impl Arena {
     /// Makes frames resident for folios of `order` if the bound allows enough of them. Returns
     /// `true` if that added a free slot.
-    pub(super) fn grow(&self, state: &mut State, order: u8, folios: &Folios) -> io::Result<bool> {
+    pub(super) fn grow(
+        &self,
+        state: &mut ArenaState,
+        order: u8,
+        folios: &Folios,
+    ) -> io::Result<bool> {
         let left_bytes = state.budget.left_bytes();
-        let Some((chunk, pages)) = state.place_to_grow(left_bytes, order) else {
+        let Some((chunk, pages)) = state.pages_to_add(left_bytes, order) else {
             return Ok(false);
         };
         let Some(allocation) = state.begin_chunk_allocation(chunk, pages) else { return Ok(false) };
@@ -178,7 +183,7 @@ impl Arena {
     /// # Errors
     /// The kernel refuses memory that the bound allows.
     pub(crate) fn preallocate(&self, folios: &Folios) -> io::Result<bool> {
-        self.grow_if(State::wants_chunk, folios)
+        self.grow_if(ArenaState::wants_chunk, folios)
     }
 
     /// Makes chunks resident until no more than `left_bytes` are left of the bound.
@@ -186,14 +191,14 @@ impl Arena {
     /// # Errors
     /// The kernel refuses memory that the bound allows.
     pub(crate) fn grow_until(&self, left_bytes: u64, folios: &Folios) -> io::Result<()> {
-        let has_more = |state: &State| {
+        let has_more = |state: &ArenaState| {
             state.budget.left_bytes() >= left_bytes + u64::from(CHUNK_PAGES) * FRAME_BYTES
         };
         while self.grow_if(has_more, folios)? {}
         Ok(())
     }
 
-    fn grow_if(&self, wants: impl Fn(&State) -> bool, folios: &Folios) -> io::Result<bool> {
+    fn grow_if(&self, wants: impl Fn(&ArenaState) -> bool, folios: &Folios) -> io::Result<bool> {
         let allocation = {
             let mut state = self.state.lock();
             let vacant = if wants(&state) { state.vacant_chunk() } else { None };
@@ -216,7 +221,7 @@ impl Arena {
     }
 
     fn populate(&self, allocation: &ChunkAllocation) -> io::Result<()> {
-        let (offset_bytes, bytes) = place_of(allocation.chunk, &allocation.pages);
+        let (offset_bytes, bytes) = location_of(allocation.chunk, &allocation.pages);
         let is_whole = allocation.pages == (0..CHUNK_PAGES);
         if !is_whole && !self.keep_small(allocation.chunk) {
             return Err(io::ErrorKind::OutOfMemory.into());
@@ -229,7 +234,7 @@ impl Arena {
     /// of `order`; otherwise reverts everything.
     fn end_growth(
         &self,
-        state: &mut State,
+        state: &mut ArenaState,
         allocation: &ChunkAllocation,
         order: u8,
         populated: io::Result<()>,
@@ -237,7 +242,7 @@ impl Arena {
     ) -> io::Result<()> {
         let ChunkAllocation { chunk: number, ref pages, new_pages, known_pages, .. } = *allocation;
         if let Err(error) = populated {
-            let (offset_bytes, bytes) = place_of(number, pages);
+            let (offset_bytes, bytes) = location_of(number, pages);
             let _ = self.memory.release(offset_bytes, bytes);
             state.cancel_chunk_allocation(allocation);
             return Err(error);
@@ -361,7 +366,7 @@ impl Arena {
 
     /// Returns an empty chunk to the kernel, and `true` if the kernel took it. Its descriptors stay
     /// resident and charged.
-    fn release_chunk(&self, state: &mut State, number: usize) -> bool {
+    fn release_chunk(&self, state: &mut ArenaState, number: usize) -> bool {
         let offset_bytes = number * CHUNK_BYTES as usize;
         if self.memory.release(offset_bytes, CHUNK_BYTES as usize).is_err() {
             // The kernel refused, so the chunk stays charged and in service.
@@ -388,11 +393,11 @@ impl Arena {
             let mut state = self.state.lock();
             state.spends_table_room = true;
             let left_bytes = state.budget.left_bytes();
-            if state.place_to_grow(left_bytes, order).is_some() {
+            if state.pages_to_add(left_bytes, order).is_some() {
                 return true;
             }
             let all_bytes = left_bytes + state.unused_pages * PAGE_BYTES;
-            let too_few = state.place_to_grow(all_bytes, order).is_none();
+            let too_few = state.pages_to_add(all_bytes, order).is_none();
             drop(state);
             if too_few || self.retire_pages(1 << order) == 0 {
                 return false;
@@ -407,7 +412,7 @@ impl Arena {
         let found = state.free_pages_to_retire(pages_max);
         let Some((number, pages)) = found else { return 0 };
         let count = pages.end - pages.start;
-        let (offset_bytes, bytes) = place_of(number, &pages);
+        let (offset_bytes, bytes) = location_of(number, &pages);
         if !self.keep_small(number) || self.memory.release(offset_bytes, bytes).is_err() {
             return 0;
         }
@@ -426,7 +431,7 @@ impl Arena {
     }
 }
 
-impl State {
+impl ArenaState {
     /// Cuts a chunk that is on no list for folios of `order`, around the folios in it. Returns
     /// `false` if it has no room for one.
     fn cut_around(&mut self, number: usize, order: u8) -> bool {

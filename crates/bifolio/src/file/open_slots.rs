@@ -1,4 +1,5 @@
-//! Slots: creation, sharing and release of one object per key, with one lock that is held briefly.
+//! Slots: creation, sharing and release of one object per key, with one lock that is held
+//! briefly.
 //!
 //! `registry.rs` uses slots for files. This module knows nothing about files, so that a model run
 //! can check the protocol. The lock is held only to inspect or change the slots, never while a
@@ -42,14 +43,14 @@ use std::hash::Hash;
 
 /// Table of slots, one per key.
 #[derive(Debug)]
-pub(crate) struct Slots<K, T> {
-    slots: Mutex<HashMap<K, Slot<T>>>,
+pub(crate) struct OpenSlots<K, T> {
+    slots: Mutex<HashMap<K, OpenSlot<T>>>,
     /// Signalled when a slot is no longer taken.
     changed: Condvar,
 }
 
 #[derive(Debug)]
-enum Slot<T> {
+enum OpenSlot<T> {
     /// A thread is creating the object.
     Making,
     /// A thread is releasing the object, or finds that it must be kept.
@@ -57,7 +58,7 @@ enum Slot<T> {
     Open(T),
 }
 
-impl<T> Slot<T> {
+impl<T> OpenSlot<T> {
     fn open(&mut self) -> Option<&mut T> {
         match self {
             Self::Open(open) => Some(open),
@@ -79,7 +80,7 @@ pub(crate) enum Found<'s, K: Copy + Eq + Hash, T, R> {
 #[derive(Debug)]
 #[must_use]
 pub(crate) struct Busy<'s, K: Copy + Eq + Hash, T> {
-    slots: &'s Slots<K, T>,
+    slots: &'s OpenSlots<K, T>,
     key: K,
 }
 
@@ -102,23 +103,23 @@ pub(crate) trait Retire<T> {
     fn keep(&self, open: &mut T);
 }
 
-impl<K, T> Default for Slots<K, T> {
+impl<K, T> Default for OpenSlots<K, T> {
     fn default() -> Self {
         Self { slots: Mutex::default(), changed: Condvar::new() }
     }
 }
 
-impl<K: Copy + Eq + Hash, T> Slots<K, T> {
+impl<K: Copy + Eq + Hash, T> OpenSlots<K, T> {
     /// Looks up the object with this key. Waits while another thread creates or releases it, but
     /// not for other objects. Calls `look` with the lock held.
     pub(crate) fn find<R>(&self, key: K, look: impl FnOnce(&mut T) -> R) -> Found<'_, K, T, R> {
         let mut slots = self.slots.lock();
         loop {
             match slots.get_mut(&key) {
-                Some(Slot::Open(open)) => return Found::Open(look(open)),
-                Some(Slot::Making | Slot::Releasing) => self.changed.wait(&mut slots),
+                Some(OpenSlot::Open(open)) => return Found::Open(look(open)),
+                Some(OpenSlot::Making | OpenSlot::Releasing) => self.changed.wait(&mut slots),
                 None => {
-                    slots.insert(key, Slot::Making);
+                    slots.insert(key, OpenSlot::Making);
                     return Found::Vacant(Busy { slots: self, key });
                 }
             }
@@ -127,7 +128,7 @@ impl<K: Copy + Eq + Hash, T> Slots<K, T> {
 
     /// Inserts an object under a new key.
     pub(crate) fn insert_new(&self, key: K, open: T) {
-        let before = self.slots.lock().insert(key, Slot::Open(open));
+        let before = self.slots.lock().insert(key, OpenSlot::Open(open));
         debug_assert!(before.is_none(), "the key is not new");
     }
 
@@ -138,9 +139,13 @@ impl<K: Copy + Eq + Hash, T> Slots<K, T> {
 
     /// Calls `look` like [`Self::look`], but waits while the object is being released, because it
     /// may be kept.
-    pub(crate) fn settled<R>(&self, key: K, look: impl FnOnce(&mut T) -> R) -> Option<R> {
+    pub(crate) fn look_after_release<R>(
+        &self,
+        key: K,
+        look: impl FnOnce(&mut T) -> R,
+    ) -> Option<R> {
         let mut slots = self.slots.lock();
-        while let Some(Slot::Releasing) = slots.get(&key) {
+        while let Some(OpenSlot::Releasing) = slots.get(&key) {
             self.changed.wait(&mut slots);
         }
         slots.get_mut(&key)?.open().map(look)
@@ -154,14 +159,16 @@ impl<K: Copy + Eq + Hash, T> Slots<K, T> {
         is_wanted: impl FnOnce(&T) -> bool,
     ) -> Option<(Busy<'_, K, T>, T)> {
         let mut slots = self.slots.lock();
-        while let Some(Slot::Releasing) = slots.get(&key) {
+        while let Some(OpenSlot::Releasing) = slots.get(&key) {
             self.changed.wait(&mut slots);
         }
         let slot = slots.get_mut(&key)?;
         if !slot.open().is_some_and(|open| is_wanted(open)) {
             return None;
         }
-        let Slot::Open(open) = std::mem::replace(slot, Slot::Releasing) else { return None };
+        let OpenSlot::Open(open) = std::mem::replace(slot, OpenSlot::Releasing) else {
+            return None;
+        };
         Some((Busy { slots: self, key }, open))
     }
 
@@ -175,7 +182,9 @@ impl<K: Copy + Eq + Hash, T> Slots<K, T> {
     ) -> Result<(), E::Failure> {
         // Another round follows only if a thread has opened, written and closed the object since,
         // or if the kernel answered in L1 and not in L3.
-        while let Some(shared) = self.settled(key, |open| ends.share_unused(open)).flatten() {
+        while let Some(shared) =
+            self.look_after_release(key, |open| ends.share_unused(open)).flatten()
+        {
             let failure = if has_failed {
                 drop(shared);
                 None
@@ -221,14 +230,14 @@ impl<K: Copy + Eq + Hash, T> Busy<'_, K, T> {
 
     /// Puts the object into the slot and opens it.
     pub(crate) fn fill(self, open: T) {
-        self.settle(Some(open));
+        self.open_or_free(Some(open));
         std::mem::forget(self);
     }
 
-    fn settle(&self, open: Option<T>) {
+    fn open_or_free(&self, open: Option<T>) {
         let mut slots = self.slots.slots.lock();
         match open {
-            Some(open) => slots.insert(self.key, Slot::Open(open)),
+            Some(open) => slots.insert(self.key, OpenSlot::Open(open)),
             None => slots.remove(&self.key),
         };
         drop(slots);
@@ -238,6 +247,6 @@ impl<K: Copy + Eq + Hash, T> Busy<'_, K, T> {
 
 impl<K: Copy + Eq + Hash, T> Drop for Busy<'_, K, T> {
     fn drop(&mut self) {
-        self.settle(None);
+        self.open_or_free(None);
     }
 }

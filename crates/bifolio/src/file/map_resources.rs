@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 /// Resources that all files of a cache that can be mapped share.
 #[derive(Debug)]
-pub(super) struct Mappables {
+pub(super) struct MapResources {
     features: Features,
     unmap_batch_folios: usize,
     made: Mutex<Made>,
@@ -28,7 +28,7 @@ struct Made {
     in_thread: Option<Arc<Userfault>>,
 }
 
-impl Mappables {
+impl MapResources {
     pub(super) fn new(features: &Features, unmap_batch_folios: usize) -> Self {
         Self { features: features.clone(), unmap_batch_folios, made: Mutex::default() }
     }

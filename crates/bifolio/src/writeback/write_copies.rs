@@ -32,46 +32,46 @@ const PAGES_MIN: usize = 64;
 
 /// Copies of adjacent pages, in order.
 #[derive(Debug)]
-pub(super) struct Copies {
-    memory: Memory,
+pub(super) struct WriteCopies {
+    memory: CopyMemory,
 }
 
 #[derive(Debug)]
-enum Memory {
+enum CopyMemory {
     Staged(Staged),
     Own(Box<OwnPage>),
 }
 
-/// Memory for one page.
+/// CopyMemory for one page.
 #[derive(Debug)]
 #[repr(align(4096))]
 struct OwnPage(UnsafeCell<[u8; PAGE_BYTES as usize]>);
 
-impl Copies {
+impl WriteCopies {
     fn own_page() -> Self {
         let page = OwnPage(UnsafeCell::new([0; PAGE_BYTES as usize]));
-        Self { memory: Memory::Own(Box::new(page)) }
+        Self { memory: CopyMemory::Own(Box::new(page)) }
     }
 
     fn pages(&self) -> usize {
         match &self.memory {
-            Memory::Staged(staged) => staged.pages(),
-            Memory::Own(_) => 1,
+            CopyMemory::Staged(staged) => staged.pages(),
+            CopyMemory::Own(_) => 1,
         }
     }
 
     /// Returns the address of a copy; the following copies are adjacent.
     pub(super) fn address(&self, page: usize) -> *mut u8 {
         match &self.memory {
-            Memory::Staged(staged) => staged.address(page),
-            Memory::Own(own) => own.0.get().cast(),
+            CopyMemory::Staged(staged) => staged.address(page),
+            CopyMemory::Own(own) => own.0.get().cast(),
         }
     }
 
-    /// Copies the pages.
+    /// WriteCopies the pages.
     fn fill(&mut self, folios: &[WriteVictim<'_>], inode: &Inode) {
-        for (page, leaving) in folios.iter().enumerate() {
-            let (source, target) = (leaving.start(inode), self.address(page));
+        for (page, victim) in folios.iter().enumerate() {
+            let (source, target) = (victim.start(inode), self.address(page));
             // SAFETY: a page of the memory that this owns exclusively; nothing is in flight.
             let target = unsafe { std::slice::from_raw_parts_mut(target, PAGE_BYTES as usize) };
             // SAFETY: the page of a folio that is uptodate is present while the reference to it is
@@ -112,15 +112,15 @@ impl<'a> WriteBatch<'a> {
     }
 
     /// Allocates memory for the copies of up to `pages` pages, at least one.
-    fn memory_for_copies(&mut self, pages: usize, region: &Region) -> Copies {
+    fn memory_for_copies(&mut self, pages: usize, region: &Region) -> WriteCopies {
         let staging = &region.regions.staging;
         loop {
             let is_alone = self.started() == 0;
             match staging.try_take_for_copies(pages, &self.inode.load.staging) {
                 Some(staged) if is_alone || staged.pages() >= pages.min(PAGES_MIN) => {
-                    return Copies { memory: Memory::Staged(staged) };
+                    return WriteCopies { memory: CopyMemory::Staged(staged) };
                 }
-                None if is_alone => return Copies::own_page(),
+                None if is_alone => return WriteCopies::own_page(),
                 // Our own transfers have the rest, or part of it.
                 _ => self.wait_for_some(),
             }

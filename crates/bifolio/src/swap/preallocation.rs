@@ -15,19 +15,19 @@ use crate::io::{self, Backing};
 use crate::sync::{AtomicU32, Ordering};
 
 /// Slots whose storage is allocated together: 64 MiB.
-const STRETCH_SLOTS: u32 = 16_384;
+const STEP_SLOTS: u32 = 16_384;
 /// Slots after the next one to be allocated that must have storage: as many as one round evicts at
 /// most.
 const AHEAD_SLOTS: u32 = 8192;
 
 /// The storage allocated so far.
 #[derive(Debug, Default)]
-pub(super) struct Stretches {
+pub(super) struct Preallocation {
     /// Slots below this one have storage, or its allocation was refused.
     end: AtomicU32,
 }
 
-impl Stretches {
+impl Preallocation {
     /// Allocates storage for the slots from `next()` on, up to `limit`. `next` is called only if
     /// slots without storage remain. One caller at a time. A refusal is only logged: a later write
     /// to these slots returns the error.
@@ -41,7 +41,7 @@ impl Stretches {
         if next.saturating_add(AHEAD_SLOTS) <= end {
             return;
         }
-        let new_end = next.max(end).saturating_add(STRETCH_SLOTS).min(limit);
+        let new_end = next.max(end).saturating_add(STEP_SLOTS).min(limit);
         let bytes = Swap::position_bytes(end)..Swap::position_bytes(new_end);
         if let Err(error) = io::allocate(backing, bytes.clone()) {
             log::info!(
@@ -106,17 +106,17 @@ mod tests {
 
     #[test]
     fn storage_is_allocated_once_and_within_the_capacity() {
-        let (backing, stretches) = (Refusing::default(), Stretches::default());
-        let (few, all) = (600, 3 * STRETCH_SLOTS - 5);
-        let still_ahead = few + STRETCH_SLOTS - AHEAD_SLOTS;
-        stretches.reach(&backing, || 1, few);
-        for next in [1, 9, still_ahead, still_ahead + 1, 2 * STRETCH_SLOTS, all, 1] {
-            stretches.reach(&backing, || next, all);
+        let (backing, preallocation) = (Refusing::default(), Preallocation::default());
+        let (few, all) = (600, 3 * STEP_SLOTS - 5);
+        let still_ahead = few + STEP_SLOTS - AHEAD_SLOTS;
+        preallocation.reach(&backing, || 1, few);
+        for next in [1, 9, still_ahead, still_ahead + 1, 2 * STEP_SLOTS, all, 1] {
+            preallocation.reach(&backing, || next, all);
         }
-        stretches.reach(&backing, || unreachable!("all slots have storage"), all);
-        stretches.forget();
-        stretches.reach(&backing, || 3, few);
-        let (one, two) = (few + STRETCH_SLOTS, few + 2 * STRETCH_SLOTS);
+        preallocation.reach(&backing, || unreachable!("all slots have storage"), all);
+        preallocation.forget();
+        preallocation.reach(&backing, || 3, few);
+        let (one, two) = (few + STEP_SLOTS, few + 2 * STEP_SLOTS);
         let slots = [0..few, few..one, one..two, two..all, 0..few];
         let bytes =
             |slots: Range<u32>| Swap::position_bytes(slots.start)..Swap::position_bytes(slots.end);

@@ -31,7 +31,7 @@ use std::ops::Range;
 /// Pages of an extent that must be free or old before the others are moved.
 const GAIN_PAGES_MIN: u64 = 5;
 /// Pages that may remain in a cleared extent.
-const LEFT_PAGES_MAX: u64 = 3;
+const REMAINING_PAGES_MAX: u64 = 3;
 
 /// An extent, and the number of pages of each of its folios.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -73,7 +73,7 @@ impl Survey {
 
     /// Returns `true` if too many pages must stay in the extent.
     fn is_blocked(&self, extent: Extent) -> bool {
-        extent.pages_of(self.fixed + self.dirty.len()) > LEFT_PAGES_MAX
+        extent.pages_of(self.fixed + self.dirty.len()) > REMAINING_PAGES_MAX
     }
 }
 
@@ -92,7 +92,7 @@ impl Reclaim {
         extents.dedup();
         for extent in extents {
             let survey = self.survey(extent);
-            let is_held = extent.pages_of(survey.fixed) > LEFT_PAGES_MAX;
+            let is_held = extent.pages_of(survey.fixed) > REMAINING_PAGES_MAX;
             if is_held || !survey.is_worth_it(extent) {
                 continue;
             }
@@ -126,7 +126,7 @@ impl Reclaim {
         let mut left = survey.fixed;
         for id in survey.movable {
             left += usize::from(!self.migrate(reclaim_lock, id));
-            if extent.pages_of(left) > LEFT_PAGES_MAX {
+            if extent.pages_of(left) > REMAINING_PAGES_MAX {
                 return;
             }
         }

@@ -14,13 +14,13 @@ const WAIT_MAX: Duration = Duration::from_secs(1);
 
 /// Services in progress for a region.
 #[derive(Debug, Default)]
-pub(in crate::file) struct Underway {
-    state: Mutex<State>,
+pub(in crate::file) struct RunningServices {
+    state: Mutex<ServicesState>,
     ended: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct ServicesState {
     begun: u64,
     /// Numbers of the running services.
     running: Vec<u64>,
@@ -29,17 +29,17 @@ struct State {
 /// Service in progress; ends on drop.
 #[derive(Debug)]
 pub(super) struct Service {
-    underway: Arc<Underway>,
+    services: Arc<RunningServices>,
     number: u64,
 }
 
-impl Underway {
+impl RunningServices {
     pub(super) fn begin(self: &Arc<Self>) -> Service {
         let mut state = self.state.lock();
         state.begun += 1;
         let number = state.begun;
         state.running.push(number);
-        Service { underway: Arc::clone(self), number }
+        Service { services: Arc::clone(self), number }
     }
 
     /// Waits until all services that have started are done, at most for a second.
@@ -56,7 +56,7 @@ impl Underway {
 
 impl Drop for Service {
     fn drop(&mut self) {
-        self.underway.state.lock().running.retain(|number| *number != self.number);
-        self.underway.ended.notify_all();
+        self.services.state.lock().running.retain(|number| *number != self.number);
+        self.services.ended.notify_all();
     }
 }

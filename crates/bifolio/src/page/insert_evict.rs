@@ -137,8 +137,9 @@ pub(crate) enum EvictError<'a> {
 impl Mapping {
     /// Evicts a folio if the only references are the caller's and the table's.
     ///
-    /// Stores `leave(page)` in the Entry of each unit's first page, `page` counted from the first
-    /// page of the folio. On success the caller owns the frozen folio; it must unlock and free it.
+    /// Stores `entry_after(page)` in the Entry of each unit's first page, `page` counted from the
+    /// first page of the folio. On success the caller owns the frozen folio; it must unlock and
+    /// free it.
     ///
     /// Race (why the freeze comes before the dirty test):
     ///
@@ -156,7 +157,7 @@ impl Mapping {
         &self,
         folio: FolioRef<'a>,
         locked: &LockedFolio<'_>,
-        leave: impl Fn(u64) -> Entry,
+        entry_after: impl Fn(u64) -> Entry,
     ) -> Result<Frozen<'a>, EvictError<'a>> {
         let frozen = match self.begin_eviction(folio, locked) {
             Ok(frozen) => frozen,
@@ -165,7 +166,7 @@ impl Mapping {
         if locked.flags.write_state() != WriteState::Clean {
             return Err(EvictError::Dirty(self.cancel_eviction(frozen, locked)));
         }
-        self.end_eviction(&frozen, locked, leave);
+        self.end_eviction(&frozen, locked, entry_after);
         Ok(frozen)
     }
 
@@ -201,9 +202,9 @@ impl Mapping {
         &self,
         frozen: &Frozen<'_>,
         locked: &LockedFolio<'_>,
-        leave: impl Fn(u64) -> Entry,
+        entry_after: impl Fn(u64) -> Entry,
     ) {
-        self.unlink(frozen.folios(), locked, leave);
+        self.unlink(frozen.folios(), locked, entry_after);
     }
 
     /// Removes a folio from the table even if it is dirty or referenced, and stores what
@@ -216,10 +217,10 @@ impl Mapping {
         folio: &FolioRef<'a>,
         locked: &LockedFolio<'_>,
         folios: &'a Folios,
-        leave: impl Fn(u64) -> Entry,
+        entry_after: impl Fn(u64) -> Entry,
     ) -> FolioRef<'a> {
         self.clear_ready(locked);
-        self.unlink(folios, locked, leave);
+        self.unlink(folios, locked, entry_after);
         folios.adopt(folio.id())
     }
 
@@ -239,14 +240,19 @@ impl Mapping {
     }
 
     /// E4: stores the head Entry of each unit after the others, that of the folio last (MAPPING-2).
-    fn unlink(&self, folios: &Folios, locked: &LockedFolio<'_>, leave: impl Fn(u64) -> Entry) {
+    fn unlink(
+        &self,
+        folios: &Folios,
+        locked: &LockedFolio<'_>,
+        entry_after: impl Fn(u64) -> Entry,
+    ) {
         let pages = self.pages_of(locked);
         self.save_versions(folios, pages.clone());
         let frame = self.table.load(pages.start, Ordering::Relaxed).frame();
         Folio::clear_owner(locked);
         for index in pages.clone().rev() {
             let is_head = self.head_index(index) == index;
-            let entry = if is_head { leave(index - pages.start) } else { Entry::HOLE };
+            let entry = if is_head { entry_after(index - pages.start) } else { Entry::HOLE };
             // Release: pairs with the Acquire in `get_folio`: a thread that sees the folio removed
             // from a head sees it removed from the other pages of the unit.
             self.table.store(index, entry, Ordering::Release);

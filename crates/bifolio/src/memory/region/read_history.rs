@@ -12,7 +12,7 @@ use std::sync::atomic::AtomicU64;
 const RUN_PAGES_MIN: u64 = 16;
 /// A read is remembered until this part of the bound has been evicted from regions, or at most
 /// [`MEMORY_PAGES_MAX`], which is more than one batch evicts.
-const MEMORY_PART_OF_BOUND: u64 = 4;
+const MEMORY_DIVISOR: u64 = 4;
 const MEMORY_PAGES_MAX: u64 = 8192;
 
 /// Recent reads into the regions of a cache, by kind.
@@ -28,7 +28,7 @@ pub(crate) struct RegionReads {
 impl RegionReads {
     /// Creates the state for a cache with these frames.
     pub(crate) fn new(arena: &Arena) -> Self {
-        let memory_pages = (arena.bound_pages() / MEMORY_PART_OF_BOUND).min(MEMORY_PAGES_MAX);
+        let memory_pages = (arena.bound_pages() / MEMORY_DIVISOR).min(MEMORY_PAGES_MAX);
         let (run_pages_left, single_pages_left) = (AtomicU64::new(0), AtomicU64::new(0));
         Self { memory_pages, run_pages_left, single_pages_left }
     }

@@ -10,12 +10,12 @@ thread_local! {
 }
 
 /// Runs `action` once, when this thread reaches `place`.
-pub(crate) fn at(place: &'static str, action: impl FnOnce() + 'static) {
+pub(crate) fn set(place: &'static str, action: impl FnOnce() + 'static) {
     NEXT.set(Some((place, Box::new(action))));
 }
 
 /// Reports that this thread has reached `place`, and runs the action registered for it.
-pub(crate) fn here(place: &'static str) {
+pub(crate) fn reach(place: &'static str) {
     let action = NEXT.with_borrow_mut(|next| next.take_if(|(awaited, _)| *awaited == place));
     if let Some((_, action)) = action {
         action();
@@ -23,6 +23,6 @@ pub(crate) fn here(place: &'static str) {
 }
 
 /// Returns `true` if this thread reached the place that was registered last.
-pub(crate) fn was_there() -> bool {
+pub(crate) fn has_run() -> bool {
     NEXT.take().is_none()
 }
