@@ -16,7 +16,7 @@ use crate::tidy::sources;
 /// file, and what exists for maps alone.
 const SEAMS: [&str; 6] = [
     "writeback/store",
-    "memory/page_space.rs",
+    "memory/mod.rs",
     "file/mod.rs",
     "file/map.rs",
     "file/faults/",

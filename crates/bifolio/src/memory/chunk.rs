@@ -1,4 +1,5 @@
-//! A chunk: 2 MiB of frames, cut into slots for folios of one order at a time. Pure bookkeeping.
+//! Chunks: 2 MiB of frames, cut into slots for folios of one order at a time, and the choice of the
+//! slot for a new folio. Pure bookkeeping, under the lock of `arena.rs`.
 //!
 //! Memory is taken from the kernel in chunks (one huge page each), and folio sizes change by chunk:
 //! each slot fits one folio of the chunk's order. The authoritative state is kept by page:
@@ -12,9 +13,23 @@
 //! (*foreign* folios): the pages between them form the new slots. A chunk that is only partly
 //! resident, because the bound ends in it or because pinned folios kept part of it when the bound
 //! shrank, has retired pages.
+//!
+//! Folios of neighbouring pages should get adjacent frames. An *extent* is 64 KiB of frames, or one
+//! larger folio. An extent that is at least three quarters free is *sparse*. The free slots of all
+//! other extents are *partial*: reclaim moves folios to them when it empties an extent.
+//!
+//! ```text
+//!   fill: the slot after that of its neighbour in the file;
+//!         else, with a neighbour, the start of a sparse extent, so that two files that are
+//!           filled at the same time do not alternate in one extent;
+//!         else the lowest free slot of the first chunk that has any
+//!   move: the fullest extent of a chunk, from its end
+//! ```
 
 use super::ORDER_MAX;
-use super::extents::Listed;
+use super::arena::ArenaState;
+use crate::page::FolioId;
+use std::collections::VecDeque;
 use std::ops::Range;
 
 /// Bytes of a chunk.
@@ -22,6 +37,8 @@ pub(crate) const CHUNK_BYTES: u64 = 2 << 20;
 /// Pages of a chunk.
 pub(crate) const CHUNK_PAGES: u32 = 512;
 const _: () = assert!(1 << ORDER_MAX == CHUNK_PAGES);
+/// Pages of an extent.
+pub(crate) const EXTENT_PAGES: u32 = 16;
 
 /// The use of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -299,6 +316,169 @@ impl Chunk {
     }
 }
 
+/// Extents of the chunk.
+impl Chunk {
+    fn extent_slots(&self) -> u32 {
+        (EXTENT_PAGES >> self.order()).max(1)
+    }
+
+    fn extents(&self) -> u32 {
+        self.slots().div_ceil(self.extent_slots())
+    }
+
+    /// Returns the free slots of an extent as the lowest bits of a word.
+    fn extent_bits(&self, extent: u32) -> u64 {
+        let first = extent * self.extent_slots();
+        let mask = (1 << self.extent_slots()) - 1;
+        self.free_word(first) >> (first % u64::BITS) & mask
+    }
+
+    fn free_in_extent(&self, extent: u32) -> u32 {
+        self.extent_bits(extent).count_ones()
+    }
+
+    /// Returns `true` if at least three quarters of the extent are free.
+    fn is_sparse(&self, extent: u32) -> bool {
+        self.free_in_extent(extent) * 4 >= self.extent_slots() * 3
+    }
+
+    /// Returns the number of free slots in the extent of `slot` if that extent is sparse, otherwise
+    /// 0.
+    pub(super) fn sparse_slots_beside(&self, slot: u32) -> u32 {
+        let extent = slot / self.extent_slots();
+        if self.is_sparse(extent) { self.free_in_extent(extent) } else { 0 }
+    }
+
+    /// Counts the free slots in sparse extents.
+    pub(super) fn count_sparse_slots(&self) -> u32 {
+        (0..self.extents())
+            .map(|extent| self.sparse_slots_beside(extent * self.extent_slots()))
+            .sum()
+    }
+
+    fn lowest_free_of(&self, extent: u32) -> Option<u32> {
+        let bits = self.extent_bits(extent);
+        (bits != 0).then(|| extent * self.extent_slots() + bits.trailing_zeros())
+    }
+
+    /// Returns an extent that is completely free, or else a sparse one.
+    fn sparse_extent(&self) -> Option<u32> {
+        let whole =
+            (0..self.extents()).find(|extent| self.free_in_extent(*extent) == self.extent_slots());
+        whole.or_else(|| (0..self.extents()).find(|extent| self.is_sparse(*extent)))
+    }
+
+    /// Returns the last free slot of the extent with the fewest free slots, ignoring sparse extents
+    /// and `avoid`.
+    fn partial_slot(&self, avoid: Option<u32>) -> Option<u32> {
+        let partial = |extent: &u32| {
+            self.extent_bits(*extent) != 0 && !self.is_sparse(*extent) && Some(*extent) != avoid
+        };
+        let extent = (0..self.extents())
+            .filter(partial)
+            .min_by_key(|extent| self.free_in_extent(*extent))?;
+        let last = u64::BITS - 1 - self.extent_bits(extent).leading_zeros();
+        Some(extent * self.extent_slots() + last)
+    }
+}
+
+/// Chunks with free slots of one order.
+#[derive(Debug, Default)]
+pub(super) struct Available {
+    /// Chunks with sparse extents. The chunk listed longest is first: it probably has the most.
+    sparse: VecDeque<u32>,
+    /// Chunks with partial slots.
+    partial: VecDeque<u32>,
+}
+
+impl Available {
+    /// Returns the chunks that have free slots. A chunk with both kinds appears twice.
+    pub(super) fn chunks(&self) -> impl Iterator<Item = usize> {
+        self.sparse.iter().chain(&self.partial).map(|number| *number as usize)
+    }
+}
+
+/// The lists that contain a chunk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Listed {
+    sparse: bool,
+    partial: bool,
+}
+
+/// The choice of a slot.
+impl ArenaState {
+    /// Chooses the slot for a fill; see the [module documentation](self).
+    pub(super) fn slot_for(&self, order: u8, near: Option<FolioId>) -> Option<(usize, u32)> {
+        let beside = |near| self.slot_after(near, order).or_else(|| self.sparse_slot(order));
+        near.and_then(beside).or_else(|| {
+            let number = self.available[order as usize].chunks().next()?;
+            let chunk = &self.chunks[number];
+            let slot = (0..chunk.extents()).find_map(|extent| chunk.lowest_free_of(extent))?;
+            Some((number, slot))
+        })
+    }
+
+    /// Chooses a free slot in an extent that is not sparse, and not in the extent of `avoid`.
+    pub(super) fn partial_slot(&self, order: u8, avoid: Option<FolioId>) -> Option<(usize, u32)> {
+        self.available[order as usize].partial.iter().take(2).find_map(|number| {
+            let number = *number as usize;
+            let chunk = &self.chunks[number];
+            let avoid = avoid.filter(|id| (id.0 / CHUNK_PAGES) as usize == number);
+            let avoid = avoid.map(|id| ((id.0 % CHUNK_PAGES) >> order) / chunk.extent_slots());
+            Some((number, chunk.partial_slot(avoid)?))
+        })
+    }
+
+    /// Returns the first free slot of a sparse extent.
+    pub(super) fn sparse_slot(&self, order: u8) -> Option<(usize, u32)> {
+        let number = *self.available[order as usize].sparse.front()? as usize;
+        let chunk = &self.chunks[number];
+        Some((number, chunk.lowest_free_of(chunk.sparse_extent()?)?))
+    }
+
+    /// Returns the slot that follows folio `near`, if it is free and of the same order.
+    fn slot_after(&self, near: FolioId, order: u8) -> Option<(usize, u32)> {
+        let frame = near.0 + (1 << order);
+        let (number, page) = ((frame / CHUNK_PAGES) as usize, frame % CHUNK_PAGES);
+        let chunk = self.chunks.get(number).filter(|chunk| chunk.is_for(order))?;
+        let slot = page >> order;
+        chunk.is_free(slot).then_some((number, slot))
+    }
+
+    /// Adds a chunk to the lists that it belongs to, and removes it from the others.
+    pub(super) fn list(&mut self, number: usize) {
+        let chunk = &self.chunks[number];
+        let is_listed = chunk.is_in_service() && !chunk.draining;
+        let sparse = is_listed && chunk.sparse_slots() > 0;
+        let partial = is_listed && chunk.free_slots() > chunk.sparse_slots();
+        self.set_listed(number, Listed { sparse, partial });
+    }
+
+    /// Removes a chunk from all lists before it is cut for another order or returned to the kernel.
+    pub(super) fn unlist(&mut self, number: usize) {
+        self.set_listed(number, Listed::default());
+    }
+
+    fn set_listed(&mut self, number: usize, listed: Listed) {
+        let chunk = &mut self.chunks[number];
+        let before = std::mem::replace(&mut chunk.listed, listed);
+        let available = &mut self.available[chunk.order() as usize];
+        relist(&mut available.sparse, number, before.sparse, listed.sparse);
+        relist(&mut available.partial, number, before.partial, listed.partial);
+    }
+}
+
+fn relist(list: &mut VecDeque<u32>, number: usize, was_listed: bool, is_listed: bool) {
+    if is_listed && !was_listed {
+        list.push_back(number as u32);
+    } else if was_listed && !is_listed {
+        // The chunk that allocations use is at the front of the list.
+        if let Some(at) = list.iter().position(|listed| *listed as usize == number) {
+            list.remove(at);
+        }
+    }
+}
+
 const WORD_BITS: u32 = u64::BITS;
 const WORDS: usize = (CHUNK_PAGES / WORD_BITS) as usize;
 
@@ -377,121 +557,4 @@ fn words_of(bits: Range<u32>) -> impl Iterator<Item = (usize, u64)> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Returns the lowest free slot.
-    fn first_free(chunk: &Chunk) -> Option<u32> {
-        Some(chunk.free.next(0, true)).filter(|slot| *slot < chunk.slots())
-    }
-
-    fn chunk_of(order: u8, resident_pages: u32) -> Chunk {
-        let mut chunk = Chunk::vacant();
-        chunk.begin(0..resident_pages, order);
-        chunk
-    }
-
-    #[test]
-    fn every_slot_is_allocated_once_at_every_order() {
-        for order in 0..=ORDER_MAX {
-            let mut chunk = chunk_of(order, CHUNK_PAGES - 5);
-            let mut taken = Vec::new();
-            while let Some(slot) = first_free(&chunk) {
-                chunk.take(slot);
-                taken.push(slot);
-            }
-            let expected = (CHUNK_PAGES - 5) >> order;
-            assert_eq!(taken, (0..expected).collect::<Vec<_>>(), "order {order}");
-            assert_eq!((chunk.free_pages(), chunk.folios().count()), (0, expected as usize));
-            for slot in taken {
-                chunk.put(slot << order);
-            }
-            assert!(chunk.is_empty());
-        }
-    }
-
-    #[test]
-    fn a_retired_page_is_neither_free_nor_used_nor_resident() {
-        for order in 0..ORDER_MAX {
-            let mut chunk = chunk_of(order, CHUNK_PAGES);
-            let slots = chunk.slots();
-            chunk.take(0);
-            let second = 1 << order..2 << order;
-            chunk.retire(second.start..second.start + 1);
-            assert_eq!((chunk.free_slots(), chunk.used_pages()), (slots - 2, 1 << order));
-            assert_eq!(chunk.resident_pages(), CHUNK_PAGES - 1);
-            assert_eq!(chunk.folios().collect::<Vec<_>>(), [0]);
-            assert_eq!(chunk.revivable(order, 1, false), Some(second.clone()));
-            assert_eq!(chunk.revivable(order, 0, false), None);
-            chunk.revive(second);
-            assert_eq!((chunk.free_slots(), chunk.resident_pages()), (slots - 1, CHUNK_PAGES));
-            assert_eq!(chunk.revivable(order, 512, false), None);
-        }
-    }
-
-    #[test]
-    fn a_recut_chunk_has_slots_between_its_old_folios() {
-        let mut chunk = chunk_of(4, CHUNK_PAGES);
-        for slot in 0..3 {
-            chunk.take(slot);
-        }
-        chunk.put(1 << 4);
-        chunk.cut(0);
-        assert_eq!((chunk.free_slots(), chunk.used_pages()), (CHUNK_PAGES - 32, 32));
-        assert!(!chunk.is_all_of(0) && first_free(&chunk) == Some(16));
-        chunk.take(16);
-        chunk.cut(4);
-        assert_eq!((chunk.free_slots(), first_free(&chunk)), (29, Some(3)));
-        assert!(!chunk.is_all_of(4), "a small folio is in it");
-        // Each folio frees its own pages, whatever order the chunk is cut for.
-        chunk.put(0);
-        assert_eq!((chunk.free_slots(), first_free(&chunk)), (30, Some(0)));
-        chunk.put(16);
-        assert!(chunk.is_all_of(4) && chunk.is_free(1));
-        chunk.cut(9);
-        assert!(!chunk.has_slot_of(9) && chunk.has_slot_of(8));
-        chunk.put(32);
-        assert!(chunk.is_empty() && first_free(&chunk) == Some(0));
-    }
-
-    #[test]
-    fn adjacent_folios_are_distinguished() {
-        let mut random = fastrand::Rng::with_seed(1);
-        let mut chunk = chunk_of(0, CHUNK_PAGES);
-        let mut folios: Vec<(u32, u8)> = Vec::new();
-        for _ in 0..20_000 {
-            if random.bool() && !folios.is_empty() {
-                chunk.put(folios.swap_remove(random.usize(..folios.len())).0);
-            } else {
-                let order = random.u8(0..=5);
-                chunk.cut(order);
-                let Some(slot) = first_free(&chunk) else { continue };
-                chunk.take(slot);
-                folios.push((slot << order, order));
-            }
-            let mut firsts: Vec<_> = folios.iter().map(|folio| folio.0).collect();
-            firsts.sort_unstable();
-            assert_eq!(chunk.folios().collect::<Vec<_>>(), firsts);
-            let pages = folios.iter().map(|folio| 1 << folio.1).sum::<u32>();
-            assert_eq!((chunk.used_pages(), chunk.used.count()), (pages, pages));
-            let foreign = folios.iter().filter(|folio| folio.1 != chunk.order()).count();
-            assert_eq!(chunk.is_all_of(chunk.order()), foreign == 0);
-        }
-    }
-
-    #[test]
-    fn ranges_are_set_counted_and_found_across_words() {
-        for range in [0..1, 63..65, 0..64, 5..200, 448..512, 0..512] {
-            let mut bits = PageBits::default();
-            bits.set(range.clone(), true);
-            assert_eq!(bits.iter().collect::<Vec<_>>(), range.clone().collect::<Vec<_>>());
-            assert_eq!((bits.count(), bits.next(0, true)), (range.end - range.start, range.start));
-            assert_eq!(bits.next(range.start, false), range.end);
-            assert_eq!(bits.count_in(0..range.start + 1), 1);
-            let mut others = PageBits::ALL;
-            others.set(range.clone(), false);
-            assert_eq!((others.count(), others.or(&bits)), (512 - bits.count(), PageBits::ALL));
-            assert!(bits.has(range.start) && !bits.has(range.end) && !others.has(range.start));
-        }
-    }
-}
+mod tests;

@@ -21,10 +21,6 @@ use crate::page::{FolioId, Folios};
 use std::io;
 use std::ops::Range;
 
-/// Divisor of the smallest partial chunk, where the bound ends, that is made resident: it must add
-/// at least 1/32 of the resident frames. Otherwise its pages are left to tables.
-const PARTIAL_CHUNK_DIVISOR: u64 = 32;
-
 /// Pages of a chunk that are being made resident.
 #[derive(Debug)]
 struct ChunkAllocation {
@@ -38,36 +34,6 @@ struct ChunkAllocation {
 }
 
 impl ArenaState {
-    /// Returns `true` if less than a chunk is free and the bound allows another whole one.
-    pub(super) fn wants_chunk(&self) -> bool {
-        let is_short = self.frame_pages > 0 && self.free_pages < u64::from(CHUNK_PAGES);
-        let has_space = self.vacant_chunks > 0 && !self.is_allocation_refused;
-        is_short && has_space && self.affordable_pages(0) == CHUNK_PAGES
-    }
-
-    /// Returns the number of pages that may be made resident for folios of `order`: a whole chunk,
-    /// or, where the bound ends, a part that is worth having. In the second case some room is kept
-    /// for tables, so that a small cache need not evacuate a chunk for each of them.
-    pub(super) fn affordable_pages(&self, order: u8) -> u32 {
-        self.affordable_pages_of(self.budget.left_bytes(), order)
-    }
-
-    /// Returns [`Self::affordable_pages`] for `left_bytes` left of the bound.
-    fn affordable_pages_of(&self, left_bytes: u64, order: u8) -> u32 {
-        let left = left_bytes / FRAME_BYTES;
-        if left >= u64::from(CHUNK_PAGES) {
-            return CHUNK_PAGES;
-        }
-        // Small pages cost more device requests: a cache with 6 % of small pages scans 15 % more
-        // slowly.
-        let worthwhile = (self.budget.bound_bytes / PAGE_BYTES / 8).min(64);
-        let worthwhile = worthwhile.max(self.frame_pages / PARTIAL_CHUNK_DIVISOR);
-        // If regions use nearly all memory, a few pages are worth more than none.
-        let worthwhile = if self.frame_pages < worthwhile { 1 } else { worthwhile };
-        let pages = ((left - left / 16) >> order) << order;
-        if pages >= worthwhile.max(1) { pages as u32 } else { 0 }
-    }
-
     /// Chooses the chunk and the pages to make resident for folios of `order`, if `left_bytes` are
     /// left of the bound.
     fn pages_to_add(&mut self, left_bytes: u64, order: u8) -> Option<(usize, Range<u32>)> {

@@ -74,13 +74,6 @@ impl Reclaim {
         self.signal.work.load(Ordering::Relaxed)
     }
 
-    /// Returns `true` if fewer than `pages` pages are obtainable without reclaim, in the arena or,
-    /// if there are region pages, for regions.
-    pub(super) fn is_short_of(&self, pages: u64) -> bool {
-        let arena = self.arena();
-        arena.obtainable_pages() < pages || arena.has_region_pages() && arena.left_pages() < pages
-    }
-
     /// Returns the number of pages that a round should free. Region pages are evicted in larger
     /// rounds: while some are written, the next are unmapped.
     fn round_pages(&self, high_pages: u64) -> u64 {

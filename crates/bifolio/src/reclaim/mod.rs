@@ -11,7 +11,7 @@
 //!      |       shrink: scan growing shares of the inactive tail             scan.rs
 //!      |         each folio: busy? used? dirty -> the flusher; evict        scan.rs
 //!      |           dirty, of a memory file -> the swapper                   swapper.rs
-//!      |         by extent: evict or move the neighbours       compact.rs, evacuate.rs
+//!      |         by extent: evict or move the neighbours       evacuate.rs
 //!      |       freed the wrong sizes? evacuate a chunk                      evacuate.rs
 //!      |       frames now? done, still under the reclaim lock
 //!      '--- yes -- freed anything?
@@ -41,33 +41,32 @@
 #![allow(unsafe_code)]
 
 mod background;
-mod charges;
-mod compact;
 mod evacuate;
 mod invalidate;
-mod retry_budget;
 mod scan;
 mod swapper;
 mod unmap;
 mod unmap_batch;
+mod wait;
 
 pub(crate) use background::Background;
-pub(crate) use retry_budget::CallScope;
 pub(crate) use swapper::SwapThread;
 
 use crate::ablation::Ablation;
 use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
-use crate::memory::{Arena, CHUNK_PAGES, FrameKind, Memory};
-use crate::page::{FolioId, FolioRef, LockedFolio, PAGE_BYTES};
+use crate::memory::{Arena, FrameKind, Memory, Unlisted};
+use crate::page::{FolioId, FolioRef, LockedFolio, PAGE_BYTES, TABLE_PAGE_BYTES};
 use crate::stats::Counter;
 use crate::swap::Swap;
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, blocking};
 use crate::writeback::{Flusher, Inode, Services};
-use retry_budget::{RetryBudget, SWEEP_PAUSE};
 use scan::{ScanCounts, WriteOut};
+use std::cell::Cell;
+use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use wait::RetryBudget;
 
 /// Number of pages that a round of reclaim tries to free, as the kernel's SWAP_CLUSTER_MAX.
 const ROUND_PAGES: u64 = 32;
@@ -92,6 +91,13 @@ const LOW_PAGES_MAX: u64 = 4096;
 /// Part of the bound that is left for tables when memory is populated.
 const UNPOPULATED_DIVISOR: u64 = 32;
 
+thread_local! {
+    /// Number of scopes of this thread that have begun and not ended.
+    static SCOPES: Cell<usize> = const { Cell::new(0) };
+    /// Time at which this thread's call began to wait for memory.
+    static WAITING_SINCE: Cell<Option<Instant>> = const { Cell::new(None) };
+}
+
 /// The reclaim of a cache; see the [module documentation](self).
 #[derive(Debug)]
 pub(crate) struct Reclaim {
@@ -112,6 +118,38 @@ pub(crate) struct Reclaim {
     signal: background::Signal,
     /// Folios queued for the swap.
     swapper: swapper::Swapper,
+}
+
+/// A call that may wait for memory several times, with one deadline. An inner scope is part of the
+/// outer one.
+#[derive(Debug)]
+#[must_use]
+pub(crate) struct CallScope {
+    /// The scope belongs to its thread.
+    _not_send: PhantomData<*const ()>,
+}
+
+impl CallScope {
+    /// Begins a call, or a part of the call that has begun on this thread.
+    pub(crate) fn begin() -> Self {
+        SCOPES.set(SCOPES.get() + 1);
+        Self { _not_send: PhantomData }
+    }
+
+    /// Restarts the clock: the call has got a page that it waited for.
+    pub(crate) fn note_page(&self) {
+        WAITING_SINCE.set(None);
+    }
+}
+
+impl Drop for CallScope {
+    fn drop(&mut self) {
+        let outer_scopes = SCOPES.get() - 1;
+        SCOPES.set(outer_scopes);
+        if outer_scopes == 0 {
+            WAITING_SINCE.set(None);
+        }
+    }
 }
 
 /// Proof that the caller holds the reclaim lock (RECLAIM-2).
@@ -201,20 +239,6 @@ impl Reclaim {
         Ok(id)
     }
 
-    #[cold]
-    fn wait_for_frames(&self, kind: FrameKind, may_swap: bool) -> Result<FolioId> {
-        let since = Some(Instant::now());
-        let mut retry_budget = RetryBudget::new(self, kind.pages() * PAGE_BYTES);
-        retry_budget.may_swap = may_swap;
-        loop {
-            self.memory.soundness.check()?;
-            if let Some(id) = self.reclaim_for(kind, &mut retry_budget)? {
-                self.memory.note_stall(since);
-                return Ok(id);
-            }
-        }
-    }
-
     /// Allocates like [`Self::allocate`] but waits for no other thread: evicts only clean folios,
     /// and only if no other thread is reclaiming. For callers with transfers in flight (IO-5), and
     /// for those that can continue without frames.
@@ -275,6 +299,42 @@ impl Reclaim {
         found.map_err(frames_refused)
     }
 
+    /// Charges like [`Self::charge_table`] but evicts nothing. Returns `true` if the page is
+    /// charged.
+    pub(crate) fn try_charge_table(&self, inode: &Arc<Inode>, index: u64) -> bool {
+        let table = inode.mapping.table();
+        if table.is_charged(index) {
+            return true;
+        }
+        if !self.arena().charge(TABLE_PAGE_BYTES) {
+            return false;
+        }
+        if table.set_charged(index) {
+            self.memory.tables.enlist(inode);
+        } else {
+            // Another thread has charged it.
+            self.arena().uncharge(TABLE_PAGE_BYTES);
+        }
+        true
+    }
+
+    /// Counts a new folio of `inode` as unlisted if only its file can free its pages, because it
+    /// has no swap. Returns `None` for all other files.
+    ///
+    /// # Errors
+    /// Such pages would use the memory that other files need.
+    pub(crate) fn count_unlisted(&self, inode: &Inode) -> Result<Option<Unlisted<'_>>> {
+        if inode.is_evictable() {
+            return Ok(None);
+        }
+        let pages = 1 << inode.mapping.order();
+        // The smallest caches may have one folio, however large.
+        let pages_max = self.memory.unswapped_pages_max().max(pages);
+        let counted = self.memory.lru.try_count_unlisted(pages, pages_max);
+        let full = || self.full(ScanCounts::default(), pages * PAGE_BYTES);
+        counted.ok_or_else(full).map(Some)
+    }
+
     /// Makes all memory that the bound allows resident, except for a part for tables.
     pub(crate) fn populate(&self) -> Result<()> {
         let left_bytes = self.arena().usage().bound_bytes / UNPOPULATED_DIVISOR;
@@ -303,6 +363,13 @@ impl Reclaim {
         if self.shrink_a_little(&ReclaimLock { _guard: guard }).reclaimed_pages == 0 {
             self.wake_if_low();
         }
+    }
+
+    /// Returns `true` if fewer than `pages` pages are obtainable without reclaim, in the arena or,
+    /// if there are region pages, for regions.
+    pub(super) fn is_short_of(&self, pages: u64) -> bool {
+        let arena = self.arena();
+        arena.obtainable_pages() < pages || arena.has_region_pages() && arena.left_pages() < pages
     }
 
     /// Sets the bound, after freeing memory if it shrinks. On failure the old bound is kept.
@@ -344,175 +411,6 @@ impl Reclaim {
     /// Waits until no thread that held the reclaim lock at the call still holds it (RECLAIM-2).
     pub(crate) fn wait_for_reclaim(&self) {
         drop(self.lock());
-    }
-
-    /// Runs one round for an allocation that found no frames. Returns frames if the round freed
-    /// some, and an error if further rounds are hopeless. Only an allocation shows whether there
-    /// are frames, so it is tried at each step, under the reclaim lock: the thread that freed
-    /// frames gets them first.
-    fn reclaim_for<'r>(
-        &'r self,
-        kind: FrameKind,
-        retry_budget: &mut RetryBudget<'r>,
-    ) -> Result<Option<FolioId>> {
-        let counts = {
-            let reclaim_lock = self.lock();
-            // Another thread may have freed enough while this one waited for the reclaim lock.
-            let found = self.take_frames(kind)?;
-            if found.is_some() {
-                return Ok(found);
-            }
-            self.memory.counters.add(Counter::DirectReclaim, 1);
-            let mut counts =
-                self.shrink(&reclaim_lock, ROUND_PAGES.max(kind.pages()), WriteOut::MemoryFiles);
-            if counts.reclaimed_pages > 0 {
-                let found = self.take_frames(kind)?;
-                if found.is_some() {
-                    return Ok(found);
-                }
-                // Folios of other sizes were evicted: empty a chunk of those.
-                counts.add(&self.evacuate_for(&reclaim_lock, kind));
-            } else if !self.awaits_swapper(retry_budget) {
-                counts = self.sweep(&reclaim_lock);
-                // The sweep has already counted the rest of the chunk, except for folios that are
-                // being created: those are on no list yet.
-                let evacuated = self.evacuate_for(&reclaim_lock, kind);
-                counts.reclaimed_pages += evacuated.reclaimed_pages;
-                counts.busy_pages = counts.busy_pages.max(evacuated.busy_pages);
-            }
-            if counts.reclaimed_pages == 0 && self.give_tables_back() {
-                counts.reclaimed_pages = 1;
-            }
-            let found = self.take_frames(kind)?;
-            if found.is_some() {
-                return Ok(found);
-            }
-            counts
-        };
-        let counts = retry_budget.note_round(counts, kind.pages());
-        self.decide(counts, retry_budget).map(|()| None)
-    }
-
-    /// Returns a chunk to the kernel, or, if pins keep every chunk in use, up to `pages_max` free
-    /// frames.
-    fn give_memory_back(
-        &self,
-        reclaim_lock: &ReclaimLock<'_>,
-        pages_max: u64,
-        retry_budget: &RetryBudget<'_>,
-    ) -> ScanCounts {
-        let evacuated = self.evacuate_to_release(reclaim_lock);
-        if evacuated.reclaimed_pages > 0 {
-            return evacuated;
-        }
-        let mut counts = ScanCounts::default();
-        if self.arena().usage().free_pages == 0 {
-            counts = self.shrink(reclaim_lock, ROUND_PAGES, WriteOut::MemoryFiles);
-            if counts.reclaimed_pages == 0 && !self.awaits_swapper(retry_budget) {
-                counts = self.sweep(reclaim_lock);
-            }
-        }
-        let mut left_pages = pages_max;
-        while left_pages > 0 {
-            let retired = self.arena().retire_pages(left_pages.min(CHUNK_PAGES.into()) as u32);
-            if retired == 0 {
-                break;
-            }
-            left_pages -= u64::from(retired);
-        }
-        // Region pages are returned as they are evicted; other threads may have taken them already.
-        counts.reclaimed_pages = counts.reclaimed_pages.max(pages_max - left_pages);
-        if counts.reclaimed_pages == 0 && self.give_tables_back() {
-            counts.reclaimed_pages = 1;
-        }
-        counts
-    }
-
-    #[cold]
-    fn full(&self, counts: ScanCounts, wanted_bytes: u64) -> Error {
-        self.memory.counters.add(Counter::AllocationFailure, 1);
-        let usage = self.arena().usage();
-        Error::from(ErrorKind::Full {
-            bound_bytes: usage.bound_bytes,
-            pinned_bytes: counts.pinned_pages * PAGE_BYTES,
-            unwritten_bytes: counts.unwritten_pages * PAGE_BYTES,
-            unswappable_bytes: self.memory.lru.unlisted_pages() * PAGE_BYTES,
-            busy_bytes: counts.busy_pages * PAGE_BYTES,
-            metadata_bytes: usage.used_bytes - usage.frame_bytes,
-            wanted_bytes,
-            free_bytes: usage.free_pages * PAGE_BYTES
-                + usage.bound_bytes.saturating_sub(usage.used_bytes),
-            cause: if counts.unwritten_pages > 0 { self.trouble() } else { None },
-            refused: self.memory.unmap_refusal.last.lock().clone(),
-        })
-    }
-
-    /// Decides after a round whether to continue at once, to wait, or to fail.
-    fn decide<'r>(
-        &'r self,
-        mut counts: ScanCounts,
-        retry_budget: &mut RetryBudget<'r>,
-    ) -> Result<()> {
-        if counts.reclaimed_pages > 0 {
-            retry_budget.note_freed();
-            retry_budget.ended = self.flusher.ended();
-            return Ok(());
-        }
-        retry_budget.futile_sweeps += 1;
-        if retry_budget.may_swap {
-            self.help_swapper();
-        }
-        // Pages to be swapped out are busy, unless the swap accepts nothing.
-        let swappable_pages = counts.unswapped_pages + counts.swapping_pages + self.swapper.pages();
-        if self.swapper.has_trouble_after(retry_budget.swap_rounds + swapper::ROUNDS_MAX) {
-            counts.unwritten_pages += swappable_pages;
-        } else {
-            counts.busy_pages += swappable_pages;
-        }
-        if retry_budget.is_hopeless(counts.busy_pages > 0) || retry_budget.is_over() {
-            if self.was_rebound(retry_budget) {
-                return Ok(());
-            }
-            return Err(self.full(counts, retry_budget.wanted_bytes));
-        }
-        self.memory.counters.add(Counter::AllocationWait, 1);
-        if counts.busy_pages > 0 {
-            // Folios that the flusher cleans may be clean earlier; the wait is not for one device.
-            self.flusher.wait_for_progress(retry_budget.ended, SWEEP_PAUSE);
-        } else {
-            std::thread::sleep(retry_budget.sweep_pause());
-        }
-        retry_budget.ended = self.flusher.ended();
-        Ok(())
-    }
-
-    /// Returns `true` if the bound was changed during an allocation that found no memory, since
-    /// that change may have failed. Waits for a change of the bound in progress, up to the call's
-    /// deadline. On `true`, sweeps are counted from zero and the bound cannot change until the
-    /// caller's wait is over.
-    #[cold]
-    fn was_rebound<'r>(&'r self, retry_budget: &mut RetryBudget<'r>) -> bool {
-        if retry_budget.standing.is_some() {
-            return false;
-        }
-        blocking::check("a change of the bound");
-        let standing = loop {
-            if let Some(standing) = self.rebounding.try_lock() {
-                break standing;
-            }
-            if retry_budget.is_over() {
-                return false;
-            }
-            std::thread::sleep(SWEEP_PAUSE);
-        };
-        let (before, may_swap) = (retry_budget.rebounds, retry_budget.may_swap);
-        *retry_budget = RetryBudget::new(self, retry_budget.wanted_bytes);
-        retry_budget.may_swap = may_swap;
-        if retry_budget.rebounds == before {
-            return false;
-        }
-        retry_budget.standing = Some(standing);
-        true
     }
 }
 

@@ -32,9 +32,9 @@
 //! rounds that began after the call, if the last one was refused: so the swap was tried for this
 //! caller.
 
-use super::retry_budget::{RetryBudget, SWEEP_PAUSE};
 use super::scan::{EvictOutcome, ScanControl, ScanCounts, WriteOut, is_pinned};
 use super::unmap::{Owners, Unmapping};
+use super::wait::{RetryBudget, SWEEP_PAUSE};
 use super::{Reclaim, ReclaimLock};
 use crate::error::{ErrorKind, Result};
 use crate::io::IoError;

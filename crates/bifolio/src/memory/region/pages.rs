@@ -20,20 +20,13 @@ pub(in crate::memory) struct RegionPages {
     free: u32,
     /// Number of descriptors that have been charged.
     known: u32,
-    /// Number of descriptors in use.
-    used: u64,
+    /// Number of descriptors in use, and of pages.
+    pub(in crate::memory) used: u64,
 }
 
 impl Default for RegionPages {
     fn default() -> Self {
         Self { free: NO_FOLIO, known: 0, used: 0 }
-    }
-}
-
-impl RegionPages {
-    /// Returns the number of pages in use.
-    pub(in crate::memory) fn pages(&self) -> u64 {
-        self.used
     }
 }
 
@@ -45,11 +38,6 @@ impl Arena {
 
     fn first_region_page(&self) -> u32 {
         self.chunks() as u32 * CHUNK_PAGES
-    }
-
-    /// Returns `true` if any region page is in use.
-    pub(crate) fn has_region_pages(&self) -> bool {
-        self.region_page_count.load(Ordering::Relaxed) > 0
     }
 
     /// Allocates a descriptor and charges a page; `None` if the budget does not allow it.

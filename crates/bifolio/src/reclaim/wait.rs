@@ -1,0 +1,510 @@
+//! Waits for memory: rounds of reclaim for a call that found none free, and the charges for memory
+//! other than frames.
+//!
+//! The slow arm of an allocation (`Reclaim::allocate`), of a charge for a table page or swap slots,
+//! and of a lower bound. Each round runs under the reclaim lock, and the thread that frees memory
+//! takes or charges it before it releases the lock. A [`RetryBudget`] decides after each round
+//! whether to continue, to wait, or to fail.
+//!
+//! One public call has one deadline, however many things it waits for in sequence (a table page,
+//! slots, frames, the dirty limit), and however often it retries. The clock is kept per thread. It
+//! starts with the first sweep that frees nothing, and restarts when the call has got its page
+//! ([`CallScope::note_page`]) or has ended. A thread that waits outside of any scope has a deadline
+//! for each [`RetryBudget`].
+
+use super::scan::{ScanCounts, WriteOut};
+use super::{CallScope, ROUND_PAGES, Reclaim, ReclaimLock, SWEEPS_MAX, WAITING_SINCE, swapper};
+use crate::error::{Error, ErrorKind, Result};
+use crate::memory::{CHUNK_PAGES, FrameKind};
+use crate::page::{FolioId, PAGE_BYTES, TABLE_PAGE_BYTES};
+use crate::stats::Counter;
+use crate::swap::{GROUP_BYTES, GROUP_SLOTS};
+use crate::sync::{MutexGuard, Ordering, blocking};
+use crate::writeback::Inode;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Number of rounds whose freed frames were taken by other threads, after which the caller waits.
+const ROUNDS_MAX: u32 = 100;
+/// First pause between sweeps without success: readers hold a batch for less time.
+pub(super) const SWEEP_PAUSE: Duration = Duration::from_millis(1);
+/// Upper bound on the pauses, which double each time and add up to about 0.1 s. A thread that has
+/// lost its CPU on a machine with ten times as many runnable threads runs again within that time.
+const SWEEP_PAUSE_MAX: Duration = Duration::from_millis(16);
+/// Part of the bound that metadata may use before unused table pages are freed. They are kept until
+/// then because the shadows in them are useful.
+const METADATA_DIVISOR: u64 = 8;
+/// Part of the bound that metadata of memory files may use.
+const KEPT_DIVISOR: u64 = 2;
+/// Part of the bound that memory files with a swap cannot use, so that swapped pages can be read.
+const READS_DIVISOR: u64 = 8;
+
+/// The state of a wait for memory.
+#[derive(Debug)]
+pub(super) struct RetryBudget<'r> {
+    /// Bytes wanted, in one piece.
+    pub(super) wanted_bytes: u64,
+    rounds: u32,
+    pub(super) futile_sweeps: u32,
+    /// Consecutive latest sweeps that found no folio busy.
+    idle_sweeps: u32,
+    wait_max: Duration,
+    /// Number of write-backs that had ended when the last round began.
+    pub(super) ended: u64,
+    /// Number of rounds of the swapper that had begun before this wait.
+    pub(super) swap_rounds: u64,
+    /// `true` if this thread may write to the swap itself.
+    pub(super) may_swap: bool,
+    /// Keeps the bound from changing until the wait is over, once it is held.
+    pub(super) standing: Option<MutexGuard<'r, ()>>,
+    /// Number of changes of the bound before this wait.
+    pub(super) rebounds: u64,
+    scope: CallScope,
+}
+
+impl RetryBudget<'_> {
+    /// Begins a wait for `wanted_bytes`, after an allocation has failed. Takes locks that all
+    /// threads share.
+    pub(super) fn new(reclaim: &Reclaim, wanted_bytes: u64) -> Self {
+        Self {
+            wanted_bytes,
+            rounds: 0,
+            futile_sweeps: 0,
+            idle_sweeps: 0,
+            wait_max: reclaim.wait_max,
+            ended: reclaim.flusher.ended(),
+            swap_rounds: reclaim.swapper.rounds(),
+            may_swap: false,
+            standing: None,
+            // Acquire: pairs with the Release in `Reclaim::set_bound`.
+            rebounds: reclaim.rebounds.load(Ordering::Acquire),
+            scope: CallScope::begin(),
+        }
+    }
+
+    /// Counts a round for `pages` pages that were not available when it was over.
+    pub(super) fn note_round(&mut self, counts: ScanCounts, pages: u64) -> ScanCounts {
+        self.rounds += 1;
+        if self.rounds <= ROUNDS_MAX {
+            return counts;
+        }
+        // Other threads have taken the frames too often: wait for them.
+        ScanCounts { reclaimed_pages: 0, busy_pages: counts.busy_pages.max(pages), ..counts }
+    }
+
+    /// Resets the count of sweeps, because memory was freed, for this call or others. The deadline
+    /// stays.
+    pub(super) fn note_freed(&mut self) {
+        self.futile_sweeps = 0;
+        self.idle_sweeps = 0;
+    }
+
+    /// Restarts the clock of a writer that waits for the swap, because the swap has accepted pages.
+    pub(super) fn note_swapped(&mut self) {
+        self.note_freed();
+        self.scope.note_page();
+    }
+
+    /// Counts a sweep that freed nothing. Returns `true` if the next ones are hopeless, too. A
+    /// sweep that found busy folios (`is_busy`) is not.
+    pub(super) fn is_hopeless(&mut self, is_busy: bool) -> bool {
+        self.idle_sweeps = if is_busy { 0 } else { self.idle_sweeps + 1 };
+        self.idle_sweeps >= SWEEPS_MAX
+    }
+
+    /// Returns the next pause, for threads that hold references briefly.
+    pub(super) fn sweep_pause(&self) -> Duration {
+        let doublings = self.futile_sweeps.saturating_sub(1).min(8);
+        (SWEEP_PAUSE * (1 << doublings)).min(SWEEP_PAUSE_MAX)
+    }
+
+    /// Returns `true` if the call's deadline has passed. The first call starts the clock.
+    pub(super) fn is_over(&self) -> bool {
+        let since = WAITING_SINCE.get().unwrap_or_else(Instant::now);
+        WAITING_SINCE.set(Some(since));
+        since.elapsed() > self.wait_max
+    }
+}
+
+/// Frames, and room for a lower bound.
+impl Reclaim {
+    #[cold]
+    pub(super) fn wait_for_frames(&self, kind: FrameKind, may_swap: bool) -> Result<FolioId> {
+        let since = Some(Instant::now());
+        let mut retry_budget = RetryBudget::new(self, kind.pages() * PAGE_BYTES);
+        retry_budget.may_swap = may_swap;
+        loop {
+            self.memory.soundness.check()?;
+            if let Some(id) = self.reclaim_for(kind, &mut retry_budget)? {
+                self.memory.note_stall(since);
+                return Ok(id);
+            }
+        }
+    }
+
+    /// Runs one round for an allocation that found no frames. Returns frames if the round freed
+    /// some, and an error if further rounds are hopeless. Only an allocation shows whether there
+    /// are frames, so it is tried at each step, under the reclaim lock: the thread that freed
+    /// frames gets them first.
+    fn reclaim_for<'r>(
+        &'r self,
+        kind: FrameKind,
+        retry_budget: &mut RetryBudget<'r>,
+    ) -> Result<Option<FolioId>> {
+        let counts = {
+            let reclaim_lock = self.lock();
+            // Another thread may have freed enough while this one waited for the reclaim lock.
+            let found = self.take_frames(kind)?;
+            if found.is_some() {
+                return Ok(found);
+            }
+            self.memory.counters.add(Counter::DirectReclaim, 1);
+            let mut counts =
+                self.shrink(&reclaim_lock, ROUND_PAGES.max(kind.pages()), WriteOut::MemoryFiles);
+            if counts.reclaimed_pages > 0 {
+                let found = self.take_frames(kind)?;
+                if found.is_some() {
+                    return Ok(found);
+                }
+                // Folios of other sizes were evicted: empty a chunk of those.
+                counts.add(&self.evacuate_for(&reclaim_lock, kind));
+            } else if !self.awaits_swapper(retry_budget) {
+                counts = self.sweep(&reclaim_lock);
+                // The sweep has already counted the rest of the chunk, except for folios that are
+                // being created: those are on no list yet.
+                let evacuated = self.evacuate_for(&reclaim_lock, kind);
+                counts.reclaimed_pages += evacuated.reclaimed_pages;
+                counts.busy_pages = counts.busy_pages.max(evacuated.busy_pages);
+            }
+            if counts.reclaimed_pages == 0 && self.give_tables_back() {
+                counts.reclaimed_pages = 1;
+            }
+            let found = self.take_frames(kind)?;
+            if found.is_some() {
+                return Ok(found);
+            }
+            counts
+        };
+        let counts = retry_budget.note_round(counts, kind.pages());
+        self.decide(counts, retry_budget).map(|()| None)
+    }
+
+    /// Returns a chunk to the kernel, or, if pins keep every chunk in use, up to `pages_max` free
+    /// frames.
+    pub(super) fn give_memory_back(
+        &self,
+        reclaim_lock: &ReclaimLock<'_>,
+        pages_max: u64,
+        retry_budget: &RetryBudget<'_>,
+    ) -> ScanCounts {
+        let evacuated = self.evacuate_to_release(reclaim_lock);
+        if evacuated.reclaimed_pages > 0 {
+            return evacuated;
+        }
+        let mut counts = ScanCounts::default();
+        if self.arena().usage().free_pages == 0 {
+            counts = self.shrink(reclaim_lock, ROUND_PAGES, WriteOut::MemoryFiles);
+            if counts.reclaimed_pages == 0 && !self.awaits_swapper(retry_budget) {
+                counts = self.sweep(reclaim_lock);
+            }
+        }
+        let mut left_pages = pages_max;
+        while left_pages > 0 {
+            let retired = self.arena().retire_pages(left_pages.min(CHUNK_PAGES.into()) as u32);
+            if retired == 0 {
+                break;
+            }
+            left_pages -= u64::from(retired);
+        }
+        // Region pages are returned as they are evicted; other threads may have taken them already.
+        counts.reclaimed_pages = counts.reclaimed_pages.max(pages_max - left_pages);
+        if counts.reclaimed_pages == 0 && self.give_tables_back() {
+            counts.reclaimed_pages = 1;
+        }
+        counts
+    }
+
+    /// Decides after a round whether to continue at once, to wait, or to fail.
+    pub(super) fn decide<'r>(
+        &'r self,
+        mut counts: ScanCounts,
+        retry_budget: &mut RetryBudget<'r>,
+    ) -> Result<()> {
+        if counts.reclaimed_pages > 0 {
+            retry_budget.note_freed();
+            retry_budget.ended = self.flusher.ended();
+            return Ok(());
+        }
+        retry_budget.futile_sweeps += 1;
+        if retry_budget.may_swap {
+            self.help_swapper();
+        }
+        // Pages to be swapped out are busy, unless the swap accepts nothing.
+        let swappable_pages = counts.unswapped_pages + counts.swapping_pages + self.swapper.pages();
+        if self.swapper.has_trouble_after(retry_budget.swap_rounds + swapper::ROUNDS_MAX) {
+            counts.unwritten_pages += swappable_pages;
+        } else {
+            counts.busy_pages += swappable_pages;
+        }
+        if retry_budget.is_hopeless(counts.busy_pages > 0) || retry_budget.is_over() {
+            if self.was_rebound(retry_budget) {
+                return Ok(());
+            }
+            return Err(self.full(counts, retry_budget.wanted_bytes));
+        }
+        self.memory.counters.add(Counter::AllocationWait, 1);
+        if counts.busy_pages > 0 {
+            // Folios that the flusher cleans may be clean earlier; the wait is not for one device.
+            self.flusher.wait_for_progress(retry_budget.ended, SWEEP_PAUSE);
+        } else {
+            std::thread::sleep(retry_budget.sweep_pause());
+        }
+        retry_budget.ended = self.flusher.ended();
+        Ok(())
+    }
+
+    /// Returns `true` if the bound was changed during an allocation that found no memory, since
+    /// that change may have failed. Waits for a change of the bound in progress, up to the call's
+    /// deadline. On `true`, sweeps are counted from zero and the bound cannot change until the
+    /// caller's wait is over.
+    #[cold]
+    pub(super) fn was_rebound<'r>(&'r self, retry_budget: &mut RetryBudget<'r>) -> bool {
+        if retry_budget.standing.is_some() {
+            return false;
+        }
+        blocking::check("a change of the bound");
+        let standing = loop {
+            if let Some(standing) = self.rebounding.try_lock() {
+                break standing;
+            }
+            if retry_budget.is_over() {
+                return false;
+            }
+            std::thread::sleep(SWEEP_PAUSE);
+        };
+        let (before, may_swap) = (retry_budget.rebounds, retry_budget.may_swap);
+        *retry_budget = RetryBudget::new(self, retry_budget.wanted_bytes);
+        retry_budget.may_swap = may_swap;
+        if retry_budget.rebounds == before {
+            return false;
+        }
+        retry_budget.standing = Some(standing);
+        true
+    }
+
+    #[cold]
+    pub(super) fn full(&self, counts: ScanCounts, wanted_bytes: u64) -> Error {
+        self.memory.counters.add(Counter::AllocationFailure, 1);
+        let usage = self.arena().usage();
+        Error::from(ErrorKind::Full {
+            bound_bytes: usage.bound_bytes,
+            pinned_bytes: counts.pinned_pages * PAGE_BYTES,
+            unwritten_bytes: counts.unwritten_pages * PAGE_BYTES,
+            unswappable_bytes: self.memory.lru.unlisted_pages() * PAGE_BYTES,
+            busy_bytes: counts.busy_pages * PAGE_BYTES,
+            metadata_bytes: usage.used_bytes - usage.frame_bytes,
+            wanted_bytes,
+            free_bytes: usage.free_pages * PAGE_BYTES
+                + usage.bound_bytes.saturating_sub(usage.used_bytes),
+            cause: if counts.unwritten_pages > 0 { self.trouble() } else { None },
+            refused: self.memory.unmap_refusal.last.lock().clone(),
+        })
+    }
+}
+
+/// Charges for memory other than frames.
+impl Reclaim {
+    /// Charges metadata, and evicts folios if necessary.
+    pub(crate) fn charge(&self, bytes: u64) -> Result<()> {
+        self.make_room_until(|| self.arena().charge(bytes))
+    }
+
+    /// Charges the table page of `index` before it is touched, and evicts folios if necessary.
+    ///
+    /// # Errors
+    /// No memory; for a memory file, also if the metadata of memory files has used its part of the
+    /// bound.
+    pub(crate) fn charge_table(&self, inode: &Arc<Inode>, index: u64) -> Result<()> {
+        if inode.store.keeps_values() && !inode.mapping.table().is_charged(index) {
+            self.check_kept(TABLE_PAGE_BYTES)?;
+        }
+        self.make_room_until(|| self.try_charge_table(inode, index))
+    }
+
+    /// Charges the slots of a new folio of a memory file before it is created, so that swapping a
+    /// page out allocates no memory. Evicts folios if necessary. Refuses the folio if, with the
+    /// swap full, its pages would use the memory that reads of swapped pages need.
+    pub(crate) fn charge_slots(&self, kind: FrameKind) -> Result<()> {
+        let Some(swap) = &self.swap else { return Ok(()) };
+        let pages = kind.pages();
+        let bound_pages = self.arena().bound_pages();
+        let memory_pages = bound_pages - bound_pages / READS_DIVISOR;
+        if swap.pages() + pages > u64::from(swap.capacity_slots_max()) + memory_pages {
+            let unwritten_pages = self.memory.unswapped_pages.load(Ordering::Relaxed);
+            let counts = ScanCounts { unwritten_pages, ..ScanCounts::default() };
+            return Err(self.full(counts, pages * PAGE_BYTES));
+        }
+        self.keep_room_for_reads(kind)?;
+        while swap.is_short_for(pages) {
+            self.check_kept(GROUP_BYTES)?;
+            self.charge(GROUP_BYTES)?;
+            if !swap.grow() {
+                self.arena().uncharge(GROUP_BYTES);
+            }
+        }
+        Ok(())
+    }
+
+    /// Refuses metadata of memory files beyond their part of the bound: eviction does not free it,
+    /// and other files need tables, too.
+    fn check_kept(&self, more_bytes: u64) -> Result<()> {
+        let kept_bytes = || {
+            let slots = self.swap.as_ref().map_or(0, |swap| u64::from(swap.capacity_slots()));
+            let slots_bytes = slots / u64::from(GROUP_SLOTS) * GROUP_BYTES;
+            self.memory.tables.kept_pages() * TABLE_PAGE_BYTES + slots_bytes
+        };
+        let max_bytes = self.arena().usage().bound_bytes / KEPT_DIVISOR;
+        while kept_bytes() + more_bytes > max_bytes {
+            if !self.give_tables_back() {
+                return Err(self.full(ScanCounts::default(), more_bytes));
+            }
+        }
+        Ok(())
+    }
+
+    /// Keeps a few frames free for reads of swapped pages when new pages of a memory file are
+    /// created. A page that is read back is clean and can be evicted for the next one, so swapped
+    /// pages can be read even if no more can be swapped out because the device is full or fails.
+    ///
+    /// (A write to a page that was read back frees its slot, which then has storage for another
+    /// page.)
+    fn keep_room_for_reads(&self, kind: FrameKind) -> Result<()> {
+        let (arena, pages) = (self.arena(), kind.pages());
+        // More than overwrites keep free: a write to a swapped page frees a slot.
+        let kept_pages = (self.low_pages() / 2)
+            .max(2 * self.memory.other_files_pages_min())
+            .max(pages)
+            .min(arena.bound_pages() / READS_DIVISOR);
+        let kept_pages = kept_pages / pages * pages;
+        if arena.has_room_for(kind, kept_pages + pages) {
+            return Ok(());
+        }
+        let since = Some(Instant::now());
+        let mut retry_budget = RetryBudget::new(self, pages * PAGE_BYTES);
+        retry_budget.may_swap = true;
+        while !arena.has_room_for(kind, kept_pages + pages) {
+            let counts = self.free_a_round(kind, &retry_budget);
+            let counts = retry_budget.note_round(counts, pages);
+            self.decide(counts, &mut retry_budget)?;
+        }
+        self.memory.note_stall(since);
+        Ok(())
+    }
+
+    /// Evicts folios in the order of the lists or else any, and converts free memory to frames of
+    /// this kind.
+    fn free_a_round(&self, kind: FrameKind, retry_budget: &RetryBudget) -> ScanCounts {
+        let reclaim_lock = self.lock();
+        self.memory.counters.add(Counter::DirectReclaim, 1);
+        let counts =
+            self.shrink(&reclaim_lock, ROUND_PAGES.max(kind.pages()), WriteOut::MemoryFiles);
+        if counts.reclaimed_pages > 0 || self.awaits_swapper(retry_budget) {
+            return counts;
+        }
+        let mut counts = self.sweep(&reclaim_lock);
+        if counts.reclaimed_pages == 0 {
+            // The free pages may be scattered, in chunks that are cut for other folios.
+            counts.reclaimed_pages = self.evacuate_for(&reclaim_lock, kind).reclaimed_pages;
+        }
+        if counts.reclaimed_pages == 0 && self.give_tables_back() {
+            counts.reclaimed_pages = 1;
+        }
+        counts
+    }
+
+    /// Frees memory until `charge` succeeds.
+    fn make_room_until(&self, charge: impl Fn() -> bool) -> Result<()> {
+        if charge() {
+            return Ok(());
+        }
+        blocking::check("room for metadata");
+        let mut retry_budget = RetryBudget::new(self, PAGE_BYTES);
+        loop {
+            let usage = self.arena().usage();
+            let metadata_bytes = usage.used_bytes - usage.frame_bytes;
+            if metadata_bytes > usage.bound_bytes / METADATA_DIVISOR
+                && self.give_tables_back()
+                && charge()
+            {
+                return Ok(());
+            }
+            let counts = {
+                let reclaim_lock = self.lock();
+                let counts = self.give_memory_back(&reclaim_lock, 1, &retry_budget);
+                // Under the reclaim lock, so that the thread that freed the memory gets it first.
+                if charge() {
+                    return Ok(());
+                }
+                counts
+            };
+            let counts = retry_budget.note_round(counts, 1);
+            self.decide(counts, &mut retry_budget)?;
+        }
+    }
+
+    /// Frees table pages that hold no folio and no slot. Returns `true` if there were any.
+    pub(super) fn give_tables_back(&self) -> bool {
+        let given = self.memory.tables.give_back(ROUND_PAGES);
+        self.arena().uncharge(given * TABLE_PAGE_BYTES);
+        given > 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn budget(wait_max: Duration) -> RetryBudget<'static> {
+        RetryBudget {
+            wanted_bytes: 4096,
+            rounds: 0,
+            futile_sweeps: 0,
+            idle_sweeps: 0,
+            wait_max,
+            ended: 0,
+            swap_rounds: 0,
+            may_swap: false,
+            standing: None,
+            rebounds: 0,
+            scope: CallScope::begin(),
+        }
+    }
+
+    #[test]
+    fn all_waits_of_a_call_share_one_deadline() {
+        const MINUTE: Duration = Duration::from_secs(60);
+        let call = CallScope::begin();
+        assert!(!budget(MINUTE).is_over());
+        WAITING_SINCE.set(Instant::now().checked_sub(2 * MINUTE));
+        let mut second = budget(MINUTE);
+        assert!(second.is_over(), "a second wait has the deadline of the first");
+        second.note_freed();
+        assert!(second.is_over(), "the freed memory was not the call's page");
+        call.note_page();
+        assert!(!second.is_over());
+        WAITING_SINCE.set(Instant::now().checked_sub(2 * MINUTE));
+        drop((second, call));
+        assert!(!budget(MINUTE).is_over(), "the next call has its own time");
+        assert!(!budget(MINUTE).is_over());
+    }
+
+    #[test]
+    fn only_consecutive_idle_sweeps_are_hopeless() {
+        let mut budget = budget(Duration::MAX);
+        assert!((0..3 * SWEEPS_MAX).all(|_| !budget.is_hopeless(true)));
+        assert!((1..SWEEPS_MAX).all(|_| !budget.is_hopeless(false)));
+        assert!(!budget.is_hopeless(true), "a folio was busy again");
+        assert!((1..SWEEPS_MAX).all(|_| !budget.is_hopeless(false)));
+        assert!(budget.is_hopeless(false));
+    }
+}
