@@ -113,6 +113,7 @@ impl Tally {
 }
 
 fn main() -> ExitCode {
+    memory::keep_no_freed_memory();
     let arguments = Arguments::parse();
     let first = arguments.seed.unwrap_or_else(|| fastrand::u64(0..1 << 40));
     if let Some(directory) = &arguments.victim {

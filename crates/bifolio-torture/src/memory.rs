@@ -5,7 +5,7 @@
 //! gone: the difference is the cache's.
 //!
 //! # Safety
-//! One call of the C library, which takes a number.
+//! Calls of the C library that take numbers.
 #![allow(unsafe_code)]
 
 use crate::history::Violation;
@@ -20,6 +20,20 @@ const SLACK_BYTES: u64 = 8 << 20;
 const BATCH_FOLIOS: u64 = 31;
 /// How long reclaim may be at work when nothing is left to do.
 const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Makes the allocator return freed memory at once, for the whole process: what it keeps would
+/// count as the cache's if it were returned while the cache is dropped.
+///
+/// The C library raises its limits when a large block is freed, up to 64 MiB, and `malloc_trim`
+/// leaves the free memory at the end of the heap of each thread. Limits that are set stay.
+pub fn keep_no_freed_memory() {
+    const LIMIT_BYTES: libc::c_int = 128 << 10;
+    for limit in [libc::M_MMAP_THRESHOLD, libc::M_TRIM_THRESHOLD] {
+        // SAFETY: any numbers are valid arguments.
+        let is_set = unsafe { libc::mallopt(limit, LIMIT_BYTES) };
+        assert_eq!(is_set, 1, "mallopt({limit}) failed");
+    }
+}
 
 /// Resident memory now, bytes; memory that the allocator keeps for later is given back before.
 pub fn resident_bytes() -> u64 {
@@ -84,16 +98,25 @@ fn give_back() {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::{Mutex, MutexGuard, mpsc};
+
+    /// Held by each test: it would measure the memory of the others.
+    static MEASURING: Mutex<()> = Mutex::new(());
+
+    fn alone() -> MutexGuard<'static, ()> {
+        MEASURING.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
 
     #[test]
     fn memory_that_was_touched_is_seen_until_it_is_given_back() {
+        let _alone = alone();
         const BYTES: u64 = 256 << 20;
         let before = resident_bytes();
-        let touched = vec![1_u8; BYTES as usize];
+        let touched = std::hint::black_box(vec![1_u8; BYTES as usize]);
         let with = resident_bytes();
         drop(touched);
         let without = resident_bytes();
-        // Other tests have memory, too.
+        // The test harness has memory, too.
         assert!(with > before + BYTES / 4 * 3, "{before} {with}");
         assert!(without < before + BYTES / 4, "{before} {without}");
         let mut stats = Stats::default();
@@ -104,7 +127,35 @@ mod tests {
     }
 
     #[test]
+    fn memory_that_a_thread_has_freed_is_not_resident() {
+        let _alone = alone();
+        const BLOCK_BYTES: usize = 1 << 20;
+        const BLOCKS: usize = 24;
+        keep_no_freed_memory();
+        // Would raise the limits.
+        drop(std::hint::black_box(vec![1_u8; BLOCKS * BLOCK_BYTES]));
+        let before = resident_bytes();
+        let (freed, is_freed) = mpsc::channel();
+        let (done, is_done) = mpsc::channel::<()>();
+        let thread = thread::spawn(move || {
+            let small = vec![1_u8; 4096];
+            let blocks: Vec<_> = (0..BLOCKS).map(|_| vec![1_u8; BLOCK_BYTES]).collect();
+            drop(std::hint::black_box(blocks));
+            freed.send(()).expect("the test waits");
+            // The end of a thread returns memory, too.
+            is_done.recv().expect_err("nothing is sent");
+            small
+        });
+        is_freed.recv().expect("the thread sends");
+        let after = resident_bytes();
+        drop(done);
+        thread.join().expect("no panic");
+        assert!(after < before + (BLOCKS * BLOCK_BYTES / 2) as u64, "{before} {after}");
+    }
+
+    #[test]
     fn a_file_that_is_open_is_something_left() {
+        let _alone = alone();
         let cache = Cache::builder().memory(16 << 20).build().unwrap();
         let file = cache.memory_file("file").unwrap();
         file.write_at(&vec![1; 4 << 20], 0).unwrap();
