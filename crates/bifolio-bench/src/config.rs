@@ -1,6 +1,6 @@
 //! The settings of a run that the user may choose.
 //!
-//! Filled in by the program, read by each benchmark, which turns it into parameters of its own:
+//! Filled in by the program, read by each benchmark, which derives its own parameters from it:
 //! a set (smoke, quick, full) gives the defaults, every option here overrides one of them.
 
 use std::path::PathBuf;

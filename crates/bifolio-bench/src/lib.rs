@@ -7,8 +7,9 @@
 //!
 //! Adding a benchmark: a module with a type that is a [`Benchmark`], and a line in [`all`].
 //!
-//! Everything here measures in one run what it compares: repetitions of all series take turns, so a
-//! machine that changes its speed changes it for every series. Every benchmark verifies the bytes.
+//! Everything here measures in one run what it compares: repetitions of all series are interleaved,
+//! so a machine that changes its speed changes it for every series. Every benchmark verifies the
+//! bytes.
 
 mod advise;
 mod benchmark;
@@ -42,6 +43,6 @@ pub use harness::sizes::Sizes;
 pub use harness::workspace::Workspace;
 pub use host::Host;
 pub use progress::{Progress, Silent};
-pub use report::{Case, Counts, Figure, Ratio, Report, Row, Rss, Skipped, Stretches};
+pub use report::{Case, Counts, Figure, Intervals, Ratio, Report, Row, Rss, Skipped};
 pub use summary::summarise;
 pub use table::render;

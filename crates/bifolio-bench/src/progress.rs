@@ -9,7 +9,7 @@ pub trait Progress {
     fn say(&mut self, line: &str);
     /// A phase begins, with so many steps.
     fn start(&mut self, phase: &str, steps: u64);
-    /// So many steps of the phase are done.
+    /// Adds `steps` completed steps to the phase.
     fn advance(&mut self, steps: u64);
 }
 

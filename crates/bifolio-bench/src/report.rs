@@ -28,7 +28,7 @@ impl Case {
         Self::default()
     }
 
-    /// The same with one key more.
+    /// Adds one key.
     #[must_use]
     pub fn with(mut self, key: &'static str, value: impl Into<Value>) -> Self {
         self.0.insert(key, value.into());
@@ -69,14 +69,14 @@ pub struct Row {
     /// Every repetition in its order, by series; repetitions are compared pair by pair.
     #[serde(skip_serializing_if = "IndexMap::is_empty")]
     pub repetitions: IndexMap<&'static str, Vec<f64>>,
-    /// How fast it went in each stretch of time, by series.
+    /// How fast it went in each interval of time, by series.
     #[serde(skip_serializing_if = "IndexMap::is_empty")]
-    pub samples: IndexMap<&'static str, Stretches>,
+    pub samples: IndexMap<&'static str, Intervals>,
 }
 
-/// Rates of equal stretches of time, one after the other.
+/// Rates of equal intervals of time, one after the other.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct Stretches {
+pub struct Intervals {
     /// How long each is.
     pub seconds: f64,
     /// The rate in each, in the unit of the row; the repetitions follow each other.

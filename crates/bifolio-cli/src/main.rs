@@ -40,7 +40,7 @@ fn main() -> ExitCode {
 fn finish(result: anyhow::Result<()>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        // Nobody is left to read: nothing is wrong.
+        // The reader of the pipe is gone: no error.
         Err(error) if output::is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => fail(&format!("{error:#}"), exit_status(&error)),
     }

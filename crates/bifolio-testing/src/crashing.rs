@@ -1,10 +1,10 @@
 //! Storage that forgets at a crash what was not made durable.
 //!
-//! Keeps what every reader sees (`live`), what the last sync made durable, and every change in
-//! between. A crash keeps the durable bytes and, of the changes since, whatever it likes: all,
-//! none, some, or some sectors of one: a machine that stops has no duty towards them. The length
-//! may follow a write whose bytes were lost, as file systems do; then zeros are found there. What
-//! is never found is a byte that nobody wrote, or a file longer than anybody had asked for.
+//! Keeps the bytes that every reader sees (`live`), the bytes that the last sync made durable, and
+//! every change in between. A crash keeps the durable bytes and an arbitrary subset of the changes
+//! since: all, none, some, or some sectors of one. The length may reflect a write whose bytes were
+//! lost, as on file systems; then zeros are found there. A crash never produces a byte that was not
+//! written, or a file longer than any call requested.
 
 use std::io;
 use std::slice;
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn a_crashed_file_is_never_longer_than_anybody_asked() {
+    fn a_crashed_file_is_never_longer_than_requested() {
         let backing = CrashingBacking::new(vec![1; 10]);
         write(&backing, &[2; 5], 1000);
         backing.set_len(700).unwrap();

@@ -81,7 +81,7 @@ impl FaultyBacking {
         Self::over(Arc::new(inner))
     }
 
-    /// As [`new`](Self::new), over storage that the test keeps a hand on.
+    /// Creates it like [`new`](Self::new), over storage that the test can access, too.
     pub fn over(inner: Arc<dyn Backing>) -> Self {
         Self { inner, state: Mutex::default() }
     }
@@ -120,8 +120,8 @@ impl FaultyBacking {
         self.state.lock().expect("no panic under the lock")
     }
 
-    /// Makes a call wait or fail as the faults want; how many bytes shorter it is to be. Nobody
-    /// waits under the lock.
+    /// Delays or fails a call according to the faults. Returns how many bytes shorter it is to be.
+    /// Does not wait with the lock held.
     fn suffer(&self, transfer: Transfer) -> io::Result<usize> {
         let mut failure = None;
         let mut short = 0;

@@ -9,7 +9,7 @@ use std::panic;
 use std::sync::{Arc, Condvar, Mutex, Once, Weak};
 use std::time::Duration;
 
-/// How long anyone waits before the test is called stuck.
+/// Time after which a waiting test fails as stuck.
 const WAIT_MAX: Duration = Duration::from_secs(60);
 
 thread_local! {
@@ -17,8 +17,8 @@ thread_local! {
     static MADE_HERE: RefCell<Vec<Weak<Shared>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Closed when made; whoever arrives waits until it is opened, or until the thread that made it
-/// panics. Clones are the same gate.
+/// A gate, created closed: threads wait at it until it is opened, or until the thread that created
+/// it panics. Clones are the same gate.
 #[derive(Clone, Debug)]
 pub struct Gate {
     shared: Arc<Shared>,
@@ -55,7 +55,7 @@ impl Gate {
         Self { shared }
     }
 
-    /// Lets everyone go, those who wait and those who come.
+    /// Opens the gate for all threads that wait or arrive later.
     pub fn open(&self) {
         self.shared.open();
     }

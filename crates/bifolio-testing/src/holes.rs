@@ -1,10 +1,10 @@
 //! Which units of a memory file have room and which were written, as far as a caller can know.
 //!
-//! A unit is a folio of the file's own size. What is written is data until it is punched or cut
-//! off. What is a hole is said to be one, and costs nothing. Between the two is room without data:
-//! allocated, or punched in parts; it reads as zeros, and a seek may say either. What was a hole
-//! and was pinned is room for as long as nobody else needs the memory. Units that were collapsed
-//! become holes together, or are punched in parts.
+//! A unit is a folio of the file's own size. Written units are data until they are punched or cut
+//! off. Holes must be reported as holes, and cost nothing. A third state is allocated space without
+//! data (`allocate`, or punched in parts): it reads as zeros, and a seek may report either. A hole
+//! that was pinned is allocated space until its memory is needed. Units that were collapsed become
+//! holes together, or are punched in parts.
 
 use std::collections::BTreeMap;
 use std::ops::{Range, RangeInclusive};
@@ -20,7 +20,7 @@ enum Unit {
     Data,
 }
 
-/// See the head of the file. Positions are those of the file.
+/// Model of the holes of a memory file. Positions are those of the file.
 #[derive(Clone, Debug)]
 pub(crate) struct Holes {
     unit_bytes: u64,
@@ -90,7 +90,7 @@ impl Holes {
         self.collapsed = collapsed;
     }
 
-    /// Whether there is a hole in the range; `None` if nobody can tell.
+    /// Returns `true` if the range has a hole; `None` if that is unspecified.
     pub(crate) fn has_hole(&self, bytes: Range<u64>) -> Option<bool> {
         let is = |wanted: Option<Unit>| self.units_of(&bytes).any(|unit| self.unit(unit) == wanted);
         if is(None) { Some(true) } else { (!is(Some(Unit::Spare))).then_some(false) }

@@ -1,8 +1,8 @@
 //! Loads and stores of whole maps.
 //!
 //! # Safety
-//! Copies between a map and memory of ours, inside the map. A runner's model says that nobody else
-//! uses these bytes of the file now, and that it is at least as long.
+//! Copies between a map and memory of the test, inside the map. The runner's model guarantees that
+//! no other thread uses these bytes of the file now, and that the file is at least that long.
 #![allow(unsafe_code)]
 
 use std::ptr;

@@ -23,7 +23,7 @@ impl MemoryBacking {
         Self { bytes: RwLock::new(bytes), alignment: Alignment::NONE, identity: None }
     }
 
-    /// The same, and every other one of this identity is the same file.
+    /// Sets an identity: all memories with the same identity are the same file.
     pub fn identified(self, identity: FileIdentity) -> Self {
         Self { identity: Some(identity), ..self }
     }

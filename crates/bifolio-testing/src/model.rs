@@ -1,8 +1,8 @@
 //! The bytes that a file should hold, as a plain vector.
 //!
-//! A model answers for a whole file that it alone changes ([`Model::new`]), or for one region of a
-//! file whose other regions belong to other threads and whose length nobody changes
-//! ([`Model::region`]). Neighbouring regions may share a folio: that is the point of them.
+//! A model describes a whole file that only its owner changes ([`Model::new`]), or one region of a
+//! file whose other regions belong to other threads and whose length does not change
+//! ([`Model::region`]). Neighbouring regions may share a folio, on purpose.
 //!
 //! The model of a memory file ([`Model::in_memory`]) knows its holes, too.
 
@@ -36,7 +36,8 @@ impl Model {
         Self { start_bytes, bytes, is_region: true, holes: None }
     }
 
-    /// The same, of a memory file with folios of `folio_bytes` that nobody has written to so far.
+    /// Switches to the model of a memory file with folios of `folio_bytes`, to which nothing was
+    /// written yet.
     pub fn in_memory(mut self, folio_bytes: u64) -> Self {
         let mut holes = Holes::new(folio_bytes);
         if self.is_region {
@@ -132,7 +133,7 @@ impl Model {
         }
     }
 
-    /// Whether there is a hole in the range; `None` if nobody can tell.
+    /// Returns `true` if the range has a hole; `None` if that is unspecified.
     pub fn has_hole(&self, range: Range<u64>) -> Option<bool> {
         self.holes.as_ref().and_then(|holes| holes.has_hole(range))
     }

@@ -73,7 +73,7 @@ impl<'a> Runner<'a> {
         self
     }
 
-    /// Others may refer to folios of the file: reclaim, or whoever reads it.
+    /// Allows other references to folios of the file: by reclaim, or by other readers.
     pub fn may_be_in_use(mut self) -> Self {
         self.may_be_in_use = true;
         self
@@ -536,7 +536,7 @@ impl<'a> Runner<'a> {
         Some(start..self.model.end_bytes().min(start + length as u64))
     }
 
-    /// As [`existing`](Self::existing), cut where its first folio ends.
+    /// Returns the range of [`existing`](Self::existing), truncated at the end of its first folio.
     fn pinnable(&self, position_bytes: u64, length: usize) -> Option<Range<u64>> {
         let range = self.existing(position_bytes, length)?;
         let folio_bytes = self.file.folio_bytes();

@@ -42,7 +42,7 @@ const ADVICE: [Advice; 8] = [
     Advice::PopulateWrite,
 ];
 
-/// See the head of the file.
+/// A case: the initial state and a sequence of steps with injected faults.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UpsetCase {
     is_memory_file: bool,
@@ -117,7 +117,7 @@ impl UpsetCase {
         &self.steps
     }
 
-    /// The same case with other steps: fewer, say.
+    /// Returns the case with other steps, for example fewer.
     pub fn with_steps(&self, steps: &[UpsetStep]) -> Self {
         Self { steps: steps.to_vec(), ..self.clone() }
     }

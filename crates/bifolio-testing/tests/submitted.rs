@@ -20,7 +20,7 @@ struct World {
     _cache: Cache,
 }
 
-/// `None`, with a word about it, where the kernel lets nobody submit.
+/// Creates the world; `None`, with a message, where the kernel refuses submissions.
 fn world() -> Option<World> {
     let features = Features::probe(&[]);
     if !features.has(Feature::IoUring) {

@@ -18,7 +18,7 @@ pub fn play(scene: &Scene) -> Result<bool, Violation> {
         scene.targets.iter().for_each(close);
         return Ok(false);
     }
-    if close_without_looks(scene)? {
+    if close_without_checks(scene)? {
         return Ok(true);
     }
     close_under_pins(scene)?;
@@ -28,7 +28,7 @@ pub fn play(scene: &Scene) -> Result<bool, Violation> {
 /// Stores to a page of each file, and lets the kernel refuse to tell of it while maps and handles
 /// go. What was stored is in the cache then, or, if the cache is closed, on storage. Returns `true`
 /// if it is closed.
-fn close_without_looks(scene: &Scene) -> Result<bool, Violation> {
+fn close_without_checks(scene: &Scene) -> Result<bool, Violation> {
     let me = scene.threads;
     scene.clock.begin_call(me);
     let files = scene.targets.iter().filter_map(|target| Some((target, open(scene, target)?)));
@@ -41,14 +41,14 @@ fn close_without_looks(scene: &Scene) -> Result<bool, Violation> {
     refuse(Refusable::Scan, 0);
     for target in &scene.targets {
         if closed.is_ok() {
-            check_durable(scene, target, "a power cut after a close without a look")?;
+            check_durable(scene, target, "a power cut after a close without a check")?;
         }
         let Some(file) = open(scene, target) else { continue };
         let begun = scene.clock.tick();
         let mut bytes = vec![0xAA; (PAGE.end - PAGE.start) as usize];
         let read = file.read_exact_at(&mut bytes, PAGE.start);
         read.map_err(|error| Violation(format!("a read after a close failed: {error}")))?;
-        target.history.check("a read after a close without a look", &bytes, PAGE.start, begun)?;
+        target.history.check("a read after a close without a check", &bytes, PAGE.start, begun)?;
     }
     scene.clock.end_call(me);
     Ok(closed.is_ok())
@@ -79,7 +79,7 @@ fn close_under_pins(scene: &Scene) -> Result<(), Violation> {
     }
 }
 
-/// What was stored to the page is on storage.
+/// Checks that the bytes stored to the page are on storage.
 fn check_durable(scene: &Scene, target: &Target, what: &str) -> Result<(), Violation> {
     let Some(device) = &target.device else { return Ok(()) };
     let begun = scene.clock.tick();

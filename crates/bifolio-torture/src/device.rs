@@ -31,7 +31,7 @@ pub struct Faults {
     pub flush: u32,
 }
 
-/// See the head of the file.
+/// A device that is slow, fails and fills up at random.
 #[derive(Debug)]
 pub struct Device {
     name: String,
@@ -146,7 +146,7 @@ impl Device {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().expect("nobody panics with a device in hand")
+        self.state.lock().expect("no thread panics with a device locked")
     }
 
     /// Whether a fault of this rate strikes now.
@@ -234,7 +234,7 @@ impl Backing for Device {
     }
 
     fn sync_data(&self) -> io::Result<()> {
-        let _alone = self.flushing.lock().expect("nobody panics in a flush");
+        let _alone = self.flushing.lock().expect("no thread panics in a flush");
         if self.strikes(&self.flush) {
             return Err(error(libc::EIO));
         }

@@ -43,7 +43,7 @@ enum Storage {
     Swapped,
 }
 
-/// See the head of the file.
+/// Settings of the exerciser: one thread, one small file.
 #[derive(Clone, Debug)]
 struct Case {
     seed: u64,
@@ -123,7 +123,7 @@ impl Case {
     fn kinds(&self) -> Vec<OpKind> {
         let mut kinds = [&OpKind::ANY_FILE[..], &OpKind::EXERCISER].concat();
         match (self.is_memory_file(), self.faults.is_some()) {
-            // A map brings neighbours in, so that nobody can say where the holes are.
+            // A map faults in neighbours, so that the holes are unspecified.
             (true, true) => kinds.extend([OpKind::Allocate, OpKind::PunchHole]),
             (true, false) => kinds.extend(OpKind::MEMORY_FILE),
             (false, _) => {}
@@ -171,10 +171,10 @@ impl Case {
         }
         let cache = builder.build().map_err(text)?;
         let mut file = self.open(&cache, &path)?;
-        let mut lives = steps.split(|(_, step)| *step == Step::Reopen).peekable();
-        while let Some(life) = lives.next() {
-            model = self.live(&cache, &file, model, life)?;
-            if lives.peek().is_some() {
+        let mut sessions = steps.split(|(_, step)| *step == Step::Reopen).peekable();
+        while let Some(session) = sessions.next() {
+            model = self.live(&cache, &file, model, session)?;
+            if sessions.peek().is_some() {
                 file.close().map_err(text)?;
                 compare_with_disk(&model, &path)?;
                 file = self.open(&cache, &path)?;
@@ -293,7 +293,7 @@ mod tests {
     fn a_failure_is_told_with_few_steps() {
         let case = Case { storage: Storage::Buffered, faults: None, ..Case::new(7) };
         let mut steps: Vec<_> = case.steps().into_iter().enumerate().take(40).collect();
-        // Nobody can write there.
+        // No call can write there.
         let wrong = Op::Write { position_bytes: 1 << 30, length: 1, fill: 0 };
         steps[20].1 = Step::Op(wrong);
         let problem = case.agrees(&steps).unwrap_err();

@@ -1,8 +1,8 @@
 //! The changes of a file, and the bytes that a read of it may return.
 //!
-//! Every 8-byte word of a file names the change that wrote it and its own place, or is zero. A
-//! change has a beginning and an end in logical time. So a value that somebody saw can be judged
-//! without knowing in which order changes that overlap took effect:
+//! Every 8-byte word of a file holds the number of the change that wrote it and its own position,
+//! or zero. A change has a beginning and an end in logical time. So a value that was read can be
+//! judged without knowing the order in which overlapping changes took effect:
 //!
 //! ```text
 //!   a read from r0 to r1 may return what change C wrote if
@@ -26,7 +26,7 @@ pub const WORD_BYTES: u64 = 8;
 const PAGE_WORDS: u64 = 512;
 /// Bits of a word that name its place.
 const PLACE_BITS: u32 = 24;
-/// Changes of a page that are remembered before those that nobody can see any more are dropped.
+/// Number of changes kept per page before those that no reader can see any more are dropped.
 const CHANGES_KEPT: usize = 24;
 
 /// Logical time, and since when the oldest call has been under way.
@@ -71,7 +71,7 @@ impl Clock {
     }
 
     fn times(&self) -> MutexGuard<'_, Times> {
-        self.times.lock().expect("nobody panics with the clock in hand")
+        self.times.lock().expect("no thread panics with the clock locked")
     }
 }
 
@@ -134,7 +134,7 @@ impl Change {
     }
 
     fn end(&self) -> End {
-        *self.end.lock().expect("nobody panics with the end of a change in hand")
+        *self.end.lock().expect("no thread panics with the end of a change locked")
     }
 
     fn ended(&self) -> u64 {
@@ -166,7 +166,7 @@ pub struct History {
     pages: Vec<Mutex<Vec<Arc<Change>>>>,
 }
 
-/// A value that nobody could have seen.
+/// A value that no correct read could have returned.
 #[derive(Debug)]
 pub struct Violation(pub String);
 
@@ -210,7 +210,7 @@ impl History {
         self.begin_as(self.next_id.fetch_add(1, Ordering::Relaxed), call, thread, kind, range)
     }
 
-    /// As [`begin`](Self::begin), of a change that has a number already.
+    /// Begins a change like [`begin`](Self::begin), with a number that exists already.
     pub fn begin_as(
         &self,
         id: u64,
@@ -245,7 +245,7 @@ impl History {
     pub fn end(&self, change: &Change, certain_bytes: u64) {
         let certain_end = change.words.start + certain_bytes / WORD_BYTES;
         let end = End { moment: self.clock.tick(), certain_end };
-        *change.end.lock().expect("nobody panics with the end of a change in hand") = end;
+        *change.end.lock().expect("no thread panics with the end of a change locked") = end;
     }
 
     /// Judges bytes (whole words) that were seen at `position` by a call that began at `begun` and
@@ -281,7 +281,7 @@ impl History {
     }
 
     fn page(&self, page: u64) -> MutexGuard<'_, Vec<Arc<Change>>> {
-        self.pages[page as usize].lock().expect("nobody panics with a page's changes in hand")
+        self.pages[page as usize].lock().expect("no thread panics with a page's changes locked")
     }
 
     fn tell(

@@ -6,8 +6,8 @@
 //! end in its record may have taken effect or not.
 //!
 //! # Safety
-//! The mapping is as long as the header and all records, lives as long as the [`Journal`], and both
-//! processes use it only by atomic operations; zeros are valid records.
+//! The mapping is as long as the header and all records, lives as long as the [`Journal`], and
+//! both processes use it only by atomic operations; zeros are valid records.
 #![allow(unsafe_code)]
 
 use anyhow::{Context as _, ensure};
@@ -17,7 +17,7 @@ use std::path::Path;
 use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// How many records there are; a child that needs more ends its life.
+/// How many records there are; a child that needs more ends its session.
 const RECORDS_MAX: usize = 1 << 14;
 const BYTES: usize = size_of::<Header>() + RECORDS_MAX * size_of::<Record>();
 
@@ -91,7 +91,7 @@ pub struct Begun {
     pub id: u64,
 }
 
-/// See the head of the file.
+/// Record of calls in shared memory, which survives a killed child.
 #[derive(Debug)]
 pub struct Journal {
     memory: *mut libc::c_void,
@@ -201,7 +201,7 @@ fn take(record: &Record) -> Option<Entry> {
 
 impl Drop for Journal {
     fn drop(&mut self) {
-        // SAFETY: the mapping is ours, and nobody has a reference into it any more.
+        // SAFETY: the mapping belongs to this value, and no reference into it exists any more.
         unsafe { libc::munmap(self.memory, BYTES) };
     }
 }

@@ -3,11 +3,10 @@
 //! Then the next child goes on with the same files.
 //!
 //! It proves this: when a sync, or a close, has answered Ok, every byte written before it has left
-//! the process, for the right places of the file, and no later part of that process's life, nor its
-//! death in the midst of anything, takes it back; and a file and its length are fit for use after
-//! a death at any moment. With direct transfers (most lives)
-//! the bytes are at the block device then; with buffered ones they are in the kernel's page cache,
-//! which survives the process.
+//! the process, for the right places of the file, and no later part of that process's session, nor
+//! its death in the midst of anything, takes it back; and a file and its length are fit for use
+//! after a death at any moment. With direct transfers (most sessions) the bytes are at the block
+//! device then; with buffered ones they are in the kernel's page cache, which survives the process.
 //!
 //! It does not prove that the device was flushed. A kill forgets nothing that the kernel has.
 //! The simulated devices of the other scenes do (`device.rs`): they show what is durable at the
@@ -44,7 +43,7 @@ const HANG: Duration = Duration::from_secs(60);
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Tally {
     pub kills: u64,
-    /// Children that came to an orderly end before their turn.
+    /// Children that ended by themselves before they were to be killed.
     pub ends: u64,
     pub changes: u64,
     /// Syncs that were acknowledged, and so judged.
@@ -77,12 +76,12 @@ pub fn play(seed: u64, duration: Duration, kills_max: u64) -> Result<Tally, Viol
     let mut scene = Scene::new(seed).map_err(told)?;
     let mut random = Rng::with_seed(seed);
     let begun = Instant::now();
-    for life in 0.. {
+    for session in 0.. {
         if begun.elapsed() >= duration || scene.tally.kills >= kills_max {
             break;
         }
-        scene.kill_one(life, &mut random).map_err(told)?;
-        scene.judge().map_err(|Violation(told)| Violation(format!("life {life}: {told}")))?;
+        scene.kill_one(session, &mut random).map_err(told)?;
+        scene.judge().map_err(|Violation(told)| Violation(format!("session {session}: {told}")))?;
     }
     Ok(scene.tally)
 }
@@ -103,11 +102,11 @@ impl Scene {
     }
 
     /// Lets a child live for a while.
-    fn kill_one(&mut self, life: u64, random: &mut Rng) -> anyhow::Result<()> {
+    fn kill_one(&mut self, session: u64, random: &mut Rng) -> anyhow::Result<()> {
         let program = std::env::current_exe()?;
         let mut command = Command::new(program);
         command.arg("--victim").arg(self.directory.path());
-        command.arg("--seed").arg(self.seed.to_string()).arg("--life").arg(life.to_string());
+        command.arg("--seed").arg(self.seed.to_string()).arg("--session").arg(session.to_string());
         let mut child = command.spawn().context("a child cannot be started")?;
         // Now and then it dies while it is born.
         if random.u32(0..10) > 0 {
@@ -120,7 +119,7 @@ impl Scene {
         match status.signal() {
             Some(libc::SIGKILL) => self.tally.kills += 1,
             None if status.success() => self.tally.ends += 1,
-            _ => anyhow::bail!("life {life}: the child ended with {status}"),
+            _ => anyhow::bail!("session {session}: the child ended with {status}"),
         }
         let count = self.journal.count();
         for file in &self.files {
@@ -271,7 +270,7 @@ mod tests {
             // A sync that had begun before the write was over.
             assert!(judge(&found, &[entry(What::Write, 5, 8), entry(What::Sync, 7, 9)]).is_ok());
         }
-        assert!(judge(&page(9), &[write]).is_err(), "what nobody wrote");
+        assert!(judge(&page(9), &[write]).is_err(), "a value that was not written");
         assert!(judge(&[0; 4096], &[write]).is_err(), "nothing");
     }
 

@@ -1,9 +1,9 @@
 //! Looks at a file that are no plain reads: what a failed read leaves, searches for holes, reads
 //! with a page locked, reads at the end.
 //!
-//! The history of a word does not know how long the file was: zeros are what a word behind the end
-//! has. So scenes with memory files have one more, the log: one thread lets it grow, each page by
-//! some zeros first, and then by words. Where words come, nobody ever reads zeros.
+//! The history of a word does not include the length of the file: a word past the end reads as
+//! zeros. So scenes with memory files have one more file, the log: one thread extends it, each page
+//! first by some zeros and then by words. Where words are appended, a read must never return zeros.
 
 use crate::history::{Violation, WORD_BYTES};
 use crate::scene::{CLASSES, Target};
@@ -55,7 +55,8 @@ impl Worker<'_> {
         let mut buffer = [0xAA; 4096];
         let read = log.read_at(&mut buffer, page);
         let read = read.map_err(|error| Violation(format!("the log cannot be read: {error}")))?;
-        // If it was cut meanwhile, nobody can tell. AcqRel: the read does not move behind this.
+        // Unspecified if the file was truncated meanwhile. AcqRel: the read is not reordered with
+        // this.
         if !before.is_multiple_of(2) || epoch.fetch_add(0, Ordering::AcqRel) != before {
             return Ok(());
         }
@@ -115,8 +116,9 @@ impl Worker<'_> {
         target.history.check(what, &ZEROS[..length as usize], hole.start, begun)
     }
 
-    /// The holder of a `PinMut` may read other pages: those behind it; or those before it, if
-    /// nobody else in the scene reads with one in hand, for two might wait for each other.
+    /// Reads other pages while a `PinMut` is held: pages after it, or pages before it if no other
+    /// thread of the scene reads with a `PinMut` held, because two such threads might wait for each
+    /// other.
     pub fn look_beside(&mut self, target: &Target, file: &File, pinned: Range<u64>) -> Outcome {
         let looks_back = (self.scene.seed / CLASSES.len() as u64).is_multiple_of(2);
         let behind = pinned.end.next_multiple_of(file.folio_bytes());

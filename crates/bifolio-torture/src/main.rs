@@ -47,7 +47,7 @@ struct Arguments {
     /// The first seed; drawn if not given.
     #[arg(long)]
     seed: Option<u64>,
-    /// Only scenes of these classes, by turns.
+    /// Only scenes of these classes, alternating.
     #[arg(long, value_delimiter = ',')]
     only: Vec<Class>,
     /// No scenes of these classes.
@@ -79,11 +79,11 @@ struct Arguments {
     victim: Option<PathBuf>,
     /// Which child.
     #[arg(long, hide = true, default_value_t = 0)]
-    life: u64,
+    session: u64,
 }
 
 impl Arguments {
-    /// The classes whose turn it is, one after the other.
+    /// Returns the classes to run, in order.
     fn classes(&self) -> Vec<Class> {
         let all = if self.only.is_empty() { &CLASSES[..] } else { &self.only };
         let is_wanted = |class: &Class| {
@@ -117,10 +117,13 @@ fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let first = arguments.seed.unwrap_or_else(|| fastrand::u64(0..1 << 40));
     if let Some(directory) = &arguments.victim {
-        return match victim::live(directory, first, arguments.life) {
+        return match victim::live(directory, first, arguments.session) {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {
-                eprintln!("torture: the child of seed {first}, life {}: {error:#}", arguments.life);
+                eprintln!(
+                    "torture: the child of seed {first}, session {}: {error:#}",
+                    arguments.session
+                );
                 ExitCode::FAILURE
             }
         };
@@ -274,7 +277,7 @@ fn play_out(scene: &Scene, arguments: &Arguments) -> Result<(), Violation> {
     })
 }
 
-/// Ends the scene in time; looks after hangs, the bound, and devices that are full for a while.
+/// Ends the scene in time; watches for hangs, checks the bound, and fills devices temporarily.
 fn watch(
     scene: &Scene,
     arguments: &Arguments,

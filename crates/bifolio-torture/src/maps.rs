@@ -49,7 +49,7 @@ fn store(target: &Target, number: usize, start: *mut u8, range: Range<u64>) {
     let change = target.history.begin("raw store", number, Kind::Write, range.clone());
     for (offset, index) in (range.start / WORD_BYTES..range.end / WORD_BYTES).enumerate() {
         let word = start.wrapping_add(offset * 8).cast::<u64>();
-        // SAFETY: an aligned word of the map or the pin, of a file that nobody cuts.
+        // SAFETY: an aligned word of the map or the pin, of a file that is not truncated.
         unsafe { word.write_volatile(change.word(index)) };
     }
     target.history.end(&change, range.end - range.start);
@@ -73,7 +73,7 @@ impl<'s> Worker<'s> {
             };
             let load = |offset: usize| {
                 let word = map.as_ptr().wrapping_add(offset * 8).cast::<u64>();
-                // SAFETY: an aligned word inside the map, of a file that nobody cuts.
+                // SAFETY: an aligned word inside the map, of a file that is not truncated.
                 unsafe { word.read_volatile() }
             };
             let bytes: Vec<u8> =

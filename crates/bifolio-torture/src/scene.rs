@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 /// The subject of a scene.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Class {
-    /// Reads, writes, pins and syncs; nobody cuts, nothing fails.
+    /// Reads, writes, pins and syncs; no truncation, no failure.
     Steady,
     /// Files are cut and grow, too.
     Cuts,
@@ -76,7 +76,7 @@ impl Class {
 const RECENT_MAX: usize = 64;
 /// Makes a seed that draws other things.
 const MORE: u64 = 0x5EED_0002;
-/// The same for what came later.
+/// Mask of the seed for parameters that were added later.
 const LATER: u64 = 0x5EED_0003;
 
 /// One file of a scene.
@@ -89,7 +89,7 @@ pub struct Target {
     /// A handle for each thread that wants one; taken out while the thread opens it anew.
     pub handles: Vec<Mutex<Option<File>>>,
     pub len_bytes_max: u64,
-    /// The file has certainly been so long, if nobody cuts it.
+    /// Length that the file has certainly reached, if it is not truncated.
     pub len_bytes_certain: AtomicU64,
     /// A flush or a write has failed, so that syncs may fail.
     pub has_failed: AtomicBool,
@@ -108,7 +108,7 @@ impl Target {
     }
 }
 
-/// See the head of the file.
+/// A scene: a cache, its devices, its files, and their histories.
 #[derive(Debug)]
 pub struct Scene {
     pub class: Class,
@@ -139,7 +139,7 @@ pub struct Scene {
     dirty_bytes_max: u64,
     folio_bytes_max: u64,
     faults: FaultMode,
-    /// Its memory is the harness's, and is there when the cache is gone.
+    /// Owned by the harness, so that it outlives the cache.
     _swap: Option<Arc<Device>>,
     _directory: tempfile::TempDir,
 }

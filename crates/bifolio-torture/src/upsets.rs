@@ -92,7 +92,7 @@ mod tests {
         let mut bytes = vec![0; 404];
         Rng::with_seed(3).fill(&mut bytes);
         let case = UpsetCase::from_bytes(&bytes);
-        // Nobody can write there.
+        // No call can write there.
         let wrong = bifolio_testing::Op::Write { position_bytes: 1 << 62, length: 1, fill: 0 };
         let mut steps = case.steps().to_vec();
         steps.insert(steps.len() / 2, UpsetStep::Op(wrong));

@@ -1,11 +1,11 @@
 //! The child of a scene of kills: works on real files until it is killed, and keeps a journal.
 //!
-//! Everything but the files and their greatest length is drawn anew for each life: the bound, the
-//! size of the folios, direct or buffered transfers, maps, threads, which operations.
+//! Everything but the files and their greatest length is drawn anew for each session: the bound,
+//! the size of the folios, direct or buffered transfers, maps, threads, which operations.
 //!
 //! # Safety
-//! Stores raw words through maps, inside their ranges, one aligned word at a time; a life with maps
-//! cuts no file.
+//! Stores raw words through maps, inside their ranges, one aligned word at a time; a session with
+//! maps cuts no file.
 #![allow(unsafe_code)]
 
 use crate::history::{WORD_BYTES, word_of};
@@ -37,8 +37,8 @@ pub fn names(directory: &Path, file: usize) -> [PathBuf; 2] {
     ["file", "link"].map(|name| files_in(directory).join(format!("{name}-{file}")))
 }
 
-/// Parts that the threads of a life share.
-struct Life<'l> {
+/// Parts that the threads of a session share.
+struct Session<'l> {
     journal: &'l Journal,
     cache: &'l Cache,
     directory: &'l Path,
@@ -50,15 +50,15 @@ struct Life<'l> {
     is_mappable: bool,
 }
 
-/// A thread of a life.
+/// A thread of a session.
 struct Victim<'l> {
-    life: &'l Life<'l>,
+    session: &'l Session<'l>,
     number: usize,
     random: Rng,
     files: Vec<File>,
 }
 
-/// One life. It ends by itself when the journal is full: then everything is closed in order.
+/// One session. It ends by itself when the journal is full: then everything is closed in order.
 pub fn live(directory: &Path, seed: u64, number: u64) -> anyhow::Result<()> {
     let journal = Journal::open(&directory.join("journal"))?;
     let mut random = Rng::with_seed(seed.wrapping_mul(0x9E37_79B9).wrapping_add(number));
@@ -78,9 +78,9 @@ pub fn live(directory: &Path, seed: u64, number: u64) -> anyhow::Result<()> {
     let options = options.direct(direct.unwrap_or_default()).folio_bytes(folio_bytes);
     let mut weights: Vec<u32> =
         (0..OPERATIONS).map(|_| random.choice([0, 1, 2, 4, 16]).unwrap_or(1)).collect();
-    // A life that never writes or never syncs shows nothing.
+    // A session that never writes or never syncs shows nothing.
     (weights[0], weights[5]) = (weights[0].max(2), weights[5].max(1));
-    let life = Life {
+    let session = Session {
         journal: &journal,
         cache: &cache,
         directory,
@@ -94,14 +94,14 @@ pub fn live(directory: &Path, seed: u64, number: u64) -> anyhow::Result<()> {
     let seeds: Vec<u64> = (0..threads).map(|_| random.u64(..)).collect();
     thread::scope(|scope| {
         let work = |(number, seed): (usize, u64)| {
-            let (life, random) = (&life, Rng::with_seed(seed));
-            scope.spawn(move || Victim { life, number, random, files: Vec::new() }.work())
+            let (session, random) = (&session, Rng::with_seed(seed));
+            scope.spawn(move || Victim { session, number, random, files: Vec::new() }.work())
         };
         let workers: Vec<_> = seeds.into_iter().enumerate().map(work).collect();
         let ends = workers.into_iter().map(|worker| worker.join().expect("a victim panicked"));
         ends.collect::<anyhow::Result<Vec<()>>>()
     })?;
-    drop(life);
+    drop(session);
     cache.close().context("the close of the cache")
 }
 
@@ -112,12 +112,12 @@ impl Victim<'_> {
             let opened = self.open(file)?;
             self.files.push(opened);
         }
-        let total: u32 = self.life.weights.iter().sum();
+        let total: u32 = self.session.weights.iter().sum();
         loop {
             let mut drawn = self.random.u32(0..total);
             let mut operation = 0;
-            while drawn >= self.life.weights[operation] {
-                drawn -= self.life.weights[operation];
+            while drawn >= self.session.weights[operation] {
+                drawn -= self.session.weights[operation];
                 operation += 1;
             }
             let file = self.random.usize(0..FILES);
@@ -140,27 +140,27 @@ impl Victim<'_> {
 
     /// By either of its names.
     fn open(&mut self, file: usize) -> anyhow::Result<File> {
-        let names = names(self.life.directory, file);
+        let names = names(self.session.directory, file);
         let name = &names[self.random.usize(0..2)];
         let opened = match self.random.u32(0..4) {
             0 => {
                 let descriptor = std::fs::File::options().read(true).write(true).open(name)?;
-                self.life.cache.open_fd(descriptor.into(), &self.life.options)
+                self.session.cache.open_fd(descriptor.into(), &self.session.options)
             }
-            _ => self.life.cache.open(name, &self.life.options),
+            _ => self.session.cache.open(name, &self.session.options),
         };
         opened.with_context(|| format!("open {}", name.display()))
     }
 
     fn range(&mut self, bytes_max: u64) -> Range<u64> {
-        let most = bytes_max.min(self.life.len_bytes_max);
+        let most = bytes_max.min(self.session.len_bytes_max);
         let length = match self.random.u32(0..4) {
             0 => self.random.u64(1..=64) * WORD_BYTES,
             1 | 2 => 4096,
             _ => self.random.u64(1..=most / WORD_BYTES) * WORD_BYTES,
         };
         let length = length.min(most);
-        let places = (self.life.len_bytes_max - length) / WORD_BYTES;
+        let places = (self.session.len_bytes_max - length) / WORD_BYTES;
         let mut start = self.random.u64(0..=places) * WORD_BYTES;
         if self.random.bool() {
             start &= !4095;
@@ -184,7 +184,7 @@ impl Victim<'_> {
         make: impl FnOnce(u64) -> bifolio::Result<u64>,
     ) -> anyhow::Result<Option<()>> {
         let what = if call == "set_len" { What::Zero } else { What::Write };
-        let (journal, call) = (self.life.journal, number_of(call));
+        let (journal, call) = (self.session.journal, number_of(call));
         let begun = journal.begin(what, call, file, self.number, range);
         let Some(begun) = begun else { return Ok(None) };
         match make(begun.id) {
@@ -213,7 +213,7 @@ impl Victim<'_> {
     }
 
     fn map(&mut self, file: usize) -> anyhow::Result<Option<()>> {
-        if !self.life.is_mappable {
+        if !self.session.is_mappable {
             return self.write(file);
         }
         let range = self.range(64 << 10);
@@ -224,7 +224,7 @@ impl Victim<'_> {
         let stored = self.change("map store", file, range.clone(), |id| {
             for (offset, index) in (range.start / WORD_BYTES..range.end / WORD_BYTES).enumerate() {
                 let word = map.as_mut_ptr().wrapping_add(offset * 8).cast::<u64>();
-                // SAFETY: an aligned word inside the map, of a file that this life does not cut.
+                // SAFETY: an aligned word inside the map, of a file that this session does not cut.
                 unsafe { word.write_volatile(word_of(id, index)) };
             }
             Ok(range.end)
@@ -237,18 +237,18 @@ impl Victim<'_> {
     }
 
     fn set_len(&mut self, file: usize) -> anyhow::Result<Option<()>> {
-        if self.life.is_mappable {
+        if self.session.is_mappable {
             return self.write(file);
         }
-        let length = self.random.u64(0..=self.life.len_bytes_max / WORD_BYTES) * WORD_BYTES;
-        let end = self.life.len_bytes_max;
+        let length = self.random.u64(0..=self.session.len_bytes_max / WORD_BYTES) * WORD_BYTES;
+        let end = self.session.len_bytes_max;
         self.change("set_len", file, length..end, |_| {
             self.files[file].set_len(length).map(|()| end)
         })
     }
 
     fn sync(&mut self, file: usize) -> anyhow::Result<Option<()>> {
-        let whole = 0..self.life.len_bytes_max;
+        let whole = 0..self.session.len_bytes_max;
         match self.random.u32(0..4) {
             0 => self.note_sync("sync_all", file, whole, File::sync_all),
             1 => {
@@ -268,10 +268,10 @@ impl Victim<'_> {
     ) -> anyhow::Result<Option<()>> {
         let end = range.end;
         let number = number_of(call);
-        let begun = self.life.journal.begin(What::Sync, number, file, self.number, range);
+        let begun = self.session.journal.begin(What::Sync, number, file, self.number, range);
         let Some(begun) = begun else { return Ok(None) };
         sync(&self.files[file]).with_context(|| format!("{call} failed"))?;
-        self.life.journal.end(begun, end);
+        self.session.journal.end(begun, end);
         Ok(Some(()))
     }
 
@@ -294,7 +294,7 @@ impl Victim<'_> {
     fn reopen(&mut self, file: usize) -> anyhow::Result<Option<()>> {
         let again = self.open(file)?;
         let old = std::mem::replace(&mut self.files[file], again);
-        let whole = 0..self.life.len_bytes_max;
+        let whole = 0..self.session.len_bytes_max;
         self.note_sync("close", file, whole, |_| old.close())
     }
 
@@ -304,11 +304,11 @@ impl Victim<'_> {
         let range = position..position + (16 << 10);
         let wanted = words(1, &range);
         if self.random.bool() {
-            self.life.ballast.write_at(&wanted, position)?;
+            self.session.ballast.write_at(&wanted, position)?;
             return Ok(Some(()));
         }
         let mut found = vec![0; wanted.len()];
-        let read = self.life.ballast.read_at(&mut found, position)?;
+        let read = self.session.ballast.read_at(&mut found, position)?;
         let pairs = found[..read].chunks_exact(8).zip(wanted.chunks_exact(8));
         for (found, wanted) in pairs {
             ensure!(found == wanted || found == [0; 8], "the swapped file is wrong in {range:?}");

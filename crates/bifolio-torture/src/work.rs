@@ -141,7 +141,7 @@ impl<'s> Worker<'s> {
             // A read may end early only at an error, and there is none here.
             if read < wanted {
                 return Err(Violation(format!(
-                    "read_at of {range:?} read {read} of {wanted} bytes; {certain} are there"
+                    "read_at of {range:?} read {read} of {wanted} bytes; {certain} exist"
                 )));
             }
         }

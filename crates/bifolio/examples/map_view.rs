@@ -4,8 +4,8 @@
 //! `cargo run --release --example map_view -p bifolio`
 //!
 //! # Safety
-//! Nobody but this program uses the two files, and it cuts neither. Slices of a map end before the
-//! map is written to or goes.
+//! Only this program uses the two files, and it truncates neither. Slices of a map are dropped
+//! before the map is written or dropped.
 #![allow(unsafe_code)]
 
 use bifolio::{Cache, Feature, File, OpenOptions};

@@ -36,7 +36,7 @@ pub(crate) struct Modes {
     pub(crate) drains: DrainPolicy,
 }
 
-/// See the head of the file.
+/// Mechanisms that a benchmark can disable.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Ablation {
     #[cfg(feature = "ablation")]

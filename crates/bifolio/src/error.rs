@@ -86,7 +86,7 @@ pub enum ErrorKind {
     Config {
         /// The setting.
         name: &'static str,
-        /// What is wrong with its value, and which values are valid.
+        /// Reason why its value is invalid, and the valid values.
         problem: String,
     },
     /// The file cannot be opened.

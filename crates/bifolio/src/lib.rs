@@ -40,7 +40,7 @@
 #![cfg_attr(all(test, loom), allow(dead_code, unused_imports))]
 
 #[cfg(not(all(test, loom)))]
-#[cfg_attr(not(feature = "ablation"), allow(dead_code, reason = "nobody chooses"))]
+#[cfg_attr(not(feature = "ablation"), allow(dead_code, reason = "unused without benchmarks"))]
 mod ablation;
 #[cfg(not(all(test, loom)))]
 mod cache;
@@ -76,13 +76,13 @@ mod writeback;
 mod file {
     pub(crate) mod open_slots;
 }
-/// The same of `memory`.
+/// The protocols of `memory` that a model run can follow.
 #[cfg(all(test, loom))]
 mod memory {
     mod lru;
     pub(crate) use lru::{ListKind, Lru};
 }
-/// The same of `writeback`.
+/// The protocols of `writeback` that a model run can follow.
 #[cfg(all(test, loom))]
 mod writeback {
     pub(crate) mod dirty;

@@ -25,7 +25,7 @@ use anyhow::{Context, Result, bail, ensure};
 /// Where they are, from the root of the workspace.
 pub const FOLDER: &str = "crates/bifolio-torture/mutants";
 
-/// See the head of the file.
+/// A mutant: its description, and the changes of sources that make it.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Mutant {
     pub name: String,

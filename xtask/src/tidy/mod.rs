@@ -73,7 +73,7 @@ impl fmt::Display for Finding {
     }
 }
 
-/// What to do besides checking.
+/// Options of `cargo x tidy`.
 #[derive(Debug, Default, clap::Args)]
 pub struct Arguments {
     /// Print every prose hit in files whose path starts with PATH, pending or not, and stop.

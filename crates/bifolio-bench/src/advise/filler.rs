@@ -16,7 +16,7 @@ use crate::harness::access::PAGE_BYTES;
 /// How many pages there are at most, and how many of them go together: the fewer, the sooner there
 /// is a new one in the batch.
 const RING_PAGES: u64 = 256;
-const STRETCH_PAGES: u64 = 16;
+const RUN_PAGES: u64 = 16;
 
 /// A memory file.
 pub(super) trait InMemory: Send {
@@ -72,8 +72,8 @@ impl<F: InMemory> Filler<F> {
     /// Adds a page, where a hole is.
     pub(super) fn step(&mut self) -> Result<()> {
         let pos_bytes = self.page * PAGE_BYTES as u64;
-        if self.page.is_multiple_of(STRETCH_PAGES) {
-            self.file.punch(pos_bytes..pos_bytes + STRETCH_PAGES * PAGE_BYTES as u64)?;
+        if self.page.is_multiple_of(RUN_PAGES) {
+            self.file.punch(pos_bytes..pos_bytes + RUN_PAGES * PAGE_BYTES as u64)?;
         }
         self.file.write(&[1; PAGE_BYTES], pos_bytes)?;
         self.page = (self.page + 1) % RING_PAGES;
@@ -99,9 +99,9 @@ mod tests {
         let blocks = |filler: &Filler<fs::File>| filler.file.metadata().unwrap().blocks() / 8;
         (0..RING_PAGES).for_each(|_| filler.step().unwrap());
         assert_eq!(blocks(&filler), RING_PAGES);
-        for page in 0..STRETCH_PAGES {
+        for page in 0..RUN_PAGES {
             filler.step().unwrap();
-            assert_eq!(blocks(&filler), RING_PAGES - STRETCH_PAGES + page + 1);
+            assert_eq!(blocks(&filler), RING_PAGES - RUN_PAGES + page + 1);
         }
     }
 }

@@ -1,6 +1,7 @@
-//! A mixed range: a quarter each clean, dirty, mapped, and clean in a batch. With a batch of the
-//! other CPU that one has to be drained, and the half that stays does not matter; with one of this
-//! CPU nobody has to be, though the other's batch holds folios of another file.
+//! A mixed range: a quarter of its pages each is clean, dirty, mapped, and clean in an LRU batch.
+//! If the batch belongs to the other CPU, that batch must be drained, although the half that stays
+//! does not depend on it. If it belongs to this CPU, no other CPU is drained, although the other
+//! CPU's batch holds folios of another file.
 //!
 //! There is no series of the kernel: its call starts the write-out of the dirty quarter itself, and
 //! whether the drain, which takes a while, ends before the disk does decides how much of it goes;
@@ -31,7 +32,7 @@ const DIRTY: Range<u64> = QUARTER_BYTES..2 * QUARTER_BYTES;
 const MAPPED: Range<u64> = 2 * QUARTER_BYTES..3 * QUARTER_BYTES;
 const BATCHED: Range<u64> = 3 * QUARTER_BYTES..RANGE_BYTES;
 
-/// Nobody writes back by itself within a run.
+/// No process writes back by itself within a run.
 const DIRTY_AGE_MS: u64 = 3_600_000;
 
 /// The CPU whose batch holds the last quarter.

@@ -36,7 +36,7 @@ use self::round::Round;
 use crate::benchmark::{Benchmark, Context, Needs};
 use crate::config::Config;
 use crate::error::Result;
-use crate::harness::interleave::{Rounds, Turn, take_turns};
+use crate::harness::interleave::{Rounds, Trial, run_trials};
 use crate::harness::{cpus, pattern};
 use crate::progress::Progress;
 use crate::report::{Case, Report, Row, Skipped};
@@ -47,7 +47,8 @@ const UNIT: &str = "ns/call";
 const MAPPED_STREAM: &str = "mapped_stream";
 const FALLBACK: &str = "fallback";
 const MIXED: &str = "mixed";
-/// The same with no folio of the range in the batch of another CPU.
+/// Age at which the flusher writes, milliseconds: longer than a run, so that nothing is written
+/// back in the background.
 const MIXED_HERE: &str = "mixed_batched_here";
 
 const SHOWN_COUNTS: [&str; 11] = [
@@ -134,8 +135,8 @@ fn measure(
     Ok(())
 }
 
-/// Does rounds of all `series` in turns, and adds a row of what they gave; each call is about one
-/// of so many `chunks` of the file.
+/// Does rounds of all `series`, interleaved, and adds a row of what they gave; each call is about
+/// one of so many `chunks` of the file.
 fn add_row(
     workload: &str,
     series: Vec<Series<'_>>,
@@ -147,13 +148,13 @@ fn add_row(
     if series.is_empty() {
         return Ok(());
     }
-    let turn = |(series, run)| Turn { row_index: report.rows.len(), series, run };
-    let turns: Vec<Turn<'_, Round>> = series.into_iter().map(turn).collect();
-    progress.start(&format!("measure {workload}"), (turns.len() * rounds.at_least) as u64);
+    let trial = |(series, run)| Trial { row_index: report.rows.len(), series, run };
+    let trials: Vec<Trial<'_, Round>> = series.into_iter().map(trial).collect();
+    progress.start(&format!("measure {workload}"), (trials.len() * rounds.at_least) as u64);
     let mut row = row(workload);
-    let value = |_: &Turn<'_, _>, round: &Round| vec![round.median_ns()];
-    for (turn, rounds) in turns.iter().zip(take_turns(&turns, rounds, value, progress)?) {
-        round::fill(&mut row, turn.series, &rounds, chunks);
+    let value = |_: &Trial<'_, _>, round: &Round| vec![round.median_ns()];
+    for (trial, rounds) in trials.iter().zip(run_trials(&trials, rounds, value, progress)?) {
+        round::fill(&mut row, trial.series, &rounds, chunks);
         report.verified_bytes += rounds.iter().map(|round| round.verified_bytes).sum::<u64>();
     }
     report.rows.push(row);

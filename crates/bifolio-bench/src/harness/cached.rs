@@ -1,4 +1,4 @@
-//! A file in a cache of its own, on a disk or in memory, and what the cache counts while a turn
+//! A file in a cache of its own, on a disk or in memory, and what the cache counts while a trial
 //! runs.
 
 use std::path::Path;

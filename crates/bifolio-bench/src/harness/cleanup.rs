@@ -1,9 +1,9 @@
 //! The things that a run leaves on the machine, and the promise that it goes away.
 //!
-//! A thing that must not outlive the run is a [`Leftover`]: it is made and listed under one lock,
-//! and removed when its owner drops it, or when a signal ends the program, whichever comes first.
-//! Newest first, so that a mount goes before the directory it stands in. The kernel's own SIGKILL
-//! cannot be answered: then files stay.
+//! A thing that must not outlive the run is a [`CleanupItem`]: it is made and listed under one
+//! lock, and removed when its owner drops it, or when a signal ends the program, whichever comes
+//! first. Newest first, so that a mount goes before the directory it stands in. The kernel's own
+//! SIGKILL cannot be answered: then files stay.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -27,11 +27,11 @@ const EXIT_INTERRUPTED: i32 = 130;
 /// while its processes end.
 const REMOVALS_MAX: u32 = 50;
 
-static LEFTOVERS: Mutex<Vec<Leftover>> = Mutex::new(Vec::new());
+static ITEMS: Mutex<Vec<CleanupItem>> = Mutex::new(Vec::new());
 
 /// Something that must not outlive the run.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Leftover {
+pub(crate) enum CleanupItem {
     /// A directory with all it contains.
     Directory(PathBuf),
     /// The kind of mount.
@@ -42,7 +42,7 @@ pub(crate) enum Leftover {
     Swap(PathBuf),
 }
 
-impl Leftover {
+impl CleanupItem {
     fn path(&self) -> &Path {
         match self {
             Self::Directory(path) | Self::Mount(path) | Self::Group(path) | Self::Swap(path) => {
@@ -62,17 +62,17 @@ impl Leftover {
     }
 }
 
-/// Removes its leftover when dropped.
+/// Removes its item when dropped.
 #[derive(Debug)]
-pub(crate) struct Removal(Leftover);
+pub(crate) struct Removal(CleanupItem);
 
 impl Removal {
     /// Makes something, with the promise that it goes away: no signal comes between the two.
-    pub(crate) fn of(make: impl FnOnce() -> Result<Leftover>) -> Result<Self> {
-        let mut leftovers = LEFTOVERS.lock();
-        let leftover = make()?;
-        leftovers.push(leftover.clone());
-        Ok(Self(leftover))
+    pub(crate) fn of(make: impl FnOnce() -> Result<CleanupItem>) -> Result<Self> {
+        let mut items = ITEMS.lock();
+        let item = make()?;
+        items.push(item.clone());
+        Ok(Self(item))
     }
 
     /// Makes a directory of the run's own in `parent`.
@@ -81,7 +81,7 @@ impl Removal {
             let made = tempfile::Builder::new().prefix(PREFIX).tempdir_in(parent);
             let made =
                 made.map_err(Error::system(format!("make a directory in {}", parent.display())))?;
-            Ok(Leftover::Directory(made.keep()))
+            Ok(CleanupItem::Directory(made.keep()))
         })
     }
 
@@ -93,14 +93,14 @@ impl Removal {
 
 impl Drop for Removal {
     fn drop(&mut self) {
-        let mut leftovers = LEFTOVERS.lock();
-        if let Some(index) = leftovers.iter().rposition(|listed| *listed == self.0) {
-            leftovers.remove(index).remove();
+        let mut items = ITEMS.lock();
+        if let Some(index) = items.iter().rposition(|listed| *listed == self.0) {
+            items.remove(index).remove();
         }
     }
 }
 
-/// From now on SIGINT, SIGTERM and SIGHUP remove all leftovers, call `last_words` and end the
+/// From now on SIGINT, SIGTERM and SIGHUP remove all items, call `last_words` and end the
 /// program.
 ///
 /// # Errors
@@ -108,8 +108,8 @@ impl Drop for Removal {
 pub fn clean_on_signals(last_words: impl Fn() + Send + 'static) -> Result<()> {
     let handler = move || {
         // The lock is kept: nothing new may be listed between this and the exit.
-        let leftovers = LEFTOVERS.lock();
-        leftovers.iter().rev().for_each(Leftover::remove);
+        let items = ITEMS.lock();
+        items.iter().rev().for_each(CleanupItem::remove);
         last_words();
         std::process::exit(EXIT_INTERRUPTED);
     };
@@ -161,10 +161,10 @@ mod tests {
         let path = removal.path().to_owned();
         assert_eq!(path.parent(), Some(parent.path()));
         fs::write(path.join("file"), "x").unwrap();
-        let listed = Leftover::Directory(path.clone());
-        assert!(LEFTOVERS.lock().contains(&listed));
+        let listed = CleanupItem::Directory(path.clone());
+        assert!(ITEMS.lock().contains(&listed));
         drop(removal);
         assert!(!path.exists());
-        assert!(!LEFTOVERS.lock().contains(&listed));
+        assert!(!ITEMS.lock().contains(&listed));
     }
 }

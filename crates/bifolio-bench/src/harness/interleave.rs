@@ -1,9 +1,9 @@
-//! Repetitions that take turns.
+//! Interleaved repetitions.
 //!
 //! All series of all cases run once, then all of them again: a machine that slows down or a
 //! neighbour that wakes up then touches every series, and a ratio of two medians stays a ratio.
-//! The result of a turn is the benchmark's own; [`interleave`] and [`fill`] are for those whose
-//! turns give one rate and counts for each operation.
+//! The result of a trial is the benchmark's own; [`interleave`] and [`fill`] are for those whose
+//! trials give one rate and counts for each operation.
 
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ use crate::progress::Progress;
 use crate::report::{Counts, Row};
 use crate::statistics::{median, median_interval, spread};
 
-/// The result of one turn of one series.
+/// The result of one trial of one series.
 #[derive(Debug, Default)]
 pub(crate) struct Sample {
     /// In the unit of the row.
@@ -26,13 +26,13 @@ pub(crate) struct Sample {
 }
 
 /// One series of one case: where its median goes, and how to run it once.
-pub(crate) struct Turn<'a, T> {
+pub(crate) struct Trial<'a, T> {
     pub(crate) row_index: usize,
     pub(crate) series: &'static str,
     pub(crate) run: Box<dyn Fn() -> Result<T> + 'a>,
 }
 
-/// How often all turns are taken.
+/// How often all trials are taken.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rounds {
     pub(crate) at_least: usize,
@@ -62,69 +62,69 @@ impl Rounds {
 /// A row is noisy if the interval of a median of it is wider than this part of the median.
 const SPREAD_MAX: f64 = 0.15;
 
-/// Runs all `turns`, round after round, every second round backwards: neighbours stay neighbours,
+/// Runs all `trials`, round after round, every second round backwards: neighbours stay neighbours,
 /// and a steady drift favours none of them. Then those of noisy rows go on, as often again and for
-/// half the time at most; `values` are what a turn adds to its row, or rows. Answers what each turn
-/// gave, by round.
-pub(crate) fn take_turns<T>(
-    turns: &[Turn<'_, T>],
+/// half the time at most; `values` are what a trial adds to its row, or rows. Answers what each
+/// trial gave, by round.
+pub(crate) fn run_trials<T>(
+    trials: &[Trial<'_, T>],
     rounds: Rounds,
-    values: impl Fn(&Turn<'_, T>, &T) -> Vec<f64>,
+    values: impl Fn(&Trial<'_, T>, &T) -> Vec<f64>,
     progress: &mut dyn Progress,
 ) -> Result<Vec<Vec<T>>> {
-    let mut given: Vec<Vec<T>> = turns.iter().map(|_| Vec::new()).collect();
+    let mut given: Vec<Vec<T>> = trials.iter().map(|_| Vec::new()).collect();
     let start = Instant::now();
     let mut done = 0;
     while rounds.one_more(done, start.elapsed()) {
-        take_round(turns, done % 2 == 1, |_| true, &mut given, progress)?;
+        take_round(trials, done % 2 == 1, |_| true, &mut given, progress)?;
         done += 1;
     }
     let measured = start.elapsed();
     let round = measured.div_f64(done.max(1) as f64);
     let has_time = || start.elapsed() + round <= measured + measured / 2;
-    take_more(turns, done, values, has_time, &mut given, progress)?;
+    take_more(trials, done, values, has_time, &mut given, progress)?;
     Ok(given)
 }
 
-/// Runs the turns whose row is meant once.
+/// Runs once the trials of the rows for which `is_meant` returns `true`.
 fn take_round<T>(
-    turns: &[Turn<'_, T>],
+    trials: &[Trial<'_, T>],
     backwards: bool,
     is_meant: impl Fn(usize) -> bool,
     given: &mut [Vec<T>],
     progress: &mut dyn Progress,
 ) -> Result<()> {
-    for place in 0..turns.len() {
-        let index = if backwards { turns.len() - 1 - place } else { place };
-        if is_meant(turns[index].row_index) {
-            given[index].push((turns[index].run)()?);
+    for place in 0..trials.len() {
+        let index = if backwards { trials.len() - 1 - place } else { place };
+        if is_meant(trials[index].row_index) {
+            given[index].push((trials[index].run)()?);
             progress.advance(1);
         }
     }
     Ok(())
 }
 
-/// Runs the turns of rows that are still noisy, `rounds_max` times at most, while there is time.
+/// Runs the trials of rows that are still noisy, `rounds_max` times at most, while there is time.
 fn take_more<T>(
-    turns: &[Turn<'_, T>],
+    trials: &[Trial<'_, T>],
     rounds_max: usize,
-    values: impl Fn(&Turn<'_, T>, &T) -> Vec<f64>,
+    values: impl Fn(&Trial<'_, T>, &T) -> Vec<f64>,
     has_time: impl Fn() -> bool,
     given: &mut [Vec<T>],
     progress: &mut dyn Progress,
 ) -> Result<()> {
     for round in 0..rounds_max {
-        let is_noisy = |(turn, given): (&Turn<'_, T>, &Vec<T>)| {
-            let rounds: Vec<Vec<f64>> = given.iter().map(|given| values(turn, given)).collect();
+        let is_noisy = |(trial, given): (&Trial<'_, T>, &Vec<T>)| {
+            let rounds: Vec<Vec<f64>> = given.iter().map(|given| values(trial, given)).collect();
             let columns = rounds.first().map_or(0, Vec::len);
             let noisy = |column| is_noisy(&rounds.iter().map(|v| v[column]).collect::<Vec<_>>());
-            (0..columns).any(noisy).then_some(turn.row_index)
+            (0..columns).any(noisy).then_some(trial.row_index)
         };
-        let noisy: Vec<usize> = turns.iter().zip(given.iter()).filter_map(is_noisy).collect();
+        let noisy: Vec<usize> = trials.iter().zip(given.iter()).filter_map(is_noisy).collect();
         if noisy.is_empty() || !has_time() {
             break;
         }
-        take_round(turns, round % 2 == 1, |row| noisy.contains(&row), given, progress)?;
+        take_round(trials, round % 2 == 1, |row| noisy.contains(&row), given, progress)?;
     }
     Ok(())
 }
@@ -134,22 +134,22 @@ fn is_noisy(values: &[f64]) -> bool {
     high - low > SPREAD_MAX * median(values)
 }
 
-/// Takes `turns` `repetitions` times and fills in `rows`. Answers all operations.
+/// Runs each trial `repetitions` times and fills in `rows`. Returns the number of operations.
 pub(crate) fn interleave(
-    turns: &[Turn<'_, Sample>],
+    trials: &[Trial<'_, Sample>],
     repetitions: usize,
     rows: &mut [Row],
     progress: &mut dyn Progress,
 ) -> Result<u64> {
-    let value = |_: &Turn<'_, _>, sample: &Sample| vec![sample.value];
-    let samples = take_turns(turns, Rounds::exactly(repetitions), value, progress)?;
-    for (turn, samples) in turns.iter().zip(&samples) {
-        fill(&mut rows[turn.row_index], turn.series, samples, "op");
+    let value = |_: &Trial<'_, _>, sample: &Sample| vec![sample.value];
+    let samples = run_trials(trials, Rounds::exactly(repetitions), value, progress)?;
+    for (trial, samples) in trials.iter().zip(&samples) {
+        fill(&mut rows[trial.row_index], trial.series, samples, "op");
     }
     Ok(samples.iter().flatten().map(|sample| sample.operations).sum())
 }
 
-/// Writes the turns of `series` into `row`; `operation` is what counts are divided by, in a word.
+/// Writes the trials of `series` into `row`; `operation` is what counts are divided by, in a word.
 pub(crate) fn fill(row: &mut Row, series: &'static str, samples: &[Sample], operation: &str) {
     let values: Vec<f64> = samples.iter().map(|sample| sample.value).collect();
     row.series.insert(series, median(&values));
@@ -178,9 +178,9 @@ mod tests {
     use crate::report::Case;
 
     #[test]
-    fn series_take_turns_and_medians_land_in_their_rows() {
+    fn series_alternate_and_medians_land_in_their_rows() {
         let order = RefCell::new(Vec::new());
-        let turn = |row_index, series: &'static str| {
+        let trial = |row_index, series: &'static str| {
             let order = &order;
             let run = move || {
                 order.borrow_mut().push((row_index, series));
@@ -188,11 +188,11 @@ mod tests {
                 let value = 100.0 + order.borrow().len() as f64 / 10.0;
                 Ok(Sample { value, operations: 10, counts: vec![("syscalls", 5)] })
             };
-            Turn { row_index, series, run: Box::new(run) }
+            Trial { row_index, series, run: Box::new(run) }
         };
-        let turns = [turn(0, "a"), turn(0, "b"), turn(1, "a")];
+        let trials = [trial(0, "a"), trial(0, "b"), trial(1, "a")];
         let mut rows = [Row::new(Case::new(), "ops/s"), Row::new(Case::new(), "ops/s")];
-        let operations = interleave(&turns, 3, &mut rows, &mut Silent).unwrap();
+        let operations = interleave(&trials, 3, &mut rows, &mut Silent).unwrap();
 
         assert_eq!(operations, 90);
         assert_eq!(order.borrow()[..5], [(0, "a"), (0, "b"), (1, "a"), (1, "a"), (0, "b")]);
@@ -203,11 +203,11 @@ mod tests {
         assert!(!rows[1].series.contains_key("b"));
     }
 
-    /// Turns of rows 0 and 1, the first of which varies during the first `noisy` runs of all; how
+    /// Trials of rows 0 and 1, the first of which varies during the first `noisy` runs of all; how
     /// many more each took.
-    fn more_turns(noisy: usize, has_time: bool) -> [usize; 3] {
+    fn more_trials(noisy: usize, has_time: bool) -> [usize; 3] {
         let runs = RefCell::new(0_usize);
-        let turn = |row_index, series, is_steady: bool| {
+        let trial = |row_index, series, is_steady: bool| {
             let runs = &runs;
             let run = move || {
                 *runs.borrow_mut() += 1;
@@ -215,23 +215,24 @@ mod tests {
                 let is_outlier = !is_steady && run <= noisy && run % 2 == 1;
                 Ok(if is_outlier { 2.0 } else { 1.0 })
             };
-            Turn { row_index, series, run: Box::new(run) }
+            Trial { row_index, series, run: Box::new(run) }
         };
-        let turns = [turn(0, "noisy", false), turn(0, "beside it", true), turn(1, "other", true)];
+        let trials =
+            [trial(0, "noisy", false), trial(0, "beside it", true), trial(1, "other", true)];
         let mut given = [vec![1.0, 2.0, 1.0], vec![1.0; 3], vec![1.0; 3]];
-        let values = |_: &Turn<'_, f64>, value: &f64| vec![*value];
-        take_more(&turns, 20, values, || has_time, &mut given, &mut Silent).unwrap();
+        let values = |_: &Trial<'_, f64>, value: &f64| vec![*value];
+        take_more(&trials, 20, values, || has_time, &mut given, &mut Silent).unwrap();
         given.map(|given| given.len() - 3)
     }
 
     #[test]
-    fn noisy_rows_get_more_turns_until_they_are_steady() {
+    fn noisy_rows_get_more_trials_until_they_are_steady() {
         // With one outlier the interval of eight values is without it.
-        assert_eq!(more_turns(0, true), [5, 5, 0]);
-        let [noisy, beside, other] = more_turns(4, true);
+        assert_eq!(more_trials(0, true), [5, 5, 0]);
+        let [noisy, beside, other] = more_trials(4, true);
         assert!(noisy > 5 && noisy < 20 && beside == noisy && other == 0, "{noisy}");
-        assert_eq!(more_turns(usize::MAX, true)[0], 20, "never steady");
-        assert_eq!(more_turns(usize::MAX, false), [0; 3]);
+        assert_eq!(more_trials(usize::MAX, true)[0], 20, "never steady");
+        assert_eq!(more_trials(usize::MAX, false), [0; 3]);
     }
 
     #[test]

@@ -1,8 +1,6 @@
 //! The work of the kernel's own reclaim, as it counts it for the whole machine.
 //!
-//! Asked before and after a window, by a process in a control group that is smaller than what it
-//! uses. The first generation of control groups does not count this by group, so pages that
-//! somebody else has reclaimed meanwhile are in it.
+//! The mixed range without a folio in the batch of another CPU.
 
 use super::device_bytes::{field, text};
 use crate::error::Result;

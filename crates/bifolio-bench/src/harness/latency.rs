@@ -29,7 +29,7 @@ impl Latencies {
         self.0.saturating_record(nanoseconds);
     }
 
-    /// Takes in what another thread, or another turn, saw.
+    /// Takes in what another thread, or another trial, saw.
     pub(crate) fn merge(&mut self, other: &Self) {
         self.0.add(&other.0).expect("all histograms have the same bounds");
     }

@@ -1,7 +1,7 @@
 //! A file of a cache of its own, mapped: what the benchmarks of mapped files are about.
 //!
 //! # Safety
-//! The map is kept by the spans of it. Nobody cuts the file, and who reads it has it alone.
+//! The map is kept by the spans of it. No process cuts the file, and who reads it has it alone.
 
 #![allow(unsafe_code)]
 
@@ -68,8 +68,9 @@ impl MappedFile {
         let map = cached.file.map(0..cached.file.len())?;
         map.prefetch(0..map.len())?;
         let (start, len_bytes) = (not_zero(map.as_ptr().cast_mut())?, map.len() as usize);
-        // SAFETY: the map begins with its file, on a page boundary, is as long as it says, and its
-        // owner is the map itself; nobody writes to the file, as only this handle is open.
+        // SAFETY: the map begins with its file, on a page boundary, is as long as it says, and the
+        // owner of the span is the map itself. Only this handle is open, so the file is not
+        // written.
         let span = unsafe { Span::new(start, len_bytes, false, Arc::new(map)) };
         Ok(Self { span, cached })
     }

@@ -3,9 +3,9 @@
 //! Unmapped when the last [`Span`] of it is gone.
 //!
 //! # Safety
-//! A mapping is made here, at an address of the kernel's choice, and lives until `Drop`. A file is
-//! one that the benchmark made, that nobody cuts while it is mapped, and that nobody writes to
-//! while it is mapped to be read.
+//! A mapping is created at an address that the kernel chooses, and lives until `Drop`. A mapped
+//! file was created by the benchmark; it is not truncated while it is mapped, and not written while
+//! it is mapped for reading.
 
 #![allow(unsafe_code)]
 
@@ -58,7 +58,7 @@ impl Mapping {
         Self::at(start.cast(), len_bytes, true)
     }
 
-    /// All of `file`, shared with everybody who has it.
+    /// Maps all of `file`, shared.
     pub(crate) fn of_file(file: &File, writable: bool) -> Result<Self> {
         let failed = || Error::system("map the file");
         let size_bytes = file.metadata().map_err(failed())?.len();
@@ -90,7 +90,7 @@ impl Mapping {
         advised.map_err(Error::system(format!("advise {hint:?} about a mapping")))
     }
 
-    /// How many pages of it are in memory, whoever has touched them.
+    /// Returns the number of its pages that are in memory, by any process.
     pub(crate) fn resident_pages(&self) -> Result<u64> {
         let mut pages = vec![0_u8; self.len_bytes.div_ceil(PAGE_BYTES)];
         let start = self.start.as_ptr().cast();
@@ -111,15 +111,15 @@ impl Mapping {
     pub(crate) fn span(self: &Arc<Self>) -> Span {
         let owner = Arc::clone(self) as Arc<dyn Mapped>;
         // SAFETY: the mapping is from `start` on, which is the kernel's and so on a page boundary,
-        // as long and as writable as it was asked for, and goes when its owner does. Nobody writes
-        // to a file that is mapped to be read: see the head.
+        // as long and as writable as it was asked for, and goes when its owner does. No process
+        // writes to a file that is mapped to be read: see the head.
         unsafe { Span::new(self.start, self.len_bytes, self.writable, owner) }
     }
 }
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: exactly what was mapped, and `&mut self` proves that nobody has a span of it.
+        // SAFETY: exactly what was mapped; `&mut self` proves that no span of it exists.
         let unmapped = unsafe { munmap(self.start.as_ptr().cast(), self.len_bytes) };
         debug_assert!(unmapped.is_ok());
     }

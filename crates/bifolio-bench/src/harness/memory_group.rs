@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::cleanup::{Leftover, Removal};
+use super::cleanup::{CleanupItem, Removal};
 use super::sizes::Sizes;
 use super::{memory, resident};
 use crate::error::{Error, Result};
@@ -23,7 +23,7 @@ const BYTES_MIN: u64 = 12 << 20;
 /// Members: to write a process in, to read who is in it.
 pub(super) const MEMBERS: &str = "cgroup.procs";
 
-/// A group of the run's own; goes away with this value, and whoever is in it.
+/// A control group created by the run. On drop it is removed, and the processes in it are killed.
 #[derive(Debug)]
 pub struct MemoryGroup {
     membership: Membership,
@@ -55,14 +55,14 @@ impl MemoryGroup {
         Err(refusal)
     }
 
-    /// For a child that is to join; children take turns.
+    /// For a child that is to join; one child at a time.
     pub fn membership(&self) -> Membership {
         self.membership.clone()
     }
 }
 
 fn create_in(parent: &Path, unified: bool, sizes: Sizes) -> Result<MemoryGroup> {
-    let removal = Removal::of(|| Ok(Leftover::Group(make_directory(parent)?)))?;
+    let removal = Removal::of(|| Ok(CleanupItem::Group(make_directory(parent)?)))?;
     let group = removal.path().to_owned();
     let limit = group.join(if unified { "memory.max" } else { "memory.limit_in_bytes" });
     set_limit(&limit, sizes.kernel_bytes())?;
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_is_left_in_it_goes_with_it() {
+    fn processes_left_in_it_end_with_it() {
         let sizes = Sizes { size_bytes: 1 << 30, memory_bytes: 64 << 20 };
         let Ok(group) = MemoryGroup::create(sizes) else {
             return;

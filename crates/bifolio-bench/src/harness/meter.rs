@@ -1,23 +1,23 @@
-//! The cost of one turn to the process: time, CPU time, system calls; and what all turns of a
+//! The cost of one trial to the process: time, CPU time, system calls; and what all trials of a
 //! series say together.
 //!
-//! A turn starts a [`Meter`] when it is ready and stops it when the last operation is done. The
-//! benchmark turns what it got into a [`Measured`], which may come from a child process, and
-//! [`fill`] writes the measured turns of one series into its row.
+//! A trial starts a [`Meter`] when it is ready and stops it when the last operation is done. The
+//! benchmark makes of it a [`Measured`], which may come from a child process, and
+//! [`fill`] writes the measured trials of one series into its row.
 
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
 use super::cpu_time;
+use super::intervals::OperationsByInterval;
 use super::latency::Latencies;
-use super::stretches::OperationsByStretch;
 use super::syscalls::SyscallCount;
 use crate::error::Result;
-use crate::report::{Counts, Row, Stretches};
+use crate::report::{Counts, Intervals, Row};
 use crate::statistics::{median, spread};
 
-/// Runs while a turn is timed.
+/// Runs while a trial is timed.
 #[derive(Debug)]
 pub(crate) struct Meter {
     syscalls: Option<SyscallCount>,
@@ -25,7 +25,7 @@ pub(crate) struct Meter {
     started: Instant,
 }
 
-/// The cost of a turn.
+/// The cost of a trial.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Cost {
     pub(crate) elapsed: Duration,
@@ -54,7 +54,7 @@ impl Meter {
     }
 }
 
-/// One turn of one series.
+/// One trial of one series.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Measured {
     /// Reads or writes of one block.
@@ -68,7 +68,7 @@ pub(crate) struct Measured {
     pub(crate) cost: Cost,
     /// Of calls: each may do several operations.
     pub(crate) latencies: Latencies,
-    pub(crate) stretches: OperationsByStretch,
+    pub(crate) intervals: OperationsByInterval,
     pub(crate) verified_bytes: u64,
 }
 
@@ -97,37 +97,37 @@ fn gibibytes(bytes: u64) -> f64 {
     bytes as f64 / (1u64 << 30) as f64
 }
 
-/// Writes the turns of `series` into `row`; `value` says how fast one was, in the row's unit.
+/// Writes the trials of `series` into `row`; `value` says how fast one was, in the row's unit.
 pub(crate) fn fill(
     row: &mut Row,
     series: &'static str,
-    turns: &[Measured],
+    trials: &[Measured],
     value: fn(&Measured) -> f64,
 ) {
-    let values: Vec<f64> = turns.iter().map(value).collect();
+    let values: Vec<f64> = trials.iter().map(value).collect();
     row.series.insert(series, median(&values));
     row.spread.insert(series, spread(&values));
     row.repetitions.insert(series, values);
-    row.counts.insert(series, counts(turns));
-    if let Some(first) = turns.first() {
-        let rates = |turn: &Measured| {
-            let per_operation = value(turn) / turn.operations_rate();
-            let rates = turn.stretches.rates(turn.cost.elapsed);
+    row.counts.insert(series, counts(trials));
+    if let Some(first) = trials.first() {
+        let rates = |trial: &Measured| {
+            let per_operation = value(trial) / trial.operations_rate();
+            let rates = trial.intervals.rates(trial.cost.elapsed);
             rates.into_iter().map(move |rate| rate * per_operation)
         };
-        let rates = turns.iter().flat_map(rates).collect();
-        row.samples.insert(series, Stretches { seconds: first.stretches.seconds(), rates });
+        let rates = trials.iter().flat_map(rates).collect();
+        row.samples.insert(series, Intervals { seconds: first.intervals.seconds(), rates });
     }
 }
 
-fn counts(turns: &[Measured]) -> Counts {
-    let sum = |field: fn(&Measured) -> u64| turns.iter().map(field).sum::<u64>() as f64;
-    let operations = sum(|turn| turn.operations).max(1.0);
-    let misses = sum(|turn| turn.misses);
+fn counts(trials: &[Measured]) -> Counts {
+    let sum = |field: fn(&Measured) -> u64| trials.iter().map(field).sum::<u64>() as f64;
+    let operations = sum(|trial| trial.operations).max(1.0);
+    let misses = sum(|trial| trial.misses);
     let syscalls = sum(Measured::syscalls);
-    let cpu_seconds: f64 = turns.iter().map(|turn| turn.cost.cpu.as_secs_f64()).sum();
+    let cpu_seconds: f64 = trials.iter().map(|trial| trial.cost.cpu.as_secs_f64()).sum();
     let mut latencies = Latencies::default();
-    turns.iter().for_each(|turn| latencies.merge(&turn.latencies));
+    trials.iter().for_each(|trial| latencies.merge(&trial.latencies));
 
     let mut counts = Counts::new();
     let mut count = |name: &str, value: f64| {
@@ -142,7 +142,7 @@ fn counts(turns: &[Measured]) -> Counts {
     count("max_ns", latencies.max_ns());
     count("calls", latencies.calls() as f64);
     count("operations", operations);
-    count("cpu_s_per_gib", cpu_seconds / gibibytes(sum(|turn| turn.bytes) as u64));
+    count("cpu_s_per_gib", cpu_seconds / gibibytes(sum(|trial| trial.bytes) as u64));
     count("cpu_ns_per_op", cpu_seconds * 1e9 / operations);
     count("syscalls_per_op", syscalls / operations);
     if misses > 0.0 {
@@ -150,10 +150,11 @@ fn counts(turns: &[Measured]) -> Counts {
         count("syscalls_per_miss", syscalls / misses);
         count("cpu_ns_per_miss", cpu_seconds * 1e9 / misses);
     }
-    let least = |turn: &Measured| {
-        Some((turn.stretches.least_name(), turn.stretches.least_over_mean(turn.cost.elapsed)?))
+    let least = |trial: &Measured| {
+        Some((trial.intervals.least_name(), trial.intervals.least_over_mean(trial.cost.elapsed)?))
     };
-    if let Some((name, least)) = turns.iter().filter_map(least).min_by(|l, r| l.1.total_cmp(&r.1)) {
+    if let Some((name, least)) = trials.iter().filter_map(least).min_by(|l, r| l.1.total_cmp(&r.1))
+    {
         count(name, least);
     }
     counts
@@ -164,11 +165,11 @@ mod tests {
     use super::*;
     use crate::report::Case;
 
-    fn turn(operations: u64, misses: u64, seconds: u64) -> Measured {
+    fn trial(operations: u64, misses: u64, seconds: u64) -> Measured {
         let elapsed = Duration::from_secs(seconds);
-        let mut stretches = OperationsByStretch::new(elapsed);
+        let mut intervals = OperationsByInterval::new(elapsed);
         (0..seconds).for_each(|second| {
-            stretches.add(Duration::from_millis(second * 1000 + 500), operations * (second + 1));
+            intervals.add(Duration::from_millis(second * 1000 + 500), operations * (second + 1));
         });
         let mut latencies = Latencies::default();
         latencies.add(Duration::from_micros(operations));
@@ -179,16 +180,16 @@ mod tests {
             syscalls_known: operations * 2,
             cost: Cost { elapsed, cpu: Duration::from_secs(1), syscalls: None },
             latencies,
-            stretches,
+            intervals,
             verified_bytes: 0,
         }
     }
 
     #[test]
-    fn turns_become_a_row() {
+    fn trials_become_a_row() {
         let mut row = Row::new(Case::new(), "reads/s");
-        let turns = [turn(10, 5, 2), turn(30, 15, 2), turn(20, 5, 2)];
-        fill(&mut row, "x", &turns, Measured::operations_rate);
+        let trials = [trial(10, 5, 2), trial(30, 15, 2), trial(20, 5, 2)];
+        fill(&mut row, "x", &trials, Measured::operations_rate);
         assert_eq!(row.series["x"], 10.0);
         assert_eq!(row.spread["x"], [5.0, 15.0]);
         assert_eq!(row.repetitions["x"], [5.0, 15.0, 10.0]);
@@ -203,7 +204,7 @@ mod tests {
 
     #[test]
     fn the_count_of_the_kernel_stands_above_what_a_series_knows() {
-        let mut measured = turn(10, 10, 1);
+        let mut measured = trial(10, 10, 1);
         assert_eq!(measured.syscalls(), 20);
         measured.cost.syscalls = Some(21);
         assert_eq!(measured.syscalls(), 21);

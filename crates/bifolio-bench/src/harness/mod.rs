@@ -2,8 +2,8 @@
 //!
 //! A run, in order: `memory` and `filesystem` say whether there is room, `workspace` makes a
 //! directory (`tmpfs` mounts one in it), `cleanup` promises that all of it goes away again,
-//! `pattern` fills files so that every read can be checked, `interleave` lets series take turns,
-//! `threads` runs one turn on several threads (`cpus`). `child` runs what must have a process of
+//! `pattern` fills files so that every read can be checked, `interleave` alternates the series,
+//! `threads` runs one trial on several threads (`cpus`). `child` runs what must have a process of
 //! its own, `resident` reads its size.
 //!
 //! Reads of resident bytes: `series` names the ways to read, `verify` compares each with the file,
@@ -11,8 +11,8 @@
 //! can be faster.
 //!
 //! Transfers of a device: `sizes` says how large a file and how small a cache, `access` which page
-//! comes next (`permutation`, `zipf`), `checker` looks at what was read, `meter` at what a turn
-//! cost (`seen`, `latency`, `stretches`, `cpu_time`, `syscalls`, `device_bytes`); `direct` and
+//! comes next (`permutation`, `zipf`), `checker` looks at what was read, `meter` at what a trial
+//! cost (`seen`, `latency`, `intervals`, `cpu_time`, `syscalls`, `device_bytes`); `direct` and
 //! `raw_ring` go past the page cache, `raw_stream` moves a whole file so, `cached` is a file in a
 //! cache, `memory_group` bounds the kernel's, `swap` is where that goes when it is full.
 //!
@@ -31,6 +31,7 @@ pub(crate) mod direct;
 pub(crate) mod filesystem;
 pub(crate) mod interleave;
 pub(crate) mod interrupts;
+pub(crate) mod intervals;
 pub(crate) mod kernel_reclaim;
 pub(crate) mod latency;
 pub(crate) mod mapped_file;
@@ -48,7 +49,6 @@ pub(crate) mod seen;
 pub(crate) mod series;
 pub(crate) mod sizes;
 pub(crate) mod span;
-pub(crate) mod stretches;
 pub(crate) mod swap;
 pub(crate) mod syscalls;
 pub(crate) mod threads;

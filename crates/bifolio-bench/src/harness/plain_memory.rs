@@ -4,9 +4,9 @@
 //! advised to be huge pages, as the arena is.
 //!
 //! # Safety
-//! The mapping is private to this process, lives as long as the value, and after `filled` nobody
-//! writes to it. Every copy checks that it begins inside, with one comparison; the mapping
-//! goes on for at least 2 MiB behind, so that no block can leave it.
+//! The mapping is private to this process, lives as long as the value, and is not written after
+//! `filled`. Every copy checks its start with one comparison; the mapping continues for at least 2
+//! MiB past the end, so no block reaches beyond it.
 
 #![allow(unsafe_code)]
 
@@ -28,7 +28,7 @@ pub(crate) struct PlainMemory {
 
 // SAFETY: the memory belongs to this value alone, and no thread is special to a mapping.
 unsafe impl Send for PlainMemory {}
-// SAFETY: through `&self` the memory is only read, and nobody writes after `filled`.
+// SAFETY: through `&self` the memory is only read, and it is not written after `filled`.
 unsafe impl Sync for PlainMemory {}
 
 impl PlainMemory {
@@ -47,8 +47,8 @@ impl PlainMemory {
         let lead_bytes = mapping.start().as_ptr().align_offset(HUGE_PAGE_BYTES);
         // SAFETY: less than 2 MiB into a mapping that is larger by 4 MiB than what is asked for.
         let start = unsafe { mapping.start().add(lead_bytes) };
-        // SAFETY: `len_bytes` from `start` are inside the mapping, zeroed by the kernel, and nobody
-        // else knows of them yet.
+        // SAFETY: `len_bytes` from `start` are inside the mapping, zeroed by the kernel, and not
+        // shared yet.
         let bytes = unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), len_bytes) };
         fill(bytes);
         Ok(Self { start, len_bytes, _mapping: mapping })
@@ -57,7 +57,7 @@ impl PlainMemory {
     /// All of it.
     pub(crate) fn bytes(&self) -> &[u8] {
         // SAFETY: `len_bytes` from `start` are inside the mapping, which `&self` keeps alive, and
-        // nobody writes to them after `filled`.
+        // are not written after `filled`.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len_bytes) }
     }
 

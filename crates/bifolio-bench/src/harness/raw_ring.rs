@@ -6,10 +6,10 @@
 //! to go on that would still be a ceiling.
 //!
 //! # Safety
-//! The kernel writes into blocks of which a transfer is under way. A [`Block`] is the right to
-//! touch the memory of its index: there is one of each, it goes into `start` and comes back from
-//! `complete`, so nobody here touches memory the kernel may touch. The memory outlives the
-//! transfers: `Drop` waits for all of them, and leaks the memory if it cannot.
+//! The kernel writes into blocks with a transfer in flight. A [`Block`] is the right to access the
+//! memory of its index: one exists for each index, it is passed to `start` and returned by
+//! `complete`, so this code never accesses memory that the kernel may access. The memory outlives
+//! the transfers: `Drop` waits for all of them, and leaks the memory if it cannot.
 
 #![allow(unsafe_code)]
 
@@ -129,8 +129,8 @@ impl RawRing {
     pub(crate) fn start(&mut self, block: Block, transfer: Transfer, pos_bytes: u64) -> Result<()> {
         let entry = self.entry(&block, transfer, pos_bytes);
         let index = usize::from(block.0);
-        // SAFETY: the file is registered, the memory is registered and lives until the transfer is
-        // complete, and nobody touches it before: the block is kept in `under_way`.
+        // SAFETY: the file is registered; the memory is registered, lives until the transfer is
+        // complete, and is not accessed before that: the block is kept in `under_way`.
         unsafe { self.ring.submission().push(&entry) }
             .map_err(|_| Error::Refused("the submission queue is full".into()))?;
         self.under_way[index] =
@@ -198,7 +198,7 @@ impl RawRing {
     fn take_under_way(&mut self, entry: &cqueue::Entry) -> Result<UnderWay> {
         let index = entry.user_data() as usize;
         let done = self.under_way.get_mut(index).and_then(Option::take);
-        done.ok_or_else(|| Error::Refused("io_uring completed what nobody started".into()))
+        done.ok_or_else(|| Error::Refused("io_uring completed an unknown transfer".into()))
     }
 
     /// Waits for all that is under way, showing each.
@@ -231,7 +231,7 @@ fn allocate(layout: Layout) -> NonNull<u8> {
     let whole_bytes = layout.size() / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES;
     // SAFETY: the range is inside the allocation, and the advice changes no content.
     let _ = unsafe { madvise(memory.as_ptr().cast(), whole_bytes, Advice::LinuxHugepage) };
-    // SAFETY: all of the allocation, which nobody else knows of yet.
+    // SAFETY: all of the allocation, which is not shared yet.
     unsafe { memory.write_bytes(0, layout.size()) };
     memory
 }

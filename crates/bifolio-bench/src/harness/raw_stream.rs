@@ -8,10 +8,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::direct;
+use super::intervals::OperationsByInterval;
 use super::latency::Latencies;
 use super::meter::{Measured, Meter};
 use super::raw_ring::{RawRing, Transfer};
-use super::stretches::OperationsByStretch;
 use crate::error::{Error, Result};
 
 /// Blocks and how many of them are in flight.
@@ -80,7 +80,7 @@ pub(crate) fn pass(
     let file = direct::open(stream.file, writes)?;
     let mut ring = RawRing::new(&file, shape.block_bytes, shape.depth)?;
     let mut latencies = Latencies::default();
-    let mut stretches = OperationsByStretch::new(stream.expected);
+    let mut intervals = OperationsByInterval::new(stream.expected);
     let step_bytes = shape.block_bytes as u64;
     let end_bytes = stream.size_bytes / step_bytes * step_bytes;
     let meter = Meter::start(stream.tracepoint)?;
@@ -97,7 +97,7 @@ pub(crate) fn pass(
         }
         ring.complete(1, |done| {
             latencies.add(done.latency);
-            stretches.add(started.elapsed(), 1);
+            intervals.add(started.elapsed(), 1);
             if writes { Ok(()) } else { blocks.look(done.bytes, done.pos_bytes) }
         })?;
     }
@@ -113,7 +113,7 @@ pub(crate) fn pass(
         syscalls_known: ring.enters() + u64::from(writes),
         cost,
         latencies,
-        stretches,
+        intervals,
         verified_bytes: 0,
     })
 }
@@ -121,8 +121,8 @@ pub(crate) fn pass(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::harness::intervals::OperationsByInterval;
     use crate::harness::pattern;
-    use crate::harness::stretches::OperationsByStretch;
     use crate::progress::Silent;
 
     struct Versions {
@@ -179,7 +179,7 @@ mod tests {
                 syscalls_known: 0,
                 cost,
                 latencies: Latencies::default(),
-                stretches: OperationsByStretch::new(elapsed),
+                intervals: OperationsByInterval::new(elapsed),
                 verified_bytes: 0,
             })
         };

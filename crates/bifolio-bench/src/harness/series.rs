@@ -1,7 +1,7 @@
-//! A named way to the bytes of a file, and one turn of it.
+//! A named way to the bytes of a file, and one trial of it.
 //!
 //! [`ReadPath`] is generic, so that the loop around each way is compiled for it; [`Series`] hides
-//! the type once a whole turn is asked for, so that a benchmark is a list of them.
+//! the type once a whole trial is asked for, so that a benchmark is a list of them.
 
 use std::path::Path;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use super::timed::{Positions, ReadPath, Window, read_blocks};
 use super::verify::verify;
 use crate::error::{Error, Result};
 
-/// The reads of one turn.
+/// The reads of one trial.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Load<'a> {
     /// How much is read at once: one of the sizes the loop is compiled for.
@@ -36,7 +36,7 @@ impl Series {
         Self { name, path: Box::new(path) }
     }
 
-    /// Runs one turn.
+    /// Runs one trial.
     pub(crate) fn run(&self, load: &Load<'_>) -> Result<Sample> {
         match load.block_bytes {
             8 => self.path.run_8(self.name, load),

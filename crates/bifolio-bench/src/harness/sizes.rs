@@ -34,7 +34,7 @@ impl Sizes {
         Self::choose_times(FILE_FACTOR, config, memory_bytes)
     }
 
-    /// The same with a file of `factor` times the bound.
+    /// Chooses a file of `factor` times the bound.
     pub(crate) fn choose_times(factor: u64, config: &Config, memory_bytes: u64) -> Result<Self> {
         let (size_bytes, memory_bytes) = match (config.size_bytes, config.memory_bytes) {
             (Some(size), Some(memory)) => (size, memory),

@@ -1,4 +1,4 @@
-//! Mapped memory as words, whoever mapped it.
+//! Mapped memory, accessed as words.
 //!
 //! Made by `mapping` (the kernel's) and `mapped_file` (a cache's); used by loops that must be the
 //! same instructions for both. Words are loaded and stored atomically, without any order: threads
@@ -31,15 +31,16 @@ pub(crate) struct Span {
 
 // SAFETY: the memory is mapped for all threads, its owner may be sent, and words are atomic.
 unsafe impl Send for Span {}
-// SAFETY: words are atomic, and what is copied nobody writes to, as `new` was promised.
+// SAFETY: words are accessed atomically, and bytes that are copied are not written, as `new`
+// requires.
 unsafe impl Sync for Span {}
 
 impl Span {
     /// The memory of `owner`.
     ///
     /// # Safety
-    /// As long as `owner` lives, `len_bytes` from `start`, which is on a page boundary, are mapped,
-    /// to be written if `writable` says so. If not, nobody writes to them.
+    /// While `owner` lives, `len_bytes` from `start`, which is on a page boundary, are mapped, and
+    /// writable if `writable` is set. If it is not set, they are never written.
     pub(super) unsafe fn new(
         start: NonNull<u8>,
         len_bytes: usize,
@@ -78,10 +79,10 @@ impl Span {
     /// Copies `BLOCK` bytes; of memory that is mapped to be read.
     #[inline(always)]
     pub(crate) fn copy<const BLOCK: usize>(&self, block: &mut [u8; BLOCK], pos_bytes: u64) {
-        assert!(!self.writable, "somebody may write to it");
+        assert!(!self.writable, "another thread may write to it");
         let source = self.address(pos_bytes, BLOCK).as_ptr();
-        // SAFETY: `BLOCK` bytes are readable there, by the check; nobody writes to them, as `new`
-        // was promised; the block is exclusive memory of the caller, so the two cannot overlap.
+        // SAFETY: `BLOCK` bytes are readable there, by the check; they are not written, as `new`
+        // requires; the block is exclusive memory of the caller, so the two cannot overlap.
         unsafe { ptr::copy_nonoverlapping(source, block.as_mut_ptr(), BLOCK) };
     }
 

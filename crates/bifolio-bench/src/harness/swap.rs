@@ -18,7 +18,7 @@ use std::path::Path;
 
 use rustix::fs::{FallocateFlags, fallocate};
 
-use super::cleanup::{Leftover, Removal};
+use super::cleanup::{CleanupItem, Removal};
 use super::workspace::Workspace;
 use crate::error::{Error, Result};
 
@@ -42,7 +42,7 @@ impl SwapFile {
             let action = || Error::system(format!("make the swap file {}", path.display()));
             make(&path, bytes).map_err(action())?;
             activate(&path).map_err(Error::system(format!("swap to {}", path.display())))?;
-            Ok(Leftover::Swap(path))
+            Ok(CleanupItem::Swap(path))
         })?;
         Ok(Self(removal))
     }

@@ -13,7 +13,7 @@ use perf_event::events::Tracepoint;
 use perf_event::{Builder, Counter};
 use rustix::mount::{MountFlags, mount};
 
-use super::cleanup::{Leftover, Removal};
+use super::cleanup::{CleanupItem, Removal};
 use super::workspace::Workspace;
 use crate::error::{Error, Result};
 use crate::report::Report;
@@ -59,7 +59,7 @@ fn number_in_own_tracefs(workspace: &Workspace) -> Result<u64> {
     let removal = Removal::of(|| {
         mount("bifolio-bench", &path, "tracefs", flags, None)
             .map_err(Error::system("mount a tracefs"))?;
-        Ok(Leftover::Mount(path))
+        Ok(CleanupItem::Mount(path))
     })?;
     number_in(removal.path())
 }

@@ -22,8 +22,8 @@ pub(crate) fn run_pinned<S, T: Send>(
     run_together(cpus.len(), prepare, body)
 }
 
-/// The same in `count` threads on any CPU: a thread that is started while these run, by what they
-/// call, must not stay on the CPU of its parent.
+/// Runs `count` threads on any CPU: a thread that the program starts while these run must not
+/// inherit one CPU from its parent.
 pub(crate) fn run_together<S, T: Send>(
     count: usize,
     prepare: impl Fn(usize) -> Result<S> + Sync,
@@ -92,7 +92,7 @@ mod tests {
     use crate::error::Error;
 
     #[test]
-    fn a_thread_that_fails_to_prepare_holds_up_nobody() {
+    fn a_thread_that_fails_to_prepare_blocks_no_other() {
         let cpu = cpus::allowed()[0];
         let prepare = |index: usize| {
             if index == 0 { Err(Error::Refused("no".into())) } else { Ok(index) }

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use rustix::mount::{MountFlags, mount};
 
-use super::cleanup::{Leftover, Removal};
+use super::cleanup::{CleanupItem, Removal};
 use super::filesystem::FileSystem;
 use super::workspace::Workspace;
 use crate::error::{Error, Result};
@@ -74,7 +74,7 @@ fn mounted(workspace: &Workspace, bytes: u64, huge_pages: HugePages) -> Result<T
     let removal = Removal::of(|| {
         mount("bifolio-bench", &path, "tmpfs", flags, &*options)
             .map_err(Error::system("mount a tmpfs"))?;
-        Ok(Leftover::Mount(path))
+        Ok(CleanupItem::Mount(path))
     })?;
     Ok(Tmpfs(removal))
 }

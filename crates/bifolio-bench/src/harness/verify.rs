@@ -34,7 +34,7 @@ pub(crate) fn fill(file: &bifolio::File, series: &str) -> Result<u64> {
     }
 }
 
-/// As [`fill`], page by page in random order; the file has `size_bytes`, whole pages.
+/// Fills the file like [`fill`], page by page in random order. It has `size_bytes`, whole pages.
 pub(crate) fn fill_shuffled(file: &bifolio::File, size_bytes: u64, series: &str) -> Result<u64> {
     let pages = size_bytes / WORK_BYTES as u64;
     let order = Permutation::new(pages, 1);

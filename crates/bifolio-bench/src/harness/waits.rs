@@ -1,4 +1,4 @@
-//! How often the calling thread went to sleep to wait for somebody, as the kernel counts it.
+//! Counts how often the calling thread slept to wait, from the kernel's statistics.
 
 use super::device_bytes::{field, text};
 use crate::error::Result;

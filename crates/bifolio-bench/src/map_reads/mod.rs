@@ -21,7 +21,7 @@ use self::parameters::Parameters;
 use crate::benchmark::{Benchmark, Context, Needs};
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::harness::interleave::{Turn, interleave};
+use crate::harness::interleave::{Trial, interleave};
 use crate::harness::mapped_file::MappedFile;
 use crate::harness::mapping::{Hint, Mapping};
 use crate::harness::series::{Load, Series};
@@ -164,8 +164,8 @@ fn measure(
         reason: format!("{threads} threads need as many CPUs, there are {}", cpus.len()),
     }));
     let extents = parameters.extents();
-    let duration = parameters.turn(series.len() * possible.len() * extents.len());
-    let mut turns = Vec::new();
+    let duration = parameters.trial(series.len() * possible.len() * extents.len());
+    let mut trials = Vec::new();
     for (pattern, extent_bytes) in extents {
         for &threads in &possible {
             let row_index = report.rows.len();
@@ -173,14 +173,14 @@ fn measure(
             report.rows.push(Row::new(case, "ops/s"));
             let cpus = &cpus[..threads];
             let load = Load { block_bytes: LOAD_BYTES, extent_bytes, cpus, duration };
-            turns.extend(series.iter().map(|series| {
+            trials.extend(series.iter().map(|series| {
                 let run = Box::new(move || series.run(&load));
-                Turn { row_index, series: series.name, run }
+                Trial { row_index, series: series.name, run }
             }));
         }
     }
-    progress.start("measure", (turns.len() * parameters.repetitions) as u64);
-    let operations = interleave(&turns, parameters.repetitions, &mut report.rows, progress)?;
+    progress.start("measure", (trials.len() * parameters.repetitions) as u64);
+    let operations = interleave(&trials, parameters.repetitions, &mut report.rows, progress)?;
     report.verified_bytes += operations * LOAD_BYTES;
     Ok(())
 }

@@ -52,9 +52,9 @@ impl Parameters {
         [("hot", self.size_bytes.min(HOT_BYTES)), ("uniform", self.size_bytes)]
     }
 
-    /// How long one turn is, when there are so many in a repetition.
-    pub(super) fn turn(&self, turns: usize) -> Duration {
-        let count = (turns.max(1) * self.repetitions) as f64;
+    /// How long one trial is, when there are so many in a repetition.
+    pub(super) fn trial(&self, trials: usize) -> Duration {
+        let count = (trials.max(1) * self.repetitions) as f64;
         Duration::from_secs_f64(self.timed_seconds).div_f64(count)
     }
 

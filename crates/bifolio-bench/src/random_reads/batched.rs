@@ -15,10 +15,10 @@ use bifolio::ReadRequest;
 use crate::error::Result;
 use crate::harness::access::PAGE_BYTES;
 use crate::harness::checker::Checker;
+use crate::harness::intervals::OperationsByInterval;
 use crate::harness::latency::Latencies;
 use crate::harness::meter::{Cost, Measured, Meter};
 use crate::harness::raw_ring::{Completed, RawRing, Transfer};
-use crate::harness::stretches::OperationsByStretch;
 
 /// A rolling ring waits for one in so many of what is in flight.
 const ROLLING_SHARE: usize = 2;
@@ -30,11 +30,11 @@ pub(crate) enum Shape {
     Barrier,
 }
 
-/// The reads of a turn's one thread.
+/// The reads of a trial's one thread.
 struct Seen {
     started: Instant,
     latencies: Latencies,
-    stretches: OperationsByStretch,
+    intervals: OperationsByInterval,
     checker: Checker,
     operations: u64,
 }
@@ -44,7 +44,7 @@ impl Seen {
         Self {
             started,
             latencies: Latencies::default(),
-            stretches: OperationsByStretch::new(load.duration),
+            intervals: OperationsByInterval::new(load.duration),
             checker: Checker::new(load.series),
             operations: 0,
         }
@@ -56,7 +56,7 @@ impl Seen {
 
     fn count(&mut self, operations: u64) {
         self.operations += operations;
-        self.stretches.add(self.started.elapsed(), operations);
+        self.intervals.add(self.started.elapsed(), operations);
     }
 
     fn measured(self, cost: Cost, syscalls_known: u64) -> Result<Measured> {
@@ -67,7 +67,7 @@ impl Seen {
             syscalls_known,
             cost,
             latencies: self.latencies,
-            stretches: self.stretches,
+            intervals: self.intervals,
             verified_bytes: self.checker.finish()?,
         })
     }

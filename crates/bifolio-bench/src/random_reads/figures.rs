@@ -31,7 +31,7 @@ const CPU_OF_RAW_AT_MOST: f64 = 7.0 / 5.0;
 const P999_OF_RAW_AT_MOST: f64 = 1.2;
 /// One for 16 misses.
 const SYSCALLS_PER_MISS_AT_MOST: f64 = 1.0 / 16.0;
-const LEAST_STRETCH_AT_LEAST: f64 = 0.5;
+const LEAST_INTERVAL_AT_LEAST: f64 = 0.5;
 
 /// Every figure that this report has the rows for.
 pub(crate) fn figures(report: &Report) -> Vec<Figure> {
@@ -52,7 +52,7 @@ fn many(row: &Row) -> Vec<Figure> {
     let case = format!("{} requests a call", row.case.text("requests_per_call"));
     let of_raw = |name| Some(row.count("read_many", name)? / row.count("raw_direct", name)?);
     let of_series = |name| row.count("read_many", name);
-    let stretch = of_series("min_second_over_mean").or_else(|| of_series("min_100ms_over_mean"));
+    let interval = of_series("min_second_over_mean").or_else(|| of_series("min_100ms_over_mean"));
     let all = [
         ("misses/s, read_many / raw_direct", row.ratio(&MANY_OF_RAW), OF_RAW_AT_LEAST, false),
         ("CPU a miss, read_many / raw_direct", of_raw("cpu_ns_per_miss"), CPU_OF_RAW_AT_MOST, true),
@@ -62,7 +62,7 @@ fn many(row: &Row) -> Vec<Figure> {
             SYSCALLS_PER_MISS_AT_MOST,
             true,
         ),
-        ("slowest stretch / mean, read_many", stretch, LEAST_STRETCH_AT_LEAST, false),
+        ("slowest interval / mean, read_many", interval, LEAST_INTERVAL_AT_LEAST, false),
     ];
     present(&case, &all)
 }
@@ -118,7 +118,7 @@ mod tests {
     #[test]
     fn the_deep_rows_ask_for_what_they_have() {
         let figures = many(&row("uniform", ["read_many", "raw_direct"]));
-        assert_eq!(figures.len(), 1, "no CPU time, system calls or stretches were counted");
+        assert_eq!(figures.len(), 1, "no CPU time, system calls or intervals were counted");
         assert!(figures[0].name.starts_with("misses/s"));
     }
 }

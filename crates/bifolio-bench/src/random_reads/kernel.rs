@@ -1,6 +1,6 @@
 //! The kernel's page cache, held to the memory of the cache: reads in a child process.
 //!
-//! Memory is limited by process, so each turn is a child that joins the control group, reads, and
+//! Memory is limited by process, so each trial is a child that joins the control group, reads, and
 //! answers what it measured. What it read into the page cache stays there for the next one.
 
 use std::path::PathBuf;
@@ -49,7 +49,7 @@ pub(crate) struct Task {
     pub(crate) tracepoint: Option<u64>,
 }
 
-/// The child's side of a turn.
+/// The child's side of a trial.
 pub(crate) fn read(task: &Task) -> Result<Measured> {
     task.group.join()?;
     let access = Access::new(task.pattern, task.size_bytes, task.seed);

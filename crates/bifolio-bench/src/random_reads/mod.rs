@@ -14,7 +14,7 @@
 //!   resident.rs     the child whose resident size is measured
 //! ```
 //!
-//! Turns are short and alternate, ratios are taken between neighbours: a shared disk drifts more
+//! Trials are short and alternate, ratios are taken between neighbours: a shared disk drifts more
 //! than the series differ.
 
 mod batched;
@@ -38,7 +38,7 @@ use crate::config::Config;
 use crate::error::Result;
 use crate::format_bytes;
 use crate::harness::access::Pattern;
-use crate::harness::interleave::{Rounds, Turn, take_turns};
+use crate::harness::interleave::{Rounds, Trial, run_trials};
 use crate::harness::meter::{self, Measured};
 use crate::harness::sizes::Sizes;
 use crate::harness::{child, direct, pattern, syscalls};
@@ -141,25 +141,25 @@ fn measure(
     let plan = plan(&setting.parameters, pattern, possible);
     let steps = plan.iter().flat_map(|(_, steps)| steps);
     let weight: u32 = steps.clone().map(|step| step.weight()).sum();
-    let turn_count = steps.count();
-    let duration = setting.parameters.turn(PATTERNS.len() as u32 * weight);
-    let (mut rows, mut turns) = (Vec::new(), Vec::new());
+    let trial_count = steps.count();
+    let duration = setting.parameters.trial(PATTERNS.len() as u32 * weight);
+    let (mut rows, mut trials) = (Vec::new(), Vec::new());
     for (row_index, (row, steps)) in plan.into_iter().enumerate() {
         rows.push(row);
         let stage = &stage;
-        turns.extend(steps.into_iter().map(|step| Turn {
+        trials.extend(steps.into_iter().map(|step| Trial {
             row_index,
             series: step.series(),
             run: Box::new(move || stage.run(step, duration * step.weight())),
         }));
     }
     let repetitions = setting.parameters.repetitions;
-    progress.start(&format!("{}: measure", pattern.name()), (turn_count * repetitions) as u64);
-    let value = |_: &Turn<'_, _>, given: &Measured| vec![given.operations_rate()];
-    let given = take_turns(&turns, Rounds::exactly(repetitions), value, progress)?;
-    for (turn, given) in turns.iter().zip(&given) {
-        report.verified_bytes += given.iter().map(|turn| turn.verified_bytes).sum::<u64>();
-        meter::fill(&mut rows[turn.row_index], turn.series, given, Measured::operations_rate);
+    progress.start(&format!("{}: measure", pattern.name()), (trial_count * repetitions) as u64);
+    let value = |_: &Trial<'_, _>, given: &Measured| vec![given.operations_rate()];
+    let given = run_trials(&trials, Rounds::exactly(repetitions), value, progress)?;
+    for (trial, given) in trials.iter().zip(&given) {
+        report.verified_bytes += given.iter().map(|trial| trial.verified_bytes).sum::<u64>();
+        meter::fill(&mut rows[trial.row_index], trial.series, given, Measured::operations_rate);
     }
     report.rows.extend(rows);
     Ok(())

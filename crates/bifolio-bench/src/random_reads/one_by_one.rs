@@ -14,9 +14,9 @@ use crate::error::{Error, Result};
 use crate::harness::access::{Access, Draws, PAGE_BYTES};
 use crate::harness::checker::Checker;
 use crate::harness::direct::{self, Page};
+use crate::harness::intervals::OperationsByInterval;
 use crate::harness::latency::Latencies;
 use crate::harness::meter::{Measured, Meter};
-use crate::harness::stretches::OperationsByStretch;
 use crate::harness::threads::run_together;
 
 /// One thread's way to a page.
@@ -25,7 +25,7 @@ pub(crate) trait PageReader {
     fn read(&mut self, page: &mut Page, pos_bytes: u64) -> Result<usize>;
 }
 
-/// The reads of one turn.
+/// The reads of one trial.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Load<'a> {
     pub(crate) series: &'static str,
@@ -54,11 +54,11 @@ pub(crate) fn read_pages<R: PageReader>(
     )?;
     let cost = meter.stop()?;
     let mut latencies = Latencies::default();
-    let mut stretches = OperationsByStretch::new(load.duration);
+    let mut intervals = OperationsByInterval::new(load.duration);
     let mut verified_bytes = 0;
     for thread in threads {
         latencies.merge(&thread.latencies);
-        stretches.merge(&thread.stretches);
+        intervals.merge(&thread.intervals);
         verified_bytes += thread.checker.finish()?;
     }
     let operations = latencies.calls();
@@ -69,14 +69,14 @@ pub(crate) fn read_pages<R: PageReader>(
         syscalls_known: operations,
         cost,
         latencies,
-        stretches,
+        intervals,
         verified_bytes,
     })
 }
 
 struct Seen {
     latencies: Latencies,
-    stretches: OperationsByStretch,
+    intervals: OperationsByInterval,
     checker: Checker,
 }
 
@@ -88,14 +88,14 @@ fn read_until(
 ) -> Result<Seen> {
     let mut seen = Seen {
         latencies: Latencies::default(),
-        stretches: OperationsByStretch::new(load.duration),
+        intervals: OperationsByInterval::new(load.duration),
         checker: Checker::new(load.series),
     };
     let mut last = Instant::now();
     loop {
         let draw = load.draws.take();
         let since_start = last.duration_since(started);
-        // A thread that started late still reads once: a turn without a read has no rate.
+        // A thread that started late still reads once: a trial without a read has no rate.
         let is_over = since_start >= load.duration && seen.latencies.calls() > 0;
         if is_over || draw >= load.draw_end {
             return Ok(seen);
@@ -108,7 +108,7 @@ fn read_until(
             return Err(seen.checker.wrong(pos_bytes));
         }
         seen.latencies.add(last - begin);
-        seen.stretches.add(last.duration_since(started), 1);
+        seen.intervals.add(last.duration_since(started), 1);
         seen.checker.add(&page.0, pos_bytes)?;
     }
 }

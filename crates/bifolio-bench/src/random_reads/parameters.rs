@@ -20,7 +20,7 @@ pub(crate) const WARMING_THREADS: usize = 16;
 pub(crate) struct Parameters {
     #[serde(flatten)]
     pub(crate) sizes: Sizes,
-    /// All turns together.
+    /// All trials together.
     pub(crate) timed_seconds: f64,
     pub(crate) repetitions: usize,
     /// Of the series that read one page at a time.
@@ -44,9 +44,9 @@ impl Parameters {
         })
     }
 
-    /// How long a turn of weight one is, when turns of that weight together are taken as often as
+    /// How long a trial of weight one is, when trials of that weight together are taken as often as
     /// the parameters say.
-    pub(crate) fn turn(&self, weight: u32) -> Duration {
+    pub(crate) fn trial(&self, weight: u32) -> Duration {
         let count = f64::from(weight.max(1)) * self.repetitions as f64;
         Duration::from_secs_f64(self.timed_seconds).div_f64(count)
     }
@@ -66,12 +66,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_full_set_has_its_size_and_time_is_shared_by_turns() {
+    fn the_full_set_has_its_size_and_time_is_shared() {
         let config = Config::new(ParameterSet::Full, Vec::new());
         let mut full = Parameters::from_config(&config).unwrap();
         assert_eq!((full.sizes.size_bytes, full.sizes.memory_bytes), (4 << 30, 512 << 20));
         assert_eq!(full.needs().disk_bytes, 4 << 30);
         (full.timed_seconds, full.repetitions) = (12.0, 3);
-        assert_eq!(full.turn(4), Duration::from_secs(1));
+        assert_eq!(full.trial(4), Duration::from_secs(1));
     }
 }

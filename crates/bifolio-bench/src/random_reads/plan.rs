@@ -22,7 +22,7 @@ pub(crate) enum Step {
 }
 
 impl Step {
-    /// How long a turn of it is, next to one at depth 1.
+    /// How long a trial of it is, next to one at depth 1.
     pub(crate) fn weight(self) -> u32 {
         match self {
             Self::RawRing { .. } | Self::ReadMany { .. } => DEEP_WEIGHT,
@@ -40,7 +40,7 @@ impl Step {
     }
 }
 
-/// Deep series make many more reads a second: longer turns cost little, and show stalls.
+/// Deep series make many more reads a second: longer trials cost little, and show stalls.
 const DEEP_WEIGHT: u32 = 3;
 
 /// The series that this machine can run.

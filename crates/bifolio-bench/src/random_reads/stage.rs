@@ -115,7 +115,7 @@ impl<'a> Stage<'a> {
         Ok(ReadAt(self.cached.file.clone()))
     }
 
-    /// One turn of one series.
+    /// One trial of one series.
     pub(crate) fn run(&self, step: Step, duration: Duration) -> Result<Measured> {
         match step {
             Step::RawPread { threads } => self.raw_pread(threads, duration),
@@ -151,10 +151,10 @@ impl<'a> Stage<'a> {
         self.with_stats(|| read_many(&load, &self.cached.file, requests))
     }
 
-    /// Corrects what a turn took for granted by what the cache counted.
-    fn with_stats(&self, turn: impl FnOnce() -> Result<Measured>) -> Result<Measured> {
+    /// Corrects what a trial took for granted by what the cache counted.
+    fn with_stats(&self, trial: impl FnOnce() -> Result<Measured>) -> Result<Measured> {
         let before = self.cached.stats();
-        let mut measured = turn()?;
+        let mut measured = trial()?;
         let since = self.cached.since(&before);
         measured.misses = since.misses();
         measured.syscalls_known = since.syscalls_known();

@@ -1,6 +1,6 @@
 //! The figures that are asked of `reclaim`, worked out from its rows. Pure functions.
 
-use super::keeper::{
+use super::memory_kind::{
     KERNEL_MMAP, KERNEL_SWAP, PER_31, PER_31_THREADS, PER_128, PER_FOLIO, UNCACHED,
 };
 use crate::report::{Figure, Ratio, Report, Row, Rss};
@@ -26,8 +26,8 @@ const ASKED: [Asked; 4] = [
     Asked { under: KERNEL_MMAP, pattern: None, at_least: 1.0 },
 ];
 
-/// The ratios of shootdowns per evicted page, and the most that each may be. Asked
-/// where several workers run: a lone thread has nobody to interrupt.
+/// Ratios of shootdowns per evicted page, and the maximum of each. Checked where several workers
+/// run: a single thread interrupts no other CPU.
 const SHOOTDOWNS_ASKED: [(Ratio, f64); 5] = [
     (OF_PER_FOLIO, 1.0 / 15.0),
     (OF_SWAP, 1.0),

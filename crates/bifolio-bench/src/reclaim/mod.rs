@@ -6,20 +6,20 @@
 //! anonymous memory that the kernel swaps out to the same disk, and a file that it maps, both held
 //! to what a process with such a cache may have (`kernel_swap`, `kernel_mmap`); and the same work
 //! with no cache at all (`raw_direct`), whose slowest accesses say what the disk itself did in
-//! these minutes. A turn is a child process of its own: resident sizes and control groups belong to
-//! processes. It fills the memory, which is not timed, does a timed window of each order, and
+//! these minutes. A trial is a child process of its own: resident sizes and control groups belong
+//! to processes. It fills the memory, which is not timed, does a timed window of each order, and
 //! compares every page.
 //!
 //! ```text
 //!   work.rs       the workers: the method of `stress-ng --vm`, and where it differs
 //!   pages.rs      how they get at a page
-//!   keeper.rs     the child: who keeps the memory, and what is counted meanwhile
+//!   memory_kind.rs     the child: who keeps the memory, and what is counted meanwhile
 //!   stress_ng.rs  stress-ng itself, where it is installed
 //!   figures.rs    the figures asked for
 //! ```
 
 mod figures;
-mod keeper;
+mod memory_kind;
 mod pages;
 mod parameters;
 mod stress_ng;
@@ -30,7 +30,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use self::keeper::{Answer, CACHES, Done, KERNEL_MMAP, KERNEL_SWAP, Keeper, UNCACHED};
+use self::memory_kind::{Answer, CACHES, Done, KERNEL_MMAP, KERNEL_SWAP, MemoryKind, UNCACHED};
 use self::parameters::Parameters;
 use self::stress_ng::STRESS_NG;
 use self::work::{Load, Order};
@@ -39,7 +39,7 @@ use crate::config::Config;
 use crate::error::Result;
 use crate::format_bytes;
 use crate::harness::child;
-use crate::harness::interleave::{Rounds, Turn, take_turns};
+use crate::harness::interleave::{Rounds, Trial, run_trials};
 use crate::harness::memory_group::{Membership, MemoryGroup};
 use crate::harness::meter::{self, Measured};
 use crate::harness::swap::SwapFile;
@@ -109,7 +109,7 @@ impl Benchmark for Reclaim {
 
     fn run_in_child(&self, task: Value) -> Result<Value> {
         Ok(match serde_json::from_value(task)? {
-            ChildTask::Keep(task) => serde_json::to_value(keeper::run(&task)?)?,
+            ChildTask::Keep(task) => serde_json::to_value(memory_kind::run(&task)?)?,
             ChildTask::StressNg(task) => serde_json::to_value(stress_ng::run(&task)?)?,
         })
     }
@@ -118,7 +118,7 @@ impl Benchmark for Reclaim {
 /// The tasks of children.
 #[derive(Debug, Serialize, Deserialize)]
 enum ChildTask {
-    Keep(keeper::Task),
+    Keep(memory_kind::Task),
     StressNg(stress_ng::Task),
 }
 
@@ -140,7 +140,7 @@ impl Kernel {
 }
 
 /// A series, and who keeps its memory.
-type Series = (&'static str, Keeper);
+type Series = (&'static str, MemoryKind);
 
 /// Every series, in the order of the tables; those of the kernel only where there is a group.
 fn all_series(group: Option<&Membership>, directory: &Path) -> Vec<Series> {
@@ -148,15 +148,15 @@ fn all_series(group: Option<&Membership>, directory: &Path) -> Vec<Series> {
     let mut all = Vec::new();
     if let Some(group) = group {
         let group = || group.clone();
-        all.push((KERNEL_SWAP, Keeper::Swap { group: group() }));
-        all.push((KERNEL_MMAP, Keeper::Mmap { group: group(), directory: directory() }));
+        all.push((KERNEL_SWAP, MemoryKind::Swap { group: group() }));
+        all.push((KERNEL_MMAP, MemoryKind::Mmap { group: group(), directory: directory() }));
     }
     for (name, batch_folios, faults) in CACHES {
         let series = name.to_owned();
         let directory = directory();
-        all.push((name, Keeper::Cache { series, batch_folios, faults, directory }));
+        all.push((name, MemoryKind::Cache { series, batch_folios, faults, directory }));
     }
-    all.push((UNCACHED, Keeper::Nobody { directory: directory() }));
+    all.push((UNCACHED, MemoryKind::Uncached { directory: directory() }));
     all
 }
 
@@ -167,47 +167,48 @@ fn measure(
     report: &mut Report,
     progress: &mut dyn Progress,
 ) -> Result<()> {
-    let ask = |keeper: &Keeper, load: Load| -> Result<Answer> {
-        let task = keeper::Task { keeper: keeper.clone(), sizes: parameters.sizes, load };
+    let ask = |memory_kind: &MemoryKind, load: Load| -> Result<Answer> {
+        let task =
+            memory_kind::Task { memory_kind: memory_kind.clone(), sizes: parameters.sizes, load };
         child::ask(&context.config.child_command, NAME, &ChildTask::Keep(task))
     };
     let mut series = all_series(group, context.workspace.path());
     progress.start("try every series", series.len() as u64);
-    series.retain(|(name, keeper)| {
+    series.retain(|(name, memory_kind)| {
         progress.advance(1);
-        report.skip_on_error(&[*name], ask(keeper, parameters.trial())).is_some()
+        report.skip_on_error(&[*name], ask(memory_kind, parameters.trial())).is_some()
     });
     let ask = &ask;
-    let mut turns = Vec::new();
+    let mut trials = Vec::new();
     for &workers in &parameters.workers {
         let load = parameters.load(workers, parameters.workers.len() * series.len());
         let row_index = report.rows.len();
         report.rows.extend(Order::ALL.map(|order| Row::new(case(workers, order.name()), UNIT)));
-        turns.extend(series.iter().map(|(series, keeper)| Turn {
+        trials.extend(series.iter().map(|(series, memory_kind)| Trial {
             row_index,
             series,
-            run: Box::new(move || ask(keeper, load)),
+            run: Box::new(move || ask(memory_kind, load)),
         }));
     }
-    progress.start("measure", (turns.len() * parameters.repetitions) as u64);
-    let values = |_: &Turn<'_, _>, answer: &Answer| {
+    progress.start("measure", (trials.len() * parameters.repetitions) as u64);
+    let values = |_: &Trial<'_, _>, answer: &Answer| {
         answer.done.iter().map(|done| done.measured.operations_rate()).collect()
     };
     let rounds = Rounds::exactly(parameters.repetitions);
-    let given = take_turns(&turns, rounds, values, progress)?;
+    let given = run_trials(&trials, rounds, values, progress)?;
     let mut peak_bytes = 0;
-    for (turn, answers) in turns.iter().zip(&given) {
+    for (trial, answers) in trials.iter().zip(&given) {
         for index in 0..Order::ALL.len() {
             let done: Vec<&Done> = answers.iter().map(|answer| &answer.done[index]).collect();
-            fill(&mut report.rows[turn.row_index + index], turn.series, &done);
+            fill(&mut report.rows[trial.row_index + index], trial.series, &done);
             report.verified_bytes +=
                 done.iter().map(|done| done.measured.verified_bytes).sum::<u64>();
         }
         let peak = answers.iter().map(|answer| answer.peak_bytes).max().unwrap_or(0);
-        for row in &mut report.rows[turn.row_index..][..Order::ALL.len()] {
-            row.counts.entry(turn.series).or_default().insert("peak_bytes".into(), peak as f64);
+        for row in &mut report.rows[trial.row_index..][..Order::ALL.len()] {
+            row.counts.entry(trial.series).or_default().insert("peak_bytes".into(), peak as f64);
         }
-        if CACHES.iter().any(|(cache, ..)| *cache == turn.series) {
+        if CACHES.iter().any(|(cache, ..)| *cache == trial.series) {
             peak_bytes = peak.max(peak_bytes);
         }
         report.verified_bytes += answers.iter().map(|answer| answer.verified_bytes).sum::<u64>();
@@ -249,7 +250,7 @@ mod tests {
                 "cost": {"elapsed": {"secs": 1, "nanos": 0}, "cpu": {"secs": 0, "nanos": 0},
                          "syscalls": null},
                 "latencies": [[1000, 3]],
-                "stretches": {"length": {"secs": 1, "nanos": 0}, "operations": [10]},
+                "intervals": {"length": {"secs": 1, "nanos": 0}, "operations": [10]},
                 "verified_bytes": 0,
             });
             let counts = [("pgscan".to_owned(), count)].into_iter().collect();

@@ -48,9 +48,9 @@ impl Parameters {
         Ok(parameters)
     }
 
-    /// The work of a turn, if there are so many of them in a repetition.
-    pub(super) fn load(&self, workers: usize, turns: usize) -> Load {
-        let windows = turns.max(1) * Order::ALL.len() * self.repetitions;
+    /// The work of a trial, if there are so many of them in a repetition.
+    pub(super) fn load(&self, workers: usize, trials: usize) -> Load {
+        let windows = trials.max(1) * Order::ALL.len() * self.repetitions;
         let window = Duration::from_secs_f64(self.timed_seconds).div_f64(windows as f64);
         Load { size_bytes: self.sizes.size_bytes, workers, window }
     }

@@ -21,7 +21,8 @@ pub(super) const STRESS_NG: &str = "stress_ng";
 /// Its share of the timed seconds, on top of them: about that of every other series.
 const TIME_SHARE: f64 = 0.1;
 
-/// It starts with memory that nobody has filled, and ends no operation before that is done.
+/// Minimum duration, seconds: it starts with memory that is not filled yet, and completes no
+/// operation before it is.
 const SECONDS_MIN: u64 = 5;
 
 /// The task of a child.

@@ -4,7 +4,7 @@
 //! As `stress-ng --vm` does it, with a few differences that make short windows mean something.
 //! Each worker is a thread with a part of the memory for itself. It passes over its part again and
 //! again, in order or at random. What a pass writes, the next one verifies: [`WORDS_PER_PAGE`]
-//! words of each page, from the first to the last. Half of the stretches of [`STRETCH_PAGES`] are
+//! words of each page, from the first to the last. Half of the intervals of [`RUN_PAGES`] are
 //! written while the other half is verified, so that every window has as much of one as of the
 //! other. A page written or verified is one operation ("bogo op"). Every word that is not what was
 //! written last is an error of the run.
@@ -21,21 +21,21 @@ use serde::{Deserialize, Serialize};
 use super::pages::Pages;
 use crate::error::{Error, Result};
 use crate::harness::access::PAGE_BYTES;
+use crate::harness::intervals::OperationsByInterval;
 use crate::harness::latency::Latencies;
 use crate::harness::meter::{Measured, Meter};
 use crate::harness::pattern;
 use crate::harness::permutation::Permutation;
-use crate::harness::stretches::OperationsByStretch;
 use crate::harness::threads::run_together;
 
 /// The first word of a page, the last, and six between them.
 const WORDS_PER_PAGE: u64 = 8;
 const WORD_STEP_BYTES: u64 = (PAGE_BYTES as u64 - size_of::<u64>() as u64) / (WORDS_PER_PAGE - 1);
 
-/// So many neighbours are written, as many verified: 2 MiB.
-const STRETCH_PAGES: u64 = 512;
+/// Number of adjacent pages written or verified together: 2 MiB.
+const RUN_PAGES: u64 = 512;
 
-/// No power of two: windows of read-ahead are, and each of their pages must have its turn.
+/// No power of two: windows of read-ahead are, and each of their pages must be visited.
 const SAMPLE_PAGES: u64 = 17;
 
 /// Every how many pages a touch is timed.
@@ -90,8 +90,8 @@ struct Worker<P> {
 }
 
 impl<P: Pages> Team<P> {
-    /// Shares the memory out. Nothing is written yet: either `fill` does, or the pattern's version
-    /// 0 is there already.
+    /// Divides the memory between the workers. Writes nothing: `fill` does that, or the memory
+    /// already holds version 0 of the pattern.
     pub(super) fn new(
         series: &'static str,
         load: &Load,
@@ -119,11 +119,11 @@ impl<P: Pages> Team<P> {
         let seen = self.each(|worker| worker.pass_until(order, started, window))?;
         let cost = meter.stop()?;
         let mut latencies = Latencies::default();
-        let mut stretches = OperationsByStretch::new(window);
+        let mut intervals = OperationsByInterval::new(window);
         let (mut operations, mut verified) = (0, 0);
         for seen in seen {
             latencies.merge(&seen.latencies);
-            stretches.merge(&seen.stretches);
+            intervals.merge(&seen.intervals);
             operations += seen.operations;
             verified += seen.verified;
         }
@@ -134,7 +134,7 @@ impl<P: Pages> Team<P> {
             syscalls_known: 0,
             cost,
             latencies,
-            stretches,
+            intervals,
             verified_bytes: words_bytes(verified),
         })
     }
@@ -162,7 +162,7 @@ fn words_bytes(pages: u64) -> u64 {
 /// The view of one worker in a window.
 struct Seen {
     latencies: Latencies,
-    stretches: OperationsByStretch,
+    intervals: OperationsByInterval,
     operations: u64,
     verified: u64,
 }
@@ -175,7 +175,7 @@ impl<P: Pages> Worker<P> {
     fn pass_until(&mut self, order: Order, started: Instant, window: Duration) -> Result<Seen> {
         let mut seen = Seen {
             latencies: Latencies::default(),
-            stretches: OperationsByStretch::new(window),
+            intervals: OperationsByInterval::new(window),
             operations: 0,
             verified: 0,
         };
@@ -187,7 +187,7 @@ impl<P: Pages> Worker<P> {
                 self.operate(page, step.is_multiple_of(sample_pages(order)), &mut seen)?;
                 if seen.operations.is_multiple_of(PAGES_PER_LOOK) {
                     let since_start = started.elapsed();
-                    seen.stretches.add(since_start, PAGES_PER_LOOK);
+                    seen.intervals.add(since_start, PAGES_PER_LOOK);
                     if since_start >= window {
                         return Ok(seen);
                     }
@@ -198,7 +198,7 @@ impl<P: Pages> Worker<P> {
 
     fn operate(&mut self, page: u64, is_sampled: bool, seen: &mut Seen) -> Result<()> {
         let mut sampled = is_sampled.then_some(&mut seen.latencies);
-        let is_written = (page / STRETCH_PAGES + u64::from(self.pass)).is_multiple_of(2);
+        let is_written = (page / RUN_PAGES + u64::from(self.pass)).is_multiple_of(2);
         if is_written {
             self.write(page, &mut sampled)?;
         } else {
@@ -256,7 +256,7 @@ mod tests {
     use crate::harness::mapping::Mapping;
     use crate::harness::span::Span;
 
-    const PAGES: u64 = 3 * STRETCH_PAGES + 5;
+    const PAGES: u64 = 3 * RUN_PAGES + 5;
     const SIZE_BYTES: u64 = PAGES * PAGE_BYTES as u64;
     const SHORT: Duration = Duration::from_millis(20);
 
@@ -286,7 +286,7 @@ mod tests {
             assert!(measured.operations >= 2 * PAGES_PER_LOOK);
             let verified = measured.verified_bytes / words_bytes(1);
             let half = measured.operations / 2;
-            assert!(verified.abs_diff(half) <= 2 * STRETCH_PAGES, "{verified} of {half}");
+            assert!(verified.abs_diff(half) <= 2 * RUN_PAGES, "{verified} of {half}");
             let sampled = measured.operations.div_ceil(sample_pages(order));
             assert!(measured.latencies.calls().abs_diff(sampled) < sampled / 4 + 4);
         }

@@ -15,7 +15,7 @@ use self::passes::Scan;
 use crate::benchmark::{Benchmark, Context, Needs};
 use crate::config::Config;
 use crate::error::Result;
-use crate::harness::interleave::{Turn, take_turns};
+use crate::harness::interleave::{Trial, run_trials};
 use crate::harness::meter::{self, Measured};
 use crate::harness::raw_stream::{Shape, fastest_shape};
 use crate::harness::{direct, pattern, syscalls};
@@ -83,24 +83,24 @@ fn measure(
     report: &mut Report,
     progress: &mut dyn Progress,
 ) -> Result<()> {
-    let mut turns: Vec<Turn<'_, Measured>> = Vec::new();
+    let mut trials: Vec<Trial<'_, Measured>> = Vec::new();
     for (row_index, block_bytes) in BLOCKS_BYTES.into_iter().enumerate() {
         let case = Case::new().with("pattern", "sequential").with("block_bytes", block_bytes);
         report.rows.push(Row::new(case, "GiB/s"));
-        let mut add = |series, run| turns.push(Turn { row_index, series, run });
+        let mut add = |series, run| trials.push(Trial { row_index, series, run });
         if let Some(shape) = shape {
             add("raw_direct", Box::new(move || scan.raw(shape)));
         }
         add("read_at", Box::new(move || scan.read_at(block_bytes)));
         add("kernel_pread", Box::new(move || scan.kernel_pread(block_bytes)));
     }
-    progress.start("measure", (turns.len() * parameters.repetitions) as u64);
-    let value = |_: &Turn<'_, _>, given: &Measured| vec![given.gibibytes_rate()];
-    let given = take_turns(&turns, parameters.rounds(), value, progress)?;
-    for (turn, given) in turns.iter().zip(&given) {
-        report.verified_bytes += given.iter().map(|turn| turn.verified_bytes).sum::<u64>();
-        let row = &mut report.rows[turn.row_index];
-        meter::fill(row, turn.series, given, Measured::gibibytes_rate);
+    progress.start("measure", (trials.len() * parameters.repetitions) as u64);
+    let value = |_: &Trial<'_, _>, given: &Measured| vec![given.gibibytes_rate()];
+    let given = run_trials(&trials, parameters.rounds(), value, progress)?;
+    for (trial, given) in trials.iter().zip(&given) {
+        report.verified_bytes += given.iter().map(|trial| trial.verified_bytes).sum::<u64>();
+        let row = &mut report.rows[trial.row_index];
+        meter::fill(row, trial.series, given, Measured::gibibytes_rate);
     }
     if let Some(shape) = shape {
         report.notes.push(format!("raw_direct reads {}", shape.describe()));

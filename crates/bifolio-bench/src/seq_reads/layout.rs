@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn each_folio_is_found_where_its_turn_put_it() {
+    fn each_folio_is_found_where_it_was_put() {
         let plan = plan(Layout::Scattered);
         let mut memory = vec![0; 3 << 20];
         plan.fill_in_order(&mut memory);

@@ -13,8 +13,8 @@
 //!   contiguity.rs   whether frames follow pages          figures.rs  what is asked
 //! ```
 //!
-//! One thread on a CPU of its own, one buffer. A turn goes on where the last one of its series
-//! ended, and starts again behind the end, so that all turns together read all of the file. Before
+//! One thread on a CPU of its own, one buffer. A trial goes on where the last one of its series
+//! ended, and starts again behind the end, so that all trials together read all of the file. Before
 //! that every series serves every byte, in blocks of every size.
 
 mod contiguity;
@@ -85,8 +85,8 @@ fn measure(
     let stage = Stage::new(context, parameters, plan, report)?;
     report.verified_bytes += stage.verify()?;
     progress.advance(1);
-    let turns = BLOCKS_BYTES.len() * SERIES_COUNT;
-    progress.start(&format!("measure: {what}"), (turns * parameters.repetitions) as u64);
-    let all_turns = turns * Layout::ALL.len() * FOLIOS_BYTES.len();
-    stage.measure(parameters.repetitions, parameters.turn(all_turns), report, progress)
+    let trials = BLOCKS_BYTES.len() * SERIES_COUNT;
+    progress.start(&format!("measure: {what}"), (trials * parameters.repetitions) as u64);
+    let all_trials = trials * Layout::ALL.len() * FOLIOS_BYTES.len();
+    stage.measure(parameters.repetitions, parameters.trial(all_trials), report, progress)
 }

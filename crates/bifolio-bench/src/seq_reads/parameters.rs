@@ -27,7 +27,7 @@ pub(super) struct Parameters {
     pub(super) churn_memory_bytes: u64,
     /// How long it churns before a file is filled in it.
     pub(super) churn_seconds: f64,
-    /// All turns together.
+    /// All trials together.
     pub(super) timed_seconds: f64,
     pub(super) repetitions: usize,
 }
@@ -68,9 +68,9 @@ impl Parameters {
         Ok(())
     }
 
-    /// How long one of so many turns is.
-    pub(super) fn turn(&self, turns: usize) -> Duration {
-        let count = turns.max(1) * self.repetitions;
+    /// How long one of so many trials is.
+    pub(super) fn trial(&self, trials: usize) -> Duration {
+        let count = trials.max(1) * self.repetitions;
         Duration::from_secs_f64(self.timed_seconds).div_f64(count as f64)
     }
 
@@ -108,11 +108,11 @@ mod tests {
     }
 
     #[test]
-    fn time_is_shared_by_all_turns() {
+    fn time_is_shared_by_all_trials() {
         let mut config = Config::new(ParameterSet::Quick, Vec::new());
         config.timed = Some(Duration::from_secs(10));
         let mut parameters = Parameters::from_config(&config).unwrap();
         parameters.repetitions = 5;
-        assert_eq!(parameters.turn(20), Duration::from_millis(100));
+        assert_eq!(parameters.trial(20), Duration::from_millis(100));
     }
 }

@@ -1,5 +1,5 @@
-//! One layout with one size of folio: the same file in every way it can be read, and the turns that
-//! read it.
+//! One layout with one size of folio: the same file in every way it can be read, and the trials
+//! that read it.
 //!
 //! Made, verified, measured and dropped before the next one, so that memory holds one file at a
 //! time, if five times over.
@@ -19,7 +19,7 @@ use crate::benchmark::Context;
 use crate::error::{Error, Result};
 use crate::harness::cached::Cached;
 use crate::harness::cpus;
-use crate::harness::interleave::{self, Rounds, Sample, Turn, take_turns};
+use crate::harness::interleave::{self, Rounds, Sample, Trial, run_trials};
 use crate::harness::threads::run_pinned;
 use crate::harness::tmpfs::{HugePages, Tmpfs};
 use crate::progress::Progress;
@@ -34,7 +34,7 @@ const WAYS: [(&str, Way); 3] = [
 /// With the kernel's and the limit.
 pub(super) const SERIES_COUNT: usize = WAYS.len() + 2;
 
-/// See the head of this module.
+/// Sources of one layout with one folio size, and the state that their trials share.
 pub(super) struct Stage {
     plan: Plan,
     sources: Vec<Box<dyn Source>>,
@@ -73,35 +73,35 @@ impl Stage {
         sources.map(|source| source.verify(buffer.bytes(), &BLOCKS_BYTES, contents)).sum()
     }
 
-    /// Measures all rows of this stage; each turn takes `turn`.
+    /// Measures all rows of this stage; each trial takes `trial`.
     pub(super) fn measure(
         &self,
         repetitions: usize,
-        turn: Duration,
+        trial: Duration,
         report: &mut Report,
         progress: &mut dyn Progress,
     ) -> Result<()> {
         let cpu = cpus::allowed().into_iter().next();
         let cpu = cpu.ok_or_else(|| Error::Refused("there is no CPU to stay on".into()))?;
-        let mut turns = Vec::new();
+        let mut trials = Vec::new();
         for block_bytes in BLOCKS_BYTES {
             let row_index = report.rows.len();
             report.rows.push(Row::new(self.case(block_bytes), "GiB/s"));
-            turns.extend(self.sources.iter().map(|source| {
+            trials.extend(self.sources.iter().map(|source| {
                 let cursor = Cell::new(0);
-                let run = move || self.turn(source.as_ref(), block_bytes, &cursor, turn, cpu);
-                Turn { row_index, series: source.name(), run: Box::new(run) }
+                let run = move || self.trial(source.as_ref(), block_bytes, &cursor, trial, cpu);
+                Trial { row_index, series: source.name(), run: Box::new(run) }
             }));
         }
-        let value = |_: &Turn<'_, _>, sample: &Sample| vec![sample.value];
-        let given = take_turns(&turns, Rounds::exactly(repetitions), value, progress)?;
-        for (turn, samples) in turns.iter().zip(&given) {
-            let row = &mut report.rows[turn.row_index];
-            let block_bytes = BLOCKS_BYTES[turn.row_index % BLOCKS_BYTES.len()] as u64;
+        let value = |_: &Trial<'_, _>, sample: &Sample| vec![sample.value];
+        let given = run_trials(&trials, Rounds::exactly(repetitions), value, progress)?;
+        for (trial, samples) in trials.iter().zip(&given) {
+            let row = &mut report.rows[trial.row_index];
+            let block_bytes = BLOCKS_BYTES[trial.row_index % BLOCKS_BYTES.len()] as u64;
             // The loop checks the first word of every block it reads.
             let read_mib: u64 = samples.iter().map(|sample| sample.operations).sum();
             report.verified_bytes += read_mib * (LOOK_BYTES / block_bytes) * 8;
-            interleave::fill(row, turn.series, samples, "mib");
+            interleave::fill(row, trial.series, samples, "mib");
         }
         Ok(())
     }
@@ -113,8 +113,8 @@ impl Stage {
             .with("block_bytes", block_bytes)
     }
 
-    /// Reads on from where the last turn of this series and row ended.
-    fn turn(
+    /// Reads on from where the last trial of this series and row ended.
+    fn trial(
         &self,
         source: &dyn Source,
         block_bytes: usize,

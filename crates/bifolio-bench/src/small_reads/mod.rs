@@ -1,15 +1,15 @@
 //! `small-reads`: reads of resident bytes, against the kernel and against plain memory.
 //!
 //! One file on a disk, filled with the pattern, served in seven ways: `pread` of a tmpfs copy and
-//! of the file itself (page cache hot), pins with the compare-exchange loop and the frozen bit,
-//! the optimistic `read_at`, `read_at` of the file opened to be mapped (`mappable`: a reference to
-//! the page, where the optimistic one takes none), and a plain copy from memory (`memcpy_limit`).
-//! `hot` reads 64 bytes of one page, `uniform` reads blocks of the whole file at random. All ways
-//! run the same loop (`timed`) in turns (`interleave`); before that the caches are filled, and each
-//! way serves every byte of the file, compared with an independent `pread` (`verify`). The caches
-//! are filled from the first page to the last (`fill`: `in_order`), but for one row (`shuffled`):
-//! there a page's place tells nothing about the place of the next one. At the end a child process
-//! reads a file eight times its cache (`resident`).
+//! of the file itself (page cache hot), pins with the compare-exchange loop and the frozen bit, the
+//! optimistic `read_at`, `read_at` of the file opened to be mapped (`mappable`: a reference to the
+//! page, where the optimistic one takes none), and a plain copy from memory (`memcpy_limit`). `hot`
+//! reads 64 bytes of one page, `uniform` reads blocks of the whole file at random. All ways run the
+//! same loop (`timed`), interleaved (`interleave`); before that the caches are filled, and each way
+//! serves every byte of the file, compared with an independent `pread` (`verify`). The caches are
+//! filled from the first page to the last (`fill`: `in_order`), but for one row (`shuffled`): there
+//! a page's place tells nothing about the place of the next one. At the end a child process reads a
+//! file eight times its cache (`resident`).
 //!
 //! Everything timed is resident: what reading costs when it is not is another benchmark's question.
 
@@ -30,7 +30,7 @@ use self::paths::{Cached, Kernel, Optimistic, Pinned, Plain};
 use crate::benchmark::{Benchmark, Context, Needs};
 use crate::config::Config;
 use crate::error::Result;
-use crate::harness::interleave::{Turn, interleave};
+use crate::harness::interleave::{Trial, interleave};
 use crate::harness::plain_memory::PlainMemory;
 use crate::harness::series::{Load, Series};
 use crate::harness::tmpfs::Tmpfs;
@@ -102,12 +102,12 @@ fn measure_reads(
         progress.advance(1);
     }
     let cases = runnable_cases(parameters, cpus::allowed().len(), &mut report.skipped);
-    let turns = cases.len() * series.len() + SHUFFLED_SERIES;
-    let turn = parameters.timed().div_f64((turns * parameters.repetitions) as f64);
-    time_series(&series, &cases, (IN_ORDER, turn), parameters, report, progress)?;
+    let trials = cases.len() * series.len() + SHUFFLED_SERIES;
+    let trial = parameters.timed().div_f64((trials * parameters.repetitions) as f64);
+    time_series(&series, &cases, (IN_ORDER, trial), parameters, report, progress)?;
     // Their memory is wanted for the cache that is filled out of order.
     drop(series);
-    measure_shuffled(&file, turn, parameters, report, progress)
+    measure_shuffled(&file, trial, parameters, report, progress)
 }
 
 /// The values of the key `fill`.
@@ -118,7 +118,7 @@ const SHUFFLED_SERIES: usize = 3;
 /// One row of a cache whose pages were read in random order.
 fn measure_shuffled(
     file: &Path,
-    turn: Duration,
+    trial: Duration,
     parameters: &Parameters,
     report: &mut Report,
     progress: &mut dyn Progress,
@@ -138,7 +138,7 @@ fn measure_shuffled(
     for series in &series {
         report.verified_bytes += series.verify(file, parameters.verify_threads)?;
     }
-    time_series(&series, &[SHUFFLED], (FILL_SHUFFLED, turn), parameters, report, progress)
+    time_series(&series, &[SHUFFLED], (FILL_SHUFFLED, trial), parameters, report, progress)
 }
 
 /// A copy of the file in memory; without one a series is skipped.
@@ -206,7 +206,7 @@ fn time_series(
     progress: &mut dyn Progress,
 ) -> Result<()> {
     let cpus = cpus::allowed();
-    let mut turns = Vec::new();
+    let mut trials = Vec::new();
     for (pattern, threads) in cases {
         let case = Case::new()
             .with("pattern", pattern.name)
@@ -221,14 +221,14 @@ fn time_series(
             cpus: &cpus[..*threads],
             duration,
         };
-        turns.extend(series.iter().map(|series| Turn {
+        trials.extend(series.iter().map(|series| Trial {
             row_index,
             series: series.name,
             run: Box::new(move || series.run(&load)),
         }));
     }
-    progress.start("measure", (turns.len() * parameters.repetitions) as u64);
-    let operations = interleave(&turns, parameters.repetitions, &mut report.rows, progress)?;
+    progress.start("measure", (trials.len() * parameters.repetitions) as u64);
+    let operations = interleave(&trials, parameters.repetitions, &mut report.rows, progress)?;
     // The loop checks the first word of every block it reads.
     report.verified_bytes += operations * size_of::<u64>() as u64;
     Ok(())

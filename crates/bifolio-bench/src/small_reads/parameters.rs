@@ -42,7 +42,7 @@ pub(crate) struct Parameters {
     pub(crate) size_bytes: u64,
     /// The bound of the cache of the child process, which reads a file eight times as large.
     pub(crate) memory_bytes: u64,
-    /// All turns together.
+    /// All trials together.
     pub(crate) timed_seconds: f64,
     pub(crate) repetitions: usize,
     pub(crate) threads: Vec<usize>,

@@ -32,13 +32,13 @@ pub(super) trait Medium {
 /// The task of a child.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Task {
-    pub(super) keeper: Keeper,
+    pub(super) memory_kind: MemoryKind,
     pub(super) load: Load,
 }
 
-/// The keeper of the file.
+/// The memory_kind of the file.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) enum Keeper {
+pub(super) enum MemoryKind {
     /// A cache that swaps out into this directory.
     Bifolio { directory: PathBuf },
     /// A file to be made on a tmpfs, by a process in this control group.
@@ -57,9 +57,9 @@ pub(super) struct Answer {
 
 /// The child's side.
 pub(super) fn run(task: &Task) -> Result<Answer> {
-    match &task.keeper {
-        Keeper::Bifolio { directory } => swap(&task.load, directory),
-        Keeper::Kernel { group, file } => kernel_swap(&task.load, group, file),
+    match &task.memory_kind {
+        MemoryKind::Bifolio { directory } => swap(&task.load, directory),
+        MemoryKind::Kernel { group, file } => kernel_swap(&task.load, group, file),
     }
 }
 

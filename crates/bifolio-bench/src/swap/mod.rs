@@ -3,7 +3,7 @@
 //! Written in order, read in order, read at random, overwritten at random, and then every byte
 //! compared: a memory file of a cache that swaps out to the workspace's disk (`bifolio_swap`),
 //! against a file on tmpfs that the kernel swaps out to the same disk, held to the memory a process
-//! with such a cache may have (`kernel_swap`). A turn is all of it, in a child process of its own:
+//! with such a cache may have (`kernel_swap`). A trial is all of it, in a child process of its own:
 //! resident sizes and control groups belong to processes.
 //!
 //! ```text
@@ -17,7 +17,7 @@ mod work;
 
 use serde_json::Value;
 
-use self::medium::{Answer, BIFOLIO, KERNEL, Keeper, Task};
+use self::medium::{Answer, BIFOLIO, KERNEL, MemoryKind, Task};
 use self::parameters::Parameters;
 use self::work::{Load, Phase};
 use crate::benchmark::{Benchmark, Context, Needs};
@@ -26,7 +26,7 @@ use crate::error::Result;
 use crate::format_bytes;
 use crate::harness::access::PAGE_BYTES;
 use crate::harness::child;
-use crate::harness::interleave::{Turn, take_turns};
+use crate::harness::interleave::{Trial, run_trials};
 use crate::harness::memory_group::MemoryGroup;
 use crate::harness::meter::{self, Measured};
 use crate::harness::sizes::Sizes;
@@ -111,7 +111,11 @@ impl Kernel {
     fn ask(&self, child_command: &[String], load: Load) -> Result<Answer> {
         let group = self.group.membership();
         let file = self.tmpfs.path().join("file");
-        child::ask(child_command, NAME, &Task { keeper: Keeper::Kernel { group, file }, load })
+        child::ask(
+            child_command,
+            NAME,
+            &Task { memory_kind: MemoryKind::Kernel { group, file }, load },
+        )
     }
 }
 
@@ -125,25 +129,25 @@ fn measure(
     let load = parameters.load();
     let child_command = &context.config.child_command;
     let bifolio = || {
-        let keeper = Keeper::Bifolio { directory: context.workspace.path().to_owned() };
-        child::ask(child_command, NAME, &Task { keeper, load })
+        let memory_kind = MemoryKind::Bifolio { directory: context.workspace.path().to_owned() };
+        child::ask(child_command, NAME, &Task { memory_kind, load })
     };
-    let mut turns: Vec<Turn<'_, Answer>> =
-        vec![Turn { row_index: 0, series: BIFOLIO, run: Box::new(bifolio) }];
+    let mut trials: Vec<Trial<'_, Answer>> =
+        vec![Trial { row_index: 0, series: BIFOLIO, run: Box::new(bifolio) }];
     if let Some(kernel) = kernel {
         let run = Box::new(move || kernel.ask(child_command, load));
-        turns.push(Turn { row_index: 0, series: KERNEL, run });
+        trials.push(Trial { row_index: 0, series: KERNEL, run });
     }
-    progress.start("measure", (turns.len() * parameters.repetitions) as u64);
-    let values = |_: &Turn<'_, _>, answer: &Answer| {
+    progress.start("measure", (trials.len() * parameters.repetitions) as u64);
+    let values = |_: &Trial<'_, _>, answer: &Answer| {
         answer.done.iter().map(|done| done.measured.bytes_rate()).collect()
     };
-    let given = take_turns(&turns, parameters.rounds(), values, progress)?;
+    let given = run_trials(&trials, parameters.rounds(), values, progress)?;
     for (index, phase) in Phase::ALL.into_iter().enumerate() {
         let case = Case::new().with("phase", phase.name()).with("block_bytes", phase.block_bytes());
         let mut row = Row::new(case, "bytes/s");
-        for (turn, answers) in turns.iter().zip(&given) {
-            fill(&mut row, turn.series, index, answers);
+        for (trial, answers) in trials.iter().zip(&given) {
+            fill(&mut row, trial.series, index, answers);
         }
         report.rows.push(row);
     }
@@ -156,11 +160,11 @@ fn measure(
     Ok(())
 }
 
-/// Writes phase number `index` of all turns of `series` into `row`.
+/// Writes phase number `index` of all trials of `series` into `row`.
 fn fill(row: &mut Row, series: &'static str, index: usize, answers: &[Answer]) {
-    let turns: Vec<Measured> =
+    let trials: Vec<Measured> =
         answers.iter().map(|answer| answer.done[index].measured.clone()).collect();
-    meter::fill(row, series, &turns, Measured::bytes_rate);
+    meter::fill(row, series, &trials, Measured::bytes_rate);
     let pages = |bytes: u64| bytes as f64 / PAGE_BYTES as f64 / answers.len().max(1) as f64;
     let moved = || answers.iter().map(|answer| answer.done[index].moved);
     let peak_bytes = answers.iter().map(|answer| answer.peak_bytes).max().unwrap_or(0);

@@ -22,11 +22,11 @@ const OVERWRITES_SHARE: u64 = 4;
 pub(super) struct Parameters {
     #[serde(flatten)]
     pub(super) sizes: Sizes,
-    /// Pages read at random by one turn.
+    /// Pages read at random by one trial.
     pub(super) random_reads: u64,
-    /// Pages overwritten at random by one turn.
+    /// Pages overwritten at random by one trial.
     pub(super) overwrites: u64,
-    /// All turns together; at least `repetitions` of each are taken.
+    /// All trials together; at least `repetitions` of each are taken.
     pub(super) timed_seconds: f64,
     pub(super) repetitions: usize,
 }

@@ -1,4 +1,4 @@
-//! The work on a memory file that is larger than memory, whoever keeps it.
+//! Operations on a memory file that is larger than memory, independent of the kind of memory.
 //!
 //! Four phases, each timed, and a last look at every byte. What is read in the phases is looked at
 //! cheaply (`checker`), as looking at all of it would be timed.

@@ -1,6 +1,6 @@
 //! Which version every page of the file must hold, and whether it does.
 //!
-//! Every turn writes a version of its own. What it wrote is entered here, and afterwards the file
+//! Every trial writes a version of its own. What it wrote is entered here, and afterwards the file
 //! is read back past every cache: pages that were written, and pages that must not have been.
 
 use std::fs::File;
@@ -45,7 +45,7 @@ impl Ledger {
     }
 
     /// Compares `count` pages of `file`, chosen at random, each once; answers how many bytes. The
-    /// version of the last turn seeds the choice.
+    /// version of the last trial seeds the choice.
     pub(crate) fn verify(&self, file: &Path, series: &str, count: u64) -> Result<u64> {
         let failed = || Error::system(format!("read {} back", file.display()));
         let opened = direct::probe(file).and_then(|()| direct::open(file, false));

@@ -1,4 +1,4 @@
-//! `writes`: pages at random, and the whole file in order, each turn with a sync at its end; and
+//! `writes`: pages at random, and the whole file in order, each trial with a sync at its end; and
 //! records of eight threads, each with a sync of its own.
 //!
 //! `write_at` and `sync_data` through a new cache, an eighth of the file large; against the device
@@ -6,7 +6,7 @@
 //! (`kernel_write`: `pwrite`, then `fdatasync`), which is not held to the same memory. The cache's
 //! memory is made resident when it is built, as that of the device's loop is. A file that is
 //! written in order may have larger folios, which cost less bookkeeping: the series
-//! `write_at_64k_folios`. Every turn writes a version of its own, and pages are read back past all
+//! `write_at_64k_folios`. Every trial writes a version of its own, and pages are read back past all
 //! caches after each.
 //!
 //! Eight threads write a record and sync it, again and again (in syncs a second): records of 256
@@ -35,7 +35,7 @@ use crate::benchmark::{Benchmark, Context, Needs};
 use crate::config::Config;
 use crate::error::Result;
 use crate::harness::access::PAGE_BYTES;
-use crate::harness::interleave::{Turn, take_turns};
+use crate::harness::interleave::{Trial, run_trials};
 use crate::harness::meter::{self, Measured};
 use crate::harness::raw_stream::{Shape, fastest_shape};
 use crate::harness::{direct, pattern, syscalls};
@@ -131,11 +131,11 @@ fn measure(
         [(RANDOM, random, PAGE_BYTES), (SEQUENTIAL, Order::Sequential, SEQUENTIAL_BLOCK_BYTES)];
     let syncs = Measured::operations_rate;
     let values = [Measured::operations_rate, Measured::gibibytes_rate, syncs, syncs];
-    let mut turns: Vec<Turn<'_, Measured>> = Vec::new();
+    let mut trials: Vec<Trial<'_, Measured>> = Vec::new();
     for (row_index, (pattern, order, block_bytes)) in orders.into_iter().enumerate() {
         let case = Case::new().with("pattern", pattern).with("block_bytes", block_bytes);
         report.rows.push(Row::new(case, if pattern == RANDOM { "writes/s" } else { "GiB/s" }));
-        let mut add = |series, run| turns.push(Turn { row_index, series, run });
+        let mut add = |series, run| trials.push(Trial { row_index, series, run });
         if let Some(shape) = shape {
             add(
                 "raw_direct",
@@ -151,31 +151,31 @@ fn measure(
         }
         add("kernel_write", Box::new(move || passes.kernel_write(order)));
     }
-    add_records(passes, shape.is_some(), report, &mut turns);
-    progress.start("measure", (turns.len() * passes.parameters.repetitions) as u64);
-    let value = |turn: &Turn<'_, _>, given: &Measured| vec![values[turn.row_index](given)];
-    let given = take_turns(&turns, passes.parameters.rounds(), value, progress)?;
-    for (turn, given) in turns.iter().zip(&given) {
-        report.verified_bytes += given.iter().map(|turn| turn.verified_bytes).sum::<u64>();
-        let row = &mut report.rows[turn.row_index];
-        meter::fill(row, turn.series, given, values[turn.row_index]);
+    add_records(passes, shape.is_some(), report, &mut trials);
+    progress.start("measure", (trials.len() * passes.parameters.repetitions) as u64);
+    let value = |trial: &Trial<'_, _>, given: &Measured| vec![values[trial.row_index](given)];
+    let given = run_trials(&trials, passes.parameters.rounds(), value, progress)?;
+    for (trial, given) in trials.iter().zip(&given) {
+        report.verified_bytes += given.iter().map(|trial| trial.verified_bytes).sum::<u64>();
+        let row = &mut report.rows[trial.row_index];
+        meter::fill(row, trial.series, given, values[trial.row_index]);
     }
     Ok(())
 }
 
-/// The turns of the last rows.
+/// The trials of the last rows.
 fn add_records<'a>(
     passes: &'a Passes<'_>,
     is_direct: bool,
     report: &mut Report,
-    turns: &mut Vec<Turn<'a, Measured>>,
+    trials: &mut Vec<Trial<'a, Measured>>,
 ) {
     for (pattern, layout) in [(LOG, Layout::Log), (RECORDS, Layout::Regions)] {
         let row_index = report.rows.len();
         let block_bytes = passes.parameters.records(layout).record_bytes();
         let case = Case::new().with("pattern", pattern).with("block_bytes", block_bytes);
         report.rows.push(Row::new(case, "syncs/s"));
-        let mut add = |series, run| turns.push(Turn { row_index, series, run });
+        let mut add = |series, run| trials.push(Trial { row_index, series, run });
         add("write_at", Box::new(move || passes.cached_records(layout, "write_at")));
         add("kernel_write", Box::new(move || passes.kernel_records(layout, "kernel_write", false)));
         if is_direct && layout == Layout::Regions {

@@ -1,23 +1,23 @@
-//! The writes of one turn: which blocks, in which order, of which version.
+//! The writes of one trial: which blocks, in which order, of which version.
 
 use crate::harness::access::{Access, PAGE_BYTES, Pattern};
 use crate::harness::sizes::Sizes;
 
 use super::ledger::Ledger;
 
-/// How much a sequential turn writes with one call.
+/// How much a sequential trial writes with one call.
 pub(crate) const SEQUENTIAL_BLOCK_BYTES: usize = 1 << 20;
 
-/// The order of one turn.
+/// The order of one trial.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Order {
-    /// So many pages, none twice.
+    /// `writes` pages, each at most once.
     Random { writes: u64 },
     /// All of the file in large blocks; the last may be shorter.
     Sequential,
 }
 
-/// The blocks of one turn.
+/// The blocks of one trial.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Writes {
     order: Order,

@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::harness::interleave::Rounds;
 use crate::harness::sizes::Sizes;
 
-/// Of the pages of the file, one in so many is written by a turn of random writes.
+/// Of the pages of the file, one in so many is written by a trial of random writes.
 const RANDOM_SHARE: u64 = 8;
 
 /// The parameters of one run, as the envelope shows them.
@@ -16,14 +16,14 @@ const RANDOM_SHARE: u64 = 8;
 pub(crate) struct Parameters {
     #[serde(flatten)]
     pub(crate) sizes: Sizes,
-    /// Pages written at random by one turn.
+    /// Pages written at random by one trial.
     pub(crate) random_writes: u64,
-    /// Records that each thread writes and syncs in one turn.
+    /// Records that each thread writes and syncs in one trial.
     pub(crate) records_per_thread: u64,
-    /// All turns together; at least `repetitions` of each are taken.
+    /// All trials together; at least `repetitions` of each are taken.
     pub(crate) timed_seconds: f64,
     pub(crate) repetitions: usize,
-    /// Pages compared after each turn, chosen at random.
+    /// Pages compared after each trial, chosen at random.
     pub(crate) verified_pages: u64,
 }
 

@@ -1,4 +1,4 @@
-//! The ways to write, each one turn: all blocks, then a sync, with one clock around both.
+//! The ways to write, each one trial: all blocks, then a sync, with one clock around both.
 
 use std::cell::RefCell;
 use std::fs::File;
@@ -23,7 +23,7 @@ use crate::harness::{direct, pattern};
 /// How many random writes the raw ring keeps in flight.
 const RAW_DEPTH: u16 = 128;
 
-/// Parts that every turn of a run shares.
+/// Parts that every trial of a run shares.
 #[derive(Debug)]
 pub(crate) struct Passes<'a> {
     pub(crate) file: &'a Path,
@@ -32,7 +32,7 @@ pub(crate) struct Passes<'a> {
     pub(crate) ledger: RefCell<Ledger>,
     /// The longest any caller was held back by the cache, so far.
     pub(crate) throttle_ns_max: RefCell<Option<u64>>,
-    /// Flushes and syncs of the cache, in all turns of each layout of records so far.
+    /// Flushes and syncs of the cache, in all trials of each layout of records so far.
     pub(crate) flushes: RefCell<[(u64, u64); 2]>,
 }
 
@@ -41,7 +41,7 @@ impl Passes<'_> {
         Writes::new(order, self.parameters.sizes, self.ledger.borrow_mut().next_version())
     }
 
-    /// Enters the turn's blocks, and reads pages back: the answer with what was compared.
+    /// Enters the trial's blocks, and reads pages back: the answer with what was compared.
     fn verified(&self, writes: &Writes, series: &str, mut measured: Measured) -> Result<Measured> {
         let mut ledger = self.ledger.borrow_mut();
         writes.enter(&mut ledger, measured.bytes);

@@ -29,7 +29,7 @@ pub(crate) const THREADS: u64 = 8;
 /// Bytes of a record of the log.
 pub(crate) const LOG_RECORD_BYTES: usize = 256;
 
-/// Where the records of a turn go.
+/// Where the records of a trial go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Layout {
     /// One after the other, whichever thread writes them.
@@ -38,7 +38,7 @@ pub(crate) enum Layout {
     Regions,
 }
 
-/// The records of a turn. Where the file ends they begin again.
+/// The records of a trial. Where the file ends they begin again.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Records {
     layout: Layout,
@@ -47,8 +47,8 @@ pub(crate) struct Records {
 }
 
 impl Records {
-    /// So many of each thread, in a file of so many pages; a log, of whole pages, may have a few
-    /// more.
+    /// Creates records, `per_thread` for each thread, in a file of `file_pages` pages. A log
+    /// consists of whole pages and may have a few more.
     pub(crate) fn new(layout: Layout, file_pages: u64, per_thread: u64) -> Self {
         Self { layout, file_pages, per_thread }
     }
@@ -148,7 +148,7 @@ impl Passes<'_> {
         self.verified_records(series, measured)
     }
 
-    /// The records of the turn with the next version, each by one call of `commit`.
+    /// The records of the trial with the next version, each by one call of `commit`.
     fn records(
         &self,
         layout: Layout,
@@ -179,7 +179,7 @@ impl Passes<'_> {
         for thread in &threads {
             all.operations += thread.operations;
             all.latencies.merge(&thread.latencies);
-            all.stretches.merge(&thread.stretches);
+            all.intervals.merge(&thread.intervals);
         }
         all.bytes = all.operations * records.record_bytes() as u64;
         all.syscalls_known = 2 * all.operations;

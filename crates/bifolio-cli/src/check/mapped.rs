@@ -1,9 +1,9 @@
 //! Bytes of a file through a map of it.
 //!
 //! # Safety
-//! A range is compared with the length of the map. Its bytes are copied through raw pointers, and
-//! nobody makes a reference to them, so they may come and go meanwhile. A page that cannot be had
-//! ends the process: whoever copies knows that it can, or asks for it first.
+//! A range is compared with the length of the map. Its bytes are copied through raw pointers, never
+//! referenced, so they may change during the copy. A page that cannot be filled ends the process:
+//! the caller knows that it can be filled, or checks first.
 #![allow(unsafe_code)]
 
 use bifolio::Map;

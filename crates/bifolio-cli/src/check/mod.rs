@@ -216,8 +216,8 @@ impl Checker {
             .read_exact_at(&mut self.expected, start)
             .with_context(|| format!("read {}", self.name))?;
         let first_way = self.random.usize(..self.ways.len());
-        for turn in 0..self.ways.len() {
-            let way = self.ways[(first_way + turn) % self.ways.len()];
+        for step in 0..self.ways.len() {
+            let way = self.ways[(first_way + step) % self.ways.len()];
             // Nothing of the last way may pass for this one.
             self.answered.clear();
             self.answered.extend(self.expected.iter().map(|byte| !byte));
@@ -393,7 +393,7 @@ mod tests {
             let mut checker = Checker::open(&options(file.clone()), round).unwrap();
             checker.ways = &[Way::MapPrefetched];
             checker.independent = fs::File::open(&copy).unwrap();
-            // Somebody who does not know of the cache takes it away.
+            // Another program, which does not use the cache, truncates the file.
             fs::OpenOptions::new().write(true).open(&file).unwrap().set_len(BLOCK_BYTES).unwrap();
             checker.check_block(0, "sequential").unwrap();
             let error = checker.check_block(2, "sequential").unwrap_err();

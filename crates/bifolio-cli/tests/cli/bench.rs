@@ -279,8 +279,8 @@ fn reclaim_measures_all_series_and_compares_every_page() {
             assert_measured(&envelope, row, &series, &["flushes", "faults"]);
         }
     }
-    // In one of the series at least: the windows are short, pages leave many together, and on a
-    // busy machine a window may have time for none.
+    // In one of the series at least: the windows are short, pages are evicted in large batches, and
+    // on a busy machine a window may be too short for a batch.
     let counts = rows.iter().flat_map(|row| row["counts"].as_object().unwrap());
     let evicted = counts.filter(|(series, _)| series.starts_with("flush_per_"));
     let evicted = evicted.filter_map(|(_, counts)| counts["pages_evicted"].as_f64());
@@ -381,7 +381,7 @@ fn a_run_without_room_is_refused_before_it_makes_anything() {
     assert_eq!(left_in(dir.path()), Vec::<String>::new());
 }
 
-/// At most a page, for whoever has never seen it; and half of one for whoever cannot wait.
+/// At most a page of output, written for first-time users; the smoke run prints half of one.
 #[test]
 fn the_summary_fits_a_page_and_survives_an_interrupt() {
     let whole = run(&["bench", "--set", "smoke"]);

@@ -26,10 +26,10 @@ pub fn error_line(output: &Output) -> String {
     line.to_owned()
 }
 
-/// What is left in `dir`: its entries, and mounts at or below it.
+/// Returns the remaining entries of `dir`, and mounts at or below it.
 pub fn left_in(dir: &Path) -> Vec<String> {
     let entries = fs::read_dir(dir)
-        .expect("the directory is there")
+        .expect("the directory exists")
         .map(|entry| entry.expect("an entry").path().display().to_string());
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let below = dir.to_str().expect("UTF-8").to_owned();

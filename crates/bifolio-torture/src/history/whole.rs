@@ -46,7 +46,7 @@ impl History {
     fn torn(&self, write: &Change, word: u64) -> Violation {
         Violation(format!(
             "{}: read_at saw a part of change {} ({} by thread {}, words {:?}), and in word {word} \
-             of the same page what was there before",
+             of the same page the older value",
             self.name, write.id, write.call, write.thread, write.words
         ))
     }

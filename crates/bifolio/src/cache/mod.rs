@@ -283,8 +283,8 @@ impl Cache {
     }
 
     /// Changes the bound on memory. Shrinking evicts pages, writes dirty ones out, and returns
-    /// memory to the system before it returns; it blocks for that. Other calls that find no memory
-    /// meanwhile wait until the bound is settled.
+    /// memory to the system; the call blocks until this is done. Other calls that find no memory in
+    /// the meantime wait until the new bound is in effect.
     ///
     /// # Errors
     /// A bound above the reserved maximum or below the minimum; too much memory that is pinned or

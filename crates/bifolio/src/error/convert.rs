@@ -1,4 +1,4 @@
-//! What an [`Error`] is in the terms of the system: an [`std::io::ErrorKind`] and an error number.
+//! Conversion of an [`Error`] to an [`std::io::ErrorKind`] and an error number.
 //!
 //! For callers that speak `std::io`, C or FUSE. One table classifies every kind.
 

@@ -13,7 +13,8 @@ use crate::{io::IoError, memory::Memory, stats::Counter};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Divisor: a device with its maximum of dirty pages leaves this part of the rest to others.
+/// Divisor: a device at its maximum of dirty pages still leaves 1/4 of the remaining budget to
+/// others.
 const SHARE_DIVISOR: u64 = 4;
 /// Upper bound on the time that a writer waits for a device that does not answer.
 const STALL_MAX: Duration = Duration::from_secs(10);

@@ -17,7 +17,7 @@ fn two_cpus() -> Option<[usize; 2]> {
     found
 }
 
-/// What drains did: requests, CPUs, folios that went after them.
+/// Returns the numbers of drain requests, of drained CPUs, and of folios evicted after a drain.
 fn drains(outcome: &Outcome) -> (u64, u64, u64) {
     (outcome.drains_requested, outcome.cpus_drained, outcome.second_pass_evicted)
 }
@@ -92,7 +92,7 @@ fn a_pin_asks_for_no_drain_and_one_in_a_batch_for_one() {
 }
 
 #[test]
-fn many_doubtful_folios_are_settled_in_rounds() {
+fn many_doubtful_folios_are_decided_in_rounds() {
     let Some([here, there]) = two_cpus() else { return };
     let directory = directory();
     let pages = 3000;
@@ -113,7 +113,7 @@ fn many_doubtful_folios_are_settled_in_rounds() {
 /// The thread's stream: a file that stays mapped, advised away chunk by chunk, while the other CPU
 /// keeps its batch filled.
 #[test]
-fn a_mapped_stream_drains_nobody() {
+fn a_mapped_stream_drains_no_cpu() {
     let Some([here, there]) = two_cpus().filter(|_| files_can_be_mapped()) else { return };
     let directory = directory();
     let (path, _) = random_file(&directory, "file", 512 * PAGE as usize);

@@ -68,7 +68,7 @@ fn pages_of_no_reuse_go_before_others() {
 }
 
 #[test]
-fn populated_for_reading_is_there_when_the_call_returns() {
+fn populated_for_reading_is_resident_when_the_call_returns() {
     let directory = directory();
     let (path, bytes) = random_file(&directory, "file", (100 * PAGE + 5) as usize);
     let cache = quiet_cache(4 << 20);
@@ -79,7 +79,7 @@ fn populated_for_reading_is_there_when_the_call_returns() {
     let misses = cache.stats().misses;
     assert_same(&read(&file, 10 * PAGE, bytes.len()), &bytes[10 * PAGE as usize..]);
     assert_eq!(cache.stats().misses, misses);
-    // Nothing, and what is behind the end, is there.
+    // An empty range and bytes past the end count as resident.
     file.advise(5..5, Advice::PopulateRead).unwrap();
     file.advise(200 * PAGE..300 * PAGE, Advice::PopulateRead).unwrap();
     assert_eq!(cache.stats().misses, misses);
@@ -151,7 +151,7 @@ fn advice_for_all_files_reaches_each() {
     drop(pin);
     assert_eq!(cache.advise_all(Advice::Cold).unwrap(), Outcome::default());
     wait_for_stats(&cache, "clean", |stats| stats.dirty_bytes == 0);
-    // In vain while the write-out that has made one of them clean lets go of it.
+    // Refused while the write-out that has cleaned one of them still holds its reference.
     let mut evicted = 0;
     while evicted < 2 {
         evicted += cache.advise_all(Advice::DontNeed).unwrap().evicted;

@@ -1,6 +1,6 @@
-//! Advice: what is evicted on it, and why the rest stays (`outcomes.rs`), whose batches are drained
-//! for that (`drains.rs`), what the other kinds do (`kinds.rs`), against everybody else at the same
-//! time (`races.rs`); and what a cache says that it has (`residency.rs`).
+//! Advice: which folios it evicts, and why the others stay (`outcomes.rs`); whose LRU batches it
+//! drains (`drains.rs`); the other kinds of advice (`kinds.rs`); concurrent calls (`races.rs`); and
+//! what `residency` reports (`residency.rs`).
 //!
 //! # Safety
 //! [`store`] checks its offset against the length of the map, and the page was brought in before.
@@ -70,8 +70,9 @@ fn evict(file: &File) -> Outcome {
     file.advise(0..file.len(), Advice::DontNeed).unwrap()
 }
 
-/// Evicts until so many folios have gone, and no others; what it came to. A folio that was read or
-/// written by somebody else stays until he has let go of it, a moment after everybody sees that.
+/// Advises until `count` folios, and no others, are evicted, and returns the outcome. A folio that
+/// another thread read or wrote stays until that thread drops its reference, which is a moment
+/// after the thread's result is visible.
 #[track_caller]
 fn evict_all(file: &File, folios: u64) -> Outcome {
     let sum = RefCell::new(Outcome::default());

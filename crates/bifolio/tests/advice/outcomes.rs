@@ -15,7 +15,7 @@ use crate::{assert_counted, evict, evict_all, on_one, quiet_cache, resident_page
 const PAGES: u64 = 16;
 const LENGTH: usize = (PAGES * PAGE) as usize;
 
-/// What a reason makes of so many folios, alone.
+/// Returns the outcome of `count` folios that all remain for one reason.
 fn remaining(reason: &str, count: u64) -> Vec<(&str, u64)> {
     vec![(reason, count)]
 }
@@ -207,7 +207,7 @@ fn folios_that_are_being_read_stay() {
 }
 
 #[test]
-fn pinned_folios_stay_and_nobody_is_asked_to_drain() {
+fn pinned_folios_stay_and_no_cpu_is_asked_to_drain() {
     on_one(|| {
         let directory = directory();
         let (path, bytes) = random_file(&directory, "file", LENGTH);
@@ -313,7 +313,7 @@ fn stores_through_a_map_are_written_in_the_background() {
     }
     bytes[3 * PAGE as usize + 7] ^= 0xFF;
     let outcome = file.advise(0..8 * PAGE, Advice::DontNeed).unwrap();
-    assert_eq!(reasons(&outcome), remaining("mapped", 8), "nobody has looked for stores yet");
+    assert_eq!(reasons(&outcome), remaining("mapped", 8), "stores were not searched for yet");
     wait_for_stats(&cache, "what is in the range is written", |stats| stats.writeback == 1);
     // And nothing else.
     assert_same(&std::fs::read(&path).unwrap(), &bytes);

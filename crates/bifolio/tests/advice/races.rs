@@ -18,7 +18,7 @@ const PAGES: u64 = 768;
 const MEMORY: u64 = 2 << 20;
 const DURATION: Duration = Duration::from_millis(1500);
 
-/// What a page is filled with: which page it is, and the how manieth writing.
+/// Returns the bytes of a page: its number, and the number of the write.
 fn stamp(page: u64, generation: u64) -> u64 {
     page << 32 | generation
 }
@@ -97,7 +97,7 @@ impl Stamped {
         }
     }
 
-    /// A pinned page is there, and is that page, for as long as the pin is.
+    /// Checks that a pinned page stays resident, with its bytes, while it is pinned.
     fn run_pinner(&self) {
         let mut random = Rng::with_seed(18);
         while !self.is_over() {
@@ -139,7 +139,7 @@ impl Stamped {
         sum
     }
 
-    /// Everybody at once.
+    /// Runs all threads at once.
     fn race(&self) {
         let sum = thread::scope(|scope| {
             scope.spawn(|| self.run_writer(0, 2));

@@ -1,4 +1,4 @@
-//! What a cache says that it has.
+//! Residency as reported by a cache.
 
 use std::thread;
 

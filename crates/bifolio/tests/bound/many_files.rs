@@ -125,10 +125,10 @@ fn keep_open(count: u64, memory: u64) {
     }
 }
 
-/// What a file costs beside the bound in these tests, at the most, with its backing.
+/// Maximum cost of a file outside of the bound, with its backing, in these tests.
 const FILE_BYTES_MAX: u64 = 4 << 10;
 
-/// What is left of files that were opened, used and closed.
+/// Checks what remains of files that were opened, used and closed.
 fn open_and_close() {
     let cache = Cache::builder().memory(1 << 20).memory_max(1 << 20).build().unwrap();
     let mut after_some_kib = 0;
@@ -189,7 +189,7 @@ fn run_out_of_descriptors() {
     let paths: Vec<_> = (0..40).map(|number| directory.path().join(number.to_string())).collect();
     let cache = Cache::builder().memory(1 << 20).build().unwrap();
     let create = crate::support::writable().create(true);
-    // So that rings, and what else is made with the first transfers, are there.
+    // Creates the rings, and everything else that the first transfers allocate.
     cache.open(&paths[0], &create).unwrap().close().unwrap();
     let files = with_descriptors_left(30, || {
         let mut files = Vec::new();

@@ -254,7 +254,7 @@ fn a_file_filled_in_order_lies_in_order_after_skewed_churn() {
     check_after_churn(Access::Skewed, 0.58);
 }
 
-/// Those that need no write must not be picked out of the rows.
+/// Clean pages must not be picked out of runs that contain dirty ones.
 #[test]
 fn a_file_filled_in_order_lies_in_order_after_swapping() {
     let bound = 32 * MIB;

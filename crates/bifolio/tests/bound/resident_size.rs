@@ -322,7 +322,7 @@ fn read_scattered(pages_in_call: usize) {
 }
 
 #[test]
-fn one_reader_of_clean_pages_evicts_for_itself_and_wakes_nobody() {
+fn one_reader_of_clean_pages_evicts_inline_and_wakes_no_thread() {
     [1, 32, 1024].into_iter().for_each(read_scattered);
 }
 
@@ -357,10 +357,10 @@ fn a_bound_that_cannot_be_had_fails_no_read() {
     cache.set_memory(bound / 4).unwrap();
 }
 
-/// Whoever finds no memory tries once more if the bound was another one meanwhile, and not for
-/// as long as somebody goes on to change it.
+/// An allocation that finds no memory retries once if the bound has changed meanwhile, but not for
+/// as long as another thread keeps changing it.
 #[test]
-fn a_bound_that_changes_all_the_time_keeps_nobody_waiting() {
+fn a_bound_that_changes_all_the_time_delays_no_call() {
     let bound = MIB;
     for swap in [false, true] {
         let directory = directory();

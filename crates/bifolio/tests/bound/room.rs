@@ -1,5 +1,5 @@
-//! Room that the bound leaves is room for everybody: whatever the steps in which the bound came,
-//! wherever in memory it lies, and for pages of every kind.
+//! Free memory below the bound is usable for pages of every size, however the bound was raised and
+//! wherever the memory is.
 
 use crate::support::{PAGE, directory, files_can_be_mapped, writable};
 use bifolio::{Cache, File};
@@ -15,7 +15,7 @@ fn sparse_file(directory: &tempfile::TempDir, length: u64) -> PathBuf {
     path
 }
 
-/// A cache in which nobody waits for long.
+/// Creates a cache whose calls give up after a short wait.
 fn impatient(memory_bytes: u64, memory_bytes_max: u64) -> Cache {
     let builder = Cache::builder().memory(memory_bytes).memory_max(memory_bytes_max);
     builder.readahead_bytes_max(0).reclaim_wait_ms_max(300).build().unwrap()
@@ -171,7 +171,7 @@ fn large_folios_find_room_between_pages_that_cannot_leave() {
 }
 
 #[test]
-fn a_large_pinned_folio_leaves_the_rest_to_pages() {
+fn a_large_pinned_folio_blocks_no_small_pages() {
     for bound in [320 << 10, MIB, 2 * MIB] {
         let directory = directory();
         let path = sparse_file(&directory, 8 * MIB);

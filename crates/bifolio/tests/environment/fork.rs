@@ -63,7 +63,7 @@ fn call_everything(cache: &Cache, file: &File, path: &std::path::Path) -> i32 {
     answers.iter().position(|answer| !answer).map_or(0, |call| call as i32 + 1)
 }
 
-/// What a child sees that only looks.
+/// Checks a child process that only reads the cache's state.
 fn look(cache: &Cache) -> i32 {
     i32::from(cache.stats() != Stats::default() || format!("{cache:?}").contains("bytes"))
 }
@@ -135,7 +135,7 @@ fn dropping_mapped_child() {
     storage.backing.inject(Fault::on(Call::Read).times(1).held(&gate));
     let start = map.as_ptr().expose_provenance();
     let toucher = std::thread::spawn(move || {
-        // SAFETY: a byte of a map that outlives this thread; nobody changes it.
+        // SAFETY: a byte of a map that outlives this thread; it is not changed.
         unsafe { std::ptr::with_exposed_provenance::<u8>(start).read_volatile() }
     });
     gate.wait_for_arrivals(1);

@@ -136,7 +136,7 @@ fn can_map() -> bool {
     report_of(Feature::UserFaults).available
 }
 
-/// What cannot work on the kernel that this runs on.
+/// Returns the features without which maps do not work on this kernel.
 fn mapless() -> &'static [&'static str] {
     if can_map() { &[] } else { &["map"] }
 }
@@ -377,7 +377,7 @@ fn reservations_are_refused_where_nothing_is_overcommitted() {
     check_refusal_of_reservations(directory.path());
 }
 
-/// What the kernel notes of the mapping that has `address`: two letters a flag.
+/// Returns the kernel's flags of the mapping at `address`: two letters each.
 fn kernel_flags(address: *const u8) -> String {
     let has = |line: &str| {
         let ends = line.split(' ').next().and_then(|range| range.split_once('-'));

@@ -32,7 +32,7 @@ fn is_locked(test: &str, path: &Path) -> bool {
     found[0]
 }
 
-/// What the other process does; whether this is that one.
+/// Runs the other process; returns `true` if this is that process.
 fn probe() -> bool {
     let Some(path) = std::env::var_os(PROBED) else { return false };
     let file = std::fs::File::options().read(true).write(true).open(path).unwrap();
@@ -150,8 +150,8 @@ fn refused_descriptors_keep_the_locks_of_the_process() {
     assert!(!is_locked(test, &path), "the file is closed when the last handle is");
 }
 
-/// To write a file that is open for reading takes descriptors of its own: some are there, and then
-/// no more.
+/// Writing a file that is open for reading needs further descriptors: a few are available, then
+/// none.
 #[test]
 fn opens_that_find_no_descriptor_keep_the_locks_of_the_process() {
     if probe() {

@@ -2,7 +2,7 @@
 //! out, maps of both modes; eight times as many bytes as there is memory.
 //!
 //! # Safety
-//! Nobody but the program uses its files, and it cuts none of them.
+//! Only this program uses its files, and it truncates none of them.
 #![allow(unsafe_code)]
 
 use std::path::Path;

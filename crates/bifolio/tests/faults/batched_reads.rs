@@ -41,7 +41,7 @@ fn answer_of(request: ReadRequest<'_>) -> Answer {
     Ok(request.buffer[..count].to_vec())
 }
 
-/// The same places as pins, what they hold copied out.
+/// Pins the same ranges, and returns copies of their bytes.
 fn pin_many(file: &File, ranges: &[Range<u64>]) -> Vec<Answer> {
     let copied = file.pin_many(ranges).into_iter().map(|pin| {
         let pin = pin?;

@@ -66,7 +66,8 @@ fn assert_told(result: bifolio::Result<()>, bad: Range<u64>, errno: i32) {
     assert_eq!(io.source.raw_os_error(), Some(errno), "{error}");
 }
 
-/// What `expected` has is on the device, but for the `bad` bytes, of which nobody can tell.
+/// Checks that the device has the bytes of `expected`, except the `bad` ones, which are
+/// unspecified.
 #[track_caller]
 fn assert_stored_but(faulty: &Faulty, expected: &[u8], bad: Range<u64>) {
     let (start, end) = (bad.start as usize, bad.end as usize);
@@ -211,8 +212,8 @@ fn the_device_gets_one_state_of_a_page_at_a_time() {
     for_each_way(LENGTH, |faulty| {
         let (cache, file) = open(faulty);
         let old = write_runs(&file, 11);
-        // Of each run the first page has left when the others are held: whatever is in memory by
-        // then, the device has what was there before.
+        // The first page of each run has been written when the others are held: whatever is in
+        // memory by then, the device has the older bytes.
         let gate = Gate::new();
         for number in 0..RUNS {
             let [first, second] = [0, 1].map(|at| page(run(number).start + at));
@@ -302,7 +303,7 @@ fn a_truncation_waits_for_the_batch_and_is_final() {
                 if fails { assert_told(synced, held.clone(), libc::EIO) } else { synced.unwrap() }
             });
             assert_eq!(faulty.stored().len() as u64, end);
-            assert_eq!(cache.stats().dirty_bytes, 0, "what was cut is nobody's to write");
+            assert_eq!(cache.stats().dirty_bytes, 0, "truncated bytes are not dirty");
             file.set_len(LENGTH as u64).unwrap();
             expected[end as usize..].fill(0);
             file.sync_all().unwrap();

@@ -47,7 +47,7 @@ fn assert_writeback(result: bifolio::Result<()>, position_bytes: u64, errno: i32
 }
 
 #[test]
-fn a_read_that_fails_names_its_place_and_harms_nobody_else() {
+fn a_read_that_fails_names_its_position_and_affects_no_other() {
     let (_, backing, bytes) = memory();
     let cache = cache_of(1 << 20);
     let file = cache.open_backing(backing.clone(), &writable()).unwrap();
@@ -214,7 +214,7 @@ fn a_write_out_that_fails_during_reclaim_keeps_the_page() {
     // Four times what fits: the dirty pages are in the way again and again.
     assert_same(&read_all(&other), &other_bytes);
     // The flusher was told, and tries in its own time.
-    wait_for_stats(&cache, "somebody tries to write them out, in vain", |stats| {
+    wait_for_stats(&cache, "a thread tries to write them out and fails", |stats| {
         stats.writeback_errors > 0 && stats.dirty_bytes == 4 * PAGE
     });
     assert_same(&read_all(&file), &bytes);
@@ -295,7 +295,7 @@ fn pages_written_out_during_a_failed_truncation_survive() {
     thread::scope(|scope| {
         let cut = scope.spawn(|| file.set_len(100));
         gate.wait_for_arrivals(1);
-        // The cut is under way, and nobody knows yet that it will fail.
+        // The truncation is in progress, and no thread knows yet that it will fail.
         let sync = scope.spawn(|| file.sync_data());
         thread::sleep(std::time::Duration::from_millis(20));
         gate.open();

@@ -4,7 +4,7 @@
 //! not answer, and far above what a loaded machine takes.
 //!
 //! # Safety
-//! Looks at bytes inside maps that live, by address: nobody makes a reference to them.
+//! Loads bytes inside maps that live, by address, without references to them.
 #![allow(unsafe_code)]
 
 use std::fs;
@@ -72,7 +72,7 @@ struct Healthy {
     bytes: Vec<u8>,
     rng: Rng,
     slowest: Duration,
-    /// What is read is looked at there, too.
+    /// Bytes that are read are also compared in the map.
     map: Option<Map>,
     path: PathBuf,
     _directory: tempfile::TempDir,
@@ -87,7 +87,7 @@ impl Healthy {
         Self { file, bytes, rng, slowest, map: None, path, _directory: directory }
     }
 
-    /// The same in a map.
+    /// Creates it in a map.
     fn mapped(cache: &Cache, length: usize) -> Self {
         let healthy = Self::new(cache, length);
         let (path, bytes) = (healthy.path.with_extension("mapped"), healthy.bytes.clone());
@@ -104,7 +104,7 @@ impl Healthy {
         result
     }
 
-    /// Reads, writes and syncs here and there, so many times.
+    /// Makes `rounds` rounds of random reads, writes and syncs.
     fn work(&mut self, rounds: usize) {
         let pages = self.bytes.len() as u64 / PAGE;
         for round in 0..rounds {
@@ -135,7 +135,7 @@ impl Healthy {
 fn byte_of(map: &Map, position: u64) -> u8 {
     assert!(position < map.len());
     let byte = map.as_ptr().wrapping_add(position as usize);
-    // SAFETY: a byte of a map that lives; nobody stores to it meanwhile.
+    // SAFETY: a byte of a map that lives; it is not stored to meanwhile.
     unsafe { byte.read_volatile() }
 }
 
@@ -161,7 +161,7 @@ fn a_full_device_refuses_writes_at_its_limit_and_says_why() {
     assert!(cache.stats().dirty_bytes <= MEMORY / 2, "{:?}", cache.stats());
     assert!(accepted as u64 >= MEMORY / 4, "held at {accepted} bytes");
     error_of(Err::<(), _>(error), &["faulty", "position", "os error 28", &accepted.to_string()]);
-    // What is dirty already may change; what was accepted is there.
+    // Bytes that are already dirty may change; accepted bytes are present.
     file.write_all_at(&bytes[..100], 50).unwrap();
     file.write_all_at(&bytes[..150], 0).unwrap();
     assert_same(&read_all(&file)[..accepted], &bytes[..accepted]);
@@ -393,8 +393,8 @@ fn a_call_waits_for_memory_once_whatever_it_asks_for() {
     });
 }
 
-/// Writes to pages of a memory file here and there until it is told to stop, whatever comes of it;
-/// what each page begins with then.
+/// Writes to random pages of a memory file until it is told to stop, ignoring errors. Returns the
+/// first byte of each page.
 fn overwrite_until(stop: &AtomicBool, file: &File, refused: &AtomicU64) -> Vec<u64> {
     let pages = file.len() / PAGE;
     let mut rng = Rng::with_seed(pages);
@@ -583,7 +583,7 @@ fn a_healthy_map_works_beside_two_devices_that_hang() {
     assert_eq!(cache.stats().allocation_failures, 0);
 }
 
-/// What devices are to do that do not answer: all their reads, or all their writes.
+/// Creates devices that do not complete: none of their reads, or none of their writes.
 fn hung_devices(count: usize, call: Call, gate: &Gate) -> Vec<Arc<FaultyBacking>> {
     let devices: Vec<_> = (0..count).map(|_| faulty_memory(1 << 20).1).collect();
     devices.iter().for_each(|device| device.inject(Fault::on(call).forever().held(gate)));

@@ -1,4 +1,5 @@
-//! What cannot work is an error of the right kind, in one line that names the file and the number.
+//! A request that cannot work returns an error of the right kind, in one line with the file and the
+//! error number.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -127,7 +128,7 @@ fn a_few_pins_do_not_make_a_cache_full() {
 }
 
 #[test]
-fn a_file_cut_by_somebody_else_says_so_where_it_was_cut() {
+fn a_file_truncated_by_another_program_names_the_position() {
     let directory = directory();
     let (path, bytes) = random_file(&directory, "cut", 40_000);
     let cache = cache_of(4 << 20);
@@ -549,7 +550,7 @@ fn an_alignment_that_no_frame_has_is_refused() {
 }
 
 #[test]
-fn after_a_cut_by_somebody_else_set_len_goes_on() {
+fn set_len_works_after_a_truncation_by_another_program() {
     let directory = directory();
     let (path, bytes) = random_file(&directory, "cut", 40_000);
     let cache = cache_of(4 << 20);

@@ -1,4 +1,4 @@
-//! What a read that fails, or ends early, leaves behind; and a descriptor that takes nothing.
+//! Effects of a read that fails or ends early, and of a descriptor that accepts nothing.
 //!
 //! # Safety
 //! Installs a seccomp filter, on one thread that ends with its test.
@@ -11,7 +11,7 @@ use crate::support::{PAGE, cache_of, error_of, read_all, writable};
 use bifolio::{ErrorKind, OpenOptions, ReadRequest};
 use bifolio_testing::{Call, Fault, FaultyBacking, MemoryBacking, skip};
 
-/// What the caller's buffer holds before a read, and what other files hold.
+/// Bytes in the caller's buffer before a read, and in other files.
 const BEFORE: u8 = 0x55;
 const FOREIGN: u8 = 0xAA;
 

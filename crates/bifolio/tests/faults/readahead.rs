@@ -1,5 +1,5 @@
-//! Readahead that fails, is late, or is overtaken by a cut or a close: nobody's error but the
-//! reader's of the page, no byte read twice, nothing left behind.
+//! Readahead that fails, is late, or races with a truncation or a close: only the reader of the
+//! page gets the error, no byte is read twice, and no resource leaks.
 
 use std::sync::Arc;
 use std::thread;
@@ -16,7 +16,8 @@ const LENGTH: usize = (3 << 20) + 5000;
 /// In the middle of the second one.
 const MIDDLE: u64 = 300 * PAGE;
 
-/// A cache in which all of the file can be read ahead, and the file, which nobody reads otherwise.
+/// Opens a cache in which all of the file can be read ahead, and the file, which has no other
+/// reader.
 fn open(faulty: &Faulty) -> (Cache, File) {
     let cache = faulty.builder(16 << 20).build().unwrap();
     let file = faulty.open(&cache);
@@ -42,7 +43,7 @@ fn give_others_time() {
     thread::sleep(Duration::from_millis(20));
 }
 
-/// Nobody has the backing but the test.
+/// Checks that only the test still references the backing.
 #[track_caller]
 fn assert_given_back(faulty: &Faulty) {
     wait_until("the backing is given back", || Arc::strong_count(&faulty.backing) == 1);
@@ -60,7 +61,7 @@ fn a_failed_readahead_is_no_error_until_the_page_is_read() {
         file.write_all_at(b"fine", LENGTH as u64).unwrap();
         file.sync_all().unwrap();
         let calls = faulty.backing.calls(Call::Read);
-        // What came in the other transfers is there.
+        // The pages of the other transfers are resident.
         assert_same(&read(&file, 0, 1 << 20), &faulty.bytes[..1 << 20]);
         assert_same(&read(&file, 2 << 20, 1 << 20), &faulty.bytes[2 << 20..3 << 20]);
         assert_eq!(faulty.backing.calls(Call::Read), calls);
@@ -162,7 +163,7 @@ fn windows_do_not_wait_behind_what_was_advised() {
             gate.open();
             is_in_time
         });
-        assert!(is_in_time, "it waits for somebody else's pages");
+        assert!(is_in_time, "it waits for pages of another file");
         assert!(cache.stats().readahead_folios > 1024, "of both");
         assert_same(&read_all(&file), &faulty.bytes);
     });
@@ -228,7 +229,7 @@ fn bytes_that_came_before_the_cut_are_not_seen_behind_it() {
     for_each_way(LENGTH, |faulty| {
         let (_cache, file) = open(faulty);
         let gate = Gate::new();
-        // Half of the transfer is there; the rest is late.
+        // Half of the transfer is resident; the rest is late.
         let half = (1 << 20) + (512 << 10);
         faulty.backing.inject(Fault::on(Call::Read).at(half - 1..half).short_by(512 << 10));
         faulty.backing.inject(Fault::on(Call::Read).at(half..half + 1).nth(2).held(&gate));

@@ -102,7 +102,8 @@ struct World {
     cache: Cache,
 }
 
-/// `None`, with a word about it, where nothing is direct or nobody submits.
+/// Creates the world; `None`, with a message, where transfers are not direct or submissions are
+/// refused.
 fn world(operation: Operation, refused_from: u64) -> Option<World> {
     let features = Features::probe(&[]);
     let directory = directory();

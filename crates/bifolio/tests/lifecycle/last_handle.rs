@@ -1,4 +1,4 @@
-//! What the drop of a last handle leaves behind.
+//! Effects of dropping the last handle.
 
 use std::sync::Mutex;
 use std::thread;

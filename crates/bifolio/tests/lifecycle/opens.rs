@@ -45,8 +45,9 @@ fn a_file_opens_while_the_length_of_another_is_waited_for() {
     });
 }
 
-/// A device does not answer, and all that is not pinned is dirty there: whoever drops a file of it
-/// waits for it, and whoever wants a frame for frames; nobody else waits for them.
+/// A device does not answer, and all pages that are not pinned are dirty pages of it. A thread that
+/// drops a file of that device waits for it, a thread that needs a frame waits for frames, and no
+/// other thread waits.
 #[test]
 fn a_file_opens_while_the_last_close_of_another_waits() {
     in_time("an open", || {

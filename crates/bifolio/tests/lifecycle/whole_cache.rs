@@ -29,7 +29,7 @@ fn the_first_failing_file_does_not_stop_the_syncs_of_others() {
     assert!(files.iter().all(|faulty| &faulty.stored()[4096..4099] == b"new"));
 }
 
-/// What is written while the cache closes may fail when that has gone far.
+/// A write during the close of the cache may fail once the close is far enough.
 #[test]
 fn a_cache_whose_close_failed_late_is_open() {
     let faulty = Faulty::new(Way::Memory, 8192, 1);

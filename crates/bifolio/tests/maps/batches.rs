@@ -1,7 +1,7 @@
 //! Batches of pages of a mapped file that leave together, clean and dirty ones mixed.
 //!
 //! # Safety
-//! Loads and stores through a map that nobody else uses.
+//! Loads and stores through a map that no other code uses.
 #![allow(unsafe_code)]
 
 use bifolio::{Cache, OpenOptions};
@@ -10,8 +10,8 @@ use std::time::Duration;
 const PAGES: u64 = 4096;
 const PAGE_BYTES: u64 = 4096;
 
-/// Several batches share the memory their pages leave through, and one transfer: no copy that is
-/// still to be written out may give way to one of the next batch.
+/// Several batches share the bounce buffer and one transfer: a copy that is still to be written
+/// must not be overwritten by a copy of the next batch.
 #[test]
 fn pages_of_mixed_batches_keep_their_bytes() {
     if !crate::support::files_can_be_mapped() {
@@ -73,7 +73,7 @@ fn assert_listed(cache: &Cache) {
 /// While pages come in order they leave in long transfers; for who touches one here and one there,
 /// and would wait behind those, in short ones.
 #[test]
-fn pages_leave_in_short_transfers_when_nobody_reads_in_order() {
+fn random_reads_keep_eviction_transfers_short() {
     if !crate::support::files_can_be_mapped() {
         return;
     }
@@ -102,13 +102,13 @@ fn pages_leave_in_short_transfers_when_nobody_reads_in_order() {
     assert!(in_order > 64, "{in_order} pages");
     let mut random = fastrand::Rng::with_seed(7);
     let mut in_no_order = |count| (0..count).for_each(|_| store(random.u64(..pages)));
-    // Until the stream is forgotten: here and there a page is where it would go on, which makes it
-    // shorter each time.
+    // Until the stream is forgotten: some pages at which it would continue are resident, which
+    // shortens it each time.
     in_no_order(16_000);
     let in_no_order = pages_by_transfer(&mut || in_no_order(4000));
     // Two that are neighbours by chance look like a stream, for a while.
     assert!((1..48).contains(&in_no_order), "{in_no_order} pages, {in_order} in order");
-    // Nor is more kept free than one who reads here and there needs.
+    // No more memory is kept free than a random reader needs.
     let stats = cache.stats();
     assert!(stats.bound_bytes - stats.used_bytes < 1 << 20, "{stats:?}");
 }

@@ -2,7 +2,7 @@
 //! page that waits for a folio's lock.
 //!
 //! # Safety
-//! Nobody else uses the maps meanwhile.
+//! No other code uses the maps meanwhile.
 #![allow(unsafe_code)]
 
 use crate::setup::{Way, load};
@@ -27,7 +27,7 @@ fn a_page_can_be_written_from_the_map_of_itself_and_of_others() {
         }
         // SAFETY: see the head of the file.
         let bytes = unsafe { map.as_slice() };
-        // A hole that is written with itself, whole: nothing of it is there.
+        // A hole that is written from itself, whole: no page of it is resident.
         let hole = (PAGES + 5) * PAGE;
         file.write_all_at(&bytes[hole as usize..(hole + PAGE) as usize], hole).unwrap();
         assert!(load(map.as_ptr(), hole..hole + PAGE).iter().all(|byte| *byte == 0));

@@ -1,5 +1,5 @@
-//! What a backing gets of a file that is mapped for writing: bytes that stand still during a write,
-//! whatever is stored through maps meanwhile, and in the end every store.
+//! Bytes that a backing gets of a file that is mapped for writing: they do not change during a
+//! write, whatever is stored through maps meanwhile, and in the end they include every store.
 //!
 //! # Safety
 //! Words of a map are used as atomic ones, by all threads.
@@ -26,7 +26,7 @@ struct Twice {
     stored: MemoryBacking,
     /// How often all pages were stored to.
     rounds: AtomicU64,
-    /// Nobody stores any more.
+    /// Set when no thread stores any more.
     is_over: AtomicBool,
     writes: AtomicU64,
     changed_pages: AtomicU64,

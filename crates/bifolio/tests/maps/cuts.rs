@@ -41,7 +41,7 @@ fn pages_stored_between_two_cuts_are_never_refused() {
     }
 }
 
-/// A message about a page behind the end, served when the file has grown, harms nobody.
+/// A message about a page past the end, served after the file has grown, affects no thread.
 #[test]
 fn a_page_is_there_at_once_when_the_file_grows() {
     for way in Way::modes().into_iter().filter(|way| way.faults == FaultMode::Threads) {

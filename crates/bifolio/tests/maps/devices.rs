@@ -1,10 +1,10 @@
-//! What the kernel writes into a map without the page tables, by direct I/O and by io_uring with
-//! memory that is registered or not, while the pages are synced and evicted: none of it is lost
-//! under a `pin_mut`. A mapping of the kernel's does the same beside it.
+//! The kernel writes into a map without the page tables, by direct I/O and by io_uring with
+//! registered or unregistered memory, while the pages are synced and evicted: under a `pin_mut`, no
+//! byte is lost. An ordinary mapping behaves in the same way.
 //!
 //! # Safety
-//! The kernel is given addresses inside a map, which lives as long as the call; nobody makes a
-//! reference to the bytes.
+//! The kernel gets addresses inside a map, which lives as long as the call; no references to the
+//! bytes exist.
 #![allow(unsafe_code)]
 
 use std::fs;
@@ -84,7 +84,7 @@ fn read_by(ring: &mut IoUring, file: &fs::File, position: u64, target: *mut u8, 
     assert_eq!(ring.completion().next().unwrap().result(), CHUNK as i32);
 }
 
-/// What is to be read in, in one round after the other.
+/// Sources of the reads, one round after the other.
 struct Sources {
     directory: TempDir,
     files: Vec<fs::File>,
@@ -208,7 +208,7 @@ fn direct_reads_into_a_pinned_memory_file_are_kept() {
     }
 }
 
-/// What a program expects of a mapping.
+/// Expectations of a program about a mapping.
 #[test]
 fn direct_reads_into_a_mapping_of_the_kernel_are_kept() {
     let Some(sources) = Sources::new() else { return };
@@ -216,7 +216,7 @@ fn direct_reads_into_a_mapping_of_the_kernel_are_kept() {
     let file = fs::OpenOptions::new().read(true).write(true).open(&path).unwrap();
     let (protection, length) = (libc::PROT_READ | libc::PROT_WRITE, LENGTH as usize);
     let (null, descriptor) = (std::ptr::null_mut(), file.as_raw_fd());
-    // SAFETY: a new mapping of a file that nobody else uses.
+    // SAFETY: a new mapping of a file that no other code uses.
     let start = unsafe { libc::mmap(null, length, protection, libc::MAP_SHARED, descriptor, 0) };
     assert_ne!(start, libc::MAP_FAILED);
     let start = Address(start.cast());
@@ -230,11 +230,11 @@ fn direct_reads_into_a_mapping_of_the_kernel_are_kept() {
         file.sync_data().unwrap();
         assert_eq!(sources.lost_pages(round, &fs::read(&path).unwrap()), 0);
     }
-    // SAFETY: nobody uses it any more.
+    // SAFETY: it is no longer used.
     assert_eq!(unsafe { libc::munmap(start.0.cast(), length) }, 0);
 }
 
-/// While a page is pinned every sync writes it anew, though nobody stores to it in sight.
+/// While a page is pinned, every sync writes it again, although no store to it can be seen.
 #[test]
 fn a_sync_writes_what_came_under_a_pin() {
     let Some(sources) = Sources::new() else { return };
@@ -255,8 +255,9 @@ fn a_sync_writes_what_came_under_a_pin() {
     }
 }
 
-/// What a device has stored without the page tables since the last sync is dirty when the pin ends;
-/// also if the file was cut and has grown meanwhile, and has the page still.
+/// Bytes that a device has stored without the page tables since the last sync are dirty when the
+/// pin ends, even if the file was truncated and has grown meanwhile, if the page still belongs to
+/// it.
 #[test]
 fn what_came_last_under_a_pin_is_kept_also_after_a_cut() {
     let Some(sources) = Sources::new() else { return };

@@ -119,7 +119,7 @@ fn dirty_pages_that_were_discarded_are_an_error() {
             file.write_all_at(b"dirty", page * PAGE).unwrap();
             discard(map.as_ptr(), page..page + 1);
         }
-        // Nothing waits for pages that nobody can have, and nothing is written in their place.
+        // No thread waits for pages that cannot be filled, and nothing is written instead of them.
         error_of(file.sync_data(), &["discarded the page"]);
         assert_same(&storage.stored(), &storage.bytes);
         error_of(map.prefetch(3 * PAGE..4 * PAGE), &["12288", "discarded the page"]);

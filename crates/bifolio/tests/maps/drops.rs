@@ -61,7 +61,7 @@ fn touch_at(start: Address, page: u64) -> u8 {
 }
 
 #[test]
-fn faults_at_pinned_pages_keep_nobody_waiting() {
+fn faults_at_pinned_pages_delay_no_other_thread() {
     const NAME: &str = "drops::faults_at_pinned_pages_keep_nobody_waiting";
     let ways = Way::modes();
     if let Ok(number) = std::env::var(VARIABLE) {

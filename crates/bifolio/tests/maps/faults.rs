@@ -44,10 +44,10 @@ fn touch_a_bad_page(way: Way, is_to_die: bool) {
         assert!(matches!(error.kind(), ErrorKind::Io(_)), "{error:?}");
     }
     assert!(file.read_at(&mut [0; 10], 5 * PAGE + 7).is_err());
-    // Its neighbours are there.
+    // Its neighbours are resident.
     assert_same(&load(map.as_ptr(), 0..5 * PAGE), &storage.bytes[..5 * PAGE_USIZE]);
     assert_same(&load(map.as_ptr(), 6 * PAGE..16 * PAGE), &storage.bytes[6 * PAGE_USIZE..]);
-    assert!(map.take_error().is_none() && other.take_error().is_none(), "nobody touched it");
+    assert!(map.take_error().is_none() && other.take_error().is_none(), "no page was touched");
     if is_to_die {
         println!("now it dies");
         touch(map.as_ptr(), 5 * PAGE);
@@ -73,8 +73,8 @@ fn a_page_that_cannot_be_read_raises_a_signal_until_it_can() {
     }
 }
 
-/// Waits until nobody serves a fault of the file any more. The kernel may ask more than once for
-/// one touch: who is woken for another reason asks again.
+/// Waits until no thread serves a fault of the file any more. The kernel may send more than one
+/// message for one access: a thread that is woken for another reason sends it again.
 fn wait_for_services(file: &File) {
     drop(file.map(0..file.len()).unwrap());
 }
@@ -219,7 +219,7 @@ fn read_many_fills_no_map_while_its_transfers_are_under_way() {
     let gate = Gate::new();
     storage.backing.inject(Fault::on(Call::Read).forever().held(&gate));
     let mut map = way.memory_file(&cache, PAGE).map_mut(0..PAGE).unwrap();
-    // SAFETY: nobody else uses these bytes.
+    // SAFETY: these bytes are used only here.
     let mapped = unsafe { map.as_mut_slice() };
     let mut found = vec![0; 8 * PAGE_USIZE];
     let places = (0..8).map(|place| 2 * place * PAGE).chain([last]);
@@ -241,7 +241,7 @@ fn read_many_fills_no_map_while_its_transfers_are_under_way() {
 }
 
 #[test]
-fn a_swap_that_fails_while_pages_leave_loses_nothing() {
+fn a_swap_that_fails_during_eviction_loses_nothing() {
     for way in Way::modes() {
         for errno in [libc::EIO, libc::ENOSPC] {
             let storage = Faulty::new(support::Way::Memory, 0, 6);

@@ -1,4 +1,4 @@
-//! What system calls can do with maps.
+//! System calls that use the memory of maps.
 //!
 //! # Safety
 //! The kernel is given addresses inside a map, which lives as long as the call.

@@ -1,8 +1,8 @@
-//! What a cache with maps takes with it when it ends: its address space, its memory, its
-//! descriptors; also when it ends with bytes that could not be written.
+//! Resources that a cache with maps must release when it ends: its address space, memory and
+//! descriptors, even if some bytes could not be written.
 //!
 //! # Safety
-//! Bytes of maps that are there, in processes that run nothing else.
+//! Accesses bytes of maps that are valid, in processes that run nothing else.
 #![allow(unsafe_code)]
 
 use std::fs;
@@ -22,7 +22,7 @@ const ROUNDS: usize = 6;
 const LEN_MAX: u64 = 64 << 30;
 const MEMORY: u64 = 32 << 20;
 
-/// What the process has of the system.
+/// Resources of the process.
 #[derive(Clone, Copy, Debug)]
 struct Taken {
     mappings: usize,
@@ -53,8 +53,8 @@ impl Taken {
         }
     }
 
-    /// What was taken since is not as much as one cache has, for any of it. Threads that have ended
-    /// are gone a moment later.
+    /// Checks that the resources taken since are fewer than those of one cache, for each kind.
+    /// Threads that have ended may need a moment to disappear.
     fn check_nothing_is_left(self, what: &str) {
         support::wait_until(&format!("{what}: {self:?}"), || {
             let now = Self::now();
@@ -77,11 +77,11 @@ enum End {
     Unwritten,
     /// Everything is written, and cannot be made durable.
     Unflushed,
-    /// What a close could not do either.
+    /// Closed with an error, then dropped.
     Unclosed,
     /// A memory file whose swap takes nothing.
     Unswapped,
-    /// Somebody holds pages for longer than the cache lives.
+    /// Pages are referenced for longer than the cache lives.
     Held,
     /// The kernel has lost pages of it.
     Poisoned,
@@ -113,7 +113,7 @@ fn live_and_end(way: Way, end: End) {
         cache.open_backing(Arc::clone(&storage.backing) as _, &options).unwrap()
     };
     let mut map = file.map_mut(0..file.len()).unwrap();
-    // So that all that is made when it is first needed is there, and in use.
+    // Creates and uses everything that is created on first use.
     map.prefetch(0..map.len()).unwrap();
     for page in 0..64 {
         store(map.as_mut_ptr(), page * PAGE, b"stored");

@@ -38,7 +38,8 @@ fn for_both_files(way: Way, bytes: &[u8], test: impl Fn(&Cache, &File)) {
     test(&cache, &file);
 }
 
-/// Has the kernel load a byte of a map: it says so where it cannot, and nobody dies.
+/// Lets the kernel load a byte of a map: it returns an error where it cannot, and no signal is
+/// raised.
 fn kernel_can_load(start: *const u8, position: u64) -> bool {
     let (read, write) = std::io::pipe().unwrap();
     let source = start.wrapping_add(position as usize);
@@ -63,7 +64,7 @@ fn touch_what_was_cut(way: Way) {
     file.set_len(len).unwrap();
     assert!(is_past_end(&map.prefetch(0..map.len())));
     assert!(is_past_end(&map.pin(5 * PAGE..7 * PAGE)));
-    assert!(map.take_error().is_none(), "nobody has touched it");
+    assert!(map.take_error().is_none(), "no page was touched");
     assert_same(&load(map.as_ptr(), 0..len), &bytes[..len as usize]);
     assert_same(&load(map.as_ptr(), len..6 * PAGE), &vec![0; (6 * PAGE - len) as usize]);
     println!("now it dies");
@@ -259,7 +260,7 @@ fn a_cache_with_maps_is_not_closed_and_closes_after_them() {
     }
 }
 
-/// What a device writes under a pin, the map of which is gone.
+/// A device writes under a pin whose map was dropped.
 #[test]
 fn a_cache_with_pins_of_maps_is_not_closed() {
     for way in Way::modes() {

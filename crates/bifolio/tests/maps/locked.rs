@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering;
 const PAGES: u64 = 2048;
 const PAGE: u64 = 4096;
 
-/// A batch of pages in a row, of which one in the middle is locked.
+/// A batch of adjacent pages, one of which, in the middle, is locked.
 #[test]
 fn a_batch_with_locked_pages_loses_no_store() {
     for way in Way::modes() {

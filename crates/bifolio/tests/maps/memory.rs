@@ -1,4 +1,4 @@
-//! What a map of a file that is a hundred times as large as the memory takes of it.
+//! Memory used by a map of a file that is a hundred times as large as the memory.
 //!
 //! What the kernel says about a process is about all of it, so this runs alone in a process of its
 //! own.
@@ -86,8 +86,8 @@ fn use_stack() {
     std::hint::black_box([1_u8; STACK_BYTES]);
 }
 
-/// Threads that have their stacks and their heaps already add no more than the bound, whoever
-/// serves their faults.
+/// Threads whose stacks and heaps exist already add no more than the bound, whichever thread serves
+/// their faults.
 fn roam_with_many(way: Way) {
     let cache = way.swapping(BOUND);
     let file = way.memory_file(&cache, LENGTH);

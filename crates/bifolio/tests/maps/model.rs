@@ -106,7 +106,7 @@ impl<'c> Run<'c> {
         self.model[range.start as usize..range.end as usize].copy_from_slice(&bytes);
     }
 
-    /// Bytes behind the end that nobody may ever find in the file.
+    /// Stores bytes past the end of file, which must never be found in the file.
     fn store_behind_the_end(&mut self) {
         let (start, end) = (self.len(), self.len().next_multiple_of(PAGE));
         for (mapped, view) in &mut self.maps {

@@ -1,4 +1,5 @@
-//! What the kernel refuses in the middle of things: nothing that was seen is lost in silence.
+//! The kernel refuses a call in the middle of an operation: no byte that was visible is lost
+//! silently.
 //!
 //! # Safety
 //! Only bytes of the file are touched; descriptors of the cache are broken in a process of its own.
@@ -33,7 +34,7 @@ pub fn break_pipes() -> Vec<OwnedFd> {
         let flags = unsafe { libc::fcntl(number, libc::F_GETFL) };
         let is_reader = flags & (libc::O_ACCMODE | libc::O_NONBLOCK) == libc::O_NONBLOCK;
         if target.to_string_lossy().starts_with("pipe:") && is_reader {
-            // SAFETY: a number that is open; nobody closes it meanwhile.
+            // SAFETY: a number that is open; it is not closed meanwhile.
             let reader = unsafe { BorrowedFd::borrow_raw(number) };
             readers.push(reader.try_clone_to_owned().unwrap());
             // SAFETY: what the cache has under this number is another file now, as it may be in a
@@ -175,7 +176,7 @@ fn end_without_a_look(way: Way, errno: i32) {
         let (path, _) = random_file(&directory, name, 8 * PAGE_USIZE);
         let file = cache.open(path, &way.options()).unwrap();
         let mut map = file.map_mut(0..file.len()).unwrap();
-        // So that the page is there, and clean.
+        // Makes the page resident and clean.
         store(map.as_mut_ptr(), 3 * PAGE, b"before");
         file.sync_data().unwrap();
         store(map.as_mut_ptr(), 3 * PAGE, b"stored");
@@ -242,7 +243,7 @@ fn find_no_memory_to_refuse(way: Way) {
     storage.backing.inject(Fault::on(Call::Read).forever());
     refuse_calls(libc::SYS_ioctl, Some(POISON), libc::ENOMEM);
     let start = Address(map.as_ptr().cast_mut());
-    // Who touches it can neither go on nor be told: he ends with the process.
+    // A thread that touches it can neither continue nor get an error: the process ends.
     thread::spawn(move || touch({ start }.0, 0));
     support::wait_until("the cache is poisoned", || is_poisoned(file.sync_data()));
     println!("it has ended well");
@@ -259,7 +260,8 @@ fn a_page_that_cannot_be_refused_poisons_the_cache_in_time() {
     run_to_a_good_end(NAME, usize::from(can_run));
 }
 
-/// Pages whose last bytes cannot be had back poison the cache; nobody dies, waits, or is misled.
+/// Pages whose last bytes cannot be recovered poison the cache; no thread is killed, waits, or
+/// reads wrong bytes.
 #[test]
 fn kept_pages_that_are_lost_poison_the_cache() {
     const NAME: &str = "poisoned::kept_pages_that_are_lost_poison_the_cache";
@@ -443,7 +445,8 @@ fn is_resident(address: *mut u8) -> bool {
     unsafe { libc::mincore(address.cast(), PAGE_USIZE, &raw mut answer) == 0 && answer & 1 == 1 }
 }
 
-/// Adds to the first word of a map as soon as its page is there; how often.
+/// Adds to the first word of a map as soon as its page is resident; returns the number of
+/// additions.
 fn add_at_once(start: Address) -> u64 {
     while !is_resident(start.0) {
         std::hint::spin_loop();
@@ -455,7 +458,7 @@ fn add_at_once(start: Address) -> u64 {
     count
 }
 
-/// What was stored to the first pages of a transfer, of which the kernel refuses a later one.
+/// Bytes were stored to the first pages of a transfer, and the kernel refuses a later page.
 #[test]
 fn pages_in_front_of_one_that_is_refused_keep_what_was_stored() {
     for way in Way::modes() {

@@ -198,8 +198,8 @@ fn a_pin_outlives_a_cut_and_growth_and_raises_no_signal() {
         drop(second);
         storage.backing.heal();
         file.sync_data().unwrap();
-        // In vain only while the write-out that the advice above began still looks for stores.
-        support::wait_until("the page leaves", || {
+        // Refused only while the write-out that the advice above began still searches for stores.
+        support::wait_until("the page is evicted", || {
             file.advise(5 * PAGE..6 * PAGE, Advice::DontNeed).unwrap().evicted == 1
         });
         assert!(read_all(&file).iter().all(|byte| *byte == 0));

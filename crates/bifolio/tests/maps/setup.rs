@@ -2,9 +2,9 @@
 //! loads and stores.
 //!
 //! # Safety
-//! Offsets are checked against the length of the map; that the page can be had is the caller's
-//! business: if it cannot, the process dies. Nothing but bytes is copied, and nobody makes a Rust
-//! reference to a byte of a map.
+//! Offsets are compared with the length of the map. The caller makes sure that the page can be
+//! filled: otherwise the process is killed. Only bytes are copied, and no Rust reference to a byte
+//! of a map exists.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
@@ -16,17 +16,17 @@ use bifolio::{Cache, CacheBuilder, FaultMode, Feature, File, Map, MapMut, OpenOp
 
 use crate::support::{files_can_be_mapped, writable};
 
-/// See the head of the file.
+/// Way of serving faults, and the features that are disabled.
 #[derive(Clone, Copy, Debug)]
 pub struct Way {
     pub faults: FaultMode,
     pub masked: Option<Feature>,
 }
 
-/// Who can serve faults.
+/// Kinds of threads that can serve faults.
 pub const MODES: [FaultMode; 2] = [FaultMode::Threads, FaultMode::InThread];
 
-/// What maps can do without.
+/// Features that maps can work without.
 pub const MASKS: [Feature; 3] =
     [Feature::FaultPoison, Feature::VectoredUnmap, Feature::KernelFaults];
 
@@ -108,7 +108,7 @@ impl View {
     }
 }
 
-/// What a map holds in a range, loaded byte for byte.
+/// Loads a range of a map, byte by byte.
 pub fn load(start: *const u8, range: Range<u64>) -> Vec<u8> {
     let length = (range.end - range.start) as usize;
     let mut bytes = vec![0xEE; length];
@@ -148,7 +148,7 @@ pub fn word<'a>(start: *mut u8, position: u64) -> &'a AtomicU64 {
     assert!(position.is_multiple_of(8));
     // SAFETY: see the head of the file; the caller drops it before the map.
     let target = unsafe { start.add(position as usize) }.cast();
-    // SAFETY: aligned, as the start of a map of a whole file is, and used by nobody but as this.
+    // SAFETY: aligned, as the start of a map of a whole file is, and used only as this type.
     unsafe { AtomicU64::from_ptr(target) }
 }
 
@@ -156,7 +156,7 @@ pub fn word<'a>(start: *mut u8, position: u64) -> &'a AtomicU64 {
 #[derive(Clone, Copy, Debug)]
 pub struct Address(pub *mut u8);
 
-// SAFETY: an address; whoever uses it says why he may.
+// SAFETY: an address; each use of it gives its own reason.
 unsafe impl Send for Address {}
 // SAFETY: as above.
 unsafe impl Sync for Address {}

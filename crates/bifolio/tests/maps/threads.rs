@@ -1,8 +1,8 @@
 //! Stores of several threads while pages are evicted all the time: none is lost.
 //!
-//! Each thread owns words of the file and counts in them; nobody else stores there. Whoever counts
-//! checks what he stored last. An *evictor* reads a second file through the same cache, and makes
-//! the cache smaller and larger.
+//! Each thread owns words of the file and counts in them; no other thread stores there. It checks
+//! the value that it stored last. An *evictor* reads a second file through the same cache, and
+//! makes the cache smaller and larger.
 //!
 //! # Safety
 //! Words of a map are used as atomic ones, by all threads.
@@ -50,7 +50,7 @@ impl Owns {
     }
 }
 
-/// What each word must hold at least: told before and after each store.
+/// Minimum value of each word, updated before and after each store.
 struct Ledger {
     stored: Vec<AtomicU64>,
     /// How many stores each thread has made.
@@ -242,8 +242,8 @@ fn stores_that_come_late_are_found() {
     }
 }
 
-/// What is punched is a hole, or what was stored since; and the page is there for whoever touches
-/// it: one that the table has and the address space has not would be faulted for without end.
+/// A punched page is a hole, or has the bytes stored since. Its page is accessible: a page that is
+/// in the table but not in the address space would fault endlessly.
 #[test]
 fn pages_punched_while_stored_to_can_be_touched() {
     for way in Way::modes() {

@@ -21,8 +21,8 @@ fn read(file: &File, position: u64, length: usize) -> Vec<u8> {
     buffer
 }
 
-/// So many pages are held, or will be: a chunk that is being made resident in the background counts
-/// until it is.
+/// Waits until `pages` pages are resident, or will be: a chunk that is being made resident in the
+/// background counts.
 #[track_caller]
 fn assert_resident(cache: &Cache, pages: RangeInclusive<u64>) {
     crate::support::wait_for_stats(cache, "pages are held", |stats| {

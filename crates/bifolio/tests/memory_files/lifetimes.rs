@@ -137,7 +137,7 @@ fn a_file_outlives_its_cache() {
     assert_same(&read(&file, 19 * PAGE, PAGE as usize), &[0; PAGE as usize]);
 }
 
-/// A short life: holes, room, data, in several table pages.
+/// Uses a file briefly: holes, allocated space and data in several table pages.
 fn live(setup: &Setup, cache: &Cache, number: u64) {
     let file = setup.file(cache);
     write_pages(&file, number % 7..number % 7 + 5);

@@ -42,7 +42,8 @@ impl Run {
         }
     }
 
-    /// Folios of other sizes take chunks of their own: then nobody can say when a cache is full.
+    /// Returns `true` if the operation is used. Folios of other sizes take chunks of their own:
+    /// then it is unspecified when a cache is full.
     fn does(&self, kind: OpKind) -> bool {
         kind != OpKind::Collapse || !self.may_be_full()
     }

@@ -24,7 +24,7 @@ fn an_allocation_keeps_zeros_that_were_only_pinned() {
     check_resident(&cache, 64 * PAGE).unwrap();
 }
 
-/// No write of the swap has to look for room, which would keep everybody from reading there.
+/// No write of the swap has to allocate storage, which would block all reads there.
 #[test]
 fn the_swap_file_has_room_before_pages_are_written_to_it() {
     const PAGES: u64 = 2048;
@@ -80,7 +80,7 @@ fn a_refused_allocation_takes_back_nothing_that_was_written() {
         for round in 0..5000 {
             let page = random.u64(..200) * PAGE;
             let bytes = fill_bytes(round, PAGE_BYTES);
-            // There is no room just now, or it was there already.
+            // No slot is free now, or the page had one already.
             if file.write_at(&bytes, page).is_err() {
                 continue;
             }

@@ -13,8 +13,8 @@ use crate::support::{assert_same, read_all};
 const REGION_BYTES: usize = 300_001;
 const THREADS: usize = 3;
 
-/// What each thread ends with, and how many of its operations were refused. Regions are full to
-/// begin with, or one hole.
+/// Returns the final state of each thread, and the number of refused operations. Regions are full
+/// at first, or one hole.
 fn run_regions(
     seed: u64,
     cache: &Cache,
@@ -63,8 +63,8 @@ fn regions_agree(setup: &Setup, seed: u64, steps: usize) -> u64 {
     let stats = cache.stats();
     assert!(stats.used_bytes <= stats.bound_bytes, "{stats:?}");
     if setup.keeps_in_memory() {
-        // Whoever was refused has left nothing. Units at the edges count for both neighbours, or
-        // may be holes.
+        // A refused operation has no effect. Units at the edges count for both neighbours, or may
+        // be holes.
         let rooms = models.iter().map(|(model, _)| model.room_bytes());
         let least: u64 = rooms.clone().map(|room| *room.start()).sum();
         let most: u64 = rooms.map(|room| *room.end()).sum();

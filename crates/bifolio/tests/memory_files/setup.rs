@@ -8,7 +8,7 @@ use bifolio::{Cache, CacheBuilder, File, Stats};
 
 use crate::support::writable;
 
-/// See the head of the file.
+/// Settings of a cache with memory files.
 #[derive(Clone, Debug)]
 pub struct Setup {
     pub memory_bytes: u64,
@@ -16,7 +16,7 @@ pub struct Setup {
     pub swap: Swap,
 }
 
-/// What a cache does with the pages of memory files when it is full.
+/// Treatment of pages of memory files when the cache is full.
 #[derive(Clone, Debug)]
 pub enum Swap {
     /// It refuses to take more.
@@ -30,7 +30,7 @@ impl Setup {
         Self { memory_bytes, folio_bytes, swap: Swap::None }
     }
 
-    /// The same, with a swap.
+    /// Creates the settings with a swap.
     pub fn swapping(memory_bytes: u64, folio_bytes: u64) -> Self {
         Self { memory_bytes, folio_bytes, swap: Swap::Temporary }
     }
@@ -63,8 +63,8 @@ pub fn resident_bytes(stats: &Stats) -> u64 {
     stats.frame_bytes.saturating_sub(stats.free_bytes)
 }
 
-/// What is wrong with the memory of a cache whose files, all of them memory files that stay in
-/// memory, have this much room. The cache may be making room ahead of need just now.
+/// Returns what is wrong with the memory of a cache whose files, all of them memory files without a
+/// swap, have this much space. The cache may be reclaiming ahead of need at the moment.
 pub fn check_memory(cache: &Cache, room_bytes: Option<RangeInclusive<u64>>) -> Result<(), String> {
     let stats = cache.stats();
     if stats.used_bytes > stats.bound_bytes {

@@ -20,7 +20,7 @@ const BLOCK: usize = PAGE as usize;
 /// Pages of the file that are fought for.
 const BLOCKS: u64 = 192;
 const OWNERS: u64 = 2;
-/// Pages in a row with the same owner: folios of four pages have two.
+/// Adjacent pages with the same owner: folios of four pages have two owners.
 const OWNED_TOGETHER: u64 = 3;
 
 /// The bytes of a write.
@@ -31,7 +31,7 @@ fn block(index: u64, change: u64) -> Vec<u8> {
     block
 }
 
-/// What is known of the changes of one page.
+/// Known changes of one page.
 #[derive(Debug, Default)]
 struct Changes {
     /// The newest that was begun.
@@ -40,7 +40,7 @@ struct Changes {
     done: Mutex<u64>,
 }
 
-/// See the head of the file.
+/// Memory files shared by several threads, and the state to check them.
 struct Arena<'a> {
     file: &'a File,
     pages: Vec<Changes>,
@@ -109,7 +109,7 @@ impl<'a> Arena<'a> {
         assert!(change % 2 == 1 && changes.contains(&change), "{change} is not in {changes:?}");
     }
 
-    /// The pages around one that the owner has: as many in a row as there are, or fewer.
+    /// Returns pages around a random one that the owner has: all adjacent ones, or fewer.
     fn owned(&self, owner: u64, random: &mut Rng) -> std::ops::Range<u64> {
         let stretches = BLOCKS / OWNED_TOGETHER / OWNERS;
         let first = (random.u64(..stretches) * OWNERS + owner) * OWNED_TOGETHER;
@@ -127,7 +127,7 @@ impl<'a> Arena<'a> {
                 self.end(pages.start, &changes, if is_done { changes.len() } else { 0 });
             }
             3 => {
-                // Nobody can tell.
+                // Unspecified.
                 let outcome = self.file.allocate(bytes);
                 self.note_refused(outcome);
             }
@@ -210,7 +210,7 @@ impl<'a> Arena<'a> {
         }
     }
 
-    /// What a seek passes over was not data all the time, or not a hole.
+    /// Checks that bytes skipped by a seek were not data, or not a hole, all the time.
     fn seek_some(&self, random: &mut Rng) {
         let index = random.u64(..BLOCKS);
         let done = self.done(index);
@@ -350,7 +350,7 @@ fn a_page_whose_write_was_refused_is_what_it_was() {
     }
 }
 
-/// Bytes that are appended while what was there before is punched stay.
+/// Checks that appended bytes stay while older bytes are punched.
 fn append_against_punches(setup: &Setup, seed: u64) {
     const END: u64 = 600_000;
     let cache = setup.cache();

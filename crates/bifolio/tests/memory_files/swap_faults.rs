@@ -1,4 +1,4 @@
-//! What the storage of a swap can do to memory files: nothing that they do not say.
+//! Faults of the storage of a swap: memory files report each of them.
 //!
 //! Pages are written until most are swapped out. Then, and meanwhile, transfers fail, are short or
 //! late, and bits change. A page that is read is right, or an error that names file and position.
@@ -107,7 +107,7 @@ fn stalls_of_a_leaving_page(mappable: bool) -> u64 {
     storage.backing.inject(Fault::on(Call::Write).forever().held(&gate));
     storage.backing.inject(Fault::on(Call::Write).forever().fails(libc::EIO));
     thread::scope(|scope| {
-        // Nobody allocates, which would be counted, too: that all stay is why this fails.
+        // No call allocates, which would be counted, too: it fails because all pages stay.
         let smaller = scope.spawn(|| cache.set_memory(MEMORY_BYTES / 2));
         gate.wait_for_arrivals(1);
         let pages = file.residency_by_page(0..file.len()).unwrap();

@@ -29,7 +29,7 @@ fn random_ranges(random: &mut Rng, count: usize, length_bytes: u64) -> Vec<Range
     (0..count).map(range).collect()
 }
 
-/// What a read of `range` should give.
+/// Returns the expected result of a read of `range`.
 fn expected<'b>(bytes: &'b [u8], range: &Range<u64>) -> &'b [u8] {
     let clip = |position: u64| position.min(bytes.len() as u64) as usize;
     &bytes[clip(range.start)..clip(range.end)]

@@ -50,7 +50,7 @@ fn a_scan_takes_few_requests_and_reads_nothing_twice() {
     }
 }
 
-/// What is behind a page that is there already comes in before its turn. It was not used before.
+/// Pages after a resident page are read ahead early. The resident page was not used before.
 #[test]
 fn a_scan_makes_nothing_hot_but_what_was_read_before() {
     const BLOCK: usize = 1 << 20;
@@ -164,7 +164,7 @@ fn will_need_starts_reading_and_does_not_go_past_the_end() {
         let mut buffer = vec![0; 500_001];
         file.read_exact_at(&mut buffer, 500_000).unwrap();
         assert_same(&buffer, &bytes[500_000..]);
-        assert_eq!(cache.stats().misses, stats.misses, "it was there");
+        assert_eq!(cache.stats().misses, stats.misses, "it was resident");
         assert!(file.advise(5..u64::MAX, Advice::WillNeed).is_err(), "beyond all files");
     });
 }

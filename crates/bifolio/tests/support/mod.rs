@@ -1,4 +1,5 @@
-//! What the tests of this folder share: places, files, their bytes, and checks of errors.
+//! Shared helpers of the tests in this folder: directories, files, their bytes, and checks of
+//! errors.
 // Each test binary uses its own part of this.
 #![allow(dead_code)]
 
@@ -80,7 +81,7 @@ pub fn open(cache: &Cache, path: &Path) -> File {
     cache.open(path, &writable()).unwrap()
 }
 
-/// What the file holds from `position` on, `length` bytes at most.
+/// Reads up to `length` bytes of the file at `position`.
 pub fn read(file: &File, position: u64, length: usize) -> Vec<u8> {
     let mut bytes = vec![0xEE; length];
     let count = file.read_at(&mut bytes, position).unwrap();
@@ -206,7 +207,7 @@ impl Faulty {
         cache.open_backing(self.backing.clone(), &writable()).unwrap()
     }
 
-    /// What it holds now, by an independent look.
+    /// Returns the bytes of the file, read independently of the cache.
     pub fn stored(&self) -> Vec<u8> {
         match &self.stored {
             Stored::Disk { path, .. } => std::fs::read(path).unwrap(),

@@ -1,5 +1,5 @@
-//! Write-back in the background: when it writes, what it writes together, whom it holds, and that a
-//! sync never takes somebody else's unfinished write for done.
+//! Write-back in the background: when it writes, which pages it writes together, which threads it
+//! delays, and that a sync waits for write-outs of other threads.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -168,7 +168,7 @@ fn write_until_refused(file: &File, bytes: &[u8]) -> usize {
 }
 
 #[test]
-fn a_sync_waits_for_a_write_out_that_somebody_else_has_begun() {
+fn a_sync_waits_for_a_write_out_of_another_thread() {
     let (memory, backing) = faulty_memory(1 << 20);
     let builder = quiet(16 << 20).dirty_age_ms_max(5);
     let cache = builder.build().unwrap();
@@ -260,7 +260,7 @@ fn one_bad_block_keeps_only_its_own_page_dirty() {
     assert_same(&on_disk(&path), &bytes);
 }
 
-/// What is refused is dirty again, and the youngest: the round must not come to it once more.
+/// A refused page is dirty again, and the youngest: the round must not write it twice.
 #[test]
 fn refused_pages_are_tried_once_in_a_round() {
     const PAGES: u64 = 1024;

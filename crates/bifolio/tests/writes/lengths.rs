@@ -1,5 +1,5 @@
-//! Changes of the length and holes, against writes, write-outs and pins: what was appended is not
-//! lost, what reads as zeros is no error, and nobody waits for ever.
+//! Changes of the length and holes, racing with writes, write-outs and pins: appended bytes are not
+//! lost, zeros that are read are correct, and no call waits forever.
 
 use std::sync::Arc;
 use std::thread;
@@ -103,7 +103,7 @@ fn an_overwrite_that_waits_for_memory_keeps_what_is_appended() {
     assert_eq!(read(&file, 0, 300), [[b'b'; 100], [b'c'; 100]].concat());
 }
 
-/// What is dirty behind the new end is written out between the cut and its removal.
+/// Pages past the new end are dirty and are written out between the truncation and their removal.
 #[test]
 fn holes_after_a_cut_under_write_outs_read_as_zeros() {
     let cache = cache_of(1 << 20);
@@ -155,7 +155,8 @@ fn no_change_of_the_length_meets_a_write_of_the_backing() {
     }
 }
 
-/// A hole is made of pages one of which somebody is changing, and then wants another.
+/// A hole is punched over pages one of which another thread is changing; that thread then locks
+/// another.
 #[test]
 fn a_writer_of_one_page_of_a_hole_can_use_the_others() {
     if !files_can_be_mapped() {

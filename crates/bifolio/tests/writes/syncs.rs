@@ -162,7 +162,7 @@ fn a_range_sync_writes_what_lies_in_it_and_no_more() {
     }
 }
 
-/// The page whose write-out has just failed is dirty again before anybody learns of the error.
+/// A page whose write-out has failed is dirty again before any call returns the error.
 #[test]
 fn a_sync_beside_failing_write_outs_is_never_wrongly_ok() {
     let storage = Stamps::new(4, 3);
@@ -304,7 +304,7 @@ fn a_flush_under_way_does_not_cover_a_later_write() {
             file.sync_data().unwrap();
             assert_eq!(storage.durable_stamp(1), 2);
         });
-        // The second one waits for its turn, or will.
+        // The second sync waits for the first one, or will.
         thread::sleep(Duration::from_millis(20));
         assert_eq!(storage.flushes(), 1, "two flushes at a time");
         gate.open();
@@ -315,7 +315,7 @@ fn a_flush_under_way_does_not_cover_a_later_write() {
 }
 
 #[test]
-fn everybody_who_shared_a_failed_flush_is_told() {
+fn every_sync_that_shared_a_failed_flush_gets_the_error() {
     let gate = Gate::new();
     let storage = Arc::new(SlowFlush { fails: 2, gate: Some(gate.clone()), ..SlowFlush::new(4) });
     let (_cache, file) = open(&storage);
@@ -329,7 +329,7 @@ fn everybody_who_shared_a_failed_flush_is_told() {
                 file.write_all_at(&7_u64.to_le_bytes(), own * PAGE).unwrap();
                 let answer = file.sync_data();
                 let is_durable = storage.durable_stamp(own) == 7;
-                assert!(answer.is_err() || is_durable, "lost, and nobody says so");
+                assert!(answer.is_err() || is_durable, "bytes are lost without an error");
                 answer.is_err()
             }
         };

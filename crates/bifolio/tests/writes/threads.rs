@@ -1,4 +1,5 @@
-//! Several threads on one cache: what may be shared, who waits for whom, and what nobody ever sees.
+//! Several threads on one cache: what they may share, which calls wait for which, and which states
+//! are never visible.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -159,7 +160,7 @@ fn a_file_can_be_opened_and_closed_by_many_at_once() {
     cache.close().unwrap();
 }
 
-/// What the file holds while it is cut and grown again. Odd: it is being changed.
+/// Length of the file while it is truncated and grown again. Odd: it is being changed.
 #[derive(Debug, Default)]
 struct Phase(Mutex<u64>);
 
@@ -265,7 +266,7 @@ fn readers_never_see_bytes_that_were_cut_off() {
     });
 }
 
-/// What the appender writes at a position: never zero.
+/// Returns the byte that the appender writes at a position: never zero.
 fn appended(position: u64) -> u8 {
     (position % 251) as u8 + 1
 }

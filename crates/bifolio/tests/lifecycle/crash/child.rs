@@ -1,10 +1,10 @@
 //! The process that is killed: it writes through a small cache, and tells what is durable.
 //!
-//! Four threads, until the end comes: two *calm* writers, a *restless* one, and one that appends to
-//! a log. Each writer has cells of its own. A calm one writes to a cell once between two syncs, so
-//! that nobody touches a folio on its way to the disk, and its records must be found whole. The
-//! restless one knows no such care: a record that is overwritten while its folio is being written
-//! out may be found mixed (see `IoBuf`), but never with a word older than what was durable.
+//! Four threads run until the child is killed: two *calm* writers, a *restless* one, and one that
+//! appends to a log. Each writer has its own cells. A calm writer writes each cell once between two
+//! syncs, so that no folio is written to during its write-out, and its records must be found whole.
+//! The restless writer does not: a record that is overwritten during the write-out of its folio may
+//! be found mixed (see `IoBuf`), but never with a word older than the durable one.
 //!
 //! Lines to the parent, each with one system call on the standard error stream:
 //!
@@ -45,7 +45,7 @@ const SLOTS_PER_CELL: u64 = CELL_BYTES / RECORD_BYTES;
 /// Sequence numbers of one round.
 const SEQUENCES_PER_ROUND: u32 = 1 << 24;
 
-/// What a child is to do.
+/// Settings of a child.
 #[derive(Debug)]
 pub struct Job {
     pub round: u32,

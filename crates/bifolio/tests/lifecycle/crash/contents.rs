@@ -1,4 +1,4 @@
-//! What is in a file of records and in a log, and what must be.
+//! Contents of a file of records and of a log, and the checks after a crash.
 //!
 //! Each word of a record of 1 KiB says which word of which record it is, and the sequence number of
 //! the write it comes from: so every word can be judged by itself. Zeros are sequence number 0.
@@ -33,7 +33,7 @@ fn log_byte(place: u64) -> u8 {
     (place.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as u8 | 1
 }
 
-/// What must be found after a crash.
+/// State that must be found after a crash.
 #[derive(Clone, Debug)]
 pub struct Expected {
     /// The oldest sequence number that each record may have.
@@ -98,7 +98,7 @@ fn sequences_in(slot: u64, bytes: &[u8], context: &str) -> RangeInclusive<u32> {
         let is_written = sequence > 0 && found == word(slot, index, sequence);
         assert!(
             is_written || found == 0,
-            "word {index} of record {slot} is {found:#018x}, which nobody wrote, {context}"
+            "word {index} of record {slot} is {found:#018x}, which was never written, {context}"
         );
         lowest = lowest.min(sequence);
         highest = highest.max(sequence);

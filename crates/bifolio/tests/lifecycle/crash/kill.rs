@@ -138,7 +138,7 @@ fn run_and_kill(job: &Job, expected: &mut Expected, random: &mut Rng) {
     assert_eq!(status.signal(), Some(libc::SIGKILL), "not by our hand: {status}");
 }
 
-/// Kills the child a little after it is enough, or when nobody says so for too long.
+/// Kills the child a short time after `is_enough` is signalled, or after too long a wait for it.
 fn kill_after(mut child: Child, is_enough: &Receiver<()>, delay: Duration) -> ExitStatus {
     let is_stuck = is_enough.recv_timeout(SILENCE_MAX) == Err(RecvTimeoutError::Timeout);
     thread::sleep(delay);

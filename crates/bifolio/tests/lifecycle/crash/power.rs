@@ -59,7 +59,7 @@ impl Storage {
     }
 }
 
-/// What the threads share.
+/// State that the threads share.
 struct Run {
     data: Storage,
     log: Storage,
@@ -133,7 +133,7 @@ impl Run {
         (expected.log_bytes, expected.log_bytes_max) = (0, 0);
     }
 
-    /// What must be found, and how often the log has been cut.
+    /// Returns the state that must be found, and the number of truncations of the log.
     fn promised(&self) -> (Expected, u32) {
         let expected = self.expected();
         (expected.clone(), self.cuts.load(Ordering::Relaxed))

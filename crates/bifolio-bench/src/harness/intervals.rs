@@ -1,0 +1,101 @@
+//! How much was done in each second of a trial, so that a stall shows.
+//!
+//! Every thread counts for itself from the common start; the counts are added up afterwards. Trials
+//! of less than two seconds are cut into tenths of a second instead.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+/// Operations by interval of time.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct OperationsByInterval {
+    length: Duration,
+    operations: Vec<u64>,
+}
+
+impl OperationsByInterval {
+    /// Intervals of a second, or of a tenth of one for a trial shorter than two.
+    pub(crate) fn new(trial: Duration) -> Self {
+        let milliseconds = if trial >= Duration::from_secs(2) { 1000 } else { 100 };
+        Self { length: Duration::from_millis(milliseconds), operations: Vec::new() }
+    }
+
+    /// Counts operations that ended `since_start`.
+    pub(crate) fn add(&mut self, since_start: Duration, operations: u64) {
+        let index = (since_start.as_nanos() / self.length.as_nanos()) as usize;
+        if index >= self.operations.len() {
+            self.operations.resize(index + 1, 0);
+        }
+        self.operations[index] += operations;
+    }
+
+    /// Adds what another thread counted over the same intervals.
+    pub(crate) fn merge(&mut self, other: &Self) {
+        let length = self.operations.len().max(other.operations.len());
+        self.operations.resize(length, 0);
+        for (sum, operations) in self.operations.iter_mut().zip(&other.operations) {
+            *sum += operations;
+        }
+    }
+
+    pub(crate) fn seconds(&self) -> f64 {
+        self.length.as_secs_f64()
+    }
+
+    /// The name of the smallest share of the mean.
+    pub(crate) fn least_name(&self) -> &'static str {
+        if self.length < Duration::from_secs(1) {
+            "min_100ms_over_mean"
+        } else {
+            "min_second_over_mean"
+        }
+    }
+
+    /// Operations a second in each interval that `elapsed` covers whole; a interval in which
+    /// nothing ended counts as zero.
+    pub(crate) fn rates(&self, elapsed: Duration) -> Vec<f64> {
+        let whole = (elapsed.as_nanos() / self.length.as_nanos()) as usize;
+        let padded = self.operations.iter().copied().chain(std::iter::repeat(0));
+        padded.take(whole).map(|operations| operations as f64 / self.seconds()).collect()
+    }
+
+    /// The smallest of the rates as a share of their mean; nothing for a trial of one or none.
+    pub(crate) fn least_over_mean(&self, elapsed: Duration) -> Option<f64> {
+        let rates = self.rates(elapsed);
+        let mean = rates.iter().sum::<f64>() / rates.len() as f64;
+        let least = rates.iter().copied().min_by(f64::total_cmp)?;
+        (rates.len() > 1 && mean > 0.0).then(|| least / mean)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stall_shows_also_when_no_operation_ended_in_it() {
+        let milliseconds = Duration::from_millis;
+        let mut intervals = OperationsByInterval::new(milliseconds(500));
+        let mut other = intervals.clone();
+        intervals.add(milliseconds(50), 30);
+        intervals.add(milliseconds(150), 20);
+        other.add(milliseconds(199), 10);
+        other.add(milliseconds(310), 99);
+        intervals.merge(&other);
+        assert_eq!(intervals.rates(milliseconds(310)), [300.0, 300.0, 0.0]);
+        assert_eq!(intervals.rates(milliseconds(550)), [300.0, 300.0, 0.0, 990.0, 0.0]);
+        assert_eq!(intervals.least_over_mean(milliseconds(310)), Some(0.0));
+        assert_eq!(intervals.least_over_mean(milliseconds(299)), Some(1.0));
+        assert_eq!(intervals.least_over_mean(milliseconds(150)), None);
+    }
+
+    #[test]
+    fn long_trials_are_cut_into_seconds_and_named_so() {
+        assert_eq!(
+            OperationsByInterval::new(Duration::from_secs(2)).least_name(),
+            "min_second_over_mean"
+        );
+        assert_eq!(OperationsByInterval::new(Duration::from_secs(1)).seconds(), 0.1);
+    }
+}

@@ -1,0 +1,202 @@
+//! The kinds of memory within a bound: the kernel's, a cache's, or none. Each is measured in a
+//! child process.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use bifolio::{Advice, Cache};
+use indexmap::IndexMap;
+use serde::{Deserialize, Serialize};
+
+use super::pages::{Pages, Uncached};
+use super::work::{Load, Order, Team};
+use crate::error::{Error, Result};
+use crate::harness::kernel_reclaim::{self, Written};
+use crate::harness::mapped_file::{Faults, MappedFile};
+use crate::harness::mapping::{Hint, Mapping};
+use crate::harness::memory_group::Membership;
+use crate::harness::meter::Measured;
+use crate::harness::sizes::Sizes;
+use crate::harness::{direct, interrupts, pattern, resident};
+use crate::progress::Silent;
+
+/// The series of the kernel and of no cache; those of caches are in [`CACHES`].
+pub(super) const KERNEL_SWAP: &str = "kernel_swap";
+pub(super) const KERNEL_MMAP: &str = "kernel_mmap";
+pub(super) const UNCACHED: &str = "raw_direct";
+
+/// Those of caches that figures are asked of.
+pub(super) const PER_FOLIO: &str = "flush_per_folio";
+pub(super) const PER_31: &str = "flush_per_batch_31";
+pub(super) const PER_31_THREADS: &str = "flush_per_batch_31_threads";
+pub(super) const PER_128: &str = "flush_per_batch_128";
+
+/// A series of a cache: how many folios it unmaps with one flush, and who serves its faults.
+pub(super) type CacheSeries = (&'static str, usize, Faults);
+
+/// In the order of the tables.
+pub(super) const CACHES: [CacheSeries; 6] = [
+    (PER_FOLIO, 1, Faults::InThread),
+    ("flush_per_batch_8", 8, Faults::InThread),
+    (PER_31, 31, Faults::InThread),
+    (PER_31_THREADS, 31, Faults::Threads),
+    (PER_128, 128, Faults::InThread),
+    ("flush_per_batch_512", 512, Faults::InThread),
+];
+
+/// The task of a child.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Task {
+    pub(super) memory_kind: MemoryKind,
+    pub(super) sizes: Sizes,
+    pub(super) load: Load,
+}
+
+/// The memory_kind of the memory.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) enum MemoryKind {
+    /// Anonymous memory of a process in this control group.
+    Swap { group: Membership },
+    /// A file to be made in this directory, mapped by a process in this control group.
+    Mmap { group: Membership, directory: PathBuf },
+    /// A memory file of a cache that swaps out into this directory.
+    Cache { series: String, batch_folios: usize, faults: Faults, directory: PathBuf },
+    /// No cache: a file to be created in this directory, read and written page by page.
+    Uncached { directory: PathBuf },
+}
+
+/// Its findings.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Answer {
+    /// By order.
+    pub(super) done: Vec<Done>,
+    /// At the end; what windows verified is with them.
+    pub(super) verified_bytes: u64,
+    pub(super) peak_bytes: u64,
+}
+
+/// The result of a window.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Done {
+    pub(super) measured: Measured,
+    pub(super) counts: IndexMap<String, u64>,
+}
+
+/// Counters that only grow, always the same ones in the same order.
+type Counters = Vec<(&'static str, u64)>;
+
+/// The child's side.
+pub(super) fn run(task: &Task) -> Result<Answer> {
+    match &task.memory_kind {
+        MemoryKind::Swap { group } => swap(task, group),
+        MemoryKind::Mmap { group, directory } => map_file(task, group, directory),
+        MemoryKind::Cache { series, batch_folios, faults, directory } => {
+            cache(task, series, *batch_folios, *faults, directory)
+        }
+        MemoryKind::Uncached { directory } => uncached(task, directory),
+    }
+}
+
+fn swap(task: &Task, group: &Membership) -> Result<Answer> {
+    group.join()?;
+    let mapping = Arc::new(Mapping::anonymous(len_bytes(task)?)?);
+    mapping.advise(Hint::SmallPages)?;
+    let team = Team::new(KERNEL_SWAP, &task.load, || Ok(mapping.span()))?;
+    team.fill()?;
+    let counters = || kernel_reclaim::counts(Written::ToSwap);
+    measure(&team, &task.load, |order| mapping.advise(hint(order)), counters)
+}
+
+fn map_file(task: &Task, group: &Membership, directory: &Path) -> Result<Answer> {
+    group.join()?;
+    let open = |path: &Path| {
+        let file = File::options().read(true).write(true).open(path);
+        file.map_err(Error::system(format!("open {}", path.display())))
+    };
+    let file = make_file(task, directory, open)?;
+    let mapping = Arc::new(Mapping::of_file(&file, true)?);
+    let team = Team::new(KERNEL_MMAP, &task.load, || Ok(mapping.span()))?;
+    let counters = || kernel_reclaim::counts(Written::ToFiles);
+    measure(&team, &task.load, |order| mapping.advise(hint(order)), counters)
+}
+
+/// Advice to the kernel before a window: it finds out by itself that an order is sequential, and
+/// reads much too far ahead in one that is not.
+fn hint(order: Order) -> Hint {
+    match order {
+        Order::Sequential => Hint::AnyOrder,
+        Order::Random => Hint::Random,
+    }
+}
+
+fn cache(
+    task: &Task,
+    series: &str,
+    batch_folios: usize,
+    faults: Faults,
+    directory: &Path,
+) -> Result<Answer> {
+    let builder = Cache::builder().memory(task.sizes.memory_bytes).swap_directory(directory);
+    let builder = builder.unmap_batch_folios(batch_folios);
+    let file = MappedFile::in_memory(builder, faults, task.load.size_bytes)?;
+    let known = CACHES.iter().map(|(known, ..)| *known).find(|known| *known == series);
+    let team = Team::new(known.unwrap_or("cache"), &task.load, || Ok(file.span()))?;
+    team.fill()?;
+    let advice = |order| match order {
+        Order::Sequential => Advice::Normal,
+        Order::Random => Advice::Random,
+    };
+    measure(&team, &task.load, |order| file.advise(advice(order)), || Ok(file.counts()))
+}
+
+fn uncached(task: &Task, directory: &Path) -> Result<Answer> {
+    let file = make_file(task, directory, |path| {
+        direct::drop_page_cache(path)?;
+        direct::open(path, true)
+    })?;
+    let team = Team::new(UNCACHED, &task.load, || Ok(Uncached::new(&file)))?;
+    measure(&team, &task.load, |_| Ok(()), || Ok(Vec::new()))
+}
+
+/// A file that holds version 0 of the pattern. Its name goes once it is open: its blocks go with
+/// this process, whatever happens.
+fn make_file(
+    task: &Task,
+    directory: &Path,
+    open: impl FnOnce(&Path) -> Result<File>,
+) -> Result<File> {
+    let path = directory.join("mapped");
+    pattern::make_file(&path, task.load.size_bytes, &mut Silent)?;
+    let file = open(&path);
+    std::fs::remove_file(&path).map_err(Error::system("remove a file that is open"))?;
+    file
+}
+
+fn len_bytes(task: &Task) -> Result<usize> {
+    usize::try_from(task.load.size_bytes)
+        .map_err(|_| Error::Refused("--size is more than this machine can address".into()))
+}
+
+/// Times every order, then compares every page in order; `announce` tells of each before.
+fn measure<P: Pages>(
+    team: &Team<P>,
+    load: &Load,
+    announce: impl Fn(Order) -> Result<()>,
+    counters: impl Fn() -> Result<Counters>,
+) -> Result<Answer> {
+    let mut done = Vec::new();
+    for order in Order::ALL {
+        announce(order)?;
+        let before = [interrupts::counts()?, counters()?].concat();
+        let measured = team.measure(order, load.window)?;
+        let after = [interrupts::counts()?, counters()?].concat();
+        let since = |((name, after), (_, before)): (&(&str, u64), &(&str, u64))| {
+            ((*name).to_owned(), after.saturating_sub(*before))
+        };
+        done.push(Done { measured, counts: after.iter().zip(&before).map(since).collect() });
+    }
+    announce(Order::Sequential)?;
+    let verified_bytes = team.verify()?;
+    Ok(Answer { done, verified_bytes, peak_bytes: resident::peak_bytes()? })
+}
