@@ -4,8 +4,10 @@
 //! cheap; [`Error::kind`] returns the case.
 
 mod convert;
+mod messages;
 
 use crate::io::{DirectIo, IoError, OpenDiskError};
+use messages::{because, fragmentation, held_because, list, remedy};
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -133,6 +135,45 @@ pub enum ErrorKind {
         expected_checksum: u32,
         /// Checksum of the bytes that were read.
         found_checksum: u32,
+    },
+    /// The write gate of the file ([`File::set_gate`](crate::File::set_gate)) holds dirty pages
+    /// back that this sync, or one that shared its flush, was to write: its call has failed, or a
+    /// page is not committed. They stay dirty. All other pages are durable.
+    #[error(
+        "{file}: the write gate holds back {held_bytes} bytes: {}",
+        held_because(*lsn, cause.as_ref())
+    )]
+    Gated {
+        /// The file.
+        file: String,
+        /// Lowest LSN that is not durable; [`u64::MAX`] if all of the pages are not committed.
+        lsn: u64,
+        /// Bytes in the pages that are held back.
+        held_bytes: u64,
+        /// The error of the gate, if its call has failed.
+        #[source]
+        cause: Option<std::io::Error>,
+    },
+    /// A write gate has used the file that it is set for: it would wait for itself.
+    #[error("{file}: used by its own write gate, which would wait for itself")]
+    InsideGate {
+        /// The file.
+        file: String,
+    },
+    /// The file has no write gate, so that a write to it can have no LSN
+    /// ([`File::set_gate`](crate::File::set_gate)).
+    #[error("{file}: it has no write gate: set one before writes with an LSN (File::set_gate)")]
+    NoGate {
+        /// The file.
+        file: String,
+    },
+    /// A write gate cannot be set for this file.
+    #[error("{file}: cannot have a write gate: {reason}")]
+    CannotGate {
+        /// The file.
+        file: String,
+        /// The reason.
+        reason: &'static str,
     },
     /// An earlier write-out failed. The next sync of each handle that was open then returns this
     /// error once. The pages stay dirty and are written again.
@@ -389,9 +430,9 @@ pub enum ErrorKind {
     #[error(
         "the cache is full: of {bound_bytes} bytes, {pinned_bytes} are pinned, {unwritten_bytes} \
          cannot be written out, {unswappable_bytes} are in memory files without a swap, \
-         {busy_bytes} are in use by other calls, and {metadata_bytes} are descriptors and tables\
-         {}; unpin, sync, swap (CacheBuilder::swap_directory), or raise the bound \
-         (Cache::set_memory){}{}",
+         {busy_bytes} are in use by other calls, {gated_bytes} are held back by write gates, and \
+         {metadata_bytes} are descriptors and tables{}; unpin, sync, swap \
+         (CacheBuilder::swap_directory), or raise the bound (Cache::set_memory){}{}",
         fragmentation(*free_bytes, *wanted_bytes),
         because(cause),
         refused.as_ref().map_or_else(String::new, |refused| format!("; {refused}"))
@@ -407,6 +448,10 @@ pub enum ErrorKind {
         unswappable_bytes: u64,
         /// Bytes in folios that were locked or under I/O while the call waited.
         busy_bytes: u64,
+        /// Dirty bytes that write gates hold back, because their log is not durable. They are also
+        /// among the bytes in use, or, if a gate fails or they are not committed, among those that
+        /// cannot be written out.
+        gated_bytes: u64,
         /// Bytes in descriptors and tables.
         metadata_bytes: u64,
         /// Contiguous bytes that the call needed.
@@ -414,7 +459,8 @@ pub enum ErrorKind {
         /// Bytes that are free, but in pieces that are too small, or reserved for tables and for
         /// reading swapped pages.
         free_bytes: u64,
-        /// The device's error for pages that cannot be written, with file and position.
+        /// The error for pages that cannot be written: the device's, with file and position, or
+        /// that of a write gate.
         #[source]
         cause: Option<Arc<IoError>>,
         /// The kernel's last refusal to evict pages of maps, if none has been evicted since.
@@ -469,42 +515,6 @@ pub enum ErrorKind {
     Forked,
 }
 
-/// Returns the part of the message of `Full` about memory that is free but not usable.
-fn fragmentation(free_bytes: u64, wanted_bytes: u64) -> String {
-    if free_bytes < wanted_bytes {
-        return String::new();
-    }
-    format!(
-        "; {free_bytes} are free, but fragmented, in no piece of the {wanted_bytes} that are \
-         wanted, or kept for tables and for reads of what is swapped out"
-    )
-}
-
-/// Number of failures listed in a message.
-const FAILURES_LISTED_MAX: usize = 4;
-
-/// Returns a hint at the limit to raise when the system refuses a resource.
-fn remedy(error: &std::io::Error) -> &'static str {
-    match error.raw_os_error() {
-        Some(libc::EMFILE) => "; RLIMIT_NOFILE (ulimit -n) is too low",
-        Some(libc::ENFILE) => "; fs.file-max is too low",
-        Some(libc::EAGAIN) => "; RLIMIT_NPROC (ulimit -u) or a control group's pids.max is too low",
-        Some(libc::ENOMEM) => {
-            "; RLIMIT_AS, RLIMIT_DATA, vm.overcommit_memory = 2 or vm.max_map_count may forbid it"
-        }
-        _ => "",
-    }
-}
-
-fn list(failures: &[CloseFailure]) -> String {
-    let listed = failures.iter().take(FAILURES_LISTED_MAX).map(ToString::to_string);
-    let mut text = listed.collect::<Vec<_>>().join("; ");
-    if let more @ 1.. = failures.len().saturating_sub(FAILURES_LISTED_MAX) {
-        text += &format!("; and {more} more files");
-    }
-    text
-}
-
 /// A file that could not be made durable.
 #[derive(Debug, thiserror::Error)]
 #[error("{file}: {unwritten_bytes} bytes are not written, or not flushed: {cause}")]
@@ -530,11 +540,6 @@ pub struct Discarded {
     /// Bytes of the file in dirty folios, as
     /// [`File::discard_dirty`](crate::File::discard_dirty) counts them.
     pub bytes: u64,
-}
-
-/// Returns the end of a message with the cause, if there is one.
-fn because(cause: &Option<Arc<IoError>>) -> String {
-    cause.as_ref().map_or_else(String::new, |cause| format!("; what cannot be written: {cause}"))
 }
 
 /// The reason why a range of a memory file cannot become one folio.

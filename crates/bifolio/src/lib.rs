@@ -87,6 +87,7 @@ mod memory {
 mod writeback {
     pub(crate) mod dirty;
     pub(crate) mod flush;
+    pub(crate) mod lsns;
     pub(crate) mod throttle;
 }
 
@@ -98,8 +99,8 @@ mod surface {
     pub use crate::config::{FaultMode, HugePages};
     pub use crate::error::{CloseFailure, CollapseRefusal, Discarded, Error, ErrorKind, Result};
     pub use crate::file::{
-        Advice, File, FileCursor, Hold, OpenOptions, PageResidency, Pin, PinMut, Pins, ReadRequest,
-        Residency,
+        Advice, Checkpoint, File, FileCursor, Hold, OpenOptions, PageResidency, Pin, PinMut, Pins,
+        ReadRequest, Residency,
     };
     pub use crate::io::{
         Alignment, Backing, DeviceIdentity, DirectIo, DirectStatus, DiskFile, DiskOptions,
@@ -114,6 +115,7 @@ mod surface {
     #[cfg(feature = "refusals")]
     #[doc(hidden)]
     pub use crate::sys::refusals::{Refusable, refuse};
+    pub use crate::writeback::WriteGate;
 
     /// Probes the system's optional features, as a cache does when it is built: what is available,
     /// what would be in use, and what stands in for the rest.

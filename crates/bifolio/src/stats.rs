@@ -226,6 +226,9 @@ counters! {
     FlusherRound flusher_rounds,
     /// Folios written by the flusher.
     FlusherFolio flusher_folios,
+    /// Requests to write gates to make their log durable, made in the background because dirty
+    /// pages were held back. Many of them mean that reclaim and the flusher wait for the log.
+    GateAsk gate_asks,
     /// Writes that were throttled because too much was dirty.
     ThrottleWait throttle_waits,
     /// Total time that writes were throttled, nanoseconds.

@@ -55,6 +55,7 @@ impl Error {
             | ErrorKind::OutOfRange { .. }
             | ErrorKind::PinSpansFolios { .. }
             | ErrorKind::NotMappable { .. }
+            | ErrorKind::NoGate { .. }
             | ErrorKind::FolioSizeConflict { .. } => (Io::InvalidInput, libc::EINVAL),
             ErrorKind::PastEnd { .. } => (Io::UnexpectedEof, libc::EINVAL),
             ErrorKind::TooLong { .. } => (Io::FileTooLarge, libc::EFBIG),
@@ -62,6 +63,7 @@ impl Error {
             ErrorKind::NotAMemoryFile { .. }
             | ErrorKind::IsMappable { .. }
             | ErrorKind::CannotMap { .. }
+            | ErrorKind::CannotGate { .. }
             | ErrorKind::CannotMapMut { .. } => (Io::Unsupported, libc::EOPNOTSUPP),
             ErrorKind::MapsAlive { .. }
             | ErrorKind::ImmutableConflict { .. }
@@ -69,6 +71,9 @@ impl Error {
             | ErrorKind::CannotCollapse { refusal: CollapseRefusal::InUse, .. }
             | ErrorKind::TooManyPins { .. } => (Io::ResourceBusy, libc::EBUSY),
             ErrorKind::CannotCollapse { .. } => (Io::InvalidInput, libc::EINVAL),
+            ErrorKind::Gated { cause: Some(cause), .. } => (cause.kind(), libc::EIO),
+            ErrorKind::Gated { .. } => (Io::ResourceBusy, libc::EBUSY),
+            ErrorKind::InsideGate { .. } => (Io::Deadlock, libc::EDEADLK),
             ErrorKind::Locked { .. } => (Io::WouldBlock, libc::EAGAIN),
             ErrorKind::Full { .. } => (Io::OutOfMemory, libc::ENOMEM),
             ErrorKind::SwapCorrupt { .. } | ErrorKind::CutShort { .. } => {

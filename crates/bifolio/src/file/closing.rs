@@ -22,7 +22,7 @@ use crate::error::{CloseFailure, Discarded, ErrorKind, Result};
 use crate::io::FileIdentity;
 use crate::page::PAGE_BYTES;
 use crate::sync::Backoff;
-use crate::writeback::Inode;
+use crate::writeback::{Inode, is_inside_any};
 use std::sync::Arc;
 
 /// Membership of a handle in its file.
@@ -124,6 +124,9 @@ impl Registry {
     /// Makes everything durable and closes the cache: later calls fail. On an error nothing is
     /// closed and nothing is lost.
     pub(crate) fn close(&self) -> Result<()> {
+        if is_inside_any() {
+            return Err(ErrorKind::InsideGate { file: "the cache".to_owned() }.into());
+        }
         let _one_at_a_time = self.closing.lock();
         self.check()?;
         self.cache_state.check_maps()?;

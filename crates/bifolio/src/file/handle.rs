@@ -28,7 +28,7 @@ use super::registry::Registry;
 use crate::ablation::Ablation;
 use crate::error::{Error, ErrorKind, Result};
 use crate::reclaim::Reclaim;
-use crate::writeback::{Cleaner, ErrorCursor, Inode};
+use crate::writeback::{Cleaner, ErrorCursor, Inode, NoRoom};
 use std::sync::Arc;
 
 /// State shared by all clones of a [`File`](super::File).
@@ -69,6 +69,7 @@ impl Handle {
 
     pub(super) fn check_writable(&self) -> Result<()> {
         self.check_sound()?;
+        self.inode.check_outside_gate()?;
         if self.writable { Ok(()) } else { Err(self.not_opened_for("writing")) }
     }
 
@@ -94,11 +95,40 @@ impl Handle {
         Err(ErrorKind::NotAMemoryFile { file: self.inode.name(), operation }.into())
     }
 
+    /// Waits until a folio may become dirty that could not for the reason `no_room`. Called without
+    /// a folio lock.
+    ///
+    /// # Errors
+    /// The device, or the swap, or a write gate accepts no writes, and the limit of dirty bytes is
+    /// reached; no memory for another LSN.
+    pub(super) fn make_room(
+        &self,
+        no_room: NoRoom,
+        position_bytes: u64,
+        length_bytes: u64,
+    ) -> Result<()> {
+        match no_room {
+            NoRoom::DirtyLimit => self.wait_to_be_dirty(position_bytes, length_bytes),
+            NoRoom::Lsns => self.grow_lsns(),
+        }
+    }
+
+    /// Charges a larger table of LSNs, and evicts folios if necessary.
+    fn grow_lsns(&self) -> Result<()> {
+        let Some(step) = self.inode.lsn_slots_wanted() else { return Ok(()) };
+        let bytes = self.inode.lsn_bytes(step);
+        self.reclaim.charge(bytes)?;
+        if !self.inode.grow_lsns(step) {
+            self.inode.memory.arena.uncharge(bytes);
+        }
+        Ok(())
+    }
+
     /// Waits until another folio may become dirty. Called without a folio lock.
     ///
     /// # Errors
     /// The device, or the swap, accepts no writes, and the limit of dirty bytes is reached.
-    pub(super) fn wait_to_be_dirty(&self, position_bytes: u64, length_bytes: u64) -> Result<()> {
+    fn wait_to_be_dirty(&self, position_bytes: u64, length_bytes: u64) -> Result<()> {
         let inode = &self.inode;
         if inode.store.cleaner() != Cleaner::Swapper {
             return inode.wait_for_room(position_bytes, length_bytes);

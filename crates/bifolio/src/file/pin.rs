@@ -25,6 +25,7 @@ use crate::page::{
 use crate::stats::Counter;
 use crate::sync::inside;
 use crate::sys::copy;
+use crate::writeback::NO_LSN;
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::Arc;
@@ -235,7 +236,8 @@ pub struct PinMut<'a> {
     // Dropped in this order: the section ends under the lock, the lock under the reference.
     _section: WriteSection<'a>,
     _lock: LockedFolio<'a>,
-    _folio: FolioRef<'a>,
+    folio: FolioRef<'a>,
+    file: &'a File,
     _own: OwnPin,
     start: *mut u8,
     length: usize,
@@ -279,6 +281,24 @@ impl PinMut<'_> {
         check_fits(offset.saturating_add(bytes.len()), self.length);
         // SAFETY: inside a frame, checked above; we hold its folio lock and write section.
         unsafe { copy::copy_in(self.start.wrapping_add(offset), bytes) }
+    }
+
+    /// Notes that the log record of the changes ends at `lsn`: the page is not written out before
+    /// the file's [`WriteGate`](crate::WriteGate) has made that durable. While the pin exists the
+    /// page is not written out anyway, so the record may be appended after the change, as long as
+    /// this is called before the pin is dropped. The page keeps the highest LSN of its changes.
+    /// With [`u64::MAX`] it stays in memory until [`File::commit`]. Takes two uncontended locks.
+    ///
+    /// # Errors
+    /// The file has no gate, or got it after the pin was taken and there is no memory for the LSN.
+    pub fn set_lsn(&mut self, lsn: u64) -> Result<()> {
+        let inode = &self.file.handle.inode;
+        inode.check_gated()?;
+        if inode.add_lsn(self.folio.id(), lsn) {
+            return Ok(());
+        }
+        let reason = "it was set while the page was pinned, and there is no memory for its LSN";
+        Err(ErrorKind::CannotGate { file: inode.name(), reason }.into())
     }
 
     /// Returns the address of the first byte. Other threads may be reading it through pins: create
@@ -378,15 +398,18 @@ impl File {
         self.handle.check_writable()?;
         self.check_pin_range(&range)?;
         let inode = &self.handle.inode;
+        // Room for the LSN that the pin may get.
+        let lsn = inode.has_gate().then_some(NO_LSN);
+        inode.refresh_gate();
         let Locked { folio, lock, .. } = loop {
             let locked = self.handle.lock_folio(range.start >> PAGE_SHIFT, AccessMode::Cache)?;
             // The file may have been truncated while we waited for the lock.
             self.check_pin_range(&range)?;
-            if inode.try_mark_dirty(&locked.folio, &locked.lock).is_ok() {
+            let Err(no_room) = inode.try_mark_dirty(&locked.folio, &locked.lock, lsn) else {
                 break locked;
-            }
+            };
             drop(locked);
-            self.handle.wait_to_be_dirty(range.start, range.end - range.start)?;
+            self.handle.make_room(no_room, range.start, range.end - range.start)?;
         };
         let start = self.address_in(&folio, range.start);
         let pages = range.start >> PAGE_SHIFT..((range.end - 1) >> PAGE_SHIFT) + 1;
@@ -399,7 +422,8 @@ impl File {
         Ok(PinMut {
             _section: section,
             _lock: lock,
-            _folio: folio,
+            folio,
+            file: self,
             _own: own,
             start,
             length,

@@ -26,8 +26,25 @@ const PAGE_LINES: usize = PAGE_BYTES as usize / copy::LINE_BYTES;
 enum Again {
     /// The file was truncated: it must grow first.
     MustResize,
-    /// The limit of dirty bytes is reached.
-    NoRoom,
+    /// The folio cannot become dirty yet.
+    NoRoom(NoRoom),
+}
+
+/// Part of a write that lies in one folio.
+#[derive(Debug)]
+struct Piece<'b> {
+    bytes: &'b [u8],
+    position: u64,
+    /// The write continues after these bytes.
+    follows: bool,
+    /// LSN of the write, for a file with a write gate.
+    lsn: Option<u64>,
+}
+
+impl Piece<'_> {
+    fn end(&self) -> u64 {
+        self.position + self.bytes.len() as u64
+    }
 }
 
 impl File {
@@ -47,6 +64,16 @@ impl File {
     /// as its source, if the storage accepts no writes and the limit of dirty bytes is reached.
     /// Writes succeed again once the storage accepts some.
     pub fn write_at(&self, buffer: &[u8], position: u64) -> Result<usize> {
+        self.write_with(buffer, position, None)
+    }
+
+    /// Writes like [`File::write_at`], with an LSN for a file with a write gate.
+    pub(super) fn write_with(
+        &self,
+        buffer: &[u8],
+        position: u64,
+        lsn: Option<u64>,
+    ) -> Result<usize> {
         let handle = &self.handle;
         handle.check_writable()?;
         let end = handle.range_end(position, buffer.len() as u64)?;
@@ -54,7 +81,7 @@ impl File {
             return Ok(0);
         }
         handle.check_len(end)?;
-        match self.write_folios(buffer, position, &mut None) {
+        match self.write_folios(buffer, position, lsn, &mut None) {
             (0, Some(error)) => Err(error),
             // The next call, which starts at the first byte not written, returns the error.
             (done, _) => Ok(done),
@@ -67,6 +94,7 @@ impl File {
         &'a self,
         buffer: &[u8],
         position: u64,
+        lsn: Option<u64>,
         growth: &mut Option<Growth<'a>>,
     ) -> (usize, Option<Error>) {
         let end = position + buffer.len() as u64;
@@ -81,9 +109,10 @@ impl File {
             let copied = is_mapped.then(|| bytes.to_vec());
             let bytes = copied.as_deref().unwrap_or(bytes);
             let follows = buffer.len() - done > bytes.len();
+            let piece = Piece { bytes, position: at, follows, lsn };
             // Must follow the copy from the caller's buffer: a buffer in a map, past the end of its
             // file, is refused.
-            match self.write_or_grow(bytes, at, follows, end, growth) {
+            match self.write_or_grow(&piece, end, growth) {
                 Ok(()) => {
                     call.note_page();
                     done += bytes.len();
@@ -116,10 +145,15 @@ impl File {
     /// # }
     /// ```
     pub fn append(&self, buffer: &[u8]) -> Result<u64> {
+        self.append_with(buffer, None)
+    }
+
+    /// Appends like [`File::append`], with an LSN for a file with a write gate.
+    pub(super) fn append_with(&self, buffer: &[u8], lsn: Option<u64>) -> Result<u64> {
         self.handle.check_writable()?;
         let (position, growth) = self.begin_append(buffer.len() as u64)?;
         let mut growth = Some(growth);
-        let (_, failure) = self.write_folios(buffer, position, &mut growth);
+        let (_, failure) = self.write_folios(buffer, position, lsn, &mut growth);
         let (Some(error), Some(growth)) = (failure, growth) else { return Ok(position) };
         if let Err(kept) = self.undo_append(&growth, position) {
             log::warn!("{kept}; part of a failed append stays in the file at position {position}");
@@ -140,13 +174,10 @@ impl File {
         Ok(())
     }
 
-    /// Writes bytes that lie in one folio, as part of a write that ends at `end`. If the file is
-    /// shorter, it starts to grow. `follows`: the write continues after these bytes.
+    /// Writes a piece of a write that ends at `end`. If the file is shorter, it starts to grow.
     fn write_or_grow<'a>(
         &'a self,
-        bytes: &[u8],
-        position: u64,
-        follows: bool,
+        piece: &Piece<'_>,
         end: u64,
         growth: &mut Option<Growth<'a>>,
     ) -> Result<()> {
@@ -154,38 +185,36 @@ impl File {
             if growth.is_none() && end > self.len() {
                 *growth = Some(self.begin_growth(end)?);
             }
-            match self.write_folio(bytes, position, follows, growth.as_mut())? {
+            match self.write_folio(piece, growth.as_mut())? {
                 Ok(()) => return Ok(()),
                 Err(Again::MustResize) => {}
-                Err(Again::NoRoom) => {
-                    self.handle.wait_to_be_dirty(position, bytes.len() as u64)?;
+                Err(Again::NoRoom(no_room)) => {
+                    self.handle.make_room(no_room, piece.position, piece.bytes.len() as u64)?;
                 }
             }
         }
     }
 
-    /// Writes bytes that lie in one folio, if the file is long enough or `growth` is held.
+    /// Writes a piece, if the file is long enough or `growth` is held.
     fn write_folio(
         &self,
-        bytes: &[u8],
-        position: u64,
-        follows: bool,
+        piece: &Piece<'_>,
         growth: Option<&mut Growth<'_>>,
     ) -> Result<std::result::Result<(), Again>> {
         let inode = &self.handle.inode;
-        let end = position + bytes.len() as u64;
-        let access = AccessMode::Write { start: position, end };
-        let locked = self.handle.lock_folio(position >> PAGE_SHIFT, access)?;
+        let end = piece.end();
+        let access = AccessMode::Write { start: piece.position, end };
+        let locked = self.handle.lock_folio(piece.position >> PAGE_SHIFT, access)?;
         // Checked under the folio lock: a truncation takes the lock of the folio, or removes the
         // folio from the table.
         if end > inode.mapping.len_bytes() && growth.is_none() {
             self.undo_write(locked);
             return Ok(Err(Again::MustResize));
         }
-        let copied = self.copy_into(&locked, bytes, position, follows);
+        let copied = self.copy_into(&locked, piece);
         if !matches!(copied, Ok(Ok(()))) {
             self.undo_write(locked);
-            return copied.map(|copied| copied.map_err(|NoRoom| Again::NoRoom));
+            return copied.map(|copied| copied.map_err(Again::NoRoom));
         }
         if let Some(growth) = growth {
             growth.reach(end);
@@ -196,23 +225,21 @@ impl File {
     fn copy_into(
         &self,
         locked: &Locked<'_>,
-        bytes: &[u8],
-        position: u64,
-        follows: bool,
+        piece: &Piece<'_>,
     ) -> Result<std::result::Result<(), NoRoom>> {
         let inode = &self.handle.inode;
+        let Piece { bytes, position, follows, lsn } = *piece;
         if !locked.is_uptodate() && inode.page_space.is_in_place() {
             return self.install(locked, bytes);
         }
         let in_folio = position - locked.lock.index() * PAGE_BYTES;
         let start = inode.frame_of(&locked.folio);
         let target = start.wrapping_add(in_folio as usize);
-        if let Err(no_room) = inode.try_mark_dirty(&locked.folio, &locked.lock) {
+        if let Err(no_room) = inode.try_mark_dirty(&locked.folio, &locked.lock, lsn) {
             return Ok(Err(no_room));
         }
-        let end = position + bytes.len() as u64;
         if locked.is_uptodate() {
-            let pages = position >> PAGE_SHIFT..((end - 1) >> PAGE_SHIFT) + 1;
+            let pages = position >> PAGE_SHIFT..((piece.end() - 1) >> PAGE_SHIFT) + 1;
             let _section = inode.mapping.begin_write_section(&locked.lock, pages);
             // SAFETY: inside a frame whose lock and write section we hold; `bytes` is not in it.
             unsafe { copy::copy_in(target, bytes) };

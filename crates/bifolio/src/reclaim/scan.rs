@@ -67,7 +67,7 @@ pub(super) struct ScanCounts {
     pub(super) reclaimed_pages: u64,
     /// Referenced by pins or by calls in progress.
     pub(super) pinned_pages: u64,
-    /// Dirty, and the device refuses to write them.
+    /// Dirty, and the device refuses to write them, or a write gate to let them pass.
     pub(super) unwritten_pages: u64,
     /// Locked, under I/O, or queued for the flusher.
     pub(super) busy_pages: u64,
@@ -400,7 +400,7 @@ pub(super) enum EvictOutcome {
     Unswapped,
     /// Of a memory file, and queued for the swap.
     Swapping,
-    /// Dirty, and its write-back failed.
+    /// Dirty, and its write-back failed, or its write gate does not let it pass.
     Unwritten,
     /// Other threads hold references.
     Pinned,
@@ -448,7 +448,11 @@ impl Reclaim {
         // Checked before the references, because a thread that is about to write it back holds one,
         // too.
         if locked.flags.write_state().is_dirty() {
-            return (EvictOutcome::of_dirty(inode), Some(folio));
+            let mut outcome = EvictOutcome::of_dirty(inode);
+            if outcome == EvictOutcome::Dirty && inode.is_shut_for(folio.id()) {
+                outcome = EvictOutcome::Unwritten;
+            }
+            return (outcome, Some(folio));
         }
         if is_pinned(&folio) {
             self.memory.counters.add(Counter::PgPinned, 1);

@@ -296,6 +296,9 @@ impl Reclaim {
     pub(super) fn full(&self, counts: ScanCounts, wanted_bytes: u64) -> Error {
         self.memory.counters.add(Counter::AllocationFailure, 1);
         let usage = self.arena().usage();
+        let gate = self.flusher.held_back();
+        let of_gate = || Some(Arc::new(gate.as_ref()?.to_io_error(std::io::ErrorKind::WouldBlock)));
+        let cause = (counts.unwritten_pages > 0).then(|| self.trouble()).flatten();
         Error::from(ErrorKind::Full {
             bound_bytes: usage.bound_bytes,
             pinned_bytes: counts.pinned_pages * PAGE_BYTES,
@@ -306,7 +309,8 @@ impl Reclaim {
             wanted_bytes,
             free_bytes: usage.free_pages * PAGE_BYTES
                 + usage.bound_bytes.saturating_sub(usage.used_bytes),
-            cause: if counts.unwritten_pages > 0 { self.trouble() } else { None },
+            gated_bytes: gate.as_ref().map_or(0, |gate| gate.held_bytes),
+            cause: cause.or_else(of_gate),
             refused: self.memory.unmap_refusal.last.lock().clone(),
         })
     }

@@ -125,6 +125,11 @@ impl OwnedThread {
         Ok(Self { handle: Some(builder.spawn(run)?), origin: Origin::here() })
     }
 
+    /// Lets the thread run without an owner, until it ends by itself.
+    pub(crate) fn detach(mut self) {
+        drop(self.handle.take());
+    }
+
     /// Returns `true` in a forked child: the thread does not exist, and nothing it shares may be
     /// touched.
     pub(crate) fn is_of_parent(&self) -> bool {

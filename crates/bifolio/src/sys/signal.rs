@@ -64,14 +64,14 @@ const SYNCHRONOUS: [libc::c_int; 6] =
 
 /// Restores the signal mask of the calling thread on drop.
 #[derive(Debug)]
-pub(super) struct Blocked {
+pub(crate) struct Blocked {
     before: libc::sigset_t,
 }
 
 /// Blocks all signals but the synchronous ones in the calling thread, and in the threads that it
 /// starts meanwhile: process-directed signals are delivered to the threads of the program. (The C
 /// library excludes the two signals that it uses itself.)
-pub(super) fn block_asynchronous() -> Blocked {
+pub(crate) fn block_asynchronous() -> Blocked {
     let mut set = MaybeUninit::<libc::sigset_t>::zeroed();
     let mut before = MaybeUninit::<libc::sigset_t>::zeroed();
     // SAFETY: a pointer to memory for a set.

@@ -8,6 +8,7 @@ use super::world::{join_all, model, model_bounded, spawn};
 use crate::page::{FolioId, FolioRef, Folios, Frozen, Reaper, WriteState};
 use crate::sync::{AtomicU64, Ordering};
 use crate::writeback::dirty::{DirtyFolios, DirtyList};
+use crate::writeback::lsns::NO_LSN;
 use crate::writeback::throttle::DirtyPages;
 use std::sync::Arc;
 
@@ -68,7 +69,7 @@ impl Disk {
         let folio = self.folio();
         let locked = folio.lock();
         locked.flags.wait_for_writeback();
-        let Some(in_flight) = self.list.begin(&self.folios, FOLIO) else { return };
+        let Ok(in_flight) = self.list.begin(&self.folios, FOLIO, NO_LSN) else { return };
         drop(locked);
         let ended = std::iter::once((FOLIO, in_flight));
         // Relaxed: in the model, the thread that writes the folio out is the only one here.

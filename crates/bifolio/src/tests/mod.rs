@@ -18,6 +18,8 @@ mod loom_first_use;
 #[cfg(loom)]
 mod loom_flush;
 #[cfg(loom)]
+mod loom_gate;
+#[cfg(loom)]
 mod loom_handover;
 #[cfg(loom)]
 mod loom_invalidate;

@@ -21,8 +21,9 @@
 //! Passes frames to the engine; the references kept with each transfer own them.
 #![allow(unsafe_code)]
 
-use super::dirty::InFlight;
+use super::dirty::{InFlight, NotBegun};
 use super::inode::Inode;
+use super::lsns::HeldBack;
 use super::write_copies::WriteCopies;
 use crate::error::Error;
 use crate::io::{IoError, Operation, Pieces, Queue, RUN_PAGES_MAX, Transfer};
@@ -104,6 +105,8 @@ pub(super) enum Added {
     Done,
     /// Another thread holds its lock, or is about to change it after the lookup.
     Busy,
+    /// The write gate holds it back.
+    HeldBack,
 }
 
 /// Batch of write-outs of one file.
@@ -113,6 +116,10 @@ pub(crate) struct WriteBatch<'a> {
     /// Swap, for folios of a memory file.
     pub(super) slots: Option<&'a Swap>,
     within: Range<u64>,
+    /// LSN that is known to be durable (O1 of `gate.rs`).
+    durable_lsn: u64,
+    /// Folios that were passed over because of it.
+    held: Option<HeldBack>,
     /// WRITEBACK-4: the length does not change until the bytes are written.
     _no_cut: RwLockReadGuard<'a, ()>,
     /// Transfers that are ready, and their bytes.
@@ -157,11 +164,17 @@ pub(crate) struct Written {
     pub(crate) folios: u64,
     /// Last error; it has been recorded for every handle.
     pub(crate) error: Option<Arc<IoError>>,
+    /// Folios that the write gate held back.
+    pub(super) held: Option<HeldBack>,
+    /// Reason why the gate did not let them pass, if its call has failed.
+    pub(super) cause: Option<Arc<std::io::Error>>,
 }
 
 impl Written {
     pub(super) fn add(&mut self, other: Self) {
         self.folios += other.folios;
+        self.held = HeldBack::sum(self.held, other.held);
+        self.cause = other.cause.or(self.cause.take());
         self.error = other.error.or(self.error.take());
     }
 }
@@ -187,6 +200,8 @@ impl<'a> WriteBatch<'a> {
             inode,
             slots: inode.store.slots().map(|swap| &**swap),
             within,
+            durable_lsn: inode.known_durable(),
+            held: None,
             _no_cut: no_cut,
             ready: VecDeque::new(),
             ready_bytes: 0,
@@ -210,7 +225,7 @@ impl<'a> WriteBatch<'a> {
     }
 
     /// Starts to write `folios` and adjacent dirty folios, in the order of their positions. Busy
-    /// ones are moved to `busy`.
+    /// ones, and those that the write gate holds back, are moved to `busy`.
     pub(super) fn add_all(&mut self, mut folios: Vec<FolioRef<'a>>, busy: &mut Vec<FolioRef<'a>>) {
         folios.sort_unstable_by_key(|folio| folio.folio().index());
         if self.slots.is_some() {
@@ -218,7 +233,7 @@ impl<'a> WriteBatch<'a> {
         }
         for folio in folios {
             let again = folio.try_clone();
-            if self.add(folio) == Added::Busy {
+            if self.add(folio) != Added::Done {
                 busy.extend(again);
             }
         }
@@ -242,8 +257,14 @@ impl<'a> WriteBatch<'a> {
             WriteState::Dirty => {}
         }
         let (index, pages) = (locked.index(), locked.pages());
-        let Some(in_flight) = self.inode.dirty.begin(&self.inode.memory.folios, folio.id()) else {
-            return Added::Done;
+        let folios = &self.inode.memory.folios;
+        let in_flight = match self.inode.dirty.begin(folios, folio.id(), self.durable_lsn) {
+            Ok(in_flight) => in_flight,
+            Err(NotBegun::NotDirty) => return Added::Done,
+            Err(NotBegun::HeldBack { lsn }) => {
+                self.held = HeldBack::sum(self.held, Some(HeldBack { folios: 1, lsn }));
+                return Added::HeldBack;
+            }
         };
         drop(locked);
         let mut before: SmallVec<[WriteVictim<'a>; 1]> = SmallVec::new();
@@ -286,7 +307,8 @@ impl<'a> WriteBatch<'a> {
         if locked.owner() != inode.address() {
             return None;
         }
-        let in_flight = inode.dirty.begin(&inode.memory.folios, folio.id())?;
+        let folios = &inode.memory.folios;
+        let in_flight = inode.dirty.begin(folios, folio.id(), self.durable_lsn).ok()?;
         drop(locked);
         Some(WriteVictim { folio, in_flight, copy: None })
     }
@@ -493,7 +515,8 @@ impl<'a> WriteBatch<'a> {
     /// Waits for everything in flight.
     pub(super) fn finish(mut self) -> Written {
         self.finish_all();
-        Written { folios: self.written_folios, error: self.error.take() }
+        let (folios, error) = (self.written_folios, self.error.take());
+        Written { folios, error, held: self.held, cause: None }
     }
 
     pub(crate) fn finish_all(&mut self) {

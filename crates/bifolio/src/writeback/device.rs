@@ -33,9 +33,14 @@ use std::time::Instant;
 /// their age.
 const RANGES_MAX: usize = 256;
 
-/// Error: the limit of dirty pages is reached. Nothing was changed.
-#[derive(Debug)]
-pub(crate) struct NoRoom;
+/// Reason why a folio cannot become dirty now. Nothing was changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NoRoom {
+    /// The limit of dirty pages is reached.
+    DirtyLimit,
+    /// The table of LSNs must grow.
+    Lsns,
+}
 
 /// Reservation for a folio in the dirty limit; released on drop.
 #[derive(Debug)]
@@ -213,7 +218,9 @@ impl Device {
             // Not under the lock: a thread that marks the first folio of a file holds the lock of
             // the file's dirty list.
             let Some(inode) = self.files.lock().dirty.pop() else { break };
-            if !inode.dirty.delist() {
+            if inode.dirty.delist() {
+                inode.free_lsns();
+            } else {
                 self.files.lock().dirty.push(Weak::clone(&inode.this));
             }
         }

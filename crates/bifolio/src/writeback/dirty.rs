@@ -32,6 +32,7 @@
 //! would find nothing. Another thread may run S3 and S4, with a later `end`: they still come
 //! between this sync's S2 and S5 (`flush.rs`).
 
+use super::lsns::{HeldBack, Lsns, may_pass};
 use super::throttle::DirtyPages;
 use crate::page::{Folio, FolioId, FolioRef, Folios, Listing, NO_FOLIO};
 use crate::sync::{Condvar, Mutex, Ordering, blocking};
@@ -75,6 +76,8 @@ struct DirtyState {
     oldest_epoch: u64,
     /// Set if the file is on the flusher's list of files that may have something dirty.
     is_enlisted: bool,
+    /// LSNs of its folios, if it has a write gate.
+    lsns: Lsns,
 }
 
 impl Default for DirtyState {
@@ -90,6 +93,7 @@ impl Default for DirtyState {
             in_flight: VecDeque::from([0]),
             oldest_epoch: 0,
             is_enlisted: false,
+            lsns: Lsns::default(),
         }
     }
 }
@@ -109,6 +113,18 @@ pub(crate) struct Marked {
 #[must_use]
 pub(crate) struct InFlight {
     epoch: u64,
+}
+
+/// Reason why a write-out did not begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NotBegun {
+    /// The folio is not dirty, or its write-out is in flight.
+    NotDirty,
+    /// The write gate holds it back.
+    HeldBack {
+        /// Highest LSN of its changes.
+        lsn: u64,
+    },
 }
 
 /// Some of the oldest dirty folios.
@@ -219,6 +235,7 @@ impl DirtyList {
     fn forget_in(&self, state: &mut DirtyState, folios: &Folios, id: FolioId) {
         if folios.get(id).flags.transition_to_clean() == Listing::Remove {
             state.unlink(folios, id);
+            state.lsns.remove(id);
             self.pages.sub(folios.get(id).pages());
         }
     }
@@ -238,17 +255,26 @@ impl DirtyList {
         }
     }
 
-    /// D2, if the folio is dirty. The caller holds the folio lock, and no write-out of the folio is
-    /// in flight.
-    pub(crate) fn begin(&self, folios: &Folios, id: FolioId) -> Option<InFlight> {
+    /// D2, if the folio is dirty and its log record is durable: O3 of `gate.rs`, with the `durable`
+    /// LSN of O1. The caller holds the folio lock, and no write-out of the folio is in flight.
+    pub(crate) fn begin(
+        &self,
+        folios: &Folios,
+        id: FolioId,
+        durable: u64,
+    ) -> Result<InFlight, NotBegun> {
         let mut state = self.state.lock();
+        let lsn = state.lsns.highest_of(id);
+        if !may_pass(lsn, durable) {
+            return Err(NotBegun::HeldBack { lsn });
+        }
         if folios.get(id).flags.transition_to_writing() != Listing::Remove {
-            return None;
+            return Err(NotBegun::NotDirty);
         }
         state.unlink(folios, id);
         let newest = state.in_flight.len() - 1;
         state.in_flight[newest] += 1;
-        Some(InFlight { epoch: state.oldest_epoch + newest as u64 })
+        Ok(InFlight { epoch: state.oldest_epoch + newest as u64 })
     }
 
     /// D3 for several folios.
@@ -259,6 +285,7 @@ impl DirtyList {
             pages += folios.get(id).pages();
             let listing = folios.get(id).flags.transition_to_written();
             debug_assert_eq!(listing, Listing::Keep);
+            state.lsns.note_written(id);
             state.end_in_epoch(in_flight);
         }
         self.note_ended(&mut state, pages);
@@ -290,6 +317,32 @@ impl DirtyList {
         if state.drop_ended_epochs() {
             self.epoch_ended.notify_all();
         }
+    }
+
+    /// W2 of `gate.rs`: adds an LSN to a folio, which the caller has locked and marks dirty next.
+    /// Returns `false`, with nothing changed, if the table of LSNs must grow first.
+    pub(crate) fn try_add_lsn(&self, id: FolioId, lsn: u64) -> bool {
+        self.state.lock().lsns.add(id, lsn)
+    }
+
+    /// Returns the highest LSN of a folio; 0 if it is clean or has none.
+    pub(crate) fn lsn_of(&self, id: FolioId) -> u64 {
+        self.state.lock().lsns.highest_of(id)
+    }
+
+    /// Runs `use_lsns` on the LSNs of the folios.
+    pub(crate) fn with_lsns<R>(&self, use_lsns: impl FnOnce(&mut Lsns) -> R) -> R {
+        use_lsns(&mut self.state.lock().lsns)
+    }
+
+    /// Returns the highest LSN of any folio that is committed.
+    pub(crate) fn highest_lsn(&self) -> u64 {
+        self.state.lock().lsns.highest()
+    }
+
+    /// Returns the folios that are held back while the log is durable up to `durable`.
+    pub(crate) fn held_back(&self, durable: u64) -> Option<HeldBack> {
+        self.state.lock().lsns.held_back(durable)
     }
 
     /// S4: blocks until everything that was in flight at the call has ended.
@@ -485,6 +538,7 @@ fn set_links(folio: &Folio, previous: u32, next: u32) {
 mod tests {
     use super::*;
     use crate::sync::AtomicU64;
+    use crate::writeback::NO_LSN;
     use std::sync::Arc;
 
     fn folios() -> Folios {
@@ -583,7 +637,7 @@ mod tests {
         let all = dirty(&folios, &list, 3);
         let mut in_flight = Vec::new();
         for id in &all {
-            in_flight.push((*id, list.begin(&folios, *id).expect("dirty")));
+            in_flight.push((*id, list.begin(&folios, *id, NO_LSN).expect("dirty")));
             let mut state = list.state.lock();
             state.in_flight.push_back(0);
         }

@@ -40,6 +40,7 @@
 
 use super::batch::{Progress, Written};
 use super::device::{Device, Files, Round};
+use super::gate::Refusal;
 use super::inode::Inode;
 use super::inode::{Load, Loads};
 use super::sync::ALL_BYTES;
@@ -74,6 +75,8 @@ const RETRY_PAUSE: Duration = Duration::from_millis(20);
 /// More than one, so that one bad block, whose folio stays dirty, does not count as a failure of
 /// the whole device.
 const PROBED_FOLIOS: u64 = 8;
+/// Divisor: files with write gates leave this part of the dirty limit to other files.
+const PART_FOR_LOGS: u64 = 4;
 /// Folios of a round on behalf of reclaim, at most.
 const WANTED_FOLIOS_MAX: u64 = 256;
 
@@ -291,8 +294,16 @@ impl Flusher {
 
     /// Counts pages of a device that are about to become dirty. Returns `false` if there is no
     /// room.
-    pub(super) fn try_add(&self, device: &Device, pages: u64) -> bool {
-        device.dirty_pages.try_add(pages, self.max_pages())
+    pub(super) fn try_add(&self, device: &Device, pages: u64, has_gate: bool) -> bool {
+        device.dirty_pages.try_add(pages, self.max_pages_for(has_gate))
+    }
+
+    /// Returns the maximum number of dirty pages for a write to a file, with or without a write
+    /// gate. Files with a gate leave a part to others: one of these may be the log, and while it
+    /// cannot be written, no gate opens.
+    pub(super) fn max_pages_for(&self, has_gate: bool) -> u64 {
+        let max_pages = self.max_pages();
+        if has_gate { max_pages - max_pages / PART_FOR_LOGS } else { max_pages }
     }
 
     /// Called when a write-out of a device has ended.
@@ -328,6 +339,16 @@ impl Flusher {
     /// Returns the trouble of a device that accepts no writes, if there is one.
     pub(crate) fn trouble(&self) -> Option<Arc<IoError>> {
         self.devices().find_map(|device| device.trouble())
+    }
+
+    /// Returns what write gates hold back: the bytes in all files, and the reason for one of them.
+    pub(crate) fn held_back(&self) -> Option<Refusal> {
+        let files = self.devices().flat_map(|device| device.dirty_files().collect::<Vec<_>>());
+        let refusals = files.filter_map(|inode| inode.held_back());
+        refusals.reduce(|one, two| {
+            let held_bytes = one.held_bytes + two.held_bytes;
+            Refusal { held_bytes, ..if one.cause.is_some() { one } else { two } }
+        })
     }
 
     fn devices(&self) -> impl Iterator<Item = Arc<Device>> + use<> {

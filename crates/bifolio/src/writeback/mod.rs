@@ -47,6 +47,8 @@
 //!
 //! - WRITEBACK-5: a sync, of a file or of a range, misses nothing that was dirty at its call: S1 to
 //!   S5 at the head of `dirty.rs`, the only way to wait for the storage.
+//! - WRITEBACK-6: of a file with a write gate, no write-out of a folio begins before the log is
+//!   durable up to the highest LSN of its dirty bytes: `gate.rs`.
 //!
 //! Lock order: folio lock, then `cutting`, then the dirty list's lock. Write-outs hold `cutting`
 //! shared, and then only try folio locks.
@@ -57,7 +59,9 @@ mod dirty;
 mod errors;
 mod flush;
 mod flusher;
+mod gate;
 mod inode;
+mod lsns;
 mod store;
 mod swap_out;
 mod sync;
@@ -69,5 +73,9 @@ pub(crate) use device::NoRoom;
 pub(crate) use dirty::InFlight;
 pub(crate) use errors::ErrorCursor;
 pub(crate) use flusher::{Flusher, FlusherSettings, FlusherThreads};
+pub use gate::WriteGate;
+pub(crate) use gate::is_inside_any;
 pub(crate) use inode::{FileSize, Inode, Resizing, Services};
+pub(crate) use lsns::NO_LSN;
 pub(crate) use store::Cleaner;
+pub(crate) use sync::CheckpointMark;

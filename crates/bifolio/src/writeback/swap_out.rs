@@ -8,6 +8,7 @@
 
 use super::batch::{WriteBatch, WriteIo, WriteVictim};
 use super::inode::pages_of_still;
+use super::lsns::NO_LSN;
 use crate::io::{IoError, Operation, RUN_PAGES_MAX, Transfer};
 use crate::page::{Flag, FolioRef};
 use crate::stats::Counter;
@@ -49,7 +50,9 @@ impl<'a> WriteBatch<'a> {
         if locked.owner() != inode.address() {
             return None;
         }
-        let in_flight = inode.dirty.begin(&inode.memory.folios, folio.id())?;
+        let folios = &inode.memory.folios;
+        // A memory file has no gate.
+        let in_flight = inode.dirty.begin(folios, folio.id(), NO_LSN).ok()?;
         locked.set_slot(0);
         if locked.flags.get(Flag::Allocated) {
             let filled = inode.fill_with_zeros(&folio, &locked);

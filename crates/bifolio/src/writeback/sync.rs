@@ -4,8 +4,11 @@ use super::batch::{ALL_PAGES, Added, Progress, WriteBatch, Written};
 use super::dirty::{DirtyFolios, Walk};
 use super::errors::ErrorCursor;
 use super::flush::Wants;
+use super::gate::Refusal;
 use super::inode::Inode;
+use super::lsns::Lsns;
 use crate::error::{ErrorKind, Result};
+use crate::io::IoError;
 use crate::page::{FolioId, FolioRef, PAGE_BYTES};
 use crate::stats::Counter;
 use crate::sync::{Backoff, Ordering};
@@ -55,9 +58,11 @@ impl Inode {
     }
 
     /// Writes out the `wanted` folios and waits: the only path from the dirty list to the storage.
-    /// `left` as in [`Self::write_out_until`].
+    /// `left` as in [`Self::write_out_until`]. If the write gate holds folios back, a patient
+    /// write-out has the log made durable; others ask for that in the background.
     fn write_out(&self, wanted: &Wanted, left: impl Fn(Progress) -> u64) -> Written {
         let mut total = Written::default();
+        let mut gate = if wanted.patient { self.open_gate() } else { Ok(()) };
         let mut progress = Progress::default();
         let mut source = Source::new(self, wanted);
         let mut backoff = Backoff::default();
@@ -67,18 +72,24 @@ impl Inode {
             let left = |of_batch| left(progress.and(of_batch));
             let is_delayed = source.fill(&mut batch, left, &mut busy);
             let of_batch = batch.progress();
-            let written = batch.finish();
+            let mut written = batch.finish();
+            if wanted.patient {
+                written.held = None;
+                written.add(self.write_out_busy(busy, &wanted.pages, &mut gate));
+            }
             progress.begun_folios += of_batch.begun_folios;
             progress.has_failed |= written.error.is_some();
             total.add(written);
-            if wanted.patient {
-                self.write_out_busy(busy, &wanted.pages);
-            }
             if is_delayed && of_batch.begun_folios == 0 {
                 // A few instructions of another thread that will find it dirty; nothing is in
                 // flight here, and no lock held (IO-5).
                 backoff.wait();
             }
+        }
+        total.cause = gate.err();
+        if let Some(held) = total.held.filter(|_| !wanted.patient) {
+            let range = (wanted.pages != ALL_PAGES).then(|| wanted.bytes());
+            self.ask_gate(held, range);
         }
         total
     }
@@ -103,23 +114,34 @@ impl Inode {
     /// Writes out the folios with some of `pages` that are dirty at the call, and waits. Adjacent
     /// folios outside are not written: their errors would not belong to this caller. With
     /// `patient`, waits for busy ones, too.
-    fn write_out_dirty(&self, pages: Range<u64>, patient: bool) {
+    fn write_out_dirty(&self, pages: Range<u64>, patient: bool) -> Written {
         let end = self.dirty.now();
-        self.write_out(&Wanted { end, pages, patient }, |_| u64::MAX);
+        self.write_out(&Wanted { end, pages, patient }, |_| u64::MAX)
     }
 
-    /// Writes out busy folios one by one, waiting for each. Errors are recorded.
-    fn write_out_busy<'a>(&'a self, busy: Vec<FolioRef<'a>>, within: &Range<u64>) {
+    /// Writes out busy folios one by one, waiting for each, and has the log made durable for it,
+    /// unless that failed before. Errors are recorded.
+    fn write_out_busy<'a>(
+        &'a self,
+        busy: Vec<FolioRef<'a>>,
+        within: &Range<u64>,
+        gate: &mut std::result::Result<(), Arc<std::io::Error>>,
+    ) -> Written {
+        let mut total = Written::default();
         for folio in busy {
             let locked = folio.lock();
             // A folio has one write-out at a time. The lock prevents another one.
             locked.flags.wait_for_writeback();
+            if gate.is_ok() {
+                *gate = self.open_gate_for(folio.id());
+            }
             let mut batch = WriteBatch::new(self, within.clone());
             let Some(own) = folio.try_clone() else { continue };
             let added = batch.add_locked(own, locked);
-            debug_assert_eq!(added, Added::Done);
-            batch.finish();
+            debug_assert_ne!(added, Added::Busy);
+            total.add(batch.finish());
         }
+        total
     }
 
     /// Returns the folios that the table has for some pages now.
@@ -152,24 +174,65 @@ impl Inode {
         if !self.store.is_writable() {
             return Ok(());
         }
+        self.check_outside_gate()?;
         let range = range.unwrap_or(ALL_BYTES);
         self.mark_stored_in(&range, true)?;
         // S1 to S5 of `dirty.rs`.
         let errors_before = self.errors.count();
         let mut wants = Wants { metadata, end: 0 };
+        let mut refusal = None;
         if range == ALL_BYTES && self.dirty.len() * self.mapping.folio_bytes() <= SHARED_BYTES_MAX {
             wants.end = self.dirty.now();
         } else {
-            self.write_out_dirty(pages_of(&range), true);
+            refusal = self.refusal_of(self.write_out_dirty(pages_of(&range), true));
         }
         if range != ALL_BYTES {
             self.extend_backing(range.end)?;
         }
+        self.finish_sync(cursor, wants, errors_before, refusal)
+    }
+
+    /// Returns the point in time before which everything dirty has been marked.
+    pub(crate) fn checkpoint(&self) -> CheckpointMark {
+        // S1 and S2.
+        let errors = self.errors.count();
+        CheckpointMark { errors, end: self.dirty.now() }
+    }
+
+    /// Makes everything durable that was written before `mark`. Otherwise like [`Self::sync`].
+    pub(crate) fn sync_checkpoint(&self, cursor: &ErrorCursor, mark: CheckpointMark) -> Result<()> {
+        if !self.store.is_writable() {
+            return Ok(());
+        }
+        self.check_outside_gate()?;
+        self.mark_stored_in(&ALL_BYTES, true)?;
+        let wanted = Wanted { end: mark.end, pages: ALL_PAGES, patient: true };
+        let refusal = self.refusal_of(self.write_out(&wanted, |_| u64::MAX));
+        let wants = Wants { metadata: false, end: 0 };
+        self.finish_sync(cursor, wants, mark.errors, refusal)
+    }
+
+    /// Writes out what the syncs want that share the round, flushes the device, and reports errors
+    /// since there were `errors_before`.
+    fn finish_sync(
+        &self,
+        cursor: &ErrorCursor,
+        wants: Wants,
+        errors_before: u64,
+        refusal: Option<Refusal>,
+    ) -> Result<()> {
         let flushed = self.flushes.flush(wants, |wants| {
             let wanted = Wanted { end: wants.end, pages: ALL_PAGES, patient: true };
-            self.write_out(&wanted, |_| u64::MAX);
+            let mut refusal = None;
+            if wants.end > 0 {
+                refusal = self.refusal_of(self.write_out(&wanted, |_| u64::MAX));
+            }
             self.dirty.wait_for_in_flight();
-            self.store.flush(wants.metadata).map_err(Arc::new)
+            self.dirty.with_lsns(Lsns::begin_flush);
+            let flushed = self.store.flush(wants.metadata);
+            self.dirty.with_lsns(|lsns| lsns.end_flush(flushed.is_ok()));
+            flushed.map_err(|error| SyncFailure::Io(Arc::new(error)))?;
+            refusal.map_or(Ok(()), |refusal| Err(SyncFailure::HeldBack(Arc::new(refusal))))
         });
         let counters = &self.memory.counters;
         counters.add(Counter::Sync, 1);
@@ -177,7 +240,15 @@ impl Inode {
         if let Some(error) = self.errors.check_since(cursor, errors_before) {
             return Err(ErrorKind::Writeback(error).into());
         }
-        flushed.result.map_err(|error| error.again().into())
+        flushed.result.map_err(|failure| match failure {
+            SyncFailure::Io(error) => error.again().into(),
+            SyncFailure::HeldBack(refusal) => refusal.to_error(),
+        })?;
+        refusal.map_or(Ok(()), |refusal| Err(refusal.to_error()))
+    }
+
+    fn refusal_of(&self, written: Written) -> Option<Refusal> {
+        written.held.map(|held| self.refusal(held, written.cause))
     }
 
     /// Makes everything durable that was written before the call, if it is not already. `cursor`
@@ -197,6 +268,21 @@ impl Inode {
     }
 }
 
+/// Point in time: which folios had been marked dirty, and how many write-outs had failed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CheckpointMark {
+    end: u64,
+    errors: u64,
+}
+
+/// Failure of a round of syncs.
+#[derive(Clone, Debug)]
+pub(super) enum SyncFailure {
+    Io(Arc<IoError>),
+    /// The write gate holds folios back.
+    HeldBack(Arc<Refusal>),
+}
+
 /// Selection of dirty folios to write out.
 #[derive(Debug)]
 struct Wanted {
@@ -204,8 +290,14 @@ struct Wanted {
     end: u64,
     /// Only folios that have some of these pages.
     pages: Range<u64>,
-    /// Set to wait for busy folios, too.
+    /// Set to wait for busy folios, and for the write gate, too.
     patient: bool,
+}
+
+impl Wanted {
+    fn bytes(&self) -> Range<u64> {
+        self.pages.start * PAGE_BYTES..self.pages.end.saturating_mul(PAGE_BYTES)
+    }
 }
 
 /// Source of the folios of a write-out: a walk over the list or, for few pages, a lookup of each,

@@ -6,10 +6,10 @@
 //! device may have three quarters of what the other devices leave (`sync/share.rs`).
 
 #[cfg(not(all(test, loom)))]
-use super::{device::Device, flusher::Flusher};
+use super::{device::Device, flusher::Flusher, inode::Inode};
 use crate::sync::{AtomicU64, Condvar, Mutex, Ordering, Share, share};
 #[cfg(not(all(test, loom)))]
-use crate::{io::IoError, memory::Memory, stats::Counter};
+use crate::{io::IoError, stats::Counter};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -155,14 +155,14 @@ impl Flusher {
     pub(super) fn wait_for_room(
         &self,
         device: &Arc<Device>,
-        memory: &Memory,
+        inode: &Inode,
         pages: u64,
     ) -> std::result::Result<(), Option<Arc<IoError>>> {
         let begun = Instant::now();
-        let result = self.wait_for_room_since(begun, device, pages);
+        let result = self.wait_for_room_since(begun, device, inode, pages);
         let nanoseconds = begun.elapsed().as_nanos() as u64;
-        memory.counters.add(Counter::ThrottleWait, 1);
-        memory.counters.add(Counter::ThrottleNs, nanoseconds);
+        inode.memory.counters.add(Counter::ThrottleWait, 1);
+        inode.memory.counters.add(Counter::ThrottleNs, nanoseconds);
         self.stall_ns_max.fetch_max(nanoseconds, Ordering::Relaxed);
         result
     }
@@ -171,15 +171,19 @@ impl Flusher {
         &self,
         begun: Instant,
         device: &Arc<Device>,
+        inode: &Inode,
         pages: u64,
     ) -> std::result::Result<(), Option<Arc<IoError>>> {
         let _held = device.hold();
-        let round = device.rounds_begun();
-        let has_room = || device.dirty_pages.has_room(pages, self.max_pages());
-        let (mut answers, mut since) = (device.answers(), begun);
+        let (round, failures) = (device.rounds_begun(), inode.gate_failures());
+        let max_pages = || self.max_pages_for(inode.has_gate());
+        let has_room = || device.dirty_pages.has_room(pages, max_pages());
+        // Written folios of other files do not count for a writer that waits for its gate.
+        let progress = || (device.answers(), inode.known_durable());
+        let (mut last, mut since) = (progress(), begun);
         loop {
             self.call(device);
-            if device.dirty_pages.all() + pages > self.max_pages() {
+            if device.dirty_pages.all() + pages > max_pages() {
                 self.call_neighbours(device, pages);
             }
             self.throttle.hold_while(Instant::now() + ASK_EVERY, || {
@@ -188,11 +192,14 @@ impl Flusher {
             if has_room() {
                 return Ok(());
             }
-            if let Some(cause) = device.trouble_after(round) {
-                return Err(Some(cause));
+            let cause = device.trouble_after(round).or_else(|| inode.shut_gate(device, failures));
+            if cause.is_some() {
+                return Err(cause);
             }
-            if device.answers() != answers {
-                (answers, since) = (device.answers(), Instant::now());
+            let now = progress();
+            let is_progress = now.1 != last.1 || now.0 != last.0 && inode.held_back().is_none();
+            if is_progress {
+                (last, since) = (now, Instant::now());
             } else if since.elapsed() > STALL_MAX {
                 return Err(None);
             }

@@ -1,6 +1,7 @@
 //! Writes, write-back and syncs, changes of the length, and several threads on one file.
 
 mod flusher;
+mod gate;
 mod lengths;
 mod model;
 #[path = "../support/mod.rs"]

@@ -23,6 +23,7 @@ use crate::sync::blocking;
 use crate::sys::copy;
 use crate::writeback::batch::{CopyAt, WriteBatch, WriteVictim};
 use crate::writeback::dirty::InFlight;
+use crate::writeback::lsns::NO_LSN;
 use crate::writeback::store::Cleaner;
 use std::ops::Range;
 use std::sync::Arc;
@@ -123,7 +124,8 @@ impl Inode {
     /// Begins the write-out of a folio, locked and frozen; its bytes follow later.
     pub(crate) fn begin_write_of_victim(&self, frozen: &Frozen<'_>) -> InFlight {
         self.mark_stored(frozen.folio(), frozen.id());
-        let in_flight = self.dirty.begin(&self.memory.folios, frozen.id());
+        // A file in a region has no gate.
+        let in_flight = self.dirty.begin(&self.memory.folios, frozen.id(), NO_LSN);
         // The number of its marking was there (rule 4 of `page`).
         frozen.folio().set_slot(0);
         in_flight.expect("marked just now, under its lock")

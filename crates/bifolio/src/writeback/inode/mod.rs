@@ -24,8 +24,9 @@ use super::dirty::DirtyList;
 use super::errors::WriteErrors;
 use super::flush::Flushes;
 use super::flusher::Flusher;
+use super::gate::Gate;
 use super::store::{Cleaner, Store};
-use super::sync::ALL_BYTES;
+use super::sync::{ALL_BYTES, SyncFailure};
 use super::throttle::DirtyPages;
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::{Backing, Engine, IoError, Operation};
@@ -38,7 +39,7 @@ use crate::swap::Swap;
 use crate::sync::{Mutex, Ordering, RwLock, blocking};
 use std::ops::Range;
 use std::ptr::NonNull;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Instant;
 
 /// Parts that all files of a cache share.
@@ -68,7 +69,9 @@ pub(crate) struct Inode {
     pub(crate) store: Store,
     pub(super) dirty: DirtyList,
     pub(crate) errors: WriteErrors,
-    pub(super) flushes: Flushes<Arc<IoError>>,
+    pub(super) flushes: Flushes<SyncFailure>,
+    /// Write gate, once one is set.
+    pub(super) gate: OnceLock<Arc<Gate>>,
     /// Held by the thread that changes the length (`resize.rs`).
     pub(super) resizing: Mutex<()>,
     /// Held shared by write-outs, exclusively by `set_len`: see WRITEBACK-4.
@@ -140,6 +143,7 @@ impl Inode {
             dirty: DirtyList::new(dirty_pages),
             errors: WriteErrors::default(),
             flushes: Flushes::default(),
+            gate: OnceLock::new(),
             resizing: Mutex::new(()),
             cutting: RwLock::new(()),
             len_max_bytes: size.len_max_bytes,
@@ -222,14 +226,20 @@ impl Inode {
         !self.store.outlives_handles() || (self.dirty.is_all_written() && self.store.is_flushed())
     }
 
-    /// Marks the folio dirty if the dirty limit allows; [`Self::wait_for_room`] waits for that.
-    /// Waits for a write-out of the folio in flight (WRITEBACK-3).
+    /// Marks the folio dirty, and adds an LSN to those of a file with a write gate, if the dirty
+    /// limit and the memory for LSNs allow; [`Self::wait_for_room`] waits for the former. Waits for
+    /// a write-out of the folio in flight (WRITEBACK-3).
     pub(crate) fn try_mark_dirty(
         &self,
         folio: &FolioRef<'_>,
         locked: &LockedFolio<'_>,
+        lsn: Option<u64>,
     ) -> std::result::Result<(), NoRoom> {
-        self.make_room(locked)?.mark_dirty(folio, locked);
+        let room = self.make_room(locked)?;
+        if lsn.is_some_and(|lsn| !self.dirty.try_add_lsn(folio.id(), lsn)) {
+            return Err(NoRoom::Lsns);
+        }
+        room.mark_dirty(folio, locked);
         Ok(())
     }
 
@@ -246,14 +256,17 @@ impl Inode {
         let pages = if is_counted { locked.pages() } else { 0 };
         let has_room = match &self.device {
             _ if !is_counted => true,
-            Some(device) => self.flusher.try_add(device, pages),
+            Some(device) => self.flusher.try_add(device, pages, self.has_gate()),
             // The smallest cache can have one dirty folio of any size.
             None => {
                 let max_pages = self.memory.unswapped_pages_max().max(pages);
                 self.dirty.try_count_alone(pages, max_pages)
             }
         };
-        if has_room { Ok(RoomForDirt { inode: self, counted_pages: pages }) } else { Err(NoRoom) }
+        if !has_room {
+            return Err(NoRoom::DirtyLimit);
+        }
+        Ok(RoomForDirt { inode: self, counted_pages: pages })
     }
 
     /// Waits until the folio at `position_bytes` may become dirty. Called without a folio lock.
@@ -264,7 +277,7 @@ impl Inode {
         blocking::check_user("less dirt");
         let Some(device) = &self.device else { return Ok(()) };
         let pages = 1 << self.mapping.order();
-        let waited = self.flusher.wait_for_room(device, &self.memory, pages);
+        let waited = self.flusher.wait_for_room(device, self, pages);
         let bytes = position_bytes..position_bytes + length_bytes;
         waited.map_err(|cause| self.unwritable(bytes, cause))
     }
@@ -287,7 +300,8 @@ impl Inode {
         let dirty_pages =
             self.device.as_ref().map_or_else(in_memory_alone, |it| it.dirty_pages.own());
         let (file, dirty_bytes) = (self.name(), dirty_pages * PAGE_BYTES);
-        let cause = cause.unwrap_or_else(no_answer);
+        let held_back = || self.held_back().map(|it| it.to_io_error(std::io::ErrorKind::TimedOut));
+        let cause = cause.or_else(|| held_back().map(Arc::new)).unwrap_or_else(no_answer);
         ErrorKind::Unwritable { file, position_bytes, length_bytes, dirty_bytes, cause }.into()
     }
 
@@ -366,6 +380,7 @@ impl HasTable for Inode {
 impl Drop for Inode {
     fn drop(&mut self) {
         debug_assert_eq!(self.mapping.resident_folios(), 0, "an inode outlives its folios");
+        self.free_lsns();
         self.memory.arena.uncharge(self.memory.tables.forget(self));
     }
 }

@@ -1,0 +1,299 @@
+//! Calls for engines with a write-ahead log: write gates, writes with an LSN, checkpoints, and
+//! syncs of several files.
+//!
+//! `writeback/gate.rs` has the protocol; [`WriteGate`] states what a gate guarantees.
+
+use super::registry::Registry;
+use super::{File, own_pins};
+use crate::error::{ErrorKind, Result};
+use crate::page::{Lookup, PAGE_BYTES, pages_of};
+use crate::sys::signal;
+use crate::writeback::{CheckpointMark, WriteGate};
+use std::collections::HashSet;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
+/// Threads of a sync of several files, at most.
+const SYNC_THREADS_MAX: usize = 8;
+
+/// A point in time of a file, returned by [`File::checkpoint`]: a later sync can be limited to
+/// what was dirty then. Keeps a handle of the file open.
+#[derive(Clone, Debug)]
+pub struct Checkpoint {
+    file: File,
+    mark: CheckpointMark,
+}
+
+impl Checkpoint {
+    /// Makes everything durable that was written to the file before the checkpoint was taken;
+    /// otherwise like [`File::sync_data`]. A page that was dirty then and has been changed since is
+    /// written with its present bytes. Pages that became dirty since stay in memory, unless they
+    /// are adjacent to such a page. Can be called again after a failure.
+    ///
+    /// # Errors
+    /// Fails like [`File::sync_data`], and if a write-back of the file has failed since the
+    /// checkpoint was taken: take another one then.
+    pub fn sync(&self) -> Result<()> {
+        let handle = &self.file.handle;
+        handle.check_sound()?;
+        own_pins::check(&handle.inode, &own_pins::ALL_PAGES)?;
+        handle.inode.sync_checkpoint(&handle.error_cursor, self.mark)
+    }
+}
+
+/// For engines with a write-ahead log.
+impl File {
+    /// Sets the write gate of the file, for all its handles and until the last one is closed. From
+    /// then on no page is written to the storage, by a sync or in the background, before the gate
+    /// says that the log is durable up to the highest LSN of the page's changes. A gate that is set
+    /// already is replaced: the new one must be for the same log.
+    ///
+    /// Set it before the first write with an LSN. Writes without an LSN are not held back, unless
+    /// the page has other changes that are. A file without a gate pays nothing.
+    ///
+    /// # Effects of a gate
+    /// - Syncs, and closes that sync, call [`WriteGate::make_durable`] first and block for it.
+    /// - The cache asks the gate in the background, on a thread that exists only meanwhile, when
+    ///   the flusher has passed pages over or memory is short ([`Stats::gate_asks`]).
+    /// - Dirty pages of files with gates leave a quarter of the dirty limit
+    ///   ([`dirty_bytes_max`]) to other files, so that a log in the same cache can be written.
+    /// - Each dirty page with an LSN costs 32 to 64 bytes, charged to the bound.
+    /// - If everything dirty is behind the gate, writers and readers that need memory wait for it
+    ///   like for a slow device: up to 10 s, or
+    ///   [`reclaim_wait_ms_max`](crate::CacheBuilder::reclaim_wait_ms_max). Then, or at once if the
+    ///   gate fails or nothing is committed, the call fails with [`ErrorKind::Unwritable`] or
+    ///   [`ErrorKind::Full`], which name the gate.
+    /// - [`set_len`](File::set_len) changes the storage at once: make its log record durable first.
+    ///
+    /// The cache keeps `gate` until the file is closed. A gate that itself owns a handle of the
+    /// file keeps it open forever.
+    ///
+    /// # Errors
+    /// [`ErrorKind::CannotGate`] for a memory file, which is not durable, and for a mappable file,
+    /// whose pages can be changed without a call; a handle that is not open for writing.
+    ///
+    /// [`Stats::gate_asks`]: crate::Stats::gate_asks
+    /// [`dirty_bytes_max`]: crate::CacheBuilder::dirty_bytes_max
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let directory = tempfile::tempdir()?;
+    /// use bifolio::{Cache, File, OpenOptions, WriteGate};
+    /// use std::sync::Arc;
+    /// use std::sync::atomic::{AtomicU64, Ordering};
+    ///
+    /// /// LSNs are positions in the log.
+    /// #[derive(Debug)]
+    /// struct Log {
+    ///     file: File,
+    ///     durable: AtomicU64,
+    /// }
+    ///
+    /// impl WriteGate for Log {
+    ///     fn durable_lsn(&self) -> u64 {
+    ///         self.durable.load(Ordering::Acquire)
+    ///     }
+    ///
+    ///     fn make_durable(&self, _lsn: u64) -> std::io::Result<()> {
+    ///         let end = self.file.len();
+    ///         self.file.sync_data()?;
+    ///         self.durable.fetch_max(end, Ordering::Release);
+    ///         Ok(())
+    ///     }
+    /// }
+    ///
+    /// let cache = Cache::builder().memory(16 << 20).build()?;
+    /// let options = OpenOptions::new().write(true).create(true);
+    /// let file = cache.open(directory.path().join("log"), &options)?;
+    /// let log = Arc::new(Log { file, durable: AtomicU64::new(0) });
+    /// let tree = cache.open(directory.path().join("tree"), &options)?;
+    /// tree.set_gate(log.clone())?;
+    ///
+    /// let lsn = log.file.append(b"page 0 is 'new'")? + 15;
+    /// tree.write_all_at_lsn(b"new", 0, lsn)?;
+    /// assert_eq!(log.durable_lsn(), 0);
+    /// tree.sync_data()?; // makes the log durable first
+    /// assert_eq!(log.durable_lsn(), 15);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn set_gate(&self, gate: Arc<dyn WriteGate>) -> Result<()> {
+        self.handle.check_writable()?;
+        let inode = &self.handle.inode;
+        let reason = match () {
+            () if inode.is_memory_file() => "a memory file is never durable",
+            () if inode.page_space.is_in_place() => {
+                "its pages can be mapped, and changed without an LSN"
+            }
+            () => {
+                inode.set_gate(gate);
+                return Ok(());
+            }
+        };
+        Err(ErrorKind::CannotGate { file: inode.name(), reason }.into())
+    }
+
+    /// Writes all of `buffer` at `position`, as a change whose log record ends at `lsn`: the pages
+    /// are not written out before the gate has made that durable. Otherwise like
+    /// [`File::write_all_at`].
+    ///
+    /// The record must have its LSN before this call, but need not be durable, nor written. With
+    /// [`u64::MAX`] the pages stay in memory until [`File::commit`]; with 0 this is
+    /// [`File::write_all_at`]. Do not hold a lock that the gate's
+    /// [`make_durable`](WriteGate::make_durable) takes: this call may wait for the gate.
+    ///
+    /// # Errors
+    /// Fails like [`File::write_all_at`], and with [`ErrorKind::NoGate`]. If a gate keeps too much
+    /// dirty: [`ErrorKind::Unwritable`], [`ErrorKind::Full`].
+    pub fn write_all_at_lsn(&self, buffer: &[u8], position: u64, lsn: u64) -> Result<()> {
+        self.begin_gated()?;
+        let mut done = 0;
+        while done < buffer.len() {
+            done += self.write_with(&buffer[done..], position + done as u64, Some(lsn))?;
+        }
+        Ok(())
+    }
+
+    /// Appends `buffer` as a change whose log record ends at `lsn`, and returns its position;
+    /// otherwise like [`File::append`] and [`File::write_all_at_lsn`]. The storage is not longer
+    /// than before until the gate has let the pages pass.
+    ///
+    /// # Errors
+    /// Fails like [`File::append`] and [`File::write_all_at_lsn`].
+    pub fn append_lsn(&self, buffer: &[u8], lsn: u64) -> Result<u64> {
+        self.begin_gated()?;
+        self.append_with(buffer, Some(lsn))
+    }
+
+    fn begin_gated(&self) -> Result<()> {
+        self.handle.check_writable()?;
+        self.handle.inode.check_gated()?;
+        // On this thread, because neither the flusher nor reclaim calls the gate.
+        self.handle.inode.refresh_gate();
+        Ok(())
+    }
+
+    /// Gives the pages of `range` that have changes with the LSN [`u64::MAX`] the LSN of their
+    /// commit record instead: they can be written out once that is durable. Other pages are not
+    /// changed. A page counts as a whole, so transactions that do not steal must not change one
+    /// page at the same time. For an abort, write the old bytes back first, and pass the LSN of the
+    /// record of that, or 0.
+    ///
+    /// Waits for other threads that work on the pages. The cost grows with the resident pages.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NoGate`]; a handle that is not open for writing;
+    /// [`ErrorKind::PinnedByCaller`].
+    pub fn commit(&self, range: Range<u64>, lsn: u64) -> Result<()> {
+        let (handle, inode) = (&self.handle, &self.handle.inode);
+        handle.check_writable()?;
+        inode.check_gated()?;
+        let pages = pages_of(&range);
+        own_pins::check(inode, &pages)?;
+        let table = inode.mapping.table();
+        let mut index = inode.mapping.head_index(pages.start);
+        while let Some(found) = table.next_folio(index).filter(|found| *found < pages.end) {
+            let head = inode.mapping.head_index(found);
+            if let Lookup::Folio(folio) = inode.mapping.get_folio(&inode.memory.folios, head) {
+                let locked = folio.lock();
+                if locked.owner() == inode.address() {
+                    inode.commit_lsn(folio.id(), lsn);
+                }
+            }
+            index = head + (1 << inode.mapping.order());
+        }
+        Ok(())
+    }
+
+    /// Returns the lowest LSN of a change that is not durable in the file: where the log must still
+    /// be kept, and where recovery would begin. `None` if there is none. Changes that are not
+    /// committed ([`u64::MAX`]) do not count, and neither do LSNs whose write has not been called
+    /// yet: an engine takes the minimum with those of its running operations. Takes time
+    /// proportional to the dirty pages.
+    pub fn oldest_dirty_lsn(&self) -> Option<u64> {
+        self.handle.inode.oldest_lsn()
+    }
+
+    /// Takes a checkpoint: remembers what is dirty now, for [`Checkpoint::sync`]. Takes no time, so
+    /// it can be called under an engine's lock, and the sync later without it.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let directory = tempfile::tempdir()?;
+    /// # use bifolio::{Cache, OpenOptions};
+    /// # let cache = Cache::builder().memory(16 << 20).build()?;
+    /// # let options = OpenOptions::new().write(true).create(true);
+    /// let tree = cache.open(directory.path().join("tree"), &options)?;
+    /// tree.write_all_at(b"before", 0)?;
+    /// let checkpoint = tree.checkpoint()?;
+    /// tree.write_all_at(b"after", 8192)?;
+    /// checkpoint.sync()?;
+    /// assert_eq!(tree.residency(0..12288)?.dirty, 1);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// The cache is closed.
+    pub fn checkpoint(&self) -> Result<Checkpoint> {
+        self.handle.check_usable()?;
+        Ok(Checkpoint { file: self.clone(), mark: self.handle.inode.checkpoint() })
+    }
+
+    /// Starts to write the dirty pages of `range` to the storage, in the background and without a
+    /// flush: a later sync has less to do. Returns at once. Pages that a write gate holds back
+    /// follow when it lets them pass. Failures are reported by the next sync.
+    ///
+    /// At most 256 ranges wait for a device; more are written when they reach the age limit.
+    ///
+    /// # Errors
+    /// The cache is closed; a range beyond 2^63.
+    pub fn write_out(&self, range: Range<u64>) -> Result<()> {
+        self.handle.check_sound()?;
+        self.handle.range_end(range.start, range.end.saturating_sub(range.start))?;
+        let start = range.start / PAGE_BYTES * PAGE_BYTES;
+        self.handle.inode.write_soon(start..range.end.next_multiple_of(PAGE_BYTES));
+        Ok(())
+    }
+
+    /// Syncs several files of the cache that `registry` belongs to.
+    pub(crate) fn sync_many_of(registry: &Arc<Registry>, files: &[&File]) -> Result<()> {
+        for file in files {
+            file.handle.check_sound()?;
+            if !Arc::ptr_eq(registry, &file.handle.registry) {
+                let problem = format!("{} is open in another cache", file.handle.inode.name());
+                return Err(ErrorKind::Config { name: "files", problem }.into());
+            }
+            file.handle.inode.check_outside_gate()?;
+            own_pins::check(&file.handle.inode, &own_pins::ALL_PAGES)?;
+        }
+        let mut known = HashSet::new();
+        let each: Vec<_> =
+            files.iter().filter(|file| known.insert(file.handle.inode.address())).collect();
+        // The writes of all files are under way before the first flush begins.
+        each.iter().for_each(|file| file.handle.inode.write_soon(0..u64::MAX));
+        let next = AtomicUsize::new(0);
+        let sync_some = || {
+            let mut first = Ok(());
+            // Relaxed: only hands out numbers.
+            while let Some(file) = each.get(next.fetch_add(1, Ordering::Relaxed)) {
+                first = first.and(file.sync_data());
+            }
+            first
+        };
+        thread::scope(|scope| {
+            let start = |_| thread::Builder::new().spawn_scoped(scope, sync_some).ok();
+            let helpers: Vec<_> = {
+                // Helpers take no signals of the process.
+                let _blocked = signal::block_asynchronous();
+                (1..each.len().min(SYNC_THREADS_MAX)).map_while(start).collect()
+            };
+            let own = sync_some();
+            helpers
+                .into_iter()
+                .fold(own, |first, helper| first.and(helper.join().unwrap_or(Ok(()))))
+        })
+    }
+}

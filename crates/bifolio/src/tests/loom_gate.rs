@@ -1,0 +1,171 @@
+//! Write gates (`writeback/gate.rs`): a page never reaches the storage before the log record of its
+//! changes.
+//!
+//! The dirty list with its LSNs, the write state, the folio lock and the durable LSN are the real
+//! ones. The log, the device and the page have one word each: the LSN up to which the log is
+//! durable, and the LSN of the last change of the page.
+
+use super::world::{model_bounded, spawn};
+use crate::page::{FolioId, FolioRef, Folios, Frozen, Reaper};
+use crate::sync::{AtomicU64, Ordering};
+use crate::writeback::dirty::{DirtyList, NotBegun};
+use crate::writeback::lsns::{KnownDurable, UNCOMMITTED};
+use crate::writeback::throttle::DirtyPages;
+use std::sync::Arc;
+
+const FOLIO: FolioId = FolioId(0);
+
+#[derive(Debug)]
+struct NoReaper;
+
+impl Reaper for NoReaper {
+    fn reap(&self, frozen: Frozen<'_>) {
+        unreachable!("{:?} was freed", frozen.id());
+    }
+}
+
+/// A file of one folio, and its log.
+#[derive(Debug)]
+struct Engine {
+    folios: Folios,
+    list: DirtyList,
+    known: KnownDurable,
+    /// LSN up to which the log's storage has it.
+    log: AtomicU64,
+    /// LSN of the last change, in memory and on the device.
+    memory: AtomicU64,
+    device: AtomicU64,
+    /// Write-outs that the device will refuse.
+    refusals: AtomicU64,
+}
+
+impl Engine {
+    fn new(refusals: u64) -> Arc<Self> {
+        let folios = Folios::new(1, Box::new(NoReaper)).unwrap();
+        folios.init_free(FOLIO, 1);
+        let _for_ever = folios.start(FOLIO, 64, 0, 0).into_id();
+        let list = DirtyList::new(DirtyPages::alone(&Arc::new(AtomicU64::new(0))));
+        list.with_lsns(|lsns| lsns.grow(4));
+        Arc::new(Self {
+            folios,
+            list,
+            known: KnownDurable::default(),
+            log: AtomicU64::new(0),
+            memory: AtomicU64::new(0),
+            device: AtomicU64::new(0),
+            refusals: AtomicU64::new(refusals),
+        })
+    }
+
+    fn folio(&self) -> FolioRef<'_> {
+        self.folios.try_get(FOLIO).expect("the folio is live")
+    }
+
+    /// W1 to W5.
+    fn write(&self, lsn: u64) {
+        let folio = self.folio();
+        let locked = folio.lock();
+        locked.flags.wait_for_writeback();
+        assert!(self.list.try_add_lsn(FOLIO, lsn), "there is room");
+        self.list.mark(&self.folios, FOLIO);
+        self.memory.store(lsn, Ordering::Relaxed);
+    }
+
+    /// Stands for `make_durable`, and for the thread that called it.
+    fn flush_log(&self, lsn: u64) {
+        self.log.fetch_max(lsn, Ordering::Relaxed);
+        self.known.raise(lsn);
+    }
+
+    /// O1 to O5. Returns `false` if the gate has held the folio back.
+    fn write_out(&self) -> bool {
+        let durable = self.known.get();
+        let folio = self.folio();
+        let Some(locked) = folio.try_lock() else { return true };
+        let in_flight = match self.list.begin(&self.folios, FOLIO, durable) {
+            Ok(in_flight) => in_flight,
+            Err(NotBegun::NotDirty) => return true,
+            Err(NotBegun::HeldBack { lsn }) => {
+                assert!(lsn > durable);
+                return false;
+            }
+        };
+        drop(locked);
+        let lsn = self.memory.load(Ordering::Relaxed);
+        let ended = std::iter::once((FOLIO, in_flight));
+        // Relaxed: in the model, one thread writes the folio out.
+        let refusals = self.refusals.load(Ordering::Relaxed);
+        if refusals > 0 {
+            self.refusals.store(refusals - 1, Ordering::Relaxed);
+            self.list.end_failed(&self.folios, ended, || ());
+        } else {
+            let log = self.log.load(Ordering::Relaxed);
+            assert!(lsn <= log, "LSN {lsn} is on the device, and the log ends at {log}");
+            self.device.store(lsn, Ordering::Relaxed);
+            self.list.end(&self.folios, ended);
+        }
+        true
+    }
+}
+
+/// A writer changes the page twice while the flusher writes it out twice and the log is flushed.
+/// Dies with: W2 after W5; O3 before O2 (the LSN read without the lock); a `begin` that does not
+/// check; `Relaxed` in `KnownDurable::get`.
+#[test]
+fn loom_gate_no_page_is_ahead_of_its_log() {
+    model_bounded(3, || {
+        let engine = Engine::new(0);
+        engine.write(1);
+        let log = spawn(&engine, |engine: &Engine| engine.flush_log(1));
+        let writer = spawn(&engine, |engine: &Engine| engine.write(2));
+        engine.write_out();
+        engine.write_out();
+        log.join().unwrap();
+        writer.join().unwrap();
+        assert!(!engine.write_out(), "LSN 2 is not durable");
+        engine.flush_log(2);
+        assert!(engine.write_out());
+        assert_eq!(engine.device.load(Ordering::Relaxed), 2);
+    });
+}
+
+/// A failed write-out keeps the LSN for the next one.
+/// Dies with: LSNs that are removed when a write-out begins, or when it fails.
+#[test]
+fn loom_gate_a_failed_write_out_keeps_the_lsn() {
+    model_bounded(3, || {
+        let engine = Engine::new(1);
+        engine.write(1);
+        engine.flush_log(1);
+        let writer = spawn(&engine, |engine: &Engine| engine.write(2));
+        engine.write_out();
+        engine.write_out();
+        writer.join().unwrap();
+        assert_eq!(engine.list.lsn_of(FOLIO), 2);
+        assert!(!engine.write_out(), "LSN 2 is not durable");
+        assert_eq!(engine.list.with_lsns(|lsns| lsns.oldest()).map(|lsn| lsn <= 2), Some(true));
+    });
+}
+
+/// A page that is not committed is not written, however far the log is durable.
+/// Dies with: `may_pass` without its second condition.
+#[test]
+fn loom_gate_an_uncommitted_page_stays() {
+    model_bounded(3, || {
+        let engine = Engine::new(0);
+        engine.write(UNCOMMITTED);
+        let commit = spawn(&engine, |engine: &Engine| {
+            let folio = engine.folio();
+            let _locked = folio.lock();
+            engine.memory.store(5, Ordering::Relaxed);
+            engine.list.with_lsns(|lsns| lsns.commit(FOLIO, 5));
+        });
+        engine.known.raise(4);
+        engine.write_out();
+        assert_eq!(engine.device.load(Ordering::Relaxed), 0);
+        commit.join().unwrap();
+        engine.flush_log(5);
+        assert!(engine.write_out());
+        assert_eq!(engine.device.load(Ordering::Relaxed), 5);
+    });
+}

@@ -1,0 +1,442 @@
+//! Write gates: a page is not written out before the log record of its changes is durable.
+//!
+//! An engine sets a [`WriteGate`] for a file and gives its writes an LSN, the position of their log
+//! record. A folio keeps the highest LSN of its dirty bytes (`lsns.rs`). No write-out of it begins
+//! before the gate says that the log is durable up to there.
+//!
+//! PROTOCOL, as two columns (model-checked in `loom_gate`):
+//!
+//! ```text
+//!  WRITER                                      WRITE-OUT (flusher, or a sync)
+//!  W1 lock the folio; wait for its write-out   O1 load the LSN that is known to be durable
+//!  W2 under the lock of the dirty list: add    O2 lock the folio
+//!     the LSN to those of the folio            O3 under the lock of the dirty list: highest LSN
+//!  W3 mark the folio dirty                        above the durable one? then pass it over;
+//!  W4 change the bytes                            else from dirty to writing (D2)
+//!  W5 unlock the folio                         O4 unlock the folio, read its bytes
+//!                                              O5 success: remove its LSNs; failure: keep them
+//! ```
+//!
+//! O3 comes before W1, or after W5. Before W1, the writer waits at W1 until the bytes were read,
+//! since the folio is writing. After W5, O3 finds the LSN of W2. The LSN of O1 only grows, so an
+//! older value is safe. A `PinMut` holds the lock from W1 to W5, and may add LSNs at any time.
+//!
+//! CALLS OF THE GATE. The flusher and reclaim never call it: they use the durable LSN that a
+//! caller's thread has stored ([`KnownDurable`]), which each write with an LSN refreshes. For
+//! folios that they pass over they ask a thread of the gate, which lives only while there is
+//! something to ask for. It asks for the lowest LSN that was passed over, and then calls the
+//! flusher again. A sync calls the gate on its own thread: first for the highest LSN of the file,
+//! without a lock; then for a folio that got a higher LSN meanwhile, with the lock of that folio,
+//! so that a page that is written all the time is written out, too. The gate must not use the file
+//! that it is set for: such a call returns [`ErrorKind::InsideGate`].
+
+use super::device::Device;
+use super::flusher::Flusher;
+use super::inode::Inode;
+use super::lsns::{HeldBack, KnownDurable, Lsns, UNCOMMITTED, may_pass};
+use crate::error::{Error, ErrorKind, Result};
+use crate::io::{IoError, Operation};
+use crate::page::{FolioId, PAGE_BYTES};
+use crate::stats::Counter;
+use crate::sync::{Mutex, blocking};
+use crate::sys::process::OwnedThread;
+use std::cell::RefCell;
+use std::fmt::Debug;
+use std::io;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+/// Pause after a failed call, before the gate is asked in the background again.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// Tells the cache how far a write-ahead log is durable, so that no page reaches the storage before
+/// the log record of its changes. Set for a file with [`File::set_gate`](crate::File::set_gate).
+///
+/// An LSN is a number that grows with the log, such as a position in it; what it counts is up to
+/// the engine. LSN 0 means "no log record needed". [`u64::MAX`] means "not committed": such a page
+/// is not written out until [`File::commit`](crate::File::commit) replaces the LSN.
+///
+/// # Guarantees of a gate
+/// - [`durable_lsn`](Self::durable_lsn) returns at once: it loads an atomic, and takes no lock that
+///   a thread may hold during a call of the cache. It is called for each write with an LSN.
+/// - [`make_durable`](Self::make_durable) may block, and several threads may call it at the same
+///   time. It does not wait for a thread that is in a call for the gated file or holds a
+///   [`PinMut`](crate::PinMut) of it: that thread may wait for the gate.
+/// - It may use other files of the cache, such as the log, but not the file that it is set for:
+///   such a call fails with [`ErrorKind::InsideGate`].
+/// - It does not panic. A call that panics counts as failed.
+pub trait WriteGate: Send + Sync + Debug {
+    /// Returns the LSN up to which the log is durable. Never decreases.
+    fn durable_lsn(&self) -> u64;
+
+    /// Makes the log durable up to `lsn`, or further.
+    ///
+    /// # Errors
+    /// The reason why the log is not durable. The pages stay dirty, and the call is tried again: in
+    /// the background, and by each sync.
+    fn make_durable(&self, lsn: u64) -> io::Result<()>;
+}
+
+/// Gate of a file.
+#[derive(Debug)]
+pub(super) struct Gate {
+    user: Mutex<Arc<dyn WriteGate>>,
+    known: KnownDurable,
+    asks: Mutex<Asks>,
+}
+
+/// Requests to the thread of the gate.
+#[derive(Debug, Default)]
+struct Asks {
+    /// Set while the thread exists.
+    is_running: bool,
+    next: Option<Ask>,
+    /// Last failed call, unless one has succeeded since.
+    failure: Option<(Instant, Arc<io::Error>)>,
+    /// Number of failed calls.
+    failures: u64,
+}
+
+/// Request for folios that were passed over.
+#[derive(Debug)]
+struct Ask {
+    lsn: u64,
+    /// Number of folios to be written out once they may pass, and bytes.
+    folios: u64,
+    range: Option<Range<u64>>,
+}
+
+/// Error of a gate that holds bytes back.
+#[derive(Clone, Debug)]
+pub(crate) struct Refusal {
+    pub(crate) file: String,
+    pub(crate) held: HeldBack,
+    pub(crate) held_bytes: u64,
+    pub(crate) cause: Option<Arc<io::Error>>,
+}
+
+impl Refusal {
+    pub(crate) fn to_error(&self) -> Error {
+        let cause = self.cause.as_ref().map(|cause| again(cause));
+        let (file, lsn, held_bytes) = (self.file.clone(), self.held.lsn, self.held_bytes);
+        ErrorKind::Gated { file, lsn, held_bytes, cause }.into()
+    }
+
+    /// Returns the refusal as the cause of an error of a write.
+    pub(crate) fn to_io_error(&self, kind: io::ErrorKind) -> IoError {
+        let kind = self.cause.as_ref().map_or(kind, |cause| cause.kind());
+        IoError {
+            file: self.file.clone(),
+            operation: Operation::Write,
+            position_bytes: 0,
+            length_bytes: self.held_bytes,
+            source: io::Error::new(kind, self.to_error()),
+        }
+    }
+}
+
+/// Returns a copy of an error: with its number or else its kind and text.
+fn again(error: &io::Error) -> io::Error {
+    let of_text = || io::Error::new(error.kind(), error.to_string());
+    error.raw_os_error().map_or_else(of_text, io::Error::from_raw_os_error)
+}
+
+thread_local! {
+    /// Addresses of the inodes whose gates the calling thread is in.
+    static INSIDE: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Returns `true` if the calling thread is in a call of any gate.
+pub(crate) fn is_inside_any() -> bool {
+    INSIDE.try_with(|inside| !inside.borrow().is_empty()).unwrap_or(false)
+}
+
+/// Calls a gate. A panic is an error.
+fn call<R>(inode: u64, gate: impl FnOnce() -> io::Result<R>) -> io::Result<R> {
+    INSIDE.with_borrow_mut(|inside| inside.push(inode));
+    let called = blocking::apart(|| catch_unwind(AssertUnwindSafe(gate)));
+    INSIDE.with_borrow_mut(|inside| inside.pop());
+    called.unwrap_or_else(|_| Err(io::Error::other("the write gate panicked")))
+}
+
+impl Gate {
+    fn user(&self) -> Arc<dyn WriteGate> {
+        Arc::clone(&self.user.lock())
+    }
+
+    /// Asks the gate how far the log is durable.
+    fn refresh(&self, inode: u64) -> u64 {
+        let user = self.user();
+        match call(inode, || Ok(user.durable_lsn())) {
+            Ok(lsn) => self.known.raise(lsn),
+            Err(error) => log::error!("{error}"),
+        }
+        self.known.get()
+    }
+
+    /// Makes the log durable up to `lsn`. Blocks for the gate.
+    fn make_durable(&self, inode: u64, lsn: u64) -> std::result::Result<(), Arc<io::Error>> {
+        if may_pass(lsn, self.known.get()) || may_pass(lsn, self.refresh(inode)) {
+            return Ok(());
+        }
+        let user = self.user();
+        match call(inode, || user.make_durable(lsn)) {
+            Ok(()) => {
+                self.known.raise(lsn);
+                self.refresh(inode);
+                self.asks.lock().failure = None;
+                Ok(())
+            }
+            Err(error) => {
+                let error = Arc::new(error);
+                self.note_failure(Arc::clone(&error));
+                Err(error)
+            }
+        }
+    }
+
+    fn note_failure(&self, error: Arc<io::Error>) {
+        let mut asks = self.asks.lock();
+        asks.failures += 1;
+        asks.failure = Some((Instant::now(), error));
+    }
+
+    /// Queues a request. Returns `true` if the caller must start a thread for it.
+    fn queue(&self, ask: Ask) -> bool {
+        let mut asks = self.asks.lock();
+        if asks.failure.as_ref().is_some_and(|(at, _)| at.elapsed() < PAUSE) {
+            return false;
+        }
+        match &mut asks.next {
+            Some(next) => next.merge(ask),
+            none => *none = Some(ask),
+        }
+        !std::mem::replace(&mut asks.is_running, true)
+    }
+
+    /// Returns the next request; without one, the thread ends.
+    fn next(&self) -> Option<Ask> {
+        let mut asks = self.asks.lock();
+        let next = asks.next.take();
+        asks.is_running = next.is_some();
+        next
+    }
+
+    fn failure(&self) -> Option<Arc<io::Error>> {
+        self.asks.lock().failure.as_ref().map(|(_, error)| Arc::clone(error))
+    }
+}
+
+impl Ask {
+    fn merge(&mut self, other: Self) {
+        self.lsn = self.lsn.min(other.lsn);
+        self.folios = self.folios.max(other.folios);
+        self.range = match (self.range.take(), other.range) {
+            (Some(one), Some(two)) => Some(one.start.min(two.start)..one.end.max(two.end)),
+            (one, two) => one.or(two),
+        };
+    }
+}
+
+/// State of the thread of a gate. It keeps no file open.
+#[derive(Debug)]
+struct Asker {
+    gate: Arc<Gate>,
+    flusher: Arc<Flusher>,
+    device: Arc<Device>,
+    file: Weak<Inode>,
+    address: u64,
+}
+
+impl Asker {
+    fn run(self) {
+        while let Some(Ask { lsn, folios, range }) = self.gate.next() {
+            if let Err(error) = self.gate.make_durable(self.address, lsn) {
+                log::warn!("a write gate cannot make LSN {lsn} durable: {error}");
+                // Throttled writers get this error.
+                self.flusher.throttle.release();
+            } else {
+                self.device.want_written(folios);
+                if let (Some(range), Some(file)) = (range, self.file.upgrade()) {
+                    file.write_soon(range);
+                }
+            }
+            self.flusher.call(&self.device);
+        }
+    }
+}
+
+/// The gate of a file.
+impl Inode {
+    /// Sets the gate, or replaces it by one for the same log.
+    pub(crate) fn set_gate(&self, user: Arc<dyn WriteGate>) {
+        let new = Gate {
+            user: Mutex::new(Arc::clone(&user)),
+            known: KnownDurable::default(),
+            asks: Mutex::default(),
+        };
+        let gate = self.gate.get_or_init(|| Arc::new(new));
+        let old = std::mem::replace(&mut *gate.user.lock(), user);
+        // It may be the last reference: the gate is dropped without the lock.
+        drop(old);
+        gate.asks.lock().failure = None;
+        gate.refresh(self.address());
+    }
+
+    pub(crate) fn has_gate(&self) -> bool {
+        self.gate.get().is_some()
+    }
+
+    /// Fails if the file has no gate.
+    pub(crate) fn check_gated(&self) -> Result<()> {
+        if self.has_gate() { Ok(()) } else { Err(ErrorKind::NoGate { file: self.name() }.into()) }
+    }
+
+    /// Returns the LSN up to which the log is known to be durable.
+    pub(super) fn known_durable(&self) -> u64 {
+        self.gate.get().map_or(UNCOMMITTED, |gate| gate.known.get())
+    }
+
+    /// Asks the gate how far the log is durable. The caller holds no lock.
+    pub(crate) fn refresh_gate(&self) {
+        if let Some(gate) = self.gate.get() {
+            gate.refresh(self.address());
+        }
+    }
+
+    /// Fails if the calling thread is in a call of this file's gate.
+    pub(crate) fn check_outside_gate(&self) -> Result<()> {
+        let is_inside = || INSIDE.try_with(|inside| inside.borrow().contains(&self.address()));
+        if self.has_gate() && is_inside().unwrap_or(false) {
+            return Err(ErrorKind::InsideGate { file: self.name() }.into());
+        }
+        Ok(())
+    }
+
+    /// Makes the log durable for all dirty folios of the file that have an LSN. Blocks for the
+    /// gate.
+    pub(super) fn open_gate(&self) -> std::result::Result<(), Arc<io::Error>> {
+        let Some(gate) = self.gate.get() else { return Ok(()) };
+        gate.make_durable(self.address(), self.dirty.highest_lsn())
+    }
+
+    /// Makes the log durable for a folio that the caller has locked, so that it gets no further
+    /// LSN. Blocks for the gate.
+    pub(super) fn open_gate_for(&self, id: FolioId) -> std::result::Result<(), Arc<io::Error>> {
+        let Some(gate) = self.gate.get() else { return Ok(()) };
+        let lsn = self.dirty.lsn_of(id);
+        // One that is not committed stays behind the gate.
+        if lsn == UNCOMMITTED { Ok(()) } else { gate.make_durable(self.address(), lsn) }
+    }
+
+    /// Asks the gate in the background to let folios pass that were passed over, and then writes
+    /// them. Never waits.
+    pub(super) fn ask_gate(&self, held: HeldBack, range: Option<Range<u64>>) {
+        let (Some(gate), Some(device)) = (self.gate.get(), &self.device) else { return };
+        let HeldBack { folios, lsn } = held;
+        let folios = if range.is_some() { 0 } else { folios };
+        if lsn == UNCOMMITTED || !gate.queue(Ask { lsn, folios, range }) {
+            return;
+        }
+        self.memory.counters.add(Counter::GateAsk, 1);
+        let asker = Asker {
+            gate: Arc::clone(gate),
+            flusher: Arc::clone(&self.flusher),
+            device: Arc::clone(device),
+            file: Weak::clone(&self.this),
+            address: self.address(),
+        };
+        match OwnedThread::start("bifolio-gate", move || asker.run()) {
+            Ok(thread) => thread.detach(),
+            Err(error) => {
+                gate.note_failure(Arc::new(error));
+                let mut asks = gate.asks.lock();
+                (asks.is_running, asks.next) = (false, None);
+            }
+        }
+    }
+
+    /// Returns the number of slots of the table of LSNs, and the number to grow to, if it is full.
+    pub(crate) fn lsn_slots_wanted(&self) -> Option<(usize, usize)> {
+        self.dirty.with_lsns(|lsns| lsns.slots_wanted().map(|wanted| (lsns.slots(), wanted)))
+    }
+
+    /// Returns the memory to charge before the table of LSNs grows, in bytes.
+    pub(crate) fn lsn_bytes(&self, (slots, wanted): (usize, usize)) -> u64 {
+        Lsns::bytes_of(wanted) - Lsns::bytes_of(slots)
+    }
+
+    /// Grows the table of LSNs. Returns `false` if another thread has done so.
+    pub(crate) fn grow_lsns(&self, (slots, wanted): (usize, usize)) -> bool {
+        self.dirty.with_lsns(|lsns| {
+            let is_unchanged = lsns.slots() == slots;
+            if is_unchanged {
+                lsns.grow(wanted);
+            }
+            is_unchanged
+        })
+    }
+
+    /// Frees the table of LSNs if no folio has any.
+    pub(super) fn free_lsns(&self) {
+        let slots = self.dirty.with_lsns(Lsns::shrink);
+        self.memory.arena.uncharge(Lsns::bytes_of(slots));
+    }
+
+    /// Returns the lowest LSN of a change that is not durable in the file.
+    pub(crate) fn oldest_lsn(&self) -> Option<u64> {
+        self.dirty.with_lsns(|lsns| lsns.oldest())
+    }
+
+    /// Replaces [`UNCOMMITTED`] by `lsn`, for a folio that the caller has locked.
+    pub(crate) fn commit_lsn(&self, id: FolioId, lsn: u64) {
+        self.dirty.with_lsns(|lsns| lsns.commit(id, lsn));
+    }
+
+    /// Adds an LSN to those of a folio that the caller has locked and marked dirty. Returns `false`
+    /// if there is no memory for it.
+    pub(crate) fn add_lsn(&self, id: FolioId, lsn: u64) -> bool {
+        self.dirty.try_add_lsn(id, lsn)
+    }
+
+    /// Returns why the gate holds dirty bytes back, if it does.
+    pub(crate) fn held_back(&self) -> Option<Refusal> {
+        let gate = self.gate.get()?;
+        let held = self.dirty.held_back(gate.known.get())?;
+        Some(self.refusal(held, gate.failure()))
+    }
+
+    /// Returns the number of failed calls of the gate.
+    pub(super) fn gate_failures(&self) -> u64 {
+        self.gate.get().map_or(0, |gate| gate.asks.lock().failures)
+    }
+
+    /// Returns the error for a writer that finds no room on `device`: everything dirty there is
+    /// held back, and the gate of this file will not let it pass by itself, because nothing is
+    /// committed, or it has failed since there were `failures`.
+    pub(super) fn shut_gate(&self, device: &Device, failures: u64) -> Option<Arc<IoError>> {
+        let own = self.held_back()?;
+        let is_shut = own.held.lsn == UNCOMMITTED || self.gate_failures() > failures;
+        let held_bytes = || {
+            let refusals = device.dirty_files().filter_map(|file| file.held_back());
+            refusals.map(|refusal| refusal.held_bytes).sum::<u64>()
+        };
+        let is_all = is_shut && held_bytes() >= device.dirty_pages.own() * PAGE_BYTES;
+        is_all.then(|| Arc::new(own.to_io_error(io::ErrorKind::Other)))
+    }
+
+    pub(super) fn refusal(&self, held: HeldBack, cause: Option<Arc<io::Error>>) -> Refusal {
+        let held_bytes = held.folios * self.mapping.folio_bytes();
+        Refusal { file: self.name(), held, held_bytes, cause }
+    }
+
+    /// Returns `true` if the gate holds a dirty folio back and will not let it pass by itself: it
+    /// is not committed, or the gate's last call has failed.
+    pub(crate) fn is_shut_for(&self, id: FolioId) -> bool {
+        let Some(gate) = self.gate.get() else { return false };
+        let lsn = self.dirty.lsn_of(id);
+        !may_pass(lsn, gate.known.get()) && (lsn == UNCOMMITTED || gate.failure().is_some())
+    }
+}

@@ -1,0 +1,322 @@
+//! LSNs of the dirty folios of a file with a write gate: the first and the highest LSN that each
+//! folio got since it was clean.
+//!
+//! Part of the dirty list (`dirty.rs`), and guarded by its lock: a folio has an entry only while it
+//! is dirty or a write-out of it is in flight. An open-addressing table with linear probing and
+//! without tombstones, so that its memory is exactly what was charged for it: it grows only when a
+//! caller has charged the larger table. A file whose writes carry no LSN has an empty table.
+
+use crate::page::{FolioId, NO_FOLIO};
+use crate::sync::{AtomicU64, Ordering};
+
+/// LSN of changes that no log record covers yet: such a folio is not written out.
+pub(crate) const UNCOMMITTED: u64 = u64::MAX;
+/// LSN of changes that need no log record.
+pub(crate) const NO_LSN: u64 = 0;
+
+/// Slots of the smallest table that is not empty.
+const SLOTS_MIN: usize = 64;
+
+#[derive(Clone, Copy, Debug)]
+struct Slot {
+    /// [`NO_FOLIO`] in a vacant slot.
+    folio: u32,
+    /// Lowest LSN; [`UNCOMMITTED`] if it has none below.
+    first: u64,
+    /// Highest LSN.
+    highest: u64,
+}
+
+const VACANT: Slot = Slot { folio: NO_FOLIO, first: UNCOMMITTED, highest: NO_LSN };
+
+/// Highest LSN of a log that is known to be durable.
+#[derive(Debug, Default)]
+pub(crate) struct KnownDurable(AtomicU64);
+
+impl KnownDurable {
+    /// Notes that the log is durable up to `lsn`.
+    pub(crate) fn raise(&self, lsn: u64) {
+        // Release: pairs with the Acquire in `get`: what made the log durable precedes this.
+        self.0.fetch_max(lsn, Ordering::Release);
+    }
+
+    pub(crate) fn get(&self) -> u64 {
+        // Acquire: pairs with the Release in `raise`: a folio that this LSN lets pass reaches the
+        // storage after the log.
+        self.0.load(Ordering::Acquire)
+    }
+}
+
+/// Folios that their gate holds back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct HeldBack {
+    pub(crate) folios: u64,
+    /// Lowest LSN among the highest of each: to let the first of them pass, it must be durable.
+    pub(crate) lsn: u64,
+}
+
+impl HeldBack {
+    /// Adds the folios of two write-outs.
+    pub(crate) fn sum(one: Option<Self>, two: Option<Self>) -> Option<Self> {
+        let (Some(a), Some(b)) = (one, two) else { return one.or(two) };
+        Some(Self { folios: a.folios + b.folios, lsn: a.lsn.min(b.lsn) })
+    }
+}
+
+/// The table.
+#[derive(Debug)]
+pub(crate) struct Lsns {
+    slots: Vec<Slot>,
+    used: usize,
+    /// Highest LSN of any folio since the table was last empty, other than [`UNCOMMITTED`].
+    highest: u64,
+    /// Lowest first LSN of the folios written out since the last flush began.
+    unflushed: u64,
+    /// Lowest first LSN of the folios that the flush in progress makes durable.
+    flushing: u64,
+}
+
+impl Default for Lsns {
+    fn default() -> Self {
+        let (unflushed, flushing) = (UNCOMMITTED, UNCOMMITTED);
+        Self { slots: Vec::new(), used: 0, highest: NO_LSN, unflushed, flushing }
+    }
+}
+
+impl Lsns {
+    /// Returns the memory of a table with so many slots, in bytes.
+    pub(crate) fn bytes_of(slots: usize) -> u64 {
+        (slots * size_of::<Slot>()) as u64
+    }
+
+    pub(crate) fn slots(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// Returns the number of slots to grow to before another folio can be added; `None` if there is
+    /// room for one.
+    pub(crate) fn slots_wanted(&self) -> Option<usize> {
+        let has_room = self.used < self.slots.len() / 4 * 3;
+        (!has_room).then(|| (2 * self.slots.len()).max(SLOTS_MIN))
+    }
+
+    /// Grows the table, whose larger size the caller has charged.
+    pub(crate) fn grow(&mut self, slots: usize) {
+        debug_assert!(slots.is_power_of_two() && slots > self.slots.len());
+        let old = std::mem::replace(&mut self.slots, vec![VACANT; slots]);
+        for slot in old.into_iter().filter(|slot| slot.folio != NO_FOLIO) {
+            let at = self.find(slot.folio);
+            self.slots[at] = slot;
+        }
+    }
+
+    /// Frees the table if no folio has an entry. Returns the number of slots that it had.
+    pub(crate) fn shrink(&mut self) -> usize {
+        if self.used > 0 { 0 } else { std::mem::take(&mut self.slots).len() }
+    }
+
+    /// Returns the slot of a folio, or the vacant one where it belongs. The table is not empty.
+    fn find(&self, folio: u32) -> usize {
+        let mask = self.slots.len() - 1;
+        let mut at = home(folio, mask);
+        while self.slots[at].folio != folio && self.slots[at].folio != NO_FOLIO {
+            at = (at + 1) & mask;
+        }
+        at
+    }
+
+    fn slot(&self, id: FolioId) -> Option<&Slot> {
+        if self.used == 0 {
+            return None;
+        }
+        Some(&self.slots[self.find(id.0)]).filter(|slot| slot.folio != NO_FOLIO)
+    }
+
+    /// Returns the highest LSN of a folio; [`NO_LSN`] if it has none.
+    pub(crate) fn highest_of(&self, id: FolioId) -> u64 {
+        self.slot(id).map_or(NO_LSN, |slot| slot.highest)
+    }
+
+    /// Adds an LSN to a folio. Returns `false`, with nothing changed, if the table must grow first.
+    /// With [`NO_LSN`], only makes sure that an LSN can be added later.
+    pub(crate) fn add(&mut self, id: FolioId, lsn: u64) -> bool {
+        if self.slot(id).is_none() {
+            if self.slots_wanted().is_some() {
+                return false;
+            }
+            let at = self.find(id.0);
+            self.slots[at] = Slot { folio: id.0, ..VACANT };
+            self.used += 1;
+        }
+        let at = self.find(id.0);
+        let slot = &mut self.slots[at];
+        slot.highest = slot.highest.max(lsn);
+        if lsn != NO_LSN && lsn != UNCOMMITTED {
+            slot.first = slot.first.min(lsn);
+            self.highest = self.highest.max(lsn);
+        }
+        true
+    }
+
+    /// Replaces [`UNCOMMITTED`] by `lsn`, if that is the highest LSN of the folio.
+    pub(crate) fn commit(&mut self, id: FolioId, lsn: u64) {
+        if self.highest_of(id) != UNCOMMITTED {
+            return;
+        }
+        let at = self.find(id.0);
+        self.slots[at].highest = NO_LSN;
+        self.add(id, lsn);
+    }
+
+    /// Removes the entry of a folio whose write-out has succeeded.
+    pub(crate) fn note_written(&mut self, id: FolioId) {
+        if let Some(first) = self.remove(id) {
+            self.unflushed = self.unflushed.min(first);
+        }
+    }
+
+    /// Removes the entry of a folio, and returns its first LSN.
+    pub(crate) fn remove(&mut self, id: FolioId) -> Option<u64> {
+        let first = self.slot(id)?.first;
+        let mask = self.slots.len() - 1;
+        let mut hole = self.find(id.0);
+        let mut at = (hole + 1) & mask;
+        // Later entries of the run move up, unless that would be before their home.
+        while self.slots[at].folio != NO_FOLIO {
+            let home = home(self.slots[at].folio, mask);
+            if at.wrapping_sub(home) & mask >= at.wrapping_sub(hole) & mask {
+                self.slots[hole] = self.slots[at];
+                hole = at;
+            }
+            at = (at + 1) & mask;
+        }
+        self.slots[hole] = VACANT;
+        self.used -= 1;
+        if self.used == 0 {
+            self.highest = NO_LSN;
+        }
+        Some(first)
+    }
+
+    /// Returns an LSN that is at least the highest of any folio, other than [`UNCOMMITTED`].
+    pub(crate) fn highest(&self) -> u64 {
+        self.highest
+    }
+
+    /// Returns the lowest LSN of a change that is not durable in the file.
+    pub(crate) fn oldest(&self) -> Option<u64> {
+        let used = self.slots.iter().filter(|slot| slot.folio != NO_FOLIO);
+        let unwritten = used.map(|slot| slot.first).min().unwrap_or(UNCOMMITTED);
+        Some(unwritten.min(self.unflushed).min(self.flushing)).filter(|lsn| *lsn != UNCOMMITTED)
+    }
+
+    /// Returns the folios that must not be written while the log is durable up to `durable`.
+    pub(crate) fn held_back(&self, durable: u64) -> Option<HeldBack> {
+        let used = self.slots.iter().filter(|slot| slot.folio != NO_FOLIO);
+        let held = used.map(|slot| slot.highest).filter(|lsn| !may_pass(*lsn, durable));
+        held.fold(None, |sum, lsn| HeldBack::sum(sum, Some(HeldBack { folios: 1, lsn })))
+    }
+
+    /// Notes that a flush begins, which makes durable what was written before.
+    pub(crate) fn begin_flush(&mut self) {
+        self.flushing = self.flushing.min(self.unflushed);
+        self.unflushed = UNCOMMITTED;
+    }
+
+    /// Notes the end of a flush.
+    pub(crate) fn end_flush(&mut self, is_durable: bool) {
+        let flushing = std::mem::replace(&mut self.flushing, UNCOMMITTED);
+        if !is_durable {
+            self.unflushed = self.unflushed.min(flushing);
+        }
+    }
+}
+
+/// Returns `true` if a folio with this LSN may be written while the log is durable up to `durable`.
+pub(crate) fn may_pass(lsn: u64, durable: u64) -> bool {
+    lsn <= durable && lsn != UNCOMMITTED
+}
+
+/// Returns the slot where a folio's run begins: Fibonacci hashing, because ids are often adjacent.
+fn home(folio: u32, mask: usize) -> usize {
+    (folio.wrapping_mul(0x9E37_79B1) >> 4) as usize & mask
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use std::collections::HashMap;
+
+    #[test]
+    fn the_table_agrees_with_a_map() {
+        let mut random = fastrand::Rng::with_seed(7);
+        let (mut lsns, mut map) = (Lsns::default(), HashMap::<u32, (u64, u64)>::new());
+        for _ in 0..50_000 {
+            let id = FolioId(random.u32(0..300));
+            match random.u32(0..3) {
+                0 => assert_eq!(lsns.remove(id), map.remove(&id.0).map(|(first, _)| first)),
+                _ => {
+                    let lsn = random.u64(1..1000);
+                    if let Some(slots) = lsns.slots_wanted() {
+                        lsns.grow(slots);
+                    }
+                    assert!(lsns.add(id, lsn));
+                    let (first, highest) = map.entry(id.0).or_insert((u64::MAX, 0));
+                    (*first, *highest) = ((*first).min(lsn), (*highest).max(lsn));
+                }
+            }
+            let id = FolioId(random.u32(0..300));
+            assert_eq!(lsns.highest_of(id), map.get(&id.0).map_or(0, |(_, highest)| *highest));
+            assert_eq!(lsns.used, map.len());
+        }
+        assert_eq!(lsns.oldest(), map.values().map(|(first, _)| *first).min());
+        let held = map.values().filter(|(_, highest)| *highest > 500);
+        let lowest = held.clone().map(|(_, highest)| *highest).min().unwrap();
+        let folios = held.count() as u64;
+        assert_eq!(lsns.held_back(500), Some(HeldBack { folios, lsn: lowest }));
+        map.keys().for_each(|id| assert!(lsns.remove(FolioId(*id)).is_some()));
+        assert_eq!((lsns.highest(), lsns.oldest(), lsns.held_back(0)), (0, None, None));
+        assert!(lsns.shrink() >= 300 && lsns.slots() == 0);
+    }
+
+    #[test]
+    fn a_full_table_refuses_only_new_folios() {
+        let mut lsns = Lsns::default();
+        assert!(!lsns.add(FolioId(1), 5));
+        lsns.grow(lsns.slots_wanted().unwrap());
+        let count = (1..).take_while(|id| lsns.add(FolioId(*id), 5)).count();
+        assert_eq!(count, 48);
+        assert!(lsns.add(FolioId(1), 9));
+        assert_eq!((lsns.highest_of(FolioId(1)), lsns.highest()), (9, 9));
+    }
+
+    #[test]
+    fn an_uncommitted_folio_passes_once_it_has_an_lsn() {
+        let mut lsns = Lsns::default();
+        lsns.grow(64);
+        let id = FolioId(3);
+        assert!(lsns.add(id, UNCOMMITTED) && lsns.add(id, 4));
+        assert_eq!((lsns.highest_of(id), lsns.highest(), lsns.oldest()), (UNCOMMITTED, 4, Some(4)));
+        assert!(!may_pass(lsns.highest_of(id), u64::MAX));
+        lsns.commit(id, 7);
+        lsns.commit(id, 5);
+        assert_eq!((lsns.highest_of(id), lsns.oldest()), (7, Some(4)));
+    }
+
+    #[test]
+    fn a_written_folio_counts_as_oldest_until_a_flush_succeeds() {
+        let mut lsns = Lsns::default();
+        lsns.grow(64);
+        assert!(lsns.add(FolioId(1), 10) && lsns.add(FolioId(2), 20));
+        lsns.note_written(FolioId(1));
+        assert_eq!(lsns.oldest(), Some(10));
+        lsns.begin_flush();
+        lsns.note_written(FolioId(2));
+        assert_eq!(lsns.oldest(), Some(10));
+        lsns.end_flush(false);
+        assert_eq!(lsns.oldest(), Some(10));
+        lsns.begin_flush();
+        lsns.end_flush(true);
+        assert_eq!(lsns.oldest(), None);
+    }
+}

@@ -1,0 +1,461 @@
+//! Write gates: what reaches the storage and when, what waits, and what a gate that fails, stalls
+//! or misbehaves does to its file and to others.
+
+use crate::support::{PAGE, error_of, writable};
+use bifolio::{Cache, CacheBuilder, Error, ErrorKind, File, WriteGate};
+use bifolio_testing::{CrashingBacking, Gate, MemoryBacking};
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// A log of which only the durable LSN matters.
+#[derive(Debug, Default)]
+struct Log {
+    durable: AtomicU64,
+    /// LSNs that the cache has asked for.
+    asked: Mutex<Vec<u64>>,
+    fails: AtomicBool,
+    stalls: Option<Gate>,
+}
+
+impl Log {
+    fn new() -> Arc<Self> {
+        Arc::default()
+    }
+
+    fn asked(&self) -> Vec<u64> {
+        self.asked.lock().unwrap().clone()
+    }
+
+    fn set_durable(&self, lsn: u64) {
+        self.durable.fetch_max(lsn, Ordering::Release);
+    }
+}
+
+impl WriteGate for Log {
+    fn durable_lsn(&self) -> u64 {
+        self.durable.load(Ordering::Acquire)
+    }
+
+    fn make_durable(&self, lsn: u64) -> io::Result<()> {
+        self.asked.lock().unwrap().push(lsn);
+        self.stalls.iter().for_each(Gate::pass);
+        if self.fails.load(Ordering::Relaxed) {
+            return Err(io::Error::from_raw_os_error(libc::ENOSPC));
+        }
+        self.set_durable(lsn);
+        Ok(())
+    }
+}
+
+/// A cache that writes nothing because of its age.
+fn quiet(memory_bytes: u64) -> CacheBuilder {
+    Cache::builder().memory(memory_bytes).dirty_age_ms_max(3_600_000)
+}
+
+/// A file in memory that can be looked at, with a gate.
+fn gated(builder: CacheBuilder, log: &Arc<Log>) -> (Cache, File, Arc<MemoryBacking>) {
+    let cache = builder.build().unwrap();
+    let storage = Arc::new(MemoryBacking::new(vec![0; 4 * PAGE as usize]));
+    let file = cache.open_backing(storage.clone(), &writable()).unwrap();
+    file.set_gate(log.clone()).unwrap();
+    (cache, file, storage)
+}
+
+#[track_caller]
+fn wait_until(condition: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !condition() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "stuck");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn a_sync_makes_the_log_durable_first() {
+    let log = Log::new();
+    let (_cache, file, storage) = gated(quiet(1 << 20), &log);
+    file.write_all_at_lsn(&[1; 8], 0, 7).unwrap();
+    file.write_all_at_lsn(&[2; 8], PAGE, 5).unwrap();
+    assert_eq!(file.oldest_dirty_lsn(), Some(5));
+    file.sync_data().unwrap();
+    assert_eq!((log.asked(), file.oldest_dirty_lsn()), (vec![7], None));
+    assert_eq!(storage.bytes()[..8], [1; 8]);
+    // The log is ahead: no call.
+    file.write_all_at_lsn(&[3; 8], 0, 6).unwrap();
+    file.sync_data().unwrap();
+    assert_eq!(log.asked(), [7]);
+}
+
+#[test]
+fn the_flusher_asks_for_the_oldest_and_then_writes() {
+    let log = Log::new();
+    let builder = Cache::builder().memory(1 << 20).dirty_age_ms_max(10);
+    let (cache, file, storage) = gated(builder, &log);
+    file.write_all_at_lsn(&[1; 8], 0, 9).unwrap();
+    file.write_all_at_lsn(&[1; 8], PAGE, 4).unwrap();
+    wait_until(|| cache.stats().dirty_bytes == 0);
+    assert_eq!(storage.bytes()[..8], [1; 8]);
+    let asked = log.asked();
+    assert!(asked.windows(2).all(|pair| pair[0] < pair[1]), "{asked:?}");
+    assert!(asked.len() <= 2 && asked.ends_with(&[9]), "{asked:?}");
+    assert!(cache.stats().gate_asks >= 1);
+}
+
+#[test]
+fn write_out_of_a_range_follows_once_the_gate_opens() {
+    let log = Log::new();
+    let (cache, file, storage) = gated(quiet(1 << 20), &log);
+    file.write_all_at_lsn(&[1; 8], 0, 3).unwrap();
+    file.write_all_at(&[2; 8], 2 * PAGE).unwrap();
+    file.write_out(0..PAGE).unwrap();
+    wait_until(|| storage.bytes()[0] == 1);
+    assert_eq!((log.asked(), cache.stats().device_flushes), (vec![3], 0));
+    assert_eq!(file.residency(0..3 * PAGE).unwrap().dirty, 1, "outside of the range");
+}
+
+#[test]
+fn a_pin_gets_its_lsn_after_the_change() {
+    let log = Log::new();
+    let (_cache, file, _storage) = gated(quiet(1 << 20), &log);
+    let mut pin = file.pin_mut(0..8).unwrap();
+    pin.copy_from(0, b"changed!");
+    pin.set_lsn(11).unwrap();
+    drop(pin);
+    // A pin without one changes nothing.
+    drop(file.pin_mut(0..8).unwrap());
+    assert_eq!(file.oldest_dirty_lsn(), Some(11));
+    file.sync_data().unwrap();
+    assert_eq!(log.asked(), [11]);
+}
+
+#[test]
+fn an_uncommitted_page_is_not_written_and_the_sync_says_so() {
+    let log = Log::new();
+    log.set_durable(u64::MAX - 1);
+    let (_cache, file, storage) = gated(quiet(1 << 20), &log);
+    file.write_all_at_lsn(&[1; 8], 0, u64::MAX).unwrap();
+    file.write_all_at_lsn(&[2; 8], PAGE, 5).unwrap();
+    let error = error_of(file.sync_data(), &["4096 bytes", "not committed"]);
+    assert!(matches!(error.kind(), ErrorKind::Gated { lsn: u64::MAX, held_bytes: 4096, .. }));
+    assert_eq!((storage.bytes()[0], storage.bytes()[PAGE as usize]), (0, 2));
+    // A page with several changes keeps the highest until it is committed.
+    file.write_all_at_lsn(&[3; 8], 8, 6).unwrap();
+    assert!(file.sync_range(0..8).is_err());
+    file.commit(0..8, 7).unwrap();
+    file.sync_data().unwrap();
+    assert_eq!(storage.bytes()[..16], [1, 1, 1, 1, 1, 1, 1, 1, 3, 3, 3, 3, 3, 3, 3, 3]);
+    assert!(log.asked().is_empty());
+}
+
+#[test]
+fn a_failing_gate_keeps_pages_dirty_and_its_error_is_returned() {
+    let log = Log::new();
+    log.fails.store(true, Ordering::Relaxed);
+    let (cache, file, storage) = gated(quiet(1 << 20), &log);
+    file.write_all_at_lsn(&[1; 8], 0, 5).unwrap();
+    file.write_all_at(&[2; 8], PAGE).unwrap();
+    let error = error_of(file.sync_data(), &["LSN 5", "No space left"]);
+    assert_eq!(error.raw_os_error(), Some(libc::ENOSPC));
+    assert_eq!((storage.bytes()[0], storage.bytes()[PAGE as usize]), (0, 2), "others are written");
+    assert_eq!((cache.stats().dirty_bytes, log.asked()), (PAGE, vec![5]));
+    let error = cache.close().unwrap_err();
+    assert!(matches!(error.kind(), ErrorKind::Close { .. }), "{error:?}");
+    log.fails.store(false, Ordering::Relaxed);
+    cache.close().unwrap();
+    assert_eq!(storage.bytes()[0], 1);
+}
+
+#[test]
+fn a_file_closed_behind_its_gate_is_kept_until_it_opens() {
+    let log = Log::new();
+    log.fails.store(true, Ordering::Relaxed);
+    let (cache, file, storage) = gated(quiet(1 << 20), &log);
+    file.write_all_at_lsn(&[1; 8], 0, 5).unwrap();
+    assert!(matches!(file.close().unwrap_err().kind(), ErrorKind::Gated { lsn: 5, .. }));
+    assert_eq!((storage.bytes()[0], cache.stats().dirty_bytes), (0, PAGE));
+    log.fails.store(false, Ordering::Relaxed);
+    cache.close().unwrap();
+    assert_eq!(storage.bytes()[0], 1);
+    drop(cache);
+    assert_eq!(Arc::strong_count(&log), 1, "the gate is dropped with the file");
+}
+
+/// Fills the dirty limit with pages behind a gate that does not open.
+fn fill(file: &File, lsn: u64) -> (u64, Error) {
+    for page in 0.. {
+        if let Err(error) = file.write_all_at_lsn(&[1; 8], page * PAGE, lsn) {
+            return (page, error);
+        }
+    }
+    unreachable!()
+}
+
+#[test]
+fn writers_behind_a_failing_gate_get_its_error() {
+    let log = Log::new();
+    log.fails.store(true, Ordering::Relaxed);
+    let (cache, file, _storage) = gated(quiet(1 << 20), &log);
+    let (pages, error) = fill(&file, 5);
+    assert!(matches!(error.kind(), ErrorKind::Unwritable { .. }), "{error:?}");
+    assert!(error.to_string().contains("write gate"), "{error}");
+    assert_eq!(error.raw_os_error(), Some(libc::ENOSPC));
+    // Other files of the device have the rest of the limit.
+    let other = cache.open_backing(Arc::new(MemoryBacking::new(Vec::new())), &writable()).unwrap();
+    (0..pages / 4).for_each(|page| other.write_all_at(&[1; 8], page * PAGE).unwrap());
+    other.sync_data().unwrap();
+    log.fails.store(false, Ordering::Relaxed);
+    file.write_all_at_lsn(&[1; 8], pages * PAGE, 6).unwrap();
+    file.sync_data().unwrap();
+}
+
+#[test]
+fn writers_of_uncommitted_pages_get_an_error_at_the_limit() {
+    let log = Log::new();
+    let (_cache, file, _storage) = gated(quiet(1 << 20), &log);
+    let (pages, error) = fill(&file, u64::MAX);
+    assert!(error.to_string().contains("not committed"), "{error}");
+    file.commit(0..pages * PAGE, 3).unwrap();
+    file.write_all_at_lsn(&[1; 8], pages * PAGE, 4).unwrap();
+    file.sync_data().unwrap();
+}
+
+#[test]
+fn an_allocation_names_the_gate_when_only_gated_pages_are_left() {
+    let log = Log::new();
+    let builder = quiet(1 << 20).reclaim_wait_ms_max(60_000);
+    let (cache, file, _storage) = gated(builder, &log);
+    let (pages, _) = fill(&file, u64::MAX);
+    let memory = cache.memory_file("rest").unwrap();
+    let error = (0..).find_map(|page| memory.write_all_at(&[1; 8], page * PAGE).err()).unwrap();
+    assert!(matches!(error.kind(), ErrorKind::Full { .. }), "{error:?}");
+    // The rest goes to pins.
+    let bytes = vec![1; 4 << 20];
+    let clean = cache.open_backing(Arc::new(MemoryBacking::new(bytes)), &writable()).unwrap();
+    let mut pins = Vec::new();
+    let error = loop {
+        let start = pins.len() as u64 * PAGE;
+        match clean.pin(start..start + 1) {
+            Ok(pin) => pins.push(pin),
+            Err(error) => break error,
+        }
+    };
+    let ErrorKind::Full { gated_bytes, .. } = error.kind() else { panic!("{error:?}") };
+    assert_eq!(*gated_bytes, pages * PAGE);
+    assert!(error.to_string().contains("not committed"), "{error}");
+    drop(pins);
+    file.discard_dirty().unwrap();
+}
+
+#[test]
+fn a_slow_gate_holds_up_no_other_file_and_no_reader() {
+    let mut log = Log::default();
+    let stalled = Gate::new();
+    log.stalls = Some(stalled.clone());
+    let log = Arc::new(log);
+    let builder = Cache::builder().memory(1 << 20).dirty_age_ms_max(10);
+    let (cache, file, storage) = gated(builder, &log);
+    (0..32).for_each(|page| file.write_all_at_lsn(&[1; 8], page * PAGE, 5).unwrap());
+    stalled.wait_for_arrivals(1);
+    let other = Arc::new(MemoryBacking::new(vec![3; 4 << 20]));
+    let other = cache.open_backing(other, &writable()).unwrap();
+    for page in 0..1024 {
+        other.write_all_at(&[2; 8], page * PAGE).unwrap();
+    }
+    other.sync_data().unwrap();
+    assert_eq!(storage.bytes()[0], 0);
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, 31 * PAGE).unwrap();
+    assert_eq!(byte, [1]);
+    stalled.open();
+    wait_until(|| cache.stats().dirty_bytes == 0);
+}
+
+/// A gate that uses the file it is for.
+#[derive(Debug, Default)]
+struct Meddling {
+    file: Mutex<Option<File>>,
+    errors: Mutex<Vec<String>>,
+    read: AtomicU64,
+}
+
+impl WriteGate for Meddling {
+    fn durable_lsn(&self) -> u64 {
+        0
+    }
+
+    fn make_durable(&self, _lsn: u64) -> io::Result<()> {
+        let file = self.file.lock().unwrap();
+        let file = file.as_ref().unwrap();
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, 0)?;
+        self.read.store(byte[0].into(), Ordering::Relaxed);
+        let calls = [file.sync_data(), file.write_all_at(b"x", 0), file.set_len(1)];
+        let told = calls.into_iter().map(|call| call.unwrap_err().to_string());
+        self.errors.lock().unwrap().extend(told);
+        Ok(())
+    }
+}
+
+#[test]
+fn a_gate_that_uses_its_own_file_gets_an_error() {
+    let cache = quiet(1 << 20).build().unwrap();
+    let storage = Arc::new(MemoryBacking::new(vec![0; PAGE as usize]));
+    let file = cache.open_backing(storage, &writable()).unwrap();
+    let gate = Arc::new(Meddling::default());
+    *gate.file.lock().unwrap() = Some(file.clone());
+    file.set_gate(gate.clone()).unwrap();
+    file.write_all_at_lsn(&[9; 8], 0, 5).unwrap();
+    file.sync_data().unwrap();
+    assert_eq!(gate.read.load(Ordering::Relaxed), 9, "resident pages can be read");
+    let errors = gate.errors.lock().unwrap().clone();
+    assert_eq!(errors.len(), 3);
+    assert!(errors.iter().all(|error| error.contains("its own write gate")), "{errors:?}");
+    drop(gate.file.lock().unwrap().take());
+}
+
+#[derive(Debug)]
+struct Panicking;
+
+impl WriteGate for Panicking {
+    fn durable_lsn(&self) -> u64 {
+        panic!("as a careless user does")
+    }
+
+    fn make_durable(&self, _lsn: u64) -> io::Result<()> {
+        panic!("as a careless user does")
+    }
+}
+
+#[test]
+fn a_gate_that_panics_is_a_gate_that_fails() {
+    let cache = Cache::builder().memory(1 << 20).dirty_age_ms_max(5).build().unwrap();
+    let storage = Arc::new(MemoryBacking::new(vec![0; PAGE as usize]));
+    let file = cache.open_backing(storage.clone(), &writable()).unwrap();
+    file.set_gate(Arc::new(Panicking)).unwrap();
+    file.write_all_at_lsn(&[1; 8], 0, 5).unwrap();
+    error_of(file.sync_data(), &["panicked"]);
+    wait_until(|| cache.stats().gate_asks > 1);
+    assert_eq!(storage.bytes()[0], 0);
+    // Another gate for the same log takes over.
+    file.set_gate(Log::new()).unwrap();
+    file.sync_data().unwrap();
+}
+
+/// The page gets a new LSN all the time, and the log is never ahead.
+#[test]
+fn a_sync_of_a_page_that_is_always_written_ends() {
+    let log = Log::new();
+    let (_cache, file, _storage) = gated(quiet(1 << 20), &log);
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            for lsn in 1.. {
+                file.write_all_at_lsn(&[1; 8], 0, lsn).unwrap();
+                if is_over.load(Ordering::Relaxed) {
+                    break;
+                }
+            }
+        });
+        (0..200).for_each(|_| file.sync_data().unwrap());
+        is_over.store(true, Ordering::Relaxed);
+    });
+}
+
+#[test]
+fn a_truncation_forgets_the_lsns_of_what_it_removes() {
+    let log = Log::new();
+    log.fails.store(true, Ordering::Relaxed);
+    let (cache, file, storage) = gated(quiet(1 << 20), &log);
+    file.write_all_at_lsn(&[1; 8], 0, 3).unwrap();
+    file.write_all_at_lsn(&[1; 8], 2 * PAGE, 2).unwrap();
+    file.set_len(PAGE).unwrap();
+    assert_eq!((file.oldest_dirty_lsn(), cache.stats().dirty_bytes), (Some(3), PAGE));
+    file.set_len(0).unwrap();
+    file.sync_data().unwrap();
+    assert!(storage.bytes().is_empty() && log.asked().is_empty());
+}
+
+#[test]
+fn discarded_pages_need_no_gate() {
+    let log = Log::new();
+    let (_cache, file, storage) = gated(quiet(1 << 20), &log);
+    file.write_all_at_lsn(&[1; 8], 0, u64::MAX).unwrap();
+    assert_eq!(file.discard_dirty().unwrap(), PAGE);
+    file.sync_data().unwrap();
+    assert_eq!((storage.bytes()[0], file.oldest_dirty_lsn()), (0, None));
+}
+
+#[test]
+fn an_appended_page_does_not_lengthen_the_storage_before_its_log() {
+    let log = Log::new();
+    let (_cache, file, storage) = gated(quiet(1 << 20), &log);
+    let before = storage.bytes().len() as u64;
+    assert_eq!(file.append_lsn(&[1; 100], 8).unwrap(), before);
+    file.write_out(0..u64::MAX >> 1).unwrap();
+    wait_until(|| storage.bytes().len() as u64 == before + 100);
+    assert_eq!(log.asked(), [8]);
+}
+
+#[test]
+fn files_that_cannot_have_a_gate_say_why() {
+    let cache = quiet(1 << 20).build().unwrap();
+    let log = Log::new();
+    let memory = cache.memory_file("memory").unwrap();
+    error_of(memory.set_gate(log.clone()), &["memory", "never durable"]);
+    error_of(memory.write_all_at_lsn(b"x", 0, 1), &["no write gate"]);
+    let storage = Arc::new(MemoryBacking::new(vec![0; PAGE as usize]));
+    let file = cache.open_backing(storage.clone(), &writable()).unwrap();
+    error_of(file.write_all_at_lsn(b"x", 0, 1), &["no write gate"]);
+    error_of(file.pin_mut(0..1).unwrap().set_lsn(1), &["no write gate"]);
+    let mapped = cache.open_backing(storage, &writable().mappable(true));
+    if let Ok(mapped) = mapped {
+        error_of(mapped.set_gate(log), &["mapped"]);
+    }
+}
+
+#[test]
+fn lsns_are_charged_to_the_bound_and_given_back() {
+    const PAGES: u64 = 2000;
+    let log = Log::new();
+    let (cache, file, _storage) = gated(quiet(32 << 20), &log);
+    // The tables of the file are charged first.
+    (0..PAGES).for_each(|page| file.write_all_at(&[1; 8], page * PAGE).unwrap());
+    let before = cache.stats().metadata_bytes;
+    (0..PAGES).for_each(|page| file.write_all_at_lsn(&[1; 8], page * PAGE, 5).unwrap());
+    let charged = cache.stats().metadata_bytes - before;
+    assert!((PAGES * 24..=PAGES * 64).contains(&charged), "{charged} bytes");
+    file.sync_data().unwrap();
+    file.write_out(0..PAGE).unwrap();
+    wait_until(|| cache.stats().metadata_bytes == before);
+}
+
+#[test]
+fn a_checkpoint_writes_what_was_dirty_when_it_was_taken() {
+    let log = Log::new();
+    let (_cache, file, storage) = gated(quiet(1 << 20), &log);
+    file.write_all_at_lsn(&[1; 8], 0, 5).unwrap();
+    let checkpoint = file.checkpoint().unwrap();
+    file.write_all_at_lsn(&[2; 8], 3 * PAGE, 6).unwrap();
+    checkpoint.sync().unwrap();
+    assert_eq!((storage.bytes()[0], storage.bytes()[3 * PAGE as usize]), (1, 0));
+    assert_eq!(file.oldest_dirty_lsn(), Some(6));
+}
+
+#[test]
+fn many_files_are_durable_after_one_call() {
+    let cache = quiet(4 << 20).build().unwrap();
+    let storages: Vec<_> = (0..12).map(|_| Arc::new(CrashingBacking::new(vec![0; 8]))).collect();
+    let open = |storage: &Arc<CrashingBacking>| cache.open_backing(storage.clone(), &writable());
+    let files: Vec<_> = storages.iter().map(|storage| open(storage).unwrap()).collect();
+    files.iter().for_each(|file| file.write_all_at(&[5; 8], 0).unwrap());
+    let twice: Vec<_> = files.iter().chain(&files).collect();
+    cache.sync_many(&twice).unwrap();
+    assert!(storages.iter().all(|storage| storage.durable() == [5; 8]));
+    assert_eq!(cache.stats().device_flushes, 12);
+    let elsewhere = quiet(1 << 20).build().unwrap();
+    error_of(elsewhere.sync_many(&[&files[0]]), &["another cache"]);
+    cache.sync_many(&[]).unwrap();
+}
