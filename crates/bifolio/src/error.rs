@@ -195,6 +195,15 @@ pub enum ErrorKind {
         /// Bytes found.
         got_bytes: u64,
     },
+    /// The byte is not in memory, or another thread is changing its page
+    /// ([`File::try_read_at`](crate::File::try_read_at)).
+    #[error("{file}: the byte at position {position_bytes} cannot be read without waiting")]
+    WouldBlock {
+        /// The file.
+        file: String,
+        /// Position of the first byte that would have to be waited for.
+        position_bytes: u64,
+    },
     /// A range ends past the maximum length of a file, 2^63 - 1 bytes.
     #[error("{file}: {length_bytes} bytes at position {position_bytes} lie beyond 2^63 - 1")]
     OutOfRange {

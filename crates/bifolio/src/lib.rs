@@ -75,6 +75,9 @@ mod writeback;
 #[cfg(all(test, loom))]
 mod file {
     pub(crate) mod open_slots;
+    pub(crate) mod async_reads {
+        pub(crate) mod handover;
+    }
 }
 /// The protocols of `memory` that a model run can follow.
 #[cfg(all(test, loom))]
@@ -100,7 +103,7 @@ mod surface {
     pub use crate::error::{CloseFailure, CollapseRefusal, Discarded, Error, ErrorKind, Result};
     pub use crate::file::{
         Advice, Checkpoint, File, FileCursor, Hold, OpenOptions, PageResidency, Pin, PinMut, Pins,
-        ReadRequest, Residency,
+        ReadFuture, ReadRequest, Residency,
     };
     pub use crate::io::{
         Alignment, Backing, DeviceIdentity, DirectIo, DirectStatus, DiskFile, DiskOptions,

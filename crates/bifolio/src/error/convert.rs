@@ -74,7 +74,9 @@ impl Error {
             ErrorKind::Gated { cause: Some(cause), .. } => (cause.kind(), libc::EIO),
             ErrorKind::Gated { .. } => (Io::ResourceBusy, libc::EBUSY),
             ErrorKind::InsideGate { .. } => (Io::Deadlock, libc::EDEADLK),
-            ErrorKind::Locked { .. } => (Io::WouldBlock, libc::EAGAIN),
+            ErrorKind::Locked { .. } | ErrorKind::WouldBlock { .. } => {
+                (Io::WouldBlock, libc::EAGAIN)
+            }
             ErrorKind::Full { .. } => (Io::OutOfMemory, libc::ENOMEM),
             ErrorKind::SwapCorrupt { .. } | ErrorKind::CutShort { .. } => {
                 (Io::InvalidData, libc::EIO)

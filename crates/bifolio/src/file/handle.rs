@@ -22,6 +22,7 @@
 //! that it allocated itself, which are those that are not uptodate. A page that a concurrent call
 //! has allocated too is uptodate, and stays.
 
+use super::async_reads::ReadServer;
 use super::closing::Membership;
 use super::readahead::Readahead;
 use super::registry::Registry;
@@ -29,7 +30,7 @@ use crate::ablation::Ablation;
 use crate::error::{Error, ErrorKind, Result};
 use crate::reclaim::Reclaim;
 use crate::writeback::{Cleaner, ErrorCursor, Inode, NoRoom};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// State shared by all clones of a [`File`](super::File).
 #[derive(Debug)]
@@ -42,6 +43,8 @@ pub(crate) struct Handle {
     pub(super) readable: bool,
     pub(super) writable: bool,
     pub(super) immutable: bool,
+    /// Server of asynchronous reads, once one was used.
+    pub(super) read_server: OnceLock<Arc<ReadServer>>,
     pub(super) ablation: Ablation,
     /// Last field: the handle has dropped everything else when the registry is told.
     pub(super) membership: Membership,

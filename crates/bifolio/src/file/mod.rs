@@ -15,6 +15,7 @@
 //!                v                                read_io.rs  one transfer, READY folio by folio
 //!              one folio, under its lock          fill.rs     if another thread has it locked
 //!   read_many  as read_at, all runs in one batch  read_many.rs
+//!   read_async futures, served by a job per device  async_reads/
 //!   pin        one reference                      pin.rs
 //!   write_at   the folio lock, a write section    write.rs
 //!   set_len    lengths, allocation, holes         resize.rs
@@ -33,6 +34,7 @@
 //!   after the bytes have been copied in.
 
 mod advice;
+mod async_reads;
 mod closing;
 mod copy_to_fd;
 mod cursor;
@@ -60,6 +62,7 @@ mod write;
 
 pub use advice::Advice;
 pub use advice::{PageResidency, Residency};
+pub use async_reads::ReadFuture;
 pub use cursor::FileCursor;
 pub use gate::Checkpoint;
 pub(crate) use map::MapGuard;

@@ -86,6 +86,11 @@ impl ReadIo {
         self.inode.store.continues(self.inode.memory.folio(*last), seen)
     }
 
+    /// Returns the file of the run.
+    pub(super) fn inode(&self) -> Arc<Inode> {
+        Arc::clone(&self.inode)
+    }
+
     /// Returns the page index of the first folio.
     pub(super) fn first_page(&self) -> u64 {
         self.first

@@ -25,6 +25,7 @@
 //! [`CacheState`] tells if the cache is usable (not closed, not in a forked child), and counts the
 //! maps in use, which a close must not invalidate. Every call checks it before it takes a lock.
 
+use super::async_reads::ReadServers;
 use super::closing::Membership;
 use super::handle::Handle;
 use super::map_resources::MapResources;
@@ -44,7 +45,7 @@ use crate::sys::process::Origin;
 use crate::writeback::{FileSize, FlusherThreads, Inode, Services};
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// Open file: its inode, and the counts of its handles by kind.
 #[derive(Debug)]
@@ -92,6 +93,7 @@ pub(crate) struct Registry {
     /// Serializes closes of the cache.
     pub(super) closing: Mutex<()>,
     map_resources: MapResources,
+    pub(super) read_servers: ReadServers,
     ablation: Ablation,
 }
 
@@ -116,6 +118,7 @@ impl Registry {
             next_single: AtomicU64::new(0),
             closing: Mutex::new(()),
             map_resources: MapResources::new(features, config.unmap_batch_folios),
+            read_servers: ReadServers::default(),
             ablation: config.ablation,
         }
     }
@@ -395,6 +398,7 @@ impl Registry {
             readable: options.read || options.immutable,
             writable: options.write,
             immutable: options.immutable,
+            read_server: OnceLock::new(),
             ablation: self.ablation,
             membership: Membership::new(self, key, options),
         });

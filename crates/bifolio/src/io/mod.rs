@@ -37,7 +37,7 @@ pub use backing::{
 pub use buf::{IoBuf, IoBufMut, IoBuffer};
 pub use disk::DiskFile;
 pub(crate) use disk::Located;
-pub(crate) use engine::{Engine, Queue};
+pub(crate) use engine::{Engine, Lane, Queue, lane_of};
 pub use error::{IoError, OpenDiskError, Operation};
 pub use options::{DirectIo, DiskOptions};
 pub(crate) use transfer::{

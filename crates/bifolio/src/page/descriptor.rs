@@ -14,10 +14,14 @@
 
 use super::flags::{Flag, Flags};
 use super::pin::{PinWord, Put, TryGet};
-use crate::sync::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, blocking, futex, inside};
+use crate::sync::{
+    AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, blocking, fence, futex, inside,
+    lock_wakers,
+};
 use crate::sys::array::{ReservedArray, ZeroValid};
 use std::fmt;
 use std::marker::PhantomData;
+use std::task::Waker;
 
 /// Id of a folio: the number of its first frame and of its descriptor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -298,6 +302,12 @@ impl<'a> FolioRef<'a> {
         self.folio.lock.try_acquire().then(|| LockedFolio::of(self.folio))
     }
 
+    /// Takes the folio lock if it is free. Otherwise `waker` is called when it has been released.
+    /// It may also be called without need.
+    pub(crate) fn try_lock_or_wake(&self, waker: Waker) -> Option<LockedFolio<'a>> {
+        self.folio.lock.try_acquire_or_wake(waker).then(|| LockedFolio::of(self.folio))
+    }
+
     /// Takes over the folio lock that [`LockedFolio::detach_lock`] kept, on any thread.
     pub(crate) fn adopt_lock(&self) -> LockedFolio<'a> {
         debug_assert!(self.folio.is_locked(), "adopting the lock of an unlocked folio");
@@ -403,6 +413,8 @@ const CONTENDED: u32 = 2;
 ///     ^--------unlock, wake one--------------------------'
 /// ```
 ///
+/// A waker can wait, too (`sync/lock_wakers.rs`): an unlock calls all that were registered.
+///
 /// Lock order: folio locks of one file in order of index; a folio lock before the LRU lock, the
 /// dirty lock of its owner and the lock of the arena. Reclaim only tries folio locks, so it may try
 /// one while it holds any lock. A holder must have a reference, or the folio could be freed while
@@ -441,10 +453,25 @@ impl FolioLock {
         true
     }
 
+    /// Acquires the lock if it is free; otherwise lets the next release call `waker`.
+    fn try_acquire_or_wake(&self, waker: Waker) -> bool {
+        if self.try_acquire() {
+            return true;
+        }
+        lock_wakers::register(&self.0, waker);
+        // AcqRel: as Acquire in `acquire`; its Release pairs with the Acquire in `release`, which
+        // finds the waker. A thread that gets the lock here has it as CONTENDED: its release calls
+        // the waker without need.
+        self.0.swap(CONTENDED, Ordering::AcqRel) == UNLOCKED
+    }
+
     fn release(&self) {
         // Release: pairs with the Acquire in `try_acquire` and `acquire`.
         if self.0.swap(UNLOCKED, Ordering::Release) == CONTENDED {
+            // Acquire: pairs with the Release in `try_acquire_or_wake`.
+            fence(Ordering::Acquire);
             futex::wake(&self.0, 1);
+            lock_wakers::wake(&self.0);
         }
     }
 }

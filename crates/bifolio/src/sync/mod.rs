@@ -13,6 +13,7 @@ pub(crate) mod blocking;
 pub(crate) mod counted;
 pub(crate) mod futex;
 pub(crate) mod inside;
+pub(crate) mod lock_wakers;
 pub(crate) mod share;
 #[cfg(all(test, not(loom)))]
 #[path = "../tests/test_hook.rs"]

@@ -5,6 +5,8 @@
 //! above.
 
 pub(crate) mod array;
+#[cfg(not(all(test, loom)))]
+pub(crate) mod bell;
 pub(crate) mod copy;
 #[cfg(not(all(test, loom)))]
 pub(crate) mod file;

@@ -10,6 +10,8 @@
 //! read, or more preemptions than the bound; a pass proves nothing about these.
 
 #[cfg(loom)]
+mod loom_async_reads;
+#[cfg(loom)]
 mod loom_collapse;
 #[cfg(loom)]
 mod loom_dirty;

@@ -1,5 +1,7 @@
-//! Reads of disk files: one at a time, in batches, ahead, and against a changing length.
+//! Reads of disk files: one at a time, in batches, asynchronous, ahead, and against a changing
+//! length.
 
+mod async_reads;
 mod lengths;
 mod modes;
 mod read_many;

@@ -6,7 +6,7 @@
 //! ```text
 //!   Queue<T> -------- transfers of one thread, with their owners            queue.rs
 //!     |-- Lease         one ring of the pool, while anything is in flight     rings.rs
-//!     '-- FallbackQueue   transfers that threads make with plain calls        queue.rs
+//!     '-- FallbackQueue   transfers that threads make with plain calls        fallback.rs
 //!           '-- Workers     the threads, which also run other jobs            workers.rs
 //! ```
 //!
@@ -17,12 +17,13 @@
 //!
 //! The engine knows no folios, and does not split a failed transfer of several.
 
+mod fallback;
 mod queue;
 mod rings;
 mod workers;
 
 use std::sync::Arc;
-use std::thread;
+use std::{io, thread};
 
 use self::rings::Rings;
 use self::workers::{THREADS_MAX, Urgency, Workers};
@@ -73,6 +74,20 @@ impl Engine {
         self.workers.offer(lane_of(backing), Urgency::Now, Box::new(job)).is_ok()
     }
 
+    /// Runs `job`, which transfers to or from a device, on another thread, however many run. The
+    /// callers bound their number. The job may use queues.
+    ///
+    /// # Errors
+    /// No thread is idle, and the system refuses another.
+    pub(crate) fn spawn_always(
+        &self,
+        lane: Lane,
+        job: impl FnOnce() + Send + 'static,
+    ) -> io::Result<()> {
+        let refused = |_| io::Error::from_raw_os_error(libc::EAGAIN);
+        self.workers.offer(lane, Urgency::Always, Box::new(job)).map_err(refused)
+    }
+
     /// Returns the counters of the engine.
     pub(crate) fn counts(&self) -> EngineCounts {
         self.rings.counts.snapshot()
@@ -81,12 +96,13 @@ impl Engine {
 
 /// Identifies the device of a backing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Lane {
+pub(crate) enum Lane {
     Of(DeviceIdentity),
     /// A backing without a device, by its address.
     Alone(usize),
 }
 
-fn lane_of(backing: &Arc<dyn Backing>) -> Lane {
+/// Returns the device of a backing.
+pub(crate) fn lane_of(backing: &Arc<dyn Backing>) -> Lane {
     backing.device().map_or_else(|| Lane::Alone(Arc::as_ptr(backing).addr()), Lane::Of)
 }

@@ -14,7 +14,10 @@
 //!
 //! A ring makes the first attempt at a transfer if its backing names a file for it. The rest, and
 //! every transfer without a ring, is made with plain calls: by the thread of the queue, or by
-//! helpers (`FallbackQueue`).
+//! helpers (`fallback.rs`).
+//!
+//! A queue whose thread also waits for other threads has a [`Bell`] ([`Queue::complete_or_rung`]):
+//! the ring reads it, and helpers ring it when they are done.
 //!
 //! Invariants:
 //! - IO-5: while a queue has transfers in flight, its owner blocks on nothing but the queue: no
@@ -29,13 +32,15 @@
 //! dropped, and the queue waits for every transfer that a helper has taken.
 #![allow(unsafe_code)]
 
+use super::fallback::FallbackQueue;
 use super::rings::Lease;
 use super::workers::Urgency;
 use super::{Engine, Lane};
 use crate::io::backing::range_end;
 use crate::io::transfer::{Answer, Transfer};
 use crate::io::{IoError, IoRequest, Operation};
-use crate::sync::{Condvar, Mutex, blocking};
+use crate::sync::blocking;
+use crate::sys::bell::Bell;
 use crate::sys::copy;
 use crate::sys::ring::RingCall;
 use std::collections::VecDeque;
@@ -60,7 +65,12 @@ pub(crate) struct Queue<'e, T> {
     is_without_ring: bool,
     /// Complete transfers that were not returned yet.
     done: VecDeque<(T, Answer)>,
+    /// Bell that the ring reads.
+    armed: Option<Arc<Bell>>,
 }
+
+/// Token of the call that reads a bell.
+const BELL_TOKEN: usize = usize::MAX;
 
 /// A started transfer.
 enum TransferSlot<T> {
@@ -90,6 +100,7 @@ impl<'e, T> Queue<'e, T> {
             lane: Lane::Alone(0),
             is_without_ring: false,
             done: VecDeque::new(),
+            armed: None,
         }
     }
 
@@ -217,6 +228,34 @@ impl<'e, T> Queue<'e, T> {
         self.release_ring();
     }
 
+    /// Starts the pushed transfers, waits until one is complete or `bell` is rung, and returns all
+    /// complete ones. A transfer that no ring makes may run on this thread, which does not hear the
+    /// bell meanwhile.
+    pub(crate) fn complete_or_rung(
+        &mut self,
+        bell: &Arc<Bell>,
+        mut on_done: impl FnMut(T, Result<usize, IoError>),
+    ) {
+        self.start_some(usize::MAX);
+        self.call_helpers(0);
+        if let Some(fallback) = self.fallback.as_ref().filter(|_| self.in_helpers() > 0) {
+            // Before the look at what is done: a helper that is done later rings.
+            fallback.ring_when_done(bell);
+        }
+        self.reap();
+        if self.done.is_empty() {
+            self.wait_or_rung(bell);
+            self.reap();
+        } else {
+            self.submit();
+        }
+        while let Some((owner, answer)) = self.done.pop_front() {
+            blocking::note_handed_out(1);
+            on_done(owner, answer);
+        }
+        self.release_ring();
+    }
+
     fn started(&self) -> usize {
         self.slots.len() - self.vacant.len()
     }
@@ -241,6 +280,7 @@ impl<'e, T> Queue<'e, T> {
             if self.in_kernel > 0 {
                 return;
             }
+            self.disarm();
             self.lease = None;
         }
         let pushed_before = self.in_kernel;
@@ -333,6 +373,10 @@ impl<'e, T> Queue<'e, T> {
     /// Moves complete transfers to `done`, and makes what is left of short ones.
     fn reap(&mut self) {
         while let Some((token, answer)) = self.lease.as_mut().and_then(Lease::reap) {
+            if token == BELL_TOKEN {
+                self.armed = None;
+                continue;
+            }
             let Some(InKernel { transfer, request, owner }) = self.take_from_kernel(token) else {
                 debug_assert!(false, "a completion of an unknown call");
                 continue;
@@ -396,6 +440,43 @@ impl<'e, T> Queue<'e, T> {
         }
     }
 
+    /// Waits like [`Self::wait`] for one transfer, or until `bell` is rung.
+    fn wait_or_rung(&mut self, bell: &Arc<Bell>) {
+        blocking::check_in_queue("a transfer", self.in_flight());
+        if let Some((token, transfer)) = self.take_submitted() {
+            self.submit();
+            // SAFETY: `push` required IO-1; the slot keeps the owner.
+            let answer = unsafe { transfer.run() };
+            self.end_submitted(token, answer);
+        } else if self.in_kernel > 0 {
+            self.arm(bell);
+            self.enter(1);
+        } else if self.in_helpers() > 0 {
+            bell.wait();
+        }
+    }
+
+    /// Lets the ring read `bell`, unless it does so already or is full.
+    fn arm(&mut self, bell: &Arc<Bell>) {
+        let Some(lease) = self.lease.as_mut().filter(|_| self.armed.is_none()) else { return };
+        // SAFETY: `armed` keeps the bell, with its word and its descriptor, until the completion is
+        // reaped.
+        if unsafe { lease.push(&bell.call(), BELL_TOKEN) } {
+            self.armed = Some(Arc::clone(bell));
+        }
+    }
+
+    /// Ends the call that reads the bell, before the ring goes to another queue.
+    fn disarm(&mut self) {
+        if let Some(bell) = &self.armed {
+            bell.ring();
+        }
+        while self.armed.is_some() {
+            self.enter(1);
+            self.reap();
+        }
+    }
+
     fn take_submitted(&self) -> Option<(usize, Transfer)> {
         self.fallback.as_ref().filter(|_| self.in_helpers() > 0)?.take()
     }
@@ -410,13 +491,15 @@ impl<'e, T> Queue<'e, T> {
     fn enter(&mut self, wanted: usize) {
         let Some(lease) = &mut self.lease else { return };
         let Err(error) = lease.enter(wanted) else { return };
-        if lease.unsubmitted() < self.in_kernel {
+        if lease.unsubmitted() < self.in_kernel + usize::from(self.armed.is_some()) {
             // The kernel completes the calls that it has; the completions appear without a system
-            // call.
-            return lease.pause();
+            // call. The bell may be the only one.
+            lease.pause();
+            return self.armed.iter().for_each(|bell| bell.ring());
         }
         log::warn!("io_uring failed and is no longer used: {error}");
         self.lease.take().into_iter().for_each(Lease::give_up);
+        self.armed = None;
         for token in 0..self.slots.len() {
             // The ring is closed, and the kernel has not seen these calls.
             if let Some(unseen) = self.take_from_kernel(token) {
@@ -428,6 +511,7 @@ impl<'e, T> Queue<'e, T> {
     /// Returns the ring to the pool if no call is in it.
     fn release_ring(&mut self) {
         if self.in_kernel == 0 {
+            self.disarm();
             self.lease = None;
         }
         if self.started() == 0 {
@@ -451,6 +535,7 @@ impl<T> Drop for Queue<'_, T> {
             self.wait(self.started());
             self.reap();
         }
+        self.disarm();
         blocking::note_handed_out(self.done.len());
     }
 }
@@ -478,80 +563,5 @@ impl<T> fmt::Debug for Queue<'_, T> {
         let mut parts = formatter.debug_struct("Queue");
         parts.field("waiting", &self.waiting.len()).field("in_kernel", &self.in_kernel);
         parts.field("in_helpers", &self.in_helpers()).field("done", &self.done.len()).finish()
-    }
-}
-
-/// Transfers of one queue that threads make with plain calls: without a ring, and for backings that
-/// must be called.
-///
-/// The queue's thread submits transfers; workers come as helpers, one per *ticket*, and take what
-/// is left; while the queue's thread would otherwise wait, it takes them itself. So workers only
-/// speed things up: a queue waits only for threads that work on one of its transfers, and makes
-/// progress even if every worker is busy, or is the queue's own thread.
-#[derive(Debug, Default)]
-pub(super) struct FallbackQueue {
-    state: Mutex<FallbackState>,
-    finished: Condvar,
-}
-
-#[derive(Debug, Default)]
-struct FallbackState {
-    submitted: VecDeque<(usize, Transfer)>,
-    done: Vec<(usize, Answer)>,
-    /// Helpers that were called and have not arrived yet.
-    tickets: usize,
-}
-
-impl FallbackQueue {
-    /// Submits a transfer; `token` is returned with its answer.
-    pub(super) fn submit(&self, token: usize, transfer: Transfer) {
-        self.state.lock().submitted.push_back((token, transfer));
-    }
-
-    /// Returns how many more helpers to call if the queue's thread takes `own` transfers itself.
-    /// They count as called.
-    pub(super) fn call_helpers(&self, own: usize) -> usize {
-        let mut state = self.state.lock();
-        let missing = state.submitted.len().saturating_sub(state.tickets + own);
-        state.tickets += missing;
-        missing
-    }
-
-    /// Does the work of a helper: at most one transfer.
-    pub(super) fn help(&self) {
-        let taken = {
-            let mut state = self.state.lock();
-            state.tickets -= 1;
-            state.submitted.pop_front()
-        };
-        let Some((token, transfer)) = taken else { return };
-        // SAFETY: `Queue::push` required IO-1; the queue waits for every transfer that was taken,
-        // and keeps its owner until then.
-        let answer = unsafe { transfer.run() };
-        self.state.lock().done.push((token, answer));
-        self.finished.notify_one();
-    }
-
-    /// Notes that a called helper will not arrive.
-    pub(super) fn forget_helper(&self) {
-        self.state.lock().tickets -= 1;
-    }
-
-    /// Takes a submitted transfer.
-    pub(super) fn take(&self) -> Option<(usize, Transfer)> {
-        self.state.lock().submitted.pop_front()
-    }
-
-    /// Takes the answers of helpers.
-    pub(super) fn take_done(&self) -> Vec<(usize, Answer)> {
-        std::mem::take(&mut self.state.lock().done)
-    }
-
-    /// Waits until an answer exists. A helper must be at work.
-    pub(super) fn wait_for_done(&self) {
-        let mut state = self.state.lock();
-        while state.done.is_empty() {
-            self.finished.wait(&mut state);
-        }
     }
 }

@@ -10,7 +10,8 @@
 //! only that many threads. Jobs of a full lane wait in a list, and so do jobs without a thread. The
 //! callers bound the list (at most one job per transfer in flight), and no progress may depend on a
 //! job in it: what must run soon or not at all is offered as [`Urgency::Now`], may use as many
-//! threads again, and is returned to the caller if no thread is available.
+//! threads again, and is returned to the caller if no thread is available. A job that other threads
+//! rely on is [`Urgency::Always`]; its callers bound how many of those there are.
 //!
 //! A forked child has no threads, and a copy of the list that it ignores.
 
@@ -35,6 +36,8 @@ pub(super) enum Urgency {
     Whenever,
     /// Immediately, or not at all.
     Now,
+    /// Immediately, on a thread beyond the limits if need be.
+    Always,
 }
 
 impl Urgency {
@@ -43,6 +46,7 @@ impl Urgency {
         match self {
             Self::Whenever => LANE_HELPERS_MAX,
             Self::Now => 2 * LANE_HELPERS_MAX,
+            Self::Always => usize::MAX,
         }
     }
 }
@@ -122,10 +126,11 @@ impl Workers {
     pub(super) fn offer(&self, lane: Lane, urgency: Urgency, job: Job) -> Result<(), Job> {
         let mut state = self.shared.state.lock();
         let has_room = state.has_room(lane, urgency);
-        if has_room && !state.has_spare() && state.threads.len() < self.threads_max {
+        let may_start = state.threads.len() < self.threads_max || urgency == Urgency::Always;
+        if has_room && !state.has_spare() && may_start {
             self.start_thread(&mut state);
         }
-        let is_late = urgency == Urgency::Now && !(has_room && state.has_spare());
+        let is_late = urgency != Urgency::Whenever && !(has_room && state.has_spare());
         if state.threads.is_empty() || is_late {
             return Err(job);
         }

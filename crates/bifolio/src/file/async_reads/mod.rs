@@ -1,0 +1,190 @@
+//! Asynchronous reads: futures that need no runtime, and batches with a callback.
+//!
+//! A future that finds its bytes in memory is ready at its first poll. Otherwise that poll submits
+//! the read to the *server* of the file's device: a job on a thread of the engine, which claims the
+//! absent pages, keeps the transfers of all reads in one queue, and copies each page to its read
+//! when the page is filled. It never touches memory of the caller: a read owns its buffer until its
+//! future takes it, or is dropped.
+//!
+//! ```text
+//!   ReadFuture::poll --> try_read                  ready: no server is involved   try_read.rs
+//!                    --> Inbox::submit ---.
+//!                                         v
+//!   ReadServer --------> Server::serve: start, wait, copy, complete                 server.rs
+//!                    <-- Handover::complete, the waker                            handover.rs
+//! ```
+//!
+//! The columns of the protocol are at the head of `handover.rs`. A page that another thread fills
+//! or changes is waited for without a thread: the read registers a waker for its folio lock. The
+//! server exists while reads are outstanding; without any, no thread runs and no ring is leased.
+//!
+//! A read that is dropped frees its buffer at once. The transfer ends by itself: its pages become
+//! READY in the cache, as if they had been read ahead.
+
+pub(crate) mod handover;
+mod server;
+mod try_read;
+
+use super::hit::Hit;
+use super::{File, own_pins};
+use crate::error::{Error, ErrorKind, Result};
+use crate::page::{PAGE_SHIFT, pages_of};
+use server::{AsyncRead, Part};
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use try_read::Obstacle;
+
+pub(super) use server::{ReadServer, ReadServers};
+
+impl File {
+    /// Reads `buffer.len()` bytes at `position` without blocking the thread that polls. The future
+    /// owns the buffer, and returns it with the length of what was read, which is as in
+    /// [`File::read_at`].
+    ///
+    /// Needs no runtime: works with any executor. A hit is ready at the first poll, at the cost of
+    /// a hit of `read_at` and, for a file in use by many threads, of a shared counter. A miss is
+    /// submitted by the first poll, and wakes the task when it is complete. Sequential reads start
+    /// readahead, as those of `read_at` do.
+    ///
+    /// Misses are served by one thread per device, and by as many transfers in flight as
+    /// [`CacheBuilder::io_depth`](crate::CacheBuilder::io_depth) allows. It exists while reads are
+    /// outstanding, and sleeps while it waits. Transfers of a [`Backing`](crate::Backing) that
+    /// names no file, or without io_uring, are made by the cache's pool of threads, up to 16 of a
+    /// device at a time. If memory is short, reads wait for the transfers of others; any number of
+    /// them works in a cache of any size.
+    ///
+    /// The future may be dropped at any moment: that frees the buffer, and the pages that are being
+    /// read stay in the cache. The future keeps the file open. A waker must not call into the
+    /// cache.
+    ///
+    /// # Errors
+    /// The future fails like [`File::read_at`], and with [`ErrorKind::Thread`] if the server cannot
+    /// be started.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use std::{future::Future, pin::pin, sync::Arc, thread};
+    /// # use std::task::{Context, Poll, Wake, Waker};
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("file");
+    /// # std::fs::write(&path, vec![7; 100_000])?;
+    /// # let cache = bifolio::Cache::builder().memory(4 << 20).build()?;
+    /// let file = cache.open(&path, &bifolio::OpenOptions::new())?;
+    ///
+    /// /// Polls a future on this thread, which sleeps in between.
+    /// fn block_on<F: Future>(future: F) -> F::Output {
+    ///     struct Unpark(thread::Thread);
+    ///     impl Wake for Unpark {
+    ///         fn wake(self: Arc<Self>) {
+    ///             self.0.unpark();
+    ///         }
+    ///     }
+    ///     let waker = Waker::from(Arc::new(Unpark(thread::current())));
+    ///     let mut future = pin!(future);
+    ///     loop {
+    ///         match future.as_mut().poll(&mut Context::from_waker(&waker)) {
+    ///             Poll::Ready(output) => return output,
+    ///             Poll::Pending => thread::park(),
+    ///         }
+    ///     }
+    /// }
+    ///
+    /// let bytes = block_on(file.read_async(99_000, vec![0; 4096]))?;
+    /// assert_eq!(bytes, vec![7; 1000]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn read_async(&self, position: u64, buffer: Vec<u8>) -> ReadFuture {
+        ReadFuture(Step::New(Part::new(self.clone(), position, buffer)))
+    }
+}
+
+/// The future of [`File::read_async`].
+#[must_use = "a future does nothing until it is polled"]
+pub struct ReadFuture(Step);
+
+enum Step {
+    New(Part),
+    Submitted(Arc<AsyncRead>),
+    Over,
+}
+
+impl ReadFuture {
+    /// Tries the read, and submits it if it would have to wait.
+    fn start(&mut self, mut part: Part, context: &Context<'_>) -> Poll<Result<Vec<u8>>> {
+        let position = part.position;
+        match part.file.hit_path.read(&mut part.buffer, position) {
+            Hit::Done => return Poll::Ready(Ok(part.buffer)),
+            hit => hit.forget(&mut part.buffer),
+        }
+        part.file.handle.check_readable()?;
+        let end = part.file.handle.range_end(position, part.buffer.len() as u64)?;
+        let (done, obstacle) = part.file.read_available(&mut part.buffer, position);
+        part.result = Ok(done);
+        if done > 0 {
+            part.file.handle.note_read(position..position + done as u64);
+        }
+        if obstacle == Obstacle::None {
+            return Poll::Ready(part.into_result());
+        }
+        let file = part.file.clone();
+        own_pins::check(&file.handle.inode, &pages_of(&(position..end)))?;
+        let server = file.read_server()?;
+        let read = AsyncRead::new(server, part, context.waker().clone());
+        AsyncRead::submit(&read)?;
+        self.0 = Step::Submitted(read);
+        let pages = position + done as u64..end.min(file.len());
+        if matches!(obstacle, Obstacle::Absent(_)) && !pages.is_empty() {
+            let first = pages.start >> PAGE_SHIFT;
+            file.handle.read_ahead(file.handle.plan_after_miss(first..pages_of(&pages).end));
+        }
+        Poll::Pending
+    }
+}
+
+impl Future for ReadFuture {
+    type Output = Result<Vec<u8>>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        match std::mem::replace(&mut self.0, Step::Over) {
+            Step::New(part) => self.start(part, context),
+            Step::Submitted(read) => match read.poll(context.waker()) {
+                Poll::Ready(part) => Poll::Ready(part.and_then(Part::into_result)),
+                Poll::Pending => {
+                    self.0 = Step::Submitted(read);
+                    Poll::Pending
+                }
+            },
+            Step::Over => Poll::Ready(Err(polled_again())),
+        }
+    }
+}
+
+/// Returns the error of a future that was polled after it was ready.
+#[cold]
+fn polled_again() -> Error {
+    let problem = "a future of it was polled after it was ready".to_owned();
+    ErrorKind::Config { name: "read_async", problem }.into()
+}
+
+impl Drop for ReadFuture {
+    fn drop(&mut self) {
+        if let Step::Submitted(read) = &self.0 {
+            AsyncRead::abandon(read);
+        }
+    }
+}
+
+impl fmt::Debug for ReadFuture {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = match &self.0 {
+            Step::New(_) => "new",
+            Step::Submitted(_) => "submitted",
+            Step::Over => "over",
+        };
+        formatter.debug_struct("ReadFuture").field("state", &state).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,595 @@
+//! The server of asynchronous reads: one job per device that makes the transfers of all reads.
+//!
+//! Called through [`AsyncRead`]; see `mod.rs` for the overview and `handover.rs` for the protocol.
+//! A read is *ready* when the server has to look at it: it is new, its transfers have ended, or a
+//! page that it waits for was unlocked. The server then copies what is resident, and if bytes are
+//! missing, claims the absent pages or registers for the folio lock of the next page. A read that
+//! finds no frames is *starved*: it is the first to be looked at after the next transfer.
+//!
+//! While transfers are in flight, the server waits only for them and for the bell (IO-5). Only with
+//! none in flight it waits for frames, for the first starved read: so a read makes progress in a
+//! cache of any size, and servers never wait for each other.
+//!
+//! The last handle of a file may be dropped here, if its future is dropped while the server looks
+//! at the read. A close waits for storage, so another thread of the engine does it.
+
+use super::handover::{Call, Handover, Inbox, Rest};
+use super::try_read::Obstacle;
+use crate::error::{Error, ErrorKind, Result};
+use crate::file::File;
+use crate::file::fill::{Locked, ReadIoClaim, Wait};
+use crate::file::handle::Handle;
+use crate::file::read_io::ReadIo;
+use crate::file::read_many::ReadRequest;
+use crate::io::{Engine, IoError, Lane, Queue, lane_of};
+use crate::memory::Memory;
+use crate::page::{Entry, Lookup, PAGE_SHIFT, is_in_one_page, pages_of};
+use crate::sync::{Mutex, Ordering};
+use crate::sys::bell::Bell;
+use crate::sys::process::Origin;
+use crate::writeback::Inode;
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, OnceLock, Weak};
+use std::task::{Poll, Wake, Waker};
+
+/// Most bytes of one read in flight at a time.
+const READ_BYTES_MAX: u64 = 8 << 20;
+/// Minimum number of completions of small transfers that is worth a system call.
+const COMPLETIONS_WANTED: usize = 16;
+/// Number of a read that the server does not know.
+const NO_NUMBER: usize = usize::MAX;
+
+/// Request, buffer and progress of a read.
+#[derive(Debug)]
+pub(super) struct Part {
+    pub(super) file: File,
+    pub(super) position: u64,
+    pub(super) buffer: Vec<u8>,
+    /// Number of bytes read so far, or the error that ended the read.
+    pub(super) result: Result<usize>,
+    /// Set if the next byte cannot be read: the read ends before it.
+    is_cut: bool,
+}
+
+impl Part {
+    pub(super) fn new(file: File, position: u64, buffer: Vec<u8>) -> Self {
+        Self { file, position, buffer, result: Ok(0), is_cut: false }
+    }
+
+    /// Returns the bytes that were read, or the error.
+    pub(super) fn into_result(mut self) -> Result<Vec<u8>> {
+        self.buffer.truncate(self.result?);
+        Ok(self.buffer)
+    }
+
+    fn done(&self) -> usize {
+        *self.result.as_ref().unwrap_or(&self.buffer.len())
+    }
+
+    /// Returns `true` if nothing more will be read. A read in one page is whole after its first
+    /// bytes: bytes appended since belong to later writes.
+    fn is_finished(&self) -> bool {
+        let done = self.done();
+        let is_whole = done > 0 && is_in_one_page(self.position, self.buffer.len() as u64);
+        self.is_cut || is_whole || done == self.buffer.len()
+    }
+
+    /// Calls `work` with the read as a request.
+    fn as_request<R>(&mut self, work: impl FnOnce(&mut ReadRequest<'_>) -> R) -> R {
+        let mut request = ReadRequest::new(self.position, &mut self.buffer);
+        request.result = std::mem::replace(&mut self.result, Ok(0));
+        let answer = work(&mut request);
+        self.result = request.result;
+        answer
+    }
+
+    /// Copies what is resident. Returns the obstacle at the next byte, unless the read is finished.
+    fn read_available(&mut self) -> Obstacle {
+        if self.is_finished() {
+            return Obstacle::None;
+        }
+        let done = self.done();
+        let at = self.position + done as u64;
+        let (copied, obstacle) = self.file.read_available(&mut self.buffer[done..], at);
+        self.result = Ok(done + copied);
+        obstacle
+    }
+
+    /// Ends the read with `error`, or before the byte that it is about.
+    fn fail(&mut self, error: Error) {
+        if self.done() == 0 {
+            self.result = Err(error);
+        }
+        self.is_cut = true;
+    }
+}
+
+/// A read that was submitted: shared by its future, the server, and the wakers of folio locks.
+#[derive(Debug)]
+pub(super) struct AsyncRead {
+    server: Arc<ReadServer>,
+    handover: Handover<Part>,
+    /// Number by which the server knows the read; only the server uses it.
+    number: AtomicUsize,
+}
+
+impl AsyncRead {
+    pub(super) fn new(server: Arc<ReadServer>, part: Part, waker: Waker) -> Arc<Self> {
+        let (handover, number) = (Handover::new(part, waker), AtomicUsize::new(NO_NUMBER));
+        Arc::new(Self { server, handover, number })
+    }
+
+    /// Submits the read to its server.
+    ///
+    /// # Errors
+    /// The server cannot be started.
+    pub(super) fn submit(this: &Arc<Self>) -> Result<()> {
+        let server = &this.server;
+        match server.inbox.submit(Arc::clone(this)) {
+            Call::Nothing => {}
+            Call::Ring => server.bell.ring(),
+            Call::Start => {
+                let serving = Serving(Some(Arc::clone(server)));
+                let job = move || serving.serve();
+                // A job that is not started is dropped, and ends the reads that are queued.
+                server.engine.spawn_always(server.lane, job).map_err(ErrorKind::Thread)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the read if it is complete; otherwise stores the waker.
+    pub(super) fn poll(&self, waker: &Waker) -> Poll<Result<Part>> {
+        if self.server.origin.is_forked() {
+            return Poll::Ready(Err(ErrorKind::Forked.into()));
+        }
+        self.handover.poll(waker).map(|part| part.ok_or_else(super::polled_again))
+    }
+
+    /// Frees what belongs to the caller of a read that has no future any more.
+    pub(super) fn abandon(this: &Arc<Self>) {
+        if this.server.origin.is_forked() {
+            // Another thread may have held the lock during the fork.
+            return std::mem::forget(Arc::clone(this));
+        }
+        drop(this.handover.abandon());
+        this.call_again();
+    }
+
+    /// Lets the server look at the read again.
+    fn call_again(self: &Arc<Self>) {
+        if self.server.inbox.submit_again(Arc::clone(self)) == Call::Ring {
+            self.server.bell.ring();
+        }
+    }
+
+    /// Completes the read, and wakes its task. A waker that panics has no effect here.
+    fn complete(&self, end: impl FnOnce(&mut Part)) {
+        if let Some(waker) = self.handover.complete(end) {
+            let _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));
+        }
+    }
+}
+
+/// Called when a folio lock is released that the read waits for.
+impl Wake for AsyncRead {
+    fn wake(self: Arc<Self>) {
+        self.call_again();
+    }
+}
+
+/// The server of a device: its inbox, and what its job needs.
+#[derive(Debug)]
+pub(crate) struct ReadServer {
+    lane: Lane,
+    inbox: Inbox<Arc<AsyncRead>>,
+    bell: Arc<Bell>,
+    engine: Arc<Engine>,
+    memory: Arc<Memory>,
+    origin: Origin,
+}
+
+/// The servers of a cache, one per device whose files have used one.
+#[derive(Debug, Default)]
+pub(crate) struct ReadServers(Mutex<Vec<Weak<ReadServer>>>);
+
+impl ReadServers {
+    fn of(&self, inode: &Inode) -> Result<Arc<ReadServer>> {
+        let lane = lane_of(inode.store.reader());
+        let mut servers = self.0.lock();
+        servers.retain(|server| server.strong_count() > 0);
+        let found = servers.iter().filter_map(Weak::upgrade).find(|server| server.lane == lane);
+        if let Some(server) = found {
+            return Ok(server);
+        }
+        let purpose = "an event descriptor for asynchronous reads";
+        let refused = |source| ErrorKind::Memory { purpose, source };
+        let server = Arc::new(ReadServer {
+            lane,
+            inbox: Inbox::default(),
+            bell: Arc::new(Bell::new().map_err(refused)?),
+            engine: Arc::clone(&inode.engine),
+            memory: Arc::clone(&inode.memory),
+            origin: Origin::here(),
+        });
+        servers.push(Arc::downgrade(&server));
+        Ok(server)
+    }
+}
+
+impl File {
+    /// Returns the server of the file's device.
+    pub(super) fn read_server(&self) -> Result<Arc<ReadServer>> {
+        let own: &OnceLock<_> = &self.handle.read_server;
+        if let Some(server) = own.get() {
+            return Ok(Arc::clone(server));
+        }
+        let server = self.handle.registry.read_servers.of(&self.handle.inode)?;
+        Ok(Arc::clone(own.get_or_init(|| server)))
+    }
+}
+
+/// The job of a server, until it has ended. If it is dropped without being run, or panics, it ends
+/// the reads that are queued.
+#[derive(Debug)]
+struct Serving(Option<Arc<ReadServer>>);
+
+impl Serving {
+    fn serve(mut self) {
+        self.0.as_ref().into_iter().for_each(|server| Server::serve(server));
+        // Another job may have started.
+        self.0 = None;
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        let queued = self.0.as_ref().map(|server| server.inbox.give_up()).unwrap_or_default();
+        queued.iter().for_each(|read| end_unserved(read));
+    }
+}
+
+/// Ends a read that has no server.
+#[cold]
+fn end_unserved(read: &AsyncRead) {
+    let error = std::io::Error::other("the thread that serves asynchronous reads has ended");
+    read.complete(|part| part.fail(ErrorKind::Thread(error).into()));
+}
+
+/// State of a read that the server knows.
+#[derive(Debug)]
+struct Entrant {
+    read: Arc<AsyncRead>,
+    /// Transfers in flight.
+    runs: usize,
+    /// Set while the read waits for a folio lock.
+    is_parked: bool,
+    /// Set after a run of several folios failed: one folio at a time.
+    is_one_by_one: bool,
+}
+
+/// Result of a look at a read.
+enum Look {
+    Complete,
+    Failed(Error),
+    /// Transfers are in flight, or a waker is registered.
+    Waits,
+    Starved,
+    Abandoned,
+}
+
+/// The job of a server.
+#[derive(Debug)]
+struct Server<'s> {
+    memory: &'s Memory,
+    engine: &'s Engine,
+    queue: Queue<'s, (ReadIo, usize)>,
+    reads: Vec<Option<Entrant>>,
+    vacant: Vec<usize>,
+    ready: VecDeque<usize>,
+    /// Runs whose transfers have ended.
+    ended_runs: Vec<(ReadIo, usize, std::result::Result<usize, IoError>)>,
+    /// Reads that have ended since the inbox was told.
+    ended: usize,
+    /// Last handles that no other thread can close.
+    closing: Vec<Handle>,
+}
+
+impl<'s> Server<'s> {
+    /// Serves reads until none is outstanding.
+    fn serve(shared: &'s ReadServer) {
+        let mut server = Server {
+            memory: &shared.memory,
+            engine: &shared.engine,
+            queue: shared.engine.queue(),
+            reads: Vec::new(),
+            vacant: Vec::new(),
+            ready: VecDeque::new(),
+            ended_runs: Vec::new(),
+            ended: 0,
+            closing: Vec::new(),
+        };
+        loop {
+            server.admit(shared.inbox.take());
+            server.look_at_ready();
+            server.finish_runs();
+            if server.queue.in_flight() > 0 {
+                server.wait(shared);
+                continue;
+            }
+            server.closing.clear();
+            if let Some(number) = server.ready.pop_front() {
+                server.look(number, Wait::ForFrames);
+            } else {
+                match shared.inbox.rest(std::mem::take(&mut server.ended)) {
+                    Rest::Work => {}
+                    Rest::Sleep => shared.bell.wait(),
+                    Rest::End => return,
+                }
+            }
+        }
+    }
+
+    /// Notes new reads, and those whose page was unlocked or that were abandoned.
+    fn admit(&mut self, reads: VecDeque<Arc<AsyncRead>>) {
+        for read in reads {
+            // Relaxed: only this thread uses it, or the next server after it.
+            let number = read.number.load(Ordering::Relaxed);
+            let known = self.reads.get_mut(number).and_then(Option::as_mut);
+            let known = known.filter(|entrant| Arc::ptr_eq(&entrant.read, &read));
+            if let Some(entrant) = known {
+                if std::mem::replace(&mut entrant.is_parked, false) {
+                    self.ready.push_back(number);
+                }
+            } else if number == NO_NUMBER {
+                let number = self.vacant.pop().unwrap_or_else(|| {
+                    self.reads.push(None);
+                    self.reads.len() - 1
+                });
+                read.number.store(number, Ordering::Relaxed);
+                let (is_parked, is_one_by_one) = (false, false);
+                self.reads[number] = Some(Entrant { read, runs: 0, is_parked, is_one_by_one });
+                self.ready.push_back(number);
+            }
+        }
+    }
+
+    /// Returns the number of transfers at which no more are started: the depth is in flight, and
+    /// half as many are prepared for the case that the device completes all at once.
+    fn transfers_max(&self) -> usize {
+        self.queue.depth() * 3 / 2
+    }
+
+    /// Looks at ready reads until enough is in flight, or one is starved.
+    fn look_at_ready(&mut self) {
+        while self.queue.in_flight() < self.transfers_max()
+            && let Some(number) = self.ready.pop_front()
+            && self.look(number, Wait::Never)
+        {}
+    }
+
+    /// Waits for transfers, and for the bell unless reads wait for transfers.
+    fn wait(&mut self, shared: &ReadServer) {
+        let ended_runs = &mut self.ended_runs;
+        let on_done = |(run, number), answer| ended_runs.push((run, number, answer));
+        if self.ready.is_empty() {
+            match shared.inbox.rest(std::mem::take(&mut self.ended)) {
+                Rest::Work => self.queue.begin(),
+                Rest::Sleep | Rest::End => self.queue.complete_or_rung(&shared.bell, on_done),
+            }
+            // Before tasks are woken: their next reads need not ring.
+            self.admit(shared.inbox.take());
+        } else {
+            let wanted = COMPLETIONS_WANTED.max(self.queue.depth() / 2);
+            self.queue.complete_exactly(wanted, on_done);
+        }
+        self.finish_runs();
+    }
+
+    /// Copies the folios of ended runs to their reads.
+    fn finish_runs(&mut self) {
+        for (run, number, answer) in std::mem::take(&mut self.ended_runs) {
+            let entrant = self.entrant(number);
+            entrant.runs -= 1;
+            let (is_last, read) = (entrant.runs == 0, Arc::clone(&entrant.read));
+            let (page, count, inode) = (run.first_page(), run.folios().len(), run.inode());
+            let deliver = |locked: Locked<'_>| {
+                let take = |part: &mut Part| part.as_request(|read| read.take(&inode, &locked));
+                read.handover.with(take);
+            };
+            let outcome = run.finish(&self.memory.folios, answer, deliver);
+            drop(inode);
+            match outcome {
+                Err(error) if count == 1 => {
+                    let fail = |part: &mut Part| {
+                        let next = part.position + part.done() as u64;
+                        if !part.is_finished() && next >> PAGE_SHIFT >= page {
+                            part.fail(error);
+                        }
+                    };
+                    read.handover.with(fail);
+                }
+                Err(_) => self.entrant(number).is_one_by_one = true,
+                Ok(()) => {}
+            }
+            if !is_last {
+            } else if read.handover.with(|part| part.is_finished()) == Some(true) {
+                self.end(number);
+                read.complete(|_| ());
+            } else {
+                self.ready.push_back(number);
+            }
+        }
+    }
+
+    fn entrant(&mut self, number: usize) -> &mut Entrant {
+        self.reads[number].as_mut().expect("a read with a number is known")
+    }
+
+    /// Forgets a read.
+    fn end(&mut self, number: usize) {
+        self.reads[number] = None;
+        self.vacant.push(number);
+        self.ended += 1;
+    }
+
+    /// Copies what is resident of a read, and lets it wait for the rest. Returns `false` if it is
+    /// starved.
+    fn look(&mut self, number: usize, wait: Wait) -> bool {
+        let read = Arc::clone(&self.entrant(number).read);
+        let look = match read.handover.with(|part| part.file.clone()) {
+            Some(file) => {
+                let look = self.look_at(&file, &read, number, wait);
+                self.let_go(file);
+                look
+            }
+            None => Look::Abandoned,
+        };
+        match look {
+            Look::Waits => {}
+            Look::Starved => {
+                self.ready.push_front(number);
+                return false;
+            }
+            Look::Abandoned => self.end(number),
+            Look::Complete => {
+                self.end(number);
+                read.complete(|_| ());
+            }
+            Look::Failed(error) => {
+                self.end(number);
+                read.complete(|part| part.fail(error));
+            }
+        }
+        true
+    }
+
+    fn look_at(&mut self, file: &File, read: &Arc<AsyncRead>, number: usize, wait: Wait) -> Look {
+        loop {
+            let looked = read.handover.with(|part| {
+                let obstacle = part.read_available();
+                let next = part.position + part.done() as u64;
+                (obstacle, next..part.position + part.buffer.len() as u64)
+            });
+            let Some((obstacle, missing)) = looked else { return Look::Abandoned };
+            match obstacle {
+                Obstacle::None => return Look::Complete,
+                Obstacle::Absent(seen) => {
+                    let end = missing.end.min(missing.start + READ_BYTES_MAX).min(file.len());
+                    let mut pages = pages_of(&(missing.start..end.max(missing.start + 1)));
+                    if self.entrant(number).is_one_by_one {
+                        pages.end = file.handle.end_of_folio(pages.start).min(pages.end);
+                    }
+                    match self.start_reading(file, number, pages, seen, wait) {
+                        Ok(Some(look)) => return look,
+                        // Another thread has claimed the page meanwhile.
+                        Ok(None) => {}
+                        Err(error) => return Look::Failed(error),
+                    }
+                }
+                Obstacle::Busy => {
+                    if let Some(look) = self.park(file, read, number, missing.start, wait) {
+                        return look;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Starts transfers of the absent pages among `pages`; `seen` is the Entry of the first.
+    /// Returns `None` if another thread has claimed all of them.
+    fn start_reading(
+        &mut self,
+        file: &File,
+        number: usize,
+        pages: std::ops::Range<u64>,
+        seen: Entry,
+        wait: Wait,
+    ) -> Result<Option<Look>> {
+        let handle = &file.handle;
+        let (mut left, mut next) = (pages.clone(), Some((pages.start, seen)));
+        let (mut runs, mut outcome) = (0, Ok(None));
+        while let Some((absent, seen)) = next {
+            let wait = if self.queue.in_flight() + runs == 0 { wait } else { Wait::Never };
+            left.start = match handle.claim_read_io(absent..left.end, seen, wait) {
+                Ok(ReadIoClaim::New(run)) => {
+                    let end = run.first_page() + run.pages();
+                    let ended_runs = &mut self.ended_runs;
+                    run.start(&mut self.queue, number, |run, number| {
+                        ended_runs.push((run, number, Ok(0)));
+                    });
+                    runs += 1;
+                    end
+                }
+                Ok(ReadIoClaim::Taken) => handle.end_of_folio(absent),
+                Ok(ReadIoClaim::NoFrame) => {
+                    outcome = Ok(Some(Look::Starved));
+                    break;
+                }
+                Err(error) => {
+                    outcome = Err(error);
+                    break;
+                }
+            };
+            if self.queue.in_flight() >= self.transfers_max() {
+                break;
+            }
+            next = handle.next_absent(left.clone());
+        }
+        self.entrant(number).runs += runs;
+        // What could not be started is looked at again after the transfers.
+        if runs > 0 { Ok(Some(Look::Waits)) } else { outcome }
+    }
+
+    /// Registers a read for the folio lock of the page at `position`. Returns `None` if the page
+    /// can be looked at again at once.
+    fn park(
+        &mut self,
+        file: &File,
+        read: &Arc<AsyncRead>,
+        number: usize,
+        position: u64,
+        wait: Wait,
+    ) -> Option<Look> {
+        let (inode, index) = (&*file.handle.inode, position >> PAGE_SHIFT);
+        let folios = &inode.memory.folios;
+        let found = match wait {
+            Wait::ForFrames => Some(inode.mapping.get_folio(folios, index)),
+            Wait::Never => inode.mapping.try_get_folio(folios, index),
+        };
+        match found {
+            Some(Lookup::Folio(folio)) => {
+                self.entrant(number).is_parked = true;
+                let is_free = folio.try_lock_or_wake(Waker::from(Arc::clone(read))).is_some();
+                self.entrant(number).is_parked = !is_free;
+                if is_free { None } else { Some(Look::Waits) }
+            }
+            Some(Lookup::Absent(_)) => None,
+            Some(Lookup::Refused) => Some(Look::Failed(file.handle.too_many_pins(index))),
+            // Another thread is about to evict or move the folio.
+            None => Some(Look::Starved),
+        }
+    }
+
+    /// Drops a handle. If it is the last one, another thread does so.
+    fn let_go(&mut self, file: File) {
+        let Some(handle) = Arc::into_inner(file.handle) else { return };
+        let reader = Arc::clone(handle.inode.store.reader());
+        let last = Arc::new(Mutex::new(Some(handle)));
+        let closer = Arc::clone(&last);
+        if !self.engine.spawn(&reader, move || drop(closer.lock().take())) {
+            self.closing.extend(last.lock().take());
+        }
+    }
+}
+
+impl Drop for Server<'_> {
+    fn drop(&mut self) {
+        // Only after a panic: every read has ended otherwise.
+        for entrant in self.reads.drain(..).flatten() {
+            end_unserved(&entrant.read);
+        }
+    }
+}

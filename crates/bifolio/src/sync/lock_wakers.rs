@@ -1,0 +1,79 @@
+//! Wakers that wait for a lock word, beside the threads that sleep on it as a futex.
+//!
+//! Used by the folio lock. A waker is registered before the word says that there are waiters; the
+//! thread that unlocks such a word calls all its wakers and forgets them. So a waker is called once
+//! for each registration, perhaps without need, and must not wait or call into the cache.
+
+use crate::sync::AtomicU32;
+use std::task::Waker;
+
+#[cfg(not(all(test, loom)))]
+pub(crate) use table::{register, wake};
+#[cfg(not(all(test, loom)))]
+mod table {
+    use super::{AtomicU32, Waker};
+    use parking_lot::Mutex;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    const BUCKETS: usize = 64;
+    /// Size of the objects that contain the words.
+    const WORD_DISTANCE: usize = 64;
+
+    type Bucket = Mutex<Vec<(usize, Waker)>>;
+
+    static TABLE: [Bucket; BUCKETS] = [const { Mutex::new(Vec::new()) }; BUCKETS];
+    /// Number of wakers in the table: zero lets an unlock skip it.
+    static REGISTERED: AtomicUsize = AtomicUsize::new(0);
+
+    fn bucket(word: &AtomicU32) -> (usize, &'static Bucket) {
+        let address = std::ptr::from_ref(word).addr();
+        (address, &TABLE[address / WORD_DISTANCE % BUCKETS])
+    }
+
+    /// Registers a waker for the next [`wake`] of `word`.
+    pub(crate) fn register(word: &AtomicU32, waker: Waker) {
+        let (address, bucket) = bucket(word);
+        bucket.lock().push((address, waker));
+        // Relaxed: the exchange of the word that follows orders it.
+        REGISTERED.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Calls the wakers of `word`, and forgets them.
+    pub(crate) fn wake(word: &AtomicU32) {
+        // Relaxed: the exchange of the word before it orders it.
+        if REGISTERED.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        let (address, bucket) = bucket(word);
+        let woken: Vec<_> = bucket.lock().extract_if(.., |entry| entry.0 == address).collect();
+        // Relaxed: as above.
+        REGISTERED.fetch_sub(woken.len(), Ordering::Relaxed);
+        woken.into_iter().for_each(|(_, waker)| waker.wake());
+    }
+}
+
+/// Model of the table for loom: a step of it is atomic.
+#[cfg(all(test, loom))]
+pub(crate) use model::{register, wake};
+#[cfg(all(test, loom))]
+mod model {
+    use super::{AtomicU32, Waker};
+    use std::cell::RefCell;
+
+    thread_local! {
+        // All threads of a model run share one thread of the system, one model after the other.
+        static TABLE: RefCell<Vec<(usize, Waker)>> = const { RefCell::new(Vec::new()) };
+    }
+
+    pub(crate) fn register(word: &AtomicU32, waker: Waker) {
+        let address = std::ptr::from_ref(word).addr();
+        TABLE.with_borrow_mut(|table| table.push((address, waker)));
+    }
+
+    pub(crate) fn wake(word: &AtomicU32) {
+        let address = std::ptr::from_ref(word).addr();
+        let woken: Vec<_> = TABLE
+            .with_borrow_mut(|table| table.extract_if(.., |entry| entry.0 == address).collect());
+        woken.into_iter().for_each(|(_, waker)| waker.wake());
+    }
+}

@@ -1,0 +1,408 @@
+//! Reads without blocking: `try_read_at`, and futures under executors of many kinds: the bytes, the
+//! errors, what a dropped future leaves, and what a tiny cache does with thousands of them.
+
+use std::collections::VecDeque;
+use std::future::Future;
+use std::pin::{Pin, pin};
+use std::sync::{Arc, Condvar, Mutex, mpsc};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread;
+
+use crate::support::{
+    FOLIO_SIZES, PAGE, assert_same, cache_of, directory, error_of, open, random_file, writable,
+};
+use bifolio::{
+    Advice, Cache, DiskFile, DiskOptions, ErrorKind, Feature, Features, File, OpenOptions,
+    ReadFuture,
+};
+use bifolio_testing::{Call, Fault, FaultyBacking, Gate, MemoryBacking, fill_bytes};
+use fastrand::Rng;
+
+/// Unparks a thread.
+struct Unpark(thread::Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+/// Polls a future on this thread, which sleeps in between.
+fn block_on<F: Future>(future: F) -> F::Output {
+    let waker = Waker::from(Arc::new(Unpark(thread::current())));
+    let mut future = pin!(future);
+    loop {
+        match future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            Poll::Ready(output) => return output,
+            Poll::Pending => thread::park(),
+        }
+    }
+}
+
+/// Polls a future once, with a waker that does nothing.
+fn poll_once(future: &mut ReadFuture) -> Poll<bifolio::Result<Vec<u8>>> {
+    Pin::new(future).poll(&mut Context::from_waker(Waker::noop()))
+}
+
+/// Numbers of the tasks that were woken.
+#[derive(Default)]
+struct Woken {
+    numbers: Mutex<VecDeque<usize>>,
+    changed: Condvar,
+}
+
+struct Task {
+    number: usize,
+    woken: Arc<Woken>,
+}
+
+impl Wake for Task {
+    fn wake(self: Arc<Self>) {
+        self.woken.numbers.lock().unwrap().push_back(self.number);
+        self.woken.changed.notify_one();
+    }
+}
+
+/// Polls all futures on this thread until they are ready, and passes on what each returned. A
+/// future that `drops` returns `true` for is dropped where it would be polled again.
+fn run_all(
+    futures: Vec<ReadFuture>,
+    mut drops: impl FnMut() -> bool,
+    mut on_ready: impl FnMut(usize, bifolio::Result<Vec<u8>>),
+) {
+    let woken = Arc::new(Woken::default());
+    let mut futures: Vec<_> = futures.into_iter().map(Some).collect();
+    let mut left = futures.len();
+    woken.numbers.lock().unwrap().extend(0..left);
+    while left > 0 {
+        let mut numbers = woken.numbers.lock().unwrap();
+        while numbers.is_empty() {
+            numbers = woken.changed.wait(numbers).unwrap();
+        }
+        let taken = std::mem::take(&mut *numbers);
+        drop(numbers);
+        for number in taken {
+            let Some(future) = &mut futures[number] else { continue };
+            let waker = Waker::from(Arc::new(Task { number, woken: Arc::clone(&woken) }));
+            match Pin::new(future).poll(&mut Context::from_waker(&waker)) {
+                Poll::Ready(answer) => on_ready(number, answer),
+                Poll::Pending if drops() => {}
+                Poll::Pending => continue,
+            }
+            futures[number] = None;
+            left -= 1;
+        }
+    }
+}
+
+/// Number of descriptors of this process that are files of `directory`.
+fn descriptors(directory: &tempfile::TempDir) -> usize {
+    let entries = std::fs::read_dir("/proc/self/fd").unwrap();
+    let targets = entries.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok());
+    targets.filter(|target| target.starts_with(directory.path())).count()
+}
+
+#[test]
+fn only_bytes_in_memory_are_read_without_waiting() {
+    let directory = directory();
+    let (path, bytes) = random_file(&directory, "file", 10 * PAGE as usize + 100);
+    let file = open(&cache_of(1 << 20), &path);
+    file.advise(0..file.len(), Advice::Random).unwrap();
+    let mut buffer = vec![0; 4 * PAGE as usize];
+    let needles = ["file", "12288", "without waiting"];
+    let error = error_of(file.try_read_at(&mut buffer, 3 * PAGE), &needles);
+    assert!(matches!(error.kind(), ErrorKind::WouldBlock { position_bytes: 12_288, .. }));
+    assert_eq!(std::io::Error::from(error).kind(), std::io::ErrorKind::WouldBlock);
+    file.read_exact_at(&mut buffer[..2 * PAGE as usize], 3 * PAGE).unwrap();
+    assert_eq!(file.try_read_at(&mut buffer, 3 * PAGE).unwrap() as u64, 2 * PAGE);
+    assert_same(&buffer[..2 * PAGE as usize], &bytes[3 * PAGE as usize..5 * PAGE as usize]);
+    file.read_exact_at(&mut [0; 1], 10 * PAGE).unwrap();
+    assert_eq!(file.try_read_at(&mut buffer, 10 * PAGE + 40).unwrap(), 60);
+    assert_eq!(file.try_read_at(&mut buffer, 11 * PAGE).unwrap(), 0, "past the end");
+    error_of(file.try_read_at(&mut buffer, u64::MAX), &["2^63"]);
+}
+
+#[test]
+fn a_page_that_a_pin_mut_changes_would_block() {
+    let directory = directory();
+    let (path, _) = random_file(&directory, "file", 2 * PAGE as usize);
+    let file = open(&cache_of(1 << 20), &path);
+    let mut pin = file.pin_mut(0..PAGE).unwrap();
+    pin.copy_from(0, &[1; PAGE as usize]);
+    let blocked = file.try_read_at(&mut [0; 8], 0);
+    assert!(blocked.is_err(), "{blocked:?}");
+    drop(pin);
+    let mut buffer = [0; 8];
+    assert_eq!(file.try_read_at(&mut buffer, 0).unwrap(), 8);
+    assert_eq!(buffer, [1; 8]);
+}
+
+#[test]
+fn a_hit_is_ready_at_the_first_poll_and_a_miss_wakes_the_task() {
+    let directory = directory();
+    let (path, bytes) = random_file(&directory, "file", 100_000);
+    for disabled in [None, Some(Feature::IoUring)] {
+        let builder = Cache::builder().memory(4 << 20);
+        let builder = disabled.into_iter().fold(builder, |builder, off| builder.disable(off));
+        let cache = builder.build().unwrap();
+        let file = open(&cache, &path);
+        let read = block_on(file.read_async(50_000, vec![0; 10_000])).unwrap();
+        assert_same(&read, &bytes[50_000..60_000]);
+        let Poll::Ready(read) = poll_once(&mut file.read_async(50_000, vec![0; 10_000])) else {
+            panic!("the bytes are in memory");
+        };
+        assert_same(&read.unwrap(), &bytes[50_000..60_000]);
+        let read = block_on(file.read_async(99_000, vec![0; 10_000])).unwrap();
+        assert_same(&read, &bytes[99_000..]);
+        assert!(block_on(file.read_async(200_000, vec![0; 8])).unwrap().is_empty());
+        assert!(block_on(file.read_async(0, Vec::new())).unwrap().is_empty());
+    }
+}
+
+#[test]
+fn a_future_that_was_ready_returns_an_error() {
+    let directory = directory();
+    let (path, _) = random_file(&directory, "file", 100);
+    let file = open(&cache_of(1 << 20), &path);
+    let mut future = file.read_async(0, vec![0; 10]);
+    block_on(&mut future).unwrap();
+    error_of(block_on(future), &["read_async", "polled after it was ready"]);
+    let write_only = OpenOptions::new().write(true).read(false);
+    let file = cache_of(1 << 20).open(&path, &write_only).unwrap();
+    error_of(block_on(file.read_async(0, vec![0; 10])), &["not opened for reading"]);
+    error_of(block_on(open(&cache_of(1 << 20), &path).read_async(1 << 63, vec![0; 1])), &["2^63"]);
+}
+
+#[test]
+fn ten_thousand_reads_complete_in_a_tiny_cache() {
+    let mut random = Rng::with_seed(5);
+    for folio_bytes in FOLIO_SIZES {
+        let directory = directory();
+        let length = 5 * folio_bytes.max(1 << 20) as usize + 777;
+        let (path, bytes) = random_file(&directory, "file", length);
+        for disabled in [None, Some(Feature::IoUring)] {
+            let builder = Cache::builder().memory((3 * folio_bytes).max(300 << 10));
+            let builder = disabled.into_iter().fold(builder, |builder, off| builder.disable(off));
+            let cache = builder.build().unwrap();
+            let file = cache.open(&path, &OpenOptions::new().folio_bytes(folio_bytes)).unwrap();
+            let count = if folio_bytes > PAGE { 300 } else { 10_000 };
+            let ranges: Vec<_> = (0..count)
+                .map(|_| {
+                    let start = random.usize(..length + 100);
+                    start..start + random.usize(..3 * PAGE as usize)
+                })
+                .collect();
+            let future = |range: &std::ops::Range<usize>| {
+                file.read_async(range.start as u64, vec![0; range.len()])
+            };
+            let mut ready = 0;
+            run_all(
+                ranges.iter().map(future).collect(),
+                || false,
+                |number, read| {
+                    let range = &ranges[number];
+                    let expected = &bytes[range.start.min(length)..range.end.min(length)];
+                    assert_same(&read.unwrap(), expected);
+                    ready += 1;
+                },
+            );
+            assert_eq!(ready, count);
+            let stats = cache.stats();
+            assert!(stats.used_bytes <= stats.bound_bytes);
+            file.close().unwrap();
+            cache.close().unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_read_larger_than_the_cache_completes() {
+    let directory = directory();
+    let (path, bytes) = random_file(&directory, "file", 20 << 20);
+    let file = open(&cache_of(1 << 20), &path);
+    assert_same(&block_on(file.read_async(0, vec![0; 20 << 20])).unwrap(), &bytes);
+}
+
+#[test]
+fn dropped_reads_leave_no_pin_and_no_descriptor() {
+    let directory = directory();
+    let (path, bytes) = random_file(&directory, "file", 4 << 20);
+    let before = descriptors(&directory);
+    let cache = cache_of(1 << 20);
+    let file = open(&cache, &path);
+    let mut random = Rng::with_seed(9);
+    let pages = bytes.len() / PAGE as usize;
+    let drawn: Vec<_> = (0..3000).map(|_| random.usize(..pages) * PAGE as usize).collect();
+    let future = |start: &usize| file.read_async(*start as u64, vec![0; PAGE as usize]);
+    run_all(
+        drawn.iter().map(future).collect(),
+        || random.u32(0..10) == 0,
+        |number, read| {
+            assert_same(&read.unwrap(), &bytes[drawn[number]..][..PAGE as usize]);
+        },
+    );
+    // Never polled, and polled once, with the last handle.
+    drop(file.read_async(0, vec![0; 8]));
+    let mut last = file.read_async(0, vec![0; 4 << 20]);
+    drop(file);
+    let _ = poll_once(&mut last);
+    drop(last);
+    assert_eq!(descriptors(&directory), before);
+    let file = open(&cache, &path);
+    assert_same(&block_on(file.read_async(0, vec![0; 4 << 20])).unwrap(), &bytes);
+    let outcome = file.advise(0..file.len(), Advice::DontNeed).unwrap();
+    assert_eq!(outcome.remaining.referenced, 0, "{outcome:?}");
+    file.close().unwrap();
+    cache.close().unwrap();
+    assert_eq!(descriptors(&directory), before);
+}
+
+#[test]
+fn a_page_that_another_thread_reads_is_waited_for_without_a_thread() {
+    let backing = Arc::new(FaultyBacking::new(MemoryBacking::new(fill_bytes(3, 1 << 20))));
+    let gate = Gate::new();
+    backing.inject(Fault::on(Call::Read).held(&gate));
+    let cache = cache_of(4 << 20);
+    let file = cache.open_backing(Arc::clone(&backing) as _, &OpenOptions::new()).unwrap();
+    file.advise(0..file.len(), Advice::Random).unwrap();
+    thread::scope(|scope| {
+        let reader = scope.spawn(|| file.read_exact_at(&mut [0; 8], 0));
+        gate.wait_for_arrivals(1);
+        let mut blocked = file.read_async(0, vec![0; PAGE as usize]);
+        assert!(poll_once(&mut blocked).is_pending());
+        let mut dropped = file.read_async(0, vec![0; PAGE as usize]);
+        assert!(poll_once(&mut dropped).is_pending());
+        drop(dropped);
+        // Another page of the same device is read meanwhile.
+        let other = block_on(file.read_async(9 * PAGE, vec![0; PAGE as usize])).unwrap();
+        assert_same(&other, &fill_bytes(3, 1 << 20)[9 * PAGE as usize..][..PAGE as usize]);
+        assert!(poll_once(&mut blocked).is_pending());
+        gate.open();
+        reader.join().unwrap().unwrap();
+        let read = block_on(blocked).unwrap();
+        assert_same(&read, &fill_bytes(3, 1 << 20)[..PAGE as usize]);
+    });
+}
+
+#[test]
+fn a_page_under_a_pin_mut_is_read_after_it() {
+    let directory = directory();
+    let (path, _) = random_file(&directory, "file", 4 * PAGE as usize);
+    let file = open(&cache_of(1 << 20), &path);
+    let ((let_go, gate), (pin_held, pinned)) = (mpsc::channel::<()>(), mpsc::channel());
+    thread::scope(|scope| {
+        let file = &file;
+        let held = scope.spawn(move || {
+            let mut pin = file.pin_mut(0..PAGE).unwrap();
+            pin.copy_from(0, &[5; PAGE as usize]);
+            // This thread would wait for itself.
+            error_of(block_on(file.read_async(0, vec![0; 8])), &["PinMut"]);
+            pin_held.send(()).unwrap();
+            assert!(gate.recv().is_err());
+            drop(pin);
+        });
+        pinned.recv().unwrap();
+        let mut future = file.read_async(0, vec![0; PAGE as usize]);
+        assert!(poll_once(&mut future).is_pending());
+        drop(let_go);
+        held.join().unwrap();
+        assert_same(&block_on(future).unwrap(), &[5; PAGE as usize]);
+    });
+}
+
+#[test]
+fn an_unreadable_byte_fails_only_its_own_read() {
+    let bytes = fill_bytes(4, 1 << 20);
+    for over_disk in [false, true] {
+        let directory = directory();
+        let backing = if over_disk {
+            let path = crate::support::file_of(&directory, "file", &bytes);
+            let features = Features::probe(&[]);
+            let options = DiskOptions { read: true, ..DiskOptions::default() };
+            FaultyBacking::new(DiskFile::open(&path, &options, &features).unwrap())
+        } else {
+            FaultyBacking::new(MemoryBacking::new(bytes.clone()))
+        };
+        let bad = 40 * PAGE..40 * PAGE + 512;
+        backing.inject(Fault::on(Call::Read).at(bad).forever().fails(libc::EIO));
+        let cache = cache_of(4 << 20);
+        let file = cache.open_backing(Arc::new(backing), &OpenOptions::new()).unwrap();
+        let read = |start: u64, pages: u64| {
+            block_on(file.read_async(start * PAGE, vec![0; (pages * PAGE) as usize]))
+        };
+        let error = error_of(read(40, 1), &["163840"]);
+        assert_eq!(error.raw_os_error(), Some(libc::EIO));
+        let good = &bytes[30 * PAGE as usize..40 * PAGE as usize];
+        assert_same(&read(30, 20).unwrap(), good);
+        error_of(read(40, 20), &["163840"]);
+        assert_same(&read(41, 1).unwrap(), &bytes[41 * PAGE as usize..42 * PAGE as usize]);
+    }
+}
+
+#[test]
+fn closing_the_cache_ends_its_reads_with_an_error() {
+    let directory = directory();
+    let (path, _) = random_file(&directory, "file", 1 << 20);
+    let cache = cache_of(1 << 20);
+    let file = open(&cache, &path);
+    let mut future = file.read_async(0, vec![0; 8]);
+    cache.close().unwrap();
+    error_of(block_on(&mut future), &["closed"]);
+}
+
+#[test]
+fn memory_files_are_read_from_holes_and_from_the_swap() {
+    let directory = directory();
+    let cache = Cache::builder().memory(1 << 20).swap_directory(directory.path()).build().unwrap();
+    let file = cache.memory_file("swapped").unwrap();
+    let bytes = fill_bytes(6, 4 << 20);
+    file.write_all_at(&bytes, 1 << 20).unwrap();
+    let futures = (0..5).map(|part| file.read_async(part << 20, vec![1; 1 << 20])).collect();
+    run_all(
+        futures,
+        || false,
+        |part, read| match part {
+            0 => assert_same(&read.unwrap(), &[0; 1 << 20]),
+            _ => assert_same(&read.unwrap(), &bytes[(part - 1) << 20..part << 20]),
+        },
+    );
+}
+
+#[test]
+fn files_that_can_be_mapped_are_read_asynchronously() {
+    if !crate::support::files_can_be_mapped() {
+        return;
+    }
+    let directory = directory();
+    let (path, bytes) = random_file(&directory, "file", 3 << 20);
+    let file = cache_of(2 << 20).open(&path, &writable().mappable(true)).unwrap();
+    let starts: Vec<_> = (0..700).map(|number| number * 4099 % (3 << 20)).collect();
+    let future = |start: &usize| file.read_async(*start as u64, vec![0; 5000]);
+    run_all(
+        starts.iter().map(future).collect(),
+        || false,
+        |number, read| {
+            let expected = &bytes[starts[number]..bytes.len().min(starts[number] + 5000)];
+            assert_same(&read.unwrap(), expected);
+        },
+    );
+}
+
+#[test]
+fn futures_run_on_tasks_of_tokio() {
+    let directory = directory();
+    let (path, bytes) = random_file(&directory, "file", 1 << 20);
+    let file: File = open(&cache_of(300 << 10), &path);
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    runtime.block_on(async {
+        let read = |page: u64| tokio::spawn(file.read_async(page * PAGE, vec![0; PAGE as usize]));
+        let tasks: Vec<_> = (0..256).map(read).collect();
+        tasks[7].abort();
+        for (page, task) in tasks.into_iter().enumerate() {
+            match task.await {
+                Ok(read) => assert_same(&read.unwrap(), &bytes[page * 4096..][..4096]),
+                Err(error) => assert!(error.is_cancelled() && page == 7),
+            }
+        }
+    });
+}
