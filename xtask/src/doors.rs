@@ -1,4 +1,5 @@
-//! `cargo x check-doors`: the short check of each door, a crate by which other software comes in.
+//! `cargo x check-doors`: the check of each door, a crate by which other software comes in: the
+//! short one, or the whole one.
 //!
 //! Where it stands: called by `main` and by `.ci/run`. A door whose dependencies are light is a
 //! member of the workspace, and `cargo test --workspace` has its tests; one with heavy dependencies
@@ -8,14 +9,16 @@ use anyhow::{Context, Result, bail};
 
 use crate::cargo::Cargo;
 
-/// A door, and the cargo commands of its check.
+/// A door, and the cargo commands of its checks.
 struct Door {
     name: &'static str,
     commands: &'static [&'static str],
+    /// Instead of `commands` where everything is asked for; none if the short check is all.
+    whole: &'static [&'static str],
 }
 
 const DOORS: &[Door] = &[
-    Door { name: "capi", commands: &["test -p bifolio-capi"] },
+    Door { name: "capi", commands: &["test -p bifolio-capi"], whole: &[] },
     Door {
         name: "redb",
         commands: &[
@@ -25,8 +28,13 @@ const DOORS: &[Door] = &[
             "clippy --manifest-path doors/bifolio-redb/Cargo.toml --all-features -- -D warnings",
             "test --manifest-path doors/Cargo.toml",
         ],
+        whole: &[],
     },
-    Door { name: "sqlite", commands: &["test -p bifolio-sqlite"] },
+    Door {
+        name: "sqlite",
+        commands: &["test -p bifolio-sqlite"],
+        whole: &["test -p bifolio-sqlite -- --include-ignored --nocapture"],
+    },
 ];
 
 /// The command that is run.
@@ -34,6 +42,9 @@ const DOORS: &[Door] = &[
 pub struct Arguments {
     /// Only this door.
     name: Option<String>,
+    /// Everything: also programs from package registries, and 200 kills in each journal mode.
+    #[arg(long)]
+    whole: bool,
 }
 
 /// Runs the checks of all doors, or of one, up to the first that fails.
@@ -45,8 +56,12 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         bail!("there is no such door; there are: {}", names.join(", "));
     }
     for door in doors {
-        for command in door.commands {
-            let cargo = Cargo::new(command);
+        let is_whole = arguments.whole && !door.whole.is_empty();
+        for command in if is_whole { door.whole } else { door.commands } {
+            let mut cargo = Cargo::new(command);
+            if is_whole {
+                cargo = cargo.default_variable("BIFOLIO_KILLS", "200");
+            }
             eprintln!("\n== {}\n$ {cargo}", door.name);
             cargo.run().with_context(|| format!("the check of {} failed ({cargo})", door.name))?;
         }

@@ -50,7 +50,7 @@ enum Task {
     /// Look for sequences of operations and faults that fail, by coverage; needs the nightly
     /// toolchain.
     Fuzz(fuzz::Arguments),
-    /// Run the short check of each door: the crates by which other software comes in.
+    /// Run the check of each door: the crates by which other software comes in.
     CheckDoors(doors::Arguments),
     /// Write the C header anew, from the sources of bifolio-capi.
     Header,
@@ -58,7 +58,7 @@ enum Task {
     Install(install::Arguments),
     /// Measure a storage engine over Bifolio beside its own storage, with the same memory.
     EngineBench {
-        /// The engine (`redb`), then its options: `--json -`, `--memory 64MiB`, `--smoke` ...
+        /// The engine (`redb`, `sqlite`), then its options: `--json -`, `--memory 64MiB`, `--smoke`
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
         arguments: Vec<String>,
     },

@@ -41,6 +41,7 @@ pub use harness::cleanup::clean_on_signals;
 pub use harness::memory_group::{Membership, MemoryGroup};
 pub use harness::sizes::Sizes;
 pub use harness::workspace::Workspace;
+pub use harness::zipf::Zipf;
 pub use host::Host;
 pub use progress::{Progress, Silent};
 pub use report::{Case, Counts, Figure, Intervals, Ratio, Report, Row, Rss, Skipped};

@@ -264,7 +264,10 @@ impl Database {
         if !self.is_unsynced {
             return Ok(());
         }
-        let synced = cached.file.sync_data();
+        // A sync also fails for an earlier write-out, though its pages were written or cut since:
+        // SQLite cuts what it rolls back on a full disk. The second sync fails only for what is
+        // still not durable.
+        let synced = cached.file.sync_data().or_else(|_| cached.file.sync_data());
         synced.map_err(|error| self.failed(&error, sqlite::IOERR_FSYNC))?;
         self.is_unsynced = false;
         Ok(())

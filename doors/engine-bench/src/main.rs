@@ -6,6 +6,9 @@
 
 mod children;
 mod redb;
+mod rounds;
+mod sqlite;
+mod values;
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -13,7 +16,9 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context;
-use bifolio_bench::{Config, ParameterSet, Progress, clean_on_signals, parse_bytes, render, run};
+use bifolio_bench::{
+    Benchmark, Config, ParameterSet, Progress, clean_on_signals, parse_bytes, render, run,
+};
 use clap::{Parser, Subcommand};
 
 /// Measures storage engines over Bifolio.
@@ -26,10 +31,25 @@ struct Arguments {
 #[derive(Debug, Subcommand)]
 enum Engine {
     /// Points, ranges, scans, inserts and updates of a redb table.
-    Redb(Options),
+    Redb {
+        #[command(flatten)]
+        options: Options,
+        #[command(flatten)]
+        split: redb::Split,
+    },
+    /// Points, skewed points, ranges, scans and updates of an SQLite table.
+    Sqlite {
+        #[command(flatten)]
+        options: Options,
+        #[command(flatten)]
+        selection: sqlite::Selection,
+    },
     /// Runs in a measuring child.
     #[command(hide = true)]
     RedbChild { task: String },
+    /// Runs in a measuring child.
+    #[command(hide = true)]
+    SqliteChild { task: String },
 }
 
 #[derive(Debug, clap::Args)]
@@ -43,20 +63,22 @@ struct Options {
     /// Directory for the databases.
     #[arg(long)]
     dir: Option<PathBuf>,
-    /// Seconds of each round of reads.
+    /// Seconds of each round; redb's rounds of writes take as long as 20 commits.
     #[arg(long, default_value = "0.4")]
     seconds: f64,
     /// Seconds instead of minutes: shows that everything works; the figures mean nothing.
     #[arg(long)]
     smoke: bool,
-    #[command(flatten)]
-    split: redb::Split,
 }
 
 fn main() -> ExitCode {
     let result = match Arguments::parse().engine {
-        Engine::Redb(options) => measure_redb(&options),
+        Engine::Redb { options, split } => measure(&redb::RedbBenchmark::new(split), &options),
+        Engine::Sqlite { options, selection } => {
+            measure(&sqlite::SqliteBenchmark::new(selection), &options)
+        }
         Engine::RedbChild { task } => redb::run_child(&task),
+        Engine::SqliteChild { task } => sqlite::run_child(&task),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -67,17 +89,17 @@ fn main() -> ExitCode {
     }
 }
 
-fn measure_redb(options: &Options) -> anyhow::Result<()> {
+fn measure(benchmark: &dyn Benchmark, options: &Options) -> anyhow::Result<()> {
     clean_on_signals(|| {})?;
     let program = std::env::current_exe()?.to_str().context("the path is not UTF-8")?.to_owned();
     let set = if options.smoke { ParameterSet::Smoke } else { ParameterSet::Quick };
-    let mut config = Config::new(set, vec![program, "redb-child".to_owned()]);
+    let child_command = vec![program, format!("{}-child", benchmark.name())];
+    let mut config = Config::new(set, child_command);
     config.memory_bytes = options.memory;
     config.dir.clone_from(&options.dir);
     let seconds = Duration::try_from_secs_f64(options.seconds).context("--seconds")?;
     config.timed = Some(seconds);
-    let benchmark = redb::RedbBenchmark::new(options.split);
-    let report = run(&benchmark, &config, &mut Terminal)?;
+    let report = run(benchmark, &config, &mut Terminal)?;
     let envelope = format!("{}\n", serde_json::to_string(&report)?);
     let text = match &options.json {
         Some(path) if path.as_os_str() == "-" => envelope,

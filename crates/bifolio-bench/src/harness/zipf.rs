@@ -7,7 +7,7 @@
 
 /// Draws ranks from 1 on.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Zipf {
+pub struct Zipf {
     ranks: u64,
     exponent: f64,
     integral_first: f64,
@@ -17,7 +17,7 @@ pub(crate) struct Zipf {
 
 impl Zipf {
     /// A law of `ranks` ranks; the exponent must not be 1, where the integral has another form.
-    pub(crate) fn new(ranks: u64, exponent: f64) -> Self {
+    pub fn new(ranks: u64, exponent: f64) -> Self {
         assert!(ranks > 0 && exponent > 0.0 && exponent != 1.0);
         let mut zipf = Self {
             ranks,
@@ -33,7 +33,7 @@ impl Zipf {
     }
 
     /// The next rank, from 1 to the number of ranks.
-    pub(crate) fn draw(&self, random: &mut fastrand::Rng) -> u64 {
+    pub fn draw(&self, random: &mut fastrand::Rng) -> u64 {
         loop {
             let area =
                 self.integral_last + random.f64() * (self.integral_first - self.integral_last);

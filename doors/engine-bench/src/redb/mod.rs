@@ -4,8 +4,6 @@
 //! also counts the pages that the kernel caches for it. `bifolio`: redb's own cache, and the bound
 //! of the cache below it; `default`: redb's own cache, and the kernel's page cache in the rest.
 //! [`Split`] sets the part that redb gets; `docs/engines.md` compares splits.
-//!
-//! The children keep their databases open and alternate, so both are as warm as they get.
 
 mod data;
 mod session;
@@ -13,13 +11,15 @@ mod session;
 use std::path::PathBuf;
 
 use bifolio_bench::{
-    Benchmark, Case, Config, Context, Counts, Error, MemoryGroup, Needs, ParameterSet, Progress,
-    Ratio, Report, Result, Row, Sizes, Skipped,
+    Benchmark, Case, Config, Context, Error, Needs, ParameterSet, Progress, Ratio, Report, Result,
+    Sizes,
 };
 use serde_json::json;
 
-use crate::children::{MeasuringChild, serve};
-use session::{Opening, Round, RoundCost, Session, Work};
+use crate::children::serve;
+use crate::rounds::{self, Series, failed};
+use crate::values;
+use session::{Opening, Round, Session, Work};
 
 const SERIES: [&str; 2] = ["bifolio", "default"];
 const ROUNDS: usize = 5;
@@ -101,29 +101,12 @@ impl RedbBenchmark {
         progress.say(&format!("{}: {rows} rows", data.name));
         let paths = SERIES.map(|series| folder.join(format!("{}-{series}.redb", data.name)));
         data::build(&paths[0], rows).map_err(failed)?;
-        data::copy(&paths[0], &paths[1]).map_err(failed)?;
+        values::copy(&paths[0], &paths[1]).map_err(failed)?;
         let mut series = self.start(context, data, &paths, rows, report)?;
         for (name, work) in WORKS {
-            let mut costs: Vec<Vec<RoundCost>> = vec![Vec::new(); series.len()];
-            // The first round only warms up.
-            for round in 0..=ROUNDS {
-                let task = self.round(context, work, round);
-                for place in 0..series.len() {
-                    // Which series is first alternates.
-                    let place = if round % 2 == 0 { place } else { series.len() - 1 - place };
-                    let cost = series[place].child.run_round(&task)?;
-                    if round > 0 {
-                        costs[place].push(cost);
-                    }
-                }
-            }
             let case = Case::new().with("work", name).with("data", data.name);
-            let mut row = Row::new(case, "ops/s");
-            for (series, costs) in series.iter().zip(&costs) {
-                fill(&mut row, series.name, costs);
-                report.verified_bytes += costs.iter().map(|cost| cost.verified_bytes).sum::<u64>();
-            }
-            report.rows.push(row);
+            let task = |round| self.round(context, work, round);
+            rounds::measure(&mut series, ROUNDS, case, task, report)?;
         }
         drop(series);
         paths.iter().try_for_each(std::fs::remove_file).map_err(|error| failed(error.into()))
@@ -148,42 +131,27 @@ impl RedbBenchmark {
     ) -> Result<Vec<Series>> {
         let memory_bytes = memory_bytes(context.config);
         let mut series = Vec::new();
+        let sizes = Sizes { size_bytes: data.size_bytes, memory_bytes };
         for (name, path) in SERIES.into_iter().zip(paths) {
-            let group = MemoryGroup::create(Sizes { size_bytes: data.size_bytes, memory_bytes });
-            let group = match group {
-                Ok(group) => Some(group),
-                Err(_) if name == "bifolio" => None,
-                Err(error) => {
-                    let reason = format!("its memory cannot be bounded: {error}");
-                    let skipped = Skipped { series: name.into(), reason };
-                    if !report.skipped.contains(&skipped) {
-                        report.skipped.push(skipped);
-                    }
-                    continue;
-                }
-            };
             let redb_bytes = memory_bytes * self.split.percent(data, name) / 100;
-            let opening = Opening {
+            let opening = |group| Opening {
                 path: path.clone(),
                 rows,
                 redb_bytes: redb_bytes as usize,
                 cache_bytes: (name == "bifolio").then_some(memory_bytes - redb_bytes),
                 readahead_bytes: self.split.readahead,
-                group: group.as_ref().map(MemoryGroup::membership),
+                group,
             };
-            let child = MeasuringChild::start(&context.config.child_command, &opening)?;
-            series.push(Series { name, child, _group: group });
+            series.extend(Series::start(
+                name,
+                &context.config.child_command,
+                sizes,
+                report,
+                opening,
+            )?);
         }
         Ok(series)
     }
-}
-
-/// A series and its child.
-struct Series {
-    name: &'static str,
-    child: MeasuringChild,
-    /// Dropped after the child has ended.
-    _group: Option<MemoryGroup>,
 }
 
 impl Benchmark for RedbBenchmark {
@@ -234,27 +202,6 @@ fn memory_bytes(config: &Config) -> u64 {
     let is_smoke = config.set == ParameterSet::Smoke;
     let default = if is_smoke { MEMORY_BYTES_SMOKE } else { MEMORY_BYTES };
     config.memory_bytes.unwrap_or(default)
-}
-
-fn failed(error: anyhow::Error) -> Error {
-    Error::Child(format!("{error:#}"))
-}
-
-fn fill(row: &mut Row, series: &'static str, costs: &[RoundCost]) {
-    let mut rates: Vec<f64> = costs.iter().map(|c| c.operations as f64 / c.seconds).collect();
-    row.repetitions.insert(series, rates.clone());
-    rates.sort_by(f64::total_cmp);
-    row.series.insert(series, rates[rates.len() / 2]);
-    row.spread.insert(series, [rates[0], rates[rates.len() - 1]]);
-    let sum = |of: fn(&RoundCost) -> u64| costs.iter().map(of).sum::<u64>() as f64;
-    let operations = sum(|cost| cost.operations);
-    let peak_bytes = costs.iter().map(|cost| cost.group_peak_bytes).max().unwrap_or(0);
-    let counts = Counts::from_iter([
-        ("read_bytes_per_op".to_owned(), sum(|cost| cost.read_bytes) / operations),
-        ("written_bytes_per_op".to_owned(), sum(|cost| cost.written_bytes) / operations),
-        ("group_peak_mib".to_owned(), peak_bytes as f64 / f64::from(1 << 20)),
-    ]);
-    row.counts.insert(series, counts);
 }
 
 /// The child's side.

@@ -1,8 +1,7 @@
 //! The child's side: one open database, and one round of one work at a time.
 
-use std::fs;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context, ensure};
 use bifolio::Cache;
@@ -12,7 +11,9 @@ use fastrand::Rng;
 use redb::{Database, ReadableDatabase};
 use serde::{Deserialize, Serialize};
 
-use super::data::{TABLE, VALUE_BYTES, is_value_of, key, value};
+use super::data::{TABLE, key};
+use crate::rounds::{RoundCost, cost_of};
+use crate::values::{VALUE_BYTES, is_value_of, value};
 
 /// Rows of a range, and changes of a commit.
 const RANGE_ROWS: usize = 100;
@@ -56,19 +57,6 @@ pub(super) struct Round {
     pub(super) seed: u64,
 }
 
-/// The cost of a round.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct RoundCost {
-    pub(super) operations: u64,
-    pub(super) seconds: f64,
-    pub(super) verified_bytes: u64,
-    /// Bytes that the process had the device read and write.
-    pub(super) read_bytes: u64,
-    pub(super) written_bytes: u64,
-    /// The most memory that the control group ever used; 0 without one.
-    pub(super) group_peak_bytes: u64,
-}
-
 /// An open database.
 pub(super) struct Session {
     opening: Opening,
@@ -109,25 +97,15 @@ impl Session {
     /// Runs a round.
     pub(super) fn run_round(&mut self, round: Round) -> anyhow::Result<RoundCost> {
         let mut random = Rng::with_seed(round.seed);
-        let before = device_bytes()?;
-        let started = Instant::now();
-        let until = started + Duration::try_from_secs_f64(round.seconds)?;
-        let operations = match round.work {
-            Work::Point => self.points(&mut random, until)?,
-            Work::Range => self.ranges(&mut random, until)?,
-            Work::Scan => self.scan(until)?,
-            Work::Insert | Work::Update => self.write(round, &mut random)?,
-        };
-        let seconds = started.elapsed().as_secs_f64();
-        let after = device_bytes()?;
-        let group = self.opening.group.as_ref();
-        Ok(RoundCost {
-            operations,
-            seconds,
-            verified_bytes: std::mem::take(&mut self.verified_bytes),
-            read_bytes: after[0] - before[0],
-            written_bytes: after[1] - before[1],
-            group_peak_bytes: group.map_or(Ok(0), Membership::peak_bytes)?,
+        let group = self.opening.group.clone();
+        cost_of(round.seconds, group.as_ref(), |until| {
+            let operations = match round.work {
+                Work::Point => self.points(&mut random, until)?,
+                Work::Range => self.ranges(&mut random, until)?,
+                Work::Scan => self.scan(until)?,
+                Work::Insert | Work::Update => self.write(round, &mut random)?,
+            };
+            Ok((operations, std::mem::take(&mut self.verified_bytes)))
         })
     }
 
@@ -211,14 +189,4 @@ impl Session {
         }
         Ok(round.commits * COMMIT_ROWS)
     }
-}
-
-/// Bytes that this process has had devices read and write.
-fn device_bytes() -> anyhow::Result<[u64; 2]> {
-    let text = fs::read_to_string("/proc/self/io").context("read /proc/self/io")?;
-    let field = |name: &str| {
-        let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
-        value.and_then(|value| value.parse().ok()).unwrap_or(0)
-    };
-    Ok([field("read_bytes"), field("write_bytes")])
 }

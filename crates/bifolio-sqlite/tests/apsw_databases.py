@@ -1,0 +1,100 @@
+"""apsw_databases.py EXTENSION DIRECTORY: databases through the package apsw, over the cache.
+
+Random changes with savepoints, compared with a dictionary; blobs, backups in both directions,
+VACUUM, locks, and what the stock VFS finds afterwards.
+"""
+
+import os
+import random
+import sys
+
+import apsw
+
+extension, directory = sys.argv[1:]
+loader = apsw.Connection(":memory:")
+loader.enable_load_extension(True)
+loader.load_extension(extension)
+loader.close()
+assert "bifolio" in apsw.vfs_names()
+
+FLAGS = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE | apsw.SQLITE_OPEN_URI
+
+
+def connect(path, parameters="bifolio_memory=1MiB"):
+    return apsw.Connection(f"file:{path}?vfs=bifolio&{parameters}", flags=FLAGS)
+
+
+def check(connection, model):
+    assert connection.execute("pragma integrity_check").fetchall() == [("ok",)]
+    assert dict(connection.execute("select id, v from t")) == model
+
+
+def change(connection, model, numbers):
+    """Changes rows of a model and of a table; some savepoints are rolled back."""
+    for _ in range(60):
+        trial = dict(model)
+        connection.execute("savepoint s")
+        for _ in range(numbers.randrange(1, 40)):
+            key = numbers.randrange(2000)
+            if numbers.random() < 0.2:
+                trial.pop(key, None)
+                connection.execute("delete from t where id=?", (key,))
+            else:
+                trial[key] = numbers.randbytes(numbers.randrange(0, 6000))
+                connection.execute("insert or replace into t values(?,?)", (key, trial[key]))
+        if numbers.random() < 0.3:
+            connection.execute("rollback to s")
+        else:
+            model = trial
+        connection.execute("release s")
+    return model
+
+
+for mode in ("delete", "truncate", "persist", "wal"):
+    seed = random.randrange(1 << 32)
+    print(f"{mode}: seed {seed}")
+    numbers = random.Random(seed)
+    path = os.path.join(directory, f"{mode}.db")
+    connection = connect(path)
+    assert connection.execute(f"pragma journal_mode={mode}").fetchone() == (mode,)
+    connection.execute("pragma cache_size=20")
+    connection.execute("create table t(id integer primary key, v blob)")
+    assert "bound_bytes 1048576" in connection.execute("pragma bifolio_stats").fetchone()[0]
+    model = change(connection, {}, numbers)
+    check(connection, model)
+
+    for other in (lambda: connect(path), lambda: apsw.Connection(path)):
+        try:
+            other().execute("select count(*) from t").fetchall()
+            raise AssertionError("another connection was let in")
+        except apsw.BusyError:
+            pass
+
+    key = max(model, key=lambda key: len(model[key]))
+    with connection.blob_open("main", "t", "v", key, True) as blob:
+        blob.seek(17)
+        blob.write(b"changed in place")
+    model[key] = model[key][:17] + b"changed in place" + model[key][33:]
+    check(connection, model)
+
+    copy = apsw.Connection(":memory:")
+    with copy.backup("main", connection, "main") as backup:
+        backup.step()
+    check(copy, model)
+    connection.execute("delete from t; vacuum")
+    check(connection, {})
+    with connection.backup("main", copy, "main") as backup:
+        backup.step()
+    check(connection, model)
+    connection.close()
+
+    stock = apsw.Connection(path)
+    check(stock, model)
+    model = change(stock, model, numbers)
+    stock.close()
+    connection = connect(path, "bifolio_memory=512KiB&bifolio_direct=never")
+    check(connection, model)
+    model = change(connection, model, numbers)
+    connection.close()
+    check(apsw.Connection(path), model)
+print("apsw", apsw.apsw_version(), "with SQLite", apsw.sqlite_lib_version(), "passed")

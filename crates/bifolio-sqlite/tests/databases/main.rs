@@ -1,0 +1,13 @@
+//! Databases through the extension: with the program `sqlite3`, with SQLite's library in this
+//! process, and, among the ignored tests, with its speed test and the Python package `apsw`.
+//!
+//! A machine without the program skips its tests and says so; `BIFOLIO_TEST_REQUIRE` forbids that.
+//! `cargo x check-doors sqlite --whole` runs everything.
+
+mod journals;
+mod kills;
+mod locks;
+mod methods;
+mod others;
+mod shell;
+mod storage;

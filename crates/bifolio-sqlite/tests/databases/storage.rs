@@ -1,0 +1,227 @@
+//! Storage that is full, that can only be read, or that another process cuts; and the memory that
+//! a database takes.
+
+use std::fs::{self, File, Permissions};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+
+use bifolio_testing::skip;
+use tempfile::TempDir;
+
+use crate::shell::{
+    MODES, Shell, extension, has_sqlite, run, through_the_cache, through_the_system, with_cache,
+    with_system,
+};
+
+/// A file system in memory of its own.
+struct SmallDisk {
+    directory: TempDir,
+}
+
+impl SmallDisk {
+    /// `None` where this process may not mount one.
+    fn mount(size_bytes: u64) -> Option<Self> {
+        let directory = tempfile::tempdir().unwrap();
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", &format!("size={size_bytes}"), "tmpfs"]);
+        let output = mount.arg(directory.path()).output();
+        if !output.is_ok_and(|output| output.status.success()) {
+            skip("root", "no file system can be mounted");
+            return None;
+        }
+        Some(Self { directory })
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let unmounted = Command::new("umount").arg("-l").arg(self.directory.path()).status();
+        assert!(unmounted.is_ok_and(|status| status.success()));
+    }
+}
+
+const INSERT: &str = "with recursive n(i) as (select 1 union all select i+1 from n where i<:rows)
+     insert into t(v) select randomblob(1000) from n;";
+
+fn insert(rows: u64) -> String {
+    INSERT.replace(":rows", &rows.to_string())
+}
+
+/// Makes a database through the system's VFS.
+fn make(path: &Path, mode: &str, rows: u64) {
+    let sql = format!(
+        "pragma journal_mode={mode}; create table t(id integer primary key, v blob); {}",
+        insert(rows)
+    );
+    let (_, errors) = through_the_system(path, &sql);
+    assert_eq!(errors, "");
+}
+
+#[test]
+fn a_full_disk_fails_a_commit_and_loses_none() {
+    if !has_sqlite() {
+        return;
+    }
+    for mode in MODES {
+        let Some(disk) = SmallDisk::mount(4 << 20) else { return };
+        let path = disk.directory.path().join("x.db");
+        let ballast = disk.directory.path().join("ballast");
+        fs::write(&ballast, vec![1; 512 << 10]).unwrap();
+        let sql = format!(
+            "pragma journal_mode={mode}; pragma cache_size=20;
+             create table t(id integer primary key, v blob);
+             {}
+             begin; {}; commit;
+             rollback;
+             select count(*) from t;
+             pragma integrity_check;
+             delete from t where id<=50;
+             insert into t values(1, 'again');
+             select count(*) from t;
+             ",
+            insert(100),
+            insert(20_000),
+        );
+        let (out, errors) = through_the_cache(&path, &sql);
+        assert!(errors.contains("database or disk is full"), "{mode}: {errors}");
+        assert_eq!(out, format!("{mode}\n100\nok\n51\n"), "{errors}");
+        // The system's VFS needs room for the index of the log.
+        fs::remove_file(&ballast).unwrap();
+        let (out, errors) =
+            through_the_system(&path, "pragma integrity_check; select count(*) from t;");
+        assert_eq!(out, "ok\n51\n", "{mode}: {errors}");
+    }
+}
+
+/// A directory that another user can come into, with a copy of the extension.
+fn public_directory() -> (TempDir, PathBuf) {
+    let directory = tempfile::tempdir().unwrap();
+    fs::set_permissions(directory.path(), Permissions::from_mode(0o755)).unwrap();
+    let copy = directory.path().join("libbifolio_sqlite.so");
+    fs::copy(extension(), &copy).unwrap();
+    (directory, copy)
+}
+
+/// Runs statements through the VFS without the rights of root, which no permissions bind.
+fn as_a_plain_user(extension: &Path, path: &Path, sql: &str) -> (String, String) {
+    let mut command = Command::new("sqlite3");
+    command.arg("-cmd").arg(format!(".load {}", extension.display()));
+    command.arg("-cmd").arg(format!(".open 'file:{}?vfs=bifolio'", path.display()));
+    if fs::metadata("/proc/self").unwrap().uid() == 0 {
+        command.uid(65534).gid(65534);
+    }
+    command.current_dir("/");
+    run(command, sql)
+}
+
+#[test]
+fn a_file_that_can_only_be_read_is_read() {
+    if !has_sqlite() {
+        return;
+    }
+    let (directory, extension) = public_directory();
+    let path = directory.path().join("x.db");
+    make(&path, "delete", 300);
+    fs::set_permissions(&path, Permissions::from_mode(0o444)).unwrap();
+    let sql = "select sum(length(v)) from t;\ninsert into t values(null, 1);\nselect 7;";
+    let (out, errors) = as_a_plain_user(&extension, &path, sql);
+    assert_eq!(out, "300000\n7\n", "{errors}");
+    assert!(errors.contains("attempt to write a readonly database"), "{errors}");
+    // Others may read meanwhile.
+    let mut reader = Shell::start(with_cache(&path, "mode=ro"));
+    assert_eq!(reader.ask("select count(*) from t;"), "300");
+    let (out, errors) = through_the_system(&path, "select count(*) from t");
+    assert_eq!(out, "300\n", "{errors}");
+    assert_eq!(reader.end(), "");
+}
+
+#[test]
+fn a_log_needs_a_file_that_can_be_written() {
+    if !has_sqlite() {
+        return;
+    }
+    let (directory, extension) = public_directory();
+    let path = directory.path().join("x.db");
+    make(&path, "wal", 300);
+    fs::set_permissions(&path, Permissions::from_mode(0o444)).unwrap();
+    let (out, errors) = as_a_plain_user(&extension, &path, "select count(*) from t;");
+    assert_eq!(out, "", "{errors}");
+    assert!(errors.contains("readonly"), "{errors}");
+}
+
+#[test]
+fn a_directory_that_can_only_be_read_has_no_journal() {
+    if !has_sqlite() {
+        return;
+    }
+    let (directory, extension) = public_directory();
+    let path = directory.path().join("x.db");
+    make(&path, "delete", 300);
+    fs::set_permissions(&path, Permissions::from_mode(0o666)).unwrap();
+    fs::set_permissions(directory.path(), Permissions::from_mode(0o555)).unwrap();
+    let sql = "select count(*) from t;\ndelete from t;\nselect count(*) from t;
+               pragma journal_mode=memory; insert into t values(null, 1);
+               select count(*) from t;";
+    let (out, errors) = as_a_plain_user(&extension, &path, sql);
+    fs::set_permissions(directory.path(), Permissions::from_mode(0o755)).unwrap();
+    assert_eq!(out, "300\n300\nmemory\n301\n", "{errors}");
+    assert!(errors.contains("attempt to write a readonly database"), "{errors}");
+}
+
+#[test]
+fn a_file_that_another_process_cuts_is_an_error() {
+    if !has_sqlite() {
+        return;
+    }
+    for mode in ["delete", "wal"] {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("x.db");
+        make(&path, mode, 8000);
+        let mut shell = Shell::start(with_cache(&path, "bifolio_memory=1MiB"));
+        assert_eq!(shell.ask("select length(v) from t where id=1;"), "1000");
+        File::options().write(true).open(&path).unwrap().set_len(1 << 20).unwrap();
+        let sql = "select 'sum', sum(length(v)) from t;\nselect 'alive';";
+        assert_eq!(shell.ask(sql), "alive");
+        let errors = shell.end();
+        let is_told = errors.contains("disk I/O error") || errors.contains("malformed");
+        assert!(is_told, "{mode}: {errors}");
+    }
+}
+
+/// The largest resident size of a process so far, bytes.
+fn resident_bytes_max(child: &Child) -> u64 {
+    let text = fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
+}
+
+/// The bound counts what the cache has; what SQLite has is the same with both.
+#[test]
+fn resident_memory_stays_within_the_bound() {
+    if !has_sqlite() {
+        return;
+    }
+    const BOUND_BYTES: u64 = 4 << 20;
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("x.db");
+    make(&path, "wal", 32_000);
+    let resident_with = |command: Command| {
+        let mut shell = Shell::start(command);
+        let sql = "select sum(length(v)) from t where id%2=0;
+                   update t set v=randomblob(1000) where id%20=0; pragma wal_checkpoint;
+                   select sum(length(v)) from t;";
+        assert_eq!(shell.ask(sql), "16000000");
+        assert_eq!(shell.lines.next().unwrap().unwrap().split('|').next(), Some("0"));
+        assert_eq!(shell.lines.next().unwrap().unwrap(), "32000000");
+        let bytes = resident_bytes_max(&shell.child);
+        assert_eq!(shell.end(), "");
+        bytes
+    };
+    let system_bytes = resident_with(with_system(&path));
+    let cache_bytes = resident_with(with_cache(&path, &format!("bifolio_memory={BOUND_BYTES}")));
+    let allowed_bytes = system_bytes + BOUND_BYTES * 102 / 100 + (8 << 20);
+    println!("resident: {cache_bytes} of {allowed_bytes} bytes, without a cache {system_bytes}");
+    assert!(cache_bytes <= allowed_bytes, "{cache_bytes} > {allowed_bytes}, {system_bytes}");
+}

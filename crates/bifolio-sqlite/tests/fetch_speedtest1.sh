@@ -1,0 +1,19 @@
+#!/bin/sh
+# fetch_speedtest1.sh DIRECTORY: puts speedtest1.c of the installed SQLite there, from Debian's
+# source package. The lists of source packages stay in the directory: the system's are not changed.
+set -eu
+cd "$1"
+mkdir -p lists/partial
+cat /etc/apt/sources.list /etc/apt/sources.list.d/*.list 2>/dev/null |
+  sed -n 's/^deb /deb-src /p' >deb-src.list
+cat /etc/apt/sources.list.d/*.sources 2>/dev/null |
+  sed 's/^Types:.*/Types: deb-src/' >deb-src.sources
+[ -s deb-src.list ] && list=deb-src.list || list=deb-src.sources
+apt() {
+  apt-get -q -o Dir::Etc::sourcelist="$PWD/$list" -o Dir::Etc::sourceparts=- \
+    -o Dir::State::Lists="$PWD/lists" -o APT::Sandbox::User=root "$@"
+}
+apt update
+apt source --download-only sqlite3
+tar -xJf sqlite3_*.orig.tar.xz --wildcards --strip-components=2 '*/test/speedtest1.c'
+test -s speedtest1.c

@@ -1,0 +1,147 @@
+//! Series that alternate: a child for each, and the figures of their rounds.
+//!
+//! Called by the benchmark of each engine. The children keep their databases open, so all are as
+//! warm as they get.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use bifolio_bench::{
+    Case, Counts, Error, Membership, MemoryGroup, Report, Result, Row, Sizes, Skipped,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::children::MeasuringChild;
+
+/// The cost of a round.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct RoundCost {
+    pub(crate) operations: u64,
+    pub(crate) seconds: f64,
+    pub(crate) verified_bytes: u64,
+    /// Bytes that the process had the device read and write.
+    pub(crate) read_bytes: u64,
+    pub(crate) written_bytes: u64,
+    /// The most memory that the control group ever used; 0 without one.
+    pub(crate) group_peak_bytes: u64,
+}
+
+/// A series and its child.
+pub(crate) struct Series {
+    name: &'static str,
+    child: MeasuringChild,
+    /// Dropped after the child has ended.
+    _group: Option<MemoryGroup>,
+}
+
+impl Series {
+    /// Starts the child of a series, in a control group of its own. Without a control group only
+    /// the series `bifolio` runs: `None`, and the report says so.
+    pub(crate) fn start<O: Serialize>(
+        name: &'static str,
+        command: &[String],
+        sizes: Sizes,
+        report: &mut Report,
+        opening: impl FnOnce(Option<Membership>) -> O,
+    ) -> Result<Option<Self>> {
+        let group = match MemoryGroup::create(sizes) {
+            Ok(group) => Some(group),
+            Err(_) if name == "bifolio" => None,
+            Err(error) => {
+                let reason = format!("its memory cannot be bounded: {error}");
+                let skipped = Skipped { series: name.into(), reason };
+                if !report.skipped.contains(&skipped) {
+                    report.skipped.push(skipped);
+                }
+                return Ok(None);
+            }
+        };
+        let opening = opening(group.as_ref().map(MemoryGroup::membership));
+        let child = MeasuringChild::start(command, &opening)?;
+        Ok(Some(Self { name, child, _group: group }))
+    }
+}
+
+/// Runs a round that warms up and `rounds` that count, and adds a row to the report. Which series
+/// is first alternates.
+pub(crate) fn measure<R: Serialize>(
+    series: &mut [Series],
+    rounds: usize,
+    case: Case,
+    task: impl Fn(usize) -> R,
+    report: &mut Report,
+) -> Result<()> {
+    let mut costs: Vec<Vec<RoundCost>> = vec![Vec::new(); series.len()];
+    for round in 0..=rounds {
+        let task = task(round);
+        for place in 0..series.len() {
+            let place = if round % 2 == 0 { place } else { series.len() - 1 - place };
+            let cost = series[place].child.run_round(&task)?;
+            if round > 0 {
+                costs[place].push(cost);
+            }
+        }
+    }
+    let mut row = Row::new(case, "ops/s");
+    for (series, costs) in series.iter().zip(&costs) {
+        fill(&mut row, series.name, costs);
+        report.verified_bytes += costs.iter().map(|cost| cost.verified_bytes).sum::<u64>();
+    }
+    report.rows.push(row);
+    Ok(())
+}
+
+fn fill(row: &mut Row, series: &'static str, costs: &[RoundCost]) {
+    let mut rates: Vec<f64> = costs.iter().map(|c| c.operations as f64 / c.seconds).collect();
+    row.repetitions.insert(series, rates.clone());
+    rates.sort_by(f64::total_cmp);
+    row.series.insert(series, rates[rates.len() / 2]);
+    row.spread.insert(series, [rates[0], rates[rates.len() - 1]]);
+    let sum = |of: fn(&RoundCost) -> u64| costs.iter().map(of).sum::<u64>() as f64;
+    let operations = sum(|cost| cost.operations);
+    let peak_bytes = costs.iter().map(|cost| cost.group_peak_bytes).max().unwrap_or(0);
+    let counts = Counts::from_iter([
+        ("read_bytes_per_op".to_owned(), sum(|cost| cost.read_bytes) / operations),
+        ("written_bytes_per_op".to_owned(), sum(|cost| cost.written_bytes) / operations),
+        ("group_peak_mib".to_owned(), peak_bytes as f64 / f64::from(1 << 20)),
+    ]);
+    row.counts.insert(series, counts);
+}
+
+/// An error of a database, as one of the benchmark.
+pub(crate) fn failed(error: anyhow::Error) -> Error {
+    Error::Child(format!("{error:#}"))
+}
+
+/// The child's side: measures `work`, which gets the time to stop at, and returns how many
+/// operations it did and how many bytes it verified.
+pub(crate) fn cost_of(
+    seconds: f64,
+    group: Option<&Membership>,
+    work: impl FnOnce(Instant) -> anyhow::Result<(u64, u64)>,
+) -> anyhow::Result<RoundCost> {
+    let before = device_bytes()?;
+    let started = Instant::now();
+    let (operations, verified_bytes) = work(started + Duration::try_from_secs_f64(seconds)?)?;
+    let seconds = started.elapsed().as_secs_f64();
+    let after = device_bytes()?;
+    Ok(RoundCost {
+        operations,
+        seconds,
+        verified_bytes,
+        read_bytes: after[0] - before[0],
+        written_bytes: after[1] - before[1],
+        group_peak_bytes: group.map_or(Ok(0), Membership::peak_bytes)?,
+    })
+}
+
+/// Bytes that this process has had devices read and write.
+fn device_bytes() -> anyhow::Result<[u64; 2]> {
+    let text = fs::read_to_string("/proc/self/io").context("read /proc/self/io")?;
+    let field = |name: &str| {
+        let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
+        value.and_then(|value| value.parse().ok()).unwrap_or(0)
+    };
+    Ok([field("read_bytes"), field("write_bytes")])
+}

@@ -1,0 +1,206 @@
+//! SQLite over Bifolio (`bifolio`), over its own VFS (`default`), and over that with mapped pages
+//! (`default_mmap`).
+//!
+//! All series have the same total memory. Each is a child in a control group of its own, which
+//! also counts the pages that the kernel caches for it. SQLite's own cache has its default size in
+//! all of them; `bifolio` has the rest of the memory as the bound of its cache, the other two have
+//! the kernel's page cache in it. All use WAL, `synchronous=full` and, because the VFS `bifolio`
+//! knows nothing else, `locking_mode=exclusive`: no series pays for locks.
+
+mod data;
+mod register;
+mod session;
+
+use std::path::PathBuf;
+
+use bifolio_bench::{
+    Benchmark, Case, Config, Context, Error, Needs, ParameterSet, Progress, Ratio, Report, Result,
+    Sizes,
+};
+use serde_json::json;
+
+use crate::children::serve;
+use crate::rounds::{self, Series, failed};
+use crate::values;
+use session::{Opening, Round, Session, Storage, Work};
+
+const SERIES: [(&str, Storage); 3] = [
+    ("bifolio", Storage::Bifolio),
+    ("default", Storage::System),
+    ("default_mmap", Storage::SystemMapped),
+];
+const ROUNDS: usize = 5;
+const MEMORY_BYTES: u64 = 64 << 20;
+const MEMORY_BYTES_SMOKE: u64 = 16 << 20;
+/// The file that fits has this part of the memory: the log needs room too.
+const FITS_PART: u64 = 2;
+const LARGE_FACTOR: u64 = 8;
+/// Default size of SQLite's own cache.
+const SQLITE_BYTES: u64 = 2000 << 10;
+/// The round that warms up takes this many times as long as the others.
+const WARM_UP_FACTOR: f64 = 4.0;
+const WORKS: [(&str, Work); 5] = [
+    ("point", Work::Point),
+    ("point_skewed", Work::PointSkewed),
+    ("range", Work::Range),
+    ("scan", Work::Scan),
+    ("update", Work::Update),
+];
+
+/// The part that is measured; everything by default.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Selection {
+    /// Only these kinds of operations.
+    #[arg(long, value_parser = WORKS.map(|(name, _)| name), value_delimiter = ',')]
+    work: Vec<String>,
+    /// Only these sizes of data.
+    #[arg(long, value_parser = ["fits", "8x"], value_delimiter = ',')]
+    data: Vec<String>,
+    /// Largest readahead of the cache, such as `128KiB`; the default of the VFS without it.
+    #[arg(long)]
+    readahead: Option<String>,
+}
+
+fn is_selected(names: &[String], name: &str) -> bool {
+    names.is_empty() || names.iter().any(|selected| selected == name)
+}
+
+/// The benchmark.
+#[derive(Debug)]
+pub(crate) struct SqliteBenchmark {
+    selection: Selection,
+}
+
+/// A size of the table.
+#[derive(Clone, Copy, Debug)]
+struct Data {
+    name: &'static str,
+    size_bytes: u64,
+}
+
+impl SqliteBenchmark {
+    pub(crate) fn new(selection: Selection) -> Self {
+        Self { selection }
+    }
+
+    /// Measures the selected works on one size of data.
+    fn measure(
+        &self,
+        context: &Context<'_>,
+        data: &Data,
+        report: &mut Report,
+        progress: &mut dyn Progress,
+    ) -> Result<()> {
+        let folder = context.workspace.path();
+        let rows = data::rows(data.size_bytes);
+        progress.say(&format!("{}: {rows} rows", data.name));
+        let paths = SERIES.map(|(series, _)| folder.join(format!("{}-{series}.db", data.name)));
+        data::build(&paths[0], rows).map_err(failed)?;
+        for path in &paths[1..] {
+            values::copy(&paths[0], path).map_err(failed)?;
+        }
+        let mut series = self.start(context, data, &paths, rows, report)?;
+        for (name, work) in WORKS {
+            if is_selected(&self.selection.work, name) {
+                let case = Case::new().with("work", name).with("data", data.name);
+                let task = |round| round_of(context, work, round);
+                rounds::measure(&mut series, ROUNDS, case, task, report)?;
+            }
+        }
+        drop(series);
+        paths.iter().try_for_each(std::fs::remove_file).map_err(|error| failed(error.into()))
+    }
+
+    /// Starts a child for each series. Without a control group there is only ours.
+    fn start(
+        &self,
+        context: &Context<'_>,
+        data: &Data,
+        paths: &[PathBuf; 3],
+        rows: u64,
+        report: &mut Report,
+    ) -> Result<Vec<Series>> {
+        let memory_bytes = memory_bytes(context.config);
+        let sizes = Sizes { size_bytes: data.size_bytes, memory_bytes };
+        let mut series = Vec::new();
+        for ((name, storage), path) in SERIES.into_iter().zip(paths) {
+            let opening = |group| Opening {
+                path: path.clone(),
+                rows,
+                storage,
+                sqlite_bytes: SQLITE_BYTES,
+                cache_bytes: memory_bytes - SQLITE_BYTES,
+                readahead: self.selection.readahead.clone(),
+                group,
+            };
+            let command = &context.config.child_command;
+            series.extend(Series::start(name, command, sizes, report, opening)?);
+        }
+        Ok(series)
+    }
+}
+
+fn round_of(context: &Context<'_>, work: Work, round: usize) -> Round {
+    let is_smoke = context.config.set == ParameterSet::Smoke;
+    let seconds = context.config.timed.map_or(0.4, |timed| timed.as_secs_f64());
+    let seconds = if is_smoke { 0.02 } else { seconds };
+    let seconds = if round == 0 { seconds * WARM_UP_FACTOR } else { seconds };
+    Round { work, seconds, seed: round as u64 * 16 + work as u64 }
+}
+
+impl Benchmark for SqliteBenchmark {
+    fn name(&self) -> &'static str {
+        "sqlite"
+    }
+
+    fn description(&self) -> &'static str {
+        "SQLite over the cache and over its own VFS, with the same total memory"
+    }
+
+    fn needs(&self, config: &Config) -> Result<Needs> {
+        let memory_bytes = memory_bytes(config);
+        if memory_bytes < MEMORY_BYTES_SMOKE {
+            return Err(Error::Refused("SQLite and a cache need at least 16 MiB".into()));
+        }
+        let disk_bytes = memory_bytes.saturating_mul(LARGE_FACTOR * 4);
+        Ok(Needs { disk_bytes, memory_bytes: memory_bytes.saturating_mul(3) + (512 << 20) })
+    }
+
+    fn run(&self, context: &Context<'_>, progress: &mut dyn Progress) -> Result<Report> {
+        let memory_bytes = memory_bytes(context.config);
+        let config = json!({
+            "memory_bytes": memory_bytes,
+            "rounds": ROUNDS,
+            "sqlite_bytes": SQLITE_BYTES,
+            "sqlite_version": rusqlite::version(),
+            "readahead": self.selection.readahead,
+        });
+        let mut report = Report::new("sqlite", context, config);
+        let ours = SERIES[0].0;
+        report.ratios = vec![
+            Ratio { over: ours, under: SERIES[1].0 },
+            Ratio { over: ours, under: SERIES[2].0 },
+        ];
+        report.shown_counts = vec!["read_bytes_per_op", "written_bytes_per_op", "group_peak_mib"];
+        let fits = Data { name: "fits", size_bytes: memory_bytes / FITS_PART };
+        let large = Data { name: "8x", size_bytes: memory_bytes * LARGE_FACTOR };
+        for data in [fits, large] {
+            if is_selected(&self.selection.data, data.name) {
+                self.measure(context, &data, &mut report, progress)?;
+            }
+        }
+        Ok(report)
+    }
+}
+
+fn memory_bytes(config: &Config) -> u64 {
+    let is_smoke = config.set == ParameterSet::Smoke;
+    let default = if is_smoke { MEMORY_BYTES_SMOKE } else { MEMORY_BYTES };
+    config.memory_bytes.unwrap_or(default)
+}
+
+/// The child's side.
+pub(crate) fn run_child(task: &str) -> anyhow::Result<()> {
+    let mut session = Session::open(serde_json::from_str(task)?)?;
+    serve(|round| session.run_round(round))
+}
