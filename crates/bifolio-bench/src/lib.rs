@@ -14,6 +14,7 @@
 mod advise;
 mod benchmark;
 mod bytes;
+mod compare;
 mod config;
 mod error;
 mod harness;
@@ -34,6 +35,7 @@ mod writes;
 
 pub use benchmark::{Benchmark, Context, Needs, all, find, run};
 pub use bytes::{format_bytes, parse_bytes};
+pub use compare::{Comparison, compare};
 pub use config::{Config, ParameterSet};
 pub use error::{Error, Result};
 pub use harness::child::run_child;

@@ -22,6 +22,11 @@ pub(crate) enum Command {
     ///
     /// Exit status: 0 equal, 1 different, 2 could not run.
     Check(CheckOptions),
+    /// Compare the JSON files of two runs of `bench`, or of two sets of runs.
+    ///
+    /// A file may hold several runs, one after the other. Exit status: 0 nothing is worse beyond
+    /// noise, 1 something is, 2 could not compare.
+    Compare(CompareOptions),
     /// Print which features of the kernel are available and in use, and why not.
     Features,
     #[command(hide = true)]
@@ -86,6 +91,17 @@ pub(crate) struct CheckOptions {
     pub(crate) seed: u64,
 }
 
+#[derive(Args, Debug)]
+pub(crate) struct CompareOptions {
+    /// What `bench --json` wrote before.
+    pub(crate) first: PathBuf,
+    /// What it wrote after.
+    pub(crate) second: PathBuf,
+    /// Changes of less are none, percent.
+    #[arg(long, value_name = "PERCENT", value_parser = percent, default_value = "5")]
+    pub(crate) at_least: f64,
+}
+
 /// How thorough a benchmark is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Set {
@@ -116,6 +132,11 @@ fn seconds(text: &str) -> Result<Duration, String> {
     } else {
         Err(format!("must be more than 0 and at most {SECONDS_MAX}"))
     }
+}
+
+fn percent(text: &str) -> Result<f64, String> {
+    let percent: f64 = text.parse().map_err(|_| format!("`{text}` is no number"))?;
+    if (0.0..=1000.0).contains(&percent) { Ok(percent) } else { Err("must be 0 to 1000".into()) }
 }
 
 /// Clap's message of many lines, without its usage and its hints, on one.

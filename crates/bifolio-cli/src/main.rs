@@ -1,13 +1,14 @@
-//! The `bifolio` program: benchmarks, checks of a file through the cache, and the kernel's
-//! features.
+//! The `bifolio` program: benchmarks, their comparison, checks of a file through the cache, and
+//! the kernel's features.
 //!
 //! `cli` says what may be asked and rejects the rest, each subcommand has its file, `output` is the
-//! only way to standard output. Exit status: 0 done, 1 ran and found wrong bytes or missed a
-//! figure, 2 could not run, 130 interrupted. An error is one line on standard error.
+//! only way to standard output. Exit status: 0 done, 1 ran and found wrong bytes, missed a
+//! figure or found something slower, 2 could not run, 130 interrupted. An error is one line on standard error.
 
 mod bench;
 mod check;
 mod cli;
+mod compare;
 mod features;
 mod output;
 mod terminal;
@@ -32,6 +33,7 @@ fn main() -> ExitCode {
     finish(match cli.command {
         Command::Bench(options) => bench::run(&options),
         Command::Check(options) => check::run(&options),
+        Command::Compare(options) => compare::run(&options),
         Command::Features => features::run(),
         Command::BenchChild { request } => bench::run_child(&request),
     })
@@ -48,6 +50,7 @@ fn finish(result: anyhow::Result<()>) -> ExitCode {
 
 fn exit_status(error: &anyhow::Error) -> u8 {
     let wrong_bytes = error.downcast_ref::<check::Different>().is_some()
+        || error.downcast_ref::<compare::Worse>().is_some()
         || error.downcast_ref::<bench::Missed>().is_some()
         || matches!(error.downcast_ref(), Some(bifolio_bench::Error::WrongBytes { .. }));
     if wrong_bytes { EXIT_DIFFERENT } else { EXIT_CANNOT_RUN }

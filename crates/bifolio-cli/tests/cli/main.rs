@@ -2,4 +2,5 @@
 
 mod bench;
 mod check;
+mod compare;
 mod support;
