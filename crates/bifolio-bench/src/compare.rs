@@ -28,13 +28,13 @@ const FALSE_ALARMS: f64 = 0.05;
 const DEVIATIONS_PER_MEDIAN: f64 = 1.4826;
 /// Rows that are enough to estimate the variance from run to run.
 const ROWS_MIN: usize = 5;
-/// What is assumed of runs that have fewer rows: 5 %.
+/// The deviation that is assumed of runs that have fewer rows: 5 %.
 const DEVIATION_OF_RUNS: f64 = 0.05;
 
-/// What [`compare`] found.
+/// The result of [`compare`].
 #[derive(Clone, Debug)]
 pub struct Comparison {
-    /// What a person reads: machines that differ, the rows that changed, one line for the others.
+    /// Text for a person: machines that differ, the rows that changed, one line for the others.
     pub text: String,
     /// Rows of which the second set is better.
     pub better: usize,
@@ -259,7 +259,7 @@ fn median_of(changes: &[Change], value: impl Fn(&Change) -> f64) -> f64 {
     median(&changes.iter().map(value).collect::<Vec<_>>())
 }
 
-/// What differs between the machines and the parameters, a line each.
+/// Differences between the machines and the parameters, a line each.
 fn differences(envelopes: &[Vec<Envelope>; 2]) -> String {
     let mut text = String::new();
     let [Some(first), Some(second)] = envelopes.each_ref().map(|set| set.first()) else {

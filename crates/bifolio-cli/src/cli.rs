@@ -93,9 +93,9 @@ pub(crate) struct CheckOptions {
 
 #[derive(Args, Debug)]
 pub(crate) struct CompareOptions {
-    /// What `bench --json` wrote before.
+    /// JSON file of `bench` before the change.
     pub(crate) first: PathBuf,
-    /// What it wrote after.
+    /// JSON file of `bench` after the change.
     pub(crate) second: PathBuf,
     /// Changes of less are none, percent.
     #[arg(long, value_name = "PERCENT", value_parser = percent, default_value = "5")]
