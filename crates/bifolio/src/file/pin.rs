@@ -23,7 +23,7 @@ use crate::page::{
     FolioId, FolioRef, Folios, LockedFolio, PAGE_BYTES, PAGE_SHIFT, TryGet, WriteSection, pages_of,
 };
 use crate::stats::Counter;
-use crate::sync::inside;
+use crate::sync::blocking;
 use crate::sys::copy;
 use crate::writeback::NO_LSN;
 use std::marker::PhantomData;
@@ -247,7 +247,7 @@ pub struct PinMut<'a> {
 impl Drop for PinMut<'_> {
     fn drop(&mut self) {
         // This thread counts the lock again until it is released.
-        inside::add(1);
+        blocking::track(1);
     }
 }
 
@@ -417,7 +417,7 @@ impl File {
         let length = (range.end - range.start) as usize;
         inode.memory.counters.add(Counter::WriteBytes, length as u64);
         // The owner of the pin may access maps: their faults do not need this folio.
-        inside::add(-1);
+        blocking::track(-1);
         let own = OwnPin::new(inode, lock.index()..lock.index() + lock.pages());
         Ok(PinMut {
             _section: section,

@@ -1,17 +1,15 @@
-//! Storage under a cache: the [`Backing`] trait, the requests to it ([`IoRequest`], [`Alignment`]),
-//! and [`Guarded`], which turns panics of a backing into errors.
+//! Storage under a cache: the [`Backing`] trait, and [`Guarded`], which turns panics of a backing
+//! into errors.
 
-use super::buf::Span;
-use super::{IoBuf, IoBufMut, IoError, Operation};
+use super::{Alignment, IoBuf, IoBufMut, IoError, IoRequest, Operation, Submission};
 use crate::error::ErrorKind;
 use crate::sync::blocking;
 use std::fmt::Debug;
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::AsFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use thiserror::Error;
 
 /// Storage under a cache: a sequence of bytes that can be read, written, synced and truncated.
 ///
@@ -235,64 +233,6 @@ pub enum DirectStatus {
     Custom,
 }
 
-/// A transfer that is about to be made, for [`Backing::submission`], or was made, for
-/// [`Backing::completed`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct IoRequest {
-    /// [`Read`](Operation::Read) or [`Write`](Operation::Write).
-    pub operation: Operation,
-    /// Position of the first byte.
-    pub position_bytes: u64,
-    /// Length in bytes.
-    pub length_bytes: usize,
-    /// The transfer's natural alignment, up to 4096: of its addresses in memory; of its position,
-    /// and of the lengths of its buffers except the last.
-    pub alignment: Alignment,
-}
-
-impl IoRequest {
-    /// Returns the request for a transfer of these spans.
-    pub(super) fn new(operation: Operation, position_bytes: u64, spans: &[Span]) -> Self {
-        let (mut addresses, mut offsets) = (ALIGNMENT_BYTES_MAX, ALIGNMENT_BYTES_MAX);
-        let (mut length_bytes, mut last) = (0, position_bytes);
-        for span in spans {
-            addresses |= span.start().addr() as u64;
-            offsets |= last;
-            last = span.len() as u64;
-            length_bytes += span.len();
-        }
-        let lowest_bit = |bits: u64| bits & bits.wrapping_neg();
-        let alignment =
-            Alignment { memory_bytes: lowest_bit(addresses), offset_bytes: lowest_bit(offsets) };
-        Self { operation, position_bytes, length_bytes, alignment }
-    }
-
-    /// Returns `true` if the transfer satisfies the alignment `needed`.
-    pub(super) fn fits(&self, needed: Alignment) -> bool {
-        self.alignment.memory_bytes >= needed.memory_bytes
-            && self.alignment.offset_bytes >= needed.offset_bytes
-    }
-}
-
-/// File and length of a transfer that the cache makes itself.
-#[derive(Clone, Copy, Debug)]
-#[non_exhaustive]
-pub struct Submission<'a> {
-    /// The file, at the positions of the transfer.
-    pub file: BorrowedFd<'a>,
-    /// Number of bytes, from the first on: at least one, at most all. The cache transfers the rest
-    /// with `*_at`.
-    pub length_bytes: usize,
-}
-
-impl<'a> Submission<'a> {
-    /// Submits the first `length_bytes` bytes of the transfer to `file`.
-    pub fn new(file: BorrowedFd<'a>, length_bytes: usize) -> Self {
-        Self { file, length_bytes }
-    }
-}
-
 /// Name of a backing whose `describe` panics.
 const NAMELESS: &str = "a backing";
 
@@ -408,150 +348,5 @@ impl Backing for Guarded {
 
     fn direct(&self) -> DirectStatus {
         guard(|| Ok(self.backing.direct())).unwrap_or(DirectStatus::Custom)
-    }
-}
-
-/// Maximum alignment of a backing: frames and folios start at multiples of this.
-pub(crate) const ALIGNMENT_BYTES_MAX: u64 = 4096;
-
-/// Largest position: the kernel's positions are signed.
-pub(crate) const POSITION_BYTES_MAX: u64 = i64::MAX as u64;
-
-/// Required alignment of transfers: powers of two from 1 to 4096.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Alignment {
-    /// Alignment of addresses in memory.
-    pub memory_bytes: u64,
-    /// Alignment of positions and lengths.
-    pub offset_bytes: u64,
-}
-
-impl Alignment {
-    /// No requirement.
-    pub const NONE: Self = Self { memory_bytes: 1, offset_bytes: 1 };
-
-    /// Returns `true` if both are powers of two that frames and folios can satisfy.
-    pub fn is_valid(self) -> bool {
-        [self.memory_bytes, self.offset_bytes]
-            .into_iter()
-            .all(|bytes| bytes.is_power_of_two() && bytes <= ALIGNMENT_BYTES_MAX)
-    }
-
-    /// Returns the distance between positions where a transfer can be continued.
-    pub(crate) fn granule_bytes(self) -> u64 {
-        self.memory_bytes.max(self.offset_bytes)
-    }
-}
-
-/// Error for a range of bytes that does not end below 2^63.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error("{length_bytes} bytes at position {position_bytes} do not end below 2^63")]
-pub struct PositionOutOfRange {
-    /// Start of the range.
-    pub position_bytes: u64,
-    /// Length of the range.
-    pub length_bytes: u64,
-}
-
-impl From<PositionOutOfRange> for io::Error {
-    fn from(error: PositionOutOfRange) -> Self {
-        Self::new(io::ErrorKind::InvalidInput, error)
-    }
-}
-
-/// Returns the end of a range, if it is below 2^63.
-pub(crate) fn range_end(position_bytes: u64, length: usize) -> Result<u64, PositionOutOfRange> {
-    let length_bytes = length as u64;
-    position_bytes
-        .checked_add(length_bytes)
-        .filter(|end| *end <= POSITION_BYTES_MAX)
-        .ok_or(PositionOutOfRange { position_bytes, length_bytes })
-}
-
-/// Rounds `value` down to a multiple of `granule`, a power of two.
-pub(crate) fn round_down(value: usize, granule: u64) -> usize {
-    debug_assert!(granule.is_power_of_two());
-    value & !(granule as usize - 1)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::ptr::NonNull;
-
-    fn request(position_bytes: u64, spans: &[(usize, usize)]) -> IoRequest {
-        let span = |(address, length)| {
-            Span::new(NonNull::new(std::ptr::without_provenance_mut(address)).unwrap(), length)
-        };
-        let spans: Vec<_> = spans.iter().copied().map(span).collect();
-        IoRequest::new(Operation::Read, position_bytes, &spans)
-    }
-
-    fn alignment(position_bytes: u64, spans: &[(usize, usize)]) -> (u64, u64) {
-        let found = request(position_bytes, spans).alignment;
-        (found.memory_bytes, found.offset_bytes)
-    }
-
-    #[test]
-    fn a_request_is_as_aligned_as_its_least_aligned_part() {
-        assert_eq!(alignment(0, &[(8192, 4096)]), (4096, 4096));
-        assert_eq!(alignment(512, &[(4100, 4096)]), (4, 512));
-        assert_eq!(alignment(1, &[(1, 1)]), (1, 1));
-        assert_eq!(alignment(0, &[(4096, 512), (16384, 4096)]), (4096, 512), "an inner length");
-        assert_eq!(alignment(0, &[(4096, 4096), (16384, 100)]), (4096, 4096), "the last length");
-        assert_eq!(alignment(1 << 40, &[(4096, 4096), (16386, 4096)]), (2, 4096));
-        assert_eq!(request(0, &[(4096, 4096), (16384, 100)]).length_bytes, 4196);
-    }
-
-    #[test]
-    fn a_request_fits_where_it_is_aligned_at_least_so() {
-        let needed = Alignment { memory_bytes: 4, offset_bytes: 512 };
-        assert!(request(1024, &[(4100, 700)]).fits(needed));
-        assert!(!request(1024, &[(4101, 512)]).fits(needed));
-        assert!(!request(1025, &[(4100, 512)]).fits(needed));
-        assert!(!request(1024, &[(4100, 700), (8192, 512)]).fits(needed));
-        assert!(request(1, &[(1, 1)]).fits(Alignment::NONE));
-    }
-
-    #[test]
-    fn rounding_down_keeps_multiples_and_cuts_the_rest() {
-        for granule in [1, 2, 512, 4096] {
-            for value in [0, 1, 511, 512, 513, 4095, 4096, 4097, usize::MAX] {
-                let rounded = round_down(value, granule);
-                assert_eq!(rounded, value / granule as usize * granule as usize);
-            }
-        }
-    }
-
-    #[test]
-    fn ranges_end_below_two_to_the_63() {
-        assert_eq!(range_end(0, 0), Ok(0));
-        assert_eq!(range_end(POSITION_BYTES_MAX, 0), Ok(POSITION_BYTES_MAX));
-        assert_eq!(range_end(POSITION_BYTES_MAX - 1, 1), Ok(POSITION_BYTES_MAX));
-        for (position_bytes, length) in
-            [(POSITION_BYTES_MAX, 1), (1 << 63, 0), (u64::MAX, 1), (u64::MAX, usize::MAX)]
-        {
-            let error = range_end(position_bytes, length).unwrap_err();
-            assert_eq!(error.position_bytes, position_bytes);
-            let error = io::Error::from(error);
-            assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
-            assert!(error.get_ref().is_some_and(|inner| inner.is::<PositionOutOfRange>()));
-        }
-    }
-
-    #[test]
-    fn alignments_are_powers_of_two_that_a_page_can_honour() {
-        let valid =
-            |memory_bytes, offset_bytes| Alignment { memory_bytes, offset_bytes }.is_valid();
-        assert!(Alignment::NONE.is_valid());
-        assert!(valid(4, 512) && valid(512, 4096) && valid(4096, 1));
-        assert!(!valid(0, 512) && !valid(512, 0) && !valid(3, 512) && !valid(512, 8192));
-    }
-
-    #[test]
-    fn a_transfer_is_taken_up_again_at_multiples_of_both() {
-        let alignment = Alignment { memory_bytes: 4, offset_bytes: 512 };
-        assert_eq!(alignment.granule_bytes(), 512);
-        assert_eq!(Alignment { memory_bytes: 4096, offset_bytes: 512 }.granule_bytes(), 4096);
     }
 }

@@ -17,7 +17,7 @@
 //! it prevents reading or freeing it.
 #![allow(unsafe_code)]
 
-use super::backing::ALIGNMENT_BYTES_MAX;
+use super::transfer::ALIGNMENT_BYTES_MAX;
 use crate::sys::{copy, file};
 use smallvec::SmallVec;
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};

@@ -10,7 +10,7 @@
 //!   trait Backing                            one attempt each                          backing.rs
 //!     |-- Guarded                            around a user's: panics become errors
 //!     |-- DiskFile                           O_DIRECT, the unaligned tail, fallbacks   disk.rs
-//!     |                                      direct or buffered transfers              direct.rs
+//!     |                                      its opening: direct or buffered        open_disk.rs
 //!     '-- a user's                           object stores, tests, fault injection
 //!   IoBufMut / IoBuf, IoBuffer               memory that other threads may access      buf.rs
 //! ```
@@ -20,26 +20,24 @@
 
 mod backing;
 mod buf;
-mod direct;
 mod disk;
 mod engine;
 mod error;
+mod open_disk;
 mod options;
 #[cfg(test)]
 mod tests;
 mod transfer;
 
 pub(crate) use backing::Guarded;
-pub use backing::{
-    Alignment, Backing, DeviceIdentity, DirectStatus, FileIdentity, IoRequest, PositionOutOfRange,
-    Submission,
-};
+pub use backing::{Backing, DeviceIdentity, DirectStatus, FileIdentity};
 pub use buf::{IoBuf, IoBufMut, IoBuffer};
 pub use disk::DiskFile;
-pub(crate) use disk::Located;
 pub(crate) use engine::{Engine, Lane, Queue, lane_of};
 pub use error::{IoError, OpenDiskError, Operation};
+pub(crate) use open_disk::Located;
 pub use options::{DirectIo, DiskOptions};
+pub use transfer::{Alignment, IoRequest, PositionOutOfRange, Submission};
 pub(crate) use transfer::{
     Pieces, RUN_PAGES_MAX, Transfer, allocate, len_bytes, set_len, sync_all, sync_data,
 };

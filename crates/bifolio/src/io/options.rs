@@ -1,6 +1,6 @@
 //! How a disk file is opened: rights, creation, and direct or buffered transfers.
 //!
-//! Used by `disk.rs`, which opens the file, and `direct.rs`, which decides how it is transferred.
+//! Used by `open_disk.rs`, which opens the file and decides how it is transferred.
 
 /// How transfers of a file reach the device: directly, or through the kernel's page cache.
 ///

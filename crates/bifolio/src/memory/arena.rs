@@ -179,7 +179,7 @@ impl Arena {
     /// Returns the address of frame 0; frame i is i * 4096 bytes later.
     #[inline(always)]
     pub(crate) fn base(&self) -> *mut u8 {
-        self.memory.as_ptr()
+        self.memory.base
     }
 
     /// Returns the address of a folio's first byte.

@@ -15,8 +15,7 @@
 use super::flags::{Flag, Flags};
 use super::pin::{PinWord, Put, TryGet};
 use crate::sync::{
-    AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, blocking, fence, futex, inside,
-    lock_wakers,
+    AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, blocking, fence, futex, lock_wakers,
 };
 use crate::sys::array::{ReservedArray, ZeroValid};
 use std::fmt;
@@ -480,20 +479,20 @@ impl FolioLock {
 #[derive(Debug)]
 pub(crate) struct LockedFolio<'a> {
     folio: &'a Folio,
-    /// `sync/inside.rs` counts the lock for this thread.
+    /// `sync/blocking.rs` counts the lock for this thread.
     not_send: PhantomData<*const ()>,
 }
 
 impl<'a> LockedFolio<'a> {
     /// Returns the guard of a lock that the caller has acquired, and counts it for the thread.
     fn of(folio: &'a Folio) -> Self {
-        inside::add(1);
+        blocking::track(1);
         Self { folio, not_send: PhantomData }
     }
 
     /// Keeps the folio locked for an I/O that completes on another thread.
     pub(crate) fn detach_lock(self) {
-        inside::add(-1);
+        blocking::track(-1);
         std::mem::forget(self);
     }
 }
@@ -509,7 +508,7 @@ impl std::ops::Deref for LockedFolio<'_> {
 impl Drop for LockedFolio<'_> {
     fn drop(&mut self) {
         self.folio.lock.release();
-        inside::add(-1);
+        blocking::track(-1);
     }
 }
 

@@ -4,8 +4,9 @@
 //! nothing of devices, lists or memory bounds: for a miss it returns what the Entry holds, and
 //! `file` fills the page.
 //!
-//! PROTOCOL. Two kinds of readers run against three kinds of changes (`insert_evict.rs`); a fourth,
-//! which merges several folios into one, has its columns in `collapse.rs`. All state of a page that
+//! PROTOCOL. Two kinds of readers run against three kinds of changes, of which eviction and the
+//! write section are in `evict.rs`; a fourth, which merges several folios into one, has its columns
+//! in `collapse.rs`. All state of a page that
 //! readers decide by is in its Entry. Changers hold the folio lock; readers hold nothing.
 //!
 //! ```text
@@ -73,8 +74,8 @@
 //! before the next change. At 50 ns per write that is a sleep of 0.84 s inside one short copy that
 //! ends at one version in sixteen million.
 
-use super::{Folio, FolioId, Folios, Table};
-use crate::sync::{AtomicU64, Ordering};
+use super::{Entry, Flag, Folio, FolioId, FolioRef, Folios, LockedFolio, Table};
+use crate::sync::{AtomicU64, Ordering, barrier_of_store_and_load, fence};
 use std::ops::Range;
 use std::sync::atomic::AtomicU64 as HintWord;
 
@@ -227,6 +228,123 @@ impl Mapping {
         for index in pages {
             let entry = self.table.load(index, Ordering::Relaxed);
             folios.get(FolioId(entry.frame())).set_version(entry.version());
+        }
+    }
+}
+
+/// Error of an insertion: another thread's folio is at the index. The caller uses that one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct InsertError;
+
+/// Insertion (I1-I3).
+impl Mapping {
+    /// Inserts `folio`, locked and not yet uptodate, at its index if the Entry is still `expected`.
+    ///
+    /// `table_reference` becomes the table's reference. On failure that reference is put and
+    /// `folio` has no owner; nothing else has changed.
+    ///
+    /// Race (why a folio that was not inserted has no owner once it is unlocked):
+    ///
+    /// ```text
+    ///   filler: loses, unlocks            |
+    ///                                     |  evacuation of its chunk: gets a reference, locks
+    ///                                     |  it, sees the owner, freezes the two existing
+    ///                                     |  references, stores a shadow at the index
+    ///   filler: puts a reference that     |
+    ///     was counted by the freeze       |  [the winner's folio lost its Entry]
+    /// ```
+    pub(crate) fn insert(
+        &self,
+        folios: &Folios,
+        folio: &LockedFolio<'_>,
+        table_reference: FolioRef<'_>,
+        expected: Entry,
+    ) -> Result<(), InsertError> {
+        debug_assert!(!expected.is_folio());
+        debug_assert_eq!(folio.order(), self.order, "only whole units are inserted (MAPPING-2)");
+        let first = table_reference.id();
+        let entry_of = |page: u64| {
+            let frame = first.0 + page as u32;
+            let version = folios.get(FolioId(frame)).version().wrapping_add(1);
+            Entry::folio(frame, version, folio.order())
+        };
+        let head = folio.index();
+        // AcqRel: the Release pairs with the Acquire in `get_folio`: a thread that finds the folio
+        // sees it set up. The Acquire pairs with the Release in `unlink`: these Entries follow
+        // those of a folio that was inserted and evicted since the caller saw `expected`. On
+        // failure, Relaxed: the caller looks up again.
+        let exchange = (Ordering::AcqRel, Ordering::Relaxed);
+        let word = self.table.word(head);
+        if word.compare_exchange(expected.0, entry_of(0).0, exchange.0, exchange.1).is_err() {
+            Folio::clear_owner(folio);
+            return Err(InsertError);
+        }
+        for page in 1..folio.pages() {
+            // Release: pairs with the Acquire in `try_get_named` and `recheck`, as for the head.
+            self.table.store(head + page, entry_of(page), Ordering::Release);
+        }
+        let _kept_by_the_table = table_reference.into_id();
+        let resident = self.resident.fetch_add(1, Ordering::Relaxed) + 1;
+        let published = &self.hot.predicted_distance;
+        self.prediction.note_insert(head, first.0, resident, published);
+        self.begin_fill();
+        Ok(())
+    }
+
+    /// Returns `true` if a folio that the caller has just inserted, based on an earlier length, is
+    /// beyond the end of file: then the caller must remove it (MAPPING-4).
+    ///
+    /// Race (why the length is read again, and what the barriers are for):
+    ///
+    /// ```text
+    ///   filler: page 7 is inside           |
+    ///                                      |  truncate: sets the length; barrier; walks, and finds
+    ///                                      |    nothing at page 7
+    ///   filler: inserts page 7; barrier;   |
+    ///     is it inside? no                 |
+    /// ```
+    ///
+    /// Covered by `loom_lookup_vs_cut_no_page_stays_beyond_the_end`.
+    pub(crate) fn was_cut(&self, folio: &LockedFolio<'_>) -> bool {
+        barrier_of_store_and_load();
+        folio.index() * PAGE_BYTES >= self.len_bytes()
+    }
+
+    /// Called after a truncation has set the length. A walk that begins afterwards finds all folios
+    /// beyond the end except those for which [`Self::was_cut`] returns `true`.
+    pub(crate) fn begin_walk_behind_end(&self) {
+        barrier_of_store_and_load();
+    }
+
+    /// Called before bytes of folios that are inserted and not uptodate are written, by the thread
+    /// that writes them: the inserter may have handed them to another thread. (`io/transfer.rs` has
+    /// this fence for the writes of a backing; writes of the kernel are ordered by the system calls
+    /// that start and complete them.)
+    pub(crate) fn begin_fill(&self) {
+        // Release: pairs with the Acquire fence in `read_validated` (O3): an optimistic reader of
+        // the previous use of the frame that sees a byte of the fill sees its Entry changed.
+        fence(Ordering::Release);
+    }
+
+    /// Marks a filled folio uptodate and READY: readers may use it (I3).
+    pub(crate) fn mark_uptodate(&self, folio: &LockedFolio<'_>) {
+        folio.flags.set(Flag::Uptodate);
+        folio.flags.clear(Flag::Allocated);
+        self.set_ready(folio);
+    }
+
+    /// Marks a folio of which a page is missing as not uptodate until it is filled again.
+    pub(crate) fn mark_absent(&self, folio: &LockedFolio<'_>) {
+        self.clear_ready(folio);
+        folio.flags.clear(Flag::Uptodate);
+    }
+
+    /// Stores READY into every Entry of the folio, without a change of version.
+    pub(super) fn set_ready(&self, folio: &LockedFolio<'_>) {
+        for index in self.pages_of(folio) {
+            let entry = self.table.load(index, Ordering::Relaxed);
+            // Release: pairs with the Acquire in `read_validated` (O1).
+            self.table.store(index, entry.with_ready(), Ordering::Release);
         }
     }
 }

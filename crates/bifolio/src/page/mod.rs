@@ -42,8 +42,8 @@
 mod collapse;
 mod descriptor;
 mod entry;
+mod evict;
 mod flags;
-mod insert_evict;
 mod lookup;
 mod mapping;
 mod optimistic;
@@ -56,8 +56,8 @@ pub(crate) use descriptor::{
     Reaper,
 };
 pub(crate) use entry::{Entry, VALUE_MAX};
+pub(crate) use evict::{EvictError, WriteSection};
 pub(crate) use flags::{Flag, Listing, WriteState};
-pub(crate) use insert_evict::{EvictError, WriteSection};
 pub(crate) use lookup::{FrozenWaits, Lookup, recheck_ready};
 pub(crate) use mapping::{Hot, Mapping, PAGE_BYTES, PAGE_SHIFT, is_in_one_page, pages_of};
 pub(crate) use optimistic::{FrameRun, read_validated};

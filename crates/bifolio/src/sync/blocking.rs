@@ -28,10 +28,19 @@
 //! in [`apart`].
 //!
 //! A mutex whose holders never sleep is exempt. Release builds do not count, and neither do model
-//! runs, in which many threads share one. (Transfers are always counted for another purpose:
-//! `inside.rs`.)
+//! runs, in which many threads share one.
+//!
+//! TRACKED THREADS hold something that a fault may wait for: folio locks, and transfers in a queue.
+//! While a thread holds these, library code never touches a page that is not resident, nor user
+//! memory that may be part of a map. A fault of such a thread comes from a signal handler, or from
+//! a page that the program took from the cache without its knowledge: waiting for it would hang
+//! both threads, so `file/faults` refuses it. Each thread counts, in every build, in a slot of its
+//! own, found by its kernel thread id, which the message about a fault carries. Threads that find
+//! no free slot are not tracked: their faults wait. A hit takes no folio lock, and counts nothing.
 
-use super::inside;
+#[cfg(not(all(test, loom)))]
+use crate::sys::process::current_thread;
+use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 
 #[cfg(all(debug_assertions, not(all(test, loom))))]
 mod counts {
@@ -126,14 +135,14 @@ pub(crate) fn note_unfrozen() {
 /// Notes that this thread has pushed a transfer to a queue.
 #[inline(always)]
 pub(crate) fn note_pushed() {
-    inside::add(1);
+    track(1);
     counts::add_transfers(1);
 }
 
 /// Notes that queues have returned or dropped this many transfers.
 #[inline(always)]
 pub(crate) fn note_handed_out(transfers: usize) {
-    inside::add(-(transfers as i32));
+    track(-(transfers as i32));
     counts::add_transfers(-(transfers as isize));
 }
 
@@ -161,9 +170,9 @@ impl Drop for Serving {
 pub(crate) fn apart<R>(call: impl FnOnce() -> R) -> R {
     let serves = counts::set_serves(false);
     let (frozen, transfers) = counts::replace_held(0, 0);
-    let held = inside::replace(0);
+    let held = replace_tracked(0);
     let answer = call();
-    inside::replace(held);
+    replace_tracked(held);
     counts::set_serves(serves);
     counts::replace_held(frozen, transfers);
     answer
@@ -211,8 +220,129 @@ pub(crate) fn check_in_queue(what: &str, own: usize) {
     );
 }
 
-#[cfg(all(test, debug_assertions, not(loom)))]
+/// A model run has one kernel thread.
+#[cfg(all(test, loom))]
+fn current_thread() -> u32 {
+    1
+}
+
+/// Maximum number of threads tracked at a time.
+const SLOTS_MAX: usize = 1024;
+/// Slots probed per thread.
+const PROBES_MAX: usize = 8;
+
+/// The count of one thread, on a cache line of its own.
+#[derive(Debug)]
+#[repr(align(64))]
+struct ThreadSlot {
+    /// Kernel thread id; 0 if the slot is free.
+    thread: AtomicU32,
+    held: AtomicI32,
+}
+
+static SLOTS: [ThreadSlot; SLOTS_MAX] =
+    [const { ThreadSlot { thread: AtomicU32::new(0), held: AtomicI32::new(0) } }; SLOTS_MAX];
+
+/// The slot of the calling thread, if it found one; freed when the thread ends.
+struct Own(Option<&'static ThreadSlot>);
+
+thread_local! {
+    static OWN: Own = Own::claim();
+}
+
+fn slots_of(thread: u32) -> impl Iterator<Item = &'static ThreadSlot> {
+    (0..PROBES_MAX).map(move |probe| &SLOTS[(thread as usize).wrapping_add(probe) % SLOTS_MAX])
+}
+
+impl Own {
+    fn claim() -> Self {
+        let thread = current_thread();
+        let is_claimed = |slot: &&ThreadSlot| {
+            // Relaxed: only the value counts; the thread that owns it is the only one to change it.
+            let claimed =
+                slot.thread.compare_exchange(0, thread, Ordering::Relaxed, Ordering::Relaxed);
+            // A forked child inherits slots, perhaps one of a thread that had the same number.
+            claimed.is_ok() || claimed == Err(thread)
+        };
+        let own = slots_of(thread).find(is_claimed);
+        own.inspect(|slot| slot.held.store(0, Ordering::Relaxed));
+        Self(own)
+    }
+}
+
+impl Drop for Own {
+    fn drop(&mut self) {
+        self.0.inspect(|slot| slot.thread.store(0, Ordering::Relaxed));
+    }
+}
+
+/// Adds `more`, which may be negative, to the count of the calling thread.
+#[inline]
+pub(crate) fn track(more: i32) {
+    // A thread that is ending is not tracked.
+    let _ = OWN.try_with(|own| {
+        let Some(slot) = own.0 else { return };
+        // Relaxed: no other thread changes it; a signal handler that interrupts restores it.
+        slot.held.store(slot.held.load(Ordering::Relaxed).wrapping_add(more), Ordering::Relaxed);
+    });
+}
+
+/// Sets the count of the calling thread. Returns the previous count.
+pub(crate) fn replace_tracked(held: i32) -> i32 {
+    let own = OWN.try_with(|own| own.0.map(|slot| slot.held.swap(held, Ordering::Relaxed)));
+    own.ok().flatten().unwrap_or(0)
+}
+
+/// Returns `true` if the calling thread holds anything.
+pub(crate) fn is_this_thread_tracked() -> bool {
+    // Found by id: a signal handler must not initialize the thread-local variable.
+    is_tracked(current_thread())
+}
+
+/// Returns `true` if a thread, which is stopped in a fault, holds anything.
+pub(crate) fn is_tracked(thread: u32) -> bool {
+    // Relaxed: the kernel's locks order the message about the fault after the counts.
+    let is_its = |slot: &&ThreadSlot| slot.thread.load(Ordering::Relaxed) == thread;
+    let own = slots_of(thread).find(is_its);
+    thread != 0 && own.is_some_and(|slot| slot.held.load(Ordering::Relaxed) > 0)
+}
+
+#[cfg(all(test, not(loom)))]
 mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_is_tracked_while_it_holds_something() {
+        assert!(!is_this_thread_tracked() && !is_tracked(current_thread()) && !is_tracked(0));
+        track(2);
+        assert!(is_this_thread_tracked() && is_tracked(current_thread()));
+        let own = current_thread();
+        std::thread::spawn(move || assert!(!is_this_thread_tracked() && is_tracked(own)))
+            .join()
+            .unwrap();
+        let held = replace_tracked(0);
+        assert!(held == 2 && !is_tracked(own));
+        replace_tracked(held);
+        track(-2);
+        assert!(!is_this_thread_tracked() && !is_tracked(own));
+    }
+
+    #[test]
+    fn a_slot_is_free_again_when_its_thread_has_ended() {
+        let end = || {
+            track(1);
+            current_thread()
+        };
+        for _ in 0..2 * SLOTS_MAX {
+            let ended = std::thread::spawn(end).join().unwrap();
+            assert!(!is_tracked(ended));
+        }
+        assert!(std::thread::spawn(|| (track(1), is_this_thread_tracked()).1).join().unwrap());
+    }
+}
+
+#[cfg(all(test, debug_assertions, not(loom)))]
+mod count_tests {
     use super::*;
     use std::panic::catch_unwind;
 

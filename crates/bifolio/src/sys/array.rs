@@ -88,7 +88,7 @@ mod real {
         /// Returns the address of the first element.
         #[inline(always)]
         pub(crate) fn as_ptr(&self) -> *const T {
-            self.memory.as_ptr().cast()
+            self.memory.base.cast()
         }
     }
 }

@@ -3,7 +3,7 @@
 //!
 //! Used by `io::engine`. A ring between two waits is not lost: the next wait returns at once.
 
-use super::is_passing;
+use super::file::is_passing;
 use super::ring::{RingCall, RingMemory};
 use rustix::event::{EventfdFlags, eventfd};
 use std::io;

@@ -21,8 +21,6 @@ use std::path::{Path, PathBuf};
 use arrayvec::ArrayVec;
 use rustix::fs::{Access, AtFlags, FallocateFlags, FileType, Mode, OFlags, StatxFlags};
 
-use super::answer_of;
-
 /// The magic number of tmpfs in `statfs`.
 const TMPFS_MAGIC: u64 = 0x0102_1994;
 
@@ -420,6 +418,17 @@ pub(crate) fn allocate(file: impl AsFd, bytes: Range<u64>) -> io::Result<()> {
     kernel_position(bytes.end)?;
     let (flags, length_bytes) = (FallocateFlags::empty(), bytes.end - bytes.start);
     Ok(rustix::fs::fallocate(file, flags, bytes.start, length_bytes)?)
+}
+
+/// Converts the return value of a C library call: the amount or, if negative, the error of this
+/// thread.
+pub(super) fn answer_of(answer: impl TryInto<usize>) -> io::Result<usize> {
+    answer.try_into().map_err(|_| io::Error::last_os_error())
+}
+
+/// Returns `true` if a call that failed with `error` should be repeated.
+pub(super) fn is_passing(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EINTR))
 }
 
 /// Converts a position to the kernel's signed type.

@@ -16,8 +16,8 @@
 //! inside a [`Reservation`]. It frees pages whose bytes, as the caller guarantees, are not needed.
 #![allow(unsafe_code)]
 
+use super::file::{answer_of, is_passing};
 use super::probe::{Feature, Features};
-use super::{answer_of, is_passing};
 use rustix::mm::{
     Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap_anonymous, mprotect, munlock, munmap,
 };
@@ -33,7 +33,8 @@ pub(crate) struct Reservation {
     /// The whole mapping, for `munmap`: longer than requested, for alignment.
     mapped: *mut u8,
     mapped_bytes: usize,
-    base: *mut u8,
+    /// Address of the first byte; never changes.
+    pub(crate) base: *mut u8,
     length_bytes: usize,
 }
 
@@ -62,12 +63,6 @@ impl Reservation {
         unsafe { munlock(mapped.cast(), mapped_bytes) }?;
         protect(mapped, mapped_bytes, MprotectFlags::READ | MprotectFlags::WRITE)?;
         Ok(reservation)
-    }
-
-    /// Returns the address of the first byte.
-    #[inline(always)]
-    pub(crate) fn as_ptr(&self) -> *mut u8 {
-        self.base
     }
 
     /// Returns the length in bytes, a multiple of the page size.
@@ -404,16 +399,16 @@ mod tests {
         for disabled in [&[][..], &[Feature::PopulateWrite]] {
             let features = Features::probe(disabled);
             let memory = Reservation::new(3 * PAGE_BYTES, 2 << 20).unwrap();
-            assert_eq!(memory.as_ptr().addr() % (2 << 20), 0);
+            assert_eq!(memory.base.addr() % (2 << 20), 0);
             memory.populate(0, 3 * PAGE_BYTES, true, &features).unwrap();
             for page in 0..3 {
                 // SAFETY: inside the three pages.
-                unsafe { memory.as_ptr().wrapping_add(page * PAGE_BYTES).write(7) };
+                unsafe { memory.base.wrapping_add(page * PAGE_BYTES).write(7) };
             }
             memory.release(PAGE_BYTES, PAGE_BYTES).unwrap();
             let bytes = [0, 1, 2].map(|page| {
                 // SAFETY: inside the three pages.
-                unsafe { memory.as_ptr().wrapping_add(page * PAGE_BYTES).read() }
+                unsafe { memory.base.wrapping_add(page * PAGE_BYTES).read() }
             });
             assert_eq!(bytes, [7, 0, 7]);
         }
@@ -429,7 +424,7 @@ mod tests {
     fn memory_can_be_excluded_from_forked_children() {
         let memory = Reservation::new(2 * PAGE_BYTES, PAGE_BYTES).unwrap();
         memory.skip_on_fork().unwrap();
-        let flags = kernel_flags(memory.as_ptr());
+        let flags = kernel_flags(memory.base);
         assert!(flags.contains(&"dc".to_owned()), "{flags:?}");
     }
 
@@ -464,7 +459,7 @@ mod tests {
 
     fn range(memory: &Reservation, page: usize, pages: usize) -> PageRange {
         assert!((page + pages) * PAGE_BYTES <= memory.len());
-        let start = memory.as_ptr().wrapping_add(page * PAGE_BYTES);
+        let start = memory.base.wrapping_add(page * PAGE_BYTES);
         PageRange { start, length_bytes: pages * PAGE_BYTES }
     }
 

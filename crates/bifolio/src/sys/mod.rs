@@ -30,16 +30,3 @@ pub(crate) mod ring;
 pub(crate) mod signal;
 #[cfg(not(all(test, loom)))]
 pub(crate) mod userfault;
-
-use std::io;
-
-/// Converts the return value of a C library call: the amount or, if negative, the error of this
-/// thread.
-fn answer_of(answer: impl TryInto<usize>) -> io::Result<usize> {
-    answer.try_into().map_err(|_| io::Error::last_os_error())
-}
-
-/// Returns `true` if a call that failed with `error` should be repeated.
-fn is_passing(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EINTR))
-}

@@ -19,7 +19,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, fcntl_getpipe_size, fcntl_setpipe_size, pipe_with};
 
-use super::answer_of;
+use super::file::answer_of;
 use super::memory::{PAGE_BYTES, PageRange};
 
 /// Capacity of a pipe, in pages, that any user may request.
@@ -231,7 +231,7 @@ mod tests {
         let memory = Reservation::new(pages * PAGE_BYTES, PAGE_BYTES).unwrap();
         memory.refuse_huge_pages();
         for page in 0..pages {
-            let place = memory.as_ptr().wrapping_add(page * PAGE_BYTES).cast::<u32>();
+            let place = memory.base.wrapping_add(page * PAGE_BYTES).cast::<u32>();
             // SAFETY: aligned, and inside the memory.
             unsafe { place.write(first + page as u32) };
         }
@@ -239,7 +239,7 @@ mod tests {
     }
 
     fn range(memory: &Reservation, page: usize, pages: usize) -> PageRange {
-        let start = memory.as_ptr().wrapping_add(page * PAGE_BYTES);
+        let start = memory.base.wrapping_add(page * PAGE_BYTES);
         PageRange { start, length_bytes: pages * PAGE_BYTES }
     }
 
@@ -276,7 +276,7 @@ mod tests {
             keep(&mut page_pipe, &ranges).unwrap();
             // A store to a kept page is seen.
             // SAFETY: inside the memory, aligned.
-            unsafe { memory.as_ptr().cast::<u32>().write_volatile(7777) };
+            unsafe { memory.base.cast::<u32>().write_volatile(7777) };
             let unmapper = Unmapper::new(&Features::probe(&[]));
             // SAFETY: memory of the test's own.
             let unmapped = unsafe { unmapper.unmap(&ranges) };
@@ -291,7 +291,7 @@ mod tests {
             assert_eq!(taken, expected);
             assert_eq!(error_of(take(&mut page_pipe, 1)), io::ErrorKind::UnexpectedEof);
             for page in (500..600).chain(0..1).chain(2..302).chain(400..401) {
-                let place = memory.as_ptr().wrapping_add(page * PAGE_BYTES).cast::<u32>();
+                let place = memory.base.wrapping_add(page * PAGE_BYTES).cast::<u32>();
                 // SAFETY: inside the memory, aligned.
                 unsafe { place.write(page as u32) };
             }

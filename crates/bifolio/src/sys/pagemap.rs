@@ -15,7 +15,7 @@ use std::os::fd::AsFd;
 
 use rustix::ioctl::{Opcode, opcode};
 
-use super::is_passing;
+use super::file::is_passing;
 use super::memory::PageRange;
 use super::userfault::control;
 
@@ -184,7 +184,7 @@ mod tests {
             let mut runs = Vec::new();
             let memory = &self.scratch.memory;
             let visit = |found: PageRange| {
-                let first = (found.start.addr() - memory.as_ptr().addr()) / PAGE_BYTES;
+                let first = (found.start.addr() - memory.base.addr()) / PAGE_BYTES;
                 runs.push((first, found.length_bytes / PAGE_BYTES));
             };
             self.pagemap.written(&self.scratch.range(0, memory.len() / PAGE_BYTES), visit).unwrap();

@@ -69,7 +69,7 @@ pub(super) fn vectored_unmap() -> Finding {
         let pages = Reservation::new(3 * PAGE_BYTES, PAGE_BYTES)?;
         store(&pages, 7);
         let range = |page| PageRange {
-            start: pages.as_ptr().wrapping_add(page * PAGE_BYTES),
+            start: pages.base.wrapping_add(page * PAGE_BYTES),
             length_bytes: PAGE_BYTES,
         };
         // SAFETY: scratch pages.
@@ -117,7 +117,7 @@ fn open_pagemap() -> io::Result<Pagemap> {
 fn registered(wishes: Wishes) -> io::Result<(Userfault, Reservation)> {
     let faults = Userfault::with(wishes)?;
     let page = Reservation::new(PAGE_BYTES, PAGE_BYTES)?;
-    faults.register(page.as_ptr(), PAGE_BYTES)?;
+    faults.register(page.base, PAGE_BYTES)?;
     Ok((faults, page))
 }
 
@@ -125,21 +125,21 @@ fn registered(wishes: Wishes) -> io::Result<(Userfault, Reservation)> {
 fn install(faults: &Userfault, page: &Reservation, protect: bool) -> io::Result<()> {
     let source = [7_u8; PAGE_BYTES];
     // SAFETY: a page of the stack, and the scratch page.
-    unsafe { faults.copy(page.as_ptr(), source.as_ptr(), PAGE_BYTES, protect) }.1
+    unsafe { faults.copy(page.base, source.as_ptr(), PAGE_BYTES, protect) }.1
 }
 
 fn whole(page: &Reservation) -> PageRange {
-    PageRange { start: page.as_ptr(), length_bytes: PAGE_BYTES }
+    PageRange { start: page.base, length_bytes: PAGE_BYTES }
 }
 
 fn store(page: &Reservation, byte: u8) {
     // SAFETY: the scratch page, which is present or plain memory.
-    unsafe { page.as_ptr().write_volatile(byte) };
+    unsafe { page.base.write_volatile(byte) };
 }
 
 fn expect(page: &Reservation, byte: u8) -> io::Result<()> {
     // SAFETY: the scratch page, which is present or plain memory.
-    match unsafe { page.as_ptr().read_volatile() } {
+    match unsafe { page.base.read_volatile() } {
         found if found == byte => Ok(()),
         found => Err(io::Error::other(format!("the page holds {found} instead of {byte}"))),
     }

@@ -21,9 +21,9 @@ use rustix::io::Errno;
 use rustix::ioctl::{Opcode, opcode};
 use rustix::mm::UserfaultfdFlags;
 
+use super::file::{answer_of, is_passing};
 use super::memory::PageRange;
 use super::probe::{Feature, Features};
-use super::{answer_of, is_passing};
 use crate::config::FaultMode;
 
 /// The version of the interface.

@@ -3,11 +3,11 @@
 //!
 //! SHARE OF A DEVICE. `dirty_bytes_max` is a hard limit for the whole cache: a page is counted
 //! before it becomes dirty, by one compare-and-exchange that refuses to exceed the limit. One
-//! device may have three quarters of what the other devices leave (`sync/share.rs`).
+//! device may have three quarters of what the other devices leave ([`Share`]).
 
 #[cfg(not(all(test, loom)))]
 use super::{device::Device, flusher::Flusher, inode::Inode};
-use crate::sync::{AtomicU64, Condvar, Mutex, Ordering, Share, share};
+use crate::sync::{self, AtomicU64, Condvar, Mutex, Ordering, Share};
 #[cfg(not(all(test, loom)))]
 use crate::{io::IoError, stats::Counter};
 use std::sync::Arc;
@@ -108,7 +108,7 @@ impl DirtyPages {
 
 /// Returns the share of one device in what the other devices leave.
 pub(crate) fn part_of(left_pages: u64) -> u64 {
-    share::part_of(left_pages, SHARE_DIVISOR)
+    sync::part_of(left_pages, SHARE_DIVISOR)
 }
 
 /// The gate, one per cache; each waiter has its own condition.

@@ -30,7 +30,7 @@ use super::handle::Handle;
 use crate::memory::{PageSpace, Refusal, Region};
 use crate::page::{PAGE_BYTES, PAGE_SHIFT};
 use crate::stats::Counter;
-use crate::sync::{Ordering, RwLock, RwLockReadGuard, Share, WeakList, blocking, inside};
+use crate::sync::{Ordering, RwLock, RwLockReadGuard, Share, WeakList, blocking};
 use crate::sys::process::current_thread;
 use services::Service;
 use std::collections::BTreeMap;
@@ -209,7 +209,7 @@ fn log_inside(address: usize, thread: u32) {
 
 /// Serves the fault of the calling thread, in its signal handler.
 pub(super) fn serve_in_thread(address: usize, is_write: bool) -> bool {
-    if inside::is_this_thread() {
+    if blocking::is_this_thread_tracked() {
         if threads_for(address).is_some() {
             log_inside(address, current_thread());
         }

@@ -23,7 +23,7 @@
 
 use super::{log_inside, server_of, threads_for};
 use crate::memory::{Regions, fault_time};
-use crate::sync::{Mutex, Share, blocking, inside};
+use crate::sync::{Mutex, Share, blocking};
 use crate::sys::memory::{PageRange, is_resident};
 use crate::sys::process::OwnedThread;
 use crate::sys::userfault::{Fault, FaultWaiter, Userfault};
@@ -202,14 +202,14 @@ impl Shared {
     }
 
     /// Raises SIGBUS for the fault of a thread that may hold what its fault would wait for
-    /// (`sync/inside.rs`). Returns `true` if it did. Takes no lock that the thread may hold, and so
-    /// does not look up the file: the next thread that fills the page finds the poison as a
+    /// (`sync/blocking.rs`). Returns `true` if it did. Takes no lock that the thread may hold, and
+    /// so does not look up the file: the next thread that fills the page finds the poison as a
     /// stray page.
     fn refuse_inside(&self, fault: &Fault) -> bool {
         let page = fault.address / PAGE * PAGE;
         let start = std::ptr::without_provenance_mut(page);
         // The page is present by now: the thread has continued since its message was read.
-        if !inside::is_thread(fault.thread) || is_resident(start) {
+        if !blocking::is_tracked(fault.thread) || is_resident(start) {
             return false;
         }
         // Logged first, because the signal may end the process.

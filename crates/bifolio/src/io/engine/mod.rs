@@ -58,11 +58,6 @@ impl Engine {
         Arc::new(Self { depth, rings, workers: Workers::new(threads_max) })
     }
 
-    /// Creates a queue for the calling thread. Costs nothing before it is used.
-    pub(crate) fn queue<T>(&self) -> Queue<'_, T> {
-        Queue::new(self)
-    }
-
     /// Runs `job`, which transfers to or from `backing`, on another thread. Returns `false`,
     /// without running it, if no thread is available now. The job may use queues, and may hold the
     /// last reference to the engine.

@@ -36,10 +36,10 @@ use super::fallback::FallbackQueue;
 use super::rings::Lease;
 use super::workers::Urgency;
 use super::{Engine, Lane};
-use crate::io::backing::range_end;
+use crate::io::transfer::range_end;
 use crate::io::transfer::{Answer, Transfer};
 use crate::io::{IoError, IoRequest, Operation};
-use crate::sync::blocking;
+use crate::sync::{Ordering, blocking};
 use crate::sys::bell::Bell;
 use crate::sys::copy;
 use crate::sys::ring::RingCall;
@@ -87,10 +87,11 @@ struct InKernel<T> {
     owner: T,
 }
 
-impl<'e, T> Queue<'e, T> {
-    pub(super) fn new(engine: &'e Engine) -> Self {
-        Self {
-            engine,
+impl Engine {
+    /// Creates a queue for the calling thread. Costs nothing before it is used.
+    pub(crate) fn queue<T>(&self) -> Queue<'_, T> {
+        Queue {
+            engine: self,
             waiting: VecDeque::new(),
             slots: Vec::new(),
             vacant: Vec::new(),
@@ -103,7 +104,9 @@ impl<'e, T> Queue<'e, T> {
             armed: None,
         }
     }
+}
 
+impl<T> Queue<'_, T> {
     /// Returns the maximum number of transfers in flight; further ones wait to be started.
     pub(crate) fn depth(&self) -> usize {
         self.engine.depth
@@ -289,14 +292,18 @@ impl<'e, T> Queue<'e, T> {
             self.start_one(transfer, owner);
         }
         let pushed = self.in_kernel - pushed_before;
-        self.engine.rings.counts.add_ring_transfers(pushed as u64);
+        if pushed > 0 {
+            // Relaxed: statistics.
+            self.engine.rings.counts.ring_transfers.fetch_add(pushed as u64, Ordering::Relaxed);
+        }
     }
 
     /// Makes a transfer with plain calls, synchronously.
     fn run(&mut self, transfer: Transfer, owner: T) {
         // Its transfer no longer counts as in flight, and is not in `done` yet.
         blocking::check_in_queue("a transfer", self.in_flight() + 1);
-        self.engine.rings.counts.add_plain_transfers(1);
+        // Relaxed: statistics.
+        self.engine.rings.counts.plain_transfers.fetch_add(1, Ordering::Relaxed);
         // SAFETY: `push` required IO-1; the owner is here.
         let answer = unsafe { transfer.run() };
         self.done.push_back((owner, answer));
@@ -419,7 +426,8 @@ impl<'e, T> Queue<'e, T> {
             std::mem::replace(&mut self.slots[token], TransferSlot::Vacant)
         {
             self.vacant.push(token);
-            self.engine.rings.counts.add_plain_transfers(1);
+            // Relaxed: statistics.
+            self.engine.rings.counts.plain_transfers.fetch_add(1, Ordering::Relaxed);
             self.done.push_back((owner, answer));
         }
     }

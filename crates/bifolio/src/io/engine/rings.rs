@@ -219,7 +219,8 @@ impl<'e> Lease<'e> {
     /// # Errors
     /// Fails if the kernel refuses permanently.
     pub(super) fn enter(&mut self, wanted: usize) -> io::Result<()> {
-        self.rings.counts.add_ring_enter();
+        // Relaxed: statistics.
+        self.rings.counts.ring_enters.fetch_add(1, Ordering::Relaxed);
         let error = match self.ring().enter(wanted) {
             Ok(()) => {
                 self.refusals = 0;
@@ -294,24 +295,12 @@ pub(crate) struct EngineCounts {
 /// The counters behind [`EngineCounts`].
 #[derive(Debug, Default)]
 pub(super) struct Counts {
-    ring_enters: AtomicU64,
-    ring_transfers: AtomicU64,
-    plain_transfers: AtomicU64,
+    pub(super) ring_enters: AtomicU64,
+    pub(super) ring_transfers: AtomicU64,
+    pub(super) plain_transfers: AtomicU64,
 }
 
 impl Counts {
-    pub(super) fn add_ring_enter(&self) {
-        add(&self.ring_enters, 1);
-    }
-
-    pub(super) fn add_ring_transfers(&self, count: u64) {
-        add(&self.ring_transfers, count);
-    }
-
-    pub(super) fn add_plain_transfers(&self, count: u64) {
-        add(&self.plain_transfers, count);
-    }
-
     pub(super) fn snapshot(&self) -> EngineCounts {
         // Relaxed: statistics; each counter stands for itself.
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -320,13 +309,6 @@ impl Counts {
             ring_transfers: load(&self.ring_transfers),
             plain_transfers: load(&self.plain_transfers),
         }
-    }
-}
-
-fn add(counter: &AtomicU64, count: u64) {
-    if count > 0 {
-        // Relaxed: statistics.
-        counter.fetch_add(count, Ordering::Relaxed);
     }
 }
 

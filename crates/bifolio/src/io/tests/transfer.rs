@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::Mutex;
 
-use crate::io::backing::POSITION_BYTES_MAX;
+use crate::io::transfer::POSITION_BYTES_MAX;
 use crate::io::transfer::{INTERRUPTIONS_MAX, REFUSALS_MAX, STALLS_MAX, read_full, write_full};
 use crate::io::*;
 

@@ -115,7 +115,7 @@ impl Region {
         memory.refuse_huge_pages();
         memory.refuse_merging();
         memory.skip_on_fork()?;
-        userfault.register(memory.as_ptr(), memory.len())?;
+        userfault.register(memory.base, memory.len())?;
         Ok(Self {
             memory,
             userfault: Arc::clone(userfault),
@@ -134,7 +134,7 @@ impl Region {
     /// Returns the address of page 0.
     #[inline(always)]
     pub(crate) fn base(&self) -> *mut u8 {
-        self.memory.as_ptr()
+        self.memory.base
     }
 
     /// Returns the length of the address space in bytes.

@@ -79,7 +79,7 @@ impl BounceBuffer {
     /// Returns the address of one page.
     pub(crate) fn address(&self, page: usize) -> *mut u8 {
         assert!(page < self.pages(), "page {page} of a bounce buffer of {}", self.pages());
-        self.memory.as_ptr().wrapping_add(page * PAGE_BYTES as usize)
+        self.memory.base.wrapping_add(page * PAGE_BYTES as usize)
     }
 }
 
@@ -193,7 +193,7 @@ mod tests {
 
     /// Bytes of huge pages in the mapping that begins at `memory`.
     fn huge_bytes(memory: &Reservation) -> u64 {
-        let start = format!("{:x}-", memory.as_ptr().addr());
+        let start = format!("{:x}-", memory.base.addr());
         let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
         let mut lines = maps.lines().skip_while(|line| !line.starts_with(&start));
         let huge = lines.find_map(|line| line.strip_prefix("AnonHugePages:")).unwrap();

@@ -132,7 +132,7 @@ impl Staged {
     pub(crate) fn address(&self, page: usize) -> *mut u8 {
         assert!(page < self.pages, "page {page} of a staging run of {}", self.pages);
         let offset_bytes = (self.first + page) * PAGE_BYTES as usize;
-        self.staging.memory.as_ptr().wrapping_add(offset_bytes)
+        self.staging.memory.base.wrapping_add(offset_bytes)
     }
 
     /// Keeps the first `pages` and frees the others.

@@ -33,12 +33,12 @@ impl Scratch {
         let memory = Reservation::new(pages * PAGE_BYTES, PAGE_BYTES).unwrap();
         memory.refuse_huge_pages();
         memory.skip_on_fork().unwrap();
-        faults.register(memory.as_ptr(), memory.len()).unwrap();
+        faults.register(memory.base, memory.len()).unwrap();
         Some(Self { faults, memory })
     }
 
     pub(in crate::sys) fn at(&self, page: usize) -> *mut u8 {
-        self.memory.as_ptr().wrapping_add(page * PAGE_BYTES)
+        self.memory.base.wrapping_add(page * PAGE_BYTES)
     }
 
     pub(in crate::sys) fn range(&self, page: usize, pages: usize) -> PageRange {
@@ -63,13 +63,13 @@ impl Scratch {
     /// Loads the byte at `offset_bytes`.
     pub(in crate::sys) fn load(&self, offset_bytes: usize) -> u8 {
         // SAFETY: a byte of the scratch region.
-        unsafe { self.memory.as_ptr().wrapping_add(offset_bytes).read_volatile() }
+        unsafe { self.memory.base.wrapping_add(offset_bytes).read_volatile() }
     }
 
     /// Stores to the byte at `offset_bytes`.
     pub(in crate::sys) fn store(&self, offset_bytes: usize, byte: u8) {
         // SAFETY: a byte of the scratch region.
-        unsafe { self.memory.as_ptr().wrapping_add(offset_bytes).write_volatile(byte) };
+        unsafe { self.memory.base.wrapping_add(offset_bytes).write_volatile(byte) };
     }
 }
 

@@ -4,7 +4,7 @@
 //!
 //! A device may not complete reads for any time. Until then the frames to be filled, the staging
 //! memory of files in regions, and the threads that serve faults are unavailable to other devices.
-//! So a device has a share of each (`sync/share.rs`), as it has of the dirty limit (`throttle.rs`):
+//! So a device has a share of each ([`Share`]), as it has of the dirty limit (`throttle.rs`):
 //!
 //! | resource | all devices | a single device | a caller at the limit |
 //! |---|---|---|---|

@@ -1,0 +1,435 @@
+//! Opens a disk file: the two descriptors of a [`DiskFile`], and the decision between direct
+//! transfers and the page cache.
+//!
+//! Called once per open. The file is opened through the page cache first. [`choose`] then checks
+//! everything that rules out direct I/O, in this order: the caller's options, the features disabled
+//! in the cache, tmpfs, the answer of `statx`, the result of a second `open`, and, where `statx`
+//! reported nothing, one trial read. Each reason is a readable text. A refusal that only shows in a
+//! later transfer (EINVAL) is handled by `disk.rs`.
+//!
+//! Closing any descriptor of a file drops all POSIX locks that the process holds on it. So a
+//! descriptor that turned out to be unneeded is kept open, and [`Located`] identifies the file of a
+//! path without opening it.
+
+use super::disk::{Direct, DiskFile, is_refusal};
+use super::options::DiskOptions;
+use super::transfer::ALIGNMENT_BYTES_MAX;
+use super::{Alignment, DirectIo, FileIdentity, IoBuffer, OpenDiskError};
+use crate::sync::{AtomicBool, Mutex};
+use crate::sys::file::{self, Creation, DirectAlignment, FileKind, OpenMode, Rights};
+use crate::sys::probe::{Feature, Features};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+/// How often a file may be replaced while it is being opened before the open fails.
+const OPEN_ATTEMPTS_MAX: u32 = 5;
+
+/// Alignment assumed where none is reported: no device has larger logical blocks than a page.
+const ALIGNMENT_GUESSED: Alignment =
+    Alignment { memory_bytes: ALIGNMENT_BYTES_MAX, offset_bytes: ALIGNMENT_BYTES_MAX };
+
+impl DiskFile {
+    /// Opens the file at `path` with the features that are in use.
+    ///
+    /// Never blocks, whatever `path` names, and changes nothing unless it names a regular file.
+    pub fn open(
+        path: impl AsRef<Path>,
+        options: &DiskOptions,
+        features: &Features,
+    ) -> Result<Self, OpenDiskError> {
+        Self::open_keeping(path.as_ref(), options, features, &mut Vec::new())
+    }
+
+    /// Acts as [`Self::open`]. On an error, unneeded descriptors are added to `unused`, because
+    /// closing them would drop locks. On success the file takes these, and what `unused` contained
+    /// before.
+    pub(crate) fn open_keeping(
+        path: &Path,
+        options: &DiskOptions,
+        features: &Features,
+        unused: &mut Vec<OwnedFd>,
+    ) -> Result<Self, OpenDiskError> {
+        if let Some(problem) = options.contradiction() {
+            return Err(OpenDiskError::Options { path: path.to_owned(), problem });
+        }
+        for _ in 0..OPEN_ATTEMPTS_MAX {
+            let (buffered, identity) = open_buffered(path, options, unused)?;
+            let name = path.to_owned();
+            let opened = Opened { path, name, buffered, identity, is_given: false };
+            if let Some(file) = opened.finish(options, features, unused)? {
+                return Ok(file);
+            }
+        }
+        Err(OpenDiskError::Replaced { path: path.to_owned() })
+    }
+
+    /// Creates the file of a descriptor, which is only reopened for direct transfers. The
+    /// descriptor is closed with the file. `unused` is as in [`Self::open_keeping`].
+    pub(crate) fn from_fd(
+        descriptor: OwnedFd,
+        options: &DiskOptions,
+        features: &Features,
+        unused: &mut Vec<OwnedFd>,
+    ) -> Result<Self, OpenDiskError> {
+        let name = file::name_of(descriptor.as_fd());
+        let path = file::path_of(descriptor.as_fd());
+        let system = |source| OpenDiskError::System { path: name.clone(), source };
+        let look = || Ok((identity_of(descriptor.as_fd())?, file::rights(descriptor.as_fd())?));
+        let (identity, rights) = match look() {
+            Ok(seen) => seen,
+            Err(error) => {
+                unused.push(descriptor);
+                return Err(system(error));
+            }
+        };
+        let mut buffered = descriptor;
+        if rights.direct {
+            // Its transfers need alignment, so it cannot serve as the buffered descriptor.
+            let DiskOptions { read, write, .. } = *options;
+            let mode = OpenMode { read, write, create: None, direct: false };
+            let opened = file::open(&path, mode);
+            unused.push(buffered);
+            buffered = opened.map_err(system)?;
+            file::set_blocking(buffered.as_fd()).map_err(system)?;
+        }
+        let opened = Opened { path: &path, name: name.clone(), buffered, identity, is_given: true };
+        opened.finish(options, features, unused)?.ok_or(OpenDiskError::Replaced { path: name })
+    }
+
+    /// Returns the identity of a descriptor, or an error if it cannot be used with `options`.
+    pub(crate) fn check_fd(
+        descriptor: &OwnedFd,
+        options: &DiskOptions,
+    ) -> Result<FileIdentity, OpenDiskError> {
+        let path = file::name_of(descriptor.as_fd());
+        let rights = file::rights(descriptor.as_fd());
+        let system = |source| OpenDiskError::System { path: path.clone(), source };
+        let (rights, status) =
+            (rights.map_err(system)?, file::status(descriptor.as_fd()).map_err(system)?);
+        check_descriptor(&path, descriptor.as_fd(), status.kind)?;
+        let problem = match rights {
+            Rights { read: false, .. } => "it was not opened for reading",
+            Rights { write: false, .. } if options.write => "it was not opened for writing",
+            Rights { appends: true, .. } if options.write => {
+                "it was opened with O_APPEND, so every write would go to the end of the file"
+            }
+            _ => return Ok(FileIdentity::of(status)),
+        };
+        Err(OpenDiskError::Descriptor { path, problem })
+    }
+}
+
+/// A file that is open through the page cache, but not yet for direct transfers.
+struct Opened<'a> {
+    /// Path for the second open.
+    path: &'a Path,
+    name: PathBuf,
+    buffered: OwnedFd,
+    identity: FileIdentity,
+    /// The caller supplied the descriptor, and this process may not be allowed to reopen the file.
+    is_given: bool,
+}
+
+impl Opened<'_> {
+    /// Decides how to transfer; `None` if the path named another file the second time. Unneeded
+    /// descriptors are added to `unused`.
+    fn finish(
+        self,
+        options: &DiskOptions,
+        features: &Features,
+        unused: &mut Vec<OwnedFd>,
+    ) -> Result<Option<DiskFile>, OpenDiskError> {
+        let (direct, reason) = match self.choose(options, features, unused) {
+            Ok(Some(Ok(direct))) => (Some(direct), None),
+            Ok(Some(Err(reason))) => (None, Some(reason)),
+            other => {
+                unused.push(self.buffered);
+                return other.map(|_| None);
+            }
+        };
+        Ok(Some(DiskFile {
+            path: self.name,
+            identity: self.identity,
+            buffered: self.buffered,
+            direct,
+            _unused: std::mem::take(unused),
+            direct_required: AtomicBool::new(options.direct == DirectIo::Require),
+            buffered_reason: reason.map_or_else(OnceLock::new, OnceLock::from),
+            sync_failed: Mutex::new(None),
+        }))
+    }
+
+    /// Returns a direct descriptor, or why transfers are buffered.
+    fn choose(
+        &self,
+        options: &DiskOptions,
+        features: &Features,
+        unused: &mut Vec<OwnedFd>,
+    ) -> Result<Option<Result<Direct, String>>, OpenDiskError> {
+        let system = |source| OpenDiskError::System { path: self.name.clone(), source };
+        let choice = match choose(self.path, self.buffered.as_fd(), options, features) {
+            Ok(choice) => choice,
+            Err(error) if self.is_given => {
+                let reason = format!("the file cannot be opened again ({error})");
+                Choice::Buffered { reason, unused: None }
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(system(error)),
+        };
+        let chosen = match choice {
+            Choice::Direct(direct) => {
+                let judged = identity_of(direct.descriptor.as_fd()).and_then(|identity| {
+                    file::set_blocking(direct.descriptor.as_fd())?;
+                    Ok(identity == self.identity)
+                });
+                if !matches!(judged, Ok(true)) {
+                    unused.push(direct.descriptor);
+                    return judged.map(|_| None).map_err(system);
+                }
+                Ok(direct)
+            }
+            Choice::Buffered { reason, unused: refused } => {
+                unused.extend(refused);
+                if options.direct == DirectIo::Require {
+                    return Err(OpenDiskError::DirectRefused { path: self.name.clone(), reason });
+                }
+                Err(reason)
+            }
+        };
+        if options.truncate {
+            file::set_len(&self.buffered, 0).map_err(system)?;
+        }
+        Ok(Some(chosen))
+    }
+}
+
+/// The decision for a file.
+#[derive(Debug)]
+enum Choice {
+    Direct(Direct),
+    /// Buffered. `unused` is a descriptor that was opened but refused a transfer; it stays open:
+    /// closing it would drop the POSIX locks that this process holds on the file.
+    Buffered {
+        reason: String,
+        unused: Option<OwnedFd>,
+    },
+}
+
+/// Decides for the file at `path`, already open through the page cache as `buffered`.
+///
+/// Fails only if the second `open` fails for a reason unrelated to direct transfers.
+fn choose(
+    path: &Path,
+    buffered: BorrowedFd<'_>,
+    options: &DiskOptions,
+    features: &Features,
+) -> io::Result<Choice> {
+    let (alignment, certain) = match plan(buffered, options.direct, features) {
+        Ok(plan) => plan,
+        Err(reason) => return Ok(Choice::Buffered { reason, unused: None }),
+    };
+    let mode = OpenMode { read: options.read, write: options.write, create: None, direct: true };
+    let descriptor = match file::open(path, mode) {
+        Ok(descriptor) => descriptor,
+        Err(error) if is_refusal(&error) => {
+            let reason = format!("the file system refuses O_DIRECT at open ({error})");
+            return Ok(Choice::Buffered { reason, unused: None });
+        }
+        Err(error) => return Err(error),
+    };
+    if !certain
+        && options.read
+        && let Err(error) = try_one_read(descriptor.as_fd(), alignment)
+    {
+        let reason = format!("the file system refuses a direct read at open ({error})");
+        return Ok(Choice::Buffered { reason, unused: Some(descriptor) });
+    }
+    Ok(Choice::Direct(Direct { descriptor, alignment }))
+}
+
+/// Returns the alignment to open with and `true` if it is certain, or the reason not to open for
+/// direct transfers.
+fn plan(
+    buffered: BorrowedFd<'_>,
+    wish: DirectIo,
+    features: &Features,
+) -> Result<(Alignment, bool), String> {
+    if wish == DirectIo::Never {
+        return Err("direct I/O was not requested".to_owned());
+    }
+    if !features.has(Feature::DirectIo) {
+        return Err("direct I/O is disabled in this cache".to_owned());
+    }
+    if file::is_on_tmpfs(buffered) {
+        return Err("the file is on tmpfs, which is in memory".to_owned());
+    }
+    let answer = if features.has(Feature::StatxDirectAlignment) {
+        file::direct_alignment(buffered)
+    } else {
+        DirectAlignment::Unknown
+    };
+    judge(answer)
+}
+
+/// Decides by the answer of `statx`.
+fn judge(answer: DirectAlignment) -> Result<(Alignment, bool), String> {
+    match answer {
+        DirectAlignment::Unknown => Ok((ALIGNMENT_GUESSED, false)),
+        DirectAlignment::Unsupported => {
+            Err("the file system does not support direct I/O on this file".to_owned())
+        }
+        DirectAlignment::Known { memory_bytes, offset_bytes } => {
+            let alignment = Alignment { memory_bytes, offset_bytes };
+            if alignment.is_valid() {
+                return Ok((alignment, true));
+            }
+            Err(format!(
+                "direct I/O needs alignments of {memory_bytes} bytes in memory and \
+                 {offset_bytes} in the file; at most {ALIGNMENT_BYTES_MAX} is supported"
+            ))
+        }
+    }
+}
+
+/// Checks if direct reads work. Only a refusal counts: any other error is left to the next reader,
+/// which reports its position.
+fn try_one_read(descriptor: BorrowedFd<'_>, alignment: Alignment) -> io::Result<()> {
+    let mut scratch = IoBuffer::new(alignment.granule_bytes() as usize);
+    match scratch.target().read_from(descriptor, 0) {
+        Err(error) if is_refusal(&error) => Err(error),
+        _ => Ok(()),
+    }
+}
+
+fn exists() -> io::Error {
+    io::Error::from_raw_os_error(libc::EEXIST)
+}
+
+/// Opens `path` through the page cache, if it names a regular file.
+///
+/// The kind is checked before the open, because the open alone has side effects on some devices,
+/// and again afterwards, because the file may have been replaced in between.
+fn open_buffered(
+    path: &Path,
+    options: &DiskOptions,
+    unused: &mut Vec<OwnedFd>,
+) -> Result<(OwnedFd, FileIdentity), OpenDiskError> {
+    let system = |source| OpenDiskError::System { path: path.to_owned(), source };
+    match file::kind_of(path) {
+        Ok(_) if options.create_new => return Err(system(exists())),
+        Ok(kind) => check_regular(path, kind)?,
+        Err(error) if error.kind() == io::ErrorKind::NotFound && options.creates() => {}
+        Err(error) => return Err(system(error)),
+    }
+    let DiskOptions { read, write, create_new, .. } = *options;
+    let permissions = options.mode.unwrap_or(0o666);
+    let create = options.creates().then_some(Creation { must_be_new: create_new, permissions });
+    let descriptor =
+        file::open(path, OpenMode { read, write, create, direct: false }).map_err(system)?;
+    let look = || {
+        let status = file::status(descriptor.as_fd()).map_err(system)?;
+        check_descriptor(path, descriptor.as_fd(), status.kind)?;
+        file::set_blocking(descriptor.as_fd()).map_err(system)?;
+        Ok(FileIdentity::of(status))
+    };
+    match look() {
+        Ok(identity) => Ok((descriptor, identity)),
+        Err(error) => {
+            unused.push(descriptor);
+            Err(error)
+        }
+    }
+}
+
+/// Calls [`check_regular`] for an open file.
+fn check_descriptor(
+    path: &Path,
+    descriptor: BorrowedFd<'_>,
+    kind: FileKind,
+) -> Result<(), OpenDiskError> {
+    check_regular(path, kind)?;
+    let is_generated = file::is_generated(descriptor);
+    check_regular(path, if is_generated { FileKind::Generated } else { kind })
+}
+
+pub(super) fn check_regular(path: &Path, kind: FileKind) -> Result<(), OpenDiskError> {
+    match kind {
+        FileKind::Regular => Ok(()),
+        _ => Err(OpenDiskError::NotRegular { path: path.to_owned(), kind }),
+    }
+}
+
+fn identity_of(descriptor: BorrowedFd<'_>) -> io::Result<FileIdentity> {
+    Ok(FileIdentity::of(file::status(descriptor)?))
+}
+
+/// A regular file that a path names, found but not opened. Closing its descriptor (`O_PATH`) drops
+/// no locks.
+#[derive(Debug)]
+pub(crate) struct Located {
+    path: PathBuf,
+    descriptor: OwnedFd,
+    pub(crate) identity: FileIdentity,
+}
+
+impl Located {
+    /// Finds the file that `path` names; `None` if none exists. With `create_new` an existing file
+    /// is an error.
+    pub(crate) fn find(path: &Path, options: &DiskOptions) -> Result<Option<Self>, OpenDiskError> {
+        let system = |source| OpenDiskError::System { path: path.to_owned(), source };
+        let descriptor = match file::locate(path) {
+            Ok(_) if options.create_new => return Err(system(exists())),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            descriptor => descriptor.map_err(system)?,
+        };
+        let status = file::status(descriptor.as_fd()).map_err(system)?;
+        check_regular(path, status.kind)?;
+        let (path, identity) = (path.to_owned(), FileIdentity::of(status));
+        Ok(Some(Self { path, descriptor, identity }))
+    }
+
+    /// Fails as the open would fail for lack of permission. (Where the kernel can only check this
+    /// by name, Linux before 5.8 without `/proc`, this checks the file that currently has the
+    /// name.)
+    pub(crate) fn check_rights(&self, write: bool) -> Result<(), OpenDiskError> {
+        let allowed = file::may_open(self.descriptor.as_fd(), &self.path, write);
+        allowed.map_err(|source| OpenDiskError::System { path: self.path.clone(), source })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn known(memory_bytes: u64, offset_bytes: u64) -> DirectAlignment {
+        DirectAlignment::Known { memory_bytes, offset_bytes }
+    }
+
+    #[test]
+    fn a_known_alignment_is_used_and_an_unknown_one_tried() {
+        let told = Alignment { memory_bytes: 4, offset_bytes: 512 };
+        assert_eq!(judge(known(4, 512)), Ok((told, true)));
+        assert_eq!(judge(DirectAlignment::Unknown), Ok((ALIGNMENT_GUESSED, false)));
+        assert!(ALIGNMENT_GUESSED.is_valid());
+    }
+
+    #[test]
+    fn alignments_beyond_a_frame_are_refused_with_the_numbers() {
+        assert!(judge(DirectAlignment::Unsupported).is_err());
+        let reason = judge(known(512, 65536)).unwrap_err();
+        assert!(reason.contains("65536"), "{reason}");
+        assert!(judge(known(512, 1000)).is_err());
+    }
+
+    #[test]
+    fn only_refusals_lead_to_the_page_cache() {
+        for errno in [libc::EINVAL, libc::EOPNOTSUPP] {
+            assert!(is_refusal(&io::Error::from_raw_os_error(errno)));
+        }
+        for errno in [libc::EIO, libc::ENOSPC, libc::EACCES, libc::EINTR, libc::EBADF] {
+            assert!(!is_refusal(&io::Error::from_raw_os_error(errno)));
+        }
+    }
+}
