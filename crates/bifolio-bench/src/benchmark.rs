@@ -13,8 +13,8 @@ use crate::host::Host;
 use crate::progress::Progress;
 use crate::report::Report;
 use crate::{
-    advise, format_bytes, map_reads, random_reads, reclaim, scan, seq_reads, small_reads, swap,
-    writes,
+    advise, format_bytes, gather, map_reads, random_reads, reclaim, scan, seq_reads, small_reads,
+    swap, writes,
 };
 
 /// Every benchmark, in the order in which `bifolio bench` runs them.
@@ -22,6 +22,7 @@ pub fn all() -> &'static [&'static dyn Benchmark] {
     &[
         &small_reads::SmallReads,
         &random_reads::RandomReads,
+        &gather::Gather,
         &scan::Scans,
         &writes::WriteAndSync,
         &seq_reads::SequentialReads,

@@ -35,6 +35,8 @@ pub struct Config {
     /// Size of the file; in the benchmarks of misses eight times the memory unless given, in that
     /// of swaps out four times.
     pub size_bytes: Option<u64>,
+    /// Measure only what the summary of all benchmarks shows, where a benchmark can tell.
+    pub summary_only: bool,
     /// Where to make files; a temporary directory on a disk when absent.
     pub dir: Option<PathBuf>,
     /// The program that [`run_child`](crate::run_child) can be reached through, and the arguments
@@ -51,6 +53,7 @@ impl Config {
             threads: None,
             memory_bytes: None,
             size_bytes: None,
+            summary_only: false,
             dir: None,
             child_command,
         }

@@ -17,6 +17,7 @@ mod bytes;
 mod compare;
 mod config;
 mod error;
+mod gather;
 mod harness;
 mod host;
 mod map_reads;

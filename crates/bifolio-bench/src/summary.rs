@@ -104,7 +104,7 @@ const MECHANISMS: [Mechanism; 4] = [
     },
 ];
 
-const BESIDE_THE_KERNEL: [Line; 10] = [
+const BESIDE_THE_KERNEL: [Line; 11] = [
     line(
         "hits, 64 B, random",
         "small-reads",
@@ -122,6 +122,12 @@ const BESIDE_THE_KERNEL: [Line; 10] = [
         "random-reads",
         &[("pattern", "zipf"), ("depth", "1")],
         ["", "read_at", "kernel_pread"],
+    ),
+    line(
+        "gather, 4 KiB, WILLNEED",
+        "gather",
+        &[("row_bytes", "4096"), ("state", "cold")],
+        ["", "read_many", "kernel_willneed"],
     ),
     line("scan of a large file", "scan", &[], ["", "read_at", "kernel_pread"]),
     line(

@@ -16,6 +16,9 @@ use crate::terminal::Terminal;
 /// The hidden subcommand that measures in a process of its own.
 const CHILD_SUBCOMMAND: &str = "bench-child";
 
+/// The path that stands for standard output.
+const TO_OUTPUT: &str = "-";
+
 /// A figure that is asked for was missed.
 #[derive(Debug, thiserror::Error)]
 #[error("{0} of the figures that are asked for were missed")]
@@ -84,6 +87,7 @@ fn config(options: &BenchOptions) -> anyhow::Result<Config> {
     config.threads.clone_from(&options.threads);
     config.memory_bytes = options.memory;
     config.size_bytes = options.size;
+    config.summary_only = Shown::chosen(options) == Shown::Summary;
     config.dir.clone_from(&options.dir);
     Ok(config)
 }
@@ -94,6 +98,16 @@ enum Shown {
     Summary,
     Tables,
     Envelopes,
+}
+
+impl Shown {
+    fn chosen(options: &BenchOptions) -> Self {
+        match &options.json {
+            Some(path) if path == Path::new(TO_OUTPUT) => Self::Envelopes,
+            _ if options.tables || options.name.is_some() => Self::Tables,
+            _ => Self::Summary,
+        }
+    }
 }
 
 /// Where reports go.
@@ -109,17 +123,11 @@ struct Sink {
 impl Sink {
     /// Opens the file now: minutes of measuring must not end in "permission denied".
     fn open(options: &BenchOptions) -> anyhow::Result<Self> {
-        let to_output = Path::new("-");
-        let shown = match &options.json {
-            Some(path) if path == to_output => Shown::Envelopes,
-            _ if options.tables || options.name.is_some() => Shown::Tables,
-            _ => Shown::Summary,
-        };
         let create =
             |path: &Path| File::create(path).with_context(|| format!("create {}", path.display()));
-        let path = options.json.as_deref().filter(|path| *path != to_output);
+        let path = options.json.as_deref().filter(|path| *path != Path::new(TO_OUTPUT));
         Ok(Self {
-            shown,
+            shown: Shown::chosen(options),
             file: path.map(create).transpose()?,
             check: options.check,
             missed: 0,

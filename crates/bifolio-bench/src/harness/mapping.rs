@@ -90,6 +90,19 @@ impl Mapping {
         advised.map_err(Error::system(format!("advise {hint:?} about a mapping")))
     }
 
+    /// Lets the kernel read the pages of these bytes, without waiting for them.
+    pub(crate) fn will_need(&self, pos_bytes: u64, len_bytes: u64) -> Result<()> {
+        let start_bytes = pos_bytes / PAGE_BYTES as u64 * PAGE_BYTES as u64;
+        let end_bytes = pos_bytes.saturating_add(len_bytes);
+        assert!(end_bytes <= self.len_bytes as u64);
+        // SAFETY: inside the mapping, by the check.
+        let start = unsafe { self.start.add(start_bytes as usize) };
+        let advised_bytes = (end_bytes - start_bytes) as usize;
+        // SAFETY: the range is inside the mapping, and the advice does not change the bytes.
+        unsafe { madvise(start.as_ptr().cast(), advised_bytes, Advice::WillNeed) }
+            .map_err(Error::system("advise that bytes of a mapping will be needed"))
+    }
+
     /// Returns the number of its pages that are in memory, by any process.
     pub(crate) fn resident_pages(&self) -> Result<u64> {
         let mut pages = vec![0_u8; self.len_bytes.div_ceil(PAGE_BYTES)];

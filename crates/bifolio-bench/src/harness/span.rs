@@ -86,6 +86,16 @@ impl Span {
         unsafe { ptr::copy_nonoverlapping(source, block.as_mut_ptr(), BLOCK) };
     }
 
+    /// Returns the bytes from `pos_bytes` on; of memory that is mapped to be read.
+    #[inline]
+    pub(crate) fn bytes(&self, pos_bytes: u64, len_bytes: usize) -> &[u8] {
+        assert!(!self.writable, "its bytes may change");
+        let start = self.address(pos_bytes, len_bytes);
+        // SAFETY: the bytes are inside the mapping, by the check, and `&self` keeps it; no
+        // thread writes to them, as the caller of `new` has promised.
+        unsafe { std::slice::from_raw_parts(start.as_ptr(), len_bytes) }
+    }
+
     /// Where `pos_bytes` is, once it is sure that `bytes` from there are inside.
     #[inline(always)]
     fn address(&self, pos_bytes: u64, bytes: usize) -> NonNull<u8> {

@@ -25,6 +25,7 @@ fn every_benchmark_runs_and_prints_its_envelope() {
     for name in [
         "small-reads",
         "random-reads",
+        "gather",
         "scan",
         "writes",
         "seq-reads",
